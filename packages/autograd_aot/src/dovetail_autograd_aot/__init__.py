@@ -1,0 +1,1 @@
+"""Ahead-of-time joint forward and backward tracing."""

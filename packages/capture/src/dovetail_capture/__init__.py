@@ -1,0 +1,1 @@
+"""Bytecode capture of PyTorch programs into FX graphs."""

@@ -1,0 +1,1 @@
+"""Symbolic sizes, value sources and native guards."""

@@ -1,0 +1,151 @@
+"""Guard clauses: what a compiled frame relied on, as data.
+
+A clause is a frozen dataclass. `GuardSet` sorts and compiles them to one native check; the slow
+evaluator reads the very same data and is the oracle and the explainer of the fast one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dovetail_guards.source import Source
+
+
+@dataclass(frozen=True)
+class Clause:
+    """Base of all clauses."""
+
+
+@dataclass(frozen=True)
+class TypeIs(Clause):
+    """`type(source) is type_`."""
+
+    source: Source
+    type_: type
+
+
+@dataclass(frozen=True)
+class IdIs(Clause):
+    """`source is obj`. Use it for modules, functions, classes and other long-lived objects."""
+
+    source: Source
+    obj: Any = field(hash=False, compare=False)
+    key: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", id(self.obj))
+
+
+@dataclass(frozen=True)
+class ConstantIs(Clause):
+    """`type(source) is type(value) and source == value` (nan equals nan, 0.0 differs from -0.0)."""
+
+    source: Source
+    value: Any
+
+
+@dataclass(frozen=True)
+class LengthIs(Clause):
+    """`len(source) == length` of a list, tuple, dict, set or a subclass of one."""
+
+    source: Source
+    length: int
+
+
+@dataclass(frozen=True)
+class DictKeysAre(Clause):
+    """`list(source) == list(keys)`: same keys, in the same insertion order."""
+
+    source: Source
+    keys: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class HasKey(Clause):
+    """`(key in source) == present` for a dict."""
+
+    source: Source
+    key: Any
+    present: bool
+
+
+@dataclass(frozen=True)
+class HasInstanceAttr(Clause):
+    """`(name in source.__dict__) == present`: an attribute looked up on the class stays there."""
+
+    source: Source
+    name: str
+    present: bool
+
+
+@dataclass(frozen=True)
+class GlobalPresent(Clause):
+    """`(name in frame globals) == present`."""
+
+    name: str
+    present: bool
+
+
+@dataclass(frozen=True)
+class TensorIs(Clause):
+    """The metadata of a tensor: exact type, dtype, device, requires_grad, sizes and strides.
+
+    `sizes`/`strides` hold None in a place that is dynamic (a `ShapeRelation` may speak of it).
+    `layout` is always checked; `is_leaf_parameter` says that the type is `nn.Parameter`.
+    `strides` is None for a layout without strides.
+    """
+
+    source: Source
+    type_: type
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+    sizes: tuple[int | None, ...]
+    strides: tuple[int | None, ...] | None
+    layout: torch.layout = torch.strided
+    is_conj: bool = False
+    is_neg: bool = False
+
+
+@dataclass(frozen=True)
+class SameObject(Clause):
+    """All these sources give one object (`is`)."""
+
+    sources: tuple[Source, ...]
+
+
+@dataclass(frozen=True)
+class DistinctObjects(Clause):
+    """These sources give pairwise different objects: no two inputs became aliases."""
+
+    sources: tuple[Source, ...]
+
+
+@dataclass(frozen=True)
+class DistinctStorage(Clause):
+    """These tensors' storages are pairwise different (inputs that are mutated rely on it)."""
+
+    sources: tuple[Source, ...]
+
+
+@dataclass(frozen=True)
+class TorchState(Clause):
+    """A global torch setting: `name` is one of the keys of `torch_state.READERS`
+    (grad_mode, inference_mode, autocast, default_dtype, default_device, deterministic, ...)."""
+
+    name: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class ShapeRelation(Clause):
+    """A relation over input sizes, e.g. `x.size(0)*2 <= y.size(1)`.
+
+    `expr` is a boolean `Expr` whose symbols are bound by `symbols` (symbol name, SizeSource).
+    """
+
+    expr: Any
+    symbols: tuple[tuple[str, Source], ...]

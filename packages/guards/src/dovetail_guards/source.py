@@ -1,0 +1,150 @@
+"""Where a value came from: small frozen dataclasses, one type for guards and for rebuilding values.
+
+A `Source` is a path from a frame's roots (its arguments, its closure, its globals, or an object
+held by the compiler) to a value. Guards evaluate it natively; capture turns it into Python
+source text that fetches the same value again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Source:
+    """Base of all sources. `str(source)` reads as Python, e.g. `L.self.layers[0].weight`."""
+
+
+@dataclass(frozen=True)
+class LocalSource(Source):
+    """An argument of the frame, by its name in `co_varnames` (also `*args` and `**kwargs`)."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class ClosureSource(Source):
+    """The contents of the frame function's closure cell called `name`."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"closure.{self.name}"
+
+
+@dataclass(frozen=True)
+class GlobalSource(Source):
+    """`name` in the frame's globals."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"globals.{self.name}"
+
+
+@dataclass(frozen=True)
+class BuiltinSource(Source):
+    """`name` in the frame's builtins; guarded together with its absence from the globals."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"builtins.{self.name}"
+
+
+@dataclass(frozen=True)
+class ObjectSource(Source):
+    """An object that the compiler itself holds (say another module's `__dict__`).
+
+    Compared by identity. `label` is how it is printed.
+    """
+
+    obj: Any = field(compare=False, hash=False)
+    label: str = field(compare=False)
+    key: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", id(self.obj))
+
+    def __str__(self) -> str:
+        return self.label
+
+
+@dataclass(frozen=True)
+class AttrSource(Source):
+    """`getattr(base, name)`, with descriptors and `__getattr__`."""
+
+    base: Source
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.base}.{self.name}"
+
+
+@dataclass(frozen=True)
+class InstanceAttrSource(Source):
+    """`base.__dict__[name]`, read straight from the instance dictionary: no descriptor runs."""
+
+    base: Source
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.base}.{self.name}"
+
+
+@dataclass(frozen=True)
+class ItemSource(Source):
+    """`base[key]` of an exact or subclassed list, tuple or dict, read with the base class's
+    own `__getitem__`; `key` is an int, a string or another hashable constant."""
+
+    base: Source
+    key: Any
+
+    def __str__(self) -> str:
+        return f"{self.base}[{self.key!r}]"
+
+
+@dataclass(frozen=True)
+class DictKeySource(Source):
+    """The key at position `index` of the dict `base`, in insertion order."""
+
+    base: Source
+    index: int
+
+    def __str__(self) -> str:
+        return f"list({self.base})[{self.index}]"
+
+
+@dataclass(frozen=True)
+class TypeSource(Source):
+    """`type(base)`."""
+
+    base: Source
+
+    def __str__(self) -> str:
+        return f"type({self.base})"
+
+
+@dataclass(frozen=True)
+class CellContentsSource(Source):
+    """`base.cell_contents` of a cell object."""
+
+    base: Source
+
+    def __str__(self) -> str:
+        return f"{self.base}.cell_contents"
+
+
+@dataclass(frozen=True)
+class SizeSource(Source):
+    """`base.size(dim)` of a tensor: the source of a size symbol."""
+
+    base: Source
+    dim: int
+
+    def __str__(self) -> str:
+        return f"{self.base}.size({self.dim})"

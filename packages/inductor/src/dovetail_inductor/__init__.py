@@ -1,0 +1,1 @@
+"""Loop IR, fusion, Triton and C++ code generation."""

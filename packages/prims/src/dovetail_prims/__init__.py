@@ -1,0 +1,1 @@
+"""The op language of Dovetail: dialects, fake tensors, shape rules, decompositions."""

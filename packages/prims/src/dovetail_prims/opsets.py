@@ -1,0 +1,85 @@
+"""The op sets of the dialects, as plain tables: the contract between whoever makes graphs and
+whoever compiles them.
+
+Names are `<aten op>.<overload>`. In CORE_ATEN a binary pointwise op takes a tensor or a Python
+number on either side (`aten.add.Tensor(x, 2.0)`), so the `.Scalar` overloads are not in the set.
+Pointwise ops broadcast and promote types as ATen does; PRIMS narrows that (see `dialect.py`).
+"""
+
+from __future__ import annotations
+
+POINTWISE_UNARY = (
+    "abs.default", "neg.default", "exp.default", "exp2.default", "expm1.default", "log.default",
+    "log2.default", "log10.default", "log1p.default", "sqrt.default", "rsqrt.default",
+    "reciprocal.default", "sin.default", "cos.default", "tan.default", "asin.default",
+    "acos.default", "atan.default", "sinh.default", "cosh.default", "tanh.default",
+    "asinh.default", "acosh.default", "atanh.default", "erf.default", "erfc.default",
+    "erfinv.default", "lgamma.default", "digamma.default", "sigmoid.default", "relu.default",
+    "floor.default", "ceil.default", "round.default", "trunc.default", "sign.default",
+    "bitwise_not.default", "logical_not.default", "isnan.default", "isinf.default",
+)  # fmt: skip
+
+POINTWISE_BINARY = (
+    "add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "div.Tensor_mode",
+    "remainder.Tensor", "fmod.Tensor", "pow.Tensor_Tensor", "atan2.default", "hypot.default",
+    "copysign.Tensor", "nextafter.default", "maximum.default", "minimum.default",
+    "bitwise_and.Tensor", "bitwise_or.Tensor", "bitwise_xor.Tensor",
+    "bitwise_left_shift.Tensor", "bitwise_right_shift.Tensor",
+    "logical_and.default", "logical_or.default", "logical_xor.default",
+    "eq.Tensor", "ne.Tensor", "lt.Tensor", "le.Tensor", "gt.Tensor", "ge.Tensor",
+)  # fmt: skip
+
+# where.self takes numbers for its branches too; _to_copy carries dtype only (a change of device
+# stays an extern call); clone carries memory_format.
+POINTWISE_OTHER = ("where.self", "_to_copy.default", "clone.default")
+
+REDUCTION = (
+    "sum.dim_IntList", "prod.dim_int", "amax.default", "amin.default", "argmax.default",
+    "argmin.default", "any.dims", "all.dims", "var_mean.correction",
+)  # fmt: skip
+
+SCAN = ("cumsum.default", "cumprod.default")
+
+VIEW = (
+    "view.default", "permute.default", "expand.default", "slice.Tensor", "select.int",
+    "unsqueeze.default", "squeeze.dims", "as_strided.default", "diagonal.default",
+    "unfold.default", "alias.default",
+)  # fmt: skip
+
+INDEXING = (
+    "cat.default", "constant_pad_nd.default", "flip.default", "index.Tensor",
+    "index_put.default", "gather.default", "scatter.src", "scatter.value", "scatter_add.default",
+    "embedding.default", "slice_scatter.default", "select_scatter.default",
+    "as_strided_scatter.default", "diagonal_scatter.default",
+)  # fmt: skip
+
+CREATION = (
+    "full.default", "empty.memory_format", "empty_strided.default", "arange.start_step",
+    "scalar_tensor.default",
+)  # fmt: skip
+
+# Never decomposed: library kernels, and samplers that draw eager's very numbers.
+EXTERN = (
+    "mm.default", "addmm.default", "bmm.default", "baddbmm.default",
+    "convolution.default", "convolution_backward.default",
+    "_scaled_dot_product_flash_attention_for_cpu.default",
+    "_scaled_dot_product_flash_attention_for_cpu_backward.default",
+    "_scaled_dot_product_flash_attention.default",
+    "_scaled_dot_product_flash_attention_backward.default",
+    "_scaled_dot_product_efficient_attention.default",
+    "_scaled_dot_product_efficient_attention_backward.default",
+    "_scaled_dot_product_cudnn_attention.default",
+    "_scaled_dot_product_cudnn_attention_backward.default",
+    "max_pool2d_with_indices.default", "max_pool2d_with_indices_backward.default",
+    "avg_pool2d.default", "avg_pool2d_backward.default",
+    "_adaptive_avg_pool2d.default", "_adaptive_avg_pool2d_backward.default",
+    "embedding_dense_backward.default",
+    "native_dropout.default", "bernoulli.p", "bernoulli.default", "rand.default",
+    "randn.default", "randint.low", "randperm.default", "normal_functional.default",
+    "sort.default", "sort.stable", "topk.default", "copy.default",
+)  # fmt: skip
+
+CORE_ATEN = (
+    POINTWISE_UNARY + POINTWISE_BINARY + POINTWISE_OTHER + REDUCTION + SCAN + VIEW + INDEXING
+    + CREATION + EXTERN
+)  # fmt: skip

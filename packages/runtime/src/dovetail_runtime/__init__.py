@@ -1,0 +1,1 @@
+"""Plans, native executor, artifact cache and compile pool."""

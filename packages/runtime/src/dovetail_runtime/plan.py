@@ -1,0 +1,221 @@
+"""The `Plan`: a compiled graph as data, from kernels' sources to the launch list.
+
+Produced by a code generator, executed by the native executor (or, as the oracle, by
+`reference.py` in plain Python). A plan holds no Python objects beyond strings, numbers and
+constants' tensors, so it can be written to a file and read back.
+
+Names: every tensor value in a plan has a unique name. An input, a constant, an allocation, a view
+and the result of an ATen call are all just named tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+# --- sizes ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SizeExpr:
+    """An integer expression over the plan's symbols.
+
+    `op` is one of sym, add, sub, mul, floordiv, ceildiv, mod, min, max, neg. For `sym`, `args`
+    holds the symbol's name. All arithmetic is on 64-bit integers with Python's floor semantics.
+    """
+
+    op: str
+    args: tuple[int | str | SizeExpr, ...]
+
+
+Size = int | SizeExpr
+
+
+@dataclass(frozen=True)
+class SymbolBinding:
+    """`name` is bound on entry to size `dim` of tensor input `input`, or to an int input."""
+
+    name: str
+    input: int
+    dim: int | None  # None: input number `input` is a Python int
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape, strides (in elements), storage offset (in elements), dtype and device."""
+
+    shape: tuple[Size, ...]
+    stride: tuple[Size, ...]
+    dtype: torch.dtype
+    device: torch.device
+    offset: Size = 0
+
+
+@dataclass(frozen=True)
+class PlanInput:
+    """An argument of the compiled callable: a tensor (`spec`) or an int (`spec` is None)."""
+
+    name: str
+    spec: TensorSpec | None
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A tensor that belongs to the plan (a lifted scalar tensor, a buffer folded at compile)."""
+
+    name: str
+    value: torch.Tensor
+
+
+# --- kernels --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CppKernel:
+    """A CPU kernel: C++ source that defines
+
+        extern "C" void <symbol>(void* const* pointers, const int64_t* sizes,
+                                 int64_t begin, int64_t end);
+
+    It computes work items [begin, end) of the outermost parallel domain; the executor splits the
+    domain over torch's own thread pool. Pointers are already offset to each tensor's first
+    element. `pointers` and `sizes` follow the order of the launch's arguments.
+    """
+
+    symbol: str
+    source: str
+
+
+@dataclass(frozen=True)
+class TritonKernel:
+    """A GPU kernel: Triton source text that defines a `@triton.jit` function called `symbol`.
+
+    `signature` gives each parameter's Triton type in order ("*fp32", "i32", "i64", "constexpr"),
+    `constexprs` the values of the constexpr parameters by name, `aligned` the names of pointer and
+    int parameters known divisible by 16.
+    """
+
+    symbol: str
+    source: str
+    signature: tuple[tuple[str, str], ...]
+    constexprs: tuple[tuple[str, int | float | bool | str], ...]
+    num_warps: int
+    num_stages: int
+    aligned: tuple[str, ...] = ()
+
+
+Kernel = CppKernel | TritonKernel
+
+# --- steps ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Allocate:
+    """`name` becomes a new tensor. In the slab (a byte offset into the one allocation a call
+    makes per device, 64-byte aligned) or, with `slab_offset` None, an allocation of its own: what
+    leaves the call must not live in the slab."""
+
+    name: str
+    spec: TensorSpec
+    slab_offset: Size | None
+
+
+@dataclass(frozen=True)
+class View:
+    """`name` is `base`'s storage seen through `spec`; `spec.offset` counts from the start of the
+    *storage*, and `spec.dtype` may differ from the base's."""
+
+    name: str
+    base: str
+    spec: TensorSpec
+
+
+@dataclass(frozen=True)
+class LaunchCpp:
+    """Run a `CppKernel` over `work` items, in chunks of at least `grain`."""
+
+    kernel: str
+    tensors: tuple[str, ...]
+    sizes: tuple[Size, ...]
+    work: Size
+    grain: int
+
+
+@dataclass(frozen=True)
+class LaunchTriton:
+    """Launch a `TritonKernel`. `args` follow its non-constexpr parameters: a tensor's name or a
+    size (float scalars travel as constexprs or as 0-d tensors)."""
+
+    kernel: str
+    args: tuple[str | Size, ...]
+    grid: tuple[Size, Size, Size]
+
+
+# An argument of an ATen call: a tensor by name, a literal, or a (nested) list.
+@dataclass(frozen=True)
+class Ref:
+    """A tensor argument, by name."""
+
+    name: str
+
+
+AtenArg = (
+    Ref | Size | float | bool | str | None | complex | torch.dtype | torch.device | torch.layout
+    | torch.memory_format | tuple["AtenArg", ...]
+)
+
+
+@dataclass(frozen=True)
+class CallAten:
+    """A boxed call of an operator, e.g. `aten::mm.out` (overload name after the dot, none for the
+    default overload). `args` are positional in schema order, `kwargs` by name. `outputs` name the
+    returned tensors in order (None: not wanted; for an out variant they are the out arguments and
+    need no name). A tensor-list result takes consecutive names."""
+
+    op: str
+    args: tuple[AtenArg, ...]
+    kwargs: tuple[tuple[str, AtenArg], ...] = ()
+    outputs: tuple[str | None, ...] = ()
+
+
+@dataclass(frozen=True)
+class CopyInto:
+    """`target.copy_(source)`: writes a mutated input back."""
+
+    target: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Free:
+    """The named tensors are dead: drop the executor's references."""
+
+    names: tuple[str, ...]
+
+
+Step = Allocate | View | LaunchCpp | LaunchTriton | CallAten | CopyInto | Free
+
+# --- the plan -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole compiled graph. `slab_bytes` maps a device (as text) to its slab's size in bytes.
+
+    `outputs` names a tensor for each output, or is a size for an int output, or None.
+    """
+
+    name: str
+    target: Literal["cpu", "cuda"]
+    inputs: tuple[PlanInput, ...]
+    symbols: tuple[SymbolBinding, ...]
+    constants: tuple[Constant, ...]
+    kernels: tuple[Kernel, ...]
+    steps: tuple[Step, ...]
+    slab_bytes: tuple[tuple[str, Size], ...]
+    outputs: tuple[str | Size | None, ...]

@@ -1,0 +1,1 @@
+"""Dovetail: a substitute for torch.compile."""
