@@ -1,0 +1,76 @@
+"""`CapturedFrame`: the boundary value of capture, and the parts it is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+from dovetail_guards.guard_set import GuardSet
+from dovetail_guards.source import Source
+from torch.fx import GraphModule
+
+from dovetail_capture.recipe import Effect, FrameEnd
+
+
+@dataclass(frozen=True)
+class GraphInput:
+    """One placeholder of the graph.
+
+    `source` says where the value is fetched from at run time. `example` is the real value seen at
+    capture (a tensor; an int or float when symbolic). A `static` input (a parameter or buffer
+    whose identity a guard pins) is bound at compile time instead of being fetched at each call.
+    """
+
+    name: str
+    source: Source
+    example: Any
+    static: bool
+
+
+@dataclass(frozen=True)
+class GraphBreak:
+    """Why capture stopped: the construct, the user's file and line, and the way round."""
+
+    reason: str
+    filename: str
+    lineno: int
+    line: str
+    hint: str
+    frames: tuple[str, ...] = ()  # the inlined call stack, outermost first
+
+    def as_text(self) -> str:
+        """The break as a user reads it."""
+        where = f"{self.filename}:{self.lineno}"
+        stack = "".join(f"\n    from {frame}" for frame in self.frames)
+        return f"{self.reason}\n  at {where}: {self.line.strip()}{stack}\n  hint: {self.hint}"
+
+
+@dataclass(frozen=True)
+class CapturedFrame:
+    """A captured stretch of a frame: from its start (or a continuation's) to a return or break.
+
+    `graph` is a TORCH-dialect graph whose placeholders follow `inputs`, with a tuple output; None
+    when nothing was recorded. `effects` are replayed in order after the graph has run, before
+    `end`. `break_` is set when `end` is a graph break.
+    """
+
+    code: CodeType
+    graph: GraphModule | None
+    inputs: tuple[GraphInput, ...]
+    guards: GuardSet
+    effects: tuple[Effect, ...]
+    end: FrameEnd
+    break_: GraphBreak | None = None
+
+    def as_text(self) -> str:
+        """Inputs, guards, graph and end, for people."""
+        lines = [f"frame {self.code.co_qualname} ({self.code.co_filename})"]
+        lines += [f"  input {i.name} <- {i.source}{' (static)' if i.static else ''}" for i in self.inputs]
+        lines.append(self.guards.as_text())
+        if self.graph is not None:
+            lines.append(self.graph.code)
+        lines.append(f"  {len(self.effects)} effects; end: {self.end}")
+        if self.break_ is not None:
+            lines.append(self.break_.as_text())
+        return "\n".join(lines)
