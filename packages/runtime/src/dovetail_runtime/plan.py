@@ -85,10 +85,16 @@ class CppKernel:
     It computes work items [begin, end) of the outermost parallel domain; the executor splits the
     domain over torch's own thread pool. Pointers are already offset to each tensor's first
     element. `pointers` and `sizes` follow the order of the launch's arguments.
+
+    `preamble` (SIMD types, helpers) is what several kernels share word for word: it stands once
+    in a translation unit, at global scope, before the kernels that use it. `#include` lines may
+    stand in either. Each `source` is compiled in a namespace of its own, so that helpers of two
+    kernels may have the same name; `symbol` must be unique within a plan.
     """
 
     symbol: str
     source: str
+    preamble: str = ""
 
 
 @dataclass(frozen=True)
@@ -118,7 +124,8 @@ Kernel = CppKernel | TritonKernel
 class Allocate:
     """`name` becomes a new tensor. In the slab (a byte offset into the one allocation a call
     makes per device, 64-byte aligned) or, with `slab_offset` None, an allocation of its own: what
-    leaves the call must not live in the slab."""
+    leaves the call must not live in the slab. Either way the tensor's *storage* begins at the
+    allocation (the slab is invisible), and holds `spec.offset` elements before the first one."""
 
     name: str
     spec: TensorSpec
@@ -208,6 +215,9 @@ class Plan:
     """A whole compiled graph. `slab_bytes` maps a device (as text) to its slab's size in bytes.
 
     `outputs` names a tensor for each output, or is a size for an int output, or None.
+
+    `mutated` names the inputs (and constants) that a kernel or an ATen call writes to in place:
+    their version counters are bumped when a call returns. Targets of `CopyInto` need no mention.
     """
 
     name: str
@@ -219,3 +229,4 @@ class Plan:
     steps: tuple[Step, ...]
     slab_bytes: tuple[tuple[str, Size], ...]
     outputs: tuple[str | Size | None, ...]
+    mutated: tuple[str, ...] = ()
