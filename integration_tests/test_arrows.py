@@ -1,0 +1,159 @@
+"""The arrows between packages (design: there are no others) and the import ban, enforced."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ARROWS: dict[str, set[str]] = {
+    "guards": set(),
+    "prims": {"guards"},
+    "runtime": set(),
+    "capture": {"guards", "prims"},
+    "autograd_aot": {"guards", "prims"},
+    "inductor": {"guards", "prims", "runtime"},
+}
+BANNED = (
+    "torch._dynamo",
+    "torch._C._dynamo",
+    "torch._guards",
+    "torch._inductor",
+    "torch._functorch",
+    "functorch",
+    "torch._decomp",
+    "torch._refs",
+    "torch._prims",
+    "torch._prims_common",
+    "torch._subclasses",
+    "torch.fx.experimental.symbolic_shapes",
+    "torch.fx.experimental.proxy_tensor",
+    "torch._export",
+    "torch.export",
+)
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Each module that a file imports, wherever the import stands, and each dotted name that
+    reaches one by attribute (`torch._dynamo.reset`)."""
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.module
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}"
+        elif isinstance(node, ast.Attribute):
+            yield ast.unparse(node)
+
+
+def sources(package: str) -> list[Path]:
+    return sorted((ROOT / "packages" / package / "src").rglob("*.py"))
+
+
+@pytest.mark.parametrize("package", ARROWS)
+def test_package_imports_only_what_its_arrows_allow(package: str) -> None:
+    allowed = {f"dovetail_{name}" for name in ARROWS[package] | {package}}
+    for path in sources(package):
+        for name in imports_of(path):
+            top = name.split(".")[0]
+            if top == "dovetail" or top.startswith("dovetail_"):
+                assert top in allowed, f"{path.relative_to(ROOT)} imports {name}"
+
+
+@pytest.mark.parametrize("package", ARROWS)
+def test_declared_dependencies_are_the_arrows(package: str) -> None:
+    project = tomllib.loads((ROOT / "packages" / package / "pyproject.toml").read_text())["project"]
+    declared = {
+        re.split(r"[<>=!~ ]", d)[0].removeprefix("dovetail-").replace("-", "_")
+        for d in project["dependencies"]
+        if d.startswith("dovetail-")
+    }
+    assert declared <= ARROWS[package]
+
+
+def all_python() -> list[Path]:
+    folders = [ROOT / "src", ROOT / "integration_tests", *(ROOT / "packages").iterdir()]
+    return sorted(
+        p for f in folders for p in f.rglob("*.py") if "build" not in p.relative_to(ROOT).parts
+    )
+
+
+def test_no_file_reaches_an_off_limits_module() -> None:
+    reached = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in all_python()
+        for name in imports_of(path)
+        if any(name == ban or name.startswith(ban + ".") for ban in BANNED)
+    ]
+    assert not reached, "\n".join(reached)
+
+
+def test_torch_compile_is_called_by_benchmarks_and_interop_tests_alone() -> None:
+    allowed = {"src/dovetail/bench/worker.py", "integration_tests/test_interop.py"}
+    callers = {
+        str(path.relative_to(ROOT))
+        for path in all_python()
+        if path != Path(__file__)
+        and "torch.compile" in set(imports_of(path))
+        and not str(path.relative_to(ROOT)).startswith("integration_tests/benchmarks/")
+    }
+    assert callers <= allowed, callers - allowed
+
+
+def test_the_ban_finds_an_import(tmp_path: Path) -> None:
+    planted = tmp_path / "planted.py"
+    planted.write_text("def f():\n    from torch._dynamo import optimize\n    torch._inductor.x\n")
+    names = set(imports_of(planted))
+    assert "torch._dynamo" in names and "torch._inductor.x" in names
+
+
+def test_module_graph_inside_each_package_has_no_cycle() -> None:
+    """Load-time imports only: an import inside a function is not an edge."""
+    for package in ARROWS:
+        base = ROOT / "packages" / package / "src"
+        edges: dict[str, set[str]] = {}
+        for path in sources(package):
+            parts = path.relative_to(base).with_suffix("").parts
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            edges[name] = set()
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ImportFrom) and node.module:
+                    edges[name].add(node.module)
+                    edges[name].update(f"{node.module}.{a.name}" for a in node.names)
+                elif isinstance(node, ast.Import):
+                    edges[name].update(a.name for a in node.names)
+        known = set(edges)
+        # `from package import module` gives both the package and the module as names; a package's
+        # own __init__ counts only when nothing more exact is meant.
+        graph = {
+            n: {
+                t
+                for t in ts & known
+                if t != n and not any(o.startswith(t + ".") for o in ts & known)
+            }
+            for n, ts in edges.items()
+        }
+        done: set[str] = set()
+        path_stack: list[str] = []
+
+        def visit(module: str) -> None:
+            assert module not in path_stack, (
+                f"{package}: cycle {' -> '.join(path_stack)} -> {module}"
+            )
+            if module in done:
+                return
+            path_stack.append(module)
+            for target in sorted(graph[module]):
+                visit(target)
+            path_stack.pop()
+            done.add(module)
+
+        for module in sorted(graph):
+            visit(module)

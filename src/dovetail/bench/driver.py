@@ -1,0 +1,142 @@
+"""Runs workers in fresh processes, system after system and round after round, and merges figures.
+
+Round 1 of a case starts with empty caches (its first call is the cold one); round 2 finds the
+caches of round 1 (its first call is a second process's). Steady-state figures are the median over
+the rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from dovetail.bench.worker import SYSTEMS, Figures, Spec
+
+Progress = Callable[[str], None]
+
+
+class WorkerFailed(RuntimeError):
+    """A benchmark process ended without figures; the message holds the end of its output."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """The merged figures of one system on one case."""
+
+    model: str
+    train: bool
+    system: str
+    cold_s: float
+    warm_s: float
+    figures: Figures
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A system that could not run a case, and why."""
+
+    model: str
+    train: bool
+    system: str
+    reason: str
+
+
+def _environment(cache: Path) -> dict[str, str]:
+    """The worker's environment: each compiler's disk caches below `cache`."""
+    return {
+        **os.environ,
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / "torch"),
+        "TRITON_CACHE_DIR": str(cache / "triton"),
+        "DOVETAIL_CACHE_DIR": str(cache / "dovetail"),
+    }
+
+
+def _run_worker(spec: Spec, environment: Mapping[str, str], timeout_s: float) -> Figures:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "dovetail.bench.worker", json.dumps(asdict(spec))],
+            env=dict(environment),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+    except subprocess.TimeoutExpired as late:
+        raise WorkerFailed(f"no figures after {timeout_s:.0f} s") from late
+    lines = done.stdout.strip().splitlines()
+    if done.returncode != 0 or not lines:
+        raise WorkerFailed((done.stderr or done.stdout)[-3000:])
+    return Figures(**json.loads(lines[-1]))
+
+
+def _merge(rounds: Sequence[Figures]) -> Figures:
+    return replace(
+        rounds[-1],
+        steady_s=statistics.median(f.steady_s for f in rounds),
+        eager_s=statistics.median(f.eager_s for f in rounds),
+        speedup=statistics.median(f.speedup for f in rounds),
+        peak_bytes=min(f.peak_bytes for f in rounds),
+        error_eager=max(f.error_eager for f in rounds),
+        error_float64=max(f.error_float64 for f in rounds),
+    )
+
+
+def measure_case(
+    spec: Spec, systems: Sequence[str], rounds: int, timeout_s: float, progress: Progress
+) -> list[Row | Failure]:
+    """All systems on one case, interleaved: one process per system and round."""
+    found: dict[str, list[Figures]] = {s: [] for s in systems}
+    failures: dict[str, Failure] = {}
+    what = f"{spec.model} {'training' if spec.train else 'inference'}"
+    with tempfile.TemporaryDirectory(prefix="dovetail-bench-") as cache:
+        environment = _environment(Path(cache))
+        for number in range(rounds):
+            for system in systems:
+                if system in failures:
+                    continue
+                progress(f"{what}: {system}, process {number + 1} of {rounds} ...")
+                start = time.perf_counter()
+                last = number == rounds - 1
+                try:
+                    figures = _run_worker(
+                        replace(spec, system=system, overhead=last and spec.overhead),
+                        environment,
+                        timeout_s,
+                    )
+                except WorkerFailed as failure:
+                    failures[system] = Failure(spec.model, spec.train, system, str(failure))
+                    progress(f"{what}: {system} FAILED: {str(failure).strip()[-2000:]}")
+                    continue
+                found[system].append(figures)
+                progress(
+                    f"{what}: {system}: first call {figures.first_s:.2f} s, "
+                    f"steady {figures.steady_s * 1e3:.2f} ms "
+                    f"({time.perf_counter() - start:.0f} s in all)"
+                )
+    results: list[Row | Failure] = []
+    for system in systems:
+        if system in failures:
+            results.append(failures[system])
+            continue
+        per_round = found[system]
+        results.append(
+            Row(
+                spec.model,
+                spec.train,
+                system,
+                cold_s=per_round[0].first_s,
+                warm_s=per_round[-1].first_s,
+                figures=_merge(per_round),
+            )
+        )
+    return results
+
+
+__all__ = ["SYSTEMS", "Failure", "Row", "WorkerFailed", "measure_case"]

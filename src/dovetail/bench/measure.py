@@ -1,0 +1,117 @@
+"""Clocks and memory of one process, for the benchmark's worker."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+
+
+def synchronize(device: str) -> None:
+    """Wait for the device's queued work."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def seconds(call: Callable[[], Any], device: str) -> float:
+    """Wall seconds of one call, the device's work included."""
+    synchronize(device)
+    start = time.perf_counter()
+    call()
+    synchronize(device)
+    return time.perf_counter() - start
+
+
+def interleaved(
+    first: Callable[[], Any], second: Callable[[], Any], device: str, budget_s: float
+) -> tuple[float, float, float]:
+    """Time two callables alternately (A B B A ...) for about `budget_s` seconds, 5 to 200 pairs.
+
+    Returns the median seconds of each and the median of the pairwise ratios first/second.
+    """
+    for _ in range(2):
+        first()
+        second()
+    a: list[float] = []
+    b: list[float] = []
+    start = time.perf_counter()
+    while len(a) < 5 or (len(a) < 200 and time.perf_counter() - start < budget_s):
+        if len(a) % 2:
+            b.append(seconds(second, device))
+            a.append(seconds(first, device))
+        else:
+            a.append(seconds(first, device))
+            b.append(seconds(second, device))
+    ratio = statistics.median(x / y for x, y in zip(a, b, strict=True))
+    return statistics.median(a), statistics.median(b), ratio
+
+
+def per_call_us(call: Callable[[], Any], repeats: int = 5, number: int = 2000) -> float:
+    """Best-of-`repeats` microseconds of one call in a tight loop."""
+    for _ in range(100):
+        call()
+    best = float("inf")
+    for _ in range(repeats):
+        start = time.perf_counter()
+        for _ in range(number):
+            call()
+        best = min(best, (time.perf_counter() - start) / number)
+    return best * 1e6
+
+
+def _status_kib(field: str) -> int:
+    with open("/proc/self/status") as status:
+        for line in status:
+            if line.startswith(field + ":"):
+                return int(line.split()[1])
+    raise RuntimeError(f"/proc/self/status has no {field}")
+
+
+def peak_bytes(call: Callable[[], Any], device: str) -> int:
+    """Peak memory that `call` adds to what the process held before it, in bytes.
+
+    On CUDA the caching allocator's own count. On CPU the growth of the resident high-water mark,
+    with malloc told to return freed blocks to the system so that its cache is not counted.
+    """
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+    libc = ctypes.CDLL(None)
+    libc.mallopt(_M_MMAP_THRESHOLD, 64 * 1024)
+    libc.mallopt(_M_TRIM_THRESHOLD, 64 * 1024)
+    call()
+    gc.collect()
+    libc.malloc_trim(0)
+    with open("/proc/self/clear_refs", "w") as clear:
+        clear.write("5")
+    before = _status_kib("VmRSS")
+    call()
+    return max(0, _status_kib("VmHWM") - before) * 1024
+
+
+def largest_error(values: Sequence[Tensor], references: Sequence[Tensor]) -> float:
+    """Largest |value - reference|, each tensor scaled by its reference's largest magnitude."""
+    if len(values) != len(references):
+        raise ValueError(f"{len(values)} values beside {len(references)} references")
+    worst = 0.0
+    for value, reference in zip(values, references, strict=True):
+        if reference.numel() == 0:
+            continue
+        scale = max(float(reference.detach().abs().max()), 1e-6)
+        difference = (value.detach().double() - reference.detach().double()).abs().max()
+        worst = max(worst, float(difference) / scale)
+    return worst

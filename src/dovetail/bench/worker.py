@@ -1,0 +1,199 @@
+"""One fresh process of the benchmark: one system, one case; prints its figures as one JSON line.
+
+Run by the driver as `python -m dovetail.bench.worker SPEC`, SPEC being a JSON object with the
+fields of `Spec`.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dovetail.bench import measure
+from dovetail.bench.models import Case, resolve
+
+SYSTEMS = ("eager", "torch.compile", "dovetail")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What one worker measures. `dtype` other than float32 means autocast to it."""
+
+    system: str
+    model: str
+    train: bool
+    device: str
+    mode: str | None
+    dtype: str
+    small: bool
+    steady_s: float
+    overhead: bool
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one worker found. Seconds, bytes; errors are relative to each tensor's largest value;
+    `speedup` is eager's time over this system's, pair by pair, in one process."""
+
+    first_s: float
+    steady_s: float
+    eager_s: float
+    speedup: float
+    overhead_us: float | None
+    peak_bytes: int
+    error_eager: float
+    error_float64: float
+    graphs: int | None = None
+    breaks: int | None = None
+    recompiles: int | None = None
+    kernels: int | None = None
+    extern_calls: int | None = None
+
+
+Step = Callable[[], list[Tensor]]
+
+
+def _autocast(spec: Spec) -> AbstractContextManager[Any]:
+    if spec.dtype == "float32":
+        return nullcontext()
+    return torch.autocast(spec.device, dtype=getattr(torch, spec.dtype))
+
+
+def _step(case: Case, call: Any, spec: Spec) -> Step:
+    """One step as a user runs it: forward, and in training the loss and its backward.
+
+    Gives the outputs and, in training, the parameters' gradients.
+    """
+    params = [p for p in case.model.parameters() if p.requires_grad]
+
+    def infer() -> list[Tensor]:
+        with torch.no_grad(), _autocast(spec):
+            return case.tensors_of(call(**case.inputs))
+
+    def train() -> list[Tensor]:
+        for p in params:
+            p.grad = None
+        with _autocast(spec):
+            output = call(**case.inputs)
+            loss = case.loss(output)
+        loss.backward()  # type: ignore[no-untyped-call]
+        grads = [p.grad for p in params if p.grad is not None]
+        return [t.detach() for t in case.tensors_of(output)] + grads
+
+    return train if spec.train else infer
+
+
+def _compiled(spec: Spec, target: Any) -> Any:
+    if spec.system == "torch.compile":
+        return torch.compile(target, mode=spec.mode)  # noqa: TID251
+    import dovetail
+
+    return dovetail.compile(target, mode=spec.mode)
+
+
+def _overhead_us(spec: Spec) -> float:
+    """Microseconds that compiling `x + 1` adds to each call over eager."""
+
+    def add_one(x: Tensor) -> Tensor:
+        return x + 1
+
+    x = torch.ones(4, device=spec.device)
+    compiled = _compiled(spec, add_one)
+    with torch.no_grad():
+        compiled(x)
+        return measure.per_call_us(lambda: compiled(x)) - measure.per_call_us(lambda: add_one(x))
+
+
+def _build(spec: Spec) -> Case:
+    torch.manual_seed(0)
+    case = resolve(spec.model)(spec.small)
+    inputs = {k: v.to(spec.device) if isinstance(v, Tensor) else v for k, v in case.inputs.items()}
+    model = case.model.to(spec.device)
+    model.train(spec.train)
+    return Case(model, inputs, case.loss)
+
+
+def _float64(case: Case, spec: Spec) -> list[Tensor]:
+    """The step in float64, on a copy of the model."""
+    inputs = {
+        k: v.double() if isinstance(v, Tensor) and v.is_floating_point() else v
+        for k, v in case.inputs.items()
+    }
+    wide = Case(copy.deepcopy(case.model).double(), inputs, case.loss)
+    plain = Spec(**{**asdict(spec), "dtype": "float32"})
+    return [t.clone() for t in _step(wide, wide.model, plain)()]
+
+
+def run(spec: Spec) -> Figures:
+    """Measure one system on one case, in this process."""
+    case = _build(spec)
+    twin = Case(copy.deepcopy(case.model), case.inputs, case.loss)
+    reference64 = _float64(case, spec)
+    eager = _step(twin, twin.model, spec)
+    expected = [t.clone() for t in eager()]
+    if spec.system == "eager":
+        steady, _, _ = measure.interleaved(eager, eager, spec.device, spec.steady_s)
+        return Figures(
+            first_s=0.0,
+            steady_s=steady,
+            eager_s=steady,
+            speedup=1.0,
+            overhead_us=0.0,
+            peak_bytes=measure.peak_bytes(eager, spec.device),
+            error_eager=0.0,
+            error_float64=measure.largest_error(expected, reference64),
+        )
+    start = time.perf_counter()  # imports of the compiler count: a user waits for them too
+    compiled = _compiled(spec, case.model)
+    step = _step(case, compiled, spec)
+    got = step()
+    measure.synchronize(spec.device)
+    first = time.perf_counter() - start
+    got = [t.clone() for t in got]
+    eager_s, steady, speedup = measure.interleaved(eager, step, spec.device, spec.steady_s)
+    counts = _counts(compiled) if spec.system == "dovetail" else {}
+    peak = measure.peak_bytes(step, spec.device)
+    return Figures(
+        first_s=first,
+        steady_s=steady,
+        eager_s=eager_s,
+        speedup=speedup,
+        overhead_us=_overhead_us(spec) if spec.overhead else None,
+        peak_bytes=peak,
+        error_eager=measure.largest_error(got, expected),
+        error_float64=measure.largest_error(got, reference64),
+        **counts,
+    )
+
+
+def _counts(compiled: Any) -> dict[str, int]:
+    import dovetail
+
+    report = dovetail.report(compiled)
+    return {
+        "graphs": report.graphs,
+        "breaks": len(report.breaks),
+        "recompiles": len(report.recompiles),
+        "kernels": report.kernels,
+        "extern_calls": report.extern_calls,
+    }
+
+
+def main() -> None:
+    """Entry point: argv[1] is the spec; the last line printed is the result."""
+    spec = Spec(**json.loads(sys.argv[1]))
+    figures = run(spec)
+    print(json.dumps(asdict(figures)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""The `dovetail` command line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from dovetail.options import MODES, unknown_name
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="dovetail", description="A compiler for PyTorch programs."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    bench = commands.add_parser(
+        "bench", help="eager, torch.compile and Dovetail side by side, in fresh processes"
+    )
+    bench.add_argument(
+        "models", nargs="*", metavar="MODEL", help="named cases or module:function (default: bert)"
+    )
+    bench.add_argument("--model", action="append", default=[], help="one more MODEL")
+    bench.add_argument("--list", action="store_true", help="print the named cases and stop")
+    bench.add_argument("--train", action="store_true", help="training steps (default: see below)")
+    bench.add_argument("--infer", action="store_true", help="inference; neither flag: both")
+    bench.add_argument("--device", choices=("cpu", "cuda"), default=None)
+    bench.add_argument("--mode", default=None, help=f"one of {', '.join(MODES)}")
+    bench.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
+    bench.add_argument("--small", action="store_true", help="test-sized models")
+    bench.add_argument("--rounds", type=int, default=2, help="processes per system")
+    bench.add_argument("--seconds", type=float, default=4.0, help="steady state per process")
+    bench.add_argument("--timeout", type=float, default=600.0, help="seconds per process")
+    bench.add_argument("--systems", nargs="+", default=None, help="a choice of the systems")
+    bench.add_argument("--json", metavar="FILE", default=None, help="write all figures")
+    return parser
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    import torch
+
+    from dovetail.bench.driver import SYSTEMS, Failure, measure_case
+    from dovetail.bench.models import cases, resolve
+    from dovetail.bench.table import machine, ratios, render
+    from dovetail.bench.worker import Spec
+
+    if arguments.list:
+        print("\n".join(cases()))
+        return 0
+    if arguments.mode is not None and arguments.mode not in MODES:
+        print(unknown_name("mode", arguments.mode, MODES), file=sys.stderr)
+        return 2
+    systems = arguments.systems or list(SYSTEMS)
+    for system in systems:
+        if system not in SYSTEMS:
+            print(unknown_name("system", system, SYSTEMS), file=sys.stderr)
+            return 2
+    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    names = [*arguments.models, *arguments.model] or ["bert"]
+    try:
+        for name in names:
+            resolve(name)
+    except (ValueError, ImportError, AttributeError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    both = not (arguments.train or arguments.infer)
+    phases = [train for train in (False, True) if both or (train and arguments.train)
+              or (not train and arguments.infer)]  # fmt: skip
+    print(f"{machine(device)}; mode {arguments.mode or 'default'}, {arguments.dtype}", flush=True)
+    results = []
+    for name in names:
+        for train in phases:
+            spec = Spec(
+                system="eager",
+                model=name,
+                train=train,
+                device=device,
+                mode=arguments.mode,
+                dtype=arguments.dtype,
+                small=arguments.small,
+                steady_s=arguments.seconds,
+                overhead=not train,
+            )
+            results += measure_case(
+                spec,
+                systems,
+                arguments.rounds,
+                arguments.timeout,
+                lambda line: print(line, file=sys.stderr, flush=True),
+            )
+    print(render(results))
+    print(ratios(results))
+    if arguments.json:
+        with open(arguments.json, "w") as out:
+            json.dump(
+                {"machine": machine(device), "rows": [asdict(r) for r in results]}, out, indent=1
+            )
+    return 1 if any(isinstance(r, Failure) for r in results) else 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    arguments = _parser().parse_args(argv)
+    return _bench(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

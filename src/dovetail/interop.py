@@ -1,0 +1,19 @@
+"""Dovetail's back half as a backend of torch.compile: `torch.compile(model, backend="dovetail")`.
+
+PyTorch's front end captures; autograd_aot, inductor and runtime are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.fx import GraphModule
+
+from dovetail.options import Options
+from dovetail.pipeline import CompilerBackend
+
+
+def dovetail_backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Compile the graph that torch.compile captured (entry point `torch_dynamo_backends`)."""
+    return CompilerBackend(Options())(gm, example_inputs)

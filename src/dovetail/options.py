@@ -1,0 +1,60 @@
+"""What `compile` can be told, as one frozen type; an unknown name raises and names the near ones."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+
+def unknown_name(what: str, name: object, known: Iterable[str]) -> str:
+    """The message for a name that is not known: the near ones first, then all."""
+    names = sorted(known)
+    near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(repr(n) for n in near)}? " if near else ""
+    return f"unknown {what} {name!r}; {hint}known: {', '.join(names)}"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Choices of one `compile` call.
+
+    recompile_limit: compiled versions of one frame before it runs plainly, with a warning.
+    cudagraphs: record each compiled graph as a CUDA graph (no effect on the CPU).
+    max_autotune: measure kernel choices instead of modelling them.
+    """
+
+    recompile_limit: int = 8
+    cudagraphs: bool = False
+    max_autotune: bool = False
+
+
+MODES: Mapping[str, Options] = {
+    "default": Options(),
+    "reduce-overhead": Options(cudagraphs=True),
+    "max-autotune": Options(cudagraphs=True, max_autotune=True),
+    "max-autotune-no-cudagraphs": Options(max_autotune=True),
+}
+
+
+def resolve_options(mode: str | None, options: Mapping[str, Any] | None) -> Options:
+    """The options of a mode, with single options replaced.
+
+    Raises ValueError for an unknown mode or option (naming the near ones) and TypeError for a
+    value of the wrong type.
+    """
+    if mode is not None and options:
+        raise ValueError("either mode or options can be given, not both")
+    if mode is not None and mode not in MODES:
+        raise ValueError(unknown_name("mode", mode, MODES))
+    chosen = MODES[mode or "default"]
+    known = {f.name: type(getattr(chosen, f.name)) for f in fields(Options)}
+    for name, value in (options or {}).items():
+        if name not in known:
+            raise ValueError(unknown_name("option", name, known))
+        if type(value) is not known[name]:
+            raise TypeError(
+                f"option {name!r} takes {known[name].__name__}, got {type(value).__name__}"
+            )
+    return replace(chosen, **(options or {}))
