@@ -6,6 +6,7 @@ import ast
 import re
 import tomllib
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -140,20 +141,7 @@ def test_module_graph_inside_each_package_has_no_cycle() -> None:
             }
             for n, ts in edges.items()
         }
-        done: set[str] = set()
-        path_stack: list[str] = []
-
-        def visit(module: str) -> None:
-            assert module not in path_stack, (
-                f"{package}: cycle {' -> '.join(path_stack)} -> {module}"
-            )
-            if module in done:
-                return
-            path_stack.append(module)
-            for target in sorted(graph[module]):
-                visit(target)
-            path_stack.pop()
-            done.add(module)
-
-        for module in sorted(graph):
-            visit(module)
+        try:
+            tuple(TopologicalSorter(graph).static_order())
+        except CycleError as cycle:
+            pytest.fail(f"{package}: import cycle {' -> '.join(cycle.args[1])}")

@@ -1,4 +1,4 @@
-"""What `compile` can be told, as one frozen type; an unknown name raises and names the near ones."""
+"""What `compile` can be told, as one frozen type. An unknown name raises, naming the near ones."""
 
 from __future__ import annotations
 
