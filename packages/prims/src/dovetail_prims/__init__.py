@@ -1,1 +1,32 @@
 """The op language of Dovetail: dialects, fake tensors, shape rules, decompositions."""
+
+from dovetail_prims.fake_mode import FakeMode, fake_arguments
+from dovetail_prims.fake_tensor import (
+    DataDependentError,
+    FakeMemo,
+    FakeStorage,
+    FakeTensor,
+    FakeTensorError,
+    TensorMeta,
+    UnsupportedTensorError,
+    from_real,
+    propagate,
+    tensor_meta,
+)
+from dovetail_prims.record import trace_aten
+
+__all__ = [
+    "DataDependentError",
+    "FakeMemo",
+    "FakeMode",
+    "FakeStorage",
+    "FakeTensor",
+    "FakeTensorError",
+    "TensorMeta",
+    "UnsupportedTensorError",
+    "fake_arguments",
+    "from_real",
+    "propagate",
+    "tensor_meta",
+    "trace_aten",
+]

@@ -1,0 +1,217 @@
+"""Ops without a shape rule: PyTorch's meta kernel, run on meta twins of the fakes.
+
+A twin has the sizes, strides, offset and dtype of its fake on device "meta". Results are wrapped
+as fakes on the right device; a result that views an argument (the schema says so, and the meta
+kernel gave it the argument's storage) shares the argument's `FakeStorage`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dovetail_prims.fake_tensor import (
+    DataDependentError,
+    FakeStorage,
+    FakeTensor,
+    FakeTensorError,
+    Sizes,
+    make,
+    set_metadata,
+)
+
+_DisableDispatch = torch._C._DisableTorchDispatch
+_DisableFunction = torch._C.DisableTorchFunction
+_META = torch.device("meta")
+_CPU = torch.device("cpu")
+
+_DATA_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+# Ops that read data without saying so in their tags.
+_DATA_DEPENDENT = frozenset(
+    {
+        "aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::equal",
+        "aten::allclose", "aten::nonzero", "aten::masked_select", "aten::unique_dim",
+        "aten::_unique2", "aten::_unique", "aten::unique_consecutive",
+        "aten::nonzero_numpy", "aten::argwhere", "aten::bincount",
+    }
+)  # fmt: skip
+# Given a mask, these have a shape that depends on its data.
+_MASK_INDEXED = frozenset({"aten::index", "aten::_unsafe_index"})
+
+
+@functools.cache
+def _schema_facts(func: Any) -> tuple[bool, bool, bool, frozenset[int], bool]:
+    """(reads data, takes masks, composite, indices of written arguments, returns views)."""
+    schema = func._schema
+    reads_data = schema.name in _DATA_DEPENDENT or bool(_DATA_TAGS.intersection(func.tags))
+    composite = func.has_kernel_for_dispatch_key(
+        torch._C.DispatchKey.CompositeImplicitAutograd
+    ) and not func.has_kernel_for_dispatch_key(torch._C.DispatchKey.Meta)
+    written = frozenset(
+        i
+        for i, a in enumerate(schema.arguments)
+        if a.alias_info is not None and a.alias_info.is_write
+    )
+    views = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+    return reads_data, schema.name in _MASK_INDEXED, composite, written, views
+
+
+class _Twins:
+    """The meta twins of one call: a twin for each fake, a meta storage for each `FakeStorage`."""
+
+    def __init__(self) -> None:
+        self.of_fake: dict[int, Tensor] = {}
+        self.to_fake: dict[int, FakeTensor] = {}
+        self.device: torch.device | None = None
+
+    def twin(self, fake: FakeTensor) -> Tensor:
+        twin = self.of_fake.get(id(fake))
+        if twin is None:
+            twin = torch.empty_strided(fake._sizes, fake._strides, dtype=fake._dtype, device=_META)
+            if type(fake._offset) is not int or fake._offset != 0:
+                room = fake._offset
+                for size, stride in zip(fake._sizes, fake._strides, strict=True):
+                    room = room + size * stride
+                base = torch.empty((room,), dtype=fake._dtype, device=_META)
+                twin = base.as_strided(fake._sizes, fake._strides, fake._offset)
+            self.of_fake[id(fake)] = twin
+            self.to_fake[id(twin)] = fake
+            self._see_device(fake)
+        return twin
+
+    def _see_device(self, fake: FakeTensor) -> None:
+        # A 0-dim CPU tensor follows the others' device.
+        if self.device is None or (self.device.type == "cpu" and len(fake._sizes) > 0):
+            self.device = fake._device
+        elif self.device.type == "cpu" and fake._device.type != "cpu":
+            self.device = fake._device
+
+    def to_twins(self, value: Any) -> Any:
+        if type(value) is FakeTensor:
+            return self.twin(value)
+        if isinstance(value, (list, tuple)):
+            return type(value)(self.to_twins(v) for v in value)
+        return value
+
+
+def run_on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`func(*args, **kwargs)` on fakes through PyTorch's meta kernel."""
+    reads_data, takes_mask, composite, written, views = _schema_facts(func)
+    if reads_data or (takes_mask and _has_mask(args[1])):
+        raise DataDependentError(str(func))
+    if composite:
+        return func.decompose(*args, **kwargs)
+    twins = _Twins()
+    meta_kwargs = dict(kwargs)
+    explicit = kwargs.get("device")
+    if any(a.name == "device" for a in func._schema.arguments):
+        explicit = _find_device(func, args, kwargs)
+    with _DisableDispatch(), _DisableFunction():
+        meta_args = twins.to_twins(args)
+        meta_kwargs = {k: twins.to_twins(v) for k, v in kwargs.items()}
+        meta_args, meta_kwargs = _on_meta_device(func, meta_args, meta_kwargs)
+        try:
+            result = func(*meta_args, **meta_kwargs)
+        except NotImplementedError as error:
+            raise FakeTensorError(
+                f"{func} has neither a shape rule nor a meta kernel: {error}"
+            ) from error
+    device = explicit or twins.device or _CPU
+
+    def wrap(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            fake = twins.to_fake.get(id(value))
+            if fake is not None:
+                return fake
+            storage = _shared_storage(value, twins) if views else None
+            return make(
+                tuple(value.shape),
+                value.stride(),
+                value.dtype,
+                device,
+                value.storage_offset(),
+                storage,
+            )
+        if isinstance(value, (list, tuple)):
+            return type(value)(wrap(v) for v in value)
+        return value
+
+    wrapped = wrap(result)
+    if written:
+        _update_written(func, args, kwargs, written, twins)
+    return wrapped
+
+
+def _has_mask(indices: Any) -> bool:
+    return any(isinstance(i, FakeTensor) and i._dtype in (torch.bool, torch.uint8) for i in indices)
+
+
+def _find_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
+    """The op's explicit `device` argument, if given."""
+    value = kwargs.get("device")
+    if value is None:
+        for schema_arg, arg in zip(func._schema.arguments, args, strict=False):
+            if schema_arg.name == "device":
+                value = arg
+    return None if value is None else torch.device(value)
+
+
+def _on_meta_device(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Send a factory to the meta device, and drop what meta tensors cannot take."""
+    names = [a.name for a in func._schema.arguments]
+    if "device" in names:
+        at = names.index("device")
+        if at < len(args):
+            args = (*args[:at], _META, *args[at + 1 :])
+        else:
+            kwargs = {**kwargs, "device": _META}
+        if kwargs.get("pin_memory"):
+            kwargs = {**kwargs, "pin_memory": False}
+    if "generator" in kwargs:
+        kwargs = {**kwargs, "generator": None}
+    return args, kwargs
+
+
+def _shared_storage(value: Tensor, twins: _Twins) -> FakeStorage | None:
+    """The storage of the argument that `value` is a view of, if any."""
+    storage = value.untyped_storage()._cdata
+    for twin in twins.of_fake.values():
+        if twin.untyped_storage()._cdata == storage:
+            return twins.to_fake[id(twin)]._storage
+    return None
+
+
+def _update_written(
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    written: frozenset[int],
+    twins: _Twins,
+) -> None:
+    """Carry a metadata change (`resize_`, `t_`, `set_`, out= resizing) over to the fakes."""
+    for i in written:
+        name = func._schema.arguments[i].name
+        value = args[i] if i < len(args) else kwargs.get(name)
+        for fake in value if isinstance(value, (list, tuple)) else (value,):
+            if type(fake) is not FakeTensor:
+                continue
+            twin = twins.of_fake[id(fake)]
+            sizes: Sizes = tuple(twin.shape)
+            strides: Sizes = twin.stride()
+            storage = None
+            if func._schema.name == "aten::set_":
+                storage = next(
+                    (
+                        twins.to_fake[id(other)]._storage
+                        for other in twins.of_fake.values()
+                        if other is not twin
+                        and other.untyped_storage()._cdata == twin.untyped_storage()._cdata
+                    ),
+                    None,
+                )
+            set_metadata(fake, sizes, strides, twin.storage_offset(), storage)

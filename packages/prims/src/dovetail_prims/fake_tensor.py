@@ -1,0 +1,403 @@
+"""`FakeTensor`: a tensor that has shape, strides, dtype, device and aliasing, but no data.
+
+It is a wrapper subclass, so PyTorch's C++ autograd runs above it as it does above a real tensor.
+Metadata is kept in plain Python attributes (reading `_sizes` costs 20 ns, `.shape` far more).
+An op on fakes is answered by a shape rule (`shape_rules/`) or, where there is none, by PyTorch's
+own meta kernel on meta tensors (`fake_fallback.py`).
+
+Sizes may be `torch.SymInt`. The C++ object then carries the hints, and every question C++ has
+about sizes comes back to `__torch_dispatch__` (`fake_queries.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+Size = int | torch.SymInt
+Sizes = tuple[Size, ...]
+ShapeRule = Callable[..., Any]
+
+_make_wrapper = Tensor._make_wrapper_subclass
+_DisableDispatch = torch._C._DisableTorchDispatch
+
+
+class FakeTensorError(RuntimeError):
+    """A fake tensor cannot answer."""
+
+
+class DataDependentError(FakeTensorError):
+    """The result (or its shape) depends on data, which a fake tensor does not have."""
+
+    def __init__(self, op: str) -> None:
+        super().__init__(f"{op} needs the data of a tensor, and a fake tensor has none")
+        self.op = op
+
+
+class UnsupportedTensorError(FakeTensorError):
+    """A real tensor of a kind that has no fake counterpart (sparse, quantized, subclass ...)."""
+
+
+class FakeStorage:
+    """Stands for a storage. Two fakes alias exactly if they hold the same `FakeStorage`."""
+
+    __slots__ = ("__weakref__",)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMeta:
+    """All that a compiler asks of a tensor without data."""
+
+    sizes: Sizes
+    strides: Sizes
+    offset: Size
+    dtype: torch.dtype
+    device: torch.device
+
+
+class FakeTensor(Tensor):
+    """A tensor without data. Make one with `FakeTensor.make` or `from_real`."""
+
+    # The C++ object's own `__torch_function__` protocol is of no use here; skipping it is cheap.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    _sizes: Sizes
+    _strides: Sizes
+    _offset: Size
+    _dtype: torch.dtype
+    _device: torch.device
+    _storage: FakeStorage
+    # nn.Parameter's isinstance check reads this attribute.
+    _is_param: bool
+
+    # Filled by the first dispatch: the rules live in modules that import this one.
+    rules: ClassVar[Mapping[Any, ShapeRule | None] | None] = None
+
+    @staticmethod
+    def make(
+        sizes: Sequence[Size],
+        strides: Sequence[Size],
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        offset: Size = 0,
+        storage: FakeStorage | None = None,
+        requires_grad: bool = False,
+    ) -> FakeTensor:
+        """A new fake tensor (a leaf). `storage` None gives it a storage of its own."""
+        fake = make(tuple(sizes), tuple(strides), dtype, torch.device(device), offset, storage)
+        return fake.requires_grad_() if requires_grad else fake
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return propagate(func, args, kwargs or {})
+
+    def __repr__(self, *, tensor_contents: str | None = None) -> str:
+        sizes = ", ".join(str(s) for s in self._sizes)
+        return f"FakeTensor([{sizes}], {self._dtype}, device='{self._device}')"
+
+    def tolist(self) -> Any:
+        raise DataDependentError("tolist")
+
+    def numpy(self, *, force: bool = False) -> Any:
+        raise DataDependentError("numpy")
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        raise DataDependentError("__array__")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FakeTensor:
+        if id(self) not in memo:
+            copy = make(self._sizes, self._strides, self._dtype, self._device, self._offset)
+            copy.requires_grad_(self.requires_grad)
+            memo[id(self)] = copy
+        return memo[id(self)]  # type: ignore[no-any-return]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Strides, dtype and device are all there is; aliasing does not survive pickling.
+        if any(type(s) is not int for s in (*self._sizes, *self._strides, self._offset)):
+            raise FakeTensorError("a fake tensor with symbolic sizes cannot be pickled")
+        return _unpickle, (
+            self._sizes,
+            self._strides,
+            self._dtype,
+            self._device,
+            self._offset,
+            self.requires_grad,
+        )
+
+
+def make(
+    sizes: Sizes,
+    strides: Sizes,
+    dtype: torch.dtype,
+    device: torch.device,
+    offset: Size = 0,
+    storage: FakeStorage | None = None,
+) -> FakeTensor:
+    """`FakeTensor.make` for shape rules: positional, tuples given, never requires grad."""
+    for s in sizes:
+        if type(s) is not int:
+            return _make_symbolic(sizes, strides, dtype, device, offset, storage)
+    if type(offset) is not int:
+        return _make_symbolic(sizes, strides, dtype, device, offset, storage)
+    fake: FakeTensor = _make_wrapper(FakeTensor, sizes, strides, offset, dtype=dtype, device=device)
+    fake._sizes = sizes
+    fake._strides = strides
+    fake._offset = offset
+    fake._dtype = dtype
+    fake._device = device
+    fake._storage = FakeStorage() if storage is None else storage
+    return fake
+
+
+def _make_symbolic(
+    sizes: Sizes,
+    strides: Sizes,
+    dtype: torch.dtype,
+    device: torch.device,
+    offset: Size,
+    storage: FakeStorage | None,
+) -> FakeTensor:
+    """A fake whose C++ object carries hints and asks us about sizes (24 µs -> 3 µs)."""
+    fake: FakeTensor = _make_wrapper(
+        FakeTensor,
+        tuple(_hint(s) for s in sizes),
+        tuple(_hint(s) for s in strides),
+        _hint(offset),
+        dtype=dtype,
+        device=device,
+        dispatch_sizes_strides_policy="sizes",
+    )
+    fake._sizes = sizes
+    fake._strides = strides
+    fake._offset = offset
+    fake._dtype = dtype
+    fake._device = device
+    fake._storage = FakeStorage() if storage is None else storage
+    return fake
+
+
+def _hint(size: Size) -> int:
+    """The example value of a size; an unbacked one stands as 2 in the C++ object (never read)."""
+    if type(size) is int:
+        return size
+    node = size.node  # type: ignore[union-attr]
+    hint = getattr(node, "hint", None)
+    return hint if isinstance(hint, int) else 2
+
+
+def _unpickle(
+    sizes: Sizes,
+    strides: Sizes,
+    dtype: torch.dtype,
+    device: torch.device,
+    offset: Size,
+    requires_grad: bool,
+) -> FakeTensor:
+    fake = make(sizes, strides, dtype, device, offset)
+    return fake.requires_grad_() if requires_grad else fake
+
+
+def propagate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What `func(*args, **kwargs)` gives on fakes, without going through the dispatcher.
+
+    This is what `__torch_dispatch__` calls; a tracer that already stands below autograd may call it
+    directly. Real tensors among the arguments count as constants; writing to one is an error.
+    """
+    rules = FakeTensor.rules
+    if rules is None:
+        rules = _load_rules()
+    for a in args:
+        if isinstance(a, Tensor):
+            if type(a) is not FakeTensor:
+                args, kwargs = _fakify(func, args, kwargs)
+                break
+        elif type(a) is list or type(a) is tuple:
+            if any(isinstance(e, Tensor) and type(e) is not FakeTensor for e in a):
+                args, kwargs = _fakify(func, args, kwargs)
+                break
+    if kwargs:
+        for a in kwargs.values():
+            if isinstance(a, Tensor) and type(a) is not FakeTensor:
+                args, kwargs = _fakify(func, args, kwargs)
+                break
+    rule = rules[func]
+    if rule is not None:
+        result = rule(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
+    from dovetail_prims.fake_fallback import run_on_meta
+
+    return run_on_meta(func, args, kwargs)
+
+
+def _load_rules() -> Mapping[Any, ShapeRule | None]:
+    from dovetail_prims.shape_rules import default_rules
+
+    FakeTensor.rules = default_rules()
+    return FakeTensor.rules
+
+
+def _fakify(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Replace real tensors by fakes of their own; refuse if the op would write to one."""
+    memo = FakeMemo()
+    written = {
+        i for i, a in enumerate(func._schema.arguments) if a.alias_info and a.alias_info.is_write
+    }
+    written_names = {func._schema.arguments[i].name for i in written}
+
+    def convert(value: Any, is_written: bool) -> Any:
+        if isinstance(value, FakeTensor):
+            return value
+        if isinstance(value, Tensor):
+            if is_written:
+                raise FakeTensorError(f"{func} would write fake values into a real tensor")
+            return from_real(value, memo=memo)
+        if isinstance(value, (list, tuple)):
+            return type(value)(convert(v, is_written) for v in value)
+        return value
+
+    return (
+        tuple(convert(a, i in written) for i, a in enumerate(args)),
+        {k: convert(v, k in written_names) for k, v in kwargs.items()},
+    )
+
+
+class FakeMemo:
+    """Which fake stands for which real tensor, and which `FakeStorage` for which storage.
+
+    It keeps the real objects alive, so that an id cannot come to mean another object.
+    """
+
+    def __init__(self) -> None:
+        self._tensors: dict[int, tuple[Tensor, FakeTensor]] = {}
+        self._storages: dict[int, tuple[Any, FakeStorage]] = {}
+
+    def get(self, real: Tensor) -> FakeTensor | None:
+        """The fake already made for this very tensor object."""
+        entry = self._tensors.get(id(real))
+        return None if entry is None else entry[1]
+
+    def put(self, real: Tensor, fake: FakeTensor) -> None:
+        """Record `fake` as the one for `real`."""
+        self._tensors[id(real)] = (real, fake)
+
+    def storage_of(self, real: Tensor) -> FakeStorage:
+        """The `FakeStorage` for the storage of `real`."""
+        storage = real.untyped_storage()
+        entry = self._storages.get(storage._cdata)
+        if entry is None:
+            entry = self._storages[storage._cdata] = (storage, FakeStorage())
+        return entry[1]
+
+
+def from_real(
+    t: Tensor, *, sizes: Sequence[Size] | None = None, memo: FakeMemo | None = None
+) -> FakeTensor:
+    """The fake of a real tensor: strides, offset, dtype, device, requires_grad, leaf-ness kept.
+
+    `sizes` replaces the sizes (with symbols); the strides of a dense tensor are then expressed
+    through them. With a `memo`, one tensor gives one fake and one storage one `FakeStorage`.
+    """
+    if type(t) is FakeTensor:
+        return t
+    if memo is not None and (known := memo.get(t)) is not None:
+        return known
+    is_param = isinstance(t, torch.nn.Parameter)
+    if type(t) is not Tensor and type(t) is not torch.nn.Parameter:
+        if not (is_param or type(t) is torch.nn.Buffer):
+            raise UnsupportedTensorError(f"no fake for the tensor subclass {type(t).__name__}")
+    if t.layout is not torch.strided or t.is_quantized:
+        raise UnsupportedTensorError(f"no fake for layout {t.layout}, dtype {t.dtype}")
+    if t.is_conj() or t.is_neg():
+        raise UnsupportedTensorError("no fake for a tensor with a lazy conjugate or negative bit")
+    strides: Sizes = t.stride()
+    if sizes is None:
+        new_sizes: Sizes = tuple(t.shape)
+    else:
+        new_sizes = tuple(sizes)
+        strides = _symbolic_strides(tuple(t.shape), strides, new_sizes)
+    storage = FakeStorage() if memo is None else memo.storage_of(t)
+    fake = make(new_sizes, strides, t.dtype, t.device, t.storage_offset(), storage)
+    if t.requires_grad:
+        fake.requires_grad_()
+        if not t.is_leaf:
+            with torch.enable_grad():
+                fake = _NonLeaf.apply(fake)
+    if is_param:
+        fake._is_param = True
+    if memo is not None:
+        memo.put(t, fake)
+    return fake
+
+
+def _symbolic_strides(real_sizes: Sizes, real_strides: Sizes, sizes: Sizes) -> Sizes:
+    """Strides of a dense (permuted) tensor written as products of the new sizes.
+
+    A stride that is not the product of the sizes inside it stays the number it was.
+    """
+    order = sorted(range(len(sizes)), key=lambda d: (real_strides[d], real_sizes[d]))
+    strides: list[Size] = list(real_strides)
+    expected_real: Size = 1
+    expected: Size = 1
+    for d in order:
+        if real_strides[d] == expected_real:
+            strides[d] = expected
+            expected_real = expected_real * real_sizes[d]
+            expected = expected * sizes[d]
+        elif real_sizes[d] != 1:
+            break
+    return tuple(strides)
+
+
+class _NonLeaf(torch.autograd.Function):
+    """Gives a fake that is not a leaf, with the metadata and storage of its input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: FakeTensor) -> FakeTensor:  # type: ignore[override]
+        return make(x._sizes, x._strides, x._dtype, x._device, x._offset, x._storage)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad
+
+
+def tensor_meta(t: Tensor) -> TensorMeta:
+    """The metadata of a fake or real tensor."""
+    if type(t) is FakeTensor:
+        return TensorMeta(t._sizes, t._strides, t._offset, t._dtype, t._device)
+    return TensorMeta(tuple(t.shape), t.stride(), t.storage_offset(), t.dtype, t.device)
+
+
+def set_metadata(
+    fake: FakeTensor,
+    sizes: Sizes,
+    strides: Sizes,
+    offset: Size,
+    storage: FakeStorage | None = None,
+) -> None:
+    """Change a fake in place, as `resize_`, `t_`, `set_` ... do: Python and C++ side alike."""
+    if fake._sizes == sizes and fake._strides == strides and fake._offset == offset:
+        if storage is not None:
+            fake._storage = storage
+        return
+    if any(type(s) is not int for s in (*fake._sizes, *sizes, *strides, fake._offset, offset)):
+        # The C++ object answers through us ("sizes" policy) only if it was made that way.
+        if all(type(s) is int for s in fake._sizes) and type(fake._offset) is int:
+            raise FakeTensorError("a fake with static sizes cannot become symbolic in place")
+    else:
+        with _DisableDispatch():
+            torch.ops.aten.as_strided_.default(fake, sizes, strides, offset)
+    fake._sizes = sizes
+    fake._strides = strides
+    fake._offset = offset
+    if storage is not None:
+        fake._storage = storage

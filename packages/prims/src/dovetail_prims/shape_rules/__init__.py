@@ -1,0 +1,39 @@
+"""Shape rules: from the metadata of an op's arguments to fake outputs, without running it.
+
+`default_rules()` builds the table. A rule takes the op's arguments as the dispatcher passes them
+(trailing defaults may be missing) and gives what the op gives: a fake, a tuple or list of fakes.
+A rule that does not cover a case returns `NotImplemented`; the op's meta kernel then answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dovetail_prims.fake_tensor import ShapeRule
+
+
+class RuleTable(dict[Any, "ShapeRule | None"]):
+    """`Mapping[OpOverload, ShapeRule | None]`; an op is looked up by name the first time it is met.
+
+    So building the table does not resolve hundreds of ops, and a name that this PyTorch does not
+    have costs nothing.
+    """
+
+    def __init__(self, by_name: Mapping[str, ShapeRule]) -> None:
+        super().__init__()
+        self.by_name = dict(by_name)
+
+    def __missing__(self, func: Any) -> ShapeRule | None:
+        rule = self.by_name.get(str(func))
+        self[func] = rule
+        return rule
+
+
+def default_rules() -> RuleTable:
+    """All our rules, by op name (`aten.add.Tensor`)."""
+    tables: tuple[Callable[[], Mapping[str, ShapeRule]], ...] = ()
+    by_name: dict[str, ShapeRule] = {}
+    for table in tables:
+        by_name.update({f"aten.{name}": rule for name, rule in table().items()})
+    return RuleTable(by_name)
