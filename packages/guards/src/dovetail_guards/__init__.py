@@ -1,1 +1,15 @@
 """Symbolic sizes, value sources and native guards."""
+
+from dovetail_guards.evaluate import MISSING, FrameView, check, evaluate
+from dovetail_guards.explain import GuardFailure, clause_text
+from dovetail_guards.guard_set import GuardSet
+
+__all__ = [
+    "MISSING",
+    "FrameView",
+    "GuardFailure",
+    "GuardSet",
+    "check",
+    "clause_text",
+    "evaluate",
+]
