@@ -37,6 +37,17 @@ class ClosureSource(Source):
 
 
 @dataclass(frozen=True)
+class ClosureCellSource(Source):
+    """The closure cell itself of the frame function's free variable `name`: for rebuilding
+    closures and writing `nonlocal` names. Guards speak of its contents (`ClosureSource`)."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"closure_cell.{self.name}"
+
+
+@dataclass(frozen=True)
 class GlobalSource(Source):
     """`name` in the frame's globals."""
 

@@ -1,0 +1,37 @@
+"""How a frame is to be captured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import CodeType, FunctionType
+from typing import Any
+
+
+def _no_function(function: Any) -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class CaptureOptions:
+    """What the interpreter may do with a frame.
+
+    `fullgraph`: a graph break is an error. `dynamic`: None makes a size symbolic only where the
+    user marked it (`mark_dynamic`), True makes all sizes symbolic, False none. `dynamic_sizes`
+    holds `(str(source), dim)` of sizes that changed between calls. `is_disabled` tells functions
+    that must run in Python (a graph break); `is_allowed_in_graph` tells functions that become one
+    call node without being looked into. `max_inline_depth` bounds inlining.
+    """
+
+    fullgraph: bool = False
+    dynamic: bool | None = None
+    dynamic_sizes: frozenset[tuple[str, int]] = frozenset()
+    is_disabled: Callable[[Any], bool] = field(default=_no_function)
+    is_allowed_in_graph: Callable[[Any], bool] = field(default=_no_function)
+    max_inline_depth: int = 200
+
+
+CaptureFunction = Callable[..., Any]
+"""`capture_frame(code, func, args, *, options) -> CapturedFrame`, as `interpreter` provides it."""
+
+__all__ = ["CaptureFunction", "CaptureOptions", "CodeType", "FunctionType"]
