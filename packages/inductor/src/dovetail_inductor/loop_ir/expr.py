@@ -1,0 +1,285 @@
+"""Scalar expressions: the typed SSA bodies of loop nests.
+
+An `Expr` is an immutable DAG node; a `Builder` interns nodes, so an expression computed twice is one
+node and `is` is equality. The order of `uid`s is a valid order of computation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dovetail_inductor.loop_ir.index import FloorDiv, Index, Indirect, Mod, Var
+from dovetail_inductor.loop_ir.ops import SCALAR_OPS
+
+Scalar = bool | int | float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Constant:
+    """A literal."""
+
+    uid: int
+    dtype: torch.dtype
+    value: Scalar
+    free: int = 0
+
+    @property
+    def args(self) -> tuple[Expr, ...]:
+        """Operands."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IndexValue:
+    """An index as an integer value (arange, positions, bounds)."""
+
+    uid: int
+    dtype: torch.dtype
+    index: Index
+    free: int
+
+    @property
+    def args(self) -> tuple[Expr, ...]:
+        """Values read by indirect atoms."""
+        return tuple(atom.value for atom in self.index.indirects())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Load:
+    """`buffer[index]` (counted in elements from the buffer's first) as an arithmetic value.
+
+    `dtype` is the arithmetic dtype. With a mask, memory is touched only where the mask is true and
+    the value is 0 elsewhere.
+    """
+
+    uid: int
+    dtype: torch.dtype
+    buffer: str
+    index: Index
+    mask: Expr | None
+    free: int
+
+    @property
+    def args(self) -> tuple[Expr, ...]:
+        """Values read by indirect atoms, then the mask."""
+        values = tuple(atom.value for atom in self.index.indirects())
+        return values if self.mask is None else (*values, self.mask)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Apply:
+    """A scalar op of `SCALAR_OPS` applied to operands. `attr` belongs to `check_index`."""
+
+    uid: int
+    dtype: torch.dtype
+    op: str
+    args: tuple[Expr, ...]
+    attr: int
+    free: int
+
+
+Expr = Constant | IndexValue | Load | Apply
+"""`free` of every node is the bit set of the ids of the loop variables that its value depends on."""
+
+
+def _index_free(index: Index) -> int:
+    free = 0
+    for atom, _ in index.terms:
+        if isinstance(atom, Var):
+            free |= 1 << atom.id
+        elif isinstance(atom, Indirect):
+            free |= atom.value.free
+        else:
+            free |= _index_free(atom.inner)
+    return free
+
+
+class Builder:
+    """Makes and interns expressions, folding what costs nothing to fold."""
+
+    def __init__(self) -> None:
+        self._interned: dict[tuple[object, ...], Expr] = {}
+
+    def constant(self, value: Scalar, dtype: torch.dtype) -> Expr:
+        """A literal, converted to `dtype`."""
+        if dtype is torch.bool:
+            value = bool(value)
+        elif dtype.is_floating_point:
+            value = float(value)
+        else:
+            value = int(value)
+        # repr tells -0.0 from 0.0, and makes a NaN equal to itself
+        key = ("const", repr(value), dtype)
+        found = self._interned.get(key)
+        if found is None:
+            found = Constant(len(self._interned), dtype, value)
+            self._interned[key] = found
+        return found
+
+    def index_value(self, index: Index, dtype: torch.dtype = torch.int64) -> Expr:
+        """An index as an integer value."""
+        if index.is_constant:
+            return self.constant(index.const, dtype)
+        key = ("index", index, dtype)
+        found = self._interned.get(key)
+        if found is None:
+            found = IndexValue(len(self._interned), dtype, index, _index_free(index))
+            self._interned[key] = found
+        return found
+
+    def load(self, buffer: str, index: Index, dtype: torch.dtype, mask: Expr | None = None) -> Expr:
+        """A read from memory."""
+        if isinstance(mask, Constant):
+            if not mask.value:
+                return self.constant(0, dtype)
+            mask = None
+        key = ("load", buffer, index, dtype, None if mask is None else mask.uid)
+        found = self._interned.get(key)
+        if found is None:
+            free = _index_free(index) | (0 if mask is None else mask.free)
+            found = Load(len(self._interned), dtype, buffer, index, mask, free)
+            self._interned[key] = found
+        return found
+
+    def apply(
+        self,
+        op: str,
+        args: Sequence[Expr],
+        dtype: torch.dtype | None = None,
+        attr: int = 0,
+    ) -> Expr:
+        """A scalar op. `dtype` is needed for `cast` only."""
+        info = SCALAR_OPS[op]
+        if len(args) != info.arity:
+            raise ValueError(f"{op} takes {info.arity} operands, not {len(args)}")
+        operands = args[1:] if op == "where" else args
+        if any(a.dtype != operands[0].dtype for a in operands):
+            raise ValueError(f"{op} on mixed dtypes {[str(a.dtype) for a in args]}")
+        if info.result == "bool":
+            dtype = torch.bool
+        elif info.result == "same":
+            dtype = operands[0].dtype
+        assert dtype is not None
+        folded = self._fold(op, args, dtype)
+        if folded is not None:
+            return folded
+        key = (op, *(a.uid for a in args), dtype, attr)
+        found = self._interned.get(key)
+        if found is None:
+            free = 0
+            for a in args:
+                free |= a.free
+            found = Apply(len(self._interned), dtype, op, tuple(args), attr, free)
+            self._interned[key] = found
+        return found
+
+    def _fold(self, op: str, args: Sequence[Expr], dtype: torch.dtype) -> Expr | None:
+        first = args[0]
+        if op == "cast":
+            if first.dtype == dtype:
+                return first
+            if isinstance(first, Constant) and (
+                not isinstance(first.value, float) or dtype.is_floating_point
+            ):
+                return self.constant(first.value, dtype)
+            if isinstance(first, IndexValue) and not dtype.is_floating_point:
+                if dtype is torch.int64:
+                    return self.index_value(first.index, dtype)
+        elif op == "where":
+            if isinstance(first, Constant):
+                return args[1] if first.value else args[2]
+            if args[1] is args[2]:
+                return args[1]
+        elif op in ("mul", "div") and _is_number(args[1], 1):
+            return first  # x * 1 == x, also for NaN and -0.0
+        elif op == "mul" and _is_number(first, 1):
+            return args[1]
+        elif op in ("add", "sub") and not dtype.is_floating_point and _is_number(args[1], 0):
+            return first  # not for floats: -0.0 + 0.0 is 0.0
+        elif op == "bitwise_and" and dtype is torch.bool:
+            for a, b in ((first, args[1]), (args[1], first)):
+                if isinstance(a, Constant):
+                    return b if a.value else a
+        elif op in _INDEX_COMPARE and isinstance(first, IndexValue):
+            if isinstance(args[1], Constant):
+                low, high = first.index.bounds
+                at_low = _INDEX_COMPARE[op](low, int(args[1].value))
+                if at_low == _INDEX_COMPARE[op](high, int(args[1].value)):
+                    return self.constant(at_low, torch.bool)
+        return None
+
+
+# Monotone in their first operand, so the truth at both ends of a range decides between.
+_INDEX_COMPARE: dict[str, Callable[[int, int], bool]] = {
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+    "gt": lambda a, b: a > b,
+    "ge": lambda a, b: a >= b,
+}
+
+
+def _is_number(expr: Expr, value: int) -> bool:
+    return isinstance(expr, Constant) and expr.value == value
+
+
+def walk(roots: Iterable[Expr]) -> Iterator[Expr]:
+    """Every node below `roots` once, operands first."""
+    seen: set[int] = set()
+    # An explicit stack: long pointwise chains are deeper than Python's recursion limit.
+    stack: list[tuple[Expr, bool]] = [(r, False) for r in reversed(list(roots))]
+    while stack:
+        node, ready = stack.pop()
+        if node.uid in seen:
+            continue
+        if ready:
+            seen.add(node.uid)
+            yield node
+            continue
+        stack.append((node, True))
+        stack.extend((a, False) for a in reversed(node.args) if a.uid not in seen)
+
+
+def rename(
+    builder: Builder, roots: Sequence[Expr], variables: Callable[[Var], Index]
+) -> list[Expr]:
+    """The expressions with every loop variable replaced."""
+    new: dict[int, Expr] = {}
+
+    def index_of(index: Index) -> Index:
+        return index.substitute(variables, lambda value: new[value.uid])
+
+    for node in walk(roots):
+        result: Expr
+        if isinstance(node, Constant) or (node.free == 0 and not node.args):
+            result = node
+        elif isinstance(node, IndexValue):
+            result = builder.index_value(index_of(node.index), node.dtype)
+        elif isinstance(node, Load):
+            mask = None if node.mask is None else new[node.mask.uid]
+            result = builder.load(node.buffer, index_of(node.index), node.dtype, mask)
+        else:
+            args = [new[a.uid] for a in node.args]
+            result = builder.apply(node.op, args, node.dtype, node.attr)
+        new[node.uid] = result
+    return [new[r.uid] for r in roots]
+
+
+def loads(roots: Iterable[Expr]) -> list[Load]:
+    """Every load below `roots`."""
+    return [node for node in walk(roots) if isinstance(node, Load)]
+
+
+def divisors(index: Index) -> set[tuple[Var, int]]:
+    """The `(variable, n)` of every division or remainder of a plain variable by `n`."""
+    found: set[tuple[Var, int]] = set()
+    for atom, _ in index.terms:
+        if isinstance(atom, FloorDiv | Mod):
+            inner = atom.inner
+            if len(inner.terms) == 1 and inner.const == 0 and isinstance(inner.terms[0][0], Var):
+                if inner.terms[0][1] == 1:
+                    found.add((inner.terms[0][0], atom.divisor))
+            found |= divisors(inner)
+    return found

@@ -1,0 +1,196 @@
+"""`LoopGraph`: loop nests and extern calls over buffers, in order. The output of lowering."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from dovetail_inductor.loop_ir.expr import Expr, loads
+from dovetail_inductor.loop_ir.handlers import Printer, dtype_name, interpret
+from dovetail_inductor.loop_ir.index import Index, Var
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory for one tensor. `offset` is where its first element lies in its storage: 0 but for
+    inputs."""
+
+    name: str
+    dtype: torch.dtype
+    device: torch.device
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int = 0
+
+    @property
+    def extent(self) -> int:
+        """Elements from the first to the last, both included."""
+        if 0 in self.shape:
+            return 0
+        return 1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        return self.extent * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Strided:
+    """A tensor that lies in a buffer; `offset` counts in elements from the buffer's first."""
+
+    buffer: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    def covers(self, buffer: Buffer) -> bool:
+        """True if this is the whole buffer, as it lies."""
+        return (
+            self.offset == 0
+            and self.shape == buffer.shape
+            and same_strides(self.shape, self.stride, buffer.stride)
+        )
+
+
+def same_strides(shape: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+    """True if the strides agree wherever they matter."""
+    if 0 in shape:
+        return True
+    return all(n == 1 or x == y for n, x, y in zip(shape, a, b, strict=True))
+
+
+@dataclass(frozen=True)
+class LoopNest:
+    """`for v in vars: buffer[index] = reduce(reduction, body for r in reduce_vars)`.
+
+    Pointwise when `reduction` is None (then there are no `reduce_vars`). `index` is over `vars`,
+    and different points write different elements.
+    """
+
+    buffer: str
+    vars: tuple[Var, ...]
+    reduce_vars: tuple[Var, ...]
+    reduction: str | None
+    body: Expr
+    index: Index
+    origin: str  # the FX node it was made for
+
+    @property
+    def points(self) -> int:
+        """Elements written."""
+        return prod(v.size for v in self.vars)
+
+    @property
+    def iterations(self) -> int:
+        """How often the body is computed."""
+        return self.points * prod(v.size for v in self.reduce_vars)
+
+    def reads(self) -> set[str]:
+        """Names of the buffers read."""
+        return {load.buffer for load in loads([self.body])}
+
+    def as_text(self) -> str:
+        """Readable form."""
+        printer = Printer()
+        value = interpret([self.body], printer)[0]
+        loops = ", ".join(f"{v} < {v.size}" for v in self.vars)
+        head = f"for {loops or 'once'}"
+        if self.reduction is not None:
+            head += f" reduce {', '.join(f'{v} < {v.size}' for v in self.reduce_vars)}"
+            value = f"{self.reduction}({value})"
+        lines = [f"{head}:  # {self.origin}", *(f"    {line}" for line in printer.lines)]
+        return "\n".join([*lines, f"    {self.buffer}[{self.index}] = {value}"])
+
+
+# An argument of an extern call: a tensor in memory, a literal, or a (nested) tuple of arguments.
+ExternArg = (
+    Strided | int | float | bool | str | None | complex | torch.dtype | torch.device | torch.layout
+    | torch.memory_format | tuple["ExternArg", ...]
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ExternCall:
+    """A call of an ATen operator: `op` is `aten::name.overload`.
+
+    `outputs` are the buffers of its results (None: not used). With `out_variant` the call writes
+    into memory that the plan provides.
+    """
+
+    op: str
+    args: tuple[ExternArg, ...]
+    kwargs: tuple[tuple[str, ExternArg], ...]
+    outputs: tuple[str | None, ...]
+    out_variant: bool
+    origin: str
+
+    def reads(self) -> set[str]:
+        """Names of the buffers read."""
+        found: set[str] = set()
+
+        def visit(arg: ExternArg) -> None:
+            if isinstance(arg, Strided):
+                found.add(arg.buffer)
+            elif isinstance(arg, tuple):
+                for a in arg:
+                    visit(a)
+
+        visit(self.args)
+        for _, value in self.kwargs:
+            visit(value)
+        return found
+
+    def as_text(self) -> str:
+        """Readable form."""
+
+        def show(arg: ExternArg) -> str:
+            if isinstance(arg, Strided):
+                return f"{arg.buffer}{list(arg.shape)}"
+            if isinstance(arg, tuple):
+                return f"[{', '.join(map(show, arg))}]"
+            return repr(arg)
+
+        args = [show(a) for a in self.args] + [f"{k}={show(v)}" for k, v in self.kwargs]
+        return f"{', '.join(map(str, self.outputs))} = {self.op}({', '.join(args)})"
+
+
+Node = LoopNest | ExternCall
+
+
+@dataclass(frozen=True)
+class LoopGraph:
+    """A graph after lowering. Every buffer is written by one node, or is an input or a constant.
+
+    `inputs` names a buffer for each graph input (None: an input that is not a tensor). `outputs`
+    are tensors in memory, ints or None.
+    """
+
+    inputs: tuple[str | None, ...]
+    constants: Mapping[str, torch.Tensor]
+    buffers: Mapping[str, Buffer]
+    nodes: tuple[Node, ...]
+    outputs: tuple[Strided | int | None, ...]
+
+    def as_text(self) -> str:
+        """Readable form."""
+
+        def show(name: str) -> str:
+            b = self.buffers[name]
+            return f"{name}: {dtype_name(b.dtype)}{list(b.shape)} strides {list(b.stride)}"
+
+        lines = [f"input {show(name)}" for name in self.inputs if name is not None]
+        lines += [f"constant {show(name)}" for name in self.constants]
+        for node in self.nodes:
+            if isinstance(node, ExternCall):
+                lines += [f"extern {show(name)}" for name in node.outputs if name is not None]
+            else:
+                lines.append(f"buffer {show(node.buffer)}")
+            lines.append(node.as_text())
+        for out in self.outputs:
+            text = f"{out.buffer}{list(out.shape)}" if isinstance(out, Strided) else repr(out)
+            lines.append(f"output {text}")
+        return "\n".join(lines) + "\n"

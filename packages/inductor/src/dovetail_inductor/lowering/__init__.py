@@ -1,0 +1,1 @@
+"""Lowering: from an ATen FX graph to loop nests and extern calls."""

@@ -1,0 +1,64 @@
+"""Lowering rules of ops that make tensors from numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import fx
+
+from dovetail_inductor.loop_ir.expr import Expr
+from dovetail_inductor.loop_ir.ops import arithmetic_dtype
+from dovetail_inductor.lowering.pointwise import Rule
+from dovetail_inductor.lowering.promotion import number
+from dovetail_inductor.lowering.values import Context, Indices, Value, tensor_of, value_like
+
+
+def _filled(ctx: Context, node: fx.Node, fill: bool | int | float) -> Value:
+    value = value_like(tensor_of(node), node.name)
+    value.loader = lambda indices, mask: number(ctx, fill, value.dtype, True)
+    return value
+
+
+def _full(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+    return _filled(ctx, node, args[1])
+
+
+def _scalar(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+    return _filled(ctx, node, args[0])
+
+
+def _empty(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+    """Any contents will do; zero is one, and lets consumers fold it."""
+    return _filled(ctx, node, 0)
+
+
+def _arange(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    start = args[0]
+    step = args[2] if len(args) > 2 else 1
+    value = value_like(tensor_of(node), node.name)
+    whole = isinstance(start, int) and isinstance(step, int)
+    if not whole and not value.dtype.is_floating_point:
+        return NotImplemented
+    b = ctx.builder
+
+    def loader(indices: Indices, mask: Expr | None) -> Expr:
+        if whole:
+            at = b.index_value(indices[0] * step + start)
+            return b.apply("cast", [at], arithmetic_dtype(value.dtype))
+        dtype = arithmetic_dtype(value.dtype)
+        at = b.apply("cast", [b.index_value(indices[0])], dtype)
+        scaled = b.apply("mul", [at, b.constant(step, dtype)])
+        return b.apply("add", [b.constant(start, dtype), scaled])
+
+    value.loader = loader
+    return value
+
+
+RULES: dict[str, Rule] = {
+    "full.default": _full,
+    "scalar_tensor.default": _scalar,
+    "empty.memory_format": _empty,
+    "empty_strided.default": _empty,
+    "arange.start_step": _arange,
+}

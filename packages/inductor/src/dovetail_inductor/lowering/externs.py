@@ -1,0 +1,92 @@
+"""Extern calls: ops that run as ATen kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from dovetail_inductor.loop_ir.loops import Buffer, ExternArg, ExternCall, Strided
+from dovetail_inductor.lowering.values import (
+    Context,
+    UnsupportedGraph,
+    Value,
+    is_dense,
+    value_like,
+)
+
+# Ops whose out variant writes straight into memory of the plan's choosing.
+OUT_VARIANTS = {
+    "aten::mm": "aten::mm.out",
+    "aten::addmm": "aten::addmm.out",
+    "aten::bmm": "aten::bmm.out",
+    "aten::baddbmm": "aten::baddbmm.out",
+}
+
+
+def operator_name(target: object) -> str:
+    """`aten::name.overload`, without `.default`."""
+    if not isinstance(target, torch._ops.OpOverload):
+        raise UnsupportedGraph(f"call of {target!r}, which is no ATen operator")
+    name = target._schema.name
+    return f"{name}.{target._schema.overload_name}" if target._schema.overload_name else name
+
+
+def extern_call(
+    ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Value | tuple[Value | None, ...]:
+    """Record the call of `node`'s op on values in memory; returns its results."""
+    name = operator_name(node.target)
+    new_args = tuple(_argument(ctx, a) for a in args)
+    new_kwargs = tuple((k, _argument(ctx, v)) for k, v in kwargs.items())
+    val = node.meta.get("val")
+    results = val if isinstance(val, tuple | list) else (val,)
+    values: list[Value | None] = []
+    outputs: list[str | None] = []
+    for result in results:
+        if result is None:
+            values.append(None)
+            outputs.append(None)
+            continue
+        if not hasattr(result, "dtype"):
+            raise UnsupportedGraph(f"{node.name}: {name} returns {type(result).__name__}")
+        value = value_like(result, node.name)
+        buffer = Buffer(
+            f"buf{len(ctx.buffers)}", value.dtype, value.device, value.shape, value.stride
+        )
+        ctx.buffers[buffer.name] = buffer
+        value.stored = Strided(buffer.name, value.shape, value.stride, 0)
+        values.append(value)
+        outputs.append(buffer.name)
+    only = values[0] if len(values) == 1 else None
+    out_variant = name in OUT_VARIANTS and only is not None and is_dense(only.shape, only.stride)
+    ctx.nodes.append(
+        ExternCall(
+            OUT_VARIANTS[name] if out_variant else name,
+            new_args,
+            new_kwargs,
+            tuple(outputs),
+            out_variant,
+            node.name,
+        )
+    )
+    if isinstance(val, tuple | list):
+        return tuple(values)
+    assert only is not None
+    return only
+
+
+def _argument(ctx: Context, arg: Any) -> ExternArg:
+    if isinstance(arg, Value):
+        return ctx.realize(arg)
+    if isinstance(arg, list | tuple):
+        return tuple(_argument(ctx, a) for a in arg)
+    if arg is None or isinstance(
+        arg,
+        bool | int | float | str | complex | torch.dtype | torch.device | torch.layout
+        | torch.memory_format,
+    ):  # fmt: skip
+        return arg
+    raise UnsupportedGraph(f"argument {arg!r} of an extern call")

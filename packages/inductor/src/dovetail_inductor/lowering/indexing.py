@@ -1,0 +1,263 @@
+"""Lowering rules of ops that move elements: concatenation, padding, flips, gathers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from dovetail_inductor.loop_ir.expr import Constant, Expr, IndexValue
+from dovetail_inductor.loop_ir.index import Index, constant, indirect
+from dovetail_inductor.lowering.pointwise import Rule
+from dovetail_inductor.lowering.promotion import broadcast_load, cast, number
+from dovetail_inductor.lowering.values import (
+    Context,
+    Indices,
+    Value,
+    tensor_of,
+    value_like,
+)
+from dovetail_inductor.lowering.views import slice_bounds
+
+
+def in_range(ctx: Context, index: Index, low: int, high: int) -> Expr:
+    """`low <= index < high` as a bool."""
+    b = ctx.builder
+    at = b.index_value(index)
+    above = b.apply("ge", [at, b.constant(low, torch.int64)])
+    below = b.apply("lt", [at, b.constant(high, torch.int64)])
+    if isinstance(at, Constant):
+        return b.constant(low <= index.const < high, torch.bool)
+    return b.apply("bitwise_and", [above, below])
+
+
+def both(ctx: Context, a: Expr, b: Expr | None) -> Expr:
+    """`a and b`."""
+    return a if b is None else ctx.builder.apply("bitwise_and", [a, b])
+
+
+def masked_load(ctx: Context, value: Value, indices: Indices, mask: Expr) -> Expr | None:
+    """An element where the mask holds (anything elsewhere); None if it never does."""
+    if isinstance(mask, Constant):
+        return ctx.load(value, indices) if mask.value else None
+    return ctx.load(value, indices, mask)
+
+
+def _cat(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+    value = value_like(tensor_of(node), node.name)
+    # ATen skips the legacy empty 1-d tensors
+    parts = [v for v in args[0] if v.shape != (0,) or len(value.shape) == 1]
+    dim = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % max(len(value.shape), 1)
+    starts = [0]
+    for part in parts:
+        starts.append(starts[-1] + part.shape[dim])
+
+    def loader(indices: Indices, mask: Expr | None) -> Expr:
+        at = indices[dim]
+        result: Expr | None = None
+        for part, start, end in reversed(list(zip(parts, starts, starts[1:], strict=False))):
+            if start == end:
+                continue
+            inside = in_range(ctx, at, start, end)
+            own = (*indices[:dim], at - start, *indices[dim + 1 :])
+            expr = masked_load(ctx, part, own, both(ctx, inside, mask))
+            if expr is None:
+                continue
+            if part.dtype != value.dtype:
+                expr = cast(ctx, expr, value.dtype)
+            if result is None:
+                result = expr
+            else:
+                below = ctx.builder.apply(
+                    "lt", [ctx.builder.index_value(at), ctx.builder.constant(end, torch.int64)]
+                )
+                if isinstance(ctx.builder.index_value(at), Constant):
+                    below = ctx.builder.constant(at.const < end, torch.bool)
+                result = ctx.builder.apply("where", [below, expr, result])
+        return number(ctx, 0, value.dtype, False) if result is None else result
+
+    value.loader = loader
+    return value
+
+
+def _pad(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+    source: Value = args[0]
+    pads: list[int] = list(args[1])
+    fill = args[2] if len(args) > 2 else kwargs.get("value", 0)
+    value = value_like(tensor_of(node), node.name)
+    rank = len(source.shape)
+    before = {rank - 1 - k: pads[2 * k] for k in range(len(pads) // 2)}
+
+    def loader(indices: Indices, mask: Expr | None) -> Expr:
+        inside = ctx.builder.constant(True, torch.bool)
+        own = list(indices)
+        for d, shift in before.items():
+            own[d] = indices[d] - shift
+            inside = both(ctx, in_range(ctx, own[d], 0, source.shape[d]), inside)
+        filler = number(ctx, fill, value.dtype, False)
+        expr = masked_load(ctx, source, tuple(own), both(ctx, inside, mask))
+        return filler if expr is None else ctx.builder.apply("where", [inside, expr, filler])
+
+    value.loader = loader
+    return value
+
+
+def _flip(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+    source: Value = args[0]
+    value = value_like(tensor_of(node), node.name)
+    dims = {d % len(source.shape) for d in args[1]} if source.shape else set()
+
+    def loader(indices: Indices, mask: Expr | None) -> Expr:
+        own = tuple(
+            constant(source.shape[d] - 1) - i if d in dims else i for d, i in enumerate(indices)
+        )
+        return ctx.load(source, own, mask)
+
+    value.loader = loader
+    return value
+
+
+def checked_index(ctx: Context, position: Expr, size: int, mask: Expr | None, wrap: bool) -> Index:
+    """The index that `position` holds, wrapped if negative, checked against `size`."""
+    b = ctx.builder
+    if isinstance(position, Constant):
+        at = int(position.value)
+        if wrap and -size <= at < 0:
+            at += size
+        if 0 <= at < size:
+            return constant(at)
+    if isinstance(position, IndexValue) and position.index.bounds[0] >= 0:
+        if position.index.bounds[1] < size:
+            return position.index
+    position = b.apply("cast", [position], torch.int64)
+    if mask is not None:
+        position = b.apply("where", [mask, position, b.constant(0, torch.int64)])
+    if wrap:
+        negative = b.apply("lt", [position, b.constant(0, torch.int64)])
+        wrapped = b.apply("add", [position, b.constant(size, torch.int64)])
+        position = b.apply("where", [negative, wrapped, position])
+    return indirect(b.apply("check_index", [position], attr=size), size)
+
+
+def _index(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    source: Value = args[0]
+    picks: list[Value | None] = list(args[1]) + [None] * (len(source.shape) - len(args[1]))
+    used = [p for p in picks if p is not None]
+    if any(p.dtype in (torch.bool, torch.uint8) for p in used):
+        return NotImplemented  # a mask: the result's size depends on data
+    value = value_like(tensor_of(node), node.name)
+    shape = tuple(torch.broadcast_shapes(*(p.shape for p in used)))
+    dims = [d for d, p in enumerate(picks) if p is not None]
+    together = dims == list(range(dims[0], dims[-1] + 1))
+    lead = dims[0] if together else 0  # where the picked dimensions come to stand
+
+    def loader(indices: Indices, mask: Expr | None) -> Expr:
+        at = indices[lead : lead + len(shape)]
+        rest = iter(indices[:lead] + indices[lead + len(shape) :])
+        own = []
+        for d, pick in enumerate(picks):
+            if pick is None:
+                own.append(next(rest))
+            else:
+                position = broadcast_load(ctx, pick, shape, at, mask)
+                own.append(checked_index(ctx, position, source.shape[d], mask, wrap=True))
+        return ctx.load(source, tuple(own), mask)
+
+    value.loader = loader
+    return value
+
+
+def _gather(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+    source, dim, pick = args[0], args[1], args[2]
+    value = value_like(tensor_of(node), node.name)
+    if not source.shape:
+        value.loader = lambda i, m: ctx.load(source, (), m)
+        return value
+    dim %= len(source.shape)
+
+    def loader(indices: Indices, mask: Expr | None) -> Expr:
+        position = ctx.load(pick, indices, mask)
+        at = checked_index(ctx, position, source.shape[dim], mask, wrap=False)
+        return ctx.load(source, (*indices[:dim], at, *indices[dim + 1 :]), mask)
+
+    value.loader = loader
+    return value
+
+
+def _embedding(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+    weight, pick = args[0], args[1]
+    value = value_like(tensor_of(node), node.name)
+
+    def loader(indices: Indices, mask: Expr | None) -> Expr:
+        position = ctx.load(pick, indices[:-1], mask)
+        at = checked_index(ctx, position, weight.shape[0], mask, wrap=False)
+        return ctx.load(weight, (at, indices[-1]), mask)
+
+    value.loader = loader
+    return value
+
+
+def _slice_scatter(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    base, source = args[0], args[1]
+    value = value_like(tensor_of(node), node.name)
+    dim = (args[2] if len(args) > 2 else 0) % len(base.shape)
+    start = args[3] if len(args) > 3 else None
+    end = args[4] if len(args) > 4 else None
+    step = args[5] if len(args) > 5 else 1
+    low, high = slice_bounds(base.shape[dim], start, end)
+    b = ctx.builder
+
+    def loader(indices: Indices, mask: Expr | None) -> Expr:
+        at = indices[dim]
+        inside = in_range(ctx, at, low, high)
+        if step != 1:
+            phase = b.index_value((at - low).mod(step))
+            inside = both(ctx, b.apply("eq", [phase, b.constant(0, torch.int64)]), inside)
+        own = (*indices[:dim], (at - low).floordiv(step), *indices[dim + 1 :])
+        new = masked_load(ctx, source, own, both(ctx, inside, mask))
+        old = ctx.load(base, indices, mask)
+        if new is None:
+            return old
+        if source.dtype != value.dtype:
+            new = cast(ctx, new, value.dtype)
+        return b.apply("where", [inside, new, old])
+
+    value.loader = loader
+    return value
+
+
+def _select_scatter(
+    ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Value:
+    base, source = args[0], args[1]
+    value = value_like(tensor_of(node), node.name)
+    dim = args[2] % len(base.shape)
+    place = args[3] % base.shape[dim]
+
+    def loader(indices: Indices, mask: Expr | None) -> Expr:
+        inside = in_range(ctx, indices[dim], place, place + 1)
+        own = (*indices[:dim], *indices[dim + 1 :])
+        new = masked_load(ctx, source, own, both(ctx, inside, mask))
+        old = ctx.load(base, indices, mask)
+        if new is None:
+            return old
+        if source.dtype != value.dtype:
+            new = cast(ctx, new, value.dtype)
+        return ctx.builder.apply("where", [inside, new, old])
+
+    value.loader = loader
+    return value
+
+
+RULES: dict[str, Rule] = {
+    "cat.default": _cat,
+    "constant_pad_nd.default": _pad,
+    "flip.default": _flip,
+    "index.Tensor": _index,
+    "gather.default": _gather,
+    "embedding.default": _embedding,
+    "slice_scatter.default": _slice_scatter,
+    "select_scatter.default": _select_scatter,
+}

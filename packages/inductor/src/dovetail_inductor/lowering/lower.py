@@ -1,0 +1,235 @@
+"""The pass `lower`: FX graph -> `LoopGraph`."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import torch
+from torch import fx
+
+from dovetail_inductor.loop_ir.loops import Buffer, LoopGraph, Strided, same_strides
+from dovetail_inductor.lowering import creation, indexing, pointwise, reductions, views
+from dovetail_inductor.lowering.externs import extern_call, operator_name
+from dovetail_inductor.lowering.pointwise import Rule
+from dovetail_inductor.lowering.values import (
+    Context,
+    UnsupportedGraph,
+    Value,
+    static_shape,
+    tensor_of,
+    value_like,
+)
+
+RULES: Mapping[str, Rule] = {
+    **pointwise.RULES,
+    **views.RULES,
+    **reductions.RULES,
+    **indexing.RULES,
+    **creation.RULES,
+}
+"""Lowering rules by `name.overload`; every other op is an extern call."""
+
+# A value read by several consumers is computed again in each if that costs at most this, with at
+# most one load; an inlined chain is cut when its body grows beyond the second pair.
+CHEAP_COST = 3
+MAX_COST = 600
+MAX_LOADS = 16
+# A value that consumers expand is computed once, before, if an element costs at least this.
+EXPANDED_COST = 5
+
+
+def rule_name(node: fx.Node) -> str:
+    """`name.overload` of an ATen call, "" for anything else."""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload) and target.namespace == "aten":
+        return f"{target._schema.name.removeprefix('aten::')}.{target._overloadname}"
+    return ""
+
+
+def lower(gm: fx.GraphModule) -> LoopGraph:
+    """Turn every node into loop nests over buffers, or an extern call.
+
+    Needs `meta["val"]` on every node. Gives nodes in FX order; each buffer is written once.
+    """
+    ctx = Context()
+    env: dict[fx.Node, Any] = {}
+    inputs: list[str | None] = []
+    outputs: tuple[Strided | int | None, ...] = ()
+    in_memory = _nodes_in_memory(gm)
+
+    def resolve(arg: Any) -> Any:
+        if isinstance(arg, fx.Node):
+            return env[arg]
+        if isinstance(arg, list | tuple):
+            return [resolve(a) for a in arg]
+        if isinstance(arg, slice):
+            raise UnsupportedGraph("a slice as an argument")
+        return arg
+
+    for node in gm.graph.nodes:
+        if node.op == "placeholder":
+            env[node], name = _placeholder(ctx, node, len(inputs))
+            inputs.append(name)
+        elif node.op == "get_attr":
+            env[node] = _constant(ctx, gm, node)
+        elif node.op == "output":
+            flat, _ = torch.utils._pytree.tree_flatten(node.args[0])
+            outputs = tuple(
+                _output(ctx, env.get(o) if isinstance(o, fx.Node) else o, o) for o in flat
+            )
+        elif node.op == "call_function":
+            args = [resolve(a) for a in node.args]
+            kwargs = {k: resolve(v) for k, v in node.kwargs.items()}
+            env[node] = _call(ctx, node, args, kwargs)
+            if isinstance(env[node], Value):
+                _realize_if_worth_it(ctx, node, env[node], in_memory)
+        else:
+            raise UnsupportedGraph(f"node {node.name} of kind {node.op}")
+    return LoopGraph(
+        tuple(inputs), dict(ctx.constants), dict(ctx.buffers), tuple(ctx.nodes), outputs
+    )
+
+
+def _call(ctx: Context, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if node.target is operator.getitem:
+        return args[0][args[1]]
+    rule = RULES.get(rule_name(node))
+    if rule is not None and _is_loop_like(node, args):
+        result = rule(ctx, node, args, kwargs)
+        if result is not NotImplemented:
+            return result
+    return extern_call(ctx, node, args, kwargs)
+
+
+def _is_loop_like(node: fx.Node, args: list[Any]) -> bool:
+    """True if loops can compute it: real dtypes, one device (0-d CPU tensors stay extern)."""
+    val = node.meta.get("val")
+    results = [v for v in (val if isinstance(val, tuple | list) else (val,)) if v is not None]
+    if any(v.dtype.is_complex for v in results):
+        return False
+    device = results[0].device
+
+    def fits(arg: Any) -> bool:
+        if isinstance(arg, Value):
+            return arg.device == device and not arg.dtype.is_complex
+        return all(map(fits, arg)) if isinstance(arg, list | tuple) else True
+
+    if rule_name(node) == "nextafter.default" and results[0].dtype.itemsize < 4:
+        return False  # the neighbour in the narrow type, not in float32
+    return all(map(fits, args))
+
+
+# --- what goes to memory --------------------------------------------------------------------------
+
+
+def _is_view(node: fx.Node) -> bool:
+    return rule_name(node) in views.RULES or node.target is operator.getitem
+
+
+def _nodes_in_memory(gm: fx.GraphModule) -> set[fx.Node]:
+    """Nodes that an extern call or the caller reads, itself or through views."""
+    found: set[fx.Node] = set()
+    for node in reversed(list(gm.graph.nodes)):
+        for user in node.users:
+            extern = (
+                user.op == "output"
+                or (user.target is not operator.getitem
+                and rule_name(user) not in RULES)
+            )
+            if extern or (user in found and _is_view(user)):
+                found.add(node)
+                break
+    return found
+
+
+def _consumers(node: fx.Node) -> list[fx.Node]:
+    """The users of a node; those of its views in the place of the views."""
+    result: list[fx.Node] = []
+    for user in node.users:
+        result += _consumers(user) if _is_view(user) else [user]
+    return result
+
+
+def _realize_if_worth_it(
+    ctx: Context, node: fx.Node, value: Value, in_memory: set[fx.Node]
+) -> None:
+    """Decide whether a value just made becomes memory, or is computed inside its consumers."""
+    if value.stored is not None or _is_view(node):
+        return
+    if node in in_memory:
+        ctx.realize(value)
+        return
+    cost = ctx.cost(value)
+    consumers = _consumers(node)
+    several = len(consumers) > 1 and (cost.cost > CHEAP_COST or cost.loads > 1)
+    if cost.loads and (several or cost.cost > MAX_COST or cost.loads > MAX_LOADS):
+        ctx.realize(value)
+        return
+    if cost.loads and cost.cost >= EXPANDED_COST:
+        numels = [_numel(c) for c in consumers]
+        if numels and max(numels) >= 4 * value.numel:
+            ctx.realize(value)
+
+
+def _numel(node: fx.Node) -> int:
+    val = node.meta.get("val")
+    if isinstance(val, tuple | list):
+        val = next((v for v in val if v is not None), None)
+    return prod(val.shape) if val is not None and hasattr(val, "shape") else 0
+
+
+# --- the graph's ends -----------------------------------------------------------------------------
+
+
+def _placeholder(ctx: Context, node: fx.Node, position: int) -> tuple[Any, str | None]:
+    val = node.meta.get("val")
+    if not hasattr(val, "dtype"):
+        if isinstance(val, int | float | bool) or val is None:
+            return val, None
+        raise UnsupportedGraph(f"input {node.name} is a {type(val).__name__}")
+    value = value_like(tensor_of(node), node.name)
+    name = f"arg{position}"
+    offset = static_shape([val.storage_offset()], node.name)[0]
+    ctx.buffers[name] = Buffer(name, value.dtype, value.device, value.shape, value.stride, offset)
+    value.stored = Strided(name, value.shape, value.stride, 0)
+    return value, name
+
+
+def _constant(ctx: Context, gm: fx.GraphModule, node: fx.Node) -> Value:
+    held: Any = gm
+    for part in str(node.target).split("."):
+        held = getattr(held, part)
+    if not isinstance(held, torch.Tensor):
+        raise UnsupportedGraph(f"attribute {node.target} is a {type(held).__name__}")
+    for name, tensor in ctx.constants.items():
+        if tensor is held:
+            break
+    else:
+        name = f"const{len(ctx.constants)}"
+        ctx.constants[name] = held
+        ctx.buffers[name] = Buffer(
+            name, held.dtype, held.device, tuple(held.shape), held.stride(), held.storage_offset()
+        )
+    value = value_like(held, node.name)
+    value.stored = Strided(name, value.shape, value.stride, 0)
+    return value
+
+
+def _output(ctx: Context, value: Any, node: Any) -> Strided | int | None:
+    if value is None or isinstance(value, bool | int):
+        return value
+    if not isinstance(value, Value):
+        raise UnsupportedGraph(f"output {node} is a {type(value).__name__}")
+    stored = ctx.realize(value)
+    promised = value_like(tensor_of(node), value.origin)
+    if same_strides(promised.shape, stored.stride, promised.stride):
+        return stored
+    # Laid out otherwise than promised: a copy in the promised layout.
+    promised.loader = lambda indices, mask: ctx.load(value, indices, mask)
+    return ctx.realize(promised)
+
+
+__all__ = ["RULES", "lower", "operator_name", "rule_name"]

@@ -1,0 +1,109 @@
+"""ATen's type promotion, and operands brought to a common type."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from dovetail_inductor.loop_ir.expr import Expr, Scalar
+from dovetail_inductor.loop_ir.index import constant
+from dovetail_inductor.loop_ir.ops import arithmetic_dtype
+from dovetail_inductor.lowering.values import Context, Indices, Value
+
+Operand = Value | bool | int | float
+
+
+def _category(dtype: torch.dtype) -> int:
+    if dtype is torch.bool:
+        return 0
+    return 2 if dtype.is_floating_point else 1
+
+
+def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dtype | None:
+    # A type of lower priority counts only if it is of a higher category.
+    if higher is None or lower is None:
+        return higher or lower
+    return torch.promote_types(higher, lower) if _category(lower) > _category(higher) else higher
+
+
+def promote(operands: Sequence[Operand]) -> torch.dtype:
+    """The common type of tensors, 0-d tensors and Python numbers, as `torch.result_type` has it."""
+    dims: torch.dtype | None = None
+    zeros: torch.dtype | None = None
+    numbers: torch.dtype | None = None
+
+    def join(a: torch.dtype | None, b: torch.dtype) -> torch.dtype:
+        return b if a is None else torch.promote_types(a, b)
+
+    for operand in operands:
+        if not isinstance(operand, Value):
+            if isinstance(operand, bool):
+                number = torch.bool
+            elif isinstance(operand, int):
+                number = torch.int64
+            else:
+                number = torch.get_default_dtype()
+            numbers = join(numbers, number)
+        elif operand.shape:
+            dims = join(dims, operand.dtype)
+        else:
+            zeros = join(zeros, operand.dtype)
+    result = _combine(_combine(dims, zeros), numbers)
+    assert result is not None
+    return result
+
+
+def broadcast_load(
+    ctx: Context, value: Value, shape: tuple[int, ...], indices: Indices, mask: Expr | None
+) -> Expr:
+    """The element of `value`, broadcast to `shape`, at `indices`."""
+    if value.shape == shape:
+        return ctx.load(value, indices, mask)
+    lead = len(shape) - len(value.shape)
+    own = tuple(
+        constant(0) if n == 1 else i for n, i in zip(value.shape, indices[lead:], strict=True)
+    )
+    return ctx.load(value, own, mask)
+
+
+def cast(ctx: Context, expr: Expr, dtype: torch.dtype) -> Expr:
+    """Convert to the storage type `dtype`, kept in its arithmetic type."""
+    b = ctx.builder
+    target = arithmetic_dtype(dtype)
+    result = b.apply("cast", [expr], target)
+    if dtype is torch.float16:
+        return b.apply("round_f16", [result])
+    if dtype is torch.bfloat16:
+        return b.apply("round_bf16", [result])
+    return result
+
+
+def operand_expr(
+    ctx: Context,
+    operand: Operand,
+    common: torch.dtype,
+    shape: tuple[int, ...],
+    indices: Indices,
+    mask: Expr | None,
+    round_numbers: bool = False,
+) -> Expr:
+    """One operand's element in the arithmetic type of `common`.
+
+    A Python number enters arithmetic unrounded (as ATen's opmath does), a comparison rounded to
+    `common`.
+    """
+    if isinstance(operand, Value):
+        expr = broadcast_load(ctx, operand, shape, indices, mask)
+        if operand.dtype == common:
+            return expr
+        return cast(ctx, expr, common)
+    return number(ctx, operand, common, round_numbers)
+
+
+def number(ctx: Context, value: Scalar, common: torch.dtype, rounded: bool) -> Expr:
+    """A Python number in the arithmetic type of `common`."""
+    if common.is_floating_point:
+        own = common if rounded else arithmetic_dtype(common)
+        value = torch.tensor(float(value), dtype=own).item()
+    return ctx.builder.constant(value, arithmetic_dtype(common))

@@ -1,0 +1,193 @@
+"""Lowering rules of reductions: each becomes a loop nest of its own; fusing is the scheduler's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import fx
+
+from dovetail_inductor.loop_ir.expr import Expr
+from dovetail_inductor.loop_ir.index import Index, Var, variable
+from dovetail_inductor.loop_ir.ops import arithmetic_dtype
+from dovetail_inductor.lowering.pointwise import Rule
+from dovetail_inductor.lowering.promotion import cast
+from dovetail_inductor.lowering.values import (
+    Context,
+    Indices,
+    Value,
+    contiguous_strides,
+    tensor_of,
+    value_like,
+)
+
+# A value that several reductions of one op read is put in memory when it costs more than this.
+_REREAD_COST = 4
+
+
+def normal_dims(dims: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:
+    """Dimensions to reduce: sorted, non-negative; None or empty is all of them."""
+    if isinstance(dims, int):
+        dims = [dims]
+    if not dims:
+        return tuple(range(rank))
+    return tuple(sorted({d % rank for d in dims})) if rank else ()
+
+
+def reduce_into(
+    ctx: Context,
+    value: Value,
+    source: Value,
+    dims: tuple[int, ...],
+    reduction: str,
+    element: Callable[[Indices], Expr],
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Compute `value` (shaped like `source` with `dims` of size 1 or dropped) by a reduction.
+
+    `element(indices of source)` is the expression to reduce. `dtype` overrides the buffer's.
+    """
+    keep = [d for d in range(len(source.shape)) if d not in dims]
+    keepdim = len(value.shape) == len(source.shape)
+    variables = tuple(Var(i, n) for i, n in enumerate(value.shape))
+    first = len(variables)
+    reduce_variables = tuple(Var(first + i, source.shape[d]) for i, d in enumerate(dims))
+    at: dict[int, Index] = {d: variable(v) for d, v in zip(dims, reduce_variables, strict=True)}
+    for position, d in enumerate(keep):
+        at[d] = variable(variables[d if keepdim else position])
+    body = element(tuple(at[d] for d in range(len(source.shape))))
+    buffer = ctx.new_buffer(value, dtype)
+    ctx.write(value, buffer, variables, reduce_variables, reduction, body)
+
+
+def _simple(reduction: str) -> Rule:
+    """sum, prod, amax, amin: the element in the type in which it accumulates."""
+
+    def rule(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+        source: Value = args[0]
+        value = value_like(tensor_of(node), node.name)
+        dims = normal_dims(args[1] if len(args) > 1 else None, len(source.shape))
+        accumulate = arithmetic_dtype(value.dtype)
+        kind = reduction
+        if value.dtype is torch.bool:  # amax, amin of bool
+            kind = {"max": "any", "min": "all"}[reduction]
+
+        def element(indices: Indices) -> Expr:
+            expr = ctx.load(source, indices)
+            if "dtype" in kwargs and kwargs["dtype"] not in (None, source.dtype):
+                expr = cast(ctx, expr, kwargs["dtype"])
+            return ctx.builder.apply("cast", [expr], accumulate)
+
+        reduce_into(ctx, value, source, dims, kind, element)
+        return value
+
+    return rule
+
+
+def _truth(reduction: str) -> Rule:
+    def rule(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+        source: Value = args[0]
+        value = value_like(tensor_of(node), node.name)
+        dims = normal_dims(args[1] if len(args) > 1 else None, len(source.shape))
+
+        def element(indices: Indices) -> Expr:
+            return ctx.builder.apply("cast", [ctx.load(source, indices)], torch.bool)
+
+        reduce_into(ctx, value, source, dims, reduction, element)
+        return value
+
+    return rule
+
+
+def _position(reduction: str) -> Rule:
+    def rule(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+        source: Value = args[0]
+        value = value_like(tensor_of(node), node.name)
+        dim = args[1] if len(args) > 1 else None
+        dims = normal_dims(dim, len(source.shape))
+        if dim is None:  # with keepdim every dimension stays, as size 1
+            assert value.numel == 1
+        reduce_into(ctx, value, source, dims, reduction, lambda i: ctx.load(source, i))
+        return value
+
+    return rule
+
+
+def _var_mean(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Two passes, mean then squared deviations: as accurate as Welford, and cheap in cache."""
+    source: Value = args[0]
+    dims = normal_dims(args[1] if len(args) > 1 else kwargs.get("dim"), len(source.shape))
+    correction = kwargs.get("correction", 1)
+    correction = 1 if correction is None else correction
+    count = prod(source.shape[d] for d in dims)
+    arithmetic = arithmetic_dtype(source.dtype)
+    var_val, mean_val = node.meta["val"]
+    b = ctx.builder
+    if source.stored is None and ctx.cost(source).cost > _REREAD_COST:
+        ctx.realize(source)
+
+    # Statistics stay in the arithmetic type between the passes, and keep their dimensions.
+    kept = tuple(1 if d in dims else n for d, n in enumerate(source.shape))
+
+    def statistic(element: Callable[[Indices], Expr], name: str) -> Value:
+        value = Value(
+            kept, contiguous_strides(kept), arithmetic, source.device, f"{node.name}_{name}"
+        )
+        reduce_into(ctx, value, source, dims, "sum", element)
+        return value
+
+    def divided(total: Value, by: float) -> Callable[[Indices, Expr | None], Expr]:
+        # x / 0 follows IEEE: an empty or single sample gives NaN, as in eager
+        return lambda i, m: b.apply("div", [ctx.load(total, i, m), b.constant(by, arithmetic)])
+
+    total = statistic(lambda i: ctx.load(source, i), "sum")
+    mean = replace(total, origin=f"{node.name}_mean", stored=None, loader=divided(total, count))
+    mean._memo = {}
+
+    def deviation(indices: Indices) -> Expr:
+        row = tuple(i if d not in dims else i * 0 for d, i in enumerate(indices))
+        delta = b.apply("sub", [ctx.load(source, indices), ctx.load(mean, row)])
+        return b.apply("mul", [delta, delta])
+
+    squares = statistic(deviation, "squares")
+    freedom = max(count - correction, 0)
+
+    def result(val: torch.Tensor, loader: Callable[[Indices, Expr | None], Expr]) -> Value:
+        value = value_like(val, node.name)
+        keepdim = len(value.shape) == len(source.shape)
+
+        def load(indices: Indices, mask: Expr | None) -> Expr:
+            row = iter(indices)
+            full = tuple(
+                (next(row) * 0 if keepdim else Index(0, ())) if d in dims else next(row)
+                for d in range(len(source.shape))
+            )
+            return loader(full, mask)
+
+        value.loader = load
+        return value
+
+    return (
+        result(var_val, divided(squares, float(freedom))),
+        result(mean_val, divided(total, float(count))),
+    )
+
+
+RULES: dict[str, Rule] = {
+    "sum.dim_IntList": _simple("sum"),
+    "prod.dim_int": _simple("prod"),
+    "amax.default": _simple("max"),
+    "amin.default": _simple("min"),
+    "argmax.default": _position("argmax"),
+    "argmin.default": _position("argmin"),
+    "any.dims": _truth("any"),
+    "any.dim": _truth("any"),
+    "any.default": _truth("any"),
+    "all.dims": _truth("all"),
+    "all.dim": _truth("all"),
+    "all.default": _truth("all"),
+    "var_mean.correction": _var_mean,
+}

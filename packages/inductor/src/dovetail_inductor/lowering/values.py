@@ -1,0 +1,211 @@
+"""What an FX tensor value is while a graph is lowered: memory, or a recipe for its elements.
+
+A recipe is a `loader`: given the indices of one element, and a mask under which memory may be
+touched, it returns that element's expression. Views compose recipes; consumers inline them. A value
+becomes memory (`Context.realize`) when something needs it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import prod
+
+import torch
+from torch import fx
+
+from dovetail_inductor.loop_ir.expr import Builder, Expr
+from dovetail_inductor.loop_ir.handlers import Counter, count
+from dovetail_inductor.loop_ir.index import Index, Var, constant, linear, variable
+from dovetail_inductor.loop_ir.loops import Buffer, LoopNest, Node, Strided
+from dovetail_inductor.loop_ir.ops import arithmetic_dtype
+
+Indices = tuple[Index, ...]
+Loader = Callable[[Indices, Expr | None], Expr]
+Restride = Callable[[Strided], Strided | None]
+
+
+class UnsupportedGraph(Exception):
+    """The graph holds something that this package does not compile."""
+
+
+@dataclass(eq=False)
+class Value:
+    """One tensor. `stride` is the layout that its consumers were promised.
+
+    A view of a value not in memory has a `base`, and `restride` says how the view lies once the
+    base does (None: not as strides).
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    origin: str
+    loader: Loader | None = None
+    stored: Strided | None = None
+    base: Value | None = None
+    restride: Restride | None = None
+    _memo: dict[tuple[Indices, int], Expr] = field(default_factory=dict)
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    def forget_loader(self) -> None:
+        """Drop what inlining needed, once the value is in memory."""
+        self.loader = None
+        self._memo.clear()
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Row-major strides."""
+    strides = []
+    step = 1
+    for n in reversed(shape):
+        strides.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(strides))
+
+
+def is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """True if the elements fill memory without gaps or overlap, in some order of dimensions."""
+    expected = 1
+    for s, n in sorted((s, n) for n, s in zip(shape, stride, strict=True) if n != 1):
+        if s != expected:
+            return False
+        expected *= n
+    return True
+
+
+@dataclass
+class Context:
+    """The state of one lowering: what was made so far."""
+
+    builder: Builder = field(default_factory=Builder)
+    buffers: dict[str, Buffer] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def load(self, value: Value, indices: Indices, mask: Expr | None = None) -> Expr:
+        """One element of `value`, as an arithmetic value."""
+        stored = value.stored
+        if stored is not None:
+            address = linear(indices, stored.stride, stored.offset)
+            return self.builder.load(stored.buffer, address, arithmetic_dtype(value.dtype), mask)
+        assert value.loader is not None, value.origin
+        key = (indices, -1 if mask is None else mask.uid)
+        found = value._memo.get(key)
+        if found is None:
+            found = value.loader(indices, mask)
+            value._memo[key] = found
+        return found
+
+    def body(self, value: Value) -> Expr:
+        """The element at the loop variables 0, 1, ... of the value's own shape."""
+        return self.load(value, self.loop_indices(value.shape)[1])
+
+    def cost(self, value: Value) -> Counter:
+        """What computing one element takes."""
+        return count([self.body(value)])
+
+    @staticmethod
+    def loop_indices(shape: tuple[int, ...], first: int = 0) -> tuple[tuple[Var, ...], Indices]:
+        """A loop variable for each dimension, and the indices they give."""
+        variables = tuple(Var(first + i, n) for i, n in enumerate(shape))
+        return variables, tuple(variable(v) for v in variables)
+
+    # --- making -----------------------------------------------------------------------------------
+
+    def new_buffer(self, like: Value, dtype: torch.dtype | None = None) -> Buffer:
+        """A buffer laid out as `like` promises (row-major if that leaves gaps)."""
+        stride = like.stride
+        if not is_dense(like.shape, stride):
+            stride = contiguous_strides(like.shape)
+        name = f"buf{len(self.buffers)}"
+        buffer = Buffer(name, dtype or like.dtype, like.device, like.shape, stride)
+        self.buffers[name] = buffer
+        return buffer
+
+    def realize(self, value: Value) -> Strided:
+        """Put `value` in memory, if it is not there yet, and say where."""
+        if value.stored is not None:
+            return value.stored
+        if value.base is not None and value.restride is not None:
+            stored = value.restride(self.realize(value.base))
+            if stored is not None:
+                value.stored = stored
+                value.forget_loader()
+                return stored
+        variables, indices = self.loop_indices(value.shape)
+        body = self.load(value, indices)
+        return self.write(value, self.new_buffer(value), variables, (), None, body)
+
+    def write(
+        self,
+        value: Value,
+        buffer: Buffer,
+        variables: tuple[Var, ...],
+        reduce_variables: tuple[Var, ...],
+        reduction: str | None,
+        body: Expr,
+    ) -> Strided:
+        """Add the loop nest that computes `value` into `buffer`, one variable a dimension."""
+        stored = Strided(buffer.name, buffer.shape, buffer.stride, 0)
+        address = linear([variable(v) for v in variables], buffer.stride)
+        by_stride = sorted(
+            (v for v in zip(variables, buffer.stride, strict=True) if v[0].size != 1),
+            key=lambda v: -v[1],
+        )
+        self.nodes.append(
+            LoopNest(
+                buffer.name,
+                tuple(v for v, _ in by_stride),
+                tuple(v for v in reduce_variables if v.size != 1),
+                reduction,
+                body,
+                address,
+                value.origin,
+            )
+        )
+        value.stored = stored
+        value.forget_loader()
+        return stored
+
+
+def tensor_of(node: fx.Node) -> torch.Tensor:
+    """The fake tensor of a node (or anything with its metadata)."""
+    val = node.meta.get("val")
+    if val is None or not hasattr(val, "dtype"):
+        raise UnsupportedGraph(f"node {node.name} ({node.target}) has no tensor in meta['val']")
+    return val  # type: ignore[no-any-return]
+
+
+def static_shape(sizes: object, what: str) -> tuple[int, ...]:
+    """Sizes as plain ints; a symbolic one is refused."""
+    result = []
+    for n in sizes:  # type: ignore[attr-defined]
+        if type(n) is not int:
+            raise UnsupportedGraph(f"{what} has the symbolic size {n}; sizes must be static")
+        result.append(n)
+    return tuple(result)
+
+
+def value_like(val: torch.Tensor, origin: str, loader: Loader | None = None) -> Value:
+    """A value with the metadata of a fake tensor."""
+    return Value(
+        static_shape(val.shape, origin),
+        static_shape(val.stride(), origin),
+        val.dtype,
+        val.device,
+        origin,
+        loader,
+    )
+
+
+def zero_indices(rank: int) -> Indices:
+    """All zero."""
+    return (constant(0),) * rank

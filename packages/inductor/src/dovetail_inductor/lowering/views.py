@@ -1,0 +1,340 @@
+"""Lowering rules of views. None of them computes: each is a map of indices (for values not in
+memory) together with a map of strides (for those that are)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+from torch import fx
+
+from dovetail_inductor.loop_ir.expr import Expr
+from dovetail_inductor.loop_ir.index import Index, constant
+from dovetail_inductor.loop_ir.loops import Strided
+from dovetail_inductor.lowering.pointwise import Rule
+from dovetail_inductor.lowering.values import (
+    Context,
+    Indices,
+    Restride,
+    UnsupportedGraph,
+    Value,
+    tensor_of,
+    value_like,
+)
+
+Reindex = Callable[[Indices], Indices]
+
+
+def make_view(
+    ctx: Context, node: fx.Node, base: Value, reindex: Reindex | None, restride: Restride
+) -> Value:
+    """The view of `base` whose element i is the base's element `reindex(i)`.
+
+    `reindex` None: only strides can say it, so the base goes to memory.
+    """
+    value = value_like(tensor_of(node), node.name)
+    if base.stored is None and reindex is None:
+        ctx.realize(base)
+    if base.stored is not None:
+        value.stored = restride(base.stored)
+    if value.stored is None:
+        if reindex is None:
+            raise UnsupportedGraph(f"{node.name}: {node.target} of a tensor laid out otherwise")
+        value.base, value.restride = base, restride
+        map_indices = reindex
+
+        def loader(indices: Indices, mask: Expr | None) -> Expr:
+            return ctx.load(base, map_indices(indices), mask)
+
+        value.loader = loader
+    return value
+
+
+# --- reshaping ------------------------------------------------------------------------------------
+
+
+def reshape_groups(
+    old: tuple[int, ...], new: tuple[int, ...]
+) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Cut both shapes into matching runs of dimensions of equal product, as short as possible.
+
+    Gives (dims of old, dims of new) pairs; dimensions of size 1 are left out.
+    """
+    a = [d for d, n in enumerate(old) if n != 1]
+    b = [d for d, n in enumerate(new) if n != 1]
+    groups = []
+    i = j = 0
+    while i < len(a) or j < len(b):
+        first_i, first_j = i, j
+        left = right = 1
+        if i < len(a):
+            left *= old[a[i]]
+            i += 1
+        if j < len(b):
+            right *= new[b[j]]
+            j += 1
+        while left != right:
+            if left < right:
+                left *= old[a[i]]
+                i += 1
+            else:
+                right *= new[b[j]]
+                j += 1
+        groups.append((tuple(a[first_i:i]), tuple(b[first_j:j])))
+    return groups
+
+
+def reshape_indices(old: tuple[int, ...], new: tuple[int, ...]) -> Reindex:
+    """Indices into `old` from indices into `new`, elements in row-major order."""
+    if 0 in old:
+        return lambda indices: (constant(0),) * len(old)
+    groups = reshape_groups(old, new)
+
+    def reindex(indices: Indices) -> Indices:
+        result: list[Index] = [constant(0)] * len(old)
+        for old_dims, new_dims in groups:
+            if len(old_dims) == 1 == len(new_dims):
+                result[old_dims[0]] = indices[new_dims[0]]
+                continue
+            flat = constant(0)
+            for d in new_dims:
+                flat = flat * new[d] + indices[d]
+            step = 1
+            for position, d in enumerate(reversed(old_dims)):
+                quotient = flat.floordiv(step)
+                last = position == len(old_dims) - 1
+                result[d] = quotient if last else quotient.mod(old[d])
+                step *= old[d]
+        return tuple(result)
+
+    return reindex
+
+
+def reshape_strides(
+    shape: tuple[int, ...], stride: tuple[int, ...], new: tuple[int, ...]
+) -> tuple[int, ...] | None:
+    """Strides of the view of shape `new`, None if no strides can give it."""
+    result = [1] * len(new)
+    if 0 in shape:
+        step = 1
+        for d in reversed(range(len(new))):
+            result[d] = step
+            step *= max(new[d], 1)
+        return tuple(result)
+    for old_dims, new_dims in reshape_groups(shape, new):
+        # The old dimensions must step through memory evenly.
+        for d, e in zip(old_dims, old_dims[1:], strict=False):
+            if stride[d] != stride[e] * shape[e]:
+                return None
+        step = stride[old_dims[-1]]
+        for d in reversed(new_dims):
+            result[d] = step
+            step *= new[d]
+    # What a dimension of size 1 has for a stride does not matter; follow its right neighbour.
+    step = 1
+    for d in reversed(range(len(new))):
+        if new[d] == 1:
+            result[d] = step
+        else:
+            step = result[d] * new[d]
+    return tuple(result)
+
+
+def view_as(ctx: Context, node: fx.Node, base: Value) -> Value:
+    """`base` with the shape of `node`."""
+    new = tuple(tensor_of(node).shape)
+
+    def restride(s: Strided) -> Strided | None:
+        strides = reshape_strides(s.shape, s.stride, new)
+        return None if strides is None else Strided(s.buffer, new, strides, s.offset)
+
+    return make_view(ctx, node, base, reshape_indices(base.shape, new), restride)
+
+
+def _view(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+    return view_as(ctx, node, args[0])
+
+
+# --- dimensions -----------------------------------------------------------------------------------
+
+
+def _permute(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+    base: Value = args[0]
+    rank = len(base.shape)
+    dims = tuple(d % rank for d in args[1]) if rank else ()
+    inverse = tuple(dims.index(d) for d in range(rank))
+
+    def restride(s: Strided) -> Strided:
+        return Strided(
+            s.buffer, tuple(s.shape[d] for d in dims), tuple(s.stride[d] for d in dims), s.offset
+        )
+
+    return make_view(ctx, node, base, lambda i: tuple(i[d] for d in inverse), restride)
+
+
+def _expand(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+    base: Value = args[0]
+    shape = tuple(tensor_of(node).shape)
+    lead = len(shape) - len(base.shape)
+
+    def reindex(i: Indices) -> Indices:
+        return tuple(
+            constant(0) if n == 1 else x for n, x in zip(base.shape, i[lead:], strict=True)
+        )
+
+    def restride(s: Strided) -> Strided:
+        strides = tuple(
+            0 if n == 1 != m else x for n, m, x in zip(s.shape, shape[lead:], s.stride, strict=True)
+        )
+        return Strided(s.buffer, shape, (0,) * lead + strides, s.offset)
+
+    return make_view(ctx, node, base, reindex, restride)
+
+
+def _unsqueeze(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+    return view_as(ctx, node, args[0])
+
+
+def _squeeze(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+    return view_as(ctx, node, args[0])
+
+
+def _alias(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+    return make_view(ctx, node, args[0], lambda i: i, lambda s: s)
+
+
+# --- pieces ---------------------------------------------------------------------------------------
+
+
+def slice_bounds(size: int, start: int | None, end: int | None) -> tuple[int, int]:
+    """Python's clamping of slice bounds."""
+    low, high, _ = slice(start, end).indices(size)
+    return low, max(low, high)
+
+
+def _slice(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+    base: Value = args[0]
+    dim = (args[1] if len(args) > 1 else 0) % len(base.shape)
+    start = args[2] if len(args) > 2 else None
+    end = args[3] if len(args) > 3 else None
+    step = args[4] if len(args) > 4 else 1
+    low, high = slice_bounds(base.shape[dim], start, end)
+    length = -((low - high) // step)
+
+    def reindex(i: Indices) -> Indices:
+        return (*i[:dim], i[dim] * step + low, *i[dim + 1 :])
+
+    def restride(s: Strided) -> Strided:
+        return Strided(
+            s.buffer,
+            (*s.shape[:dim], length, *s.shape[dim + 1 :]),
+            (*s.stride[:dim], s.stride[dim] * step, *s.stride[dim + 1 :]),
+            s.offset + low * s.stride[dim],
+        )
+
+    return make_view(ctx, node, base, reindex, restride)
+
+
+def _select(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+    base: Value = args[0]
+    dim = args[1] % len(base.shape)
+    at = args[2] % base.shape[dim]
+
+    def reindex(i: Indices) -> Indices:
+        return (*i[:dim], constant(at), *i[dim:])
+
+    def restride(s: Strided) -> Strided:
+        return Strided(
+            s.buffer,
+            (*s.shape[:dim], *s.shape[dim + 1 :]),
+            (*s.stride[:dim], *s.stride[dim + 1 :]),
+            s.offset + at * s.stride[dim],
+        )
+
+    return make_view(ctx, node, base, reindex, restride)
+
+
+def _diagonal(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+    base: Value = args[0]
+    rank = len(base.shape)
+    shift = args[1] if len(args) > 1 else 0
+    a = (args[2] if len(args) > 2 else 0) % rank
+    b = (args[3] if len(args) > 3 else 1) % rank
+    rows, columns = max(-shift, 0), max(shift, 0)
+    length = max(min(base.shape[a] - rows, base.shape[b] - columns), 0)
+    rest = tuple(d for d in range(rank) if d not in (a, b))
+
+    def reindex(i: Indices) -> Indices:
+        result: list[Index] = [constant(0)] * rank
+        for d, x in zip(rest, i[:-1], strict=True):
+            result[d] = x
+        result[a], result[b] = i[-1] + rows, i[-1] + columns
+        return tuple(result)
+
+    def restride(s: Strided) -> Strided:
+        start = rows * s.stride[a] + columns * s.stride[b] if length else 0
+        return Strided(
+            s.buffer,
+            (*(s.shape[d] for d in rest), length),
+            (*(s.stride[d] for d in rest), s.stride[a] + s.stride[b]),
+            s.offset + start,
+        )
+
+    return make_view(ctx, node, base, reindex, restride)
+
+
+def _unfold(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+    base: Value = args[0]
+    dim = args[1] % len(base.shape) if base.shape else 0
+    size, step = args[2], args[3]
+    if not base.shape:
+        return view_as(ctx, node, base)
+    count = (base.shape[dim] - size) // step + 1
+
+    def reindex(i: Indices) -> Indices:
+        return (*i[:dim], i[dim] * step + i[-1], *i[dim + 1 : -1])
+
+    def restride(s: Strided) -> Strided:
+        return Strided(
+            s.buffer,
+            (*s.shape[:dim], count, *s.shape[dim + 1 :], size),
+            (*s.stride[:dim], s.stride[dim] * step, *s.stride[dim + 1 :], s.stride[dim]),
+            s.offset,
+        )
+
+    return make_view(ctx, node, base, reindex, restride)
+
+
+def _as_strided(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+    base: Value = args[0]
+    size, stride = tuple(args[1]), tuple(args[2])
+    offset = args[3] if len(args) > 3 else None
+
+    def restride(s: Strided) -> Strided | None:
+        buffer = ctx.buffers[s.buffer]
+        start = s.offset if offset is None else offset - buffer.offset
+        if prod(size):
+            last = start + sum((n - 1) * x for n, x in zip(size, stride, strict=True))
+            # Inputs may be windows of larger storages; memory of ours ends with the buffer.
+            if buffer.name.startswith("buf") and not 0 <= start <= last < buffer.extent:
+                return None
+        return Strided(s.buffer, size, stride, start)
+
+    return make_view(ctx, node, base, None, restride)
+
+
+RULES: dict[str, Rule] = {
+    "view.default": _view,
+    "_unsafe_view.default": _view,
+    "permute.default": _permute,
+    "expand.default": _expand,
+    "unsqueeze.default": _unsqueeze,
+    "squeeze.dims": _squeeze,
+    "alias.default": _alias,
+    "slice.Tensor": _slice,
+    "select.int": _select,
+    "diagonal.default": _diagonal,
+    "unfold.default": _unfold,
+    "as_strided.default": _as_strided,
+}
