@@ -29,6 +29,17 @@ POINTWISE_BINARY = (
     "eq.Tensor", "ne.Tensor", "lt.Tensor", "le.Tensor", "gt.Tensor", "ge.Tensor",
 )  # fmt: skip
 
+# The dispatcher refuses a number in a `.Tensor` slot of these ops, so a graph that is to run as it
+# stands calls the number's own overload (a comparison with 0, a mask with &). Same operands in the
+# same order: a consumer that knows the right-hand op reads the left-hand one through this table.
+SCALAR_FORMS = {
+    "eq.Scalar": "eq.Tensor", "ne.Scalar": "ne.Tensor", "lt.Scalar": "lt.Tensor",
+    "le.Scalar": "le.Tensor", "gt.Scalar": "gt.Tensor", "ge.Scalar": "ge.Tensor",
+    "remainder.Scalar": "remainder.Tensor", "fmod.Scalar": "fmod.Tensor",
+    "bitwise_and.Scalar": "bitwise_and.Tensor", "bitwise_or.Scalar": "bitwise_or.Tensor",
+    "bitwise_xor.Scalar": "bitwise_xor.Tensor",
+}  # fmt: skip
+
 # where.self takes numbers for its branches too; _to_copy carries dtype only (a change of device
 # stays an extern call); clone carries memory_format.
 POINTWISE_OTHER = ("where.self", "_to_copy.default", "clone.default")
@@ -80,6 +91,7 @@ EXTERN = (
 )  # fmt: skip
 
 CORE_ATEN = (
-    POINTWISE_UNARY + POINTWISE_BINARY + POINTWISE_OTHER + REDUCTION + SCAN + VIEW + INDEXING
+    POINTWISE_UNARY + POINTWISE_BINARY + tuple(SCALAR_FORMS) + POINTWISE_OTHER + REDUCTION + SCAN
+    + VIEW + INDEXING
     + CREATION + EXTERN
 )  # fmt: skip

@@ -1,0 +1,126 @@
+"""What the families share: the ATen namespace, types, and the few helpers of numerics and layout.
+
+A decomposition calls `aten.<op>.<overload>` directly: that is the cheapest way into the dispatcher,
+and it says exactly which op is meant.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+aten: Any = torch.ops.aten
+
+Number = int | float | bool
+Family = Mapping[str, Callable[..., Any]]
+
+_LOW = (torch.float16, torch.bfloat16)
+
+
+def lookup(name: str) -> OpOverload | None:
+    """The op called `<op>.<overload>` in this torch, or None: the one place that asks."""
+    op, overload = name.split(".")
+    packet = getattr(aten, op, None)
+    if packet is None or overload not in packet.overloads():
+        return None
+    found: OpOverload = getattr(packet, overload)
+    return found
+
+
+def resolve(family: Family) -> dict[OpOverload, Callable[..., Any]]:
+    """A family keyed by op; names this torch does not have are left out."""
+    found = {lookup(name): function for name, function in family.items()}
+    return {op: function for op, function in found.items() if op is not None}
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype eager's kernels compute in: float32 for the half types, else the dtype itself."""
+    return torch.float32 if dtype in _LOW else dtype
+
+
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` in `dtype`; no op where it has it already."""
+    return x if x.dtype == dtype else aten._to_copy.default(x, dtype=dtype)
+
+
+def wide(x: Tensor) -> Tensor:
+    """`x` in the dtype eager's kernels compute in."""
+    return cast(x, compute_dtype(x.dtype))
+
+
+def floating(x: Tensor) -> Tensor:
+    """Integers and booleans become the default float dtype, as eager's float-only ops do."""
+    return x if x.is_floating_point() or x.is_complex() else cast(x, torch.get_default_dtype())
+
+
+def constant(value: Number, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """A number as a 0-dim tensor beside `like`, for the ops whose schema refuses a number."""
+    return aten.scalar_tensor.default(value, dtype=dtype or like.dtype, device=like.device)
+
+
+def where(condition: Tensor, a: Tensor | Number, b: Tensor | Number) -> Tensor:
+    """`where` with a number allowed in either branch; it takes the other branch's dtype."""
+    if not isinstance(a, Tensor):
+        assert isinstance(b, Tensor)
+        a = constant(a, b)
+    if not isinstance(b, Tensor):
+        b = constant(b, a)
+    return aten.where.self(condition, a, b)
+
+
+def zeros(size: Sequence[int], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Zeros beside `like`."""
+    return aten.full.default(size, 0, dtype=dtype or like.dtype, device=like.device)
+
+
+def iota(length: int, like: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
+    """0, 1, ..., length - 1 beside `like`."""
+    return aten.arange.start_step(0, length, 1, dtype=dtype, device=like.device)
+
+
+def contiguous(x: Tensor) -> Tensor:
+    """`x` in row-major layout; no op where it is already."""
+    if x.is_contiguous():
+        return x
+    return aten.clone.default(x, memory_format=torch.contiguous_format)
+
+
+def wrap(dim: int, rank: int) -> int:
+    """A dimension counted from the front; a 0-dim tensor counts as having one."""
+    return dim % max(rank, 1)
+
+
+def dims_of(x: Tensor, dim: int | Sequence[int] | None) -> list[int]:
+    """The reduced dimensions, from the front; None and the empty list mean all of them."""
+    if isinstance(dim, int):
+        dim = [dim]
+    if not dim:
+        return list(range(x.dim()))
+    return [wrap(d, x.dim()) for d in dim] if x.dim() else []
+
+
+def count(x: Tensor, dims: Sequence[int]) -> int:
+    """How many elements a reduction over `dims` folds into one."""
+    shape = x.shape
+    return math.prod(shape[d] for d in dims)
+
+
+def along(index: Tensor, dim: int, rank: int) -> Tensor:
+    """A 1-D tensor laid along `dim` of a tensor of `rank` dimensions, to broadcast there."""
+    shape = [1] * rank
+    shape[dim] = index.shape[0]
+    return aten.view.default(index, shape)
+
+
+def reduce_loss(loss: Tensor, reduction: int) -> Tensor:
+    """ATen's loss reductions: 0 none, 1 mean, 2 sum."""
+    if reduction == 0:
+        return loss
+    dims = list(range(loss.dim()))
+    total = aten.sum.dim_IntList(loss, dims)
+    return total if reduction == 2 else aten.div.Tensor(total, count(loss, dims))

@@ -1,0 +1,345 @@
+"""Tensors made from nothing: all in terms of full, empty, arange and scalar_tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._common import Family, Number, aten, cast, iota, where
+
+Device = torch.device | None
+Layout = torch.layout | None
+Format = torch.memory_format | None
+
+
+def _full(size: Sequence[int], value: Number, dtype: torch.dtype | None, device: Device) -> Tensor:
+    return aten.full.default(size, value, dtype=dtype or torch.get_default_dtype(), device=device)
+
+
+def zeros(
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Layout = None,
+    device: Device = None,
+    pin_memory: bool | None = None,
+) -> Tensor:
+    """0 everywhere"""
+    return _full(size, 0, dtype, device)
+
+
+def ones(
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Layout = None,
+    device: Device = None,
+    pin_memory: bool | None = None,
+) -> Tensor:
+    """1 everywhere"""
+    return _full(size, 1, dtype, device)
+
+
+def _physical_order(x: Tensor) -> list[int]:
+    """Dimensions from the outermost in memory to the innermost, of equal strides the first first"""
+    strides = x.stride()
+    return sorted(range(x.dim()), key=lambda d: (-int(strides[d]), d))
+
+
+def _permuted_like(self: Tensor, memory_format: Format, make: Any) -> Tensor:
+    """`make(size)` in the memory order of `self`, so that a dense layout is preserved"""
+    if memory_format == torch.channels_last:
+        order = [0, 2, 3, 1]
+    elif memory_format == torch.channels_last_3d:
+        order = [0, 2, 3, 4, 1]
+    elif memory_format == torch.contiguous_format or self.is_contiguous():
+        return make(self.shape)
+    else:
+        order = _physical_order(self)
+    shape = self.shape
+    base = make([shape[d] for d in order])
+    inverse = [order.index(d) for d in range(len(order))]
+    return aten.permute.default(base, inverse)
+
+
+def full_like(
+    self: Tensor,
+    fill_value: Number,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Layout = None,
+    device: Device = None,
+    pin_memory: bool | None = None,
+    memory_format: Format = None,
+) -> Tensor:
+    """A number everywhere, in the layout of `self`"""
+    dtype, device = dtype or self.dtype, device or self.device
+    return _permuted_like(
+        self,
+        memory_format,
+        lambda size: aten.full.default(size, fill_value, dtype=dtype, device=device),
+    )
+
+
+def zeros_like(
+    self: Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Layout = None,
+    device: Device = None,
+    pin_memory: bool | None = None,
+    memory_format: Format = None,
+) -> Tensor:
+    """0 everywhere"""
+    return full_like(self, 0, dtype=dtype, device=device, memory_format=memory_format)
+
+
+def ones_like(
+    self: Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Layout = None,
+    device: Device = None,
+    pin_memory: bool | None = None,
+    memory_format: Format = None,
+) -> Tensor:
+    """1 everywhere"""
+    return full_like(self, 1, dtype=dtype, device=device, memory_format=memory_format)
+
+
+def empty_like(
+    self: Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Layout = None,
+    device: Device = None,
+    pin_memory: bool | None = None,
+    memory_format: Format = None,
+) -> Tensor:
+    """Anything everywhere"""
+    dtype, device = dtype or self.dtype, device or self.device
+    return _permuted_like(
+        self,
+        memory_format,
+        lambda size: aten.empty.memory_format(size, dtype=dtype, device=device),
+    )
+
+
+def new_full(
+    self: Tensor,
+    size: Sequence[int],
+    fill_value: Number,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Layout = None,
+    device: Device = None,
+    pin_memory: bool | None = None,
+) -> Tensor:
+    """A number everywhere, row-major"""
+    return aten.full.default(
+        size, fill_value, dtype=dtype or self.dtype, device=device or self.device
+    )
+
+
+def new_zeros(
+    self: Tensor,
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Layout = None,
+    device: Device = None,
+    pin_memory: bool | None = None,
+) -> Tensor:
+    """0 everywhere, row-major"""
+    return new_full(self, size, 0, dtype=dtype, device=device)
+
+
+def new_ones(
+    self: Tensor,
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Layout = None,
+    device: Device = None,
+    pin_memory: bool | None = None,
+) -> Tensor:
+    """1 everywhere, row-major"""
+    return new_full(self, size, 1, dtype=dtype, device=device)
+
+
+def new_empty(
+    self: Tensor,
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Layout = None,
+    device: Device = None,
+    pin_memory: bool | None = None,
+) -> Tensor:
+    """Anything everywhere, row-major"""
+    return aten.empty.memory_format(size, dtype=dtype or self.dtype, device=device or self.device)
+
+
+def new_empty_strided(
+    self: Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Layout = None,
+    device: Device = None,
+    pin_memory: bool | None = None,
+) -> Tensor:
+    """Anything everywhere, with given strides"""
+    return aten.empty_strided.default(
+        size, stride, dtype=dtype or self.dtype, device=device or self.device
+    )
+
+
+def _range_dtype(dtype: torch.dtype | None, *ends: Number) -> torch.dtype:
+    """int64 for integers, else the default float dtype"""
+    if dtype is not None:
+        return dtype
+    whole = all(isinstance(e, (int, torch.SymInt)) for e in ends)
+    return torch.int64 if whole else torch.get_default_dtype()
+
+
+def arange_end(
+    end: Number,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Layout = None,
+    device: Device = None,
+    pin_memory: bool | None = None,
+) -> Tensor:
+    """0, 1, ... below end"""
+    return aten.arange.start_step(0, end, 1, dtype=_range_dtype(dtype, end), device=device)
+
+
+def arange_start(
+    start: Number,
+    end: Number,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Layout = None,
+    device: Device = None,
+    pin_memory: bool | None = None,
+) -> Tensor:
+    """start, start + 1, ... below end"""
+    dtype = _range_dtype(dtype, start, end)
+    return aten.arange.start_step(start, end, 1, dtype=dtype, device=device)
+
+
+def linspace(
+    start: Number,
+    end: Number,
+    steps: int,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Layout = None,
+    device: Device = None,
+    pin_memory: bool | None = None,
+) -> Tensor:
+    """Even steps from start to end, each half counted from its own end"""
+    dtype = dtype or torch.get_default_dtype()
+    if steps <= 1 or not dtype.is_floating_point:
+        return _few_or_whole(start, end, steps, dtype, device)
+    work = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    step = (end - start) / (steps - 1)
+    i = aten.arange.start_step(0, steps, 1, dtype=torch.int64, device=device)
+    up = aten.add.Tensor(aten.mul.Tensor(cast(i, work), step), start)
+    back = cast(aten.sub.Tensor(steps - 1, i), work)
+    down = aten.sub.Tensor(end, aten.mul.Tensor(back, step))
+    return cast(where(aten.lt.Scalar(i, steps // 2), up, down), dtype)
+
+
+def _few_or_whole(
+    start: Number, end: Number, steps: int, dtype: torch.dtype, device: Device
+) -> Tensor:
+    """linspace of at most one element, or in integers (counted in float64, then truncated)"""
+    if steps <= 1:
+        return aten.full.default([steps], start, dtype=dtype, device=device)
+    i = aten.arange.start_step(0, steps, 1, dtype=torch.int64, device=device)
+    step = (end - start) / (steps - 1)
+    x = cast(i, torch.float64)
+    up = aten.add.Tensor(aten.mul.Tensor(x, step), start)
+    back = cast(aten.sub.Tensor(steps - 1, i), torch.float64)
+    down = aten.sub.Tensor(end, aten.mul.Tensor(back, step))
+    return cast(where(aten.lt.Scalar(i, steps // 2), up, down), dtype)
+
+
+def _eye(n: int, m: int, dtype: torch.dtype | None, device: Device) -> Tensor:
+    rows = aten.arange.start_step(0, n, 1, dtype=torch.int64, device=device)
+    columns = aten.arange.start_step(0, m, 1, dtype=torch.int64, device=device)
+    same = aten.eq.Tensor(aten.unsqueeze.default(rows, 1), columns)
+    return cast(same, dtype or torch.get_default_dtype())
+
+
+def eye(
+    n: int,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Layout = None,
+    device: Device = None,
+    pin_memory: bool | None = None,
+) -> Tensor:
+    """The identity matrix"""
+    return _eye(n, n, dtype, device)
+
+
+def eye_m(
+    n: int,
+    m: int,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Layout = None,
+    device: Device = None,
+    pin_memory: bool | None = None,
+) -> Tensor:
+    """Ones on the diagonal of an n by m matrix"""
+    return _eye(n, m, dtype, device)
+
+
+def _band(self: Tensor, diagonal: int) -> Tensor:
+    """Column minus row minus diagonal, over the last two dimensions"""
+    rows = iota(self.shape[-2], self)
+    columns = iota(self.shape[-1], self)
+    offset = aten.sub.Tensor(columns, aten.unsqueeze.default(rows, 1))
+    return (
+        offset if isinstance(diagonal, int) and diagonal == 0 else aten.sub.Tensor(offset, diagonal)
+    )
+
+
+def tril(self: Tensor, diagonal: int = 0) -> Tensor:
+    """0 above the diagonal"""
+    return where(aten.le.Scalar(_band(self, diagonal), 0), self, 0)
+
+
+def triu(self: Tensor, diagonal: int = 0) -> Tensor:
+    """0 below the diagonal"""
+    return where(aten.ge.Scalar(_band(self, diagonal), 0), self, 0)
+
+
+TABLE: Family = {
+    "zeros.default": zeros,
+    "ones.default": ones,
+    "full_like.default": full_like,
+    "zeros_like.default": zeros_like,
+    "ones_like.default": ones_like,
+    "empty_like.default": empty_like,
+    "new_full.default": new_full,
+    "new_zeros.default": new_zeros,
+    "new_ones.default": new_ones,
+    "new_empty.default": new_empty,
+    "new_empty_strided.default": new_empty_strided,
+    "arange.default": arange_end,
+    "arange.start": arange_start,
+    "linspace.default": linspace,
+    "eye.default": eye,
+    "eye.m": eye_m,
+    "tril.default": tril,
+    "triu.default": triu,
+}

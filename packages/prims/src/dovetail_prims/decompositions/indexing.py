@@ -1,0 +1,148 @@
+"""Indexing and the gradients of views, in terms of index, index_put and the scatter views."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ._common import Family, Number, aten, cast, constant, iota, where, wrap, zeros
+
+Indices = Sequence[Tensor | None]
+
+
+def _at(dim: int, index: Tensor) -> list[Tensor | None]:
+    """The index list that reaches one dimension"""
+    return [*[None] * dim, index]
+
+
+def index_select(self: Tensor, dim: int, index: Tensor) -> Tensor:
+    """Chosen slices, row-major"""
+    if self.dim() == 0:
+        return aten.clone.default(self)
+    index = aten.unsqueeze.default(index, 0) if index.dim() == 0 else index
+    return aten.index.Tensor(self, _at(wrap(dim, self.dim()), index))
+
+
+def _put(self: Tensor, dim: int, index: Tensor, values: Tensor, accumulate: bool) -> Tensor:
+    """Slices written or added at one dimension; a 0-dim tensor is taken as one element"""
+    if self.dim() == 0:
+        flat = aten.view.default(self, [1])
+        values = values if values.dim() else aten.unsqueeze.default(values, 0)
+        put = aten.index_put.default(flat, [aten.view.default(index, [-1])], values, accumulate)
+        return aten.view.default(put, [])
+    index = aten.unsqueeze.default(index, 0) if index.dim() == 0 else index
+    return aten.index_put.default(self, _at(wrap(dim, self.dim()), index), values, accumulate)
+
+
+def index_add(
+    self: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Number = 1
+) -> Tensor:
+    """Slices added at given places"""
+    source = source if alpha == 1 else aten.mul.Tensor(source, alpha)
+    return _put(self, dim, index, source, True)
+
+
+def index_copy(self: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    """Slices written at given places"""
+    return _put(self, dim, index, source, False)
+
+
+def index_fill_number(self: Tensor, dim: int, index: Tensor, value: Number) -> Tensor:
+    """A number written at given slices"""
+    return _put(self, dim, index, constant(value, self), False)
+
+
+def index_fill_tensor(self: Tensor, dim: int, index: Tensor, value: Tensor) -> Tensor:
+    """A 0-dim tensor written at given slices"""
+    return _put(self, dim, index, cast(value, self.dtype), False)
+
+
+def index_put_impl(
+    self: Tensor,
+    indices: Indices,
+    values: Tensor,
+    accumulate: bool = False,
+    unsafe: bool = False,
+) -> Tensor:
+    """index_put, as the gradient of indexing calls it"""
+    return aten.index_put.default(self, indices, values, accumulate)
+
+
+def unsafe_index(self: Tensor, indices: Indices) -> Tensor:
+    """index, its indices known to be in bounds"""
+    return aten.index.Tensor(self, indices)
+
+
+def take(self: Tensor, index: Tensor) -> Tensor:
+    """Elements by their place in row-major order"""
+    return aten.index.Tensor(self.reshape([-1]), [index])
+
+
+def select_backward(
+    grad_output: Tensor, input_sizes: Sequence[int], dim: int, index: int
+) -> Tensor:
+    """The gradient at one slice, 0 elsewhere"""
+    return aten.select_scatter.default(zeros(input_sizes, grad_output), grad_output, dim, index)
+
+
+def slice_backward(
+    grad_output: Tensor, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int
+) -> Tensor:
+    """The gradient at a range of slices, 0 elsewhere"""
+    nothing = zeros(input_sizes, grad_output)
+    return aten.slice_scatter.default(nothing, grad_output, dim, start, end, step)
+
+
+def diagonal_backward(
+    grad_output: Tensor, input_sizes: Sequence[int], offset: int, dim1: int, dim2: int
+) -> Tensor:
+    """The gradient on a diagonal, 0 elsewhere"""
+    nothing = zeros(input_sizes, grad_output)
+    return aten.diagonal_scatter.default(nothing, grad_output, offset, dim1, dim2)
+
+
+def unfold_backward(
+    grad_in: Tensor, input_sizes: Sequence[int], dim: int, size: int, step: int
+) -> Tensor:
+    """Each window's gradient added where the window lay"""
+    rank = len(input_sizes)
+    nothing = zeros(input_sizes, grad_in)
+    if rank == 0:
+        return aten.view.default(aten.sum.dim_IntList(grad_in, [0]), [])
+    dim = wrap(dim, rank)
+    places = aten.unfold.default(iota(input_sizes[dim], grad_in), 0, size, step)
+    # The window's own dimension is last in grad_in; it belongs beside the windows' dimension.
+    order = [*range(dim + 1), rank, *range(dim + 1, rank)]
+    moved = aten.permute.default(grad_in, order)
+    return aten.index_put.default(nothing, _at(dim, places), moved, True)
+
+
+def masked_scatter(self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """Elements of source, in order, at the places the mask holds"""
+    shape = torch.broadcast_shapes(self.shape, mask.shape)
+    mask = aten.expand.default(mask, shape).reshape([-1])
+    base = aten.expand.default(self, shape).reshape([-1])
+    rank = aten.cumsum.default(cast(mask, torch.int64), 0)
+    place = where(mask, aten.sub.Tensor(rank, 1), 0)
+    taken = aten.index.Tensor(source.reshape([-1]), [place])
+    return aten.view.default(where(mask, taken, base), shape)
+
+
+TABLE: Family = {
+    "index_select.default": index_select,
+    "index_add.default": index_add,
+    "index_copy.default": index_copy,
+    "index_fill.int_Scalar": index_fill_number,
+    "index_fill.int_Tensor": index_fill_tensor,
+    "_index_put_impl.default": index_put_impl,
+    "_unsafe_index_put.default": index_put_impl,
+    "_unsafe_index.Tensor": unsafe_index,
+    "take.default": take,
+    "select_backward.default": select_backward,
+    "slice_backward.default": slice_backward,
+    "diagonal_backward.default": diagonal_backward,
+    "unfold_backward.default": unfold_backward,
+    "masked_scatter.default": masked_scatter,
+}

@@ -1,0 +1,100 @@
+"""softmax, log_softmax and logsumexp, forward and backward. Outputs are row-major, as eager's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ._common import (
+    Family,
+    aten,
+    cast,
+    contiguous,
+    dims_of,
+    floating,
+    where,
+    wide,
+    wrap,
+)
+
+
+def _shifted(self: Tensor, dim: int) -> Tensor:
+    """x - max(x), so that the largest exponent is 0"""
+    x = wide(contiguous(self))
+    return aten.sub.Tensor(x, aten.amax.default(x, [dim], True))
+
+
+def _result_dtype(self: Tensor, half_to_float: bool) -> torch.dtype:
+    return torch.float32 if half_to_float else self.dtype
+
+
+def softmax(self: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """exp(x) / sum(exp(x))"""
+    dtype = _result_dtype(self, half_to_float)
+    dim = wrap(dim, self.dim())
+    if self.dim() and self.shape[dim] == 0:  # no largest element to shift by
+        return aten.empty.memory_format(self.shape, dtype=dtype, device=self.device)
+    e = aten.exp.default(_shifted(self, dim))
+    return cast(aten.div.Tensor(e, aten.sum.dim_IntList(e, [dim], True)), dtype)
+
+
+def log_softmax(self: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """x - log(sum(exp(x)))"""
+    dtype = _result_dtype(self, half_to_float)
+    dim = wrap(dim, self.dim())
+    if self.dim() and self.shape[dim] == 0:
+        return aten.empty.memory_format(self.shape, dtype=dtype, device=self.device)
+    x = _shifted(self, dim)
+    total = aten.sum.dim_IntList(aten.exp.default(x), [dim], True)
+    return cast(aten.sub.Tensor(x, aten.log.default(total)), dtype)
+
+
+def safe_softmax(self: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """softmax with 0, not NaN, for a row that is -inf throughout"""
+    x = self if dtype is None else cast(self, dtype)
+    masked = aten.all.dims(aten.eq.Scalar(x, -math.inf), [dim], True)
+    return where(masked, 0.0, softmax(x, dim, False))
+
+
+def softmax_backward(
+    grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
+) -> Tensor:
+    """y (g - sum(g y))"""
+    y = wide(contiguous(output))
+    product = aten.mul.Tensor(wide(contiguous(grad_output)), y)
+    total = aten.sum.dim_IntList(product, [dim], True)
+    return cast(aten.sub.Tensor(product, aten.mul.Tensor(y, total)), input_dtype)
+
+
+def log_softmax_backward(
+    grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
+) -> Tensor:
+    """g - exp(y) sum(g)"""
+    g, y = wide(contiguous(grad_output)), wide(contiguous(output))
+    total = aten.sum.dim_IntList(g, [dim], True)
+    return cast(aten.sub.Tensor(g, aten.mul.Tensor(aten.exp.default(y), total)), input_dtype)
+
+
+def logsumexp(self: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tensor:
+    """log(sum(exp(x))), shifted by the largest finite element"""
+    x = wide(floating(self))
+    dims = dims_of(x, dim)
+    top = aten.amax.default(x, dims, True)
+    top = where(aten.isinf.default(top), 0.0, top)
+    total = aten.sum.dim_IntList(aten.exp.default(aten.sub.Tensor(x, top)), dims, keepdim)
+    if not keepdim:
+        top = aten.squeeze.dims(top, dims)
+    return cast(aten.add.Tensor(aten.log.default(total), top), floating(self).dtype)
+
+
+TABLE: Family = {
+    "_softmax.default": softmax,
+    "_log_softmax.default": log_softmax,
+    "_safe_softmax.default": safe_softmax,
+    "_softmax_backward_data.default": softmax_backward,
+    "_log_softmax_backward_data.default": log_softmax_backward,
+    "logsumexp.default": logsumexp,
+}

@@ -1,0 +1,196 @@
+"""View spellings in terms of the view set, and the rearrangements that copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ._common import Family, aten, contiguous, wrap
+
+_ROW_MAJOR = torch.contiguous_format
+
+
+def t(self: Tensor) -> Tensor:
+    """The transpose of a matrix; vectors stay"""
+    return aten.alias.default(self) if self.dim() < 2 else aten.permute.default(self, [1, 0])
+
+
+def transpose(self: Tensor, dim0: int, dim1: int) -> Tensor:
+    """Two dimensions swapped"""
+    rank = self.dim()
+    order = list(range(rank))
+    if rank:
+        a, b = wrap(dim0, rank), wrap(dim1, rank)
+        order[a], order[b] = b, a
+    return aten.permute.default(self, order)
+
+
+def view(self: Tensor, size: Sequence[int]) -> Tensor:
+    """`_unsafe_view`: a view whose base nobody else holds"""
+    return aten.view.default(self, size)
+
+
+def reshape_alias(self: Tensor, size: Sequence[int], stride: Sequence[int]) -> Tensor:
+    """What reshape emits when a view will do; the strides follow from the size"""
+    return aten.view.default(self, size)
+
+
+def squeeze_all(self: Tensor) -> Tensor:
+    """Every dimension of size 1 dropped"""
+    return aten.squeeze.dims(self, [d for d, size in enumerate(self.shape) if size == 1])
+
+
+def squeeze_dim(self: Tensor, dim: int) -> Tensor:
+    """One dimension dropped if its size is 1"""
+    return aten.squeeze.dims(self, [dim])
+
+
+def split(self: Tensor, split_size: int, dim: int = 0) -> list[Tensor]:
+    """Equal pieces, the last one perhaps shorter"""
+    dim = wrap(dim, self.dim())
+    length = self.shape[dim]
+    if split_size == 0:
+        return [aten.slice.Tensor(self, dim, 0, length)]
+    pieces = max(int((length + split_size - 1) // split_size), 1)
+    starts = [split_size * i for i in range(pieces)]
+    ends = [*starts[1:], length]
+    pairs = zip(starts, ends, strict=True)
+    return [aten.slice.Tensor(self, dim, a, b) for a, b in pairs]
+
+
+def split_with_sizes(self: Tensor, split_sizes: Sequence[int], dim: int = 0) -> list[Tensor]:
+    """Pieces of given sizes"""
+    pieces, start = [], 0
+    for size in split_sizes:
+        pieces.append(aten.slice.Tensor(self, dim, start, start + size))
+        start = start + size
+    return pieces
+
+
+def unbind(self: Tensor, dim: int = 0) -> list[Tensor]:
+    """Slices of one, their dimension dropped"""
+    return [aten.select.int(self, dim, i) for i in range(int(self.shape[dim]))]
+
+
+def alias(self: Tensor) -> Tensor:
+    """The same tensor, detached or lifted"""
+    return aten.alias.default(self)
+
+
+def clone(self: Tensor) -> Tensor:
+    """A copy"""
+    return aten.clone.default(self)
+
+
+def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Side by side along a new dimension"""
+    dim = wrap(dim, tensors[0].dim() + 1)
+    return aten.cat.default([aten.unsqueeze.default(x, dim) for x in tensors], dim)
+
+
+def repeat(self: Tensor, repeats: Sequence[int]) -> Tensor:
+    """Tiled: each dimension gets a neighbour to expand over, then the two merge"""
+    extra = len(repeats) - self.dim()
+    sizes = [1] * extra + list(self.shape)
+    paired: list[int] = []
+    wanted: list[int] = []
+    for n, size in zip(repeats, sizes, strict=True):
+        paired += [1, size]
+        wanted += [n, size]
+    tiled = aten.expand.default(aten.view.default(contiguous(self), paired), wanted)
+    tiled = aten.clone.default(tiled, memory_format=_ROW_MAJOR)
+    return aten.view.default(tiled, [n * s for n, s in zip(repeats, sizes, strict=True)])
+
+
+def roll(self: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
+    """Shifted round, what falls off one end coming in at the other"""
+    if not dims:
+        flat = aten.view.default(contiguous(self), [-1])
+        return aten.view.default(roll(flat, shifts, [0]), self.shape)
+    out = self
+    for shift, dim in zip(shifts, dims, strict=True):
+        length = self.shape[dim]
+        if length == 0:
+            continue
+        cut = (length - shift) % length
+        if cut == 0:
+            continue
+        tail = aten.slice.Tensor(out, dim, cut, length)
+        out = aten.cat.default([tail, aten.slice.Tensor(out, dim, 0, cut)], dim)
+    return contiguous(aten.clone.default(out)) if out is self else out
+
+
+def rot90(self: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
+    """k quarter turns in a plane"""
+    first, second = dims
+    turns = k % 4
+    if turns == 0:
+        return aten.clone.default(self, memory_format=_ROW_MAJOR)
+    if turns == 2:
+        return aten.flip.default(self, [first, second])
+    flipped = aten.flip.default(self, [second if turns == 1 else first])
+    swapped = transpose(flipped, first, second)
+    return aten.clone.default(swapped, memory_format=_ROW_MAJOR)
+
+
+def pixel_shuffle(self: Tensor, upscale_factor: int) -> Tensor:
+    """(..., C r², H, W) -> (..., C, H r, W r)"""
+    *batch, channels, height, width = self.shape
+    r = upscale_factor
+    rank = len(batch)
+    split_up = aten.view.default(
+        contiguous(self), [*batch, channels // (r * r), r, r, height, width]
+    )
+    order = [*range(rank), rank, rank + 3, rank + 1, rank + 4, rank + 2]
+    moved = aten.clone.default(aten.permute.default(split_up, order), memory_format=_ROW_MAJOR)
+    return aten.view.default(moved, [*batch, channels // (r * r), height * r, width * r])
+
+
+def pixel_unshuffle(self: Tensor, downscale_factor: int) -> Tensor:
+    """(..., C, H r, W r) -> (..., C r², H, W)"""
+    *batch, channels, height, width = self.shape
+    r = downscale_factor
+    rank = len(batch)
+    split_up = aten.view.default(
+        contiguous(self), [*batch, channels, height // r, r, width // r, r]
+    )
+    order = [*range(rank), rank, rank + 2, rank + 4, rank + 1, rank + 3]
+    moved = aten.clone.default(aten.permute.default(split_up, order), memory_format=_ROW_MAJOR)
+    return aten.view.default(moved, [*batch, channels * r * r, height // r, width // r])
+
+
+def channel_shuffle(self: Tensor, groups: int) -> Tensor:
+    """(N, g C/g, ...) with the two factors of the channels swapped"""
+    n, channels, *rest = self.shape
+    split_up = aten.view.default(contiguous(self), [n, groups, channels // groups, *rest])
+    order = [0, 2, 1, *range(3, split_up.dim())]
+    moved = aten.clone.default(aten.permute.default(split_up, order), memory_format=_ROW_MAJOR)
+    return aten.view.default(moved, self.shape)
+
+
+TABLE: Family = {
+    "t.default": t,
+    "transpose.int": transpose,
+    "_unsafe_view.default": view,
+    "_reshape_alias.default": reshape_alias,
+    "squeeze.default": squeeze_all,
+    "squeeze.dim": squeeze_dim,
+    "split.Tensor": split,
+    "split_with_sizes.default": split_with_sizes,
+    "unsafe_split.Tensor": split,
+    "unsafe_split_with_sizes.default": split_with_sizes,
+    "unbind.int": unbind,
+    "detach.default": alias,
+    "lift_fresh.default": alias,
+    "lift.default": alias,
+    "lift_fresh_copy.default": clone,
+    "stack.default": stack,
+    "repeat.default": repeat,
+    "roll.default": roll,
+    "rot90.default": rot90,
+    "pixel_shuffle.default": pixel_shuffle,
+    "pixel_unshuffle.default": pixel_unshuffle,
+    "channel_shuffle.default": channel_shuffle,
+}
