@@ -1,0 +1,67 @@
+"""What a compiled function or module did so far: `dovetail.report(compiled)`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail_capture.captured_frame import GraphBreak
+from dovetail_capture.context import context_of
+
+from dovetail.pipeline import CompilerBackend
+
+
+@dataclass(frozen=True)
+class Report:
+    """Counts and reasons. `plain_frames` lists frames that run uncompiled, each with its reason.
+
+    `kernels` and `extern_calls` are summed over the compiled graphs, one call of each.
+    """
+
+    graphs: int
+    breaks: tuple[GraphBreak, ...]
+    recompiles: tuple[str, ...]
+    plain_frames: tuple[str, ...]
+    kernels: int
+    extern_calls: int
+    extern_ops: tuple[tuple[str, int], ...]
+    capture_s: float
+    compile_s: float
+
+    def as_text(self) -> str:
+        """The report as a person reads it."""
+        lines = [
+            f"{self.graphs} graphs, {len(self.breaks)} breaks, {len(self.recompiles)} recompiles, "
+            f"{len(self.plain_frames)} frames left uncompiled",
+            f"{self.kernels} generated kernels, {self.extern_calls} library calls in one call each",
+            f"capture {self.capture_s:.2f} s, compile {self.compile_s:.2f} s",
+        ]
+        lines += [f"break: {b.as_text()}" for b in self.breaks]
+        lines += [f"recompile: {r}" for r in self.recompiles]
+        lines += [f"left uncompiled: {p}" for p in self.plain_frames]
+        lines += [f"library call: {op} x{count}" for op, count in self.extern_ops]
+        return "\n".join(lines)
+
+
+def report(compiled: Any) -> Report:
+    """The report of something that `dovetail.compile` returned.
+
+    Raises TypeError for anything else.
+    """
+    context = context_of(compiled)
+    backend = context.backend
+    graphs = backend.compiled if isinstance(backend, CompilerBackend) else []
+    ops = Counter(op for g in graphs for op in g.extern_calls)
+    log = context.log
+    return Report(
+        graphs=log.graphs,
+        breaks=tuple(log.breaks),
+        recompiles=tuple(log.recompiles),
+        plain_frames=tuple(log.plain_frames),
+        kernels=sum(g.kernels for g in graphs),
+        extern_calls=sum(ops.values()),
+        extern_ops=tuple(sorted(ops.items())),
+        capture_s=log.capture_s,
+        compile_s=log.compile_s,
+    )
