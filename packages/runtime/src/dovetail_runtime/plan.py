@@ -172,8 +172,18 @@ class Ref:
 
 
 AtenArg = (
-    Ref | Size | float | bool | str | None | complex | torch.dtype | torch.device | torch.layout
-    | torch.memory_format | tuple["AtenArg", ...]
+    Ref
+    | Size
+    | float
+    | bool
+    | str
+    | None
+    | complex
+    | torch.dtype
+    | torch.device
+    | torch.layout
+    | torch.memory_format
+    | tuple["AtenArg", ...]
 )
 
 

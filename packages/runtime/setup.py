@@ -1,0 +1,28 @@
+"""Builds `dovetail_runtime._executor` against the torch that it will be loaded beside."""
+
+import os
+
+import torch
+from setuptools import Extension, setup
+
+torch_dir = os.path.dirname(torch.__file__)
+
+setup(
+    ext_modules=[
+        Extension(
+            "dovetail_runtime._executor",
+            sources=["src/dovetail_runtime/_executor.cpp"],
+            depends=[
+                f"src/dovetail_runtime/native/{name}.h"
+                for name in ("program", "load", "run", "slab", "cuda_driver")
+            ],
+            include_dirs=[os.path.join(torch_dir, "include")],
+            library_dirs=[os.path.join(torch_dir, "lib")],
+            libraries=["torch_python", "torch_cpu", "c10"],
+            define_macros=[("DOVETAIL_TORCH_VERSION", f'"{torch.__version__}"')],
+            # -fopenmp only when compiling: at::parallel_for must meet the one OpenMP runtime that
+            # torch has loaded, not a second one.
+            extra_compile_args=["-std=c++20", "-O2", "-g0", "-fopenmp", "-fvisibility=hidden"],
+        )
+    ],
+)

@@ -1,0 +1,329 @@
+// dovetail_runtime._executor: plans run natively. `load(tables, ...)` gives a callable.
+#include "native/load.h"
+#include "native/run.h"
+
+#include <sstream>
+#include <structmember.h>
+
+// From torch's Python bindings; its own header takes 15 seconds to compile.
+extern PyObject* THPVariableClass;
+PyObject* THPVariable_Wrap(const at::TensorBase& tensor);
+
+namespace dovetail {
+namespace {
+
+struct Executor {
+  PyObject_HEAD
+  vectorcallfunc vectorcall;
+  Program* program;
+  PyObject* raw_stream;  // torch's function from a device index to its current stream, or null
+  bool gpu_ready;
+};
+
+PyTypeObject* parameter_type = nullptr;
+
+bool is_tensor(PyObject* object) {
+  PyTypeObject* type = Py_TYPE(object);
+  auto* tensor_type = reinterpret_cast<PyTypeObject*>(THPVariableClass);
+  return type == tensor_type || type == parameter_type || PyType_IsSubtype(type, tensor_type);
+}
+
+std::string ints_text(c10::IntArrayRef values) {
+  std::ostringstream out;
+  out << values;
+  return out.str();
+}
+
+void check_input(const Program& program, const Frame& frame, size_t position,
+                 const c10::TensorImpl& impl) {
+  const InputInfo& info = program.inputs[position];
+  auto same = [&](const std::vector<SizeIndex>& wanted, c10::IntArrayRef found) {
+    if (wanted.size() != found.size()) return false;
+    for (size_t d = 0; d < found.size(); ++d) {
+      if (frame.values[wanted[d]] != found[d]) return false;
+    }
+    return true;
+  };
+  bool strides_matter = impl.numel() > 1;
+  bool stride_ok = info.spec.stride.size() == impl.strides().size();
+  for (size_t d = 0; stride_ok && strides_matter && d < impl.strides().size(); ++d) {
+    stride_ok = impl.sizes()[d] <= 1 || frame.values[info.spec.stride[d]] == impl.strides()[d];
+  }
+  if (impl.dtype() == c10::scalarTypeToTypeMeta(info.spec.dtype) &&
+      impl.device() == info.spec.device && same(info.spec.shape, impl.sizes()) && stride_ok) {
+    return;
+  }
+  Ints shape, stride;
+  for (SizeIndex i : info.spec.shape) shape.push_back(frame.values[i]);
+  for (SizeIndex i : info.spec.stride) stride.push_back(frame.values[i]);
+  TORCH_CHECK(false, program.name, ": input ", position, " ('", info.name, "') must be ",
+              info.spec.dtype, " of shape ", ints_text(shape), " and strides ", ints_text(stride),
+              " on ", info.spec.device, "; it is ", c10::typeMetaToScalarType(impl.dtype()),
+              " of shape ", ints_text(impl.sizes()), " and strides ", ints_text(impl.strides()),
+              " on ", impl.device());
+}
+
+// The inputs into the frame, the symbols from them.
+void bind_inputs(Program& program, Frame& frame, PyObject* const* args, size_t count) {
+  TORCH_CHECK_TYPE(count == program.inputs.size(), program.name, ": ", program.inputs.size(),
+                   " inputs expected, ", count, " given");
+  for (size_t i = 0; i < count; ++i) {
+    const InputInfo& info = program.inputs[i];
+    if (info.slot < 0) {
+      TORCH_CHECK_TYPE(PyLong_Check(args[i]), program.name, ": input ", i, " ('", info.name,
+                       "') must be an int, not ", Py_TYPE(args[i])->tp_name);
+      continue;
+    }
+    TORCH_CHECK_TYPE(is_tensor(args[i]), program.name, ": input ", i, " ('", info.name,
+                     "') must be a tensor, not ", Py_TYPE(args[i])->tp_name);
+    const at::Tensor& tensor = reinterpret_cast<PythonTensor*>(args[i])->tensor;
+    c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+    c10::DispatchKeySet unusual({c10::DispatchKey::Python, c10::DispatchKey::Conjugate,
+                                 c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor,
+                                 c10::DispatchKey::Functionalize});
+    TORCH_CHECK(!impl->key_set().has_any(unusual) && impl->has_storage(), program.name, ": input ",
+                i, " ('", info.name, "') is not a plain dense tensor: ", impl->key_set());
+    Slot& slot = frame.slots[info.slot];
+    slot.impl = impl;
+    if (info.needs_data) slot.data = impl->mutable_data();
+  }
+  for (const SymbolBinding& binding : program.bindings) {
+    if (binding.dim < 0) {
+      frame.values[binding.destination] = to_int(args[binding.input]);
+      continue;
+    }
+    SlotIndex slot = program.inputs[binding.input].slot;
+    c10::TensorImpl* impl = frame.slots[slot].impl;
+    TORCH_CHECK(binding.dim < impl->dim(), program.name, ": input ", binding.input, " must have ",
+                binding.dim + 1, " dimensions at least, it has ", impl->dim());
+    frame.values[binding.destination] = impl->size(binding.dim);
+  }
+}
+
+PyObject* collect_outputs(const Program& program, Frame& frame, PyObject* const* args) {
+  PyObject* result = checked(PyTuple_New(static_cast<Py_ssize_t>(program.outputs.size())));
+  for (size_t i = 0; i < program.outputs.size(); ++i) {
+    const Output& output = program.outputs[i];
+    PyObject* value = nullptr;
+    switch (output.kind) {
+      case Output::None: value = Py_NewRef(Py_None); break;
+      case Output::Input: value = Py_NewRef(args[output.index]); break;
+      case Output::Size: value = PyLong_FromLongLong(frame.values[output.index]); break;
+      case Output::Tensor: {
+        c10::TensorImpl* impl = frame.slots[output.index].impl;
+        value = impl == nullptr ? Py_NewRef(Py_None) : THPVariable_Wrap(tensor_of(impl));
+        break;
+      }
+    }
+    if (value == nullptr) {
+      Py_DECREF(result);
+      throw PythonError();
+    }
+    PyTuple_SET_ITEM(result, static_cast<Py_ssize_t>(i), value);
+  }
+  return result;
+}
+
+std::unique_ptr<Frame> take_frame(Program& program) {
+  {
+    std::lock_guard<std::mutex> lock(program.mutex);
+    if (!program.idle_frames.empty()) {
+      std::unique_ptr<Frame> frame = std::move(program.idle_frames.back());
+      program.idle_frames.pop_back();
+      return frame;
+    }
+  }
+  return std::make_unique<Frame>(program);
+}
+
+void give_frame_back(Program& program, std::unique_ptr<Frame> frame) {
+  frame->release(program);
+  std::lock_guard<std::mutex> lock(program.mutex);
+  program.idle_frames.push_back(std::move(frame));
+}
+
+struct WithoutGil {
+  PyThreadState* state = PyEval_SaveThread();
+  ~WithoutGil() { PyEval_RestoreThread(state); }
+};
+
+std::string step_name(const Step& step) {
+  if (auto* cpp = std::get_if<LaunchCpp>(&step)) return "kernel " + cpp->name;
+  if (auto* triton = std::get_if<LaunchTriton>(&step)) return "kernel " + triton->name;
+  if (auto* aten = std::get_if<CallAten>(&step)) return aten->name;
+  return "memory";
+}
+
+void run_frame(Executor* self, Frame& frame) {
+  Program& program = *self->program;
+  if (program.cuda_device >= 0) {
+    PyObject* stream = checked(PyObject_CallFunction(self->raw_stream, "i", program.cuda_device));
+    frame.cuda_stream = PyLong_AsVoidPtr(stream);
+    Py_DECREF(stream);
+    if (!self->gpu_ready) {
+      c10::DeviceGuard guard(
+          c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(program.cuda_device)));
+      load_gpu_kernels(program);
+      self->gpu_ready = true;
+    }
+  }
+  WithoutGil without_gil;
+  Runner runner(program, frame);
+  try {
+    runner.run();
+    for (const Output& output : program.outputs) {
+      bool defined = output.kind == Output::Tensor &&
+                     (frame.slots[output.index].impl != nullptr ||
+                      program.slots[output.index].spec != nullptr);
+      if (defined) runner.materialize(output.index);
+    }
+  } catch (c10::Error& error) {
+    if (runner.step_ < program.steps.size()) {
+      error.add_context("in step " + std::to_string(runner.step_) + " of " + program.name + ": " +
+                        step_name(program.steps[runner.step_]));
+    }
+    throw;
+  }
+}
+
+void set_python_error(const std::exception& error) {
+  if (dynamic_cast<const PythonError*>(&error) != nullptr) return;
+  PyObject* type = PyExc_RuntimeError;
+  if (dynamic_cast<const c10::TypeError*>(&error) != nullptr) type = PyExc_TypeError;
+  if (dynamic_cast<const c10::IndexError*>(&error) != nullptr) type = PyExc_IndexError;
+  if (dynamic_cast<const c10::ValueError*>(&error) != nullptr) type = PyExc_ValueError;
+  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) type = PyExc_MemoryError;
+  auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+  PyErr_SetString(type, torch_error != nullptr ? torch_error->what_without_backtrace()
+                                               : error.what());
+}
+
+PyObject* call(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+  auto* self = reinterpret_cast<Executor*>(callable);
+  if (kwnames != nullptr && PyTuple_GET_SIZE(kwnames) != 0) {
+    PyErr_SetString(PyExc_TypeError, "a loaded plan takes positional arguments only");
+    return nullptr;
+  }
+  std::unique_ptr<Frame> frame;
+  PyObject* result = nullptr;
+  try {
+    Program& program = *self->program;
+    frame = take_frame(program);
+    bind_inputs(program, *frame, args, static_cast<size_t>(PyVectorcall_NARGS(nargsf)));
+    if (program.check_inputs) {
+      for (const SizeInstruction& i : program.size_program) {
+        frame->values[i.destination] =
+            apply_size(i.operation, frame->values[i.left], frame->values[i.right]);
+      }
+      for (size_t i = 0; i < program.inputs.size(); ++i) {
+        SlotIndex slot = program.inputs[i].slot;
+        if (slot >= 0) check_input(program, *frame, i, *frame->slots[slot].impl);
+      }
+    }
+    run_frame(self, *frame);
+    result = collect_outputs(program, *frame, args);
+  } catch (const std::exception& error) {
+    set_python_error(error);
+  }
+  if (frame != nullptr) give_frame_back(*self->program, std::move(frame));
+  return result;
+}
+
+void executor_dealloc(PyObject* object) {
+  auto* self = reinterpret_cast<Executor*>(object);
+  PyTypeObject* type = Py_TYPE(object);
+  delete self->program;
+  Py_XDECREF(self->raw_stream);
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+
+PyMemberDef executor_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Executor, vectorcall), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr}};
+
+PyType_Slot executor_slots[] = {
+    {Py_tp_dealloc, reinterpret_cast<void*>(executor_dealloc)},
+    {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
+    {Py_tp_members, executor_members},
+    {Py_tp_doc, const_cast<char*>("A loaded plan: call it with the plan's inputs.")},
+    {0, nullptr}};
+
+PyType_Spec executor_spec = {
+    "dovetail_runtime._executor.Executor", sizeof(Executor), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    executor_slots};
+
+PyTypeObject* executor_type = nullptr;
+
+PyObject* load(PyObject*, PyObject* args) {
+  PyObject *tables = nullptr, *raw_stream = nullptr;
+  int check_inputs = 0;
+  if (!PyArg_ParseTuple(args, "O!pO", &PyDict_Type, &tables, &check_inputs, &raw_stream)) {
+    return nullptr;
+  }
+  auto program = std::make_unique<Program>();
+  try {
+    Loader(*program, THPVariableClass).load(tables);
+  } catch (const std::exception& error) {
+    set_python_error(error);
+    return nullptr;
+  }
+  program->check_inputs = check_inputs != 0;
+  auto* self = reinterpret_cast<Executor*>(executor_type->tp_alloc(executor_type, 0));
+  if (self == nullptr) return nullptr;
+  self->vectorcall = call;
+  self->program = program.release();
+  self->raw_stream = Py_NewRef(raw_stream);
+  self->gpu_ready = false;
+  return reinterpret_cast<PyObject*>(self);
+}
+
+// (numel, first size) of a tensor, read the way the executor reads it.
+PyObject* probe(PyObject*, PyObject* tensor) {
+  const at::Tensor& inner = reinterpret_cast<PythonTensor*>(tensor)->tensor;
+  return Py_BuildValue("LL", static_cast<long long>(inner.unsafeGetTensorImpl()->numel()),
+                       static_cast<long long>(inner.unsafeGetTensorImpl()->size(0)));
+}
+
+PyObject* set_slab_limit(PyObject*, PyObject* bytes) {
+  size_t limit = PyLong_AsSize_t(bytes);
+  if (PyErr_Occurred()) return nullptr;
+  slab_pool().set_limit(limit);
+  Py_RETURN_NONE;
+}
+
+PyObject* idle_slab_bytes(PyObject*, PyObject*) {
+  return PyLong_FromSize_t(slab_pool().idle_bytes());
+}
+
+PyMethodDef methods[] = {
+    {"load", load, METH_VARARGS, "load(tables, check_inputs, raw_stream) -> Executor"},
+    {"probe", probe, METH_O, "How the executor reads a tensor: (numel, first size)."},
+    {"set_slab_limit", set_slab_limit, METH_O, "Bytes of idle CPU slabs to keep."},
+    {"idle_slab_bytes", idle_slab_bytes, METH_NOARGS, "Bytes of idle CPU slabs kept now."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "_executor", "Runs plans natively.", -1, methods,
+                      nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+}  // namespace dovetail
+
+PyMODINIT_FUNC PyInit__executor() {
+  using namespace dovetail;
+  PyObject* torch = PyImport_ImportModule("torch.nn.parameter");
+  if (torch == nullptr) return nullptr;
+  parameter_type = reinterpret_cast<PyTypeObject*>(PyObject_GetAttrString(torch, "Parameter"));
+  Py_DECREF(torch);
+  if (parameter_type == nullptr) return nullptr;
+  executor_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&executor_spec));
+  if (executor_type == nullptr) return nullptr;
+  PyObject* result = PyModule_Create(&module);
+  if (result == nullptr) return nullptr;
+  if (PyModule_AddStringConstant(result, "torch_version", DOVETAIL_TORCH_VERSION) < 0) {
+    Py_DECREF(result);
+    return nullptr;
+  }
+  return result;
+}

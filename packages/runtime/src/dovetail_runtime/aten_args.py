@@ -1,0 +1,47 @@
+"""ATen operators by name, and a plan's argument values as Python ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from dovetail_runtime.plan import AtenArg, Ref, SizeExpr
+from dovetail_runtime.sizes import evaluate
+
+
+def split_op_name(op: str) -> tuple[str, str]:
+    """`aten::mm.out` -> (`aten::mm`, `out`); the default overload's name is empty."""
+    if "::" not in op:
+        raise ValueError(
+            f"operator {op!r} has no namespace: write it like aten::mm or aten::mm.out"
+        )
+    namespace, _, rest = op.partition("::")
+    name, _, overload = rest.partition(".")
+    return f"{namespace}::{name}", "" if overload == "default" else overload
+
+
+def resolve_op(op: str) -> Callable[..., Any]:
+    """The `OpOverload` called `op`."""
+    qualified, overload = split_op_name(op)
+    namespace, _, name = qualified.partition("::")
+    try:
+        packet = getattr(getattr(torch.ops, namespace), name)
+        resolved: Callable[..., Any] = getattr(packet, overload or "default")
+    except AttributeError:
+        raise ValueError(f"there is no operator {op!r} in this PyTorch") from None
+    return resolved
+
+
+def python_value(
+    argument: AtenArg, tensors: Mapping[str, torch.Tensor | None], symbols: Mapping[str, int]
+) -> Any:
+    """`argument` with tensors and sizes put in."""
+    if isinstance(argument, Ref):
+        return tensors[argument.name]
+    if isinstance(argument, SizeExpr):
+        return evaluate(argument, symbols)
+    if isinstance(argument, tuple):
+        return [python_value(a, tensors, symbols) for a in argument]
+    return argument

@@ -1,0 +1,259 @@
+"""A `Plan` as the flat tables that the native executor reads: names become slot numbers, sizes
+become value numbers, steps become tuples that begin with an operation code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dovetail_runtime.aten_args import split_op_name
+from dovetail_runtime.plan import (
+    Allocate,
+    AtenArg,
+    CallAten,
+    CopyInto,
+    Free,
+    LaunchCpp,
+    LaunchTriton,
+    Plan,
+    Ref,
+    Size,
+    SizeExpr,
+    Step,
+    TensorSpec,
+    View,
+)
+from dovetail_runtime.sizes import SizeTable
+
+# Operation codes; native/program.h has the same list.
+ALLOCATE_SLAB, ALLOCATE, VIEW, LAUNCH_CPP, LAUNCH_TRITON, CALL_ATEN, FREE = range(7)
+# Kinds of an ATen argument (and of a plan's output, where they apply).
+LITERAL, TENSOR, SIZE, LIST, INPUT = range(5)
+
+
+class PlanError(ValueError):
+    """The plan contradicts itself: an unknown name, a slab tensor that leaves the call, ..."""
+
+
+@dataclass(frozen=True)
+class TritonBinary:
+    """A `TritonKernel` compiled for one device."""
+
+    entry: str
+    cubin: bytes
+    parameters: tuple[str, ...]  # per launched parameter: "pointer", "i32" or "i64"
+    shared_bytes: int
+    threads: int
+    scratch_parameters: int  # null pointers to append
+    global_scratch_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class _Slot:
+    number: int
+    name: str
+    root: str  # the allocation, input, constant or result whose storage this is
+    in_slab: bool
+    owned_outside: bool = False  # an input or a constant
+    input_index: int | None = None
+
+
+class _Lowering:
+    def __init__(
+        self, plan: Plan, addresses: Mapping[str, int], binaries: Mapping[str, TritonBinary]
+    ) -> None:
+        self.plan = plan
+        self.addresses = addresses
+        self.binaries = binaries
+        self.sizes = SizeTable()
+        self.slots: dict[str, _Slot] = {}
+        self.slabs = {device: index for index, (device, _) in enumerate(plan.slab_bytes)}
+        self.freed: set[str] = set()
+
+    def lower(self) -> dict[str, Any]:
+        plan = self.plan
+        bindings = [
+            (self.sizes.bind(b.name), b.input, -1 if b.dim is None else b.dim) for b in plan.symbols
+        ]
+        inputs: list[tuple[str, int, tuple[Any, ...] | None]] = []
+        for index, declared in enumerate(plan.inputs):
+            if declared.spec is None:
+                inputs.append((declared.name, -1, None))
+            else:
+                slot = self._define(declared.name, declared.name, outside=True, input_index=index)
+                inputs.append((declared.name, slot, self._spec(declared.spec)))
+        constants = [(self._define(c.name, c.name, outside=True), c.value) for c in plan.constants]
+        slabs = [(torch.device(d), self.sizes.number(size)) for d, size in plan.slab_bytes]
+        steps = [self._step(step) for step in plan.steps]
+        outputs = [self._output(output) for output in plan.outputs]
+        written = [*plan.mutated, *(s.target for s in plan.steps if isinstance(s, CopyInto))]
+        mutated = {self.slots[self.slots[name].root] for name in written}
+        return {
+            "name": plan.name,
+            "values": [0 if v is None else v for v in self.sizes.values],
+            "static": [v is not None for v in self.sizes.values],
+            "size_program": self.sizes.program,
+            "bindings": bindings,
+            "inputs": inputs,
+            "constants": constants,
+            "slabs": slabs,
+            "slot_names": [slot.name for slot in self.slots.values()],
+            "steps": steps,
+            "outputs": outputs,
+            "mutated": sorted(slot.number for slot in mutated if slot.owned_outside),
+        }
+
+    # --- names ---
+
+    def _define(
+        self, name: str, root: str, *, in_slab: bool = False, outside: bool = False,
+        input_index: int | None = None,
+    ) -> int:  # fmt: skip
+        if name in self.slots:
+            raise PlanError(f"{self.plan.name}: two tensors are called {name!r}")
+        number = len(self.slots)
+        self.slots[name] = _Slot(number, name, root, in_slab, outside, input_index)
+        return number
+
+    def _slot(self, name: str) -> _Slot:
+        slot = self.slots.get(name)
+        if slot is None:
+            raise PlanError(f"{self.plan.name}: no tensor is called {name!r} at this point")
+        if name in self.freed:
+            raise PlanError(f"{self.plan.name}: {name!r} is used after it was freed")
+        return slot
+
+    def _tensor(self, name: str) -> int:
+        return self._slot(name).number
+
+    # --- sizes ---
+
+    def _number(self, size: Size) -> int:
+        return self.sizes.number(size)
+
+    def _numbers(self, sizes: tuple[Size, ...]) -> tuple[int, ...]:
+        return tuple(self.sizes.number(size) for size in sizes)
+
+    def _spec(self, spec: TensorSpec) -> tuple[Any, ...]:
+        if len(spec.shape) != len(spec.stride):
+            raise PlanError(f"{self.plan.name}: {spec} has {len(spec.stride)} strides")
+        return (
+            spec.dtype,
+            spec.device,
+            self._numbers(spec.shape),
+            self._numbers(spec.stride),
+            self._number(spec.offset),
+        )
+
+    # --- steps ---
+
+    def _step(self, step: Step) -> tuple[Any, ...]:
+        match step:
+            case Allocate():
+                return self._allocate(step)
+            case View():
+                base = self._slot(step.base)
+                root = self.slots[base.root]
+                slot = self._define(step.name, root.name, in_slab=base.in_slab)
+                return (VIEW, slot, root.number, self._spec(step.spec))
+            case LaunchCpp():
+                tensors = tuple(self._tensor(name) for name in step.tensors)
+                return (
+                    LAUNCH_CPP, step.kernel, self._address(step.kernel), tensors,
+                    self._numbers(step.sizes), self._number(step.work), max(1, step.grain),
+                )  # fmt: skip
+            case LaunchTriton():
+                return self._launch_triton(step)
+            case CallAten():
+                return self._call_aten(step)
+            case CopyInto():
+                copy = CallAten("aten::copy_", (Ref(step.target), Ref(step.source)))
+                return self._call_aten(copy)
+            case Free():
+                slots = [self._slot(name) for name in step.names]
+                self.freed.update(step.names)
+                return (FREE, tuple(slot.number for slot in slots if not slot.owned_outside))
+        raise PlanError(f"{self.plan.name}: unknown step {step!r}")
+
+    def _allocate(self, step: Allocate) -> tuple[Any, ...]:
+        spec = self._spec(step.spec)
+        if step.slab_offset is None:
+            return (ALLOCATE, self._define(step.name, step.name), spec)
+        device = str(step.spec.device)
+        if device not in self.slabs:
+            raise PlanError(f"{self.plan.name}: {step.name!r} wants a slab on {device}: none")
+        if isinstance(step.slab_offset, int) and step.slab_offset % 64:
+            raise PlanError(f"{self.plan.name}: {step.name!r} is not 64-byte aligned in its slab")
+        slot = self._define(step.name, step.name, in_slab=True)
+        return (ALLOCATE_SLAB, slot, spec, self.slabs[device], self._number(step.slab_offset))
+
+    def _address(self, symbol: str) -> int:
+        if symbol not in self.addresses:
+            raise PlanError(f"{self.plan.name}: no compiled C++ kernel is called {symbol!r}")
+        return self.addresses[symbol]
+
+    def _launch_triton(self, step: LaunchTriton) -> tuple[Any, ...]:
+        binary = self.binaries.get(step.kernel)
+        if binary is None:
+            raise PlanError(
+                f"{self.plan.name}: no compiled Triton kernel is called {step.kernel!r}"
+            )
+        if len(binary.parameters) != len(step.args):
+            raise PlanError(
+                f"{self.plan.name}: {step.kernel} takes {len(binary.parameters)} arguments, "
+                f"{len(step.args)} given"
+            )
+        args = []
+        for kind, argument in zip(binary.parameters, step.args, strict=True):
+            if isinstance(argument, str) != (kind == "pointer"):
+                raise PlanError(f"{self.plan.name}: {step.kernel}: {argument!r} given for a {kind}")
+            if isinstance(argument, str):
+                args.append((0, self._tensor(argument)))
+            else:
+                args.append((4 if kind == "i32" else 8, self._number(argument)))
+        return (
+            LAUNCH_TRITON, step.kernel, binary.entry, binary.cubin, tuple(args),
+            self._numbers(step.grid), binary.shared_bytes, binary.threads,
+            binary.scratch_parameters,
+        )  # fmt: skip
+
+    def _call_aten(self, step: CallAten) -> tuple[Any, ...]:
+        name, overload = split_op_name(step.op)
+        args = tuple(self._argument(a) for a in step.args)
+        kwargs = {key: self._argument(a) for key, a in step.kwargs}
+        outputs = tuple(-1 if o is None else self._define(o, o) for o in step.outputs)
+        return (CALL_ATEN, name, overload, args, kwargs, outputs)
+
+    def _argument(self, argument: AtenArg) -> tuple[int, Any]:
+        if isinstance(argument, Ref):
+            return (TENSOR, self._tensor(argument.name))
+        if isinstance(argument, SizeExpr):
+            return (SIZE, self._number(argument))
+        if isinstance(argument, (tuple, list)):
+            return (LIST, tuple(self._argument(a) for a in argument))
+        return (LITERAL, argument)
+
+    def _output(self, output: str | Size | None) -> tuple[int, int]:
+        if output is None:
+            return (LITERAL, 0)
+        if not isinstance(output, str):
+            return (SIZE, self._number(output))
+        slot = self._slot(output)
+        if slot.in_slab:
+            raise PlanError(
+                f"{self.plan.name}: output {output!r} lives in the slab, which ends with the call"
+            )
+        if slot.input_index is not None:
+            return (INPUT, slot.input_index)
+        return (TENSOR, slot.number)
+
+
+def lower(
+    plan: Plan, addresses: Mapping[str, int], binaries: Mapping[str, TritonBinary]
+) -> dict[str, Any]:
+    """The native executor's tables for `plan`, whose kernels stand compiled at `addresses` and in
+    `binaries`. Raises `PlanError` where the plan contradicts itself."""
+    return _Lowering(plan, addresses, binaries).lower()

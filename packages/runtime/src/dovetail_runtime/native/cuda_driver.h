@@ -1,0 +1,81 @@
+// The few calls of the CUDA driver that launching needs, found at run time: this builds and loads
+// on machines that have neither a GPU nor CUDA's headers.
+#pragma once
+
+#include <dlfcn.h>
+
+#include "program.h"
+
+namespace dovetail {
+
+struct CudaDriver {
+  using Result = int;
+  Result (*module_load)(void**, const void*) = nullptr;
+  Result (*module_function)(void**, void*, const char*) = nullptr;
+  Result (*function_attribute)(void*, int, int) = nullptr;
+  Result (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                   void*, void**, void**) = nullptr;
+  Result (*error_name)(Result, const char**) = nullptr;
+
+  static const CudaDriver& get() {
+    static const CudaDriver driver;
+    return driver;
+  }
+
+  void check(Result result, const char* what, const std::string& kernel) const {
+    if (result == 0) return;
+    const char* name = nullptr;
+    error_name(result, &name);
+    TORCH_CHECK(false, what, " failed for ", kernel, ": ", name == nullptr ? "unknown error" : name);
+  }
+
+ private:
+  CudaDriver() {
+    void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+    TORCH_CHECK(library != nullptr,
+                "this plan runs on a GPU, but NVIDIA's driver (libcuda.so.1) cannot be loaded: ",
+                dlerror());
+    find(library, "cuModuleLoadData", module_load);
+    find(library, "cuModuleGetFunction", module_function);
+    find(library, "cuFuncSetAttribute", function_attribute);
+    find(library, "cuLaunchKernel", launch);
+    find(library, "cuGetErrorName", error_name);
+  }
+
+  template <typename Function>
+  static void find(void* library, const char* name, Function& function) {
+    function = reinterpret_cast<Function>(dlsym(library, name));
+    TORCH_CHECK(function != nullptr, "libcuda.so.1 has no ", name);
+  }
+};
+
+// Loads every GPU kernel of the plan. The plan's device must be current, with its context made.
+inline void load_gpu_kernels(Program& program) {
+  constexpr int kMaxDynamicSharedBytes = 8;
+  for (Step& step : program.steps) {
+    auto* launch = std::get_if<LaunchTriton>(&step);
+    if (launch == nullptr || launch->function != nullptr) continue;
+    const CudaDriver& driver = CudaDriver::get();
+    void* module = nullptr;
+    driver.check(driver.module_load(&module, launch->cubin.data()), "cuModuleLoadData", launch->name);
+    driver.check(driver.module_function(&launch->function, module, launch->entry.c_str()),
+                 "cuModuleGetFunction", launch->name);
+    if (launch->shared_bytes > 48 * 1024) {
+      driver.check(driver.function_attribute(launch->function, kMaxDynamicSharedBytes,
+                                             launch->shared_bytes),
+                   "cuFuncSetAttribute", launch->name);
+    }
+  }
+}
+
+inline void launch_on_gpu(const LaunchTriton& step, const int64_t* grid, void** parameters,
+                          void* stream) {
+  const CudaDriver& driver = CudaDriver::get();
+  driver.check(driver.launch(step.function, static_cast<unsigned>(grid[0]),
+                             static_cast<unsigned>(grid[1]), static_cast<unsigned>(grid[2]),
+                             static_cast<unsigned>(step.threads), 1, 1,
+                             static_cast<unsigned>(step.shared_bytes), stream, parameters, nullptr),
+               "cuLaunchKernel", step.name);
+}
+
+}  // namespace dovetail

@@ -1,0 +1,408 @@
+// From the tables that lower.py makes to a Program. Runs once per plan, with the GIL.
+#pragma once
+
+#include <Python.h>
+#include <torch/csrc/Device.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/Layout.h>
+#include <torch/csrc/MemoryFormat.h>
+
+#include <c10/core/ScalarTypeToTypeMeta.h>
+
+#include <cstring>
+
+#include "program.h"
+
+namespace dovetail {
+
+// How torch lays out a Python tensor; checked with a probe when the module is loaded.
+struct PythonTensor {
+  PyObject_HEAD
+  at::Tensor tensor;
+};
+
+// A C++ exception that means "a Python error is set".
+struct PythonError : std::exception {};
+
+inline PyObject* checked(PyObject* object) {
+  if (object == nullptr) throw PythonError();
+  return object;
+}
+
+inline int64_t to_int(PyObject* object) {
+  int64_t value = PyLong_AsLongLong(object);
+  if (value == -1 && PyErr_Occurred()) throw PythonError();
+  return value;
+}
+
+inline std::string to_string(PyObject* object) {
+  Py_ssize_t size = 0;
+  const char* data = PyUnicode_AsUTF8AndSize(object, &size);
+  if (data == nullptr) throw PythonError();
+  return std::string(data, static_cast<size_t>(size));
+}
+
+// Items of a Python list or tuple, borrowed from it.
+class Items {
+ public:
+  explicit Items(PyObject* sequence) : fast_(checked(PySequence_Fast(sequence, "a sequence"))) {}
+  ~Items() { Py_DECREF(fast_); }
+  Items(const Items&) = delete;
+  Items& operator=(const Items&) = delete;
+  Py_ssize_t size() const { return PySequence_Fast_GET_SIZE(fast_); }
+  PyObject* operator[](Py_ssize_t i) const { return PySequence_Fast_GET_ITEM(fast_, i); }
+
+ private:
+  PyObject* fast_;
+};
+
+inline std::vector<int32_t> to_indices(PyObject* sequence) {
+  Items items(sequence);
+  std::vector<int32_t> out;
+  for (Py_ssize_t i = 0; i < items.size(); ++i) {
+    out.push_back(static_cast<int32_t>(to_int(items[i])));
+  }
+  return out;
+}
+
+class Loader {
+ public:
+  Loader(Program& program, PyObject* tensor_type) : program_(program), tensor_type_(tensor_type) {}
+
+  void load(PyObject* tables) {
+    tables_ = tables;
+    program_.name = to_string(table("name"));
+    Items values(table("values"));
+    for (Py_ssize_t i = 0; i < values.size(); ++i) program_.values.push_back(to_int(values[i]));
+    each("size_program", [&](const Items& t) {
+      program_.size_program.push_back(
+          {static_cast<int>(to_int(t[0])), index(t[1]), index(t[2]), index(t[3])});
+    });
+    each("bindings", [&](const Items& t) {
+      program_.bindings.push_back({index(t[0]), index(t[1]), index(t[2])});
+    });
+    Items names(table("slot_names"));
+    for (Py_ssize_t i = 0; i < names.size(); ++i) {
+      program_.slots.push_back({to_string(names[i]), -1, nullptr, false});
+    }
+    each("inputs", [&](const Items& t) {
+      InputInfo info;
+      info.name = to_string(t[0]);
+      info.slot = index(t[1]);
+      if (info.slot >= 0) info.spec = spec(t[2]);
+      program_.inputs.push_back(std::move(info));
+    });
+    each("constants", [&](const Items& t) {
+      program_.constants.emplace_back(index(t[0]), tensor(t[1]));
+    });
+    each("slabs", [&](const Items& t) { program_.slabs.push_back({device(t[0]), index(t[1])}); });
+    each("steps", [&](const Items& t) { program_.steps.push_back(step(t)); });
+    each("outputs", [&](const Items& t) { program_.outputs.push_back(output(t)); });
+    program_.mutated = to_indices(table("mutated"));
+    link();
+  }
+
+ private:
+  PyObject* table(const char* name) {
+    PyObject* value = PyDict_GetItemString(tables_, name);
+    if (value == nullptr) {
+      PyErr_Format(PyExc_KeyError, "the plan's tables lack %s", name);
+      throw PythonError();
+    }
+    return value;
+  }
+
+  template <typename F>
+  void each(const char* name, const F& f) {
+    Items rows(table(name));
+    for (Py_ssize_t i = 0; i < rows.size(); ++i) f(Items(rows[i]));
+  }
+
+  static int32_t index(PyObject* object) { return static_cast<int32_t>(to_int(object)); }
+
+  at::Tensor tensor(PyObject* object) {
+    if (PyObject_IsInstance(object, tensor_type_) != 1) {
+      PyErr_Format(PyExc_TypeError, "a tensor expected, got %R", object);
+      throw PythonError();
+    }
+    return reinterpret_cast<PythonTensor*>(object)->tensor;
+  }
+
+  c10::Device device(PyObject* object) {
+    c10::Device result = reinterpret_cast<THPDevice*>(object)->device;
+    if (result.is_cuda()) {
+      int found = result.has_index() ? result.index() : 0;
+      TORCH_CHECK(program_.cuda_device < 0 || program_.cuda_device == found, program_.name,
+                  ": a plan runs on one CUDA device; this one names two");
+      program_.cuda_device = found;
+      return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(found));
+    }
+    TORCH_CHECK(result.is_cpu(), program_.name, ": device ", result, " is not supported");
+    return result;
+  }
+
+  Spec spec(PyObject* object) {
+    Items t(object);
+    Spec out;
+    out.dtype = reinterpret_cast<THPDtype*>(t[0])->scalar_type;
+    out.device = device(t[1]);
+    out.shape = to_indices(t[2]);
+    out.stride = to_indices(t[3]);
+    out.offset = index(t[4]);
+    out.itemsize = static_cast<int64_t>(c10::scalarTypeToTypeMeta(out.dtype).itemsize());
+    return out;
+  }
+
+  Output output(const Items& t) {
+    switch (to_int(t[0])) {
+      case 1: return {Output::Tensor, index(t[1])};
+      case 2: return {Output::Size, index(t[1])};
+      case 4: return {Output::Input, index(t[1])};
+      default: return {Output::None, 0};
+    }
+  }
+
+  Step step(const Items& t) {
+    switch (to_int(t[0])) {
+      case 0: return AllocateSlab{index(t[1]), spec(t[2]), index(t[3]), index(t[4])};
+      case 1: return AllocateOwn{index(t[1]), spec(t[2])};
+      case 2: return ViewOf{index(t[1]), index(t[2]), spec(t[3])};
+      case 3:
+        return LaunchCpp{to_string(t[1]),
+                         reinterpret_cast<CppFunction>(static_cast<uintptr_t>(to_int(t[2]))),
+                         to_indices(t[3]), to_indices(t[4]), index(t[5]), to_int(t[6])};
+      case 4: return launch_triton(t);
+      case 5: return call_aten(t);
+      case 6: return FreeSlots{to_indices(t[1])};
+      default: TORCH_CHECK(false, "unknown operation code in the plan's tables");
+    }
+  }
+
+  LaunchTriton launch_triton(const Items& t) {
+    LaunchTriton launch;
+    launch.name = to_string(t[1]);
+    launch.entry = to_string(t[2]);
+    char* bytes = nullptr;
+    Py_ssize_t size = 0;
+    if (PyBytes_AsStringAndSize(t[3], &bytes, &size) != 0) throw PythonError();
+    launch.cubin.assign(bytes, static_cast<size_t>(size));
+    Items arguments(t[4]);
+    for (Py_ssize_t i = 0; i < arguments.size(); ++i) {
+      Items pair(arguments[i]);
+      launch.arguments.push_back({static_cast<int>(to_int(pair[0])), index(pair[1])});
+    }
+    std::vector<int32_t> grid = to_indices(t[5]);
+    TORCH_CHECK(grid.size() == 3, "a grid has three dimensions");
+    std::copy(grid.begin(), grid.end(), launch.grid);
+    launch.shared_bytes = static_cast<int>(to_int(t[6]));
+    launch.threads = static_cast<int>(to_int(t[7]));
+    launch.scratch_parameters = static_cast<int>(to_int(t[8]));
+    return launch;
+  }
+
+  // --- ATen calls: every literal is converted once, to what the operator's schema wants ---
+
+  CallAten call_aten(const Items& t) {
+    std::string name = to_string(t[1]), overload = to_string(t[2]);
+    auto op = c10::Dispatcher::singleton().findSchema({name, overload});
+    std::string shown = overload.empty() ? name : name + "." + overload;
+    TORCH_CHECK(op.has_value(), program_.name, ": there is no operator ", shown);
+    CallAten call{shown, *op, {}, to_indices(t[5])};
+    const c10::FunctionSchema& schema = op->schema();
+    Items positional(t[3]);
+    TORCH_CHECK(positional.size() <= static_cast<Py_ssize_t>(schema.arguments().size()),
+                program_.name, ": too many arguments for ", schema);
+    Py_ssize_t used = 0;
+    for (size_t i = 0; i < schema.arguments().size(); ++i) {
+      const c10::Argument& formal = schema.arguments()[i];
+      PyObject* named = PyDict_GetItemString(t[4], formal.name().c_str());
+      if (static_cast<Py_ssize_t>(i) < positional.size()) {
+        TORCH_CHECK(named == nullptr, program_.name, ": ", shown, ": argument '", formal.name(),
+                    "' is given twice");
+        call.arguments.push_back(argument(positional[static_cast<Py_ssize_t>(i)], formal, schema));
+      } else if (named != nullptr) {
+        ++used;
+        call.arguments.push_back(argument(named, formal, schema));
+      } else {
+        TORCH_CHECK(formal.default_value().has_value(), program_.name, ": argument '",
+                    formal.name(), "' is missing for ", schema);
+        call.arguments.push_back({AtenArgument::Literal, *formal.default_value()});
+      }
+    }
+    TORCH_CHECK(used == PyDict_GET_SIZE(t[4]), program_.name, ": a keyword argument unknown to ",
+                schema);
+    return call;
+  }
+
+  AtenArgument argument(PyObject* tagged, const c10::Argument& formal,
+                        const c10::FunctionSchema& schema) {
+    auto refuse = [&](const std::string& why) {
+      TORCH_CHECK(false, program_.name, ": argument '", formal.name(), "' of ", schema, ": ", why);
+    };
+    Items pair(tagged);
+    // A single int stands for a list of that many, as in `stride=1` for `int[2]`.
+    if (formal.N().has_value() && to_int(pair[0]) != 3 && pair[1] != Py_None) {
+      c10::TypePtr list = strip_optional(formal.type());
+      if (list->kind() == c10::TypeKind::ListType) {
+        AtenArgument item = convert(tagged, list->expectRef<c10::ListType>().getElementType(),
+                                    refuse);
+        auto items = std::make_shared<AtenList>();
+        items->element_type = list->expectRef<c10::ListType>().getElementType();
+        items->items.assign(static_cast<size_t>(*formal.N()), item);
+        return finished_list(std::move(items));
+      }
+    }
+    return convert(tagged, formal.type(), refuse);
+  }
+
+  static c10::TypePtr strip_optional(c10::TypePtr type) {
+    while (type->kind() == c10::TypeKind::OptionalType) {
+      type = type->expectRef<c10::OptionalType>().getElementType();
+    }
+    return type;
+  }
+
+  // A list of literals only is built now; others are built for each call.
+  static AtenArgument finished_list(std::shared_ptr<AtenList> list) {
+    for (const AtenArgument& item : list->items) {
+      if (item.kind != AtenArgument::Literal) {
+        return {AtenArgument::List, {}, 0, false, std::move(list)};
+      }
+    }
+    c10::impl::GenericList values(list->element_type);
+    for (const AtenArgument& item : list->items) values.push_back(item.literal);
+    return {AtenArgument::Literal, values};
+  }
+
+  template <typename Refuse>
+  AtenArgument convert(PyObject* tagged, const c10::TypePtr& type, const Refuse& refuse) {
+    Items pair(tagged);
+    c10::TypePtr wanted = strip_optional(type);
+    switch (to_int(pair[0])) {
+      case 1:
+        if (wanted->kind() != c10::TypeKind::TensorType) refuse("a tensor is given");
+        return {AtenArgument::Tensor, {}, index(pair[1])};
+      case 2: {
+        bool as_double = wanted->kind() == c10::TypeKind::FloatType;
+        if (!as_double && wanted->kind() != c10::TypeKind::IntType &&
+            wanted->kind() != c10::TypeKind::NumberType) {
+          refuse("a size is given");
+        }
+        return {AtenArgument::Size, {}, index(pair[1]), as_double};
+      }
+      case 3: {
+        if (wanted->kind() != c10::TypeKind::ListType) refuse("a list is given");
+        auto list = std::make_shared<AtenList>();
+        list->element_type = wanted->expectRef<c10::ListType>().getElementType();
+        Items items(pair[1]);
+        for (Py_ssize_t i = 0; i < items.size(); ++i) {
+          list->items.push_back(convert(items[i], list->element_type, refuse));
+        }
+        return finished_list(std::move(list));
+      }
+      default:
+        return {AtenArgument::Literal, literal(pair[1], type, wanted, refuse)};
+    }
+  }
+
+  template <typename Refuse>
+  c10::IValue literal(PyObject* value, const c10::TypePtr& type, const c10::TypePtr& wanted,
+                      const Refuse& refuse) {
+    if (value == Py_None) {
+      if (type->kind() != c10::TypeKind::OptionalType &&
+          wanted->kind() != c10::TypeKind::TensorType) {
+        refuse("None is given");
+      }
+      return {};
+    }
+    if (THPDtype_Check(value)) {
+      return static_cast<int64_t>(reinterpret_cast<THPDtype*>(value)->scalar_type);
+    }
+    if (THPDevice_Check(value)) return device(value);
+    if (THPLayout_Check(value)) {
+      return static_cast<int64_t>(reinterpret_cast<THPLayout*>(value)->layout);
+    }
+    if (THPMemoryFormat_Check(value)) {
+      return static_cast<int64_t>(reinterpret_cast<THPMemoryFormat*>(value)->memory_format);
+    }
+    if (PyUnicode_Check(value)) {
+      if (wanted->kind() == c10::TypeKind::DeviceObjType) return c10::Device(to_string(value));
+      if (wanted->kind() != c10::TypeKind::StringType) refuse("a string is given");
+      return to_string(value);
+    }
+    c10::IValue number = number_value(value, refuse);
+    switch (wanted->kind()) {
+      case c10::TypeKind::TensorType: return wrapped_number(number);
+      case c10::TypeKind::FloatType:
+        if (number.isInt()) return static_cast<double>(number.toInt());
+        if (!number.isDouble()) refuse("a float is wanted");
+        return number;
+      case c10::TypeKind::IntType:
+        if (number.isBool()) return static_cast<int64_t>(number.toBool());
+        if (!number.isInt()) refuse("an int is wanted");
+        return number;
+      case c10::TypeKind::BoolType:
+        if (!number.isBool()) refuse("a bool is wanted");
+        return number;
+      case c10::TypeKind::NumberType: return number;
+      default: refuse("a number is given"); return {};
+    }
+  }
+
+  template <typename Refuse>
+  c10::IValue number_value(PyObject* value, const Refuse& refuse) {
+    if (PyBool_Check(value)) return value == Py_True;
+    if (PyLong_Check(value)) return to_int(value);
+    if (PyFloat_Check(value)) return PyFloat_AS_DOUBLE(value);
+    if (PyComplex_Check(value)) {
+      return c10::complex<double>(PyComplex_RealAsDouble(value), PyComplex_ImagAsDouble(value));
+    }
+    refuse(std::string("a value of type ") + Py_TYPE(value)->tp_name + " is given");
+    return {};
+  }
+
+  // A Python number where a tensor is wanted: a 0-d tensor that does not decide the result's type.
+  static at::Tensor wrapped_number(const c10::IValue& number) {
+    c10::ScalarType type = number.isBool()     ? c10::kBool
+                           : number.isInt()    ? c10::kLong
+                           : number.isDouble() ? c10::kDouble
+                                               : c10::kComplexDouble;
+    at::Tensor tensor(at::detail::empty_cpu({}, type));
+    void* data = tensor.unsafeGetTensorImpl()->mutable_data();
+    if (number.isBool()) *static_cast<bool*>(data) = number.toBool();
+    else if (number.isInt()) *static_cast<int64_t*>(data) = number.toInt();
+    else if (number.isDouble()) *static_cast<double*>(data) = number.toDouble();
+    else *static_cast<c10::complex<double>*>(data) = number.toComplexDouble();
+    tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+    return tensor;
+  }
+
+  // What can be known only when all steps stand where they will stay.
+  void link() {
+    std::vector<bool> needs_data(program_.slots.size(), false);
+    for (const Step& step : program_.steps) {
+      if (auto* allocate = std::get_if<AllocateSlab>(&step)) {
+        program_.slots[allocate->slot].spec = &allocate->spec;
+        program_.slots[allocate->slot].in_slab = true;
+      } else if (auto* view = std::get_if<ViewOf>(&step)) {
+        program_.slots[view->slot].spec = &view->spec;
+        program_.slots[view->slot].root = view->root;
+      } else if (auto* cpp = std::get_if<LaunchCpp>(&step)) {
+        for (SlotIndex slot : cpp->tensors) needs_data[slot] = true;
+      } else if (auto* triton = std::get_if<LaunchTriton>(&step)) {
+        for (const TritonArgument& argument : triton->arguments) {
+          if (argument.bytes == 0) needs_data[argument.index] = true;
+        }
+      }
+    }
+    for (InputInfo& input : program_.inputs) {
+      if (input.slot >= 0) input.needs_data = needs_data[input.slot];
+    }
+  }
+
+  Program& program_;
+  PyObject* tensor_type_;
+  PyObject* tables_ = nullptr;
+};
+
+}  // namespace dovetail

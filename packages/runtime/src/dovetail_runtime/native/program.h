@@ -1,0 +1,164 @@
+// What a loaded plan is made of. Everything here is read-only once loaded.
+#pragma once
+
+#include <Python.h>
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/DeviceGuard.h>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <variant>
+#include <vector>
+
+namespace dovetail {
+
+// A number in the table of sizes.
+using SizeIndex = int32_t;
+// A number in the table of tensors.
+using SlotIndex = int32_t;
+using Ints = c10::SmallVector<int64_t, 6>;
+
+struct SizeInstruction {
+  int operation;
+  SizeIndex destination, left, right;
+};
+
+struct SymbolBinding {
+  SizeIndex destination;
+  int input;
+  int dim;  // -1: the input is an int
+};
+
+struct Spec {
+  c10::ScalarType dtype;
+  c10::Device device{c10::kCPU};
+  std::vector<SizeIndex> shape, stride;
+  SizeIndex offset = 0;
+  int64_t itemsize = 1;
+};
+
+struct InputInfo {
+  std::string name;
+  SlotIndex slot = -1;  // -1: an int
+  Spec spec;
+  bool needs_data = false;
+};
+
+// How a slot's tensor comes to be, for those that are made only when an ATen call wants them.
+struct SlotInfo {
+  std::string name;
+  SlotIndex root = -1;         // a view: whose storage it looks at
+  const Spec* spec = nullptr;  // a view or an allocation in the slab
+  bool in_slab = false;
+};
+
+using CppFunction = void (*)(void* const*, const int64_t*, int64_t, int64_t);
+
+struct AllocateSlab {
+  SlotIndex slot;
+  Spec spec;
+  int slab;
+  SizeIndex offset;
+};
+
+struct AllocateOwn {
+  SlotIndex slot;
+  Spec spec;
+};
+
+struct ViewOf {
+  SlotIndex slot, root;
+  Spec spec;
+};
+
+struct LaunchCpp {
+  std::string name;
+  CppFunction function;
+  std::vector<SlotIndex> tensors;
+  std::vector<SizeIndex> sizes;
+  SizeIndex work;
+  int64_t grain;
+};
+
+struct TritonArgument {
+  int bytes;  // 0: a pointer (slot), 4 or 8: an integer (size)
+  int32_t index;
+};
+
+struct LaunchTriton {
+  std::string name, entry, cubin;
+  std::vector<TritonArgument> arguments;
+  SizeIndex grid[3];
+  int shared_bytes, threads, scratch_parameters;
+  void* function = nullptr;  // CUfunction, once loaded
+};
+
+struct AtenArgument;
+
+// A list argument with tensors or sizes in it: built anew for each call.
+struct AtenList {
+  c10::TypePtr element_type;
+  std::vector<AtenArgument> items;
+};
+
+struct AtenArgument {
+  enum Kind { Literal, Tensor, Size, List } kind = Literal;
+  c10::IValue literal;
+  int32_t index = 0;
+  bool as_double = false;  // Size: the schema wants a float
+  std::shared_ptr<AtenList> list;
+};
+
+struct CallAten {
+  std::string name;
+  c10::OperatorHandle op;
+  std::vector<AtenArgument> arguments;
+  std::vector<SlotIndex> outputs;
+};
+
+struct FreeSlots {
+  std::vector<SlotIndex> slots;
+};
+
+using Step =
+    std::variant<AllocateSlab, AllocateOwn, ViewOf, LaunchCpp, LaunchTriton, CallAten, FreeSlots>;
+
+struct Output {
+  enum Kind { None, Tensor, Size, Input } kind = None;
+  int32_t index = 0;
+};
+
+struct SlabInfo {
+  c10::Device device;
+  SizeIndex bytes;
+};
+
+struct Frame;
+
+struct Program {
+  std::string name;
+  std::vector<int64_t> values;
+  std::vector<SizeInstruction> size_program;
+  std::vector<SymbolBinding> bindings;
+  std::vector<InputInfo> inputs;
+  std::vector<std::pair<SlotIndex, at::Tensor>> constants;
+  std::vector<SlabInfo> slabs;
+  std::vector<SlotInfo> slots;
+  std::vector<Step> steps;
+  std::vector<Output> outputs;
+  std::vector<SlotIndex> mutated;
+  int cuda_device = -1;  // the one CUDA device of the plan, if it has one
+  bool check_inputs = false;
+
+  // Frames between calls, so that a call allocates none.
+  std::mutex mutex;
+  std::vector<std::unique_ptr<Frame>> idle_frames;
+};
+
+}  // namespace dovetail

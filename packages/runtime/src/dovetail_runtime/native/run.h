@@ -1,0 +1,356 @@
+// Runs a loaded plan. Holds no GIL; touches no Python object.
+#pragma once
+
+#include "cuda_driver.h"
+#include "program.h"
+#include "slab.h"
+
+namespace dovetail {
+
+struct Slot {
+  void* data = nullptr;             // the first element, where a kernel may want it
+  c10::TensorImpl* impl = nullptr;  // borrowed from `owned`, the caller or the program
+  at::Tensor owned;
+};
+
+// The state of one call.
+struct Frame {
+  std::vector<int64_t> values;
+  std::vector<Slot> slots;
+  std::vector<Block> blocks;             // CPU slabs
+  std::vector<c10::DataPtr> device_slabs;
+  std::vector<char*> slab_data;
+  c10::Stack stack;
+  std::vector<void*> pointers;
+  std::vector<int64_t> integers;
+  void* cuda_stream = nullptr;
+
+  explicit Frame(const Program& program)
+      : values(program.values), slots(program.slots.size()), slab_data(program.slabs.size()) {
+    for (const auto& [slot, tensor] : program.constants) {
+      slots[slot].impl = tensor.unsafeGetTensorImpl();
+      slots[slot].data = slots[slot].impl->has_storage() ? slots[slot].impl->mutable_data() : nullptr;
+    }
+  }
+
+  void release(const Program& program) {
+    for (Slot& slot : slots) {
+      slot.owned.reset();
+      slot.impl = nullptr;
+      slot.data = nullptr;
+    }
+    for (const auto& [slot, tensor] : program.constants) {
+      slots[slot].impl = tensor.unsafeGetTensorImpl();
+      slots[slot].data = slots[slot].impl->has_storage() ? slots[slot].impl->mutable_data() : nullptr;
+    }
+    stack.clear();
+    for (Block& block : blocks) slab_pool().give_back(block);
+    blocks.clear();
+    device_slabs.clear();
+  }
+};
+
+inline int64_t floor_div(int64_t a, int64_t b) {
+  TORCH_CHECK(b != 0, "a size expression divides by zero");
+  int64_t q = a / b;
+  return (a % b != 0 && ((a < 0) != (b < 0))) ? q - 1 : q;
+}
+
+inline int64_t apply_size(int operation, int64_t a, int64_t b) {
+  switch (operation) {
+    case 0: return a + b;
+    case 1: return a - b;
+    case 2: return a * b;
+    case 3: return floor_div(a, b);
+    case 4: return -floor_div(-a, b);
+    case 5: return a - floor_div(a, b) * b;
+    case 6: return a < b ? a : b;
+    case 7: return a < b ? b : a;
+    default: return -a;
+  }
+}
+
+inline at::Tensor tensor_of(c10::TensorImpl* impl) {
+  return at::Tensor(
+      c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(impl));
+}
+
+class Runner {
+ public:
+  Runner(Program& program, Frame& frame) : program_(program), frame_(frame) {}
+
+  void run() {
+    for (const SizeInstruction& i : program_.size_program) {
+      values()[i.destination] = apply_size(i.operation, values()[i.left], values()[i.right]);
+    }
+    c10::OptionalDeviceGuard device_guard;
+    if (program_.cuda_device >= 0) {
+      device_guard.reset_device(
+          c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(program_.cuda_device)));
+    }
+    // The plan holds casts and gradients already: nothing may add its own.
+    c10::impl::ExcludeDispatchKeyGuard below_autograd(
+        c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
+    take_slabs();
+    for (step_ = 0; step_ < program_.steps.size(); ++step_) {
+      std::visit([this](auto& step) { execute(step); }, program_.steps[step_]);
+    }
+    for (SlotIndex index : program_.mutated) {
+      c10::TensorImpl* impl = frame_.slots[index].impl;
+      if (impl != nullptr && !impl->is_inference()) impl->bump_version();
+    }
+  }
+
+  // The tensor of a slot, made now if only its place in memory was known.
+  c10::TensorImpl* materialize(SlotIndex index) {
+    Slot& slot = frame_.slots[index];
+    if (slot.impl != nullptr) return slot.impl;
+    const SlotInfo& info = program_.slots[index];
+    TORCH_CHECK(info.spec != nullptr, "tensor '", info.name, "' is undefined");
+    if (info.root >= 0) {
+      c10::TensorImpl* base = materialize(info.root);
+      c10::Storage storage = base->storage();
+      set_owned(slot, over_storage(std::move(storage), *info.spec));
+      if (!base->is_inference() && !slot.impl->is_inference()) {
+        slot.impl->set_version_counter(base->version_counter());
+      }
+      return slot.impl;
+    }
+    const Spec& spec = *info.spec;
+    int64_t offset = values()[spec.offset];
+    char* start = static_cast<char*>(slot.data) - offset * spec.itemsize;
+    c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(
+        c10::StorageImpl::use_byte_size_t(), c10::SymInt(storage_bytes(spec)),
+        c10::DataPtr(start, spec.device), nullptr, /*resizable=*/false));
+    set_owned(slot, over_storage(std::move(storage), spec));
+    return slot.impl;
+  }
+
+  size_t step_ = 0;
+
+ private:
+  std::vector<int64_t>& values() { return frame_.values; }
+
+  void gather(const std::vector<SizeIndex>& indices, Ints& out) {
+    out.clear();
+    for (SizeIndex i : indices) out.push_back(values()[i]);
+  }
+
+  int64_t storage_bytes(const Spec& spec) {
+    int64_t last = 0;
+    for (size_t d = 0; d < spec.shape.size(); ++d) {
+      int64_t extent = values()[spec.shape[d]];
+      if (extent == 0) return 0;
+      last += (extent - 1) * values()[spec.stride[d]];
+    }
+    return (values()[spec.offset] + last + 1) * spec.itemsize;
+  }
+
+  void set_owned(Slot& slot, at::Tensor tensor) {
+    slot.impl = tensor.defined() ? tensor.unsafeGetTensorImpl() : nullptr;
+    slot.owned = std::move(tensor);
+  }
+
+  at::Tensor over_storage(c10::Storage&& storage, const Spec& spec) {
+    Ints shape, stride;
+    gather(spec.shape, shape);
+    gather(spec.stride, stride);
+    c10::DispatchKeySet keys(spec.device.is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU);
+    at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+        std::move(storage), keys, c10::scalarTypeToTypeMeta(spec.dtype));
+    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(shape, stride, values()[spec.offset]);
+    return tensor;
+  }
+
+  void take_slabs() {
+    for (size_t i = 0; i < program_.slabs.size(); ++i) {
+      const SlabInfo& slab = program_.slabs[i];
+      size_t bytes = static_cast<size_t>(values()[slab.bytes]);
+      if (slab.device.is_cpu()) {
+        frame_.blocks.push_back(slab_pool().take(bytes));
+        frame_.slab_data[i] = static_cast<char*>(frame_.blocks.back().data);
+      } else {
+        frame_.device_slabs.push_back(c10::GetAllocator(slab.device.type())->allocate(bytes));
+        frame_.slab_data[i] = static_cast<char*>(frame_.device_slabs.back().get());
+      }
+    }
+  }
+
+  void execute(AllocateSlab& step) {
+    int64_t offset = values()[step.offset];
+    if (frame_.slab_data[step.slab] != nullptr) {
+      frame_.slots[step.slot].data =
+          frame_.slab_data[step.slab] + offset + values()[step.spec.offset] * step.spec.itemsize;
+    }
+  }
+
+  void execute(AllocateOwn& step) {
+    Ints shape, stride;
+    gather(step.spec.shape, shape);
+    gather(step.spec.stride, stride);
+    c10::Allocator* allocator = c10::GetAllocator(step.spec.device.type());
+    c10::DispatchKeySet keys(
+        step.spec.device.is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU);
+    Slot& slot = frame_.slots[step.slot];
+    int64_t offset = values()[step.spec.offset];
+    if (offset == 0) {
+      set_owned(slot, at::Tensor(at::detail::empty_strided_generic(
+                          shape, stride, allocator, keys, step.spec.dtype)));
+    } else {
+      c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(
+          c10::StorageImpl::use_byte_size_t(), c10::SymInt(storage_bytes(step.spec)), allocator,
+          /*resizable=*/true));
+      set_owned(slot, over_storage(std::move(storage), step.spec));
+    }
+    slot.data = slot.impl->mutable_data();
+  }
+
+  void execute(ViewOf& step) {
+    Slot& root = frame_.slots[step.root];
+    int64_t bytes = values()[step.spec.offset] * step.spec.itemsize;
+    const SlotInfo& info = program_.slots[step.root];
+    char* start = nullptr;
+    if (info.in_slab) {
+      if (root.data == nullptr) return;
+      start = static_cast<char*>(root.data) - values()[info.spec->offset] * info.spec->itemsize;
+    } else {
+      TORCH_CHECK(root.impl != nullptr, "a view of the undefined tensor '", info.name, "'");
+      start = static_cast<char*>(root.impl->storage().mutable_data());
+      if (start == nullptr) return;
+    }
+    frame_.slots[step.slot].data = start + bytes;
+  }
+
+  void execute(LaunchCpp& step) {
+    int64_t work = values()[step.work];
+    if (work <= 0) return;
+    frame_.pointers.resize(step.tensors.size());
+    void** pointers = frame_.pointers.data();
+    for (size_t i = 0; i < step.tensors.size(); ++i) {
+      pointers[i] = frame_.slots[step.tensors[i]].data;
+    }
+    frame_.integers.resize(step.sizes.size());
+    int64_t* sizes = frame_.integers.data();
+    for (size_t i = 0; i < step.sizes.size(); ++i) sizes[i] = values()[step.sizes[i]];
+    CppFunction function = step.function;
+    if (work <= step.grain) {
+      function(pointers, sizes, 0, work);
+    } else {
+      at::parallel_for(0, work, step.grain, [=](int64_t begin, int64_t end) {
+        function(pointers, sizes, begin, end);
+      });
+    }
+  }
+
+  void execute(LaunchTriton& step) {
+    int64_t grid[3];
+    for (int d = 0; d < 3; ++d) {
+      grid[d] = values()[step.grid[d]];
+      if (grid[d] <= 0) return;
+    }
+    size_t count = step.arguments.size();
+    // Each parameter's value, then the pointers to them that the driver wants.
+    frame_.integers.assign(count + 1, 0);
+    frame_.pointers.resize(count + step.scratch_parameters);
+    for (size_t i = 0; i < count; ++i) {
+      const TritonArgument& argument = step.arguments[i];
+      if (argument.bytes == 0) {
+        frame_.integers[i] = reinterpret_cast<int64_t>(frame_.slots[argument.index].data);
+      } else {
+        frame_.integers[i] = values()[argument.index];  // little endian: the low half is an i32
+      }
+      frame_.pointers[i] = &frame_.integers[i];
+    }
+    for (int i = 0; i < step.scratch_parameters; ++i) {
+      frame_.pointers[count + i] = &frame_.integers[count];
+    }
+    launch_on_gpu(step, grid, frame_.pointers.data(), frame_.cuda_stream);
+  }
+
+  void push(const AtenArgument& argument, c10::Stack& stack) {
+    switch (argument.kind) {
+      case AtenArgument::Literal: stack.push_back(argument.literal); break;
+      case AtenArgument::Tensor: stack.push_back(tensor_value(argument.index)); break;
+      case AtenArgument::Size: stack.push_back(size_value(argument)); break;
+      case AtenArgument::List: stack.push_back(list_value(*argument.list)); break;
+    }
+  }
+
+  c10::IValue size_value(const AtenArgument& argument) {
+    int64_t value = values()[argument.index];
+    return argument.as_double ? c10::IValue(static_cast<double>(value)) : c10::IValue(value);
+  }
+
+  // An undefined result of an earlier call (a gradient that was masked out) is None.
+  c10::IValue tensor_value(SlotIndex index) {
+    if (frame_.slots[index].impl == nullptr && program_.slots[index].spec == nullptr) return {};
+    return tensor_of(materialize(index));
+  }
+
+  c10::IValue list_value(const AtenList& list) {
+    if (list.element_type->kind() == c10::TypeKind::TensorType) {
+      c10::List<at::Tensor> tensors;
+      tensors.reserve(list.items.size());
+      for (const AtenArgument& item : list.items) {
+        tensors.push_back(tensor_of(materialize(item.index)));
+      }
+      return tensors;
+    }
+    c10::impl::GenericList values(list.element_type);
+    values.reserve(list.items.size());
+    for (const AtenArgument& item : list.items) {
+      switch (item.kind) {
+        case AtenArgument::Literal: values.push_back(item.literal); break;
+        case AtenArgument::Tensor: values.push_back(tensor_value(item.index)); break;
+        case AtenArgument::Size: values.push_back(size_value(item)); break;
+        case AtenArgument::List: values.push_back(list_value(*item.list)); break;
+      }
+    }
+    return values;
+  }
+
+  void execute(CallAten& step) {
+    c10::Stack& stack = frame_.stack;
+    stack.clear();
+    for (const AtenArgument& argument : step.arguments) push(argument, stack);
+    step.op.callBoxed(&stack);
+    size_t next = 0;
+    for (c10::IValue& result : stack) {
+      if (next >= step.outputs.size()) break;
+      if (result.isTensorList()) {
+        for (const at::Tensor& tensor : result.toTensorVector()) keep(step, next++, tensor);
+      } else if (result.isTensor()) {
+        keep(step, next++, std::move(result).toTensor());
+      } else {
+        TORCH_CHECK(result.isNone() || step.outputs[next] < 0, step.name, " returns a ",
+                    result.tagKind(), ", not a tensor, for '",
+                    program_.slots[step.outputs[next]].name, "'");
+        ++next;
+      }
+    }
+    TORCH_CHECK(next >= step.outputs.size(), step.name, " returned ", next, " values, ",
+                step.outputs.size(), " are named");
+    stack.clear();
+  }
+
+  void keep(CallAten& step, size_t position, at::Tensor tensor) {
+    if (position >= step.outputs.size() || step.outputs[position] < 0) return;
+    Slot& slot = frame_.slots[step.outputs[position]];
+    set_owned(slot, std::move(tensor));
+    slot.data = slot.impl != nullptr && slot.impl->has_storage() ? slot.impl->mutable_data() : nullptr;
+  }
+
+  void execute(FreeSlots& step) {
+    for (SlotIndex index : step.slots) {
+      Slot& slot = frame_.slots[index];
+      slot.owned.reset();
+      slot.impl = nullptr;
+      slot.data = nullptr;
+    }
+  }
+
+  Program& program_;
+  Frame& frame_;
+};
+
+}  // namespace dovetail

@@ -1,0 +1,233 @@
+"""The oracle: a plain-Python executor of a `Plan`, slow and simple.
+
+It obeys the same contract as the native executor. It fills the slab and every allocation with
+0xFF bytes (NaN in floating point), so that a kernel that reads what nobody wrote shows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dovetail_runtime.aten_args import python_value, resolve_op
+from dovetail_runtime.plan import (
+    Allocate,
+    CallAten,
+    CopyInto,
+    CppKernel,
+    Free,
+    LaunchCpp,
+    LaunchTriton,
+    Plan,
+    Size,
+    SymbolBinding,
+    TensorSpec,
+    TritonKernel,
+    View,
+)
+from dovetail_runtime.sizes import evaluate
+
+Output = torch.Tensor | int | None
+
+# Runs a Triton kernel: (kernel, arguments in order of its non-constexpr parameters, grid).
+TritonLauncher = Callable[[TritonKernel, Sequence[torch.Tensor | int], tuple[int, int, int]], None]
+
+
+def bind_symbols(
+    bindings: Sequence[SymbolBinding], inputs: Sequence[torch.Tensor | int]
+) -> dict[str, int]:
+    """The value of every symbol, read from the inputs."""
+    symbols: dict[str, int] = {}
+    for binding in bindings:
+        value = inputs[binding.input]
+        if binding.dim is None:
+            if not isinstance(value, int):
+                raise TypeError(f"input {binding.input} must be an int: it binds {binding.name!r}")
+            symbols[binding.name] = value
+        else:
+            if not isinstance(value, torch.Tensor):
+                raise TypeError(f"input {binding.input} must be a tensor")
+            symbols[binding.name] = value.shape[binding.dim]
+    return symbols
+
+
+@dataclass
+class ReferenceExecutor:
+    """Runs `plan` step by step in Python.
+
+    `addresses` maps a `CppKernel`'s symbol to the compiled function's address; `launch_triton`
+    runs Triton kernels (under Triton's interpreter on a machine without a GPU).
+    """
+
+    plan: Plan
+    addresses: Mapping[str, int] = field(default_factory=dict)
+    launch_triton: TritonLauncher | None = None
+
+    def __call__(self, *inputs: torch.Tensor | int) -> tuple[Output, ...]:
+        """Run the plan once."""
+        return _Run(self, inputs).execute()
+
+
+class _Run:
+    """The state of one execution."""
+
+    def __init__(self, executor: ReferenceExecutor, inputs: Sequence[torch.Tensor | int]) -> None:
+        plan = executor.plan
+        if len(inputs) != len(plan.inputs):
+            raise TypeError(f"{plan.name}: {len(plan.inputs)} inputs expected, {len(inputs)} given")
+        self.executor = executor
+        self.plan = plan
+        self.symbols = bind_symbols(plan.symbols, inputs)
+        self.tensors: dict[str, torch.Tensor | None] = {c.name: c.value for c in plan.constants}
+        for declared, value in zip(plan.inputs, inputs, strict=True):
+            if isinstance(value, torch.Tensor):
+                self.tensors[declared.name] = value
+        self.slabs = {
+            device: _filled(evaluate(size, self.symbols), torch.device(device))
+            for device, size in plan.slab_bytes
+        }
+        self.kernels = {kernel.symbol: kernel for kernel in plan.kernels}
+
+    def execute(self) -> tuple[Output, ...]:
+        with torch.no_grad():
+            for index, step in enumerate(self.plan.steps):
+                try:
+                    self._step(step)
+                except Exception as error:
+                    error.add_note(f"in step {index} of plan {self.plan.name}: {step}")
+                    raise
+            for name in self.plan.mutated:
+                torch.autograd.graph.increment_version(self._tensor(name))
+        return tuple(self._output(output) for output in self.plan.outputs)
+
+    def _output(self, output: str | Size | None) -> Output:
+        if output is None:
+            return None
+        if isinstance(output, str):
+            return self.tensors[output]
+        return self._int(output)
+
+    def _step(self, step: Any) -> None:
+        match step:
+            case Allocate():
+                self._allocate(step)
+            case View():
+                base = self._tensor(step.base)
+                self.tensors[step.name] = self._over(base.untyped_storage(), step.spec)
+            case LaunchCpp():
+                self._launch_cpp(step)
+            case LaunchTriton():
+                self._launch_triton(step)
+            case CallAten():
+                self._call_aten(step)
+            case CopyInto():
+                self._tensor(step.target).copy_(self._tensor(step.source))
+            case Free():
+                for name in step.names:
+                    self.tensors.pop(name)
+            case _:
+                raise TypeError(f"unknown step {step!r}")
+
+    def _allocate(self, step: Allocate) -> None:
+        nbytes = storage_bytes(
+            self._ints(step.spec.shape),
+            self._ints(step.spec.stride),
+            self._int(step.spec.offset),
+            step.spec.dtype.itemsize,
+        )
+        if step.slab_offset is None:
+            storage = _filled(nbytes, step.spec.device)
+        else:
+            start = self._int(step.slab_offset)
+            slab = self.slabs[str(step.spec.device)]
+            if start % 64 or start + nbytes > slab.nbytes():
+                raise ValueError(
+                    f"{step.name} takes bytes {start} to {start + nbytes} of a slab of "
+                    f"{slab.nbytes()}; a slab offset must be a multiple of 64"
+                )
+            storage = slab[start : start + nbytes] if nbytes else _filled(0, step.spec.device)
+        self.tensors[step.name] = self._over(storage, step.spec)
+
+    def _over(self, storage: torch.UntypedStorage, spec: TensorSpec) -> torch.Tensor:
+        empty = torch.empty(0, dtype=spec.dtype, device=spec.device)
+        return empty.set_(
+            storage,
+            self._int(spec.offset),
+            self._ints(spec.shape),
+            self._ints(spec.stride),
+        )
+
+    def _launch_cpp(self, step: LaunchCpp) -> None:
+        kernel = self.kernels[step.kernel]
+        assert isinstance(kernel, CppKernel), kernel
+        work = self._int(step.work)
+        if work <= 0:
+            return
+        prototype = ctypes.CFUNCTYPE(
+            None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64
+        )
+        function = prototype(self.executor.addresses[kernel.symbol])
+        pointers = (ctypes.c_void_p * max(1, len(step.tensors)))(
+            *[self._tensor(name).data_ptr() for name in step.tensors]
+        )
+        sizes = (ctypes.c_int64 * max(1, len(step.sizes)))(*self._ints(step.sizes))
+        # In two chunks where allowed, so that a kernel that ignores its range shows.
+        middle = work // 2 if work // 2 >= step.grain else work
+        function(ctypes.addressof(pointers), ctypes.addressof(sizes), 0, middle)
+        if middle < work:
+            function(ctypes.addressof(pointers), ctypes.addressof(sizes), middle, work)
+
+    def _launch_triton(self, step: LaunchTriton) -> None:
+        kernel = self.kernels[step.kernel]
+        assert isinstance(kernel, TritonKernel), kernel
+        if self.executor.launch_triton is None:
+            raise ValueError(f"{step.kernel}: no launcher for Triton kernels was given")
+        arguments = [self._tensor(a) if isinstance(a, str) else self._int(a) for a in step.args]
+        x, y, z = self._ints(step.grid)
+        if x and y and z:
+            self.executor.launch_triton(kernel, arguments, (x, y, z))
+
+    def _call_aten(self, step: CallAten) -> None:
+        args = [python_value(a, self.tensors, self.symbols) for a in step.args]
+        kwargs = {k: python_value(a, self.tensors, self.symbols) for k, a in step.kwargs}
+        result = resolve_op(step.op)(*args, **kwargs)
+        results = _flatten(result)
+        for name, value in zip(step.outputs, results, strict=False):
+            if name is not None:
+                if value is not None and not isinstance(value, torch.Tensor):
+                    raise TypeError(f"{step.op} returns {value!r}, not a tensor, for {name}")
+                self.tensors[name] = value
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        tensor = self.tensors[name]
+        if tensor is None:
+            raise ValueError(f"{name} is an undefined tensor")
+        return tensor
+
+    def _int(self, size: Size) -> int:
+        return evaluate(size, self.symbols)
+
+    def _ints(self, sizes: Sequence[Size]) -> list[int]:
+        return [evaluate(size, self.symbols) for size in sizes]
+
+
+def storage_bytes(shape: Sequence[int], stride: Sequence[int], offset: int, itemsize: int) -> int:
+    """Bytes from the start of the storage to the end of the last element."""
+    if any(extent == 0 for extent in shape):
+        return 0
+    last = sum((extent - 1) * step for extent, step in zip(shape, stride, strict=True))
+    return (offset + last + 1) * itemsize
+
+
+def _filled(nbytes: int, device: torch.device) -> torch.UntypedStorage:
+    return torch.full((nbytes,), 0xFF, dtype=torch.uint8, device=device).untyped_storage()
+
+
+def _flatten(result: Any) -> list[Any]:
+    if isinstance(result, (tuple, list)):
+        return [value for item in result for value in _flatten(item)]
+    return [result]

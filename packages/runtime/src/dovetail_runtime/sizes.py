@@ -1,0 +1,122 @@
+"""Size expressions: evaluation in plain Python, and the table form the native executor runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dovetail_runtime.plan import Size, SizeExpr
+
+# Order is the native executor's operation code.
+OPERATIONS = ("add", "sub", "mul", "floordiv", "ceildiv", "mod", "min", "max", "neg")
+
+
+def evaluate(size: Size, symbols: Mapping[str, int]) -> int:
+    """The value of `size` where each symbol has the given value."""
+    if isinstance(size, int):
+        return int(size)
+    if size.op == "sym":
+        return symbols[str(size.args[0])]
+    args = [evaluate(_operand(a), symbols) for a in size.args]
+    if size.op == "neg":
+        return -args[0]
+    left, right = args
+    match size.op:
+        case "add":
+            return left + right
+        case "sub":
+            return left - right
+        case "mul":
+            return left * right
+        case "floordiv":
+            return left // right
+        case "ceildiv":
+            return -(-left // right)
+        case "mod":
+            return left % right
+        case "min":
+            return min(left, right)
+        case "max":
+            return max(left, right)
+    raise ValueError(f"unknown size operation {size.op!r}")
+
+
+def size_text(size: Size) -> str:
+    """`size` as a Python expression over its symbols."""
+    if isinstance(size, int):
+        return str(int(size))
+    if size.op == "sym":
+        return str(size.args[0])
+    args = [size_text(_operand(a)) for a in size.args]
+    infix = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%"}
+    if size.op in infix:
+        return f"({args[0]} {infix[size.op]} {args[1]})"
+    if size.op == "neg":
+        return f"(-{args[0]})"
+    if size.op == "ceildiv":
+        return f"(-(-{args[0]} // {args[1]}))"
+    return f"{size.op}({args[0]}, {args[1]})"
+
+
+def _operand(argument: int | str | SizeExpr) -> Size:
+    if isinstance(argument, str):
+        raise ValueError(f"a symbol's name {argument!r} stands where a size is expected")
+    return argument
+
+
+class SizeTable:
+    """Sizes numbered for the native executor; equal sizes get one number.
+
+    `values[n]` is number n's value when it is known before a call (a constant), else None: then
+    it is a symbol (filled from the inputs) or the result of an entry of `program`.
+    """
+
+    def __init__(self) -> None:
+        self.values: list[int | None] = []
+        self.program: list[tuple[int, int, int, int]] = []  # operation, destination, left, right
+        self.symbols: dict[str, int] = {}
+        self._constants: dict[int, int] = {}
+        self._expressions: dict[SizeExpr, int] = {}
+        self._entries: dict[tuple[int, int, int], int] = {}
+
+    def bind(self, name: str) -> int:
+        """Make `name` a symbol; every symbol is bound before sizes that use it are numbered."""
+        if name not in self.symbols:
+            self.symbols[name] = self._new(None)
+        return self.symbols[name]
+
+    def number(self, size: Size) -> int:
+        """The number of `size`, added if it is new."""
+        if isinstance(size, int):
+            value = int(size)
+            if value not in self._constants:
+                self._constants[value] = self._new(value)
+            return self._constants[value]
+        known = self._expressions.get(size)
+        if known is None:
+            known = self._expressions[size] = self._number_expression(size)
+        return known
+
+    def _number_expression(self, size: SizeExpr) -> int:
+        if size.op == "sym":
+            name = str(size.args[0])
+            if name not in self.symbols:
+                raise ValueError(f"size symbol {name!r} is bound by no input")
+            return self.symbols[name]
+        if size.op not in OPERATIONS:
+            raise ValueError(f"unknown size operation {size.op!r}")
+        if len(size.args) != (1 if size.op == "neg" else 2):
+            raise ValueError(f"size operation {size.op!r} with {len(size.args)} operands")
+        operands = [self.number(_operand(a)) for a in size.args]
+        known = [self.values[n] for n in operands]
+        if all(v is not None for v in known):
+            constants = tuple(int(v) for v in known if v is not None)
+            return self.number(evaluate(SizeExpr(size.op, constants), {}))
+        key = (OPERATIONS.index(size.op), operands[0], operands[-1])
+        if key not in self._entries:
+            self._entries[key] = self._new(None)
+            self.program.append((key[0], self._entries[key], key[1], key[2]))
+        return self._entries[key]
+
+    def _new(self, value: int | None) -> int:
+        self.values.append(value)
+        return len(self.values) - 1
