@@ -71,6 +71,8 @@ class FakeTensor(Tensor):
     _dtype: torch.dtype
     _device: torch.device
     _storage: FakeStorage
+    # Whether the strides are exactly those of a fresh contiguous tensor; None: not yet asked.
+    _canonical: bool | None = None
     # nn.Parameter's isinstance check reads this attribute.
     _is_param: bool
 
@@ -399,5 +401,6 @@ def set_metadata(
     fake._sizes = sizes
     fake._strides = strides
     fake._offset = offset
+    fake._canonical = None
     if storage is not None:
         fake._storage = storage

@@ -95,6 +95,16 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.bind(result, node)
 
 
+def _has_effect(node: Node) -> bool:
+    """Whether an unused node must stay: it writes to an argument, or draws random numbers."""
+    if node.op in ("placeholder", "output"):
+        return True
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return False
+    return bool(schema.is_mutable) or torch.Tag.nondeterministic_seeded in node.target.tags  # type: ignore[union-attr]
+
+
 def trace_aten(
     fn: Callable[..., Any],
     *example_tensors: Any,
@@ -127,9 +137,7 @@ def trace_aten(
     out_nodes = pytree.tree_unflatten([recorder.argument(v) for v in flat_out], out_spec)
     output = graph.output(out_nodes)
     output.meta["val"] = result
-    for node in reversed(graph.nodes):
-        if node.target is operator.getitem and not node.users:
-            graph.erase_node(node)
+    graph.eliminate_dead_code(_has_effect)
     module = GraphModule(recorder.constants, graph)
     graph.lint()
     return module

@@ -7,10 +7,11 @@ A rule that does not cover a case returns `NotImplemented`; the op's meta kernel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from dovetail_prims.fake_tensor import ShapeRule
+from dovetail_prims.shape_rules import matmul, pointwise, reductions, views
 
 
 class RuleTable(dict[Any, "ShapeRule | None"]):
@@ -32,7 +33,7 @@ class RuleTable(dict[Any, "ShapeRule | None"]):
 
 def default_rules() -> RuleTable:
     """All our rules, by op name (`aten.add.Tensor`)."""
-    tables: tuple[Callable[[], Mapping[str, ShapeRule]], ...] = ()
+    tables = (pointwise.rules, views.rules, matmul.rules, reductions.rules)
     by_name: dict[str, ShapeRule] = {}
     for table in tables:
         by_name.update({f"aten.{name}": rule for name, rule in table().items()})

@@ -1,0 +1,406 @@
+"""Sizes, strides, dtype and device of results: the arithmetic that shape rules share.
+
+Eager's pointwise ops all go through one iterator, whose output layout follows from the inputs'
+layouts; `pointwise_out` states that once. Sizes may be symbolic: they are compared and multiplied,
+never converted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from dovetail_prims.fake_tensor import FakeTensor, Size, Sizes, make
+
+_CPU = torch.device("cpu")
+FLOATING = frozenset(
+    {
+        torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn,
+        torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz,
+    }
+)  # fmt: skip
+COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
+REDUCED = frozenset({torch.float16, torch.bfloat16})
+_COMPLEX_OF = {
+    torch.float16: torch.complex32,
+    torch.bfloat16: torch.complex64,
+    torch.float32: torch.complex64,
+    torch.float64: torch.complex128,
+}
+
+# --- sizes and strides ----------------------------------------------------------------------------
+
+
+def contiguous(sizes: Sizes) -> Sizes:
+    """The strides of a fresh contiguous tensor (a size of 0 counts as 1)."""
+    n = len(sizes)
+    if n == 1:
+        return (1,)
+    if n == 0:
+        return ()
+    strides: list[Size] = [1] * n
+    acc: Size = 1
+    for i in range(n - 1, 0, -1):
+        size = sizes[i]
+        if type(size) is not int or size > 1:
+            acc = acc * size
+        strides[i - 1] = acc
+    return tuple(strides)
+
+
+def channels_last(sizes: Sizes) -> Sizes:
+    """The strides of a fresh channels-last tensor of 4 or 5 dimensions."""
+    channels = sizes[1]
+    strides: list[Size] = [1] * len(sizes)
+    acc: Size = at_least_one(channels)
+    for d in range(len(sizes) - 1, 1, -1):
+        strides[d] = acc
+        acc = acc * at_least_one(sizes[d])
+    strides[0] = acc
+    return tuple(strides)
+
+
+def at_least_one(size: Size) -> Size:
+    """`max(size, 1)`; a symbolic size is taken to be positive."""
+    return 1 if type(size) is int and size < 1 else size
+
+
+def numel(sizes: Sizes) -> Size:
+    """The product of the sizes."""
+    product: Size = 1
+    for size in sizes:
+        product = product * size
+    return product
+
+
+def is_canonical(t: FakeTensor) -> bool:
+    """Whether the strides are exactly those of a fresh contiguous tensor (remembered)."""
+    known = t._canonical
+    if known is None:
+        known = t._canonical = t._strides == contiguous(t._sizes)
+    return known
+
+
+def is_contiguous(sizes: Sizes, strides: Sizes) -> bool:
+    """Contiguous in PyTorch's sense: strides of dimensions of size 1 do not matter."""
+    expected: Size = 1
+    ok = True
+    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
+        if type(size) is int:
+            if size == 0:
+                return True
+            if size == 1:
+                continue
+        if ok and stride != expected:
+            ok = False
+        expected = expected * size
+    return ok
+
+
+def is_channels_last(sizes: Sizes, strides: Sizes) -> bool:
+    """Contiguous in channels-last order (4 or 5 dimensions)."""
+    if len(sizes) not in (4, 5):
+        return False
+    expected: Size = 1
+    for d in (1, *range(len(sizes) - 1, 1, -1), 0):
+        size = sizes[d]
+        if type(size) is int and size == 0:
+            return True
+        if size != 1:
+            if strides[d] != expected:
+                return False
+            expected = expected * size
+    return True
+
+
+def suggests_channels_last(t: FakeTensor) -> bool:
+    """Whether eager takes the tensor for channels-last (its suggested memory format).
+
+    True if the strides grow in the order C, W, H, N and it is not just as well read as contiguous.
+    """
+    sizes, strides = t._sizes, t._strides
+    if len(sizes) not in (4, 5) or t._canonical:
+        return False
+    low: Size = 0
+    if strides[1] == 0:
+        return False
+    for d in (1, *range(len(sizes) - 1, 1, -1), 0):
+        size, stride = sizes[d], strides[d]
+        if type(size) is int and size == 0:
+            return False
+        if stride < low:
+            return False
+        if d == 0 and low == strides[1]:
+            return False  # N111, or a contiguous tensor with H = W = 1
+        low = stride
+        if size != 1:
+            low = low * size
+    return True
+
+
+def dense_order(sizes: Sizes, strides: Sizes) -> list[int] | None:
+    """The dimensions from outermost to innermost if the tensor is dense and does not overlap."""
+    order = sorted_by_stride(sizes, strides)
+    if any(type(s) is int and s == 0 for s in sizes):
+        return order[::-1]
+    expected: Size = 1
+    for d in order:
+        size = sizes[d]
+        if type(size) is int and size == 1:
+            continue
+        if strides[d] != expected:
+            return None
+        expected = expected * size
+    return order[::-1]
+
+
+def sorted_by_stride(sizes: Sizes, strides: Sizes) -> list[int]:
+    """Dimensions from innermost to outermost; those of size 1 or 0 come last."""
+    small = [d for d, s in enumerate(sizes) if type(s) is int and s < 2]
+    large = [d for d, s in enumerate(sizes) if type(s) is not int or s >= 2]
+    # Insertion sort with `<` only: symbolic strides compare by guards, never by conversion.
+    order: list[int] = []
+    for d in large:
+        at = len(order)
+        while at > 0 and strides[d] < strides[order[at - 1]]:
+            at -= 1
+        order.insert(at, d)
+    return order + small
+
+
+def empty_like_strides(t: FakeTensor) -> Sizes:
+    """Strides of `torch.empty_like(t)` (preserve_format)."""
+    if is_canonical(t):
+        return t._strides
+    sizes, strides = t._sizes, t._strides
+    if dense_order(sizes, strides) is not None:
+        return strides
+    return infer_dense_strides(sizes, strides)
+
+
+def infer_dense_strides(sizes: Sizes, strides: Sizes) -> Sizes:
+    """Dense strides in the order of a tensor that is not dense (gaps or overlaps)."""
+    return _permuted_strides(sizes, (strides,), ambiguous_by_size=True)
+
+
+# --- the pointwise iterator -----------------------------------------------------------------------
+
+
+def broadcast(shapes: Sequence[Sizes]) -> Sizes:
+    """The common shape; raises RuntimeError as eager does."""
+    rank = max(len(s) for s in shapes)
+    out: list[Size] = [1] * rank
+    for shape in shapes:
+        shift = rank - len(shape)
+        for d, size in enumerate(shape):
+            have = out[shift + d]
+            if have is size:
+                continue
+            if type(have) is int and have == 1:
+                out[shift + d] = size
+            elif type(size) is int and size == 1:
+                continue
+            elif have != size:
+                if have == 1:
+                    out[shift + d] = size
+                elif size != 1:
+                    raise RuntimeError(
+                        f"The size of tensor a ({have}) must match the size of tensor b ({size}) "
+                        f"at non-singleton dimension {shift + d}"
+                    )
+    return tuple(out)
+
+
+def _should_swap(
+    d0: int, d1: int, strides_list: Sequence[Sequence[Size]], sizes: Sizes, by_size: bool
+) -> int:
+    """1 if d0 (inner) should be outside d1, -1 if the order is right, 0 if no input tells."""
+    for strides in strides_list:
+        s0, s1 = strides[d0], strides[d1]
+        if (type(s0) is int and s0 == 0) or (type(s1) is int and s1 == 0):
+            continue  # a broadcast dimension says nothing
+        if s0 is s1 or s0 == s1:
+            if by_size and sizes[d0] > sizes[d1]:
+                return 1
+        elif s0 < s1:
+            return -1
+        else:
+            return 1
+    return 0
+
+
+def _permuted_strides(
+    sizes: Sizes, strides_list: Sequence[Sequence[Size]], ambiguous_by_size: bool = True
+) -> Sizes:
+    """Dense strides in the order that the inputs' strides suggest, first input first."""
+    n = len(sizes)
+    perm = list(range(n - 1, -1, -1))  # innermost first
+    for i in range(1, n):
+        d1 = i
+        for d0 in range(i - 1, -1, -1):
+            verdict = _should_swap(perm[d0], perm[d1], strides_list, sizes, ambiguous_by_size)
+            if verdict > 0:
+                perm[d0], perm[d1] = perm[d1], perm[d0]
+                d1 = d0
+            elif verdict < 0:
+                break
+    if perm == list(range(n - 1, -1, -1)):
+        return contiguous(sizes)
+    out: list[Size] = [1] * n
+    acc: Size = 1
+    for d in perm:
+        out[d] = acc
+        acc = acc * sizes[d]
+    return tuple(out)
+
+
+def _expanded_strides(t: FakeTensor, sizes: Sizes) -> list[Size]:
+    """The input's strides in the iterator: 0 where it is broadcast."""
+    shift = len(sizes) - len(t._sizes)
+    out: list[Size] = [0] * shift
+    for d, (size, stride) in enumerate(zip(t._sizes, t._strides, strict=True)):
+        one = type(size) is int and size == 1
+        out.append(0 if one and sizes[shift + d] != 1 else stride)
+    return out
+
+
+def pointwise_layout(tensors: Sequence[FakeTensor], has_number: bool) -> tuple[Sizes, Sizes]:
+    """Sizes and strides of a pointwise op's output. `has_number`: a Python number takes part."""
+    first = tensors[0]
+    sizes = first._sizes
+    same = True
+    canonical = is_canonical(first)
+    for t in tensors[1:]:
+        if t is not first:
+            if t._sizes != sizes:
+                same = False
+                break
+            canonical = canonical and is_canonical(t)
+    if same:
+        if canonical:
+            return sizes, first._strides
+        if not has_number or not sizes:
+            if all(is_contiguous(t._sizes, t._strides) for t in tensors):
+                return sizes, contiguous(sizes)
+            if len(sizes) == 4 and all(is_channels_last(t._sizes, t._strides) for t in tensors):
+                return sizes, channels_last(sizes)
+            if all(t._strides == first._strides for t in tensors) and (
+                dense_order(sizes, first._strides) is not None
+            ):
+                return sizes, first._strides
+    else:
+        sizes = broadcast([t._sizes for t in tensors])
+        # One contiguous tensor of full shape, the rest broadcast into it, is the common case.
+        if len(sizes) == len(first._sizes) and sizes == first._sizes and is_canonical(first):
+            if all(len(t._sizes) == 0 or is_canonical(t) for t in tensors):
+                if all(type(s) is not int or s > 1 for s in sizes):
+                    return sizes, first._strides
+    return sizes, _permuted_strides(sizes, [_expanded_strides(t, sizes) for t in tensors])
+
+
+def pointwise_out(
+    tensors: Sequence[FakeTensor], dtype: torch.dtype, has_number: bool = False
+) -> FakeTensor:
+    """The output of a pointwise op."""
+    sizes, strides = pointwise_layout(tensors, has_number)
+    device = tensors[0]._device if len(tensors) == 1 else common_device(tensors)
+    return make(sizes, strides, dtype, device)
+
+
+# --- dtype and device -----------------------------------------------------------------------------
+
+
+def common_device(tensors: Iterable[FakeTensor]) -> torch.device:
+    """The device of the result: a 0-dim CPU tensor follows the others."""
+    device: torch.device | None = None
+    scalar = False
+    for t in tensors:
+        if device is None:
+            device, scalar = t._device, not t._sizes
+        elif t._device != device:
+            if scalar and device.type == "cpu":
+                device, scalar = t._device, not t._sizes
+            elif t._sizes or t._device.type != "cpu":
+                raise RuntimeError(
+                    "Expected all tensors to be on the same device, but found at least two "
+                    f"devices, {device} and {t._device}!"
+                )
+        elif t._sizes:
+            scalar = False
+    return device if device is not None else _CPU
+
+
+def number_dtype(number: Any) -> torch.dtype:
+    """The dtype that a Python number (or a symbolic one) stands for in type promotion."""
+    kind = type(number)
+    if kind is float or kind is torch.SymFloat:
+        return torch.get_default_dtype()
+    if kind is int or kind is torch.SymInt:
+        return torch.int64
+    if kind is bool or kind is torch.SymBool:
+        return torch.bool
+    if isinstance(number, complex):
+        return _COMPLEX_OF[torch.get_default_dtype()]
+    if isinstance(number, float):
+        return torch.get_default_dtype()
+    return torch.int64
+
+
+def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dtype | None:
+    """Join two priority classes: the lower one can only raise the kind, not the width."""
+    if higher is None:
+        return lower
+    if lower is None or higher in COMPLEX:
+        return higher
+    if higher in FLOATING:
+        return _COMPLEX_OF[higher] if lower in COMPLEX else higher
+    if higher is torch.bool or lower in FLOATING or lower in COMPLEX:
+        return torch.promote_types(higher, lower)
+    return higher
+
+
+def promote(args: Iterable[Any]) -> torch.dtype:
+    """Type promotion over tensors and numbers: tensors with dimensions, then 0-dim, then numbers."""
+    dim: torch.dtype | None = None
+    zero: torch.dtype | None = None
+    number: torch.dtype | None = None
+    for a in args:
+        if type(a) is FakeTensor:
+            d = a._dtype
+            if a._sizes:
+                dim = d if dim is None or dim is d else torch.promote_types(dim, d)
+            else:
+                zero = d if zero is None or zero is d else torch.promote_types(zero, d)
+        else:
+            d = number_dtype(a)
+            number = d if number is None else torch.promote_types(number, d)
+    result = _combine(dim, _combine(zero, number))
+    assert result is not None
+    return result
+
+
+def as_float(dtype: torch.dtype) -> torch.dtype:
+    """Integers and bool become the default float."""
+    if dtype in FLOATING or dtype in COMPLEX:
+        return dtype
+    return torch.get_default_dtype()
+
+
+def wrap_dim(dim: int, rank: int) -> int:
+    """A dimension counted from the end becomes counted from the start; raises IndexError."""
+    bound = rank if rank > 0 else 1
+    if not -bound <= dim < bound:
+        raise IndexError(
+            f"Dimension out of range (expected to be in range of [{-bound}, {bound - 1}], "
+            f"but got {dim})"
+        )
+    return dim + bound if dim < 0 else dim
+
+
+def fresh(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> FakeTensor:
+    """A fresh contiguous tensor."""
+    out = make(sizes, contiguous(sizes), dtype, device)
+    out._canonical = True
+    return out

@@ -1,0 +1,274 @@
+"""Shape rules of pointwise ops, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dovetail_prims.fake_tensor import FakeTensor, ShapeRule, make
+from dovetail_prims.shape_rules.layout import (
+    COMPLEX,
+    FLOATING,
+    as_float,
+    broadcast,
+    empty_like_strides,
+    fresh,
+    is_canonical,
+    pointwise_out,
+    promote,
+)
+
+
+def same_dtype(x: FakeTensor, *rest: Any, **options: Any) -> FakeTensor:
+    """A unary op that keeps the dtype."""
+    if is_canonical(x):
+        out = make(x._sizes, x._strides, x._dtype, x._device)
+        out._canonical = True
+        return out
+    return pointwise_out((x,), x._dtype)
+
+
+def float_result(x: FakeTensor, *rest: Any, **options: Any) -> FakeTensor:
+    """A unary op whose result is floating point: integers are promoted first."""
+    return pointwise_out((x,), as_float(x._dtype))
+
+
+def bool_result(x: FakeTensor) -> FakeTensor:
+    """A unary predicate."""
+    return pointwise_out((x,), torch.bool)
+
+
+def real_result(x: FakeTensor) -> Any:
+    """`abs`: complex goes to its real dtype (left to the meta kernel)."""
+    return NotImplemented if x._dtype in COMPLEX else same_dtype(x)
+
+
+def _split(a: Any, b: Any) -> tuple[tuple[FakeTensor, ...], bool]:
+    """The tensors among two operands, and whether the other is a number."""
+    if type(a) is FakeTensor:
+        return ((a, b), False) if type(b) is FakeTensor else ((a,), True)
+    return (b,), True
+
+
+def binary(a: Any, b: Any, *, alpha: Any = 1) -> FakeTensor:
+    """Arithmetic on two operands with type promotion."""
+    if type(a) is FakeTensor and type(b) is FakeTensor and a._dtype is b._dtype:
+        if a._sizes == b._sizes and a._device == b._device:
+            if is_canonical(a) and is_canonical(b):
+                out = make(a._sizes, a._strides, a._dtype, a._device)
+                out._canonical = True
+                return out
+        return pointwise_out((a, b), a._dtype)
+    tensors, number = _split(a, b)
+    return pointwise_out(tensors, promote((a, b)), number)
+
+
+def divide(a: Any, b: Any, *, rounding_mode: str | None = None) -> FakeTensor:
+    """True division promotes integers; a rounded one does not."""
+    tensors, number = _split(a, b)
+    dtype = promote((a, b))
+    return pointwise_out(tensors, dtype if rounding_mode is not None else as_float(dtype), number)
+
+
+def binary_float(a: Any, b: Any) -> FakeTensor:
+    """A binary op whose result is floating point (`atan2` ...)."""
+    tensors, number = _split(a, b)
+    return pointwise_out(tensors, as_float(promote((a, b))), number)
+
+
+def compare(a: Any, b: Any) -> FakeTensor:
+    """A comparison or logical op."""
+    tensors, number = _split(a, b)
+    return pointwise_out(tensors, torch.bool, number)
+
+
+def power_scalar(x: FakeTensor, exponent: Any) -> FakeTensor:
+    """`pow(tensor, number)`: the number is no operand of the iterator."""
+    return pointwise_out((x,), promote((x, exponent)))
+
+
+def power_of_number(base: Any, exponent: FakeTensor) -> FakeTensor:
+    """`pow(number, tensor)`."""
+    return pointwise_out((exponent,), promote((base, exponent)), True)
+
+
+def where(condition: FakeTensor, a: Any, b: Any) -> FakeTensor:
+    """`where`, its branches tensors or numbers."""
+    tensors = tuple(t for t in (condition, a, b) if type(t) is FakeTensor)
+    number = len(tensors) < 3
+    same = type(a) is FakeTensor and type(b) is FakeTensor and a._dtype is b._dtype
+    return pointwise_out(tensors, a._dtype if same else promote((a, b)), number)
+
+
+def clamp(x: FakeTensor, low: Any = None, high: Any = None, **named: Any) -> FakeTensor:
+    """`clamp` and its one-sided forms, with number bounds."""
+    bounds = [v for v in (low, high, named.get("min"), named.get("max")) if v is not None]
+    numbers = [v for v in bounds if type(v) is not FakeTensor]
+    if len(numbers) == len(bounds):
+        return pointwise_out((x,), promote((x, *numbers)))
+    tensors = (x, *(v for v in bounds if type(v) is FakeTensor))
+    return pointwise_out(tensors, promote(tensors))
+
+
+def ternary(a: FakeTensor, b: FakeTensor, c: FakeTensor, **options: Any) -> FakeTensor:
+    """Three tensors joined (`addcmul`, `addcdiv`, `lerp.Tensor`)."""
+    return pointwise_out((a, b, c), promote((a, b, c)))
+
+
+def lerp_scalar(a: FakeTensor, b: FakeTensor, weight: Any) -> FakeTensor:
+    """`lerp` with a number as weight."""
+    return pointwise_out((a, b), a._dtype)
+
+
+def threshold_backward(grad: FakeTensor, x: FakeTensor, threshold: Any) -> FakeTensor:
+    """Backward of `relu` and `threshold`; its iterator takes the saved value first."""
+    return backward_two(x, grad)
+
+
+def backward_two(a: FakeTensor, b: FakeTensor, *rest: Any, **options: Any) -> FakeTensor:
+    """A pointwise backward op: gradient and saved value, then numbers."""
+    if a._dtype is b._dtype:
+        return binary(a, b)
+    return pointwise_out((a, b), promote((a, b)))
+
+
+def masked_fill(x: FakeTensor, mask: FakeTensor, value: Any) -> FakeTensor:
+    """`masked_fill`: always contiguous."""
+    sizes = x._sizes if x._sizes == mask._sizes else broadcast((x._sizes, mask._sizes))
+    return fresh(sizes, x._dtype, x._device)
+
+
+def copy(x: FakeTensor, src: Any, non_blocking: bool = False) -> FakeTensor:
+    """The functional `copy`: a new tensor laid out as a clone of `x`."""
+    return make(x._sizes, empty_like_strides(x), x._dtype, x._device)
+
+
+def in_place(x: FakeTensor, *args: Any, **kwargs: Any) -> Any:
+    """A pointwise op that writes to its first argument; the operands must broadcast to it."""
+    if x._canonical is not True:
+        _check_no_overlap(x)
+    for a in args:
+        if type(a) is FakeTensor and a._sizes != x._sizes:
+            if broadcast((x._sizes, a._sizes)) != x._sizes:
+                raise RuntimeError(
+                    f"output with shape {list(x._sizes)} doesn't match the broadcast shape "
+                    f"{list(broadcast((x._sizes, a._sizes)))}"
+                )
+    return x
+
+
+def _check_no_overlap(x: FakeTensor) -> None:
+    for size, stride in zip(x._sizes, x._strides, strict=True):
+        if type(stride) is int and stride == 0 and size > 1 and 0 not in x._sizes:
+            raise RuntimeError(
+                "unsupported operation: more than one element of the written-to tensor refers to a "
+                "single memory location. Please clone() the tensor before performing the operation."
+            )
+
+
+def in_place_checked(out_of_place: ShapeRule) -> ShapeRule:
+    """In place, with eager's check that the result's kind of number fits the target."""
+
+    def rule(x: FakeTensor, *args: Any, **kwargs: Any) -> Any:
+        other = args[0] if args else None
+        if type(other) is FakeTensor:
+            if other._dtype is not x._dtype or x._dtype not in FLOATING:
+                _check_cast(out_of_place(x, *args, **kwargs)._dtype, x._dtype)
+        elif other is not None and x._dtype not in FLOATING:
+            _check_cast(out_of_place(x, *args, **kwargs)._dtype, x._dtype)
+        return in_place(x, *args)
+
+    return rule
+
+
+def _check_cast(source: torch.dtype, target: torch.dtype) -> None:
+    if not torch.can_cast(source, target):
+        raise RuntimeError(
+            f"result type {_plain(source)} can't be cast to the desired output type "
+            f"{_plain(target)}"
+        )
+
+
+def _plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.").capitalize()
+
+
+_SAME = (
+    "neg", "relu", "floor", "ceil", "round", "trunc", "sign", "bitwise_not", "silu", "gelu",
+    "hardtanh", "hardswish", "hardsigmoid", "leaky_relu", "elu", "mish", "softplus", "log_sigmoid",
+    "threshold", "square", "sgn", "positive", "relu6", "hardshrink", "softshrink", "celu",
+    "nan_to_num", "fill", "frac", "conj_physical",
+)  # fmt: skip
+_FLOAT = (
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal",
+    "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh",
+    "atanh", "erf", "erfc", "erfinv", "lgamma", "digamma", "sigmoid", "sinc", "logit",
+)  # fmt: skip
+_BINARY = (
+    "add", "sub", "mul", "remainder", "fmod", "bitwise_and", "bitwise_or", "bitwise_xor",
+    "bitwise_left_shift", "bitwise_right_shift", "rsub",
+)  # fmt: skip
+_COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
+_BACKWARD_TWO = (
+    "gelu_backward", "silu_backward", "tanh_backward", "sigmoid_backward",
+    "hardswish_backward", "hardsigmoid_backward", "hardtanh_backward", "leaky_relu_backward",
+    "elu_backward", "mish_backward", "softplus_backward", "logit_backward",
+)  # fmt: skip
+
+
+def rules() -> dict[str, Callable[..., Any]]:
+    """The table of this family."""
+    table: dict[str, Callable[..., Any]] = {}
+    for name in _SAME:
+        table[f"{name}.default"] = same_dtype
+        table[f"{name}_.default"] = in_place
+    table["round.decimals"] = same_dtype
+    table["fill.Scalar"] = same_dtype
+    table["fill_.Scalar"] = table["fill_.Tensor"] = in_place
+    table["zero_.default"] = in_place
+    for name in _FLOAT:
+        table[f"{name}.default"] = float_result
+        table[f"{name}_.default"] = in_place
+    for name in ("isnan", "isinf", "isfinite", "logical_not", "signbit", "isposinf", "isneginf"):
+        table[f"{name}.default"] = bool_result
+    table["abs.default"] = real_result
+    table["abs_.default"] = in_place
+    checked = in_place_checked(binary)
+    for name in _BINARY:
+        for overload in ("Tensor", "Scalar"):
+            table[f"{name}.{overload}"] = binary
+            table[f"{name}_.{overload}"] = checked
+    table["rsub.Scalar"] = lambda x, other, alpha=1: binary(x, other)
+    table["add.Scalar"] = table["sub.Scalar"] = lambda x, other, alpha=1: binary(x, other)
+    divided = in_place_checked(divide)
+    for overload in ("Tensor", "Scalar", "Tensor_mode", "Scalar_mode"):
+        table[f"div.{overload}"] = divide
+        table[f"div_.{overload}"] = divided
+    table["floor_divide.default"] = binary
+    table["atan2.default"] = binary_float
+    table["maximum.default"] = table["minimum.default"] = binary
+    for name in _COMPARE:
+        table[f"{name}.Tensor"] = table[f"{name}.Scalar"] = compare
+    for name in ("logical_and", "logical_or", "logical_xor"):
+        table[f"{name}.default"] = compare
+    table["pow.Tensor_Tensor"] = binary
+    table["pow.Tensor_Scalar"] = power_scalar
+    table["pow.Scalar"] = power_of_number
+    table["pow_.Scalar"] = in_place
+    table["where.self"] = where
+    for name in ("clamp", "clamp_min", "clamp_max"):
+        table[f"{name}.default"] = table[f"{name}.Tensor"] = clamp
+        table[f"{name}_.default"] = table[f"{name}_.Tensor"] = in_place
+    table["addcmul.default"] = table["addcdiv.default"] = table["lerp.Tensor"] = ternary
+    table["addcmul_.default"] = table["addcdiv_.default"] = table["lerp_.Scalar"] = in_place
+    table["lerp.Scalar"] = lerp_scalar
+    for name in _BACKWARD_TWO:
+        table[f"{name}.default"] = backward_two
+    table["threshold_backward.default"] = threshold_backward
+    table["masked_fill.Scalar"] = table["masked_fill.Tensor"] = masked_fill
+    table["masked_fill_.Scalar"] = table["masked_fill_.Tensor"] = in_place
+    table["copy.default"] = copy
+    table["copy_.default"] = in_place
+    return table

@@ -1,0 +1,263 @@
+"""Shape rules of reductions, scans, softmax, sorting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dovetail_prims.fake_tensor import FakeTensor, Size, Sizes, make
+from dovetail_prims.shape_rules.layout import (
+    COMPLEX,
+    FLOATING,
+    as_float,
+    empty_like_strides,
+    fresh,
+    wrap_dim,
+)
+
+
+def reduced_sizes(sizes: Sizes, dims: int | Sequence[int] | None, keepdim: bool) -> Sizes:
+    """The sizes after reducing `dims` (None or empty: all)."""
+    rank = len(sizes)
+    if isinstance(dims, int):
+        gone = {wrap_dim(dims, rank)}
+    elif dims is None or len(dims) == 0:
+        gone = set(range(rank))
+    else:
+        gone = {wrap_dim(d, rank) for d in dims}
+        if len(gone) != len(dims):
+            raise RuntimeError("dim appears multiple times in the list of dims")
+    if keepdim:
+        return tuple([1 if d in gone else s for d, s in enumerate(sizes)])
+    return tuple([s for d, s in enumerate(sizes) if d not in gone])
+
+
+def _sum_dtype(x: FakeTensor, dtype: Any) -> torch.dtype:
+    """Sums of integers and bool are int64."""
+    if dtype is not None:
+        return dtype  # type: ignore[no-any-return]
+    d = x._dtype
+    return d if d in FLOATING or d in COMPLEX else torch.int64
+
+
+def _check_not_empty(x: FakeTensor, dims: Any, op: str) -> None:
+    """A maximum over nothing does not exist."""
+    sizes = x._sizes
+    if 0 not in sizes:
+        return
+    if dims is None or (isinstance(dims, (list, tuple)) and not dims):
+        raise RuntimeError(f"{op}(): Expected reduction dim to be specified for input.numel() == 0")
+    for d in (dims,) if isinstance(dims, int) else dims:
+        if sizes[wrap_dim(d, len(sizes))] == 0:
+            raise IndexError(f"{op}(): Expected reduction dim {d} to have non-zero size.")
+
+
+def sum_(x: FakeTensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> FakeTensor:
+    """`sum` (and `nansum`, `prod.dim_int`)."""
+    sizes = reduced_sizes(x._sizes, dim, keepdim)
+    return fresh(sizes, _sum_dtype(x, dtype), x._device)
+
+
+def sum_all(x: FakeTensor, *, dtype: Any = None) -> FakeTensor:
+    """`sum` or `prod` over everything."""
+    return fresh((), _sum_dtype(x, dtype), x._device)
+
+
+def mean(x: FakeTensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> FakeTensor:
+    """`mean`; integers are refused as in eager."""
+    out = dtype if dtype is not None else x._dtype
+    if out not in FLOATING and out not in COMPLEX:
+        raise RuntimeError(
+            "mean(): could not infer output dtype. Input dtype must be either a floating point or "
+            f"complex dtype. Got: {x._dtype}"
+        )
+    return fresh(reduced_sizes(x._sizes, dim, keepdim), out, x._device)
+
+
+def mean_all(x: FakeTensor, *, dtype: Any = None) -> FakeTensor:
+    """`mean` over everything."""
+    return mean(x, dtype=dtype)
+
+
+def same_dtype_reduction(x: FakeTensor, dim: Any = (), keepdim: bool = False) -> FakeTensor:
+    """`amax`, `amin`."""
+    _check_not_empty(x, dim, "amax")
+    return fresh(reduced_sizes(x._sizes, dim, keepdim), x._dtype, x._device)
+
+
+def reduce_all(x: FakeTensor) -> FakeTensor:
+    """`max`, `min` over everything."""
+    _check_not_empty(x, None, "max")
+    return fresh((), x._dtype, x._device)
+
+
+def arg_reduction(x: FakeTensor, dim: Any = None, keepdim: bool = False) -> FakeTensor:
+    """`argmax`, `argmin`."""
+    _check_not_empty(x, dim, "argmax")
+    if dim is None:
+        sizes = (1,) * len(x._sizes) if keepdim else ()
+        return fresh(sizes, torch.int64, x._device)
+    return fresh(reduced_sizes(x._sizes, dim, keepdim), torch.int64, x._device)
+
+
+def with_index(x: FakeTensor, dim: int, keepdim: bool = False) -> tuple[FakeTensor, FakeTensor]:
+    """`max.dim`, `min.dim`: values and indices."""
+    _check_not_empty(x, dim, "max")
+    sizes = reduced_sizes(x._sizes, dim, keepdim)
+    return fresh(sizes, x._dtype, x._device), fresh(sizes, torch.int64, x._device)
+
+
+def truth(x: FakeTensor, dim: Any = None, keepdim: bool = False) -> FakeTensor:
+    """`any`, `all`: bool, except that uint8 stays uint8."""
+    dtype = torch.uint8 if x._dtype is torch.uint8 else torch.bool
+    if isinstance(dim, (list, tuple)) and len(dim) == 0:
+        return NotImplemented  # type: ignore[no-any-return]
+    return fresh(reduced_sizes(x._sizes, dim, keepdim), dtype, x._device)
+
+
+def truth_all(x: FakeTensor) -> FakeTensor:
+    """`any`, `all` over everything."""
+    return truth(x)
+
+
+def var(
+    x: FakeTensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> FakeTensor:
+    """`var`, `std`."""
+    if x._dtype not in FLOATING:
+        return NotImplemented  # type: ignore[no-any-return]
+    return fresh(reduced_sizes(x._sizes, dim, keepdim), x._dtype, x._device)
+
+
+def var_mean(
+    x: FakeTensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> tuple[FakeTensor, FakeTensor]:
+    """`var_mean`, `std_mean`."""
+    if x._dtype not in FLOATING:
+        return NotImplemented  # type: ignore[no-any-return]
+    sizes = reduced_sizes(x._sizes, dim, keepdim)
+    return fresh(sizes, x._dtype, x._device), fresh(sizes, x._dtype, x._device)
+
+
+def norm(
+    x: FakeTensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> FakeTensor:
+    """`linalg_vector_norm`."""
+    if (dtype or x._dtype) not in FLOATING:
+        return NotImplemented  # type: ignore[no-any-return]
+    return fresh(reduced_sizes(x._sizes, dim, keepdim), dtype or x._dtype, x._device)
+
+
+def norm_scalar_dim(x: FakeTensor, p: Any, dim: Any, keepdim: bool = False) -> FakeTensor:
+    """`norm.ScalarOpt_dim`."""
+    return norm(x, 2, dim, keepdim)
+
+
+def logsumexp(x: FakeTensor, dim: Any, keepdim: bool = False) -> FakeTensor:
+    """`logsumexp`."""
+    return fresh(reduced_sizes(x._sizes, dim, keepdim), as_float(x._dtype), x._device)
+
+
+# --- shape kept -----------------------------------------------------------------------------------
+
+
+def softmax(x: FakeTensor, dim: int, half_to_float: bool) -> FakeTensor:
+    """`_softmax`, `_log_softmax`: contiguous, whatever the input's strides."""
+    wrap_dim(dim, len(x._sizes))
+    return fresh(x._sizes, torch.float32 if half_to_float else x._dtype, x._device)
+
+
+def softmax_backward(
+    grad: FakeTensor, output: FakeTensor, dim: int, input_dtype: torch.dtype
+) -> FakeTensor:
+    """Backward of both."""
+    return fresh(grad._sizes, input_dtype, grad._device)
+
+
+def cumulative(x: FakeTensor, dim: int, *, dtype: Any = None) -> FakeTensor:
+    """`cumsum`, `cumprod`."""
+    wrap_dim(dim, len(x._sizes))
+    return fresh(x._sizes, _sum_dtype(x, dtype), x._device)
+
+
+def cumulative_with_index(x: FakeTensor, dim: int) -> tuple[FakeTensor, FakeTensor]:
+    """`cummax`, `cummin`."""
+    return fresh(x._sizes, x._dtype, x._device), fresh(x._sizes, torch.int64, x._device)
+
+
+def _sorted(x: FakeTensor) -> tuple[FakeTensor, FakeTensor]:
+    strides = empty_like_strides(x)
+    return (
+        make(x._sizes, strides, x._dtype, x._device),
+        make(x._sizes, strides, torch.int64, x._device),
+    )
+
+
+def sort(x: FakeTensor, dim: int = -1, descending: bool = False) -> tuple[FakeTensor, FakeTensor]:
+    """`sort`: values and indices, laid out as the input."""
+    wrap_dim(dim, len(x._sizes))
+    return _sorted(x)
+
+
+def sort_stable(
+    x: FakeTensor, *, stable: Any = None, dim: int = -1, descending: bool = False
+) -> tuple[FakeTensor, FakeTensor]:
+    """`sort.stable`."""
+    return sort(x, dim)
+
+
+def topk(
+    x: FakeTensor, k: Size, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> tuple[FakeTensor, FakeTensor]:
+    """The k largest (or smallest) along a dimension."""
+    rank = len(x._sizes)
+    d = wrap_dim(dim, rank)
+    if rank and (k < 0 or k > x._sizes[d]):
+        raise RuntimeError("selected index k out of range")
+    sizes = (*x._sizes[:d], k, *x._sizes[d + 1 :]) if rank else ()
+    return fresh(sizes, x._dtype, x._device), fresh(sizes, torch.int64, x._device)
+
+
+def rules() -> dict[str, Callable[..., Any]]:
+    """The table of this family."""
+    table: dict[str, Callable[..., Any]] = {
+        "sum.dim_IntList": sum_,
+        "sum.default": sum_all,
+        "nansum.default": sum_,
+        "prod.dim_int": sum_,
+        "prod.default": sum_all,
+        "mean.dim": mean,
+        "mean.default": mean_all,
+        "amax.default": same_dtype_reduction,
+        "amin.default": same_dtype_reduction,
+        "max.default": reduce_all,
+        "min.default": reduce_all,
+        "max.dim": with_index,
+        "min.dim": with_index,
+        "argmax.default": arg_reduction,
+        "argmin.default": arg_reduction,
+        "var.correction": var,
+        "std.correction": var,
+        "var_mean.correction": var_mean,
+        "std_mean.correction": var_mean,
+        "linalg_vector_norm.default": norm,
+        "norm.ScalarOpt_dim": norm_scalar_dim,
+        "logsumexp.default": logsumexp,
+        "_softmax.default": softmax,
+        "_log_softmax.default": softmax,
+        "_softmax_backward_data.default": softmax_backward,
+        "_log_softmax_backward_data.default": softmax_backward,
+        "cumsum.default": cumulative,
+        "cumprod.default": cumulative,
+        "cummax.default": cumulative_with_index,
+        "cummin.default": cumulative_with_index,
+        "sort.default": sort,
+        "sort.stable": sort_stable,
+        "topk.default": topk,
+    }
+    for name in ("any", "all"):
+        table[f"{name}.default"] = truth_all
+        table[f"{name}.dim"] = table[f"{name}.dims"] = truth
+    return table

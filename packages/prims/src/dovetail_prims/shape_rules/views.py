@@ -1,0 +1,493 @@
+"""Shape rules of views, and of the copies that views turn into (`clone`, `contiguous` ...)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dovetail_prims.fake_tensor import FakeTensor, Size, Sizes, make
+from dovetail_prims.shape_rules.layout import (
+    channels_last,
+    contiguous,
+    empty_like_strides,
+    fresh,
+    is_canonical,
+    is_contiguous,
+    numel,
+    wrap_dim,
+)
+
+_MAX = 2**63 - 1
+
+
+def _view_of(x: FakeTensor, sizes: Sizes, strides: Sizes, offset: Size) -> FakeTensor:
+    return make(sizes, strides, x._dtype, x._device, offset, x._storage)
+
+
+def alias(x: FakeTensor) -> FakeTensor:
+    """The same view again (`alias`, `detach`)."""
+    out = make(x._sizes, x._strides, x._dtype, x._device, x._offset, x._storage)
+    out._canonical = x._canonical
+    return out
+
+
+def transpose(x: FakeTensor, dim0: int, dim1: int) -> FakeTensor:
+    """Swap two dimensions."""
+    rank = len(x._sizes)
+    dim0, dim1 = wrap_dim(dim0, rank), wrap_dim(dim1, rank)
+    if rank == 0:
+        return alias(x)
+    sizes, strides = list(x._sizes), list(x._strides)
+    sizes[dim0], sizes[dim1] = sizes[dim1], sizes[dim0]
+    strides[dim0], strides[dim1] = strides[dim1], strides[dim0]
+    return _view_of(x, tuple(sizes), tuple(strides), x._offset)
+
+
+def t(x: FakeTensor) -> FakeTensor:
+    """Transpose of a matrix; a vector stays."""
+    if len(x._sizes) > 2:
+        raise RuntimeError(
+            f"t() expects a tensor with <= 2 dimensions, but self is {len(x._sizes)}D"
+        )
+    return _view_of(x, x._sizes[::-1], x._strides[::-1], x._offset)
+
+
+def permute(x: FakeTensor, dims: Sequence[int]) -> FakeTensor:
+    """Reorder the dimensions."""
+    rank = len(x._sizes)
+    order = [wrap_dim(d, rank) for d in dims]
+    if sorted(order) != list(range(rank)):
+        raise RuntimeError(
+            "permute(sparse_coo): number of dimensions in the tensor input does not match the "
+            f"length of the desired ordering of dimensions i.e. input.dim() = {rank} is not equal "
+            f"to len(dims) = {len(order)}"
+            if len(order) != rank
+            else "permute(): duplicate dims are not allowed."
+        )
+    sizes, strides = x._sizes, x._strides
+    return _view_of(x, tuple(sizes[d] for d in order), tuple(strides[d] for d in order), x._offset)
+
+
+def resolve_view_size(x: FakeTensor, size: Sequence[Size]) -> Sizes:
+    """The sizes with a -1 filled in; raises if the number of elements differs."""
+    out = tuple(size)
+    for i, s in enumerate(out):
+        if type(s) is int and s == -1:
+            rest = numel(out[:i] + out[i + 1 :])
+            total = numel(x._sizes)
+            if type(rest) is int and rest == 0:
+                raise RuntimeError(
+                    f"cannot reshape tensor of 0 elements into shape {list(out)} because the "
+                    "unspecified dimension size -1 can be any value and is ambiguous"
+                )
+            if rest < 0 or total % rest != 0:
+                raise RuntimeError(f"shape '{list(out)}' is invalid for input of size {total}")
+            return (*out[:i], total // rest, *out[i + 1 :])
+    if out != x._sizes and numel(out) != numel(x._sizes):
+        raise RuntimeError(f"shape '{list(out)}' is invalid for input of size {numel(x._sizes)}")
+    return out
+
+
+def view_strides(old_sizes: Sizes, old_strides: Sizes, sizes: Sizes) -> Sizes | None:
+    """Strides with which the same memory reads as `sizes`; None if no strides can.
+
+    Both shapes are cut, from the inside out, into stretches with equal element counts; inside a
+    stretch the old dimensions must lie one after the other in memory.
+    """
+    if any(type(s) is int and s == 0 for s in old_sizes):
+        return old_strides if sizes == old_sizes else contiguous(sizes)
+    if not old_sizes:
+        return (1,) * len(sizes)
+    strides: list[Size] = [1] * len(sizes)
+    at = len(sizes) - 1
+    base = old_strides[-1]
+    old_count: Size = 1
+    new_count: Size = 1
+    for d in range(len(old_sizes) - 1, -1, -1):
+        old_count = old_count * old_sizes[d]
+        ends = d == 0
+        if not ends:
+            outer = old_sizes[d - 1]
+            joined = type(outer) is int and outer == 1
+            ends = not joined and old_strides[d - 1] != old_count * base
+        if ends:
+            while at >= 0:
+                one = type(sizes[at]) is int and sizes[at] == 1
+                if not one and not (new_count < old_count):
+                    break
+                strides[at] = new_count * base
+                new_count = new_count * sizes[at]
+                at -= 1
+            if new_count != old_count:
+                return None
+            if d > 0:
+                base = old_strides[d - 1]
+                old_count = 1
+                new_count = 1
+    return tuple(strides) if at == -1 else None
+
+
+def view(x: FakeTensor, size: Sequence[Size]) -> FakeTensor:
+    """`view`: other sizes over the same memory."""
+    sizes = resolve_view_size(x, size)
+    if is_canonical(x):
+        out = _view_of(x, sizes, contiguous(sizes), x._offset)
+        out._canonical = True
+        return out
+    strides = view_strides(x._sizes, x._strides, sizes)
+    if strides is None:
+        raise RuntimeError(
+            "view size is not compatible with input tensor's size and stride (at least one "
+            "dimension spans across two contiguous subspaces). Use .reshape(...) instead."
+        )
+    return _view_of(x, sizes, strides, x._offset)
+
+
+def unsafe_view(x: FakeTensor, size: Sequence[Size]) -> FakeTensor:
+    """`_unsafe_view`: a view whose input dies; by its schema not an alias."""
+    seen = view(x, size)
+    return make(seen._sizes, seen._strides, seen._dtype, seen._device, seen._offset)
+
+
+def view_dtype(x: FakeTensor, dtype: torch.dtype) -> Any:
+    """`view(dtype)` between types of one width."""
+    if dtype.itemsize != x._dtype.itemsize or dtype.is_complex != x._dtype.is_complex:
+        return NotImplemented
+    return make(x._sizes, x._strides, dtype, x._device, x._offset, x._storage)
+
+
+def expand(x: FakeTensor, size: Sequence[Size], *, implicit: bool = False) -> FakeTensor:
+    """Repeat dimensions of size 1 without memory (stride 0)."""
+    shift = len(size) - len(x._sizes)
+    if shift < 0:
+        raise RuntimeError(
+            f"expand: the number of sizes provided ({len(size)}) must be greater or equal to the "
+            f"number of dimensions in the tensor ({len(x._sizes)})"
+        )
+    sizes: list[Size] = list(size)
+    strides: list[Size] = [0] * len(sizes)
+    for d in range(len(sizes) - 1, -1, -1):
+        target = sizes[d]
+        kept = type(target) is int and target == -1
+        if d < shift:
+            if kept:
+                raise RuntimeError(
+                    "expand: the expanded size of the tensor (-1) isn't allowed in a leading, "
+                    f"non-existing dimension {d}"
+                )
+            # A new leading dimension of size 1 gets the stride that would follow on.
+            if target == 1 and d + 1 < len(sizes) and x._sizes:
+                strides[d] = sizes[d + 1] * strides[d + 1]
+            continue
+        have, stride = x._sizes[d - shift], x._strides[d - shift]
+        if kept or have is target or have == target:
+            sizes[d] = have
+            strides[d] = stride
+        elif have != 1:
+            raise RuntimeError(
+                f"The expanded size of the tensor ({target}) must match the existing size ({have}) "
+                f"at non-singleton dimension {d}."
+            )
+    return _view_of(x, tuple(sizes), tuple(strides), x._offset)
+
+
+def _clamp_index(index: Any, size: Size, default: Size) -> Size:
+    """A slice bound as eager reads it: None, negative, too large."""
+    if index is None:
+        return default
+    if type(index) is int:
+        if index == _MAX:
+            return size
+        if index < 0:
+            index = index + size
+            if index < 0:
+                return 0
+        if type(index) is int and index == 0:
+            return 0
+        return size if index > size else index
+    if index < 0:
+        index = index + size
+    return size if index > size else index  # type: ignore[no-any-return]
+
+
+def slice_(
+    x: FakeTensor, dim: int = 0, start: Any = None, end: Any = None, step: Size = 1
+) -> FakeTensor:
+    """`x[start:end:step]` along one dimension."""
+    rank = len(x._sizes)
+    if rank == 0:
+        raise RuntimeError("slice() cannot be applied to a 0-dim tensor.")
+    dim = wrap_dim(dim, rank)
+    if step <= 0:
+        raise RuntimeError("slice step must be positive")
+    size = x._sizes[dim]
+    lo = _clamp_index(start, size, 0)
+    hi = _clamp_index(end, size, size)
+    if lo is not hi and not (type(lo) is int and lo == 0) and hi < lo:
+        hi = lo
+    length = hi - lo if not (type(lo) is int and lo == 0) else hi
+    if not (type(step) is int and step == 1):
+        length = (length + step - 1) // step
+    stride = x._strides[dim]
+    offset = x._offset
+    if not (type(lo) is int and lo == 0):
+        offset = offset + lo * stride
+    sizes = (*x._sizes[:dim], length, *x._sizes[dim + 1 :])
+    one = type(step) is int and step == 1
+    strides = x._strides if one else (*x._strides[:dim], stride * step, *x._strides[dim + 1 :])
+    return _view_of(x, sizes, strides, offset)
+
+
+def select(x: FakeTensor, dim: int, index: Size) -> FakeTensor:
+    """`x[index]` along one dimension."""
+    rank = len(x._sizes)
+    if rank == 0:
+        raise IndexError("select() cannot be applied to a 0-dim tensor.")
+    dim = wrap_dim(dim, rank)
+    size = x._sizes[dim]
+    if index >= size or index < -size:
+        raise IndexError(
+            f"select(): index {index} out of range for tensor of size {list(x._sizes)} at "
+            f"dimension {dim}"
+        )
+    if index < 0:
+        index = index + size
+    return _view_of(
+        x,
+        x._sizes[:dim] + x._sizes[dim + 1 :],
+        x._strides[:dim] + x._strides[dim + 1 :],
+        x._offset + index * x._strides[dim],
+    )
+
+
+def unsqueeze(x: FakeTensor, dim: int) -> FakeTensor:
+    """Insert a dimension of size 1."""
+    rank = len(x._sizes)
+    dim = wrap_dim(dim, rank + 1)
+    stride: Size = 1 if dim >= rank else x._sizes[dim] * x._strides[dim]
+    return _view_of(
+        x,
+        (*x._sizes[:dim], 1, *x._sizes[dim:]),
+        (*x._strides[:dim], stride, *x._strides[dim:]),
+        x._offset,
+    )
+
+
+def squeeze(x: FakeTensor, dim: int | Sequence[int] | None = None) -> FakeTensor:
+    """Drop dimensions of size 1: all, one, or some."""
+    rank = len(x._sizes)
+    if dim is None:
+        candidates = set(range(rank))
+    elif isinstance(dim, int):
+        candidates = {wrap_dim(dim, rank)}
+    else:
+        candidates = {wrap_dim(d, rank) for d in dim}
+    kept = [d for d in range(rank) if d not in candidates or x._sizes[d] != 1]
+    return _view_of(
+        x, tuple(x._sizes[d] for d in kept), tuple(x._strides[d] for d in kept), x._offset
+    )
+
+
+def as_strided(
+    x: FakeTensor, size: Sequence[Size], stride: Sequence[Size], storage_offset: Any = None
+) -> FakeTensor:
+    """Any view of the storage."""
+    offset = x._offset if storage_offset is None else storage_offset
+    return _view_of(x, tuple(size), tuple(stride), offset)
+
+
+def split(x: FakeTensor, split_size: Size, dim: int = 0) -> list[FakeTensor]:
+    """Equal pieces along a dimension (the last one may be smaller)."""
+    dim = wrap_dim(dim, len(x._sizes))
+    size = x._sizes[dim]
+    if type(split_size) is int and split_size == 0:
+        return [slice_(x, dim, 0, size)]
+    # The number of pieces is the length of a Python list: a symbolic one becomes a guard here.
+    pieces = []
+    start: Size = 0
+    while start < size or (not pieces):
+        end = start + split_size
+        pieces.append(slice_(x, dim, start, size if end > size else end))
+        start = end
+    return pieces
+
+
+def split_with_sizes(x: FakeTensor, split_sizes: Sequence[Size], dim: int = 0) -> list[FakeTensor]:
+    """Pieces of given sizes along a dimension."""
+    dim = wrap_dim(dim, len(x._sizes))
+    total: Size = 0
+    for s in split_sizes:
+        total = total + s
+    if total != x._sizes[dim]:
+        raise RuntimeError(
+            f"split_with_sizes expects split_sizes to sum exactly to {x._sizes[dim]} (input "
+            f"tensor's size at dimension {dim}), but got split_sizes={list(split_sizes)}"
+        )
+    pieces = []
+    start: Size = 0
+    for s in split_sizes:
+        sizes = (*x._sizes[:dim], s, *x._sizes[dim + 1 :])
+        pieces.append(_view_of(x, sizes, x._strides, x._offset + start * x._strides[dim]))
+        start = start + s
+    return pieces
+
+
+def unbind(x: FakeTensor, dim: int = 0) -> list[FakeTensor]:
+    """All slices along a dimension. A symbolic length becomes a guard."""
+    dim = wrap_dim(dim, len(x._sizes))
+    pieces = []
+    index = 0
+    while index < x._sizes[dim]:
+        pieces.append(select(x, dim, index))
+        index += 1
+    return pieces
+
+
+def diagonal(x: FakeTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> FakeTensor:
+    """The diagonal of two dimensions, as a new last dimension."""
+    rank = len(x._sizes)
+    d1, d2 = wrap_dim(dim1, rank), wrap_dim(dim2, rank)
+    if d1 == d2:
+        raise RuntimeError(f"diagonal dimensions cannot be identical {dim1}, {dim2}")
+    a, b = x._sizes[d1], x._sizes[d2]
+    if offset >= 0:
+        b = b - offset
+    else:
+        a = a + offset
+    length = a if a < b else b
+    if length < 0:
+        length = 0
+    start = x._offset
+    if not (type(length) is int and length == 0):
+        start = start + (offset * x._strides[d2] if offset >= 0 else -offset * x._strides[d1])
+    kept = [d for d in range(rank) if d not in (d1, d2)]
+    return _view_of(
+        x,
+        (*(x._sizes[d] for d in kept), length),
+        (*(x._strides[d] for d in kept), x._strides[d1] + x._strides[d2]),
+        start,
+    )
+
+
+def unfold(x: FakeTensor, dimension: int, size: Size, step: Size) -> FakeTensor:
+    """Sliding windows along a dimension, as a new last dimension."""
+    rank = len(x._sizes)
+    d = wrap_dim(dimension, rank)
+    if rank == 0:
+        return NotImplemented  # type: ignore[no-any-return]
+    if size > x._sizes[d]:
+        raise RuntimeError(
+            f"maximum size for tensor at dimension {d} is {x._sizes[d]} but size is {size}"
+        )
+    count = (x._sizes[d] - size) // step + 1
+    stride = x._strides[d]
+    return _view_of(
+        x,
+        (*x._sizes[:d], count, *x._sizes[d + 1 :], size),
+        (*x._strides[:d], stride * step, *x._strides[d + 1 :], stride),
+        x._offset,
+    )
+
+
+# --- copies ---------------------------------------------------------------------------------------
+
+
+def _formatted(sizes: Sizes, x: FakeTensor, memory_format: Any) -> Sizes:
+    """Strides of a copy of `x` in a memory format."""
+    if memory_format is None or memory_format is torch.preserve_format:
+        return empty_like_strides(x)
+    if memory_format is torch.contiguous_format:
+        return contiguous(sizes)
+    rank = 4 if memory_format is torch.channels_last else 5
+    if len(sizes) != rank:
+        raise RuntimeError(f"required rank {rank} tensor to use {memory_format} format")
+    return channels_last(sizes)
+
+
+def clone(x: FakeTensor, *, memory_format: Any = None) -> FakeTensor:
+    """A copy in its own memory."""
+    return make(x._sizes, _formatted(x._sizes, x, memory_format), x._dtype, x._device)
+
+
+def contiguous_op(x: FakeTensor, *, memory_format: Any = torch.contiguous_format) -> FakeTensor:
+    """`contiguous`: the tensor itself if it is already laid out so."""
+    if memory_format is torch.contiguous_format and is_contiguous(x._sizes, x._strides):
+        return x
+    return clone(x, memory_format=memory_format)
+
+
+def to_copy(
+    x: FakeTensor,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    non_blocking: bool = False,
+    memory_format: Any = None,
+) -> Any:
+    """`_to_copy`: a copy with another dtype, device or memory format."""
+    if layout is not None and layout is not torch.strided:
+        return NotImplemented
+    return make(
+        x._sizes,
+        _formatted(x._sizes, x, memory_format),
+        x._dtype if dtype is None else dtype,
+        x._device if device is None else torch.device(device),
+    )
+
+
+def copying(view_rule: Callable[..., FakeTensor]) -> Callable[..., FakeTensor]:
+    """The `_copy` form of a view: the same sizes in memory of its own."""
+
+    def rule(*args: Any, **kwargs: Any) -> FakeTensor:
+        seen = view_rule(*args, **kwargs)
+        return fresh(seen._sizes, seen._dtype, seen._device)
+
+    return rule
+
+
+def lift(x: FakeTensor) -> FakeTensor:
+    """`lift_fresh`: the tensor itself."""
+    return alias(x)
+
+
+def rules() -> dict[str, Callable[..., Any]]:
+    """The table of this family."""
+    return {
+        "alias.default": alias,
+        "detach.default": alias,
+        "detach_.default": lambda x: x,
+        "lift_fresh.default": lift,
+        "t.default": t,
+        "transpose.int": transpose,
+        "permute.default": permute,
+        "view.default": view,
+        "_unsafe_view.default": unsafe_view,
+        "view.dtype": view_dtype,
+        "_reshape_alias.default": lambda x, size, stride: as_strided(x, size, stride),
+        "expand.default": expand,
+        "slice.Tensor": slice_,
+        "select.int": select,
+        "unsqueeze.default": unsqueeze,
+        "squeeze.default": squeeze,
+        "squeeze.dim": squeeze,
+        "squeeze.dims": squeeze,
+        "as_strided.default": as_strided,
+        "split.Tensor": split,
+        "split_with_sizes.default": split_with_sizes,
+        "unbind.int": unbind,
+        "diagonal.default": diagonal,
+        "unfold.default": unfold,
+        "clone.default": clone,
+        "_to_copy.default": to_copy,
+        "expand_copy.default": copying(expand),
+        "permute_copy.default": copying(permute),
+        "select_copy.int": copying(select),
+        "slice_copy.Tensor": copying(slice_),
+        "t_copy.default": copying(t),
+        "transpose_copy.int": copying(transpose),
+        "unsqueeze_copy.default": copying(unsqueeze),
+    }
