@@ -1,0 +1,196 @@
+// Has a dict changed since we looked? And: the `__dict__` of an object, without running code.
+//
+// CPython 3.11 and 3.12 keep a version in every dict: a number no dict ever had before, renewed at
+// every change. On 3.13 an attribute write through an object whose values are stored inline does
+// not renew it (seen on 3.13.0), but it does tell dict watchers. There we watch the dict and keep
+// a version of our own.
+#pragma once
+
+#include "common.h"
+
+#if PY_VERSION_HEX >= 0x030D0000
+#define DOVETAIL_DICT_WATCHERS 1
+#include <unordered_map>
+#else
+#define DOVETAIL_DICT_WATCHERS 0
+#endif
+
+namespace dovetail {
+
+#if DOVETAIL_DICT_WATCHERS
+
+struct Watched {
+  PyObject* dict;  // nullptr once the dict is gone
+  uint64_t version;
+  int64_t users;
+};
+
+struct WatchTable {
+  int watcher_id = -1;
+  uint64_t next_version = 1;
+  std::unordered_map<PyObject*, Watched*> entries;
+};
+
+inline WatchTable& watch_table() {
+  static WatchTable* table = new WatchTable();  // outlives every dict
+  return *table;
+}
+
+// Called before each change of a watched dict, and before it is freed.
+inline int on_dict_event(PyDict_WatchEvent event, PyObject* dict, PyObject*, PyObject*) {
+  WatchTable& table = watch_table();
+  auto found = table.entries.find(dict);
+  if (found == table.entries.end()) return 0;
+  found->second->version = table.next_version++;
+  if (event == PyDict_EVENT_DEALLOCATED) {
+    found->second->dict = nullptr;
+    table.entries.erase(found);
+  }
+  return 0;
+}
+
+inline bool start_watching() {
+  watch_table().watcher_id = PyDict_AddWatcher(on_dict_event);
+  if (watch_table().watcher_id < 0) PyErr_Clear();  // all taken: nothing is remembered
+  return true;
+}
+
+// Proof that a dict has not changed since the stamp was taken.
+class Stamp {
+ public:
+  Stamp() = default;
+  static Stamp of(PyObject* dict) {
+    Stamp stamp;
+    WatchTable& table = watch_table();
+    if (table.watcher_id < 0) return stamp;
+    auto [found, added] = table.entries.try_emplace(dict, nullptr);
+    if (added) {
+      if (PyDict_Watch(table.watcher_id, dict) < 0) {
+        PyErr_Clear();
+        table.entries.erase(found);
+        return stamp;
+      }
+      found->second = new Watched{dict, table.next_version++, 0};
+    }
+    stamp.entry_ = found->second;
+    stamp.entry_->users++;
+    stamp.version_ = stamp.entry_->version;
+    return stamp;
+  }
+  bool holds(PyObject* dict) const {
+    return entry_ && entry_->version == version_ && entry_->dict == dict;
+  }
+  Stamp(Stamp&& other) noexcept : entry_(other.entry_), version_(other.version_) {
+    other.entry_ = nullptr;
+  }
+  Stamp& operator=(Stamp&& other) noexcept {
+    if (this != &other) {
+      release();
+      entry_ = other.entry_;
+      version_ = other.version_;
+      other.entry_ = nullptr;
+    }
+    return *this;
+  }
+  ~Stamp() { release(); }
+  void release() {
+    if (entry_ && --entry_->users == 0) {
+      if (entry_->dict) {
+        WatchTable& table = watch_table();
+        table.entries.erase(entry_->dict);
+        if (PyDict_Unwatch(table.watcher_id, entry_->dict) < 0) PyErr_Clear();
+      }
+      delete entry_;
+    }
+    entry_ = nullptr;
+  }
+
+ private:
+  Watched* entry_ = nullptr;
+  uint64_t version_ = 0;
+};
+
+#else
+
+inline bool start_watching() { return true; }
+
+inline uint64_t dict_version(PyObject* dict) {
+#if defined(__GNUC__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+#endif
+  return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
+#if defined(__GNUC__)
+#pragma GCC diagnostic pop
+#endif
+}
+
+// Proof that a dict has not changed since the stamp was taken. The address alone would not do (a
+// freed dict's address is used again), but no two dicts ever have the same version.
+class Stamp {
+ public:
+  static Stamp of(PyObject* dict) {
+    Stamp stamp;
+    stamp.dict_ = dict;
+    stamp.version_ = dict_version(dict);
+    return stamp;
+  }
+  bool holds(PyObject* dict) const { return dict == dict_ && dict_version(dict) == version_; }
+  void release() { dict_ = nullptr; }
+
+ private:
+  PyObject* dict_ = nullptr;
+  uint64_t version_ = 0;
+};
+
+#endif
+
+// The dict of a class, borrowed from it.
+inline PyObject* class_dict(PyTypeObject* type) {
+#if PY_VERSION_HEX >= 0x030C0000
+  PyObject* dict = PyType_GetDict(type);
+  Py_XDECREF(dict);  // the class still holds it
+  return dict;
+#else
+  return type->tp_dict;
+#endif
+}
+
+// The instance dict of `object`, borrowed; nullptr if it has none *or* has not been made yet (then
+// `unmade` is set). Runs nothing and allocates nothing. The layout is proved on load.
+inline PyObject* peek_dict(PyObject* object, bool& unmade) {
+  unmade = false;
+  PyTypeObject* type = Py_TYPE(object);
+  if (PyType_Check(object)) return class_dict(reinterpret_cast<PyTypeObject*>(object));
+  if (type->tp_flags & Py_TPFLAGS_MANAGED_DICT) {
+    PyObject* dict = reinterpret_cast<PyObject**>(object)[-3];
+#if PY_VERSION_HEX >= 0x030C0000 && PY_VERSION_HEX < 0x030D0000
+    if (reinterpret_cast<uintptr_t>(dict) & 1) dict = nullptr;  // inline values, no dict
+#endif
+    unmade = dict == nullptr;
+    return dict;
+  }
+  Py_ssize_t offset = type->tp_dictoffset;
+  if (offset == 0) return nullptr;
+  PyObject** place = offset > 0
+      ? reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset)
+      : _PyObject_GetDictPtr(object);
+  PyObject* dict = place ? *place : nullptr;
+  return dict && PyDict_Check(dict) ? dict : nullptr;
+}
+
+// As `peek_dict`, but makes the dict if need be.
+inline PyObject* made_dict(PyObject* object) {
+  bool unmade;
+  PyObject* dict = peek_dict(object, unmade);
+  if (!unmade) return dict;
+  PyObject* made = PyObject_GenericGetDict(object, nullptr);
+  if (!made) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  Py_DECREF(made);
+  return peek_dict(object, unmade);
+}
+
+}  // namespace dovetail

@@ -1,0 +1,183 @@
+// A whole guard: settings, roots, relations between values.
+#pragma once
+
+#include "torch_state.h"
+#include "tree.h"
+
+namespace dovetail {
+
+struct StateCheck {
+  int state;         // a `State`, or -1: only Python can read it
+  int64_t expected;  // its small number, or kUnreadable
+  bool exact;        // a readable, different number means that the setting differs
+  Ref reader;        // the way in Python, and the value it must give
+  Ref value;
+};
+
+enum class RelationKind : int { SameObject, DistinctObjects, DistinctStorage, Shape };
+
+struct Operand {
+  int slot;
+  int64_t dim;  // of a Shape relation: the dimension of the tensor; kAnySize for a plain integer
+};
+
+struct Relation {
+  RelationKind kind;
+  std::vector<Operand> operands;
+  Program program;
+};
+
+struct Guard {
+  std::vector<StateCheck> states;
+  std::vector<std::unique_ptr<Node>> nodes;
+  std::vector<Node*> roots;
+  std::vector<bool> careful;  // per root: its evaluation may run Python code
+  std::vector<Relation> relations;
+  int slot_count = 0;
+};
+
+// Settings that a number tells. `Impure`: ask Python, at the very end.
+inline Outcome check_state(const StateCheck& check) {
+  if (check.state < 0) return Impure;
+  int64_t seen = read_state(static_cast<State>(check.state));
+  if (seen != kUnreadable && seen == check.expected) return Pass;
+  return check.exact && seen != kUnreadable ? Fail : Impure;
+}
+
+inline Outcome check_state_in_python(const StateCheck& check) {
+  Ref seen = Ref::steal(PyObject_CallNoArgs(check.reader.get()));
+  if (!seen.get()) return Error;
+  return constants_equal(seen.get(), check.value.get(), Mode::Careful);
+}
+
+// The value of a root, borrowed; nullptr when it is not there.
+inline PyObject* root_value(const Node& root, PyObject* const* args, PyFunctionObject* func) {
+  switch (root.step) {
+    case Step::Argument:
+      return args[root.index];
+    case Step::Closure: {
+      PyObject* closure = func->func_closure;
+      if (!closure || root.index >= PyTuple_GET_SIZE(closure)) return nullptr;
+      return PyCell_GET(PyTuple_GET_ITEM(closure, root.index));
+    }
+    case Step::Globals:
+      return func->func_globals;
+    case Step::Builtins:
+      return func->func_builtins;
+    default:
+      return root.key.get();
+  }
+}
+
+inline Outcome check_shape(const Relation& relation, Slots slots) {
+  constexpr size_t kInline = 16;
+  int64_t local[kInline];
+  std::vector<int64_t> heap(relation.operands.size() > kInline ? relation.operands.size() : 0);
+  int64_t* symbols = heap.empty() ? local : heap.data();
+  for (size_t i = 0; i < relation.operands.size(); i++) {
+    const Operand& operand = relation.operands[i];
+    PyObject* value = slots[operand.slot].get();
+    if (operand.dim != kAnySize) {
+      if (!PyObject_TypeCheck(value, helpers().tensor_base)) return Fail;
+      if (!size_of(value, operand.dim, symbols[i])) return Fail;
+    } else {
+      if (!PyLong_CheckExact(value)) return Fail;
+      int overflow;
+      symbols[i] = PyLong_AsLongLongAndOverflow(value, &overflow);
+      if (overflow) return Fail;
+    }
+  }
+  return relation.program.run(symbols);
+}
+
+inline Outcome check_relation(const Relation& relation, Slots slots) {
+  if (relation.kind == RelationKind::Shape) return check_shape(relation, slots);
+  size_t count = relation.operands.size();
+  auto object = [&](size_t i) { return slots[relation.operands[i].slot].get(); };
+  if (relation.kind == RelationKind::SameObject) {
+    for (size_t i = 1; i < count; i++) {
+      if (object(i) != object(0)) return Fail;
+    }
+    return Pass;
+  }
+  const void* local[16];
+  std::vector<const void*> heap(count > 16 ? count : 0);
+  const void** keys = heap.empty() ? local : heap.data();
+  for (size_t i = 0; i < count; i++) {
+    keys[i] = object(i);
+    if (relation.kind == RelationKind::DistinctStorage) {
+      bool is_tensor = PyObject_TypeCheck(object(i), helpers().tensor_base);
+      keys[i] = is_tensor ? storage_of(object(i)) : nullptr;
+      if (!keys[i]) return Fail;
+    }
+  }
+  if (count <= 16) {
+    for (size_t i = 1; i < count; i++) {
+      for (size_t j = 0; j < i; j++) {
+        if (keys[i] == keys[j]) return Fail;
+      }
+    }
+    return Pass;
+  }
+  std::sort(heap.begin(), heap.end());
+  return std::adjacent_find(heap.begin(), heap.end()) == heap.end() ? Pass : Fail;
+}
+
+inline Outcome check_roots(Guard& guard, PyObject* const* args, PyFunctionObject* func, Slots slots) {
+  // Pure roots first: while they run, no Python code does, and nothing they see can change.
+  for (size_t i = 0; i < guard.roots.size(); i++) {
+    if (guard.careful[i]) continue;
+    Node& root = *guard.roots[i];
+    PyObject* value = root_value(root, args, func);
+    if (!value) return Fail;
+    Outcome outcome = evaluate(root, value, Mode::Pure, slots);
+    if (outcome == Impure) {
+      guard.careful[i] = true;
+      continue;
+    }
+    if (outcome != Pass) return outcome;
+  }
+  for (size_t i = 0; i < guard.roots.size(); i++) {
+    if (!guard.careful[i]) continue;
+    Node& root = *guard.roots[i];
+    Ref value = Ref::copy(root_value(root, args, func));
+    if (!value.get()) return Fail;
+    Outcome outcome = evaluate(root, value.get(), Mode::Careful, slots);
+    if (outcome != Pass) return outcome;
+  }
+  return Pass;
+}
+
+inline Outcome check_all(Guard& guard, PyObject* const* args, PyFunctionObject* func, Slots slots) {
+  bool ask_python = false;
+  for (const StateCheck& check : guard.states) {
+    Outcome outcome = check_state(check);
+    if (outcome == Fail) return Fail;
+    ask_python |= outcome == Impure;
+  }
+  Outcome outcome = check_roots(guard, args, func, slots);
+  if (outcome != Pass) return outcome;
+  for (const Relation& relation : guard.relations) {
+    if (check_relation(relation, slots) == Fail) return Fail;
+  }
+  if (!ask_python) return Pass;
+  for (const StateCheck& check : guard.states) {
+    outcome = check_state(check);
+    if (outcome == Impure) outcome = check_state_in_python(check);
+    if (outcome != Pass) return outcome;
+  }
+  return Pass;
+}
+
+inline int check_guard(Guard& guard, PyObject* const* args, PyObject* func) {
+  constexpr int kInline = 8;
+  auto* function = reinterpret_cast<PyFunctionObject*>(func);
+  if (guard.slot_count <= kInline) {
+    Ref slots[kInline];
+    return check_all(guard, args, function, slots);
+  }
+  std::vector<Ref> slots(static_cast<size_t>(guard.slot_count));
+  return check_all(guard, args, function, slots.data());
+}
+
+}  // namespace dovetail

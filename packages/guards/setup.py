@@ -1,0 +1,38 @@
+"""Builds `dovetail_guards._native` against the torch that is installed."""
+
+from pathlib import Path
+
+import torch
+from setuptools import Extension, setup
+
+TORCH = Path(torch.__file__).parent
+
+setup(
+    ext_modules=[
+        Extension(
+            "dovetail_guards._native",
+            sources=["csrc/module.cpp"],
+            depends=[str(path) for path in sorted(Path("csrc").glob("*.h"))],
+            include_dirs=[str(TORCH / "include")],
+            library_dirs=[str(TORCH / "lib")],
+            libraries=["c10", "torch_cpu"],
+            define_macros=[
+                ("DOVETAIL_TORCH_VERSION", f'"{torch.__version__}"'),
+                ("_GLIBCXX_USE_CXX11_ABI", str(int(torch.compiled_with_cxx11_abi()))),
+            ],
+            extra_compile_args=[
+                "-std=c++20",
+                "-O2",
+                "-g0",
+                "-fvisibility=hidden",
+                "-Wall",
+                "-Wextra",
+                "-Wno-missing-field-initializers",
+                "-Wno-cast-function-type",
+            ],
+            # torch is imported before the extension, so its libraries are found already loaded.
+            extra_link_args=["-Wl,--no-as-needed"],
+            language="c++",
+        )
+    ]
+)

@@ -1,0 +1,219 @@
+"""Compiles clauses to the native check: sources become a tree, each evaluated once.
+
+The extension is loaded and proved on import of this module, not of the package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import torch
+
+from dovetail_guards import clauses as c
+from dovetail_guards import source as s
+from dovetail_guards.evaluate import argument_names, constants_equal
+from dovetail_guards.native_load import load_native
+from dovetail_guards.torch_state import READERS
+
+if TYPE_CHECKING:
+    from dovetail_guards.expr import Expr
+
+_native = load_native()
+
+
+class NativeGuard(Protocol):
+    """A compiled guard. It keeps alive what its clauses name."""
+
+    capsule: object
+    """A `PyCapsule` named "dovetail.guard.v1" for C callers; it keeps the guard alive."""
+
+    def __call__(self, args: tuple[Any, ...], func: FunctionType) -> bool:
+        """Do all clauses hold for raw arguments in `co_varnames` order?"""
+
+    def repeat(self, args: tuple[Any, ...], func: FunctionType, count: int) -> int:
+        """Check `count` times through the C entry; how many passed (for measuring)."""
+
+
+# The numbers of `Step` and `CheckKind` in csrc/tree.h, and of `RelationKind` in csrc/guard.h.
+_ARGUMENT, _CLOSURE, _GLOBALS, _BUILTINS, _OBJECT = range(5)
+_ATTR, _INSTANCE_ATTR, _ITEM, _DICT_KEY, _TYPE, _CELL, _SIZE = range(5, 12)
+_TYPE_IS, _ID_IS, _CONSTANT_IS, _LENGTH_IS, _DICT_KEYS, _HAS_KEY, _HAS_ATTR, _TENSOR_IS = range(8)
+_SAME_OBJECT, _DISTINCT_OBJECTS, _DISTINCT_STORAGE, _SHAPE = range(4)
+
+
+def _flags(value: tuple[bool, ...]) -> int:
+    return sum(bool(flag) << i for i, flag in enumerate(value))
+
+
+def _dtype_number(dtype: torch.dtype) -> int:
+    return int(_native.probe_constants(dtype, torch.strided, torch.device("cpu"))[0])
+
+
+# Setting -> its `State` number (csrc/torch_state.h), how its value is coded (None: this value has
+# no code) and whether a code that differs proves that the setting differs.
+_STATES: dict[str, tuple[int, Callable[[Any], int | None], bool]] = {
+    "grad_mode": (0, int, True),
+    "inference_mode": (1, int, True),
+    "autocast": (2, lambda value: None if value else 1, False),
+    "default_dtype": (3, _dtype_number, True),
+    "num_threads": (4, int, True),
+    "deterministic": (5, _flags, True),
+    "torch_function_modes": (6, lambda value: None if value else 0, False),
+    "torch_dispatch_modes": (7, lambda value: None if value else 0, False),
+    "sdp_kernels": (8, _flags, True),
+    "cudnn": (9, _flags, True),
+    "float32_matmul_precision": (10, ("highest", "high", "medium").index, True),
+    # Without a torch-function mode no default device is in force.
+    "default_device": (6, lambda value: 0 if value == torch.device("cpu") else None, False),
+}
+
+
+class _Builder:
+    """Collects the tables that `_native.NativeGuard` is made of."""
+
+    def __init__(self, code: CodeType) -> None:
+        self.arguments = argument_names(code)
+        self.freevars = code.co_freevars
+        self.nodes: list[tuple[int, int, Any, int]] = []
+        self.checks: list[tuple[int, int, Any, int]] = []
+        self.states: list[tuple[int, int | None, bool, Any, Any]] = []
+        self.relations: list[tuple[int, tuple[Any, ...], tuple[Any, ...], int]] = []
+        self._indices: dict[Any, int] = {}
+
+    def _node(self, identity: Any, step: int, parent: int, key: Any, index: int) -> int:
+        found = self._indices.get(identity)
+        if found is None:
+            found = self._indices[identity] = len(self.nodes)
+            self.nodes.append((step, parent, key, index))
+        return found
+
+    def globals_(self) -> int:
+        return self._node("globals", _GLOBALS, -1, None, 0)
+
+    def node(self, source: s.Source) -> int:
+        """The node of a source; made, with those it hangs under, at first use."""
+        found = self._indices.get(source)
+        if found is not None:
+            return found
+        match source:
+            case s.LocalSource(name):
+                return self._node(source, _ARGUMENT, -1, None, self.arguments.index(name))
+            case s.ClosureSource(name):
+                return self._node(source, _CLOSURE, -1, None, self.freevars.index(name))
+            case s.GlobalSource(name):
+                return self._node(source, _ITEM, self.globals_(), name, 0)
+            case s.BuiltinSource(name):
+                builtins = self._node("builtins", _BUILTINS, -1, None, 0)
+                return self._node(source, _ITEM, builtins, name, 0)
+            case s.ObjectSource(obj):
+                return self._node(source, _OBJECT, -1, obj, 0)
+        base = self.node(source.base)  # type: ignore[attr-defined]
+        match source:
+            case s.AttrSource(_, name):
+                return self._node(source, _ATTR, base, name, 0)
+            case s.InstanceAttrSource(_, name):
+                return self._node(source, _INSTANCE_ATTR, base, name, 0)
+            case s.ItemSource(_, key):
+                return self._node(source, _ITEM, base, key, 0)
+            case s.DictKeySource(_, index):
+                return self._node(source, _DICT_KEY, base, None, index)
+            case s.TypeSource():
+                return self._node(source, _TYPE, base, None, 0)
+            case s.CellContentsSource():
+                return self._node(source, _CELL, base, None, 0)
+            case s.SizeSource(_, dim):
+                return self._node(source, _SIZE, base, None, dim)
+        raise TypeError(f"no native rule for {type(source).__name__}")
+
+    def _check(self, source: s.Source, kind: int, obj: Any, number: int = 0) -> None:
+        self.checks.append((self.node(source), kind, obj, number))
+
+    def add(self, clause: c.Clause) -> None:
+        """Enter one clause into the tables."""
+        match clause:
+            case c.TypeIs():
+                self._check(clause.source, _TYPE_IS, clause.type_)
+            case c.IdIs():
+                self._check(clause.source, _ID_IS, clause.obj)
+            case c.ConstantIs():
+                self._check(clause.source, _CONSTANT_IS, clause.value)
+            case c.LengthIs():
+                self._check(clause.source, _LENGTH_IS, None, clause.length)
+            case c.DictKeysAre():
+                self._check(clause.source, _DICT_KEYS, tuple(clause.keys))
+            case c.HasKey():
+                self._check(clause.source, _HAS_KEY, clause.key, int(clause.present))
+            case c.HasInstanceAttr():
+                self._check(clause.source, _HAS_ATTR, clause.name, int(clause.present))
+            case c.GlobalPresent():
+                node = self.globals_()
+                self.checks.append((node, _HAS_KEY, clause.name, int(clause.present)))
+            case c.TensorIs():
+                self._check(clause.source, _TENSOR_IS, _tensor_table(clause))
+            case c.TorchState():
+                self._state(clause)
+            case c.SameObject():
+                self._relation(_SAME_OBJECT, clause.sources)
+            case c.DistinctObjects():
+                self._relation(_DISTINCT_OBJECTS, clause.sources)
+            case c.DistinctStorage():
+                self._relation(_DISTINCT_STORAGE, clause.sources)
+            case c.ShapeRelation():
+                self._shape(clause)
+            case _:
+                raise TypeError(f"no native rule for {type(clause).__name__}")
+
+    def _state(self, clause: c.TorchState) -> None:
+        number, code, exact = _STATES.get(clause.name, (-1, lambda value: None, False))
+        expected = code(clause.value)
+        if expected is None:
+            number = -1
+        self.states.append((number, expected, exact, READERS[clause.name], clause.value))
+
+    def _relation(self, kind: int, sources: tuple[s.Source, ...]) -> None:
+        operands = tuple((self.node(source), None) for source in sources)
+        self.relations.append((kind, operands, (), 0))
+
+    def _shape(self, clause: c.ShapeRelation) -> None:
+        expr: Expr = clause.expr
+        operands = tuple(
+            (self.node(source.base), source.dim)
+            if isinstance(source, s.SizeSource)
+            else (self.node(source), None)
+            for _, source in clause.symbols
+        )
+        program, depth = expr.program(tuple(name for name, _ in clause.symbols))
+        self.relations.append((_SHAPE, operands, program, depth))
+
+
+def _tensor_table(clause: c.TensorIs) -> tuple[Any, ...]:
+    return (
+        clause.type_,
+        clause.dtype,
+        clause.device,
+        clause.layout,
+        clause.requires_grad,
+        clause.is_conj,
+        clause.is_neg,
+        tuple(clause.sizes),
+        None if clause.strides is None else tuple(clause.strides),
+    )
+
+
+def compile_guards(clauses: Sequence[c.Clause], code: CodeType) -> NativeGuard:
+    """One native check of all clauses, for frames of functions that run `code`.
+
+    Raises ValueError for a source that names no argument or free variable of `code`.
+    """
+    builder = _Builder(code)
+    for clause in clauses:
+        builder.add(clause)
+    guard = _native.NativeGuard(
+        len(builder.arguments), builder.nodes, builder.checks, builder.states, builder.relations
+    )
+    return cast(NativeGuard, guard)
+
+
+_native.set_up(constants_equal, torch._C.TensorBase, torch.dtype, torch.layout, torch.device)
