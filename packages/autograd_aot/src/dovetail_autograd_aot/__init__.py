@@ -1,1 +1,30 @@
 """Ahead-of-time joint forward and backward tracing."""
+
+from dovetail_autograd_aot.compiled_function import aot_compile, example_values
+from dovetail_autograd_aot.graphs import (
+    JointGraph,
+    MutatedInput,
+    OutputInfo,
+    OutputKind,
+    PartitionedGraph,
+    Signature,
+    ViewStep,
+)
+from dovetail_autograd_aot.joint import TraceError, trace_joint
+from dovetail_autograd_aot.partition import default_partition, min_cut_partition
+
+__all__ = [
+    "JointGraph",
+    "MutatedInput",
+    "OutputInfo",
+    "OutputKind",
+    "PartitionedGraph",
+    "Signature",
+    "TraceError",
+    "ViewStep",
+    "aot_compile",
+    "default_partition",
+    "example_values",
+    "min_cut_partition",
+    "trace_joint",
+]

@@ -1,8 +1,12 @@
 """The stage boundaries of autograd_aot: what a joint trace and its partition hold.
 
 Order of a joint graph's placeholders: `primals` (the flat inputs of the captured graph, mutated or
-not), then `tangents` (one for each differentiable output). Order of its outputs: user outputs, new
-values of mutated inputs, gradients (one for each primal, None where there is none).
+not), then `tangents` (one for each differentiable forward output). Order of its outputs: forward
+outputs, gradients (one for each primal, None where there is none).
+
+Forward outputs are, in this order: fresh user outputs, new values of mutated inputs, hidden bases
+(intermediates that no user output is, but of which several are views), sizes (integers that views
+are regenerated from).
 """
 
 from __future__ import annotations
@@ -11,29 +15,54 @@ from dataclasses import dataclass
 from enum import Enum
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import GraphModule
 
 
 class OutputKind(Enum):
     """How a user output relates to the inputs."""
 
-    FRESH = "fresh"  # a new tensor
+    FRESH = "fresh"  # a new tensor (or a size)
     INPUT = "input"  # the very input object
     VIEW_OF_INPUT = "view_of_input"  # a view, regenerated from the input at run time
     VIEW_OF_OUTPUT = "view_of_output"  # shares storage with another output
+    DUPLICATE = "duplicate"  # the very object of an earlier user output
     CONSTANT = "constant"  # a Python value or None
 
 
 @dataclass(frozen=True)
+class SizeOutput:
+    """Stands in the arguments of a view step for the forward's size output number `index`."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class ViewStep:
+    """One view operator: applied to a base with `args` and `kwargs` after the tensor. `part` picks
+    a result of an operator that returns several views."""
+
+    op: OpOverload
+    args: tuple[object, ...]
+    kwargs: tuple[tuple[str, object], ...] = ()
+    part: int | None = None
+
+
+@dataclass(frozen=True)
 class OutputInfo:
-    """One user output. `base` is the index of the input or output it aliases; `view` its
-    (sizes, strides, storage offset) there; `value` a constant's value."""
+    """One user output.
+
+    `base` is, for VIEW_OF_INPUT and INPUT, the index of a primal; for FRESH and VIEW_OF_OUTPUT the
+    index of a forward output, for DUPLICATE that of a user output. `view` leads from the base to the output. `value` is a constant's
+    value. `is_leaf` is for outputs that require grad: a leaf has no grad_fn.
+    """
 
     kind: OutputKind
     requires_grad: bool = False
     base: int | None = None
-    view: tuple[tuple[int | torch.SymInt, ...], tuple[int | torch.SymInt, ...], int | torch.SymInt] | None = None  # noqa: E501
+    view: tuple[ViewStep, ...] = ()
     value: object = None
+    is_leaf: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,25 +76,46 @@ class MutatedInput:
 
 @dataclass(frozen=True)
 class Signature:
-    """The calling convention of a joint graph and of the pieces cut from it."""
+    """The calling convention of a joint graph and of the pieces cut from it.
+
+    `differentiable` are the indices of the forward outputs that carry gradients, in the order of
+    the tangents. `hidden` and `sizes` count the forward outputs of those kinds.
+    """
 
     num_primals: int
     outputs: tuple[OutputInfo, ...]
     mutated: tuple[MutatedInput, ...]
     primals_require_grad: tuple[bool, ...]
+    differentiable: tuple[int, ...] = ()
+    hidden: int = 0
+    sizes: int = 0
 
     @property
     def needs_backward(self) -> bool:
         """True if some output carries a gradient to some primal."""
-        return any(o.requires_grad for o in self.outputs) and any(self.primals_require_grad)
+        return bool(self.differentiable) and any(self.primals_require_grad)
+
+    @property
+    def num_fresh(self) -> int:
+        """The number of fresh user outputs."""
+        return sum(o.kind is OutputKind.FRESH for o in self.outputs)
+
+    @property
+    def num_forward_outputs(self) -> int:
+        """The number of outputs of a forward graph, saved values not counted."""
+        return self.num_fresh + len(self.mutated) + self.hidden + self.sizes
 
 
 @dataclass(frozen=True)
 class JointGraph:
-    """A functional ATEN/CORE_ATEN graph of forward and backward together."""
+    """A functional ATEN/CORE_ATEN graph of forward and backward together.
+
+    `constants_lifted` are tensors the captured graph held as attributes, appended to its inputs.
+    """
 
     gm: GraphModule
     signature: Signature
+    constants_lifted: tuple[torch.Tensor, ...] = ()
 
     def as_text(self) -> str:
         """The signature, then the graph as Python text."""
@@ -73,18 +123,42 @@ class JointGraph:
 
 
 @dataclass(frozen=True)
+class SavedAlias:
+    """Forward output `output` is a view of saved forward value `saved`: it must share the saved
+    tensor's version counter, so that writing to it is noticed in the backward."""
+
+    output: int
+    saved: int
+
+
+@dataclass(frozen=True)
 class PartitionedGraph:
     """Forward and backward, cut apart.
 
-    forward: primals -> fresh user outputs, new values of mutated inputs, saved values.
-    backward: saved values, tangents -> gradients. None in inference.
-    `saved` names the saved nodes; tensors and sizes alike.
+    forward: primals -> forward outputs, saved values (those that are not primals).
+    backward: saved primals, saved values, tangents -> gradients (one for each primal, None where
+    there is none). None in inference.
+    `saved` names the saved nodes; tensors and sizes alike: first the primals (`saved_primals` are
+    their indices), then values from the forward. `gradient_tangents` tells for each primal, as a
+    bit set, which tangents its gradient depends on.
     """
 
     forward: GraphModule
     backward: GraphModule | None
     saved: tuple[str, ...]
     signature: Signature
+    saved_primals: tuple[int, ...] = ()
+    saved_aliases: tuple[SavedAlias, ...] = ()
+    gradient_tangents: tuple[int, ...] = ()
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes kept for the backward beyond the primals (at hint sizes)."""
+        if self.backward is None:
+            return 0
+        placeholders = [n for n in self.backward.graph.nodes if n.op == "placeholder"]
+        start, stop = len(self.saved_primals), len(self.saved)
+        return sum(value_bytes(n.meta["val"]) for n in placeholders[start:stop])
 
     def as_text(self) -> str:
         """Both graphs as Python text, and what passes between them."""
@@ -93,3 +167,12 @@ class PartitionedGraph:
             f"# {self.signature}\n# forward\n{self.forward.code}\n"
             f"# saved: {', '.join(self.saved)}\n# backward\n{backward}"
         )
+
+
+def value_bytes(value: object) -> int:
+    """The bytes of a tensor value; 8 for a size; the sum over a tuple."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.dtype.itemsize
+    if isinstance(value, (tuple, list)):
+        return sum(value_bytes(v) for v in value)
+    return 8

@@ -1,0 +1,174 @@
+"""Backward with `create_graph=True`.
+
+A compiled backward is a black box to autograd. When its result must itself be differentiable, the
+captured graph is run again with eager operators on the same inputs, and autograd differentiates
+that run with `create_graph`: slower, and exactly eager's derivatives of every order.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Interpreter, Node
+
+from dovetail_autograd_aot.graphs import JointGraph, OutputKind
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What one forward leaves for a differentiable backward."""
+
+    inputs: tuple[Any, ...]
+    versions: tuple[int, ...]
+    random_state: Tensor | None
+    cuda_random_state: tuple[torch.device, Tensor] | None
+
+
+class DoubleBackward:
+    """Runs the captured graph again to differentiate it with `create_graph`."""
+
+    def __init__(self, gm: GraphModule, joint: JointGraph) -> None:
+        self.gm = gm
+        self.signature = joint.signature
+        self.num_lifted = len(joint.constants_lifted)
+        random = [n for n in joint.gm.graph.nodes if _is_random(n)]
+        devices = {d for n in random for d in _devices(n)}
+        self.random = any(d.type == "cpu" for d in devices)
+        self.cuda_device = next((d for d in devices if d.type == "cuda"), None)
+        self.autocast = [
+            (kind, torch.get_autocast_dtype(kind))
+            for kind in ("cpu", "cuda")
+            if torch.is_autocast_enabled(kind)
+        ]
+        self.mutated = {m.index for m in self.signature.mutated}
+        self.mutated_matters = _mutated_matters(joint)
+
+    def remember(self, inputs: tuple[Any, ...]) -> Replay:
+        """Called at the end of each forward."""
+        random_state = torch.get_rng_state() if self.random else None
+        cuda = None
+        if self.cuda_device is not None:
+            cuda = (self.cuda_device, torch.cuda.get_rng_state(self.cuda_device))
+        versions = tuple([i._version if isinstance(i, Tensor) else 0 for i in inputs])
+        return Replay(inputs, versions, random_state, cuda)
+
+    def run(self, replay: Replay, tangents: list[Tensor | None]) -> tuple[Tensor | None, ...]:
+        """The gradients of the inputs, differentiable."""
+        if self.mutated_matters:
+            raise RuntimeError(
+                "backward with create_graph=True through a compiled graph that overwrites an "
+                "input its gradients depend on: the old contents are gone"
+            )
+        for i, (value, version) in enumerate(zip(replay.inputs, replay.versions, strict=True)):
+            if isinstance(value, Tensor) and i not in self.mutated and value._version != version:
+                raise RuntimeError(
+                    f"input {i} of a compiled graph was modified in place (version "
+                    f"{value._version}, expected {version}) before backward with create_graph=True"
+                )
+        # Gradients are asked for aliases with a place of their own in autograd's graph, connected
+        # to the real inputs. (Lifted attributes the graph reads itself: they stand for themselves.)
+        inputs = replay.inputs
+        own = len(inputs) - self.num_lifted
+        sources = [_alias(v) if i < own else v for i, v in enumerate(inputs)]
+        aliases = [v.clone() if i in self.mutated and i < own else v for i, v in enumerate(sources)]
+        with ExitStack() as stack:
+            self._restore_random(stack, replay)
+            for kind, dtype in self.autocast:
+                stack.enter_context(torch.autocast(kind, dtype=dtype))
+            outputs = self._forward(aliases)
+        roots = []
+        given = []
+        for index, tangent in zip(self.signature.differentiable, tangents, strict=True):
+            if tangent is not None:
+                roots.append(self._root(index, outputs, aliases))
+                given.append(tangent)
+        wanted = [i for i, needed in enumerate(self.signature.primals_require_grad) if needed]
+        gradients: list[Tensor | None] = [None] * len(aliases)
+        if roots:
+            found = torch.autograd.graph._engine_run_backward(
+                tuple(roots),
+                tuple(given),
+                True,
+                True,
+                tuple(sources[i] for i in wanted),
+                allow_unreachable=True,
+                accumulate_grad=False,
+            )
+            for i, gradient in zip(wanted, found, strict=True):
+                gradients[i] = gradient
+        return tuple(gradients)
+
+    def _forward(self, aliases: list[Any]) -> list[Any]:
+        """The captured graph's outputs."""
+        count = len(aliases) - self.num_lifted
+        outputs = Interpreter(self.gm).run(*aliases[:count])
+        return list(outputs)
+
+    def _root(self, index: int, outputs: list[Any], aliases: list[Any]) -> Tensor:
+        """The tensor of the run that is forward output `index`."""
+        signature = self.signature
+        mutation = index - signature.num_fresh
+        if 0 <= mutation < len(signature.mutated):
+            return aliases[signature.mutated[mutation].index]  # type: ignore[no-any-return]
+        for info, value in zip(signature.outputs, outputs, strict=True):
+            if info.base != index:
+                continue
+            if info.kind is OutputKind.FRESH:
+                return value  # type: ignore[no-any-return]
+            if info.kind is OutputKind.VIEW_OF_OUTPUT and value._base is not None:
+                return value._base  # type: ignore[no-any-return]
+        raise RuntimeError("an output's base was not found in the differentiable run")
+
+    def _restore_random(self, stack: ExitStack, replay: Replay) -> None:
+        devices = [] if self.cuda_device is None else [self.cuda_device]
+        if replay.random_state is None and not devices:
+            return
+        stack.enter_context(torch.random.fork_rng(devices=devices))
+        if replay.random_state is not None:
+            torch.set_rng_state(replay.random_state)
+        if replay.cuda_random_state is not None:
+            torch.cuda.set_rng_state(replay.cuda_random_state[1], replay.cuda_random_state[0])
+
+
+def _alias(value: Any) -> Any:
+    return value.view_as(value) if isinstance(value, Tensor) and value.requires_grad else value
+
+
+def _is_random(node: Node) -> bool:
+    return (
+        isinstance(node.target, OpOverload)
+        and torch.Tag.nondeterministic_seeded in node.target.tags
+    )
+
+
+def _devices(node: Node) -> list[torch.device]:
+    value = node.meta["val"]
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return [v.device for v in values if isinstance(v, Tensor)]
+
+
+def _mutated_matters(joint: JointGraph) -> bool:
+    """Whether a gradient depends on the old contents of an input that is written to."""
+    signature = joint.signature
+    nodes = list(joint.gm.graph.nodes)
+    placeholders = [n for n in nodes if n.op == "placeholder"]
+    mutated = {placeholders[m.index] for m in signature.mutated}
+    if not mutated:
+        return False
+    gradients = nodes[-1].args[0][signature.num_forward_outputs :]
+    stack = [g for g in gradients if isinstance(g, Node)]
+    seen: set[Node] = set()
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node in mutated:
+            return True
+        stack.extend(node.all_input_nodes)
+    return False

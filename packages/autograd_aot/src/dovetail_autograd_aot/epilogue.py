@@ -1,0 +1,143 @@
+"""What is left to do after a compiled forward: write inputs back, make the user's outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dovetail_autograd_aot.graphs import (
+    OutputInfo,
+    OutputKind,
+    Signature,
+    SizeOutput,
+    ViewStep,
+)
+
+Epilogue = Callable[[Sequence[Any], Sequence[Any]], tuple[Any, ...]]
+_Maker = Callable[[Sequence[Any], Sequence[Any], list[Any]], Any]
+
+
+def make_epilogue(signature: Signature) -> Epilogue | None:
+    """(inputs, forward outputs) -> user outputs; None if the forward outputs are just those."""
+    if (
+        not signature.mutated
+        and not signature.hidden
+        and not signature.sizes
+        and all(_is_plain(o) for o in signature.outputs)
+    ):
+        return None
+    write_back = _make_write_back(signature)
+    makers = [_maker(info, signature) for info in signature.outputs]
+    plain = all(_is_plain(o) for o in signature.outputs)
+    fresh = signature.num_fresh
+
+    def epilogue(inputs: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
+        if write_back is not None:
+            write_back(inputs, results)
+        if plain:
+            return tuple(results[:fresh])
+        outputs: list[Any] = []
+        for make in makers:
+            outputs.append(make(inputs, results, outputs))
+        return tuple(outputs)
+
+    return epilogue
+
+
+def _is_plain(info: OutputInfo) -> bool:
+    return info.kind is OutputKind.FRESH and not (info.requires_grad and info.is_leaf)
+
+
+def _make_write_back(
+    signature: Signature,
+) -> Callable[[Sequence[Any], Sequence[Any]], None] | None:
+    """New values into the mutated inputs. A write that autograd saw is a differentiable copy_,
+    the others are hidden from it; version counters are bumped either way."""
+    start = signature.num_fresh
+    data = [(m.index, start + i) for i, m in enumerate(signature.mutated) if m.data_only]
+    graded = [(m.index, start + i) for i, m in enumerate(signature.mutated) if not m.data_only]
+    if not signature.mutated:
+        return None
+    targets = [index for index, _ in data]
+    sources = [result for _, result in data]
+
+    def write_back(inputs: Sequence[Any], results: Sequence[Any]) -> None:
+        if targets:
+            with torch.no_grad():
+                if len(targets) == 1:
+                    inputs[targets[0]].copy_(results[sources[0]])
+                else:
+                    torch._foreach_copy_(
+                        [inputs[i] for i in targets], [results[i] for i in sources]
+                    )
+        for index, result in graded:
+            inputs[index].copy_(results[result])
+
+    return write_back
+
+
+def _maker(info: OutputInfo, signature: Signature) -> _Maker:
+    """The function that makes one user output from inputs, forward outputs, earlier outputs."""
+    base = info.base
+    if info.kind is OutputKind.CONSTANT:
+        value = info.value
+        return lambda inputs, results, outputs: value
+    assert base is not None
+    if info.kind is OutputKind.INPUT:
+        return lambda inputs, results, outputs: inputs[base]
+    if info.kind is OutputKind.DUPLICATE:
+        return lambda inputs, results, outputs: outputs[base]
+    if info.kind is OutputKind.FRESH:
+        if info.requires_grad and info.is_leaf:
+            return lambda inputs, results, outputs: results[base].detach().requires_grad_()
+        return lambda inputs, results, outputs: results[base]
+    view = make_view(info.view, signature)
+    from_input = info.kind is OutputKind.VIEW_OF_INPUT
+    tracked = info.requires_grad and not info.is_leaf
+    leaf = info.requires_grad and info.is_leaf
+
+    def regenerate(inputs: Sequence[Any], results: Sequence[Any], outputs: list[Any]) -> Any:
+        tensor = (inputs if from_input else results)[base]
+        if not tracked and (tensor.requires_grad or not info.view):
+            tensor = tensor.detach()
+        elif not info.view:
+            tensor = tensor.view_as(tensor)
+        tensor = view(tensor, results)
+        return tensor.requires_grad_() if leaf else tensor
+
+    return regenerate
+
+
+def make_view(
+    steps: tuple[ViewStep, ...], signature: Signature
+) -> Callable[[Any, Sequence[Any]], Any]:
+    """The function that applies view steps to a tensor, given the forward outputs for sizes."""
+    first_size = signature.num_forward_outputs - signature.sizes
+
+    def number(value: Any, results: Sequence[Any]) -> Any:
+        if isinstance(value, SizeOutput):
+            return results[first_size + value.index]
+        if isinstance(value, (list, tuple)):
+            return [number(v, results) for v in value]
+        return value
+
+    if signature.sizes == 0:
+        static = [(s.op, s.args, dict(s.kwargs)) for s in steps]
+
+        def static_view(tensor: Any, results: Sequence[Any]) -> Any:
+            for op, args, kwargs in static:
+                tensor = op(tensor, *args, **kwargs)
+            return tensor
+
+        return static_view
+
+    def view(tensor: Any, results: Sequence[Any]) -> Any:
+        for step in steps:
+            args = [number(a, results) for a in step.args]
+            kwargs = {k: number(v, results) for k, v in step.kwargs}
+            tensor = step.op(tensor, *args, **kwargs)
+        return tensor
+
+    return view

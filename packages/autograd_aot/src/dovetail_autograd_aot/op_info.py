@@ -1,0 +1,162 @@
+"""What the tracer must know of an operator, read off its schema once."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch._ops import OpOverload
+
+aten = torch.ops.aten
+
+
+class OpKind(Enum):
+    """How the tracer treats an operator."""
+
+    QUERY = "query"  # asks about metadata: nothing is recorded
+    ALIAS = "alias"  # a new tensor object on the same data: detach, alias
+    VIEW = "view"
+    METADATA = "metadata"  # an in-place view: t_, squeeze_ ...
+    WRITE = "write"  # writes to arguments
+    COPY = "copy"  # copy_
+    FILL = "fill"  # zero_, fill_ with a number
+    COMPOSITE = "composite"  # C++ decomposes it
+    PURE = "pure"
+    RANDOM = "random"  # draws random numbers: never merged, moved or dropped
+    REFUSED = "refused"  # set_, resize_: change what a tensor is
+
+
+@dataclass(frozen=True)
+class OpInfo:
+    """`written` are the positions of the arguments an operator writes to; `functional` the
+    operator that returns the new values instead (after its own results for those that are not
+    returned)."""
+
+    kind: OpKind
+    written: tuple[int, ...] = ()
+    functional: OpOverload | None = None
+    argument_names: tuple[str, ...] = ()
+
+
+_QUERY_NAMES = (
+    "aten::sym_size", "aten::sym_stride", "aten::sym_numel", "aten::sym_storage_offset",
+    "aten::size", "aten::stride", "aten::numel", "aten::storage_offset", "aten::dim",
+    "aten::is_contiguous", "aten::sym_is_contiguous", "aten::is_strides_like_format",
+    "aten::is_non_overlapping_and_dense", "prim::device", "prim::layout", "aten::is_same_size",
+    "aten::_has_same_storage_numel", "aten::_version", "aten::_nested_tensor_size",
+)  # fmt: skip
+_ALIAS = (
+    "aten::detach", "aten::alias", "aten::lift_fresh", "aten::lift", "aten::_conj_physical_noop",
+    "aten::detach_",
+)  # fmt: skip
+_REFUSED = (
+    "aten::set_", "aten::resize_", "aten::resize_as_", "aten::_resize_output_", "aten::as_strided_",
+    "aten::swap_", "aten::_set_data",
+)  # fmt: skip
+# In-place samplers whose functional form has another name.
+_FUNCTIONAL_NAME = {"normal_": "normal_functional"}
+
+
+@functools.cache
+def op_info(op: OpOverload) -> OpInfo:
+    """The facts about `op`."""
+    schema = op._schema
+    name = schema.name
+    names = tuple(a.name for a in schema.arguments)
+    if name in _QUERY_NAMES:
+        return OpInfo(OpKind.QUERY)
+    if name in _ALIAS:
+        return OpInfo(OpKind.ALIAS)
+    if name in _REFUSED:
+        return OpInfo(OpKind.REFUSED)
+    if name == "aten::copy_":
+        return OpInfo(OpKind.COPY, (0,), argument_names=names)
+    if op in (aten.zero_.default, aten.fill_.Scalar):
+        return OpInfo(OpKind.FILL, (0,), argument_names=names)
+    if torch.Tag.inplace_view in op.tags:
+        functional = getattr(getattr(aten, name[6:].rstrip("_")), op._overloadname)
+        return OpInfo(OpKind.METADATA, (0,), functional, names)
+    if name == "aten::native_batch_norm":
+        # Its schema hides that training updates the running statistics.
+        return OpInfo(OpKind.WRITE, (3, 4), aten._native_batch_norm_legit_functional.default, names)
+    if schema.is_mutable:
+        written = tuple(
+            i
+            for i, a in enumerate(schema.arguments)
+            if a.alias_info is not None and a.alias_info.is_write
+        )
+        if written:
+            return OpInfo(OpKind.WRITE, written, _functional_form(op), names)
+    if _is_composite(op):
+        return OpInfo(OpKind.COMPOSITE)
+    if any(r.alias_info is not None for r in schema.returns):
+        return OpInfo(OpKind.VIEW, argument_names=names)
+    if torch.Tag.nondeterministic_seeded in op.tags:
+        return OpInfo(OpKind.RANDOM, argument_names=names)
+    if name.startswith("aten::empty") or name.startswith("aten::new_empty"):
+        return OpInfo(OpKind.PURE, argument_names=names)
+    return OpInfo(OpKind.PURE, argument_names=names)
+
+
+def _is_composite(op: OpOverload) -> bool:
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    return op.has_kernel_for_dispatch_key(key) and not any(
+        op.has_kernel_for_dispatch_key(k)
+        for k in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.Meta)
+    )
+
+
+def _functional_form(op: OpOverload) -> OpOverload | None:
+    """The operator that computes what `op` writes, without writing."""
+    namespace, base = op._schema.name.split("::")
+    library = getattr(torch.ops, namespace)
+    wanted = [a for a in op._schema.arguments if not (a.is_out or a.name == "out")]
+    candidates: list[str] = [base + "_functional"]
+    if base in _FUNCTIONAL_NAME:
+        candidates.insert(0, _FUNCTIONAL_NAME[base])
+    if base.endswith("_") and not base.endswith("__"):
+        candidates.append(base[:-1])
+    candidates.append(base)
+    if base.startswith("__i"):
+        candidates.append("__" + base[3:])
+    for candidate in candidates:
+        packet = getattr(library, candidate, None)
+        if packet is None:
+            continue
+        overloads = packet.overloads()
+        for overload in [op._overloadname, *(o for o in overloads if o != op._overloadname)]:
+            if overload not in overloads:
+                continue
+            form = getattr(packet, overload)
+            if form._schema.is_mutable:
+                continue
+            arguments = form._schema.arguments
+            if [(a.name, _plain(a)) for a in arguments] == [(a.name, _plain(a)) for a in wanted]:
+                return form  # type: ignore[no-any-return]
+    return None
+
+
+def _plain(argument: torch._C.Argument) -> str:
+    return str(argument.type)
+
+
+def default_arguments(
+    op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]
+) -> tuple[list[object], dict[str, object]]:
+    """All positional arguments, with defaults filled in (the dispatcher drops an argument equal
+    to its default, and the functional form's default may differ), and the keyword-only ones."""
+    filled: list[object] = []
+    rest: dict[str, object] = {}
+    for i, argument in enumerate(op._schema.arguments):
+        if argument.kwarg_only:
+            if argument.name in kwargs:
+                rest[argument.name] = kwargs[argument.name]
+        elif i < len(args):
+            filled.append(args[i])
+        elif argument.name in kwargs:
+            filled.append(kwargs[argument.name])
+        else:
+            filled.append(argument.default_value)
+    return filled, rest

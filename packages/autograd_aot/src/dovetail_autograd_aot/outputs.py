@@ -1,0 +1,293 @@
+"""How the outputs of a trace relate to its inputs and to one another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from dovetail_prims.fake_tensor import FakeTensor
+from torch.fx import Node
+
+from dovetail_autograd_aot.graphs import (
+    MutatedInput,
+    OutputInfo,
+    OutputKind,
+    SizeOutput,
+    ViewStep,
+)
+from dovetail_autograd_aot.storage import TracedStorage, TraceError, read, track_of
+from dovetail_autograd_aot.tracer import Tracer
+
+aten = torch.ops.aten
+
+
+@dataclass
+class Classified:
+    """The outputs of a trace.
+
+    `forward` are the nodes of the forward outputs; `roots` the tensors gradients flow back from,
+    and `differentiable` their indices in `forward`.
+    """
+
+    infos: list[OutputInfo] = field(default_factory=list)
+    forward: list[Any] = field(default_factory=list)
+    roots: list[FakeTensor] = field(default_factory=list)
+    differentiable: list[int] = field(default_factory=list)
+    hidden: int = 0
+    sizes: int = 0
+
+
+@dataclass
+class _Planned:
+    """One user output before forward outputs are numbered. `base` is a forward output's tensor,
+    `primal` an input's index, `duplicate` an earlier user output's."""
+
+    kind: OutputKind
+    value: Any = None
+    base: FakeTensor | None = None
+    primal: int | None = None
+    duplicate: int | None = None
+    chain: tuple[ViewStep, ...] = ()
+
+
+def classify_outputs(
+    tracer: Tracer, outputs: list[Any], primals: list[Any], mutated: list[MutatedInput]
+) -> Classified:
+    """Sort the user outputs into kinds and number the forward outputs."""
+    planned = _plan(tracer, outputs, primals)
+    result = Classified()
+    index_of: dict[int, int] = {}  # id of a base tensor -> its forward output
+    tensors: list[FakeTensor | None] = []
+
+    def add(tensor: FakeTensor) -> None:
+        index_of[id(tensor)] = len(tensors)
+        tensors.append(tensor)
+        result.forward.append(read(tracer, tensor))
+
+    for plan in planned:
+        if plan.kind is OutputKind.FRESH:
+            if isinstance(plan.value, FakeTensor):
+                add(plan.value)
+            else:
+                tensors.append(None)
+                result.forward.append(tracer.sizes.node(plan.value))
+    for mutation in mutated:
+        primal = primals[mutation.index]
+        # Data-only writes take no gradient back: no tangent for them.
+        tensors.append(None if mutation.data_only else primal)
+        result.forward.append(read(tracer, primal))
+    for plan in planned:
+        if plan.base is not None and id(plan.base) not in index_of:
+            add(plan.base)
+            result.hidden += 1
+    _separate(tracer, result.forward, tensors)
+
+    sizes = _Sizes(result)
+    fresh = 0
+    for plan in planned:
+        value = plan.value
+        base: int | None = None
+        if plan.kind is OutputKind.FRESH:
+            base = fresh
+            fresh += 1
+        elif plan.duplicate is not None:
+            base = plan.duplicate
+        elif plan.base is not None:
+            base = index_of[id(plan.base)]
+        elif plan.primal is not None:
+            base = plan.primal
+        is_tensor = isinstance(value, FakeTensor)
+        result.infos.append(
+            OutputInfo(
+                kind=plan.kind,
+                requires_grad=is_tensor and value.requires_grad,
+                base=base,
+                view=tuple(sizes.replace(step) for step in plan.chain),
+                value=None if is_tensor or plan.kind is OutputKind.FRESH else value,
+                is_leaf=is_tensor and value.is_leaf,
+            )
+        )
+    for index, tensor in enumerate(tensors):
+        if tensor is not None and tensor.requires_grad and tensor.grad_fn is not None:
+            result.roots.append(tensor)
+            result.differentiable.append(index)
+    return result
+
+
+class _Sizes:
+    """Numbers the size outputs that view steps need."""
+
+    def __init__(self, result: Classified) -> None:
+        self.result = result
+        self.known: dict[Node, SizeOutput] = {}
+
+    def replace(self, step: ViewStep) -> ViewStep:
+        kwargs = tuple((k, self._value(v)) for k, v in step.kwargs)
+        return ViewStep(step.op, tuple(self._value(a) for a in step.args), kwargs, step.part)
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, Node):
+            if value not in self.known:
+                self.known[value] = SizeOutput(self.result.sizes)
+                self.result.forward.append(value)
+                self.result.sizes += 1
+            return self.known[value]
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._value(v) for v in value)
+        return value
+
+
+def _plan(tracer: Tracer, outputs: list[Any], primals: list[Any]) -> list[_Planned]:
+    primal_index: dict[int, int] = {}
+    for i, primal in enumerate(primals):
+        if isinstance(primal, FakeTensor):
+            primal_index.setdefault(id(primal), i)
+    first_index: dict[int, int] = {}
+    groups: dict[TracedStorage, list[FakeTensor]] = {}
+    for i, value in enumerate(outputs):
+        if isinstance(value, torch.Tensor):
+            if type(value) is not FakeTensor:
+                outputs[i] = value = tracer.constant(value)
+            if id(value) not in first_index:
+                first_index[id(value)] = i
+                groups.setdefault(track_of(value).storage, []).append(value)
+
+    planned = []
+    for i, value in enumerate(outputs):
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            planned.append(_Planned(OutputKind.FRESH, value))
+        elif not isinstance(value, FakeTensor):
+            planned.append(_Planned(OutputKind.CONSTANT, value))
+        elif id(value) in primal_index:
+            planned.append(_Planned(OutputKind.INPUT, value, primal=primal_index[id(value)]))
+        elif first_index[id(value)] != i:
+            planned.append(_Planned(OutputKind.DUPLICATE, value, duplicate=first_index[id(value)]))
+        else:
+            planned.append(_plan_tensor(value, primals, groups))
+    return planned
+
+
+def _plan_tensor(
+    value: FakeTensor, primals: list[Any], groups: dict[TracedStorage, list[FakeTensor]]
+) -> _Planned:
+    track = track_of(value)
+    storage = track.storage
+    if storage.primal is not None:
+        if _is_view_of(value, primals[storage.primal]):
+            return _Planned(
+                OutputKind.VIEW_OF_INPUT, value, primal=storage.primal, chain=track.chain
+            )
+        return _Planned(OutputKind.FRESH, value)
+    group = groups[storage]
+    if len(group) == 1:
+        return _Planned(OutputKind.FRESH, value)
+    base = _base_of(group, storage)
+    if value is base or not _is_view_of(value, base):
+        return _Planned(OutputKind.FRESH, value)
+    return _Planned(OutputKind.VIEW_OF_OUTPUT, value, base=base, chain=track.chain)
+
+
+def _base_of(group: list[FakeTensor], storage: TracedStorage) -> FakeTensor:
+    """The tensor the others of a group of aliasing outputs are regenerated from: an output that
+    is the whole storage, else the storage's first tensor, as a hidden output."""
+    grad = any(t.requires_grad for t in group)
+    for tensor in group:
+        if not track_of(tensor).chain and tensor.requires_grad == grad:
+            return tensor
+    if storage.root is None:
+        raise TraceError("outputs share a storage that no tensor of the graph covers")
+    return storage.root
+
+
+# Nodes of autograd that eager puts above a plain view.
+_VIEW_NODES = frozenset(
+    {
+        "ViewBackward0", "TransposeBackward0", "PermuteBackward0", "SelectBackward0",
+        "SliceBackward0", "UnsqueezeBackward0", "SqueezeBackward0", "SqueezeBackward1",
+        "SqueezeBackward2", "ExpandBackward0", "TBackward0", "AliasBackward0",
+        "AsStridedBackward0", "SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0",
+        "DiagonalBackward0", "UnfoldBackward0", "ReshapeAliasBackward0", "ViewAsRealBackward0",
+        "ViewAsComplexBackward0",
+    }
+)  # fmt: skip
+
+
+def _is_view_of(value: FakeTensor, base: FakeTensor) -> bool:
+    """Whether taking `value`'s views of `base` again gives the same gradients: autograd must have
+    only views between them. (A custom Function may return a view with a gradient of its own.)"""
+    if not value.requires_grad or value.is_leaf:
+        return True
+    if not base.requires_grad:
+        return False
+    node = value.grad_fn
+    target = base.grad_fn
+    while node is not None and node is not target:
+        if type(node).__name__ == "AccumulateGrad":
+            return base.is_leaf and node.variable is base  # type: ignore[attr-defined]
+        if type(node).__name__ not in _VIEW_NODES:
+            return False
+        node = node.next_functions[0][0]
+    return node is target
+
+
+_VIEW_OPS = frozenset(
+    {
+        aten.view.default, aten._unsafe_view.default, aten.permute.default, aten.expand.default,
+        aten.slice.Tensor, aten.select.int, aten.unsqueeze.default, aten.squeeze.dims,
+        aten.squeeze.dim, aten.squeeze.default, aten.as_strided.default, aten.diagonal.default,
+        aten.unfold.default, aten.alias.default, aten.t.default, aten.transpose.int,
+        aten._reshape_alias.default, aten.view.dtype, aten.view_as_real.default,
+        aten.view_as_complex.default, aten.real.default, aten.imag.default, aten.detach.default,
+    }
+)  # fmt: skip
+
+
+def is_view_node(node: Node) -> bool:
+    """Whether a node's result shares memory with its first argument."""
+    return node.op == "call_function" and node.target in _VIEW_OPS
+
+
+def view_root(node: Node) -> Node:
+    """The node whose memory `node` shows."""
+    while is_view_node(node):
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def _separate(tracer: Tracer, forward: list[Any], tensors: list[FakeTensor | None]) -> None:
+    """Forward outputs must not share memory with inputs or with one another: values that became
+    equal while recording (a copy of an input, say) are cloned."""
+    owned: set[Node] = set()
+    for index, node in enumerate(forward):
+        if not isinstance(node, Node) or not isinstance(node.meta.get("val"), FakeTensor):
+            continue
+        root = view_root(node)
+        if root.op in ("placeholder", "get_attr") or root in owned:
+            forward[index] = tracer.emit_clone(node)
+        else:
+            owned.add(root)
+
+
+def storage_order_strides(sizes: tuple[Any, ...], strides: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The strides a gradient of such a tensor is expected in: its own if it is dense, else those
+    of a contiguous tensor."""
+    order = sorted(
+        (d for d in range(len(sizes)) if sizes[d] != 1),
+        key=lambda d: strides[d] if type(strides[d]) is int else int(strides[d].node.hint),
+    )
+    expected: Any = 1
+    dense = True
+    for d in order:
+        if strides[d] != expected:
+            dense = False
+            break
+        expected = expected * sizes[d]
+    if dense:
+        return strides
+    contiguous: list[Any] = []
+    expected = 1
+    for size in reversed(sizes):
+        contiguous.append(expected)
+        expected = expected * size if size != 0 else expected
+    return tuple(reversed(contiguous))

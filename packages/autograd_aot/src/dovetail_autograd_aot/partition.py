@@ -1,0 +1,318 @@
+"""Cutting a joint graph into forward and backward: what to save, what to compute again.
+
+A minimum cut decides: an edge's capacity is the bytes of the value, so the saved set is the
+smallest that the backward can be computed from, given which operators may run twice. Cheap
+operators (pointwise, views, factories) may; matrix products, convolutions, attention, reductions
+and random numbers may not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from dovetail_prims.opsets import POINTWISE_BINARY, POINTWISE_OTHER, POINTWISE_UNARY
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
+
+from dovetail_autograd_aot.graphs import (
+    JointGraph,
+    PartitionedGraph,
+    SavedAlias,
+    value_bytes,
+)
+from dovetail_autograd_aot.max_flow import INFINITE, FlowNetwork
+from dovetail_autograd_aot.outputs import is_view_node, view_root
+
+aten = torch.ops.aten
+
+Partitioner = Callable[[JointGraph], PartitionedGraph]
+
+_CHEAP_NAMES = frozenset(POINTWISE_UNARY + POINTWISE_BINARY + POINTWISE_OTHER)
+_CHEAP = frozenset(
+    {
+        aten.full.default, aten.arange.start_step, aten.arange.default, aten.arange.start,
+        aten.scalar_tensor.default, aten.zeros.default, aten.ones.default, aten.full_like.default,
+        aten.zeros_like.default, aten.ones_like.default, aten.sym_size.int, aten.sym_stride.int,
+        aten.sym_numel.default, aten.sym_storage_offset.default,
+    }
+)  # fmt: skip
+
+
+def default_partition(joint: JointGraph) -> PartitionedGraph:
+    """Save exactly the values the backward uses; compute only views again."""
+    return _cut(joint, _used_by_backward)
+
+
+def min_cut_partition(joint: JointGraph) -> PartitionedGraph:
+    """Save the fewest bytes that the backward can be computed from cheaply."""
+    return _cut(joint, _min_cut)
+
+
+class _Roles:
+    """Which nodes belong where."""
+
+    def __init__(self, joint: JointGraph) -> None:
+        signature = joint.signature
+        self.nodes: list[Node] = list(joint.gm.graph.nodes)
+        self.order = {node: i for i, node in enumerate(self.nodes)}
+        placeholders = [n for n in self.nodes if n.op == "placeholder"]
+        self.primals = placeholders[: signature.num_primals]
+        self.tangents = placeholders[signature.num_primals :]
+        outputs: tuple[Any, ...] = self.nodes[-1].args[0]  # type: ignore[assignment]
+        self.forward_outputs = outputs[: signature.num_forward_outputs]
+        self.gradients = outputs[signature.num_forward_outputs :]
+        self.mutated = {self.primals[m.index] for m in signature.mutated}
+        # Which tangents each node depends on, as bits; 0 for the nodes of the forward.
+        self.tangent_bits: dict[Node, int] = {t: 1 << i for i, t in enumerate(self.tangents)}
+        for node in self.nodes:
+            bits = self.tangent_bits.get(node, 0)
+            for source in node.all_input_nodes:
+                bits |= self.tangent_bits.get(source, 0)
+            self.tangent_bits[node] = bits
+        self.backward = self._ancestors(
+            [g for g in self.gradients if isinstance(g, Node)], self.tangent_bits
+        )
+
+    def _ancestors(self, nodes: Iterable[Node], bits: dict[Node, int]) -> set[Node]:
+        """What the backward must compute: ancestors of gradients that depend on a tangent."""
+        found: set[Node] = set()
+        stack = [n for n in nodes if bits[n]]
+        while stack:
+            node = stack.pop()
+            if node not in found:
+                found.add(node)
+                stack.extend(n for n in node.all_input_nodes if bits[n] and n not in found)
+        return found
+
+    def used(self) -> list[Node]:
+        """Forward values the backward reads, in graph order."""
+        used: set[Node] = set()
+        for node in self.backward:
+            used.update(n for n in node.all_input_nodes if not self.tangent_bits[n])
+        used.update(g for g in self.gradients if isinstance(g, Node) and not self.tangent_bits[g])
+        return sorted(used, key=self.order.__getitem__)
+
+
+# --- what to save ---------------------------------------------------------------------------------
+
+
+def _used_by_backward(roles: _Roles) -> set[Node]:
+    saved: set[Node] = set()
+    stack = roles.used()
+    while stack:
+        node = stack.pop()
+        if is_view_node(node):
+            # A view's sizes may be inputs too.
+            stack.extend(node.all_input_nodes)
+        elif node.op == "get_attr" or _is_free(node):
+            stack.extend(node.all_input_nodes)
+        else:
+            saved.add(node)
+    return saved
+
+
+def _is_free(node: Node) -> bool:
+    """A factory: nothing to save."""
+    return node.op == "call_function" and node.target in _CHEAP and not _reads_tensor(node)
+
+
+def _reads_tensor(node: Node) -> bool:
+    return any(isinstance(n.meta.get("val"), Tensor) for n in node.all_input_nodes)
+
+
+def _min_cut(roles: _Roles) -> set[Node]:
+    """The minimum cut between what may not be computed again and what the backward uses. Only the
+    neighbourhood of the backward's uses matters: the search stops at what must not run twice."""
+    network = FlowNetwork(2)
+    source, sink = 0, 1
+    entry: dict[Node, int] = {}
+
+    def vertex(node: Node) -> int:
+        """The vertex where `node` is not yet available; the next one is where it is."""
+        if node not in entry:
+            entry[node] = network.add_vertex()
+            network.add_vertex()
+            stack.append(node)
+        return entry[node]
+
+    stack: list[Node] = []
+    for node in roles.used():
+        network.add_edge(vertex(node) + 1, sink, INFINITE)
+    while stack:
+        node = stack.pop()
+        at = entry[node]
+        network.add_edge(at, at + 1, _save_cost(node, roles))
+        if node.op == "get_attr":
+            continue  # a constant: both graphs hold it
+        if node.op == "placeholder" or not may_recompute(node):
+            network.add_edge(source, at, INFINITE)
+        else:
+            for read in node.all_input_nodes:
+                network.add_edge(vertex(read) + 1, at, INFINITE)
+    network.max_flow(source, sink)
+    reaches = network.reaches_sink(sink)
+    return {node for node, at in entry.items() if reaches[at + 1] and not reaches[at]}
+
+
+def _save_cost(node: Node, roles: _Roles) -> int:
+    value = node.meta.get("val")
+    if node.op == "placeholder" and node not in roles.mutated:
+        return 0
+    if is_view_node(node) or isinstance(value, (list, tuple)) or node.op == "get_attr":
+        return INFINITE
+    # One more than the bytes, so that of equal cuts the one with fewer values is taken.
+    return value_bytes(value) + 1
+
+
+def may_recompute(node: Node) -> bool:
+    """Whether an operator is cheap and repeatable."""
+    target = node.target
+    if node.op != "call_function":
+        return node.op == "get_attr"
+    if not isinstance(target, OpOverload):
+        # getitem of a tuple costs nothing; arithmetic on sizes neither.
+        return callable(target)
+    if target in _CHEAP or is_view_node(node):
+        return True
+    if torch.Tag.nondeterministic_seeded in target.tags:
+        return False
+    return target.__name__ in _CHEAP_NAMES or torch.Tag.pointwise in target.tags
+
+
+# --- cutting --------------------------------------------------------------------------------------
+
+
+def _cut(joint: JointGraph, choose: Callable[[_Roles], set[Node]]) -> PartitionedGraph:
+    signature = joint.signature
+    roles = _Roles(joint)
+    if not signature.needs_backward:
+        forward = _forward_graph(joint, roles, [])
+        return PartitionedGraph(forward, None, (), signature)
+    chosen = sorted(choose(roles), key=roles.order.__getitem__)
+    saved_primals = [n for n in chosen if n in roles.primals and n not in roles.mutated]
+    saved_values = [n for n in chosen if n not in saved_primals]
+    forward = _forward_graph(joint, roles, saved_values)
+    backward = _backward_graph(joint, roles, saved_primals, saved_values)
+    index = {n: i for i, n in enumerate(roles.primals)}
+    return PartitionedGraph(
+        forward=forward,
+        backward=backward,
+        saved=tuple(n.name for n in (*saved_primals, *saved_values)),
+        signature=signature,
+        saved_primals=tuple(index[n] for n in saved_primals),
+        saved_aliases=_aliases(roles, saved_values),
+        gradient_tangents=tuple(
+            roles.tangent_bits[g] if isinstance(g, Node) else 0 for g in roles.gradients
+        ),
+    )
+
+
+def _aliases(roles: _Roles, saved: list[Node]) -> tuple[SavedAlias, ...]:
+    """Forward outputs that are views of a saved value."""
+    position = {n: i for i, n in enumerate(saved)}
+    aliases = []
+    for i, output in enumerate(roles.forward_outputs):
+        if isinstance(output, Node) and is_view_node(output):
+            root = view_root(output)
+            if root in position:
+                aliases.append(SavedAlias(i, position[root]))
+    return tuple(aliases)
+
+
+def _copy_node(graph: Graph, node: Node, env: dict[Node, Node]) -> Node:
+    copied = graph.node_copy(node, env.__getitem__)
+    copied.meta = dict(node.meta)
+    env[node] = copied
+    return copied
+
+
+def _forward_graph(joint: JointGraph, roles: _Roles, saved: list[Node]) -> GraphModule:
+    """Primals -> forward outputs, saved values."""
+    outputs = [*roles.forward_outputs, *saved]
+    needed: set[Node] = set()
+    stack = [n for n in outputs if isinstance(n, Node)]
+    stack += [n for n in roles.nodes if _is_random(n) and not roles.tangent_bits[n]]
+    while stack:
+        node = stack.pop()
+        if node not in needed:
+            needed.add(node)
+            stack.extend(node.all_input_nodes)
+    graph = Graph()
+    env: dict[Node, Node] = {}
+    primals = set(roles.primals)
+    for node in roles.nodes:
+        if node in primals or node in needed:
+            _copy_node(graph, node, env)
+    results = []
+    for i, node in enumerate(outputs):
+        result = env[node] if isinstance(node, Node) else node
+        if i >= len(roles.forward_outputs) and node in roles.mutated:
+            # The input is about to be overwritten: the backward needs its old contents.
+            kwargs = {"memory_format": torch.preserve_format}
+            result = graph.call_function(aten.clone.default, (result,), kwargs)
+            result.meta = dict(node.meta)
+        results.append(result)
+    return _module(joint, graph, results, "Forward")
+
+
+def _backward_graph(
+    joint: JointGraph, roles: _Roles, saved_primals: list[Node], saved_values: list[Node]
+) -> GraphModule:
+    """Saved values, tangents -> gradients. A value that is computed again is placed just before
+    its first use, so that it lives no longer than it must."""
+    graph = Graph()
+    env: dict[Node, Node] = {}
+    for node in (*saved_primals, *saved_values, *roles.tangents):
+        placeholder = graph.placeholder(node.name)
+        placeholder.meta = dict(node.meta)
+        env[node] = placeholder
+
+    def place(wanted: Node) -> None:
+        stack = [wanted]
+        while stack:
+            node = stack[-1]
+            if node in env:
+                stack.pop()
+                continue
+            missing = [n for n in node.all_input_nodes if n not in env]
+            if missing:
+                stack.extend(missing)
+            else:
+                _copy_node(graph, node, env)
+                stack.pop()
+
+    for node in roles.nodes:
+        if node in roles.backward and node not in env:
+            place(node)
+    results: list[Any] = []
+    for gradient in roles.gradients:
+        if isinstance(gradient, Node):
+            place(gradient)
+            results.append(env[gradient])
+        else:
+            results.append(None)
+    return _module(joint, graph, results, "Backward")
+
+
+def _module(joint: JointGraph, graph: Graph, results: list[Any], name: str) -> GraphModule:
+    output = graph.output(tuple(results))
+    output.meta["val"] = tuple(r.meta["val"] if isinstance(r, Node) else r for r in results)
+    attributes = {n.target for n in graph.nodes if n.op == "get_attr"}
+    root = torch.nn.Module()
+    for attribute in attributes:
+        root.register_buffer(attribute, getattr(joint.gm, attribute))
+    return _LazyGraphModule(root, graph, name)
+
+
+def _is_random(node: Node) -> bool:
+    return (
+        isinstance(node.target, OpOverload)
+        and torch.Tag.nondeterministic_seeded in node.target.tags
+    )
+
+
+__all__ = ["default_partition", "may_recompute", "min_cut_partition"]

@@ -1,0 +1,568 @@
+"""The tracer: records functional ATen operators while it functionalises and decomposes.
+
+It stands below autograd as a `TorchDispatchMode`. The tensors it hands out are `FakeTensor`s that
+carry a `Track` (see `storage.py`); C++ autograd runs above them as above real ones, so running the
+engine under the tracer records the backward into the same graph.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from dovetail_prims.fake_tensor import FakeMemo, FakeTensor, from_real, propagate
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import Graph, Node
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dovetail_autograd_aot import storage as st
+from dovetail_autograd_aot.graphs import ViewStep
+from dovetail_autograd_aot.op_info import OpInfo, OpKind, default_arguments, op_info
+from dovetail_autograd_aot.sizes import SizeNodes
+from dovetail_autograd_aot.storage import TracedStorage, TraceError, fresh, read, track_of, wrap
+
+aten = torch.ops.aten
+
+# Results whose metadata equals the argument's are the argument.
+_NO_OP_IF_SAME = frozenset(
+    {
+        aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.permute.default,
+        aten.slice.Tensor, aten.clone.default, aten._to_copy.default, aten.squeeze.dim,
+        aten.squeeze.dims, aten.squeeze.default, aten._reshape_alias.default, aten.t.default,
+        aten.as_strided.default,
+    }
+)  # fmt: skip
+_UNINITIALISED = frozenset(
+    {
+        aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default,
+        aten.new_empty.default, aten.new_empty_strided.default, aten.empty_permuted.default,
+    }
+)  # fmt: skip
+
+
+class Tracer(TorchDispatchMode):
+    """Records into `graph`. `decompositions` maps an operator to a function of tensors that
+    computes it from others (`NotImplemented` leaves it whole)."""
+
+    def __init__(
+        self, graph: Graph, decompositions: Mapping[OpOverload, Callable[..., Any]]
+    ) -> None:
+        super().__init__()
+        self.graph = graph
+        self.decompositions = decompositions
+        self.sizes = SizeNodes(graph)
+        self.memo = FakeMemo()
+        self.constants: dict[str, Tensor] = {}
+        self.stack_trace: str | None = None
+        self._known: dict[Any, Any] = {}  # recorded pure operators, by operator and arguments
+        self._constant_of: dict[int, tuple[Tensor, FakeTensor]] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True (the default) makes PyTorch import its own compiler on the first dispatch.
+        return False
+
+    # --- dispatch ---------------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        info = op_info(func)
+        kind = info.kind
+        kwargs = kwargs or {}
+        if kind is OpKind.QUERY:
+            return propagate(func, args, kwargs)
+        if kind is OpKind.PURE:
+            decomposition = self.decompositions.get(func)
+            if decomposition is not None:
+                with self:
+                    result = decomposition(*args, **kwargs)
+                if result is not NotImplemented:
+                    return self._own(result)
+            return self._fresh(self.emit(func, self._nodes(args), self._nodes_of(kwargs)))
+        if kind is OpKind.VIEW:
+            return self._view(func, args, kwargs)
+        if kind is OpKind.ALIAS:
+            tensor = self.traced(args[0])
+            if func is aten.detach_.default:
+                return tensor
+            track = track_of(tensor)
+            return wrap(read(self, tensor), track.storage, track.chain)
+        if kind is OpKind.COMPOSITE:
+            decomposition = self.decompositions.get(func)
+            with self:
+                if decomposition is not None:
+                    result = decomposition(*args, **kwargs)
+                    if result is not NotImplemented:
+                        return self._own(result)
+                return func.decompose(*args, **kwargs)
+        if kind is OpKind.COPY:
+            return self._copy(*args, **kwargs)
+        if kind is OpKind.FILL:
+            return self._fill(func, args)
+        if kind is OpKind.WRITE:
+            return self._write(func, info, args, kwargs)
+        if kind is OpKind.RANDOM:
+            decomposition = self.decompositions.get(func)
+            if decomposition is not None:
+                with self:
+                    result = decomposition(*args, **kwargs)
+                if result is not NotImplemented:
+                    return self._own(result)
+            kwargs = self._without_generator(func, kwargs)
+            result = self.emit(func, self._nodes(args), self._nodes_of(kwargs), merge=False)
+            return self._fresh(result)
+        if kind is OpKind.METADATA:
+            return self._change_metadata(info, args, kwargs)
+        raise TraceError(f"{func} changes what a tensor is in place; this cannot be compiled")
+
+    def _fresh(self, result: Any) -> Any:
+        """Traced tensors with storages of their own for recorded values."""
+        if type(result) is Node:
+            return fresh(result)
+        if isinstance(result, (list, tuple)):
+            return type(result)(self._fresh(r) for r in result)
+        return result
+
+    def _own(self, result: Any) -> Any:
+        """A decomposition may return an argument, or views of one: the operator returns none."""
+        if isinstance(result, Tensor):
+            return fresh(read(self, self.traced(result)))
+        if isinstance(result, (list, tuple)):
+            return type(result)(self._own(r) for r in result)
+        return result
+
+    # --- arguments --------------------------------------------------------------------------------
+
+    def traced(self, value: Tensor) -> FakeTensor:
+        """The traced tensor for any tensor: a real one becomes a constant of the graph."""
+        if type(value) is FakeTensor:
+            return value
+        return self.constant(value)
+
+    def constant(self, value: Tensor, name: str | None = None) -> FakeTensor:
+        """The traced tensor for a real tensor that is no input. With a `name` it is the captured
+        graph's attribute, which must not be written to; without, a literal of the trace."""
+        known = self._constant_of.get(id(value))
+        if known is not None:
+            return known[1]
+        attribute = f"_constant{len(self.constants)}"
+        self.constants[attribute] = value.detach()
+        node = self.graph.get_attr(attribute)
+        node.meta["val"] = from_real(value.detach())
+        tensor = wrap(node, TracedStorage(node, constant=name))
+        self._constant_of[id(value)] = (value, tensor)
+        return tensor
+
+    def _nodes(self, value: Any) -> Any:
+        """Arguments as the graph takes them: nodes for tensors and symbolic sizes."""
+        if type(value) is FakeTensor:
+            return read(self, value)
+        if value is None or type(value) in (int, float, bool, str, torch.dtype, torch.device):
+            return value
+        if type(value) is tuple or isinstance(value, (list, tuple)):
+            return (
+                [self._nodes(v) for v in value]
+                if type(value) is not tuple
+                else tuple(self._nodes(v) for v in value)
+            )
+        if isinstance(value, Tensor):
+            return read(self, self.constant(value))
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return self.sizes.node(value)
+        return value
+
+    def _nodes_of(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        return {k: self._nodes(v) for k, v in kwargs.items()} if kwargs else kwargs
+
+    def _without_generator(self, func: OpOverload, kwargs: dict[str, Any]) -> dict[str, Any]:
+        if "generator" not in kwargs:
+            return kwargs
+        if kwargs["generator"] is not None:
+            raise TraceError(f"{func} with an explicit generator cannot be compiled")
+        return {k: v for k, v in kwargs.items() if k != "generator"}
+
+    # --- recording --------------------------------------------------------------------------------
+
+    def emit(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, merge: bool = True
+    ) -> Any:
+        """Record one functional operator on nodes; gives its node, or its results' nodes. An
+        equal pure operator recorded before is used again."""
+        key: Any = None
+        if merge and func not in _UNINITIALISED:
+            key = (func, _key(args), _key(tuple(kwargs.items())) if kwargs else None)
+            known = self._known.get(key)
+            if known is not None:
+                return known
+        value = propagate(func, _values(args), _values_of(kwargs))
+        result: Any
+        if func in _NO_OP_IF_SAME and type(args[0]) is Node and _same(value, args[0].meta["val"]):
+            result = args[0]
+        elif isinstance(value, (list, tuple)):
+            node = self._call(func, args, kwargs, value)
+            result = tuple(
+                self._call(operator.getitem, (node, i), {}, v) if v is not None else None
+                for i, v in enumerate(value)
+            )
+        elif isinstance(value, FakeTensor):
+            result = self._call(func, args, kwargs, value)
+        else:
+            return value  # a plain number: known while tracing
+        if key is not None:
+            self._known[key] = result
+        return result
+
+    def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> Node:
+        node = self.graph.create_node("call_function", func, args, kwargs)
+        node.meta["val"] = value
+        if self.stack_trace is not None:
+            node.meta["stack_trace"] = self.stack_trace
+        return node
+
+    def emit_clone(self, node: Node) -> Node:
+        """A copy of `node` with memory of its own, whatever was recorded before."""
+        kwargs = {"memory_format": torch.preserve_format}
+        value = propagate(aten.clone.default, (node.meta["val"],), kwargs)
+        return self._call(aten.clone.default, (node,), kwargs, value)
+
+    def node_op(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
+        """A functional or view operator on nodes, decomposed if the table says so."""
+        decomposition = self.decompositions.get(func)
+        if decomposition is not None:
+            with self:
+                result = decomposition(*_wrapped(args), **_wrapped_dict(kwargs))
+            if result is not NotImplemented:
+                return read(self, self.traced(result))
+        result = self.emit(func, args, kwargs)
+        assert type(result) is Node
+        return result
+
+    # --- views ------------------------------------------------------------------------------------
+
+    def apply_view(self, step: ViewStep, base: Node) -> Node:
+        """The node for a view of `base`."""
+        return self.node_op(step.op, (base, *step.args), dict(step.kwargs))
+
+    def _view(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        base = self.traced(args[0])
+        if func is aten.split.Tensor:
+            return self._split(base, *args[1:], **kwargs)
+        if func is aten.split_with_sizes.default:
+            return self._split_sizes(base, *args[1:], **kwargs)
+        if func is aten.unbind.int:
+            dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+            count = base._sizes[dim]
+            return [self._step(base, aten.select.int, (dim, i)) for i in range(int(count))]
+        if func is aten.as_strided.default:
+            return self._as_strided(base, *args[1:], **kwargs)
+        return self._step(base, func, args[1:], kwargs)
+
+    def _step(
+        self,
+        base: FakeTensor,
+        func: OpOverload,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> FakeTensor:
+        args = tuple(self._nodes(a) for a in args)
+        step = ViewStep(func, args, tuple((kwargs or {}).items()))
+        node = self.apply_view(step, read(self, base))
+        track = track_of(base)
+        return wrap(node, track.storage, (*track.chain, step))
+
+    def _split(self, base: FakeTensor, size: int, dim: int = 0) -> list[FakeTensor]:
+        total = int(base._sizes[dim])
+        if total == 0 or size == 0:
+            return [self._step(base, aten.slice.Tensor, (dim, 0, total))]
+        return [
+            self._step(base, aten.slice.Tensor, (dim, start, min(start + size, total)))
+            for start in range(0, total, size)
+        ]
+
+    def _split_sizes(self, base: FakeTensor, sizes: list[int], dim: int = 0) -> list[FakeTensor]:
+        parts = []
+        start = 0
+        for size in sizes:
+            parts.append(self._step(base, aten.slice.Tensor, (dim, start, start + size)))
+            start = start + size
+        return parts
+
+    def _as_strided(
+        self, base: FakeTensor, size: Any, stride: Any, storage_offset: Any = None
+    ) -> FakeTensor:
+        """as_strided looks at the storage, whatever view it is applied to."""
+        track = track_of(base)
+        if storage_offset is None:
+            storage_offset = base._offset
+        if not track.chain:
+            step_args = (list(size), list(stride), storage_offset)
+            return self._step(base, aten.as_strided.default, step_args)
+        root = track.storage.root
+        if root is None:
+            raise TraceError("as_strided of a view whose base is gone")
+        args = tuple(self._nodes(a) for a in (list(size), list(stride), storage_offset))
+        step = ViewStep(aten.as_strided.default, args)
+        return wrap(self.apply_view(step, read(self, root)), track.storage, (step,))
+
+    def _change_metadata(
+        self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> FakeTensor:
+        """t_, squeeze_ ...: the tensor becomes another view of its storage."""
+        from dovetail_prims.fake_tensor import set_metadata
+
+        tensor = args[0]
+        if type(tensor) is not FakeTensor:
+            raise st.ConstantWrittenError("")
+        track = track_of(tensor)
+        if track.storage.root is tensor:
+            if track.storage.primal is not None or track.storage.constant is not None:
+                raise TraceError("changing the shape of an input in place cannot be compiled")
+            track.storage.root = None
+            wrap(track.storage.node, track.storage)  # another tensor to be the whole storage
+        assert info.functional is not None
+        view = self._view(info.functional, args, kwargs)
+        set_metadata(tensor, view._sizes, view._strides, view._offset)
+        moved = track_of(view)
+        track.chain, track.node, track.seen = moved.chain, moved.node, moved.seen
+        return tensor
+
+    # --- writes -----------------------------------------------------------------------------------
+
+    def _target(self, value: Any) -> FakeTensor:
+        if type(value) is FakeTensor:
+            return value
+        tensor = self.constant(value)
+        return tensor
+
+    def _copy(self, target: Tensor, source: Tensor, non_blocking: bool = False) -> FakeTensor:
+        tensor = self._target(target)
+        value = read(self, self.traced(source))
+        st.write(self, tensor, value)
+        return tensor
+
+    def _fill(self, func: OpOverload, args: tuple[Any, ...]) -> FakeTensor:
+        tensor = self._target(args[0])
+        value = args[1] if func is aten.fill_.Scalar else 0
+        sizes = [self._nodes(s) for s in tensor._sizes]
+        kwargs = {"dtype": tensor._dtype, "device": tensor._device}
+        st.write(self, tensor, self.node_op(aten.full.default, (sizes, self._nodes(value)), kwargs))
+        return tensor
+
+    def _write(
+        self, func: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """An operator that writes: record its functional form, then write the new values."""
+        names = info.argument_names
+        if func is aten.native_batch_norm.default:
+            return self._batch_norm(args, kwargs)
+        form = info.functional
+        if form is None:
+            raise TraceError(f"{func} writes to an argument and has no functional form")
+        filled, rest = default_arguments(func, args, kwargs)
+        targets = []
+        for position in info.written:
+            value = filled[position] if position < len(filled) else rest.pop(names[position], None)
+            targets.append(value)
+        if func._schema.arguments[info.written[0]].is_out:
+            # An out argument is not read; its functional form does not take it.
+            positional = filled[: len(form._schema.arguments)]
+        else:
+            positional = filled
+        rest = self._without_generator(func, rest)
+        allowed = {a.name for a in form._schema.arguments}
+        rest = {k: v for k, v in rest.items() if k in allowed}
+        result = self._run_form(form, tuple(positional), rest)
+        results = list(result) if isinstance(result, (list, tuple)) else [result]
+        if any(isinstance(t, (list, tuple)) for t in targets):
+            written = [t for group in targets for t in group]
+            results = _flatten(results)
+        else:
+            written = [t for t in targets if t is not None]
+        own = results[: len(results) - len(written)]
+        for target, new in zip(written, results[len(own) :], strict=True):
+            tensor = self._target(target)
+            if new.meta["val"]._sizes != tensor._sizes:
+                raise TraceError(
+                    f"{func}: the result has shape {list(new.meta['val']._sizes)}, but the tensor "
+                    f"written to {list(tensor._sizes)}; resizing in place cannot be compiled"
+                )
+            st.write(self, tensor, new)
+        returned = len(func._schema.returns)
+        if returned == 0:
+            return None
+        fresh_results = [fresh(n) for n in own]
+        aliased = [t for t, r in zip(targets, func._schema.returns[len(own) :], strict=False) if r]
+        everything = fresh_results + aliased
+        return everything[0] if returned == 1 else tuple(everything)
+
+    def _run_form(self, form: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The nodes of a functional operator's results, decomposed where the table says so."""
+        decomposition = self.decompositions.get(form)
+        if decomposition is not None:
+            with self:
+                result = decomposition(*args, **kwargs)
+            if result is not NotImplemented:
+                if isinstance(result, (list, tuple)):
+                    return [read(self, self.traced(r)) for r in result]
+                return read(self, self.traced(result))
+        random = op_info(form).kind is OpKind.RANDOM
+        return self.emit(form, self._nodes(args), self._nodes_of(kwargs), merge=not random)
+
+    def _batch_norm(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """native_batch_norm updates the running statistics in training, which its schema hides."""
+        filled, _ = default_arguments(aten.native_batch_norm.default, args, kwargs)
+        x, weight, bias, mean, var, training, momentum, eps = filled
+        if not training or mean is None:
+            form = aten._native_batch_norm_legit.no_stats if training else None
+            if form is None:
+                form = aten._native_batch_norm_legit_no_training.default
+                positional = (x, weight, bias, mean, var, momentum, eps)
+            else:
+                positional = (x, weight, bias, training, momentum, eps)
+            return tuple(fresh(n) for n in self._run_form(form, positional, {}))
+        form = aten._native_batch_norm_legit_functional.default
+        out, save_mean, save_invstd, new_mean, new_var = self._run_form(form, tuple(filled), {})
+        st.write(self, self._target(mean), new_mean)
+        st.write(self, self._target(var), new_var)
+        return fresh(out), fresh(save_mean), fresh(save_invstd)
+
+    # --- shaping values ---------------------------------------------------------------------------
+
+    def like(self, value: Node, pattern: FakeTensor, *, strides: bool = True) -> Node:
+        """`value` with the dtype, shape (broadcast), device and strides of `pattern`."""
+        val = value.meta["val"]
+        if val._dtype != pattern._dtype:
+            value = self.node_op(aten._to_copy.default, (value,), {"dtype": pattern._dtype})
+            val = value.meta["val"]
+        if val._device != pattern._device:
+            value = self.node_op(aten._to_copy.default, (value,), {"device": pattern._device})
+            val = value.meta["val"]
+        if val._sizes != pattern._sizes:
+            sizes = [self._nodes(s) for s in pattern._sizes]
+            value = self.node_op(aten.expand.default, (value, sizes), {})
+            val = value.meta["val"]
+        if strides and not _same_strides(val, pattern):
+            value = self._restride(value, pattern)
+        return value
+
+    def _restride(self, value: Node, pattern: FakeTensor) -> Node:
+        """The same values laid out in the order of `pattern`'s strides, without gaps."""
+        order = sorted(range(len(pattern._sizes)), key=lambda d: (-_hint(pattern._strides[d]), d))
+        inverse = [order.index(d) for d in range(len(order))]
+        permuted = self.node_op(aten.permute.default, (value, order), {})
+        dense = self.node_op(
+            aten.clone.default, (permuted,), {"memory_format": torch.contiguous_format}
+        )
+        return self.node_op(aten.permute.default, (dense, inverse), {})
+
+    def reshape(self, value: Node, sizes: tuple[Any, ...]) -> Node:
+        """`value` in another shape: a view if its strides allow, else a copy."""
+        size_nodes = [self._nodes(s) for s in sizes]
+        if not _viewable(value.meta["val"], sizes):
+            value = self.node_op(
+                aten.clone.default, (value,), {"memory_format": torch.contiguous_format}
+            )
+        return self.node_op(aten.view.default, (value, size_nodes), {})
+
+
+# --- small helpers --------------------------------------------------------------------------------
+
+
+def _values(value: Any) -> Any:
+    """Fakes and symbolic sizes for nodes."""
+    if type(value) is Node:
+        return value.meta["val"]
+    if type(value) is tuple:
+        return tuple(_values(v) for v in value)
+    if isinstance(value, (list, tuple)):
+        return [_values(v) for v in value]
+    return value
+
+
+def _values_of(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {k: _values(v) for k, v in kwargs.items()} if kwargs else kwargs
+
+
+def _wrapped(value: Any) -> Any:
+    """Traced tensors for nodes, so that a decomposition can be called on them."""
+    if type(value) is Node:
+        val = value.meta["val"]
+        return fresh(value) if isinstance(val, FakeTensor) else val
+    if isinstance(value, (list, tuple)):
+        return type(value)(_wrapped(v) for v in value)
+    return value
+
+
+def _wrapped_dict(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {k: _wrapped(v) for k, v in kwargs.items()}
+
+
+def _key(value: Any) -> Any:
+    """A hashable stand-in for arguments: equal only if they mean the same (1 is not 1.0 here)."""
+    kind = type(value)
+    if kind is Node:
+        return value
+    if kind is tuple or kind is list or isinstance(value, (list, tuple)):
+        return tuple([_key(v) for v in value])
+    if kind is float:
+        return (float, value, math.copysign(1.0, value))
+    if kind is int or kind is bool or kind is complex:
+        return (kind, value)
+    return value
+
+
+def _flatten(values: list[Any]) -> list[Any]:
+    flat: list[Any] = []
+    for v in values:
+        flat.extend(v) if isinstance(v, (list, tuple)) else flat.append(v)
+    return flat
+
+
+def _same(a: Any, b: Any) -> bool:
+    return (
+        a._sizes == b._sizes
+        and _same_strides(a, b)
+        and a._dtype == b._dtype
+        and a._device == b._device
+        and _statically_equal(a._offset, b._offset)
+    )
+
+
+def _statically_equal(a: Any, b: Any) -> bool:
+    return a is b or (type(a) is int and type(b) is int and a == b) or str(a) == str(b)
+
+
+def _same_strides(a: FakeTensor, b: FakeTensor) -> bool:
+    return all(
+        x == y or size == 1 for x, y, size in zip(a._strides, b._strides, a._sizes, strict=True)
+    )
+
+
+def _hint(size: Any) -> int:
+    return size if type(size) is int else int(getattr(size.node, "hint", 0) or 0)
+
+
+def _viewable(val: FakeTensor, sizes: tuple[Any, ...]) -> bool:
+    """Whether a tensor can be seen in another shape without a copy: the metadata query is asked
+    of a meta tensor, as the rule for strides is PyTorch's own."""
+    strides = 1
+    contiguous = True
+    for size, stride in zip(reversed(val._sizes), reversed(val._strides), strict=True):
+        if size == 1:
+            continue
+        if stride != strides:
+            contiguous = False
+            break
+        strides = strides * size
+    if contiguous:
+        return True
+    try:
+        propagate(aten.view.default, (val, list(sizes)), {})
+    except (RuntimeError, ValueError):
+        return False
+    return True
