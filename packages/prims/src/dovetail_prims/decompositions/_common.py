@@ -58,6 +58,19 @@ def floating(x: Tensor) -> Tensor:
     return x if x.is_floating_point() or x.is_complex() else cast(x, torch.get_default_dtype())
 
 
+def promoted(x: Tensor, value: Number) -> torch.dtype:
+    """The dtype of `x op value`: a number raises x's dtype only by its kind (bool, int, float).
+
+    `torch.result_type` says the same, but goes through the dispatcher and would be recorded.
+    """
+    dtype = x.dtype
+    if dtype.is_floating_point or dtype.is_complex or isinstance(value, bool):
+        return dtype
+    if isinstance(value, (float, torch.SymFloat)):
+        return torch.get_default_dtype()
+    return torch.int64 if dtype == torch.bool else dtype
+
+
 def constant(value: Number, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """A number as a 0-dim tensor beside `like`, for the ops whose schema refuses a number."""
     return aten.scalar_tensor.default(value, dtype=dtype or like.dtype, device=like.device)

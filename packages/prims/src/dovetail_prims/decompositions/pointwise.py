@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from ._common import Family, Number, aten, cast, constant, floating, where, wide
+from ._common import Family, Number, aten, cast, constant, floating, promoted, where, wide
 
 
 def add_scalar(self: Tensor, other: Number, alpha: Number = 1) -> Tensor:
@@ -99,7 +99,7 @@ def lerp_tensor(self: Tensor, end: Tensor, weight: Tensor) -> Tensor:
 
 def _bound(x: Tensor, value: Number) -> Tensor:
     """A number as the bound of a clamp: it promotes x as a number does"""
-    return constant(value, x, torch.result_type(x, value))
+    return constant(value, x, promoted(x, value))
 
 
 def clamp(self: Tensor, min: Number | None = None, max: Number | None = None) -> Tensor:
@@ -166,8 +166,8 @@ def zero(self: Tensor) -> Tensor:
 
 
 def pow_scalar_exponent(self: Tensor, exponent: Number) -> Tensor:
-    """The exponents eager's kernels special-case, by multiplication and roots; else a general pow"""
-    dtype = torch.result_type(self, exponent)
+    """Small exponents by multiplication and roots, as eager's kernels; else a general pow"""
+    dtype = promoted(self, exponent)
     if exponent == 0:
         return aten.full_like.default(self, 1, dtype=dtype)
     if exponent == 1:
@@ -202,7 +202,7 @@ def _float_power(x: Tensor, exponent: Number) -> Tensor | None:
 
 def pow_scalar_base(self: Number, exponent: Tensor) -> Tensor:
     """n to a tensor"""
-    dtype = torch.result_type(exponent, self)
+    dtype = promoted(exponent, self)
     if self == 1:
         return aten.full_like.default(exponent, 1, dtype=dtype)
     return aten.pow.Tensor_Tensor(constant(self, exponent, dtype), cast(exponent, dtype))
@@ -210,7 +210,7 @@ def pow_scalar_base(self: Number, exponent: Tensor) -> Tensor:
 
 def remainder_scalar_base(self: Number, other: Tensor) -> Tensor:
     """n modulo a tensor"""
-    base = constant(self, other, torch.result_type(other, self))
+    base = constant(self, other, promoted(other, self))
     return aten.remainder.Tensor(base, other)
 
 
@@ -404,7 +404,7 @@ def angle(self: Tensor) -> Tensor:
 
 def copysign_number(self: Tensor, other: Number) -> Tensor:
     """|x| with a number's sign"""
-    return aten.copysign.Tensor(self, constant(other, self, torch.result_type(self, other)))
+    return aten.copysign.Tensor(self, constant(other, self, promoted(self, other)))
 
 
 def shift_left_number(self: Tensor, other: Number) -> Tensor:
