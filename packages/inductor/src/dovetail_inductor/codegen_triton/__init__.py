@@ -1,0 +1,1 @@
+"""Triton code generation for GPUs: fused kernels to `@triton.jit` source text."""

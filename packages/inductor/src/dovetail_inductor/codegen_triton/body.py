@@ -1,0 +1,165 @@
+"""The Triton emitter of loop bodies: a handler whose meanings are names of block values.
+
+Every value is a block that broadcasts against the kernel's tile (one dimension an axis; an axis on
+which a value does not depend has extent 1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from dovetail_inductor.codegen_triton.ops import TRITON_TYPES, emit_op
+from dovetail_inductor.codegen_triton.tiling import Axis
+from dovetail_inductor.loop_ir.expr import Apply, Expr, Load, Scalar
+from dovetail_inductor.loop_ir.index import FloorDiv, Index, Indirect, Mod, Var
+from dovetail_inductor.loop_ir.loops import Buffer
+
+
+@dataclass
+class Lines:
+    """Statements of a kernel body, with their indentation, and fresh names."""
+
+    text: list[str] = field(default_factory=list)
+    indent: int = 1
+    counter: int = 0
+
+    def add(self, line: str) -> None:
+        """One statement."""
+        self.text.append("    " * self.indent + line)
+
+    def define(self, expression: str, prefix: str = "t") -> str:
+        """A new name for the value of an expression."""
+        name = f"{prefix}{self.counter}"
+        self.counter += 1
+        self.add(f"{name} = {expression}")
+        return name
+
+
+def literal(value: Scalar, dtype: torch.dtype, rank: int) -> str:
+    """A constant block of one element, of exactly this dtype."""
+    if isinstance(value, float) and not math.isfinite(value):
+        text = f"float('{value}')"
+    else:
+        text = repr(int(value)) if isinstance(value, bool) else repr(value)
+    return f"tl.full([{', '.join('1' * rank)}], {text}, {TRITON_TYPES[dtype]})"
+
+
+@dataclass
+class BodyEmitter:
+    """Emits expressions.
+
+    `forward` gives the value of a buffer written in this very kernel, or None for one to be read
+    from memory; `parameter` names a buffer's pointer; `use` is told each helper that is called.
+    """
+
+    lines: Lines
+    axes: Sequence[Axis]
+    buffers: Mapping[str, Buffer]
+    wide: bool  # 64-bit index arithmetic
+    parameter: Callable[[str], str]
+    forward: Callable[[Load], str | None]
+    use: Callable[[str], None]
+
+    def constant(self, value: Scalar, dtype: torch.dtype) -> str:
+        """A typed one-element block."""
+        return literal(value, dtype, len(self.axes))
+
+    def index_value(self, index: Index, dtype: torch.dtype, read: Callable[[Expr], str]) -> str:
+        """An index as a value."""
+        return self.lines.define(f"({self.index(index, read)}).to({TRITON_TYPES[dtype]})")
+
+    def apply(self, op: str, args: Sequence[str], expr: Apply) -> str:
+        """A scalar op."""
+        if op == "check_index":
+            text = f"({args[0]} >= 0) & ({args[0]} < {expr.attr})"
+            valid = " & ".join(a.mask for a in self.masked_axes(expr.free))
+            outside = f" | ~({valid})" if valid else ""
+            self.lines.add(f'tl.device_assert(({text}){outside}, "index out of bounds")')
+            return args[0]
+        operand = expr.args[1 if op == "where" else 0].dtype
+        return self.lines.define(emit_op(op, args, operand, expr.dtype, self.use))
+
+    def load(self, load: Load, mask: str | None, read: Callable[[Expr], str]) -> str:
+        """A read from memory, or the value just computed for that buffer."""
+        forwarded = self.forward(load)
+        if forwarded is not None:
+            return forwarded
+        storage = self.buffers[load.buffer].dtype
+        offset = self.index(load.index, read)
+        conditions = [axis.mask for axis in self.masked_axes(self.free_of(load.index))]
+        if mask is not None:
+            conditions.append(mask)
+            assert load.mask is not None
+            for axis in self.masked_axes(load.mask.free):
+                if axis.mask not in conditions:
+                    conditions.append(axis.mask)
+            offset = f"{offset} + {self._zeros(load.mask.free)}"
+        text = f"{self.parameter(load.buffer)} + ({offset})"
+        if conditions:
+            text += f", {' & '.join(conditions)}, other=0"
+        value = f"tl.load({text})"
+        if storage != load.dtype:
+            value += f".to({TRITON_TYPES[load.dtype]})"
+        return self.lines.define(value)
+
+    def masked_axes(self, free: int) -> list[Axis]:
+        """The axes that a value with these free variables depends on and that have a mask."""
+        return [a for a in self.axes if a.masked and any(free >> v.id & 1 for v in a.vars)]
+
+    def free_of(self, index: Index) -> int:
+        """The ids of the loop variables of an index, as a bit set, those behind reads included."""
+        free = 0
+        for atom, _ in index.terms:
+            if isinstance(atom, Var):
+                free |= 1 << atom.id
+            elif isinstance(atom, Indirect):
+                free |= atom.value.free
+            else:
+                free |= self.free_of(atom.inner)
+        return free
+
+    def _zeros(self, free: int) -> str:
+        """A zero block that spans the axes of `free`: an address must be as wide as its mask."""
+        shape = [a.block if any(free >> v.id & 1 for v in a.vars) else "1" for a in self.axes]
+        return f"tl.zeros([{', '.join(map(str, shape))}], tl.int32)"
+
+    def index(self, index: Index, read: Callable[[Expr], str]) -> str:
+        """An index as text over the names of the loop variables."""
+        parts = []
+        for atom, coefficient in index.terms:
+            text = self._atom(atom, read)
+            parts.append(text if coefficient == 1 else f"{coefficient} * {text}")
+        if index.const or not parts:
+            parts.append(str(index.const))
+        text = " + ".join(parts)
+        if not index.terms:  # a plain number is no block
+            return literal(index.const, torch.int64 if self.wide else torch.int32, len(self.axes))
+        return text
+
+    def _atom(self, atom: Var | FloorDiv | Mod | Indirect, read: Callable[[Expr], str]) -> str:
+        if isinstance(atom, Var):
+            return f"v{self._var_position(atom)}"
+        if isinstance(atom, Indirect):
+            return read(atom.value)
+        inner = self.index(atom.inner, read)
+        divisor, low = atom.divisor, atom.inner.bounds[0]
+        if low < 0:  # Triton's integer division truncates: shift into the non-negative
+            shift = (-low + divisor - 1) // divisor
+            if isinstance(atom, FloorDiv):
+                return f"(({inner} + {shift * divisor}) // {divisor} - {shift})"
+            inner = f"{inner} + {shift * divisor}"
+        return f"(({inner}) {'//' if isinstance(atom, FloorDiv) else '%'} {divisor})"
+
+    def _var_position(self, var: Var) -> int:
+        """Variables are numbered by their place in the kernel, so that equal kernels read equal."""
+        position = 0
+        for axis in self.axes:
+            for own in axis.vars:
+                if own.id == var.id:
+                    return position
+                position += 1
+        raise KeyError(f"variable {var} is not a loop of this kernel")

@@ -1,0 +1,400 @@
+"""A fused kernel to Triton source text.
+
+The structure follows `FusedKernel.phases`: for each phase one pass over the columns (a loop, or a
+single block when a row fits in registers) that computes full nests and accumulates reductions, then
+the row nests of that phase. A value written by one nest and read by another at the same point is
+handed over in registers; in a looped kernel a later pass computes full values again instead of
+reading back what other threads of the program have stored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+import torch
+from dovetail_runtime.plan import TritonKernel
+
+from dovetail_inductor.codegen_triton.body import BodyEmitter, Lines, literal
+from dovetail_inductor.codegen_triton.ops import POINTER_TYPES, TRITON_TYPES, helper_source
+from dovetail_inductor.codegen_triton.tiling import Axis, Tiling, choose
+from dovetail_inductor.loop_ir.expr import Load
+from dovetail_inductor.loop_ir.handlers import interpret
+from dovetail_inductor.loop_ir.loops import Buffer, LoopNest
+from dovetail_inductor.scheduler.kernels import FusedKernel
+
+_IMPORTS = "import triton\nimport triton.language as tl\n"
+_LIBDEVICE = "from triton.language.extra import libdevice\n"
+
+
+@dataclass(frozen=True)
+class EmittedKernel:
+    """A kernel's source, the buffers that its pointer parameters take in order, and its grid."""
+
+    kernel: TritonKernel
+    tensors: tuple[str, ...]
+    grid: tuple[int, int, int]
+
+
+def emit_kernel(kernel: FusedKernel, buffers: dict[str, Buffer]) -> EmittedKernel:
+    """Triton source of one fused kernel.
+
+    Raises `UnsupportedOp` for a scalar op that has no Triton form.
+    """
+    emission = _Emission(kernel, buffers, choose(kernel, buffers))
+    return emission.run()
+
+
+@dataclass
+class _Accumulator:
+    """A running reduction: the block name, and for argmax/argmin the block of positions."""
+
+    nest: LoopNest
+    value: str
+    position: str | None = None
+
+
+@dataclass
+class _Emission:
+    kernel: FusedKernel
+    buffers: dict[str, Buffer]
+    tiling: Tiling
+    lines: Lines = field(default_factory=Lines)
+    parameters: dict[str, str] = field(default_factory=dict)
+    helpers: set[str] = field(default_factory=set)
+    rows: dict[str, str] = field(default_factory=dict)  # values of one result a row
+    full: dict[str, str] = field(default_factory=dict)  # full values of the current pass
+    row_memo: dict[int, str] = field(default_factory=dict)
+    memo: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def wide(self) -> bool:
+        """True when an offset may pass 2**31."""
+        names = self.kernel.reads() | self.kernel.writes()
+        sizes = [self.buffers[n].extent for n in names if n in self.buffers]
+        return max([*sizes, *(a.size for a in self.tiling.axes)], default=0) >= 2**31 - 2**16
+
+    def run(self) -> EmittedKernel:
+        """Emit everything and name the kernel by its text."""
+        self._grid_indices()
+        if self.tiling.columns and not self.tiling.looped:
+            self._column_index("0")
+        if self.tiling.looped:
+            phases = self.kernel.phases()
+            for phase in range(max(phases.values(), default=0) + 1):
+                self._phase([n for n in self.kernel.nests if phases[n.buffer] == phase])
+        else:
+            for nest in self.kernel.nests:
+                self._in_one_block(nest)
+        names = list(self.parameters.values())
+        body = "\n".join(self.lines.text)
+        head = f"({', '.join(names)}):\n{body}\n"
+        needs_libdevice = "libdevice." in body
+        helpers = helper_source(self.helpers)
+        digest = hashlib.sha256((helpers + head).encode()).hexdigest()[:12]
+        symbol = f"{self._kind()}_{digest}"
+        source = (
+            _IMPORTS
+            + (_LIBDEVICE if needs_libdevice else "")
+            + "\n\n"
+            + helpers
+            + f"@triton.jit\ndef {symbol}{head}"
+        )
+        signature = tuple(
+            (parameter, POINTER_TYPES[self.buffers[name].dtype])
+            for name, parameter in self.parameters.items()
+        )
+        return EmittedKernel(
+            TritonKernel(
+                symbol=symbol,
+                source=source,
+                signature=signature,
+                constexprs=(),
+                num_warps=self.tiling.num_warps,
+                num_stages=self.tiling.num_stages,
+                aligned=tuple(names),
+            ),
+            tuple(self.parameters),
+            (self.tiling.programs, 1, 1),
+        )
+
+    def _kind(self) -> str:
+        if not self.tiling.columns:
+            return "pointwise" if len(self.tiling.axes) == 1 else "transpose"
+        return "reduce_looped" if self.tiling.looped else "reduce_persistent"
+
+    # --- indices -----------------------------------------------------------------------------
+
+    def _shape_of(self, position: int) -> str:
+        rank = len(self.tiling.axes)
+        return "[" + ", ".join(":" if i == position else "None" for i in range(rank)) + "]"
+
+    def _grid_indices(self) -> None:
+        wide = ".to(tl.int64)" if self.wide else ""
+        self.lines.add(f"pid = tl.program_id(0){wide}")
+        rest = "pid"
+        for position, axis in reversed(list(enumerate(self.tiling.grid_axes))):
+            if position == 0:
+                self._axis_index(position, axis, f"({rest}) * {axis.block}")
+            else:
+                self._axis_index(position, axis, f"({rest} % {axis.blocks}) * {axis.block}")
+                rest = f"{rest} // {axis.blocks}"
+
+    def _column_index(self, start: str) -> None:
+        position = len(self.tiling.axes) - 1
+        self._axis_index(position, self.tiling.axes[position], start)
+
+    def _axis_index(self, position: int, axis: Axis, start: str) -> None:
+        """Define the axis's flat index, its mask and its variables."""
+        name = axis.name
+        spread = "" if len(self.tiling.axes) == 1 else self._shape_of(position)
+        self.lines.add(f"{name} = {start} + tl.arange(0, {axis.block}){spread}")
+        if axis.masked:
+            self.lines.add(f"{axis.mask} = {name} < {axis.size}")
+        first = sum(len(a.vars) for a in self.tiling.axes[:position])
+        below = axis.size
+        for offset, var in enumerate(axis.vars):
+            outer, below = below, below // var.size
+            text = name if below == 1 else f"({name} // {below})"
+            if outer != axis.size:
+                text = f"{text} % {var.size}"
+            self.lines.add(f"v{first + offset} = {text}")
+
+    # --- phases ------------------------------------------------------------------------------
+
+    def _is_row(self, nest: LoopNest) -> bool:
+        return nest.reduction is None and not self.kernel.is_full(nest)
+
+    def _phase(self, nests: list[LoopNest]) -> None:
+        passing = [n for n in nests if not self._is_row(n)]
+        if passing:
+            self._looped_pass(passing)
+        for nest in nests:
+            if self._is_row(nest):
+                self._row(nest)
+
+    def _row(self, nest: LoopNest) -> None:
+        (value,) = interpret([nest.body], self._emitter(), self.row_memo)
+        self.rows[nest.buffer] = value
+        self._store(nest, value)
+
+    def _in_one_block(self, nest: LoopNest) -> None:
+        if self._is_row(nest):
+            self._row(nest)
+            return
+        value = self._full_value(nest)
+        if nest.reduction is None:
+            self._store(nest, value)
+        else:
+            self._finish(self._reduce_block(nest, value))
+
+    def _reduce_block(self, nest: LoopNest, value: str) -> _Accumulator:
+        """A whole row in one block: neutral elements where the block hangs over."""
+        axis = self.tiling.axes[-1]
+        value = self.lines.define(f"tl.broadcast_to({value}, {self._block_shape()})")
+        if axis.masked:
+            neutral = self._neutral(nest, literal_only=True)
+            value = self.lines.define(f"tl.where({axis.mask}, {value}, {neutral})")
+        position = axis.name if nest.reduction in ("argmax", "argmin") else None
+        return _Accumulator(nest, value, position)
+
+    def _looped_pass(self, nests: list[LoopNest]) -> None:
+        axis = self.tiling.axes[-1]
+        accumulators = {n.buffer: self._start(n) for n in nests if n.reduction is not None}
+        self.full, self.memo = {}, {}
+        self.lines.add(f"for start in range(0, {axis.size}, {axis.block}):")
+        self.lines.indent += 1
+        self._column_index("start")
+        for nest in nests:
+            value = self._full_value(nest)
+            if nest.reduction is None:
+                self._store(nest, value)
+            else:
+                self._accumulate(accumulators[nest.buffer], value)
+        self.lines.indent -= 1
+        self.full, self.memo = {}, {}
+        for accumulator in accumulators.values():
+            self._finish(accumulator)
+
+    def _full_value(self, nest: LoopNest) -> str:
+        (value,) = interpret([nest.body], self._emitter(), self.memo)
+        if nest.reduction is None:
+            self.full[nest.buffer] = value
+        return value
+
+    # --- reductions --------------------------------------------------------------------------
+
+    def _block_shape(self) -> str:
+        return "[" + ", ".join(str(a.block) for a in self.tiling.axes) + "]"
+
+    def _accumulation_dtype(self, nest: LoopNest) -> torch.dtype:
+        return nest.body.dtype
+
+    def _neutral(self, nest: LoopNest, literal_only: bool = False) -> str:
+        dtype = self._accumulation_dtype(nest)
+        value = neutral_element(nest.reduction, dtype)
+        if literal_only:
+            return literal(value, dtype, len(self.tiling.axes))
+        one = literal(value, dtype, len(self.tiling.axes))
+        shape = self._block_shape()
+        return one.replace(one[one.index("[") : one.index("]") + 1], shape, 1)
+
+    def _start(self, nest: LoopNest) -> _Accumulator:
+        value = self.lines.define(self._neutral(nest), "acc")
+        position = None
+        if nest.reduction in ("argmax", "argmin"):
+            position = self.lines.define(
+                f"tl.full({self._block_shape()}, {2**31 - 1}, tl.int32)", "pos"
+            )
+        return _Accumulator(nest, value, position)
+
+    def _accumulate(self, accumulator: _Accumulator, value: str) -> None:
+        axis = self.tiling.axes[-1]
+        acc, nest = accumulator.value, accumulator.nest
+        dtype = self._accumulation_dtype(nest)
+        value = self.lines.define(f"tl.broadcast_to({value}, {self._block_shape()})")
+        if accumulator.position is not None:
+            better = f"({value} {'>' if nest.reduction == 'argmax' else '<'} {acc})"
+            if dtype.is_floating_point:
+                better = f"({better} | (({value} != {value}) & ({acc} == {acc})))"
+            better = f"({better} | ({accumulator.position} == {2**31 - 1}))"
+            if axis.masked:
+                better = f"({better} & {axis.mask})"
+            better = self.lines.define(better)
+            self.lines.add(f"{acc} = tl.where({better}, {value}, {acc})")
+            self.lines.add(
+                f"{accumulator.position} = tl.where({better}, {axis.name}, {accumulator.position})"
+            )
+            return
+        combined = self._combine(nest.reduction, acc, value, dtype)
+        if axis.masked:
+            combined = f"tl.where({axis.mask}, {combined}, {acc})"
+        self.lines.add(f"{acc} = {combined}")
+
+    def _combine(self, reduction: str | None, a: str, b: str, dtype: torch.dtype) -> str:
+        if reduction == "sum":
+            return f"{a} + {b}"
+        if reduction == "prod":
+            return f"{a} * {b}"
+        if reduction == "any":
+            return f"{a} | {b}"
+        if reduction == "all":
+            return f"{a} & {b}"
+        name = "dv_max" if reduction == "max" else "dv_min"
+        if dtype.is_floating_point:
+            self.helpers.add(name)
+            return f"{name}({a}, {b})"
+        if dtype is torch.bool:
+            return f"{a} {'|' if reduction == 'max' else '&'} {b}"
+        return f"tl.{'maximum' if reduction == 'max' else 'minimum'}({a}, {b})"
+
+    def _finish(self, accumulator: _Accumulator) -> None:
+        """Combine along the columns, keep the row value and store it."""
+        nest = accumulator.nest
+        value = self._across(accumulator)
+        self.rows[nest.buffer] = value
+        self._store(nest, value)
+
+    def _across(self, accumulator: _Accumulator) -> str:
+        nest, acc = accumulator.nest, accumulator.value
+        dtype = self._accumulation_dtype(nest)
+        along = len(self.tiling.axes) - 1
+        spread = "[" + ", ".join([":"] * along + ["None"]) + "]"
+        if accumulator.position is not None:
+            kind = "max" if nest.reduction == "argmax" else "min"
+            best = self.lines.define(self._reduce_call(kind, acc, dtype, along) + spread)
+            is_best = f"({acc} == {best})"
+            if dtype.is_floating_point:
+                is_best = f"({is_best} | (({acc} != {acc}) & ({best} != {best})))"
+            if not self.tiling.looped and self.tiling.axes[-1].masked:
+                is_best = f"({is_best} & {self.tiling.axes[-1].mask})"
+            where = self.lines.define(f"tl.where({is_best}, {accumulator.position}, {2**31 - 1})")
+            return self.lines.define(f"tl.min({where}, {along}){spread}.to(tl.int64)")
+        return self.lines.define(self._reduce_call(nest.reduction, acc, dtype, along) + spread)
+
+    def _reduce_call(
+        self, reduction: str | None, value: str, dtype: torch.dtype, along: int
+    ) -> str:
+        if reduction == "sum":
+            return f"tl.sum({value}, {along})"
+        if reduction in ("any", "all") or dtype is torch.bool:
+            kind = "max" if reduction in ("any", "max") else "min"
+            return f"(tl.{kind}({value}.to(tl.int32), {along}) != 0)"
+        if reduction == "prod":
+            self.helpers.add("dv_mul")
+            return f"tl.reduce({value}, {along}, dv_mul)"
+        if not dtype.is_floating_point:
+            return f"tl.{reduction}({value}, {along})"
+        name = "dv_max" if reduction == "max" else "dv_min"
+        self.helpers.add(name)
+        return f"tl.reduce({value}, {along}, {name})"
+
+    # --- memory ------------------------------------------------------------------------------
+
+    def _emitter(self) -> BodyEmitter:
+        return BodyEmitter(
+            lines=self.lines,
+            axes=self.tiling.axes,
+            buffers=self.buffers,
+            wide=self.wide,
+            parameter=self._parameter,
+            forward=self._forward,
+            use=self.helpers.add,
+        )
+
+    def _parameter(self, buffer: str) -> str:
+        if buffer not in self.parameters:
+            self.parameters[buffer] = f"p{len(self.parameters)}"
+        return self.parameters[buffer]
+
+    def _forward(self, load: Load) -> str | None:
+        if load.buffer in self.rows:
+            return self.rows[load.buffer]
+        if load.buffer in self.full:
+            return self.full[load.buffer]
+        for nest in self.kernel.nests:  # a full value of an earlier pass: compute it again
+            if nest.buffer == load.buffer:
+                assert self.tiling.looped and self.kernel.is_full(nest), load.buffer
+                return self._full_value(nest)
+        return None
+
+    def _store(self, nest: LoopNest, value: str) -> None:
+        if nest.buffer in self.kernel.internal:
+            return
+        emitter = self._emitter()
+
+        def no_reads(expr: object) -> str:
+            raise AssertionError("a store's index reads no memory")
+
+        offset = emitter.index(nest.index, no_reads)
+        free = 0
+        for var in nest.vars:
+            free |= 1 << var.id
+        masks = [a.mask for a in emitter.masked_axes(free)]
+        storage = self.buffers[nest.buffer].dtype
+        condition = f", {' & '.join(masks)}" if masks else ""
+        shape = ", ".join(
+            str(a.block) if any(free >> v.id & 1 for v in a.vars) else "1" for a in self.tiling.axes
+        )
+        self.lines.add(
+            f"tl.store({self._parameter(nest.buffer)} + tl.broadcast_to({offset}, [{shape}]), "
+            f"tl.broadcast_to({value}, [{shape}]).to({TRITON_TYPES[storage]}){condition})"
+        )
+
+
+def neutral_element(reduction: str | None, dtype: torch.dtype) -> float | int | bool:
+    """The element that leaves a reduction as it is."""
+    if reduction in ("sum", "any"):
+        return False if dtype is torch.bool else 0
+    if reduction in ("prod", "all"):
+        return True if dtype is torch.bool else 1
+    smallest = reduction in ("max", "argmax")
+    if dtype is torch.bool:
+        return not smallest
+    if dtype.is_floating_point:
+        return float("-inf") if smallest else float("inf")
+    info = torch.iinfo(dtype)
+    return int(info.min if smallest else info.max)
+
+
+__all__ = ["EmittedKernel", "emit_kernel", "neutral_element"]

@@ -1,0 +1,230 @@
+"""Scalar ops as Triton text, and the helper functions that the text may call.
+
+A helper is a `@triton.jit` function written here in plain Triton, so that it also runs in Triton's
+interpreter; a kernel's source carries the helpers that it uses and no others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+TRITON_TYPES: Mapping[torch.dtype, str] = {
+    torch.float64: "tl.float64",
+    torch.float32: "tl.float32",
+    torch.float16: "tl.float16",
+    torch.bfloat16: "tl.bfloat16",
+    torch.int64: "tl.int64",
+    torch.int32: "tl.int32",
+    torch.int16: "tl.int16",
+    torch.int8: "tl.int8",
+    torch.uint8: "tl.uint8",
+    torch.bool: "tl.int1",
+}
+
+POINTER_TYPES: Mapping[torch.dtype, str] = {
+    torch.float64: "*fp64",
+    torch.float32: "*fp32",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.int64: "*i64",
+    torch.int32: "*i32",
+    torch.int16: "*i16",
+    torch.int8: "*i8",
+    torch.uint8: "*u8",
+    torch.bool: "*i1",
+}
+
+# expm1 and log1p: W. Kahan's compensation, accurate to a few ulp for every argument, from exp and
+# log alone. round: half to even. The others are textbook identities.
+HELPERS: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "dv_max": (
+        (),
+        "def dv_max(a, b):\n    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)",
+    ),
+    "dv_min": (
+        (),
+        "def dv_min(a, b):\n    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)",
+    ),
+    "dv_mul": ((), "def dv_mul(a, b):\n    return a * b"),
+    "dv_expm1": (
+        (),
+        "def dv_expm1(x):\n"
+        "    u = tl.exp(x)\n"
+        "    d = u - 1.0\n"
+        "    l = tl.log(u)\n"
+        "    safe = tl.where(l == 0.0, 1.0, l)\n"
+        "    y = tl.where(u == 1.0, x, d * (x / safe))\n"
+        "    y = tl.where(d == -1.0, -1.0, y)\n"
+        "    return tl.where(u == float('inf'), u, y)",
+    ),
+    "dv_log1p": (
+        (),
+        "def dv_log1p(x):\n"
+        "    u = 1.0 + x\n"
+        "    d = u - 1.0\n"
+        "    safe = tl.where(d == 0.0, 1.0, d)\n"
+        "    y = tl.where(d == 0.0, x, tl.log(u) * (x / safe))\n"
+        "    return tl.where(u == float('inf'), u, y)",
+    ),
+    "dv_tanh": (
+        ("dv_expm1",),
+        "def dv_tanh(x):\n"
+        "    t = dv_expm1(-2.0 * tl.abs(x))\n"
+        "    y = -t / (t + 2.0)\n"
+        "    return tl.where(x < 0.0, -y, y)",
+    ),
+    "dv_round": (
+        (),
+        "def dv_round(x):\n"
+        "    f = tl.floor(x)\n"
+        "    d = x - f\n"
+        "    odd = f - 2.0 * tl.floor(f * 0.5)\n"
+        "    up = (d > 0.5) | ((d == 0.5) & (odd != 0.0))\n"
+        "    return tl.where(up, f + 1.0, f)",
+    ),
+    "dv_trunc": ((), "def dv_trunc(x):\n    return tl.where(x < 0.0, tl.ceil(x), tl.floor(x))"),
+    "dv_fmod": (
+        ("dv_trunc",),
+        "def dv_fmod(a, b):\n    return a - dv_trunc(a / b) * b",
+    ),
+    "dv_ifloordiv": (
+        (),
+        "def dv_ifloordiv(a, b):\n"
+        "    q = a // b\n"
+        "    return tl.where((a - q * b != 0) & ((a < 0) != (b < 0)), q - 1, q)",
+    ),
+    "dv_iremainder": (
+        (),
+        "def dv_iremainder(a, b):\n"
+        "    r = a - (a // b) * b\n"
+        "    return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)",
+    ),
+    "dv_remainder": (
+        ("dv_fmod",),
+        "def dv_remainder(a, b):\n"
+        "    r = dv_fmod(a, b)\n"
+        "    return tl.where((r != 0.0) & ((r < 0.0) != (b < 0.0)), r + b, r)",
+    ),
+}
+
+
+def helper_source(names: set[str]) -> str:
+    """The text of these helpers and of those they call, callees first."""
+    ordered: list[str] = []
+
+    def visit(name: str) -> None:
+        if name in ordered:
+            return
+        for callee in HELPERS[name][0]:
+            visit(callee)
+        ordered.append(name)
+
+    for name in sorted(names):
+        visit(name)
+    return "".join(f"@triton.jit\n{HELPERS[name][1]}\n\n\n" for name in ordered)
+
+
+_INFIX = {
+    "add": "+", "sub": "-", "mul": "*", "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^",
+    "shift_left": "<<", "shift_right": ">>", "eq": "==", "ne": "!=", "lt": "<", "le": "<=",
+    "gt": ">", "ge": ">=",
+}  # fmt: skip
+
+_FLOAT_CALLS = {
+    "floor": "tl.floor", "ceil": "tl.ceil", "rsqrt": "tl.rsqrt", "exp": "tl.exp",
+    "exp2": "tl.exp2", "log": "tl.log", "log2": "tl.log2", "sin": "tl.sin", "cos": "tl.cos",
+    "erf": "tl.erf", "expm1": "dv_expm1", "log1p": "dv_log1p", "tanh": "dv_tanh",
+    "round": "dv_round", "trunc": "dv_trunc", "sigmoid": "tl.sigmoid",
+}  # fmt: skip
+
+# Rare functions come from CUDA's device library; Triton's interpreter does not have them.
+_LIBDEVICE = {
+    "erfc", "erfinv", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh",
+    "lgamma", "pow", "atan2", "hypot", "copysign", "nextafter",
+}  # fmt: skip
+
+
+class UnsupportedOp(NotImplementedError):
+    """A scalar op that has no Triton form; the graph's op stays a library call."""
+
+
+def emit_op(
+    op: str,
+    args: Sequence[str],
+    operand: torch.dtype,
+    result: torch.dtype,
+    use: Callable[[str], None],
+) -> str:
+    """Triton text of one op on operands of dtype `operand`; `use` is told each helper it calls.
+
+    Raises UnsupportedOp for an op without a Triton form.
+    """
+    floating = operand.is_floating_point
+    a = args[0]
+    b = args[1] if len(args) > 1 else ""
+
+    def helper(name: str) -> str:
+        use(name)
+        return f"{name}({', '.join(args)})"
+
+    if op in _INFIX:
+        if operand is torch.bool and op in ("add", "mul"):
+            return f"({a} | {b})" if op == "add" else f"({a} & {b})"
+        return f"({a} {_INFIX[op]} {b})"
+    if op == "cast":
+        if result is torch.bool:
+            return f"({a} != 0)"
+        return f"{a}.to({TRITON_TYPES[result]})"
+    if op == "round_bf16":
+        return f"{a}.to(tl.bfloat16).to(tl.float32)"
+    if op == "round_f16":
+        return f"{a}.to(tl.float16).to(tl.float32)"
+    if op == "where":
+        return f"tl.where({a}, {b}, {args[2]})"
+    if op == "neg":
+        return f"(-{a})"
+    if op == "abs":
+        return a if operand is torch.bool else f"tl.abs({a})"
+    if op == "sign":
+        return f"(({a} > 0).to({TRITON_TYPES[result]}) - ({a} < 0).to({TRITON_TYPES[result]}))"
+    if op in ("maximum", "minimum"):
+        if operand is torch.bool:
+            return f"({a} {'|' if op == 'maximum' else '&'} {b})"
+        if floating:
+            return helper("dv_max" if op == "maximum" else "dv_min")
+        return f"tl.{op}({a}, {b})"
+    if op == "relu":
+        return f"tl.where({a} < 0, 0, {a}).to({TRITON_TYPES[result]})"
+    if op == "bitwise_not":
+        return f"({a} == 0)" if operand is torch.bool else f"(~{a})"
+    if op == "div":
+        return f"({a} / {b})"
+    if op == "truncdiv":
+        if floating:
+            use("dv_trunc")
+            return f"dv_trunc({a} / {b})"
+        return f"({a} // {b})"
+    if op == "floordiv":
+        return f"tl.floor({a} / {b})" if floating else helper("dv_ifloordiv")
+    if op == "remainder":
+        return helper("dv_remainder") if floating else helper("dv_iremainder")
+    if op == "fmod":
+        return helper("dv_fmod") if floating else f"({a} - ({a} // {b}) * {b})"
+    if op == "isnan":
+        return f"({a} != {a})"
+    if op == "isinf":
+        return f"(tl.abs({a}) == float('inf'))"
+    if op == "sqrt":
+        return f"tl.sqrt_rn({a})" if operand is torch.float32 else f"tl.sqrt({a})"
+    if op == "reciprocal":
+        return f"(1.0 / {a})"
+    if op == "log10":
+        return f"(tl.log({a}) * 0.4342944819032518)"
+    if op in _FLOAT_CALLS:
+        name = _FLOAT_CALLS[op]
+        return helper(name) if name in HELPERS else f"{name}({a})"
+    if op in _LIBDEVICE and floating:
+        return f"libdevice.{op}({', '.join(args)})"
+    raise UnsupportedOp(f"{op} on {operand} has no Triton form")

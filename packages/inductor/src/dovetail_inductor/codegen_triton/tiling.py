@@ -1,0 +1,180 @@
+"""How a fused kernel's domain is cut into tiles: which loops form an axis, and the block sizes.
+
+The figures are for an H100 (132 multiprocessors, 16-byte loads, 255 registers a thread); they are a
+cost model, not limits of correctness.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from dovetail_inductor.loop_ir.expr import Load, walk
+from dovetail_inductor.loop_ir.handlers import count
+from dovetail_inductor.loop_ir.index import Index, Var
+from dovetail_inductor.loop_ir.loops import Buffer
+from dovetail_inductor.scheduler.kernels import FusedKernel
+
+MULTIPROCESSORS = 132
+PERSISTENT_LIMIT = 16384  # columns kept in registers by one program
+HEAVY_PERSISTENT_LIMIT = 4096  # the same when many values are live
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One tile dimension: `vars` flattened, outermost first; `block` elements a program.
+
+    `name` prefixes the names in the source: `x` for the row axis, `y` for a second one, `r` for
+    columns.
+    """
+
+    name: str
+    vars: tuple[Var, ...]
+    block: int
+
+    @property
+    def size(self) -> int:
+        """Points along the axis."""
+        return prod(v.size for v in self.vars)
+
+    @property
+    def masked(self) -> bool:
+        """True if the last block hangs over the end."""
+        return self.size % self.block != 0
+
+    @property
+    def mask(self) -> str:
+        """Name of the axis's mask."""
+        return f"{self.name}mask"
+
+    @property
+    def blocks(self) -> int:
+        """Programs (or loop turns) along the axis."""
+        return -(-self.size // self.block)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The axes of a kernel. With `looped` the last axis is walked by a loop, else in one block."""
+
+    axes: tuple[Axis, ...]
+    columns: bool  # the last axis is the columns
+    looped: bool
+    num_warps: int
+    num_stages: int = 1
+
+    @property
+    def grid_axes(self) -> tuple[Axis, ...]:
+        """The axes spread over programs."""
+        return self.axes[:-1] if self.columns else self.axes
+
+    @property
+    def programs(self) -> int:
+        """Programs launched."""
+        return prod(a.blocks for a in self.grid_axes)
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def accesses(kernel: FusedKernel) -> list[tuple[str, Index]]:
+    """Every address the kernel touches in memory: (buffer, index)."""
+    own = kernel.writes()
+    found = [(n.buffer, n.index) for n in kernel.nests if n.buffer not in kernel.internal]
+    for nest in kernel.nests:
+        for node in walk([nest.body]):
+            if isinstance(node, Load) and node.buffer not in own:
+                found.append((node.buffer, node.index))
+    return found
+
+
+def contiguous_var(index: Index, variables: tuple[Var, ...]) -> Var | None:
+    """The variable along which the address moves by one element."""
+    for var in reversed(variables):
+        if index.coefficient(var) == 1:
+            return var
+    return None
+
+
+def choose(kernel: FusedKernel, buffers: dict[str, Buffer]) -> Tiling:
+    """The tiling of a kernel, from its sizes and the strides of its accesses."""
+    if kernel.columns:
+        return _reduction(kernel, buffers)
+    return _pointwise(kernel, buffers)
+
+
+def _weights(
+    kernel: FusedKernel, buffers: dict[str, Buffer], variables: tuple[Var, ...]
+) -> dict[Var, int]:
+    """Bytes of the accesses that are contiguous along each variable."""
+    weight: dict[Var, int] = {}
+    seen: set[tuple[str, Index]] = set()
+    for name, index in accesses(kernel):
+        if (name, index) in seen or index.indirects():
+            continue
+        seen.add((name, index))
+        var = contiguous_var(index, variables)
+        if var is not None:
+            points = prod(v.size for v in index.variables())
+            weight[var] = weight.get(var, 0) + points * buffers[name].dtype.itemsize
+    return weight
+
+
+def _pointwise(kernel: FusedKernel, buffers: dict[str, Buffer]) -> Tiling:
+    rows = kernel.rows
+    weight = _weights(kernel, buffers, rows)
+    ranked = sorted(weight, key=lambda v: -weight[v])
+    points = kernel.row_points
+    if len(ranked) >= 2 and 4 * weight[ranked[1]] >= weight[ranked[0]]:
+        first, second = ranked[0], ranked[1]
+        if first.size >= 16 and second.size >= 16:
+            return _transposing(rows, first, second)
+    if ranked and rows and ranked[0] != rows[-1]:  # coalesce along the heaviest direction
+        rows = (*(v for v in rows if v != ranked[0]), ranked[0])
+    block = 1024
+    while block > 128 and points < block * MULTIPROCESSORS * 4:
+        block //= 2
+    block = min(block, power_of_two(max(points, 1)))
+    return Tiling((Axis("x", rows, block),), False, False, max(1, min(4, block // 128)))
+
+
+def _transposing(rows: tuple[Var, ...], first: Var, second: Var) -> Tiling:
+    """Two axes, each contiguous for some accesses; the other loops join the outer axis."""
+    others = tuple(v for v in rows if v not in (first, second))
+    y = Axis("y", (*others, second), min(64, power_of_two(second.size)))
+    x = Axis("x", (first,), min(64, power_of_two(first.size)))
+    elements = y.block * x.block
+    return Tiling((y, x), False, False, max(1, min(8, elements // 512)))
+
+
+def _reduction(kernel: FusedKernel, buffers: dict[str, Buffer]) -> Tiling:
+    points, columns = kernel.row_points, kernel.column_points
+    weight = _weights(kernel, buffers, (*kernel.rows, *kernel.columns))
+    along_rows = sum(w for v, w in weight.items() if v in kernel.rows)
+    along_columns = sum(w for v, w in weight.items() if v in kernel.columns)
+    if along_rows > along_columns and kernel.rows and kernel.rows[-1].size >= 8:
+        x = Axis("x", kernel.rows, min(64, power_of_two(points)))
+        r_block = min(power_of_two(columns), max(16, 2048 // x.block))
+        r = Axis("r", kernel.columns, r_block)
+        return Tiling((x, r), True, r.blocks > 1, 8 if r_block * x.block >= 2048 else 4)
+    live = sum(count([nest.body]).loads for nest in kernel.nests)
+    limit = PERSISTENT_LIMIT if live <= 3 else HEAVY_PERSISTENT_LIMIT
+    padded = power_of_two(columns)
+    if padded <= limit:
+        x_block = 1
+        while (
+            x_block * padded < 1024
+            and x_block * 2 <= power_of_two(points)
+            and points // (x_block * 2) >= MULTIPROCESSORS * 2
+        ):
+            x_block *= 2
+        warps = max(1, min(16, x_block * padded // 256))
+        return Tiling(
+            (Axis("x", kernel.rows, x_block), Axis("r", kernel.columns, padded)), True, False, warps
+        )
+    block = 4096 if live <= 3 else 2048
+    return Tiling(
+        (Axis("x", kernel.rows, 1), Axis("r", kernel.columns, block)), True, True, block // 256
+    )
