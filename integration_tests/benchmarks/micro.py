@@ -1,0 +1,182 @@
+"""Micro kernels beside eager and torch.compile, in one process, interleaved.
+
+    python integration_tests/benchmarks/micro.py [--device cuda] [--json FILE]
+
+Times are medians of interleaved runs, in microseconds (on a GPU by device events around a batch of
+calls, so that launches overlap with the device's work). `bandwidth` counts each input read once and
+each output written once, as a share of a device-to-device copy measured in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import dovetail
+import torch
+import torch.nn.functional as F
+from dovetail.bench.table import machine
+from torch import Tensor
+
+Fn = Callable[..., Tensor]
+
+
+def softmax(x: Tensor) -> Tensor:
+    return torch.softmax(x, -1)
+
+
+def layer_norm_gelu(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.gelu(F.layer_norm(x, (x.shape[-1],), w, b))
+
+
+def chain12(x: Tensor, y: Tensor) -> Tensor:
+    z = x * y + 1.0
+    z = torch.relu(z) - 0.5 * x
+    z = torch.sigmoid(z) * y
+    z = torch.tanh(z) + x
+    return torch.clamp(z * 2.0 - y, -3.0, 3.0) * 0.125
+
+
+def cross_entropy(x: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(x, target)
+
+
+def transpose_add(x: Tensor, y: Tensor) -> Tensor:
+    return x.t() + y
+
+
+def cases(device: str) -> dict[str, tuple[Fn, tuple[Tensor, ...]]]:
+    """Name -> function and inputs: large on a GPU, smaller on a CPU."""
+    gpu = device == "cuda"
+    dtype = torch.bfloat16 if gpu else torch.float32
+    rows, columns = (16384, 4096) if gpu else (2048, 1024)
+    tokens, vocabulary = (4096, 50257) if gpu else (256, 50257)
+
+    def new(*shape: int) -> Tensor:
+        return torch.randn(*shape, device=device, dtype=dtype)
+
+    target = torch.randint(0, vocabulary, (tokens,), device=device)
+    return {
+        "softmax": (softmax, (new(rows, columns),)),
+        "layer_norm_gelu": (layer_norm_gelu, (new(rows, columns), new(columns), new(columns))),
+        "chain12": (chain12, (new(rows, columns), new(rows, columns))),
+        "cross_entropy": (cross_entropy, (new(tokens, vocabulary), target)),
+        "transpose_add": (transpose_add, (new(columns, rows), new(rows, columns))),
+    }
+
+
+@dataclass(frozen=True)
+class Line:
+    """Microseconds a call of each system, and what it means."""
+
+    name: str
+    eager_us: float
+    torch_compile_us: float
+    dovetail_us: float
+    copy_share: float  # of the copy's bandwidth, Dovetail
+    error64: float  # against float64, Dovetail, relative to the largest value
+    error64_torch_compile: float
+
+    def as_text(self) -> str:
+        """One row of the table."""
+        return (
+            f"| {self.name} | {self.eager_us:.1f} | {self.torch_compile_us:.1f} | "
+            f"{self.dovetail_us:.1f} | {self.eager_us / self.dovetail_us:.2f}x | "
+            f"{self.torch_compile_us / self.dovetail_us:.2f}x | {self.copy_share:.0%} | "
+            f"{self.error64:.1e} | {self.error64_torch_compile:.1e} |"
+        )
+
+
+def time_us(call: Callable[[], object], device: str, batch: int) -> float:
+    """Microseconds of one call, averaged over a batch."""
+    if device == "cuda":
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(batch):
+            call()
+        end.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(end) * 1e3 / batch
+    begin = time.perf_counter()
+    for _ in range(batch):
+        call()
+    return (time.perf_counter() - begin) * 1e6 / batch
+
+
+def interleaved_us(calls: list[Callable[[], object]], device: str, rounds: int) -> list[float]:
+    """Median microseconds of each call over interleaved rounds."""
+    for call in calls:
+        for _ in range(3):
+            call()
+    batch = 20 if device == "cuda" else 3
+    samples: list[list[float]] = [[] for _ in calls]
+    for number in range(rounds):
+        order = range(len(calls)) if number % 2 else reversed(range(len(calls)))
+        for i in order:
+            samples[i].append(time_us(calls[i], device, batch))
+    return [statistics.median(s) for s in samples]
+
+
+def error(value: Tensor, reference: Tensor) -> float:
+    """Largest difference over the reference's largest magnitude."""
+    return float((value.double() - reference).abs().max() / reference.abs().max())
+
+
+def measure(name: str, fn: Fn, inputs: tuple[Tensor, ...], device: str, rounds: int) -> Line:
+    """One micro kernel under the three systems."""
+    theirs = torch.compile(fn)
+    ours = dovetail.compile(fn, fullgraph=True)
+    with torch.no_grad():
+        result, other = ours(*inputs), theirs(*inputs)
+        wide = fn(*(t.double() if t.is_floating_point() else t for t in inputs))
+        moved = sum(t.numel() * t.element_size() for t in (*inputs, result))
+        half = torch.empty(moved // 2, dtype=torch.int8, device=device)
+        target = torch.empty_like(half)
+        eager_us, theirs_us, ours_us, copy_us = interleaved_us(
+            [
+                lambda: fn(*inputs),
+                lambda: theirs(*inputs),
+                lambda: ours(*inputs),
+                lambda: target.copy_(half),
+            ],
+            device,
+            rounds,
+        )
+    return Line(
+        name, eager_us, theirs_us, ours_us, copy_us / ours_us,
+        error(result, wide), error(other, wide),
+    )  # fmt: skip
+
+
+HEADER = (
+    "| kernel | eager us | torch.compile us | Dovetail us | vs eager | vs torch.compile "
+    "| of copy | err f64 | err f64 torch.compile |\n|---|---|---|---|---|---|---|---|---|"
+)
+
+
+def main() -> None:
+    """Run and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--json", default=None)
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    print(machine(arguments.device))
+    print(HEADER)
+    lines = []
+    for name, (fn, inputs) in cases(arguments.device).items():
+        line = measure(name, fn, inputs, arguments.device, arguments.rounds)
+        lines.append(line)
+        print(line.as_text(), flush=True)
+    if arguments.json:
+        with open(arguments.json, "w") as out:
+            json.dump([asdict(line) for line in lines], out, indent=1)
+
+
+if __name__ == "__main__":
+    main()
