@@ -103,6 +103,11 @@ def contiguous(x: Tensor) -> Tensor:
     return aten.clone.default(x, memory_format=torch.contiguous_format)
 
 
+def reshape(x: Tensor, size: Sequence[int]) -> Tensor:
+    """A view of `x` made row-major. (ATen's own reshape would reach a mode whole, undecomposed.)"""
+    return aten.view.default(contiguous(x), size)
+
+
 def wrap(dim: int, rank: int) -> int:
     """A dimension counted from the front; a 0-dim tensor counts as having one."""
     return dim % max(rank, 1)

@@ -155,13 +155,8 @@ def assert_matches_eager(
         elif theirs.dtype.is_floating_point or theirs.dtype.is_complex:
             tight = 1e-5 if theirs.dtype in (torch.float32, torch.complex64) else 1e-11
             tight = tolerance or tight
-            torch.testing.assert_close(
-                ours,
-                theirs,
-                rtol=tight,
-                atol=tight,
-                equal_nan=True,
-                msg=lambda m, w=where: f"{w}: {m}",
+            assert torch.allclose(ours, theirs, rtol=tight, atol=tight, equal_nan=True), (
+                f"{where}: off by {_error(ours, theirs)}: {ours}, eager {theirs}"
             )
         else:
             assert torch.equal(ours, theirs), f"{where}: {ours}, eager {theirs}"

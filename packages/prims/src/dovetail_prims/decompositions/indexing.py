@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._common import Family, Number, aten, cast, constant, iota, where, wrap, zeros
+from ._common import Family, Number, aten, cast, constant, iota, reshape, where, wrap, zeros
 
 Indices = Sequence[Tensor | None]
 
@@ -77,7 +77,7 @@ def unsafe_index(self: Tensor, indices: Indices) -> Tensor:
 
 def take(self: Tensor, index: Tensor) -> Tensor:
     """Elements by their place in row-major order"""
-    return aten.index.Tensor(self.reshape([-1]), [index])
+    return aten.index.Tensor(reshape(self, [-1]), [index])
 
 
 def select_backward(
@@ -122,11 +122,11 @@ def unfold_backward(
 def masked_scatter(self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """Elements of source, in order, at the places the mask holds"""
     shape = torch.broadcast_shapes(self.shape, mask.shape)
-    mask = aten.expand.default(mask, shape).reshape([-1])
-    base = aten.expand.default(self, shape).reshape([-1])
+    mask = reshape(aten.expand.default(mask, shape), [-1])
+    base = reshape(aten.expand.default(self, shape), [-1])
     rank = aten.cumsum.default(cast(mask, torch.int64), 0)
     place = where(mask, aten.sub.Tensor(rank, 1), 0)
-    taken = aten.index.Tensor(source.reshape([-1]), [place])
+    taken = aten.index.Tensor(reshape(source, [-1]), [place])
     return aten.view.default(where(mask, taken, base), shape)
 
 

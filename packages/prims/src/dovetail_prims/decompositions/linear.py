@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ._common import Family, Number, aten, cast, wide
+from ._common import Family, Number, aten, cast, reshape, wide
 
 
 def mv(self: Tensor, vec: Tensor) -> Tensor:
@@ -51,8 +51,8 @@ def addbmm(
 ) -> Tensor:
     """beta x + alpha times the sum of the batch's products: one product over both dimensions"""
     b, n, k = batch1.shape
-    left = aten.permute.default(batch1, [1, 0, 2]).reshape([n, b * k])
-    right = batch2.reshape([b * k, batch2.shape[2]])
+    left = reshape(aten.permute.default(batch1, [1, 0, 2]), [n, b * k])
+    right = reshape(batch2, [b * k, batch2.shape[2]])
     return aten.addmm.default(self, left, right, beta=beta, alpha=alpha)
 
 

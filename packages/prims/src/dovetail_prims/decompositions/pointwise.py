@@ -7,7 +7,18 @@ import math
 import torch
 from torch import Tensor
 
-from ._common import Family, Number, aten, cast, constant, floating, promoted, where, wide
+from ._common import (
+    Family,
+    Number,
+    aten,
+    cast,
+    constant,
+    contiguous,
+    floating,
+    promoted,
+    where,
+    wide,
+)
 
 
 def add_scalar(self: Tensor, other: Number, alpha: Number = 1) -> Tensor:
@@ -141,13 +152,13 @@ def clamp_max_tensor(self: Tensor, max: Tensor) -> Tensor:
 
 
 def masked_fill(self: Tensor, mask: Tensor, value: Number) -> Tensor:
-    """value where the mask holds"""
-    return where(mask, value, self)
+    """value where the mask holds; row-major, as eager's copy is"""
+    return contiguous(where(mask, value, self))
 
 
 def masked_fill_tensor(self: Tensor, mask: Tensor, value: Tensor) -> Tensor:
     """value (0-dim) where the mask holds, in x's dtype"""
-    return where(mask, cast(value, self.dtype), self)
+    return contiguous(where(mask, cast(value, self.dtype), self))
 
 
 def fill(self: Tensor, value: Number) -> Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._common import Family, Number, aten, cast, compute_dtype, count, dims_of, where, wide
+from ._common import Family, Number, aten, cast, compute_dtype, count, dims_of, reshape, where, wide
 
 Dims = int | Sequence[int] | None
 
@@ -35,7 +35,7 @@ def mean(self: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
 
 def prod_all(self: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
     """Over every dimension, in row-major order"""
-    flat = self.reshape([-1]) if self.dim() != 1 else self
+    flat = reshape(self, [-1]) if self.dim() != 1 else self
     return aten.prod.dim_int(flat, 0, dtype=dtype)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._common import Family, aten, contiguous, wrap
+from ._common import Family, aten, contiguous, reshape, wrap
 
 _ROW_MAJOR = torch.contiguous_format
 
@@ -99,7 +99,7 @@ def repeat(self: Tensor, repeats: Sequence[int]) -> Tensor:
     for n, size in zip(repeats, sizes, strict=True):
         paired += [1, size]
         wanted += [n, size]
-    tiled = aten.expand.default(aten.view.default(contiguous(self), paired), wanted)
+    tiled = aten.expand.default(reshape(self, paired), wanted)
     tiled = aten.clone.default(tiled, memory_format=_ROW_MAJOR)
     return aten.view.default(tiled, [n * s for n, s in zip(repeats, sizes, strict=True)])
 
@@ -107,7 +107,7 @@ def repeat(self: Tensor, repeats: Sequence[int]) -> Tensor:
 def roll(self: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
     """Shifted round, what falls off one end coming in at the other"""
     if not dims:
-        flat = aten.view.default(contiguous(self), [-1])
+        flat = reshape(self, [-1])
         return aten.view.default(roll(flat, shifts, [0]), self.shape)
     out = self
     for shift, dim in zip(shifts, dims, strict=True):
@@ -140,9 +140,7 @@ def pixel_shuffle(self: Tensor, upscale_factor: int) -> Tensor:
     *batch, channels, height, width = self.shape
     r = upscale_factor
     rank = len(batch)
-    split_up = aten.view.default(
-        contiguous(self), [*batch, channels // (r * r), r, r, height, width]
-    )
+    split_up = reshape(self, [*batch, channels // (r * r), r, r, height, width])
     order = [*range(rank), rank, rank + 3, rank + 1, rank + 4, rank + 2]
     moved = aten.clone.default(aten.permute.default(split_up, order), memory_format=_ROW_MAJOR)
     return aten.view.default(moved, [*batch, channels // (r * r), height * r, width * r])
@@ -153,9 +151,7 @@ def pixel_unshuffle(self: Tensor, downscale_factor: int) -> Tensor:
     *batch, channels, height, width = self.shape
     r = downscale_factor
     rank = len(batch)
-    split_up = aten.view.default(
-        contiguous(self), [*batch, channels, height // r, r, width // r, r]
-    )
+    split_up = reshape(self, [*batch, channels, height // r, r, width // r, r])
     order = [*range(rank), rank, rank + 2, rank + 4, rank + 1, rank + 3]
     moved = aten.clone.default(aten.permute.default(split_up, order), memory_format=_ROW_MAJOR)
     return aten.view.default(moved, [*batch, channels * r * r, height // r, width // r])
@@ -164,7 +160,7 @@ def pixel_unshuffle(self: Tensor, downscale_factor: int) -> Tensor:
 def channel_shuffle(self: Tensor, groups: int) -> Tensor:
     """(N, g C/g, ...) with the two factors of the channels swapped"""
     n, channels, *rest = self.shape
-    split_up = aten.view.default(contiguous(self), [n, groups, channels // groups, *rest])
+    split_up = reshape(self, [n, groups, channels // groups, *rest])
     order = [0, 2, 1, *range(3, split_up.dim())]
     moved = aten.clone.default(aten.permute.default(split_up, order), memory_format=_ROW_MAJOR)
     return aten.view.default(moved, self.shape)
