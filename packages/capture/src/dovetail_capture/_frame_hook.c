@@ -100,6 +100,7 @@ typedef struct Node {
     CodeState *state;
     PyObject *entries;        /* tuple of Entry */
     int closed;               /* a miss runs the frame plainly: no more entries */
+    int off;                  /* and capture is off for whatever the frame calls */
     struct Node *next_of_state;
     struct Node *next_of_context, *previous_of_context;
 } Node;
@@ -131,7 +132,7 @@ static int in_chain;          /* our hook is installed, maybe below another tool
 static _PyFrameEvalFunction previous_eval;
 static Py_ssize_t extra_index = -1;
 static PyCodeObject *return_code; /* one RETURN_VALUE */
-static PyObject *skip_mark;
+static PyObject *skip_mark, *off_mark;
 
 static PyObject *hook_eval(PyThreadState *ts, _PyInterpreterFrame *frame, int throwflag);
 
@@ -358,6 +359,27 @@ check_replacement(PyCodeObject *code, PyCodeObject *new_code)
     return equal == 1 ? 0 : -1;
 }
 
+/* The native guard inside a capsule; NULL for a Python callable. */
+static int
+read_guard(PyObject *guard, DovetailGuard **native)
+{
+    *native = NULL;
+    if (PyCapsule_CheckExact(guard)) {
+        *native = PyCapsule_GetPointer(guard, "dovetail.guard.v1");
+        if (*native != NULL && (*native)->abi != 1) {
+            PyErr_Format(PyExc_ValueError, "guard capsule of ABI %llu, but this hook reads ABI 1",
+                         (unsigned long long)(*native)->abi);
+            return -1;
+        }
+        return *native == NULL ? -1 : 0;
+    }
+    if (!PyCallable_Check(guard)) {
+        PyErr_SetString(PyExc_TypeError, "a guard is a dovetail.guard.v1 capsule or a callable");
+        return -1;
+    }
+    return 0;
+}
+
 static PyObject *
 new_entry(PyCodeObject *code, PyObject *guard, PyObject *new_code)
 {
@@ -368,20 +390,8 @@ new_entry(PyCodeObject *code, PyObject *guard, PyObject *new_code)
     if (check_replacement(code, (PyCodeObject *)new_code) < 0) {
         return NULL;
     }
-    DovetailGuard *native = NULL;
-    if (PyCapsule_CheckExact(guard)) {
-        native = PyCapsule_GetPointer(guard, "dovetail.guard.v1");
-        if (native == NULL) {
-            return NULL;
-        }
-        if (native->abi != 1) {
-            PyErr_Format(PyExc_ValueError, "guard capsule of ABI %llu, but this hook reads ABI 1",
-                         (unsigned long long)native->abi);
-            return NULL;
-        }
-    }
-    else if (!PyCallable_Check(guard)) {
-        PyErr_SetString(PyExc_TypeError, "a guard is a dovetail.guard.v1 capsule or a callable");
+    DovetailGuard *native;
+    if (read_guard(guard, &native) < 0) {
         return NULL;
     }
     Entry *entry = PyObject_GC_New(Entry, &EntryType);
@@ -434,18 +444,15 @@ tuple_from(PyObject *const *args, int n)
     return tuple;
 }
 
-static inline int
-guard_accepts(Entry *entry, PyObject *const *args, int n, PyObject *func)
+static int
+call_guard(PyObject *guard, PyObject *const *args, int n, PyObject *func)
 {
-    if (entry->native != NULL) {
-        return entry->native->check(entry->native->ctx, args, func);
-    }
     PyObject *tuple = tuple_from(args, n);
     if (tuple == NULL) {
         return -1;
     }
     PyObject *pair[2] = {tuple, func};
-    PyObject *answer = PyObject_Vectorcall(entry->guard, pair, 2, NULL);
+    PyObject *answer = PyObject_Vectorcall(guard, pair, 2, NULL);
     Py_DECREF(tuple);
     if (answer == NULL) {
         return -1;
@@ -453,6 +460,15 @@ guard_accepts(Entry *entry, PyObject *const *args, int n, PyObject *func)
     int truth = PyObject_IsTrue(answer);
     Py_DECREF(answer);
     return truth;
+}
+
+static inline int
+guard_accepts(Entry *entry, PyObject *const *args, int n, PyObject *func)
+{
+    if (entry->native != NULL) {
+        return entry->native->check(entry->native->ctx, args, func);
+    }
+    return call_guard(entry->guard, args, n, func);
 }
 
 static PyMemberDef entry_members[] = {
@@ -599,8 +615,12 @@ miss(Context *context, PyCodeObject *code, PyObject *func, PyObject *const *args
     }
     PyObject *entry = NULL;
     Node *node = make_node(code, context);
-    if (node != NULL && answer == skip_mark) {
+    if (node != NULL && (answer == skip_mark || answer == off_mark)) {
         node->closed = 1;
+        node->off = answer == off_mark;
+    }
+    else if (node != NULL && Py_IS_TYPE(answer, &EntryType)) {
+        entry = Py_NewRef(answer); /* another thread made it meanwhile */
     }
     else if (node != NULL && PyTuple_CheckExact(answer) && PyTuple_GET_SIZE(answer) == 2) {
         entry = new_entry(code, PyTuple_GET_ITEM(answer, 0), PyTuple_GET_ITEM(answer, 1));
@@ -621,10 +641,21 @@ miss(Context *context, PyCodeObject *code, PyObject *func, PyObject *const *args
     }
     else if (node != NULL) {
         PyErr_SetString(PyExc_TypeError,
-                        "a frame callback returns (guard, code), None or SKIP");
+                        "a frame callback returns (guard, code), an Entry, None, SKIP or OFF");
     }
     Py_DECREF(answer);
     return (Entry *)entry;
+}
+
+static PyObject *
+run_off(PyThreadState *ts, _PyInterpreterFrame *frame, Context *context)
+{
+    Py_INCREF(context);
+    active = NULL;
+    PyObject *result = previous_eval(ts, frame, 0);
+    active = context;
+    Py_DECREF(context);
+    return result;
 }
 
 static PyObject *
@@ -646,7 +677,7 @@ hook_eval(PyThreadState *ts, _PyInterpreterFrame *frame, int throwflag)
         }
         node = get_node(state, context);
         if (node != NULL && node->closed && PyTuple_GET_SIZE(node->entries) == 0) {
-            return previous_eval(ts, frame, throwflag);
+            return node->off ? run_off(ts, frame, context) : previous_eval(ts, frame, 0);
         }
     }
     PyObject *func = FRAME_FUNCTION(frame);
@@ -684,7 +715,10 @@ hook_eval(PyThreadState *ts, _PyInterpreterFrame *frame, int throwflag)
         result = end_frame(ts, frame, NULL);
     }
     else {
-        result = previous_eval(ts, frame, 0);
+        state = get_state(code);
+        node = state == NULL ? NULL : get_node(state, context);
+        int off = node != NULL && node->off;
+        result = off ? run_off(ts, frame, context) : previous_eval(ts, frame, 0);
     }
     Py_DECREF(context);
     return result;
@@ -1095,13 +1129,15 @@ hook_installed(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
 static PyObject *
 hook_check_guard(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *entry, *tuple, *func;
-    if (!PyArg_ParseTuple(args, "O!O!O:check_guard", &EntryType, &entry, &PyTuple_Type, &tuple,
-                          &func)) {
+    PyObject *guard, *tuple, *func;
+    DovetailGuard *native;
+    if (!PyArg_ParseTuple(args, "OO!O:check_guard", &guard, &PyTuple_Type, &tuple, &func)
+        || read_guard(guard, &native) < 0) {
         return NULL;
     }
-    int answer = guard_accepts((Entry *)entry, &PyTuple_GET_ITEM(tuple, 0),
-                               (int)PyTuple_GET_SIZE(tuple), func);
+    PyObject *const *items = &PyTuple_GET_ITEM(tuple, 0);
+    int answer = native != NULL ? native->check(native->ctx, items, func)
+                                : call_guard(guard, items, (int)PyTuple_GET_SIZE(tuple), func);
     return answer < 0 ? NULL : PyBool_FromLong(answer);
 }
 
@@ -1109,7 +1145,7 @@ static PyMethodDef functions[] = {
     {"skip_code", hook_skip_code, METH_O, "skip_code(code): never touch frames of this code."},
     {"active", hook_active, METH_NOARGS, "active(): the context that is on in this thread."},
     {"installed", hook_installed, METH_NOARGS, "installed(): is the hook CPython's evaluator now?"},
-    {"check_guard", hook_check_guard, METH_VARARGS, "check_guard(entry, args, func) -> bool"},
+    {"check_guard", hook_check_guard, METH_VARARGS, "check_guard(guard, args, func) -> bool"},
     {NULL},
 };
 
@@ -1150,13 +1186,15 @@ PyInit__frame_hook(void)
     extra_index = PyUnstable_Eval_RequestCodeExtraIndex(free_state);
     return_code = make_return_code();
     skip_mark = PyUnicode_FromString("<SKIP>");
+    off_mark = PyUnicode_FromString("<OFF>");
     if (extra_index < 0 || return_code == NULL || skip_mark == NULL
-        || PyType_Ready(&EntryType) < 0
+        || off_mark == NULL || PyType_Ready(&EntryType) < 0
         || PyModule_AddType(module, &ContextType) < 0
         || PyModule_AddType(module, &SwitchedType) < 0
         || PyModule_AddType(module, &BoundType) < 0
         || PyModule_AddType(module, &EntryType) < 0
-        || PyModule_AddObjectRef(module, "SKIP", skip_mark) < 0) {
+        || PyModule_AddObjectRef(module, "SKIP", skip_mark) < 0
+        || PyModule_AddObjectRef(module, "OFF", off_mark) < 0) {
         if (extra_index < 0 && !PyErr_Occurred()) {
             PyErr_SetString(PyExc_ImportError, "CPython has no free extra slot for code objects");
         }

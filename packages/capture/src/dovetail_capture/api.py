@@ -1,0 +1,244 @@
+"""What users call: optimize, export, explain, disable, allow_in_graph and their kin."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import CodeType, FunctionType, MethodType
+from typing import Any, TypeVar, cast
+
+import torch
+from torch.fx import GraphModule
+
+from dovetail_capture._frame_hook import Switched, active
+from dovetail_capture.captured_frame import GraphBreak
+from dovetail_capture.compile_log import CompileLog, FrameRecord
+from dovetail_capture.context import Backend, CaptureContext
+from dovetail_capture.errors import CaptureError
+from dovetail_capture.optimized_module import OptimizedModule
+from dovetail_capture.options import CaptureOptions
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_ALLOWED: weakref.WeakSet[Any] = weakref.WeakSet()
+_CONTEXTS: weakref.WeakSet[CaptureContext] = weakref.WeakSet()
+_CAPTURING = threading.local()
+
+
+def is_disabled(function: Any) -> bool:
+    """Was the function marked with `disable` (ours or `torch.compiler.disable`)?"""
+    if isinstance(function, MethodType):
+        function = function.__func__
+    return bool(getattr(function, "_torchdynamo_disable", False))
+
+
+def is_allowed_in_graph(function: Any) -> bool:
+    """Was the function marked with `allow_in_graph`?"""
+    try:
+        return function in _ALLOWED
+    except TypeError:  # unhashable or not weakly referable
+        return False
+
+
+def is_compiling() -> bool:
+    """True while code is being captured; captured code sees it as the constant True."""
+    return bool(getattr(_CAPTURING, "depth", 0))
+
+
+def graph_break(msg: str = "") -> None:
+    """Breaks the graph where it is called; does nothing when run."""
+
+
+def allow_in_graph(function: F) -> F:
+    """Make calls of `function` one node of the graph: capture does not look inside."""
+    _ALLOWED.add(function)
+    return function
+
+
+def disable(function: F) -> F:
+    """A version of `function` (or of a module's call) that runs in Python, with capture off."""
+    if isinstance(function, torch.nn.Module):
+        object.__setattr__(function, "forward", disable(function.forward))
+        return function
+    switched = Switched(function, None)
+    _look_like(switched, function)
+    switched.__dict__["_torchdynamo_disable"] = True
+    return cast(F, switched)
+
+
+def _look_like(switched: Switched, function: Callable[..., Any]) -> None:
+    functools.update_wrapper(switched, function)
+
+
+def _capture_frame(
+    code: CodeType, func: FunctionType, args: tuple[Any, ...], *, options: CaptureOptions
+) -> Any:
+    from dovetail_capture.interpreter import capture_frame
+
+    _CAPTURING.depth = getattr(_CAPTURING, "depth", 0) + 1
+    try:
+        return capture_frame(code, func, args, options=options)
+    finally:
+        _CAPTURING.depth -= 1
+
+
+def _root_codes(target: Any) -> tuple[CodeType, ...]:
+    """The codes that `target` itself consists of: captured wherever their file lies."""
+    if isinstance(target, torch.nn.Module):
+        target = target.forward
+    if isinstance(target, MethodType):
+        target = target.__func__
+    code = getattr(target, "__code__", None)
+    if code is None:
+        code = getattr(getattr(type(target), "__call__", None), "__code__", None)
+    return (code,) if isinstance(code, CodeType) else ()
+
+
+def make_context(
+    target: Any,
+    backend: Backend,
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    recompile_limit: int = 8,
+    log: CompileLog | None = None,
+) -> CaptureContext:
+    """A context for capturing `target` (a function or module) with `backend`."""
+    options = CaptureOptions(
+        fullgraph=fullgraph,
+        dynamic=dynamic,
+        is_disabled=is_disabled,
+        is_allowed_in_graph=is_allowed_in_graph,
+    )
+    context = CaptureContext(
+        backend,
+        _capture_frame,
+        options=options,
+        recompile_limit=recompile_limit,
+        roots=_root_codes(target),
+        log=log,
+    )
+    _CONTEXTS.add(context)
+    return context
+
+
+def optimize(
+    target: Any,
+    backend: Backend,
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    recompile_limit: int = 8,
+) -> Any:
+    """A version of a function or module whose frames are captured and compiled by `backend`.
+
+    `backend(graph_module, example_inputs)` returns a callable. With `fullgraph` a graph break is
+    an error. The wrapper's `capture_context` holds the log.
+    """
+    if isinstance(target, type):
+        raise TypeError("optimize takes a function or a module instance, not a class")
+    if not callable(target):
+        raise TypeError(f"cannot optimize a {type(target).__qualname__}: it is not callable")
+    if isinstance(target, OptimizedModule):
+        target = target._orig_mod
+    elif isinstance(target, Switched) and target.context is not None:
+        target = target.function
+    context = make_context(
+        target, backend, fullgraph=fullgraph, dynamic=dynamic, recompile_limit=recompile_limit
+    )
+    if isinstance(target, torch.nn.Module):
+        # The call goes through the module's own __call__: its hooks run as ever.
+        return OptimizedModule(target, Switched(target, context.hook), context)
+    switched = Switched(target, context.hook)
+    _look_like(switched, target)
+    switched.__dict__["capture_context"] = context
+    return switched
+
+
+def reset() -> None:
+    """Forget everything compiled, in every context."""
+    for context in list(_CONTEXTS):
+        context.reset()
+
+
+def is_active() -> bool:
+    """Is a capture context switched on in this thread?"""
+    return active() is not None
+
+
+# --- explain -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What capture made of one call: graphs, breaks, guards, and the code that replaced frames."""
+
+    result: Any
+    graphs: tuple[GraphModule, ...]
+    breaks: tuple[GraphBreak, ...]
+    guards: tuple[str, ...]
+    replacements: tuple[str, ...]
+    log: CompileLog
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the graph broke, in words."""
+        return tuple(break_.as_text() for break_ in self.breaks)
+
+    def as_text(self) -> str:
+        """Everything, for people."""
+        parts = [f"{len(self.graphs)} graphs, {len(self.breaks)} graph breaks"]
+        parts += [f"graph {i}:\n{gm.code.strip()}" for i, gm in enumerate(self.graphs)]
+        parts += [f"break {i}: {reason}" for i, reason in enumerate(self.reasons)]
+        parts += list(self.guards)
+        parts += [f"replacement {i}:\n{text}" for i, text in enumerate(self.replacements)]
+        parts.append(self.log.as_text())
+        return "\n".join(parts)
+
+    __str__ = as_text
+
+
+def run_graph(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+    """The backend that compiles nothing: it runs the graph as recorded."""
+    return cast(Callable[..., Any], gm.forward)
+
+
+def explain(target: Any, *, dynamic: bool | None = None) -> Callable[..., Explanation]:
+    """`explain(f)(*args)` runs `f` with capture on, once, and tells what was captured."""
+
+    def run(*args: Any, **kwargs: Any) -> Explanation:
+        log = CompileLog(keep_frames=True)
+        context = make_context(target, run_graph, dynamic=dynamic, log=log)
+        result = Switched(target, context.hook)(*args, **kwargs)
+        frames: list[FrameRecord] = log.frames
+        return Explanation(
+            result,
+            tuple(f.captured.graph for f in frames if f.captured.graph is not None),
+            tuple(log.breaks),
+            tuple(f.captured.guards.as_text() for f in frames),
+            tuple(f.replacement for f in frames if f.replacement),
+            log,
+        )
+
+    return run
+
+
+__all__ = [
+    "CaptureError",
+    "Explanation",
+    "allow_in_graph",
+    "disable",
+    "explain",
+    "graph_break",
+    "is_active",
+    "is_allowed_in_graph",
+    "is_compiling",
+    "is_disabled",
+    "make_context",
+    "optimize",
+    "reset",
+    "run_graph",
+]

@@ -1,0 +1,273 @@
+"""One capture context: what happens when the hook meets a frame that it has no code for.
+
+A context belongs to one `optimize` wrapper: one backend, one set of options, its own compiled
+frames. The hook finds the frames' entries by itself; only a miss comes here.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+from dovetail_guards.clauses import TensorIs
+from dovetail_guards.evaluate import FrameView, evaluate
+from dovetail_guards.explain import GuardFailure
+from dovetail_guards.guard_set import GuardSet
+
+from dovetail_capture import _frame_hook
+from dovetail_capture.captured_frame import CapturedFrame
+from dovetail_capture.compile_log import CompileLog, FrameRecord
+from dovetail_capture.continuation import CannotResume, ContinuationCache, Resumption
+from dovetail_capture.errors import (
+    BackendError,
+    CaptureError,
+    GraphBreakError,
+    RecompileLimitError,
+    place_of,
+)
+from dovetail_capture.options import CaptureOptions
+from dovetail_capture.replacement import build_replacement
+from dovetail_capture.skip import is_skipped, runs_with_capture_off
+
+Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
+Capture = Callable[..., CapturedFrame]
+CompileGuards = Callable[[GuardSet, CodeType], Any]
+"""Makes what the hook checks: a guard capsule, or a callable of (args, func)."""
+
+
+def native_guard(guards: GuardSet, code: CodeType) -> Any:
+    """The native check of a guard set, as the hook reads it."""
+    return guards.compile(code).capsule
+
+
+class CaptureContext:
+    """Captures frames for one backend. `hook` is what `Switched` wrappers switch on."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        capture: Capture,
+        *,
+        options: CaptureOptions | None = None,
+        recompile_limit: int = 8,
+        roots: Sequence[CodeType] = (),
+        log: CompileLog | None = None,
+        compile_guards: CompileGuards = native_guard,
+    ) -> None:
+        """`capture` is `interpreter.capture_frame`; `roots` are codes that are captured even
+        though they lie in a skipped directory (the forward of a torch.nn module)."""
+        self.backend = backend
+        self.options = options or CaptureOptions()
+        self.recompile_limit = recompile_limit
+        self.log = log or CompileLog()
+        self._capture = capture
+        self._compile_guards = compile_guards
+        self._roots = {id(code): code for code in roots}
+        self._continuations = ContinuationCache()
+        self._lock = threading.RLock()
+        self._guards: dict[int, list[GuardSet]] = {}
+        self._sizes: dict[int, frozenset[tuple[str, int]]] = {}
+        self._finalizers: dict[int, weakref.ref[CodeType]] = {}
+        self.hook = _frame_hook.Context(self._on_miss)
+
+    def reset(self) -> None:
+        """Forget all compiled frames; they are captured afresh at their next call."""
+        with self._lock:
+            self.hook.reset()
+            self._guards.clear()
+            self._sizes.clear()
+            self._finalizers.clear()
+            self._continuations = ContinuationCache()
+            self.log.clear()
+
+    # --- a miss ----------------------------------------------------------------------------------
+
+    def _on_miss(self, code: CodeType, func: FunctionType, args: tuple[Any, ...]) -> Any:
+        if runs_with_capture_off(code) or getattr(func, "_torchdynamo_disable", False):
+            return _frame_hook.OFF
+        if is_skipped(code) and id(code) not in self._roots:
+            if not self._continuations.is_continuation(code):
+                return _frame_hook.SKIP
+        with self._lock:
+            for entry in self.hook.entries(code):
+                if _frame_hook.check_guard(entry.guard, args, func):
+                    return entry  # another thread compiled it while this one waited
+            if self.hook.is_closed(code):
+                return None
+            with _torch_state_kept():
+                return self._compile(code, func, args)
+
+    def _compile(self, code: CodeType, func: FunctionType, args: tuple[Any, ...]) -> Any:
+        known = self._guards.get(id(code), [])
+        if known and not self._may_recompile(code, func, args, known):
+            return _frame_hook.SKIP
+        started = time.perf_counter()
+        frame = self._captured(code, func, args)
+        captured = time.perf_counter()
+        resumption = None
+        if frame.break_ is not None:
+            resumption = self._resumption(code, frame)
+            if resumption is None:
+                return _frame_hook.SKIP
+        has_graph = frame.graph is not None
+        text = ""
+        if not has_graph and frame.break_ is None:
+            new_code = code  # nothing to compile on this path: the user's code is the fastest
+        else:
+            compiled = self._run_backend(code, frame) if has_graph else None
+            replacement = build_replacement(frame, compiled, resumption)
+            new_code, text = replacement.code, replacement.text
+        finished = time.perf_counter()
+        guard = self._checked_guard(code, func, args, frame.guards)
+        self._remember(code, frame.guards)
+        self.log.add(
+            "frame" if has_graph or frame.break_ is not None else "no graph",
+            self._continuations.root_code(code),
+            capture_seconds=captured - started,
+            backend_seconds=finished - captured,
+        )
+        if has_graph:
+            self.log.counters["graph"] += 1
+        if self.log.keep_frames:
+            self.log.frames.append(FrameRecord(frame, text))
+        return guard, new_code
+
+    def _captured(
+        self, code: CodeType, func: FunctionType, args: tuple[Any, ...]
+    ) -> CapturedFrame:
+        options = self.options
+        sizes = self._sizes.get(id(code))
+        if sizes:
+            options = replace(options, dynamic_sizes=options.dynamic_sizes | sizes)
+        try:
+            frame = self._capture(code, func, args, options=options)
+        except CaptureError:
+            self.log.add("error", code, "capture")
+            raise
+        except Exception as error:
+            self.log.add("error", code, f"capture: {error!r}")
+            raise CaptureError(
+                f"internal error while capturing {place_of(code)}: {error!r}"
+            ) from error
+        if frame.break_ is not None:
+            self.log.add_break(self._continuations.root_code(code), frame.break_)
+            if self.options.fullgraph:
+                raise GraphBreakError(frame.break_)
+        return frame
+
+    def _resumption(self, code: CodeType, frame: CapturedFrame) -> Resumption | None:
+        """How to go on after the break; None when the frame has to run plainly."""
+        try:
+            return self._continuations.resume(code, frame.end)
+        except CannotResume as refusal:
+            assert frame.break_ is not None
+            reason = f"{refusal}; this frame runs uncaptured, what it calls is still captured"
+            self.log.add("plain", self._continuations.root_code(code), reason)
+            return None
+
+    def _run_backend(self, code: CodeType, frame: CapturedFrame) -> Callable[..., Any]:
+        assert frame.graph is not None
+        try:
+            compiled = self.backend(frame.graph, [i.example for i in frame.inputs])
+        except CaptureError:
+            raise
+        except Exception as error:
+            self.log.add("error", code, f"backend: {error!r}")
+            name = getattr(self.backend, "__qualname__", type(self.backend).__qualname__)
+            raise BackendError(
+                f"backend {name} failed on the graph of {place_of(code)}: {error!r}"
+            ) from error
+        if not callable(compiled):
+            raise BackendError(
+                f"the backend returned {type(compiled).__qualname__} for {place_of(code)}; "
+                "it must return a callable"
+            )
+        return compiled
+
+    def _checked_guard(
+        self, code: CodeType, func: FunctionType, args: tuple[Any, ...], guards: GuardSet
+    ) -> Any:
+        guard = self._compile_guards(guards, code)
+        if not _frame_hook.check_guard(guard, args, func):
+            failure = guards.explain_failure(FrameView(args, func))
+            raise CaptureError(
+                f"the guards of {place_of(code)} do not hold for the very call they were made "
+                f"from: {failure or 'the native check disagrees with the slow one'}"
+            )
+        return guard
+
+    # --- recompiles ------------------------------------------------------------------------------
+
+    def _remember(self, code: CodeType, guards: GuardSet) -> None:
+        key = id(code)
+        self._guards.setdefault(key, []).append(guards)
+        if key not in self._finalizers:
+            owner = weakref.ref(self)
+
+            def forget(_: Any) -> None:
+                context = owner()
+                if context is not None:
+                    context._guards.pop(key, None)
+                    context._sizes.pop(key, None)
+                    context._finalizers.pop(key, None)
+
+            self._finalizers[key] = weakref.ref(code, forget)
+
+    def _may_recompile(
+        self, code: CodeType, func: FunctionType, args: tuple[Any, ...], known: list[GuardSet]
+    ) -> bool:
+        """Record why no entry fits. False when the limit is reached."""
+        view = FrameView(args, func)
+        failures = [guards.explain_failure(view) for guards in known]
+        reasons = [str(failure) for failure in failures if failure is not None]
+        root = self._continuations.root_code(code)
+        if len(known) < self.recompile_limit:
+            self.log.add("recompile", root, reasons[-1] if reasons else "")
+            if self.options.dynamic is None and failures[-1] is not None:
+                changed = _changed_sizes(failures[-1], view)
+                self._sizes[id(code)] = self._sizes.get(id(code), frozenset()) | changed
+            return True
+        newest = reasons[-1] if reasons else "unknown"
+        message = (
+            f"{place_of(root)} was compiled {len(known)} times, which is the recompile limit; "
+            f"from now on, calls that fit no compiled version run uncompiled. "
+            f"Newest reason: {newest}"
+        )
+        self.log.add("limit", root, message)
+        if self.options.fullgraph:
+            raise RecompileLimitError(message)
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        return False
+
+
+def _changed_sizes(failure: GuardFailure, view: FrameView) -> frozenset[tuple[str, int]]:
+    """The dimensions whose size differs from what a failed tensor clause wanted."""
+    clause = failure.clause
+    if not isinstance(clause, TensorIs):
+        return frozenset()
+    seen = evaluate(clause.source, view)
+    if not isinstance(seen, torch.Tensor) or seen.dim() != len(clause.sizes):
+        return frozenset()
+    pairs = enumerate(zip(seen.shape, clause.sizes, strict=True))
+    return frozenset(
+        (str(clause.source), dim) for dim, (now, was) in pairs if was is not None and now != was
+    )
+
+
+@contextmanager
+def _torch_state_kept() -> Iterator[None]:
+    """Capture and compilers leave the global grad mode and random state as they found them."""
+    grad, rng = torch.is_grad_enabled(), torch.random.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_grad_enabled(grad)
+        torch.random.set_rng_state(rng)

@@ -1,0 +1,386 @@
+"""Code objects that go on after a graph break.
+
+A break at instruction `i` of a code object makes two kinds of code from it, both the *whole*
+original body behind a prologue `RESUME; push the stack; JUMP to an instruction`:
+
+- the **step** starts at `i`, runs that instruction natively (with the original handlers, so an
+  exception it raises lands in the user's own `except` or `with`), and then, where control would go
+  on, calls a continuation and returns what that returns;
+- a **continuation** starts after `i`. It is an ordinary function for the frame hook, so it is
+  captured in turn.
+
+Live locals and stack values are parameters. Cells (of cell variables and of free variables alike)
+come in through the closure: a cell variable of the original is a free variable here.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from dataclasses import dataclass
+from types import CodeType
+
+from dovetail_capture.bytecode import (
+    EXITS,
+    NO_POSITIONS,
+    Body,
+    Instruction,
+    Positions,
+    decode,
+    encode,
+    origin_of_dis_index,
+    reachable,
+)
+from dovetail_capture.recipe import FrameEnd
+
+_CALL_ENDINGS = ("CALL", "CALL_KW", "CALL_FUNCTION_EX", "CALL_METHOD")
+_PACKED = ("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST")
+_UNSUPPORTED = frozenset(
+    {*_PACKED, "LOAD_FAST_AND_CLEAR", "FOR_ITER", "SEND", "YIELD_VALUE", "RETURN_GENERATOR"}
+)
+_CODE_SHAPE = 0x04 | 0x08  # CO_VARARGS, CO_VARKEYWORDS
+
+
+class CannotResume(Exception):
+    """A break after which no continuation is made; the frame runs plainly. Says why."""
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """How replacement code goes on after a break.
+
+    It calls a function of code `step` with the live locals named `locals_`, then the stack values
+    that are not NULL, then one function per code in `continuations`. All these functions get the
+    closure `free` (names; those in `from_cells` are cell variables of the broken frame).
+    """
+
+    step: CodeType
+    continuations: tuple[CodeType, ...]
+    locals_: tuple[str, ...]
+    free: tuple[str, ...]
+    from_cells: frozenset[str]
+    line: int
+
+
+@dataclass(frozen=True)
+class _Root:
+    """Where a continuation came from: the user's code, and which of its instructions each
+    instruction of the continuation is."""
+
+    code: CodeType
+    origins: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class _Start:
+    """The state a piece of code starts from: instruction, which stack places hold NULL, locals."""
+
+    index: int
+    nulls: tuple[bool, ...]
+    locals_: tuple[str, ...]
+
+
+class ContinuationCache:
+    """Makes steps and continuations, each once, and remembers what they were made from."""
+
+    def __init__(self) -> None:
+        self._roots: dict[int, _Root] = {}
+        self._resumptions: dict[tuple[int, _Start], Resumption] = {}
+        self._continuations: dict[tuple[int, _Start], CodeType] = {}
+        self._keep: list[CodeType] = []  # the codes whose ids the tables use
+
+    def root_code(self, code: CodeType) -> CodeType:
+        """The user's code that `code` (maybe a continuation) goes back to."""
+        root = self._roots.get(id(code))
+        return code if root is None else root.code
+
+    def is_continuation(self, code: CodeType) -> bool:
+        """Was this code made here?"""
+        return id(code) in self._roots
+
+    def resume(self, code: CodeType, end: FrameEnd) -> Resumption:
+        """How to go on after `end`, a break in a frame of `code`; raises `CannotResume`."""
+        assert end.break_index is not None
+        origin: int | None = origin_of_dis_index(code, end.break_index)
+        root = self._roots.get(id(code))
+        if root is not None:
+            assert origin is not None
+            origin, code = root.origins[origin], root.code
+        if origin is None:
+            raise CannotResume("the break lies in the prologue of a continuation")
+        known = {name for name, _ in end.locals_}
+        live = tuple(name for name in code.co_varnames if name in known)
+        live = tuple(name for name in live if name not in code.co_cellvars)
+        start = _Start(origin, tuple(item is None for item in end.stack), live)
+        key = (id(code), start)
+        found = self._resumptions.get(key)
+        if found is None:
+            self._keep.append(code)
+            found = self._resumptions[key] = _make_resumption(self, code, start)
+        return found
+
+    def continuation(self, code: CodeType, start: _Start) -> CodeType:
+        """The code that goes on in `code` (a user's) from `start`."""
+        key = (id(code), start)
+        found = self._continuations.get(key)
+        if found is None:
+            maker = _Maker(code, start, ())
+            found = self._continuations[key] = maker.finish()
+            origins = tuple(instruction.origin for instruction in maker.body.instructions)
+            self._roots[id(found)] = _Root(code, origins)
+        return found
+
+
+class _Maker:
+    """One new code object: the prologue, the whole original body, and room for tails."""
+
+    def __init__(self, code: CodeType, start: _Start, extra: tuple[str, ...]) -> None:
+        self.code, self.start = code, start
+        self.body = decode(code)
+        self.original = list(self.body.instructions)
+        self.stack_names = tuple(
+            f".s{place}" for place, null in enumerate(start.nulls) if not null
+        )
+        self.parameters = (*start.locals_, *self.stack_names, *extra)
+        self.free = (*code.co_cellvars, *code.co_freevars)
+        rest = [n for n in code.co_varnames if n not in start.locals_ and n not in self.free]
+        self.varnames = [*self.parameters, *rest]
+        self._expand_packed()
+
+    def slot(self, name: str) -> int:
+        """The index of a local or free variable in the new frame; new locals are added."""
+        if name in self.free:
+            raise AssertionError("free slots are known only at the end")
+        if name not in self.varnames:
+            self.varnames.append(name)
+        return self.varnames.index(name)
+
+    def _expand_packed(self) -> None:
+        """3.13's two-in-one local instructions cannot always hold the new indices: split them."""
+        result: list[Instruction] = []
+        for instruction in self.body.instructions:
+            if instruction.name not in _PACKED:
+                result.append(instruction)
+                continue
+            names = instruction.name.split("_")
+            pair = ["_".join(names[:2]), "_".join(names[2:])]
+            args = (instruction.arg >> 4, instruction.arg & 15)
+            second = Instruction(pair[1], args[1], None, instruction.positions, None)
+            instruction.name, instruction.arg = pair[0], args[0]
+            result += [instruction, second]
+        self.body.instructions[:] = result
+
+    def finish(self, tails: list[Instruction] | None = None) -> CodeType:
+        """Put prologue, body and tails together."""
+        code = self.code
+        self._rename_slots()
+        target = self.original[self.start.index]
+        prologue = []
+        if self.free:
+            prologue.append(Instruction("COPY_FREE_VARS", len(self.free)))
+        prologue.append(Instruction("RESUME", 0))
+        names = iter(self.stack_names)
+        for null in self.start.nulls:
+            if null:
+                prologue.append(Instruction("PUSH_NULL"))
+            else:
+                prologue.append(Instruction("LOAD_FAST", self.varnames.index(next(names))))
+        prologue.append(Instruction("JUMP_FORWARD", 0, target))
+        for instruction in prologue:
+            instruction.positions = (target.positions[0], None, None, None)
+        self.body.instructions[:0] = prologue
+        self.body.instructions += tails or []
+        return code.replace(
+            co_argcount=len(self.parameters),
+            co_posonlyargcount=0,
+            co_kwonlyargcount=0,
+            co_nlocals=len(self.varnames),
+            co_varnames=tuple(self.varnames),
+            co_cellvars=(),
+            co_freevars=self.free,
+            co_flags=code.co_flags & ~_CODE_SHAPE,
+            co_stacksize=code.co_stacksize + len(self.varnames) + 8,
+            **encode(self.body, code.co_firstlineno),  # type: ignore[arg-type]
+        )
+
+    def _rename_slots(self) -> None:
+        """Point local and free variable instructions at the new frame's slots."""
+        code = self.code
+        cells = [name for name in code.co_cellvars if name not in code.co_varnames]
+        old = [*code.co_varnames, *cells, *code.co_freevars]
+        new = {name: place for place, name in enumerate([*self.varnames, *self.free])}
+        used = {*dis.haslocal, *dis.hasfree}
+        for instruction in self.body.instructions:
+            if instruction.name in ("MAKE_CELL", "COPY_FREE_VARS"):
+                instruction.name, instruction.arg = "NOP", 0  # never reached
+            elif instruction.op in used:
+                instruction.arg = new[old[instruction.arg]]
+
+
+def _make_resumption(cache: ContinuationCache, code: CodeType, start: _Start) -> Resumption:
+    body = decode(code)
+    first, last = _group(body, start.index)
+    _refuse_if_impossible(code, body, first, last)
+    start = _Start(first, start.nulls, start.locals_)
+    exits = _exits_after(code, body, start, last)
+    extra = tuple(f".k{place}" for place in range(len(exits)))
+    maker = _Maker(code, start, extra)
+    positions = maker.original[last].positions
+    tails: list[Instruction] = []
+    for place, (target, depth_nulls, live) in enumerate(exits):
+        tail = _tail(maker, extra[place], depth_nulls, live, positions)
+        tails += tail
+        if place == 0:
+            native = _as_plain_load(maker.original[last])
+            jump = Instruction("JUMP_FORWARD", 0, tail[0], positions)
+            where = maker.body.instructions.index(maker.original[last]) + 1
+            maker.body.instructions[where:where] = [*native, jump]
+        else:
+            branch = maker.original[last]
+            branch.name = branch.name.replace("_BACKWARD", "_FORWARD")
+            branch.target = tail[0]
+    step = maker.finish(tails)
+    continuations = tuple(
+        cache.continuation(code, _Start(target, nulls, live)) for target, nulls, live in exits
+    )
+    line = positions[0] or code.co_firstlineno
+    cells = frozenset(code.co_cellvars)
+    return Resumption(step, continuations, start.locals_, maker.free, cells, line)
+
+
+def _group(body: Body, index: int) -> tuple[int, int]:
+    """The instructions that must run together: KW_NAMES, PRECALL and CALL are one call."""
+    names = [instruction.name for instruction in body.instructions]
+    first = last = index
+    if names[last] == "KW_NAMES":
+        last += 1
+    if names[last] == "PRECALL":
+        last += 1
+    if names[last] == "CALL":
+        if names[first] == "CALL" and names[first - 1] == "PRECALL":
+            first -= 1
+        if names[first] != "KW_NAMES" and first and names[first - 1] == "KW_NAMES":
+            first -= 1
+    return first, last
+
+
+def _refuse_if_impossible(code: CodeType, body: Body, first: int, last: int) -> None:
+    name = body.instructions[last].name
+    if name in _UNSUPPORTED:
+        raise CannotResume(f"a break at {name} is not resumed")
+    if first not in reachable(body, [0], through_handlers=False):
+        raise CannotResume("the break lies inside an exception handler")
+    after = set(_next_indices(body, last))
+    if first in reachable(body, after, through_handlers=True):
+        raise CannotResume("the break lies inside a loop")
+
+
+def _next_indices(body: Body, index: int) -> list[int]:
+    instruction = body.instructions[index]
+    if instruction.name in EXITS:
+        return []
+    target = instruction.target
+    if target is None:
+        return [index + 1]
+    assert target.origin is not None
+    if instruction.name.startswith("JUMP_") and "IF" not in instruction.name:
+        return [target.origin]
+    return [index + 1, target.origin]
+
+
+def _exits_after(
+    code: CodeType, body: Body, start: _Start, last: int
+) -> list[tuple[int, tuple[bool, ...], tuple[str, ...]]]:
+    """Where control goes after the native instruction: (index, NULLs on the stack, live locals)."""
+    found = []
+    instruction = body.instructions[last]
+    if instruction.target is not None and "IF" not in instruction.name:
+        raise CannotResume(f"a break at {instruction.name} is not resumed")
+    for jump, target in zip((False, True), _next_indices(body, last), strict=False):
+        depth = len(start.nulls)
+        for member in body.instructions[start.index : last + 1]:
+            arg = member.arg if member.op >= dis.HAVE_ARGUMENT else None
+            depth += dis.stack_effect(member.op, arg, jump=jump)
+        live = _live_after(code, instruction, start.locals_)
+        found.append((target, _nulls_after(instruction, start.nulls, depth), live))
+    return found
+
+
+def _live_after(
+    code: CodeType, instruction: Instruction, live: tuple[str, ...]
+) -> tuple[str, ...]:
+    if instruction.name not in ("STORE_FAST", "DELETE_FAST"):
+        return live
+    changed = code.co_varnames[instruction.arg]
+    names = {*live, changed} if instruction.name == "STORE_FAST" else {*live} - {changed}
+    return tuple(name for name in code.co_varnames if name in names)
+
+
+def _nulls_after(instruction: Instruction, before: tuple[bool, ...], depth: int) -> tuple[bool, ...]:
+    """Which stack places hold NULL after the instruction: those below what it touched stay."""
+    nulls = [place < len(before) and before[place] for place in range(depth)]
+    name = instruction.name
+    if name in _CALL_ENDINGS:
+        nulls[-1] = False  # the result takes the place of the callable or of its NULL
+    elif name == "PUSH_NULL":
+        nulls[-1] = True
+    elif _pushes_pair(instruction):
+        # LOAD_METHOD and friends are run as plain loads: the second slot is then always NULL.
+        nulls[-2:] = [False, True] if sys.version_info >= (3, 13) else [True, False]
+    return tuple(nulls)
+
+
+def _pushes_pair(instruction: Instruction) -> bool:
+    """Does it push a value and a NULL (or a method and its self)?"""
+    name, bit = instruction.name, bool(instruction.arg & 1)
+    if name == "LOAD_METHOD" or (name in ("LOAD_GLOBAL", "LOAD_SUPER_ATTR") and bit):
+        return True
+    return name == "LOAD_ATTR" and bit and sys.version_info >= (3, 12)
+
+
+def _as_plain_load(instruction: Instruction) -> list[Instruction]:
+    """Make a method load a plain attribute load, and give what pushes its NULL after it: only
+    then is it known beforehand which of the two slots is NULL."""
+    if not _pushes_pair(instruction) or instruction.name == "LOAD_GLOBAL":
+        return []
+    if instruction.name == "LOAD_METHOD":
+        instruction.name = "LOAD_ATTR"
+    else:
+        instruction.arg &= ~1
+    extra = [Instruction("PUSH_NULL", 0, None, instruction.positions)]
+    if sys.version_info < (3, 13):
+        extra.append(Instruction("SWAP", 2, None, instruction.positions))
+    return extra
+
+
+def _tail(
+    maker: _Maker,
+    continuation: str,
+    nulls: tuple[bool, ...],
+    live: tuple[str, ...],
+    positions: Positions,
+) -> list[Instruction]:
+    """Take the stack apart and return `continuation(*locals, *stack)`."""
+    code: list[Instruction] = []
+
+    def emit(name: str, arg: int = 0) -> None:
+        code.append(Instruction(name, arg, None, positions or NO_POSITIONS))
+
+    for place in reversed(range(len(nulls))):  # STORE_FAST of a NULL only unbinds the name
+        emit("STORE_FAST", maker.slot(f".n{place}"))
+    function = maker.slot(continuation)
+    if sys.version_info >= (3, 13):
+        emit("LOAD_FAST", function)
+        emit("PUSH_NULL")
+    else:
+        emit("PUSH_NULL")
+        emit("LOAD_FAST", function)
+    arguments = [maker.slot(name) for name in live]
+    arguments += [maker.slot(f".n{place}") for place, null in enumerate(nulls) if not null]
+    for argument in arguments:
+        emit("LOAD_FAST", argument)
+    if sys.version_info < (3, 12):
+        emit("PRECALL", len(arguments))
+    emit("CALL", len(arguments))
+    emit("RETURN_VALUE")
+    return code

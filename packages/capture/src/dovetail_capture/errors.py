@@ -1,0 +1,32 @@
+"""What capture raises."""
+
+from __future__ import annotations
+
+from types import CodeType
+
+from dovetail_capture.captured_frame import GraphBreak
+
+
+class CaptureError(RuntimeError):
+    """Capture could not do what was asked; the message names the user's file and line."""
+
+
+class GraphBreakError(CaptureError):
+    """A graph break where one whole graph was asked for; `break_` says what and where."""
+
+    def __init__(self, break_: GraphBreak) -> None:
+        super().__init__(f"cannot capture one whole graph: {break_.as_text()}")
+        self.break_ = break_
+
+
+class BackendError(CaptureError):
+    """The backend raised, or did not return a callable."""
+
+
+class RecompileLimitError(CaptureError):
+    """A `fullgraph` function was recompiled more often than the limit allows."""
+
+
+def place_of(code: CodeType) -> str:
+    """`name (file:line)` of a code object, for messages."""
+    return f"{code.co_qualname} ({code.co_filename}:{code.co_firstlineno})"

@@ -1,0 +1,105 @@
+"""Functions that replacement code calls to read and write objects exactly as recipes mean it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from itertools import islice
+from types import FunctionType, MemberDescriptorType
+from typing import Any
+
+
+def get_item(base: Any, key: Any) -> Any:
+    """`base[key]` with the base class's own `__getitem__` (an override must not run)."""
+    for kind in (dict, list, tuple):
+        if isinstance(base, kind):
+            return kind.__getitem__(base, key)
+    return base[key]
+
+
+def get_key(base: dict[Any, Any], index: int) -> Any:
+    """The key at a position of a dict, in insertion order."""
+    keys = OrderedDict.__iter__(base) if isinstance(base, OrderedDict) else dict.__iter__(base)
+    return next(islice(keys, index, None))
+
+
+def _slot_of(target: Any, name: str) -> Any:
+    for klass in type(target).__mro__:
+        found = klass.__dict__.get(name)
+        if isinstance(found, MemberDescriptorType):
+            return found
+    return None
+
+
+def set_attribute(target: Any, name: str, value: Any) -> None:
+    """Write straight into the instance: its slot or its `__dict__`; no user code runs."""
+    slot = _slot_of(target, name)
+    if slot is not None:
+        slot.__set__(target, value)
+    elif isinstance(target, type):
+        type.__setattr__(target, name, value)
+    else:
+        target.__dict__[name] = value
+
+
+def del_attribute(target: Any, name: str) -> None:
+    """Delete straight from the instance."""
+    slot = _slot_of(target, name)
+    if slot is not None:
+        slot.__delete__(target)
+    elif isinstance(target, type):
+        type.__delattr__(target, name)
+    else:
+        del target.__dict__[name]
+
+
+def replace_list(target: list[Any], items: Iterable[Any]) -> None:
+    list.__setitem__(target, slice(None), items)
+
+
+def replace_dict(target: dict[Any, Any], items: list[tuple[Any, Any]]) -> None:
+    """New contents in the given order."""
+    kind: Any = OrderedDict if isinstance(target, OrderedDict) else dict
+    kind.clear(target)
+    for key, value in items:
+        kind.__setitem__(target, key, value)
+
+
+def replace_set(target: set[Any], items: Iterable[Any]) -> None:
+    set.clear(target)
+    set.update(target, items)
+
+
+def replace_deque(target: deque[Any], items: Iterable[Any]) -> None:
+    deque.clear(target)
+    deque.extend(target, items)
+
+
+REPLACERS = {
+    "list": replace_list,
+    "dict": replace_dict,
+    "OrderedDict": replace_dict,
+    "defaultdict": replace_dict,
+    "set": replace_set,
+    "deque": replace_deque,
+}
+
+
+def new_function(
+    code: Any,
+    globals_: dict[str, Any],
+    name: str,
+    defaults: tuple[Any, ...] | None,
+    kwdefaults: dict[str, Any] | None,
+    closure: tuple[Any, ...],
+    annotations: Any,
+) -> FunctionType:
+    """A function as MAKE_FUNCTION makes it."""
+    function = FunctionType(code, globals_, name, defaults, closure or None)
+    if kwdefaults is not None:
+        function.__kwdefaults__ = kwdefaults
+    if annotations is not None:
+        if isinstance(annotations, tuple):  # flat: name, annotation, name, annotation ...
+            annotations = dict(zip(annotations[::2], annotations[1::2], strict=True))
+        function.__annotations__ = annotations
+    return function

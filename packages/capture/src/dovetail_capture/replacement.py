@@ -1,0 +1,509 @@
+"""From a `CapturedFrame` and its compiled graph to the code that replaces the frame's.
+
+The code is generated as Python source text with the frame's signature and compiled; objects are
+then patched into its constants. Names matter only by position: an argument keeps its place, free
+variables keep their order, everything of ours starts with `_dt_`.
+
+The order of events: everything that existed before (each `Fetch`, each graph input) is read; the
+compiled graph runs; effects are replayed in order, values being rebuilt where they are first
+needed; the frame returns, or goes on behind a graph break.
+"""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from types import CellType, CodeType, FunctionType
+from typing import Any
+
+from dovetail_guards import source as s
+
+from dovetail_capture import rebuild
+from dovetail_capture._frame_hook import Bound, skip_code
+from dovetail_capture.bytecode import encode_lines
+from dovetail_capture.captured_frame import CapturedFrame, GraphInput
+from dovetail_capture.continuation import Resumption
+from dovetail_capture.recipe import (
+    Build,
+    CallFunction,
+    Const,
+    DelAttr,
+    Effect,
+    Fetch,
+    FrameEnd,
+    GetAttr,
+    GraphOutput,
+    NewCell,
+    NewEmpty,
+    NewFunction,
+    NewObject,
+    Recipe,
+    ReplaceContents,
+    RunCall,
+    SetAttr,
+    SetCell,
+    SetGlobal,
+)
+
+_VARARGS, _VARKEYWORDS = 0x04, 0x08
+_PLACEHOLDER = "<dovetail constant {}: {}>"
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """Code to run instead of a frame's, and the text it was compiled from."""
+
+    code: CodeType
+    text: str
+
+
+def bind_static_inputs(
+    compiled: Callable[..., Any], inputs: Sequence[GraphInput]
+) -> Callable[..., Any]:
+    """The compiled graph as a function of its dynamic inputs only, run with capture off."""
+    template = tuple(i.example if i.static else None for i in inputs)
+    dynamic = tuple(place for place, i in enumerate(inputs) if not i.static)
+    bound: Callable[..., Any] = Bound(compiled, template, dynamic)
+    return bound
+
+
+def build_replacement(
+    frame: CapturedFrame,
+    compiled: Callable[..., Any] | None,
+    resumption: Resumption | None = None,
+) -> Replacement:
+    """The replacement of `frame`, whose graph was compiled to `compiled` (all inputs positional,
+    a sequence of outputs); `resumption` says how to go on when the frame ends in a break."""
+    writer = _Writer(frame.code)
+    writer.write_frame(frame, compiled, resumption)
+    line = frame.code.co_firstlineno if resumption is None else resumption.line
+    return Replacement(writer.compile(line), writer.text())
+
+
+class _Writer:
+    """Writes the body of the replacement function, statement by statement."""
+
+    def __init__(self, code: CodeType) -> None:
+        self.code = code
+        self.lines: list[str] = []
+        self.constants: list[Any] = []
+        self._constant_names: dict[int, str] = {}
+        self._source_names: dict[int, str] = {}
+        self._source_keys: dict[Any, str] = {}
+        self._sources: list[s.Source] = []  # keeps the ids alive
+        self._values: dict[int, str] = {}
+        self._uses: dict[int, int] = {}
+        self._counter = 0
+        count = code.co_argcount + code.co_kwonlyargcount
+        count += bool(code.co_flags & _VARARGS) + bool(code.co_flags & _VARKEYWORDS)
+        self.arguments = {
+            name: name if _is_plain(name) else f"_dt_arg{place}"
+            for place, name in enumerate(code.co_varnames[:count])
+        }
+        self.free = {name: f"_dt_free{i:05}" for i, name in enumerate(code.co_freevars)}
+
+    # --- statements ------------------------------------------------------------------------------
+
+    def fresh(self, stem: str) -> str:
+        self._counter += 1
+        return f"_dt_{stem}{self._counter}"
+
+    def emit(self, line: str) -> None:
+        self.lines.append(line)
+
+    def assign(self, expression: str, stem: str = "v") -> str:
+        name = self.fresh(stem)
+        self.emit(f"{name} = {expression}")
+        return name
+
+    def constant(self, value: Any, label: str | None = None) -> str:
+        """An expression for an object known now. All but the simplest get a local name, assigned
+        from a placeholder string, so that the compiler cannot fold what is done with them."""
+        if value is None or value is True or value is False or value is Ellipsis:
+            return repr(value)
+        if type(value) is int and -5 <= value <= 256:
+            return repr(value) if value >= 0 else f"({value})"
+        name = self._constant_names.get(id(value))
+        if name is None:
+            text = _PLACEHOLDER.format(len(self.constants), label or _label(value))
+            self.constants.append(value)
+            name = self._constant_names[id(value)] = self.assign(repr(text), "k")
+        return name
+
+    # --- sources ---------------------------------------------------------------------------------
+
+    def source(self, source: s.Source) -> str:
+        """An expression (a local name) for a value that existed before the frame ran."""
+        name = self._source_names.get(id(source))
+        if name is None:
+            name = self._source_names[id(source)] = self._fetch(source)
+            self._sources.append(source)
+        return name
+
+    def _fetch(self, source: s.Source) -> str:
+        if isinstance(source, s.LocalSource):
+            return self.arguments[source.name]
+        if isinstance(source, s.ObjectSource):
+            return self.constant(source.obj, source.label)
+        expression = self._read(source)
+        known = self._source_keys.get(expression)
+        if known is None:
+            known = self._source_keys[expression] = self.assign(expression)
+        return known
+
+    def _read(self, source: s.Source) -> str:
+        match source:
+            case s.ClosureSource(name):
+                return self.free[name]
+            case s.ClosureCellSource(name):
+                return self.cell(name)
+            case s.GlobalSource(name):
+                if _is_plain(name) and name not in self.arguments:
+                    return name
+                return f"{self.constant(globals, 'globals')}()[{name!r}]"
+            case s.BuiltinSource(name):
+                return f"{self.constant(builtins.__dict__, 'builtins')}[{name!r}]"
+            case s.AttrSource(base, name):
+                return self.attribute(self.source(base), name)
+            case s.InstanceAttrSource(base, name):
+                return f"{self.source(base)}.__dict__[{name!r}]"
+            case s.ItemSource(base, key):
+                reader = self.constant(rebuild.get_item)
+                return f"{reader}({self.source(base)}, {self.constant_key(key)})"
+            case s.DictKeySource(base, index):
+                return f"{self.constant(rebuild.get_key)}({self.source(base)}, {index})"
+            case s.TypeSource(base):
+                return f"{self.constant(type)}({self.source(base)})"
+            case s.CellContentsSource(base):
+                return f"{self.source(base)}.cell_contents"
+            case s.SizeSource(base, dim):
+                return f"{self.source(base)}.size({dim})"
+        raise TypeError(f"replacement code cannot fetch a {type(source).__name__}: {source}")
+
+    def constant_key(self, key: Any) -> str:
+        """A dict key or index; short strings and ints are written out."""
+        if type(key) in (str, int):
+            return repr(key)
+        return self.constant(key)
+
+    def attribute(self, base: str, name: str) -> str:
+        if name.isidentifier() and not keyword.iskeyword(name):
+            return f"{base}.{name}"
+        return f"{self.constant(getattr)}({base}, {name!r})"
+
+    def cell(self, name: str) -> str:
+        """The frame function's own closure cell: read off a function that closes over it."""
+        place = list(self.free).index(name)
+        names = ", ".join(self.free.values())
+        return f"(lambda: ({names},)).__closure__[{place}]"
+
+    # --- values ----------------------------------------------------------------------------------
+
+    def value(self, recipe: Recipe) -> str:
+        """An expression for a rebuilt value; what is used twice is built once."""
+        known = self._values.get(id(recipe))
+        if known is not None:
+            return known
+        expression = self._rebuild(recipe)
+        lasting = isinstance(recipe, (Const, Fetch, GraphOutput))
+        in_order = isinstance(recipe, (GetAttr, CallFunction))  # what they run must not move
+        if not lasting and (in_order or self._uses.get(id(recipe), 0) > 1):
+            expression = self.assign(expression)
+            lasting = True
+        if lasting:
+            self._values[id(recipe)] = expression
+        return expression
+
+    def values(self, recipes: Sequence[Recipe]) -> list[str]:
+        return [self.value(recipe) for recipe in recipes]
+
+    def _rebuild(self, recipe: Recipe) -> str:
+        match recipe:
+            case Const(value):
+                return self.constant(value)
+            case Fetch(source):
+                return self.source(source)
+            case GraphOutput(index):
+                return f"_dt_out{index}"
+            case Build(kind, items):
+                return self._build(kind, self.values(items))
+            case NewEmpty(kind):
+                return f"{self.constant(rebuild_kind(kind))}()"
+            case NewObject(cls, base, args):
+                new = f"{self.constant(base)}.__new__"
+                return f"{new}({', '.join([self.constant(cls), *self.values(args)])})"
+            case CallFunction():
+                return self._call(recipe)
+            case GetAttr(base, name):
+                return self.attribute(self.value(base), name)
+            case NewCell(content):
+                cell = self.constant(CellType)
+                return f"{cell}()" if content is None else f"{cell}({self.value(content)})"
+            case NewFunction():
+                return self._function(recipe)
+        raise TypeError(f"replacement code cannot rebuild a {type(recipe).__name__}")
+
+    def _build(self, kind: str, items: list[str]) -> str:
+        inner = ", ".join(items)
+        match kind:
+            case "list":
+                return f"[{inner}]"
+            case "tuple":
+                return f"({inner},)" if items else "()"
+            case "set":
+                return f"{{{inner}}}" if items else f"{self.constant(set)}()"
+            case "frozenset":
+                return f"{self.constant(frozenset)}(({inner},))" if items else f"{self.constant(frozenset)}()"
+            case "slice":
+                return f"{self.constant(slice)}({inner})"
+            case "dict":
+                return "{" + ", ".join(_pairs(items, ": ")) + "}"
+        raise TypeError(f"replacement code cannot build a {kind!r}")
+
+    def _call(self, recipe: CallFunction) -> str:
+        parts = [self.value(recipe.fn), *self.values(recipe.args)]
+        function, arguments = parts[0], parts[1:]
+        odd = [(k, v) for k, v in recipe.kwargs if not k.isidentifier() or keyword.iskeyword(k)]
+        arguments += [f"{k}={self.value(v)}" for k, v in recipe.kwargs if (k, v) not in odd]
+        if odd:
+            inner = ", ".join(f"{k!r}: {self.value(v)}" for k, v in odd)
+            arguments.append(f"**{{{inner}}}")
+        return f"{function}({', '.join(arguments)})"
+
+    def _function(self, recipe: NewFunction) -> str:
+        parts = [
+            self.constant(recipe.code),
+            self.value(recipe.globals_),
+            repr(recipe.name),
+            "None" if recipe.defaults is None else self.value(recipe.defaults),
+            "None" if recipe.kwdefaults is None else self.value(recipe.kwdefaults),
+            self._build("tuple", self.values(recipe.closure)),
+            "None" if recipe.annotations is None else self.value(recipe.annotations),
+        ]
+        return f"{self.constant(rebuild.new_function)}({', '.join(parts)})"
+
+    # --- effects ---------------------------------------------------------------------------------
+
+    def effect(self, effect: Effect) -> None:
+        """One statement that replays an effect."""
+        match effect:
+            case SetAttr(target, name, value, raw):
+                where = self.value(target)
+                if raw:
+                    setter = self.constant(rebuild.set_attribute)
+                    self.emit(f"{setter}({where}, {name!r}, {self.value(value)})")
+                else:
+                    setter = self.constant(setattr)
+                    self.emit(f"{setter}({where}, {name!r}, {self.value(value)})")
+            case DelAttr(target, name, raw):
+                deleter = self.constant(rebuild.del_attribute if raw else delattr)
+                self.emit(f"{deleter}({self.value(target)}, {name!r})")
+            case ReplaceContents(target, kind, items):
+                replacer = self.constant(rebuild.REPLACERS[kind])
+                where, parts = self.value(target), self.values(items)
+                if rebuild.REPLACERS[kind] is rebuild.replace_dict:
+                    parts = [f"({pair})" for pair in _pairs(parts, ", ")]
+                self.emit(f"{replacer}({where}, [{', '.join(parts)}])")
+            case SetGlobal(globals_, name, value):
+                place = f"{self.value(globals_)}[{name!r}]"
+                self.emit(f"del {place}" if value is None else f"{place} = {self.value(value)}")
+            case SetCell(cell, value):
+                place = f"{self.value(cell)}.cell_contents"
+                if value is None:
+                    self.emit(f"del {place}")
+                else:
+                    self.emit(f"{place} = {self.value(value)}")
+            case RunCall(call):
+                self.value(call)
+            case _:
+                raise TypeError(f"replacement code cannot replay a {type(effect).__name__}")
+
+    # --- the whole -------------------------------------------------------------------------------
+
+    def write_frame(
+        self,
+        frame: CapturedFrame,
+        compiled: Callable[..., Any] | None,
+        resumption: Resumption | None,
+    ) -> None:
+        """All statements, in the order the module's docstring gives."""
+        roots: list[Recipe | Effect | FrameEnd] = [*frame.effects, frame.end]
+        for recipe in _walk(roots, self._uses):
+            if isinstance(recipe, Fetch):
+                self.source(recipe.source)
+        if frame.graph is not None:
+            if compiled is None:
+                raise ValueError("the frame has a graph: its compiled form is needed")
+            self._run_graph(frame, compiled)
+        for effect in frame.effects:
+            self.effect(effect)
+        if resumption is not None:
+            self._resume(frame.end, resumption)
+        elif frame.end.returns is not None:
+            self.emit(f"return {self.value(frame.end.returns)}")
+        else:
+            raise ValueError("the frame ends in a graph break: a resumption is needed")
+
+    def _run_graph(self, frame: CapturedFrame, compiled: Callable[..., Any]) -> None:
+        arguments = [self.source(i.source) for i in frame.inputs if not i.static]
+        graph = self.constant(bind_static_inputs(compiled, frame.inputs), "the compiled graph")
+        count = _output_count(frame)
+        call = f"{graph}({', '.join(arguments)})"
+        if count:
+            targets = ", ".join(f"_dt_out{i}" for i in range(count))
+            self.emit(f"{targets}{',' if count == 1 else ''} = {call}")
+        else:
+            self.emit(call)
+
+    def _resume(self, end: FrameEnd, resumption: Resumption) -> None:
+        locals_ = dict(end.locals_)
+        cells = dict(end.cells)
+        closure: list[str] = []
+        for name in resumption.free:
+            if name not in resumption.from_cells:
+                closure.append(self.assign(self.cell(name), "cell"))
+            elif name in cells:
+                closure.append(self.value(cells[name]))
+            else:
+                closure.append(f"{self.constant(CellType)}()")
+        arguments = [self.value(locals_[name]) for name in resumption.locals_]
+        arguments += [self.value(item) for item in end.stack if item is not None]
+        where = "()"
+        if closure:
+            where = self.assign(self._build("tuple", closure), "closure")
+        globals_ = self.assign(f"{self.constant(globals, 'globals')}()", "globals")
+        skip_code(resumption.step)
+        functions = [
+            self._code_function(code, globals_, where)
+            for code in (resumption.step, *resumption.continuations)
+        ]
+        arguments += functions[1:]
+        self.emit(f"return {functions[0]}({', '.join(arguments)})")
+
+    def _code_function(self, code: CodeType, globals_: str, closure: str) -> str:
+        maker = self.constant(FunctionType)
+        label = f"code of {code.co_qualname}"
+        closure = "None" if closure == "()" else closure
+        text = f"{maker}({self.constant(code, label)}, {globals_}, {code.co_name!r}, None, {closure})"
+        return self.assign(text, "fn")
+
+    # --- text and code ---------------------------------------------------------------------------
+
+    def text(self) -> str:
+        """The source text."""
+        body = [f"def _dt_frame({self._signature()}):"]
+        if self.free:  # every free variable is mentioned, so that all keep their places
+            body.append(f"    if 0: {', '.join(self.free.values())}")
+        body += [f"    {line}" for line in self.lines]
+        if not self.free:
+            return "\n".join(body) + "\n"
+        names = ", ".join(self.free.values())
+        return "\n".join([f"def _dt_outer({names}):", *(f"    {line}" for line in body)]) + "\n"
+
+    def _signature(self) -> str:
+        code, names = self.code, list(self.arguments.values())
+        positional = names[: code.co_argcount]
+        if code.co_posonlyargcount:
+            positional.insert(code.co_posonlyargcount, "/")
+        keyword_only = names[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+        rest = names[code.co_argcount + code.co_kwonlyargcount :]
+        parts = positional
+        if code.co_flags & _VARARGS:
+            parts.append(f"*{rest.pop(0)}")
+        elif keyword_only:
+            parts.append("*")
+        parts += keyword_only
+        if code.co_flags & _VARKEYWORDS:
+            parts.append(f"**{rest.pop(0)}")
+        return ", ".join(parts)
+
+    def compile(self, line: int) -> CodeType:
+        """The code object, with objects in place of placeholders and the user's names and lines."""
+        module = compile(self.text(), self.code.co_filename, "exec", dont_inherit=True)
+        code = _nested_code(module)
+        if self.free:
+            code = _nested_code(code)
+        table = {
+            _PLACEHOLDER.format(place, ""): value for place, value in enumerate(self.constants)
+        }
+        units = len(code.co_code) // 2
+        return code.replace(
+            co_consts=tuple(_patched(constant, table) for constant in code.co_consts),
+            co_name=self.code.co_name,
+            co_qualname=self.code.co_qualname,
+            co_firstlineno=self.code.co_firstlineno,
+            co_freevars=self.code.co_freevars,
+            co_linetable=encode_lines(
+                [((line, None, None, None), units)], self.code.co_firstlineno
+            ),
+        )
+
+
+def rebuild_kind(kind: str) -> type:
+    """The type that `NewEmpty` names."""
+    return {"list": list, "dict": dict, "set": set}[kind]
+
+
+def _nested_code(code: CodeType) -> CodeType:
+    return next(constant for constant in code.co_consts if isinstance(constant, CodeType))
+
+
+def _patched(constant: Any, table: dict[str, Any]) -> Any:
+    prefix = _PLACEHOLDER.partition("{")[0]
+    if isinstance(constant, str) and constant.startswith(prefix):
+        return table[constant[: constant.index(":")] + ": >"]
+    return constant
+
+
+def _label(value: Any) -> str:
+    """A short name of an object that cannot run user code for long."""
+    name = getattr(value, "__qualname__", None) if callable(value) else None
+    return name if isinstance(name, str) else type(value).__qualname__
+
+
+def _is_plain(name: str) -> bool:
+    """Can the name be written in the text as it is, without meeting one of ours?"""
+    return (
+        name.isidentifier()
+        and not keyword.iskeyword(name)
+        and name != "__debug__"
+        and not name.startswith("_dt_")
+    )
+
+
+def _pairs(items: list[str], between: str) -> list[str]:
+    return [f"{k}{between}{v}" for k, v in zip(items[::2], items[1::2], strict=True)]
+
+
+def _output_count(frame: CapturedFrame) -> int:
+    assert frame.graph is not None
+    output = next(node for node in reversed(frame.graph.graph.nodes) if node.op == "output")
+    outputs = output.args[0]
+    return len(outputs) if isinstance(outputs, (tuple, list)) else 1
+
+
+def _parts(owner: Any) -> Iterator[Any]:
+    """Recipes directly inside a recipe, an effect or a frame end."""
+    for f in fields(owner):
+        pending = [getattr(owner, f.name)]
+        while pending:
+            part = pending.pop(0)
+            if isinstance(part, Recipe):
+                yield part
+            elif isinstance(part, tuple) and not isinstance(owner, Const):
+                pending[:0] = part
+
+
+def _walk(roots: Sequence[Any], uses: dict[int, int]) -> list[Recipe]:
+    """All recipes below `roots`, each once, in order of first need; counts their uses."""
+    found: list[Recipe] = []
+    stack = [part for root in roots for part in _parts(root)][::-1]
+    while stack:
+        recipe = stack.pop()
+        uses[id(recipe)] = uses.get(id(recipe), 0) + 1
+        if uses[id(recipe)] == 1:
+            found.append(recipe)
+            stack.extend(list(_parts(recipe))[::-1])
+    return found

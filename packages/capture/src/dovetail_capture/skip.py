@@ -1,0 +1,58 @@
+"""Which frames are not captured: the predicate of the skip list."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from types import CodeType
+
+import torch
+
+_OURS = (
+    "dovetail",
+    "dovetail_autograd_aot",
+    "dovetail_capture",
+    "dovetail_guards",
+    "dovetail_inductor",
+    "dovetail_prims",
+    "dovetail_runtime",
+)
+
+_OTHER_COMPILER = os.path.join(os.path.dirname(torch.__file__), "_dynamo") + os.sep
+
+
+@functools.cache
+def skipped_directories() -> tuple[str, ...]:
+    """Directories whose code is run, not captured: torch, the standard library, our packages."""
+    found = [os.path.dirname(torch.__file__), os.path.dirname(os.__file__)]
+    for name in _OURS:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations:
+            found += spec.submodule_search_locations
+    return tuple(directory.rstrip(os.sep) + os.sep for directory in found)
+
+
+@functools.lru_cache(maxsize=4096)
+def is_skipped_file(filename: str) -> bool:
+    """Is a frame of code from this file run plainly? (Its callees are still looked at.)"""
+    if filename.startswith("<frozen "):
+        return True
+    third_party = f"{os.sep}site-packages{os.sep}"
+    for directory in skipped_directories():
+        if filename.startswith(directory):
+            # site-packages lies inside the standard library's directory
+            inner = filename[len(directory) - 1 :]
+            return third_party not in inner
+    return False
+
+
+def is_skipped(code: CodeType) -> bool:
+    """Is a frame of this code run plainly?"""
+    return is_skipped_file(code.co_filename)
+
+
+def runs_with_capture_off(code: CodeType) -> bool:
+    """Wrappers of PyTorch's own compiler (`torch.compiler.disable`, `torch.compile`): what they
+    call is not ours to capture."""
+    return code.co_filename.startswith(_OTHER_COMPILER)
