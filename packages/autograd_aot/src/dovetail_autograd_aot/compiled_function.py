@@ -146,6 +146,9 @@ def _training(
     epilogue = make_epilogue(signature)
     function = make_autograd_function(parts, forward, lazy.compile, DoubleBackward(gm, joint))
     apply = function.apply
+    if not torch.is_grad_enabled():
+        # Called under no_grad, with a region inside that switches gradients on.
+        apply = torch.enable_grad()(apply)
 
     def run(*inputs: Any) -> tuple[Any, ...]:
         if lifted:

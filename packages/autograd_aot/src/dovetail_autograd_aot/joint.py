@@ -96,6 +96,7 @@ class _Joint:
         self.primals: list[Any] = []  # what the captured graph is run on
         self.leaves: list[FakeTensor | None] = []  # what gradients are asked for
         self.placeholders: list[Node] = []
+        self.grad_fns: list[Any] = []  # of the primals, before the graph runs
 
     def trace(self, function_mode: Callable[[], Any] | None) -> JointGraph:
         grad_mode = torch.is_grad_enabled()
@@ -137,6 +138,7 @@ class _Joint:
                     self.tracer.sizes.bind(example, node)
                 self.primals.append(example)
                 self.leaves.append(None)
+                self.grad_fns.append(None)
                 continue
             val = node.meta["val"]
             snapshot = make(val._sizes, val._strides, val._dtype, val._device, val._offset)
@@ -145,6 +147,7 @@ class _Joint:
             if id(example) in seen:  # the same tensor twice: the same traced tensor twice
                 self.primals.append(self.primals[seen[id(example)]])
                 self.leaves.append(None)
+                self.grad_fns.append(None)
                 continue
             seen[id(example)] = index
             self._make_primal(index, node, example)
@@ -164,6 +167,7 @@ class _Joint:
             leaf._is_param = True
         self.primals.append(primal)
         self.leaves.append(leaf)
+        self.grad_fns.append(primal.grad_fn)
 
     # --- forward ----------------------------------------------------------------------------------
 
@@ -220,10 +224,8 @@ class _Joint:
             if track_of(primal).storage.version == 0:
                 continue
             self._refuse_overlap(index)
-            changed = primal.requires_grad and (
-                not leaf.requires_grad
-                or (primal is not leaf and type(primal.grad_fn).__name__ != "_NonLeafBackward")
-            )
+            # Autograd saw the write if it moved the input to another place in its graph.
+            changed = primal.grad_fn is not self.grad_fns[index]
             mutated.append(MutatedInput(index, data_only=not changed))
         return mutated
 

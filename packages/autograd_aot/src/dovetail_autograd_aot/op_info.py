@@ -76,8 +76,7 @@ def op_info(op: OpOverload) -> OpInfo:
     if op in (aten.zero_.default, aten.fill_.Scalar):
         return OpInfo(OpKind.FILL, (0,), argument_names=names)
     if torch.Tag.inplace_view in op.tags:
-        functional = getattr(getattr(aten, name[6:].rstrip("_")), op._overloadname)
-        return OpInfo(OpKind.METADATA, (0,), functional, names)
+        return OpInfo(OpKind.METADATA, (0,), _functional_form(op), names)
     if name == "aten::native_batch_norm":
         # Its schema hides that training updates the running statistics.
         return OpInfo(OpKind.WRITE, (3, 4), aten._native_batch_norm_legit_functional.default, names)
