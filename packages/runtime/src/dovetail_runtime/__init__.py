@@ -1,6 +1,14 @@
 """Plans, native executor, artifact cache and compile pool."""
 
-from dovetail_runtime.artifact import CompiledArtifact, LoadOptions, load, start_cpp
+from dovetail_runtime.artifact import (
+    CompiledArtifact,
+    KernelBuild,
+    LoadOptions,
+    load,
+    start_build,
+)
+from dovetail_runtime.artifact_cache import ArtifactCache
+from dovetail_runtime.knobs import Knobs
 from dovetail_runtime.plan import (
     Allocate,
     CallAten,
@@ -19,16 +27,21 @@ from dovetail_runtime.plan import (
     TritonKernel,
     View,
 )
+from dovetail_runtime.plan_text import as_python, write_program
 from dovetail_runtime.reference import ReferenceExecutor
+from dovetail_runtime.serialize import load_plan, save_plan
 
 __all__ = [
     "Allocate",
+    "ArtifactCache",
     "CallAten",
     "CompiledArtifact",
     "Constant",
     "CopyInto",
     "CppKernel",
     "Free",
+    "KernelBuild",
+    "Knobs",
     "LaunchCpp",
     "LaunchTriton",
     "LoadOptions",
@@ -41,6 +54,10 @@ __all__ = [
     "TensorSpec",
     "TritonKernel",
     "View",
+    "as_python",
     "load",
-    "start_cpp",
+    "load_plan",
+    "save_plan",
+    "start_build",
+    "write_program",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -13,7 +13,8 @@ from dovetail_runtime.cpp_build import CppBuild, CppBuilder
 from dovetail_runtime.knobs import Knobs
 from dovetail_runtime.lower import TritonBinary, lower
 from dovetail_runtime.native import executor_module
-from dovetail_runtime.plan import CppKernel, Plan, TritonKernel
+from dovetail_runtime.plan import CppKernel, Kernel, Plan, TritonKernel
+from dovetail_runtime.triton_build import TritonBuild, TritonBuilder, current_arch
 
 Run = Callable[..., tuple[Any, ...]]
 
@@ -43,34 +44,48 @@ class CompiledArtifact:
         return self.run(*inputs)
 
 
-def start_cpp(plan_kernels: Any) -> CppBuild:
-    """Begin compiling the C++ kernels among `plan_kernels` while the pipeline goes on; hand the
-    result to `load`, or drop it: what is compiled is found by `load` in any case."""
-    return default_cpp_builder().start(k for k in plan_kernels if isinstance(k, CppKernel))
+@lru_cache(maxsize=1)
+def default_triton_builder() -> TritonBuilder:
+    """The process's builder for its current GPU."""
+    return TritonBuilder(Knobs.from_environment(), current_arch())
+
+
+@dataclass(frozen=True)
+class KernelBuild:
+    """Kernels on their way, of either kind."""
+
+    cpp: CppBuild | None
+    triton: TritonBuild | None
+
+    def result(self) -> tuple[dict[str, int], dict[str, TritonBinary]]:
+        """(addresses of C++ kernels, binaries of Triton kernels), by symbol."""
+        addresses = self.cpp.result() if self.cpp is not None else {}
+        return addresses, self.triton.result() if self.triton is not None else {}
+
+
+def start_build(kernels: Iterable[Kernel]) -> KernelBuild:
+    """Begin compiling kernels in the background while a pipeline goes on. Keep the result for
+    `load`, or drop it: `load` finds what is compiled or under way in any case."""
+    every = list(kernels)
+    cpp = [k for k in every if isinstance(k, CppKernel)]
+    triton = [k for k in every if isinstance(k, TritonKernel)]
+    return KernelBuild(
+        default_cpp_builder().start(cpp) if cpp else None,
+        default_triton_builder().start(triton) if triton else None,
+    )
 
 
 def load(
-    plan: Plan,
-    *,
-    options: LoadOptions | None = None,
-    build: CppBuild | None = None,
-    binaries: Mapping[str, TritonBinary] | None = None,
+    plan: Plan, *, options: LoadOptions | None = None, build: KernelBuild | None = None
 ) -> CompiledArtifact:
-    """Compile the plan's kernels (or take them from the cache) and make it callable.
-
-    `build` and `binaries` are kernels compiled already or on their way; what they lack is
-    compiled here.
-    """
+    """Make `plan` callable. Kernels come from `build`, from the cache, or are compiled now."""
     chosen = options or LoadOptions()
-    addresses = build.result() if build is not None else {}
-    rest = [k for k in plan.kernels if isinstance(k, CppKernel) and k.symbol not in addresses]
+    addresses, binaries = build.result() if build is not None else ({}, {})
+    rest = [k for k in plan.kernels if k.symbol not in addresses and k.symbol not in binaries]
     if rest:
-        addresses |= default_cpp_builder().build(rest)
-    compiled = dict(binaries or {})
-    for kernel in plan.kernels:
-        if isinstance(kernel, TritonKernel) and kernel.symbol not in compiled:
-            raise ValueError(f"no binary was given for the Triton kernel {kernel.symbol!r}")
-    tables = lower(plan, addresses, compiled)
+        more_addresses, more_binaries = start_build(rest).result()
+        addresses, binaries = addresses | more_addresses, binaries | more_binaries
+    tables = lower(plan, addresses, binaries)
     raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     run = executor_module().load(tables, chosen.check_inputs, raw_stream)
     return CompiledArtifact(plan, run)

@@ -45,3 +45,26 @@ def python_value(
     if isinstance(argument, tuple):
         return [python_value(a, tensors, symbols) for a in argument]
     return argument
+
+
+def call_with_numbers(op: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Call `op`, where a Python number may stand for any tensor argument: it becomes a 0-d tensor
+    that decides the result's type no more than a number does."""
+    tensors = [a for a in [*args, *kwargs.values()] if isinstance(a, torch.Tensor)]
+    wide = any(t.dtype in (torch.float64, torch.complex128) for t in tensors)
+
+    def wrapped(value: Any) -> Any:
+        if isinstance(value, complex):
+            return torch.tensor(value, dtype=torch.complex128 if wide else None)
+        if isinstance(value, float):
+            return torch.tensor(value, dtype=torch.float64 if wide else None)
+        return torch.tensor(value) if isinstance(value, (bool, int)) else value
+
+    formals = op._schema.arguments  # type: ignore[attr-defined]
+    wants_tensor = {f.name for f in formals if str(f.type) in ("Tensor", "Optional[Tensor]")}
+    positional = [
+        wrapped(value) if formal.name in wants_tensor else value
+        for formal, value in zip(formals, args, strict=False)
+    ]
+    named = {k: wrapped(v) if k in wants_tensor else v for k, v in kwargs.items()}
+    return op(*positional, *args[len(positional) :], **named)

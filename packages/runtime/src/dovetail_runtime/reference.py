@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dovetail_runtime.aten_args import python_value, resolve_op
+from dovetail_runtime.aten_args import call_with_numbers, python_value, resolve_op
 from dovetail_runtime.plan import (
     Allocate,
     CallAten,
@@ -194,7 +194,7 @@ class _Run:
     def _call_aten(self, step: CallAten) -> None:
         args = [python_value(a, self.tensors, self.symbols) for a in step.args]
         kwargs = {k: python_value(a, self.tensors, self.symbols) for k, a in step.kwargs}
-        result = resolve_op(step.op)(*args, **kwargs)
+        result = call_with_numbers(resolve_op(step.op), args, kwargs)
         results = _flatten(result)
         for name, value in zip(step.outputs, results, strict=False):
             if name is not None:

@@ -1,0 +1,268 @@
+"""A plan as a Python program that people can read, edit and run."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from dovetail_runtime.aten_args import resolve_op
+from dovetail_runtime.plan import (
+    Allocate,
+    AtenArg,
+    CallAten,
+    CopyInto,
+    CppKernel,
+    Free,
+    LaunchCpp,
+    LaunchTriton,
+    Plan,
+    Ref,
+    Size,
+    SizeExpr,
+    Step,
+    TensorSpec,
+    TritonKernel,
+    View,
+)
+from dovetail_runtime.sizes import size_text
+
+CONSTANTS_FILE = "constants.pt"
+
+
+def as_python(plan: Plan, *, symbol_values: dict[str, int] | None = None) -> str:
+    """`plan` as a runnable program. It reads constants from `constants.pt` beside it (see
+    `write_program`); its main part runs it on random inputs, with size symbols as given in
+    `symbol_values` or 8."""
+    return _Writer(plan, symbol_values or {}).text()
+
+
+def write_program(
+    plan: Plan, directory: Path | str, *, symbol_values: dict[str, int] | None = None
+) -> Path:
+    """Write the program and its constants into `directory`; the program's path."""
+    target = Path(directory)
+    target.mkdir(parents=True, exist_ok=True)
+    if plan.constants:
+        constants = {c.name: c.value.detach() for c in plan.constants}
+        torch.save(constants, target / CONSTANTS_FILE)
+    program = target / "program.py"
+    program.write_text(as_python(plan, symbol_values=symbol_values))
+    return program
+
+
+class _Writer:
+    def __init__(self, plan: Plan, symbol_values: dict[str, int]) -> None:
+        self.plan = plan
+        self.symbol_values = symbol_values
+        self.names: dict[str, str] = {}
+        self.taken: set[str] = {"torch", "rt", "cpp", "triton_kernels", "constants", "main"}
+
+    def text(self) -> str:
+        plan = self.plan
+        lines = [f'"""Plan {plan.name}, for {plan.target}."""', ""]
+        lines += ["from pathlib import Path", ""] if plan.constants else []
+        lines += ["import torch", "", "from dovetail_runtime import program_support as rt", ""]
+        lines += self._kernels()
+        if plan.constants:
+            lines.append(f'constants = torch.load(Path(__file__).parent / "{CONSTANTS_FILE}")')
+        lines += ["", f"def {self._function()}({', '.join(self._parameters())}):"]
+        lines += ["    " + line for line in self._body()]
+        lines += ["", ""]
+        lines += self._main()
+        return "\n".join(lines) + "\n"
+
+    # --- names ---
+
+    def _name(self, name: str) -> str:
+        if name not in self.names:
+            made = re.sub(r"\W", "_", name)
+            if not made or made[0].isdigit() or keyword.iskeyword(made):
+                made = f"v_{made}"
+            while made in self.taken:
+                made += "_"
+            self.taken.add(made)
+            self.names[name] = made
+        return self.names[name]
+
+    def _function(self) -> str:
+        return self._name(f"run {self.plan.name}")
+
+    def _parameters(self) -> list[str]:
+        return [self._name(declared.name) for declared in self.plan.inputs]
+
+    # --- parts ---
+
+    def _kernels(self) -> list[str]:
+        lines: list[str] = []
+        cpp = [k for k in self.plan.kernels if isinstance(k, CppKernel)]
+        preambles = {
+            p: f"PREAMBLE_{i}" for i, p in enumerate({k.preamble: 0 for k in cpp if k.preamble})
+        }
+        for text, name in preambles.items():
+            lines += [f"{name} = {_raw(text)}", ""]
+        if cpp:
+            lines.append("cpp = rt.cpp_kernels(")
+            lines.append("    {")
+            lines += [f"        {k.symbol!r}: {_raw(k.source)}," for k in cpp]
+            lines.append("    },")
+            uses = [f"{k.symbol!r}: {preambles[k.preamble]}" for k in cpp if k.preamble]
+            lines += [f"    {{{', '.join(uses)}}},", ")"]
+        for kernel in self.plan.kernels:
+            if isinstance(kernel, TritonKernel):
+                lines += [
+                    f"# Triton kernel {kernel.symbol}: {kernel.signature},",
+                    f"# constants {kernel.constexprs}, {kernel.num_warps} warps",
+                    kernel.source,
+                    "",
+                ]
+        return lines
+
+    def _body(self) -> list[str]:
+        plan = self.plan
+        lines = []
+        for binding in plan.symbols:
+            source = self._name(plan.inputs[binding.input].name)
+            value = source if binding.dim is None else f"{source}.shape[{binding.dim}]"
+            lines.append(f"{binding.name} = {value}")
+            self.taken.add(binding.name)
+        for constant in plan.constants:
+            lines.append(f"{self._name(constant.name)} = constants[{constant.name!r}]")
+        for device, size in plan.slab_bytes:
+            lines.append(f"{self._name('slab ' + device)} = rt.slab({size_text(size)}, {device!r})")
+        for step in plan.steps:
+            lines += self._step(step)
+        outputs = [
+            "None" if o is None else self._name(o) if isinstance(o, str) else size_text(o)
+            for o in plan.outputs
+        ]
+        lines.append(f"return ({', '.join(outputs)}{',' if len(outputs) == 1 else ''})")
+        return lines
+
+    def _step(self, step: Step) -> list[str]:
+        match step:
+            case Allocate():
+                name = self._name(step.name)
+                if step.slab_offset is None and step.spec.offset == 0:
+                    spec = step.spec
+                    return [
+                        f"{name} = torch.empty_strided({_tuple(spec.shape)}, {_tuple(spec.stride)},"
+                        f" dtype={spec.dtype}, device={str(spec.device)!r})"
+                    ]
+                memory, start = self._name(f"slab {step.spec.device}"), step.slab_offset
+                if start is None:
+                    memory, start = f"rt.slab({self._bytes(step.spec)}, '{step.spec.device}')", 0
+                return [f"{name} = rt.place({memory}, {size_text(start)}, {_spec(step.spec)})"]
+            case View():
+                base = self._name(step.base)
+                return [f"{self._name(step.name)} = rt.view({base}, {_spec(step.spec)})"]
+            case LaunchCpp():
+                tensors = ", ".join(self._name(n) for n in step.tensors)
+                work = size_text(step.work)
+                return [f"cpp[{step.kernel!r}]([{tensors}], {_tuple(step.sizes)}, {work})"]
+            case LaunchTriton():
+                return [self._triton(step)]
+            case CallAten():
+                return [self._aten(step)]
+            case CopyInto():
+                return [f"{self._name(step.target)}.copy_({self._name(step.source)})"]
+            case Free():
+                return [f"del {', '.join(self._name(n) for n in step.names)}"]
+        raise TypeError(f"unknown step {step!r}")
+
+    def _bytes(self, spec: TensorSpec) -> str:
+        last = "".join(
+            f" + ({size_text(n)} - 1) * {size_text(s)}"
+            for n, s in zip(spec.shape, spec.stride, strict=True)
+        )
+        return f"max(0, {size_text(spec.offset)} + 1{last}) * {spec.dtype.itemsize}"
+
+    def _triton(self, step: LaunchTriton) -> str:
+        kernel = next(k for k in self.plan.kernels if k.symbol == step.kernel)
+        assert isinstance(kernel, TritonKernel)
+        given = [self._name(a) if isinstance(a, str) else size_text(a) for a in step.args]
+        left = [name for name, kind in kernel.signature if kind != "constexpr"]
+        keywords = [f"{n}={v}" for n, v in zip(left, given, strict=True)]
+        keywords += [f"{n}={v!r}" for n, v in kernel.constexprs]
+        keywords += [f"num_warps={kernel.num_warps}", f"num_stages={kernel.num_stages}"]
+        return f"{kernel.symbol}[{_tuple(step.grid)}]({', '.join(keywords)})"
+
+    def _aten(self, step: CallAten) -> str:
+        namespace, _, name = step.op.partition("::")
+        path = f"torch.ops.{namespace}.{name}" + ("" if "." in name else ".default")
+        values = [self._value(a) for a in step.args]
+        values += [f"{k}={self._value(a)}" for k, a in step.kwargs]
+        call = f"{path}({', '.join(values)})"
+        if all(output is None for output in step.outputs):
+            return call
+        targets = ["_" if o is None else self._name(o) for o in step.outputs]
+        if len(targets) == 1 and not _returns_several(step.op):
+            return f"{targets[0]} = {call}"
+        return f"{', '.join(targets)}, *_ = {call}"
+
+    def _value(self, argument: AtenArg) -> str:
+        if isinstance(argument, Ref):
+            return self._name(argument.name)
+        if isinstance(argument, SizeExpr):
+            return size_text(argument)
+        if isinstance(argument, tuple):
+            return f"[{', '.join(self._value(a) for a in argument)}]"
+        if isinstance(argument, torch.device):
+            return repr(str(argument))
+        if isinstance(argument, float):
+            return (
+                f"float({str(argument)!r})"
+                if argument in _SPECIAL or argument != argument
+                else repr(argument)
+            )
+        return str(argument) if isinstance(argument, _TORCH_CONSTANTS) else repr(argument)
+
+    def _main(self) -> list[str]:
+        lines = ['if __name__ == "__main__":']
+        for binding in self.plan.symbols:
+            lines.append(f"    {binding.name} = {self.symbol_values.get(binding.name, 8)}")
+        arguments = []
+        for index, declared in enumerate(self.plan.inputs):
+            if declared.spec is None:
+                bound = [b.name for b in self.plan.symbols if b.input == index and b.dim is None]
+                arguments.append(bound[0] if bound else "8")
+            else:
+                spec = declared.spec
+                offset = size_text(spec.offset)
+                arguments.append(
+                    f"rt.random_input({_tuple(spec.shape)}, {_tuple(spec.stride)}, {spec.dtype}, "
+                    f"{str(spec.device)!r}, {offset})"
+                )
+        lines.append("    inputs = [")
+        lines += [f"        {argument}," for argument in arguments]
+        lines.append("    ]")
+        lines += [f"    for output in {self._function()}(*inputs):", "        print(output)"]
+        return lines
+
+
+_TORCH_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)
+_SPECIAL = (float("inf"), float("-inf"))
+
+
+def _returns_several(op: str) -> bool:
+    returns = resolve_op(op)._schema.returns  # type: ignore[attr-defined]
+    return len(returns) > 1 or (len(returns) == 1 and "List" in str(returns[0].type))
+
+
+def _tuple(sizes: Sequence[Size]) -> str:
+    inner = ", ".join(size_text(s) for s in sizes)
+    return f"({inner},)" if len(sizes) == 1 else f"({inner})"
+
+
+def _spec(spec: TensorSpec) -> str:
+    text = f"{_tuple(spec.shape)}, {_tuple(spec.stride)}, {spec.dtype}"
+    return text if spec.offset == 0 else f"{text}, {size_text(spec.offset)}"
+
+
+def _raw(text: str) -> str:
+    if '"""' in text or text.endswith(("\\", '"')):
+        return repr(text)
+    return f'r"""{text}"""'

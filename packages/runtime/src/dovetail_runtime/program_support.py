@@ -1,0 +1,74 @@
+"""What a program written by `plan_text` calls: memory by hand, kernels by name."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from dovetail_runtime.artifact import default_cpp_builder
+from dovetail_runtime.plan import CppKernel
+from dovetail_runtime.reference import storage_bytes
+
+CppCall = Callable[[Sequence[torch.Tensor], Sequence[int], int], None]
+
+
+def slab(nbytes: int, device: str) -> torch.UntypedStorage:
+    """One allocation that a whole call shares."""
+    return torch.empty(nbytes, dtype=torch.uint8, device=device).untyped_storage()
+
+
+def place(
+    memory: torch.UntypedStorage,
+    start: int,
+    shape: Sequence[int],
+    stride: Sequence[int],
+    dtype: torch.dtype,
+    offset: int = 0,
+) -> torch.Tensor:
+    """A tensor in a slab, from byte `start` on."""
+    nbytes = storage_bytes(shape, stride, offset, dtype.itemsize)
+    part = memory[start : start + nbytes] if nbytes else slab(0, str(memory.device))
+    return torch.empty(0, dtype=dtype, device=memory.device).set_(part, offset, shape, stride)
+
+
+def view(
+    base: torch.Tensor,
+    shape: Sequence[int],
+    stride: Sequence[int],
+    dtype: torch.dtype,
+    offset: int = 0,
+) -> torch.Tensor:
+    """`base`'s storage seen otherwise; `offset` counts from the storage's start."""
+    made = torch.empty(0, dtype=dtype, device=base.device)
+    return made.set_(base.untyped_storage(), offset, shape, stride)
+
+
+def cpp_kernels(sources: Mapping[str, str], preamble: Mapping[str, str]) -> dict[str, CppCall]:
+    """Compile C++ kernels; each becomes a function of (tensors, sizes, work)."""
+    kernels = [CppKernel(s, source, preamble.get(s, "")) for s, source in sources.items()]
+    addresses = default_cpp_builder().build(kernels)
+    return {symbol: _callable(address) for symbol, address in addresses.items()}
+
+
+def _callable(address: int) -> CppCall:
+    function = ctypes.CFUNCTYPE(
+        None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64
+    )(address)
+
+    def call(tensors: Sequence[torch.Tensor], sizes: Sequence[int], work: int) -> None:
+        pointers = (ctypes.c_void_p * max(1, len(tensors)))(*[t.data_ptr() for t in tensors])
+        integers = (ctypes.c_int64 * max(1, len(sizes)))(*sizes)
+        function(ctypes.addressof(pointers), ctypes.addressof(integers), 0, work)
+
+    return call
+
+
+def random_input(
+    shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: str, offset: int = 0
+) -> torch.Tensor:
+    """A tensor to try a program with: normal numbers, or zeros where there are none."""
+    count = storage_bytes(shape, stride, offset, 1)
+    flat = torch.randn(count) if dtype.is_floating_point else torch.zeros(count)
+    return flat.to(device, dtype).as_strided(list(shape), list(stride), offset)

@@ -1,0 +1,119 @@
+"""A worker process for Triton: compiles kernels to cubins, or runs them interpreted.
+
+Run as a script (`python triton_worker.py compile|interpret`), so that it imports Triton and not
+this package. A job is a JSON line; see `triton_build.py` for its fields.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any
+
+
+def load_source(source: str, symbol: str, directory: str) -> Any:
+    """The object called `symbol` in a module of this source: a file, for Triton reads it."""
+    digest = hashlib.sha256(source.encode()).hexdigest()[:24]
+    path = Path(directory) / f"kernel_{digest}.py"
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, symbol):
+        raise ValueError(f"the source defines no function {symbol!r}")
+    return getattr(module, symbol)
+
+
+def compile_kernel(job: dict[str, Any], directory: str) -> dict[str, Any]:
+    """Compile for compute capability `arch` (90 for an H100)."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    function = load_source(job["source"], job["symbol"], directory)
+    names = [name for name, _ in job["signature"]]
+    attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in job["aligned"]}
+    source = ASTSource(
+        fn=function,
+        signature=dict(job["signature"]),
+        constexprs={(names.index(name),): value for name, value in job["constexprs"]},
+        attrs=attributes,
+    )
+    options = {
+        "num_warps": job["num_warps"],
+        "num_stages": job["num_stages"],
+        "enable_fp_fusion": job["fp_fusion"],
+    }
+    target = GPUTarget("cuda", job["arch"], 32)
+    kernel = triton.compile(source, target=target, options=options)
+    metadata = kernel.metadata
+    return {
+        "cubin": base64.b64encode(kernel.asm["cubin"]).decode(),
+        "ptx": kernel.asm["ptx"],
+        "entry": metadata.name,
+        "shared_bytes": metadata.shared,
+        "threads": metadata.num_warps * 32,
+        "ptx_parameters": count_parameters(kernel.asm["ptx"], metadata.name),
+        "global_scratch_bytes": getattr(metadata, "global_scratch_size", 0) or 0,
+        "clusters": getattr(metadata, "num_ctas", 1),
+    }
+
+
+def count_parameters(ptx: str, entry: str) -> int:
+    """How many parameters the entry takes, with those that Triton appends for scratch memory."""
+    match = re.search(r"\.entry\s+" + re.escape(entry) + r"\s*\((.*?)\)", ptx, re.DOTALL)
+    if match is None:
+        raise ValueError(f"no entry {entry!r} in the PTX")
+    return len(re.findall(r"\.param\b", match.group(1)))
+
+
+def interpret_kernel(job: dict[str, Any], directory: str) -> dict[str, Any]:
+    """Run on CPU tensors read from `arguments`, and write them to `results`."""
+    import torch
+
+    function = load_source(job["source"], job["symbol"], directory)
+    storages, arguments = torch.load(job["arguments"], weights_only=True)
+    values = [
+        torch.empty(0, dtype=getattr(torch, a["dtype"])).set_(
+            storages[a["storage"]].untyped_storage(), a["offset"], a["shape"], a["stride"]
+        )
+        if isinstance(a, dict)
+        else a
+        for a in arguments
+    ]
+    positional = [name for name, kind in job["signature"] if kind != "constexpr"]
+    named = dict(zip(positional, values, strict=True)) | dict(job["constexprs"])
+    function[tuple(job["grid"])](**named)
+    torch.save(storages, job["results"])
+    return {}
+
+
+def main() -> None:
+    """Answer jobs until the input ends."""
+    mode = sys.argv[1]
+    handler = {"compile": compile_kernel, "interpret": interpret_kernel}[mode]
+    # What libraries print must not mix with the replies.
+    replies = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    with tempfile.TemporaryDirectory(prefix="dovetail-triton-") as directory:
+        # What is worth keeping the caller keeps; Triton's own cache goes with this process.
+        os.environ.setdefault("TRITON_CACHE_DIR", directory)
+        for line in sys.stdin:
+            try:
+                reply = handler(json.loads(line), directory)
+            except Exception:
+                reply = {"error": traceback.format_exc(limit=-8)}
+            replies.write(json.dumps(reply) + "\n")
+
+
+if __name__ == "__main__":
+    main()

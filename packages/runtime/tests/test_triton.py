@@ -1,0 +1,115 @@
+"""Triton kernels compiled for an H100 without one, and run by Triton's interpreter."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+from dovetail_runtime import (
+    Allocate,
+    LaunchTriton,
+    Plan,
+    PlanInput,
+    ReferenceExecutor,
+    SizeExpr,
+    SymbolBinding,
+    TensorSpec,
+    TritonKernel,
+)
+from dovetail_runtime.knobs import Knobs
+from dovetail_runtime.triton_build import (
+    TritonBuilder,
+    TritonCompileError,
+    run_in_interpreter,
+)
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton")
+
+CPU = torch.device("cpu")
+
+ADD = TritonKernel(
+    symbol="scale_rows",
+    source="""
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def scale_rows(x_ptr, y_ptr, columns, BLOCK: tl.constexpr, FACTOR: tl.constexpr):
+    row = tl.program_id(0)
+    i = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * columns + i, mask=i < columns, other=0.0)
+    y = x * FACTOR / tl.sum(x, axis=0)
+    tl.store(y_ptr + row * columns + i, y, mask=i < columns)
+""",
+    signature=(
+        ("x_ptr", "*fp32"),
+        ("y_ptr", "*fp32"),
+        ("columns", "i32"),
+        ("BLOCK", "constexpr"),
+        ("FACTOR", "constexpr"),
+    ),
+    constexprs=(("BLOCK", 16), ("FACTOR", 2.0)),
+    num_warps=2,
+    num_stages=1,
+    aligned=("x_ptr", "y_ptr"),
+)
+
+
+def knobs(directory: Path) -> Knobs:
+    return Knobs.from_environment(
+        {"DOVETAIL_CACHE_DIR": str(directory), "DOVETAIL_COMPILE_WORKERS": "1"}
+    )
+
+
+def test_compiles_for_sm_90_and_is_cached(tmp_path: Path) -> None:
+    builder = TritonBuilder(knobs(tmp_path), arch=90)
+    try:
+        assert "empty" in builder.explain_miss(ADD)
+        binary = builder.build([ADD])["scale_rows"]
+        assert binary.cubin[:4] == b"\x7fELF"
+        assert binary.parameters == ("pointer", "pointer", "i32")
+        assert binary.threads == 64
+        assert 0 <= binary.scratch_parameters <= 2
+        again = TritonBuilder(knobs(tmp_path), arch=90)
+        assert again.build([ADD])["scale_rows"] == binary
+        assert not again._pool._threads  # no worker was needed
+        other = TritonBuilder(knobs(tmp_path), arch=80)
+        assert "arch: '90' there, '80' here" in other.explain_miss(ADD)
+        source = "import triton\n@triton.jit\ndef nope(x):\n    y = undefined\n"
+        broken = TritonKernel("nope", source, (("x", "*fp32"),), (), 4, 1)
+        with pytest.raises(TritonCompileError, match="undefined"):
+            builder.build([broken])
+    finally:
+        builder.close()
+
+
+def test_interpreter_runs_a_plan() -> None:
+    rows = SizeExpr("sym", ("n",))
+    spec = TensorSpec((rows, 12), (12, 1), torch.float32, CPU)
+    plan = Plan(
+        "triton",
+        "cpu",
+        inputs=(PlanInput("x", spec),),
+        symbols=(SymbolBinding("n", 0, 0),),
+        constants=(),
+        kernels=(ADD,),
+        steps=(
+            Allocate("y", spec, None),
+            LaunchTriton("scale_rows", ("x", "y", 12), (rows, 1, 1)),
+        ),
+        slab_bytes=(),
+        outputs=("y",),
+    )
+    x = torch.rand(5, 12) + 0.5
+    (y,) = ReferenceExecutor(plan, launch_triton=run_in_interpreter)(x)
+    torch.testing.assert_close(y, x * 2 / x.sum(1, keepdim=True))
+
+
+def test_interpreter_sees_aliases() -> None:
+    """Two arguments over one storage stay over one storage."""
+    memory = torch.rand(24) + 0.5
+    expected = memory.clone()
+    run_in_interpreter(ADD, [memory[:12], memory[12:], 12], (1, 1, 1))
+    expected[12:] = expected[:12] * 2 / expected[:12].sum()
+    torch.testing.assert_close(memory, expected)
