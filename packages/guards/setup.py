@@ -15,7 +15,6 @@ setup(
             depends=[str(path) for path in sorted(Path("csrc").glob("*.h"))],
             include_dirs=[str(TORCH / "include")],
             library_dirs=[str(TORCH / "lib")],
-            libraries=["c10", "torch_cpu"],
             define_macros=[
                 ("DOVETAIL_TORCH_VERSION", f'"{torch.__version__}"'),
                 ("_GLIBCXX_USE_CXX11_ABI", str(int(torch.compiled_with_cxx11_abi()))),
@@ -31,7 +30,8 @@ setup(
                 "-Wno-cast-function-type",
             ],
             # torch is imported before the extension, so its libraries are found already loaded.
-            extra_link_args=["-Wl,--no-as-needed"],
+            # Weak references alone would not make the linker keep libtorch_cpu.
+            extra_link_args=["-Wl,--no-as-needed", "-lc10", "-ltorch_cpu"],
             language="c++",
         )
     ]

@@ -11,8 +11,9 @@ namespace dovetail {
 // What one evaluation step answers. `Impure` is only given in the pure mode: going on would need
 // something that may run Python code (a descriptor, an allocation that collects garbage), which
 // must not happen while borrowed references are held. The caller then starts again in the careful
-// mode, which holds references and trusts no cache.
-enum Outcome : int { Error = -1, Fail = 0, Pass = 1, Impure = 2 };
+// mode, which holds references and trusts no cache. `Unmade` is the same for an instance dict that
+// does not exist yet; the careful mode makes it, so that the pure mode can be tried again.
+enum Outcome : int { Error = -1, Fail = 0, Pass = 1, Impure = 2, Unmade = 3 };
 
 enum class Mode { Pure, Careful };
 

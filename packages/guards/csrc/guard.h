@@ -27,11 +27,20 @@ struct Relation {
   Program program;
 };
 
+// How a root is evaluated.
+struct Manner {
+  bool careful = false;  // its evaluation may run Python code: always the careful mode
+  bool once = false;     // the careful mode for the present call
+  int strikes = 0;       // how often an instance dict was missing
+
+  static constexpr int kMostStrikes = 64;  // then its objects are new at each call
+};
+
 struct Guard {
   std::vector<StateCheck> states;
   std::vector<std::unique_ptr<Node>> nodes;
   std::vector<Node*> roots;
-  std::vector<bool> careful;  // per root: its evaluation may run Python code
+  std::vector<Manner> manners;  // per root
   std::vector<Relation> relations;
   int slot_count = 0;
 };
@@ -126,19 +135,20 @@ inline Outcome check_relation(const Relation& relation, Slots slots) {
 inline Outcome check_roots(Guard& guard, PyObject* const* args, PyFunctionObject* func, Slots slots) {
   // Pure roots first: while they run, no Python code does, and nothing they see can change.
   for (size_t i = 0; i < guard.roots.size(); i++) {
-    if (guard.careful[i]) continue;
+    Manner& manner = guard.manners[i];
+    manner.once = manner.careful;
+    if (manner.careful) continue;
     Node& root = *guard.roots[i];
     PyObject* value = root_value(root, args, func);
     if (!value) return Fail;
     Outcome outcome = evaluate(root, value, Mode::Pure, slots);
-    if (outcome == Impure) {
-      guard.careful[i] = true;
-      continue;
-    }
-    if (outcome != Pass) return outcome;
+    if (outcome == Pass) continue;
+    if (outcome != Impure && outcome != Unmade) return outcome;
+    manner.once = true;
+    manner.careful = outcome == Impure || ++manner.strikes > Manner::kMostStrikes;
   }
   for (size_t i = 0; i < guard.roots.size(); i++) {
-    if (!guard.careful[i]) continue;
+    if (!guard.manners[i].once) continue;
     Node& root = *guard.roots[i];
     Ref value = Ref::copy(root_value(root, args, func));
     if (!value.get()) return Fail;
@@ -172,6 +182,7 @@ inline Outcome check_all(Guard& guard, PyObject* const* args, PyFunctionObject* 
 inline int check_guard(Guard& guard, PyObject* const* args, PyObject* func) {
   constexpr int kInline = 8;
   auto* function = reinterpret_cast<PyFunctionObject*>(func);
+  if (guard.slot_count == 0) return check_all(guard, args, function, nullptr);
   if (guard.slot_count <= kInline) {
     Ref slots[kInline];
     return check_all(guard, args, function, slots);

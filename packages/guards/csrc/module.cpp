@@ -114,7 +114,7 @@ void add_node(Guard& guard, PyObject* row) {
   node->index = number(item(row, 3));
   if (parent < 0) {
     guard.roots.push_back(node.get());
-    guard.careful.push_back(false);
+    guard.manners.emplace_back();
   } else {
     Node& above = *guard.nodes.at(static_cast<size_t>(parent));
     switch (node->step) {

@@ -385,7 +385,7 @@ inline Outcome evaluate_other(Node& child, PyObject* value, Mode mode, Slots slo
 inline Outcome evaluate_attributes(Node& node, PyObject* value, Mode mode, Slots slots) {
   bool unmade = false;
   PyObject* dict = mode == Mode::Pure ? peek_dict(value, unmade) : made_dict(value);
-  if (unmade) return Impure;
+  if (unmade) return Unmade;
   if (dict) return evaluate_facet(node.attributes, dict, mode, slots);
   if (!node.attributes.children.empty()) return Fail;
   for (const Check& check : node.attributes.checks) {

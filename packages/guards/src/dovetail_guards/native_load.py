@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ def rebuild_command() -> str:
 def load_native() -> Any:
     """`dovetail_guards._native`, checked; an ImportError says how to build it."""
     try:
-        from dovetail_guards import _native
+        _native = import_module("dovetail_guards._native")
     except ImportError as error:
         raise ImportError(
             f"dovetail_guards' native part cannot be loaded ({error}). "
@@ -70,12 +71,12 @@ def prove_layout(native: Any) -> None:
     holder = _Probe()
     holder.__dict__["x"] = 1
     for owner in (holder, torch.nn.Identity(), torch):
-        if native.probe_dict(owner) is not owner.__dict__:
+        held = owner.__dict__  # on CPython reading it makes it
+        if native.probe_dict(owner) is not held:
             wrong.append("instance dict")
     if native.probe_dict(_Probe()) not in (None, {}):
         wrong.append("instance dict")
-    held = holder.__dict__
-    if native.probe_stamp(held, lambda: setattr(holder, "x", 2)):
+    if native.probe_stamp(holder.__dict__, lambda: setattr(holder, "x", 2)):
         wrong.append("dict version")
     if wrong:
         raise ImportError(

@@ -1,0 +1,55 @@
+"""The native check must equal the slow evaluator, whatever is changed between calls."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from dovetail_guards import FrameView, GuardSet
+
+from guard_worlds import World, frame_function
+
+SEED = int(os.environ.get("DOVETAIL_FUZZ_SEED", "20260"))
+ROUNDS = int(os.environ.get("DOVETAIL_FUZZ_ROUNDS", "25"))
+
+
+def compare(seed: int) -> tuple[int, int]:
+    world = World(seed)
+    f = frame_function()
+    guards = GuardSet(world.clauses)
+    native = guards.compile(f.__code__)
+    frame = FrameView((world.root,), f)
+    passed = failed = 0
+
+    def agree(what: str) -> None:
+        nonlocal passed, failed
+        slow = guards.check_slow(frame)
+        # Three times: the first fills the native memory, the second and third use it.
+        for attempt in range(3):
+            fast = native(frame.args, f)
+            assert fast == slow, (seed, what, attempt, slow, guards.explain_failure(frame))
+        passed += slow
+        failed += not slow
+
+    agree("at first")
+    assert passed == 1, guards.explain_failure(frame)
+    for step in range(25):
+        undo = world.change()
+        agree(f"change {step}")
+        if undo is not None:
+            undo()
+            agree(f"undone {step}")
+    return passed, failed
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_native_equals_slow(part: int) -> None:
+    passed = failed = 0
+    for seed in range(SEED + part * ROUNDS, SEED + (part + 1) * ROUNDS):
+        try:
+            p, f = compare(seed)
+        except Exception as error:
+            raise AssertionError(f"DOVETAIL_FUZZ_SEED={seed} replays this") from error
+        passed, failed = passed + p, failed + f
+    print(f"seeds from {SEED + part * ROUNDS}: {passed} passing and {failed} failing states")
+    assert passed > 10 * ROUNDS and failed > 4 * ROUNDS
