@@ -376,9 +376,10 @@ class _Emission:
         shape = ", ".join(
             str(a.block) if any(free >> v.id & 1 for v in a.vars) else "1" for a in self.tiling.axes
         )
+        stored = f"tl.broadcast_to({value}, [{shape}]).to({TRITON_TYPES[storage]})"
         self.lines.add(
             f"tl.store({self._parameter(nest.buffer)} + tl.broadcast_to({offset}, [{shape}]), "
-            f"tl.broadcast_to({value}, [{shape}]).to({TRITON_TYPES[storage]}){condition})"
+            f"{stored}{condition})"
         )
 
 

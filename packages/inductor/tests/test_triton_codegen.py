@@ -1,0 +1,147 @@
+"""Triton kernels without a GPU: run by Triton's interpreter on CPU tensors, and compiled for an
+H100 ahead of time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from dovetail_inductor.codegen_triton.kernel import EmittedKernel, emit_kernel
+from dovetail_inductor.codegen_triton.ops import UnsupportedOp, emit_op
+from dovetail_inductor.loop_ir.loops import Strided
+from dovetail_inductor.lowering.lower import lower
+from dovetail_inductor.options import InductorOptions
+from dovetail_inductor.scheduler.fuse import fuse
+from dovetail_inductor.scheduler.kernels import FusedKernel, KernelGraph
+from dovetail_prims.decompositions import core_aten_table
+from dovetail_prims.record import trace_aten
+from dovetail_runtime.knobs import Knobs
+from dovetail_runtime.triton_build import TritonBuilder, TritonInterpreter
+from torch import Tensor
+
+Fn = Callable[..., Tensor]
+
+
+@pytest.fixture(scope="module")
+def interpreter() -> Iterator[TritonInterpreter]:
+    made = TritonInterpreter()
+    yield made
+    made.close()
+
+
+def scheduled(fn: Fn, inputs: tuple[Tensor, ...]) -> tuple[KernelGraph, list[EmittedKernel]]:
+    gm = trace_aten(fn, *inputs, decompositions=core_aten_table())
+    graph = fuse(lower(gm), InductorOptions())
+    kernels = [s for s in graph.steps if isinstance(s, FusedKernel)]
+    assert len(kernels) == len(graph.steps), "these graphs need no library call"
+    return graph, [emit_kernel(k, dict(graph.buffers)) for k in kernels]
+
+
+def run(interpreter: TritonInterpreter, fn: Fn, inputs: tuple[Tensor, ...]) -> Tensor:
+    """The function's output, computed by its Triton kernels alone."""
+    graph, emitted = scheduled(fn, inputs)
+    memory: dict[str, Tensor] = dict(graph.constants)
+    memory |= {name: t for name, t in zip(graph.inputs, inputs, strict=True) if name is not None}
+    for kernel in emitted:
+        for name in kernel.tensors:
+            if name not in memory:
+                b = graph.buffers[name]
+                empty = torch.empty_strided(b.shape, b.stride, dtype=b.dtype)
+                memory[name] = empty.fill_(float("nan") if b.dtype.is_floating_point else 1)
+        interpreter(kernel.kernel, [memory[name] for name in kernel.tensors], kernel.grid)
+    (out,) = graph.outputs
+    assert isinstance(out, Strided)
+    return memory[out.buffer].as_strided(out.shape, out.stride, out.offset)
+
+
+def chain(x: Tensor, y: Tensor) -> Tensor:
+    z = torch.tanh(torch.relu(x * y + 1.0)) - torch.sigmoid(x)
+    return torch.where(z > 0, z.exp(), torch.log1p(z.abs())) * 0.5
+
+
+def layer_norm_gelu(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.gelu(F.layer_norm(x, (x.shape[-1],), w, b))
+
+
+def bias_gradient(g: Tensor) -> Tensor:
+    return g.sum(0)
+
+
+def cross_entropy(x: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(x, target)
+
+
+def embedding(table: Tensor, ids: Tensor) -> Tensor:
+    return F.embedding(ids, table) * 2
+
+
+def padded_cat(x: Tensor, y: Tensor) -> Tensor:
+    return torch.cat([F.pad(x, (1, 2)), y], dim=0) + 1
+
+
+CASES: dict[str, tuple[Fn, tuple[Tensor, ...]]] = {
+    "chain": (chain, (torch.randn(37, 53), torch.randn(37, 53))),
+    "broadcast": (lambda x, y: x + y * 2, (torch.randn(8, 1, 33), torch.randn(5, 33))),
+    "softmax": (lambda x: torch.softmax(x, -1), (torch.randn(6, 100),)),
+    "softmax_long": (lambda x: torch.softmax(x * 1.5, -1), (torch.randn(2, 20000),)),
+    "softmax_columns": (lambda x: torch.softmax(x, 0), (torch.randn(70, 48),)),
+    "layer_norm_gelu": (layer_norm_gelu, (torch.randn(9, 200), torch.randn(200), torch.randn(200))),
+    "transpose_add": (lambda x, y: x.t() + y, (torch.randn(70, 90), torch.randn(90, 70))),
+    "bias_gradient": (bias_gradient, (torch.randn(300, 40),)),
+    "cross_entropy": (cross_entropy, (torch.randn(16, 1000), torch.randint(0, 1000, (16,)))),
+    "embedding": (embedding, (torch.randn(50, 24), torch.randint(0, 50, (3, 7)))),
+    "padded_cat": (padded_cat, (torch.randn(3, 5), torch.randn(4, 8))),
+    "argmax": (lambda x: x.argmax(-1), (torch.randn(11, 77),)),
+    "argmin_long": (lambda x: x.argmin(-1), (torch.randn(2, 30000),)),
+    "max_nan": (lambda x: x.amax(-1), (torch.tensor([[1.0, float("nan"), 2.0], [3.0, 1.0, 2.0]]),)),
+    "integers": (lambda x, y: (x // y) + (x % y), (torch.arange(-20, 20), torch.full((40,), 7))),
+    "any": (lambda x: (x > 2).any(-1), (torch.randn(13, 40),)),
+    "total": (lambda x: x.sum(), (torch.randn(40, 30),)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_interpreted_equals_eager(name: str, interpreter: TritonInterpreter) -> None:
+    fn, inputs = CASES[name]
+    expected = fn(*inputs)
+    got = run(interpreter, fn, inputs)
+    assert got.dtype == expected.dtype and got.stride() == expected.stride()
+    torch.testing.assert_close(got, expected, rtol=2e-5, atol=2e-5, equal_nan=True)
+
+
+def test_float16_is_computed_in_float32(interpreter: TritonInterpreter) -> None:
+    x, w, b = torch.randn(8, 128), torch.randn(128), torch.randn(128)
+    # not bfloat16: Triton's interpreter truncates to it, where a GPU rounds
+    narrow = tuple(t.half() for t in (x, w, b))
+    got = run(interpreter, layer_norm_gelu, narrow)
+    reference = layer_norm_gelu(*(t.double() for t in narrow))
+    eager_error = (layer_norm_gelu(*narrow).double() - reference).abs().max()
+    assert (got.double() - reference).abs().max() <= eager_error * 1.01
+
+
+def test_every_kernel_compiles_for_an_h100(tmp_path: Path) -> None:
+    kernels = [k.kernel for fn, inputs in CASES.values() for k in scheduled(fn, inputs)[1]]
+    narrow = tuple(torch.randn(16, 64, dtype=torch.bfloat16) for _ in range(2))
+    kernels += [k.kernel for k in scheduled(chain, narrow)[1]]
+    builder = TritonBuilder(Knobs.from_environment({"DOVETAIL_CACHE_DIR": str(tmp_path)}), 90)
+    try:
+        binaries = builder.build(kernels)
+    finally:
+        builder.close()
+    assert set(binaries) == {k.symbol for k in kernels}
+    assert all(binary.cubin[:4] == b"\x7fELF" for binary in binaries.values())
+
+
+def test_equal_kernels_of_repeated_layers_have_equal_text() -> None:
+    inputs = (torch.randn(8, 64), torch.randn(64), torch.randn(64))
+    (first,) = scheduled(layer_norm_gelu, inputs)[1]
+    (second,) = scheduled(lambda x, w, b: layer_norm_gelu(x, w, b), inputs)[1]
+    assert first.kernel == second.kernel
+
+
+def test_op_without_a_triton_form_is_refused() -> None:
+    with pytest.raises(UnsupportedOp, match="digamma"):
+        emit_op("digamma", ["x"], torch.float32, torch.float32, lambda name: None)
