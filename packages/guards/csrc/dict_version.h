@@ -2,8 +2,9 @@
 //
 // CPython 3.11 and 3.12 keep a version in every dict: a number no dict ever had before, renewed at
 // every change. On 3.13 an attribute write through an object whose values are stored inline does
-// not renew it (seen on 3.13.0), but it does tell dict watchers. There we watch the dict and keep
-// a version of our own.
+// not renew it. There we watch the dict and keep a version of our own. But 3.13.0 does not even
+// tell watchers of such a write (a probe on load finds out): then a dict that is to be stamped is
+// first made to hold its values itself.
 #pragma once
 
 #include "common.h"
@@ -28,6 +29,7 @@ struct Watched {
 struct WatchTable {
   int watcher_id = -1;
   uint64_t next_version = 1;
+  bool inline_writes_are_silent = false;
   std::unordered_map<PyObject*, Watched*> entries;
 };
 
@@ -49,10 +51,32 @@ inline int on_dict_event(PyDict_WatchEvent event, PyObject* dict, PyObject*, PyO
   return 0;
 }
 
+// What the probe on load found out.
+inline void set_inline_writes_are_silent(bool silent) {
+  watch_table().inline_writes_are_silent = silent;
+}
+
 inline bool start_watching() {
   watch_table().watcher_id = PyDict_AddWatcher(on_dict_event);
   if (watch_table().watcher_id < 0) PyErr_Clear();  // all taken: nothing is remembered
   return true;
+}
+
+// Moves the values of an instance dict from the object into the dict, as `popitem` does. Putting
+// the popped item back leaves keys, values and order as they were; no Python code runs.
+inline bool hold_own_values(PyObject* dict) {
+  if (!reinterpret_cast<PyDictObject*>(dict)->ma_values) return true;
+  PyObject* pair = PyDict_CheckExact(dict) ? PyObject_CallMethod(dict, "popitem", nullptr) : nullptr;
+  if (!pair) {  // an empty dict, or of a subclass
+    PyErr_Clear();
+    return false;
+  }
+  int stored = PyDict_SetItem(dict, PyTuple_GET_ITEM(pair, 0), PyTuple_GET_ITEM(pair, 1));
+  if (stored < 0) {
+    Py_FatalError("dovetail_guards: no memory to put back an instance attribute");
+  }
+  Py_DECREF(pair);
+  return !reinterpret_cast<PyDictObject*>(dict)->ma_values;
 }
 
 // Proof that a dict has not changed since the stamp was taken.
@@ -63,6 +87,7 @@ class Stamp {
     Stamp stamp;
     WatchTable& table = watch_table();
     if (table.watcher_id < 0) return stamp;
+    if (table.inline_writes_are_silent && !hold_own_values(dict)) return stamp;
     auto [found, added] = table.entries.try_emplace(dict, nullptr);
     if (added) {
       if (PyDict_Watch(table.watcher_id, dict) < 0) {
@@ -113,6 +138,8 @@ class Stamp {
 #else
 
 inline bool start_watching() { return true; }
+
+inline void set_inline_writes_are_silent(bool) {}
 
 inline uint64_t dict_version(PyObject* dict) {
 #if defined(__GNUC__)

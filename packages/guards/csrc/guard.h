@@ -31,7 +31,7 @@ struct Relation {
 struct Manner {
   bool careful = false;  // its evaluation may run Python code: always the careful mode
   bool once = false;     // the careful mode for the present call
-  int strikes = 0;       // how often an instance dict was missing
+  int strikes = 0;       // calls in a row that found an instance dict missing
 
   static constexpr int kMostStrikes = 64;  // then its objects are new at each call
 };
@@ -142,7 +142,10 @@ inline Outcome check_roots(Guard& guard, PyObject* const* args, PyFunctionObject
     PyObject* value = root_value(root, args, func);
     if (!value) return Fail;
     Outcome outcome = evaluate(root, value, Mode::Pure, slots);
-    if (outcome == Pass) continue;
+    if (outcome == Pass) {
+      manner.strikes = 0;
+      continue;
+    }
     if (outcome != Impure && outcome != Unmade) return outcome;
     manner.once = true;
     manner.careful = outcome == Impure || ++manner.strikes > Manner::kMostStrikes;

@@ -411,6 +411,11 @@ PyObject* probe_stamp(PyObject*, PyObject* args) {
   return PyBool_FromLong(stamp.holds(dict));
 }
 
+PyObject* set_silent(PyObject*, PyObject* silent) {
+  set_inline_writes_are_silent(silent == Py_True);
+  Py_RETURN_NONE;
+}
+
 PyObject* state_number(PyObject*, PyObject* arg) {
   long state = PyLong_AsLong(arg);
   if (state == -1 && PyErr_Occurred()) return nullptr;
@@ -441,6 +446,8 @@ PyMethodDef module_methods[] = {
      "Our view of a dtype, a layout and a device: (dtype, layout, device type, device index)."},
     {"probe_dict", probe_dict, METH_O, "Our view of an object's instance dict, or None."},
     {"probe_stamp", probe_stamp, METH_VARARGS, "Does a dict's stamp survive a call?"},
+    {"set_inline_writes_are_silent", set_silent, METH_O,
+     "Tell whether attribute writes go unnoticed while values are stored inline."},
     {"state_number", state_number, METH_O, "A torch setting as a number, or None."},
     {nullptr, nullptr, 0, nullptr}};
 

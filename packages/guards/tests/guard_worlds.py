@@ -116,7 +116,9 @@ class World:
 
     def constant(self) -> Any:
         r = self.random
-        return r.choice((0, 1, True, 1.0, -0.0, 0.0, "a", None, (1, 2.0), 10**30, 2**40, float("nan")))
+        return r.choice(
+            (0, 1, True, 1.0, -0.0, 0.0, "a", None, (1, 2.0), 10**30, 2**40, float("nan"))
+        )
 
     def tensor(self) -> torch.Tensor:
         r = self.random
@@ -197,9 +199,12 @@ class World:
             return None
         value = r.choice(self.objects)
         if isinstance(value, torch.nn.Module):
-            module = r.choice(list(value.modules()))
+            try:
+                module = r.choice(list(value.modules()))
+            except Exception:  # an earlier change has put something odd among its children
+                module = value
             value = r.choice((module, module.__dict__, module._parameters, module._modules))
-            parameters = list(module.parameters())
+            parameters = [p for p in module._parameters.values() if p is not None]
             if parameters and r.random() < 0.4:
                 value = r.choice(parameters)
         if isinstance(value, torch.Tensor):

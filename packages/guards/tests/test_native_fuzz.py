@@ -6,7 +6,6 @@ import os
 
 import pytest
 from dovetail_guards import FrameView, GuardSet
-
 from guard_worlds import World, frame_function
 
 SEED = int(os.environ.get("DOVETAIL_FUZZ_SEED", "20260"))
@@ -34,11 +33,12 @@ def compare(seed: int) -> tuple[int, int]:
     agree("at first")
     assert passed == 1, guards.explain_failure(frame)
     for step in range(25):
-        undo = world.change()
+        undos = [world.change() for _ in range(world.random.choice((1, 1, 3)))]
         agree(f"change {step}")
-        if undo is not None:
-            undo()
-            agree(f"undone {step}")
+        for undo in reversed(undos):
+            if undo is not None:
+                undo()
+        agree(f"undone {step}")
     return passed, failed
 
 
@@ -52,4 +52,4 @@ def test_native_equals_slow(part: int) -> None:
             raise AssertionError(f"DOVETAIL_FUZZ_SEED={seed} replays this") from error
         passed, failed = passed + p, failed + f
     print(f"seeds from {SEED + part * ROUNDS}: {passed} passing and {failed} failing states")
-    assert passed > 10 * ROUNDS and failed > 4 * ROUNDS
+    assert passed > 10 * ROUNDS and failed > 2 * ROUNDS
