@@ -69,7 +69,8 @@ CREATION = (
     "scalar_tensor.default",
 )  # fmt: skip
 
-# Never decomposed: library kernels, and samplers that draw eager's very numbers.
+# Never decomposed: library kernels, samplers that draw eager's very numbers, and linspace (eager
+# rounds it by a fused multiply-add, which separate ops do not reproduce).
 EXTERN = (
     "mm.default", "addmm.default", "bmm.default", "baddbmm.default",
     "convolution.default", "convolution_backward.default",
@@ -88,6 +89,9 @@ EXTERN = (
     "native_dropout.default", "bernoulli.p", "bernoulli.default", "rand.default",
     "randn.default", "randint.low", "randperm.default", "normal_functional.default",
     "sort.default", "sort.stable", "topk.default", "copy.default",
+    "uniform.default", "exponential.default", "multinomial.default", "linspace.default",
+    "scatter_reduce.two", "logcumsumexp.default", "cummax.default", "cummin.default",
+    "im2col.default", "col2im.default", "view.dtype", "repeat_interleave.Tensor",
 )  # fmt: skip
 
 CORE_ATEN = (

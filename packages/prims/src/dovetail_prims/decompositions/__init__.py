@@ -18,13 +18,16 @@ from . import (
     activations_backward,
     batch_norm,
     creation,
+    foreach,
     indexing,
     linear,
     losses,
     normalisation,
+    padding,
     pointwise,
     reductions,
     softmax,
+    upsampling,
     views,
 )
 from ._common import resolve
@@ -42,6 +45,9 @@ FAMILIES = (
     creation,
     indexing,
     linear,
+    padding,
+    upsampling,
+    foreach,
 )
 
 

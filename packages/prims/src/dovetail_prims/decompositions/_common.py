@@ -8,13 +8,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-aten: Any = torch.ops.aten
+
+class _Packet(Protocol):
+    """An ATen op: its overloads are attributes. (One that returns several tensors is unpacked.)"""
+
+    def __getattr__(self, overload: str) -> Callable[..., Tensor]: ...
+
+
+class _Namespace(Protocol):
+    """ATen: its ops are attributes."""
+
+    def __getattr__(self, op: str) -> _Packet: ...
+
+
+aten: _Namespace = torch.ops.aten
 
 Number = int | float | bool
 Family = Mapping[str, Callable[..., Any]]
@@ -25,7 +38,7 @@ _LOW = (torch.float16, torch.bfloat16)
 def lookup(name: str) -> OpOverload | None:
     """The op called `<op>.<overload>` in this torch, or None: the one place that asks."""
     op, overload = name.split(".")
-    packet = getattr(aten, op, None)
+    packet = getattr(torch.ops.aten, op, None)
     if packet is None or overload not in packet.overloads():
         return None
     found: OpOverload = getattr(packet, overload)

@@ -100,9 +100,9 @@ def native_batch_norm(
     out, mean, rstd, new_mean, new_var = _train(
         input, weight, bias, running_mean, running_var, momentum, eps
     )
-    if running_mean is not None:
+    if running_mean is not None and new_mean is not None:
         running_mean.copy_(new_mean)
-    if running_var is not None:
+    if running_var is not None and new_var is not None:
         running_var.copy_(new_var)
     return out, mean, rstd
 
@@ -144,8 +144,8 @@ def native_batch_norm_functional(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """As native_batch_norm, the new running statistics returned"""
     if not training:
-        out = _evaluate(input, weight, bias, running_mean, running_var, eps)
-        return *out, aten.clone.default(running_mean), aten.clone.default(running_var)
+        norm = _evaluate(input, weight, bias, running_mean, running_var, eps)
+        return *norm, aten.clone.default(running_mean), aten.clone.default(running_var)
     results = _train(input, weight, bias, running_mean, running_var, momentum, eps)
     out, mean, rstd, new_mean, new_var = results
     assert new_mean is not None and new_var is not None

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -49,7 +48,9 @@ def _physical_order(x: Tensor) -> list[int]:
     return sorted(range(x.dim()), key=lambda d: (-int(strides[d]), d))
 
 
-def _permuted_like(self: Tensor, memory_format: Format, make: Any) -> Tensor:
+def _permuted_like(
+    self: Tensor, memory_format: Format, make: Callable[[Sequence[int]], Tensor]
+) -> Tensor:
     """`make(size)` in the memory order of `self`, so that a dense layout is preserved"""
     if memory_format == torch.channels_last:
         order = [0, 2, 3, 1]
@@ -233,44 +234,6 @@ def arange_start(
     return aten.arange.start_step(start, end, 1, dtype=dtype, device=device)
 
 
-def linspace(
-    start: Number,
-    end: Number,
-    steps: int,
-    *,
-    dtype: torch.dtype | None = None,
-    layout: Layout = None,
-    device: Device = None,
-    pin_memory: bool | None = None,
-) -> Tensor:
-    """Even steps from start to end, each half counted from its own end"""
-    dtype = dtype or torch.get_default_dtype()
-    if steps <= 1 or not dtype.is_floating_point:
-        return _few_or_whole(start, end, steps, dtype, device)
-    work = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-    step = (end - start) / (steps - 1)
-    i = aten.arange.start_step(0, steps, 1, dtype=torch.int64, device=device)
-    up = aten.add.Tensor(aten.mul.Tensor(cast(i, work), step), start)
-    back = cast(aten.sub.Tensor(steps - 1, i), work)
-    down = aten.sub.Tensor(end, aten.mul.Tensor(back, step))
-    return cast(where(aten.lt.Scalar(i, steps // 2), up, down), dtype)
-
-
-def _few_or_whole(
-    start: Number, end: Number, steps: int, dtype: torch.dtype, device: Device
-) -> Tensor:
-    """linspace of at most one element, or in integers (counted in float64, then truncated)"""
-    if steps <= 1:
-        return aten.full.default([steps], start, dtype=dtype, device=device)
-    i = aten.arange.start_step(0, steps, 1, dtype=torch.int64, device=device)
-    step = (end - start) / (steps - 1)
-    x = cast(i, torch.float64)
-    up = aten.add.Tensor(aten.mul.Tensor(x, step), start)
-    back = cast(aten.sub.Tensor(steps - 1, i), torch.float64)
-    down = aten.sub.Tensor(end, aten.mul.Tensor(back, step))
-    return cast(where(aten.lt.Scalar(i, steps // 2), up, down), dtype)
-
-
 def _eye(n: int, m: int, dtype: torch.dtype | None, device: Device) -> Tensor:
     rows = aten.arange.start_step(0, n, 1, dtype=torch.int64, device=device)
     columns = aten.arange.start_step(0, m, 1, dtype=torch.int64, device=device)
@@ -337,7 +300,6 @@ TABLE: Family = {
     "new_empty_strided.default": new_empty_strided,
     "arange.default": arange_end,
     "arange.start": arange_start,
-    "linspace.default": linspace,
     "eye.default": eye,
     "eye.m": eye_m,
     "tril.default": tril,

@@ -70,6 +70,13 @@ def index_put_impl(
     return aten.index_put.default(self, indices, values, accumulate)
 
 
+def unsafe_index_put(
+    self: Tensor, indices: Indices, values: Tensor, accumulate: bool = False
+) -> Tensor:
+    """index_put, its indices known to be in bounds"""
+    return aten.index_put.default(self, indices, values, accumulate)
+
+
 def unsafe_index(self: Tensor, indices: Indices) -> Tensor:
     """index, its indices known to be in bounds"""
     return aten.index.Tensor(self, indices)
@@ -119,9 +126,16 @@ def unfold_backward(
     return aten.index_put.default(nothing, _at(dim, places), moved, True)
 
 
+def _broadcast(a: Sequence[int], b: Sequence[int]) -> list[int]:
+    """The shape two tensors broadcast to (torch.broadcast_shapes loads a tracer of PyTorch's)"""
+    rank = max(len(a), len(b))
+    left, right = [1] * (rank - len(a)) + list(a), [1] * (rank - len(b)) + list(b)
+    return [y if x == 1 else x for x, y in zip(left, right, strict=True)]
+
+
 def masked_scatter(self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """Elements of source, in order, at the places the mask holds"""
-    shape = torch.broadcast_shapes(self.shape, mask.shape)
+    shape = _broadcast(self.shape, mask.shape)
     mask = reshape(aten.expand.default(mask, shape), [-1])
     base = reshape(aten.expand.default(self, shape), [-1])
     rank = aten.cumsum.default(cast(mask, torch.int64), 0)
@@ -137,7 +151,7 @@ TABLE: Family = {
     "index_fill.int_Scalar": index_fill_number,
     "index_fill.int_Tensor": index_fill_tensor,
     "_index_put_impl.default": index_put_impl,
-    "_unsafe_index_put.default": index_put_impl,
+    "_unsafe_index_put.default": unsafe_index_put,
     "_unsafe_index.Tensor": unsafe_index,
     "take.default": take,
     "select_backward.default": select_backward,

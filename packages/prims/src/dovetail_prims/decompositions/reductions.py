@@ -187,6 +187,11 @@ def count_nonzero(self: Tensor, dim: Dims = None) -> Tensor:
     return aten.sum.dim_IntList(aten.ne.Scalar(self, 0), dims_of(self, dim))
 
 
+def count_nonzero_dims(self: Tensor, dim: Sequence[int]) -> Tensor:
+    """The same over several dimensions"""
+    return count_nonzero(self, dim)
+
+
 def trace(self: Tensor) -> Tensor:
     """Sum of the diagonal"""
     return aten.sum.dim_IntList(aten.diagonal.default(self), [0])
@@ -217,6 +222,6 @@ TABLE: Family = {
     "dist.default": dist,
     "nansum.default": nansum,
     "count_nonzero.default": count_nonzero,
-    "count_nonzero.dim_IntList": count_nonzero,
+    "count_nonzero.dim_IntList": count_nonzero_dims,
     "trace.default": trace,
 }

@@ -131,8 +131,7 @@ def rot90(self: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
     if turns == 2:
         return aten.flip.default(self, [first, second])
     flipped = aten.flip.default(self, [second if turns == 1 else first])
-    swapped = transpose(flipped, first, second)
-    return aten.clone.default(swapped, memory_format=_ROW_MAJOR)
+    return transpose(flipped, first, second)
 
 
 def pixel_shuffle(self: Tensor, upscale_factor: int) -> Tensor:

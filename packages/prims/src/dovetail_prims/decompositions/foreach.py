@@ -1,0 +1,194 @@
+"""The `_foreach_` ops of optimizers: a list of the plain op, one for each tensor.
+
+The variants differ in what goes with each tensor: nothing, one number for all, one each, another
+list of tensors, or one 0-dim tensor for all. A factory makes each variant's function with that
+variant's signature; the plain op is looked up once, when the table is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._common import Family, Number, aten, lookup
+from .reductions import linalg_vector_norm
+
+Tensors = Sequence[Tensor]
+
+UNARY = (
+    "abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "exp", "expm1", "floor",
+    "frac", "lgamma", "log", "log10", "log1p", "log2", "neg", "reciprocal", "round", "rsqrt",
+    "sigmoid", "sign", "sin", "sinh", "sqrt", "tan", "tanh", "trunc",
+)  # fmt: skip
+# foreach name -> the plain op's overload for a number, and for a tensor
+BINARY = {
+    "mul": ("mul.Tensor", "mul.Tensor"),
+    "div": ("div.Tensor", "div.Tensor"),
+    "clamp_min": ("clamp_min.default", "clamp_min.Tensor"),
+    "clamp_max": ("clamp_max.default", "clamp_max.Tensor"),
+    "maximum": ("clamp_min.default", "clamp_min.Tensor"),
+    "minimum": ("clamp_max.default", "clamp_max.Tensor"),
+}
+
+
+def _op(name: str) -> Callable[..., Any]:
+    found = lookup(name)
+    assert found is not None, name
+    return found
+
+
+def _unary(name: str) -> Callable[..., Any]:
+    op = _op(f"{name}.default")
+
+    def each(self: Tensors) -> list[Tensor]:
+        return [op(x) for x in self]
+
+    return each
+
+
+def _binary(number: str, tensor: str) -> dict[str, Callable[..., Any]]:
+    number_op, tensor_op = _op(number), _op(tensor)
+
+    def with_number(self: Tensors, scalar: Number) -> list[Tensor]:
+        return [number_op(x, scalar) for x in self]
+
+    def with_numbers(self: Tensors, scalars: Sequence[Number]) -> list[Tensor]:
+        return [number_op(x, n) for x, n in zip(self, scalars, strict=True)]
+
+    def with_list(self: Tensors, other: Tensors) -> list[Tensor]:
+        return [tensor_op(x, y) for x, y in zip(self, other, strict=True)]
+
+    def with_tensor(self: Tensors, other: Tensor) -> list[Tensor]:
+        return [tensor_op(x, other) for x in self]
+
+    return {
+        "Scalar": with_number,
+        "ScalarList": with_numbers,
+        "List": with_list,
+        "Tensor": with_tensor,
+    }
+
+
+def _additive(name: str) -> dict[str, Callable[..., Any]]:
+    """add and sub: a list or tensor comes with alpha"""
+    op = _op(f"{name}.Tensor")
+
+    def with_number(self: Tensors, scalar: Number) -> list[Tensor]:
+        return [op(x, scalar) for x in self]
+
+    def with_numbers(self: Tensors, scalars: Sequence[Number]) -> list[Tensor]:
+        return [op(x, n) for x, n in zip(self, scalars, strict=True)]
+
+    def with_list(self: Tensors, other: Tensors, *, alpha: Number = 1) -> list[Tensor]:
+        return [op(x, y, alpha=alpha) for x, y in zip(self, other, strict=True)]
+
+    def with_tensor(self: Tensors, other: Tensor, *, alpha: Number = 1) -> list[Tensor]:
+        return [op(x, other, alpha=alpha) for x in self]
+
+    return {
+        "Scalar": with_number,
+        "ScalarList": with_numbers,
+        "List": with_list,
+        "Tensor": with_tensor,
+    }
+
+
+def _three(name: str) -> dict[str, Callable[..., Any]]:
+    """addcmul and addcdiv"""
+    op = _op(f"{name}.default")
+
+    def with_number(
+        self: Tensors, tensor1: Tensors, tensor2: Tensors, value: Number = 1
+    ) -> list[Tensor]:
+        triples = zip(self, tensor1, tensor2, strict=True)
+        return [op(x, a, b, value=value) for x, a, b in triples]
+
+    def with_numbers(
+        self: Tensors, tensor1: Tensors, tensor2: Tensors, scalars: Sequence[Number]
+    ) -> list[Tensor]:
+        rows = zip(self, tensor1, tensor2, scalars, strict=True)
+        return [op(x, a, b, value=n) for x, a, b, n in rows]
+
+    return {"Scalar": with_number, "ScalarList": with_numbers}
+
+
+def lerp_number(self: Tensors, tensors1: Tensors, weight: Number) -> list[Tensor]:
+    """One weight for all"""
+    return [aten.lerp.Scalar(x, y, weight) for x, y in zip(self, tensors1, strict=True)]
+
+
+def lerp_list(self: Tensors, tensors1: Tensors, weights: Tensors) -> list[Tensor]:
+    """A tensor of weights each"""
+    rows = zip(self, tensors1, weights, strict=True)
+    return [aten.lerp.Tensor(x, y, w) for x, y, w in rows]
+
+
+def norm(self: Tensors, ord: Number = 2, dtype: torch.dtype | None = None) -> list[Tensor]:
+    """The norm of each"""
+    return [linalg_vector_norm(x, ord, dtype=dtype) for x in self]
+
+
+def zero(self: Tensors) -> list[Tensor]:
+    """Zeros in the shape of each"""
+    return [aten.full_like.default(x, 0) for x in self]
+
+
+def pow_of_number(self: Number, exponent: Tensors) -> list[Tensor]:
+    """One number to the power of each"""
+    return [aten.pow.Scalar(self, x) for x in exponent]
+
+
+def pow_number(self: Tensors, exponent: Number) -> list[Tensor]:
+    """Each to one number"""
+    return [aten.pow.Tensor_Scalar(x, exponent) for x in self]
+
+
+def pow_numbers(self: Tensors, exponent: Sequence[Number]) -> list[Tensor]:
+    """Each to its number"""
+    return [aten.pow.Tensor_Scalar(x, n) for x, n in zip(self, exponent, strict=True)]
+
+
+def pow_list(self: Tensors, exponent: Tensors) -> list[Tensor]:
+    """Each to its tensor"""
+    return [aten.pow.Tensor_Tensor(x, y) for x, y in zip(self, exponent, strict=True)]
+
+
+def lerp_numbers(self: Tensors, tensors1: Tensors, weight: Sequence[Number]) -> list[Tensor]:
+    """A weight each"""
+    rows = zip(self, tensors1, weight, strict=True)
+    return [aten.lerp.Scalar(x, y, w) for x, y, w in rows]
+
+
+def _family() -> Family:
+    table: dict[str, Callable[..., Any]] = {
+        "_foreach_lerp.Scalar": lerp_number,
+        "_foreach_lerp.List": lerp_list,
+        "_foreach_norm.Scalar": norm,
+        "_foreach_zero.default": zero,
+        "_foreach_lerp.ScalarList": lerp_numbers,
+        "_foreach_pow.Scalar": pow_number,
+        "_foreach_pow.ScalarList": pow_numbers,
+        "_foreach_pow.List": pow_list,
+        "_foreach_pow.ScalarAndTensor": pow_of_number,
+    }
+    for name in UNARY:
+        table[f"_foreach_{name}.default"] = _unary(name)
+    for name, (number, tensor) in BINARY.items():
+        variants = _binary(number, tensor)
+        if name not in ("mul", "div"):
+            del variants["Tensor"]
+        table |= {f"_foreach_{name}.{k}": f for k, f in variants.items()}
+    for name in ("add", "sub"):
+        variants = _additive(name)
+        if name == "sub":
+            del variants["Tensor"]
+        table |= {f"_foreach_{name}.{k}": f for k, f in variants.items()}
+    for name in ("addcmul", "addcdiv"):
+        table |= {f"_foreach_{name}.{k}": f for k, f in _three(name).items()}
+    return table
+
+
+TABLE: Family = _family()

@@ -1,0 +1,90 @@
+"""Reflection and replication padding, by index, with their gradients.
+
+Padding is a gather along each padded dimension; its gradient adds each place's values back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from ._common import Family, aten, constant, contiguous, iota, zeros
+
+# (positions along the padded dimension, size of the unpadded one) -> positions read there
+Fold = Callable[[Tensor, int], Tensor]
+
+
+def _reflect(place: Tensor, size: int) -> Tensor:
+    """Mirrored at the first and the last element: |last - |last - |p|||"""
+    last = size - 1
+    inner = aten.abs.default(aten.sub.Tensor(last, aten.abs.default(place)))
+    return aten.sub.Tensor(last, inner)
+
+
+def _replicate(place: Tensor, size: int) -> Tensor:
+    """Held at the first and the last element"""
+    low = aten.relu.default(place)
+    return aten.minimum.default(low, constant(size - 1, place))
+
+
+def _places(like: Tensor, size: int, before: int, after: int, fold: Fold) -> Tensor:
+    """For each padded position along a dimension, the position it reads"""
+    shifted = aten.sub.Tensor(iota(size + before + after, like), before)
+    return fold(shifted, size)
+
+
+def _sides(padding: Sequence[int], rank: int) -> list[tuple[int, int, int]]:
+    """(dimension, before, after) of each pair; the last dimension's pair comes first"""
+    pairs = zip(padding[::2], padding[1::2], strict=True)
+    return [(rank - 1 - i, before, after) for i, (before, after) in enumerate(pairs)]
+
+
+def _pad(self: Tensor, padding: Sequence[int], fold: Fold) -> Tensor:
+    out = self
+    for dim, before, after in _sides(padding, self.dim()):
+        place = _places(self, self.shape[dim], before, after, fold)
+        out = aten.index.Tensor(out, [*[None] * dim, place])
+    return out
+
+
+def _pad_backward(grad: Tensor, self: Tensor, padding: Sequence[int], fold: Fold) -> Tensor:
+    out = contiguous(grad)
+    for dim, before, after in _sides(padding, self.dim()):
+        place = _places(self, self.shape[dim], before, after, fold)
+        size = list(out.shape)
+        size[dim] = self.shape[dim]
+        out = aten.index_put.default(zeros(size, grad), [*[None] * dim, place], out, True)
+    return out
+
+
+def reflection_pad(self: Tensor, padding: Sequence[int]) -> Tensor:
+    """Mirrored over each edge, the edge itself not repeated"""
+    return _pad(self, padding, _reflect)
+
+
+def reflection_pad_backward(grad_output: Tensor, self: Tensor, padding: Sequence[int]) -> Tensor:
+    """Each place's gradients summed"""
+    return _pad_backward(grad_output, self, padding, _reflect)
+
+
+def replication_pad(self: Tensor, padding: Sequence[int]) -> Tensor:
+    """The edge repeated"""
+    return _pad(self, padding, _replicate)
+
+
+def replication_pad_backward(grad_output: Tensor, self: Tensor, padding: Sequence[int]) -> Tensor:
+    """Each place's gradients summed"""
+    return _pad_backward(grad_output, self, padding, _replicate)
+
+
+TABLE: Family = {
+    f"{kind}_pad{rank}d{way}.default": function
+    for rank in (1, 2, 3)
+    for kind, way, function in (
+        ("reflection", "", reflection_pad),
+        ("reflection", "_backward", reflection_pad_backward),
+        ("replication", "", replication_pad),
+        ("replication", "_backward", replication_pad_backward),
+    )
+}
