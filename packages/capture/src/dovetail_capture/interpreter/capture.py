@@ -1,0 +1,228 @@
+"""`capture_frame`: interpret a frame; at a construct that cannot be captured, start again and end
+the capture just before it."""
+
+from __future__ import annotations
+
+import os
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+from dovetail_guards import clauses as c
+from dovetail_guards.guard_set import GuardSet
+from dovetail_guards.source import ClosureCellSource
+from dovetail_guards.torch_state import READERS
+from torch.fx import GraphModule, Node
+
+from dovetail_capture.captured_frame import CapturedFrame, GraphBreak, GraphInput
+from dovetail_capture.interpreter.frame import BreakHere, Frame
+from dovetail_capture.interpreter.machine import Interpreter, source_line
+from dovetail_capture.interpreter.recipes import Rebuilder
+from dovetail_capture.interpreter.recorder import Recorder
+from dovetail_capture.interpreter.session import Session
+from dovetail_capture.interpreter.signals import (
+    CannotRebuild,
+    GraphBreakSignal,
+    ProgramException,
+)
+from dovetail_capture.interpreter.values.base import Lazy, Value
+from dovetail_capture.interpreter.values.functions import CellValue
+from dovetail_capture.interpreter.wrap import cell_value
+from dovetail_capture.recipe import FrameEnd, Recipe
+
+DEBUG = bool(os.environ.get("DOVETAIL_CAPTURE_DEBUG"))
+
+# Settings that tensor operations and folded torch functions read.
+_GUARDED_STATE = (
+    "grad_mode", "inference_mode", "autocast", "default_dtype", "default_device",
+    "torch_function_modes", "torch_dispatch_modes", "deterministic",
+)  # fmt: skip
+
+
+def capture_frame(
+    code: CodeType,
+    func: FunctionType,
+    args: tuple[Any, ...],
+    *,
+    options: Any = None,
+) -> CapturedFrame:
+    """Capture the frame of a call of `func` (whose code is `code`).
+
+    `args` are the raw arguments in `co_varnames` order: positional, keyword-only, then the
+    `*args` tuple and the `**kwargs` dict where the code has them. Nothing of the user's is
+    changed, whether capture succeeds or fails.
+    """
+    stop_at = -1
+    break_: GraphBreak | None = None
+    while True:
+        attempt = _Attempt(code, func, args, options, stop_at)
+        outcome = attempt.run()
+        if isinstance(outcome, _Break):
+            if stop_at >= 0 and outcome.step >= stop_at:
+                raise AssertionError(f"capture does not repeat itself: {outcome.graph_break}")
+            if break_ is None or outcome.step != 0:
+                break_ = outcome.graph_break
+            stop_at = outcome.step
+            continue
+        return attempt.finish(outcome, break_ if stop_at >= 0 else None)
+
+
+class _Break:
+    """An attempt met something it cannot capture, at `step` of the top frame."""
+
+    def __init__(self, step: int, graph_break: GraphBreak) -> None:
+        self.step = step
+        self.graph_break = graph_break
+
+
+class _End:
+    """An attempt came to its end: the pieces of the captured frame."""
+
+    def __init__(self, rebuilder: Rebuilder, end: FrameEnd) -> None:
+        self.rebuilder = rebuilder
+        self.end = end
+
+
+class _Attempt:
+    """One run over the frame. `stop_at` is the step of the top frame to end before, or -1."""
+
+    def __init__(
+        self,
+        code: CodeType,
+        func: FunctionType,
+        args: tuple[Any, ...],
+        options: Any,
+        stop_at: int,
+    ) -> None:
+        self.code = code
+        self.stop_at = stop_at
+        self.recorder = Recorder(lambda: self.vm.stack_trace())
+        self.session = Session(code, func.__globals__, self.recorder)
+        self.vm = Interpreter(self.session, options, DEBUG)
+        sources = self.session.sources
+        slots: list[Any] = [
+            Lazy(real, sources.root("local", name))
+            for name, real in zip(code.co_varnames, args, strict=False)
+        ]
+        self.frame = Frame(self.vm, code, func.__globals__, slots, self._closure(func))
+        self.frame.is_top = True
+        self.frame.stop_at = stop_at
+
+    def _closure(self, func: FunctionType) -> tuple[CellValue, ...]:
+        cells = []
+        for name, real in zip(self.code.co_freevars, func.__closure__ or (), strict=True):
+            content = self.session.sources.root("closure", name)
+            cell = cell_value(self.session, real, ClosureCellSource(name), content)
+            self.session.known[id(real)] = cell
+            self.session.keep_alive.append(real)
+            cells.append(cell)
+        return tuple(cells)
+
+    def run(self) -> _Break | _End:
+        """Interpret and rebuild, with torch's state put back at the end."""
+        grad_mode = torch.is_grad_enabled()
+        for name in _GUARDED_STATE:
+            self.session.clauses.append(c.TorchState(name, READERS[name]()))
+        try:
+            return self._run(grad_mode)
+        finally:
+            torch._C._set_grad_enabled(grad_mode)
+            while self.session.open_autocasts:
+                torch.amp.autocast_mode._exit_autocast(self.session.open_autocasts.pop()[0])
+
+    def _run(self, grad_mode: bool) -> _Break | _End:
+        frame, vm = self.frame, self.vm
+        try:
+            returned: Value | None = None
+            try:
+                vm.frames.append(frame)
+                frame.run()
+                returned = frame.result
+            except BreakHere:
+                pass
+            except ProgramException as error:
+                name = error.value.python_type().__name__
+                raise GraphBreakSignal(f"the frame raises {name}: {_message(vm, error)}") from None
+            rebuilder = Rebuilder(vm)
+            if returned is not None:
+                end = FrameEnd(returns=rebuilder.recipe(returned))
+            else:
+                if self.session.open_autocasts and self.stop_at:
+                    raise CannotRebuild("an open autocast block")
+                end = self._broken_end(rebuilder)
+            rebuilder.changes()
+            rebuilder.grad_mode(grad_mode, torch.is_grad_enabled())
+        except GraphBreakSignal as signal:
+            vm.note_break(signal)
+            return _Break(max(frame.steps - 1, 0), _graph_break(signal))
+        except CannotRebuild as error:
+            if self.stop_at == 0:
+                raise AssertionError(f"nothing was run, yet: {error}") from error
+            signal = GraphBreakSignal(f"{error} is alive where the captured stretch ends")
+            vm.note_break(signal)
+            return _Break(0, _graph_break(signal))
+        return _End(rebuilder, end)
+
+    def _broken_end(self, rebuilder: Rebuilder) -> FrameEnd:
+        frame = self.frame
+        locals_: list[tuple[str, Recipe]] = []
+        cells: list[tuple[str, Recipe]] = []
+        for name, item in zip(frame.decoded.slot_names, frame.slots, strict=True):
+            if item is None:
+                continue
+            if isinstance(item, CellValue):
+                if name in self.code.co_cellvars:
+                    cells.append((name, rebuilder.recipe(item)))
+            else:
+                locals_.append((name, rebuilder.recipe(item)))
+        stack = tuple(
+            None if item is None else rebuilder.recipe(item) for item in frame.stack
+        )
+        return FrameEnd(
+            break_index=frame.next_index,
+            stack=stack,
+            locals_=tuple(locals_),
+            cells=tuple(cells),
+        )
+
+    def finish(self, outcome: _End, break_: GraphBreak | None) -> CapturedFrame:
+        """The captured frame of a successful attempt."""
+        rebuilder = outcome.rebuilder
+        graph = self.recorder.graph
+        used: list[GraphInput] = []
+        nodes: list[Node] = rebuilder.outputs
+        graph.output(tuple(nodes))
+        for graph_input, value in self.session.inputs:
+            if value.node.users:
+                used.append(graph_input)
+            else:
+                graph.erase_node(value.node)
+        module = None
+        if self.recorder.operations:
+            module = GraphModule(torch.nn.Module(), graph)
+        self.session.relate_inputs([i for i in used if not i.static])
+        return CapturedFrame(
+            self.code,
+            module,
+            tuple(used) if module is not None else (),
+            GuardSet(self.session.clauses),
+            tuple(rebuilder.effects),
+            outcome.end,
+            break_,
+        )
+
+
+def _message(vm: Interpreter, error: ProgramException) -> str:
+    try:
+        return vm.to_text(error.value, "str")
+    except (GraphBreakSignal, ProgramException):
+        return "..."
+
+
+def _graph_break(signal: GraphBreakSignal) -> GraphBreak:
+    where = getattr(signal, "where", [])
+    filename, lineno, _ = where[-1] if where else ("?", 0, "?")
+    frames = tuple(f"{name} ({file}:{line})" for file, line, name in where)
+    return GraphBreak(
+        signal.reason, filename, lineno, source_line(filename, lineno), signal.hint, frames
+    )

@@ -1,0 +1,122 @@
+"""A frame under interpretation: its slots, its value stack, and the loop that runs it."""
+
+from __future__ import annotations
+
+import dis
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+from dovetail_capture.interpreter.bytecode import DecodedCode, Instruction
+from dovetail_capture.interpreter.signals import ProgramException
+from dovetail_capture.interpreter.values.base import Constant, Value
+from dovetail_capture.interpreter.values.functions import CellValue
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.machine import Interpreter
+
+# What a handler returns to leave the loop.
+RETURN, YIELD, MAKE_GENERATOR = 1, 2, 3
+
+
+class BreakHere(Exception):
+    """The top frame has reached the instruction at which this attempt is to end."""
+
+
+class Frame:
+    """`slots` hold values, lazy arguments, cells, or None where nothing is bound; `stack` holds
+    values, and None for the NULL that CPython pushes beside callables."""
+
+    __slots__ = (
+        "block_exit", "closure", "code", "current", "decoded", "globals_", "handled", "is_top",
+        "kw_names", "next_index", "result", "slots", "stack", "steps", "stop_at", "vm",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        vm: Interpreter,
+        code: CodeType,
+        globals_: dict[str, Any],
+        slots: list[Any],
+        closure: tuple[CellValue, ...],
+    ) -> None:
+        decoded: DecodedCode = vm.decode(code)
+        self.vm = vm
+        self.code = code
+        self.decoded = decoded
+        self.globals_ = globals_
+        self.slots = slots + [None] * (len(decoded.slot_names) - len(slots))
+        self.closure = closure
+        self.stack: list[Any] = []
+        self.next_index = 0
+        self.current: Instruction = decoded.instructions[0]
+        self.handled: Value | None = None  # the exception being handled
+        self.result: Value | None = None
+        self.kw_names: tuple[str, ...] = ()
+        self.is_top = False
+        self.steps = 0
+        self.stop_at = -1
+
+    def run(self) -> int:
+        """Interpret until the frame returns or yields; `result` then holds the value."""
+        instructions = self.decoded.instructions
+        while True:
+            try:
+                if self.is_top or self.vm.debug:
+                    return self._run_watched()
+                while True:
+                    inst = instructions[self.next_index]
+                    self.current = inst
+                    self.next_index = inst.index + 1
+                    left = inst.handler(self, inst)
+                    if left is not None:
+                        return left
+            except ProgramException as error:
+                if not self._unwind(error):
+                    raise
+
+    def _run_watched(self) -> int:
+        """The loop of the top frame, which counts steps; in debug mode depths are checked."""
+        instructions = self.decoded.instructions
+        debug = self.vm.debug
+        while True:
+            inst = instructions[self.next_index]
+            if self.is_top:
+                if self.steps == self.stop_at:
+                    raise BreakHere
+                self.steps += 1
+            self.current = inst
+            self.next_index = inst.index + 1
+            depth = len(self.stack)
+            left = inst.handler(self, inst)
+            if left is not None:
+                return left
+            if debug:
+                self._check_depth(inst, depth)
+
+    def _check_depth(self, inst: Instruction, before: int) -> None:
+        jumped = self.next_index != inst.index + 1
+        opcode = dis.opmap[inst.opname]
+        arg = inst.arg if opcode >= dis.HAVE_ARGUMENT else None
+        if inst.opname in ("RETURN_GENERATOR", "EXTENDED_ARG", "CACHE", "FOR_ITER", "SEND"):
+            return
+        expected = dis.stack_effect(opcode, arg, jump=jumped)
+        if len(self.stack) - before != expected:
+            raise AssertionError(
+                f"{inst} changed the stack by {len(self.stack) - before}, not {expected}"
+            )
+
+    def _unwind(self, error: ProgramException) -> bool:
+        """Go to the handler of the current instruction, if there is one."""
+        entry = self.decoded.entry_for(self.current.index)
+        if entry is None:
+            return False
+        del self.stack[entry.depth :]
+        if entry.lasti:
+            self.stack.append(Constant(self.current.offset))
+        self.stack.append(error.value)
+        self.next_index = entry.target
+        return True
+
+    def line(self) -> int:
+        """The source line of the current instruction."""
+        return self.decoded.line_of(self.current.index)

@@ -1,0 +1,667 @@
+"""Built-in functions and classes: isinstance, getattr, len, range, zip, super, type ..."""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import types
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dovetail_capture.interpreter.library.container_methods import (
+    Args,
+    Handler,
+    Kwargs,
+    sorted_items,
+)
+from dovetail_capture.interpreter.protocols import assignment, attributes, dicts, operators
+from dovetail_capture.interpreter.protocols.constants import UNKNOWN
+from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
+from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
+from dovetail_capture.interpreter.values.containers import (
+    DictValue,
+    ListValue,
+    SetValue,
+    SliceValue,
+    TupleValue,
+)
+from dovetail_capture.interpreter.values.functions import (
+    BoundMethod,
+    FunctionValue,
+    GeneratorValue,
+    IteratorValue,
+    NativeMethod,
+    SuperValue,
+)
+from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.tensors import TensorValue
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.machine import Interpreter
+
+
+# --- types ---------------------------------------------------------------------------------------
+
+
+def is_instance(vm: Interpreter, value: Value, classinfo: Value) -> bool:
+    """`isinstance(value, classinfo)`."""
+    if isinstance(classinfo, TupleValue):
+        return any(
+            is_instance(vm, value, vm.tuple_item(classinfo, index))
+            for index in range(len(classinfo.items))
+        )
+    if not isinstance(classinfo, Constant):
+        raise GraphBreakSignal(f"isinstance with {classinfo.describe()}")
+    wanted = classinfo.value
+    if isinstance(wanted, types.UnionType):
+        return any(is_instance(vm, value, vm.held(part)) for part in wanted.__args__)
+    if isinstance(value, Constant):
+        try:
+            return isinstance(value.value, wanted)
+        except TypeError as error:
+            vm.raise_real(error)
+    cls = value.python_type()
+    if not isinstance(wanted, type):
+        vm.raise_error(TypeError, "isinstance() arg 2 must be a type, a tuple of types, or a union")
+    if isinstance(value, TensorValue):
+        if issubclass(wanted, torch.nn.Parameter):
+            return issubclass(cls, torch.nn.Parameter)
+        if wanted.__module__ == "torch" and wanted.__name__.endswith("Tensor"):
+            if wanted is not torch.Tensor:  # torch.FloatTensor and its like
+                return value.fake.dtype == getattr(wanted, "dtype", None)
+            return True
+        return issubclass(cls, wanted)
+    if getattr(wanted, "_is_protocol", False):
+        real = getattr(value, "real", None)
+        if real is not None:
+            return isinstance(real, wanted)
+        return all(vm.find_attr(value, name) is not None for name in _protocol_members(wanted))
+    check = type(wanted).__instancecheck__
+    if isinstance(check, types.FunctionType) and not _is_library_check(check):
+        return vm.truth(vm.call(vm.held(check), [classinfo, value], {}))
+    return issubclass(cls, wanted)
+
+
+def _is_library_check(check: types.FunctionType) -> bool:
+    """ABCMeta and the like: they decide by the class alone."""
+    return check.__module__ in ("abc", "typing", "_py_abc", "torch", "torch._tensor") or (
+        check.__module__.startswith("torch.")
+    )
+
+
+def _protocol_members(cls: Any) -> set[str]:
+    members = getattr(cls, "__protocol_attrs__", None)
+    if members is not None:
+        return set(members)
+    from typing import _get_protocol_attrs  # type: ignore[attr-defined]
+
+    return set(_get_protocol_attrs(cls))
+
+
+def isinstance_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return boolean(is_instance(vm, args[0], args[1]))
+
+
+def issubclass_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return vm.fold(issubclass, args, kwargs)
+
+
+def type_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    if len(args) != 1:
+        raise GraphBreakSignal("creation of a class")
+    return vm.held(args[0].python_type())
+
+
+def super_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    if args:
+        cls = vm.as_python(args[0])
+        return SuperValue(cls, args[1])
+    frame = vm.frames[-1]
+    slot = frame.decoded.slot_of["__class__"]
+    cls = vm.as_python(vm.resolve_cell(frame.slots[slot]))
+    receiver = frame.slots[0]
+    if not isinstance(receiver, Value):
+        raise GraphBreakSignal("super() without a receiver")
+    from dovetail_capture.interpreter.values.functions import CellValue
+
+    if isinstance(receiver, CellValue):
+        receiver = vm.resolve_cell(receiver)
+    return SuperValue(cls, receiver)
+
+
+def callable_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    value = args[0]
+    if isinstance(value, Constant):
+        return boolean(callable(value.value))
+    if isinstance(value, (BoundMethod, NativeMethod, FunctionValue)):
+        return boolean(True)
+    return boolean(hasattr(value.python_type(), "__call__"))
+
+
+def id_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    value = args[0]
+    if isinstance(value, Constant) and not isinstance(value.value, (int, float, str)):
+        return Constant(id(value.value))
+    if isinstance(value, ObjectValue) and value.pinned:
+        return Constant(id(value.real))
+    raise GraphBreakSignal(f"id() of {value.describe()}")
+
+
+def hash_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    method = operators.dunder(vm, args[0], "__hash__")
+    if isinstance(method, BoundMethod):
+        return vm.call(method, [], {})
+    return vm.fold(hash, args, kwargs)
+
+
+# --- attributes ----------------------------------------------------------------------------------
+
+
+def _name(vm: Interpreter, value: Value) -> str:
+    if not isinstance(value, Constant) or not isinstance(value.value, str):
+        vm.raise_error(TypeError, "attribute name must be string")
+    assert isinstance(value, Constant)
+    return value.value  # type: ignore[no-any-return]
+
+
+def getattr_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    name = _name(vm, args[1])
+    if len(args) == 2:
+        return vm.get_attr(args[0], name)
+    value = vm.find_attr(args[0], name)
+    return args[2] if value is None else value
+
+
+def hasattr_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return boolean(vm.find_attr(args[0], _name(vm, args[1])) is not None)
+
+
+def setattr_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    vm.set_attr(args[0], _name(vm, args[1]), args[2])
+    return NONE
+
+
+def delattr_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    vm.del_attr(args[0], _name(vm, args[1]))
+    return NONE
+
+
+def object_getattribute(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return attributes.generic_get_attr(vm, args[0], _name(vm, args[1]))
+
+
+def object_setattr(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    assignment.generic_set_attr(vm, args[0], _name(vm, args[1]), args[2])
+    return NONE
+
+
+def object_delattr(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    assignment.generic_del_attr(vm, args[0], _name(vm, args[1]))
+    return NONE
+
+
+def object_init(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return NONE
+
+
+def object_new(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    from dovetail_capture.interpreter.protocols.calls import native_new
+
+    return native_new(vm, object, vm.as_python(args[0]), args[1:], kwargs)
+
+
+def object_eq(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    same = operators.is_same(args[0], args[1])
+    return boolean(True) if same else Constant(NotImplemented)
+
+
+def vars_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    if not args:
+        raise GraphBreakSignal("vars() of the frame")
+    return vm.get_attr(args[0], "__dict__")
+
+
+def locals_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    frame = vm.frames[-1]
+    result = DictValue()
+    for name, item in zip(frame.decoded.slot_names, frame.slots, strict=True):
+        if item is None:
+            continue
+        value = attributes.resolve(vm, item)
+        from dovetail_capture.interpreter.values.functions import CellValue
+
+        if isinstance(value, CellValue):
+            if value.content is None:
+                continue
+            value = vm.resolve_cell(value)
+        dicts.put(vm, result, Constant(name), value)
+    return result
+
+
+def globals_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return vm.held(vm.frames[-1].globals_)
+
+
+def property_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    raise GraphBreakSignal("creation of a property")
+
+
+# --- conversion ----------------------------------------------------------------------------------
+
+
+def bool_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return boolean(bool(args) and vm.truth(args[0]))
+
+
+def number(cls: type, special: str) -> Handler:
+    """`int(x)` and `float(x)`."""
+
+    def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+        if args and isinstance(args[0], TensorValue):
+            raise GraphBreakSignal(
+                f"{cls.__name__}() of a tensor", "keep the value a tensor, or compute it outside"
+            )
+        if args and isinstance(args[0], ObjectValue):
+            method = operators.dunder(vm, args[0], special)
+            if method is not None:
+                return vm.call(method, [], {})
+        return vm.fold(cls, args, kwargs)
+
+    return handler
+
+
+def to_text(vm: Interpreter, value: Value, how: str) -> str:
+    """`str(value)` or `repr(value)`."""
+    special = "__str__" if how == "str" else "__repr__"
+    if isinstance(value, ObjectValue):
+        for name in (special, "__repr__"):
+            _, method = attributes.class_lookup(vm, value.cls, name)
+            if isinstance(method, types.FunctionType):
+                return str(vm.as_python(vm.call(vm.held(method), [value], {})))
+        if issubclass(value.cls, BaseException):
+            parts = [vm.as_python(part) for part in vm.iterate(vm.get_attr(value, "args"))]
+            if not any(part is UNKNOWN for part in parts):
+                plain = BaseException(*parts)
+                if issubclass(value.cls, KeyError):
+                    plain = KeyError(*parts)
+                text = str(plain) if how == "str" else repr(parts)
+                return text if how == "str" else f"{value.cls.__name__}({text[1:-1]})"
+    if isinstance(value, TensorValue):
+        raise GraphBreakSignal("a tensor's text", "do not format tensors in compiled code")
+    real = vm.as_python(value)
+    if real is UNKNOWN:
+        raise GraphBreakSignal(f"the text of {value.describe()}")
+    return str(real) if how == "str" else repr(real)
+
+
+def str_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    if len(args) == 1 and not kwargs:
+        return Constant(to_text(vm, args[0], "str"))
+    return vm.fold(str, args, kwargs)
+
+
+def repr_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return Constant(to_text(vm, args[0], "repr"))
+
+
+def list_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return ListValue(vm.iterate(args[0]) if args else [])
+
+
+def tuple_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    if args and isinstance(args[0], TupleValue) and args[0].cls is tuple:
+        return args[0]
+    return TupleValue(vm.iterate(args[0]) if args else [])
+
+
+def set_of(cls: type) -> Handler:
+    """`set(x)` and `frozenset(x)`."""
+
+    def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+        return SetValue(vm.iterate(args[0]) if args else [], cls)
+
+    return handler
+
+
+def dict_of(cls: type) -> Handler:
+    """`dict(...)` and `OrderedDict(...)`."""
+
+    def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+        new = DictValue(cls)
+        if args:
+            vm.dict_update(new, args[0])
+        for name, value in kwargs.items():
+            dicts.put(vm, new, Constant(name), value)
+        return new
+
+    return handler
+
+
+def defaultdict_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    new = dict_of(collections.defaultdict)(vm, args[1:], kwargs)
+    assert isinstance(new, DictValue)
+    new.default_factory = args[0] if args else NONE
+    return new
+
+
+def deque_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    new = ListValue(vm.iterate(args[0]) if args else [], collections.deque)
+    maxlen = args[1] if len(args) > 1 else kwargs.get("maxlen", NONE)
+    new.maxlen = vm.as_python(maxlen)
+    if new.maxlen is not None:
+        new.items = new.items[max(0, len(new.items) - new.maxlen) :]
+    return new
+
+
+def slice_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    if len(args) == 1:
+        return SliceValue(NONE, args[0], NONE)
+    return SliceValue(args[0], args[1], args[2] if len(args) > 2 else NONE)
+
+
+# --- iteration -----------------------------------------------------------------------------------
+
+
+def len_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return Constant(operators.length(vm, args[0]))
+
+
+def iter_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    if len(args) > 1:
+        raise GraphBreakSignal("iter() with a sentinel")
+    return vm.get_iter(args[0])
+
+
+def next_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    value = vm.next_value(args[0])
+    if value is not None:
+        return value
+    if len(args) > 1:
+        return args[1]
+    stop: list[Value] = []
+    if isinstance(args[0], GeneratorValue) and args[0].frame.result is not NONE:
+        result = args[0].frame.result
+        stop = [result] if result is not None else []
+    return vm.raise_exception(StopIteration, stop)  # type: ignore[no-any-return]
+
+
+def _plain(iterators: Args) -> bool:
+    return all(isinstance(i, IteratorValue) and i.plain for i in iterators)
+
+
+def zip_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    iterators = [vm.get_iter(arg) for arg in args]
+    strict = "strict" in kwargs and vm.truth(kwargs["strict"])
+
+    def items() -> Iterator[Value]:
+        while iterators:
+            row = []
+            for position, iterator in enumerate(iterators):
+                item = vm.next_value(iterator)
+                if item is None:
+                    if strict and (
+                        position or any(vm.next_value(i) is not None for i in iterators[1:])
+                    ):
+                        vm.raise_error(ValueError, "zip() arguments have different lengths")
+                    return
+                row.append(item)
+            yield TupleValue(row)
+
+    return IteratorValue(items(), zip, _plain(iterators))
+
+
+def enumerate_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    iterator = vm.get_iter(args[0])
+    start = vm.as_python(args[1] if len(args) > 1 else kwargs.get("start", Constant(0)))
+
+    def items() -> Iterator[Value]:
+        for index, item in enumerate(vm.iterate(iterator), start):
+            yield TupleValue([Constant(index), item])
+
+    return IteratorValue(items(), enumerate, _plain([iterator]))
+
+
+def map_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    rows = zip_(vm, args[1:], {})
+    fn = args[0]
+    return IteratorValue(
+        (vm.call(fn, list(vm.iterate(row)), {}) for row in vm.iterate(rows)), map, False
+    )
+
+
+def filter_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    fn = args[0]
+    keep: Callable[[Value], Value] = lambda item: item  # noqa: E731
+    if not (isinstance(fn, Constant) and fn.value is None):
+        keep = lambda item: vm.call(fn, [item], {})  # noqa: E731
+    return IteratorValue(
+        (item for item in vm.iterate(args[1]) if vm.truth(keep(item))), filter, False
+    )
+
+
+def reversed_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    method = operators.dunder(vm, args[0], "__reversed__")
+    if isinstance(args[0], ObjectValue) and isinstance(method, BoundMethod):
+        return vm.call(method, [], {})
+    if isinstance(args[0], ObjectValue) and args[0].native is None:
+        count = operators.length(vm, args[0])
+        items = [vm.getitem(args[0], Constant(i)) for i in reversed(range(count))]
+        return IteratorValue(iter(items), reversed, True)
+    items = list(vm.iterate(args[0]))
+    return IteratorValue(iter(items[::-1]), reversed, True)
+
+
+def sorted_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return ListValue(sorted_items(vm, list(vm.iterate(args[0])), kwargs))
+
+
+def sum_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    total = args[1] if len(args) > 1 else kwargs.get("start", Constant(0))
+    for item in vm.iterate(args[0]):
+        total = operators.binary(vm, "+", total, item, False)
+    return total
+
+
+def any_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return boolean(any(vm.truth(item) for item in vm.iterate(args[0])))
+
+
+def all_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return boolean(all(vm.truth(item) for item in vm.iterate(args[0])))
+
+
+def extremum(symbol: str) -> Handler:
+    """`min` and `max`."""
+
+    def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+        items = list(vm.iterate(args[0])) if len(args) == 1 else list(args)
+        key = kwargs.get("key", NONE)
+        if not items:
+            if "default" in kwargs:
+                return kwargs["default"]
+            vm.raise_error(ValueError, "iterable argument is empty")
+        best, best_key = None, None
+        for item in items:
+            item_key = item if key is NONE else vm.call(key, [item], {})
+            if best is None or vm.truth(
+                operators.compare(vm, symbol, item_key, best_key)  # type: ignore[arg-type]
+            ):
+                best, best_key = item, item_key
+        assert best is not None
+        return best
+
+    return handler
+
+
+def abs_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    if isinstance(args[0], TensorValue):
+        return vm.record("call_method", "abs", args, {})
+    method = operators.dunder(vm, args[0], "__abs__")
+    if isinstance(method, BoundMethod):
+        return vm.call(method, [], {})
+    return vm.fold(abs, args, kwargs)
+
+
+def pow_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    if len(args) == 2 and not kwargs:
+        return operators.binary(vm, "**", args[0], args[1], False)
+    return vm.fold(pow, args, kwargs)
+
+
+def divmod_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return TupleValue(
+        [
+            operators.binary(vm, "//", args[0], args[1], False),
+            operators.binary(vm, "%", args[0], args[1], False),
+        ]
+    )
+
+
+def print_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    raise GraphBreakSignal("print()", "remove the print, or do it outside of compiled code")
+
+
+# --- generators ----------------------------------------------------------------------------------
+
+
+def generator_send(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    generator = args[0]
+    assert isinstance(generator, GeneratorValue)
+    value = vm.resume(generator, args[1])
+    if value is not None:
+        return value
+    return next_(vm, [generator], {})
+
+
+def generator_throw(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    generator = args[0]
+    assert isinstance(generator, GeneratorValue)
+    error = args[2] if len(args) > 2 and args[2] is not NONE else args[1]
+    value = vm.throw_into(generator, vm.as_exception(error))
+    return value if value is not None else next_(vm, [generator], {})
+
+
+def generator_close(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    generator = args[0]
+    assert isinstance(generator, GeneratorValue)
+    if generator.started and not generator.finished:
+        stop = ObjectValue(GeneratorExit)
+        stop.base_new = GeneratorExit
+        stop.slots["args"] = TupleValue([])
+        try:
+            value = vm.throw_into(generator, stop)
+        except ProgramException as error:
+            if not issubclass(error.value.python_type(), (GeneratorExit, StopIteration)):
+                raise
+        else:
+            if value is not None:
+                vm.raise_error(RuntimeError, "generator ignored GeneratorExit")
+    generator.finished = True
+    return NONE
+
+
+def exception_init(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    assert isinstance(args[0], ObjectValue)
+    args[0].slots["args"] = TupleValue(args[1:])
+    if issubclass(args[0].cls, StopIteration):
+        args[0].slots["value"] = args[1] if len(args) > 1 else NONE
+    for name, value in kwargs.items():
+        args[0].slots[name] = value
+    return NONE
+
+
+def exception_with_traceback(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return args[0]
+
+
+def exception_str(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return Constant(to_text(vm, args[0], "str"))
+
+
+def function_get(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    if isinstance(args[1], Constant) and args[1].value is None:
+        return args[0]
+    return BoundMethod(args[0], args[1])
+
+
+def method_type(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return BoundMethod(args[0], args[1])
+
+
+HANDLERS: dict[Any, Handler] = {
+    isinstance: isinstance_, issubclass: issubclass_, type: type_, super: super_,
+    callable: callable_, id: id_, hash: hash_, getattr: getattr_, hasattr: hasattr_,
+    setattr: setattr_, delattr: delattr_, vars: vars_, locals: locals_, globals: globals_,
+    object.__getattribute__: object_getattribute, object.__setattr__: object_setattr,
+    object.__delattr__: object_delattr, object.__init__: object_init,
+    object.__new__: object_new, object.__eq__: object_eq, property: property_,
+    bool: bool_, int: number(int, "__int__"), float: number(float, "__float__"), str: str_,
+    repr: repr_, list: list_, tuple: tuple_, set: set_of(set), frozenset: set_of(frozenset),
+    dict: dict_of(dict), collections.OrderedDict: dict_of(collections.OrderedDict),
+    collections.defaultdict: defaultdict_, collections.deque: deque_, slice: slice_, len: len_,
+    iter: iter_, next: next_, zip: zip_, enumerate: enumerate_, map: map_, filter: filter_,
+    reversed: reversed_, sorted: sorted_, sum: sum_, any: any_, all: all_, min: extremum("<"),
+    max: extremum(">"), abs: abs_, pow: pow_, divmod: divmod_, print: print_,
+    types.GeneratorType.send: generator_send, types.GeneratorType.throw: generator_throw,
+    types.GeneratorType.close: generator_close, types.GeneratorType.__next__: next_,
+    types.GeneratorType.__iter__: iter_, BaseException.__init__: exception_init,
+    StopIteration.__init__: exception_init,
+    BaseException.with_traceback: exception_with_traceback, BaseException.__str__: exception_str,
+    types.FunctionType.__get__: function_get, types.MethodType: method_type,
+    getattr(builtins, "__import__"): lambda vm, args, kwargs: vm.fold(__import__, args, kwargs),
+}  # fmt: skip
+for _cls in (AttributeError, ImportError, OSError, UnicodeDecodeError, SystemExit, NameError,
+             KeyError, SyntaxError):  # fmt: skip
+    if "__init__" in _cls.__dict__:
+        HANDLERS[_cls.__dict__["__init__"]] = exception_init
+
+
+def new_dict(vm: Interpreter, cls: type, args: Args, kwargs: Kwargs) -> Value:
+    """`dict.__new__(cls)` and its like for a subclass."""
+    base = next(b for b in cls.__mro__ if b in (collections.OrderedDict, collections.defaultdict,
+                                                dict))  # fmt: skip
+    value = ObjectValue(cls, native=DictValue(base))
+    value.base_new = base
+    return value
+
+
+def new_list(vm: Interpreter, cls: type, args: Args, kwargs: Kwargs) -> Value:
+    value = ObjectValue(cls, native=ListValue([]))
+    value.base_new = list
+    return value
+
+
+def new_tuple(vm: Interpreter, cls: type, args: Args, kwargs: Kwargs) -> Value:
+    items = list(vm.iterate(args[0])) if args else []
+    if cls is tuple:
+        return TupleValue(items)
+    value = ObjectValue(cls, native=TupleValue(items))
+    value.base_new = tuple
+    return value
+
+
+def new_set(vm: Interpreter, cls: type, args: Args, kwargs: Kwargs) -> Value:
+    value = ObjectValue(cls, native=SetValue(vm.iterate(args[0]) if args else []))
+    value.base_new = set
+    return value
+
+
+def tuple_new(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`tuple.__new__(cls, items)` called by name, as named tuples do."""
+    return new_tuple(vm, vm.as_python(args[0]), args[1:], kwargs)
+
+
+def dict_new(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return new_dict(vm, vm.as_python(args[0]), args[1:], kwargs)
+
+
+HANDLERS[tuple.__new__] = tuple_new
+HANDLERS[dict.__new__] = dict_new
+
+NEW_HANDLERS: dict[type, Any] = {
+    dict: new_dict, collections.OrderedDict: new_dict, collections.defaultdict: new_dict,
+    list: new_list, tuple: new_tuple, set: new_set,
+}  # fmt: skip
+

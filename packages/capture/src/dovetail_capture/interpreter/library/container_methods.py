@@ -1,0 +1,494 @@
+"""Methods of list, deque, tuple, dict, OrderedDict, set and their iterators."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dovetail_capture.interpreter.protocols import dicts, operators
+from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
+from dovetail_capture.interpreter.values.containers import (
+    DICT_TYPES,
+    DictValue,
+    DictView,
+    ListValue,
+    SetValue,
+    TupleValue,
+    hash_key,
+)
+from dovetail_capture.interpreter.values.functions import IteratorValue
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.machine import Interpreter
+
+Args = list[Value]
+Kwargs = dict[str, Value]
+Handler = Callable[["Interpreter", Args, Kwargs], Value]
+
+
+def _list(vm: Interpreter, value: Value) -> ListValue:
+    native = vm.native(value)
+    if not isinstance(native, ListValue):
+        raise GraphBreakSignal(f"a list method on {value.describe()}")
+    return native
+
+
+def _dict(vm: Interpreter, value: Value) -> DictValue:
+    native = vm.native(value)
+    if not isinstance(native, DictValue):
+        raise GraphBreakSignal(f"a dict method on {value.describe()}")
+    return native
+
+
+# --- list ----------------------------------------------------------------------------------------
+
+
+def list_append(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    target = _list(vm, args[0])
+    target.items.append(args[1])
+    target.mutated = True
+    if target.maxlen is not None and len(target.items) > target.maxlen:
+        del target.items[0]
+    return NONE
+
+
+def list_appendleft(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    target = _list(vm, args[0])
+    target.items.insert(0, args[1])
+    target.mutated = True
+    if target.maxlen is not None and len(target.items) > target.maxlen:
+        target.items.pop()
+    return NONE
+
+
+def list_popleft(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return list_pop(vm, [args[0], Constant(0)], kwargs)
+
+
+def list_extend(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    vm.list_extend(_list(vm, args[0]), args[1])
+    return NONE
+
+
+def list_insert(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    target = _list(vm, args[0])
+    target.items.insert(operators.index_of(vm, args[1]), args[2])
+    target.mutated = True
+    return NONE
+
+
+def list_pop(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    target = _list(vm, args[0])
+    index = operators.index_of(vm, args[1]) if len(args) > 1 else -1
+    count = len(target.items)
+    if not -count <= index < count:
+        vm.raise_error(IndexError, "pop index out of range" if count else "pop from empty list")
+    value = vm.list_item(target, index % count)
+    del target.items[index]
+    target.mutated = True
+    return value
+
+
+def _position(vm: Interpreter, items: Args, wanted: Value) -> int:
+    for index, item in enumerate(items):
+        if operators.is_same(item, wanted) or vm.truth(operators.compare(vm, "==", item, wanted)):
+            return index
+    return -1
+
+
+def list_remove(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    target = _list(vm, args[0])
+    index = _position(vm, vm.list_items(target), args[1])
+    if index < 0:
+        vm.raise_error(ValueError, "list.remove(x): x not in list")
+    del target.items[index]
+    target.mutated = True
+    return NONE
+
+
+def sequence_index(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    index = _position(vm, list(vm.iterate(args[0])), args[1])
+    if index < 0:
+        vm.raise_error(ValueError, "x not in sequence")
+    return Constant(index)
+
+
+def sequence_count(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    matches = [
+        item
+        for item in vm.iterate(args[0])
+        if operators.is_same(item, args[1])
+        or vm.truth(operators.compare(vm, "==", item, args[1]))
+    ]
+    return Constant(len(matches))
+
+
+def list_clear(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    target = _list(vm, args[0])
+    target.items = []
+    target.mutated = True
+    return NONE
+
+
+def list_copy(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    target = _list(vm, args[0])
+    new = ListValue(vm.list_items(target), target.cls)
+    new.maxlen = target.maxlen
+    return new
+
+
+def list_reverse(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    target = _list(vm, args[0])
+    target.items.reverse()
+    target.mutated = True
+    return NONE
+
+
+def list_sort(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    target = _list(vm, args[0])
+    target.items = list(sorted_items(vm, vm.list_items(target), kwargs))
+    target.mutated = True
+    return NONE
+
+
+def sorted_items(vm: Interpreter, items: Args, kwargs: Kwargs) -> Args:
+    """Items in sorted order by known keys."""
+    key_function = kwargs.get("key")
+    keys = []
+    for item in items:
+        key = item
+        if key_function is not None and key_function is not NONE:
+            key = vm.call(key_function, [item], {})
+        real = vm.as_python(key)
+        keys.append(real)
+    descending = "reverse" in kwargs and vm.truth(kwargs["reverse"])
+    try:
+        order = sorted(range(len(items)), key=lambda index: keys[index], reverse=descending)
+    except TypeError as error:
+        raise GraphBreakSignal(f"sorting by keys that are not known: {error}") from None
+    return [items[index] for index in order]
+
+
+def sequence_getitem(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return operators.getitem(vm, vm.native(args[0]), args[1])
+
+
+def sequence_setitem(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    operators.setitem(vm, vm.native(args[0]), args[1], args[2])
+    return NONE
+
+
+def sequence_delitem(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    operators.delitem(vm, vm.native(args[0]), args[1])
+    return NONE
+
+
+def native_len(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return Constant(operators.length(vm, vm.native(args[0])))
+
+
+def native_iter(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return vm.get_iter(vm.native(args[0]))
+
+
+def native_contains(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return boolean(operators.contains(vm, vm.native(args[0]), args[1]))
+
+
+def native_eq(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return operators.compare(vm, "==", vm.native(args[0]), vm.native(args[1]))
+
+
+def native_ne(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return operators.compare(vm, "!=", vm.native(args[0]), vm.native(args[1]))
+
+
+def native_add(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return operators.binary(vm, "+", vm.native(args[0]), vm.native(args[1]), False)
+
+
+def list_init(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    target = _list(vm, args[0])
+    target.items = list(vm.iterate(args[1])) if len(args) > 1 else []
+    return NONE
+
+
+# --- dict ----------------------------------------------------------------------------------------
+
+
+def dict_get(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    value = dicts.get(vm, _dict(vm, args[0]), hash_key(args[1]))
+    if value is not None:
+        return value
+    return args[2] if len(args) > 2 else kwargs.get("default", NONE)
+
+
+def dict_getitem(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    dictionary = _dict(vm, args[0])
+    value = dicts.get(vm, dictionary, hash_key(args[1]))
+    if value is None and args[0] is not dictionary:
+        handler = operators.dunder(vm, args[0], "__missing__")
+        if handler is not None:
+            return vm.call(handler, [args[1]], {})
+    return value if value is not None else vm.dict_lookup(dictionary, args[1])
+
+
+def dict_setitem(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    dicts.put(vm, _dict(vm, args[0]), args[1], args[2])
+    return NONE
+
+
+def dict_setdefault(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    dictionary = _dict(vm, args[0])
+    value = dicts.get(vm, dictionary, hash_key(args[1]))
+    if value is None:
+        value = args[2] if len(args) > 2 else NONE
+        dicts.put(vm, dictionary, args[1], value)
+    return value
+
+
+def dict_pop(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    dictionary = _dict(vm, args[0])
+    key = hash_key(args[1])
+    value = dicts.get(vm, dictionary, key)
+    if value is None:
+        if len(args) > 2:
+            return args[2]
+        return vm.raise_exception(KeyError, [args[1]])  # type: ignore[no-any-return]
+    dicts.delete(vm, dictionary, key)
+    return value
+
+
+def dict_popitem(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    dictionary = _dict(vm, args[0])
+    pairs = dicts.items(vm, dictionary)
+    if not pairs:
+        vm.raise_error(KeyError, "popitem(): dictionary is empty")
+    last = "last" not in kwargs or vm.truth(kwargs["last"])
+    key, value = pairs[-1 if last else 0]
+    dicts.delete(vm, dictionary, hash_key(key))
+    return TupleValue([key, value])
+
+
+def dict_update(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    dictionary = _dict(vm, args[0])
+    if len(args) > 1:
+        vm.dict_update(dictionary, args[1])
+    for name, value in kwargs.items():
+        dicts.put(vm, dictionary, Constant(name), value)
+    return NONE
+
+
+def dict_init(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    if len(args) > 1 or kwargs:
+        return dict_update(vm, args, kwargs)
+    return NONE
+
+
+def dict_copy(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return dicts.copy_entries(vm, _dict(vm, args[0]))
+
+
+def dict_clear(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    dicts.clear(vm, _dict(vm, args[0]))
+    return NONE
+
+
+def dict_move_to_end(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    dictionary = _dict(vm, args[0])
+    entries = dicts.materialise(vm, dictionary)
+    key = hash_key(args[1])
+    if key not in entries:
+        vm.raise_exception(KeyError, [args[1]])
+    entry = entries.pop(key)
+    last = vm.truth(args[2]) if len(args) > 2 else vm.truth(kwargs.get("last", Constant(True)))
+    if last:
+        entries[key] = entry
+    else:
+        dictionary.entries = {key: entry, **entries}
+    dictionary.mutated = True
+    return NONE
+
+
+def dict_fromkeys(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    cls = vm.as_python(args[0])
+    if cls not in DICT_TYPES:
+        raise GraphBreakSignal(f"{cls.__name__}.fromkeys")
+    new = DictValue(cls)
+    for key in vm.iterate(args[1]):
+        dicts.put(vm, new, key, args[2] if len(args) > 2 else NONE)
+    return new
+
+
+def dict_view(kind: str) -> Handler:
+    """`keys`, `values` or `items`."""
+
+    def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+        return DictView(args[0], kind)
+
+    return handler
+
+
+def dict_reversed(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    keys = dicts.keys(vm, _dict(vm, args[0]))
+    return IteratorValue(iter(keys[::-1]), type(reversed({})), True)
+
+
+def dict_or(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return operators.binary(vm, "|", vm.native(args[0]), vm.native(args[1]), False)
+
+
+# --- set -----------------------------------------------------------------------------------------
+
+
+def _set(vm: Interpreter, value: Value) -> SetValue:
+    native = vm.native(value)
+    if not isinstance(native, SetValue):
+        raise GraphBreakSignal(f"a set method on {value.describe()}")
+    return native
+
+
+def set_add(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    target = _set(vm, args[0])
+    target.items.setdefault(hash_key(args[1]), args[1])
+    target.mutated = True
+    return NONE
+
+
+def set_discard(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    target = _set(vm, args[0])
+    target.items.pop(hash_key(args[1]), None)
+    target.mutated = True
+    return NONE
+
+
+def set_remove(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    target = _set(vm, args[0])
+    if hash_key(args[1]) not in target.items:
+        vm.raise_exception(KeyError, [args[1]])
+    return set_discard(vm, args, kwargs)
+
+
+def set_update(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    target = _set(vm, args[0])
+    for other in args[1:]:
+        for item in vm.iterate(other):
+            target.items.setdefault(hash_key(item), item)
+    target.mutated = True
+    return NONE
+
+
+def set_copy(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    target = _set(vm, args[0])
+    return SetValue(target.items.values(), target.cls)
+
+
+def set_clear(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    target = _set(vm, args[0])
+    target.items, target.mutated = {}, True
+    return NONE
+
+
+def set_operation(symbol: str) -> Handler:
+    """`union`, `intersection`, `difference`, `symmetric_difference`."""
+
+    def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+        result: Value = vm.native(args[0])
+        for other in args[1:]:
+            right = SetValue(vm.iterate(other))
+            result = operators.binary(vm, symbol, result, right, False)
+        return set_copy(vm, [result], {}) if len(args) == 1 else result
+
+    return handler
+
+
+def set_relation(test: Callable[[set[Any], set[Any]], bool]) -> Handler:
+    """`issubset`, `issuperset`, `isdisjoint`."""
+
+    def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+        first = set(_set(vm, args[0]).items)
+        second = {hash_key(item) for item in vm.iterate(args[1])}
+        return boolean(test(first, second))
+
+    return handler
+
+
+def iterator_next(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    value = vm.next_value(args[0])
+    return value if value is not None else vm.raise_exception(StopIteration, [])
+
+
+def _same(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return args[0]
+
+
+_SEQUENCE: dict[str, Handler] = {
+    "__getitem__": sequence_getitem, "__setitem__": sequence_setitem,
+    "__delitem__": sequence_delitem, "__len__": native_len, "__iter__": native_iter,
+    "__contains__": native_contains, "__eq__": native_eq, "__ne__": native_ne,
+    "__add__": native_add, "index": sequence_index, "count": sequence_count,
+}  # fmt: skip
+_LIST: dict[str, Handler] = {
+    **_SEQUENCE, "append": list_append, "appendleft": list_appendleft, "popleft": list_popleft,
+    "extend": list_extend, "insert": list_insert, "pop": list_pop, "remove": list_remove,
+    "clear": list_clear, "copy": list_copy, "reverse": list_reverse, "sort": list_sort,
+    "__init__": list_init,
+}  # fmt: skip
+_DICT: dict[str, Handler] = {
+    "get": dict_get, "__getitem__": dict_getitem, "__setitem__": dict_setitem,
+    "__delitem__": sequence_delitem, "__len__": native_len, "__iter__": native_iter,
+    "__contains__": native_contains, "__eq__": native_eq, "__ne__": native_ne,
+    "setdefault": dict_setdefault, "pop": dict_pop, "popitem": dict_popitem,
+    "update": dict_update, "copy": dict_copy, "clear": dict_clear, "keys": dict_view("keys"),
+    "values": dict_view("values"), "items": dict_view("items"), "__init__": dict_init,
+    "move_to_end": dict_move_to_end, "fromkeys": dict_fromkeys, "__reversed__": dict_reversed,
+    "__or__": dict_or,
+}  # fmt: skip
+_SET: dict[str, Handler] = {
+    "add": set_add, "discard": set_discard, "remove": set_remove, "update": set_update,
+    "copy": set_copy, "clear": set_clear, "union": set_operation("|"),
+    "intersection": set_operation("&"), "difference": set_operation("-"),
+    "symmetric_difference": set_operation("^"), "issubset": set_relation(set.issubset),
+    "issuperset": set_relation(set.issuperset), "isdisjoint": set_relation(set.isdisjoint),
+    "__len__": native_len, "__iter__": native_iter, "__contains__": native_contains,
+    "__eq__": native_eq, "__ne__": native_ne,
+}  # fmt: skip
+_VIEW: dict[str, Handler] = {"__len__": native_len, "__iter__": native_iter,
+                             "__contains__": native_contains}  # fmt: skip
+_ITERATOR: dict[str, Handler] = {"__next__": iterator_next, "__iter__": _same}
+
+
+def _build() -> dict[Any, Handler]:
+    table: dict[Any, Handler] = {}
+    families: list[tuple[tuple[type, ...], dict[str, Handler]]] = [
+        ((list, collections.deque), _LIST),
+        ((tuple,), _SEQUENCE),
+        (DICT_TYPES, _DICT),
+        ((set, frozenset), _SET),
+        ((type({}.keys()), type({}.values()), type({}.items())), _VIEW),
+        (
+            tuple(
+                type(iterator)
+                for iterator in (
+                    iter([]), iter(()), iter({}), iter(set()), iter({}.items()), iter(range(0)),
+                    zip(), enumerate([]), map(int, []), filter(None, []), reversed([]),
+                )
+            ),
+            _ITERATOR,
+        ),
+    ]  # fmt: skip
+    for classes, handlers in families:
+        for cls in classes:
+            for name, handler in handlers.items():
+                if name in cls.__dict__ and cls.__dict__[name] is not None:
+                    attr = cls.__dict__[name]
+                    try:
+                        table[attr] = handler
+                    except TypeError:
+                        continue
+    return table
+
+
+HANDLERS: dict[Any, Handler] = _build()

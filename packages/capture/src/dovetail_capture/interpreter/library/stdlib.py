@@ -1,0 +1,396 @@
+"""The standard library's C parts, and pure Python parts that are cheaper to run than interpret."""
+
+from __future__ import annotations
+
+import contextvars
+import copy
+import dataclasses
+import functools
+import inspect
+import itertools
+import logging
+import math
+import operator
+import re
+import typing
+import warnings
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from dovetail_capture.interpreter.library.container_methods import Args, Handler, Kwargs
+from dovetail_capture.interpreter.protocols import dicts, operators
+from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
+from dovetail_capture.interpreter.values.containers import (
+    DictValue,
+    ListValue,
+    SetValue,
+    TupleValue,
+)
+from dovetail_capture.interpreter.values.functions import IteratorValue
+from dovetail_capture.interpreter.values.objects import ObjectValue
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.machine import Interpreter
+
+
+# --- operator ------------------------------------------------------------------------------------
+
+
+def _binary(symbol: str, inplace: bool = False) -> Handler:
+    return lambda vm, args, kwargs: operators.binary(vm, symbol, args[0], args[1], inplace)
+
+
+def _compare(symbol: str) -> Handler:
+    return lambda vm, args, kwargs: operators.compare(vm, symbol, args[0], args[1])
+
+
+def _unary(symbol: str) -> Handler:
+    return lambda vm, args, kwargs: operators.unary(vm, symbol, args[0])
+
+
+def op_getitem(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return operators.getitem(vm, args[0], args[1])
+
+
+def op_setitem(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    operators.setitem(vm, args[0], args[1], args[2])
+    return NONE
+
+
+def op_contains(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return boolean(operators.contains(vm, args[0], args[1]))
+
+
+def op_not(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return boolean(not vm.truth(args[0]))
+
+
+def op_truth(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return boolean(vm.truth(args[0]))
+
+
+def op_is(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return boolean(operators.is_same(args[0], args[1]))
+
+
+def op_is_not(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return boolean(not operators.is_same(args[0], args[1]))
+
+
+def op_index(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return Constant(operators.index_of(vm, args[0]))
+
+
+# --- functools -----------------------------------------------------------------------------------
+
+
+def partial_new(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    value = ObjectValue(functools.partial)
+    value.base_new = functools.partial
+    keywords = DictValue()
+    for name, item in kwargs.items():
+        dicts.put(vm, keywords, Constant(name), item)
+    value.slots.update(func=args[0], args=TupleValue(args[1:]), keywords=keywords)
+    return value
+
+
+def partial_call(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    partial = args[0]
+    if isinstance(partial, Constant):
+        real = partial.value
+        parts = [vm.held(real.func), vm.held(real.args), vm.held(real.keywords)]
+    else:
+        parts = [vm.get_attr(partial, name) for name in ("func", "args", "keywords")]
+    function, first, keywords = parts
+    native = vm.native(keywords)
+    assert isinstance(native, DictValue)
+    merged = {vm.as_python(key): value for key, value in dicts.items(vm, native)}
+    merged.update(kwargs)
+    return vm.call(function, [*vm.iterate(first), *args[1:]], merged)
+
+
+def reduce_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    iterator = vm.get_iter(args[1])
+    total = args[2] if len(args) > 2 else vm.next_value(iterator)
+    if total is None:
+        vm.raise_error(TypeError, "reduce() of empty iterable with no initial value")
+    assert total is not None
+    for item in vm.iterate(iterator):
+        total = vm.call(args[0], [total, item], {})
+    return total
+
+
+# --- itertools -----------------------------------------------------------------------------------
+
+
+def chain_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return IteratorValue(
+        (item for part in args for item in vm.iterate(part)), itertools.chain, False
+    )
+
+
+def chain_from_iterable(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    parts = args[-1]
+    return IteratorValue(
+        (item for part in vm.iterate(parts) for item in vm.iterate(part)), itertools.chain, False
+    )
+
+
+def islice_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    bounds = [vm.as_python(arg) for arg in args[1:]]
+    items = itertools.islice(vm.iterate(args[0]), *bounds)
+    return IteratorValue(items, itertools.islice, False)
+
+
+def repeat_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    if len(args) == 1 and not kwargs:
+        return IteratorValue(itertools.repeat(args[0]), itertools.repeat, False)
+    times = vm.as_python(args[1] if len(args) > 1 else kwargs["times"])
+    return IteratorValue(itertools.repeat(args[0], times), itertools.repeat, True)
+
+
+def count_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    bounds = [vm.as_python(arg) for arg in args]
+    items = (Constant(number) for number in itertools.count(*bounds))
+    return IteratorValue(items, itertools.count, False)
+
+
+def cycle_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return IteratorValue(itertools.cycle(list(vm.iterate(args[0]))), itertools.cycle, False)
+
+
+def _combinatoric(fn: Any) -> Handler:
+    def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+        items = list(vm.iterate(args[0]))
+        rest = [vm.as_python(arg) for arg in args[1:]]
+        rows = (TupleValue(row) for row in fn(items, *rest))
+        return IteratorValue(rows, fn, True)
+
+    return handler
+
+
+def product_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    repeat = vm.as_python(kwargs.get("repeat", Constant(1)))
+    pools = [list(vm.iterate(arg)) for arg in args]
+    rows = (TupleValue(row) for row in itertools.product(*pools, repeat=repeat))
+    return IteratorValue(rows, itertools.product, True)
+
+
+def pairwise_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    items = list(vm.iterate(args[0]))
+    rows = (TupleValue(row) for row in itertools.pairwise(items))
+    return IteratorValue(rows, itertools.pairwise, True)
+
+
+def zip_longest_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    fill = kwargs.get("fillvalue", NONE)
+    pools = [list(vm.iterate(arg)) for arg in args]
+    rows = (TupleValue(row) for row in itertools.zip_longest(*pools, fillvalue=fill))
+    return IteratorValue(rows, itertools.zip_longest, True)
+
+
+def starmap_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    def items() -> Iterator[Value]:
+        for row in vm.iterate(args[1]):
+            yield vm.call(args[0], list(vm.iterate(row)), {})
+
+    return IteratorValue(items(), itertools.starmap, False)
+
+
+def accumulate_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    fn = args[1] if len(args) > 1 else kwargs.get("func", Constant(operator.add))
+    items = list(vm.iterate(args[0]))
+    rows: list[Value] = []
+    for item in items:
+        rows.append(vm.call(fn, [rows[-1], item], {}) if rows else item)
+    return IteratorValue(iter(rows), itertools.accumulate, True)
+
+
+# --- messages: written after the graph has run ---------------------------------------------------
+
+
+def deferred(fn: Any) -> Handler:
+    """A call whose only effect is a message: made after the graph, in order."""
+
+    def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+        vm.session.calls_for_effect.append((fn, list(args), dict(kwargs)))  # type: ignore[arg-type]
+        return NONE
+
+    return handler
+
+
+# --- dataclasses, copy, contextvars --------------------------------------------------------------
+
+
+def dataclass_fields(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    value = args[0]
+    if isinstance(value, Constant):
+        return vm.fold(dataclasses.fields, args, kwargs)
+    return vm.held(dataclasses.fields(value.python_type()))
+
+
+def is_dataclass(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    value = args[0]
+    target = value.value if isinstance(value, Constant) else value.python_type()
+    return boolean(dataclasses.is_dataclass(target))
+
+
+def copy_copy(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    value = args[0]
+    if isinstance(value, (Constant, TupleValue)):
+        return value
+    if isinstance(value, ListValue):
+        return ListValue(vm.list_items(value), value.cls)
+    if isinstance(value, DictValue):
+        return dicts.copy_entries(vm, value)
+    if isinstance(value, SetValue):
+        return SetValue(value.items.values(), value.cls)
+    if isinstance(value, ObjectValue):
+        method = operators.dunder(vm, value, "__copy__")
+        if method is not None:
+            return vm.call(method, [], {})
+        if value.native is None and not hasattr(value.cls, "__slots__"):
+            new = ObjectValue(value.cls)
+            for key, item in dicts.items(vm, value.fields):
+                dicts.put(vm, new.fields, key, item)
+            return new
+    raise GraphBreakSignal(f"copy.copy of {value.describe()}")
+
+
+def deep_copy(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return _deep(vm, args[0], {})
+
+
+def _deep(vm: Interpreter, value: Value, memo: dict[int, Value]) -> Value:
+    known = memo.get(id(value))
+    if known is not None:
+        return known
+    new: Value
+    if isinstance(value, Constant):
+        return value
+    if isinstance(value, TupleValue):
+        new = TupleValue([_deep(vm, item, memo) for item in vm.iterate(value)], value.cls)
+    elif isinstance(value, ListValue):
+        new = memo[id(value)] = ListValue([], value.cls)
+        new.items = [_deep(vm, item, memo) for item in vm.list_items(value)]
+    elif isinstance(value, DictValue):
+        new = memo[id(value)] = DictValue(value.cls)
+        for key, item in dicts.items(vm, value):
+            dicts.put(vm, new, _deep(vm, key, memo), _deep(vm, item, memo))
+    elif isinstance(value, SetValue):
+        new = SetValue([_deep(vm, item, memo) for item in value.items.values()], value.cls)
+    elif (
+        isinstance(value, ObjectValue)
+        and value.native is None
+        and not value.slots
+        and not hasattr(value.cls, "__deepcopy__")
+        and not hasattr(value.cls, "__slots__")
+    ):
+        new = memo[id(value)] = ObjectValue(value.cls)
+        for key, item in dicts.items(vm, value.fields):
+            dicts.put(vm, new.fields, key, _deep(vm, item, memo))
+    else:
+        raise GraphBreakSignal(f"copy.deepcopy of {value.describe()}")
+    memo[id(value)] = new
+    return new
+
+
+def context_get(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`ContextVar.get`: the value is read at capture and not guarded beyond its identity."""
+    variable = vm.as_python(args[0])
+    try:
+        return vm.held(variable.get())
+    except LookupError as error:
+        if len(args) > 1:
+            return args[1]
+        return vm.raise_real(error)  # type: ignore[no-any-return]
+
+
+def weakref_call(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    reference = args[0]
+    assert isinstance(reference, ObjectValue)
+    return vm.held(reference.real())
+
+
+def inspect_signature(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    target = args[0]
+    real = _real_callable(vm, target)
+    if real is None:
+        raise GraphBreakSignal(f"inspect.signature of {target.describe()}")
+    return vm.held(inspect.signature(real))
+
+
+def _real_callable(vm: Interpreter, target: Value) -> Any:
+    from dovetail_capture.interpreter.values.functions import BoundMethod
+
+    if isinstance(target, Constant):
+        return target.value
+    if isinstance(target, ObjectValue) and target.real is not None:
+        return target.real
+    if isinstance(target, BoundMethod):
+        function = _real_callable(vm, target.function)
+        if function is not None:
+            return function.__get__(object(), object)
+    return None
+
+
+def cast_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return args[1]
+
+
+_SYMBOLS = {
+    "add": "+", "and_": "&", "floordiv": "//", "lshift": "<<", "matmul": "@", "mul": "*",
+    "mod": "%", "or_": "|", "pow": "**", "rshift": ">>", "sub": "-", "truediv": "/", "xor": "^",
+}  # fmt: skip
+_INPLACE = {name: f"i{name.rstrip('_')}" for name in _SYMBOLS}
+_COMPARISONS = {"lt": "<", "le": "<=", "eq": "==", "ne": "!=", "gt": ">", "ge": ">="}
+
+HANDLERS: dict[Any, Handler] = {
+    **{getattr(operator, name): _binary(symbol) for name, symbol in _SYMBOLS.items()},
+    **{getattr(operator, _INPLACE[n]): _binary(symbol, True) for n, symbol in _SYMBOLS.items()},
+    **{getattr(operator, name): _compare(symbol) for name, symbol in _COMPARISONS.items()},
+    operator.neg: _unary("-"), operator.pos: _unary("+"), operator.invert: _unary("~"),
+    operator.getitem: op_getitem, operator.setitem: op_setitem, operator.contains: op_contains,
+    operator.not_: op_not, operator.truth: op_truth, operator.is_: op_is,
+    operator.is_not: op_is_not, operator.index: op_index,
+    functools.partial: partial_new, functools.partial.__call__: partial_call,
+    functools.reduce: reduce_, itertools.chain: chain_,
+    itertools.chain.__dict__["from_iterable"]: chain_from_iterable,
+    itertools.islice: islice_, itertools.repeat: repeat_, itertools.count: count_,
+    itertools.cycle: cycle_, itertools.combinations: _combinatoric(itertools.combinations),
+    itertools.permutations: _combinatoric(itertools.permutations),
+    itertools.combinations_with_replacement: _combinatoric(
+        itertools.combinations_with_replacement
+    ),
+    itertools.product: product_, itertools.pairwise: pairwise_,
+    itertools.zip_longest: zip_longest_, itertools.starmap: starmap_,
+    itertools.accumulate: accumulate_, warnings.warn: deferred(warnings.warn),
+    dataclasses.fields: dataclass_fields, dataclasses.is_dataclass: is_dataclass,
+    copy.copy: copy_copy, copy.deepcopy: deep_copy, inspect.signature: inspect_signature,
+    contextvars.ContextVar.get: context_get, weakref.ReferenceType.__call__: weakref_call,
+    typing.cast: cast_,
+}  # fmt: skip
+for _name in ("debug", "info", "warning", "error", "critical", "log", "exception"):
+    HANDLERS[getattr(logging.Logger, _name)] = deferred(getattr(logging.Logger, _name))
+
+# C functions without effects, run at capture when their arguments are known.
+PURE_MODULES = frozenset({"math", "cmath", "_operator", "_bisect", "_struct", "unicodedata", "re"})
+PURE_FUNCTIONS: frozenset[Any] = frozenset(
+    {
+        round, ord, chr, bin, hex, oct, ascii, format, typing.get_origin, typing.get_args,
+        inspect.isfunction, inspect.ismethod, inspect.isclass, inspect.getmodule, re.match,
+        re.search, re.sub, re.compile, re.fullmatch, re.split, re.findall, math.prod,
+        type.mro, object.__format__, object.__hash__,
+        object.__reduce_ex__, type.__subclasses__, inspect.unwrap, inspect.getfullargspec,
+        inspect.isgeneratorfunction, inspect.iscoroutinefunction,
+    }
+)  # fmt: skip
+PURE_TYPES: tuple[type, ...] = (
+    str, int, float, bool, complex, bytes, range, re.Pattern, re.Match, inspect.Signature,
+    tuple, frozenset,
+)  # fmt: skip
+PURE_CLASSES: frozenset[type] = frozenset(
+    {range, complex, bytes, inspect.Parameter}
+)

@@ -1,0 +1,342 @@
+"""torch: which functions become graph nodes, which are folded, which change torch's state."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dovetail_capture.interpreter.library.container_methods import Args, Handler, Kwargs
+from dovetail_capture.interpreter.protocols import attributes, calls, dicts
+from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
+from dovetail_capture.interpreter.values.containers import DictValue, TupleValue
+from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.tensors import TensorValue
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.machine import Interpreter
+
+_C: Any = torch._C
+
+# --- which functions are operations --------------------------------------------------------------
+
+# Python functions of these modules are recorded whole when all their arguments can be.
+_PYTHON_OPERATION_MODULES = frozenset(
+    {"torch.nn.functional", "torch.functional", "torch._tensor", "torch.nn.init"}
+)
+_NOT_OPERATIONS: set[Any] = {
+    torch.Tensor.__iter__, torch.Tensor.__len__, torch.Tensor.__contains__,
+    torch.Tensor.__format__, torch.Tensor.__repr__, torch.Tensor.__reduce_ex__,
+    torch.Tensor.__deepcopy__, torch.Tensor.__hash__, torch.Tensor.backward,
+    torch.Tensor.register_hook, torch.Tensor.share_memory_, torch.Tensor.__setstate__,
+}  # fmt: skip
+_C_OWNERS = (
+    _C._VariableFunctions, _C._nn, _C._special, _C._linalg, _C._fft, _C._sparse, _C._nested,
+)  # fmt: skip
+_C_MODULES = frozenset(
+    {"torch", "torch._C", "torch._C._nn", "torch._C._VariableFunctions", "torch._C._special",
+     "torch._C._linalg", "torch._C._fft"}
+)  # fmt: skip
+_UNSUPPORTED = {
+    torch.manual_seed: "torch.manual_seed changes torch's global state",
+    torch.seed: "torch.seed changes torch's global state",
+    torch.save: "torch.save writes a file",
+    torch.load: "torch.load reads a file",
+}
+_IS_OPERATION: dict[int, tuple[Any, bool]] = {}
+
+
+def is_operation(fn: Any) -> bool:
+    """Is `fn` a torch function over tensors, to be recorded as a node?"""
+    known = _IS_OPERATION.get(id(fn))
+    if known is not None and known[0] is fn:
+        return known[1]
+    found = _decide(fn)
+    if type(fn) is not types.MethodType:
+        _IS_OPERATION[id(fn)] = (fn, found)
+    return found
+
+
+def _decide(fn: Any) -> bool:
+    if isinstance(fn, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return True
+    if isinstance(fn, types.FunctionType):
+        if fn.__module__ not in _PYTHON_OPERATION_MODULES or fn in _NOT_OPERATIONS:
+            return False
+        return not fn.__name__.startswith("_") or fn.__module__ == "torch._tensor"
+    if isinstance(fn, types.BuiltinFunctionType):
+        owner = getattr(fn, "__self__", None)
+        if isinstance(owner, type):
+            return owner.__name__ == "_VariableFunctionsClass"
+        if any(owner is module for module in _C_OWNERS):
+            return True
+        module = getattr(fn, "__module__", None)
+        if module is None:  # functions of torch._C's submodules carry no module
+            name = fn.__name__
+            return any(getattr(owner, name, None) is fn for owner in _C_OWNERS)
+        return module in _C_MODULES and module != "torch._C"
+    if isinstance(fn, attributes.C_METHODS):
+        return issubclass(fn.__objclass__, _C.TensorBase) and fn not in _NOT_OPERATIONS
+    return False
+
+
+# --- tensor attributes ---------------------------------------------------------------------------
+
+_TENSOR_VALUED = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
+
+
+def tensor_property(vm: Interpreter, obj: TensorValue, name: str) -> Value:
+    """A C attribute of a tensor."""
+    if name == "grad":
+        if obj.source is None:
+            return NONE
+        source = vm.session.sources.attr(obj.source, "grad")
+        return vm.wrap(obj.real.grad, source)
+    if name in ("grad_fn", "_backward_hooks", "output_nr", "_version", "_base", "_cdata"):
+        if name == "grad_fn" and not obj.fake.requires_grad:
+            return NONE
+        raise GraphBreakSignal(f"the tensor attribute `{name}`")
+    if name == "shape":
+        return TupleValue([Constant(size) for size in obj.fake.shape], torch.Size)
+    recorder = vm.session.recorder
+    if name in _TENSOR_VALUED:
+        return recorder.record(
+            "call_function", getattr, [obj, Constant(name)], {}, lambda t, n: getattr(t, n)
+        )
+    try:
+        with recorder.fake_mode:
+            found = getattr(obj.fake, name)
+    except AttributeError:
+        return attributes.missing(vm, obj, name)  # type: ignore[no-any-return]
+    if isinstance(found, torch.Tensor):
+        return recorder.record(
+            "call_function", getattr, [obj, Constant(name)], {}, lambda t, n: getattr(t, n)
+        )
+    return recorder.fold(found)
+
+
+def tensor_len(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    from dovetail_capture.interpreter.protocols.operators import length
+
+    return Constant(length(vm, args[0]))
+
+
+def tensor_size(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`x.size()` and `x.size(dim)`."""
+    obj = args[0]
+    if not isinstance(obj, TensorValue):
+        return NotImplemented
+    dim = args[1] if len(args) > 1 else kwargs.get("dim", NONE)
+    shape = tuple(obj.fake.shape)
+    if not isinstance(dim, Constant):
+        return NotImplemented
+    if dim.value is None:
+        return TupleValue([Constant(size) for size in shape], torch.Size)
+    if not -len(shape) <= dim.value < len(shape):
+        vm.raise_error(IndexError, "Dimension out of range")
+    return Constant(shape[dim.value])
+
+
+def tensor_iter(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return vm.get_iter(args[0])
+
+
+def tensor_hash(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    raise GraphBreakSignal("hash of a tensor")
+
+
+def tensor_requires_grad_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    obj = args[0]
+    assert isinstance(obj, TensorValue)
+    wanted = vm.truth(args[1]) if len(args) > 1 else True
+    if obj.fake.requires_grad == wanted:
+        return obj
+    raise GraphBreakSignal("requires_grad_() that changes a tensor")
+
+
+# --- torch's state -------------------------------------------------------------------------------
+
+
+def set_grad_enabled(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`torch._C._set_grad_enabled`: recorded, and in force for what is recorded after it."""
+    mode = vm.truth(args[0] if args else kwargs["mode"])
+    if mode != torch.is_grad_enabled():
+        _C._set_grad_enabled(mode)
+        vm.session.recorder.state_change(_C._set_grad_enabled, mode)
+    return NONE
+
+
+def autocast_enter(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`torch.autocast.__enter__`."""
+    manager = args[0]
+    assert isinstance(manager, ObjectValue)
+    names = ("device", "fast_dtype", "_enabled", "_cache_enabled")
+    parts = tuple(vm.as_python(vm.get_attr(manager, name)) for name in names)
+    enter = torch.amp.autocast_mode._enter_autocast
+    node = vm.session.recorder.state_change(enter, *parts)
+    real = enter(*parts)
+    vm.session.open_autocasts.append((real, node))
+    return manager
+
+
+def autocast_exit(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`torch.autocast.__exit__`."""
+    real, node = vm.session.open_autocasts.pop()
+    leave = torch.amp.autocast_mode._exit_autocast
+    vm.session.recorder.state_change(leave, node)
+    leave(real)
+    return boolean(False)
+
+
+def autocast_init(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`torch.autocast(...)`: made for real (it only reads torch's state), fields copied."""
+    manager = args[0]
+    assert isinstance(manager, ObjectValue)
+    real_args = [vm.as_python(arg) for arg in args[1:]]
+    real = torch.autocast(*real_args, **{k: vm.as_python(v) for k, v in kwargs.items()})
+    for name, item in vars(real).items():
+        dicts.put(vm, manager.fields, Constant(name), vm.constant(item))
+    return NONE
+
+
+# --- nn.Module calls -----------------------------------------------------------------------------
+
+_module_globals = torch.nn.modules.module.__dict__
+_GLOBAL_HOOKS = (
+    "_global_backward_pre_hooks", "_global_backward_hooks", "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+)  # fmt: skip
+_MODULE_HOOKS = (
+    "_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks",
+)  # fmt: skip
+_CALL_IMPL: Any = torch.nn.Module._call_impl
+
+
+def module_call(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`nn.Module.__call__`: straight to `forward` when a guard says there are no hooks."""
+    module = args[0]
+    if not isinstance(module, ObjectValue):
+        return NotImplemented
+    if not vm.session.global_hooks_guarded:
+        sources = vm.session.sources
+        base = sources.held(_module_globals, "module torch.nn.modules.module")
+        for name in _GLOBAL_HOOKS:
+            hooks = vm.wrap(_module_globals[name], sources.item(base, name))
+            if not isinstance(hooks, DictValue) or dicts.length(vm, hooks):
+                return calls.inline(vm, _CALL_IMPL, args, kwargs)
+        vm.session.global_hooks_guarded = True
+    for name in _MODULE_HOOKS:
+        found = attributes.generic_lookup(vm, module, name)
+        if not isinstance(found, DictValue) or dicts.length(vm, found):
+            return calls.inline(vm, _CALL_IMPL, args, kwargs)
+    return vm.call(vm.get_attr(module, "forward"), args[1:], kwargs)
+
+
+# --- answers that do not depend on the program ---------------------------------------------------
+
+
+def always(answer: Any) -> Handler:
+    """A function with one answer while capturing."""
+    value = Constant(answer)
+    return lambda vm, args, kwargs: value
+
+
+def folded(fn: Callable[..., Any]) -> Handler:
+    """Run at capture; the settings it reads are guarded for every captured frame."""
+    return lambda vm, args, kwargs: vm.fold(fn, args, kwargs)
+
+
+def refused(reason: str) -> Handler:
+    """A call that breaks the graph."""
+
+    def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+        raise GraphBreakSignal(reason)
+
+    return handler
+
+
+def is_tensor(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return boolean(isinstance(args[0], TensorValue))
+
+
+def size_class(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return TupleValue(vm.iterate(args[0]) if args else [], torch.Size)
+
+
+def make_tensor(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`torch.tensor(data)`: of Python numbers only."""
+    if args and isinstance(args[0], TensorValue):
+        return vm.record("call_method", "clone", [args[0]], {})
+    return NotImplemented
+
+
+def disabled(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    raise GraphBreakSignal("a function that is disabled for compilation")
+
+
+_FOLDED: tuple[Any, ...] = (
+    torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.get_default_dtype,
+    torch.is_autocast_enabled, torch.get_autocast_dtype, torch.is_autocast_cache_enabled,
+    torch.promote_types, torch.can_cast, torch.finfo, torch.iinfo,
+    torch.get_default_device, torch.cuda.is_available, torch.cuda.device_count,
+    torch.backends.mps.is_available, torch.backends.cuda.is_built, torch.get_autocast_cpu_dtype,
+    torch.get_autocast_gpu_dtype, torch.is_autocast_cpu_enabled, torch.amp.is_autocast_available,
+    torch.are_deterministic_algorithms_enabled, torch.get_num_threads,
+    torch.get_float32_matmul_precision,
+    torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.mem_efficient_sdp_enabled,
+    torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.cudnn_sdp_enabled,
+)  # fmt: skip
+
+HANDLERS: dict[Any, Handler] = {
+    torch.nn.Module.__call__: module_call,
+    torch.nn.Module._wrapped_call_impl: module_call,
+    _C._set_grad_enabled: set_grad_enabled,
+    torch.autocast.__init__: autocast_init,
+    torch.autocast.__enter__: autocast_enter,
+    torch.autocast.__exit__: autocast_exit,
+    torch.is_tensor: is_tensor,
+    torch.Size: size_class,
+    torch.tensor: make_tensor,
+    torch.Tensor.__len__: tensor_len,
+    torch.Tensor.__iter__: tensor_iter,
+    torch.Tensor.__hash__: tensor_hash,
+    torch.Tensor.size: tensor_size,
+    torch.Tensor.requires_grad_: tensor_requires_grad_,
+    torch.compiler.is_compiling: always(True),
+    torch.compiler.is_dynamo_compiling: always(True),
+    torch.compiler.is_exporting: always(False),
+    torch.jit.is_scripting: always(False),
+    torch.jit.is_tracing: always(False),
+    torch._jit_internal.is_scripting: always(False),
+    _C._get_tracing_state: always(None),
+    _C._has_torch_function: always(False),
+    _C._has_torch_function_unary: always(False),
+    _C._has_torch_function_variadic: always(False),
+    torch.overrides.has_torch_function: always(False),
+    torch.overrides.has_torch_function_unary: always(False),
+    torch.overrides.has_torch_function_variadic: always(False),
+    _C._log_api_usage_once: always(None),
+    _C._is_torch_function_enabled: always(True),
+    torch._assert: lambda vm, args, kwargs: _torch_assert(vm, args, kwargs),
+    **{fn: folded(fn) for fn in _FOLDED},
+    **{fn: refused(reason) for fn, reason in _UNSUPPORTED.items()},
+}
+
+
+def _torch_assert(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`torch._assert(condition, message)`; a tensor condition is checked by the graph."""
+    if isinstance(args[0], TensorValue):
+        vm.record("call_method", "all", [args[0]], {})
+        check = torch.ops.aten._assert_async.msg
+        vm.session.recorder.record("call_function", check, args, {}, lambda *a: None)
+        return NONE
+    if not vm.truth(args[0]):
+        vm.raise_exception(AssertionError, args[1:])
+    return NONE
+
+
+PURE_CLASSES: frozenset[type] = frozenset({torch.device, torch.finfo, torch.iinfo})
+PURE_TYPES: tuple[type, ...] = (torch.dtype, torch.device, torch.finfo, torch.iinfo, torch.Size)

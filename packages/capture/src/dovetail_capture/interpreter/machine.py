@@ -1,0 +1,412 @@
+"""`Interpreter`: joins the protocols over values, and keeps the stack of interpreted frames."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Iterator
+from types import CodeType
+from typing import Any
+
+
+from dovetail_capture.interpreter import bytecode
+from dovetail_capture.interpreter import wrap as wrapping
+from dovetail_capture.interpreter.frame import MAKE_GENERATOR, YIELD, Frame
+from dovetail_capture.interpreter.library import table as library
+from dovetail_capture.interpreter.opcodes.table import HANDLERS as OPCODE_HANDLERS
+from dovetail_capture.interpreter.protocols import (
+    assignment,
+    attributes,
+    calls,
+    constants,
+    dicts,
+    iteration,
+    operators,
+)
+from dovetail_capture.interpreter.session import Session
+from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
+from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value
+from dovetail_capture.interpreter.values.containers import (
+    DictValue,
+    ListValue,
+    TupleValue,
+    hash_key,
+)
+from dovetail_capture.interpreter.values.functions import CellValue, GeneratorValue
+from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.tensors import TensorValue
+
+_DECODED: dict[CodeType, bytecode.DecodedCode] = {}
+MAX_DEPTH = 150
+
+
+class Interpreter:
+    """One capture attempt's machine. Protocol functions take it as their first argument."""
+
+    none = NONE
+    handlers = library.HANDLERS
+    new_handlers = library.NEW_HANDLERS
+    pure_classes = library.PURE_CLASSES
+
+    def __init__(self, session: Session, options: Any, debug: bool = False) -> None:
+        self.session = session
+        self.options = options
+        self.debug = debug
+        self.frames: list[Frame] = []
+        self.class_attributes: dict[tuple[type, str], tuple[Any, Any]] = {}
+        self.global_values: dict[tuple[int, str], Value] = {}
+        self.class_attribute_values: dict[tuple[type, str], Value] = {}
+
+    # --- values of real objects ----------------------------------------------------------------
+
+    def wrap(self, real: Any, source: Any) -> Value:
+        """The value of a pre-existing object, guarded."""
+        return wrapping.wrap(self.session, real, source)
+
+    def held(self, real: Any) -> Value:
+        """The value of an object reached from one that is pinned already."""
+        if real is None:
+            return NONE
+        return wrapping.wrap(self.session, real, self.session.sources.held(real))
+
+    def constant(self, real: Any) -> Value:
+        """The value of plain data."""
+        return constants.from_python(self, real)
+
+    def wrap_class_attr(self, owner: type, name: str, attr: Any) -> Value:
+        """The value of a raw class attribute. Plain data in a class is guarded there."""
+        key = (owner, name)
+        known = self.class_attribute_values.get(key)
+        if known is None:
+            sources = self.session.sources
+            if getattr(owner, "__module__", "").split(".")[0] in ("builtins", "torch"):
+                known = self.held(attr)
+            elif callable(attr):
+                known = self.held(attr)
+            else:
+                known = self.wrap(attr, sources.attr(sources.held(owner), name))
+            self.class_attribute_values[key] = known
+        return known
+
+    def as_python(self, value: Any) -> Any:
+        """The real object a value stands for, or `constants.UNKNOWN`."""
+        return constants.as_python(self, value)
+
+    def native(self, value: Value) -> Value:
+        """The built-in container inside an instance of a subclass of one; else the value."""
+        if isinstance(value, ObjectValue) and value.native is not None:
+            return value.native
+        return value
+
+    # --- exceptions of the program -------------------------------------------------------------
+
+    def raise_exception(self, cls: type, args: list[Value]) -> Any:
+        """Raise `cls(*args)` in the program."""
+        value = ObjectValue(cls)
+        value.base_new = cls
+        value.slots["args"] = TupleValue(args)
+        frame = self.frames[-1] if self.frames else None
+        if frame is not None and frame.handled is not None:
+            value.slots["__context__"] = frame.handled
+        raise ProgramException(value)
+
+    def raise_error(self, cls: type, text: str, name: str | None = None) -> Any:
+        """Raise `cls(text)` in the program."""
+        try:
+            self.raise_exception(cls, [Constant(text)])
+        except ProgramException as error:
+            if name is not None and isinstance(error.value, ObjectValue):
+                error.value.slots["name"] = Constant(name)
+            raise
+
+    def raise_real(self, error: Exception) -> Any:
+        """Raise an exception that a folded call gave."""
+        args = [self.constant(arg) for arg in error.args]
+        self.raise_exception(type(error), args)
+
+    def as_exception(self, value: Value) -> ObjectValue:
+        """What `raise value` raises."""
+        if isinstance(value, Constant) and isinstance(value.value, type):
+            value = self.call(value, [], {})
+        if not isinstance(value, ObjectValue) or not issubclass(value.cls, BaseException):
+            self.raise_error(TypeError, "exceptions must derive from BaseException")
+        assert isinstance(value, ObjectValue)
+        return value
+
+    def handled_exception(self) -> Value | None:
+        """`sys.exception()`: the innermost exception being handled."""
+        for frame in reversed(self.frames):
+            if frame.handled is not None:
+                return frame.handled
+        return None
+
+    # --- protocols -----------------------------------------------------------------------------
+
+    def get_attr(self, obj: Value, name: str) -> Value:
+        return attributes.get_attr(self, obj, name)
+
+    def find_attr(self, obj: Value, name: str) -> Value | None:
+        return attributes.find_attr(self, obj, name)
+
+    def set_attr(self, obj: Value, name: str, value: Value) -> None:
+        assignment.set_attr(self, obj, name, value)
+
+    def del_attr(self, obj: Value, name: str) -> None:
+        assignment.del_attr(self, obj, name)
+
+    def call(self, fn: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        return calls.call(self, fn, args, kwargs)
+
+    def call_method(self, obj: Value, name: str, args: list[Value]) -> Value:
+        """`type(obj).name(obj, *args)`."""
+        return calls.call(self, attributes.get_attr(self, obj, name), args, {})
+
+    def getitem(self, obj: Value, key: Value) -> Value:
+        return operators.getitem(self, obj, key)
+
+    def truth(self, value: Value) -> bool:
+        return operators.truth(self, value)
+
+    def get_iter(self, value: Value) -> Value:
+        return iteration.get_iter(self, value)
+
+    def next_value(self, iterator: Value) -> Value | None:
+        return iteration.next_value(self, iterator)
+
+    def iterate(self, value: Value) -> Iterator[Value]:
+        return iteration.iterate(self, value)
+
+    def is_instance(self, value: Value, classinfo: Value) -> bool:
+        return library.is_instance(self, value, classinfo)
+
+    def to_text(self, value: Value, how: str) -> str:
+        return library.to_text(self, value, how)
+
+    # --- containers ----------------------------------------------------------------------------
+
+    def list_item(self, value: ListValue, index: int) -> Value:
+        item = value.items[index]
+        if item.__class__ is Lazy:
+            item = value.items[index] = self.wrap(item.real, item.source)
+        return item  # type: ignore[no-any-return]
+
+    def list_items(self, value: ListValue) -> list[Value]:
+        """All items, looked at."""
+        return [self.list_item(value, index) for index in range(len(value.items))]
+
+    def tuple_item(self, value: TupleValue, index: int) -> Value:
+        item = value.items[index]
+        if item.__class__ is Lazy:
+            item = value.items[index] = self.wrap(item.real, item.source)
+        return item  # type: ignore[no-any-return]
+
+    def list_extend(self, target: ListValue, items: Value) -> None:
+        if items is target:
+            target.items.extend(list(target.items))
+        else:
+            for item in self.iterate(items):
+                target.items.append(item)
+        target.mutated = True
+
+    def dict_item(self, dictionary: DictValue, key: Value) -> Value:
+        """The value at a key that is there."""
+        value = dicts.get(self, dictionary, hash_key(key))
+        assert value is not None
+        return value
+
+    def dict_lookup(self, dictionary: DictValue, key: Value) -> Value:
+        """`dictionary[key]`, with a defaultdict's factory and KeyError."""
+        value = dicts.get(self, dictionary, hash_key(key))
+        if value is not None:
+            return value
+        factory = dictionary.default_factory
+        if factory is not None and not (isinstance(factory, Constant) and factory.value is None):
+            value = self.call(factory, [], {})
+            dicts.put(self, dictionary, key, value)
+            return value
+        return self.raise_exception(KeyError, [key])  # type: ignore[no-any-return]
+
+    def dict_update(self, target: DictValue, mapping: Value) -> None:
+        """`target.update(mapping)`."""
+        native = self.native(mapping)
+        if isinstance(native, DictValue):
+            for key, value in dicts.items(self, native):
+                dicts.put(self, target, key, value)
+            return
+        keys = self.find_attr(mapping, "keys") if isinstance(mapping, ObjectValue) else None
+        if keys is not None:
+            for key in self.iterate(self.call(keys, [], {})):
+                dicts.put(self, target, key, self.getitem(mapping, key))
+            return
+        if isinstance(mapping, Constant) and hasattr(mapping.value, "items"):
+            for real_key, real in mapping.value.items():
+                dicts.put(self, target, self.held(real_key), self.held(real))
+            return
+        for pair in self.iterate(mapping):
+            key, value = self.iterate(pair)
+            dicts.put(self, target, key, value)
+
+    def resolve_cell(self, cell: CellValue) -> Value:
+        """The content of a cell that is not empty."""
+        content = cell.content
+        if content.__class__ is Lazy:
+            content = cell.content = self.wrap(content.real, content.source)
+        return content  # type: ignore[no-any-return]
+
+    def set_global(self, globals_: dict[str, Any], name: str, value: Value | None) -> None:
+        """Write a global (recorded; replayed as an effect)."""
+        self.session.global_dicts[id(globals_)] = globals_
+        self.session.global_writes[id(globals_), name] = value
+
+    # --- tensor operations and folding ---------------------------------------------------------
+
+    def is_operation(self, fn: Any) -> bool:
+        """Is `fn` a torch function that becomes a graph node?"""
+        return library.is_operation(fn)
+
+    def is_skipped(self, fn: Any) -> bool:
+        """Is `fn` a Python function that must not be inlined?"""
+        return fn in library.SKIPPED
+
+    def record(
+        self, kind: str, target: Any, args: list[Value], kwargs: dict[str, Value]
+    ) -> Value:
+        """Record a tensor operation; lazy children of its arguments are looked at first."""
+        for value in (*args, *kwargs.values()):
+            if value.__class__ is not TensorValue and value.__class__ is not Constant:
+                self._look_into(value)
+        return self.session.recorder.record(kind, target, args, kwargs)
+
+    def _look_into(self, value: Value) -> None:
+        value = self.native(value)
+        if isinstance(value, ListValue):
+            children = self.list_items(value)
+        elif isinstance(value, TupleValue):
+            children = [self.tuple_item(value, index) for index in range(len(value.items))]
+        elif isinstance(value, DictValue):
+            children = [child for _, child in dicts.items(self, value)]
+        else:
+            return
+        for child in children:
+            if child.__class__ is not TensorValue and child.__class__ is not Constant:
+                self._look_into(child)
+
+    def tensor_property(self, obj: TensorValue, name: str) -> Value:
+        """A C attribute of a tensor: metadata is folded, tensors are recorded."""
+        return library.tensor_property(self, obj, name)
+
+    def is_pure(self, fn: Any, args: list[Value]) -> bool:
+        """May `fn` be run at capture when all its arguments are known?"""
+        return library.is_pure(fn)
+
+    def fold(self, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        """Run a pure function on known arguments."""
+        real_args = [self.as_python(arg) for arg in args]
+        real_kwargs = {name: self.as_python(arg) for name, arg in kwargs.items()}
+        for value, real in zip(
+            (*args, *kwargs.values()), (*real_args, *real_kwargs.values()), strict=True
+        ):
+            if real is constants.UNKNOWN:
+                name = getattr(fn, "__qualname__", None) or repr(fn)
+                raise GraphBreakSignal(f"a call of `{name}` with {value.describe()}")
+        try:
+            result = fn(*real_args, **real_kwargs)
+        except Exception as error:
+            return self.raise_real(error)  # type: ignore[no-any-return]
+        if result is NotImplemented:
+            return Constant(NotImplemented)
+        return self.constant(result)
+
+    # --- frames --------------------------------------------------------------------------------
+
+    def decode(self, code: CodeType) -> bytecode.DecodedCode:
+        """The decoded form of a code object, cached for the life of the process."""
+        decoded = _DECODED.get(code)
+        if decoded is None:
+            decoded = _DECODED[code] = bytecode.decode(code, OPCODE_HANDLERS)
+        return decoded
+
+    def run_frame(self, frame: Frame) -> Value:
+        """Run an inlined call to its end (or to the making of its generator)."""
+        frames = self.frames
+        if len(frames) > MAX_DEPTH:
+            raise GraphBreakSignal(f"calls nested more than {MAX_DEPTH} deep")
+        frames.append(frame)
+        try:
+            frame.run()
+        except GraphBreakSignal as signal:
+            self.note_break(signal)
+            raise
+        finally:
+            frames.pop()
+        assert frame.result is not None
+        return frame.result
+
+    def resume(self, generator: GeneratorValue, sent: Value | None) -> Value | None:
+        """Run a generator to its next value; None when it ends (its frame's result is then what
+        it returned)."""
+        if generator.finished:
+            generator.frame.result = NONE
+            return None
+        if generator.running:
+            self.raise_error(ValueError, "generator already executing")
+        frame = generator.frame
+        frame.stack.append(sent or NONE)
+        generator.started = generator.running = True
+        left = 0
+        self.frames.append(frame)
+        try:
+            left = frame.run()
+        except GraphBreakSignal as signal:
+            self.note_break(signal)
+            raise
+        finally:
+            self.frames.pop()
+            generator.running = False
+            if left != YIELD:
+                generator.finished = True
+        assert left != MAKE_GENERATOR
+        return frame.result if left == YIELD else None
+
+    def throw_into(self, generator: GeneratorValue, error: ObjectValue) -> Value | None:
+        """`generator.throw(error)`."""
+        frame = generator.frame
+        if generator.finished or not generator.started:
+            generator.finished = True
+            raise ProgramException(error)
+        generator.running = True
+        left = 0
+        self.frames.append(frame)
+        try:
+            frame.current = frame.decoded.instructions[frame.next_index - 1]
+            if not frame._unwind(ProgramException(error)):
+                raise ProgramException(error)
+            left = frame.run()
+        finally:
+            self.frames.pop()
+            generator.running = False
+            if left != YIELD:
+                generator.finished = True
+        return frame.result if left == YIELD else None
+
+    def note_break(self, signal: GraphBreakSignal) -> None:
+        """Remember where a break arose, the first time it passes by."""
+        if not hasattr(signal, "where"):
+            signal.where = [  # type: ignore[attr-defined]
+                (frame.code.co_filename, frame.line(), frame.code.co_qualname)
+                for frame in self.frames
+            ]
+
+    def stack_trace(self) -> str:
+        """The interpreted stack, as text for a node."""
+        lines = []
+        for frame in self.frames:
+            code = frame.code
+            lines.append(f'File "{code.co_filename}", line {frame.line()}, in {code.co_name}')
+        return "\n".join(lines)
+
+
+def source_line(filename: str, lineno: int) -> str:
+    """A line of source, or an empty string."""
+    return linecache.getline(filename, lineno)
+
+

@@ -1,0 +1,1 @@
+"""Opcode handlers, one file per family; `table.py` puts them together."""

@@ -1,0 +1,269 @@
+"""Building and unpacking of containers and strings; pattern matching."""
+
+from __future__ import annotations
+
+import collections.abc
+from typing import TYPE_CHECKING
+
+from dovetail_capture.interpreter.bytecode import Instruction
+from dovetail_capture.interpreter.opcodes.rows import ALWAYS, FROM_313, UNTIL_312, Row
+from dovetail_capture.interpreter.protocols import dicts, operators
+from dovetail_capture.interpreter.protocols.constants import UNKNOWN
+from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
+from dovetail_capture.interpreter.values.containers import (
+    DictValue,
+    ListValue,
+    SetValue,
+    SliceValue,
+    TupleValue,
+    hash_key,
+)
+from dovetail_capture.interpreter.values.tensors import TensorValue
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.frame import Frame
+
+
+def _pop_many(frame: Frame, count: int) -> list[Value]:
+    if not count:
+        return []
+    items = frame.stack[-count:]
+    del frame.stack[-count:]
+    return items
+
+
+def build_tuple(frame: Frame, inst: Instruction) -> None:
+    frame.stack.append(TupleValue(_pop_many(frame, inst.arg)))
+
+
+def build_list(frame: Frame, inst: Instruction) -> None:
+    frame.stack.append(ListValue(_pop_many(frame, inst.arg)))
+
+
+def build_set(frame: Frame, inst: Instruction) -> None:
+    frame.stack.append(SetValue(_pop_many(frame, inst.arg)))
+
+
+def build_map(frame: Frame, inst: Instruction) -> None:
+    items = _pop_many(frame, 2 * inst.arg)
+    _push_dict(frame, items[::2], items[1::2])
+
+
+def build_const_key_map(frame: Frame, inst: Instruction) -> None:
+    keys = list(frame.vm.iterate(frame.stack.pop()))
+    _push_dict(frame, keys, _pop_many(frame, inst.arg))
+
+
+def _push_dict(frame: Frame, keys: list[Value], values: list[Value]) -> None:
+    dictionary = DictValue()
+    for key, value in zip(keys, values, strict=True):
+        dicts.put(frame.vm, dictionary, key, value)
+    frame.stack.append(dictionary)
+
+
+def build_slice(frame: Frame, inst: Instruction) -> None:
+    parts = _pop_many(frame, inst.arg)
+    frame.stack.append(SliceValue(parts[0], parts[1], parts[2] if inst.arg == 3 else NONE))
+
+
+def build_string(frame: Frame, inst: Instruction) -> None:
+    parts = [frame.vm.as_python(part) for part in _pop_many(frame, inst.arg)]
+    frame.stack.append(Constant("".join(parts)))
+
+
+def list_append(frame: Frame, inst: Instruction) -> None:
+    item = frame.stack.pop()
+    frame.stack[-inst.arg].items.append(item)
+
+
+def set_add(frame: Frame, inst: Instruction) -> None:
+    item = frame.stack.pop()
+    frame.stack[-inst.arg].items.setdefault(hash_key(item), item)
+
+
+def map_add(frame: Frame, inst: Instruction) -> None:
+    value = frame.stack.pop()
+    key = frame.stack.pop()
+    dicts.put(frame.vm, frame.stack[-inst.arg], key, value)
+
+
+def list_extend(frame: Frame, inst: Instruction) -> None:
+    items = frame.stack.pop()
+    frame.vm.list_extend(frame.stack[-inst.arg], items)
+
+
+def set_update(frame: Frame, inst: Instruction) -> None:
+    items = frame.stack.pop()
+    target = frame.stack[-inst.arg]
+    for item in frame.vm.iterate(items):
+        target.items.setdefault(hash_key(item), item)
+
+
+def dict_update(frame: Frame, inst: Instruction) -> None:
+    mapping = frame.stack.pop()
+    frame.vm.dict_update(frame.stack[-inst.arg], mapping)
+
+
+def dict_merge(frame: Frame, inst: Instruction) -> None:
+    vm = frame.vm
+    mapping = frame.stack.pop()
+    target = frame.stack[-inst.arg]
+    native = vm.native(mapping)
+    if isinstance(native, DictValue):
+        for key in dicts.keys(vm, native):
+            if hash_key(key) in target.entries:
+                vm.raise_error(
+                    TypeError, f"got multiple values for keyword argument {key.describe()}"
+                )
+    vm.dict_update(target, mapping)
+
+
+def unpack_sequence(frame: Frame, inst: Instruction) -> None:
+    items = list(frame.vm.iterate(frame.stack.pop()))
+    if len(items) != inst.arg:
+        word = "too many" if len(items) > inst.arg else "not enough"
+        frame.vm.raise_error(
+            ValueError, f"{word} values to unpack (expected {inst.arg}, got {len(items)})"
+        )
+    frame.stack.extend(reversed(items))
+
+
+def unpack_ex(frame: Frame, inst: Instruction) -> None:
+    before, after = inst.arg & 0xFF, inst.arg >> 8
+    items = list(frame.vm.iterate(frame.stack.pop()))
+    if len(items) < before + after:
+        frame.vm.raise_error(
+            ValueError, f"not enough values to unpack (expected at least {before + after})"
+        )
+    middle = len(items) - after
+    frame.stack.extend(reversed(items[middle:]))
+    frame.stack.append(ListValue(items[before:middle]))
+    frame.stack.extend(reversed(items[:before]))
+
+
+def format_value(frame: Frame, inst: Instruction) -> None:
+    """FORMAT_VALUE of 3.11 and 3.12: conversion in the low bits, a spec if bit 2 is set."""
+    spec = frame.stack.pop() if inst.arg & 4 else Constant("")
+    _format(frame, frame.stack.pop(), inst.arg & 3, spec)
+
+
+def convert_value(frame: Frame, inst: Instruction) -> None:
+    _format(frame, frame.stack.pop(), inst.arg, None)
+
+
+def format_simple(frame: Frame, inst: Instruction) -> None:
+    _format(frame, frame.stack.pop(), 0, Constant(""))
+
+
+def format_with_spec(frame: Frame, inst: Instruction) -> None:
+    spec = frame.stack.pop()
+    _format(frame, frame.stack.pop(), 0, spec)
+
+
+def _format(frame: Frame, value: Value, conversion: int, spec: Value | None) -> None:
+    vm = frame.vm
+    if conversion:
+        real: object = vm.to_text(value, "repr" if conversion in (2, 3) else "str")
+        if conversion == 3:
+            real = ascii(vm.as_python(value)) if not isinstance(real, str) else real
+    else:
+        real = vm.as_python(value)
+        if real is UNKNOWN:
+            real = vm.to_text(value, "str")
+    if spec is not None:
+        try:
+            real = format(real, vm.as_python(spec))
+        except (TypeError, ValueError) as error:
+            vm.raise_real(error)
+    frame.stack.append(Constant(real))
+
+
+def get_len(frame: Frame, inst: Instruction) -> None:
+    frame.stack.append(Constant(operators.length(frame.vm, frame.stack[-1])))
+
+
+def match_mapping(frame: Frame, inst: Instruction) -> None:
+    cls = frame.stack[-1].python_type()
+    frame.stack.append(boolean(issubclass(cls, collections.abc.Mapping)))
+
+
+def match_sequence(frame: Frame, inst: Instruction) -> None:
+    cls = frame.stack[-1].python_type()
+    is_text = issubclass(cls, (str, bytes, bytearray))
+    is_sequence = issubclass(cls, collections.abc.Sequence) and not is_text
+    frame.stack.append(boolean(is_sequence and not isinstance(frame.stack[-1], TensorValue)))
+
+
+def match_keys(frame: Frame, inst: Instruction) -> None:
+    vm = frame.vm
+    subject, keys = frame.stack[-2], frame.stack[-1]
+    native = vm.native(subject)
+    if not isinstance(native, DictValue):
+        raise GraphBreakSignal(f"a mapping pattern over {subject.describe()}")
+    found = []
+    for key in vm.iterate(keys):
+        value = dicts.get(vm, native, hash_key(key))
+        if value is None:
+            frame.stack.append(NONE)
+            return
+        found.append(value)
+    frame.stack.append(TupleValue(found))
+
+
+def match_class(frame: Frame, inst: Instruction) -> None:
+    vm = frame.vm
+    names = vm.as_python(frame.stack.pop())
+    cls_value = frame.stack.pop()
+    subject = frame.stack.pop()
+    if not isinstance(cls_value, Constant) or not vm.is_instance(subject, cls_value):
+        frame.stack.append(NONE)
+        return
+    cls = cls_value.value
+    count = inst.arg
+    matches_self = cls in (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str,
+                           tuple)  # fmt: skip
+    values: list[Value] = []
+    if matches_self and count:
+        values.append(subject)
+    else:
+        match_args = getattr(cls, "__match_args__", ())
+        if count > len(match_args):
+            vm.raise_error(TypeError, f"{cls.__name__}() accepts {len(match_args)} sub-patterns")
+        names = (*match_args[:count], *names)
+    for name in names:
+        value = vm.find_attr(subject, name)
+        if value is None:
+            frame.stack.append(NONE)
+            return
+        values.append(value)
+    frame.stack.append(TupleValue(values))
+
+
+ROWS = (
+    Row("BUILD_TUPLE", ALWAYS, build_tuple),
+    Row("BUILD_LIST", ALWAYS, build_list),
+    Row("BUILD_SET", ALWAYS, build_set),
+    Row("BUILD_MAP", ALWAYS, build_map),
+    Row("BUILD_CONST_KEY_MAP", ALWAYS, build_const_key_map),
+    Row("BUILD_SLICE", ALWAYS, build_slice),
+    Row("BUILD_STRING", ALWAYS, build_string),
+    Row("LIST_APPEND", ALWAYS, list_append),
+    Row("SET_ADD", ALWAYS, set_add),
+    Row("MAP_ADD", ALWAYS, map_add),
+    Row("LIST_EXTEND", ALWAYS, list_extend),
+    Row("SET_UPDATE", ALWAYS, set_update),
+    Row("DICT_UPDATE", ALWAYS, dict_update),
+    Row("DICT_MERGE", ALWAYS, dict_merge),
+    Row("UNPACK_SEQUENCE", ALWAYS, unpack_sequence),
+    Row("UNPACK_EX", ALWAYS, unpack_ex),
+    Row("FORMAT_VALUE", UNTIL_312, format_value),
+    Row("CONVERT_VALUE", FROM_313, convert_value),
+    Row("FORMAT_SIMPLE", FROM_313, format_simple),
+    Row("FORMAT_WITH_SPEC", FROM_313, format_with_spec),
+    Row("GET_LEN", ALWAYS, get_len),
+    Row("MATCH_MAPPING", ALWAYS, match_mapping),
+    Row("MATCH_SEQUENCE", ALWAYS, match_sequence),
+    Row("MATCH_KEYS", ALWAYS, match_keys),
+    Row("MATCH_CLASS", ALWAYS, match_class),
+)

@@ -1,0 +1,176 @@
+"""Exceptions, `with` blocks and generators."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dovetail_capture.interpreter.bytecode import VERSION, Instruction
+from dovetail_capture.interpreter.frame import MAKE_GENERATOR, YIELD
+from dovetail_capture.interpreter.opcodes.rows import ALWAYS, FROM_312, Row
+from dovetail_capture.interpreter.protocols import attributes
+from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
+from dovetail_capture.interpreter.values.base import NONE, Constant, boolean
+from dovetail_capture.interpreter.values.functions import GeneratorValue
+from dovetail_capture.interpreter.values.objects import ObjectValue
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.frame import Frame
+
+
+def push_exc_info(frame: Frame, inst: Instruction) -> None:
+    error = frame.stack.pop()
+    frame.stack.append(frame.handled or NONE)
+    frame.stack.append(error)
+    frame.handled = error
+
+
+def pop_except(frame: Frame, inst: Instruction) -> None:
+    previous = frame.stack.pop()
+    frame.handled = None if previous is NONE else previous
+
+
+def check_exc_match(frame: Frame, inst: Instruction) -> None:
+    wanted = frame.vm.as_python(frame.stack.pop())
+    cls = frame.stack[-1].python_type()
+    frame.stack.append(boolean(issubclass(cls, wanted)))
+
+
+def load_assertion_error(frame: Frame, inst: Instruction) -> None:
+    frame.stack.append(Constant(AssertionError))
+
+
+def raise_varargs(frame: Frame, inst: Instruction) -> None:
+    vm = frame.vm
+    cause = frame.stack.pop() if inst.arg == 2 else None
+    if inst.arg == 0:
+        error = vm.handled_exception()
+        if error is None:
+            vm.raise_error(RuntimeError, "No active exception to reraise")
+        assert error is not None
+        raise ProgramException(error)
+    value = vm.as_exception(frame.stack.pop())
+    if cause is not None:
+        if not (isinstance(cause, Constant) and cause.value is None):
+            cause = vm.as_exception(cause)
+        value.slots["__cause__"] = cause
+        value.slots["__suppress_context__"] = boolean(True)
+    if frame.handled is not None and frame.handled is not value:
+        value.slots.setdefault("__context__", frame.handled)
+    raise ProgramException(value)
+
+
+def reraise(frame: Frame, inst: Instruction) -> None:
+    value = frame.stack.pop()
+    raise ProgramException(value)
+
+
+def before_with(frame: Frame, inst: Instruction) -> None:
+    vm = frame.vm
+    manager = frame.stack.pop()
+    methods = []
+    for name in ("__enter__", "__exit__"):
+        owner, method = attributes.class_lookup(vm, manager.python_type(), name)
+        if method is attributes.MISSING:
+            kind = manager.python_type().__name__
+            vm.raise_error(
+                TypeError, f"'{kind}' object does not support the context manager protocol"
+            )
+        methods.append(attributes.bind_to_instance(vm, manager, owner, name, method))
+    frame.stack.append(methods[1])
+    frame.stack.append(vm.call(methods[0], [], {}))
+
+
+def with_except_start(frame: Frame, inst: Instruction) -> None:
+    error = frame.stack[-1]
+    leave = frame.stack[-4]
+    cls = Constant(error.python_type())
+    frame.stack.append(frame.vm.call(leave, [cls, error, NONE], {}))
+
+
+def return_generator(frame: Frame, inst: Instruction) -> int:
+    frame.result = GeneratorValue(frame)
+    return MAKE_GENERATOR
+
+
+def yield_value(frame: Frame, inst: Instruction) -> int:
+    frame.result = frame.stack.pop()
+    return YIELD
+
+
+def get_yield_from_iter(frame: Frame, inst: Instruction) -> None:
+    frame.stack.append(frame.vm.get_iter(frame.stack.pop()))
+
+
+def send(frame: Frame, inst: Instruction) -> None:
+    vm, stack = frame.vm, frame.stack
+    sent = stack.pop()
+    receiver = stack[-1]
+    try:
+        if isinstance(receiver, GeneratorValue):
+            item = vm.resume(receiver, sent)
+            returned = receiver.frame.result if item is None else None
+        elif isinstance(sent, Constant) and sent.value is None:
+            item, returned = vm.next_value(receiver), NONE
+        else:
+            item, returned = vm.call_method(receiver, "send", [sent]), NONE
+    except ProgramException as error:
+        if not issubclass(error.value.python_type(), StopIteration):
+            raise
+        item, returned = None, vm.get_attr(error.value, "value")
+    if item is not None:
+        stack.append(item)
+        return
+    if VERSION < (3, 12):
+        stack[-1] = returned or NONE
+    else:
+        stack.append(returned or NONE)
+    frame.next_index = inst.target
+
+
+def end_send(frame: Frame, inst: Instruction) -> None:
+    del frame.stack[-2]
+
+
+def cleanup_throw(frame: Frame, inst: Instruction) -> None:
+    error = frame.stack.pop()
+    if not issubclass(error.python_type(), StopIteration):
+        raise ProgramException(error)
+    del frame.stack[-2:]
+    assert isinstance(error, ObjectValue)
+    value = frame.vm.get_attr(error, "value")
+    frame.stack.append(NONE)
+    frame.stack.append(value)
+
+
+def break_by_design(frame: Frame, inst: Instruction) -> None:
+    """Instructions of constructs that are left to Python."""
+    raise GraphBreakSignal(f"the construct behind the instruction {inst.opname}")
+
+
+# Class bodies, module code, asynchronous code, exception groups, local classes, the prompt's
+# printing: none of them holds tensor work that a graph could take.
+BREAKS_BY_DESIGN = (
+    "LOAD_BUILD_CLASS", "LOAD_CLASSDEREF", "LOAD_NAME", "STORE_NAME", "DELETE_NAME", "LOAD_LOCALS",
+    "SETUP_ANNOTATIONS", "IMPORT_STAR", "PRINT_EXPR", "LOAD_FROM_DICT_OR_GLOBALS",
+    "LOAD_FROM_DICT_OR_DEREF", "GET_AITER", "GET_ANEXT", "BEFORE_ASYNC_WITH", "END_ASYNC_FOR",
+    "ASYNC_GEN_WRAP", "GET_AWAITABLE", "CHECK_EG_MATCH", "PREP_RERAISE_STAR", "CALL_INTRINSIC_2",
+    "RESERVED",
+)  # fmt: skip
+
+ROWS = (
+    Row("PUSH_EXC_INFO", ALWAYS, push_exc_info),
+    Row("POP_EXCEPT", ALWAYS, pop_except),
+    Row("CHECK_EXC_MATCH", ALWAYS, check_exc_match),
+    Row("LOAD_ASSERTION_ERROR", ALWAYS, load_assertion_error),
+    Row("RAISE_VARARGS", ALWAYS, raise_varargs),
+    Row("RERAISE", ALWAYS, reraise),
+    Row("BEFORE_WITH", ALWAYS, before_with),
+    Row("WITH_EXCEPT_START", ALWAYS, with_except_start),
+    Row("RETURN_GENERATOR", ALWAYS, return_generator),
+    Row("YIELD_VALUE", ALWAYS, yield_value),
+    Row("GET_YIELD_FROM_ITER", ALWAYS, get_yield_from_iter),
+    Row("SEND", ALWAYS, send),
+    Row("END_SEND", FROM_312, end_send),
+    Row("CLEANUP_THROW", FROM_312, cleanup_throw),
+    *(Row(name, ALWAYS, break_by_design) for name in BREAKS_BY_DESIGN),
+)

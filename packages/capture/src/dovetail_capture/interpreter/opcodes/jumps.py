@@ -1,0 +1,124 @@
+"""Jumps, loops, returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from dovetail_capture.interpreter.bytecode import VERSION, Instruction
+from dovetail_capture.interpreter.frame import RETURN
+from dovetail_capture.interpreter.opcodes.rows import (
+    ALWAYS,
+    FROM_312,
+    FROM_313,
+    UNTIL_311,
+    Handler,
+    Row,
+)
+from dovetail_capture.interpreter.opcodes.stack import constant_value, nothing
+from dovetail_capture.interpreter.values.base import Constant, Value, boolean
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.frame import Frame
+
+# END_FOR (and on 3.13 the POP_TOP behind it) are skipped when a loop ends.
+_AFTER_LOOP = {(3, 11): 0, (3, 12): 1, (3, 13): 2}[VERSION]
+
+
+def jump(frame: Frame, inst: Instruction) -> None:
+    frame.next_index = inst.target
+
+
+def _is_none(frame: Frame, value: Value) -> bool:
+    return isinstance(value, Constant) and value.value is None
+
+
+def _is_true(frame: Frame, value: Value) -> bool:
+    return frame.vm.truth(value)
+
+
+def pop_jump_if(test: Callable[[Frame, Value], bool], wanted: bool) -> Handler:
+    """Pop a value; jump if the test of it is as wanted."""
+
+    def handler(frame: Frame, inst: Instruction) -> None:
+        if test(frame, frame.stack.pop()) is wanted:
+            frame.next_index = inst.target
+
+    return handler
+
+
+def jump_or_pop(wanted: bool) -> Handler:
+    """Jump and keep the value if its truth is as wanted, else pop it."""
+
+    def handler(frame: Frame, inst: Instruction) -> None:
+        if frame.vm.truth(frame.stack[-1]) is wanted:
+            frame.next_index = inst.target
+        else:
+            frame.stack.pop()
+
+    return handler
+
+
+def for_iter(frame: Frame, inst: Instruction) -> None:
+    item = frame.vm.next_value(frame.stack[-1])
+    if item is None:
+        frame.stack.pop()
+        frame.next_index = inst.target + _AFTER_LOOP
+    else:
+        frame.stack.append(item)
+
+
+def end_for(frame: Frame, inst: Instruction) -> None:
+    raise AssertionError("END_FOR is jumped over")
+
+
+def get_iter(frame: Frame, inst: Instruction) -> None:
+    frame.stack.append(frame.vm.get_iter(frame.stack.pop()))
+
+
+def return_value(frame: Frame, inst: Instruction) -> int:
+    frame.result = frame.stack.pop()
+    return RETURN
+
+
+def return_const(frame: Frame, inst: Instruction) -> int:
+    frame.result = constant_value(inst.argval)
+    return RETURN
+
+
+def to_bool(frame: Frame, inst: Instruction) -> None:
+    frame.stack.append(boolean(frame.vm.truth(frame.stack.pop())))
+
+
+def _conditional(names: str) -> tuple[Row, ...]:
+    rows = []
+    for test, suffix, wanted in (
+        (_is_true, "IF_TRUE", True),
+        (_is_true, "IF_FALSE", False),
+        (_is_none, "IF_NONE", True),
+        (_is_none, "IF_NOT_NONE", False),
+    ):
+        versions = UNTIL_311 if names != "POP_JUMP" else FROM_312
+        rows.append(Row(f"{names}_{suffix}", versions, pop_jump_if(test, wanted)))
+    return tuple(rows)
+
+
+ROWS = (
+    Row("JUMP_FORWARD", ALWAYS, jump),
+    Row("JUMP_BACKWARD", ALWAYS, jump),
+    Row("JUMP_BACKWARD_NO_INTERRUPT", ALWAYS, jump),
+    *_conditional("POP_JUMP_FORWARD"),
+    *_conditional("POP_JUMP_BACKWARD"),
+    *_conditional("POP_JUMP"),
+    Row("JUMP_IF_FALSE_OR_POP", UNTIL_311, jump_or_pop(False)),
+    Row("JUMP_IF_TRUE_OR_POP", UNTIL_311, jump_or_pop(True)),
+    Row("FOR_ITER", ALWAYS, for_iter),
+    Row("END_FOR", FROM_312, end_for),
+    Row("GET_ITER", ALWAYS, get_iter),
+    Row("RETURN_VALUE", ALWAYS, return_value),
+    Row("RETURN_CONST", FROM_312, return_const),
+    Row("TO_BOOL", FROM_313, to_bool),
+    Row("INTERPRETER_EXIT", FROM_312, nothing),
+    Row("ENTER_EXECUTOR", FROM_313, nothing),
+    Row("EXIT_INIT_CHECK", FROM_313, nothing),
+)

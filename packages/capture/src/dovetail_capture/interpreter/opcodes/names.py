@@ -1,0 +1,160 @@
+"""Globals, attributes, imports."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import sys
+from typing import TYPE_CHECKING
+
+from dovetail_guards import clauses as c
+
+from dovetail_capture.interpreter.bytecode import VERSION, Instruction
+from dovetail_capture.interpreter.opcodes.rows import ALWAYS, FROM_312, UNTIL_311, Row
+from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values.base import Constant, Value
+from dovetail_capture.interpreter.values.functions import SuperValue
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.frame import Frame
+
+_BUILTINS = builtins.__dict__
+
+
+def global_value(frame: Frame, name: str) -> Value:
+    """A global or builtin, read through the frame's own globals."""
+    vm, globals_ = frame.vm, frame.globals_
+    session = vm.session
+    key = (id(globals_), name)
+    if session.global_writes and key in session.global_writes:
+        written = session.global_writes[key]
+        if written is not None:
+            return written
+    elif (known := vm.global_values.get(key)) is not None:
+        return known
+    sources = session.sources
+    is_own = globals_ is session.globals_
+    if name in globals_ and key not in session.global_writes:
+        if is_own:
+            source = sources.root("global", name)
+        else:
+            label = f"globals of {globals_.get('__name__', '?')}"
+            source = sources.item(sources.held(globals_, label), name)
+        value = vm.wrap(globals_[name], source)
+    elif name in _BUILTINS:
+        if is_own:
+            session.guard(c.GlobalPresent, name, False)  # type: ignore[arg-type]
+        else:
+            session.guard(c.HasKey, sources.held(globals_), name, False)
+        value = vm.held(_BUILTINS[name])
+    else:
+        vm.raise_error(NameError, f"name '{name}' is not defined")
+    vm.global_values[key] = value
+    return value
+
+
+def load_global(frame: Frame, inst: Instruction) -> None:
+    value = global_value(frame, inst.argval)
+    if inst.arg & 1:
+        if VERSION >= (3, 13):
+            frame.stack.append(value)
+            frame.stack.append(None)
+            return
+        frame.stack.append(None)
+    frame.stack.append(value)
+
+
+def store_global(frame: Frame, inst: Instruction) -> None:
+    frame.vm.set_global(frame.globals_, inst.argval, frame.stack.pop())
+
+
+def delete_global(frame: Frame, inst: Instruction) -> None:
+    global_value(frame, inst.argval)
+    frame.vm.set_global(frame.globals_, inst.argval, None)
+
+
+def load_attr(frame: Frame, inst: Instruction) -> None:
+    value = frame.vm.get_attr(frame.stack.pop(), inst.argval)
+    if VERSION >= (3, 12) and inst.arg & 1:
+        _push_callable(frame, value)
+    else:
+        frame.stack.append(value)
+
+
+def load_method(frame: Frame, inst: Instruction) -> None:
+    _push_callable(frame, frame.vm.get_attr(frame.stack.pop(), inst.argval))
+
+
+def _push_callable(frame: Frame, value: Value) -> None:
+    if VERSION >= (3, 13):
+        frame.stack.append(value)
+        frame.stack.append(None)
+    else:
+        frame.stack.append(None)
+        frame.stack.append(value)
+
+
+def load_super_attr(frame: Frame, inst: Instruction) -> None:
+    receiver = frame.stack.pop()
+    cls = frame.stack.pop()
+    frame.stack.pop()  # the global `super`; an overridden one is not followed
+    if not isinstance(cls, Constant):
+        raise GraphBreakSignal("super() of an unknown class")
+    value = frame.vm.get_attr(SuperValue(cls.value, receiver), inst.argval)
+    if inst.arg & 1:
+        _push_callable(frame, value)
+    else:
+        frame.stack.append(value)
+
+
+def store_attr(frame: Frame, inst: Instruction) -> None:
+    obj = frame.stack.pop()
+    frame.vm.set_attr(obj, inst.argval, frame.stack.pop())
+
+
+def delete_attr(frame: Frame, inst: Instruction) -> None:
+    frame.vm.del_attr(frame.stack.pop(), inst.argval)
+
+
+def import_name(frame: Frame, inst: Instruction) -> None:
+    from_list = frame.stack.pop()
+    level = frame.stack.pop()
+    vm = frame.vm
+    names = vm.as_python(from_list)
+    depth = vm.as_python(level)
+    package = frame.globals_.get("__package__") or frame.globals_.get("__name__", "")
+    absolute = (
+        importlib.util.resolve_name("." * depth + inst.argval, package) if depth else inst.argval
+    )
+    if absolute not in sys.modules:
+        raise GraphBreakSignal(
+            f"`import {absolute}` loads a module", "import it before the function is compiled"
+        )
+    module = __import__(inst.argval, frame.globals_, None, names or (), depth)
+    frame.stack.append(vm.held(module))
+
+
+def import_from(frame: Frame, inst: Instruction) -> None:
+    module = frame.stack[-1]
+    value = frame.vm.find_attr(module, inst.argval)
+    if value is None:
+        assert isinstance(module, Constant)
+        full_name = f"{module.value.__name__}.{inst.argval}"
+        if full_name not in sys.modules:
+            frame.vm.raise_error(ImportError, f"cannot import name '{inst.argval}'")
+        value = frame.vm.held(sys.modules[full_name])
+    frame.stack.append(value)
+
+
+ROWS = (
+    Row("LOAD_GLOBAL", ALWAYS, load_global),
+    Row("STORE_GLOBAL", ALWAYS, store_global),
+    Row("DELETE_GLOBAL", ALWAYS, delete_global),
+    Row("LOAD_ATTR", ALWAYS, load_attr),
+    Row("LOAD_METHOD", UNTIL_311, load_method),
+    Row("LOAD_SUPER_ATTR", FROM_312, load_super_attr),
+    Row("STORE_ATTR", ALWAYS, store_attr),
+    Row("DELETE_ATTR", ALWAYS, delete_attr),
+    Row("IMPORT_NAME", ALWAYS, import_name),
+    Row("IMPORT_FROM", ALWAYS, import_from),
+)

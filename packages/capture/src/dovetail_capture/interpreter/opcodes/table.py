@@ -1,0 +1,35 @@
+"""The opcode table: every instruction of the running Python, and who handles it."""
+
+from __future__ import annotations
+
+from dovetail_capture.interpreter.bytecode import VERSION
+from dovetail_capture.interpreter.opcodes import (
+    calls,
+    containers,
+    exceptions,
+    jumps,
+    names,
+    operators,
+    stack,
+)
+from dovetail_capture.interpreter.opcodes.rows import Handler, Row
+
+ROWS: tuple[Row, ...] = (
+    *stack.ROWS,
+    *names.ROWS,
+    *jumps.ROWS,
+    *operators.ROWS,
+    *calls.ROWS,
+    *containers.ROWS,
+    *exceptions.ROWS,
+)
+
+
+def handlers(version: tuple[int, int]) -> dict[str, Handler]:
+    """Instruction name -> handler for one Python version."""
+    return {
+        row.name: row.handler for row in ROWS if row.versions[0] <= version <= row.versions[1]
+    }
+
+
+HANDLERS = handlers(VERSION)

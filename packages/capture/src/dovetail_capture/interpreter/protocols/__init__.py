@@ -1,0 +1,1 @@
+"""Python's protocols over values: attributes, calls, operators, iteration, dictionaries."""

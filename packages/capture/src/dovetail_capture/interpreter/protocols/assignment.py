@@ -1,0 +1,144 @@
+"""The attribute protocol: setting and deleting."""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING
+
+from dovetail_capture.interpreter.protocols import attributes, dicts
+from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values.base import Constant, Value
+from dovetail_capture.interpreter.values.containers import DictValue
+from dovetail_capture.interpreter.values.functions import CellValue, FunctionValue
+from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.tensors import TensorValue
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.machine import Interpreter
+
+
+def set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> None:
+    """`obj.name = value`."""
+    if isinstance(obj, ObjectValue):
+        _, setter = attributes.class_lookup(vm, obj.cls, "__setattr__")
+        if type(setter) is types.FunctionType:
+            vm.call(vm.held(setter), [obj, Constant(name), value], {})
+        else:
+            generic_set_attr(vm, obj, name, value)
+        return
+    if isinstance(obj, FunctionValue):
+        _set_function_attr(vm, obj, name, value)
+        return
+    if isinstance(obj, TensorValue):
+        _, attr = attributes.class_lookup(vm, obj.cls, name)
+        if attr is not attributes.MISSING:
+            raise GraphBreakSignal(f"assignment to tensor attribute `{name}`")
+        obj.attributes[name] = value
+        return
+    if isinstance(obj, CellValue) and name == "cell_contents":
+        obj.content = value
+        obj.mutated = True
+        return
+    if isinstance(obj, Constant):
+        _set_constant_attr(vm, obj, name, value)
+        return
+    raise GraphBreakSignal(f"assignment to attribute `{name}` of {obj.describe()}")
+
+
+def generic_set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> None:
+    """`object.__setattr__(obj, name, value)`."""
+    if not isinstance(obj, ObjectValue):
+        set_attr(vm, obj, name, value)
+        return
+    owner, attr = attributes.class_lookup(vm, obj.cls, name)
+    if attr is not attributes.MISSING and attributes.is_data_descriptor(attr):
+        kind = type(attr)
+        if isinstance(attr, property):
+            if attr.fset is None:
+                vm.raise_error(AttributeError, f"property '{name}' has no setter")
+            vm.call(vm.held(attr.fset), [obj, value], {})
+            return
+        if kind is types.MemberDescriptorType:
+            obj.slots[name] = value
+            obj.slots_mutated.add(name)
+            return
+        if kind is types.GetSetDescriptorType and issubclass(obj.cls, BaseException):
+            obj.slots[name] = value
+            return
+        if name == "__dict__" and isinstance(value, DictValue):
+            dicts.clear(vm, obj.fields)
+            for key, item in dicts.items(vm, value):
+                dicts.put(vm, obj.fields, key, item)
+            return
+        setter = getattr(kind, "__set__", None)
+        if isinstance(setter, types.FunctionType):
+            vm.call(vm.held(setter), [vm.held(attr), obj, value], {})
+            return
+        raise GraphBreakSignal(f"assignment to {owner.__name__}.{name}")
+    if not _has_instance_dict(obj.cls):
+        attributes.missing(vm, obj, name)
+    dicts.put(vm, obj.fields, Constant(name), value)
+
+
+def _has_instance_dict(cls: type) -> bool:
+    return getattr(cls, "__dictoffset__", 0) != 0
+
+
+def _set_function_attr(vm: Interpreter, obj: FunctionValue, name: str, value: Value) -> None:
+    if name == "__name__" and isinstance(value, Constant):
+        obj.name = value.value
+    if name in ("__code__", "__defaults__", "__kwdefaults__", "__dict__"):
+        raise GraphBreakSignal(f"assignment to a function's {name}")
+    dicts.put(vm, attributes.function_fields(obj), Constant(name), value)
+
+
+def _set_constant_attr(vm: Interpreter, obj: Constant, name: str, value: Value) -> None:
+    real = obj.value
+    if isinstance(real, types.ModuleType):
+        vm.session.global_dicts[id(real.__dict__)] = real.__dict__
+        vm.session.global_writes[id(real.__dict__), name] = value
+        return
+    if not isinstance(real, (type, types.FunctionType)):
+        raise GraphBreakSignal(f"assignment to attribute `{name}` of {obj.describe()}")
+    if isinstance(real, type) and type(real) is not type and hasattr(type(real), "__setattr__"):
+        setter = type(real).__setattr__
+        if isinstance(setter, types.FunctionType):
+            raise GraphBreakSignal(f"assignment to a class attribute of {real.__name__}")
+    writes = vm.session.attribute_writes
+    if id(real) not in writes:
+        writes[id(real)] = (obj, DictValue())
+    dicts.put(vm, writes[id(real)][1], Constant(name), value)
+    vm.class_attributes.clear()
+
+
+def del_attr(vm: Interpreter, obj: Value, name: str) -> None:
+    """`del obj.name`."""
+    if isinstance(obj, ObjectValue):
+        _, deleter = attributes.class_lookup(vm, obj.cls, "__delattr__")
+        if type(deleter) is types.FunctionType:
+            vm.call(vm.held(deleter), [obj, Constant(name)], {})
+        else:
+            generic_del_attr(vm, obj, name)
+        return
+    if isinstance(obj, FunctionValue):
+        if not dicts.delete(vm, attributes.function_fields(obj), name):
+            attributes.missing(vm, obj, name)
+        return
+    raise GraphBreakSignal(f"deletion of attribute `{name}` of {obj.describe()}")
+
+
+def generic_del_attr(vm: Interpreter, obj: Value, name: str) -> None:
+    """`object.__delattr__(obj, name)`."""
+    if not isinstance(obj, ObjectValue):
+        del_attr(vm, obj, name)
+        return
+    _, attr = attributes.class_lookup(vm, obj.cls, name)
+    if isinstance(attr, property) and attr.fdel is not None:
+        vm.call(vm.held(attr.fdel), [obj], {})
+        return
+    if type(attr) is types.MemberDescriptorType:
+        if obj.slots.pop(name, None) is None or obj.source is not None:
+            raise GraphBreakSignal(f"deletion of the slot `{name}`")
+        return
+    if not dicts.delete(vm, obj.fields, name):
+        attributes.missing(vm, obj, name)

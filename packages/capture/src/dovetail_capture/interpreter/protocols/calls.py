@@ -1,0 +1,302 @@
+"""The call protocol: inlining Python functions, instantiating classes, calling C functions."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dovetail_capture.interpreter.frame import Frame
+from dovetail_capture.interpreter.protocols import attributes
+from dovetail_capture.interpreter.recorder import NotAGraphArgument
+from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
+from dovetail_capture.interpreter.values.containers import DictValue, TupleValue
+from dovetail_capture.interpreter.values.functions import (
+    BoundMethod,
+    CellValue,
+    FunctionValue,
+    NativeMethod,
+)
+from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.tensors import TensorValue
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.machine import Interpreter
+
+_VARARGS, _VARKEYWORDS = inspect.CO_VARARGS, inspect.CO_VARKEYWORDS
+_ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
+
+
+def call(vm: Interpreter, fn: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """`fn(*args, **kwargs)`."""
+    cls = fn.__class__
+    if cls is BoundMethod:
+        return call(vm, fn.function, [fn.receiver, *args], kwargs)  # type: ignore[attr-defined]
+    if cls is Constant:
+        real = fn.value  # type: ignore[attr-defined]
+        kind = type(real)
+        if kind is types.FunctionType:
+            return call_function(vm, fn, real, args, kwargs)  # type: ignore[arg-type]
+        if isinstance(real, type):
+            return instantiate(vm, real, args, kwargs, fn)
+        if kind is functools._lru_cache_wrapper:
+            return call(vm, vm.held(real.__wrapped__), args, kwargs)
+        if kind is types.MethodType:
+            bound = [vm.held(real.__self__), *args]
+            return call(vm, vm.held(real.__func__), bound, kwargs)
+        if callable(real):
+            return call_native(vm, real, args, kwargs)
+        return vm.raise_error(TypeError, f"'{kind.__name__}' object is not callable")  # type: ignore[no-any-return]
+    if cls is NativeMethod:
+        receiver = fn.receiver  # type: ignore[attr-defined]
+        return call_native(vm, fn.descriptor, [receiver, *args], kwargs)  # type: ignore[attr-defined]
+    if cls is FunctionValue:
+        return _call_made_function(vm, fn, args, kwargs)  # type: ignore[arg-type]
+    if cls is ObjectValue:
+        owner, method = attributes.class_lookup(vm, fn.cls, "__call__")  # type: ignore[attr-defined]
+        if method is attributes.MISSING:
+            name = fn.python_type().__name__
+            return vm.raise_error(TypeError, f"'{name}' object is not callable")  # type: ignore[no-any-return]
+        handler = vm.handlers.get(fn.python_type().__call__)
+        if handler is not None:
+            return handler(vm, [fn, *args], kwargs)
+        return call(
+            vm, attributes.bind_to_instance(vm, fn, owner, "__call__", method), args, kwargs
+        )
+    raise GraphBreakSignal(f"a call of {fn.describe()}")
+
+
+def call_function(
+    vm: Interpreter,
+    fn: Constant,
+    real: types.FunctionType,
+    args: list[Value],
+    kwargs: dict[str, Value],
+) -> Value:
+    """Call a pre-existing Python function: a library handler, a graph node, or inlined."""
+    handler = vm.handlers.get(real)
+    if handler is not None:
+        result = handler(vm, args, kwargs)
+        if result is not NotImplemented:
+            return result
+    if vm.is_operation(real):
+        try:
+            return vm.record("call_function", real, args, kwargs)
+        except NotAGraphArgument:
+            pass  # say a function among the arguments: its body may still be captured
+    return inline(vm, real, args, kwargs)
+
+
+def inline(
+    vm: Interpreter, real: types.FunctionType, args: list[Value], kwargs: dict[str, Value]
+) -> Value:
+    """Interpret a pre-existing Python function's body."""
+    code = real.__code__
+    if code.co_flags & _ASYNC:
+        raise GraphBreakSignal(f"a call of the coroutine function {code.co_qualname}")
+    if vm.is_skipped(real):
+        raise GraphBreakSignal(f"a call of {real.__module__}.{code.co_qualname}")
+    defaults = real.__defaults__
+    sources = vm.session.sources
+    positional: list[Any] = []
+    if defaults:
+        base = sources.held(defaults, f"{code.co_qualname}.__defaults__")
+        positional = [Lazy(item, sources.item(base, index)) for index, item in enumerate(defaults)]
+    keyword: dict[str, Any] = {}
+    if real.__kwdefaults__:
+        base = sources.held(real.__kwdefaults__, f"{code.co_qualname}.__kwdefaults__")
+        keyword = {
+            name: Lazy(item, sources.item(base, name))
+            for name, item in real.__kwdefaults__.items()
+        }
+    slots = bind(vm, code, positional, keyword, args, kwargs)
+    closure: tuple[CellValue, ...] = ()
+    if real.__closure__:
+        closure = tuple(
+            vm.wrap(cell, sources.held(cell, f"{code.co_qualname}.{name}"))  # type: ignore[misc]
+            for name, cell in zip(code.co_freevars, real.__closure__, strict=True)
+        )
+    return vm.run_frame(Frame(vm, code, real.__globals__, slots, closure))
+
+
+def _call_made_function(
+    vm: Interpreter, fn: FunctionValue, args: list[Value], kwargs: dict[str, Value]
+) -> Value:
+    if fn.code.co_flags & _ASYNC:
+        raise GraphBreakSignal(f"a call of the coroutine function {fn.code.co_qualname}")
+    slots = bind(vm, fn.code, fn.defaults, fn.kwdefaults, args, kwargs)
+    return vm.run_frame(Frame(vm, fn.code, fn.globals_, slots, fn.closure))
+
+
+def bind(
+    vm: Interpreter,
+    code: types.CodeType,
+    defaults: Any,
+    kwdefaults: dict[str, Any],
+    args: list[Value],
+    kwargs: dict[str, Value],
+) -> list[Any]:
+    """Values of the argument slots, in `co_varnames` order, as CPython binds them."""
+    count, keyword_only = code.co_argcount, code.co_kwonlyargcount
+    flags = code.co_flags
+    name = code.co_name
+    if len(args) == count and not kwargs and not keyword_only and not flags & 12:
+        return list(args)
+    names = code.co_varnames
+    slots: list[Any] = [None] * (count + keyword_only)
+    given = min(len(args), count)
+    slots[:given] = args[:given]
+    extra = args[count:]
+    if extra and not flags & _VARARGS:
+        vm.raise_error(
+            TypeError,
+            f"{name}() takes {count} positional arguments but {len(args)} were given",
+        )
+    rest: dict[str, Value] = {}
+    if kwargs:
+        positions = {names[i]: i for i in range(code.co_posonlyargcount, count + keyword_only)}
+        for key, value in kwargs.items():
+            position = positions.get(key)
+            if position is None:
+                if not flags & _VARKEYWORDS:
+                    vm.raise_error(
+                        TypeError, f"{name}() got an unexpected keyword argument '{key}'"
+                    )
+                rest[key] = value
+            elif slots[position] is not None:
+                vm.raise_error(TypeError, f"{name}() got multiple values for argument '{key}'")
+            else:
+                slots[position] = value
+    first_default = count - len(defaults)
+    for position in range(given, count):
+        if slots[position] is None:
+            if position < first_default:
+                vm.raise_error(
+                    TypeError,
+                    f"{name}() missing a required positional argument: '{names[position]}'",
+                )
+            slots[position] = attributes.resolve(vm, defaults[position - first_default])
+    for position in range(count, count + keyword_only):
+        if slots[position] is None:
+            key = names[position]
+            if key not in kwdefaults:
+                vm.raise_error(
+                    TypeError, f"{name}() missing a required keyword-only argument: '{key}'"
+                )
+            slots[position] = attributes.resolve(vm, kwdefaults[key])
+    if flags & _VARARGS:
+        slots.append(TupleValue(extra))
+    if flags & _VARKEYWORDS:
+        dictionary = DictValue()
+        dictionary.entries = {key: (Constant(key), value) for key, value in rest.items()}
+        slots.append(dictionary)
+    return slots
+
+
+# --- classes -------------------------------------------------------------------------------------
+
+
+def instantiate(
+    vm: Interpreter,
+    cls: type,
+    args: list[Value],
+    kwargs: dict[str, Value],
+    class_value: Value | None = None,
+) -> Value:
+    """`cls(*args, **kwargs)`."""
+    handler = vm.handlers.get(cls)
+    if handler is not None:
+        result = handler(vm, args, kwargs)
+        if result is not NotImplemented:
+            return result
+    if cls in vm.pure_classes:
+        return vm.fold(cls, args, kwargs)
+    class_value = class_value or vm.held(cls)
+    meta_call = attributes.class_lookup(vm, type(cls), "__call__")[1]
+    if isinstance(meta_call, types.FunctionType):
+        handler = vm.handlers.get(meta_call)
+        if handler is not None:
+            return handler(vm, [class_value, *args], kwargs)
+        return inline(vm, meta_call, [class_value, *args], kwargs)
+    if issubclass(cls, (torch.Tensor, torch.nn.Module)):
+        raise GraphBreakSignal(
+            f"creation of a {cls.__name__}", "create it before the compiled function runs"
+        )
+    owner, new = attributes.class_lookup(vm, cls, "__new__")
+    if isinstance(new, staticmethod):
+        new = new.__func__
+    if isinstance(new, types.FunctionType):
+        instance = call(vm, vm.held(new), [class_value, *args], kwargs)
+    else:
+        instance = native_new(vm, owner, cls, args, kwargs)
+    if not issubclass(instance.python_type(), cls):
+        return instance
+    _, init = attributes.class_lookup(vm, cls, "__init__")
+    if isinstance(init, types.FunctionType):
+        call(vm, vm.wrap_class_attr(owner, "__init__", init), [instance, *args], kwargs)
+    elif init is not object.__init__:
+        call_native(vm, init, [instance, *args], kwargs)
+    elif (args or kwargs) and new is object.__new__:
+        vm.raise_error(TypeError, f"{cls.__name__}() takes no arguments")
+    return instance
+
+
+def native_new(
+    vm: Interpreter, owner: type, cls: type, args: list[Value], kwargs: dict[str, Value]
+) -> Value:
+    """`owner.__new__(cls, *args)` where `owner` is a C class."""
+    if owner is object:
+        if cls.__flags__ & (1 << 9) == 0 or getattr(cls, "__abstractmethods__", None):
+            vm.raise_error(TypeError, f"cannot create '{cls.__name__}' instances")
+        return ObjectValue(cls)
+    maker = vm.new_handlers.get(owner)
+    if maker is not None:
+        return maker(vm, cls, args, kwargs)
+    if issubclass(owner, BaseException):
+        value = ObjectValue(cls)
+        value.base_new = owner
+        value.slots["args"] = TupleValue(args)
+        return value
+    raise GraphBreakSignal(f"creation of a {cls.__module__}.{cls.__qualname__}")
+
+
+# --- C functions ---------------------------------------------------------------------------------
+
+
+def call_native(vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """Call a C function or method descriptor, or another callable object known at capture."""
+    try:
+        handler = vm.handlers.get(real)
+    except TypeError:  # unhashable callable
+        handler = None
+    if handler is not None:
+        result = handler(vm, args, kwargs)
+        if result is not NotImplemented:
+            return result
+    if vm.is_operation(real):
+        try:
+            kind = type(real)
+            if args and isinstance(args[0], TensorValue) and kind in attributes.C_METHODS:
+                return vm.record("call_method", real.__name__, args, kwargs)
+            return vm.record("call_function", real, args, kwargs)
+        except NotAGraphArgument as error:
+            raise GraphBreakSignal(f"`{real.__name__}` called with {error}") from None
+    if vm.is_pure(real, args):
+        return vm.fold(real, args, kwargs)
+    if isinstance(real, types.MethodWrapperType) and real.__name__ == "__call__":
+        return call(vm, vm.held(real.__self__), args, kwargs)
+    method = getattr(type(real), "__call__", None)
+    if isinstance(method, types.FunctionType):
+        return call(vm, vm.held(method), [vm.held(real), *args], kwargs)
+    name = getattr(real, "__qualname__", None) or repr(real)
+    module = getattr(real, "__module__", None) or getattr(
+        getattr(real, "__objclass__", None), "__module__", "?"
+    )
+    raise GraphBreakSignal(
+        f"a call of the C function {module}.{name}",
+        "call it outside of the compiled function",
+    )

@@ -1,0 +1,176 @@
+"""Dictionaries: lazy reading of pre-existing ones, an overlay for what the frame writes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dovetail_guards import clauses as c
+
+from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
+from dovetail_capture.interpreter.values.containers import DictValue, hash_key
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.machine import Interpreter
+
+
+def _resolve(vm: Interpreter, dictionary: DictValue, key: Any) -> Value:
+    known_key, item = dictionary.entries[key]
+    if isinstance(item, Lazy):
+        item = vm.wrap(item.real, item.source)
+        dictionary.entries[key] = (known_key, item)
+    return item  # type: ignore[no-any-return]
+
+
+def get(vm: Interpreter, dictionary: DictValue, key: Any) -> Value | None:
+    """The value at hash key `key`, or None if the key is absent."""
+    if key in dictionary.entries:
+        return _resolve(vm, dictionary, key)
+    origin = dictionary.origin
+    if origin is None or key in dictionary.deleted:
+        return None
+    known = dictionary.read.get(key)
+    if known is not None:
+        return known
+    source = dictionary.source
+    assert source is not None
+    session = vm.session
+    try:
+        real = dict.__getitem__(origin, key)
+    except KeyError:
+        if dictionary.is_instance_dict:
+            session.guard(c.HasInstanceAttr, source, key, False)
+        else:
+            session.guard(c.HasKey, source, key, False)
+        return None
+    if dictionary.is_instance_dict:
+        child_source = session.sources.instance_attr(source, key)
+    else:
+        child_source = session.sources.item(source, key)
+    value = vm.wrap(real, child_source)
+    dictionary.read[key] = value
+    return value
+
+
+def contains(vm: Interpreter, dictionary: DictValue, key: Any) -> bool:
+    """Is hash key `key` in the dictionary? Guards presence only, not the value."""
+    if key in dictionary.entries:
+        return True
+    if dictionary.origin is None or key in dictionary.deleted:
+        return False
+    present = dict.__contains__(dictionary.origin, key)
+    assert dictionary.source is not None
+    kind = c.HasInstanceAttr if dictionary.is_instance_dict else c.HasKey
+    vm.session.guard(kind, dictionary.source, key, present)
+    return present
+
+
+def materialise(vm: Interpreter, dictionary: DictValue) -> dict[Any, tuple[Value, Any]]:
+    """Read the whole key set of a pre-existing dictionary (its values stay lazy)."""
+    origin = dictionary.origin
+    if origin is None:
+        return dictionary.entries
+    source = dictionary.source
+    assert source is not None
+    session = vm.session
+    whole: dict[Any, tuple[Value, Any]] = {}
+    if dictionary.is_instance_dict:
+        guarded = session.sources.attr(source, "__dict__")
+        session.guard(c.DictKeysAre, guarded, tuple(origin))
+    elif all(_is_plain_key(key) for key in origin):
+        session.guard(c.DictKeysAre, source, tuple(origin))
+    else:
+        session.guard(c.LengthIs, source, len(origin))
+    for index, (real_key, real) in enumerate(dict.items(origin)):
+        if _is_plain_key(real_key):
+            key_value: Value = Constant(real_key)
+            hashed: Any = real_key
+            child = (
+                session.sources.instance_attr(source, real_key)
+                if dictionary.is_instance_dict
+                else session.sources.item(source, real_key)
+            )
+        else:
+            key_value = vm.wrap(real_key, session.sources.key(source, index))
+            hashed = hash_key(key_value)
+            child = session.sources.item(source, real_key)
+        if hashed in dictionary.deleted:
+            continue
+        read = dictionary.read.get(hashed)
+        whole[hashed] = (key_value, read if read is not None else Lazy(real, child))
+    whole.update(dictionary.entries)
+    dictionary.entries = whole
+    dictionary.origin = None
+    dictionary.deleted = set()
+    return whole
+
+
+def _is_plain_key(key: Any) -> bool:
+    return isinstance(key, (str, int, float, bool, bytes, type(None), type)) or (
+        isinstance(key, tuple) and all(_is_plain_key(part) for part in key)
+    )
+
+
+def put(vm: Interpreter, dictionary: DictValue, key: Value, value: Value) -> None:
+    """`dictionary[key] = value`."""
+    hashed = hash_key(key)
+    if dictionary.origin is not None and not dictionary.is_instance_dict:
+        materialise(vm, dictionary)
+    known = dictionary.entries.get(hashed)
+    dictionary.entries[hashed] = (key if known is None else known[0], value)
+    dictionary.deleted.discard(hashed)
+    dictionary.mutated = True
+
+
+def delete(vm: Interpreter, dictionary: DictValue, key: Any) -> bool:
+    """`del dictionary[key]` by hash key; False if it is absent."""
+    if dictionary.origin is not None and not dictionary.is_instance_dict:
+        materialise(vm, dictionary)
+    present = contains(vm, dictionary, key)
+    if not present:
+        return False
+    dictionary.entries.pop(key, None)
+    if dictionary.origin is not None and key in dictionary.origin:
+        dictionary.deleted.add(key)
+    dictionary.mutated = True
+    return True
+
+
+def length(vm: Interpreter, dictionary: DictValue) -> int:
+    """`len(dictionary)`."""
+    origin = dictionary.origin
+    if origin is not None and not dictionary.is_instance_dict:
+        assert dictionary.source is not None
+        vm.session.guard(c.LengthIs, dictionary.source, len(origin))
+        return len(origin)
+    return len(materialise(vm, dictionary))
+
+
+def items(vm: Interpreter, dictionary: DictValue) -> list[tuple[Value, Value]]:
+    """All (key, value) pairs in order."""
+    materialise(vm, dictionary)
+    return [
+        (dictionary.entries[key][0], _resolve(vm, dictionary, key))
+        for key in list(dictionary.entries)
+    ]
+
+
+def keys(vm: Interpreter, dictionary: DictValue) -> list[Value]:
+    """All keys in order; values are not looked at."""
+    return [key for key, _ in materialise(vm, dictionary).values()]
+
+
+def clear(vm: Interpreter, dictionary: DictValue) -> None:
+    """`dictionary.clear()`."""
+    if dictionary.is_instance_dict and dictionary.origin is not None:
+        materialise(vm, dictionary)
+    dictionary.origin = None
+    dictionary.entries = {}
+    dictionary.mutated = True
+
+
+def copy_entries(vm: Interpreter, dictionary: DictValue) -> DictValue:
+    """A shallow copy as a new dict of the same class."""
+    new = DictValue(dictionary.cls)
+    new.entries = dict(materialise(vm, dictionary))
+    new.default_factory = dictionary.default_factory
+    return new

@@ -1,0 +1,141 @@
+"""The iteration protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from dovetail_capture.interpreter.protocols import attributes, dicts
+from dovetail_capture.interpreter.protocols.constants import from_python
+from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
+from dovetail_capture.interpreter.values.base import Constant, Value
+from dovetail_capture.interpreter.values.containers import (
+    DictValue,
+    DictView,
+    ListValue,
+    SetValue,
+    TupleValue,
+)
+from dovetail_capture.interpreter.values.functions import GeneratorValue, IteratorValue
+from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.tensors import TensorValue
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.machine import Interpreter
+
+
+def get_iter(vm: Interpreter, value: Value) -> Value:
+    """`iter(value)`."""
+    cls = value.__class__
+    if cls is IteratorValue or cls is GeneratorValue:
+        return value
+    if cls is TupleValue:
+        return IteratorValue(_tuple_items(vm, value), type(iter(())), True)  # type: ignore[arg-type]
+    if cls is ListValue:
+        return IteratorValue(_list_items(vm, value), type(iter([])), True)  # type: ignore[arg-type]
+    if cls is DictValue:
+        return IteratorValue(iter(dicts.keys(vm, value)), type(iter({})), True)  # type: ignore[arg-type]
+    if cls is DictView:
+        return IteratorValue(_view_items(vm, value), type(iter({}.items())), True)  # type: ignore[arg-type]
+    if cls is SetValue:
+        return IteratorValue(iter(list(value.items.values())), type(iter(set())), True)  # type: ignore[attr-defined]
+    if cls is TensorValue:
+        if not value.fake.dim():  # type: ignore[attr-defined]
+            vm.raise_error(TypeError, "iteration over a 0-d tensor")
+        unbound = vm.record("call_method", "unbind", [value, Constant(0)], {})
+        return get_iter(vm, unbound)
+    if cls is ObjectValue:
+        return _object_iter(vm, value)  # type: ignore[arg-type]
+    if cls is Constant:
+        return _constant_iter(vm, value)  # type: ignore[arg-type]
+    return vm.raise_error(TypeError, f"'{value.python_type().__name__}' object is not iterable")  # type: ignore[no-any-return]
+
+
+def _constant_iter(vm: Interpreter, value: Constant) -> Value:
+    real = value.value
+    if isinstance(real, type):
+        owner, method = attributes.class_lookup(vm, type(real), "__iter__")
+        if method is attributes.MISSING:
+            return vm.raise_error(TypeError, f"type object '{real.__name__}' is not iterable")  # type: ignore[no-any-return]
+        # An Enum class: its members are fixed.
+        return IteratorValue(iter([vm.held(item) for item in real]), type(iter([])), True)
+    try:
+        iterator = iter(real)
+    except TypeError as error:
+        return vm.raise_error(TypeError, str(error))  # type: ignore[no-any-return]
+    if iterator is real:
+        raise GraphBreakSignal(f"the iterator {value.describe()} from outside of the frame")
+    return IteratorValue((from_python(vm, item) for item in iterator), type(iterator), True)
+
+
+def _object_iter(vm: Interpreter, value: ObjectValue) -> Value:
+    owner, method = attributes.class_lookup(vm, value.cls, "__iter__")
+    if method is attributes.MISSING or method is None:
+        _, getitem = attributes.class_lookup(vm, value.cls, "__getitem__")
+        if getitem is attributes.MISSING:
+            name = value.cls.__name__
+            return vm.raise_error(TypeError, f"'{name}' object is not iterable")  # type: ignore[no-any-return]
+        return IteratorValue(_by_index(vm, value), type(iter([])), False)
+    bound = attributes.bind_to_instance(vm, value, owner, "__iter__", method)
+    return vm.call(bound, [], {})
+
+
+def _by_index(vm: Interpreter, value: Value) -> Iterator[Value]:
+    index = 0
+    while True:
+        try:
+            item = vm.getitem(value, Constant(index))
+        except ProgramException as error:
+            if issubclass(error.value.python_type(), IndexError):
+                return
+            raise
+        yield item
+        index += 1
+
+
+def _tuple_items(vm: Interpreter, value: TupleValue) -> Iterator[Value]:
+    for index in range(len(value.items)):
+        yield vm.tuple_item(value, index)
+
+
+def _list_items(vm: Interpreter, value: ListValue) -> Iterator[Value]:
+    index = 0
+    while index < len(value.items):  # the list may grow while it is iterated
+        yield vm.list_item(value, index)
+        index += 1
+
+
+def _view_items(vm: Interpreter, view: DictView) -> Iterator[Value]:
+    dictionary = vm.native(view.dictionary)
+    assert isinstance(dictionary, DictValue)
+    if view.kind == "keys":
+        yield from dicts.keys(vm, dictionary)
+        return
+    for key in dicts.keys(vm, dictionary):
+        item = vm.dict_item(dictionary, key)
+        yield item if view.kind == "values" else TupleValue([key, item])
+
+
+def next_value(vm: Interpreter, iterator: Value) -> Value | None:
+    """The next item, or None at the end."""
+    cls = iterator.__class__
+    if cls is IteratorValue:
+        return next(iterator.iterator, None)  # type: ignore[attr-defined]
+    if cls is GeneratorValue:
+        return vm.resume(iterator, None)  # type: ignore[arg-type]
+    try:
+        return vm.call_method(iterator, "__next__", [])
+    except ProgramException as error:
+        if issubclass(error.value.python_type(), StopIteration):
+            return None
+        raise
+
+
+def iterate(vm: Interpreter, value: Value) -> Iterator[Value]:
+    """All items of an iterable, one by one."""
+    iterator = get_iter(vm, value)
+    while True:
+        item = next_value(vm, iterator)
+        if item is None:
+            return
+        yield item

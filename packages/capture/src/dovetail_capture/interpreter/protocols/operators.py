@@ -1,0 +1,502 @@
+"""Operators: arithmetic, comparison, containment, truth, subscripts."""
+
+from __future__ import annotations
+
+import operator
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dovetail_capture.interpreter.protocols import attributes, dicts
+from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python, from_python
+from dovetail_capture.interpreter.recorder import NotAGraphArgument
+from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values.base import Constant, Value, boolean
+from dovetail_capture.interpreter.values.containers import (
+    DictValue,
+    DictView,
+    ListValue,
+    SetValue,
+    SliceValue,
+    TupleValue,
+    hash_key,
+)
+from dovetail_capture.interpreter.values.functions import (
+    BoundMethod,
+    GeneratorValue,
+    IteratorValue,
+    NativeMethod,
+)
+from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.tensors import TensorValue
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.machine import Interpreter
+
+# symbol -> (function, dunder name)
+BINARY: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "+": (operator.add, "add"),
+    "&": (operator.and_, "and"),
+    "//": (operator.floordiv, "floordiv"),
+    "<<": (operator.lshift, "lshift"),
+    "@": (operator.matmul, "matmul"),
+    "*": (operator.mul, "mul"),
+    "%": (operator.mod, "mod"),
+    "|": (operator.or_, "or"),
+    "**": (operator.pow, "pow"),
+    ">>": (operator.rshift, "rshift"),
+    "-": (operator.sub, "sub"),
+    "/": (operator.truediv, "truediv"),
+    "^": (operator.xor, "xor"),
+}
+INPLACE: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.iadd, "&": operator.iand, "//": operator.ifloordiv, "<<": operator.ilshift,
+    "@": operator.imatmul, "*": operator.imul, "%": operator.imod, "|": operator.ior,
+    "**": operator.ipow, ">>": operator.irshift, "-": operator.isub, "/": operator.itruediv,
+    "^": operator.ixor,
+}  # fmt: skip
+COMPARE: dict[str, tuple[Callable[[Any, Any], Any], str, str]] = {
+    "<": (operator.lt, "__lt__", "__gt__"),
+    "<=": (operator.le, "__le__", "__ge__"),
+    "==": (operator.eq, "__eq__", "__eq__"),
+    "!=": (operator.ne, "__ne__", "__ne__"),
+    ">": (operator.gt, "__gt__", "__lt__"),
+    ">=": (operator.ge, "__ge__", "__le__"),
+}
+UNARY: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "-": (operator.neg, "__neg__"),
+    "+": (operator.pos, "__pos__"),
+    "~": (operator.invert, "__invert__"),
+}
+
+
+def _fold(vm: Interpreter, fn: Callable[..., Any], *args: Any) -> Value:
+    try:
+        result = fn(*args)
+    except Exception as error:
+        return vm.raise_real(error)  # type: ignore[no-any-return]
+    return from_python(vm, result)
+
+
+def _record(vm: Interpreter, fn: Any, args: list[Value]) -> Value:
+    try:
+        return vm.record("call_function", fn, args, {})
+    except NotAGraphArgument as error:
+        raise GraphBreakSignal(f"`{fn.__name__}` of a tensor and {error}") from None
+
+
+def dunder(vm: Interpreter, obj: Value, name: str) -> Value | None:
+    """A special method, looked up on the type alone."""
+    owner, method = attributes.class_lookup(vm, obj.python_type(), name)
+    if method is attributes.MISSING or method is None:
+        return None
+    return attributes.bind_to_instance(vm, obj, owner, name, method)
+
+
+def binary(vm: Interpreter, symbol: str, left: Value, right: Value, inplace: bool) -> Value:
+    """`left <symbol> right`, or the augmented assignment's value."""
+    fn, name = BINARY[symbol]
+    left_class, right_class = left.__class__, right.__class__
+    if left_class is Constant and right_class is Constant:
+        return _fold(vm, fn, left.value, right.value)  # type: ignore[attr-defined]
+    if left_class is TensorValue or right_class is TensorValue:
+        if left_class is TensorValue and inplace:
+            return _record(vm, INPLACE[symbol], [left, right])
+        if left_class is not ObjectValue and right_class is not ObjectValue:
+            return _record(vm, fn, [left, right])
+    found = _container_operation(vm, symbol, left, right, inplace)
+    if found is not None:
+        return found
+    attempts = [(left, f"__{name}__", right), (right, f"__r{name}__", left)]
+    if inplace:
+        attempts.insert(0, (left, f"__i{name}__", right))
+    elif (
+        left_class is ObjectValue
+        and right_class is ObjectValue
+        and left.python_type() is not right.python_type()
+        and issubclass(right.python_type(), left.python_type())
+    ):
+        attempts.reverse()
+    for receiver, method_name, other in attempts:
+        if receiver.__class__ not in (ObjectValue, TensorValue):
+            continue
+        method = dunder(vm, receiver, method_name)
+        if method is not None:
+            result = vm.call(method, [other], {})
+            if not (isinstance(result, Constant) and result.value is NotImplemented):
+                return result
+    real_left, real_right = as_python(vm, left), as_python(vm, right)
+    if real_left is not UNKNOWN and real_right is not UNKNOWN:
+        return _fold(vm, fn, real_left, real_right)
+    return vm.raise_error(  # type: ignore[no-any-return]
+        TypeError,
+        f"unsupported operand type(s) for {symbol}: '{left.python_type().__name__}' and "
+        f"'{right.python_type().__name__}'",
+    )
+
+
+def _container_operation(
+    vm: Interpreter, symbol: str, left: Value, right: Value, inplace: bool
+) -> Value | None:
+    """`+`, `*` of lists and tuples; `|`, `&`, `-`, `^` of sets; `|` of dicts."""
+    left_native, right_native = vm.native(left), vm.native(right)
+    if symbol == "+":
+        if isinstance(left_native, ListValue):
+            if inplace:
+                vm.list_extend(left_native, right)
+                return left
+            if isinstance(right_native, ListValue):
+                return ListValue(vm.list_items(left_native) + vm.list_items(right_native))
+        if isinstance(left_native, TupleValue) and isinstance(right_native, TupleValue):
+            items = [vm.tuple_item(left_native, i) for i in range(len(left_native.items))]
+            items += [vm.tuple_item(right_native, i) for i in range(len(right_native.items))]
+            both = left_native.cls is right_native.cls
+            return TupleValue(items, left_native.cls if both else tuple)
+    elif symbol == "*":
+        if isinstance(right_native, (ListValue, TupleValue)):
+            left_native, right_native = right_native, left_native
+        if isinstance(right_native, Constant) and isinstance(right_native.value, int):
+            times = right_native.value
+            if isinstance(left_native, ListValue):
+                repeated = vm.list_items(left_native) * times
+                if inplace:
+                    left_native.items, left_native.mutated = repeated, True
+                    return left
+                return ListValue(repeated)
+            if isinstance(left_native, TupleValue):
+                count = len(left_native.items)
+                return TupleValue([vm.tuple_item(left_native, i) for i in range(count)] * times)
+    elif isinstance(left_native, DictValue) and isinstance(right_native, DictValue):
+        if symbol == "|" and left is left_native:
+            merged = left_native if inplace else dicts.copy_entries(vm, left_native)
+            for key, value in dicts.items(vm, right_native):
+                dicts.put(vm, merged, key, value)
+            return merged
+    elif symbol in "|&-^":
+        return _set_operation(vm, symbol, left_native, right_native, inplace)
+    return None
+
+
+def _set_operation(
+    vm: Interpreter, symbol: str, left: Value, right: Value, inplace: bool
+) -> Value | None:
+    kinds = (SetValue, DictView)
+    if not isinstance(left, kinds) or not isinstance(right, kinds):
+        return None
+    first = {hash_key(item): item for item in vm.iterate(left)}
+    second = {hash_key(item): item for item in vm.iterate(right)}
+    if symbol == "|":
+        items = {**first, **second}
+    elif symbol == "&":
+        items = {key: item for key, item in first.items() if key in second}
+    else:
+        items = {key: item for key, item in first.items() if key not in second}
+        if symbol == "^":
+            items |= {key: item for key, item in second.items() if key not in first}
+    if inplace and isinstance(left, SetValue) and left.cls is set:
+        left.items, left.mutated = items, True
+        return left
+    return SetValue(items.values(), left.cls if isinstance(left, SetValue) else set)
+
+
+def unary(vm: Interpreter, symbol: str, operand: Value) -> Value:
+    """`-x`, `+x`, `~x`."""
+    fn, name = UNARY[symbol]
+    if isinstance(operand, Constant):
+        return _fold(vm, fn, operand.value)
+    if isinstance(operand, TensorValue):
+        return _record(vm, fn, [operand])
+    method = dunder(vm, operand, name)
+    if method is not None:
+        return vm.call(method, [], {})
+    return vm.raise_error(  # type: ignore[no-any-return]
+        TypeError, f"bad operand type for unary {symbol}: '{operand.python_type().__name__}'"
+    )
+
+
+def compare(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
+    """`left <symbol> right`."""
+    fn, name, reflected = COMPARE[symbol]
+    left_class, right_class = left.__class__, right.__class__
+    if left_class is Constant and right_class is Constant:
+        return _fold(vm, fn, left.value, right.value)  # type: ignore[attr-defined]
+    if left_class is TensorValue or right_class is TensorValue:
+        other = right if left_class is TensorValue else left
+        if isinstance(other, Constant) and not isinstance(other.value, (int, float, complex)):
+            if symbol in ("==", "!="):  # a tensor never equals None, a string, a class ...
+                return boolean(symbol == "!=")
+        return _record(vm, fn, [left, right])
+    for receiver, method_name, other in ((left, name, right), (right, reflected, left)):
+        if receiver.__class__ is ObjectValue:
+            _, method = attributes.class_lookup(vm, receiver.python_type(), method_name)
+            if isinstance(method, types.FunctionType):
+                result = vm.call(vm.held(method), [receiver, other], {})
+                if not (isinstance(result, Constant) and result.value is NotImplemented):
+                    return result
+            elif symbol == "!=" and isinstance(method, attributes.C_METHODS):
+                # `object.__ne__` inverts `__eq__`.
+                _, equal = attributes.class_lookup(vm, receiver.python_type(), "__eq__")
+                if isinstance(equal, types.FunctionType):
+                    result = vm.call(vm.held(equal), [receiver, other], {})
+                    if not (isinstance(result, Constant) and result.value is NotImplemented):
+                        return boolean(not truth(vm, result))
+    if symbol in ("==", "!="):
+        equal_now = _equal(vm, vm.native(left), vm.native(right))
+        return boolean(equal_now == (symbol == "=="))
+    return _order(vm, symbol, vm.native(left), vm.native(right))
+
+
+def _equal(vm: Interpreter, left: Value, right: Value) -> bool:
+    if left is right:
+        return True
+    for kind in (ListValue, TupleValue):
+        if isinstance(left, kind) and isinstance(right, kind):
+            if len(left.items) != len(right.items):
+                return False
+            pairs = zip(vm.iterate(left), vm.iterate(right), strict=True)
+            return all(
+                is_same(first, second) or truth(vm, compare(vm, "==", first, second))
+                for first, second in pairs
+            )
+    if isinstance(left, DictValue) and isinstance(right, DictValue):
+        first_items = {hash_key(key): item for key, item in dicts.items(vm, left)}
+        second_items = {hash_key(key): item for key, item in dicts.items(vm, right)}
+        if first_items.keys() != second_items.keys():
+            return False
+        return all(
+            is_same(item, second_items[key])
+            or truth(vm, compare(vm, "==", item, second_items[key]))
+            for key, item in first_items.items()
+        )
+    if isinstance(left, (SetValue, DictView)) and isinstance(right, (SetValue, DictView)):
+        return {hash_key(i) for i in vm.iterate(left)} == {hash_key(i) for i in vm.iterate(right)}
+    if isinstance(left, BoundMethod) and isinstance(right, BoundMethod):
+        return is_same(left.function, right.function) and is_same(left.receiver, right.receiver)
+    if isinstance(left, SliceValue) or isinstance(right, SliceValue):
+        return as_python(vm, left) == as_python(vm, right)
+    real_left, real_right = as_python(vm, left), as_python(vm, right)
+    if real_left is not UNKNOWN and real_right is not UNKNOWN:
+        return bool(real_left == real_right)
+    return False
+
+
+def _order(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
+    fn = COMPARE[symbol][0]
+    real_left, real_right = as_python(vm, left), as_python(vm, right)
+    if real_left is not UNKNOWN and real_right is not UNKNOWN:
+        return _fold(vm, fn, real_left, real_right)
+    kinds = (ListValue, TupleValue)
+    if isinstance(left, kinds) and isinstance(right, kinds):
+        for first, second in zip(vm.iterate(left), vm.iterate(right), strict=False):
+            if not truth(vm, compare(vm, "==", first, second)):
+                return compare(vm, symbol, first, second)
+        return boolean(fn(len(left.items), len(right.items)))
+    return vm.raise_error(  # type: ignore[no-any-return]
+        TypeError,
+        f"'{symbol}' not supported between instances of '{left.python_type().__name__}' and "
+        f"'{right.python_type().__name__}'",
+    )
+
+
+def is_same(left: Value, right: Value) -> bool:
+    """`left is right`."""
+    if left is right:
+        return True
+    if isinstance(left, Constant) and isinstance(right, Constant):
+        return left.value is right.value or (
+            # Numbers and strings that capture made anew; equal ones count as one object.
+            type(left.value) is type(right.value)
+            and isinstance(left.value, (int, str, bytes))
+            and left.value == right.value
+        )
+    return False
+
+
+def truth(vm: Interpreter, value: Value) -> bool:
+    """`bool(value)`."""
+    cls = value.__class__
+    if cls is Constant:
+        return bool(value.value)  # type: ignore[attr-defined]
+    if cls is TensorValue:
+        raise GraphBreakSignal(
+            "a branch on a tensor's value",
+            "use torch.where, or make the condition a Python value",
+        )
+    if cls in (ListValue, TupleValue, SetValue):
+        return bool(value.items)  # type: ignore[attr-defined]
+    if cls is DictValue:
+        return bool(dicts.length(vm, value))  # type: ignore[arg-type]
+    if cls is DictView:
+        return bool(length(vm, value))
+    if cls is ObjectValue:
+        for name in ("__bool__", "__len__"):
+            method = dunder(vm, value, name)
+            if method is not None:
+                return truth(vm, vm.call(method, [], {}))
+        return True
+    return True
+
+
+def length(vm: Interpreter, value: Value) -> int:
+    """`len(value)`."""
+    if isinstance(value, (ListValue, TupleValue, SetValue)):
+        return len(value.items)
+    if isinstance(value, DictValue):
+        return dicts.length(vm, value)
+    if isinstance(value, DictView):
+        return length(vm, vm.native(value.dictionary))
+    if isinstance(value, TensorValue):
+        if not value.fake.dim():
+            vm.raise_error(TypeError, "len() of a 0-d tensor")
+        return int(value.fake.shape[0])
+    if isinstance(value, Constant):
+        folded = _fold(vm, len, value.value)
+        assert isinstance(folded, Constant)
+        return int(folded.value)
+    method = dunder(vm, value, "__len__")
+    if method is None or isinstance(value, (IteratorValue, GeneratorValue)):
+        vm.raise_error(TypeError, f"object of type '{value.python_type().__name__}' has no len()")
+    assert method is not None
+    result = vm.call(method, [], {})
+    if not isinstance(result, Constant):
+        raise GraphBreakSignal("a __len__ that gives no known number")
+    return int(result.value)
+
+
+def contains(vm: Interpreter, container: Value, item: Value) -> bool:
+    """`item in container`."""
+    if isinstance(container, DictValue):
+        return dicts.contains(vm, container, hash_key(item))
+    if isinstance(container, SetValue):
+        return hash_key(item) in container.items
+    if isinstance(container, DictView) and container.kind == "keys":
+        return contains(vm, vm.native(container.dictionary), item)
+    if isinstance(container, Constant):
+        real = as_python(vm, item)
+        if real is not UNKNOWN:
+            folded = _fold(vm, operator.contains, container.value, real)
+            assert isinstance(folded, Constant)
+            return bool(folded.value)
+    if isinstance(container, TensorValue):
+        raise GraphBreakSignal("`in` of a tensor")
+    if isinstance(container, ObjectValue):
+        method = dunder(vm, container, "__contains__")
+        if method is not None:
+            return truth(vm, vm.call(method, [item], {}))
+    return any(
+        is_same(member, item) or truth(vm, compare(vm, "==", member, item))
+        for member in vm.iterate(container)
+    )
+
+
+def getitem(vm: Interpreter, obj: Value, key: Value) -> Value:
+    """`obj[key]`."""
+    cls = obj.__class__
+    if cls is TensorValue:
+        return _record(vm, operator.getitem, [obj, key])
+    if isinstance(obj, (ListValue, TupleValue)):
+        return _sequence_item(vm, obj, key)
+    if isinstance(obj, DictValue):
+        return vm.dict_lookup(obj, key)
+    if isinstance(obj, Constant):
+        real = obj.value
+        real_key = as_python(vm, key)
+        if isinstance(real, types.MappingProxyType) and real_key in real:
+            source = obj.source or vm.session.sources.held(real)
+            return vm.wrap(real[real_key], vm.session.sources.item(source, real_key))
+        if real_key is not UNKNOWN:
+            return _fold(vm, operator.getitem, real, real_key)
+    method = dunder(vm, obj, "__getitem__")
+    if method is None or isinstance(obj, (NativeMethod, BoundMethod)):
+        return vm.raise_error(  # type: ignore[no-any-return]
+            TypeError, f"'{obj.python_type().__name__}' object is not subscriptable"
+        )
+    return vm.call(method, [key], {})
+
+
+def index_of(vm: Interpreter, key: Value) -> int:
+    """An integer index (`__index__`)."""
+    if isinstance(key, Constant) and hasattr(key.value, "__index__"):
+        return operator.index(key.value)
+    if isinstance(key, TensorValue):
+        raise GraphBreakSignal("a tensor used as the index of a Python sequence")
+    return vm.raise_error(  # type: ignore[no-any-return]
+        TypeError, f"indices must be integers or slices, not {key.python_type().__name__}"
+    )
+
+
+def _sequence_item(vm: Interpreter, obj: ListValue | TupleValue, key: Value) -> Value:
+    if isinstance(key, SliceValue):
+        where = slice_of(vm, key)
+        if isinstance(obj, ListValue):
+            return ListValue(vm.list_items(obj)[where])
+        count = len(obj.items)
+        items = [vm.tuple_item(obj, i) for i in range(count)[where]]
+        keeps = obj.cls.__name__ == "Size"
+        return TupleValue(items, obj.cls if keeps else tuple)
+    index = index_of(vm, key)
+    count = len(obj.items)
+    if not -count <= index < count:
+        kind = obj.python_type().__name__
+        vm.raise_error(IndexError, f"{kind} index out of range")
+    index %= count
+    return vm.list_item(obj, index) if isinstance(obj, ListValue) else vm.tuple_item(obj, index)
+
+
+def slice_of(vm: Interpreter, key: SliceValue) -> slice:
+    """A slice of known bounds."""
+    real = as_python(vm, key)
+    if real is UNKNOWN:
+        raise GraphBreakSignal("a slice whose bounds are not known")
+    return real  # type: ignore[no-any-return]
+
+
+def setitem(vm: Interpreter, obj: Value, key: Value, value: Value) -> None:
+    """`obj[key] = value`."""
+    if isinstance(obj, TensorValue):
+        _record(vm, operator.setitem, [obj, key, value])
+    elif isinstance(obj, ListValue):
+        obj.mutated = True
+        if isinstance(key, SliceValue):
+            obj.items[slice_of(vm, key)] = list(vm.iterate(value))
+            return
+        index, count = index_of(vm, key), len(obj.items)
+        if not -count <= index < count:
+            vm.raise_error(IndexError, "list assignment index out of range")
+        obj.items[index] = value
+    elif isinstance(obj, DictValue):
+        dicts.put(vm, obj, key, value)
+    else:
+        method = dunder(vm, obj, "__setitem__")
+        if method is None:
+            vm.raise_error(
+                TypeError,
+                f"'{obj.python_type().__name__}' object does not support item assignment",
+            )
+        assert method is not None
+        vm.call(method, [key, value], {})
+
+
+def delitem(vm: Interpreter, obj: Value, key: Value) -> None:
+    """`del obj[key]`."""
+    if isinstance(obj, ListValue):
+        obj.mutated = True
+        if isinstance(key, SliceValue):
+            del obj.items[slice_of(vm, key)]
+            return
+        index, count = index_of(vm, key), len(obj.items)
+        if not -count <= index < count:
+            vm.raise_error(IndexError, "list assignment index out of range")
+        del obj.items[index]
+    elif isinstance(obj, DictValue):
+        if not dicts.delete(vm, obj, hash_key(key)):
+            vm.raise_exception(KeyError, [key])
+    else:
+        method = dunder(vm, obj, "__delitem__")
+        if method is None:
+            vm.raise_error(
+                TypeError,
+                f"'{obj.python_type().__name__}' object does not support item deletion",
+            )
+        assert method is not None
+        vm.call(method, [key], {})

@@ -1,0 +1,314 @@
+"""From the values alive at the end of a capture to recipes, and from changes to effects."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import types
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from dovetail_guards.source import ObjectSource
+from torch.fx import Node
+
+from dovetail_capture import recipe as r
+from dovetail_capture.interpreter.machine import Interpreter
+from dovetail_capture.interpreter.protocols import dicts
+from dovetail_capture.interpreter.signals import CannotRebuild
+from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
+from dovetail_capture.interpreter.values.containers import (
+    DictValue,
+    DictView,
+    ListValue,
+    SetValue,
+    SliceValue,
+    TupleValue,
+)
+from dovetail_capture.interpreter.values.functions import (
+    BoundMethod,
+    CellValue,
+    FunctionValue,
+    GeneratorValue,
+    IteratorValue,
+    NativeMethod,
+    SuperValue,
+)
+from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.tensors import TensorValue
+
+
+class Rebuilder:
+    """Writes recipes. `outputs` are the graph nodes that the recipes use, in output order;
+    `effects` are what must be replayed after the graph."""
+
+    def __init__(self, vm: Interpreter) -> None:
+        self.vm = vm
+        self.outputs: list[Node] = []
+        self.effects: list[r.Effect] = []
+        self._made: dict[int, r.Recipe] = {}
+        self._open: set[int] = set()
+        self._keep_alive: list[Value] = []
+        self._positions: dict[Node, int] = {}
+
+    # --- values --------------------------------------------------------------------------------
+
+    def recipe(self, item: Any) -> r.Recipe:
+        """The recipe of a value (one recipe per object, so that identity survives)."""
+        if isinstance(item, Lazy):
+            return self._fetch_lazy(item)
+        made = self._made.get(id(item))
+        if made is not None:
+            return made
+        if id(item) in self._open:
+            return self._cycle(item)
+        self._open.add(id(item))
+        self._keep_alive.append(item)
+        new = self._make(item)
+        self._open.discard(id(item))
+        early = self._made.get(id(item))
+        if early is not None and early is not new:  # a cycle went through this container
+            assert isinstance(new, r.Build)
+            self.effects.append(r.ReplaceContents(early, new.kind, new.items))
+            return early
+        self._made[id(item)] = new
+        return new
+
+    def _fetch_lazy(self, item: Lazy) -> r.Recipe:
+        known = self.vm.session.known.get(id(item.real))
+        if known is not None and known.source is item.source:
+            return self.recipe(known)
+        made = self._made.get(id(item.source))
+        if made is None:
+            made = self._made[id(item.source)] = r.Fetch(item.source)
+        return made
+
+    def _cycle(self, item: Value) -> r.Recipe:
+        if isinstance(item, (ListValue, DictValue, SetValue)) and item.python_type() in (
+            list, dict, set,
+        ):  # fmt: skip
+            new = self._made[id(item)] = r.NewEmpty(item.python_type().__name__)
+            return new
+        raise CannotRebuild(f"{item.describe()} that contains itself")
+
+    def _remember(self, item: Value, new: r.Recipe) -> r.Recipe:
+        """Make `new` the recipe before the parts are visited, so that cycles find it."""
+        self._made[id(item)] = new
+        return new
+
+    def _all(self, items: Iterable[Any]) -> tuple[r.Recipe, ...]:
+        return tuple(self.recipe(item) for item in items)
+
+    def _make(self, item: Value) -> r.Recipe:
+        if isinstance(item, Constant):
+            return r.Const(item.value)
+        source = item.source
+        if isinstance(item, TensorValue) and source is None:
+            return self._tensor(item)
+        if source is not None:
+            if isinstance(source, ObjectSource):
+                return r.Const(source.obj)
+            return r.Fetch(source)
+        if isinstance(item, TupleValue):
+            built = r.Build("tuple", self._all(item.items))
+            return built if item.cls is tuple else r.CallFunction(r.Const(item.cls), (built,))
+        if isinstance(item, ListValue):
+            built = r.Build("list", self._all(item.items))
+            if item.cls is list:
+                return built
+            return r.CallFunction(r.Const(item.cls), (built, r.Const(item.maxlen)))
+        if isinstance(item, DictValue):
+            return self._dict(item)
+        if isinstance(item, SetValue):
+            return r.Build(item.cls.__name__, self._all(item.items.values()))
+        if isinstance(item, SliceValue):
+            return r.Build("slice", self._all((item.start, item.stop, item.step)))
+        if isinstance(item, ObjectValue):
+            return self._object(item)
+        if isinstance(item, BoundMethod):
+            parts = (self.recipe(item.function), self.recipe(item.receiver))
+            return r.CallFunction(r.Const(types.MethodType), parts)
+        if isinstance(item, NativeMethod):
+            if item.name not in dir(item.python_type()) and item.name.startswith("__"):
+                raise CannotRebuild(f"the method {item.name}")
+            return r.GetAttr(self.recipe(item.receiver), item.name)
+        if isinstance(item, SuperValue):
+            return r.CallFunction(r.Const(super), (r.Const(item.cls), self.recipe(item.receiver)))
+        if isinstance(item, DictView):
+            return r.CallFunction(r.GetAttr(self.recipe(item.dictionary), item.kind))
+        if isinstance(item, CellValue):
+            return self._cell(item)
+        if isinstance(item, FunctionValue):
+            return self._function(item)
+        if isinstance(item, IteratorValue) and item.plain:
+            rest = r.Build("tuple", self._all(list(item.iterator)))
+            return r.CallFunction(r.Const(iter), (rest,))
+        if isinstance(item, GeneratorValue) and item.finished:
+            return r.CallFunction(r.Const(iter), (r.Build("tuple", ()),))
+        raise CannotRebuild(item.describe())
+
+    def _tensor(self, item: TensorValue) -> r.Recipe:
+        position = self._positions.get(item.node)
+        if position is None:
+            position = self._positions[item.node] = len(self.outputs)
+            self.outputs.append(item.node)
+        new = self._remember(item, r.GraphOutput(position))
+        for name, value in item.attributes.items():
+            self.effects.append(r.SetAttr(new, name, self.recipe(value)))
+        return new
+
+    def _dict(self, item: DictValue) -> r.Recipe:
+        flat: list[r.Recipe] = []
+        for key, value in dicts.materialise(self.vm, item).values():
+            flat += (self.recipe(key), self.recipe(value))
+        if item.cls is dict:
+            return r.Build("dict", tuple(flat))
+        if item.cls is collections.defaultdict:
+            factory = self.recipe(item.default_factory or Constant(None))
+            return r.CallFunction(r.Const(item.cls), (factory, r.Build("dict", tuple(flat))))
+        pairs = tuple(
+            r.Build("tuple", (flat[i], flat[i + 1])) for i in range(0, len(flat), 2)
+        )
+        return r.CallFunction(r.Const(item.cls), (r.Build("list", pairs),))
+
+    def _object(self, item: ObjectValue) -> r.Recipe:
+        if item.base_new is functools.partial:
+            function, args, keywords = (item.slots[n] for n in ("func", "args", "keywords"))
+            assert isinstance(args, TupleValue) and isinstance(keywords, DictValue)
+            return r.CallFunction(
+                r.Const(functools.partial),
+                (self.recipe(function), *self._all(args.items)),
+                tuple(
+                    (self.vm.as_python(key), self.recipe(value))
+                    for key, value in dicts.items(self.vm, keywords)
+                ),
+            )
+        native = item.native
+        args_: tuple[r.Recipe, ...] = ()
+        if isinstance(native, TupleValue):
+            args_ = (r.Build("tuple", self._all(native.items)),)
+        elif issubclass(item.cls, BaseException):
+            found = item.slots.get("args")
+            args_ = self._all(found.items) if isinstance(found, TupleValue) else ()
+        new = self._remember(item, r.NewObject(item.cls, item.base_new, args_))
+        if isinstance(native, ListValue):
+            self.effects.append(r.ReplaceContents(new, "list", self._all(native.items)))
+        elif isinstance(native, SetValue):
+            self.effects.append(r.ReplaceContents(new, "set", self._all(native.items.values())))
+        elif isinstance(native, DictValue):
+            self._fill_dict(new, native)
+        for key, value in dicts.materialise(self.vm, item.fields).values():
+            name = self.vm.as_python(key)
+            self.effects.append(r.SetAttr(new, name, self.recipe(value), raw=True))
+        if not issubclass(item.cls, BaseException):
+            for name, slot in item.slots.items():
+                self.effects.append(r.SetAttr(new, name, self.recipe(slot), raw=True))
+        return new
+
+    def _fill_dict(self, target: r.Recipe, item: DictValue) -> None:
+        flat: list[r.Recipe] = []
+        for key, value in dicts.materialise(self.vm, item).values():
+            flat += (self.recipe(key), self.recipe(value))
+        self.effects.append(r.ReplaceContents(target, item.cls.__name__, tuple(flat)))
+
+    def _cell(self, item: CellValue) -> r.Recipe:
+        new = self._remember(item, r.NewCell())
+        if item.content is not None:
+            self.effects.append(r.SetCell(new, self.recipe(item.content)))
+        return new
+
+    def _function(self, item: FunctionValue) -> r.Recipe:
+        defaults = r.Build("tuple", self._all(item.defaults)) if item.defaults else None
+        kwdefaults = None
+        if item.kwdefaults:
+            flat: list[r.Recipe] = []
+            for name, value in item.kwdefaults.items():
+                flat += (r.Const(name), self.recipe(value))
+            kwdefaults = r.Build("dict", tuple(flat))
+        new = r.NewFunction(
+            item.code,
+            r.Const(item.globals_),
+            item.name,
+            defaults,
+            kwdefaults,
+            self._all(item.closure),
+            None if item.annotations is None else self.recipe(item.annotations),
+        )
+        self._remember(item, new)
+        if item.attributes is not None:
+            for key, value in dicts.items(self.vm, item.attributes):
+                name = self.vm.as_python(key)
+                self.effects.append(r.SetAttr(new, name, self.recipe(value)))
+        return new
+
+    # --- changes to what existed before -----------------------------------------------------------
+
+    def changes(self) -> None:
+        """Effects for everything pre-existing that the frame changed."""
+        session = self.vm.session
+        for value in list(session.known.values()):
+            if isinstance(value, ListValue) and value.mutated:
+                kind = value.cls.__name__
+                target = self.recipe(value)
+                self.effects.append(r.ReplaceContents(target, kind, self._all(value.items)))
+            elif isinstance(value, SetValue) and value.mutated:
+                target = self.recipe(value)
+                members = self._all(value.items.values())
+                self.effects.append(r.ReplaceContents(target, value.cls.__name__, members))
+            elif isinstance(value, DictValue) and value.mutated:
+                self._fill_dict(self.recipe(value), value)
+            elif isinstance(value, CellValue) and value.mutated:
+                content = None if value.content is None else self.recipe(value.content)
+                self.effects.append(r.SetCell(self.recipe(value), content))
+            elif isinstance(value, ObjectValue) and value.real is not None:
+                self._object_changes(value)
+            elif isinstance(value, TensorValue) and value.attributes:
+                for name, attribute in value.attributes.items():
+                    change = r.SetAttr(self.recipe(value), name, self.recipe(attribute))
+                    self.effects.append(change)
+        for value, fields in session.attribute_writes.values():
+            for key, item in dicts.items(self.vm, fields):
+                name = self.vm.as_python(key)
+                self.effects.append(r.SetAttr(self.recipe(value), name, self.recipe(item)))
+        for (dict_id, name), written in session.global_writes.items():
+            globals_ = r.Const(session.global_dicts[dict_id])
+            content = None if written is None else self.recipe(written)
+            self.effects.append(r.SetGlobal(globals_, name, content))
+        for function, args, kwargs in session.calls_for_effect:
+            named = tuple((name, self.recipe(value)) for name, value in kwargs.items())
+            call = r.CallFunction(r.Const(function), self._all(args), named)
+            self.effects.append(r.RunCall(call))
+
+    def _object_changes(self, value: ObjectValue) -> None:
+        fields = value.fields
+        if fields.mutated:
+            target = self.recipe(value)
+            before = object.__getattribute__(value.real, "__dict__")
+            for key, (_, item) in list(fields.entries.items()):
+                if isinstance(item, Lazy) or fields.read.get(key) is item:
+                    continue
+                self.effects.append(r.SetAttr(target, key, self.recipe(item), raw=True))
+            gone = fields.deleted if fields.origin is not None else set(before) - set(
+                fields.entries
+            )
+            for key in gone:
+                self.effects.append(r.DelAttr(target, key, raw=True))
+        for name in sorted(value.slots_mutated):
+            change = r.SetAttr(self.recipe(value), name, self.recipe(value.slots[name]), raw=True)
+            self.effects.append(change)
+        native = value.native
+        if native is not None and getattr(native, "mutated", False):
+            target = self.recipe(value)
+            if isinstance(native, DictValue):
+                self._fill_dict(target, native)
+            elif isinstance(native, ListValue):
+                kind = native.cls.__name__
+                self.effects.append(r.ReplaceContents(target, kind, self._all(native.items)))
+
+    def grad_mode(self, at_start: bool, at_end: bool) -> None:
+        """Leave torch in the grad mode that the program has set."""
+        if at_start != at_end:
+            call = r.CallFunction(r.Const(torch._C._set_grad_enabled), (r.Const(at_end),))
+            self.effects.append(r.RunCall(call))
+
+

@@ -1,0 +1,220 @@
+"""Recording of tensor operations: a graph node, and a run on fake tensors for its metadata."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from dovetail_prims.fake_mode import FakeMode
+from dovetail_prims.fake_tensor import from_real
+from torch.fx import Graph, Node
+
+from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value
+from dovetail_capture.interpreter.values.containers import (
+    DictValue,
+    ListValue,
+    SliceValue,
+    TupleValue,
+)
+from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.tensors import TensorValue
+
+# Functions that hand back their very argument when there is nothing to do; such a call leaves no
+# node. In-place operations also return their argument, and must stay.
+_MAY_DO_NOTHING = frozenset(
+    {"dropout", "feature_dropout", "alpha_dropout", "dropout1d", "dropout2d", "dropout3d",
+     "contiguous", "to", "float", "double", "half", "bfloat16", "int", "long", "bool", "type",
+     "expand", "cpu", "cuda", "type_as"}
+)  # fmt: skip
+
+
+class NotAGraphArgument(Exception):
+    """A value that cannot be an argument of a graph node."""
+
+
+class Recorder:
+    """Builds the graph. `stack_trace` is called for each node's `meta["stack_trace"]`."""
+
+    def __init__(self, stack_trace: Callable[[], str]) -> None:
+        self.graph = Graph()
+        self.fake_mode = FakeMode()
+        self.stack_trace = stack_trace
+        self.operations = 0
+        self.values: dict[int, TensorValue] = {}  # id(fake) -> value
+        self._last_placeholder: Node | None = None
+        self._names: set[str] = set()
+
+    # --- inputs ------------------------------------------------------------------------------
+
+    def placeholder(self, name: str, fake: Any) -> Node:
+        """Add an input after the inputs so far."""
+        graph = self.graph
+        if self._last_placeholder is None:
+            nodes = iter(graph.nodes)
+            first = next(nodes, None)
+            if first is None:
+                node = graph.placeholder(name)
+            else:
+                with graph.inserting_before(first):
+                    node = graph.placeholder(name)
+        else:
+            with graph.inserting_after(self._last_placeholder):
+                node = graph.placeholder(name)
+        node.meta["val"] = fake
+        self._last_placeholder = node
+        return node
+
+    # --- arguments ---------------------------------------------------------------------------
+
+    def argument(self, value: Any) -> tuple[Any, Any]:
+        """The graph argument and the fake argument that `value` stands for."""
+        cls = value.__class__
+        if cls is Constant:
+            real = value.value
+            return real, real
+        if cls is TensorValue:
+            return value.node, value.fake
+        if cls is TupleValue:
+            pairs = [self.argument(self._looked_at(item)) for item in value.items]
+            graph_items = tuple(pair[0] for pair in pairs)
+            fake_items = tuple(pair[1] for pair in pairs)
+            if value.cls is torch.Size and all(type(item) is int for item in fake_items):
+                return torch.Size(graph_items), torch.Size(fake_items)
+            return graph_items, fake_items
+        if cls is ListValue and value.cls is list:
+            pairs = [self.argument(self._looked_at(item)) for item in value.items]
+            return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        if cls is SliceValue:
+            parts = [self.argument(part) for part in (value.start, value.stop, value.step)]
+            return slice(*(part[0] for part in parts)), slice(*(part[1] for part in parts))
+        if cls is DictValue and value.origin is None:
+            graph_dict, fake_dict = {}, {}
+            for key, item in value.entries.values():
+                if not isinstance(key, Constant):
+                    raise NotAGraphArgument(value.describe())
+                graph_dict[key.value], fake_dict[key.value] = self.argument(self._looked_at(item))
+            return graph_dict, fake_dict
+        if cls is ObjectValue and isinstance(value.native, (TupleValue, ListValue)):
+            return self.argument(value.native)
+        raise NotAGraphArgument(value.describe())
+
+    def _looked_at(self, item: Any) -> Value:
+        if isinstance(item, Lazy):
+            raise NotAGraphArgument("a container that was not looked into")
+        return item  # type: ignore[no-any-return]
+
+    # --- operations --------------------------------------------------------------------------
+
+    def record(
+        self,
+        kind: str,
+        target: Any,
+        args: list[Value],
+        kwargs: dict[str, Value],
+        run: Callable[..., Any] | None = None,
+    ) -> Value:
+        """Run an operation on fakes; record it unless what it gives is no tensor (shapes, dtypes
+        and the like, which are folded)."""
+        pairs = [self.argument(arg) for arg in args]
+        keyword_pairs = {name: self.argument(arg) for name, arg in kwargs.items()}
+        fake_args = [pair[1] for pair in pairs]
+        fake_kwargs = {name: pair[1] for name, pair in keyword_pairs.items()}
+        name = target if kind == "call_method" else getattr(target, "__name__", str(target))
+        if run is None:
+            run = getattr(fake_args[0], target) if kind == "call_method" else target
+            if kind == "call_method":
+                fake_args = fake_args[1:]
+        try:
+            with self.fake_mode:
+                result = run(*fake_args, **fake_kwargs)
+        except Exception as error:
+            raise GraphBreakSignal(
+                f"`{name}` cannot run without tensor data: {type(error).__name__}: {error}",
+                "compute the value outside of the compiled function, or keep it a tensor",
+            ) from error
+        if isinstance(result, torch.Tensor):
+            known = self.values.get(id(result))
+            if known is not None and name in _MAY_DO_NOTHING:
+                return known
+        elif not _holds_tensor(result):
+            if result is None:  # called for its effect on a tensor
+                self._add(kind, target, pairs, keyword_pairs, None)
+                return NONE
+            return self.fold(result)
+        node = self._add(kind, target, pairs, keyword_pairs, result)
+        return self.output(node, result)
+
+    def _add(self, kind: str, target: Any, pairs: Any, keyword_pairs: Any, result: Any) -> Node:
+        node = self.graph.create_node(
+            kind,
+            target,
+            tuple(pair[0] for pair in pairs),
+            {name: pair[0] for name, pair in keyword_pairs.items()},
+        )
+        node.meta["val"] = result
+        node.meta["stack_trace"] = self.stack_trace()
+        self.operations += 1
+        return node
+
+    def state_change(self, target: Any, *args: Any) -> Node:
+        """Record a change of torch's state (grad mode, autocast) between operations."""
+        node = self.graph.create_node("call_function", target, args, {})
+        node.meta["stack_trace"] = self.stack_trace()
+        return node
+
+    def output(self, node: Node, result: Any) -> Value:
+        """The value of a node's result."""
+        if isinstance(result, torch.Tensor):
+            known = self.values.get(id(result))
+            if known is not None:
+                return known
+            return self.bind(TensorValue(node, result))
+        if isinstance(result, (tuple, list)):
+            items = []
+            for index, item in enumerate(result):
+                if isinstance(item, (torch.Tensor, tuple, list)) and _holds_tensor(item):
+                    known = self.values.get(id(item))
+                    if known is not None:
+                        items.append(known)
+                        continue
+                    part = self.graph.create_node(
+                        "call_function", operator.getitem, (node, index), {}
+                    )
+                    part.meta["val"] = item
+                    part.meta["stack_trace"] = node.meta["stack_trace"]
+                    items.append(self.output(part, item))
+                else:
+                    items.append(self.fold(item))
+            if isinstance(result, list):
+                return ListValue(items)
+            return TupleValue(items, type(result))
+        return self.fold(result)
+
+    def bind(self, value: TensorValue) -> TensorValue:
+        """Remember which value a fake belongs to (the value keeps the fake alive)."""
+        self.values[id(value.fake)] = value
+        return value
+
+    def fold(self, result: Any) -> Value:
+        """A value for data that is no tensor."""
+        if isinstance(result, tuple):
+            return TupleValue([self.fold(item) for item in result], type(result))
+        if isinstance(result, list):
+            return ListValue([self.fold(item) for item in result])
+        return Constant(result)
+
+    def from_real(self, tensor: torch.Tensor) -> Any:
+        """A fake with the metadata of a user's tensor."""
+        return from_real(tensor, memo=self.fake_mode.memo)
+
+
+def _holds_tensor(result: Any) -> bool:
+    if isinstance(result, torch.Tensor):
+        return True
+    if isinstance(result, (tuple, list)):
+        return any(_holds_tensor(item) for item in result)
+    return False
+

@@ -1,0 +1,136 @@
+"""The state of one capture attempt: guards, graph inputs, and the values of known objects."""
+
+from __future__ import annotations
+
+from types import CodeType
+from typing import Any
+
+import torch
+from dovetail_guards import clauses as c
+from dovetail_guards.source import (
+    InstanceAttrSource,
+    ItemSource,
+    ObjectSource,
+    Source,
+)
+
+from dovetail_capture.captured_frame import GraphInput
+from dovetail_capture.interpreter.recorder import Recorder
+from dovetail_capture.interpreter.sources import SourceTable
+from dovetail_capture.interpreter.values.base import Value
+from dovetail_capture.interpreter.values.containers import DictValue
+from dovetail_capture.interpreter.values.tensors import TensorValue
+
+_PINNED_DICTS = ("_parameters", "_buffers")
+
+
+class Session:
+    """Everything one attempt gathers. A new attempt starts from a new session."""
+
+    def __init__(self, code: CodeType, globals_: dict[str, Any], recorder: Recorder) -> None:
+        self.code = code
+        self.globals_ = globals_
+        self.recorder = recorder
+        self.sources = SourceTable()
+        self.clauses: list[c.Clause] = []
+        self._guarded: set[Any] = set()
+        self.known: dict[int, Value] = {}  # id of a pre-existing object -> its value
+        self.keep_alive: list[Any] = []  # the objects whose ids `known` speaks of
+        self.inputs: list[tuple[GraphInput, TensorValue]] = []
+        self.global_writes: dict[tuple[int, str], Value | None] = {}
+        self.global_dicts: dict[int, dict[str, Any]] = {}
+        self.attribute_writes: dict[int, tuple[Value, DictValue]] = {}
+        # (function, arguments, keyword arguments): messages, written after the graph has run
+        self.calls_for_effect: list[tuple[Any, list[Value], dict[str, Value]]] = []
+        self.open_autocasts: list[tuple[Any, Any]] = []
+        self.global_hooks_guarded = False
+
+    # --- guards ------------------------------------------------------------------------------
+
+    def guard(self, kind: type[Any], source: Source, *args: Any) -> None:
+        """Add the clause `kind(source, *args)` once."""
+        key = (kind, id(source), *args)
+        try:
+            if key in self._guarded:
+                return
+            self._guarded.add(key)
+        except TypeError:  # an unhashable expected value
+            pass
+        self.clauses.append(kind(source, *args))
+
+    def pin(self, source: Source, obj: Any) -> None:
+        """Guard that `source` gives this very object."""
+        if type(source) is ObjectSource:
+            return
+        key = (c.IdIs, id(source))
+        if key not in self._guarded:
+            self._guarded.add(key)
+            self.clauses.append(c.IdIs(source, obj))
+
+    def same(self, first: Source, second: Source) -> None:
+        """Guard that two sources give one object."""
+        if first is second:
+            return
+        key = (c.SameObject, id(first), id(second))
+        if key not in self._guarded:
+            self._guarded.add(key)
+            self.clauses.append(c.SameObject((first, second)))
+
+    # --- graph inputs ------------------------------------------------------------------------
+
+    def tensor_input(self, real: torch.Tensor, source: Source) -> TensorValue:
+        """The value of a pre-existing tensor: an input of the graph."""
+        static = (
+            type(source) is ItemSource
+            and type(source.base) is InstanceAttrSource
+            and source.base.name in _PINNED_DICTS
+        )
+        known = self.known.get(id(real))
+        if known is not None:
+            assert isinstance(known, TensorValue) and known.source is not None
+            if static:
+                self.pin(source, real)
+            else:
+                self.same(known.source, source)
+            return known
+        if static:
+            self.pin(source, real)
+        self.clauses.append(tensor_clause(real, source))
+        fake = self.recorder.from_real(real)
+        name = _input_name(source, len(self.inputs))
+        node = self.recorder.placeholder(name, fake)
+        value = TensorValue(node, fake, type(real), source, real)
+        self.recorder.bind(value)
+        self.known[id(real)] = value
+        self.keep_alive.append(real)
+        self.inputs.append((GraphInput(node.name, source, real, static), value))
+        return value
+
+    def relate_inputs(self, inputs: list[GraphInput]) -> None:
+        """Guard that different inputs stay different tensors."""
+        if len(inputs) > 1:
+            self.clauses.append(c.DistinctObjects(tuple(item.source for item in inputs)))
+
+
+def tensor_clause(real: torch.Tensor, source: Source) -> c.TensorIs:
+    """The guard on a tensor's metadata, all sizes static."""
+    strided = real.layout == torch.strided
+    return c.TensorIs(
+        source,
+        type(real),
+        real.dtype,
+        real.device,
+        real.requires_grad,
+        tuple(int(size) for size in real.shape),
+        tuple(int(stride) for stride in real.stride()) if strided else None,
+        real.layout,
+        real.is_conj(),
+        real.is_neg(),
+    )
+
+
+def _input_name(source: Source, index: int) -> str:
+    """A readable placeholder name for a source."""
+    text = "".join(ch if ch.isalnum() else "_" for ch in str(source)).strip("_")
+    text = text[-40:].lstrip("_0123456789")
+    return f"in{index}_{text}" if text else f"in{index}"

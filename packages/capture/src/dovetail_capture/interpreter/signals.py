@@ -1,0 +1,29 @@
+"""How control leaves the interpreter: a graph break, or an exception of the program itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.values.base import Value
+
+
+class GraphBreakSignal(Exception):
+    """Capture cannot go on past the construct at hand; the frame is restarted to end before it."""
+
+    def __init__(self, reason: str, hint: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.hint = hint or "move the construct out of the compiled function"
+
+
+class CannotRebuild(Exception):
+    """A value that is alive at the end of the captured stretch cannot be written as a recipe."""
+
+
+class ProgramException(Exception):
+    """An exception raised by the interpreted program; `value` is the exception object's value."""
+
+    def __init__(self, value: Value) -> None:
+        super().__init__(value)
+        self.value = value

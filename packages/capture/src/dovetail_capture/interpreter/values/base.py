@@ -1,0 +1,68 @@
+"""`Value`: what stands for a Python object while a frame is interpreted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail_guards.source import Source
+
+
+class Value:
+    """Stands for one Python object.
+
+    `source` tells where the object came from if it existed before the frame ran, and is None for
+    an object made in the frame. Two places hold the same `Value` exactly if they hold the same
+    object.
+    """
+
+    __slots__ = ("source",)
+
+    source: Source | None
+
+    def python_type(self) -> type:
+        """The type of the object this stands for."""
+        raise NotImplementedError
+
+    def describe(self) -> str:
+        """A short text for graph-break messages."""
+        return f"a {self.python_type().__name__}"
+
+
+class Constant(Value):
+    """An object known at capture and pinned by a guard if it has a source: numbers, strings,
+    None, dtypes and devices, and also functions, classes, modules and other long-lived objects."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any, source: Source | None = None) -> None:
+        self.value = value
+        self.source = source
+
+    def python_type(self) -> type:
+        return type(self.value)
+
+    def describe(self) -> str:
+        return f"{self.value!r:.80}"
+
+    def __repr__(self) -> str:
+        return f"Constant({self.value!r:.60})"
+
+
+class Lazy:
+    """A pre-existing child object that has not been looked at: no guard speaks of it yet."""
+
+    __slots__ = ("real", "source")
+
+    def __init__(self, real: Any, source: Source) -> None:
+        self.real = real
+        self.source = source
+
+
+NONE = Constant(None)
+TRUE = Constant(True)
+FALSE = Constant(False)
+
+
+def boolean(flag: bool) -> Constant:
+    """The shared constant for a truth value."""
+    return TRUE if flag else FALSE

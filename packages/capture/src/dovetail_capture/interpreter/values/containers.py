@@ -1,0 +1,191 @@
+"""Lists, tuples, dicts, sets, slices and deques.
+
+A pre-existing container is never touched: its children are read lazily and a change is made to
+the value's own copy, to be replayed as an effect.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable
+from typing import Any
+
+from dovetail_guards.source import Source
+
+from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
+
+
+class TupleValue(Value):
+    """A tuple, torch.Size or struct sequence (`torch.return_types.max`)."""
+
+    __slots__ = ("cls", "items")
+
+    def __init__(
+        self, items: Iterable[Value | Lazy], cls: type = tuple, source: Source | None = None
+    ) -> None:
+        self.items: list[Any] = list(items)
+        self.cls = cls
+        self.source = source
+
+    def python_type(self) -> type:
+        return self.cls
+
+    def __repr__(self) -> str:
+        return f"TupleValue({self.items})"
+
+
+class ListValue(Value):
+    """A list, or a `collections.deque`. `mutated` means it differs from the pre-existing one."""
+
+    __slots__ = ("cls", "items", "maxlen", "mutated")
+
+    def __init__(
+        self, items: Iterable[Value | Lazy], cls: type = list, source: Source | None = None
+    ) -> None:
+        self.items: list[Any] = list(items)
+        self.cls = cls
+        self.source = source
+        self.mutated = False
+        self.maxlen: int | None = None
+
+    def python_type(self) -> type:
+        return self.cls
+
+    def __repr__(self) -> str:
+        return f"ListValue({self.items})"
+
+
+class SliceValue(Value):
+    """A slice object."""
+
+    __slots__ = ("start", "step", "stop")
+
+    def __init__(self, start: Value, stop: Value, step: Value) -> None:
+        self.start = start
+        self.stop = stop
+        self.step = step
+        self.source = None
+
+    def python_type(self) -> type:
+        return slice
+
+
+class IdentityKey:
+    """Hash key of an object that hashes by identity."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Value) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, IdentityKey) and other.value is self.value
+
+
+def hash_key(value: Value) -> Any:
+    """A host object that hashes and compares as the Python object does."""
+    if isinstance(value, Constant):
+        try:
+            hash(value.value)
+        except TypeError as error:
+            raise GraphBreakSignal(f"unhashable key {value.describe()}") from error
+        return value.value
+    if isinstance(value, TupleValue):
+        return tuple(
+            hash_key(Constant(item.real) if isinstance(item, Lazy) else item)
+            for item in value.items
+        )
+    if isinstance(value, (ListValue, DictValue, SetValue)):
+        raise GraphBreakSignal(f"unhashable key {value.describe()}")
+    cls = value.python_type()
+    if isinstance(cls.__hash__, type(object.__hash__)) and isinstance(
+        cls.__eq__, type(object.__eq__)
+    ):
+        return IdentityKey(value)
+    import torch
+
+    if issubclass(cls, torch.Tensor):
+        return IdentityKey(value)
+    raise GraphBreakSignal(f"a key of type {cls.__name__} with its own __hash__ or __eq__")
+
+
+class DictValue(Value):
+    """A dict, OrderedDict, defaultdict, or an instance dictionary.
+
+    `entries` maps hash keys to (key, value). While `origin` is set the entries are an overlay
+    over the pre-existing dict: keys not in them are looked up there one by one, each guarded.
+    """
+
+    __slots__ = (
+        "cls",
+        "default_factory",
+        "deleted",
+        "entries",
+        "is_instance_dict",
+        "mutated",
+        "origin",
+        "read",
+    )
+
+    def __init__(
+        self, cls: type = dict, source: Source | None = None, origin: Any = None
+    ) -> None:
+        self.cls = cls
+        self.source = source
+        self.origin: dict[Any, Any] | None = origin
+        self.entries: dict[Any, tuple[Value, Any]] = {}
+        self.read: dict[Any, Value] = {}  # children of the origin that were looked at
+        self.deleted: set[Any] = set()  # keys of the origin that the overlay hides
+        self.mutated = False
+        self.is_instance_dict = False
+        self.default_factory: Value | None = None
+
+    def python_type(self) -> type:
+        return self.cls
+
+    def __repr__(self) -> str:
+        return f"DictValue({list(self.entries)})"
+
+
+class SetValue(Value):
+    """A set or frozenset."""
+
+    __slots__ = ("cls", "items", "mutated")
+
+    def __init__(
+        self, items: Iterable[Value], cls: type = set, source: Source | None = None
+    ) -> None:
+        self.items: dict[Any, Value] = {hash_key(item): item for item in items}
+        self.cls = cls
+        self.source = source
+        self.mutated = False
+
+    def python_type(self) -> type:
+        return self.cls
+
+
+class DictView(Value):
+    """`d.keys()`, `d.values()` or `d.items()`."""
+
+    __slots__ = ("dictionary", "kind")
+
+    def __init__(self, dictionary: Value, kind: str) -> None:
+        self.dictionary = dictionary
+        self.kind = kind
+        self.source = None
+
+    def python_type(self) -> type:
+        return _VIEW_TYPES[self.kind]
+
+
+_VIEW_TYPES: dict[str, type] = {
+    "keys": type({}.keys()),
+    "values": type({}.values()),
+    "items": type({}.items()),
+}
+
+DICT_TYPES: tuple[type, ...] = (dict, collections.OrderedDict, collections.defaultdict)

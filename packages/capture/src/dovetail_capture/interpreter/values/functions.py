@@ -1,0 +1,132 @@
+"""Functions made in the frame, bound methods, cells, `super` objects and iterators."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+from dovetail_guards.source import Source
+
+from dovetail_capture.interpreter.values.base import Value
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.frame import Frame
+    from dovetail_capture.interpreter.values.containers import DictValue
+
+
+class CellValue(Value):
+    """A closure cell; `real` is the pre-existing one it stands for."""
+
+    __slots__ = ("content", "mutated", "real")
+
+    def __init__(
+        self, content: Any = None, source: Source | None = None, real: Any = None
+    ) -> None:
+        self.content = content  # a Value, a Lazy, or None if empty
+        self.source = source
+        self.real = real
+        self.mutated = False
+
+    def python_type(self) -> type:
+        return types.CellType
+
+
+class FunctionValue(Value):
+    """A function made in the frame by MAKE_FUNCTION."""
+
+    __slots__ = ("annotations", "attributes", "closure", "code", "defaults", "globals_",
+                 "kwdefaults", "name", "top_globals")  # fmt: skip
+
+    def __init__(self, code: CodeType, globals_: dict[str, Any]) -> None:
+        self.code = code
+        self.globals_ = globals_
+        self.name = code.co_name
+        self.defaults: tuple[Value, ...] = ()
+        self.kwdefaults: dict[str, Value] = {}
+        self.closure: tuple[CellValue, ...] = ()
+        self.annotations: Value | None = None
+        self.attributes: DictValue | None = None
+        self.source = None
+
+    def python_type(self) -> type:
+        return types.FunctionType
+
+
+class BoundMethod(Value):
+    """A Python-level bound method: `function` called with `receiver` in front."""
+
+    __slots__ = ("function", "receiver")
+
+    def __init__(self, function: Value, receiver: Value, source: Source | None = None) -> None:
+        self.function = function
+        self.receiver = receiver
+        self.source = source
+
+    def python_type(self) -> type:
+        return types.MethodType
+
+
+class NativeMethod(Value):
+    """A method of a C type bound to its receiver: `[].append`, `tensor.view`."""
+
+    __slots__ = ("descriptor", "name", "receiver")
+
+    def __init__(self, descriptor: Any, receiver: Value, name: str) -> None:
+        self.descriptor = descriptor
+        self.receiver = receiver
+        self.name = name
+        self.source = None
+
+    def python_type(self) -> type:
+        return types.BuiltinMethodType
+
+
+class SuperValue(Value):
+    """`super(cls, receiver)`."""
+
+    __slots__ = ("cls", "receiver")
+
+    def __init__(self, cls: type, receiver: Value) -> None:
+        self.cls = cls
+        self.receiver = receiver
+        self.source = None
+
+    def python_type(self) -> type:
+        return super
+
+
+class IteratorValue(Value):
+    """An iterator over values that the interpreter drives.
+
+    `plain` says that running it early is invisible to the program, so that what is left of it can
+    be rebuilt as an iterator over a tuple.
+    """
+
+    __slots__ = ("cls", "iterator", "plain")
+
+    def __init__(self, iterator: Iterator[Value], cls: type, plain: bool) -> None:
+        self.iterator = iterator
+        self.cls = cls
+        self.plain = plain
+        self.source = None
+
+    def python_type(self) -> type:
+        return self.cls
+
+
+class GeneratorValue(Value):
+    """A generator: a suspended frame."""
+
+    __slots__ = ("finished", "frame", "running", "started")
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame = frame
+        self.started = False
+        self.finished = False
+        self.running = False
+        self.source = None
+
+    def python_type(self) -> type:
+        return types.GeneratorType

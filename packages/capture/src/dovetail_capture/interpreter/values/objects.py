@@ -1,0 +1,46 @@
+"""Instances of Python classes: nn.Modules, configs, dataclasses, exceptions, dict subclasses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail_guards.source import Source
+
+from dovetail_capture.interpreter.values.base import Value
+from dovetail_capture.interpreter.values.containers import DictValue
+
+
+class ObjectValue(Value):
+    """An instance of a Python class, pre-existing (`real` is it) or made in the frame.
+
+    `fields` is its instance dictionary (an overlay over the real one); `slots` hold what
+    `__slots__` and C-level members hold; `native` is the list, dict, tuple or set that a subclass
+    of one consists of; `pinned` says that a guard pins the object's identity.
+    """
+
+    __slots__ = ("base_new", "cls", "fields", "native", "new_args", "pinned", "real", "slots",
+                 "slots_mutated")  # fmt: skip
+
+    def __init__(
+        self, cls: type, real: Any = None, source: Source | None = None, native: Any = None
+    ) -> None:
+        self.cls = cls
+        self.real = real
+        self.source = source
+        self.native: Value | None = native
+        self.fields = DictValue(dict, source)
+        self.fields.is_instance_dict = True
+        self.slots: dict[str, Value] = {}
+        self.slots_mutated: set[str] = set()
+        self.pinned = False
+        self.base_new: type = object
+        self.new_args: tuple[Value, ...] = ()
+
+    def python_type(self) -> type:
+        return self.cls
+
+    def describe(self) -> str:
+        return f"an object of type {self.cls.__module__}.{self.cls.__qualname__}"
+
+    def __repr__(self) -> str:
+        return f"ObjectValue({self.cls.__name__})"

@@ -1,0 +1,41 @@
+"""Tensors: a node of the graph and a fake tensor that answers questions about it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from dovetail_guards.source import Source
+from torch.fx import Node
+
+from dovetail_capture.interpreter.values.base import Value
+
+
+class TensorValue(Value):
+    """A tensor of the graph. `attributes` are Python attributes set on it in the frame."""
+
+    __slots__ = ("attributes", "cls", "fake", "node", "real")
+
+    def __init__(
+        self,
+        node: Node,
+        fake: Any,
+        cls: type = torch.Tensor,
+        source: Source | None = None,
+        real: Any = None,
+    ) -> None:
+        self.node = node
+        self.fake = fake
+        self.cls = cls
+        self.source = source
+        self.real = real  # the user's tensor for a graph input; only its metadata may be read
+        self.attributes: dict[str, Value] = {}
+
+    def python_type(self) -> type:
+        return self.cls
+
+    def describe(self) -> str:
+        return f"a tensor of shape {tuple(self.fake.shape)}"
+
+    def __repr__(self) -> str:
+        return f"TensorValue({self.node})"
