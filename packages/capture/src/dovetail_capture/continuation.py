@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dis
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType
 
 from dovetail_capture.bytecode import (
@@ -36,7 +36,7 @@ from dovetail_capture.recipe import FrameEnd
 _CALL_ENDINGS = ("CALL", "CALL_KW", "CALL_FUNCTION_EX", "CALL_METHOD")
 _PACKED = ("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST")
 _UNSUPPORTED = frozenset(
-    {*_PACKED, "LOAD_FAST_AND_CLEAR", "FOR_ITER", "SEND", "YIELD_VALUE", "RETURN_GENERATOR"}
+    {"LOAD_FAST_AND_CLEAR", "FOR_ITER", "SEND", "YIELD_VALUE", "RETURN_GENERATOR"}
 )
 _CODE_SHAPE = 0x04 | 0x08  # CO_VARARGS, CO_VARKEYWORDS
 
@@ -117,6 +117,8 @@ class ContinuationCache:
         if found is None:
             self._keep.append(code)
             found = self._resumptions[key] = _make_resumption(self, code, start)
+        if root is not None:  # a continuation's cells already came in through its closure
+            found = replace(found, from_cells=frozenset())
         return found
 
     def continuation(self, code: CodeType, start: _Start) -> CodeType:
@@ -234,6 +236,7 @@ def _make_resumption(cache: ContinuationCache, code: CodeType, start: _Start) ->
             native = _as_plain_load(maker.original[last])
             jump = Instruction("JUMP_FORWARD", 0, tail[0], positions)
             where = maker.body.instructions.index(maker.original[last]) + 1
+            where += body.instructions[last].name in _PACKED  # it was split in two
             maker.body.instructions[where:where] = [*native, jump]
         else:
             branch = maker.original[last]
@@ -309,10 +312,16 @@ def _exits_after(
 def _live_after(
     code: CodeType, instruction: Instruction, live: tuple[str, ...]
 ) -> tuple[str, ...]:
-    if instruction.name not in ("STORE_FAST", "DELETE_FAST"):
-        return live
-    changed = code.co_varnames[instruction.arg]
-    names = {*live, changed} if instruction.name == "STORE_FAST" else {*live} - {changed}
+    names = set(live)
+    match instruction.name:
+        case "STORE_FAST":
+            names.add(code.co_varnames[instruction.arg])
+        case "STORE_FAST_LOAD_FAST" | "STORE_FAST_STORE_FAST":
+            names.add(code.co_varnames[instruction.arg >> 4])
+            if instruction.name == "STORE_FAST_STORE_FAST":
+                names.add(code.co_varnames[instruction.arg & 15])
+        case "DELETE_FAST":
+            names.discard(code.co_varnames[instruction.arg])
     return tuple(name for name in code.co_varnames if name in names)
 
 
