@@ -279,7 +279,8 @@ def test_aten_arguments_of_all_kinds() -> None:
     expected = [
         conv, torch.layer_norm(conv, (8,)), x.double(), channels_last,
         torch.cat([x, channels_last], 1), x[:, i], x[:, :, :2], x[:, :, 2:], f * 6, i + 1,
-        f * 3, torch.nn.functional.gelu(f, approximate="tanh"), x, f, torch.ones(2, 2).bool(),
+        (f * 3).floor(), torch.nn.functional.gelu(f, approximate="tanh"), x, f,
+        torch.ones(2, 2).bool(),
         torch.nn.functional.avg_pool2d(x, 2), f, f * 2j, None, grad_w,
     ]  # fmt: skip
     for run in executors(plan):

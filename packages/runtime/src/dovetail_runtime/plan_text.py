@@ -194,8 +194,12 @@ class _Writer:
         namespace, _, name = step.op.partition("::")
         path = f"torch.ops.{namespace}.{name}" + ("" if "." in name else ".default")
         values = [self._value(a) for a in step.args]
-        values += [f"{k}={self._value(a)}" for k, a in step.kwargs]
-        call = f"{path}({', '.join(values)})"
+        named = {k: self._value(a) for k, a in step.kwargs}
+        if _number_for_tensor(step):
+            keywords = ", ".join(f"{k!r}: {v}" for k, v in named.items())
+            call = f"rt.call_with_numbers({path}, [{', '.join(values)}], {{{keywords}}})"
+        else:
+            call = f"{path}({', '.join(values + [f'{k}={v}' for k, v in named.items()])})"
         if all(output is None for output in step.outputs):
             return call
         targets = ["_" if o is None else self._name(o) for o in step.outputs]
@@ -250,6 +254,13 @@ _SPECIAL = (float("inf"), float("-inf"))
 def _returns_several(op: str) -> bool:
     returns = resolve_op(op)._schema.returns  # type: ignore[attr-defined]
     return len(returns) > 1 or (len(returns) == 1 and "List" in str(returns[0].type))
+
+
+def _number_for_tensor(step: CallAten) -> bool:
+    formals = resolve_op(step.op)._schema.arguments  # type: ignore[attr-defined]
+    given = {f.name: a for f, a in zip(formals, step.args, strict=False)} | dict(step.kwargs)
+    tensors = {f.name for f in formals if str(f.type) in ("Tensor", "Optional[Tensor]")}
+    return any(isinstance(given.get(n), (bool, int, float, complex)) for n in tensors)
 
 
 def _tuple(sizes: Sequence[Size]) -> str:

@@ -8,8 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from dovetail_runtime.artifact import default_cpp_builder
+from dovetail_runtime.aten_args import call_with_numbers
 from dovetail_runtime.plan import CppKernel
 from dovetail_runtime.reference import storage_bytes
+
+__all__ = [
+    "call_with_numbers",
+    "cpp_kernels",
+    "place",
+    "random_input",
+    "slab",
+    "view",
+]
 
 CppCall = Callable[[Sequence[torch.Tensor], Sequence[int], int], None]
 

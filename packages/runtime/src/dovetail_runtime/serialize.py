@@ -70,14 +70,14 @@ def _encode(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return [_encode(item) for item in value]
     if isinstance(value, _TORCH_NAMES):
-        return {"torch": str(value).removeprefix("torch.")}
+        return {"$torch": str(value).removeprefix("torch.")}
     if isinstance(value, torch.device):
-        return {"device": str(value)}
+        return {"$device": str(value)}
     if isinstance(value, complex):
-        return {"complex": [value.real, value.imag]}
+        return {"$complex": [value.real, value.imag]}
     if type(value).__name__ in _CLASSES:
         encoded = {f.name: _encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {"is": type(value).__name__, **encoded}
+        return {"$": type(value).__name__, **encoded}
     raise TypeError(f"a plan cannot hold {value!r}")
 
 
@@ -86,11 +86,11 @@ def _decode(value: Any) -> Any:
         return tuple(_decode(item) for item in value)
     if not isinstance(value, dict):
         return value
-    if "torch" in value:
-        return getattr(torch, value["torch"])
-    if "device" in value:
-        return torch.device(value["device"])
-    if "complex" in value:
-        return complex(*value["complex"])
-    made = _CLASSES[value["is"]]
-    return made(**{name: _decode(part) for name, part in value.items() if name != "is"})
+    if "$torch" in value:
+        return getattr(torch, value["$torch"])
+    if "$device" in value:
+        return torch.device(value["$device"])
+    if "$complex" in value:
+        return complex(*value["$complex"])
+    made = _CLASSES[value["$"]]
+    return made(**{name: _decode(part) for name, part in value.items() if name != "$"})

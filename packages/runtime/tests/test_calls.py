@@ -1,0 +1,188 @@
+"""What a call costs besides its kernels: no Python, no growth, no mix-up between threads."""
+
+from __future__ import annotations
+
+import gc
+import resource
+import sys
+import threading
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from dovetail_runtime import (
+    Allocate,
+    CallAten,
+    CppKernel,
+    LaunchCpp,
+    Plan,
+    PlanInput,
+    Ref,
+    SizeExpr,
+    SymbolBinding,
+    TensorSpec,
+    load,
+)
+from dovetail_runtime.bench import kernel_chain, mm_chain
+from dovetail_runtime.native import executor_module
+from torch.utils._python_dispatch import TorchDispatchMode
+
+CPU = torch.device("cpu")
+N = SizeExpr("sym", ("n",))
+BYTES = SizeExpr("mul", (SizeExpr("ceildiv", (SizeExpr("mul", (N, 4)), 64)), 64))
+
+FILL = CppKernel(
+    "fill_from",
+    """
+extern "C" void fill_from(void* const* p, const int64_t* s, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; ++i)
+    static_cast<float*>(p[1])[i] = static_cast<const float*>(p[0])[0];
+}
+""",
+)
+
+
+def row(size: Any) -> TensorSpec:
+    return TensorSpec((size,), (1,), torch.float32, CPU)
+
+
+def dynamic_plan() -> Plan:
+    """Spreads the first element over the slab, adds the input twice, all sizes symbolic."""
+    return Plan(
+        "dynamic",
+        "cpu",
+        (PlanInput("x", row(N)),),
+        (SymbolBinding("n", 0, 0),),
+        (),
+        (FILL,),
+        (
+            Allocate("t", row(N), 0),
+            LaunchCpp("fill_from", ("x", "t"), (), N, 1 << 20),
+            CallAten("aten::add.Tensor", (Ref("t"), Ref("x")), (), ("u",)),
+            Allocate("o", row(N), None),
+            CallAten("aten::add.out", (Ref("u"), Ref("x")), (("out", Ref("o")),)),
+        ),
+        (("cpu", BYTES),),
+        ("o",),
+    )
+
+
+def test_no_python_runs_during_a_call() -> None:
+    run = load(mm_chain(20)).run
+    x = torch.randn(4, 4)
+    run(x)
+    events: list[str] = []
+
+    def profile(frame: Any, event: str, argument: Any) -> None:
+        events.append(event)
+
+    sys.setprofile(profile)
+    try:
+        run(x)
+    finally:
+        sys.setprofile(None)
+    # The call itself and the last setprofile; nothing else.
+    assert [e for e in events if e in ("call", "return")] == []
+    assert events.count("c_call") <= 2
+
+
+def test_memory_stays_the_same_over_many_calls() -> None:
+    run = load(dynamic_plan()).run
+    sizes = [torch.randn(n) for n in (1, 100, 3000)]
+    for x in sizes * 1000:
+        run(x)
+    gc.collect()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(33_000):
+        for x in sizes:
+            run(x)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 2048, f"{grown} KiB more after 99,000 calls"
+
+
+def test_failing_calls_leak_nothing() -> None:
+    plan = Plan(
+        "failing", "cpu", (PlanInput("x", row(4)),), (), (), (),
+        (CallAten("aten::mm", (Ref("x"), Ref("x")), (), ("o",)),), (), ("o",),
+    )  # fmt: skip
+    run = load(plan).run
+
+    def fail(times: int, x: torch.Tensor) -> None:
+        for _ in range(times):
+            with pytest.raises(RuntimeError):
+                run(x)
+
+    x = torch.randn(4)
+    fail(500, x)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    fail(3000, x)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2048
+    watched = weakref.ref(x)
+    del x
+    gc.collect()
+    assert watched() is None
+
+
+def test_inputs_and_outputs_are_let_go() -> None:
+    run = load(dynamic_plan()).run
+    x = torch.randn(100)
+    (o,) = run(x)
+    watched = [weakref.ref(x), weakref.ref(o)]
+    del x, o
+    gc.collect()
+    assert [w() for w in watched] == [None, None]
+
+
+def test_eight_threads_one_artifact() -> None:
+    run = load(dynamic_plan()).run
+    wrong: list[str] = []
+
+    def work(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for i in range(300):
+            x = torch.randn(1 + (seed * 37 + i * 11) % 500, generator=generator)
+            (o,) = run(x)
+            if not torch.allclose(o, 2 * x + x[0]):
+                wrong.append(f"thread {seed}, call {i}")
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_dispatch_mode_still_sees_the_operators() -> None:
+    """Profilers and counters written as modes keep working."""
+    seen: list[str] = []
+
+    class Watch(TorchDispatchMode):
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            return False
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    run = load(mm_chain(2)).run
+    x = torch.randn(4, 4)
+    with Watch():
+        run(x)
+    assert seen == ["aten.mm.out"] * 2
+
+
+def test_idle_slabs_are_limited() -> None:
+    module = executor_module()
+    run = load(kernel_chain(3)).run
+    run(torch.randn(4, 4))
+    assert module.idle_slab_bytes() > 0
+    try:
+        module.set_slab_limit(0)
+        assert module.idle_slab_bytes() == 0
+        run(torch.randn(4, 4))
+        assert module.idle_slab_bytes() == 0
+    finally:
+        module.set_slab_limit(1 << 30)

@@ -1,0 +1,73 @@
+"""Worker processes: order, failures, deaths, many threads."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from dovetail_runtime.compile_pool import CompilePool, JobFailed, WorkerDied
+
+WORKER = """
+import json, os, sys
+for line in sys.stdin:
+    job = json.loads(line)
+    if job["do"] == "die":
+        print("last words", file=sys.stderr, flush=True)
+        os._exit(3)
+    if job["do"] == "fail":
+        print(json.dumps({"error": "cannot"}), flush=True)
+    else:
+        print(json.dumps({"twice": job["n"] * 2, "pid": os.getpid(), "x": os.environ.get("X")}),
+              flush=True)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "worker.py"
+    path.write_text(WORKER)
+    return str(path)
+
+
+def test_jobs_from_many_threads(script: str) -> None:
+    pool = CompilePool([sys.executable, script], 2, {"X": "extra"})
+    results: dict[int, dict[str, object]] = {}
+
+    def ask(first: int) -> None:
+        futures = {n: pool.submit({"do": "double", "n": n}) for n in range(first, first + 20)}
+        results.update({n: f.result(timeout=60) for n, f in futures.items()})
+
+    threads = [threading.Thread(target=ask, args=(100 * i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 80
+    assert all(r["twice"] == 2 * n and r["x"] == "extra" for n, r in results.items())
+    assert 1 <= len({r["pid"] for r in results.values()}) <= 2
+    pool.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        pool.submit({"do": "double", "n": 1})
+
+
+def test_a_failed_job_and_a_dead_worker(script: str) -> None:
+    pool = CompilePool([sys.executable, script], 1)
+    with pytest.raises(JobFailed, match="cannot"):
+        pool.submit({"do": "fail"}).result(timeout=60)
+    with pytest.raises(WorkerDied, match=r"(?s)status 3.*last words"):
+        pool.submit({"do": "die"}).result(timeout=60)
+    assert pool.submit({"do": "double", "n": 4}).result(timeout=60)["twice"] == 8
+    pool.close()
+
+
+def test_workers_start_when_needed(script: str) -> None:
+    pool = CompilePool([sys.executable, script], 3)
+    assert pool._threads == []
+    first = pool.submit({"do": "double", "n": 1}).result(timeout=60)
+    second = pool.submit({"do": "double", "n": 2}).result(timeout=60)
+    assert first["pid"] == second["pid"]
+    pool.warm()
+    assert len(pool._threads) == 3
+    pool.close()

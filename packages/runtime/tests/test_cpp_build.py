@@ -1,0 +1,190 @@
+"""The C++ build: translation units, errors, the disk cache, two processes at once."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from dovetail_runtime.cpp_build import (
+    Compiler,
+    CompilerNotFound,
+    CppBuilder,
+    CppCompileError,
+    group_kernels,
+    translation_unit,
+)
+from dovetail_runtime.disk_cache import DiskCache, key_digest
+from dovetail_runtime.knobs import Knobs
+from dovetail_runtime.native import NativeMismatch, check_module, executor_module
+from dovetail_runtime.plan import CppKernel
+
+HEAD = 'extern "C" void {0}(void* const* p, const int64_t* s, int64_t b, int64_t e) '
+
+
+def constant(symbol: str, value: int, preamble: str = "") -> CppKernel:
+    """A kernel that writes `value` into its first int64 pointer."""
+    body = "{ static_cast<int64_t*>(p[0])[0] = helper(); }"
+    helper = f"static int64_t helper() {{ return {value}; }}\n"
+    return CppKernel(symbol, helper + HEAD.format(symbol) + body, preamble)
+
+
+def knobs(directory: Path, **more: str) -> Knobs:
+    return Knobs.from_environment({"DOVETAIL_CACHE_DIR": str(directory), **more})
+
+
+def call(address: int) -> int:
+    prototype = ctypes.CFUNCTYPE(
+        None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64
+    )
+    out = (ctypes.c_int64 * 1)()
+    pointers = (ctypes.c_void_p * 1)(ctypes.addressof(out))
+    prototype(address)(ctypes.addressof(pointers), None, 0, 1)
+    return out[0]
+
+
+def test_kernels_share_a_preamble_and_helper_names(tmp_path: Path) -> None:
+    preamble = "#include <vector>\nstruct Shared { std::vector<int> v; };"
+    kernels = [constant("a", 1, preamble), constant("b", 2, preamble), constant("c", 3)]
+    unit = translation_unit(kernels)
+    assert unit.count("struct Shared") == 1 and unit.count("#include <vector>") == 1
+    assert unit.index("#include <vector>") < unit.index("struct Shared") < unit.index("void a(")
+    builder = CppBuilder(knobs(tmp_path))
+    addresses = builder.build(kernels)
+    assert [call(addresses[s]) for s in "abc"] == [1, 2, 3]
+
+
+def test_groups_are_balanced_and_complete() -> None:
+    kernels = [constant(f"k{i}", i) for i in range(7)]
+    groups = group_kernels(kernels, 3)
+    assert sorted(k.symbol for g in groups for k in g) == [f"k{i}" for i in range(7)]
+    assert sorted(len(g) for g in groups) == [2, 2, 3]
+    assert group_kernels(kernels[:1], 8) == [[kernels[0]]]
+
+
+def test_what_is_cached_is_not_compiled_again(tmp_path: Path) -> None:
+    first, second = constant("a", 1), constant("b", 2)
+    CppBuilder(knobs(tmp_path)).build([first])
+    # A path to a compiler that cannot run shows whether one is asked for.
+    no_compiler = knobs(tmp_path, DOVETAIL_COMPILE_WORKERS="1")
+    builder = CppBuilder(no_compiler)
+    builder._compile = None  # type: ignore[assignment, method-assign]
+    assert call(builder.build([first])["a"]) == 1
+    other = CppBuilder(knobs(tmp_path))
+    assert "symbol: 'a' there, 'b' here" in other.explain_miss(second)
+    assert other.explain_miss(first) == "no miss: the entry is there"
+    assert call(other.build([first, second])["b"]) == 2
+
+
+def test_an_evicted_library_is_compiled_again(tmp_path: Path) -> None:
+    kernel = constant("a", 1)
+    CppBuilder(knobs(tmp_path)).build([kernel])
+    for library in tmp_path.rglob("kernels.so"):
+        library.unlink()
+    assert call(CppBuilder(knobs(tmp_path)).build([kernel])["a"]) == 1
+
+
+def test_a_source_that_does_not_compile(tmp_path: Path) -> None:
+    broken = CppKernel("a", "int x = 1;\n" + HEAD.format("a") + "{ undeclared_name = 1; }")
+    with pytest.raises(CppCompileError, match=r"undeclared_name.*was not declared") as caught:
+        CppBuilder(knobs(tmp_path)).build([broken])
+    assert "> " in str(caught.value)  # the line, marked
+    assert not list(tmp_path.rglob(".new-*"))
+    silent = CppKernel("a", "static int nothing;")
+    with pytest.raises(CppCompileError, match="defines no extern"):
+        CppBuilder(knobs(tmp_path)).build([silent])
+
+
+def test_a_missing_compiler_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(CompilerNotFound, match=r"apt install g\+\+.*DOVETAIL_CXX"):
+        CppBuilder(knobs(tmp_path, DOVETAIL_CXX="no-such-compiler")).build([constant("a", 1)])
+
+
+def test_two_kernels_of_one_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="two different kernels are called 'a'"):
+        CppBuilder(knobs(tmp_path)).build([constant("a", 1), constant("a", 2)])
+
+
+def test_a_build_under_way_is_joined(tmp_path: Path) -> None:
+    builder = CppBuilder(knobs(tmp_path))
+    kernels = [constant("a", 1), constant("b", 2)]
+    started = builder.start(kernels)
+    assert set(builder.build([kernels[0]])) == {"a"}
+    assert set(started.result()) == {"a", "b"}
+    units = [d for d in (tmp_path / "cpp").iterdir() if (d / "kernels.so").exists()]
+    assert len(units) <= 2  # one per worker, none twice
+
+
+def test_the_key_holds_compiler_flags_and_machine() -> None:
+    labels = [label for label, _ in Compiler.find("g++").key()]
+    assert labels == ["abi", "flags", "compiler", "cpu"]
+    assert key_digest([("a", "bc")]) != key_digest([("ab", "c")])
+
+
+RACE = """
+import sys
+from pathlib import Path
+from dovetail_runtime.cpp_build import CppBuilder
+from dovetail_runtime.knobs import Knobs
+sys.path.insert(0, sys.argv[2])
+from test_cpp_build import call, constant
+builder = CppBuilder(Knobs.from_environment({"DOVETAIL_CACHE_DIR": sys.argv[1]}))
+addresses = builder.build([constant(f"k{i}", i) for i in range(6)])
+print([call(addresses[f"k{i}"]) for i in range(6)])
+"""
+
+
+def test_two_processes_at_once(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", RACE, str(tmp_path), str(Path(__file__).parent)]
+    processes = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    for process in processes:
+        out, err = process.communicate(timeout=120)
+        assert out.strip() == "[0, 1, 2, 3, 4, 5]", err
+    assert not list(tmp_path.rglob(".new-*"))
+
+
+def test_eviction_drops_the_oldest(tmp_path: Path) -> None:
+    import os
+    import time
+
+    cache = DiskCache(tmp_path, "things", limit_bytes=2500)
+    for number in range(4):
+        entry = cache.put([("n", str(number))], lambda d: (d / "x").write_bytes(b"0" * 1000))
+        age = time.time() - 1000 + number
+        os.utime(entry / "key.json", (age, age))
+    assert cache.evict() == 2
+    assert [cache.get([("n", str(n))]) is not None for n in range(4)] == [False, False, True, True]
+    cache.put([("n", "9")], lambda d: (d / "x").write_bytes(b"0" * 5000))
+    assert cache.evict() == 0  # those used a moment ago stay
+
+
+def test_an_executor_of_another_torch_is_refused() -> None:
+    class Fake:
+        torch_version = "1.0.0"
+
+    with pytest.raises(NativeMismatch, match=r"built against torch 1\.0\.0.*setup\.py build_ext"):
+        check_module(Fake)  # type: ignore[arg-type]
+    assert executor_module().torch_version == torch.__version__
+
+
+def test_knobs() -> None:
+    made = Knobs.from_environment(
+        {
+            "DOVETAIL_CACHE_DIR": "/somewhere",
+            "DOVETAIL_CACHE_LIMIT_MB": "3",
+            "DOVETAIL_CXX": "clang++",
+            "DOVETAIL_COMPILE_WORKERS": "5",
+            "DOVETAIL_SLAB_CACHE_MB": "0",
+        }
+    )
+    assert made == Knobs(Path("/somewhere"), 3 << 20, "clang++", 5, 0)
+    with pytest.raises(ValueError, match="DOVETAIL_SLAB_CACHE_MB must be a whole number"):
+        Knobs.from_environment({"DOVETAIL_SLAB_CACHE_MB": "much"})
+    with pytest.raises(ValueError, match="must not be negative"):
+        Knobs.from_environment({"DOVETAIL_COMPILE_WORKERS": "-1"})
