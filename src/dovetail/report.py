@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail_capture.captured_frame import GraphBreak
-from dovetail_capture.context import context_of
+from dovetail_capture.context import CaptureContext
 
 from dovetail.pipeline import CompilerBackend
 
@@ -49,19 +49,25 @@ def report(compiled: Any) -> Report:
 
     Raises TypeError for anything else.
     """
-    context = context_of(compiled)
+    context = getattr(compiled, "capture_context", None)
+    if not isinstance(context, CaptureContext):
+        raise TypeError(f"{type(compiled).__name__} does not come from dovetail.compile")
     backend = context.backend
     graphs = backend.compiled if isinstance(backend, CompilerBackend) else []
     ops = Counter(op for g in graphs for op in g.extern_calls)
     log = context.log
+
+    def events(*kinds: str) -> tuple[str, ...]:
+        return tuple(e.as_text() for e in log.events if e.kind in kinds)
+
     return Report(
-        graphs=log.graphs,
+        graphs=log.graph_count,
         breaks=tuple(log.breaks),
-        recompiles=tuple(log.recompiles),
-        plain_frames=tuple(log.plain_frames),
+        recompiles=events("recompile"),
+        plain_frames=events("plain", "limit"),
         kernels=sum(g.kernels for g in graphs),
         extern_calls=sum(ops.values()),
         extern_ops=tuple(sorted(ops.items())),
-        capture_s=log.capture_s,
-        compile_s=log.compile_s,
+        capture_s=log.capture_seconds,
+        compile_s=log.backend_seconds,
     )
