@@ -612,10 +612,12 @@ HANDLERS: dict[Any, Handler] = {
     types.FunctionType.__get__: function_get, types.MethodType: method_type,
     getattr(builtins, "__import__"): lambda vm, args, kwargs: vm.fold(__import__, args, kwargs),
 }  # fmt: skip
-for _cls in (AttributeError, ImportError, OSError, UnicodeDecodeError, SystemExit, NameError,
-             KeyError, SyntaxError):  # fmt: skip
-    if "__init__" in _cls.__dict__:
-        HANDLERS[_cls.__dict__["__init__"]] = exception_init
+for _cls in list(vars(builtins).values()):
+    if isinstance(_cls, type) and issubclass(_cls, BaseException):
+        if "__init__" in _cls.__dict__:
+            HANDLERS[_cls.__dict__["__init__"]] = exception_init
+        if "__str__" in _cls.__dict__:
+            HANDLERS[_cls.__dict__["__str__"]] = exception_str
 
 
 def new_dict(vm: Interpreter, cls: type, args: Args, kwargs: Kwargs) -> Value:

@@ -235,9 +235,9 @@ def instantiate(
         instance = native_new(vm, owner, cls, args, kwargs)
     if not issubclass(instance.python_type(), cls):
         return instance
-    _, init = attributes.class_lookup(vm, cls, "__init__")
+    init_owner, init = attributes.class_lookup(vm, cls, "__init__")
     if isinstance(init, types.FunctionType):
-        call(vm, vm.wrap_class_attr(owner, "__init__", init), [instance, *args], kwargs)
+        call(vm, vm.wrap_class_attr(init_owner, "__init__", init), [instance, *args], kwargs)
     elif init is not object.__init__:
         call_native(vm, init, [instance, *args], kwargs)
     elif (args or kwargs) and new is object.__new__:
