@@ -1,1 +1,13 @@
-"""Loop IR, fusion, Triton and C++ code generation."""
+"""Loop IR, fusion, and code generation: from a functional ATen graph to a `Plan`."""
+
+from dovetail_inductor.lowering.values import UnsupportedGraph
+from dovetail_inductor.options import InductorOptions
+from dovetail_inductor.pipeline import PassLog, compile_graph, compile_to_callable
+
+__all__ = [
+    "InductorOptions",
+    "PassLog",
+    "UnsupportedGraph",
+    "compile_graph",
+    "compile_to_callable",
+]

@@ -1,7 +1,7 @@
 """Scalar expressions: the typed SSA bodies of loop nests.
 
-An `Expr` is an immutable DAG node; a `Builder` interns nodes, so an expression computed twice is one
-node and `is` is equality. The order of `uid`s is a valid order of computation.
+An `Expr` is an immutable DAG node; a `Builder` interns nodes, so an expression computed twice is
+one node and `is` is equality. The order of `uid`s is a valid order of computation.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Apply:
 
 
 Expr = Constant | IndexValue | Load | Apply
-"""`free` of every node is the bit set of the ids of the loop variables that its value depends on."""
+"""`free` of every node is the bit set of the ids of the loop variables its value depends on."""
 
 
 def _index_free(index: Index) -> int:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 import torch
 
-from dovetail_inductor.loop_ir.expr import Expr, loads
+from dovetail_inductor.loop_ir.expr import Builder, Expr, loads
 from dovetail_inductor.loop_ir.handlers import Printer, dtype_name, interpret
 from dovetail_inductor.loop_ir.index import Index, Var
 
@@ -174,6 +174,7 @@ class LoopGraph:
     buffers: Mapping[str, Buffer]
     nodes: tuple[Node, ...]
     outputs: tuple[Strided | int | None, ...]
+    builder: Builder = field(repr=False, compare=False)  # made the bodies; passes make more
 
     def as_text(self) -> str:
         """Readable form."""

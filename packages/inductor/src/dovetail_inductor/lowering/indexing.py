@@ -33,6 +33,13 @@ def in_range(ctx: Context, index: Index, low: int, high: int) -> Expr:
     return b.apply("bitwise_and", [above, below])
 
 
+def broadcast_shape(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The shape that all broadcast to."""
+    rank = max(map(len, shapes))
+    aligned = [(1,) * (rank - len(s)) + s for s in shapes]
+    return tuple(next((n for n in sizes if n != 1), 1) for sizes in zip(*aligned, strict=True))
+
+
 def both(ctx: Context, a: Expr, b: Expr | None) -> Expr:
     """`a and b`."""
     return a if b is None else ctx.builder.apply("bitwise_and", [a, b])
@@ -148,7 +155,7 @@ def _index(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, A
     if any(p.dtype in (torch.bool, torch.uint8) for p in used):
         return NotImplemented  # a mask: the result's size depends on data
     value = value_like(tensor_of(node), node.name)
-    shape = tuple(torch.broadcast_shapes(*(p.shape for p in used)))
+    shape = broadcast_shape([p.shape for p in used])
     dims = [d for d, p in enumerate(picks) if p is not None]
     together = dims == list(range(dims[0], dims[-1] + 1))
     lead = dims[0] if together else 0  # where the picked dimensions come to stand

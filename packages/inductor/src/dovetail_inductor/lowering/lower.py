@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 import torch
+from dovetail_prims.opsets import SCALAR_FORMS
 from torch import fx
 
 from dovetail_inductor.loop_ir.loops import Buffer, LoopGraph, Strided, same_strides
@@ -42,10 +43,14 @@ EXPANDED_COST = 5
 
 
 def rule_name(node: fx.Node) -> str:
-    """`name.overload` of an ATen call, "" for anything else."""
+    """`name.overload` of an ATen call, "" for anything else.
+
+    An overload that takes a number is named as the one for tensors: the rules take both.
+    """
     target = node.target
     if isinstance(target, torch._ops.OpOverload) and target.namespace == "aten":
-        return f"{target._schema.name.removeprefix('aten::')}.{target._overloadname}"
+        name = f"{target._schema.name.removeprefix('aten::')}.{target._overloadname}"
+        return SCALAR_FORMS.get(name, name)
     return ""
 
 
@@ -89,7 +94,12 @@ def lower(gm: fx.GraphModule) -> LoopGraph:
         else:
             raise UnsupportedGraph(f"node {node.name} of kind {node.op}")
     return LoopGraph(
-        tuple(inputs), dict(ctx.constants), dict(ctx.buffers), tuple(ctx.nodes), outputs
+        tuple(inputs),
+        dict(ctx.constants),
+        dict(ctx.buffers),
+        tuple(ctx.nodes),
+        outputs,
+        ctx.builder,
     )
 
 
@@ -134,10 +144,8 @@ def _nodes_in_memory(gm: fx.GraphModule) -> set[fx.Node]:
     found: set[fx.Node] = set()
     for node in reversed(list(gm.graph.nodes)):
         for user in node.users:
-            extern = (
-                user.op == "output"
-                or (user.target is not operator.getitem
-                and rule_name(user) not in RULES)
+            extern = user.op == "output" or (
+                user.target is not operator.getitem and rule_name(user) not in RULES
             )
             if extern or (user in found and _is_view(user)):
                 found.add(node)
@@ -185,7 +193,7 @@ def _numel(node: fx.Node) -> int:
 
 
 def _placeholder(ctx: Context, node: fx.Node, position: int) -> tuple[Any, str | None]:
-    val = node.meta.get("val")
+    val: Any = node.meta.get("val")
     if not hasattr(val, "dtype"):
         if isinstance(val, int | float | bool) or val is None:
             return val, None
@@ -204,14 +212,13 @@ def _constant(ctx: Context, gm: fx.GraphModule, node: fx.Node) -> Value:
         held = getattr(held, part)
     if not isinstance(held, torch.Tensor):
         raise UnsupportedGraph(f"attribute {node.target} is a {type(held).__name__}")
-    for name, tensor in ctx.constants.items():
-        if tensor is held:
-            break
-    else:
+    name = next((n for n, t in ctx.constants.items() if t is held), "")
+    if not name:
         name = f"const{len(ctx.constants)}"
         ctx.constants[name] = held
+        offset = static_shape([held.storage_offset()], name)[0]
         ctx.buffers[name] = Buffer(
-            name, held.dtype, held.device, tuple(held.shape), held.stride(), held.storage_offset()
+            name, held.dtype, held.device, tuple(held.shape), held.stride(), offset
         )
     value = value_like(held, node.name)
     value.stored = Strided(name, value.shape, value.stride, 0)

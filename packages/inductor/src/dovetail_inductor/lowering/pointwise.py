@@ -73,10 +73,6 @@ def _identity_on_ints(op: str) -> Rule:
     return rule
 
 
-def _round(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
-    return _identity_on_ints("round")(ctx, node, args, kwargs)
-
-
 def _float_test(op: str) -> Rule:
     def rule(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
         dtype = args[0].dtype
@@ -270,7 +266,7 @@ RULES: dict[str, Rule] = {
     "bitwise_not.default": _unary("bitwise_not"),
     "floor.default": _identity_on_ints("floor"),
     "ceil.default": _identity_on_ints("ceil"),
-    "round.default": _round,
+    "round.default": _identity_on_ints("round"),
     "trunc.default": _identity_on_ints("trunc"),
     "isnan.default": _float_test("isnan"),
     "isinf.default": _float_test("isinf"),

@@ -160,11 +160,16 @@ class Context:
             (v for v in zip(variables, buffer.stride, strict=True) if v[0].size != 1),
             key=lambda v: -v[1],
         )
+        reduce_variables = tuple(v for v in reduce_variables if v.size != 1)
+        if reduction is not None and not reduce_variables:  # one element: nothing to reduce
+            if reduction in ("argmax", "argmin"):
+                body = self.builder.constant(0, torch.int64)
+            reduction = None
         self.nodes.append(
             LoopNest(
                 buffer.name,
                 tuple(v for v, _ in by_stride),
-                tuple(v for v in reduce_variables if v.size != 1),
+                reduce_variables,
                 reduction,
                 body,
                 address,

@@ -4,6 +4,7 @@ memory) together with a map of strides (for those that are)."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -124,7 +125,7 @@ def reshape_strides(
         return tuple(result)
     for old_dims, new_dims in reshape_groups(shape, new):
         # The old dimensions must step through memory evenly.
-        for d, e in zip(old_dims, old_dims[1:], strict=False):
+        for d, e in pairwise(old_dims):
             if stride[d] != stride[e] * shape[e]:
                 return None
         step = stride[old_dims[-1]]

@@ -1,0 +1,1 @@
+"""C++ code generation: fused kernels as loops over our own SIMD types."""

@@ -1,0 +1,426 @@
+"""One fused kernel to C++ source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dovetail_inductor.codegen_cpp.shape import KernelShape
+from dovetail_inductor.codegen_cpp.syntax import ARITHMETIC, STORAGE, index_text, literal
+from dovetail_inductor.codegen_cpp.writer import Name, Place, Writer
+from dovetail_inductor.loop_ir.handlers import interpret
+from dovetail_inductor.loop_ir.index import Var, linear, variable
+from dovetail_inductor.loop_ir.loops import Buffer, LoopNest
+from dovetail_inductor.scheduler.kernels import FusedKernel
+from dovetail_inductor.scheduler.loops import position_index
+
+_UPDATES = {
+    "sum": "{a} = {a} + {x};",
+    "prod": "{a} = {a} * {x};",
+    "max": "{a} = vmax({a}, {x});",
+    "min": "{a} = vmin({a}, {x});",
+    "any": "{a} = {a} | {x};",
+    "all": "{a} = {a} & {x};",
+}
+
+
+@dataclass(frozen=True)
+class CppSource:
+    """A kernel's function body, and the buffers whose pointers it takes, in order. The function's
+    name stands as `@symbol@`, so that equal kernels have equal text."""
+
+    text: str
+    pointers: tuple[str, ...]
+
+
+def identity(reduction: str, dtype: torch.dtype) -> str:
+    """The value a reduction begins with."""
+    if reduction in ("sum", "prod"):
+        return literal(1 if reduction == "prod" else 0, dtype)
+    if reduction in ("any", "all"):
+        return literal(reduction == "all", torch.bool)
+    biggest = reduction in ("max", "argmax")
+    if dtype.is_floating_point:
+        return literal(float("-inf") if biggest else float("inf"), dtype)
+    if dtype is torch.bool:
+        return literal(not biggest, dtype)
+    info = torch.iinfo(dtype)
+    return literal(info.min if biggest else info.max, dtype)
+
+
+def emit(kernel: FusedKernel, shape: KernelShape, buffers: Mapping[str, Buffer]) -> CppSource:
+    """C++ for `kernel` with the loops of `shape`."""
+    return _Emitter(kernel, shape, buffers).run()
+
+
+class _Emitter:
+    def __init__(
+        self, kernel: FusedKernel, shape: KernelShape, buffers: Mapping[str, Buffer]
+    ) -> None:
+        self.kernel = kernel
+        self.shape = shape
+        self.buffers = buffers
+        self.phases = kernel.phases()
+        self.pointers: dict[str, str] = {}
+        self.scratch: dict[str, Place] = {}
+        self.accumulators: dict[str, str] = {}
+        self.writer = Writer(shape.vector, shape.lanes, self.place)
+        self.full = [n for n in kernel.nests if kernel.is_full(n) or not kernel.columns]
+
+    def place(self, buffer: str) -> Place:
+        """Where `buffer` is read or written: in memory, or in the copy of a row."""
+        if buffer in self.scratch:
+            return self.scratch[buffer]
+        if buffer not in self.pointers:
+            self.pointers[buffer] = f"p{len(self.pointers)}"
+        return Place(self.pointers[buffer])
+
+    # --- the function -----------------------------------------------------------------------------
+
+    def run(self) -> CppSource:
+        w = self.writer
+        w.open(self.shape.items)
+        if self.kernel.columns:
+            self._row_kernel()
+        else:
+            self._pass(0, self.full, [])
+        body = w.close()
+        head = [
+            'extern "C" void @symbol@(void* const* pointers, const int64_t*, int64_t begin, '
+            "int64_t end) {"
+        ]
+        for buffer, name in self.pointers.items():
+            head.append(
+                f"  auto {name} = ({STORAGE[self.buffers[buffer].dtype]}*)"
+                f"pointers[{list(self.pointers).index(buffer)}];"
+            )
+        head.append("  for (int64_t item = begin; item < end; ++item) {")
+        decode = [f"    {line}" for line in self._decode()]
+        lines = [*head, *decode, *(f"    {line}" for line in body), "  }", "}"]
+        return CppSource("\n".join(lines) + "\n", tuple(self.pointers))
+
+    def _decode(self) -> list[str]:
+        """The item's variables from its number."""
+        lines = []
+        sizes = [(f"i{v.id}", v.size) for v in self.shape.items]
+        if self.shape.block is not None:
+            assert self.shape.vector is not None
+            sizes.append(("block", -(-self.shape.vector.size // self.shape.block)))
+        rest = "item"
+        for position, (name, size) in enumerate(reversed(sizes)):
+            if position == len(sizes) - 1:
+                lines.append(f"const int64_t {name} = {rest};")
+            else:
+                lines.append(f"const int64_t {name} = {rest} % {size};")
+                if position < len(sizes) - 2:
+                    lines.append(f"const int64_t rest{position} = {rest} / {size};")
+                    rest = f"rest{position}"
+                else:
+                    rest = f"{rest} / {size}"
+        if self.shape.block is not None:
+            assert self.shape.vector is not None
+            block, size = self.shape.block, self.shape.vector.size
+            lines.append(f"const int64_t first = block * {block};")
+            if size % block == 0:
+                lines.append(f"const int64_t last = first + {block};")
+            else:
+                lines.append(
+                    f"const int64_t last = first + {block} < {size} ? first + {block} : {size};"
+                )
+        return lines
+
+    # --- kernels with columns ---------------------------------------------------------------------
+
+    def _row_kernel(self) -> None:
+        kernel = self.kernel
+        last = max(self.phases.values())
+        for phase in range(last + 1):
+            mine = [n for n in kernel.nests if self.phases[n.buffer] == phase]
+            rows = [n for n in mine if n.reduction is None and not kernel.is_full(n)]
+            reductions = [n for n in mine if n.reduction is not None]
+            if rows:
+                self._rows(rows)
+            passing = [n for n in mine if n.reduction is not None or kernel.is_full(n)]
+            if passing:
+                self._pass(phase, passing, reductions)
+
+    def _rows(self, nests: Sequence[LoopNest]) -> None:
+        """Nests over rows alone."""
+        if self.shape.by_row:
+            self._vector_loop([], lambda: self._row_nests(nests))
+        else:
+            self._row_nests(nests)
+
+    def _row_nests(self, nests: Sequence[LoopNest]) -> None:
+        w = self.writer
+        self._forward_rows()
+        for nest in nests:
+            value = interpret([nest.body], w, w.memo)[0]
+            self._keep_row(nest, value)
+
+    def _forward_rows(self) -> None:
+        """Within a loop over a block of rows, the earlier rows' values are read from arrays."""
+        if not self.shape.by_row:
+            return
+        w = self.writer
+        for buffer, array in self.accumulators.items():
+            w.forwarded[buffer] = Name(f"{array}[u]", True, len(w.scopes) - 1)
+
+    def _keep_row(self, nest: LoopNest, value: Name) -> None:
+        """Remember (and store, if others read it) one row's value."""
+        w = self.writer
+        if self.shape.by_row:
+            if nest.buffer not in self.accumulators:
+                array = f"row{len(self.accumulators)}"
+                self.accumulators[nest.buffer] = array
+                self._declare(array, nest.body.dtype)
+            array = self.accumulators[nest.buffer]
+            w.line(f"{array}[u] = {w.as_vector(value)};")
+        w.forwarded[nest.buffer] = Name(value.text, value.vector, len(w.scopes) - 1)
+        if nest.buffer not in self.kernel.internal:
+            w.store(self.place(nest.buffer), nest.index, value)
+
+    def _lane_type(self, dtype: torch.dtype) -> str:
+        element = "int32_t" if dtype is torch.bool else ARITHMETIC[dtype]
+        return f"V<{element}, {self.shape.lanes}>"
+
+    def _declare(self, name: str, dtype: torch.dtype, start: str | None = None) -> None:
+        """An array with a vector for each vector of the block, at the head of the item."""
+        assert self.shape.block is not None
+        count = self.shape.block // self.shape.lanes
+        lines = self.writer.scopes[0].lines
+        kind = self._lane_type(dtype)
+        lines.append(f"{kind} {name}[{count}];")
+        if start is not None:
+            lines.append(
+                f"for (int u = 0; u < {count}; ++u) {name}[u] = bc<{self.shape.lanes}>({start});"
+            )
+
+    # --- one pass over the columns ----------------------------------------------------------------
+
+    def _pass(self, phase: int, nests: Sequence[LoopNest], reductions: Sequence[LoopNest]) -> None:
+        for nest in nests:
+            if nest.reduction is None and self._read_later(nest):
+                self._declare_scratch(nest)
+        for nest in reductions:
+            self._declare_accumulator(nest)
+        loops = [v for v in self.shape.loops if v is not self.shape.vector]
+        if self.shape.vector is None:
+            self._scalar_loops(loops, lambda: self._inner(nests))
+        else:
+            self._vector_loop(loops, lambda: self._inner(nests))
+        self._finish(reductions)
+
+    def _scalar_loops(self, loops: Sequence[Var], body: Callable[[], None]) -> None:
+        w = self.writer
+        if not loops:
+            w.open([])
+            body()
+            lines = w.close()
+            w.line("{")
+            w.scopes[-1].lines += [f"  {line}" for line in lines] + ["}"]
+            return
+        v, rest = loops[0], loops[1:]
+        w.open([v])
+        if rest:
+            self._scalar_loops(rest, body)
+        else:
+            body()
+        self._wrap(f"for (int64_t i{v.id} = 0; i{v.id} < {v.size}; ++i{v.id})", w.close())
+
+    def _wrap(self, head: str, lines: Sequence[str]) -> None:
+        out = self.writer.scopes[-1].lines
+        out.append(head + " {")
+        out.extend(f"  {line}" for line in lines)
+        out.append("}")
+
+    def _vector_loop(self, loops: Sequence[Var], body: Callable[[], None]) -> None:
+        """Loops over `loops`, then over the vectorised variable: whole vectors, then the rest."""
+        w = self.writer
+        if loops:
+            v = loops[0]
+            w.open([v])
+            self._vector_loop(loops[1:], body)
+            self._wrap(f"for (int64_t i{v.id} = 0; i{v.id} < {v.size}; ++i{v.id})", w.close())
+            return
+        vector, n = self.shape.vector, self.shape.lanes
+        assert vector is not None
+        block = self.shape.block
+        name = f"i{vector.id}"
+        size = vector.size
+        whole = size >= n if block is None else True
+        if whole:
+            w.open([vector])
+            body()
+            if block is not None and size % block == 0:
+                head = f"for (int64_t u = 0, {name} = first; u < {block // n}; ++u, {name} += {n})"
+            elif block is not None:
+                head = (
+                    f"for (int64_t u = 0, {name} = first; {name} + {n} <= last; ++u, {name} += {n})"
+                )
+            else:
+                head = f"for (int64_t {name} = 0; {name} < {size // n * n}; {name} += {n})"
+            self._wrap(head, w.close())
+        if size % n:
+            w.open([vector])
+            w.tail = True
+            body()
+            w.tail = False
+            lines = w.close()
+            if block is not None:
+                start = f"last - {size % n}"
+                lines = [f"const int64_t u = ({name} - first) / {n};", *lines]
+                head = f"if (last == {size})"
+            else:
+                start, head = str(size // n * n), ""
+            lines = [f"const int64_t {name} = {start};", f"const int n = {size % n};", *lines]
+            self._wrap(head, lines)
+
+    def _inner(self, nests: Sequence[LoopNest]) -> None:
+        """The body of a pass, at one point (or vector of points)."""
+        w = self.writer
+        self._forward_rows()
+        for nest in nests:
+            # A store may change what memory holds, and so what a load gives, only where this kernel
+            # itself is the reader; those reads are forwarded.
+            value = interpret([nest.body], w, w.memo)[0]
+            if nest.reduction is not None:
+                self._update(nest, value)
+                continue
+            if nest.buffer not in self.kernel.internal:
+                w.store(self.place(nest.buffer), nest.index, value)
+            w.forwarded[nest.buffer] = Name(value.text, value.vector, len(w.scopes) - 1)
+            if nest.buffer in self.scratch:
+                place = self.scratch[nest.buffer]
+                assert place.index is not None
+                w.store(place, place.index, value)
+
+    # --- values that a later pass reads again -----------------------------------------------------
+
+    def _read_later(self, nest: LoopNest) -> bool:
+        if nest.buffer not in self.kernel.internal or not self.kernel.columns:
+            return False
+        own = self.phases[nest.buffer]
+        return any(
+            self.phases[other.buffer] > own and nest.buffer in other.reads()
+            for other in self.kernel.nests
+        )
+
+    def _declare_scratch(self, nest: LoopNest) -> None:
+        """An array on the stack that holds one row (or block of rows) of a value."""
+        name = f"scratch{len(self.scratch)}"
+        shape = self.shape
+        loops = list(shape.loops)
+        block = shape.block if shape.by_row and shape.block is not None else 1
+        columns = [v for v in loops if not (shape.by_row and v is shape.vector)]
+        strides: list[int] = []
+        step = block
+        for v in reversed(columns):
+            strides.insert(0, step)
+            step *= v.size
+        index = linear([variable(v) for v in columns], strides)
+        pointer = name
+        if shape.by_row:
+            assert shape.vector is not None
+            index = index + variable(shape.vector)
+            pointer = f"({name} - first)"
+        self.scratch[nest.buffer] = Place(pointer, index)
+        dtype = nest.body.dtype
+        kind = "bool8" if dtype is torch.bool else ARITHMETIC[dtype]
+        self.writer.scopes[0].lines.append(f"alignas(64) {kind} {name}[{max(step, 1)}];")
+
+    # --- reductions -------------------------------------------------------------------------------
+
+    def _declare_accumulator(self, nest: LoopNest) -> None:
+        name = f"acc{len(self.accumulators)}"
+        self.accumulators[nest.buffer] = name
+        assert nest.reduction is not None
+        dtype = nest.body.dtype
+        start = identity(nest.reduction, dtype)
+        position = nest.reduction in ("argmax", "argmin")
+        if self.shape.by_row:
+            self._declare(name, dtype, start)
+            if position:
+                self._declare(f"{name}_at", torch.int64, "(int64_t)0")
+            return
+        line = self.writer.line
+        if self.shape.vector is not None:
+            line(f"{self._lane_type(dtype)} {name} = bc<{self.shape.lanes}>({start});")
+            if position:
+                line(f"{self._lane_type(torch.int64)} {name}_at = {{}};")
+        else:
+            line(f"{ARITHMETIC[dtype]} {name} = {start};")
+            if position:
+                line(f"int64_t {name}_at = 0;")
+
+    def _update(self, nest: LoopNest, value: Name) -> None:
+        w = self.writer
+        assert nest.reduction is not None
+        name = self.accumulators[nest.buffer]
+        at = f"{name}_at"
+        if self.shape.by_row:
+            name, at = f"{name}[u]", f"{at}[u]"
+        text = value.text if self.shape.vector is None else w.as_vector(value)
+        guard = w.tail and not self.shape.by_row
+        if nest.reduction in ("argmax", "argmin"):
+            self._update_position(nest, text, name, at, guard)
+            return
+        if guard:
+            start = identity(nest.reduction, nest.body.dtype)
+            n = self.shape.lanes
+            text = f"sel(first_lanes<{n}>(n), {text}, bc<{n}>({start}))"
+        w.line(_UPDATES[nest.reduction].format(a=name, x=text))
+
+    def _update_position(self, nest: LoopNest, text: str, name: str, at: str, guard: bool) -> None:
+        w = self.writer
+        biggest = "true" if nest.reduction == "argmax" else "false"
+        index = position_index(nest)
+        w.line(f"const auto x_{name.partition('[')[0]} = {text};")
+        x = f"x_{name.partition('[')[0]}"
+        wins = f"beats<{biggest}>({x}, {name})"
+        if guard:
+            wins = f"({wins}) & first_lanes<{self.shape.lanes}>(n)"
+        m = f"wins_{name.partition('[')[0]}"
+        w.line(f"const auto {m} = {wins};")
+        w.line(f"{name} = sel({m}, {x}, {name});")
+        if self.shape.vector is None:
+            place = index_text(index, lambda v: f"i{v.id}", lambda e: "")
+        else:
+            vector_place = w.vector_index(index, lambda e: Name("", False, 0))
+            place = f"({vector_place} + V<int64_t, {self.shape.lanes}>{{}})"
+        w.line(f"{at} = sel({m}, {place}, {at});")
+
+    def _finish(self, reductions: Sequence[LoopNest]) -> None:
+        """After a pass: the reductions' results become rows' values."""
+        if not reductions:
+            return
+        w = self.writer
+        if self.shape.by_row:
+            for nest in reductions:
+                if nest.reduction in ("argmax", "argmin"):
+                    self.accumulators[nest.buffer] += "_at"
+            stored = [n for n in reductions if n.buffer not in self.kernel.internal]
+            if stored:
+                self._vector_loop([], lambda: self._store_rows(stored))
+            return
+        for nest in reductions:
+            name = self.accumulators[nest.buffer]
+            assert nest.reduction is not None
+            if self.shape.vector is None:
+                text = f"{name}_at" if nest.reduction in ("argmax", "argmin") else name
+            elif nest.reduction in ("argmax", "argmin"):
+                biggest = "true" if nest.reduction == "argmax" else "false"
+                text = f"hposition<{biggest}>({name}, {name}_at)"
+            else:
+                text = f"h{nest.reduction}({name})"
+            result = f"result{name}"
+            w.line(f"const auto {result} = {text};")
+            self._keep_row(nest, Name(result, False, len(w.scopes) - 1))
+
+    def _store_rows(self, nests: Sequence[LoopNest]) -> None:
+        w = self.writer
+        for nest in nests:
+            value = Name(f"{self.accumulators[nest.buffer]}[u]", True, len(w.scopes) - 1)
+            w.store(self.place(nest.buffer), nest.index, value)

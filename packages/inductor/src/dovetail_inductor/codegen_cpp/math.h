@@ -1,0 +1,227 @@
+// Elementary functions. For float, from their series and from polynomials fitted to the functions
+// (Chebyshev), a few units in the last place at most; for double, the C library's, lane by lane.
+namespace dovetail_simd {
+
+#define DV_LIBRARY(name, function)                                                                \
+  template <class X> DV X name(X x) {                                                             \
+    return each(x, [](E<X> v) -> E<X> {                                                           \
+      if constexpr (sizeof(E<X>) == 4) return __builtin_##function##f(v);                         \
+      else return __builtin_##function(v);                                                        \
+    });                                                                                           \
+  }
+#define DV_LIBRARY2(name, function)                                                               \
+  template <class X> DV X name(X x, X y) {                                                        \
+    return each(x, y, [](E<X> v, E<X> w) -> E<X> {                                                \
+      if constexpr (sizeof(E<X>) == 4) return __builtin_##function##f(v, w);                      \
+      else return __builtin_##function(v, w);                                                     \
+    });                                                                                           \
+  }
+DV_LIBRARY(log10_, log10) DV_LIBRARY(tan_, tan) DV_LIBRARY(asin_, asin) DV_LIBRARY(acos_, acos)
+DV_LIBRARY(atan_, atan) DV_LIBRARY(sinh_, sinh) DV_LIBRARY(cosh_, cosh)
+DV_LIBRARY(asinh_, asinh) DV_LIBRARY(acosh_, acosh) DV_LIBRARY(atanh_, atanh)
+DV_LIBRARY(erfc_, erfc) DV_LIBRARY(lgamma_, lgamma)
+DV_LIBRARY2(atan2_, atan2) DV_LIBRARY2(hypot_, hypot) DV_LIBRARY2(nextafter_, nextafter)
+DV_LIBRARY2(float_pow, pow)
+namespace library {
+DV_LIBRARY(exp_, exp) DV_LIBRARY(exp2_, exp2) DV_LIBRARY(expm1_, expm1) DV_LIBRARY(log_, log)
+DV_LIBRARY(log2_, log2) DV_LIBRARY(log1p_, log1p) DV_LIBRARY(tanh_, tanh) DV_LIBRARY(erf_, erf)
+DV_LIBRARY(sin_, sin) DV_LIBRARY(cos_, cos)
+}  // namespace library
+
+// Coefficients from the highest power down.
+template <class X> DV X horner(X x, X acc) { return acc; }
+template <class X, class... C> DV X horner(X x, X acc, float next, C... rest) {
+  return horner(x, fma_(acc, x, full<X>(next)), rest...);
+}
+// A float scalar is computed in a vector of 4 lanes, so that it gives the very bits a vector would.
+#define DV_FLOAT_FUNCTION(name)                                                                   \
+  template <class X> DV X name(X x) {                                                             \
+    if constexpr (sizeof(E<X>) == 8) return library::name(x);                                     \
+    else if constexpr (is_scalar<X>) return vector_##name(full<V<float, 4>>(x))[0];               \
+    else return vector_##name(x);                                                                 \
+  }
+
+// 2^n * p for integral n in -252 .. 254, through two factors so that subnormals come out right.
+template <class X> DV X scale(X p, X n) {
+  auto i = cast<int32_t>(n);
+  auto half = i >> 1;
+  return p * bits<X>((half + 127) << 23) * bits<X>((i - half + 127) << 23);
+}
+template <class X> DV X exp_series(X r) {  // |r| <= log(2)/2
+  return horner(r, full<X>(1.f / 5040), 1.f / 720, 1.f / 120, 1.f / 24, 1.f / 6, 0.5f, 1.f, 1.f);
+}
+template <class X> DV X vector_exp_(X x) {
+  X y = sel(mask(x < -104.f), full<X>(-104.f), x);
+  y = sel(mask(y > 89.f), full<X>(89.f), y);
+  X n = round_(y * 1.44269504f);
+  // log(2) = 0.693359375 - 2.12194440e-4, the first exact in 10 bits
+  X r = fma_(n, full<X>(2.12194440e-4f), fma_(n, full<X>(-0.693359375f), y));
+  return scale(exp_series(r), n);
+}
+DV_FLOAT_FUNCTION(exp_)
+template <class X> DV X vector_exp2_(X x) {
+  X y = sel(mask(x < -152.f), full<X>(-152.f), x);
+  y = sel(mask(y > 129.f), full<X>(129.f), y);
+  X n = round_(y);
+  return scale(exp_series((y - n) * 0.693147181f), n);
+}
+DV_FLOAT_FUNCTION(exp2_)
+template <class X> DV X vector_expm1_(X x) {
+  X s = horner(x, full<X>(1.f / 362880), 1.f / 40320, 1.f / 5040, 1.f / 720, 1.f / 120, 1.f / 24,
+               1.f / 6, 0.5f);
+  X near = fma_(x * x, s, x);
+  near = sel(mask(x == 0), x, near);
+  return sel(mask(fabs_(x) < 0.6f), near, vector_exp_(x) - 1);
+}
+DV_FLOAT_FUNCTION(expm1_)
+
+// x = m * 2^e with m in sqrt(1/2) .. sqrt(2); log(m) = 2 atanh(s), s = (m-1)/(m+1).
+template <class X> DV X log_parts(X x, X& e) {
+  auto tiny = mask(x < 1.17549435e-38f);
+  X y = sel(tiny, x * 8388608.f, x);
+  auto u = bits<like<int32_t, X>>(y);
+  auto k = (u - 0x3f3504f3) >> 23;
+  e = cast<float>(k) - sel(tiny, full<X>(23.f), full<X>(0.f));
+  X f = bits<X>(u - (k << 23)) - 1.f;
+  X s = f / (f + 2.f), z = s * s;
+  X t = z * horner(z, full<X>(2.f / 11), 2.f / 9, 2.f / 7, 2.f / 5, 2.f / 3);
+  // 2s + s*t == f - s*(f - t), and f is exact
+  return f - s * (f - t);
+}
+template <class X> DV X log_ends(X x, X r) {
+  const float inf = __builtin_inff();
+  r = sel(mask(x == inf), x, r);
+  r = sel(mask(x == 0), full<X>(-inf), r);
+  return sel(mask((x < 0) | (x != x)), full<X>(__builtin_nanf("")), r);
+}
+template <class X> DV X vector_log_(X x) {
+  X e, m = log_parts(x, e);
+  return log_ends(x, fma_(e, full<X>(0.693359375f), fma_(e, full<X>(-2.12194440e-4f), m)));
+}
+DV_FLOAT_FUNCTION(log_)
+template <class X> DV X vector_log2_(X x) {
+  X e, m = log_parts(x, e);
+  // log2(e) = 1.4426950216 + 1.92596e-8
+  return log_ends(x, fma_(m, full<X>(1.44269502f), fma_(m, full<X>(1.925963e-8f), e)));
+}
+DV_FLOAT_FUNCTION(log2_)
+template <class X> DV X vector_log1p_(X x) {
+  X u = 1 + x;
+  X r = vector_log_(u) + (x - (u - 1)) / u;  // the second term: what 1 + x lost
+  r = sel(mask(u == __builtin_inff()), u, r);
+  r = sel(mask(u == 0), full<X>(-__builtin_inff()), r);
+  return sel(mask(fabs_(x) < 1e-7f), x, r);
+}
+DV_FLOAT_FUNCTION(log1p_)
+
+template <class X> DV X sigmoid_(X x) { return 1 / (1 + exp_(0 - x)); }
+template <class X> DV X vector_tanh_(X x) {
+  X a = fabs_(x);
+  a = sel(mask(a > 9.1f), full<X>(9.1f), a);  // tanh is 1 from there; NaN passes
+  X t = vector_expm1_(a + a);
+  return copysign_(t / (t + 2), x);
+}
+DV_FLOAT_FUNCTION(tanh_)
+// |x| < 1: x * P(x^2). Beyond: 1 - exp(Q(|x|)), Q fitted to log(erfc) on 0.95 .. 4.
+template <class X> DV X vector_erf_(X x) {
+  X a = fabs_(x), z = x * x;
+  X near = x * horner(z, full<X>(-9.66704457149e-6f), 0.000112659590256f, -0.000848408040554f,
+                      0.00522103180786f, -0.0268654307277f, 0.112837824952f, -0.37612638468f,
+                      1.12837916706f);
+  a = sel(mask(a > 4.f), full<X>(4.f), a);
+  X q = horner(a, full<X>(-6.12397252702e-8f), 2.9809121164e-6f, -5.88302148201e-5f,
+               0.000665684680169f, -0.00499138552619f, 0.0269248652787f, -0.110785717526f,
+               -0.631212643856f, -1.13053334897f, 0.00038293733357f);
+  X far = copysign_(1 - vector_exp_(q), x);
+  return sel(mask(fabs_(x) < 1.f), near, far);
+}
+DV_FLOAT_FUNCTION(erf_)
+
+// Quarter turns: x = n * pi/2 + r. Large arguments go to the C library.
+template <class X> DV X quarter(X x, like<int32_t, X>& n) {
+  X k = round_(x * 0.636619772f);
+  n = cast<int32_t>(k);
+  X r = fma_(k, full<X>(-1.5703125f), x);  // pi/2 in three parts
+  r = fma_(k, full<X>(-4.837512969970703125e-4f), r);
+  return fma_(k, full<X>(-7.54978995489188e-8f), r);
+}
+template <class X> DV X sin_series(X r) {
+  X z = r * r;
+  X s = horner(z, full<X>(1.f / 362880), -1.f / 5040, 1.f / 120, -1.f / 6);
+  return fma_(r * z, s, r);
+}
+template <class X> DV X cos_series(X r) {
+  X z = r * r;
+  return horner(z, full<X>(-1.f / 3628800), 1.f / 40320, -1.f / 720, 1.f / 24, -0.5f, 1.f);
+}
+template <class X> DV X sine(X x, int shift) {
+  like<int32_t, X> n;
+  X r = quarter(x, n);
+  n = n + shift;
+  X y = sel(mask((n & 1) != 0), cos_series(r), sin_series(r));
+  return sel(mask((n & 2) != 0), 0 - y, y);
+}
+template <class X> DV X vector_sin_(X x) {
+  if (__builtin_expect(any(mask(fabs_(x) > 1e4f)), 0)) return library::sin_(x);
+  return sel(mask(x == 0), x, sine(x, 0));
+}
+DV_FLOAT_FUNCTION(sin_)
+template <class X> DV X vector_cos_(X x) {
+  if (__builtin_expect(any(mask(fabs_(x) > 1e4f)), 0)) return library::cos_(x);
+  return sine(x, 1);
+}
+DV_FLOAT_FUNCTION(cos_)
+
+template <class X> DV X pow_(X x, X y) {
+  if constexpr (is_float<E<X>>) return float_pow(x, y);
+  else return each(x, y, [](E<X> base, E<X> n) -> E<X> {
+    if (n < 0) return base == 1 ? 1 : base == (E<X>)-1 ? (n % 2 == 0 ? 1 : (E<X>)-1) : 0;
+    uint64_t r = 1, b = (uint64_t)base;
+    for (uint64_t k = (uint64_t)n; k; k >>= 1, b *= b) if (k & 1) r *= b;
+    return (E<X>)r;
+  });
+}
+// The inverse of erf: Winitzki's estimate, then Newton steps in double.
+DV double erfinv_double(double x) {
+  if (!(x > -1 && x < 1)) {
+    if (x == 1 || x == -1) return x * __builtin_inf();
+    return __builtin_nan("");
+  }
+  if (x == 0) return x;
+  double l = __builtin_log1p(-x * x), b = 2 / (3.14159265358979323846 * 0.147) + l / 2;
+  double y = __builtin_copysign(__builtin_sqrt(__builtin_sqrt(b * b - l / 0.147) - b), x);
+  bool far = __builtin_fabs(x) > 0.5;
+  for (int i = 0; i < 4; ++i) {
+    // near the ends erfc keeps the digits that erf loses
+    double error = far ? (x > 0 ? (1 - x) - __builtin_erfc(y) : __builtin_erfc(-y) - (1 + x))
+                       : __builtin_erf(y) - x;
+    y -= error / (1.12837916709551257390 * __builtin_exp(-y * y));
+  }
+  return y;
+}
+template <class X> DV X erfinv_(X x) {
+  return each(x, [](E<X> v) -> E<X> { return (E<X>)erfinv_double(v); });
+}
+// digamma by recurrence up to 10 and its asymptotic series, reflected for negative arguments.
+DV double digamma_double(double x) {
+  if (x == 0) return -__builtin_copysign(__builtin_inf(), x);
+  double r = 0;
+  if (x < 0) {
+    double whole = __builtin_trunc(x);
+    if (whole == x) return __builtin_nan("");
+    const double pi = 3.14159265358979323846;
+    r = -pi / __builtin_tan(pi * (x - whole));
+    x = 1 - x;
+  }
+  for (; x < 10; x += 1) r -= 1 / x;
+  double z = 1 / (x * x);
+  double s = z * (1. / 12 - z * (1. / 120 - z * (1. / 252 - z * (1. / 240 - z * (5. / 660 -
+             z * (691. / 32760 - z / 12))))));
+  return r + __builtin_log(x) - 0.5 / x - s;
+}
+template <class X> DV X digamma_(X x) {
+  return each(x, [](E<X> v) -> E<X> { return (E<X>)digamma_double(v); });
+}
+
+}  // namespace dovetail_simd
+using namespace dovetail_simd;

@@ -1,0 +1,168 @@
+"""How a kernel's loops become C++ loops: which variable is vectorised, what one work item is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from pathlib import Path
+
+import torch
+
+from dovetail_inductor.codegen_cpp.syntax import SCALAR_ONLY_ON_INTEGERS
+from dovetail_inductor.loop_ir.expr import Apply, Expr, Load, walk
+from dovetail_inductor.loop_ir.handlers import count
+from dovetail_inductor.loop_ir.index import Index, Var
+from dovetail_inductor.scheduler.kernels import FusedKernel
+
+# Elements of a vectorised dimension that one work item of a pointwise kernel covers.
+BLOCK = 4096
+# Elements a work item should have at least; dimensions are taken into it until it does.
+ITEM_ELEMENTS = 1024
+# Work (in additions) worth a task of its own, as in ATen's parallel loops.
+GRAIN_COST = 1 << 17
+
+
+@dataclass(frozen=True)
+class KernelShape:
+    """The loops of the generated function.
+
+    items: variables decoded from the work item's number, outermost first. The last of them, if
+    `block` is set, counts blocks of `block` elements of `vector`.
+    loops: variables of the loops of a pass over the columns, the vectorised one last.
+    vector: the vectorised variable (None: scalar code), `lanes` at a time.
+    by_row: the vectorised variable is a row variable of a kernel with columns, so that values of
+    one row are vectors.
+    """
+
+    items: tuple[Var, ...]
+    loops: tuple[Var, ...]
+    vector: Var | None
+    lanes: int
+    block: int | None
+    by_row: bool
+    work: int
+    grain: int
+
+
+@lru_cache(maxsize=1)
+def host_simd_bytes() -> int:
+    """Width of the host's vector registers: 64 with AVX-512, else 32 with AVX2, else 16."""
+    flags: set[str] = set()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("flags"):
+            flags = set(line.partition(":")[2].split())
+            break
+    if {"avx512f", "avx512dq", "avx512bw", "avx512vl"} <= flags:
+        return 64
+    return 32 if {"avx2", "fma", "f16c"} <= flags else 16
+
+
+def choose_shape(kernel: FusedKernel, simd_bytes: int) -> KernelShape:
+    """Decide the loops of a kernel."""
+    vector = _choose_vector(kernel)
+    lanes = 1
+    if vector is not None:
+        lanes = simd_bytes // _widest(kernel, vector)
+    by_row = vector is not None and bool(kernel.columns) and vector in kernel.rows
+    cost = sum(count([n.body]).cost + 1 for n in kernel.nests)
+    block: int | None = None
+    if kernel.columns:
+        items = tuple(v for v in kernel.rows if v is not vector)
+        loops = tuple(v for v in kernel.columns if v is not vector)
+        per_item = kernel.column_points
+        if by_row:
+            assert vector is not None
+            block = lanes * _blocks_per_item(vector.size, lanes, kernel)
+            per_item *= min(block, vector.size)
+        if vector is not None:
+            loops = (*loops, vector)
+    else:
+        rest = [v for v in kernel.rows if v is not vector]
+        inner: list[Var] = []
+        per_item = 1 if vector is None else vector.size
+        if vector is not None and vector.size > BLOCK + lanes:
+            block, per_item = BLOCK, BLOCK
+        while rest and per_item < ITEM_ELEMENTS and prod(v.size for v in rest) > 2:
+            if per_item * rest[-1].size > 64 * ITEM_ELEMENTS and per_item > 64:
+                break
+            inner.insert(0, rest.pop())
+            per_item *= inner[0].size
+        items = tuple(rest)
+        loops = (*inner, vector) if vector is not None else tuple(inner)
+    work = prod(v.size for v in items)
+    if block is not None:
+        assert vector is not None
+        work *= -(-vector.size // block)
+    grain = max(1, GRAIN_COST // max(1, per_item * cost))
+    return KernelShape(items, loops, vector, lanes, block, by_row, work, grain)
+
+
+def _blocks_per_item(size: int, lanes: int, kernel: FusedKernel) -> int:
+    """Vectors side by side in one work item: whole cache lines in a row, registers permitting."""
+    most = 4 if len(kernel.nests) <= 4 else 2
+    for n in range(most, 0, -1):
+        if size % (n * lanes) == 0:
+            return n
+    return most if size > lanes else 1
+
+
+def _accesses(kernel: FusedKernel) -> list[tuple[Index, Expr | None, int]]:
+    """(address, load or None for a store, weight) of everything that touches memory."""
+    inside = kernel.writes()
+    columns = max(1, kernel.column_points)
+    column_bits = sum(1 << v.id for v in kernel.columns)
+    found: list[tuple[Index, Expr | None, int]] = []
+    for nest in kernel.nests:
+        full = kernel.is_full(nest) or not kernel.columns
+        if nest.buffer not in kernel.internal:
+            found.append((nest.index, None, columns if full else 1))
+        for node in walk([nest.body]):
+            if isinstance(node, Load) and node.buffer not in inside:
+                found.append((node.index, node, columns if node.free & column_bits else 1))
+    return found
+
+
+def _choose_vector(kernel: FusedKernel) -> Var | None:
+    """The variable along which most accesses are contiguous; None if vectors cannot help."""
+    for nest in kernel.nests:
+        for node in walk([nest.body]):
+            if isinstance(node, Apply) and node.op in SCALAR_ONLY_ON_INTEGERS:
+                if not node.dtype.is_floating_point:
+                    return None
+    accesses = _accesses(kernel)
+    best: tuple[float, Var] | None = None
+    for var in (*kernel.rows, *kernel.columns):
+        score = 0.0
+        for index, load, weight in accesses:
+            stride = index.coefficient(var)
+            hidden = any(a.value.free >> var.id & 1 for a in index.indirects())
+            if hidden or stride is None:
+                score -= 1.5 * weight
+            elif stride == 1:
+                score += weight
+            elif stride:
+                score -= weight * (1.0 if load is not None else 1.5)
+        fill = var.size / (16 * -(-var.size // 16))  # how full the vectors would be
+        score = score * fill if score > 0 else score
+        if best is None or score >= best[0]:
+            best = (score, var)
+    return best[1] if best is not None and best[0] > 0 else None
+
+
+def _widest(kernel: FusedKernel, vector: Var) -> int:
+    """Bytes of the widest lane that vector code will hold (masks are 4)."""
+    widest = 4
+    inside = kernel.writes()
+    for nest in kernel.nests:
+        for node in walk([nest.body]):
+            if not node.free >> vector.id & 1:
+                continue
+            if node.dtype is not torch.bool:
+                widest = max(widest, node.dtype.itemsize)
+            if isinstance(node, Load) and node.buffer not in inside:
+                if node.index.coefficient(vector) is None or node.index.indirects():
+                    widest = 8  # addresses lane by lane
+        if nest.body.dtype is not torch.bool:
+            widest = max(widest, nest.body.dtype.itemsize)
+    return widest

@@ -1,0 +1,450 @@
+// Vectors of N lanes of T over GCC's vector extensions, and what kernels do with them. Every
+// function takes scalars and vectors alike. A mask is a bool, or a vector of int32 (0 or -1).
+#include <bits/functexcept.h>
+#define DV static inline __attribute__((always_inline, unused))
+namespace dovetail_simd {
+
+template <class T, int N> struct vector_of {
+  typedef T type __attribute__((vector_size(sizeof(T) * N)));
+};
+template <class T, int N> using V = typename vector_of<T, N>::type;
+template <class T> struct plain { using type = T; };
+template <class T> struct plain<T&> { using type = T; };
+template <class T> struct plain<const T&> { using type = T; };
+template <class X> struct element { using type = typename plain<decltype(X{}[0])>::type; };
+#define DV_SCALAR(T) template <> struct element<T> { using type = T; };
+DV_SCALAR(float) DV_SCALAR(double) DV_SCALAR(bool) DV_SCALAR(int8_t) DV_SCALAR(uint8_t)
+DV_SCALAR(int16_t) DV_SCALAR(uint16_t) DV_SCALAR(int32_t) DV_SCALAR(uint32_t)
+DV_SCALAR(int64_t) DV_SCALAR(uint64_t)
+template <class X> using E = typename element<X>::type;
+template <class X> constexpr int lanes = sizeof(X) / sizeof(E<X>);
+template <class A, class B> constexpr bool same = false;
+template <class A> constexpr bool same<A, A> = true;
+template <class X> constexpr bool is_scalar = same<X, E<X>>;
+template <int bytes> struct signed_of { using type = int64_t; };
+template <> struct signed_of<4> { using type = int32_t; };
+template <> struct signed_of<2> { using type = int16_t; };
+template <> struct signed_of<1> { using type = int8_t; };
+template <class T> constexpr bool is_float = same<T, float> || same<T, double>;
+// The vector (or scalar) of T with as many lanes as X.
+template <class T, class X, bool scalar> struct like_of { using type = V<T, lanes<X>>; };
+template <class T, class X> struct like_of<T, X, true> { using type = T; };
+template <class T, class X> using like = typename like_of<T, X, is_scalar<X>>::type;
+template <class To, class From> DV To bits(From x) {
+  static_assert(sizeof(To) == sizeof(From), "bits of another size");
+  To y;
+  __builtin_memcpy(&y, &x, sizeof y);
+  return y;
+}
+
+// --- masks and conversion ----------------------------------------------------------------------
+
+DV bool mask(bool m) { return m; }
+DV bool mask(int m) { return m != 0; }
+template <class X> DV auto mask(X m) { return __builtin_convertvector(m, V<int32_t, lanes<X>>); }
+template <int N, class T> DV V<T, N> bc(T x) { return x - V<T, N>{}; }
+template <int N> DV V<int32_t, N> bc(bool m) { return -(int32_t)m - V<int32_t, N>{}; }
+template <class X> DV X sel(bool m, X a, X b) { return m ? a : b; }
+template <class M, class X> DV X sel(M m, X a, X b) {
+  return __builtin_convertvector(m, V<typename signed_of<sizeof(E<X>)>::type, lanes<X>>) ? a : b;
+}
+template <class T, class X> DV like<T, X> cast(X x) {
+  if constexpr (is_scalar<X>) return (T)x;
+  else return __builtin_convertvector(x, like<T, X>);
+}
+template <class T> DV T from_mask(bool m) { return (T)m; }
+template <class T, class M> DV V<T, lanes<M>> from_mask(M m) {
+  return __builtin_convertvector(-m, V<T, lanes<M>>);
+}
+DV bool any(bool m) { return m; }
+template <class M> DV bool any(M m) {
+  int32_t r = 0;
+  for (int i = 0; i < lanes<M>; ++i) r |= m[i];
+  return r != 0;
+}
+template <int N> DV V<int32_t, N> first_lanes(int n) {
+  V<int32_t, N> r;
+  for (int i = 0; i < N; ++i) r[i] = i;
+  return r < n;
+}
+template <class T, int N> DV V<T, N> iota() {
+  V<T, N> r;
+  for (int i = 0; i < N; ++i) r[i] = (T)i;
+  return r;
+}
+// Apply a scalar function lane by lane.
+template <class X, class F> DV X each(X x, F f) {
+  if constexpr (is_scalar<X>) return f(x);
+  else {
+    X r;
+    for (int i = 0; i < lanes<X>; ++i) r[i] = f(x[i]);
+    return r;
+  }
+}
+template <class X, class F> DV X each(X x, X y, F f) {
+  if constexpr (is_scalar<X>) return f(x, y);
+  else {
+    X r;
+    for (int i = 0; i < lanes<X>; ++i) r[i] = f(x[i], y[i]);
+    return r;
+  }
+}
+
+// --- narrow storage types ----------------------------------------------------------------------
+
+struct bool8 { uint8_t raw; };
+struct bf16 { uint16_t raw; };
+struct half { uint16_t raw; };
+
+template <class I> DV auto widen_bf16(I raw) {
+  return bits<like<float, I>>(cast<uint32_t>(raw) << 16);
+}
+template <class X> DV auto narrow_bf16(X x) {  // to nearest even; NaN stays NaN
+  auto u = bits<like<uint32_t, X>>(x);
+  auto r = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  return cast<uint16_t>(sel(mask(x != x), (u >> 16) | 0x40u, r));
+}
+DV float widen_half(uint16_t h) {
+#ifdef __F16C__
+  V<int16_t, 8> v = {(int16_t)h};
+  return __builtin_ia32_vcvtph2ps(v)[0];
+#else
+  uint32_t s = (uint32_t)(h & 0x8000) << 16, m = h & 0x7fff;
+  float f = bits<float>(m << 13) * bits<float>(0x77800000u);  // * 2^112
+  if (m >= 0x7c00) f = bits<float>(0x7f800000u | ((m & 0x3ff) << 13));
+  return bits<float>(bits<uint32_t>(f) | s);
+#endif
+}
+DV uint16_t narrow_half(float x) {
+#ifdef __F16C__
+  V<float, 4> v = {x};
+  return (uint16_t)__builtin_ia32_vcvtps2ph(v, 0)[0];
+#else
+  uint32_t u = bits<uint32_t>(x), s = (u >> 16) & 0x8000, m = u & 0x7fffffff;
+  if (m > 0x7f800000) return (uint16_t)(s | 0x7e00);
+  if (m >= 0x47800000) return (uint16_t)(s | 0x7c00);
+  if (m < 0x38800000) {  // subnormal: let the addition round
+    float f = bits<float>(m) + 0.5f;
+    return (uint16_t)(s | (bits<uint32_t>(f) - 0x3f000000u));
+  }
+  m += 0xc8000fff + ((m >> 13) & 1);
+  return (uint16_t)(s | (m >> 13));
+#endif
+}
+template <class I> DV auto widen_half(I raw) {
+  like<float, I> r;
+#ifdef __AVX512F__
+  if constexpr (lanes<I> == 16) {
+    return (like<float, I>)__builtin_ia32_vcvtph2ps512_mask((V<int16_t, 16>)raw, V<float, 16>{}, (short)-1, 4);
+  }
+#endif
+#ifdef __F16C__
+  if constexpr (lanes<I> == 8) return (like<float, I>)__builtin_ia32_vcvtph2ps256((V<int16_t, 8>)raw);
+#endif
+  for (int i = 0; i < lanes<I>; ++i) r[i] = widen_half((uint16_t)raw[i]);
+  return r;
+}
+template <class X> DV auto narrow_half(X x) {
+  V<uint16_t, lanes<X>> r;
+#ifdef __AVX512F__
+  if constexpr (lanes<X> == 16) {
+    return (V<uint16_t, 16>)__builtin_ia32_vcvtps2ph512_mask(x, 0, V<int16_t, 16>{}, (short)-1);
+  }
+#endif
+#ifdef __F16C__
+  if constexpr (lanes<X> == 8) return (V<uint16_t, 8>)__builtin_ia32_vcvtps2ph256(x, 0);
+#endif
+  for (int i = 0; i < lanes<X>; ++i) r[i] = narrow_half(x[i]);
+  return r;
+}
+template <class X> DV X round_bf16(X x) { return widen_bf16(narrow_bf16(x)); }
+template <class X> DV X round_f16(X x) { return widen_half(narrow_half(x)); }
+
+// --- memory ------------------------------------------------------------------------------------
+
+template <class T> DV T widen(T x) { return x; }
+DV bool widen(bool8 x) { return x.raw != 0; }
+DV float widen(bf16 x) { return widen_bf16(x.raw); }
+DV float widen(half x) { return widen_half(x.raw); }
+template <class T> DV auto ld1(const T* p) { return widen(*p); }
+
+template <int N, class T> DV V<T, N> raw_load(const void* p) {
+  V<T, N> v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+template <int N, class T> DV V<T, N> raw_load_first(const void* p, int n) {
+  V<T, N> v = {};
+#if defined(__AVX512F__)
+  if constexpr (N == 16 && sizeof(T) == 4) {
+    return bits<V<T, N>>(__builtin_ia32_loadups512_mask(
+        (const float*)p, V<float, 16>{}, (unsigned short)((1u << n) - 1)));
+  }
+  if constexpr (N == 8 && sizeof(T) == 8) {
+    return bits<V<T, N>>(__builtin_ia32_loadupd512_mask(
+        (const double*)p, V<double, 8>{}, (unsigned char)((1u << n) - 1)));
+  }
+#endif
+  __builtin_memcpy(&v, p, n * sizeof(T));
+  return v;
+}
+template <class T, class Raw> DV auto widen_raw(Raw v) {
+  if constexpr (same<T, bool8>) return __builtin_convertvector(v, V<int32_t, lanes<Raw>>) != 0;
+  else if constexpr (same<T, bf16>) return widen_bf16(v);
+  else if constexpr (same<T, half>) return widen_half(v);
+  else return v;
+}
+template <class T> struct raw_of { using type = T; };
+template <> struct raw_of<bool8> { using type = uint8_t; };
+template <> struct raw_of<bf16> { using type = uint16_t; };
+template <> struct raw_of<half> { using type = uint16_t; };
+template <class T> using R = typename raw_of<T>::type;
+
+// N elements from p; the first n; those where a mask holds; N at a stride; N at given places.
+template <int N, class T> DV auto ld(const T* p) { return widen_raw<T>(raw_load<N, R<T>>(p)); }
+template <int N, class T> DV auto ldn(const T* p, int n) {
+  return widen_raw<T>(raw_load_first<N, R<T>>(p, n));
+}
+template <int N, class T, class M> DV auto ldm(const T* p, M m) {
+  V<R<T>, N> v = {};
+  auto raw = (const R<T>*)p;
+  for (int i = 0; i < N; ++i) if (m[i]) v[i] = raw[i];
+  return widen_raw<T>(v);
+}
+template <int N, class T> DV auto lds(const T* p, int64_t stride, int n = N) {
+  V<R<T>, N> v = {};
+  auto raw = (const R<T>*)p;
+  for (int i = 0; i < N; ++i) if (N == n || i < n) v[i] = raw[i * stride];
+  return widen_raw<T>(v);
+}
+template <int N, class T, class I> DV auto ldi(const T* p, I at, int n = N) {
+  V<R<T>, N> v = {};
+  auto raw = (const R<T>*)p;
+  for (int i = 0; i < N; ++i) if (N == n || i < n) v[i] = raw[at[i]];
+  return widen_raw<T>(v);
+}
+template <int N, class T, class I, class M> DV auto ldim(const T* p, I at, M m, int n = N) {
+  V<R<T>, N> v = {};
+  auto raw = (const R<T>*)p;
+  for (int i = 0; i < N; ++i) if (i < n && m[i]) v[i] = raw[at[i]];
+  return widen_raw<T>(v);
+}
+
+template <class T, class X> DV X narrow(T*, X x) { return x; }
+DV uint8_t narrow(bool8*, bool m) { return m; }
+template <class M> DV auto narrow(bool8*, M m) { return cast<uint8_t>(m & 1); }
+template <class X> DV auto narrow(bf16*, X x) { return narrow_bf16(x); }
+template <class X> DV auto narrow(half*, X x) { return narrow_half(x); }
+template <class T, class X> DV void st1(T* p, X x) { *(R<T>*)p = (R<T>)narrow(p, x); }
+template <class T, class X> DV void st(T* p, X x) {
+  auto r = narrow(p, x);
+  __builtin_memcpy(p, &r, sizeof r);
+}
+template <class T, class X> DV void stn(T* p, X x, int n) {
+  auto r = narrow(p, x);
+#if defined(__AVX512F__)
+  if constexpr (lanes<X> == 16 && sizeof(T) == 4) {
+    __builtin_ia32_storeups512_mask((float*)p, bits<V<float, 16>>(r),
+                                    (unsigned short)((1u << n) - 1));
+    return;
+  }
+#endif
+  __builtin_memcpy(p, &r, n * sizeof(T));
+}
+template <class T, class X> DV void sts(T* p, X x, int64_t stride, int n) {
+  auto r = narrow(p, x);
+  for (int i = 0; i < n; ++i) ((R<T>*)p)[i * stride] = r[i];
+}
+template <class T, class X, class I> DV void sti(T* p, X x, I at, int n) {
+  auto r = narrow(p, x);
+  for (int i = 0; i < n; ++i) ((R<T>*)p)[at[i]] = r[i];
+}
+
+// --- rounding, roots, fused multiply-add ---------------------------------------------------------
+
+#define DV_ROUND(name, mode, scalar)                                                              \
+  template <class X> DV X name(X x) {                                                             \
+    if constexpr (is_scalar<X>) return sizeof(X) == 4 ? (X)scalar##f(x) : (X)scalar(x);           \
+    else {                                                                                        \
+      DV_ROUND_512(mode) DV_ROUND_256(mode)                                                       \
+      return each(x, [](E<X> v) { return name(v); });                                             \
+    }                                                                                             \
+  }
+#ifdef __AVX512F__
+#define DV_ROUND_512(mode)                                                                        \
+  if constexpr (same<X, V<float, 16>>)                                                            \
+    return (X)__builtin_ia32_rndscaleps_mask(x, mode | 8, x, (short)-1, 4);                       \
+  if constexpr (same<X, V<double, 8>>)                                                            \
+    return (X)__builtin_ia32_rndscalepd_mask(x, mode | 8, x, (char)-1, 4);
+#else
+#define DV_ROUND_512(mode)
+#endif
+#ifdef __AVX__
+#define DV_ROUND_256(mode)                                                                        \
+  if constexpr (same<X, V<float, 8>>) return (X)__builtin_ia32_roundps256(x, mode | 8);           \
+  if constexpr (same<X, V<double, 4>>) return (X)__builtin_ia32_roundpd256(x, mode | 8);
+#else
+#define DV_ROUND_256(mode)
+#endif
+DV_ROUND(floor_, 1, __builtin_floor)
+DV_ROUND(ceil_, 2, __builtin_ceil)
+DV_ROUND(trunc_, 3, __builtin_trunc)
+DV_ROUND(round_, 0, __builtin_nearbyint)
+
+template <class X> DV X sqrt_(X x) {
+  if constexpr (is_scalar<X>) return sizeof(X) == 4 ? (X)__builtin_sqrtf(x) : (X)__builtin_sqrt(x);
+  else {
+#ifdef __AVX512F__
+    if constexpr (same<X, V<float, 16>>) return (X)__builtin_ia32_sqrtps512_mask(x, x, (short)-1, 4);
+    if constexpr (same<X, V<double, 8>>) return (X)__builtin_ia32_sqrtpd512_mask(x, x, (char)-1, 4);
+#endif
+#ifdef __AVX__
+    if constexpr (same<X, V<float, 8>>) return (X)__builtin_ia32_sqrtps256(x);
+    if constexpr (same<X, V<double, 4>>) return (X)__builtin_ia32_sqrtpd256(x);
+#endif
+    return each(x, [](E<X> v) { return sqrt_(v); });
+  }
+}
+template <class X> DV X fma_(X a, X b, X c) {
+#ifdef __FMA__
+  if constexpr (is_scalar<X>)
+    return sizeof(X) == 4 ? (X)__builtin_fmaf(a, b, c) : (X)__builtin_fma(a, b, c);
+#ifdef __AVX512F__
+  if constexpr (same<X, V<float, 16>>)
+    return (X)__builtin_ia32_vfmaddps512_mask(a, b, c, (short)-1, 4);
+  if constexpr (same<X, V<double, 8>>)
+    return (X)__builtin_ia32_vfmaddpd512_mask(a, b, c, (char)-1, 4);
+#endif
+  if constexpr (same<X, V<float, 8>>) return (X)__builtin_ia32_vfmaddps256(a, b, c);
+  if constexpr (same<X, V<double, 4>>) return (X)__builtin_ia32_vfmaddpd256(a, b, c);
+#endif
+  return a * b + c;
+}
+
+// --- simple arithmetic -------------------------------------------------------------------------
+
+template <class X> DV X fabs_(X x) {
+  using S = typename signed_of<sizeof(E<X>)>::type;
+  constexpr S clear = (S)~((S)1 << (sizeof(S) * 8 - 1));
+  return bits<X>(bits<like<S, X>>(x) & clear);
+}
+template <class X> DV X abs_(X x) {
+  if constexpr (is_float<E<X>>) return fabs_(x);
+  else if constexpr ((E<X>)-1 > 0) return x;
+  else return sel(mask(x < 0), (X)(0 - x), x);
+}
+template <class X> DV X copysign_(X x, X y) {
+  using S = typename signed_of<sizeof(E<X>)>::type;
+  constexpr S clear = (S)~((S)1 << (sizeof(S) * 8 - 1));
+  auto a = bits<like<S, X>>(x), b = bits<like<S, X>>(y);
+  return bits<X>((a & clear) | (b & (S)~clear));
+}
+template <class X> DV X full(E<X> x) {
+  if constexpr (is_scalar<X>) return x;
+  else return x - X{};
+}
+template <class X> DV X vmax(X a, X b) {
+  if constexpr (is_float<E<X>>) return sel(mask((a > b) | (a != a)), a, b);
+  else return sel(mask(a > b), a, b);
+}
+template <class X> DV X vmin(X a, X b) {
+  if constexpr (is_float<E<X>>) return sel(mask((a < b) | (a != a)), a, b);
+  else return sel(mask(a < b), a, b);
+}
+template <class X> DV X relu_(X x) { return sel(mask(x < 0), full<X>(0), x); }
+template <class X> DV X sign_(X x) {
+  X zero = full<X>(0), one = full<X>(1);
+  X r = sel(mask(x > 0), one, zero);
+  if constexpr (is_float<E<X>> || (E<X>)-1 < 0) r = sel(mask(x < 0), (X)(zero - one), r);
+  return r;
+}
+template <class X> DV auto isnan_(X x) { return mask(x != x); }
+template <class X> DV auto isinf_(X x) { return mask(fabs_(x) == (E<X>)__builtin_inf()); }
+template <class X> DV X rsqrt_(X x) { return 1 / sqrt_(x); }
+template <class X> DV X shl(X a, X b) {
+  return each(a, b, [](E<X> x, E<X> n) -> E<X> {
+    return n < 0 || n >= (E<X>)(8 * sizeof x) ? 0 : (E<X>)((uint64_t)x << n);
+  });
+}
+template <class X> DV X shr(X a, X b) {
+  return each(a, b, [](E<X> x, E<X> n) -> E<X> {
+    return n < 0 || n >= (E<X>)(8 * sizeof x) ? (E<X>)(x < 0 ? -1 : 0) : (E<X>)(x >> n);
+  });
+}
+template <class X> DV X check_index(X x, int64_t size) {
+  if (__builtin_expect(any(mask((x < 0) | (x >= size))), 0))
+    std::__throw_out_of_range("index out of range");
+  return x;
+}
+
+// --- quotients: floats here; integers come as scalars only ------------------------------------------
+
+template <class X> DV void nonzero(X b) {
+  if (b == 0) std::__throw_runtime_error("ZeroDivisionError");
+}
+template <class X> DV X truncdiv(X a, X b) {
+  nonzero(b);
+  return b == (X)-1 && (X)-1 < 0 ? (X)(0 - (uint64_t)a) : (X)(a / b);
+}
+template <class X> DV X fmod_(X a, X b) {
+  if constexpr (is_float<E<X>>)
+    return each(a, b, [](E<X> x, E<X> y) -> E<X> { return sizeof x == 4 ? (E<X>)__builtin_fmodf(x, y) : (E<X>)__builtin_fmod(x, y); });
+  else {
+    nonzero(b);
+    return b == (X)-1 && (X)-1 < 0 ? (X)0 : (X)(a % b);
+  }
+}
+template <class X> DV X remainder_(X a, X b) {
+  X r = fmod_(a, b);
+  if constexpr (is_float<E<X>>) return sel(mask((r != 0) & ((r < 0) != (b < 0))), r + b, r);
+  else return r != 0 && ((r < 0) != (b < 0)) ? (X)(r + b) : r;
+}
+template <class X> DV X floordiv(X a, X b) {
+  if constexpr (is_float<E<X>>) {
+    X r = fmod_(a, b), q = (a - r) / b;
+    q = sel(mask((r != 0) & ((b < 0) != (r < 0))), q - 1, q);
+    X f = floor_(q);
+    f = sel(mask(q - f > (E<X>)0.5), f + 1, f);
+    f = sel(mask(q == 0), copysign_(full<X>(0), a / b), f);
+    return sel(mask(b == 0), a / b, f);
+  } else {
+    X q = truncdiv(a, b), r = (X)(a - q * b);
+    return r != 0 && ((r < 0) != (b < 0)) ? (X)(q - 1) : q;
+  }
+}
+
+// --- horizontal reductions -----------------------------------------------------------------------
+
+template <class X, class F> DV E<X> fold(X x, F f) {
+  E<X> a[lanes<X>];
+  __builtin_memcpy(a, &x, sizeof x);
+  for (int half = lanes<X> / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) a[i] = f(a[i], a[i + half]);
+  return a[0];
+}
+template <class X> DV E<X> hsum(X x) { return fold(x, [](E<X> a, E<X> b) -> E<X> { return a + b; }); }
+template <class X> DV E<X> hprod(X x) { return fold(x, [](E<X> a, E<X> b) -> E<X> { return a * b; }); }
+template <class X> DV E<X> hmax(X x) { return fold(x, [](E<X> a, E<X> b) -> E<X> { return vmax(a, b); }); }
+template <class X> DV E<X> hmin(X x) { return fold(x, [](E<X> a, E<X> b) -> E<X> { return vmin(a, b); }); }
+template <class M> DV bool hany(M m) { return any(m); }
+template <class M> DV bool hall(M m) { return !any(~m); }
+
+// True where x beats the best so far (`biggest`: or is a NaN and the best is not).
+template <bool biggest, class X> DV auto beats(X x, X best) {
+  auto wins = biggest ? x > best : x < best;
+  if constexpr (is_float<E<X>>) return mask(wins | ((x != x) & (best == best)));
+  else return mask(wins);
+}
+// The position of the best lane, the earliest of equals.
+template <bool biggest, class X, class I> DV int64_t hposition(X best, I at) {
+  E<X> b = best[0];
+  int64_t p = at[0];
+  for (int i = 1; i < lanes<X>; ++i) {
+    E<X> x = best[i];
+    bool tie = x == b || (x != x && b != b);
+    if (beats<biggest>(x, b) || (tie && at[i] < p)) b = x, p = at[i];
+  }
+  return p;
+}
+
+}  // namespace dovetail_simd

@@ -1,0 +1,132 @@
+"""Spelling: C++ types, literals, index expressions and scalar ops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from dovetail_inductor.loop_ir.expr import Expr, Scalar
+from dovetail_inductor.loop_ir.index import FloorDiv, Index, Indirect, Mod, Var
+
+ARITHMETIC = {
+    torch.bool: "bool",
+    torch.uint8: "uint8_t",
+    torch.int8: "int8_t",
+    torch.int16: "int16_t",
+    torch.int32: "int32_t",
+    torch.int64: "int64_t",
+    torch.float32: "float",
+    torch.float64: "double",
+}
+STORAGE = {
+    **ARITHMETIC,
+    torch.bool: "bool8",
+    torch.float16: "half",
+    torch.bfloat16: "bf16",
+}
+
+
+def literal(value: Scalar, dtype: torch.dtype) -> str:
+    """A typed constant."""
+    if dtype is torch.bool:
+        return "true" if value else "false"
+    if dtype.is_floating_point:
+        number, suffix = float(value), "f" if dtype is torch.float32 else ""
+        if math.isnan(number):
+            return f'__builtin_nan{suffix}("")'
+        if math.isinf(number):
+            return f"({'-' if number < 0 else ''}__builtin_inf{suffix}())"
+        text = repr(number) + suffix
+        return f"({text})" if text[0] == "-" else text
+    if value == -(2**63):
+        return "INT64_MIN"
+    return f"({ARITHMETIC[dtype]}){value}" if value >= 0 else f"(({ARITHMETIC[dtype]})({value}))"
+
+
+def index_text(index: Index, name: Callable[[Var], str], value: Callable[[Expr], str]) -> str:
+    """An index as a C++ expression; `name` spells a variable, `value` an indirect atom's value."""
+    parts = []
+    for atom, c in index.terms:
+        if isinstance(atom, Var):
+            text = name(atom)
+        elif isinstance(atom, Indirect):
+            text = value(atom.value)
+        else:
+            text = _division(atom, index_text(atom.inner, name, value))
+        parts.append(text if c == 1 else f"{c} * {text}")
+    if index.const or not parts:
+        parts.append(str(index.const))
+    return " + ".join(parts)
+
+
+def _division(atom: FloorDiv | Mod, inner: str) -> str:
+    n = atom.divisor
+    # C++ rounds toward zero: lift a possibly negative operand by a multiple of n first.
+    low = atom.inner.bounds[0]
+    lift = -(low // n) if low < 0 else 0
+    operand = f"({inner} + {lift * n})" if lift else f"({inner})"
+    if isinstance(atom, Mod):
+        return f"({operand} % {n})"
+    return f"({operand} / {n} - {lift})" if lift else f"({operand} / {n})"
+
+
+_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
+_BITS = {"bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^"}
+_COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_CALLS = {
+    "abs": "abs_", "sign": "sign_", "maximum": "vmax", "minimum": "vmin", "relu": "relu_",
+    "where": "sel", "truncdiv": "truncdiv", "floordiv": "floordiv", "remainder": "remainder_",
+    "fmod": "fmod_", "shift_left": "shl", "shift_right": "shr", "isnan": "isnan_",
+    "isinf": "isinf_", "round_f16": "round_f16", "round_bf16": "round_bf16", "floor": "floor_",
+    "ceil": "ceil_", "round": "round_", "trunc": "trunc_", "sqrt": "sqrt_", "rsqrt": "rsqrt_",
+    "exp": "exp_", "exp2": "exp2_", "expm1": "expm1_", "log": "log_", "log2": "log2_",
+    "log10": "log10_", "log1p": "log1p_", "sigmoid": "sigmoid_", "tanh": "tanh_", "erf": "erf_",
+    "erfc": "erfc_", "erfinv": "erfinv_", "sin": "sin_", "cos": "cos_", "tan": "tan_",
+    "asin": "asin_", "acos": "acos_", "atan": "atan_", "sinh": "sinh_", "cosh": "cosh_",
+    "asinh": "asinh_", "acosh": "acosh_", "atanh": "atanh_", "lgamma": "lgamma_",
+    "digamma": "digamma_", "pow": "pow_", "atan2": "atan2_", "hypot": "hypot_",
+    "copysign": "copysign_", "nextafter": "nextafter_",
+}  # fmt: skip
+
+# Integer division traps on zero, which the lanes beyond a loop's end may hold.
+SCALAR_ONLY_ON_INTEGERS = ("truncdiv", "floordiv", "remainder", "fmod")
+
+
+def op_text(
+    op: str, args: list[str], dtype: torch.dtype, source: torch.dtype, attr: int, vector: bool
+) -> str:
+    """One scalar op on operands of type `source`, all vectors or all scalars."""
+    target = ARITHMETIC[dtype]
+    if op in _INFIX:
+        text = f"{args[0]} {_INFIX[op]} {args[1]}"
+        return text if vector or dtype.is_floating_point else f"({target})({text})"
+    if op in _BITS:
+        text = f"{args[0]} {_BITS[op]} {args[1]}"
+        return text if vector else f"({target})({text})"
+    if op in _COMPARE:
+        return f"mask({args[0]} {_COMPARE[op]} {args[1]})"
+    if op == "neg":
+        return f"-{args[0]}" if vector or dtype.is_floating_point else f"({target})(0 - {args[0]})"
+    if op == "bitwise_not":
+        if dtype is torch.bool and not vector:
+            return f"!{args[0]}"
+        return f"~{args[0]}" if vector else f"({target})(~{args[0]})"
+    if op == "reciprocal":
+        return f"1 / {args[0]}"
+    if op == "check_index":
+        return f"check_index({args[0]}, {attr})"
+    if op == "cast":
+        if dtype is torch.bool:
+            return f"mask({args[0]} != 0)"
+        if source is torch.bool:
+            return f"from_mask<{target}>({args[0]})"
+        return f"cast<{target}>({args[0]})"
+    return f"{_CALLS[op]}({', '.join(args)})"
+
+
+def supported_ops() -> set[str]:
+    """The scalar ops that `op_text` can spell."""
+    other = {"neg", "bitwise_not", "reciprocal", "check_index", "cast"}
+    return set(_INFIX) | set(_BITS) | set(_COMPARE) | set(_CALLS) | other

@@ -1,0 +1,161 @@
+"""The pass `emit_plan`: kernels, memory and calls as a `Plan`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from dovetail_runtime import (
+    Allocate,
+    CallAten,
+    Constant,
+    CppKernel,
+    Free,
+    LaunchCpp,
+    Plan,
+    PlanInput,
+    Ref,
+    TensorSpec,
+    View,
+)
+from dovetail_runtime.plan import AtenArg, Step
+
+from dovetail_inductor.codegen_cpp import emit as cpp
+from dovetail_inductor.codegen_cpp.shape import choose_shape, host_simd_bytes
+from dovetail_inductor.loop_ir.loops import Buffer, ExternArg, ExternCall, Strided
+from dovetail_inductor.options import InductorOptions
+from dovetail_inductor.scheduler.kernels import FusedKernel, KernelGraph
+from dovetail_inductor.scheduler.memory import MemoryPlan
+
+
+@lru_cache(maxsize=1)
+def cpp_preamble() -> str:
+    """What all C++ kernels share: the vector types and the elementary functions."""
+    folder = Path(cpp.__file__).parent
+    return (folder / "simd.h").read_text() + (folder / "math.h").read_text()
+
+
+def spec_of(buffer: Buffer) -> TensorSpec:
+    """A buffer's layout as the runtime wants it."""
+    return TensorSpec(buffer.shape, buffer.stride, buffer.dtype, buffer.device, buffer.offset)
+
+
+@dataclass
+class _Writer:
+    graph: KernelGraph
+    memory: MemoryPlan
+    simd_bytes: int
+    steps: list[Step] = field(default_factory=list)
+    kernels: dict[str, CppKernel] = field(default_factory=dict)
+    views: dict[Strided, str] = field(default_factory=dict)
+
+    def name_of(self, tensor: Strided) -> str:
+        """The plan's name for a tensor in memory; makes a view if it is not a whole buffer."""
+        buffer = self.graph.buffers[tensor.buffer]
+        if tensor.covers(buffer):
+            return buffer.name
+        if tensor not in self.views:
+            name = f"view{len(self.views)}"
+            spec = TensorSpec(
+                tensor.shape,
+                tensor.stride,
+                buffer.dtype,
+                buffer.device,
+                buffer.offset + tensor.offset,
+            )
+            self.steps.append(View(name, buffer.name, spec))
+            self.views[tensor] = name
+        return self.views[tensor]
+
+    def argument(self, arg: ExternArg) -> AtenArg:
+        """An argument of an ATen call."""
+        if isinstance(arg, Strided):
+            return Ref(self.name_of(arg))
+        if isinstance(arg, tuple):
+            return tuple(self.argument(a) for a in arg)
+        return arg
+
+    def allocate(self, name: str) -> None:
+        """Memory for a buffer about to be written."""
+        spec = spec_of(self.graph.buffers[name])
+        self.steps.append(Allocate(name, spec, self.memory.offsets.get(name)))
+
+    def extern(self, call: ExternCall) -> None:
+        """An ATen call."""
+        args = tuple(self.argument(a) for a in call.args)
+        kwargs = tuple((k, self.argument(v)) for k, v in call.kwargs)
+        if call.out_variant:
+            (out,) = call.outputs
+            assert out is not None
+            self.allocate(out)
+            kwargs = (*kwargs, ("out", Ref(out)))
+            self.steps.append(CallAten(call.op, args, kwargs, (None,)))
+        else:
+            self.steps.append(CallAten(call.op, args, kwargs, call.outputs))
+
+    def launch(self, kernel: FusedKernel) -> None:
+        """A C++ kernel; equal kernels are one."""
+        for name in sorted(kernel.writes() - kernel.internal, key=_number):
+            self.allocate(name)
+        shape = choose_shape(kernel, self.simd_bytes)
+        source = cpp.emit(kernel, shape, self.graph.buffers)
+        digest = hashlib.sha256(source.text.encode()).hexdigest()[:16]
+        symbol = f"dovetail_{digest}"
+        if symbol not in self.kernels:
+            text = source.text.replace("@symbol@", symbol)
+            self.kernels[symbol] = CppKernel(symbol, text, cpp_preamble())
+        self.steps.append(LaunchCpp(symbol, source.pointers, (), shape.work, shape.grain))
+
+
+def _number(name: str) -> tuple[int, str]:
+    digits = "".join(c for c in name if c.isdigit())
+    return (int(digits) if digits else 0, name)
+
+
+def emit_plan(graph: KernelGraph, memory: MemoryPlan, options: InductorOptions, name: str) -> Plan:
+    """Write the steps, with allocations before and releases after.
+
+    Needs every device in the graph to be the CPU.
+    """
+    simd = options.simd_bytes or host_simd_bytes()
+    writer = _Writer(graph, memory, simd)
+    dies: dict[int, list[str]] = {}
+    for buffer, position in memory.last.items():
+        if buffer not in memory.offsets and position < len(graph.steps):
+            dies.setdefault(position, []).append(buffer)
+    for position, step in enumerate(graph.steps):
+        if isinstance(step, ExternCall):
+            writer.extern(step)
+        else:
+            writer.launch(step)
+        if position in dies:
+            writer.steps.append(Free(tuple(sorted(dies[position], key=_number))))
+    outputs = tuple(
+        writer.name_of(out) if isinstance(out, Strided) else out for out in graph.outputs
+    )
+    return Plan(
+        name=name,
+        target="cpu",
+        inputs=_inputs(graph.inputs, graph.buffers),
+        symbols=(),
+        constants=tuple(Constant(n, t) for n, t in graph.constants.items()),
+        kernels=tuple(writer.kernels.values()),
+        steps=tuple(writer.steps),
+        slab_bytes=tuple((str(d), n) for d, n in memory.slab_bytes.items()),
+        outputs=outputs,
+    )
+
+
+def _inputs(names: tuple[str | None, ...], buffers: Mapping[str, Buffer]) -> tuple[PlanInput, ...]:
+    return tuple(
+        PlanInput(f"arg{position}", None)
+        if name is None
+        else PlanInput(name, spec_of(buffers[name]))
+        for position, name in enumerate(names)
+    )
+
+
+__all__ = ["cpp_preamble", "emit_plan", "spec_of"]

@@ -1,0 +1,73 @@
+"""The pipeline, from an FX graph to a `Plan`. Read it as the table of contents of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, TypeVar
+
+from dovetail_runtime import CompiledArtifact, Plan, load
+from torch.fx import GraphModule
+
+from dovetail_inductor.emit_plan import emit_plan
+from dovetail_inductor.lowering.lower import lower
+from dovetail_inductor.options import InductorOptions
+from dovetail_inductor.scheduler.cleanup import remove_dead, split_divisions
+from dovetail_inductor.scheduler.fuse import fuse
+from dovetail_inductor.scheduler.memory import plan_memory
+
+T = TypeVar("T")
+
+
+@dataclass
+class PassLog:
+    """What the passes of one compilation took, in seconds; with `dump`, what they produced."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    dump: Callable[[str, str], None] | None = None
+
+    def run(self, name: str, work: Callable[[], T]) -> T:
+        """Run one pass by name."""
+        start = perf_counter()
+        result = work()
+        self.seconds[name] = perf_counter() - start
+        if self.dump is not None and hasattr(result, "as_text"):
+            self.dump(name, result.as_text())
+        return result
+
+
+def compile_graph(
+    gm: GraphModule,
+    example_inputs: Sequence[Any] | None = None,
+    *,
+    options: InductorOptions | None = None,
+    name: str = "graph",
+    log: PassLog | None = None,
+) -> Plan:
+    """Compile a functional ATEN or CORE_ATEN graph for the CPU.
+
+    Every node needs `meta["val"]`, whose strides are promises: those of inputs must hold at run
+    time, those of outputs will. Ops without a lowering become ATen calls in the plan.
+    """
+    chosen = options or InductorOptions()
+    passes = log or PassLog()
+    # Ops become loop nests over buffers; views become index arithmetic.
+    loops = passes.run("lower", lambda: lower(gm))
+    # Before anything looks at loops: drop what no one needs.
+    loops = passes.run("remove_dead", lambda: remove_dead(loops))
+    # After this, most indices are affine, so that loops can be compared.
+    loops = passes.run("split_divisions", lambda: split_divisions(loops))
+    kernels = passes.run("fuse", lambda: fuse(loops, chosen))
+    memory = passes.run("plan_memory", lambda: plan_memory(kernels))
+    return passes.run("emit_plan", lambda: emit_plan(kernels, memory, chosen, name))
+
+
+def compile_to_callable(
+    gm: GraphModule,
+    example_inputs: Sequence[Any] | None = None,
+    *,
+    options: InductorOptions | None = None,
+) -> CompiledArtifact:
+    """Compile a graph and load it: a callable from tensors to a tuple of the graph's outputs."""
+    return load(compile_graph(gm, example_inputs, options=options))

@@ -1,0 +1,1 @@
+"""Scheduling: which loop nests share a kernel, in what order, in what memory."""

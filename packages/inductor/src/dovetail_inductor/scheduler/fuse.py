@@ -1,0 +1,355 @@
+"""The pass `fuse`: `LoopGraph` -> `KernelGraph`.
+
+Every nest begins as a kernel of its own. Pairs of kernels that share a buffer are merged, the pair
+that saves the most bytes of memory traffic first, as long as the merge is legal: the loops match,
+what one reads from the other it reads at the point where it was computed, and no third node lies on
+a path between them.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+from dovetail_inductor.loop_ir.expr import loads
+from dovetail_inductor.loop_ir.index import Index, Var
+from dovetail_inductor.loop_ir.loops import ExternCall, LoopGraph, LoopNest, Strided
+from dovetail_inductor.options import InductorOptions
+from dovetail_inductor.scheduler.kernels import FusedKernel, KernelGraph, Step
+from dovetail_inductor.scheduler.loops import merge_vars, piece_index, replace_vars
+from dovetail_inductor.scheduler.match import Group, Match, match
+
+
+@dataclass(eq=False)
+class _Unit:
+    """A group of nests, or one extern call, while fusing."""
+
+    uid: int
+    first: int  # position of its first node in the loop graph
+    order: int  # and of its last
+    group: Group | None
+    extern: ExternCall | None
+    writes: set[str]
+    reads: set[str]  # from outside
+    # the loads of each outside buffer or own buffer, as (index, bytes)
+    accesses: dict[str, list[Index]] = field(default_factory=dict)
+    stores: dict[str, Index] = field(default_factory=dict)
+
+
+class _Fuser:
+    def __init__(self, graph: LoopGraph, options: InductorOptions) -> None:
+        self.graph = graph
+        self.options = options
+        self.builder = graph.builder
+        self.units: dict[int, _Unit] = {}
+        self.writer: dict[str, int] = {}
+        self.readers: dict[str, set[int]] = {}
+        self.kept = {o.buffer for o in graph.outputs if isinstance(o, Strided)}
+        for position, node in enumerate(graph.nodes):
+            if isinstance(node, ExternCall):
+                writes = {name for name in node.outputs if name is not None}
+                unit = _Unit(position, position, position, None, node, writes, node.reads())
+            else:
+                unit = self._nest_unit(position, node)
+            self._add(unit)
+
+    @staticmethod
+    def _nest_unit(position: int, nest: LoopNest) -> _Unit:
+        group = Group(nest.vars, nest.reduce_vars, (nest,))
+        unit = _Unit(position, position, position, group, None, {nest.buffer}, nest.reads())
+        _fill_accesses(unit)
+        return unit
+
+    def _add(self, unit: _Unit) -> None:
+        self.units[unit.uid] = unit
+        for name in unit.writes:
+            self.writer[name] = unit.uid
+        for name in unit.reads:
+            self.readers.setdefault(name, set()).add(unit.uid)
+
+    def _remove(self, unit: _Unit) -> None:
+        del self.units[unit.uid]
+        for name in unit.reads:
+            self.readers[name].discard(unit.uid)
+
+    # --- legality ---------------------------------------------------------------------------------
+
+    def successors(self, unit: _Unit) -> set[int]:
+        found: set[int] = set()
+        for name in unit.writes:
+            found |= self.readers.get(name, set())
+        found.discard(unit.uid)
+        return found
+
+    def indirectly_before(self, first: _Unit, second: _Unit) -> bool:
+        """True if some third unit lies on a path from `first` to `second`."""
+        todo = [u for u in self.successors(first) if u != second.uid]
+        seen: set[int] = set()
+        while todo:
+            uid = todo.pop()
+            if uid in seen or self.units[uid].first > second.order:
+                continue
+            seen.add(uid)
+            for next_uid in self.successors(self.units[uid]):
+                if next_uid == second.uid:
+                    return True
+                todo.append(next_uid)
+        return False
+
+    def saved_bytes(self, a: _Unit, b: _Unit) -> int:
+        """Bytes that need not move when a and b are one kernel."""
+        total = 0
+        for name in b.reads & a.writes:
+            nbytes = self.graph.buffers[name].nbytes
+            total += nbytes
+            if name not in self.kept and self.readers[name] == {b.uid}:
+                total += nbytes
+        for name in b.reads & a.reads:
+            total += self.graph.buffers[name].nbytes
+        return total
+
+    def merge(self, a: _Unit, b: _Unit) -> _Unit | None:
+        """The unit of both, or None if they cannot be one kernel."""
+        assert a.group is not None and b.group is not None
+        for access_a, access_b in self._common_accesses(a, b):
+            found = match(a.group, b.group, access_a, access_b)
+            if found is None or not self._profitable(found, a, b):
+                continue
+            indices_a = {v: piece_index(p) for v, p in found.pieces_a.items()}
+            indices_b = {v: piece_index(p) for v, p in found.pieces_b.items()}
+            if self._same_points(a, b, indices_a, indices_b):
+                return self._merged(a, b, found, indices_a, indices_b)
+        return None
+
+    def _common_accesses(self, a: _Unit, b: _Unit) -> Iterable[tuple[Index, Index]]:
+        produced = sorted(b.reads & a.writes, key=lambda n: (-self.graph.buffers[n].nbytes, n))
+        for name in produced:
+            for index in dict.fromkeys(b.accesses[name]):
+                yield a.stores[name], index
+        if produced:
+            return
+        shared = sorted(b.reads & a.reads, key=lambda n: (-self.graph.buffers[n].nbytes, n))
+        for name in shared[:3]:
+            for first in list(dict.fromkeys(a.accesses[name]))[:2]:
+                for second in list(dict.fromkeys(b.accesses[name]))[:2]:
+                    yield first, second
+
+    def _same_points(
+        self,
+        a: _Unit,
+        b: _Unit,
+        indices_a: Mapping[Var, Index],
+        indices_b: Mapping[Var, Index],
+    ) -> bool:
+        for name in b.reads & a.writes:
+            stored = a.stores[name].substitute(lambda v: indices_a[v], lambda e: e)
+            for index in b.accesses[name]:
+                if index.indirects():
+                    return False
+                if index.substitute(lambda v: indices_b[v], lambda e: e) != stored:
+                    return False
+        return True
+
+    def _profitable(self, found: Match, a: _Unit, b: _Unit) -> bool:
+        rows = prod(v.size for v in found.rows)
+        columns = prod(v.size for v in found.columns)
+        if found.columns and rows < self.options.min_rows and columns > self.options.max_columns:
+            return False  # no parallelism would be left
+        assert a.group is not None and b.group is not None
+        if len(a.group.nests) + len(b.group.nests) > self.options.max_nests:
+            return False
+        return len(a.reads | a.writes | b.reads | b.writes) <= self.options.max_buffers
+
+    def _merged(
+        self,
+        a: _Unit,
+        b: _Unit,
+        found: Match,
+        indices_a: Mapping[Var, Index],
+        indices_b: Mapping[Var, Index],
+    ) -> _Unit | None:
+        assert a.group is not None and b.group is not None
+        nests = [
+            *(replace_vars(self.builder, n, found.pieces_a, indices_a) for n in a.group.nests),
+            *(replace_vars(self.builder, n, found.pieces_b, indices_b) for n in b.group.nests),
+        ]
+        group = Group(found.rows, found.columns, tuple(nests))
+        writes = a.writes | b.writes
+        unit = _Unit(
+            min(a.uid, b.uid),
+            min(a.first, b.first),
+            max(a.order, b.order),
+            group,
+            None,
+            writes,
+            (a.reads | b.reads) - writes,
+        )
+        _fill_accesses(unit)
+        if self._scratch_bytes(group) > self.options.max_scratch_bytes:
+            return None
+        return unit
+
+    def _scratch_bytes(self, group: Group) -> int:
+        """Bytes a row needs for values that a later pass over the columns reads again."""
+        if not group.columns:
+            return 0
+        kernel = FusedKernel("", group.rows, group.columns, group.nests)
+        phases = kernel.phases()
+        total = 0
+        for nest in group.nests:
+            if kernel.is_full(nest) and any(
+                nest.buffer in reader.reads() and phases[reader.buffer] > phases[nest.buffer]
+                for reader in group.nests
+            ):
+                total += kernel.column_points * self.graph.buffers[nest.buffer].dtype.itemsize
+        return total
+
+    # --- the greedy loop --------------------------------------------------------------------------
+
+    def run(self) -> None:
+        heap: list[tuple[int, int, int]] = []
+        for unit in list(self.units.values()):
+            self._push_candidates(unit, heap, later_only=True)
+        heapq.heapify(heap)
+        while heap:
+            negative, uid_a, uid_b = heapq.heappop(heap)
+            a, b = self.units.get(uid_a), self.units.get(uid_b)
+            if a is None or b is None or a is b:
+                continue
+            if not self._precedes(a, b):
+                a, b = b, a
+            if self.saved_bytes(a, b) != -negative:
+                continue  # one of them was merged meanwhile; its new pairs are in the heap
+            if self.indirectly_before(a, b) or self.indirectly_before(b, a):
+                continue
+            merged = self.merge(a, b)
+            if merged is None:
+                continue
+            self._remove(a)
+            self._remove(b)
+            self._add(merged)
+            fresh: list[tuple[int, int, int]] = []
+            self._push_candidates(merged, fresh, later_only=False)
+            for entry in fresh:
+                heapq.heappush(heap, entry)
+
+    def _push_candidates(
+        self, unit: _Unit, heap: list[tuple[int, int, int]], later_only: bool
+    ) -> None:
+        if unit.group is None:
+            return
+        partners: set[int] = set(self.successors(unit))
+        for name in unit.reads:
+            # Sharing a read is worth looking at for buffers with few readers only: a mask or a
+            # table read everywhere would pair everything with everything.
+            readers = self.readers[name]
+            if len(readers) <= self.options.max_shared_readers:
+                partners |= readers
+            if not later_only and name in self.writer:
+                partners.add(self.writer[name])
+        partners.discard(unit.uid)
+        for uid in partners:
+            other = self.units[uid]
+            if other.group is None:
+                continue
+            a, b = (unit, other) if self._precedes(unit, other) else (other, unit)
+            if later_only and a is not unit and not (b.reads & a.writes):
+                continue
+            saved = self.saved_bytes(a, b)
+            if saved > 0:
+                heap.append((-saved, a.uid, b.uid))
+
+    def _precedes(self, a: _Unit, b: _Unit) -> bool:
+        if a.writes & b.reads:
+            return True
+        if b.writes & a.reads:
+            return False
+        return a.order < b.order
+
+
+def _fill_accesses(unit: _Unit) -> None:
+    assert unit.group is not None
+    for nest in unit.group.nests:
+        unit.stores[nest.buffer] = nest.index
+        for load in loads([nest.body]):
+            unit.accesses.setdefault(load.buffer, []).append(load.index)
+
+
+def fuse(graph: LoopGraph, options: InductorOptions) -> KernelGraph:
+    """Merge nests into kernels and order them.
+
+    Needs nests in an order of computation, without dead ones. Gives steps in an order of
+    computation; loops that all accesses step through as one are one.
+    """
+    fuser = _Fuser(graph, options)
+    fuser.run()
+    steps: list[Step] = []
+    used_outside = {o.buffer for o in graph.outputs if isinstance(o, Strided)}
+    for unit in fuser.units.values():
+        used_outside |= unit.reads
+    for unit in _in_order(fuser):
+        if unit.extern is not None:
+            steps.append(unit.extern)
+            continue
+        assert unit.group is not None
+        nests, (rows, columns) = merge_vars(
+            graph.builder, unit.group.nests, _merge_order(unit.group)
+        )
+        steps.append(
+            FusedKernel(
+                f"kernel{len(steps)}",
+                rows,
+                columns,
+                tuple(nests),
+                frozenset(unit.writes - used_outside),
+            )
+        )
+    return KernelGraph(
+        graph.inputs, graph.constants, graph.buffers, tuple(steps), graph.outputs, graph.builder
+    )
+
+
+def _merge_order(group: Group) -> list[tuple[Var, ...]]:
+    """Rows and columns, each ordered as the main access steps through memory, outermost first."""
+
+    def key(var: Var, columns: bool) -> int:
+        best = 0
+        for nest in group.nests:
+            if not columns:
+                best = max(best, nest.index.coefficient(var) or 0)
+                if best:
+                    break
+            else:
+                for load in loads([nest.body]):
+                    best = max(best, load.index.coefficient(var) or 0)
+                best = max(best, nest.index.coefficient(var) or 0)
+        return -best
+
+    return [
+        tuple(sorted(group.rows, key=lambda v: key(v, False))),
+        tuple(sorted(group.columns, key=lambda v: key(v, True))),
+    ]
+
+
+def _in_order(fuser: _Fuser) -> list[_Unit]:
+    """Units in an order of computation, as close to the graph's own as dependences allow."""
+    waiting = {
+        uid: len({fuser.writer[n] for n in unit.reads if n in fuser.writer} - {uid})
+        for uid, unit in fuser.units.items()
+    }
+    ready = [(fuser.units[uid].order, uid) for uid, n in waiting.items() if n == 0]
+    heapq.heapify(ready)
+    result = []
+    while ready:
+        _, uid = heapq.heappop(ready)
+        unit = fuser.units[uid]
+        result.append(unit)
+        for successor in fuser.successors(unit):
+            waiting[successor] -= 1
+            if waiting[successor] == 0:
+                heapq.heappush(ready, (fuser.units[successor].order, successor))
+    if len(result) != len(fuser.units):
+        raise AssertionError("fusion made a cycle")
+    return result

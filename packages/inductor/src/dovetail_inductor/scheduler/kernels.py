@@ -1,0 +1,112 @@
+"""`KernelGraph`: fused kernels and extern calls, in order. The output of scheduling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+import torch
+
+from dovetail_inductor.loop_ir.expr import Builder
+from dovetail_inductor.loop_ir.index import Var
+from dovetail_inductor.loop_ir.loops import Buffer, ExternCall, LoopNest, Strided
+
+
+@dataclass(frozen=True)
+class FusedKernel:
+    """Loop nests computed together, over the common domain `rows` x `columns`.
+
+    Each nest is of one of three kinds: *full*, pointwise over rows and columns; *reduction*, over
+    the columns, one result a row; *row*, pointwise over the rows alone. Without columns all are
+    row nests. Nests stand in order of computation; what one writes another reads at the very same
+    point of the domain. `internal` buffers are read by no one else and need no memory.
+    """
+
+    name: str
+    rows: tuple[Var, ...]
+    columns: tuple[Var, ...]
+    nests: tuple[LoopNest, ...]
+    internal: frozenset[str] = frozenset()
+
+    @property
+    def row_points(self) -> int:
+        """Points of the row domain."""
+        return prod(v.size for v in self.rows)
+
+    @property
+    def column_points(self) -> int:
+        """Points of the column domain."""
+        return prod(v.size for v in self.columns)
+
+    def is_full(self, nest: LoopNest) -> bool:
+        """True for a pointwise nest over rows and columns."""
+        return nest.reduction is None and any(v in self.columns for v in nest.vars)
+
+    def writes(self) -> set[str]:
+        """Names of the buffers written, internal ones included."""
+        return {nest.buffer for nest in self.nests}
+
+    def reads(self) -> set[str]:
+        """Names of the buffers read that others wrote."""
+        found: set[str] = set()
+        for nest in self.nests:
+            found |= nest.reads()
+        return found - self.writes()
+
+    def phases(self) -> dict[str, int]:
+        """For each buffer written, the number of passes over the columns that must end before.
+
+        Pass k computes the full nests and reductions of phase k; the row nests of phase k are
+        computed just before it.
+        """
+        phase: dict[str, int] = {}
+        reduced: set[str] = set()
+        for nest in self.nests:
+            own = 0
+            for name in nest.reads():
+                if name in phase:
+                    own = max(own, phase[name] + (1 if name in reduced else 0))
+            phase[nest.buffer] = own
+            if nest.reduction is not None:
+                reduced.add(nest.buffer)
+        return phase
+
+    def as_text(self) -> str:
+        """Readable form."""
+        rows = ", ".join(f"{v} < {v.size}" for v in self.rows)
+        columns = ", ".join(f"{v} < {v.size}" for v in self.columns)
+        head = f"kernel {self.name} rows ({rows}) columns ({columns})"
+        if self.internal:
+            head += f" internal {', '.join(sorted(self.internal))}"
+        body = "\n".join(nest.as_text() for nest in self.nests)
+        return head + "\n" + "\n".join("  " + line for line in body.splitlines())
+
+
+Step = FusedKernel | ExternCall
+
+
+@dataclass(frozen=True)
+class KernelGraph:
+    """Kernels and extern calls in order; the rest as in `LoopGraph`."""
+
+    inputs: tuple[str | None, ...]
+    constants: Mapping[str, torch.Tensor]
+    buffers: Mapping[str, Buffer]
+    steps: tuple[Step, ...]
+    outputs: tuple[Strided | int | None, ...]
+    builder: Builder = field(repr=False, compare=False)
+
+    @property
+    def kernels(self) -> list[FusedKernel]:
+        """The fused kernels."""
+        return [s for s in self.steps if isinstance(s, FusedKernel)]
+
+    @property
+    def externs(self) -> list[ExternCall]:
+        """The extern calls."""
+        return [s for s in self.steps if isinstance(s, ExternCall)]
+
+    def as_text(self) -> str:
+        """Readable form."""
+        return "\n".join(step.as_text() for step in self.steps) + "\n"

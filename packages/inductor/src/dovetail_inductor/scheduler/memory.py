@@ -1,0 +1,79 @@
+"""The pass `plan_memory`: where every buffer of a `KernelGraph` lies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from dovetail_inductor.loop_ir.loops import ExternCall, Strided
+from dovetail_inductor.scheduler.kernels import KernelGraph
+
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """`offsets`: byte offsets into the slab of their device, of the buffers that live there.
+
+    `first` and `last` are, for every buffer written, the steps that write it and read it last
+    (`len(steps)` for what leaves the call).
+    """
+
+    offsets: Mapping[str, int]
+    slab_bytes: Mapping[torch.device, int]
+    first: Mapping[str, int]
+    last: Mapping[str, int]
+
+
+def plan_memory(graph: KernelGraph) -> MemoryPlan:
+    """Pack the buffers that live and die within a call into one slab a device.
+
+    Results of ATen calls that make their own memory, and whatever leaves the call, stay outside.
+    The largest buffer is placed first, each at the lowest offset where it meets no buffer that
+    lives at the same time.
+    """
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    own_memory: set[str] = set()
+    for position, step in enumerate(graph.steps):
+        if isinstance(step, ExternCall):
+            writes = {n for n in step.outputs if n is not None}
+            if not step.out_variant:
+                own_memory |= writes
+        else:
+            writes = step.writes() - step.internal
+        for name in writes:
+            first[name] = position
+            last[name] = position
+        for name in step.reads():
+            if name in first:
+                last[name] = position
+    for out in graph.outputs:
+        if isinstance(out, Strided) and out.buffer in first:
+            own_memory.add(out.buffer)
+            last[out.buffer] = len(graph.steps)
+    slab = sorted(
+        (name for name in first if name not in own_memory),
+        key=lambda name: (-graph.buffers[name].nbytes, first[name], name),
+    )
+    offsets: dict[str, int] = {}
+    slab_bytes: dict[torch.device, int] = {}
+    placed: list[tuple[int, int, int, int, torch.device]] = []  # offset, end, first, last
+    for name in slab:
+        buffer = graph.buffers[name]
+        size = max(1, -(-buffer.nbytes // ALIGNMENT)) * ALIGNMENT
+        born, dies = first[name], last[name]
+        offset = 0
+        for low, high, b, d, device in placed:  # by offset
+            if device != buffer.device or d < born or dies < b:
+                continue
+            if low - offset >= size:
+                break
+            offset = max(offset, high)
+        offsets[name] = offset
+        placed.append((offset, offset + size, born, dies, buffer.device))
+        placed.sort(key=lambda p: p[0])
+        slab_bytes[buffer.device] = max(slab_bytes.get(buffer.device, 0), offset + size)
+    return MemoryPlan(offsets, slab_bytes, first, last)

@@ -1,0 +1,66 @@
+"""Shared by the suite: record a function as a CORE_ATEN graph, compile it, compare with eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from dovetail_inductor import InductorOptions, compile_graph
+from dovetail_prims import trace_aten
+from dovetail_prims.decompositions import core_aten_table
+from dovetail_runtime import CallAten, LaunchCpp, Plan, load
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A compiled function that agreed with eager."""
+
+    plan: Plan
+    outputs: tuple[torch.Tensor, ...]
+
+    @property
+    def launches(self) -> int:
+        return sum(isinstance(s, LaunchCpp) for s in self.plan.steps)
+
+    @property
+    def externs(self) -> list[str]:
+        return [s.op for s in self.plan.steps if isinstance(s, CallAten)]
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    return {torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.float32: 2e-5}.get(dtype, 1e-9)
+
+
+def run_check(
+    fn: Callable[..., Any],
+    *inputs: torch.Tensor,
+    options: InductorOptions | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+) -> Checked:
+    gm = trace_aten(fn, *inputs, decompositions=core_aten_table())
+    plan = compile_graph(gm, options=options)
+    got = load(plan)(*inputs)
+    want = fn(*inputs)
+    flat = want if isinstance(want, tuple | list) else (want,)
+    assert len(got) == len(flat)
+    for g, w in zip(got, flat, strict=True):
+        assert isinstance(g, torch.Tensor)
+        assert g.dtype == w.dtype and g.shape == w.shape
+        t = tolerance(w.dtype)
+        torch.testing.assert_close(
+            g, w, rtol=rtol if rtol is not None else t, atol=atol if atol is not None else t,
+            equal_nan=True,
+        )
+        for n, a, b in zip(w.shape, g.stride(), w.stride(), strict=True):
+            assert n <= 1 or w.numel() == 0 or a == b, f"strides {g.stride()}, eager {w.stride()}"
+    return Checked(plan, got)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def check() -> Callable[..., Checked]:
+    torch.manual_seed(0)
+    return run_check

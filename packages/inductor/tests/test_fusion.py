@@ -1,0 +1,64 @@
+"""How many kernels common patterns become, and that they agree with eager."""
+
+import torch
+import torch.nn.functional as F
+
+
+def test_pointwise_chain_is_one_kernel(check):
+    def chain(x, y):
+        for _ in range(6):
+            x = torch.tanh(x * y) + x
+        return x
+
+    assert check(chain, torch.randn(37, 129), torch.randn(37, 129)).launches == 1
+
+
+def test_softmax_is_one_kernel(check):
+    for shape, dim in [((64, 1000), -1), ((8, 37, 100), 1), ((5, 7), 0), ((3, 130), 1)]:
+        assert check(lambda x, d=dim: torch.softmax(x, d), torch.randn(shape)).launches == 1
+
+
+def test_log_softmax_is_one_kernel(check):
+    assert check(lambda x: torch.log_softmax(x, -1), torch.randn(64, 1000)).launches == 1
+
+
+def test_add_layer_norm_is_one_kernel(check):
+    def fn(x, r, w, b):
+        return F.layer_norm(x + r, (50,), w, b)
+
+    x, r = torch.randn(4, 33, 50), torch.randn(4, 33, 50)
+    assert check(fn, x, r, torch.randn(50), torch.randn(50)).launches == 1
+
+
+def test_layer_norm_gelu_is_one_kernel(check):
+    def fn(x, w, b):
+        return F.gelu(F.layer_norm(x, (256,), w, b))
+
+    assert check(fn, torch.randn(64, 256), torch.randn(256), torch.randn(256)).launches == 1
+
+
+def test_column_sums_share_a_kernel(check):
+    def fn(x, y):
+        return (x * y).sum(0), x.sum(0)
+
+    assert check(fn, torch.randn(60, 100), torch.randn(60, 100)).launches == 1
+
+
+def test_transpose_add_is_one_kernel(check):
+    assert check(lambda x, y: x + y.t(), torch.randn(64, 100), torch.randn(100, 64)).launches == 1
+
+
+def test_cross_entropy(check):
+    def fn(x, t):
+        return F.cross_entropy(x, t)
+
+    result = check(fn, torch.randn(64, 1000), torch.randint(0, 1000, (64,)))
+    assert result.launches <= 2 and not result.externs
+
+
+def test_matmul_epilogue(check):
+    def fn(x, w, b):
+        return F.gelu(torch.addmm(b, x, w)) * 2
+
+    result = check(fn, torch.randn(32, 40), torch.randn(40, 24), torch.randn(24))
+    assert result.launches == 1 and result.externs == ["aten::addmm.out"]
