@@ -16,11 +16,12 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-import dovetail
 import torch
 import torch.nn.functional as F
-from dovetail.bench.table import machine
 from torch import Tensor
+
+import dovetail
+from dovetail.bench.table import machine
 
 Fn = Callable[..., Tensor]
 
