@@ -11,7 +11,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail_prims.fake_tensor import ShapeRule
-from dovetail_prims.shape_rules import matmul, pointwise, reductions, views
+from dovetail_prims.shape_rules import (
+    attention,
+    convolution,
+    factories,
+    indexing,
+    matmul,
+    norms,
+    pointwise,
+    reductions,
+    views,
+)
 
 
 class RuleTable(dict[Any, "ShapeRule | None"]):
@@ -33,7 +43,17 @@ class RuleTable(dict[Any, "ShapeRule | None"]):
 
 def default_rules() -> RuleTable:
     """All our rules, by op name (`aten.add.Tensor`)."""
-    tables = (pointwise.rules, views.rules, matmul.rules, reductions.rules)
+    tables = (
+        pointwise.rules,
+        views.rules,
+        matmul.rules,
+        reductions.rules,
+        norms.rules,
+        attention.rules,
+        convolution.rules,
+        indexing.rules,
+        factories.rules,
+    )
     by_name: dict[str, ShapeRule] = {}
     for table in tables:
         by_name.update({f"aten.{name}": rule for name, rule in table().items()})

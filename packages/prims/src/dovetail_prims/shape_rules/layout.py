@@ -25,7 +25,8 @@ COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
 REDUCED = frozenset({torch.float16, torch.bfloat16})
 _COMPLEX_OF = {
     torch.float16: torch.complex32,
-    torch.bfloat16: torch.complex64,
+    # Newer PyTorch has a complex type of two bfloat16.
+    torch.bfloat16: getattr(torch, "bcomplex32", torch.complex64),
     torch.float32: torch.complex64,
     torch.float64: torch.complex128,
 }
@@ -65,6 +66,14 @@ def channels_last(sizes: Sizes) -> Sizes:
 def at_least_one(size: Size) -> Size:
     """`max(size, 1)`; a symbolic size is taken to be positive."""
     return 1 if type(size) is int and size < 1 else size
+
+
+def has_zero(sizes: Sizes) -> bool:
+    """Whether the tensor is empty; a symbolic size is taken to be positive."""
+    for size in sizes:
+        if type(size) is int and size == 0:
+            return True
+    return False
 
 
 def numel(sizes: Sizes) -> Size:
@@ -143,7 +152,7 @@ def suggests_channels_last(t: FakeTensor) -> bool:
 def dense_order(sizes: Sizes, strides: Sizes) -> list[int] | None:
     """The dimensions from outermost to innermost if the tensor is dense and does not overlap."""
     order = sorted_by_stride(sizes, strides)
-    if any(type(s) is int and s == 0 for s in sizes):
+    if has_zero(sizes):
         return order[::-1]
     expected: Size = 1
     for d in order:
@@ -362,7 +371,7 @@ def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dty
 
 
 def promote(args: Iterable[Any]) -> torch.dtype:
-    """Type promotion over tensors and numbers: tensors with dimensions, then 0-dim, then numbers."""
+    """Type promotion: tensors with dimensions first, then 0-dim tensors, then numbers."""
     dim: torch.dtype | None = None
     zero: torch.dtype | None = None
     number: torch.dtype | None = None

@@ -15,6 +15,7 @@ from dovetail_prims.shape_rules.layout import (
     broadcast,
     empty_like_strides,
     fresh,
+    has_zero,
     is_canonical,
     pointwise_out,
     promote,
@@ -63,6 +64,27 @@ def binary(a: Any, b: Any, *, alpha: Any = 1) -> FakeTensor:
         return pointwise_out((a, b), a._dtype)
     tensors, number = _split(a, b)
     return pointwise_out(tensors, promote((a, b)), number)
+
+
+def subtract(a: Any, b: Any, alpha: Any = 1) -> FakeTensor:
+    """`sub`, `rsub`: not for bool."""
+    for v in (a, b):
+        if (v._dtype if type(v) is FakeTensor else type(v)) in (torch.bool, bool):
+            raise RuntimeError(
+                "Subtraction, the `-` operator, with a bool tensor is not supported. If you are "
+                "trying to invert a mask, use the `~` or `logical_not()` operator instead."
+            )
+    return binary(a, b)
+
+
+def negate(x: FakeTensor) -> FakeTensor:
+    """`neg`: not for bool."""
+    if x._dtype is torch.bool:
+        raise RuntimeError(
+            "Negation, the `-` operator, on a bool tensor is not supported. If you are trying to "
+            "invert a mask, use the `~` or `logical_not()` operator instead."
+        )
+    return same_dtype(x)
 
 
 def divide(a: Any, b: Any, *, rounding_mode: str | None = None) -> FakeTensor:
@@ -161,7 +183,7 @@ def in_place(x: FakeTensor, *args: Any, **kwargs: Any) -> Any:
 
 def _check_no_overlap(x: FakeTensor) -> None:
     for size, stride in zip(x._sizes, x._strides, strict=True):
-        if type(stride) is int and stride == 0 and size > 1 and 0 not in x._sizes:
+        if type(stride) is int and stride == 0 and size > 1 and not has_zero(x._sizes):
             raise RuntimeError(
                 "unsupported operation: more than one element of the written-to tensor refers to a "
                 "single memory location. Please clone() the tensor before performing the operation."
@@ -176,7 +198,7 @@ def in_place_checked(out_of_place: ShapeRule) -> ShapeRule:
         if type(other) is FakeTensor:
             if other._dtype is not x._dtype or x._dtype not in FLOATING:
                 _check_cast(out_of_place(x, *args, **kwargs)._dtype, x._dtype)
-        elif other is not None and x._dtype not in FLOATING:
+        elif other is not None and (x._dtype not in FLOATING or isinstance(other, complex)):
             _check_cast(out_of_place(x, *args, **kwargs)._dtype, x._dtype)
         return in_place(x, *args)
 
@@ -240,8 +262,11 @@ def rules() -> dict[str, Callable[..., Any]]:
         for overload in ("Tensor", "Scalar"):
             table[f"{name}.{overload}"] = binary
             table[f"{name}_.{overload}"] = checked
-    table["rsub.Scalar"] = lambda x, other, alpha=1: binary(x, other)
-    table["add.Scalar"] = table["sub.Scalar"] = lambda x, other, alpha=1: binary(x, other)
+    for overload in ("Tensor", "Scalar"):
+        table[f"sub.{overload}"] = table[f"rsub.{overload}"] = subtract
+        table[f"sub_.{overload}"] = in_place_checked(subtract)
+    table["add.Scalar"] = lambda x, other, alpha=1: binary(x, other)
+    table["neg.default"] = negate
     divided = in_place_checked(divide)
     for overload in ("Tensor", "Scalar", "Tensor_mode", "Scalar_mode"):
         table[f"div.{overload}"] = divide

@@ -14,6 +14,7 @@ from dovetail_prims.shape_rules.layout import (
     as_float,
     empty_like_strides,
     fresh,
+    has_zero,
     wrap_dim,
 )
 
@@ -45,7 +46,7 @@ def _sum_dtype(x: FakeTensor, dtype: Any) -> torch.dtype:
 def _check_not_empty(x: FakeTensor, dims: Any, op: str) -> None:
     """A maximum over nothing does not exist."""
     sizes = x._sizes
-    if 0 not in sizes:
+    if not has_zero(sizes):
         return
     if dims is None or (isinstance(dims, (list, tuple)) and not dims):
         raise RuntimeError(f"{op}(): Expected reduction dim to be specified for input.numel() == 0")

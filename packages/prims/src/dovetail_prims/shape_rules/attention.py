@@ -1,0 +1,265 @@
+"""Shape rules of the fused attention kernels.
+
+Queries, keys and values are (batch, heads, length, width). Each kernel has its own output layout;
+flash and efficient attention work on (batch, length, heads, width) and give a transposed view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dovetail_prims import sdpa
+from dovetail_prims.fake_tensor import FakeTensor, Size, Sizes, make
+from dovetail_prims.shape_rules.layout import empty_like_strides, fresh
+
+_BLOCK = 32  # efficient attention pads its logsumexp rows to this
+
+
+def _swap(values: Sequence[Size]) -> tuple[Size, ...]:
+    """(batch, heads, length, width) <-> (batch, length, heads, width)."""
+    return (values[0], values[2], values[1], values[3])
+
+
+def _blhd(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> FakeTensor:
+    """A tensor of `sizes` whose memory is ordered batch, length, heads, width."""
+    batch, heads, length, width = sizes
+    strides = (length * heads * width, width, heads * width, 1)
+    return make((batch, heads, length, width), strides, dtype, device)
+
+
+def _like_transposed(x: FakeTensor, width: Size | None = None) -> FakeTensor:
+    """`empty_like(x.transpose(1, 2)).transpose(1, 2)`, perhaps with another last size."""
+    sizes = x._sizes if width is None else (*x._sizes[:3], width)
+    if width is not None and width != x._sizes[3]:
+        return _blhd(sizes, x._dtype, x._device)
+    turned = make(_swap(sizes), _swap(x._strides), x._dtype, x._device)
+    return make(sizes, _swap(empty_like_strides(turned)), x._dtype, x._device)
+
+
+def _check(q: FakeTensor, k: FakeTensor, v: FakeTensor) -> None:
+    if not len(q._sizes) == len(k._sizes) == len(v._sizes) == 4:
+        raise RuntimeError("fused attention expects 4D queries, keys and values")
+    if q._sizes[3] != k._sizes[3]:
+        raise RuntimeError("fused attention expects queries and keys of one width")
+
+
+def flash_cpu(
+    q: FakeTensor,
+    k: FakeTensor,
+    v: FakeTensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: FakeTensor | None = None,
+    scale: float | None = None,
+) -> tuple[FakeTensor, FakeTensor]:
+    """`_scaled_dot_product_flash_attention_for_cpu`: output, logsumexp."""
+    _check(q, k, v)
+    batch, heads, length, _ = q._sizes
+    out = make(q._sizes, empty_like_strides(q), q._dtype, q._device)
+    statistic = torch.float64 if q._dtype is torch.float64 else torch.float32
+    logsumexp = make((batch, heads, length), (length * heads, 1, heads), statistic, q._device)
+    return out, logsumexp
+
+
+def flash_cpu_backward(
+    grad: FakeTensor, q: FakeTensor, k: FakeTensor, v: FakeTensor, *rest: Any, **options: Any
+) -> tuple[FakeTensor, FakeTensor, FakeTensor]:
+    """Gradients of queries, keys, values."""
+    return (
+        _blhd(q._sizes, q._dtype, q._device),
+        _blhd(k._sizes, k._dtype, k._device),
+        _blhd(v._sizes, v._dtype, v._device),
+    )
+
+
+def _philox(device: torch.device) -> tuple[FakeTensor, FakeTensor]:
+    return fresh((), torch.int64, device), fresh((), torch.int64, device)
+
+
+def efficient(
+    q: FakeTensor,
+    k: FakeTensor,
+    v: FakeTensor,
+    attn_bias: FakeTensor | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[FakeTensor, FakeTensor, FakeTensor, FakeTensor]:
+    """`_scaled_dot_product_efficient_attention`: output, logsumexp, seed, offset."""
+    _check(q, k, v)
+    batch, heads, length, _ = q._sizes
+    rows: Size = 0
+    if compute_log_sumexp:
+        rows = (length + _BLOCK - 1) // _BLOCK * _BLOCK
+    return (
+        _blhd((batch, heads, length, v._sizes[3]), q._dtype, q._device),
+        fresh((batch, heads, rows), torch.float32, q._device),
+        *_philox(q._device),
+    )
+
+
+def efficient_backward(
+    grad: FakeTensor,
+    q: FakeTensor,
+    k: FakeTensor,
+    v: FakeTensor,
+    attn_bias: FakeTensor | None,
+    out: FakeTensor,
+    logsumexp: FakeTensor,
+    philox_seed: FakeTensor,
+    philox_offset: FakeTensor,
+    dropout_p: float,
+    grad_input_mask: Sequence[bool],
+    *rest: Any,
+    **options: Any,
+) -> tuple[FakeTensor | None, ...]:
+    """Gradients of queries, keys, values and bias."""
+    bias = None
+    if attn_bias is not None and grad_input_mask[3]:
+        bias = _padded_bias(attn_bias)
+    return (
+        _blhd(q._sizes, q._dtype, q._device),
+        _blhd(k._sizes, k._dtype, k._device),
+        _blhd(v._sizes, v._dtype, v._device),
+        bias,
+    )
+
+
+def _padded_bias(bias: FakeTensor) -> FakeTensor:
+    """The bias' gradient: its rows are padded to a multiple of 16 elements."""
+    sizes = bias._sizes
+    last = sizes[-1]
+    padded = last if type(last) is int and last % 16 == 0 else (last + 15) // 16 * 16
+    strides: list[Size] = [1] * len(sizes)
+    acc: Size = padded
+    for d in range(len(sizes) - 2, -1, -1):
+        strides[d] = acc
+        acc = acc * sizes[d]
+    return make(sizes, tuple(strides), bias._dtype, bias._device)
+
+
+def flash_cuda(
+    q: FakeTensor,
+    k: FakeTensor,
+    v: FakeTensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> Any:
+    """`_scaled_dot_product_flash_attention` on CUDA."""
+    if q._device.type == "cpu" or return_debug_mask:
+        return NotImplemented
+    _check(q, k, v)
+    batch, heads, length, _ = q._sizes
+    return (
+        _like_transposed(q),
+        fresh((batch, heads, length), torch.float32, q._device),
+        None,
+        None,
+        length,
+        k._sizes[2],
+        fresh((2,), torch.uint64, q._device),
+        fresh((), torch.uint64, q._device),
+        fresh((0,), q._dtype, q._device),
+    )
+
+
+def flash_cuda_backward(
+    grad: FakeTensor, q: FakeTensor, k: FakeTensor, v: FakeTensor, *rest: Any, **options: Any
+) -> Any:
+    """Gradients of queries, keys, values."""
+    return _like_transposed(q), _like_transposed(k), _like_transposed(v)
+
+
+def cudnn(
+    q: FakeTensor,
+    k: FakeTensor,
+    v: FakeTensor,
+    attn_bias: FakeTensor | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> Any:
+    """`_scaled_dot_product_cudnn_attention`: the output's dimensions lie as the query's do."""
+    _check(q, k, v)
+    batch, heads, length, _ = q._sizes
+    width = v._sizes[3]
+    sizes = (batch, heads, length, width)
+    # Outermost to innermost by the query's strides; equal ones keep their order.
+    order = sorted(range(3), key=_by_stride(q))
+    strides: list[Size] = [1] * 4
+    acc: Size = width
+    for d in order:
+        strides[d] = acc
+        acc = acc * sizes[d]
+    logsumexp = None
+    if compute_log_sumexp:
+        logsumexp = fresh((batch, heads, length, 1), torch.float32, q._device)
+    return (
+        make(sizes, tuple(strides), q._dtype, q._device),
+        logsumexp,
+        None,
+        None,
+        length,
+        k._sizes[2],
+        fresh((), torch.int64, q._device),
+        fresh((), torch.int64, q._device),
+        None,
+    )
+
+
+def _by_stride(q: FakeTensor) -> Callable[[int], Any]:
+    return lambda d: (q._strides[d], -d)
+
+
+def cudnn_backward(
+    grad: FakeTensor, q: FakeTensor, k: FakeTensor, v: FakeTensor, *rest: Any, **options: Any
+) -> tuple[FakeTensor, FakeTensor, FakeTensor]:
+    """Gradients of queries, keys, values."""
+
+    def like(t: FakeTensor) -> FakeTensor:
+        return make(t._sizes, empty_like_strides(t), t._dtype, t._device)
+
+    return like(q), like(k), like(v)
+
+
+def fused_choice(
+    q: FakeTensor,
+    k: FakeTensor,
+    v: FakeTensor,
+    attn_mask: FakeTensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> int:
+    """`_fused_sdp_choice`: the number of the backend that eager would take."""
+    needs_grad = any(t.requires_grad for t in (q, k, v))
+    return sdpa.backend_number(q, k, v, attn_mask, dropout_p, is_causal, needs_grad, enable_gqa)
+
+
+def rules() -> dict[str, Callable[..., Any]]:
+    """The table of this family."""
+    return {
+        "_fused_sdp_choice.default": fused_choice,
+        "_scaled_dot_product_flash_attention_for_cpu.default": flash_cpu,
+        "_scaled_dot_product_flash_attention_for_cpu_backward.default": flash_cpu_backward,
+        "_scaled_dot_product_efficient_attention.default": efficient,
+        "_scaled_dot_product_efficient_attention_backward.default": efficient_backward,
+        "_scaled_dot_product_flash_attention.default": flash_cuda,
+        "_scaled_dot_product_flash_attention_backward.default": flash_cuda_backward,
+        "_scaled_dot_product_cudnn_attention.default": cudnn,
+        "_scaled_dot_product_cudnn_attention_backward.default": cudnn_backward,
+    }

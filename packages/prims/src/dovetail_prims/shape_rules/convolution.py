@@ -1,0 +1,251 @@
+"""Shape rules of convolution and pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dovetail_prims.fake_tensor import FakeTensor, Size, Sizes, make
+from dovetail_prims.shape_rules.layout import (
+    channels_last,
+    contiguous,
+    fresh,
+    suggests_channels_last,
+)
+
+
+def _expand(values: Sequence[Size], rank: int) -> Sequence[Size]:
+    """A parameter given once for all spatial dimensions."""
+    return tuple(values) * rank if len(values) == 1 else values
+
+
+def convolution_sizes(
+    x: Sizes,
+    weight: Sizes,
+    stride: Sequence[Size],
+    padding: Sequence[Size],
+    dilation: Sequence[Size],
+    transposed: bool,
+    output_padding: Sequence[Size],
+    groups: Size,
+) -> Sizes:
+    """The output sizes of a convolution with batch dimension."""
+    rank = len(weight) - 2
+    stride, padding = _expand(stride, rank), _expand(padding, rank)
+    dilation, output_padding = _expand(dilation, rank), _expand(output_padding, rank)
+    out: list[Size] = [x[0], weight[1] * groups if transposed else weight[0]]
+    for d in range(rank):
+        kernel = dilation[d] * (weight[d + 2] - 1) + 1
+        size = x[d + 2]
+        if transposed:
+            size = (size - 1) * stride[d] - 2 * padding[d] + kernel + output_padding[d]
+        else:
+            if size + 2 * padding[d] < kernel:
+                raise RuntimeError(
+                    f"Calculated padded input size per channel: ({size + 2 * padding[d]}). Kernel "
+                    f"size: ({kernel}). Kernel size can't be greater than actual input size"
+                )
+            size = (size + 2 * padding[d] - kernel) // stride[d] + 1
+        out.append(size)
+    return tuple(out)
+
+
+def _output_channels_last(x: FakeTensor, weight: FakeTensor) -> bool:
+    """Whether a convolution works in channels-last: input or weight is laid out so."""
+    if x._dtype is torch.float64:
+        # No vendor library: eager's own kernels know channels-last only in 2d on CPU.
+        if x._device.type != "cpu" or len(x._sizes) == 5:
+            return False
+    return suggests_channels_last(x) or suggests_channels_last(weight)
+
+
+def convolution(
+    x: FakeTensor,
+    weight: FakeTensor,
+    bias: FakeTensor | None,
+    stride: Sequence[Size],
+    padding: Sequence[Size],
+    dilation: Sequence[Size],
+    transposed: bool,
+    output_padding: Sequence[Size],
+    groups: Size,
+) -> Any:
+    """Any convolution, with a batch dimension."""
+    if len(x._sizes) != len(weight._sizes):
+        return NotImplemented
+    channels = weight._sizes[0] if transposed else weight._sizes[1] * groups
+    if x._sizes[1] != channels:
+        raise RuntimeError(
+            f"Given groups={groups}, weight of size {list(weight._sizes)}, expected input"
+            f"{list(x._sizes)} to have {channels} channels, but got {x._sizes[1]} channels instead"
+        )
+    if x._dtype is not weight._dtype:
+        raise RuntimeError(
+            f"Input type ({x._dtype}) and weight type ({weight._dtype}) should be the same"
+        )
+    sizes = convolution_sizes(
+        x._sizes, weight._sizes, stride, padding, dilation, transposed, output_padding, groups
+    )
+    if len(sizes) in (4, 5) and _output_channels_last(x, weight):
+        return make(sizes, channels_last(sizes), x._dtype, x._device)
+    return fresh(sizes, x._dtype, x._device)
+
+
+def convolution_backward(
+    grad: FakeTensor,
+    x: FakeTensor,
+    weight: FakeTensor,
+    bias_sizes: Sequence[Size] | None,
+    stride: Sequence[Size],
+    padding: Sequence[Size],
+    dilation: Sequence[Size],
+    transposed: bool,
+    output_padding: Sequence[Size],
+    groups: Size,
+    output_mask: Sequence[bool],
+) -> tuple[FakeTensor | None, FakeTensor | None, FakeTensor | None]:
+    """Gradients of input, weight, bias."""
+    last = len(x._sizes) in (4, 5) and _output_channels_last(x, weight)
+
+    def like(t: FakeTensor, last: bool = last) -> FakeTensor:
+        strides = channels_last(t._sizes) if last else contiguous(t._sizes)
+        return make(t._sizes, strides, t._dtype, t._device)
+
+    weight_last = last
+    if all(s == 1 for s in (*x._sizes[2:], *weight._sizes[2:])):
+        # A kernel of size 1 over an image of size 1: only the weight's own layout counts.
+        weight_last = last and suggests_channels_last(weight)
+
+    bias = fresh((grad._sizes[1],), grad._dtype, grad._device) if output_mask[2] else None
+    return (
+        like(x) if output_mask[0] else None,
+        like(weight, weight_last) if output_mask[1] else None,
+        bias,
+    )
+
+
+# --- pooling --------------------------------------------------------------------------------------
+
+
+def _pooled(
+    size: Size, kernel: Size, stride: Size, padding: Size, dilation: Size, ceil_mode: bool
+) -> Size:
+    span = size + 2 * padding - dilation * (kernel - 1) - 1
+    if not ceil_mode:
+        out = span // stride + 1
+    else:
+        out = (span + stride - 1) // stride + 1
+        # The last window must start inside the input or its left padding.
+        if (out - 1) * stride >= size + padding:
+            out = out - 1
+    if out < 1:
+        raise RuntimeError(
+            f"Given input size {size}, the calculated output size {out} is too small"
+        )
+    return out
+
+
+def _pool_output(x: FakeTensor, spatial: Sequence[Size], dtype: torch.dtype) -> FakeTensor:
+    sizes = (*x._sizes[: len(x._sizes) - len(spatial)], *spatial)
+    if suggests_channels_last(x):
+        return make(sizes, channels_last(sizes), dtype, x._device)
+    return fresh(sizes, dtype, x._device)
+
+
+def _pair(values: Sequence[Size]) -> tuple[Size, Size]:
+    return (values[0], values[0]) if len(values) == 1 else (values[0], values[1])
+
+
+def max_pool2d(
+    x: FakeTensor,
+    kernel_size: Sequence[Size],
+    stride: Sequence[Size] = (),
+    padding: Sequence[Size] = (0, 0),
+    dilation: Sequence[Size] = (1, 1),
+    ceil_mode: bool = False,
+) -> tuple[FakeTensor, FakeTensor]:
+    """`max_pool2d_with_indices`."""
+    _check_pool_input(x)
+    spatial = _pool_sizes(x, kernel_size, stride, padding, dilation, ceil_mode)
+    return _pool_output(x, spatial, x._dtype), _pool_output(x, spatial, torch.int64)
+
+
+def _pool_sizes(
+    x: FakeTensor,
+    kernel_size: Sequence[Size],
+    stride: Sequence[Size],
+    padding: Sequence[Size],
+    dilation: Sequence[Size],
+    ceil_mode: bool,
+) -> list[Size]:
+    kernel = _pair(kernel_size)
+    step = _pair(stride) if len(stride) else kernel
+    pad, dil = _pair(padding), _pair(dilation)
+    for k, p in zip(kernel, pad, strict=True):
+        if p * 2 > k:
+            raise RuntimeError(
+                f"pad should be at most half of effective kernel size, but got pad={p}, "
+                f"kernel_size={k}"
+            )
+    return [
+        _pooled(x._sizes[d - 2], kernel[d], step[d], pad[d], dil[d], ceil_mode) for d in range(2)
+    ]
+
+
+def _check_pool_input(x: FakeTensor) -> None:
+    if len(x._sizes) not in (3, 4):
+        raise RuntimeError("Expected 3D or 4D input to a 2d pooling op")
+    for size in x._sizes[-3:]:
+        if type(size) is int and size == 0:
+            raise RuntimeError("Expected non-zero sizes of the non-batch dimensions of the input")
+
+
+def _like_suggested(x: FakeTensor) -> FakeTensor:
+    return _pool_output(x, x._sizes[-2:], x._dtype)
+
+
+def max_pool2d_backward(grad: FakeTensor, x: FakeTensor, *rest: Any) -> FakeTensor:
+    """Gradient of the input."""
+    return _like_suggested(x)
+
+
+def avg_pool2d(
+    x: FakeTensor,
+    kernel_size: Sequence[Size],
+    stride: Sequence[Size] = (),
+    padding: Sequence[Size] = (0, 0),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> FakeTensor:
+    """`avg_pool2d`."""
+    _check_pool_input(x)
+    spatial = _pool_sizes(x, kernel_size, stride, padding, (1, 1), ceil_mode)
+    return _pool_output(x, spatial, x._dtype)
+
+
+def adaptive_avg_pool2d(x: FakeTensor, output_size: Sequence[Size]) -> FakeTensor:
+    """`_adaptive_avg_pool2d`."""
+    _check_pool_input(x)
+    return _pool_output(x, list(output_size), x._dtype)
+
+
+def adaptive_avg_pool2d_backward(grad: FakeTensor, x: FakeTensor) -> FakeTensor:
+    """Gradient of the input."""
+    return _like_suggested(x)
+
+
+def rules() -> dict[str, Callable[..., Any]]:
+    """The table of this family."""
+    return {
+        "convolution.default": convolution,
+        "convolution_backward.default": convolution_backward,
+        "max_pool2d_with_indices.default": max_pool2d,
+        "max_pool2d_with_indices_backward.default": max_pool2d_backward,
+        "avg_pool2d.default": avg_pool2d,
+        "avg_pool2d_backward.default": max_pool2d_backward,
+        "_adaptive_avg_pool2d.default": adaptive_avg_pool2d,
+        "_adaptive_avg_pool2d_backward.default": adaptive_avg_pool2d_backward,
+    }

@@ -1,0 +1,248 @@
+"""Shape rules of tensor factories and of random ops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dovetail_prims.fake_tensor import FakeTensor, Size, Sizes, make
+from dovetail_prims.shape_rules.layout import (
+    channels_last,
+    contiguous,
+    empty_like_strides,
+    fresh,
+    number_dtype,
+)
+
+_CPU = torch.device("cpu")
+
+
+def _device(device: Any) -> torch.device:
+    """The device argument of a factory; an index-less CUDA device means the current one."""
+    if device is None:
+        return _CPU
+    device = torch.device(device)
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def _strides(sizes: Sizes, memory_format: Any) -> Sizes:
+    if memory_format in (torch.channels_last, torch.channels_last_3d):
+        return channels_last(sizes)
+    return contiguous(sizes)
+
+
+def empty(
+    size: Sequence[Size],
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    memory_format: Any = None,
+    **options: Any,
+) -> Any:
+    """`empty`, `zeros`, `ones`, `rand`, `randn`: default dtype."""
+    if layout is not None and layout is not torch.strided:
+        return NotImplemented
+    sizes = tuple(size)
+    for s in sizes:
+        if s < 0:
+            raise RuntimeError(
+                f"Trying to create tensor with negative dimension {s}: {list(sizes)}"
+            )
+    return make(
+        sizes, _strides(sizes, memory_format), dtype or torch.get_default_dtype(), _device(device)
+    )
+
+
+def with_generator(size: Sequence[Size], generator: Any = None, **options: Any) -> Any:
+    """The `.generator` overloads."""
+    return empty(size, **options)
+
+
+def randint(*args: Any, **options: Any) -> Any:
+    """`randint`: [low,] high, size."""
+    size = next(a for a in args if isinstance(a, (list, tuple)))
+    return empty(size, **{**options, "dtype": options.get("dtype") or torch.int64})
+
+
+def randperm(n: Size, **options: Any) -> Any:
+    """A random permutation."""
+    return empty((n,), **{**options, "dtype": options.get("dtype") or torch.int64})
+
+
+def empty_strided(
+    size: Sequence[Size],
+    stride: Sequence[Size],
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> FakeTensor:
+    """`empty_strided`."""
+    return make(tuple(size), tuple(stride), dtype or torch.get_default_dtype(), _device(device))
+
+
+def full(size: Sequence[Size], fill_value: Any, *, dtype: Any = None, **options: Any) -> Any:
+    """`full`: the dtype follows the value."""
+    return empty(size, dtype=dtype or number_dtype(fill_value), **options)
+
+
+def scalar_tensor(s: Any, *, dtype: Any = None, **options: Any) -> Any:
+    """`scalar_tensor`: 0-dim, default dtype."""
+    return empty((), dtype=dtype, **options)
+
+
+def _arange(start: Any, end: Any, step: Any, dtype: Any, options: dict[str, Any]) -> Any:
+    numbers = (start, end, step)
+    if dtype is None:
+        ints = all(number_dtype(n) in (torch.int64, torch.bool) for n in numbers)
+        dtype = torch.int64 if ints else torch.get_default_dtype()
+    if step == 0:
+        raise RuntimeError("step must be nonzero")
+    if (end < start) if step > 0 else (end > start):
+        raise RuntimeError("upper bound and lower bound inconsistent with step sign")
+    if all(isinstance(n, (int, torch.SymInt)) for n in numbers):
+        count = end - start
+        if not (type(step) is int and step == 1):
+            count = (count + step - 1) // step if step > 0 else (start - end - step - 1) // -step
+    elif all(isinstance(n, (int, float)) for n in numbers):
+        if not all(math.isfinite(n) for n in numbers):
+            raise RuntimeError("unsupported range")
+        count = math.ceil((end - start) / step)
+    else:
+        return NotImplemented
+    return empty((count,), dtype=dtype, **options)
+
+
+def arange(end: Any, *, dtype: Any = None, **options: Any) -> Any:
+    """`arange(end)`."""
+    return _arange(0, end, 1, dtype, options)
+
+
+def arange_start(start: Any, end: Any, *, dtype: Any = None, **options: Any) -> Any:
+    """`arange(start, end)`."""
+    return _arange(start, end, 1, dtype, options)
+
+
+def arange_step(start: Any, end: Any, step: Any = 1, *, dtype: Any = None, **options: Any) -> Any:
+    """`arange(start, end, step)`."""
+    return _arange(start, end, step, dtype, options)
+
+
+# --- like another tensor --------------------------------------------------------------------------
+
+
+def like(
+    x: FakeTensor,
+    *rest: Any,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    memory_format: Any = None,
+    **options: Any,
+) -> Any:
+    """`empty_like`, `zeros_like`, `full_like`, `rand_like` ..."""
+    if layout is not None and layout is not torch.strided:
+        return NotImplemented
+    if memory_format is None or memory_format is torch.preserve_format:
+        strides = empty_like_strides(x)
+    else:
+        strides = _strides(x._sizes, memory_format)
+    return make(
+        x._sizes, strides, dtype or x._dtype, x._device if device is None else _device(device)
+    )
+
+
+def new(
+    x: FakeTensor,
+    size: Sequence[Size],
+    *rest: Any,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> FakeTensor:
+    """`new_empty`, `new_zeros`, `new_ones`, `new_full`: contiguous, dtype and device of `x`."""
+    return fresh(tuple(size), dtype or x._dtype, x._device if device is None else _device(device))
+
+
+def new_empty_strided(
+    x: FakeTensor,
+    size: Sequence[Size],
+    stride: Sequence[Size],
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> FakeTensor:
+    """`new_empty_strided`."""
+    place = x._device if device is None else _device(device)
+    return make(tuple(size), tuple(stride), dtype or x._dtype, place)
+
+
+def bernoulli(x: FakeTensor, *rest: Any, **options: Any) -> FakeTensor:
+    """`bernoulli`: a sample for each element, contiguous."""
+    return fresh(x._sizes, x._dtype, x._device)
+
+
+def sample_like(x: FakeTensor, *rest: Any, **options: Any) -> FakeTensor:
+    """`normal_functional` ...: a clone that is overwritten."""
+    return make(x._sizes, empty_like_strides(x), x._dtype, x._device)
+
+
+def in_place(x: FakeTensor, *rest: Any, **options: Any) -> FakeTensor:
+    """A sampler that overwrites its argument."""
+    return x
+
+
+def rules() -> dict[str, Callable[..., Any]]:
+    """The table of this family."""
+    table: dict[str, Callable[..., Any]] = {
+        "empty.memory_format": empty,
+        "zeros.default": empty,
+        "ones.default": empty,
+        "rand.default": empty,
+        "randn.default": empty,
+        "rand.generator": with_generator,
+        "randn.generator": with_generator,
+        "randint.default": randint,
+        "randint.low": randint,
+        "randperm.default": randperm,
+        "empty_strided.default": empty_strided,
+        "full.default": full,
+        "scalar_tensor.default": scalar_tensor,
+        "arange.default": arange,
+        "arange.start": arange_start,
+        "arange.start_step": arange_step,
+        "new_empty.default": new,
+        "new_zeros.default": new,
+        "new_ones.default": new,
+        "new_full.default": new,
+        "new_empty_strided.default": new_empty_strided,
+        "bernoulli.default": bernoulli,
+        "bernoulli.p": bernoulli,
+        "normal_functional.default": sample_like,
+        "uniform.default": sample_like,
+        "exponential.default": sample_like,
+        "bernoulli_.float": in_place,
+        "bernoulli_.Tensor": in_place,
+        "uniform_.default": in_place,
+        "normal_.default": in_place,
+        "random_.default": in_place,
+        "random_.from": in_place,
+        "random_.to": in_place,
+        "exponential_.default": in_place,
+    }
+    for name in ("empty", "zeros", "ones", "full", "rand", "randn", "randint"):
+        table[f"{name}_like.default"] = like
+    table["randint_like.low_dtype"] = like
+    return table

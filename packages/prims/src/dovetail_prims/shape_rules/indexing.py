@@ -1,0 +1,305 @@
+"""Shape rules of gathers, scatters, concatenation and padding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dovetail_prims.fake_tensor import DataDependentError, FakeTensor, Size, Sizes, make
+from dovetail_prims.shape_rules.layout import (
+    broadcast,
+    channels_last,
+    common_device,
+    contiguous,
+    dense_order,
+    empty_like_strides,
+    fresh,
+    infer_dense_strides,
+    is_canonical,
+    pointwise_layout,
+    promote,
+    suggests_channels_last,
+    wrap_dim,
+)
+from dovetail_prims.shape_rules.views import unsqueeze, view, view_strides
+
+
+def embedding(
+    weight: FakeTensor, indices: FakeTensor, padding_idx: Any = -1, *rest: Any, **options: Any
+) -> FakeTensor:
+    """Rows of a table."""
+    if len(weight._sizes) != 2:
+        raise RuntimeError("'weight' must be 2-D")
+    if indices._dtype not in (torch.int64, torch.int32):
+        raise RuntimeError(
+            f"Expected tensor for argument #1 'indices' to have one of the following scalar types: "
+            f"Long, Int; but got {indices._dtype} instead"
+        )
+    return fresh((*indices._sizes, weight._sizes[1]), weight._dtype, weight._device)
+
+
+def embedding_backward(
+    grad: FakeTensor, indices: FakeTensor, num_weights: Size, *rest: Any
+) -> FakeTensor:
+    """`embedding_dense_backward`: the gradient of the table."""
+    return fresh((num_weights, grad._sizes[-1]), grad._dtype, grad._device)
+
+
+def index(x: FakeTensor, indices: Sequence[FakeTensor | None]) -> FakeTensor:
+    """Advanced indexing with integer tensors."""
+    given = [i for i in indices if i is not None]
+    for i in given:
+        if i._dtype in (torch.bool, torch.uint8):
+            raise DataDependentError("aten.index.Tensor with a mask")
+    if len(indices) > len(x._sizes):
+        raise IndexError(
+            f"too many indices for tensor of dimension {len(x._sizes)} (got {len(indices)})"
+        )
+    if not given:
+        return NotImplemented  # type: ignore[no-any-return]
+    at = [d for d, i in enumerate(indices) if i is not None]
+    shape = broadcast([i._sizes for i in given])
+    dims = list(range(len(x._sizes)))
+    if at != list(range(at[0], at[-1] + 1)):
+        # Indexed dimensions that are apart go to the front together.
+        dims = at + [d for d in dims if d not in at]
+        at = list(range(len(at)))
+    before, after = at[0], at[-1] + 1
+    sizes = tuple(x._sizes[d] for d in dims)
+    strides = tuple(x._strides[d] for d in dims)
+    out_sizes = sizes[:before] + shape + sizes[after:]
+    source_strides = strides[:before] + (0,) * len(shape) + strides[after:]
+    # The iterator sees the source with stride 0 over the indexed dimensions, and the indices.
+    source = make(out_sizes, source_strides, x._dtype, x._device)
+    tail = len(sizes) - after
+    seen = [source]
+    for i in given:
+        seen.append(_as_index(i, shape, before, tail))
+    out_sizes, out_strides = pointwise_layout(seen, False)
+    return make(out_sizes, out_strides, x._dtype, x._device)
+
+
+def _as_index(index: FakeTensor, shape: Sizes, lead: int, tail: int) -> FakeTensor:
+    """An index tensor expanded to the common shape, with dimensions of size 1 around."""
+    shift = len(shape) - len(index._sizes)
+    strides: list[Size] = [0] * shift
+    for d, (size, stride) in enumerate(zip(index._sizes, index._strides, strict=True)):
+        strides.append(stride if size is shape[shift + d] or size == shape[shift + d] else 0)
+    sizes = (1,) * lead + shape + (1,) * tail
+    reshaped = view_strides(shape, tuple(strides), sizes)
+    return make(
+        sizes, contiguous(sizes) if reshaped is None else reshaped, index._dtype, index._device
+    )
+
+
+def like_clone(x: FakeTensor, *rest: Any, **options: Any) -> FakeTensor:
+    """A changed copy of the first argument (`index_put`, `index_add` ...)."""
+    return make(x._sizes, empty_like_strides(x), x._dtype, x._device)
+
+
+def like_view_scatter(x: FakeTensor, *rest: Any, **options: Any) -> FakeTensor:
+    """`slice_scatter` ...: a copy of the whole storage, so that strides and offset stay."""
+    for size, stride in zip(x._sizes, x._strides, strict=True):
+        if type(stride) is int and stride == 0 and size > 1:
+            return like_clone(x)
+    return make(x._sizes, x._strides, x._dtype, x._device, x._offset)
+
+
+def first_argument(x: FakeTensor, *rest: Any, **options: Any) -> FakeTensor:
+    """An in-place op that keeps the metadata of its target."""
+    return x
+
+
+def index_select(x: FakeTensor, dim: int, index: FakeTensor) -> FakeTensor:
+    """Slices by a vector of positions."""
+    rank = len(x._sizes)
+    d = wrap_dim(dim, rank)
+    if len(index._sizes) > 1:
+        raise IndexError("index_select(): Index is supposed to be a vector")
+    if rank == 0:
+        return fresh((), x._dtype, x._device)
+    count = index._sizes[0] if index._sizes else 1
+    return fresh((*x._sizes[:d], count, *x._sizes[d + 1 :]), x._dtype, x._device)
+
+
+def gather(x: FakeTensor, dim: int, index: FakeTensor, *, sparse_grad: bool = False) -> FakeTensor:
+    """One element of `x` for each element of `index`."""
+    d = wrap_dim(dim, len(x._sizes))
+    if index._dtype not in (torch.int64, torch.int32):
+        raise RuntimeError("gather(): Expected dtype int32/int64 for index")
+    if max(len(index._sizes), 1) != max(len(x._sizes), 1):
+        raise RuntimeError("Index tensor must have the same number of dimensions as input tensor")
+    for i, (have, want) in enumerate(zip(x._sizes, index._sizes, strict=False)):
+        if i != d and want > have:
+            raise RuntimeError(
+                f"Size does not match at dimension {i} expected index {list(index._sizes)} to be "
+                f"no larger than self {list(x._sizes)} apart from dimension {d}"
+            )
+    return fresh(index._sizes, x._dtype, x._device)
+
+
+def scatter(x: FakeTensor, dim: int, index: FakeTensor, *rest: Any, **options: Any) -> FakeTensor:
+    """`scatter`, `scatter_add`, `scatter_reduce`: contiguous."""
+    wrap_dim(dim, len(x._sizes))
+    return fresh(x._sizes, x._dtype, x._device)
+
+
+def cat(tensors: Sequence[FakeTensor], dim: int = 0) -> FakeTensor:
+    """Joins tensors along a dimension. An empty vector counts for nothing, by old custom."""
+    if not tensors:
+        raise RuntimeError("torch.cat(): expected a non-empty list of Tensors")
+    first = tensors[0]
+    dtype = first._dtype
+    if any(t._dtype is not dtype for t in tensors):
+        dtype = promote(tensors)
+    used = [t for t in tensors if not (len(t._sizes) == 1 and t._sizes[0] == 0)]
+    if any(not t._sizes for t in tensors):
+        raise RuntimeError("zero-dimensional tensor (at position 0) cannot be concatenated")
+    device = common_device(tensors)
+    if not used:
+        return fresh((0,), dtype, device)
+    lead = used[0]
+    rank = len(lead._sizes)
+    d = wrap_dim(dim, rank)
+    total: Size = 0
+    for t in used:
+        if len(t._sizes) != rank:
+            raise RuntimeError(
+                f"Tensors must have same number of dimensions: got {rank} and {len(t._sizes)}"
+            )
+        for i in range(rank):
+            if i != d and t._sizes[i] is not lead._sizes[i] and t._sizes[i] != lead._sizes[i]:
+                raise RuntimeError(
+                    f"Sizes of tensors must match except in dimension {d}. Expected size "
+                    f"{lead._sizes[i]} but got size {t._sizes[i]}"
+                )
+        total = total + t._sizes[d]
+    sizes = (*lead._sizes[:d], total, *lead._sizes[d + 1 :])
+    if all(suggests_channels_last(t) for t in tensors):
+        return make(sizes, channels_last(sizes), dtype, device)
+    return fresh(sizes, dtype, device)
+
+
+def stack(tensors: Sequence[FakeTensor], dim: int = 0) -> FakeTensor:
+    """Joins tensors along a new dimension."""
+    if not tensors:
+        raise RuntimeError("stack expects a non-empty TensorList")
+    lead = tensors[0]
+    d = wrap_dim(dim, len(lead._sizes) + 1)
+    for t in tensors:
+        if t._sizes != lead._sizes:
+            raise RuntimeError(
+                f"stack expects each tensor to be equal size, but got {list(lead._sizes)} at entry "
+                f"0 and {list(t._sizes)}"
+            )
+    if len(lead._sizes) in (3, 4, 5) and not all(is_canonical(t) for t in tensors):
+        return _stack_by_cat(tensors, d)
+    dtype = lead._dtype if all(t._dtype is lead._dtype for t in tensors) else promote(tensors)
+    sizes = (*lead._sizes[:d], len(tensors), *lead._sizes[d:])
+    return fresh(sizes, dtype, common_device(tensors))
+
+
+def _stack_by_cat(tensors: Sequence[FakeTensor], d: int) -> FakeTensor:
+    """`stack` where `cat` may give channels-last: eager cats along `d`, then splits it."""
+    lead = tensors[0]
+    if d == len(lead._sizes):
+        return cat([unsqueeze(t, d) for t in tensors], d)
+    joined = cat(tensors, d)
+    seen = view(joined, (*lead._sizes[:d], len(tensors), *lead._sizes[d:]))
+    return make(seen._sizes, seen._strides, seen._dtype, seen._device)
+
+
+def constant_pad(x: FakeTensor, pad: Sequence[Size], value: Any = 0) -> FakeTensor:
+    """Padding (or cropping) with a constant, from the last dimension on."""
+    if len(pad) % 2 or len(pad) > 2 * len(x._sizes):
+        raise RuntimeError(
+            f"Length of pad must be even and at most twice the rank, but got {list(pad)}"
+        )
+    sizes = list(x._sizes)
+    for i in range(len(pad) // 2):
+        d = len(sizes) - 1 - i
+        sizes[d] = sizes[d] + pad[2 * i] + pad[2 * i + 1]
+        if sizes[d] < 0:
+            raise RuntimeError(
+                f"The input size {x._sizes[d]}, plus negative padding {pad[2 * i]} and "
+                f"{pad[2 * i + 1]}, resulted in a negative output size"
+            )
+    out = tuple(sizes)
+    if all(type(p) is int and p <= 0 for p in pad):  # a crop is cloned
+        return make(out, _strides_of_clone(out, x._strides), x._dtype, x._device)
+    if suggests_channels_last(x):
+        return make(out, channels_last(out), x._dtype, x._device)
+    return fresh(out, x._dtype, x._device)
+
+
+def _strides_of_clone(sizes: Sizes, strides: Sizes) -> Sizes:
+    if dense_order(sizes, strides) is not None:
+        return strides
+    return infer_dense_strides(sizes, strides)
+
+
+def repeat(x: FakeTensor, repeats: Sequence[Size]) -> FakeTensor:
+    """Tiling."""
+    shift = len(repeats) - len(x._sizes)
+    if shift < 0:
+        raise RuntimeError(
+            "Number of dimensions of repeat dims can not be smaller than number of dimensions of "
+            "tensor"
+        )
+    padded = (1,) * shift + x._sizes
+    return fresh(tuple(s * r for s, r in zip(padded, repeats, strict=True)), x._dtype, x._device)
+
+
+def triangle(x: FakeTensor, diagonal: int = 0) -> FakeTensor:
+    """`tril`, `triu`."""
+    if len(x._sizes) < 2:
+        raise RuntimeError("tril/triu: input tensor must have at least 2 dimensions")
+    return fresh(x._sizes, x._dtype, x._device)
+
+
+def zeros_of_size(grad: FakeTensor, input_sizes: Sequence[Size], *rest: Any) -> FakeTensor:
+    """Backward of a view: zeros with the gradient in its place (`slice_backward` ...)."""
+    return fresh(tuple(input_sizes), grad._dtype, grad._device)
+
+
+def rules() -> dict[str, Callable[..., Any]]:
+    """The table of this family."""
+    table: dict[str, Callable[..., Any]] = {
+        "embedding.default": embedding,
+        "embedding_dense_backward.default": embedding_backward,
+        "index.Tensor": index,
+        "_unsafe_index.Tensor": index,
+        "index_put.default": like_clone,
+        "_unsafe_index_put.default": like_clone,
+        "index_put_.default": first_argument,
+        "_index_put_impl_.default": first_argument,
+        "index_select.default": index_select,
+        "index_add_.default": first_argument,
+        "index_copy_.default": first_argument,
+        "index_fill_.int_Scalar": first_argument,
+        "gather.default": gather,
+        "cat.default": cat,
+        "stack.default": stack,
+        "constant_pad_nd.default": constant_pad,
+        "repeat.default": repeat,
+        "tril.default": triangle,
+        "triu.default": triangle,
+        "tril_.default": first_argument,
+        "triu_.default": first_argument,
+        "flip.default": like_clone,
+        "slice_backward.default": zeros_of_size,
+        "select_backward.default": zeros_of_size,
+        "diagonal_backward.default": zeros_of_size,
+        "unfold_backward.default": zeros_of_size,
+        "slice_scatter.default": like_view_scatter,
+        "select_scatter.default": like_view_scatter,
+        "diagonal_scatter.default": like_view_scatter,
+    }
+    for overload in ("src", "value", "reduce", "value_reduce"):
+        table[f"scatter.{overload}"] = scatter
+        table[f"scatter_.{overload}"] = first_argument
+    table["scatter_add.default"] = table["scatter_reduce.two"] = scatter
+    table["scatter_add_.default"] = table["scatter_reduce_.two"] = first_argument
+    return table
