@@ -26,8 +26,8 @@ LIBRARY = {
 }  # fmt: skip
 
 
-def python_calls(call: Callable[[], object]) -> list[str]:
-    """The Python functions entered while `call` runs, in order (`call` itself left out)."""
+def python_calls(call: Callable[..., object], *args: object) -> list[str]:
+    """The Python functions entered while `call(*args)` runs, in order."""
     entered: list[str] = []
 
     def profile(frame: FrameType, event: str, arg: object) -> None:
@@ -36,10 +36,10 @@ def python_calls(call: Callable[[], object]) -> list[str]:
 
     sys.setprofile(profile)
     try:
-        call()
+        call(*args)
     finally:
         sys.setprofile(None)
-    return entered[1:]
+    return entered
 
 
 class Deep(nn.Module):
@@ -65,7 +65,7 @@ def test_python_calls_do_not_grow_with_the_number_of_kernels() -> None:
         x = torch.randn(4, 16)
         with torch.no_grad():
             compiled(x)
-            counts.append(len(python_calls(lambda: compiled(x))))
+            counts.append(len(python_calls(compiled, x)))
         assert dovetail.report(compiled).kernels >= depth
     assert counts[0] == counts[1] <= 12, counts
 
