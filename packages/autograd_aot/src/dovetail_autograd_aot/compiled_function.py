@@ -49,7 +49,13 @@ def aot_compile(
     parts = partition(joint)
     forward = forward_compiler(parts.forward, example_values(parts.forward))
     if parts.backward is None:
-        return _inference(joint, parts, forward)
+        # The captured operators must not be recorded by autograd (a Plan would not be, but the
+        # forward may be any callable).
+        shield = torch.is_grad_enabled() and any(
+            isinstance(v, Tensor) and v.requires_grad
+            for v in (*example_inputs, *joint.constants_lifted)
+        )
+        return _inference(joint, parts, forward, shield)
     lazy = _LazyBackward(parts.backward, backward_compiler or forward_compiler)
     if compile_backward_now:
         lazy.compile()
@@ -81,17 +87,12 @@ class _LazyBackward:
 
 
 def _inference(
-    joint: JointGraph, parts: PartitionedGraph, forward: Compiled
+    joint: JointGraph, parts: PartitionedGraph, forward: Compiled, shield: bool
 ) -> Callable[..., tuple[Any, ...]]:
     """Nothing to differentiate: the compiled forward, and what has to be done after it."""
     signature = parts.signature
     lifted = joint.constants_lifted
     epilogue = make_epilogue(signature)
-    # The captured operators must not be recorded by autograd (a Plan would not be, but the
-    # forward may be any callable).
-    shield = torch.is_grad_enabled() and any(
-        isinstance(v, Tensor) for v in example_values(parts.forward)
-    )
     no_autocast = torch._C._is_any_autocast_enabled()
 
     def run(*inputs: Any) -> Sequence[Any]:

@@ -53,8 +53,9 @@ class OutputInfo:
     """One user output.
 
     `base` is, for VIEW_OF_INPUT and INPUT, the index of a primal; for FRESH and VIEW_OF_OUTPUT the
-    index of a forward output, for DUPLICATE that of a user output. `view` leads from the base to the output. `value` is a constant's
-    value. `is_leaf` is for outputs that require grad: a leaf has no grad_fn.
+    index of a forward output; for DUPLICATE that of a user output. `view` leads from the base to
+    the output. `value` is a constant's value. `is_leaf` is for outputs that require grad: a leaf
+    has no grad_fn.
     """
 
     kind: OutputKind

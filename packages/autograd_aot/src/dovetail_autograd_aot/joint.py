@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
+from dovetail_autograd_aot.fast_graph import FastGraph
 from dovetail_autograd_aot.graphs import JointGraph, MutatedInput, Signature
 from dovetail_autograd_aot.op_info import OpKind, op_info
 from dovetail_autograd_aot.outputs import Classified, classify_outputs, storage_order_strides
@@ -91,11 +92,12 @@ class _Joint:
         self.gm = gm
         self.lifted = {name: _attribute(gm, name) for name in lifted}
         self.examples = inputs + list(self.lifted.values())
-        self.graph = Graph()
+        self.graph = FastGraph()
         self.tracer = Tracer(self.graph, decompositions)
         self.primals: list[Any] = []  # what the captured graph is run on
         self.leaves: list[FakeTensor | None] = []  # what gradients are asked for
         self.placeholders: list[Node] = []
+        self.mates: dict[int, list[int]] | None = None  # inputs by storage
         self.grad_fns: list[Any] = []  # of the primals, before the graph runs
 
     def trace(self, function_mode: Callable[[], Any] | None) -> JointGraph:
@@ -231,16 +233,22 @@ class _Joint:
 
     def _refuse_overlap(self, index: int) -> None:
         example = self.examples[index]
-        for other_index, other in enumerate(self.examples):
-            if (
-                isinstance(other, Tensor)
-                and other is not example
-                and _memory_overlaps(example, other)
-            ):
+        for other_index in self._storage_mates(index):
+            other = self.examples[other_index]
+            if other is not example and _memory_overlaps(example, other):
                 raise TraceError(
                     f"input {index} is written to and shares memory with input {other_index}: "
                     "pass one of them, and take the view inside the compiled function"
                 )
+
+    def _storage_mates(self, index: int) -> list[int]:
+        """The inputs with the same storage."""
+        if self.mates is None:
+            self.mates = {}
+            for i, example in enumerate(self.examples):
+                if isinstance(example, Tensor):
+                    self.mates.setdefault(_storage_key(example), []).append(i)
+        return self.mates[_storage_key(self.examples[index])]
 
     # --- backward ---------------------------------------------------------------------------------
 
@@ -333,12 +341,12 @@ def _trace_settings() -> Iterator[None]:
         yield
 
 
+def _storage_key(t: Tensor) -> int:
+    return id(t._storage) if type(t) is FakeTensor else t.untyped_storage()._cdata
+
+
 def _memory_overlaps(a: Tensor, b: Tensor) -> bool:
-    if type(a) is FakeTensor or type(b) is FakeTensor:
-        if not (type(a) is FakeTensor and type(b) is FakeTensor and a._storage is b._storage):
-            return False
-    elif a.device != b.device or a.untyped_storage()._cdata != b.untyped_storage()._cdata:
-        return False
+    """Whether two tensors of one storage reach the same bytes (taken as ranges)."""
     start_a, end_a = _extent(a)
     start_b, end_b = _extent(b)
     return start_a < end_b and start_b < end_a

@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
+from dovetail_autograd_aot.fast_graph import FastGraph, copy_node
 from dovetail_autograd_aot.graphs import (
     JointGraph,
     PartitionedGraph,
@@ -223,11 +224,8 @@ def _aliases(roles: _Roles, saved: list[Node]) -> tuple[SavedAlias, ...]:
     return tuple(aliases)
 
 
-def _copy_node(graph: Graph, node: Node, env: dict[Node, Node]) -> Node:
-    copied = graph.node_copy(node, env.__getitem__)
-    copied.meta = dict(node.meta)
-    env[node] = copied
-    return copied
+def _copy_node(graph: Graph, node: Node, env: dict[Node, Node]) -> None:
+    env[node] = copy_node(graph, node, env)
 
 
 def _forward_graph(joint: JointGraph, roles: _Roles, saved: list[Node]) -> GraphModule:
@@ -241,7 +239,7 @@ def _forward_graph(joint: JointGraph, roles: _Roles, saved: list[Node]) -> Graph
         if node not in needed:
             needed.add(node)
             stack.extend(node.all_input_nodes)
-    graph = Graph()
+    graph = FastGraph()
     env: dict[Node, Node] = {}
     primals = set(roles.primals)
     for node in roles.nodes:
@@ -252,9 +250,9 @@ def _forward_graph(joint: JointGraph, roles: _Roles, saved: list[Node]) -> Graph
         result = env[node] if isinstance(node, Node) else node
         if i >= len(roles.forward_outputs) and node in roles.mutated:
             # The input is about to be overwritten: the backward needs its old contents.
-            kwargs = {"memory_format": torch.preserve_format}
+            kwargs: dict[str, Any] = {"memory_format": torch.preserve_format}
             result = graph.call_function(aten.clone.default, (result,), kwargs)
-            result.meta = dict(node.meta)
+            result.meta.update(node.meta)
         results.append(result)
     return _module(joint, graph, results, "Forward")
 
@@ -264,11 +262,11 @@ def _backward_graph(
 ) -> GraphModule:
     """Saved values, tangents -> gradients. A value that is computed again is placed just before
     its first use, so that it lives no longer than it must."""
-    graph = Graph()
+    graph = FastGraph()
     env: dict[Node, Node] = {}
     for node in (*saved_primals, *saved_values, *roles.tangents):
         placeholder = graph.placeholder(node.name)
-        placeholder.meta = dict(node.meta)
+        placeholder.meta.update(node.meta)
         env[node] = placeholder
 
     def place(wanted: Node) -> None:

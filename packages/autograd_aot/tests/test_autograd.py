@@ -1,0 +1,303 @@
+"""What autograd promises around a compiled graph."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from aot_testing import TABLES, as_graph, run_fx
+from dovetail_autograd_aot import TraceError, aot_compile
+
+
+def compiled(fn, *inputs, table="core", **options):
+    return aot_compile(
+        as_graph(fn, len(inputs)), inputs, forward_compiler=run_fx,
+        decompositions=TABLES[table], **options,
+    )  # fmt: skip
+
+
+def mlp(x, w, v):
+    return (F.gelu(x @ w).tanh() @ v,)
+
+
+def mlp_inputs():
+    torch.manual_seed(0)
+    return (
+        torch.randn(4, 3),
+        torch.randn(3, 5, requires_grad=True),
+        torch.randn(5, 2, requires_grad=True),
+    )
+
+
+def test_second_backward_needs_retain_graph():
+    inputs = mlp_inputs()
+    (out,) = compiled(mlp, *inputs)(*inputs)
+    out.sum().backward(retain_graph=True)
+    first = inputs[1].grad.clone()
+    out.sum().backward()
+    torch.testing.assert_close(inputs[1].grad, 2 * first)
+    with pytest.raises(RuntimeError, match="second time"):
+        out.sum().backward()
+
+
+def test_in_place_write_to_a_saved_input_is_noticed():
+    inputs = mlp_inputs()
+    (out,) = compiled(mlp, *inputs)(*inputs)
+    with torch.no_grad():
+        inputs[2].add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 3)])
+def test_in_place_write_to_a_saved_output_is_noticed(shape):
+    # exp saves its result; the output is the result or a view of it. (The product is there so that
+    # saving is cheaper than computing again.)
+    a = torch.randn(2, 3, requires_grad=True)
+    (out,) = compiled(lambda a: ((a @ torch.eye(3)).exp().view(shape),), a)(a)
+    out.detach().add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_outputs_may_be_written_to():
+    a = torch.randn(2, 3, requires_grad=True)
+    outs = compiled(lambda a: ((a * 2).view(6), (a * 3).t(), (a.sum() * 2)), a)(a)
+    for out in outs:
+        out.mul_(2)
+    (outs[0].sum() + outs[1].sum() + outs[2]).backward()
+    torch.testing.assert_close(a.grad, torch.full((2, 3), 14.0))
+
+
+def test_views_of_outputs_see_writes():
+    a = torch.randn(2, 3, requires_grad=True)
+    base, view = compiled(lambda a: (lambda b: (b, b.view(6)))(a * 2), a)(a)
+    base.mul_(10)
+    torch.testing.assert_close(view, (a * 20).view(6))
+    view.sum().backward()
+    torch.testing.assert_close(a.grad, torch.full((2, 3), 20.0))
+
+
+def test_views_of_inputs_see_writes():
+    a = torch.randn(2, 3)
+    (view,) = compiled(lambda a: (a.t(),), a)(a)
+    view.zero_()
+    assert a.abs().sum() == 0
+
+
+def test_undefined_tangents():
+    # Only one of two outputs is used: the other's parameters get None, not zeros.
+    a, b, c = (torch.randn(3, requires_grad=True) for _ in range(3))
+    x, y = compiled(lambda a, b, c: (a * c, b.exp() * c), a, b, c)(a, b, c)
+    x.sum().backward()
+    assert b.grad is None
+    torch.testing.assert_close(a.grad, c.detach())
+    torch.testing.assert_close(c.grad, a.detach())
+
+
+def test_tangent_layouts():
+    a = torch.randn(4, 3, requires_grad=True)
+    run = compiled(lambda a: (a.sin(),), a)
+    for tangent in (
+        torch.ones(()).expand(4, 3),
+        torch.randn(3, 4).t(),
+        torch.randn(8, 6)[::2, ::2],
+    ):
+        a.grad = None
+        run(a)[0].backward(tangent)
+        torch.testing.assert_close(a.grad, tangent * a.detach().cos())
+
+
+def test_saved_tensors_are_freed():
+    a = torch.randn(1000, requires_grad=True)
+    (out,) = compiled(lambda a: ((a * 2).exp().sin().sum(),), a)(a)
+    seen = []
+
+    def walk(node):
+        for value in getattr(node, "saved_tensors", ()):
+            seen.append(weakref.ref(value))
+
+    walk(out.grad_fn)
+    assert seen
+    out.backward()
+    gc.collect()
+    assert all(r() is None or r() is a for r in seen)
+
+
+def test_backward_is_compiled_lazily():
+    calls = []
+
+    def compiler(gm, examples):
+        calls.append(gm)
+        return gm
+
+    a = torch.randn(3, requires_grad=True)
+    run = aot_compile(as_graph(lambda a: (a.sin(),), 1), [a], forward_compiler=compiler)
+    (out,) = run(a)
+    assert len(calls) == 1
+    out.sum().backward()
+    run(a)[0].sum().backward()
+    assert len(calls) == 2
+    aot_compile(
+        as_graph(lambda a: (a.sin(),), 1), [a], forward_compiler=compiler,
+        compile_backward_now=True,
+    )  # fmt: skip
+    assert len(calls) == 4
+
+
+DOUBLE = {
+    "mlp": (mlp, mlp_inputs()),
+    "detach": (lambda a: (a.detach() * a * a,), (torch.randn(3, requires_grad=True),)),
+    "views": (
+        lambda a: (lambda b: (b.view(6), b[0], a.t()))((a * a).sin()),
+        (torch.randn(2, 3, requires_grad=True),),
+    ),
+    "dropout": (
+        lambda a: (F.dropout(a * a, 0.5, True).sin(),),
+        (torch.randn(20, requires_grad=True),),
+    ),
+    "batch_norm": (
+        lambda a, w, m, v: (F.batch_norm(a, m, v, w, training=True) ** 3,),
+        (
+            torch.randn(4, 3, 2, requires_grad=True), torch.randn(3, requires_grad=True),
+            torch.zeros(3), torch.ones(3),
+        ),
+    ),
+    "mutated": (
+        lambda a, b: (b.mul_(a).sum() * a,),
+        (torch.randn(3, requires_grad=True), torch.zeros(3)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["mlp", "detach", "views", "dropout", "batch_norm"])
+def test_double_backward(name):
+    fn, inputs = DOUBLE[name]
+    results = []
+    for run_compiled in (False, True):
+        values = [copy.deepcopy(i) for i in inputs]
+        run = compiled(fn, *values) if run_compiled else fn
+        wanted = [v for v in values if v.requires_grad]
+        torch.manual_seed(3)
+        outs = run(*values)
+        loss = sum((o * (i + 1)).sum() for i, o in enumerate(outs))
+        first = torch.autograd.grad(loss, wanted, create_graph=True)
+        second = torch.autograd.grad(sum((g**2).sum() for g in first), wanted)
+        results.append((*first, *second))
+    for ours, eager in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(ours, eager)
+
+
+def test_double_backward_to_the_tangent():
+    a = torch.randn(3, requires_grad=True)
+    t = torch.randn(3, requires_grad=True)
+    (out,) = compiled(lambda a: (a.sin(),), a)(a)
+    (g,) = torch.autograd.grad(out, a, t, create_graph=True)
+    (h,) = torch.autograd.grad(g.sum(), t)
+    torch.testing.assert_close(h, a.detach().cos())
+
+
+def test_double_backward_through_an_overwritten_input_is_refused():
+    fn, inputs = DOUBLE["mutated"]
+    values = [copy.deepcopy(i) for i in inputs]
+    (out,) = compiled(fn, *values)(*values)
+    with pytest.raises(RuntimeError, match="overwrites an input"):
+        torch.autograd.grad(out.sum(), values[0], create_graph=True)
+
+
+def test_double_backward_notices_in_place_writes():
+    a = torch.randn(3, requires_grad=True)
+    b = torch.randn(3)
+    (out,) = compiled(lambda a, b: (a + b,), a, b)(a, b)
+    b.add_(1)
+    with pytest.raises(RuntimeError, match="modified in place"):
+        torch.autograd.grad(out.sum(), a, create_graph=True)
+
+
+def test_attributes_become_inputs_where_needed():
+    class Holder(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(3))
+            self.register_buffer("count", torch.zeros(3))
+            self.register_buffer("table", torch.arange(3.0))
+
+    holder = Holder()
+    graph = torch.fx.Graph()
+    a = graph.placeholder("a")
+    w, c, t = (graph.get_attr(n) for n in ("weight", "count", "table"))
+    graph.call_function(torch.Tensor.add_, (c, 1))
+    product = graph.call_function(torch.mul, (a, w))
+    total = graph.call_function(torch.add, (product, t))
+    graph.output((total, c, t))
+    gm = torch.fx.GraphModule(holder, graph)
+    x = torch.randn(3)
+    run = aot_compile(gm, [x], forward_compiler=run_fx)
+    out, count, table = run(x)
+    assert count is holder.count and table is holder.table
+    torch.testing.assert_close(count, torch.ones(3))
+    torch.testing.assert_close(out, x * holder.weight + holder.table)
+    out.sum().backward()
+    torch.testing.assert_close(holder.weight.grad, x)
+
+
+def test_overlapping_inputs_are_refused_when_written():
+    a = torch.randn(6)
+    with pytest.raises(TraceError, match="shares memory with input"):
+        compiled(lambda a, b: (a.add_(1) + b.view(6),), a, a.view(2, 3))
+
+
+@pytest.mark.parametrize(
+    "fn, match",
+    [
+        (lambda a: (a.resize_(2),), "in place"),
+        (lambda a: (a.expand(2, 3).add_(1),), "single memory location"),
+        (lambda a: (a.t_(),), "in place"),
+        (lambda a: (torch.rand(3, generator=torch.Generator()),), "generator"),
+    ],
+)
+def test_refusals(fn, match):
+    with pytest.raises((TraceError, RuntimeError), match=match):
+        compiled(fn, torch.randn(3))
+
+
+def test_in_place_on_a_leaf_is_eagers_error():
+    with pytest.raises(RuntimeError, match="leaf Variable"):
+        compiled(lambda a: (a.add_(1),), torch.randn(3, requires_grad=True))
+
+
+def test_ambient_autocast_is_baked_in():
+    w, x = torch.randn(4, 4, requires_grad=True), torch.randn(2, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        run = compiled(lambda w, x: (F.linear(x, w),), w, x)
+        (ours,) = run(w, x)
+        eager = F.linear(x, w)
+    assert ours.dtype == eager.dtype == torch.bfloat16
+    assert torch.equal(ours, eager)
+    ours.float().sum().backward()
+    assert w.grad.dtype == torch.float32
+
+
+def test_importing_and_tracing_leaves_the_compilers_alone():
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, torch; before = set(sys.modules)\n"
+        "from dovetail_autograd_aot import aot_compile\n"
+        "from torch.fx import symbolic_trace\n"
+        "a = torch.randn(3, requires_grad=True)\n"
+        "run = aot_compile(symbolic_trace(lambda a: (a.sin(),)), [a], "
+        "forward_compiler=lambda gm, e: gm)\n"
+        "run(a)[0].sum().backward()\n"
+        "new = set(sys.modules) - before\n"
+        "bad = [m for m in new if m.startswith(('torch._dynamo', 'torch._inductor',"
+        " 'torch._functorch', 'torch._subclasses'))]\n"
+        "assert not bad, bad\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
