@@ -94,7 +94,8 @@ def test_means_variances_norms(dtype):
         check(aten.norm.ScalarOpt_dim_dtype, [x, None, [0], True], {"dtype": torch.float64})
     for shape, dim in (((0, 4), [0]), ((0, 4), [1])):
         check(aten.mean.dim, [draw(*shape, dtype=dtype), dim])
-    check(aten.trace.default, [draw(3, 5, dtype=dtype)])
+    if dtype != torch.bfloat16:  # torch 2.11 has no kernel for it
+        check(aten.trace.default, [draw(3, 5, dtype=dtype)])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

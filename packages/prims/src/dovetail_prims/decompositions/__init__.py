@@ -1,7 +1,8 @@
 """Decompositions ATEN -> CORE_ATEN, by family, each written from the op's mathematical definition.
 
 An entry has its op's signature. It is called with tensors of any kind, fake ones too, under the
-mode that records; the ops it calls are either in CORE_ATEN or have entries themselves.
+mode that records; the ops it calls are either in CORE_ATEN or have entries themselves. An entry
+that returns NotImplemented leaves the op as it is.
 """
 
 from __future__ import annotations

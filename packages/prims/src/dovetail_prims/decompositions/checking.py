@@ -47,7 +47,9 @@ class Expander(TorchDispatchMode):  # type: ignore[no-untyped-call]
         entry = self.table.get(func)
         if entry is not None:
             with self:
-                return entry(*args, **(kwargs or {}))
+                result = entry(*args, **(kwargs or {}))
+            if result is not NotImplemented:
+                return result
         self.seen.append(func)
         return func(*args, **(kwargs or {}))
 
