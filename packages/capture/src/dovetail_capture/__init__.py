@@ -1,1 +1,45 @@
 """Bytecode capture of PyTorch programs into FX graphs."""
+
+from dovetail_capture.api import (
+    Explanation,
+    allow_in_graph,
+    disable,
+    explain,
+    graph_break,
+    is_compiling,
+    optimize,
+    reset,
+    run_graph,
+)
+from dovetail_capture.captured_frame import CapturedFrame, GraphBreak, GraphInput
+from dovetail_capture.compile_log import CompileLog
+from dovetail_capture.errors import (
+    BackendError,
+    CaptureError,
+    GraphBreakError,
+    RecompileLimitError,
+)
+from dovetail_capture.optimized_module import OptimizedModule
+from dovetail_capture.options import CaptureOptions
+
+__all__ = [
+    "BackendError",
+    "CaptureError",
+    "CaptureOptions",
+    "CapturedFrame",
+    "CompileLog",
+    "Explanation",
+    "GraphBreak",
+    "GraphBreakError",
+    "GraphInput",
+    "OptimizedModule",
+    "RecompileLimitError",
+    "allow_in_graph",
+    "disable",
+    "explain",
+    "graph_break",
+    "is_compiling",
+    "optimize",
+    "reset",
+    "run_graph",
+]

@@ -233,7 +233,7 @@ def _make_resumption(cache: ContinuationCache, code: CodeType, start: _Start) ->
         tail = _tail(maker, extra[place], depth_nulls, live, positions)
         tails += tail
         if place == 0:
-            native = _as_plain_load(maker.original[last])
+            native = [] if last > first else _as_plain_load(maker.original[last])
             jump = Instruction("JUMP_FORWARD", 0, tail[0], positions)
             where = maker.body.instructions.index(maker.original[last]) + 1
             where += body.instructions[last].name in _PACKED  # it was split in two
@@ -264,6 +264,9 @@ def _group(body: Body, index: int) -> tuple[int, int]:
             first -= 1
         if names[first] != "KW_NAMES" and first and names[first - 1] == "KW_NAMES":
             first -= 1
+    falls_through = names[last] not in EXITS and body.instructions[last].target is None
+    while falls_through and names[last + 1 : last + 2] == ["POP_TOP"]:
+        last += 1  # a result that is thrown away need not travel through the continuation
     return first, last
 
 
@@ -294,18 +297,20 @@ def _next_indices(body: Body, index: int) -> list[int]:
 def _exits_after(
     code: CodeType, body: Body, start: _Start, last: int
 ) -> list[tuple[int, tuple[bool, ...], tuple[str, ...]]]:
-    """Where control goes after the native instruction: (index, NULLs on the stack, live locals)."""
+    """Where control goes after the native instructions: (index, NULLs on the stack, locals)."""
     found = []
-    instruction = body.instructions[last]
-    if instruction.target is not None and "IF" not in instruction.name:
-        raise CannotResume(f"a break at {instruction.name} is not resumed")
+    members = body.instructions[start.index : last + 1]
+    if members[-1].target is not None and "IF" not in members[-1].name:
+        raise CannotResume(f"a break at {members[-1].name} is not resumed")
     for jump, target in zip((False, True), _next_indices(body, last), strict=False):
-        depth = len(start.nulls)
-        for member in body.instructions[start.index : last + 1]:
+        nulls, live, depth = start.nulls, start.locals_, len(start.nulls)
+        for member in members:
             arg = member.arg if member.op >= dis.HAVE_ARGUMENT else None
             depth += dis.stack_effect(member.op, arg, jump=jump)
-        live = _live_after(code, instruction, start.locals_)
-        found.append((target, _nulls_after(instruction, start.nulls, depth), live))
+            if member.name not in ("KW_NAMES", "PRECALL"):  # one call together with their CALL
+                nulls = _nulls_after(member, nulls, depth)
+            live = _live_after(code, member, live)
+        found.append((target, nulls, live))
     return found
 
 
