@@ -222,7 +222,7 @@ def instantiate(
         if handler is not None:
             return handler(vm, [class_value, *args], kwargs)
         return inline(vm, meta_call, [class_value, *args], kwargs)
-    if issubclass(cls, (torch.Tensor, torch.nn.Module)):
+    if issubclass(cls, torch.Tensor):
         raise GraphBreakSignal(
             f"creation of a {cls.__name__}", "create it before the compiled function runs"
         )
