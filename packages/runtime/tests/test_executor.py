@@ -479,6 +479,36 @@ def test_errors_of_kernels_name_their_step() -> None:
         load(divided)(torch.empty(0))
 
 
+def test_a_kernel_may_throw() -> None:
+    thrower = CppKernel(
+        "thrower",
+        """
+#include <stdexcept>
+extern "C" void thrower(void* const* p, const int64_t* s, int64_t begin, int64_t end) {
+  if (s[0] == 1) throw std::out_of_range("index out of range");
+  if (s[0] == 2) throw std::runtime_error("ZeroDivisionError");
+}
+""",
+    )
+    plan = make(
+        [("x", dense(4)), ("k", None)],
+        [LaunchCpp("thrower", ("x",), (sym("k"),), 100, 10)],
+        [],
+        kernels=[thrower],
+        symbols=[SymbolBinding("k", 1, None)],
+    )
+    for run in executors(plan):
+        x = torch.randn(4)
+        assert run(x, 0) == ()
+        with pytest.raises(IndexError, match="index out of range"):
+            run(x, 1)
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            run(x, 2)
+        assert run(x, 0) == ()
+    with pytest.raises(IndexError, match="step 0 of test_plan: kernel thrower"):
+        load(plan)(torch.randn(4), 1)
+
+
 def test_result_count_is_checked() -> None:
     plan = make(
         [("x", dense(4))],

@@ -3,6 +3,7 @@
 #include "native/run.h"
 
 #include <sstream>
+#include <stdexcept>
 #include <structmember.h>
 
 // From torch's Python bindings; its own header takes 15 seconds to compile.
@@ -154,6 +155,12 @@ std::string step_name(const Step& step) {
   return "memory";
 }
 
+std::string where(const Program& program, const Runner& runner) {
+  if (runner.step_ >= program.steps.size()) return "in " + program.name;
+  return "in step " + std::to_string(runner.step_) + " of " + program.name + ": " +
+         step_name(program.steps[runner.step_]);
+}
+
 void run_frame(Executor* self, Frame& frame) {
   Program& program = *self->program;
   if (program.cuda_device >= 0) {
@@ -178,11 +185,12 @@ void run_frame(Executor* self, Frame& frame) {
       if (defined) runner.materialize(output.index);
     }
   } catch (c10::Error& error) {
-    if (runner.step_ < program.steps.size()) {
-      error.add_context("in step " + std::to_string(runner.step_) + " of " + program.name + ": " +
-                        step_name(program.steps[runner.step_]));
-    }
+    error.add_context(where(program, runner));
     throw;
+  } catch (const std::out_of_range& error) {  // a kernel's own check of an index
+    TORCH_CHECK_INDEX(false, error.what(), "\n", where(program, runner));
+  } catch (const std::runtime_error& error) {
+    TORCH_CHECK(false, error.what(), "\n", where(program, runner));
   }
 }
 
@@ -191,6 +199,7 @@ void set_python_error(const std::exception& error) {
   PyObject* type = PyExc_RuntimeError;
   if (dynamic_cast<const c10::TypeError*>(&error) != nullptr) type = PyExc_TypeError;
   if (dynamic_cast<const c10::IndexError*>(&error) != nullptr) type = PyExc_IndexError;
+  if (dynamic_cast<const std::out_of_range*>(&error) != nullptr) type = PyExc_IndexError;
   if (dynamic_cast<const c10::ValueError*>(&error) != nullptr) type = PyExc_ValueError;
   if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) type = PyExc_MemoryError;
   auto* torch_error = dynamic_cast<const c10::Error*>(&error);
@@ -286,6 +295,21 @@ PyObject* probe(PyObject*, PyObject* tensor) {
                        static_cast<long long>(inner.unsafeGetTensorImpl()->size(0)));
 }
 
+// Runs a C++ kernel for the Python oracle, which could not let an exception through.
+PyObject* call_kernel(PyObject*, PyObject* args) {
+  unsigned long long function = 0, pointers = 0, sizes = 0;
+  long long begin = 0, end = 0;
+  if (!PyArg_ParseTuple(args, "KKKLL", &function, &pointers, &sizes, &begin, &end)) return nullptr;
+  try {
+    reinterpret_cast<CppFunction>(function)(reinterpret_cast<void* const*>(pointers),
+                                            reinterpret_cast<const int64_t*>(sizes), begin, end);
+  } catch (const std::exception& error) {
+    set_python_error(error);
+    return nullptr;
+  }
+  Py_RETURN_NONE;
+}
+
 PyObject* set_slab_limit(PyObject*, PyObject* bytes) {
   size_t limit = PyLong_AsSize_t(bytes);
   if (PyErr_Occurred()) return nullptr;
@@ -300,6 +324,8 @@ PyObject* idle_slab_bytes(PyObject*, PyObject*) {
 PyMethodDef methods[] = {
     {"load", load, METH_VARARGS, "load(tables, check_inputs, raw_stream) -> Executor"},
     {"probe", probe, METH_O, "How the executor reads a tensor: (numel, first size)."},
+    {"call_kernel", call_kernel, METH_VARARGS,
+     "call_kernel(function, pointers, sizes, begin, end): addresses and a range."},
     {"set_slab_limit", set_slab_limit, METH_O, "Bytes of idle CPU slabs to keep."},
     {"idle_slab_bytes", idle_slab_bytes, METH_NOARGS, "Bytes of idle CPU slabs kept now."},
     {nullptr, nullptr, 0, nullptr}};

@@ -117,7 +117,7 @@ def translation_unit(kernels: Sequence[CppKernel]) -> str:
         source = without_includes(kernel.source)
         bodies.append(f"namespace dovetail_kernel_{number} {{\n{source}\n}}")
     bodies.append("#pragma GCC visibility pop\n")
-    return "\n".join(["#include <cstdint>", "#include <cmath>", *includes, *bodies])
+    return "\n".join(["#include <cstdint>", *includes, *bodies])
 
 
 def group_kernels(kernels: Sequence[CppKernel], workers: int) -> list[list[CppKernel]]:

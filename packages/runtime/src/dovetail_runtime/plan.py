@@ -88,8 +88,10 @@ class CppKernel:
 
     `preamble` (SIMD types, helpers) is what several kernels share word for word: it stands once
     in a translation unit, at global scope, before the kernels that use it. `#include` lines may
-    stand in either. Each `source` is compiled in a namespace of its own, so that helpers of two
-    kernels may have the same name; `symbol` must be unique within a plan.
+    stand in either; <cstdint> is always there, others cost compile time. Each `source` is compiled
+    in a namespace of its own, so that helpers of two kernels may have the same name; `symbol` must
+    be unique within a plan. A kernel may throw a `std::exception` (an `std::out_of_range` becomes
+    an IndexError).
     """
 
     symbol: str
@@ -191,8 +193,10 @@ AtenArg = (
 class CallAten:
     """A boxed call of an operator, e.g. `aten::mm.out` (overload name after the dot, none for the
     default overload). `args` are positional in schema order, `kwargs` by name. `outputs` name the
-    returned tensors in order (None: not wanted; for an out variant they are the out arguments and
-    need no name). A tensor-list result takes consecutive names."""
+    returned values in order (None: not wanted, as a value that is no tensor must be; for an out
+    variant they are the out arguments and need no name). Trailing ones may be left out. A
+    tensor-list result takes consecutive names. A number may stand for a tensor argument, and then
+    decides the result's dtype no more than a Python number does."""
 
     op: str
     args: tuple[AtenArg, ...]

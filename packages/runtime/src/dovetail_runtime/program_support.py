@@ -9,6 +9,7 @@ import torch
 
 from dovetail_runtime.artifact import default_cpp_builder
 from dovetail_runtime.aten_args import call_with_numbers
+from dovetail_runtime.native import executor_module
 from dovetail_runtime.plan import CppKernel
 from dovetail_runtime.reference import storage_bytes
 
@@ -63,14 +64,12 @@ def cpp_kernels(sources: Mapping[str, str], preamble: Mapping[str, str]) -> dict
 
 
 def _callable(address: int) -> CppCall:
-    function = ctypes.CFUNCTYPE(
-        None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64
-    )(address)
-
     def call(tensors: Sequence[torch.Tensor], sizes: Sequence[int], work: int) -> None:
         pointers = (ctypes.c_void_p * max(1, len(tensors)))(*[t.data_ptr() for t in tensors])
         integers = (ctypes.c_int64 * max(1, len(sizes)))(*sizes)
-        function(ctypes.addressof(pointers), ctypes.addressof(integers), 0, work)
+        executor_module().call_kernel(
+            address, ctypes.addressof(pointers), ctypes.addressof(integers), 0, work
+        )
 
     return call
 

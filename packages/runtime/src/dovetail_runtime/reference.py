@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from dovetail_runtime.aten_args import call_with_numbers, python_value, resolve_op
+from dovetail_runtime.native import executor_module
 from dovetail_runtime.plan import (
     Allocate,
     CallAten,
@@ -167,19 +168,18 @@ class _Run:
         work = self._int(step.work)
         if work <= 0:
             return
-        prototype = ctypes.CFUNCTYPE(
-            None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64
-        )
-        function = prototype(self.executor.addresses[kernel.symbol])
+        address = self.executor.addresses[kernel.symbol]
         pointers = (ctypes.c_void_p * max(1, len(step.tensors)))(
             *[self._tensor(name).data_ptr() for name in step.tensors]
         )
         sizes = (ctypes.c_int64 * max(1, len(step.sizes)))(*self._ints(step.sizes))
         # In two chunks where allowed, so that a kernel that ignores its range shows.
         middle = work // 2 if work // 2 >= step.grain else work
-        function(ctypes.addressof(pointers), ctypes.addressof(sizes), 0, middle)
-        if middle < work:
-            function(ctypes.addressof(pointers), ctypes.addressof(sizes), middle, work)
+        chunks = [(0, middle), (middle, work)] if middle < work else [(0, work)]
+        for begin, end in chunks:
+            executor_module().call_kernel(
+                address, ctypes.addressof(pointers), ctypes.addressof(sizes), begin, end
+            )
 
     def _launch_triton(self, step: LaunchTriton) -> None:
         kernel = self.kernels[step.kernel]
