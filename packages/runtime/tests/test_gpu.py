@@ -1,0 +1,205 @@
+"""On a real GPU: launches through the driver, the slab, streams, CUDA graphs."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from dovetail_runtime import (
+    Allocate,
+    CallAten,
+    Free,
+    LaunchTriton,
+    Plan,
+    PlanInput,
+    Ref,
+    SizeExpr,
+    SymbolBinding,
+    TensorSpec,
+    TritonKernel,
+    load,
+)
+from dovetail_runtime.cuda_graphs import GraphedArtifact, GraphPool
+from dovetail_runtime.plan import Step
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+CUDA = torch.device("cuda:0")
+N = SizeExpr("sym", ("n",))
+
+AXPY = TritonKernel(
+    symbol="axpy",
+    source="""
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def axpy(x_ptr, y_ptr, n, BLOCK: tl.constexpr, A: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + i, mask=i < n)
+    tl.store(y_ptr + i, x * A + 1.0, mask=i < n)
+""",
+    signature=(
+        ("x_ptr", "*fp32"), ("y_ptr", "*fp32"), ("n", "i32"),
+        ("BLOCK", "constexpr"), ("A", "constexpr"),
+    ),
+    constexprs=(("BLOCK", 256), ("A", 2.0)),
+    num_warps=4,
+    num_stages=1,
+    aligned=("x_ptr", "y_ptr"),
+)  # fmt: skip
+
+# More than 48 KiB of shared memory: needs the driver's permission first.
+DOT = TritonKernel(
+    symbol="big_dot",
+    source="""
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def big_dot(a_ptr, b_ptr, c_ptr, B: tl.constexpr):
+    i = tl.arange(0, B)
+    at = i[:, None] * B + i[None, :]
+    a = tl.load(a_ptr + at)
+    b = tl.load(b_ptr + at)
+    tl.store(c_ptr + at, tl.dot(a, b, input_precision="ieee"))
+""",
+    signature=(("a_ptr", "*fp32"), ("b_ptr", "*fp32"), ("c_ptr", "*fp32"), ("B", "constexpr")),
+    constexprs=(("B", 128),),
+    num_warps=8,
+    num_stages=1,
+    aligned=("a_ptr", "b_ptr", "c_ptr"),
+)
+
+
+def row(size: Any) -> TensorSpec:
+    return TensorSpec((size,), (1,), torch.float32, CUDA)
+
+
+def chain(count: int) -> Plan:
+    """`count` launches through the slab, then one ATen call."""
+    steps: list[Step] = []
+    previous = "x"
+    bytes_: Any = SizeExpr("mul", (SizeExpr("ceildiv", (SizeExpr("mul", (N, 4)), 256)), 256))
+    for i in range(count):
+        steps.append(Allocate(f"t{i}", row(N), 0 if i % 2 == 0 else bytes_))
+        grid = (SizeExpr("ceildiv", (N, 256)), 1, 1)
+        steps.append(LaunchTriton("axpy", (previous, f"t{i}", N), grid))
+        previous = f"t{i}"
+    steps.append(CallAten("aten::neg", (Ref(previous),), (), ("o",)))
+    steps.append(Free(tuple(f"t{i}" for i in range(count))))
+    return Plan(
+        "gpu_chain", "cuda", (PlanInput("x", row(N)),), (SymbolBinding("n", 0, 0),), (), (AXPY,),
+        tuple(steps), (("cuda:0", SizeExpr("mul", (2, bytes_))),), ("o",),
+    )  # fmt: skip
+
+
+def expected(x: torch.Tensor, count: int) -> torch.Tensor:
+    for _ in range(count):
+        x = x * 2.0 + 1.0
+    return -x
+
+
+def test_launches_match_eager_on_any_stream() -> None:
+    run = load(chain(4))
+    for size in (1, 255, 100_000):
+        x = torch.randn(size, device=CUDA)
+        torch.testing.assert_close(run(x)[0], expected(x, 4))
+    stream = torch.cuda.Stream()
+    x = torch.randn(1000, device=CUDA)
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        (o,) = run(x)
+    stream.synchronize()
+    torch.testing.assert_close(o, expected(x, 4))
+
+
+def test_large_shared_memory() -> None:
+    square = TensorSpec((128, 128), (128, 1), torch.float32, CUDA)
+    plan = Plan(
+        "dot", "cuda", (PlanInput("a", square), PlanInput("b", square)), (), (), (DOT,),
+        (Allocate("c", square, None), LaunchTriton("big_dot", ("a", "b", "c"), (1, 1, 1))),
+        (), ("c",),
+    )  # fmt: skip
+    a, b = torch.randn(128, 128, device=CUDA), torch.randn(128, 128, device=CUDA)
+    (c,) = load(plan)(a, b)
+    torch.testing.assert_close(c.double(), a.double() @ b.double(), rtol=1e-4, atol=1e-4)
+
+
+def test_memory_goes_back() -> None:
+    run = load(chain(2)).run
+    x = torch.randn(100_000, device=CUDA)
+    run(x)
+    before = torch.cuda.memory_allocated()
+    for _ in range(1000):
+        run(x)
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() == before
+
+
+def test_graphs_replay_new_inputs() -> None:
+    graphed = GraphedArtifact(load(chain(4)), GraphPool())
+    for size in (1000, 50, 1000, 50):
+        x = torch.randn(size, device=CUDA)
+        (o,) = graphed(x)
+        torch.testing.assert_close(o, expected(x, 4))
+    assert graphed.skip_reasons == [] and len(graphed._recordings) == 2
+
+
+def test_graphs_with_static_and_mutated_inputs() -> None:
+    plan = Plan(
+        "counter", "cuda", (PlanInput("x", row(8)), PlanInput("count", row(8))), (), (), (),
+        (
+            CallAten("aten::add_.Tensor", (Ref("count"), 1)),
+            CallAten("aten::add.Tensor", (Ref("x"), Ref("count")), (), ("o",)),
+        ),
+        (), ("o", "count"), ("count",),
+    )  # fmt: skip
+    for static in (frozenset({1}), frozenset()):
+        count = torch.zeros(8, device=CUDA)
+        graphed = GraphedArtifact(load(plan), GraphPool(), static_inputs=static)
+        for call in range(1, 5):
+            x = torch.randn(8, device=CUDA)
+            version = count._version
+            o, same_count = graphed(x, count)
+            torch.testing.assert_close(o, x + call)
+            assert same_count is count and count._version > version
+            assert count.tolist() == [float(call)] * 8
+        assert graphed.skip_reasons == []
+
+
+def test_random_numbers_go_on_under_replay() -> None:
+    plan = Plan(
+        "noise", "cuda", (PlanInput("x", row(64)),), (), (), (),
+        (CallAten("aten::rand_like", (Ref("x"),), (), ("o",)),), (), ("o",),
+    )  # fmt: skip
+    x = torch.empty(64, device=CUDA)
+    torch.manual_seed(5)
+    eager = [torch.rand_like(x) for _ in range(3)]
+    torch.manual_seed(5)
+    graphed = GraphedArtifact(load(plan), GraphPool())
+    for wanted in eager:
+        torch.testing.assert_close(graphed(x)[0], wanted)
+
+
+def test_launch_overhead() -> None:
+    """A launch costs a few microseconds of CPU at most (the number is printed with -s)."""
+    count = 200
+    run = load(chain(count)).run
+    x = torch.randn(256, device=CUDA)
+    times = []
+    for _ in range(20):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        run(x)
+        times.append(time.perf_counter() - start)
+    per_launch = min(times) / count * 1e6
+    print(f"\n{per_launch:.2f} us per Triton launch")
+    assert per_launch < 10
