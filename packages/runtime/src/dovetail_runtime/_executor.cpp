@@ -200,7 +200,6 @@ void set_python_error(const std::exception& error) {
   if (dynamic_cast<const c10::TypeError*>(&error) != nullptr) type = PyExc_TypeError;
   if (dynamic_cast<const c10::IndexError*>(&error) != nullptr) type = PyExc_IndexError;
   if (dynamic_cast<const std::out_of_range*>(&error) != nullptr) type = PyExc_IndexError;
-  if (dynamic_cast<const std::out_of_range*>(&error) != nullptr) type = PyExc_IndexError;
   if (dynamic_cast<const c10::ValueError*>(&error) != nullptr) type = PyExc_ValueError;
   if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) type = PyExc_MemoryError;
   auto* torch_error = dynamic_cast<const c10::Error*>(&error);
