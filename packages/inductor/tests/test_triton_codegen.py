@@ -14,12 +14,15 @@ from dovetail_inductor.codegen_triton.ops import UnsupportedOp, emit_op
 from dovetail_inductor.loop_ir.loops import Strided
 from dovetail_inductor.lowering.lower import lower
 from dovetail_inductor.options import InductorOptions
+from dovetail_inductor.pipeline import compile_graph
 from dovetail_inductor.scheduler.fuse import fuse
 from dovetail_inductor.scheduler.kernels import FusedKernel, KernelGraph
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.record import trace_aten
 from dovetail_runtime.knobs import Knobs
-from dovetail_runtime.triton_build import TritonBuilder, TritonInterpreter
+from dovetail_runtime.plan import LaunchCpp, LaunchTriton
+from dovetail_runtime.reference import ReferenceExecutor
+from dovetail_runtime.triton_build import TritonBuilder, TritonInterpreter, run_in_interpreter
 from torch import Tensor
 
 Fn = Callable[..., Tensor]
@@ -140,6 +143,19 @@ def test_equal_kernels_of_repeated_layers_have_equal_text() -> None:
     (first,) = scheduled(layer_norm_gelu, inputs)[1]
     (second,) = scheduled(lambda x, w, b: layer_norm_gelu(x, w, b), inputs)[1]
     assert first.kernel == second.kernel
+
+
+def test_plan_with_library_calls_runs_interpreted() -> None:
+    def block(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return F.gelu(F.layer_norm(x, (24,), None, None) @ w + b).softmax(-1) + x
+
+    inputs = (torch.randn(10, 24), torch.randn(24, 24), torch.randn(24))
+    gm = trace_aten(block, *inputs, decompositions=core_aten_table())
+    plan = compile_graph(gm, inputs, options=InductorOptions(triton=True))
+    assert any(isinstance(s, LaunchTriton) for s in plan.steps)
+    assert not any(isinstance(s, LaunchCpp) for s in plan.steps)
+    (got,) = ReferenceExecutor(plan, triton=run_in_interpreter)(*inputs)
+    torch.testing.assert_close(got, block(*inputs))
 
 
 def test_op_without_a_triton_form_is_refused() -> None:

@@ -15,16 +15,18 @@ from dovetail_runtime import (
     CppKernel,
     Free,
     LaunchCpp,
+    LaunchTriton,
     Plan,
     PlanInput,
     Ref,
     TensorSpec,
     View,
 )
-from dovetail_runtime.plan import AtenArg, Step
+from dovetail_runtime.plan import AtenArg, Kernel, Step
 
 from dovetail_inductor.codegen_cpp import emit as cpp
 from dovetail_inductor.codegen_cpp.shape import choose_shape, host_simd_bytes
+from dovetail_inductor.codegen_triton.kernel import emit_kernel as emit_triton
 from dovetail_inductor.loop_ir.loops import Buffer, ExternArg, ExternCall, Strided
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.kernels import FusedKernel, KernelGraph
@@ -48,8 +50,9 @@ class _Writer:
     graph: KernelGraph
     memory: MemoryPlan
     simd_bytes: int
+    triton: bool
     steps: list[Step] = field(default_factory=list)
-    kernels: dict[str, CppKernel] = field(default_factory=dict)
+    kernels: dict[str, Kernel] = field(default_factory=dict)
     views: dict[Strided, str] = field(default_factory=dict)
 
     def name_of(self, tensor: Strided) -> str:
@@ -97,9 +100,14 @@ class _Writer:
             self.steps.append(CallAten(call.op, args, kwargs, call.outputs))
 
     def launch(self, kernel: FusedKernel) -> None:
-        """A C++ kernel; equal kernels are one."""
+        """A generated kernel; equal kernels are one."""
         for name in sorted(kernel.writes() - kernel.internal, key=_number):
             self.allocate(name)
+        if self.triton:
+            emitted = emit_triton(kernel, self.graph.buffers)
+            self.kernels[emitted.kernel.symbol] = emitted.kernel
+            self.steps.append(LaunchTriton(emitted.kernel.symbol, emitted.tensors, emitted.grid))
+            return
         shape = choose_shape(kernel, self.simd_bytes)
         source = cpp.emit(kernel, shape, self.graph.buffers)
         digest = hashlib.sha256(source.text.encode()).hexdigest()[:16]
@@ -118,10 +126,12 @@ def _number(name: str) -> tuple[int, str]:
 def emit_plan(graph: KernelGraph, memory: MemoryPlan, options: InductorOptions, name: str) -> Plan:
     """Write the steps, with allocations before and releases after.
 
-    Needs every device in the graph to be the CPU.
+    Kernels are Triton for a graph with tensors on a GPU, else C++.
     """
     simd = options.simd_bytes or host_simd_bytes()
-    writer = _Writer(graph, memory, simd)
+    on_gpu = any(b.device.type == "cuda" for b in graph.buffers.values())
+    triton = on_gpu if options.triton is None else options.triton
+    writer = _Writer(graph, memory, simd, triton)
     dies: dict[int, list[str]] = {}
     for buffer, position in memory.last.items():
         if buffer not in memory.offsets and position < len(graph.steps):
@@ -138,7 +148,7 @@ def emit_plan(graph: KernelGraph, memory: MemoryPlan, options: InductorOptions, 
     )
     return Plan(
         name=name,
-        target="cpu",
+        target="cuda" if on_gpu else "cpu",
         inputs=_inputs(graph.inputs, graph.buffers),
         symbols=(),
         constants=tuple(Constant(n, t) for n, t in graph.constants.items()),

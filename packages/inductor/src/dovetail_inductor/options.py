@@ -18,6 +18,8 @@ class InductorOptions:
         readers.
     split_reductions: cut reductions to few results into two stages.
     simd_bytes: width of the vector registers to generate code for; None asks the host.
+    triton: generate Triton kernels; None does so for graphs on a GPU. (Set on a CPU, the plan runs
+        in the reference executor under Triton's interpreter.)
     """
 
     fuse: bool = True
@@ -29,3 +31,4 @@ class InductorOptions:
     max_shared_readers: int = 8
     split_reductions: bool = True
     simd_bytes: int | None = None
+    triton: bool | None = None

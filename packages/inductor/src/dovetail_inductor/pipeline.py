@@ -16,6 +16,7 @@ from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.cleanup import remove_dead, split_divisions
 from dovetail_inductor.scheduler.fuse import fuse
 from dovetail_inductor.scheduler.memory import plan_memory
+from dovetail_inductor.scheduler.split_reductions import split_reductions
 
 T = TypeVar("T")
 
@@ -45,7 +46,7 @@ def compile_graph(
     name: str = "graph",
     log: PassLog | None = None,
 ) -> Plan:
-    """Compile a functional ATEN or CORE_ATEN graph for the CPU.
+    """Compile a functional ATEN or CORE_ATEN graph: C++ for the CPU, Triton for a GPU.
 
     Every node needs `meta["val"]`, whose strides are promises: those of inputs must hold at run
     time, those of outputs will. Ops without a lowering become ATen calls in the plan.
@@ -58,6 +59,8 @@ def compile_graph(
     loops = passes.run("remove_dead", lambda: remove_dead(loops))
     # After this, most indices are affine, so that loops can be compared.
     loops = passes.run("split_divisions", lambda: split_divisions(loops))
+    # Before fusion, so that pieces can join the kernels that compute what they reduce.
+    loops = passes.run("split_reductions", lambda: split_reductions(loops, chosen))
     kernels = passes.run("fuse", lambda: fuse(loops, chosen))
     memory = passes.run("plan_memory", lambda: plan_memory(kernels))
     return passes.run("emit_plan", lambda: emit_plan(kernels, memory, chosen, name))

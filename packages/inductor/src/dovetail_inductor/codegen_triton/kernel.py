@@ -10,6 +10,7 @@ reading back what other threads of the program have stored.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -36,7 +37,7 @@ class EmittedKernel:
     grid: tuple[int, int, int]
 
 
-def emit_kernel(kernel: FusedKernel, buffers: dict[str, Buffer]) -> EmittedKernel:
+def emit_kernel(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> EmittedKernel:
     """Triton source of one fused kernel.
 
     Raises `UnsupportedOp` for a scalar op that has no Triton form.
@@ -57,7 +58,7 @@ class _Accumulator:
 @dataclass
 class _Emission:
     kernel: FusedKernel
-    buffers: dict[str, Buffer]
+    buffers: Mapping[str, Buffer]
     tiling: Tiling
     lines: Lines = field(default_factory=Lines)
     parameters: dict[str, str] = field(default_factory=dict)

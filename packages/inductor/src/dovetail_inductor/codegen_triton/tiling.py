@@ -6,6 +6,7 @@ cost model, not limits of correctness.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -98,7 +99,7 @@ def contiguous_var(index: Index, variables: tuple[Var, ...]) -> Var | None:
     return None
 
 
-def choose(kernel: FusedKernel, buffers: dict[str, Buffer]) -> Tiling:
+def choose(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
     """The tiling of a kernel, from its sizes and the strides of its accesses."""
     if kernel.columns:
         return _reduction(kernel, buffers)
@@ -106,7 +107,7 @@ def choose(kernel: FusedKernel, buffers: dict[str, Buffer]) -> Tiling:
 
 
 def _weights(
-    kernel: FusedKernel, buffers: dict[str, Buffer], variables: tuple[Var, ...]
+    kernel: FusedKernel, buffers: Mapping[str, Buffer], variables: tuple[Var, ...]
 ) -> dict[Var, int]:
     """Bytes of the accesses that are contiguous along each variable."""
     weight: dict[Var, int] = {}
@@ -122,7 +123,7 @@ def _weights(
     return weight
 
 
-def _pointwise(kernel: FusedKernel, buffers: dict[str, Buffer]) -> Tiling:
+def _pointwise(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
     rows = kernel.rows
     weight = _weights(kernel, buffers, rows)
     ranked = sorted(weight, key=lambda v: -weight[v])
@@ -149,7 +150,7 @@ def _transposing(rows: tuple[Var, ...], first: Var, second: Var) -> Tiling:
     return Tiling((y, x), False, False, max(1, min(8, elements // 512)))
 
 
-def _reduction(kernel: FusedKernel, buffers: dict[str, Buffer]) -> Tiling:
+def _reduction(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
     points, columns = kernel.row_points, kernel.column_points
     weight = _weights(kernel, buffers, (*kernel.rows, *kernel.columns))
     along_rows = sum(w for v, w in weight.items() if v in kernel.rows)

@@ -11,6 +11,7 @@ import torch
 from dovetail_prims.opsets import SCALAR_FORMS
 from torch import fx
 
+from dovetail_inductor.codegen_triton.ops import has_triton_form
 from dovetail_inductor.loop_ir.loops import Buffer, LoopGraph, Strided, same_strides
 from dovetail_inductor.lowering import creation, indexing, pointwise, reductions, views
 from dovetail_inductor.lowering.externs import extern_call, operator_name
@@ -121,6 +122,8 @@ def _is_loop_like(node: fx.Node, args: list[Any]) -> bool:
     if any(v.dtype.is_complex for v in results):
         return False
     device = results[0].device
+    if device.type == "cuda" and not has_triton_form(rule_name(node), results[0].dtype):
+        return False
 
     def fits(arg: Any) -> bool:
         if isinstance(arg, Value):
