@@ -200,7 +200,7 @@ def evaluate(source: s.Source, frame: FrameView) -> Any:
         case s.GlobalSource(name):
             return dict.get(frame.func.__globals__, name, MISSING)
         case s.BuiltinSource(name):
-            builtins: Any = frame.func.__builtins__  # type: ignore[attr-defined]
+            builtins: Any = frame.func.__builtins__  # type: ignore[attr-defined,unused-ignore]
             return dict.get(builtins, name, MISSING)
         case s.ObjectSource():
             return source.obj

@@ -1,0 +1,118 @@
+"""Expressions to and from sympy: for hard simplification, solving, and users' eyes.
+
+sympy is imported on first use only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dovetail_guards import expr as e
+
+
+def to_sympy(expr: e.Expr | e.BoolExpr) -> Any:
+    """The expression in sympy: integer symbols, `floor`, `Mod`, `Min`, `Max`."""
+    import sympy
+
+    if isinstance(expr, e.BoolExpr):
+        args = [to_sympy(arg) for arg in expr.args]
+        match expr.kind:
+            case "eq":
+                return sympy.Eq(args[0], 0)
+            case "le":
+                return sympy.Le(args[0], 0)
+            case "and":
+                return sympy.And(*args)
+            case "or":
+                return sympy.Or(*args)
+            case "not":
+                return sympy.Not(args[0])
+        return sympy.true if expr.kind == "true" else sympy.false
+    total = sympy.Integer(0)
+    for monomial, coefficient in expr.terms:
+        product = sympy.Integer(coefficient)
+        for atom, power in monomial:
+            product *= _atom_to_sympy(atom) ** power
+        total += product
+    return total
+
+
+def _atom_to_sympy(atom: e.Atom) -> Any:
+    import sympy
+
+    args = [to_sympy(arg) for arg in atom.args]
+    match atom.kind:
+        case "sym":
+            return sympy.Symbol(atom.name, integer=True)
+        case "floordiv":
+            return sympy.floor(args[0] / args[1])
+        case "mod":
+            return sympy.Mod(args[0], args[1])
+        case "min":
+            return sympy.Min(*args)
+    return sympy.Max(*args)
+
+
+def from_sympy(value: Any) -> Any:
+    """An `Expr` or `BoolExpr` from sympy; ValueError for what is no integer expression."""
+    import sympy
+
+    if value is sympy.true or value is sympy.false:
+        return e.TRUE if value is sympy.true else e.FALSE
+    if value.is_Integer:
+        return e.constant(int(value))
+    if value.is_Symbol:
+        return e.symbol(value.name)
+    if isinstance(value, sympy.floor):
+        numerator, denominator = sympy.fraction(sympy.together(value.args[0]))
+        return from_sympy(numerator) // from_sympy(denominator)
+    if value.is_Pow and value.exp.is_Integer and int(value.exp) >= 0:
+        return e.power_of(from_sympy(value.base), int(value.exp))
+    if value.is_Pow:
+        raise ValueError(f"no integer expression: {value}")
+    make = _operations().get(value.func)
+    if make is None:
+        raise ValueError(f"no integer expression: {value}")
+    return make(*(from_sympy(arg) for arg in value.args))
+
+
+def _operations() -> dict[Any, Callable[..., Any]]:
+    import sympy
+
+    def add(*args: e.Expr) -> e.Expr:
+        return sum(args, e.ZERO)
+
+    def mul(*args: e.Expr) -> e.Expr:
+        product = e.ONE
+        for arg in args:
+            product = product * arg
+        return product
+
+    return {
+        sympy.Add: add,
+        sympy.Mul: mul,
+        sympy.Mod: e.mod,
+        sympy.Min: e.min_,
+        sympy.Max: e.max_,
+        sympy.Eq: e.eq,
+        sympy.Ne: e.ne,
+        sympy.Le: e.le,
+        sympy.Lt: e.lt,
+        sympy.Ge: e.ge,
+        sympy.Gt: e.gt,
+        sympy.And: e.and_,
+        sympy.Or: e.or_,
+        sympy.Not: e.not_,
+    }
+
+
+def simplify_hard(expr: e.Expr) -> e.Expr:
+    """What sympy makes of it, if that is an integer expression again; else the same."""
+    import sympy
+
+    try:
+        simpler: e.Expr = from_sympy(sympy.simplify(to_sympy(expr)))
+    except ValueError:
+        return expr
+    return simpler if len(str(simpler)) < len(str(expr)) else expr

@@ -1,0 +1,316 @@
+"""`ShapeEnv`: the symbols of one compilation, what is known of them, and what was assumed.
+
+A *backed* symbol stands for an input size with a known value (its hint) in the call being
+compiled. Whenever a decision depends on it, the hint decides and the decision is recorded as a
+guard. An *unbacked* symbol (a data-dependent size) has no hint: a decision that its range does not
+settle raises `DataDependentError`.
+"""
+
+from __future__ import annotations
+
+import enum
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail_guards import expr as e
+from dovetail_guards.clauses import ShapeRelation
+from dovetail_guards.ranges import Congruence, Facts, Range
+from dovetail_guards.source import Source
+
+_INF = float("inf")
+
+
+class DataDependentError(RuntimeError):
+    """A decision depends on a size that is only known when the program runs."""
+
+
+class Dim(enum.Enum):
+    """How an input size is to be treated."""
+
+    STATIC = "static"  # its value is compiled in
+    DUCK = "duck"  # a symbol, shared by all such sizes with the same value
+    DYNAMIC = "dynamic"  # a symbol of its own (the user marked it)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A relation that was assumed, why, and where in the user's program."""
+
+    relation: e.BoolExpr
+    reason: str
+    where: str
+
+    def __str__(self) -> str:
+        return f"{self.relation}  ({self.reason}{'; ' + self.where if self.where else ''})"
+
+
+@dataclass(frozen=True)
+class Specialization:
+    """A size that became a number, and why."""
+
+    source: Source
+    value: int
+    reason: str
+
+
+def _user_location() -> str:
+    """The innermost stack frame that is neither torch's nor Dovetail's."""
+    for frame in reversed(traceback.extract_stack(limit=40)):
+        name = frame.filename
+        if "/torch/" not in name and "/dovetail_" not in name and not name.startswith("<"):
+            return f"{name}:{frame.lineno}"
+    return ""
+
+
+class ShapeEnv:
+    """Symbols, facts and recorded decisions of one compilation."""
+
+    def __init__(self, *, specialize_zero_one: bool = True, locate: bool = False) -> None:
+        self.specialize_zero_one = specialize_zero_one
+        self.locate = locate
+        self.hints: dict[str, int] = {}
+        self.sources: dict[str, Source] = {}
+        self.unbacked: set[str] = set()
+        self.decisions: list[Decision] = []
+        self.specializations: list[Specialization] = []
+        self.facts = Facts({}, {})
+        self._ranges: dict[str, Range] = self.facts.ranges  # type: ignore[assignment]
+        self._congruences: dict[str, Congruence] = self.facts.congruences  # type: ignore[assignment]
+        self._replacements: dict[str, e.Expr] = {}
+        self._by_hint: dict[int, str] = {}  # duck shaping
+        self._by_source: dict[Source, e.Expr] = {}
+        self._recorded: set[e.BoolExpr] = set()
+
+    # --- symbols ------------------------------------------------------------------------------
+
+    def create_size(
+        self, hint: int, source: Source, dim: Dim = Dim.DUCK, bounds: Range | None = None
+    ) -> e.Expr:
+        """The expression that stands for an input size: a number or a symbol.
+
+        `bounds` are the user's limits of a dynamic size; a hint outside them is refused.
+        """
+        known = self._by_source.get(source)
+        if known is not None:
+            return known
+        result = self._new_size(hint, source, dim, bounds)
+        self._by_source[source] = result
+        return result
+
+    def _new_size(self, hint: int, source: Source, dim: Dim, bounds: Range | None) -> e.Expr:
+        if dim is Dim.STATIC:
+            return e.constant(hint)
+        if hint in (0, 1) and self.specialize_zero_one:
+            reason = (
+                f"{source} is {hint} in this call; sizes 0 and 1 are compiled apart, because "
+                "broadcasting and memory layout treat them differently"
+            )
+            if dim is Dim.DYNAMIC:
+                reason += "; compile with a size of 2 or more first to make it dynamic"
+            self.specializations.append(Specialization(source, hint, reason))
+            return e.constant(hint)
+        least = 2 if self.specialize_zero_one else 0
+        limits = Range(least, _INF) & (bounds or Range())
+        if hint not in limits:
+            raise ValueError(f"{source} is {hint}, outside its declared bounds {bounds}")
+        shared = self._by_hint.get(hint) if dim is Dim.DUCK else None
+        name = f"s{len(self.hints) + len(self.unbacked)}"
+        self.hints[name], self.sources[name] = hint, source
+        self._ranges[name] = Range(0, _INF)
+        symbol = e.symbol(name)
+        if shared is not None:
+            self._assume(e.eq(symbol, e.symbol(shared)), "sizes that were equal share a symbol")
+            return e.symbol(shared)
+        if dim is Dim.DUCK:
+            self._by_hint[hint] = name
+        if limits.lower > 0:
+            why = "bounds" if bounds and bounds.lower > least else "not 0 or 1"
+            self._assume(e.ge(symbol, int(limits.lower)), why)
+        if limits.upper != _INF:
+            self._assume(e.le(symbol, int(limits.upper)), "bounds")
+        return symbol
+
+    def create_unbacked(self, bounds: Range | None = None) -> e.Expr:
+        """A symbol for a size known only at run time (of `nonzero`, `.item()`, ...)."""
+        name = f"u{len(self.hints) + len(self.unbacked)}"
+        self.unbacked.add(name)
+        self._ranges[name] = bounds if bounds is not None else Range(0, _INF)
+        return e.symbol(name)
+
+    # --- asking -------------------------------------------------------------------------------
+
+    def simplify(self, expr: e.Expr) -> e.Expr:
+        """The expression under everything that is known by now."""
+        return self.facts.simplify(self.replace(expr))
+
+    def replace(self, expr: e.Expr) -> e.Expr:
+        """The expression with symbols replaced by what they were found equal to."""
+        return expr.substitute(self._replacements) if self._replacements else expr
+
+    def hint(self, expr: e.Expr) -> int | None:
+        """The value in the call being compiled; None if a part is unbacked."""
+        if not self.unbacked.isdisjoint(expr.free_symbols()):
+            expr = self.simplify(expr)
+            if not self.unbacked.isdisjoint(expr.free_symbols()):
+                return None
+        return expr.evaluate(self.hints)
+
+    def statically_known(self, relation: e.BoolExpr) -> bool | None:
+        """The truth of a relation if it follows from what is known; no guard is made."""
+        if relation.value is not None:
+            return relation.value
+        if relation in self._recorded:
+            return True
+        if e.not_(relation) in self._recorded:
+            return False
+        if self._replacements:
+            relation = relation.substitute(self._replacements)
+        return self.facts.decide(relation)
+
+    def guard_bool(self, relation: e.BoolExpr, reason: str = "a branch depends on it") -> bool:
+        """The truth of a relation in this call, recorded as a guard unless it is known anyway."""
+        known = self.statically_known(relation)
+        if known is not None:
+            return known
+        loose = sorted(relation.free_symbols() & self.unbacked)
+        if loose:
+            raise DataDependentError(
+                f"cannot decide {relation}: {', '.join(loose)} is only known at run time. "
+                f"State what holds before, e.g. torch._check(...), or avoid the branch."
+            )
+        truth = relation.evaluate(self.hints)
+        self._assume(relation if truth else e.not_(relation), reason)
+        return truth
+
+    def guard_int(self, expr: e.Expr, reason: str = "its value is needed as a number") -> int:
+        """The value in this call; the expression is tied to it by a guard."""
+        value = self.replace(expr).value
+        if value is not None:
+            return value
+        value = self.hint(expr)
+        if value is None:
+            known = self.facts.range_of(self.replace(expr))
+            if known.lower == known.upper:
+                return int(known.lower)
+            raise DataDependentError(
+                f"the value of {expr} is only known at run time, but a number is needed here. "
+                f"Bound it with torch._check(...), or keep it symbolic."
+            )
+        self.guard_bool(e.eq(expr, value), reason)
+        return value
+
+    def require(self, relation: e.BoolExpr, message: str = "") -> bool:
+        """`torch._check`: from here on the relation holds; False if it is known not to."""
+        known = self.statically_known(relation)
+        if known is not None:
+            return known
+        if self.unbacked.isdisjoint(relation.free_symbols()):
+            return self.guard_bool(relation, message or "checked by the program")
+        # About a run-time value: the program itself checks it when it runs; here it is learnt.
+        self._learn(relation)
+        self._recorded.add(relation)
+        return True
+
+    # --- recording ----------------------------------------------------------------------------
+
+    def _assume(self, relation: e.BoolExpr, reason: str) -> None:
+        where = _user_location() if self.locate else ""
+        self.decisions.append(Decision(relation, reason, where))
+        self._recorded.add(relation)
+        self._learn(relation)
+
+    def _learn(self, relation: e.BoolExpr) -> None:
+        """Turn a relation that holds into ranges, congruences and replacements."""
+        if relation.kind == "and":
+            for part in relation.args:
+                self._recorded.add(part)
+                self._learn(part)
+        if relation.kind == "le":
+            self._learn_bound(relation.args[0])
+        elif relation.kind == "eq":
+            self._learn_bound(relation.args[0])
+            self._learn_bound(-relation.args[0])
+            self._learn_equality(relation.args[0])
+
+    def _learn_bound(self, expr: e.Expr) -> None:
+        """c*x + d <= 0 bounds x."""
+        linear = [(m, c) for m, c in expr.terms if m]
+        if len(linear) != 1 or len(linear[0][0]) != 1:
+            return
+        (((atom, power),), factor) = linear[0]
+        if power != 1 or atom.kind != "sym":
+            return
+        rest = sum(c for m, c in expr.terms if not m)
+        # x <= -d / c, or for a negative c: x >= d / -c rounded up
+        bound = Range(upper=-rest // factor) if factor > 0 else Range(lower=-(-rest // -factor))
+        self._ranges[atom.name] = self._ranges.get(atom.name, Range()) & bound
+
+    def _learn_equality(self, expr: e.Expr) -> None:
+        for monomial, factor in expr.terms:
+            if len(monomial) != 1 or monomial[0][1] != 1 or abs(factor) != 1:
+                continue
+            atom = monomial[0][0]
+            rest = (expr - e.of_atom(atom) * factor) * -factor
+            if atom.kind == "mod" and rest.value is not None:
+                name, modulus = atom.args[0].symbol_name, atom.args[1].value
+                if name is not None and modulus is not None and modulus > 0:
+                    self._congruences[name] = Congruence(modulus, rest.value)
+            if atom.kind == "sym" and atom.name not in rest.free_symbols():
+                # Keep the older symbol; a symbol never stands for itself in a circle.
+                newer = [n for n in rest.free_symbols() if _age(n) > _age(atom.name)]
+                if not newer:
+                    self._replace(atom.name, rest)
+                    return
+
+    def _replace(self, name: str, by: e.Expr) -> None:
+        by = self.replace(by)
+        if name in by.free_symbols() or name in self._replacements:
+            return
+        one = {name: by}
+        self._replacements = {n: x.substitute(one) for n, x in self._replacements.items()}
+        self._replacements[name] = by
+        single = by.symbol_name
+        if single is not None:
+            both = self._ranges.get(single, Range()) & self._ranges.get(name, Range())
+            self._ranges[single] = both
+
+    # --- results ------------------------------------------------------------------------------
+
+    def clauses(self) -> tuple[ShapeRelation, ...]:
+        """The guards: every recorded decision as a clause over size sources."""
+        return tuple(self.clause_for(decision.relation) for decision in self.decisions)
+
+    def clause_for(self, relation: e.BoolExpr) -> ShapeRelation:
+        """A relation over backed symbols as a clause."""
+        names = sorted(relation.free_symbols(), key=_age)
+        return ShapeRelation(relation, tuple((name, self.sources[name]) for name in names))
+
+    def specialized(self) -> Iterable[str]:
+        """Backed symbols that some guard tied to a number, e.g. to warn about `mark_dynamic`."""
+        return [name for name in self.hints if self.replace(e.symbol(name)).value is not None]
+
+    def as_text(self) -> str:
+        """Symbols and decisions, for people."""
+        lines = [
+            f"  {name} = {self.hints[name]}  from {source}  in "
+            f"[{self._ranges[name].lower}, {self._ranges[name].upper}]"
+            for name, source in self.sources.items()
+        ]
+        lines += [f"  {name} unbacked" for name in sorted(self.unbacked)]
+        lines += [f"  assumed {decision}" for decision in self.decisions]
+        lines += [f"  fixed {s.source} = {s.value}: {s.reason}" for s in self.specializations]
+        return "\n".join(["shapes:", *lines])
+
+    # --- torch values -------------------------------------------------------------------------
+
+    def symint(self, expr: e.IntLike) -> Any:
+        """What user code sees for an expression: an int, or a `torch.SymInt`."""
+        from dovetail_guards.sym_node import to_symint
+
+        return to_symint(self, e.as_expr(expr))
+
+
+def _age(name: str) -> int:
+    return int(name[1:])
