@@ -12,7 +12,7 @@ import pytest
 import torch
 from aot_testing import check
 
-SEEDS = [int(os.environ["FUZZ_SEED"])] if "FUZZ_SEED" in os.environ else list(range(120))
+SEEDS = [int(os.environ["FUZZ_SEED"])] if "FUZZ_SEED" in os.environ else list(range(60))
 
 
 class Skip(Exception):

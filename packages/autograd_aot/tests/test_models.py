@@ -48,7 +48,7 @@ MODELS = {
     "lstm_cell": (nn.LSTMCell(4, 5), [torch.randn(3, 4)]),
     "group_norm": (
         nn.Sequential(
-            nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ELU(), nn.Upsample(scale_factor=2)
+            nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.LeakyReLU(), nn.Upsample(scale_factor=2)
         ),
         [torch.randn(2, 3, 6, 6)],
     ),

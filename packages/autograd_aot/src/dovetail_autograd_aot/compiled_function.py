@@ -182,7 +182,7 @@ def make_autograd_function(
         """Compiled forward and backward of one graph."""
 
         @staticmethod
-        def forward(ctx: Any, *inputs: Any) -> tuple[Any, ...]:  # type: ignore[override]
+        def forward(ctx: Any, *inputs: Any) -> tuple[Any, ...]:
             ctx.replay = double.remember(inputs)
             # Below autograd's view tracking: a result that is a view of another must come out
             # as a tensor of its own, or autograd would refuse to let users write to it.
@@ -208,7 +208,7 @@ def make_autograd_function(
             return tuple(outputs)
 
         @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:  # type: ignore[override]
+        def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
             found = [gradients[i] for i in differentiable]
             if torch.is_grad_enabled():
                 return double.run(ctx.replay, found)

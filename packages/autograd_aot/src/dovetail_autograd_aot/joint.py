@@ -14,6 +14,7 @@ import torch
 from dovetail_prims.fake_tensor import FakeTensor, from_real, make
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.autograd import grad_mode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
@@ -279,7 +280,9 @@ class _Joint:
         with torch.no_grad():
             for leaf in leaves:
                 gradient = None if leaf is None else next(found)
-                nodes.append(None if gradient is None else read(self.tracer, gradient))
+                nodes.append(
+                    None if gradient is None else read(self.tracer, self.tracer.traced(gradient))
+                )
         return nodes
 
     # --- the graph --------------------------------------------------------------------------------
@@ -323,11 +326,11 @@ class _NonLeaf(torch.autograd.Function):
     """A primal that is no leaf in eager must not be one here: in-place operators ask."""
 
     @staticmethod
-    def forward(ctx: Any, leaf: FakeTensor, node: Node, storage: TracedStorage) -> FakeTensor:  # type: ignore[override]
+    def forward(ctx: Any, leaf: FakeTensor, node: Node, storage: TracedStorage) -> FakeTensor:
         return wrap(node, storage)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         return gradient, None, None
 
 
@@ -335,7 +338,7 @@ class _NonLeaf(torch.autograd.Function):
 def _trace_settings() -> Iterator[None]:
     """Views are replayed, not re-strided, by autograd; the engine stays on this thread."""
     with (
-        torch.autograd._force_original_view_tracking(True),
+        grad_mode._force_original_view_tracking(True),
         torch.autograd.set_multithreading_enabled(False),
     ):
         yield

@@ -7,7 +7,6 @@ engine under the tracer records the backward into the same graph.
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,11 +18,30 @@ from torch._ops import OpOverload
 from torch.fx import Graph, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dovetail_autograd_aot import storage as st
+from dovetail_autograd_aot import writes
 from dovetail_autograd_aot.graphs import ViewStep
-from dovetail_autograd_aot.op_info import OpInfo, OpKind, default_arguments, op_info
+from dovetail_autograd_aot.op_info import OpInfo, OpKind, op_info
 from dovetail_autograd_aot.sizes import SizeNodes
-from dovetail_autograd_aot.storage import TracedStorage, TraceError, fresh, read, track_of, wrap
+from dovetail_autograd_aot.storage import (
+    ConstantWrittenError,
+    TracedStorage,
+    TraceError,
+    fresh,
+    read,
+    track_of,
+    wrap,
+)
+from dovetail_autograd_aot.values import (
+    hint,
+    merge_key,
+    same_metadata,
+    same_strides,
+    values,
+    values_of,
+    viewable,
+    wrapped,
+    wrapped_dict,
+)
 
 aten = torch.ops.aten
 
@@ -44,14 +62,14 @@ _UNINITIALISED = frozenset(
 )  # fmt: skip
 
 
-class Tracer(TorchDispatchMode):
+class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records into `graph`. `decompositions` maps an operator to a function of tensors that
     computes it from others (`NotImplemented` leaves it whole)."""
 
     def __init__(
         self, graph: Graph, decompositions: Mapping[OpOverload, Callable[..., Any]]
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.graph = graph
         self.decompositions = decompositions
         self.sizes = SizeNodes(graph)
@@ -83,7 +101,10 @@ class Tracer(TorchDispatchMode):
                     result = decomposition(*args, **kwargs)
                 if result is not NotImplemented:
                     return self._own(result)
-            return self._fresh(self.emit(func, self._nodes(args), self._nodes_of(kwargs)))
+            if func is aten.native_batch_norm_backward.default and args[7]:
+                # In training it takes the batch's own statistics: do not keep the running ones.
+                args = (*args[:3], None, None, *args[5:])
+            return self._fresh(self.emit(func, self.nodes(args), self.nodes_of(kwargs)))
         if kind is OpKind.VIEW:
             return self._view(func, args, kwargs)
         if kind is OpKind.ALIAS:
@@ -101,11 +122,11 @@ class Tracer(TorchDispatchMode):
                         return self._own(result)
                 return func.decompose(*args, **kwargs)
         if kind is OpKind.COPY:
-            return self._copy(*args, **kwargs)
+            return writes.copy(self, *args, **kwargs)
         if kind is OpKind.FILL:
-            return self._fill(func, args)
+            return writes.fill(self, func, args)
         if kind is OpKind.WRITE:
-            return self._write(func, info, args, kwargs)
+            return writes.write(self, func, info, args, kwargs)
         if kind is OpKind.RANDOM:
             decomposition = self.decompositions.get(func)
             if decomposition is not None:
@@ -113,8 +134,8 @@ class Tracer(TorchDispatchMode):
                     result = decomposition(*args, **kwargs)
                 if result is not NotImplemented:
                     return self._own(result)
-            kwargs = self._without_generator(func, kwargs)
-            result = self.emit(func, self._nodes(args), self._nodes_of(kwargs), merge=False)
+            kwargs = self.without_generator(func, kwargs)
+            result = self.emit(func, self.nodes(args), self.nodes_of(kwargs), merge=False)
             return self._fresh(result)
         if kind is OpKind.METADATA:
             return self._change_metadata(info, args, kwargs)
@@ -158,7 +179,7 @@ class Tracer(TorchDispatchMode):
         self._constant_of[id(value)] = (value, tensor)
         return tensor
 
-    def _nodes(self, value: Any) -> Any:
+    def nodes(self, value: Any) -> Any:
         """Arguments as the graph takes them: nodes for tensors and symbolic sizes."""
         if type(value) is FakeTensor:
             return read(self, value)
@@ -166,9 +187,9 @@ class Tracer(TorchDispatchMode):
             return value
         if type(value) is tuple or isinstance(value, (list, tuple)):
             return (
-                [self._nodes(v) for v in value]
+                [self.nodes(v) for v in value]
                 if type(value) is not tuple
-                else tuple(self._nodes(v) for v in value)
+                else tuple(self.nodes(v) for v in value)
             )
         if isinstance(value, Tensor):
             return read(self, self.constant(value))
@@ -176,10 +197,10 @@ class Tracer(TorchDispatchMode):
             return self.sizes.node(value)
         return value
 
-    def _nodes_of(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        return {k: self._nodes(v) for k, v in kwargs.items()} if kwargs else kwargs
+    def nodes_of(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        return {k: self.nodes(v) for k, v in kwargs.items()} if kwargs else kwargs
 
-    def _without_generator(self, func: OpOverload, kwargs: dict[str, Any]) -> dict[str, Any]:
+    def without_generator(self, func: OpOverload, kwargs: dict[str, Any]) -> dict[str, Any]:
         if "generator" not in kwargs:
             return kwargs
         if kwargs["generator"] is not None:
@@ -195,13 +216,17 @@ class Tracer(TorchDispatchMode):
         equal pure operator recorded before is used again."""
         key: Any = None
         if merge and func not in _UNINITIALISED:
-            key = (func, _key(args), _key(tuple(kwargs.items())) if kwargs else None)
+            key = (func, merge_key(args), merge_key(tuple(kwargs.items())) if kwargs else None)
             known = self._known.get(key)
             if known is not None:
                 return known
-        value = propagate(func, _values(args), _values_of(kwargs))
+        value = propagate(func, values(args), values_of(kwargs))
         result: Any
-        if func in _NO_OP_IF_SAME and type(args[0]) is Node and _same(value, args[0].meta["val"]):
+        if (
+            func in _NO_OP_IF_SAME
+            and type(args[0]) is Node
+            and same_metadata(value, args[0].meta["val"])
+        ):
             result = args[0]
         elif isinstance(value, (list, tuple)):
             node = self._call(func, args, kwargs, value)
@@ -235,7 +260,7 @@ class Tracer(TorchDispatchMode):
         decomposition = self.decompositions.get(func)
         if decomposition is not None:
             with self:
-                result = decomposition(*_wrapped(args), **_wrapped_dict(kwargs))
+                result = decomposition(*wrapped(args), **wrapped_dict(kwargs))
             if result is not NotImplemented:
                 return read(self, self.traced(result))
         result = self.emit(func, args, kwargs)
@@ -269,7 +294,7 @@ class Tracer(TorchDispatchMode):
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any] | None = None,
     ) -> FakeTensor:
-        args = tuple(self._nodes(a) for a in args)
+        args = tuple(self.nodes(a) for a in args)
         step = ViewStep(func, args, tuple((kwargs or {}).items()))
         node = self.apply_view(step, read(self, base))
         track = track_of(base)
@@ -305,7 +330,7 @@ class Tracer(TorchDispatchMode):
         root = track.storage.root
         if root is None:
             raise TraceError("as_strided of a view whose base is gone")
-        args = tuple(self._nodes(a) for a in (list(size), list(stride), storage_offset))
+        args = tuple(self.nodes(a) for a in (list(size), list(stride), storage_offset))
         step = ViewStep(aten.as_strided.default, args)
         return wrap(self.apply_view(step, read(self, root)), track.storage, (step,))
 
@@ -317,7 +342,7 @@ class Tracer(TorchDispatchMode):
 
         tensor = args[0]
         if type(tensor) is not FakeTensor:
-            raise st.ConstantWrittenError("")
+            raise ConstantWrittenError("")
         track = track_of(tensor)
         if track.storage.root is tensor:
             if track.storage.primal is not None or track.storage.constant is not None:
@@ -331,106 +356,6 @@ class Tracer(TorchDispatchMode):
         track.chain, track.node, track.seen = moved.chain, moved.node, moved.seen
         return tensor
 
-    # --- writes -----------------------------------------------------------------------------------
-
-    def _target(self, value: Any) -> FakeTensor:
-        if type(value) is FakeTensor:
-            return value
-        tensor = self.constant(value)
-        return tensor
-
-    def _copy(self, target: Tensor, source: Tensor, non_blocking: bool = False) -> FakeTensor:
-        tensor = self._target(target)
-        value = read(self, self.traced(source))
-        st.write(self, tensor, value)
-        return tensor
-
-    def _fill(self, func: OpOverload, args: tuple[Any, ...]) -> FakeTensor:
-        tensor = self._target(args[0])
-        value = args[1] if func is aten.fill_.Scalar else 0
-        sizes = [self._nodes(s) for s in tensor._sizes]
-        kwargs = {"dtype": tensor._dtype, "device": tensor._device}
-        st.write(self, tensor, self.node_op(aten.full.default, (sizes, self._nodes(value)), kwargs))
-        return tensor
-
-    def _write(
-        self, func: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """An operator that writes: record its functional form, then write the new values."""
-        names = info.argument_names
-        if func is aten.native_batch_norm.default:
-            return self._batch_norm(args, kwargs)
-        form = info.functional
-        if form is None:
-            raise TraceError(f"{func} writes to an argument and has no functional form")
-        filled, rest = default_arguments(func, args, kwargs)
-        targets = []
-        for position in info.written:
-            value = filled[position] if position < len(filled) else rest.pop(names[position], None)
-            targets.append(value)
-        if func._schema.arguments[info.written[0]].is_out:
-            # An out argument is not read; its functional form does not take it.
-            positional = filled[: len(form._schema.arguments)]
-        else:
-            positional = filled
-        rest = self._without_generator(func, rest)
-        allowed = {a.name for a in form._schema.arguments}
-        rest = {k: v for k, v in rest.items() if k in allowed}
-        result = self._run_form(form, tuple(positional), rest)
-        results = list(result) if isinstance(result, (list, tuple)) else [result]
-        if any(isinstance(t, (list, tuple)) for t in targets):
-            written = [t for group in targets for t in group]
-            results = _flatten(results)
-        else:
-            written = [t for t in targets if t is not None]
-        own = results[: len(results) - len(written)]
-        for target, new in zip(written, results[len(own) :], strict=True):
-            tensor = self._target(target)
-            if new.meta["val"]._sizes != tensor._sizes:
-                raise TraceError(
-                    f"{func}: the result has shape {list(new.meta['val']._sizes)}, but the tensor "
-                    f"written to {list(tensor._sizes)}; resizing in place cannot be compiled"
-                )
-            st.write(self, tensor, new)
-        returned = len(func._schema.returns)
-        if returned == 0:
-            return None
-        fresh_results = [fresh(n) for n in own]
-        aliased = [t for t, r in zip(targets, func._schema.returns[len(own) :], strict=False) if r]
-        everything = fresh_results + aliased
-        return everything[0] if returned == 1 else tuple(everything)
-
-    def _run_form(self, form: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The nodes of a functional operator's results, decomposed where the table says so."""
-        decomposition = self.decompositions.get(form)
-        if decomposition is not None:
-            with self:
-                result = decomposition(*args, **kwargs)
-            if result is not NotImplemented:
-                if isinstance(result, (list, tuple)):
-                    return [read(self, self.traced(r)) for r in result]
-                return read(self, self.traced(result))
-        random = op_info(form).kind is OpKind.RANDOM
-        return self.emit(form, self._nodes(args), self._nodes_of(kwargs), merge=not random)
-
-    def _batch_norm(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """native_batch_norm updates the running statistics in training, which its schema hides."""
-        filled, _ = default_arguments(aten.native_batch_norm.default, args, kwargs)
-        x, weight, bias, mean, var, training, momentum, eps = filled
-        if not training or mean is None:
-            form = aten._native_batch_norm_legit.no_stats if training else None
-            if form is None:
-                form = aten._native_batch_norm_legit_no_training.default
-                positional = (x, weight, bias, mean, var, momentum, eps)
-            else:
-                positional = (x, weight, bias, training, momentum, eps)
-            return tuple(fresh(n) for n in self._run_form(form, positional, {}))
-        form = aten._native_batch_norm_legit_functional.default
-        out, save_mean, save_invstd, new_mean, new_var = self._run_form(form, tuple(filled), {})
-        st.write(self, self._target(mean), new_mean)
-        st.write(self, self._target(var), new_var)
-        return fresh(out), fresh(save_mean), fresh(save_invstd)
-
     # --- shaping values ---------------------------------------------------------------------------
 
     def like(self, value: Node, pattern: FakeTensor, *, strides: bool = True) -> Node:
@@ -443,16 +368,16 @@ class Tracer(TorchDispatchMode):
             value = self.node_op(aten._to_copy.default, (value,), {"device": pattern._device})
             val = value.meta["val"]
         if val._sizes != pattern._sizes:
-            sizes = [self._nodes(s) for s in pattern._sizes]
+            sizes = [self.nodes(s) for s in pattern._sizes]
             value = self.node_op(aten.expand.default, (value, sizes), {})
             val = value.meta["val"]
-        if strides and not _same_strides(val, pattern):
+        if strides and not same_strides(val, pattern):
             value = self._restride(value, pattern)
         return value
 
     def _restride(self, value: Node, pattern: FakeTensor) -> Node:
         """The same values laid out in the order of `pattern`'s strides, without gaps."""
-        order = sorted(range(len(pattern._sizes)), key=lambda d: (-_hint(pattern._strides[d]), d))
+        order = sorted(range(len(pattern._sizes)), key=lambda d: (-hint(pattern._strides[d]), d))
         inverse = [order.index(d) for d in range(len(order))]
         permuted = self.node_op(aten.permute.default, (value, order), {})
         dense = self.node_op(
@@ -462,107 +387,9 @@ class Tracer(TorchDispatchMode):
 
     def reshape(self, value: Node, sizes: tuple[Any, ...]) -> Node:
         """`value` in another shape: a view if its strides allow, else a copy."""
-        size_nodes = [self._nodes(s) for s in sizes]
-        if not _viewable(value.meta["val"], sizes):
+        size_nodes = [self.nodes(s) for s in sizes]
+        if not viewable(value.meta["val"], sizes):
             value = self.node_op(
                 aten.clone.default, (value,), {"memory_format": torch.contiguous_format}
             )
         return self.node_op(aten.view.default, (value, size_nodes), {})
-
-
-# --- small helpers --------------------------------------------------------------------------------
-
-
-def _values(value: Any) -> Any:
-    """Fakes and symbolic sizes for nodes."""
-    if type(value) is Node:
-        return value.meta["val"]
-    if type(value) is tuple:
-        return tuple(_values(v) for v in value)
-    if isinstance(value, (list, tuple)):
-        return [_values(v) for v in value]
-    return value
-
-
-def _values_of(kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {k: _values(v) for k, v in kwargs.items()} if kwargs else kwargs
-
-
-def _wrapped(value: Any) -> Any:
-    """Traced tensors for nodes, so that a decomposition can be called on them."""
-    if type(value) is Node:
-        val = value.meta["val"]
-        return fresh(value) if isinstance(val, FakeTensor) else val
-    if isinstance(value, (list, tuple)):
-        return type(value)(_wrapped(v) for v in value)
-    return value
-
-
-def _wrapped_dict(kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {k: _wrapped(v) for k, v in kwargs.items()}
-
-
-def _key(value: Any) -> Any:
-    """A hashable stand-in for arguments: equal only if they mean the same (1 is not 1.0 here)."""
-    kind = type(value)
-    if kind is Node:
-        return value
-    if kind is tuple or kind is list or isinstance(value, (list, tuple)):
-        return tuple([_key(v) for v in value])
-    if kind is float:
-        return (float, value, math.copysign(1.0, value))
-    if kind is int or kind is bool or kind is complex:
-        return (kind, value)
-    return value
-
-
-def _flatten(values: list[Any]) -> list[Any]:
-    flat: list[Any] = []
-    for v in values:
-        flat.extend(v) if isinstance(v, (list, tuple)) else flat.append(v)
-    return flat
-
-
-def _same(a: Any, b: Any) -> bool:
-    return (
-        a._sizes == b._sizes
-        and _same_strides(a, b)
-        and a._dtype == b._dtype
-        and a._device == b._device
-        and _statically_equal(a._offset, b._offset)
-    )
-
-
-def _statically_equal(a: Any, b: Any) -> bool:
-    return a is b or (type(a) is int and type(b) is int and a == b) or str(a) == str(b)
-
-
-def _same_strides(a: FakeTensor, b: FakeTensor) -> bool:
-    return all(
-        x == y or size == 1 for x, y, size in zip(a._strides, b._strides, a._sizes, strict=True)
-    )
-
-
-def _hint(size: Any) -> int:
-    return size if type(size) is int else int(getattr(size.node, "hint", 0) or 0)
-
-
-def _viewable(val: FakeTensor, sizes: tuple[Any, ...]) -> bool:
-    """Whether a tensor can be seen in another shape without a copy: the metadata query is asked
-    of a meta tensor, as the rule for strides is PyTorch's own."""
-    strides = 1
-    contiguous = True
-    for size, stride in zip(reversed(val._sizes), reversed(val._strides), strict=True):
-        if size == 1:
-            continue
-        if stride != strides:
-            contiguous = False
-            break
-        strides = strides * size
-    if contiguous:
-        return True
-    try:
-        propagate(aten.view.default, (val, list(sizes)), {})
-    except (RuntimeError, ValueError):
-        return False
-    return True

@@ -1,0 +1,132 @@
+"""Operators that write to their arguments, recorded as functional ones.
+
+Each records what the operator would compute and makes it the new value of the tensor's storage.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from dovetail_prims.fake_tensor import FakeTensor
+from torch import Tensor
+from torch._ops import OpOverload
+
+from dovetail_autograd_aot.op_info import OpInfo, OpKind, default_arguments, op_info
+from dovetail_autograd_aot.storage import TraceError, fresh, read
+from dovetail_autograd_aot.storage import write as write_value
+from dovetail_autograd_aot.values import flatten
+
+if TYPE_CHECKING:
+    from dovetail_autograd_aot.tracer import Tracer
+
+aten = torch.ops.aten
+
+
+def _target(tracer: Tracer, value: Any) -> FakeTensor:
+    if type(value) is FakeTensor:
+        return value
+    return tracer.constant(value)
+
+
+def copy(tracer: Tracer, target: Tensor, source: Tensor, non_blocking: bool = False) -> FakeTensor:
+    """`copy_`: the source, in the layout of the target."""
+    tensor = _target(tracer, target)
+    value = read(tracer, tracer.traced(source))
+    write_value(tracer, tensor, value)
+    return tensor
+
+
+def fill(tracer: Tracer, func: OpOverload, args: tuple[Any, ...]) -> FakeTensor:
+    """`fill_` with a number, and `zero_`."""
+    tensor = _target(tracer, args[0])
+    value = args[1] if func is aten.fill_.Scalar else 0
+    sizes = [tracer.nodes(s) for s in tensor._sizes]
+    kwargs = {"dtype": tensor._dtype, "device": tensor._device}
+    write_value(
+        tracer, tensor, tracer.node_op(aten.full.default, (sizes, tracer.nodes(value)), kwargs)
+    )
+    return tensor
+
+
+def write(
+    tracer: Tracer, func: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """An operator that writes: record its functional form, then write the new values."""
+    names = info.argument_names
+    if func is aten.native_batch_norm.default:
+        return _batch_norm(tracer, args, kwargs)
+    form = info.functional
+    if form is None:
+        raise TraceError(f"{func} writes to an argument and has no functional form")
+    filled, rest = default_arguments(func, args, kwargs)
+    targets: list[Any] = []
+    for position in info.written:
+        value = filled[position] if position < len(filled) else rest.pop(names[position], None)
+        targets.append(value)
+    if func._schema.arguments[info.written[0]].is_out:
+        # An out argument is not read; its functional form does not take it.
+        positional = filled[: len(form._schema.arguments)]
+    else:
+        positional = filled
+    rest = tracer.without_generator(func, rest)
+    allowed = {a.name for a in form._schema.arguments}
+    rest = {k: v for k, v in rest.items() if k in allowed}
+    result = _run_form(tracer, form, tuple(positional), rest)
+    results = list(result) if isinstance(result, (list, tuple)) else [result]
+    if any(isinstance(t, (list, tuple)) for t in targets):
+        written = [t for group in targets for t in group]
+        results = flatten(results)
+    else:
+        written = [t for t in targets if t is not None]
+    own = results[: len(results) - len(written)]
+    for target, new in zip(written, results[len(own) :], strict=True):
+        tensor = _target(tracer, target)
+        if new.meta["val"]._sizes != tensor._sizes:
+            raise TraceError(
+                f"{func}: the result has shape {list(new.meta['val']._sizes)}, but the tensor "
+                f"written to {list(tensor._sizes)}; resizing in place cannot be compiled"
+            )
+        write_value(tracer, tensor, new)
+    returned = len(func._schema.returns)
+    if returned == 0:
+        return None
+    fresh_results = [fresh(n) for n in own]
+    aliased = [t for t, r in zip(targets, func._schema.returns[len(own) :], strict=False) if r]
+    everything = fresh_results + aliased
+    return everything[0] if returned == 1 else tuple(everything)
+
+
+def _run_form(
+    tracer: Tracer, form: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """The nodes of a functional operator's results, decomposed where the table says so."""
+    decomposition = tracer.decompositions.get(form)
+    if decomposition is not None:
+        with tracer:
+            result = decomposition(*args, **kwargs)
+        if result is not NotImplemented:
+            if isinstance(result, (list, tuple)):
+                return [read(tracer, tracer.traced(r)) for r in result]
+            return read(tracer, tracer.traced(result))
+    random = op_info(form).kind is OpKind.RANDOM
+    return tracer.emit(form, tracer.nodes(args), tracer.nodes_of(kwargs), merge=not random)
+
+
+def _batch_norm(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """native_batch_norm updates the running statistics in training, which its schema hides."""
+    filled, _ = default_arguments(aten.native_batch_norm.default, args, kwargs)
+    x, weight, bias, mean, var, training, momentum, eps = filled
+    if not training:
+        form = aten._native_batch_norm_legit_no_training.default
+        frozen = (x, weight, bias, mean, var, momentum, eps)
+        return tuple(fresh(n) for n in _run_form(tracer, form, frozen, {}))
+    if mean is None:
+        form = aten._native_batch_norm_legit.no_stats
+        stateless = (x, weight, bias, training, momentum, eps)
+        return tuple(fresh(n) for n in _run_form(tracer, form, stateless, {}))
+    form = aten._native_batch_norm_legit_functional.default
+    out, save_mean, save_invstd, new_mean, new_var = _run_form(tracer, form, tuple(filled), {})
+    write_value(tracer, _target(tracer, mean), new_mean)
+    write_value(tracer, _target(tracer, var), new_var)
+    return fresh(out), fresh(save_mean), fresh(save_invstd)
