@@ -54,7 +54,7 @@ class ExceptionEntry:
 class DecodedCode:
     """A code object's instructions, exception table and layout of its local slots."""
 
-    __slots__ = ("code", "entries", "instructions", "slot_names", "slot_of")
+    __slots__ = ("code", "entries", "instructions", "lines", "slot_names", "slot_of")
 
     def __init__(
         self, code: CodeType, instructions: list[Instruction], entries: list[ExceptionEntry]
@@ -62,18 +62,21 @@ class DecodedCode:
         self.code = code
         self.instructions = instructions
         self.entries = entries
+        self.lines: list[int] | None = None
         cells = [name for name in code.co_cellvars if name not in code.co_varnames]
         self.slot_names = (*code.co_varnames, *cells, *code.co_freevars)
         self.slot_of = {name: slot for slot, name in enumerate(self.slot_names)}
 
     def line_of(self, index: int) -> int:
         """The source line of instruction `index`."""
-        offset = self.instructions[index].offset
-        line = self.code.co_firstlineno
-        for start, end, lineno in self.code.co_lines():
-            if start <= offset < end and lineno is not None:
-                return lineno
-        return line
+        if self.lines is None:
+            of_offset = {}
+            for start, end, lineno in self.code.co_lines():
+                for offset in range(start, end, 2):
+                    of_offset[offset] = lineno or self.code.co_firstlineno
+            first = self.code.co_firstlineno
+            self.lines = [of_offset.get(inst.offset, first) for inst in self.instructions]
+        return self.lines[index]
 
     def entry_for(self, index: int) -> ExceptionEntry | None:
         """The exception-table row that covers instruction `index`."""

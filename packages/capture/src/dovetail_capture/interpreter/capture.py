@@ -175,9 +175,7 @@ class _Attempt:
                     cells.append((name, rebuilder.recipe(item)))
             else:
                 locals_.append((name, rebuilder.recipe(item)))
-        stack = tuple(
-            None if item is None else rebuilder.recipe(item) for item in frame.stack
-        )
+        stack = tuple(None if item is None else rebuilder.recipe(item) for item in frame.stack)
         return FrameEnd(
             break_index=frame.next_index,
             stack=stack,

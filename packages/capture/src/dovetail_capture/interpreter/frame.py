@@ -6,7 +6,7 @@ import dis
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from dovetail_capture.interpreter.bytecode import DecodedCode, Instruction
+from dovetail_capture.interpreter.bytecode import VERSION, DecodedCode, Instruction
 from dovetail_capture.interpreter.signals import ProgramException
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.functions import CellValue
@@ -99,7 +99,11 @@ class Frame:
         arg = inst.arg if opcode >= dis.HAVE_ARGUMENT else None
         if inst.opname in ("RETURN_GENERATOR", "EXTENDED_ARG", "CACHE", "FOR_ITER", "SEND"):
             return
-        expected = dis.stack_effect(opcode, arg, jump=jumped)
+        if VERSION < (3, 12) and inst.opname in ("PRECALL", "CALL"):
+            # 3.11 books the arguments to PRECALL, though CALL is what pops them.
+            expected = 0 if inst.opname == "PRECALL" else -inst.arg - 1
+        else:
+            expected = dis.stack_effect(opcode, arg, jump=jumped)
         if len(self.stack) - before != expected:
             raise AssertionError(
                 f"{inst} changed the stack by {len(self.stack) - before}, not {expected}"

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 
-
 from dovetail_capture.interpreter import bytecode
 from dovetail_capture.interpreter import wrap as wrapping
 from dovetail_capture.interpreter.frame import MAKE_GENERATOR, YIELD, Frame
@@ -267,9 +266,7 @@ class Interpreter:
         """Is `fn` a Python function that must not be inlined?"""
         return fn in library.SKIPPED
 
-    def record(
-        self, kind: str, target: Any, args: list[Value], kwargs: dict[str, Value]
-    ) -> Value:
+    def record(self, kind: str, target: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
         """Record a tensor operation; lazy children of its arguments are looked at first."""
         for value in (*args, *kwargs.values()):
             if value.__class__ is not TensorValue and value.__class__ is not Constant:
@@ -408,5 +405,3 @@ class Interpreter:
 def source_line(filename: str, lineno: int) -> str:
     """A line of source, or an empty string."""
     return linecache.getline(filename, lineno)
-
-

@@ -166,9 +166,7 @@ class Rebuilder:
         if item.cls is collections.defaultdict:
             factory = self.recipe(item.default_factory or Constant(None))
             return r.CallFunction(r.Const(item.cls), (factory, r.Build("dict", tuple(flat))))
-        pairs = tuple(
-            r.Build("tuple", (flat[i], flat[i + 1])) for i in range(0, len(flat), 2)
-        )
+        pairs = tuple(r.Build("tuple", (flat[i], flat[i + 1])) for i in range(0, len(flat), 2))
         return r.CallFunction(r.Const(item.cls), (r.Build("list", pairs),))
 
     def _object(self, item: ObjectValue) -> r.Recipe:
@@ -288,8 +286,8 @@ class Rebuilder:
                 if isinstance(item, Lazy) or fields.read.get(key) is item:
                     continue
                 self.effects.append(r.SetAttr(target, key, self.recipe(item), raw=True))
-            gone = fields.deleted if fields.origin is not None else set(before) - set(
-                fields.entries
+            gone = (
+                fields.deleted if fields.origin is not None else set(before) - set(fields.entries)
             )
             for key in gone:
                 self.effects.append(r.DelAttr(target, key, raw=True))
@@ -310,5 +308,3 @@ class Rebuilder:
         if at_start != at_end:
             call = r.CallFunction(r.Const(torch._C._set_grad_enabled), (r.Const(at_end),))
             self.effects.append(r.RunCall(call))
-
-

@@ -217,4 +217,3 @@ def _holds_tensor(result: Any) -> bool:
     if isinstance(result, (tuple, list)):
         return any(_holds_tensor(item) for item in result)
     return False
-

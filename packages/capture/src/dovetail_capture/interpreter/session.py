@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from types import CodeType
 from typing import Any
 
 import torch
 from dovetail_guards import clauses as c
 from dovetail_guards.source import (
+    ClosureCellSource,
     InstanceAttrSource,
     ItemSource,
     ObjectSource,
@@ -18,9 +20,11 @@ from dovetail_capture.captured_frame import GraphInput
 from dovetail_capture.interpreter.recorder import Recorder
 from dovetail_capture.interpreter.sources import SourceTable
 from dovetail_capture.interpreter.values.base import Value
-from dovetail_capture.interpreter.values.containers import DictValue
+from dovetail_capture.interpreter.values.containers import DictValue, ListValue, SetValue
+from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
+_NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9]+")
 _PINNED_DICTS = ("_parameters", "_buffers")
 
 
@@ -110,6 +114,33 @@ class Session:
         """Guard that different inputs stay different tensors."""
         if len(inputs) > 1:
             self.clauses.append(c.DistinctObjects(tuple(item.source for item in inputs)))
+        changed = [value for value in self.known.values() if _is_changed(value)]
+        for cls in {value.python_type() for value in changed}:
+            # A change to one of them must not be a change to another.
+            sources = [
+                value.source
+                for value in self.known.values()
+                if value.python_type() is cls
+                and value.source is not None
+                and not isinstance(value.source, (ObjectSource, ClosureCellSource))
+                and not getattr(value, "pinned", False)
+            ]
+            if len(sources) > 1:
+                self.clauses.append(c.DistinctObjects(tuple(sources)))
+
+
+def _is_changed(value: Value) -> bool:
+    """Has the frame written to this pre-existing object?"""
+    if isinstance(value, (ListValue, DictValue, SetValue)):
+        return value.mutated
+    if isinstance(value, ObjectValue):
+        native = value.native
+        return bool(
+            value.fields.mutated
+            or value.slots_mutated
+            or (native is not None and _is_changed(native))
+        )
+    return False
 
 
 def tensor_clause(real: torch.Tensor, source: Source) -> c.TensorIs:
@@ -131,6 +162,5 @@ def tensor_clause(real: torch.Tensor, source: Source) -> c.TensorIs:
 
 def _input_name(source: Source, index: int) -> str:
     """A readable placeholder name for a source."""
-    text = "".join(ch if ch.isalnum() else "_" for ch in str(source)).strip("_")
-    text = text[-40:].lstrip("_0123456789")
+    text = _NOT_IN_NAMES.sub("_", str(source)).strip("_")[-40:].lstrip("_0123456789")
     return f"in{index}_{text}" if text else f"in{index}"

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from dovetail_guards import clauses as c
-from dovetail_guards.source import ObjectSource, Source
+from dovetail_guards.source import ClosureCellSource, ObjectSource, Source
 
 from dovetail_capture.interpreter.session import Session
 from dovetail_capture.interpreter.signals import GraphBreakSignal
@@ -164,8 +164,11 @@ def _method(session: Session, real: Any, source: Source) -> Value:
 
 
 def _cell(session: Session, real: Any, source: Source) -> Value:
-    known = _known(session, real, source)
-    if known is not None:
+    known = session.known.get(id(real))
+    if isinstance(known, CellValue):
+        # Guards cannot speak of the frame's own cells, only of their contents.
+        if isinstance(known.source, ClosureCellSource) and isinstance(known.content, Lazy):
+            session.same(known.content.source, session.sources.cell(source))
         return known
     return _remember(session, real, cell_value(session, real, source))  # type: ignore[no-any-return]
 
@@ -178,9 +181,7 @@ def cell_value(
         content = real.cell_contents
     except ValueError:
         return CellValue(None, source, real)
-    return CellValue(
-        Lazy(content, content_source or session.sources.cell(source)), source, real
-    )
+    return CellValue(Lazy(content, content_source or session.sources.cell(source)), source, real)
 
 
 def _object(session: Session, real: Any, source: Source) -> Value:

@@ -610,7 +610,7 @@ HANDLERS: dict[Any, Handler] = {
     StopIteration.__init__: exception_init,
     BaseException.with_traceback: exception_with_traceback, BaseException.__str__: exception_str,
     types.FunctionType.__get__: function_get, types.MethodType: method_type,
-    getattr(builtins, "__import__"): lambda vm, args, kwargs: vm.fold(__import__, args, kwargs),
+    builtins.__import__: lambda vm, args, kwargs: vm.fold(__import__, args, kwargs),
 }  # fmt: skip
 for _cls in list(vars(builtins).values()):
     if isinstance(_cls, type) and issubclass(_cls, BaseException):
@@ -666,4 +666,3 @@ NEW_HANDLERS: dict[type, Any] = {
     dict: new_dict, collections.OrderedDict: new_dict, collections.defaultdict: new_dict,
     list: new_list, tuple: new_tuple, set: new_set,
 }  # fmt: skip
-

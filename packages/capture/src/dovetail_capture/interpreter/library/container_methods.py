@@ -119,8 +119,7 @@ def sequence_count(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     matches = [
         item
         for item in vm.iterate(args[0])
-        if operators.is_same(item, args[1])
-        or vm.truth(operators.compare(vm, "==", item, args[1]))
+        if operators.is_same(item, args[1]) or vm.truth(operators.compare(vm, "==", item, args[1]))
     ]
     return Constant(len(matches))
 

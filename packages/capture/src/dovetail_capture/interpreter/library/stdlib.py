@@ -391,6 +391,4 @@ PURE_TYPES: tuple[type, ...] = (
     str, int, float, bool, complex, bytes, range, re.Pattern, re.Match, inspect.Signature,
     tuple, frozenset,
 )  # fmt: skip
-PURE_CLASSES: frozenset[type] = frozenset(
-    {range, complex, bytes, inspect.Parameter}
-)
+PURE_CLASSES: frozenset[type] = frozenset({range, complex, bytes, inspect.Parameter})

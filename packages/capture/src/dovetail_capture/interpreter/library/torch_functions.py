@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from dovetail_guards import clauses as c
 
 from dovetail_capture.interpreter.library.container_methods import Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import attributes, calls, dicts
@@ -228,7 +229,14 @@ def module_call(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
             if not isinstance(hooks, DictValue) or dicts.length(vm, hooks):
                 return calls.inline(vm, _CALL_IMPL, args, kwargs)
         vm.session.global_hooks_guarded = True
+    fields, session = module.fields, vm.session
     for name in _MODULE_HOOKS:
+        real = None if fields.origin is None else fields.origin.get(name)
+        if real is not None and name not in fields.entries and id(real) not in session.known:
+            if module.source is not None and not real:
+                source = session.sources.instance_attr(module.source, name)
+                session.guard(c.LengthIs, source, 0)
+                continue
         found = attributes.generic_lookup(vm, module, name)
         if not isinstance(found, DictValue) or dicts.length(vm, found):
             return calls.inline(vm, _CALL_IMPL, args, kwargs)
@@ -312,6 +320,7 @@ HANDLERS: dict[Any, Handler] = {
     torch.jit.is_tracing: always(False),
     torch._jit_internal.is_scripting: always(False),
     _C._get_tracing_state: always(None),
+    _C._is_tracing: always(False),
     _C._has_torch_function: always(False),
     _C._has_torch_function_unary: always(False),
     _C._has_torch_function_variadic: always(False),

@@ -27,9 +27,7 @@ ROWS: tuple[Row, ...] = (
 
 def handlers(version: tuple[int, int]) -> dict[str, Handler]:
     """Instruction name -> handler for one Python version."""
-    return {
-        row.name: row.handler for row in ROWS if row.versions[0] <= version <= row.versions[1]
-    }
+    return {row.name: row.handler for row in ROWS if row.versions[0] <= version <= row.versions[1]}
 
 
 HANDLERS = handlers(VERSION)

@@ -278,9 +278,7 @@ def bind_to_instance(vm: Interpreter, obj: Value, owner: type, name: str, attr: 
     return vm.wrap_class_attr(owner, name, attr)
 
 
-def _data_descriptor(
-    vm: Interpreter, obj: ObjectValue, owner: type, name: str, attr: Any
-) -> Value:
+def _data_descriptor(vm: Interpreter, obj: ObjectValue, owner: type, name: str, attr: Any) -> Value:
     kind = type(attr)
     if isinstance(attr, property):
         if attr.fget is None:

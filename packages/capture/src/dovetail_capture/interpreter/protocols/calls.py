@@ -110,8 +110,7 @@ def inline(
     if real.__kwdefaults__:
         base = sources.held(real.__kwdefaults__, f"{code.co_qualname}.__kwdefaults__")
         keyword = {
-            name: Lazy(item, sources.item(base, name))
-            for name, item in real.__kwdefaults__.items()
+            name: Lazy(item, sources.item(base, name)) for name, item in real.__kwdefaults__.items()
         }
     slots = bind(vm, code, positional, keyword, args, kwargs)
     closure: tuple[CellValue, ...] = ()

@@ -131,9 +131,7 @@ class DictValue(Value):
         "read",
     )
 
-    def __init__(
-        self, cls: type = dict, source: Source | None = None, origin: Any = None
-    ) -> None:
+    def __init__(self, cls: type = dict, source: Source | None = None, origin: Any = None) -> None:
         self.cls = cls
         self.source = source
         self.origin: dict[Any, Any] | None = origin

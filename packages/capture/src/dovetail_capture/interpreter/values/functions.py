@@ -21,9 +21,7 @@ class CellValue(Value):
 
     __slots__ = ("content", "mutated", "real")
 
-    def __init__(
-        self, content: Any = None, source: Source | None = None, real: Any = None
-    ) -> None:
+    def __init__(self, content: Any = None, source: Source | None = None, real: Any = None) -> None:
         self.content = content  # a Value, a Lazy, or None if empty
         self.source = source
         self.real = real

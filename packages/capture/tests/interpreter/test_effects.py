@@ -1,0 +1,205 @@
+"""Changes to what outlives the frame: made after the graph, never during capture."""
+
+from __future__ import annotations
+
+import collections
+import copy
+from typing import Any
+
+import pytest
+import torch
+from dovetail_capture.interpreter import capture_frame
+
+from . import programs
+
+check = programs.check
+
+COUNT = 0
+TABLE: dict[str, Any] = {}
+
+
+class Holder:
+    total = 0
+
+    def __init__(self) -> None:
+        self.items: list[Any] = []
+        self.state = torch.zeros(2)
+        self.gone = 1
+
+
+class Slotted:
+    __slots__ = ("a", "b")
+
+    def __init__(self, a: Any) -> None:
+        self.a = a
+
+
+def x() -> torch.Tensor:
+    return torch.arange(2.0)
+
+
+def change_list(t: torch.Tensor, items: list[Any]) -> Any:
+    items.append(t + 1)
+    items[0] = len(items)
+    return items
+
+
+def change_dict(t: torch.Tensor, table: dict[str, Any]) -> Any:
+    table["new"] = t * 2
+    del table["old"]
+    table["nested"]["deep"] = [t]
+    return len(table)
+
+
+def change_set_and_deque(t: torch.Tensor, seen: set[int], queue: Any) -> Any:
+    seen.add(9)
+    queue.append(t + 1)
+    queue.popleft()
+    return t * len(queue)
+
+
+def change_object(t: torch.Tensor, holder: Holder) -> Any:
+    holder.items.append(t + 1)
+    holder.state = holder.state + t
+    holder.fresh = t
+    del holder.gone
+    return holder.state * 2
+
+
+def change_slots(t: torch.Tensor, slotted: Slotted) -> Any:
+    slotted.b = slotted.a + t
+    slotted.a = 5
+    return slotted.b * slotted.a
+
+
+def change_tensor(t: torch.Tensor, u: torch.Tensor) -> Any:
+    t.add_(1)
+    u[0] = 7
+    v = t.view(-1)
+    v.mul_(2)
+    t += u
+    return t, v
+
+
+def aliases(t: torch.Tensor, items: list[Any]) -> Any:
+    same = items
+    same.append(t + 1)
+    pair = [items, same, t]
+    pair.append(pair[0] is same)
+    return pair
+
+
+def cyclic(t: torch.Tensor) -> Any:
+    items: list[Any] = [t + 1]
+    items.append(items)
+    table = {"me": items}
+    items.append(len(table))
+    return items[0], len(items)
+
+
+PROGRAMS = [
+    (change_list, ([1, 2],)),
+    (change_dict, ({"old": 1, "nested": {}, "kept": 2},)),
+    (change_set_and_deque, ({1}, collections.deque([1, 2]))),
+    (change_object, (Holder(),)),
+    (change_slots, (Slotted(3),)),
+    (change_tensor, (torch.ones(2),)),
+    (aliases, ([3],)),
+    (cyclic, ()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("program", "extra"), PROGRAMS, ids=lambda p: getattr(p, "__name__", ""))
+def test_effect(program: Any, extra: tuple[Any, ...]) -> None:
+    check(program, x(), *copy.deepcopy(extra), calls=1)
+
+
+@pytest.mark.parametrize(("program", "extra"), PROGRAMS, ids=lambda p: getattr(p, "__name__", ""))
+def test_capture_itself_changes_nothing(program: Any, extra: tuple[Any, ...]) -> None:
+    args = (x(), *copy.deepcopy(extra))
+    before = copy.deepcopy(args)
+    frame = capture_frame(program.__code__, program, args)
+    assert frame.break_ is None
+    assert all(programs.same(a, b) for a, b in zip(args, before, strict=True))
+
+
+def test_globals_are_written_after_the_graph() -> None:
+    def program(t: torch.Tensor) -> Any:
+        global COUNT
+        COUNT += 2
+        TABLE["t"] = t + COUNT
+        return t * COUNT
+
+    from dovetail_capture.api import optimize
+
+    captured = optimize(program, programs.Counter(), fullgraph=True)
+    assert torch.equal(captured(x()), x() * 2)
+    assert COUNT == 2 and torch.equal(TABLE["t"], x() + 2)
+    assert torch.equal(captured(x()), x() * 4)  # the global's new value is seen
+    assert COUNT == 4
+
+
+def test_nonlocal_cell_of_the_caller_is_written() -> None:
+    from dovetail_capture.api import optimize
+
+    total = 0
+
+    def program(t: torch.Tensor) -> Any:
+        nonlocal total
+        total = total + 3
+        return t + total
+
+    captured = optimize(program, programs.Counter(), fullgraph=True)
+    assert torch.equal(captured(x()), x() + 3) and total == 3
+    assert torch.equal(captured(x()), x() + 6) and total == 6
+
+
+def test_class_attributes_are_written() -> None:
+    from dovetail_capture.api import optimize
+
+    def program(t: torch.Tensor) -> Any:
+        Holder.total = Holder.total + 1
+        return t + Holder.total
+
+    captured = optimize(program, programs.Counter(), fullgraph=True)
+    assert torch.equal(captured(x()), x() + 1) and Holder.total == 1
+    assert torch.equal(captured(x()), x() + 2) and Holder.total == 2
+
+
+def test_made_objects_keep_their_identity() -> None:
+    from dovetail_capture.api import optimize
+
+    def program(t: torch.Tensor) -> Any:
+        inner = [t + 1]
+        holder = Holder()
+        holder.items = inner
+        return inner, holder, {"k": inner}, t
+
+    argument = x()
+    inner, holder, table, returned = optimize(program, programs.Counter(), fullgraph=True)(argument)
+    assert holder.items is inner and table["k"] is inner and returned is argument
+    assert type(holder) is Holder and torch.equal(holder.state, torch.zeros(2))
+
+
+def test_closures_are_rebuilt() -> None:
+    from dovetail_capture.api import optimize
+
+    def program(t: torch.Tensor) -> Any:
+        count = 1
+        shift = t + 1
+
+        def bump(by: int = 2, *, more: int = 1) -> Any:
+            nonlocal count
+            count += by + more
+            return shift * count
+
+        def get() -> int:
+            return count
+
+        bump()
+        return bump, get
+
+    bump, get = optimize(program, programs.Counter(), fullgraph=True)(x())
+    assert get() == 4
+    assert torch.equal(bump(1), (x() + 1) * 6) and get() == 6
+    assert bump.__name__ == "bump" and bump.__defaults__ == (2,)
