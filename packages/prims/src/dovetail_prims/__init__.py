@@ -1,5 +1,6 @@
 """The op language of Dovetail: dialects, fake tensors, shape rules, decompositions."""
 
+from dovetail_prims.dialect import Dialect, VerifyError, verify
 from dovetail_prims.fake_mode import FakeMode, fake_arguments
 from dovetail_prims.fake_tensor import (
     DataDependentError,
@@ -14,9 +15,11 @@ from dovetail_prims.fake_tensor import (
     tensor_meta,
 )
 from dovetail_prims.record import trace_aten
+from dovetail_prims.sdpa import choose_backend
 
 __all__ = [
     "DataDependentError",
+    "Dialect",
     "FakeMemo",
     "FakeMode",
     "FakeStorage",
@@ -24,9 +27,12 @@ __all__ = [
     "FakeTensorError",
     "TensorMeta",
     "UnsupportedTensorError",
+    "VerifyError",
+    "choose_backend",
     "fake_arguments",
     "from_real",
     "propagate",
     "tensor_meta",
     "trace_aten",
+    "verify",
 ]

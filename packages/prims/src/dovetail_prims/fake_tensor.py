@@ -92,15 +92,15 @@ class FakeTensor(Tensor):
     ) -> FakeTensor:
         """A new fake tensor (a leaf). `storage` None gives it a storage of its own."""
         fake = make(tuple(sizes), tuple(strides), dtype, torch.device(device), offset, storage)
-        return fake.requires_grad_() if requires_grad else fake
+        return _requiring_grad(fake) if requires_grad else fake
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         return propagate(func, args, kwargs or {})
 
-    def __repr__(self, *, tensor_contents: str | None = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
         sizes = ", ".join(str(s) for s in self._sizes)
         return f"FakeTensor([{sizes}], {self._dtype}, device='{self._device}')"
 
@@ -194,6 +194,11 @@ def _hint(size: Size) -> int:
     return hint if isinstance(hint, int) else 2
 
 
+def _requiring_grad(fake: FakeTensor) -> FakeTensor:
+    fake.requires_grad_()
+    return fake
+
+
 def _unpickle(
     sizes: Sizes,
     strides: Sizes,
@@ -203,7 +208,7 @@ def _unpickle(
     requires_grad: bool,
 ) -> FakeTensor:
     fake = make(sizes, strides, dtype, device, offset)
-    return fake.requires_grad_() if requires_grad else fake
+    return _requiring_grad(fake) if requires_grad else fake
 
 
 def propagate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -364,11 +369,11 @@ class _NonLeaf(torch.autograd.Function):
     """Gives a fake that is not a leaf, with the metadata and storage of its input."""
 
     @staticmethod
-    def forward(ctx: Any, x: FakeTensor) -> FakeTensor:  # type: ignore[override]
+    def forward(ctx: Any, x: FakeTensor) -> FakeTensor:
         return make(x._sizes, x._strides, x._dtype, x._device, x._offset, x._storage)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad
 
 

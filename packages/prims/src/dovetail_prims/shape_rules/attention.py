@@ -15,6 +15,7 @@ from dovetail_prims import sdpa
 from dovetail_prims.fake_tensor import FakeTensor, Size, Sizes, make
 from dovetail_prims.shape_rules.layout import empty_like_strides, fresh
 
+_CPU = torch.device("cpu")
 _BLOCK = 32  # efficient attention pads its logsumexp rows to this
 
 
@@ -76,8 +77,9 @@ def flash_cpu_backward(
     )
 
 
-def _philox(device: torch.device) -> tuple[FakeTensor, FakeTensor]:
-    return fresh((), torch.int64, device), fresh((), torch.int64, device)
+def _philox() -> tuple[FakeTensor, FakeTensor]:
+    """Seed and offset of efficient attention's dropout: on the CPU (outside CUDA graph capture)."""
+    return fresh((), torch.int64, _CPU), fresh((), torch.int64, _CPU)
 
 
 def efficient(
@@ -100,7 +102,7 @@ def efficient(
     return (
         _blhd((batch, heads, length, v._sizes[3]), q._dtype, q._device),
         fresh((batch, heads, rows), torch.float32, q._device),
-        *_philox(q._device),
+        *_philox(),
     )
 
 
@@ -196,7 +198,7 @@ def cudnn(
     batch, heads, length, _ = q._sizes
     width = v._sizes[3]
     sizes = (batch, heads, length, width)
-    # Outermost to innermost by the query's strides; equal ones keep their order.
+    # Innermost to outermost by the query's strides; the first of equal ones is inside.
     order = sorted(range(3), key=_by_stride(q))
     strides: list[Size] = [1] * 4
     acc: Size = width
@@ -220,7 +222,7 @@ def cudnn(
 
 
 def _by_stride(q: FakeTensor) -> Callable[[int], Any]:
-    return lambda d: (q._strides[d], -d)
+    return lambda d: (q._strides[d], d)
 
 
 def cudnn_backward(

@@ -109,19 +109,14 @@ def convolution_backward(
     """Gradients of input, weight, bias."""
     last = len(x._sizes) in (4, 5) and _output_channels_last(x, weight)
 
-    def like(t: FakeTensor, last: bool = last) -> FakeTensor:
+    def like(t: FakeTensor) -> FakeTensor:
         strides = channels_last(t._sizes) if last else contiguous(t._sizes)
         return make(t._sizes, strides, t._dtype, t._device)
-
-    weight_last = last
-    if all(s == 1 for s in (*x._sizes[2:], *weight._sizes[2:])):
-        # A kernel of size 1 over an image of size 1: only the weight's own layout counts.
-        weight_last = last and suggests_channels_last(weight)
 
     bias = fresh((grad._sizes[1],), grad._dtype, grad._device) if output_mask[2] else None
     return (
         like(x) if output_mask[0] else None,
-        like(weight, weight_last) if output_mask[1] else None,
+        like(weight) if output_mask[1] else None,
         bias,
     )
 

@@ -20,11 +20,11 @@ from dovetail_prims.shape_rules.layout import (
 _CPU = torch.device("cpu")
 
 
-def _device(device: Any) -> torch.device:
+def _device(given: Any) -> torch.device:
     """The device argument of a factory; an index-less CUDA device means the current one."""
-    if device is None:
+    if given is None:
         return _CPU
-    device = torch.device(device)
+    device = torch.device(given)
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device

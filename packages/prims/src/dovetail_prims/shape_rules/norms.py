@@ -145,11 +145,13 @@ def batch_norm(
     """`native_batch_norm` and the `_native_batch_norm_legit` forms with statistics."""
     _check_mixed(x, weight, bias, running_mean, running_var)
     # Data that can be read as contiguous is.
-    if is_contiguous(x._sizes, x._strides):
+    if x._device.type != "cpu":
+        out = make(x._sizes, empty_like_strides(x), x._dtype, x._device)
+    elif is_contiguous(x._sizes, x._strides):
         out = _like_contiguous(x)
     else:
         out = _like_suggested(x)
-    saved: Sizes = (x._sizes[1],) if training else (0,)
+    saved: Sizes = (x._sizes[1],) if training or x._device.type != "cpu" else (0,)
     dtype = x._dtype
     if dtype in REDUCED:
         if x._device.type != "cpu":

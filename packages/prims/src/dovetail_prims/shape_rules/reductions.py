@@ -15,6 +15,7 @@ from dovetail_prims.shape_rules.layout import (
     empty_like_strides,
     fresh,
     has_zero,
+    pointwise_out,
     wrap_dim,
 )
 
@@ -170,6 +171,12 @@ def softmax(x: FakeTensor, dim: int, half_to_float: bool) -> FakeTensor:
     return fresh(x._sizes, torch.float32 if half_to_float else x._dtype, x._device)
 
 
+def safe_softmax(x: FakeTensor, dim: int, dtype: Any = None) -> FakeTensor:
+    """`_safe_softmax`: rows that are wholly masked give zeros."""
+    wrap_dim(dim, len(x._sizes))
+    return pointwise_out((fresh(x._sizes, dtype or x._dtype, x._device), x), dtype or x._dtype)
+
+
 def softmax_backward(
     grad: FakeTensor, output: FakeTensor, dim: int, input_dtype: torch.dtype
 ) -> FakeTensor:
@@ -248,6 +255,7 @@ def rules() -> dict[str, Callable[..., Any]]:
         "logsumexp.default": logsumexp,
         "_softmax.default": softmax,
         "_log_softmax.default": softmax,
+        "_safe_softmax.default": safe_softmax,
         "_softmax_backward_data.default": softmax_backward,
         "_log_softmax_backward_data.default": softmax_backward,
         "cumsum.default": cumulative,

@@ -111,7 +111,7 @@ def view_strides(old_sizes: Sizes, old_strides: Sizes, sizes: Sizes) -> Sizes | 
         if not ends:
             outer = old_sizes[d - 1]
             joined = type(outer) is int and outer == 1
-            ends = not joined and old_strides[d - 1] != old_count * base
+            ends = not joined and bool(old_strides[d - 1] != old_count * base)
         if ends:
             while at >= 0:
                 one = type(sizes[at]) is int and sizes[at] == 1
@@ -209,7 +209,7 @@ def _clamp_index(index: Any, size: Size, default: Size) -> Size:
         return size if index > size else index
     if index < 0:
         index = index + size
-    return size if index > size else index  # type: ignore[no-any-return]
+    return size if index > size else index
 
 
 def slice_(
@@ -305,7 +305,7 @@ def split(x: FakeTensor, split_size: Size, dim: int = 0) -> list[FakeTensor]:
     if type(split_size) is int and split_size == 0:
         return [slice_(x, dim, 0, size)]
     # The number of pieces is the length of a Python list: a symbolic one becomes a guard here.
-    pieces = []
+    pieces: list[FakeTensor] = []
     start: Size = 0
     while start < size or (not pieces):
         end = start + split_size
@@ -337,7 +337,7 @@ def split_with_sizes(x: FakeTensor, split_sizes: Sequence[Size], dim: int = 0) -
 def unbind(x: FakeTensor, dim: int = 0) -> list[FakeTensor]:
     """All slices along a dimension. A symbolic length becomes a guard."""
     dim = wrap_dim(dim, len(x._sizes))
-    pieces = []
+    pieces: list[FakeTensor] = []
     index = 0
     while index < x._sizes[dim]:
         pieces.append(select(x, dim, index))
