@@ -154,7 +154,7 @@ def test_plan_with_library_calls_runs_interpreted() -> None:
     plan = compile_graph(gm, inputs, options=InductorOptions(triton=True))
     assert any(isinstance(s, LaunchTriton) for s in plan.steps)
     assert not any(isinstance(s, LaunchCpp) for s in plan.steps)
-    (got,) = ReferenceExecutor(plan, triton=run_in_interpreter)(*inputs)
+    (got,) = ReferenceExecutor(plan, launch_triton=run_in_interpreter)(*inputs)
     torch.testing.assert_close(got, block(*inputs))
 
 
