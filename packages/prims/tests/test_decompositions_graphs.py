@@ -5,9 +5,15 @@ import operator
 import pytest
 import torch
 from dovetail_guards import expr
-from dovetail_prims.decompositions import core_aten_table
-from dovetail_prims.decompositions.apply import DecomposeError, _Sizes, apply_table
+from dovetail_prims.decompositions import (
+    DecomposeError,
+    apply_table,
+    core_aten_table,
+    decompose,
+)
+from dovetail_prims.decompositions.apply import _Sizes
 from dovetail_prims.decompositions.checking import name_of
+from dovetail_prims.dialect import Dialect, verify
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.opsets import CORE_ATEN
 from dovetail_prims.record import trace_aten
@@ -67,6 +73,18 @@ def test_metadata():
     assert len(seen) > 30
     calls = [n for n in core.graph.nodes if n.op == "call_function"]
     assert all("test_decompositions_graphs" in n.meta["stack_trace"] for n in calls)
+
+
+def test_decompose_goes_to_verified_dialects():
+    args = examples()
+    gm = trace_aten(block, *args)
+    for to in (Dialect.CORE_ATEN, Dialect.PRIMS):
+        lower = decompose(gm, to)
+        verify(lower, to)
+        for ours, theirs in zip(lower(*args), block(*args), strict=True):
+            assert torch.allclose(ours, theirs, atol=1e-6)
+    with pytest.raises(DecomposeError, match="not to TORCH"):
+        decompose(gm, Dialect.TORCH)
 
 
 def test_applying_twice_changes_nothing():

@@ -5,6 +5,7 @@ import inspect
 import pytest
 import torch
 from dovetail_prims.decompositions import core_aten_table
+from dovetail_prims.decompositions._common import promote_types
 from dovetail_prims.decompositions.checking import assert_matches_eager, name_of
 from dovetail_prims.opsets import CORE_ATEN
 
@@ -41,6 +42,18 @@ def test_signatures_match_schemas():
 
 def test_no_entry_for_core_ops():
     assert not {name_of(op) for op in core_aten_table()} & set(CORE_ATEN)
+
+
+def test_promotion_table():
+    """Our promotion equals ATen's for every pair of ordinary dtypes."""
+    dtypes = [
+        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+        *(torch.complex64, torch.complex128),
+    ]
+    for a in dtypes:
+        for b in dtypes:
+            assert promote_types(a, b) == torch.promote_types(a, b), (a, b)
 
 
 def test_core_names_exist():

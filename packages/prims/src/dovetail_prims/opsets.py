@@ -98,3 +98,15 @@ CORE_ATEN = (
     POINTWISE_UNARY + POINTWISE_BINARY + tuple(SCALAR_FORMS) + POINTWISE_OTHER + REDUCTION + SCAN
     + VIEW + INDEXING + CREATION + EXTERN
 )  # fmt: skip
+
+# PRIMS: operands of one shape and one dtype, all of them tensors, no alpha; integer inputs of
+# float functions, of sums and of scans converted first; a reduction names its dimensions; a
+# creation names its dtype. What is left out below is written in terms of the rest.
+_NOT_PRIMS = {
+    "relu.default", "sigmoid.default", "rsqrt.default", "reciprocal.default",
+    "logical_not.default", "logical_and.default", "logical_or.default", "logical_xor.default",
+    "isnan.default", "isinf.default", "var_mean.correction", "select.int", "unsqueeze.default",
+    "squeeze.dims", "alias.default", "scatter.value", "embedding.default",
+    "select_scatter.default", "scalar_tensor.default", *SCALAR_FORMS,
+}  # fmt: skip
+PRIMS = tuple(name for name in CORE_ATEN if name not in _NOT_PRIMS)

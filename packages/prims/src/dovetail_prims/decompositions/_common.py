@@ -71,6 +71,30 @@ def floating(x: Tensor) -> Tensor:
     return x if x.is_floating_point() or x.is_complex() else cast(x, torch.get_default_dtype())
 
 
+def kind(dtype: torch.dtype) -> int:
+    """0 bool, 1 integer, 2 float, 3 complex"""
+    if dtype == torch.bool:
+        return 0
+    return 3 if dtype.is_complex else 2 if dtype.is_floating_point else 1
+
+
+def promote_types(a: torch.dtype, b: torch.dtype) -> torch.dtype:
+    """The smallest dtype that holds both. (torch.promote_types goes through the dispatcher, where a
+    mode would record it.)"""
+    if a == b:
+        return a
+    if kind(a) != kind(b):
+        low, high = sorted((a, b), key=kind)
+        widens = high.is_complex and low == torch.float64
+        return torch.complex128 if widens else high
+    if a in _LOW and b in _LOW:
+        return torch.float32
+    small, large = sorted((a, b), key=lambda d: d.itemsize)
+    if small.itemsize == large.itemsize or (large.is_signed is False and small.is_signed):
+        return {1: torch.int16, 2: torch.int32, 4: torch.int64}[large.itemsize]
+    return large
+
+
 def promoted(x: Tensor, value: Number) -> torch.dtype:
     """The dtype of `x op value`: a number raises x's dtype only by its kind (bool, int, float).
 
@@ -146,6 +170,13 @@ def along(index: Tensor, dim: int, rank: int) -> Tensor:
     shape = [1] * rank
     shape[dim] = index.shape[0]
     return aten.view.default(index, shape)
+
+
+def broadcast(a: Sequence[int], b: Sequence[int]) -> list[int]:
+    """The shape two shapes broadcast to (torch.broadcast_shapes loads a tracer of PyTorch's)"""
+    rank = max(len(a), len(b))
+    left, right = [1] * (rank - len(a)) + list(a), [1] * (rank - len(b)) + list(b)
+    return [y if x == 1 else x for x, y in zip(left, right, strict=True)]
 
 
 def reduce_loss(loss: Tensor, reduction: int) -> Tensor:

@@ -19,7 +19,10 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dovetail_prims.dialect import Dialect
 from dovetail_prims.fake_tensor import FakeTensor, from_real, propagate
+
+from .tables import core_aten_table, prims_table
 
 Table = Mapping[OpOverload, Callable[..., Any]]
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -48,7 +51,7 @@ class _Sizes:
 
     def node(self, size: Any) -> Any:
         """The node (or number) for a symbolic size."""
-        found = self._lookup(str(size), size)
+        found = self._lookup(str(size))
         if found is not None:
             return found
         expr = getattr(size.node, "expr", None)
@@ -58,7 +61,7 @@ class _Sizes:
 
     def of_expr(self, expr: Expr) -> Any:
         """A sum of products of atoms"""
-        found = self._lookup(str(expr), None)
+        found = self._lookup(str(expr))
         if found is not None:
             return found
         total: Any = None
@@ -74,18 +77,17 @@ class _Sizes:
             total = self._combine(operator.add, total, product)
         return 0 if total is None else total
 
-    def _lookup(self, text: str, size: Any) -> Node | None:
+    def _lookup(self, text: str) -> Node | None:
         node = self.known.get(text)
         if node is None and text in self.readable:
             source, dim = self.readable[text]
             node = self.graph.call_function(torch.ops.aten.sym_size.int, (source, dim))
-            if size is not None:
-                node.meta["val"] = size
+            node.meta["val"] = source.meta["val"]._sizes[dim]
             self.known[text] = node
         return node
 
     def _atom(self, atom: Atom) -> Any:
-        found = self._lookup(atom.text, None)
+        found = self._lookup(atom.text)
         if found is not None:
             return found
         functions: dict[str, Callable[..., Any]] = {
@@ -107,7 +109,11 @@ class _Sizes:
             return b
         if not isinstance(a, Node) and not isinstance(b, Node):
             return function(a, b)
-        return self.graph.call_function(function, (a, b))
+        node = self.graph.call_function(function, (a, b))
+        values = [x.meta.get("val") if isinstance(x, Node) else x for x in (a, b)]
+        if None not in values:
+            node.meta["val"] = function(*values)
+        return node
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -176,6 +182,16 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(value, Tensor):
             raise DecomposeError("a decomposition used a real tensor; constants go through aten")
         return value
+
+
+def decompose(gm: GraphModule, to: Dialect = Dialect.CORE_ATEN) -> GraphModule:
+    """An ATEN graph in CORE_ATEN, or (by way of it) in PRIMS. The placeholders carry fakes as
+    `meta["val"]`; so does every node of the result."""
+    if to is Dialect.CORE_ATEN:
+        return apply_table(gm, core_aten_table())
+    if to is Dialect.PRIMS:
+        return apply_table(apply_table(gm, core_aten_table()), prims_table())
+    raise DecomposeError(f"decompose goes to CORE_ATEN or PRIMS, not to {to.name}")
 
 
 def apply_table(gm: GraphModule, table: Table) -> GraphModule:

@@ -7,7 +7,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._common import Family, Number, aten, cast, constant, iota, reshape, where, wrap, zeros
+from ._common import (
+    Family,
+    Number,
+    aten,
+    broadcast,
+    cast,
+    constant,
+    iota,
+    reshape,
+    where,
+    wrap,
+    zeros,
+)
 
 Indices = Sequence[Tensor | None]
 
@@ -126,16 +138,9 @@ def unfold_backward(
     return aten.index_put.default(nothing, _at(dim, places), moved, True)
 
 
-def _broadcast(a: Sequence[int], b: Sequence[int]) -> list[int]:
-    """The shape two tensors broadcast to (torch.broadcast_shapes loads a tracer of PyTorch's)"""
-    rank = max(len(a), len(b))
-    left, right = [1] * (rank - len(a)) + list(a), [1] * (rank - len(b)) + list(b)
-    return [y if x == 1 else x for x, y in zip(left, right, strict=True)]
-
-
 def masked_scatter(self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """Elements of source, in order, at the places the mask holds"""
-    shape = _broadcast(self.shape, mask.shape)
+    shape = broadcast(self.shape, mask.shape)
     mask = reshape(aten.expand.default(mask, shape), [-1])
     base = reshape(aten.expand.default(self, shape), [-1])
     rank = aten.cumsum.default(cast(mask, torch.int64), 0)

@@ -15,6 +15,7 @@ from ._common import (
     constant,
     contiguous,
     floating,
+    promote_types,
     promoted,
     where,
     wide,
@@ -84,7 +85,7 @@ def _promoted(*tensors: Tensor) -> torch.dtype:
         return first.dtype
     dtype = first.dtype
     for t in tensors[1:]:
-        dtype = torch.promote_types(dtype, t.dtype)
+        dtype = promote_types(dtype, t.dtype)
     return dtype
 
 

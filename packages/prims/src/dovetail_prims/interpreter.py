@@ -1,0 +1,395 @@
+"""The meaning of PRIMS, written plainly: the oracle of whatever compiles it.
+
+Each op is a few lines of ordinary tensor code that also checks what PRIMS promises (one shape, one
+dtype, named dimensions), so that a graph which runs here is a PRIMS graph. Speed is no aim.
+Library kernels and samplers (`EXTERN`) have no plainer meaning than themselves and are called.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Interpreter, Node
+
+from dovetail_prims.opsets import EXTERN
+
+
+class PrimsError(RuntimeError):
+    """A graph breaks a rule of PRIMS."""
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise PrimsError(message)
+
+
+def _alike(*tensors: Tensor) -> None:
+    """Operands have one shape and one dtype"""
+    first = tensors[0]
+    for t in tensors:
+        _require(isinstance(t, Tensor), f"operand {t!r} is no tensor")
+        _require(t.shape == first.shape, f"shapes differ: {first.shape}, {t.shape}")
+        _require(t.dtype == first.dtype, f"dtypes differ: {first.dtype}, {t.dtype}")
+
+
+def _unary(function: Callable[[Tensor], Tensor], floats: bool) -> Callable[..., Tensor]:
+    def run(x: Tensor) -> Tensor:
+        if floats:
+            _require(x.is_floating_point() or x.is_complex(), f"{function} of {x.dtype}")
+        return function(x)
+
+    return run
+
+
+def _binary(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def run(a: Tensor, b: Tensor, **kwargs: Any) -> Tensor:
+        _alike(a, b)
+        return function(a, b, **kwargs)
+
+    return run
+
+
+def _where(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    _alike(a, b)
+    _require(condition.dtype == torch.bool and condition.shape == a.shape, "where: condition")
+    return torch.where(condition, a, b)
+
+
+def _to_copy(x: Tensor, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
+    return torch.ops.aten._to_copy.default(x, dtype=dtype, **options)  # type: ignore[no-any-return]
+
+
+def _clone(x: Tensor, *, memory_format: torch.memory_format = torch.preserve_format) -> Tensor:
+    return x.clone(memory_format=memory_format)
+
+
+# --- reductions and scans ------------------------------------------------------------------------
+
+
+def _named(x: Tensor, dims: Sequence[int]) -> list[int]:
+    _require(bool(dims), "a reduction names its dimensions")
+    return sorted(d % max(x.dim(), 1) for d in dims)
+
+
+def _summable(x: Tensor) -> None:
+    _require(x.is_floating_point() or x.is_complex() or x.dtype == torch.int64, f"{x.dtype}")
+
+
+def _sum(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:
+    _summable(x)
+    return x.sum(_named(x, dims), keepdim)
+
+
+def _prod(x: Tensor, dim: int, keepdim: bool = False) -> Tensor:
+    _summable(x)
+    return x.prod(dim, keepdim)
+
+
+def _amax(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:
+    return x.amax(_named(x, dims), keepdim)
+
+
+def _amin(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:
+    return x.amin(_named(x, dims), keepdim)
+
+
+def _first_place(x: Tensor, dim: int, keepdim: bool, best: Tensor) -> Tensor:
+    """The first position along `dim` that holds the best value, or a NaN if there is one"""
+    if x.dim() == 0:
+        return torch.zeros((), dtype=torch.int64)
+    hit = x == best
+    if x.is_floating_point():
+        hit = torch.where(x.isnan().any(dim, keepdim=True), x.isnan(), hit)
+    shape = [1] * x.dim()
+    shape[dim] = x.shape[dim]
+    place = torch.arange(x.shape[dim]).view(shape)
+    first = torch.where(hit, place, x.shape[dim]).amin(dim, keepdim=True)
+    return first if keepdim else first.squeeze(dim)
+
+
+def _argmax(x: Tensor, dim: int, keepdim: bool = False) -> Tensor:
+    return _first_place(x, dim, keepdim, x.amax(dim, keepdim=True))
+
+
+def _argmin(x: Tensor, dim: int, keepdim: bool = False) -> Tensor:
+    return _first_place(x, dim, keepdim, x.amin(dim, keepdim=True))
+
+
+def _any(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:
+    _require(x.dtype == torch.bool, "any of what is not boolean")
+    return x.to(torch.int64).sum(_named(x, dims), keepdim) > 0
+
+
+def _all(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:
+    return ~_any(~x, dims, keepdim)
+
+
+def _cumsum(x: Tensor, dim: int) -> Tensor:
+    _summable(x)
+    return x.cumsum(dim)
+
+
+def _cumprod(x: Tensor, dim: int) -> Tensor:
+    _summable(x)
+    return x.cumprod(dim)
+
+
+# --- views ---------------------------------------------------------------------------------------
+
+
+def _view(x: Tensor, size: Sequence[int]) -> Tensor:
+    return x.view(list(size))
+
+
+def _permute(x: Tensor, dims: Sequence[int]) -> Tensor:
+    return x.permute(list(dims))
+
+
+def _expand(x: Tensor, size: Sequence[int], *, implicit: bool = False) -> Tensor:
+    return x.expand(list(size))
+
+
+def _slice(
+    x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Tensor:
+    index = [slice(None)] * x.dim()
+    index[dim] = slice(start, end, step)
+    return x[tuple(index)]
+
+
+def _as_strided(
+    x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Tensor:
+    return x.as_strided(list(size), list(stride), storage_offset)
+
+
+def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    return x.diagonal(offset, dim1, dim2)
+
+
+def _unfold(x: Tensor, dim: int, size: int, step: int) -> Tensor:
+    return x.unfold(dim, size, step)
+
+
+# --- indexing ------------------------------------------------------------------------------------
+
+
+def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    dtypes = {t.dtype for t in tensors}
+    _require(len(dtypes) == 1, f"cat of several dtypes: {dtypes}")
+    return torch.cat(list(tensors), dim)
+
+
+def _pad(x: Tensor, pad: Sequence[int], value: float = 0) -> Tensor:
+    """Pairs from the last dimension on; a negative pair crops"""
+    pairs = list(zip(pad[::2], pad[1::2], strict=True))
+    before, after = [0] * x.dim(), [0] * x.dim()
+    for i, (left, right) in enumerate(pairs):
+        before[-1 - i], after[-1 - i] = left, right
+    shape = [b + s + a for b, s, a in zip(before, x.shape, after, strict=True)]
+    out = torch.full(shape, value, dtype=x.dtype)
+    inner = tuple(
+        slice(max(b, 0), n - max(a, 0)) for b, n, a in zip(before, shape, after, strict=True)
+    )
+    outer = tuple(
+        slice(max(-b, 0), s - max(-a, 0)) for b, s, a in zip(before, x.shape, after, strict=True)
+    )
+    out[inner] = x[outer]
+    return out
+
+
+def _flip(x: Tensor, dims: Sequence[int]) -> Tensor:
+    for dim in dims:
+        x = x.index_select(dim, torch.arange(x.shape[dim] - 1, -1, -1))
+    return x
+
+
+def _index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+    return x[tuple(slice(None) if i is None else i for i in indices)]
+
+
+def _index_put(
+    x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
+) -> Tensor:
+    _require(values.dtype == x.dtype, "index_put of another dtype")
+    out = x.clone()
+    where = tuple(slice(None) if i is None else i for i in indices)
+    if not accumulate:
+        out[where] = values
+        return out
+    places = torch.arange(x.numel()).view(x.shape)[where]
+    flat, added = out.reshape(-1), values.expand(places.shape).reshape(-1)
+    flat.index_add_(0, places.reshape(-1), added)
+    return flat.view(x.shape)
+
+
+def _gather(x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
+    out = torch.empty(index.shape, dtype=x.dtype)
+    for place in itertools.product(*map(range, index.shape)):
+        source = list(place)
+        if place:
+            source[dim] = int(index[place])
+        out[place] = x[tuple(source)]
+    return out
+
+
+def _scatter(x: Tensor, dim: int, index: Tensor, src: Tensor, add: bool) -> Tensor:
+    _require(src.dtype == x.dtype, "scatter of another dtype")
+    out = x.clone()
+    for place in itertools.product(*map(range, index.shape)):
+        target = list(place)
+        if place:
+            target[dim] = int(index[place])
+        new = src[place]
+        out[tuple(target)] = out[tuple(target)] + new if add else new
+    return out
+
+
+def _scatter_src(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+    return _scatter(x, dim, index, src, False)
+
+
+def _scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+    return _scatter(x, dim, index, src, True)
+
+
+def _into(view: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The scatter twin of a view: a copy with the view's part overwritten"""
+
+    def run(x: Tensor, src: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        _require(src.dtype == x.dtype, "a scatter of another dtype")
+        out = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype)
+        out.copy_(x)
+        view(out, *args, **kwargs).copy_(src)
+        return out
+
+    return run
+
+
+# --- creation ------------------------------------------------------------------------------------
+
+
+def _full(size: Sequence[int], value: Any, *, dtype: torch.dtype, **options: Any) -> Tensor:
+    return torch.full(list(size), value, dtype=dtype, device=options.get("device"))
+
+
+def _arange(start: Any, end: Any, step: Any = 1, *, dtype: torch.dtype, **options: Any) -> Tensor:
+    return torch.arange(start, end, step, dtype=dtype, device=options.get("device"))
+
+
+INTEGER_UNARY = ("abs", "neg", "floor", "ceil", "round", "trunc", "sign", "bitwise_not")
+FLOAT_UNARY = (
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "sin", "cos", "tan", "asin",
+    "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "erfinv",
+    "lgamma", "digamma",
+)  # fmt: skip
+RULES: dict[str, Callable[..., Any]] = {
+    **{f"{name}.default": _unary(getattr(torch, name), False) for name in INTEGER_UNARY},
+    **{f"{name}.default": _unary(getattr(torch, name), True) for name in FLOAT_UNARY},
+    "add.Tensor": _binary(operator.add),
+    "sub.Tensor": _binary(operator.sub),
+    "mul.Tensor": _binary(operator.mul),
+    "div.Tensor": _binary(operator.truediv),
+    "div.Tensor_mode": _binary(torch.div),
+    "remainder.Tensor": _binary(operator.mod),
+    "fmod.Tensor": _binary(torch.fmod),
+    "pow.Tensor_Tensor": _binary(operator.pow),
+    "atan2.default": _binary(torch.atan2),
+    "hypot.default": _binary(torch.hypot),
+    "copysign.Tensor": _binary(torch.copysign),
+    "nextafter.default": _binary(torch.nextafter),
+    "maximum.default": _binary(torch.maximum),
+    "minimum.default": _binary(torch.minimum),
+    "bitwise_and.Tensor": _binary(operator.and_),
+    "bitwise_or.Tensor": _binary(operator.or_),
+    "bitwise_xor.Tensor": _binary(operator.xor),
+    "bitwise_left_shift.Tensor": _binary(operator.lshift),
+    "bitwise_right_shift.Tensor": _binary(operator.rshift),
+    "eq.Tensor": _binary(operator.eq),
+    "ne.Tensor": _binary(operator.ne),
+    "lt.Tensor": _binary(operator.lt),
+    "le.Tensor": _binary(operator.le),
+    "gt.Tensor": _binary(operator.gt),
+    "ge.Tensor": _binary(operator.ge),
+    "where.self": _where,
+    "_to_copy.default": _to_copy,
+    "clone.default": _clone,
+    "sum.dim_IntList": _sum,
+    "prod.dim_int": _prod,
+    "amax.default": _amax,
+    "amin.default": _amin,
+    "argmax.default": _argmax,
+    "argmin.default": _argmin,
+    "any.dims": _any,
+    "all.dims": _all,
+    "cumsum.default": _cumsum,
+    "cumprod.default": _cumprod,
+    "view.default": _view,
+    "permute.default": _permute,
+    "expand.default": _expand,
+    "slice.Tensor": _slice,
+    "as_strided.default": _as_strided,
+    "diagonal.default": _diagonal,
+    "unfold.default": _unfold,
+    "cat.default": _cat,
+    "constant_pad_nd.default": _pad,
+    "flip.default": _flip,
+    "index.Tensor": _index,
+    "index_put.default": _index_put,
+    "gather.default": _gather,
+    "scatter.src": _scatter_src,
+    "scatter_add.default": _scatter_add,
+    "slice_scatter.default": _into(_slice),
+    "as_strided_scatter.default": _into(_as_strided),
+    "diagonal_scatter.default": _into(_diagonal),
+    "full.default": _full,
+    "arange.start_step": _arange,
+    "empty.memory_format": torch.ops.aten.empty.memory_format,
+    "empty_strided.default": torch.ops.aten.empty_strided.default,
+}
+# Size arithmetic and the parts of a multiple result may stand in any dialect.
+PYTHON = {
+    *(operator.getitem, operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod),
+    *(torch.sym_min, torch.sym_max),
+}
+SIZES = {"sym_size.int", "sym_stride.int", "sym_numel.default", "sym_storage_offset.default"}
+
+
+def rule(op: OpOverload) -> Callable[..., Any]:
+    """What a PRIMS op means; an error for any other op."""
+    name = f"{op._schema.name.removeprefix('aten::')}.{op._overloadname}"
+    if name in RULES:
+        return RULES[name]
+    _require(name in EXTERN or name in SIZES, f"{name} is not in PRIMS")
+    return op
+
+
+class _PrimsInterpreter(Interpreter):
+    """Runs each node by its rule, and names the node an error comes from."""
+
+    def run_node(self, n: Node) -> Any:
+        if n.op != "call_function":
+            return super().run_node(n)  # type: ignore[no-untyped-call]
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        target = n.target
+        if isinstance(target, OpOverload):
+            function: Callable[..., Any] = rule(target)
+        else:
+            _require(target in PYTHON, f"{n.name}: {target} is not in PRIMS")
+            assert callable(target)
+            function = target
+        try:
+            return function(*args, **kwargs)
+        except PrimsError as error:
+            raise PrimsError(f"node {n.name} ({target}): {error}") from None
+
+
+def interpret(gm: GraphModule, *args: Any) -> Any:
+    """The outputs of a PRIMS graph. Raises PrimsError, with the node, where it is not one."""
+    return _PrimsInterpreter(gm).run(*args)  # type: ignore[no-untyped-call]
