@@ -52,7 +52,10 @@ def run_check(
         assert g.dtype == w.dtype and g.shape == w.shape
         t = tolerance(w.dtype)
         torch.testing.assert_close(
-            g, w, rtol=rtol if rtol is not None else t, atol=atol if atol is not None else t,
+            g,
+            w,
+            rtol=rtol if rtol is not None else t,
+            atol=atol if atol is not None else t,
             equal_nan=True,
         )
         for n, a, b in zip(w.shape, g.stride(), w.stride(), strict=True):

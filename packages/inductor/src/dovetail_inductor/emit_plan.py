@@ -136,6 +136,8 @@ def emit_plan(graph: KernelGraph, memory: MemoryPlan, options: InductorOptions, 
     for buffer, position in memory.last.items():
         if buffer not in memory.offsets and position < len(graph.steps):
             dies.setdefault(position, []).append(buffer)
+    for buffer in _without_writer(graph, memory):
+        writer.allocate(buffer)
     for position, step in enumerate(graph.steps):
         if isinstance(step, ExternCall):
             writer.extern(step)
@@ -157,6 +159,15 @@ def emit_plan(graph: KernelGraph, memory: MemoryPlan, options: InductorOptions, 
         slab_bytes=tuple((str(d), n) for d, n in memory.slab_bytes.items()),
         outputs=outputs,
     )
+
+
+def _without_writer(graph: KernelGraph, memory: MemoryPlan) -> list[str]:
+    """Buffers without elements: nobody computes them, but they are passed on."""
+    given = {*graph.inputs, *graph.constants, *memory.first}
+    wanted = {o.buffer: None for o in graph.outputs if isinstance(o, Strided)}
+    for step in graph.steps:
+        wanted |= dict.fromkeys(sorted(step.reads(), key=_number))
+    return [name for name in wanted if name not in given]
 
 
 def _inputs(names: tuple[str | None, ...], buffers: Mapping[str, Buffer]) -> tuple[PlanInput, ...]:

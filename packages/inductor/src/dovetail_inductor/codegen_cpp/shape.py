@@ -143,7 +143,7 @@ def _choose_vector(kernel: FusedKernel) -> Var | None:
                 score += weight
             elif stride:
                 score -= weight * (1.0 if load is not None else 1.5)
-        fill = var.size / (16 * -(-var.size // 16))  # how full the vectors would be
+        fill = max(var.size, 1) / (16 * -(-max(var.size, 1) // 16))  # how full the vectors would be
         score = score * fill if score > 0 else score
         if best is None or score >= best[0]:
             best = (score, var)

@@ -42,8 +42,10 @@ template <class To, class From> DV To bits(From x) {
 DV bool mask(bool m) { return m; }
 DV bool mask(int m) { return m != 0; }
 template <class X> DV auto mask(X m) { return __builtin_convertvector(m, V<int32_t, lanes<X>>); }
-template <int N, class T> DV V<T, N> bc(T x) { return x - V<T, N>{}; }
-template <int N> DV V<int32_t, N> bc(bool m) { return -(int32_t)m - V<int32_t, N>{}; }
+template <int N, class T> DV auto bc(T x) {
+  if constexpr (same<T, bool>) return -(int32_t)x - V<int32_t, N>{};
+  else return x - V<T, N>{};
+}
 template <class X> DV X sel(bool m, X a, X b) { return m ? a : b; }
 template <class M, class X> DV X sel(M m, X a, X b) {
   return __builtin_convertvector(m, V<typename signed_of<sizeof(E<X>)>::type, lanes<X>>) ? a : b;

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dovetail_inductor.loop_ir.index import FloorDiv, Index, Indirect, Mod, Var
+from dovetail_inductor.loop_ir.index import FloorDiv, Index, Indirect, Mod, Var, variable
 from dovetail_inductor.loop_ir.ops import SCALAR_OPS
 
 Scalar = bool | int | float
@@ -265,6 +265,31 @@ def rename(
             result = builder.apply(node.op, args, node.dtype, node.attr)
         new[node.uid] = result
     return [new[r.uid] for r in roots]
+
+
+def mask_loads(builder: Builder, root: Expr, mask: Expr) -> Expr:
+    """The expression with memory touched only where `mask` holds."""
+    new: dict[int, Expr] = {}
+    for node in walk([root]):
+        result: Expr
+        if isinstance(node, Constant):
+            result = node
+        elif isinstance(node, IndexValue):
+            index = node.index.substitute(variable, lambda value: new[value.uid])
+            result = builder.index_value(index, node.dtype)
+        elif isinstance(node, Load):
+            index = node.index.substitute(variable, lambda value: new[value.uid])
+            own = new[node.mask.uid] if node.mask is not None else None
+            both = mask if own is None else builder.apply("bitwise_and", [mask, own])
+            result = builder.load(node.buffer, index, node.dtype, both)
+        else:
+            args = [new[a.uid] for a in node.args]
+            if node.op == "check_index":
+                zero = builder.constant(0, args[0].dtype)
+                args = [builder.apply("where", [mask, args[0], zero])]
+            result = builder.apply(node.op, args, node.dtype, node.attr)
+        new[node.uid] = result
+    return new[root.uid]
 
 
 def loads(roots: Iterable[Expr]) -> list[Load]:

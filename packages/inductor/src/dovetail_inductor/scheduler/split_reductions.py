@@ -1,0 +1,165 @@
+"""The pass `split_reductions`: reductions to few results in two stages.
+
+A sum of a million elements to one would run on one core, and its rounding errors would pile up in
+a few accumulators. So: first each of `parts` pieces of the reduced range to a result of its own,
+then the pieces' results.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+import torch
+
+from dovetail_inductor.loop_ir.expr import Builder, loads, mask_loads
+from dovetail_inductor.loop_ir.index import Var, linear, variable
+from dovetail_inductor.loop_ir.loops import Buffer, LoopGraph, LoopNest, Node
+from dovetail_inductor.options import InductorOptions
+from dovetail_inductor.scheduler.loops import piece_index, replace_vars
+
+# A reduction is split when it has fewer independent tasks than this and more elements than that.
+ENOUGH_TASKS = 16
+MIN_ELEMENTS = 1 << 15
+# Elements of one result's range that one piece covers at least.
+MIN_PIECE = 256
+# Columns reduced side by side count as one task for so many results.
+SIDE_BY_SIDE = 64
+
+
+def split_reductions(graph: LoopGraph, options: InductorOptions) -> LoopGraph:
+    """Split where it gives parallel work. Needs affine loops (after `split_divisions`)."""
+    if not options.split_reductions:
+        return graph
+    buffers = dict(graph.buffers)
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if isinstance(node, LoopNest) and _wants_split(node):
+            nodes += _split(graph.builder, node, buffers)
+        else:
+            nodes.append(node)
+    return replace(graph, nodes=tuple(nodes), buffers=buffers)
+
+
+def _wants_split(nest: LoopNest) -> bool:
+    if nest.reduction is None or nest.reduction in ("argmax", "argmin"):
+        return False
+    across = _contiguous_in_rows(nest)
+    tasks = -(-nest.points // SIDE_BY_SIDE) if across else nest.points
+    if nest.iterations < MIN_ELEMENTS:
+        return False
+    return tasks < ENOUGH_TASKS and nest.iterations // max(nest.points, 1) >= 2 * MIN_PIECE
+
+
+def _contiguous_in_rows(nest: LoopNest) -> bool:
+    """True if neighbours in memory belong to different results (a sum over rows of a matrix)."""
+    for load in loads([nest.body]):
+        if any(load.index.coefficient(v) == 1 for v in nest.reduce_vars):
+            return False
+    return bool(nest.vars)
+
+
+def _split(builder: Builder, nest: LoopNest, buffers: dict[str, Buffer]) -> list[LoopNest]:
+    per_result = nest.iterations // nest.points
+    tasks = -(-nest.points // SIDE_BY_SIDE) if _contiguous_in_rows(nest) else nest.points
+    wanted = min(4 * ENOUGH_TASKS // tasks, per_result // MIN_PIECE)
+    # Cut the reduced variables, outermost in memory first, into parts and the rest.
+    order = sorted(nest.reduce_vars, key=lambda v: -_largest_stride(nest, v))
+    parts = 1
+    pieces: dict[Var, tuple[Var, ...]] = {v: (v,) for v in (*nest.vars, *nest.reduce_vars)}
+    next_id = 1 + max(v.id for v in pieces)
+    outer: list[Var] = []
+    for v in order:
+        if parts >= wanted:
+            break
+        share = _divisor(v.size, -(-wanted // parts))
+        if share == 1:
+            continue
+        big, small = Var(next_id, share), Var(next_id + 1, v.size // share)
+        next_id += 2
+        pieces[v] = (big, small) if small.size > 1 else (big,)
+        outer.append(big)
+        parts *= share
+    if parts == 1:
+        return _split_unevenly(builder, nest, buffers, wanted)
+    indices = {v: piece_index(p) for v, p in pieces.items()}
+    whole = replace_vars(builder, nest, pieces, indices)
+    rest = tuple(v for v in whole.reduce_vars if v not in outer)
+    return _two_stages(builder, nest, whole, tuple(outer), rest, buffers)
+
+
+def _split_unevenly(
+    builder: Builder, nest: LoopNest, buffers: dict[str, Buffer], wanted: int
+) -> list[LoopNest]:
+    """Pieces of equal size but for the last, whose surplus elements are masked."""
+    v = max(nest.reduce_vars, key=lambda v: v.size)
+    if nest.reduction != "sum" or v.size < 2 * wanted:
+        return [nest]
+    length = -(-v.size // wanted)
+    next_id = 1 + max(w.id for w in (*nest.vars, *nest.reduce_vars))
+    big, small = Var(next_id, -(-v.size // length)), Var(next_id + 1, length)
+    at = variable(big) * length + variable(small)
+    indices = {w: variable(w) for w in (*nest.vars, *nest.reduce_vars)}
+    indices[v] = at
+    pieces: dict[Var, tuple[Var, ...]] = {w: (w,) for w in indices}
+    pieces[v] = (big, small)
+    whole = replace_vars(builder, nest, pieces, indices)
+    inside = builder.apply("lt", [builder.index_value(at), builder.constant(v.size, torch.int64)])
+    body = mask_loads(builder, whole.body, inside)
+    zero = builder.constant(0, body.dtype)
+    whole = replace(whole, body=builder.apply("where", [inside, body, zero]))
+    rest = tuple(w for w in whole.reduce_vars if w is not big and w != big)
+    return _two_stages(builder, nest, whole, (big,), rest, buffers)
+
+
+def _two_stages(
+    builder: Builder,
+    nest: LoopNest,
+    whole: LoopNest,
+    outer: tuple[Var, ...],
+    rest: tuple[Var, ...],
+    buffers: dict[str, Buffer],
+) -> list[LoopNest]:
+    target = buffers[nest.buffer]
+    name = f"{nest.buffer}_parts"
+    results = prod(v.size for v in nest.vars)
+    parts = prod(v.size for v in outer)
+    dtype = nest.body.dtype
+    buffers[name] = Buffer(name, dtype, target.device, (parts, results), (results, 1))
+    row = linear([variable(v) for v in outer], _row_major(outer))
+    column = linear([variable(v) for v in nest.vars], _row_major(nest.vars))
+    address = row * results + column
+    first = replace(
+        whole, buffer=name, vars=(*outer, *nest.vars), reduce_vars=rest, index=address,
+        origin=f"{nest.origin}_parts",
+    )  # fmt: skip
+    if not rest:
+        first = replace(first, reduction=None)
+    body = builder.load(name, address, dtype)
+    second = replace(nest, reduce_vars=outer, body=body)
+    return [first, second]
+
+
+def _row_major(variables: tuple[Var, ...]) -> list[int]:
+    strides: list[int] = []
+    step = 1
+    for v in reversed(variables):
+        strides.insert(0, step)
+        step *= v.size
+    return strides
+
+
+def _largest_stride(nest: LoopNest, var: Var) -> int:
+    found = [load.index.coefficient(var) or 0 for load in loads([nest.body])]
+    return max((abs(s) for s in found), default=0)
+
+
+def _divisor(size: int, wanted: int) -> int:
+    """The divisor of `size` next above `wanted` (within a factor of 4), else the next below."""
+    for n in range(wanted, min(size, 4 * wanted) + 1):
+        if size % n == 0:
+            return n
+    for n in range(min(wanted, size), 0, -1):
+        if size % n == 0:
+            return n if 4 * n >= wanted else 1
+    return 1

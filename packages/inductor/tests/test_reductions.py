@@ -1,0 +1,79 @@
+"""Reductions of every kind and shape against eager."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+SHAPES = [((5, 7, 33), d) for d in (0, 1, 2, (0, 1), (1, 2), (0, 2), (0, 1, 2))]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_kinds(check, dtype):
+    def fn(x):
+        out = []
+        for _, dim in SHAPES:
+            out += [x.sum(dim), torch.amax(x, dim), torch.amin(x, dim, keepdim=True)]
+            out += [(x > 0).any(dim) if isinstance(dim, int) else (x > 0).sum(dim)]
+        return (*out, x.prod(1), (x > 0).all(1), x.argmax(0), x.argmin(-1), x.argmax())
+
+    check(fn, (torch.randn(5, 7, 33) * 2).to(dtype))
+
+
+def test_strided_inputs(check):
+    x = torch.randn(33, 7, 10)[:, :, ::2].permute(2, 0, 1)
+    check(lambda x: (x.sum(0), x.sum(1), x.sum(2), x.amax((0, 2)), x.argmax(1), x.argmax()), x)
+
+
+def test_nan_wins(check):
+    x = torch.randn(9, 40)
+    x[3, 17] = float("nan")
+    x[5, 0] = float("nan")
+    check(lambda x: (x.amax(1), x.amin(0), x.argmax(1), x.argmin(0), x.sum(1)), x)
+
+
+def test_ties_take_the_first(check):
+    x = torch.randint(0, 3, (11, 70))
+    check(lambda x: (x.argmax(1), x.argmin(0), x.argmax(), x.float().argmin(1)), x)
+
+
+def test_variance(check):
+    def fn(x):
+        a = torch.var_mean(x, 2, correction=0)
+        b = torch.var_mean(x, (0, 1), correction=1, keepdim=True)
+        return (*a, *b, x.std(1), x.var(), x.mean((0, 2)))
+
+    check(fn, torch.randn(5, 7, 33) + 100, rtol=2e-4)
+
+
+def test_batch_norm_training(check):
+    x, w, b = torch.randn(6, 8, 5, 7), torch.randn(8), torch.randn(8)
+
+    def fn(x, w, b):
+        return F.batch_norm(x, None, None, w, b, training=True)
+
+    check(fn, x, w, b)
+    check(fn, x.to(memory_format=torch.channels_last), w, b)
+
+
+def test_group_norm(check):
+    check(
+        lambda x, w, b: F.group_norm(x, 4, w, b),
+        torch.randn(3, 8, 5, 7),
+        torch.randn(8),
+        torch.randn(8),
+    )
+
+
+def test_large_sums_are_accurate(check):
+    x = torch.rand(1_000_003)
+    result = check(lambda x: (x.sum(), x.mean()), x, rtol=1e-4)
+    exact = x.double().sum().item()
+    ours = abs(result.outputs[0].item() - exact)
+    assert ours <= max(abs(x.sum().item() - exact), 1e-6 * exact)
+
+
+def test_column_sums_of_many_rows(check):
+    x = torch.rand(20_000, 24)
+    result = check(lambda x: x.sum(0), x, rtol=1e-4)
+    exact = x.double().sum(0)
+    assert ((result.outputs[0] - exact).abs() / exact).max() < 1e-6
