@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from capture_fakes import SingleStepper, context_of  # noqa: E402
-from dovetail_capture._frame_hook import Switched  # noqa: E402
+from capture_fakes import SingleStepper, context_of
+from dovetail_capture._frame_hook import Switched
 
 GLOBAL = 10
 

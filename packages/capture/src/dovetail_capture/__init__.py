@@ -5,6 +5,7 @@ from dovetail_capture.api import (
     allow_in_graph,
     disable,
     explain,
+    export,
     graph_break,
     is_compiling,
     optimize,
@@ -19,6 +20,7 @@ from dovetail_capture.errors import (
     GraphBreakError,
     RecompileLimitError,
 )
+from dovetail_capture.export import ExportedGraph
 from dovetail_capture.optimized_module import OptimizedModule
 from dovetail_capture.options import CaptureOptions
 
@@ -29,6 +31,7 @@ __all__ = [
     "CapturedFrame",
     "CompileLog",
     "Explanation",
+    "ExportedGraph",
     "GraphBreak",
     "GraphBreakError",
     "GraphInput",
@@ -37,6 +40,7 @@ __all__ = [
     "allow_in_graph",
     "disable",
     "explain",
+    "export",
     "graph_break",
     "is_compiling",
     "optimize",

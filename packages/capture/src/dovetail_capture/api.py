@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType
 from typing import Any, TypeVar, cast
@@ -17,7 +18,7 @@ from dovetail_capture._frame_hook import Switched, active
 from dovetail_capture.captured_frame import GraphBreak
 from dovetail_capture.compile_log import CompileLog, FrameRecord
 from dovetail_capture.context import Backend, CaptureContext
-from dovetail_capture.errors import CaptureError
+from dovetail_capture.export import ExportedGraph, export_graph
 from dovetail_capture.optimized_module import OptimizedModule
 from dovetail_capture.options import CaptureOptions
 
@@ -93,8 +94,17 @@ def _root_codes(target: Any) -> tuple[CodeType, ...]:
         target = target.__func__
     code = getattr(target, "__code__", None)
     if code is None:
-        code = getattr(getattr(type(target), "__call__", None), "__code__", None)
+        code = getattr(inspect.getattr_static(target, "__call__", None), "__code__", None)
     return (code,) if isinstance(code, CodeType) else ()
+
+
+def _options(*, fullgraph: bool, dynamic: bool | None) -> CaptureOptions:
+    return CaptureOptions(
+        fullgraph=fullgraph,
+        dynamic=dynamic,
+        is_disabled=is_disabled,
+        is_allowed_in_graph=is_allowed_in_graph,
+    )
 
 
 def make_context(
@@ -107,12 +117,7 @@ def make_context(
     log: CompileLog | None = None,
 ) -> CaptureContext:
     """A context for capturing `target` (a function or module) with `backend`."""
-    options = CaptureOptions(
-        fullgraph=fullgraph,
-        dynamic=dynamic,
-        is_disabled=is_disabled,
-        is_allowed_in_graph=is_allowed_in_graph,
-    )
+    options = _options(fullgraph=fullgraph, dynamic=dynamic)
     context = CaptureContext(
         backend,
         _capture_frame,
@@ -156,6 +161,19 @@ def optimize(
     _look_like(switched, target)
     switched.__dict__["capture_context"] = context
     return switched
+
+
+def export(
+    target: Any,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic: bool | None = None,
+) -> ExportedGraph:
+    """The whole of `target(*args, **kwargs)` as one graph, or an error that says where and why
+    that cannot be and what to do about it."""
+    options = _options(fullgraph=True, dynamic=dynamic)
+    return export_graph(target, args, kwargs or {}, _capture_frame, options)
 
 
 def reset() -> None:
@@ -203,7 +221,7 @@ class Explanation:
 
 def run_graph(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
     """The backend that compiles nothing: it runs the graph as recorded."""
-    return cast(Callable[..., Any], gm.forward)
+    return gm.forward
 
 
 def explain(target: Any, *, dynamic: bool | None = None) -> Callable[..., Explanation]:
@@ -224,21 +242,3 @@ def explain(target: Any, *, dynamic: bool | None = None) -> Callable[..., Explan
         )
 
     return run
-
-
-__all__ = [
-    "CaptureError",
-    "Explanation",
-    "allow_in_graph",
-    "disable",
-    "explain",
-    "graph_break",
-    "is_active",
-    "is_allowed_in_graph",
-    "is_compiling",
-    "is_disabled",
-    "make_context",
-    "optimize",
-    "reset",
-    "run_graph",
-]

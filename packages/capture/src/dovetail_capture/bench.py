@@ -57,7 +57,9 @@ def main() -> None:
     x = torch.ones(4)
     add(x)
     rows.append(("x + 1, eager", _per_call(lambda x: x + 1, x, count // 10)))
-    rows.append(("x + 1, captured (wrapper, guards, graph.forward)", _per_call(add, x, count // 10)))
+    rows.append(
+        ("x + 1, captured (wrapper, guards, graph.forward)", _per_call(add, x, count // 10))
+    )
     same = optimize(_first_of_two, run_graph)
     same((x, x))
     rows.append(("no graph: wrapper, native guards, plain frame", _per_call(same, (x, x), count)))

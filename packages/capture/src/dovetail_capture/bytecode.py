@@ -107,8 +107,14 @@ def decode(code: CodeType) -> Body:
     for instruction, target in jumps:
         instruction.target = at_offset[target]
     handlers = [
-        Handler(at_offset[2 * first], at_offset.get(2 * (first + size)), at_offset[2 * goal], *rest)
-        for first, size, goal, *rest in _parse_exception_table(code.co_exceptiontable)
+        Handler(
+            at_offset[2 * first],
+            at_offset.get(2 * (first + size)),
+            at_offset[2 * goal],
+            depth,
+            push_lasti,
+        )
+        for first, size, goal, depth, push_lasti in _parse_exception_table(code.co_exceptiontable)
     ]
     return Body(instructions, handlers)
 

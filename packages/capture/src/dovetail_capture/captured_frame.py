@@ -66,7 +66,9 @@ class CapturedFrame:
     def as_text(self) -> str:
         """Inputs, guards, graph and end, for people."""
         lines = [f"frame {self.code.co_qualname} ({self.code.co_filename})"]
-        lines += [f"  input {i.name} <- {i.source}{' (static)' if i.static else ''}" for i in self.inputs]
+        lines += [
+            f"  input {i.name} <- {i.source}{' (static)' if i.static else ''}" for i in self.inputs
+        ]
         lines.append(self.guards.as_text())
         if self.graph is not None:
             lines.append(self.graph.code)

@@ -29,7 +29,9 @@ class Event:
         """One line."""
         seconds = self.capture_seconds + self.backend_seconds
         time = f" [{seconds * 1e3:.1f} ms]" if seconds else ""
-        return f"{self.kind}: {self.name} ({self.filename}:{self.lineno}){time} {self.text}".rstrip()
+        return (
+            f"{self.kind}: {self.name} ({self.filename}:{self.lineno}){time} {self.text}".rstrip()
+        )
 
 
 @dataclass(frozen=True)

@@ -140,9 +140,7 @@ class CaptureContext:
             self.log.frames.append(FrameRecord(frame, text))
         return guard, new_code
 
-    def _captured(
-        self, code: CodeType, func: FunctionType, args: tuple[Any, ...]
-    ) -> CapturedFrame:
+    def _captured(self, code: CodeType, func: FunctionType, args: tuple[Any, ...]) -> CapturedFrame:
         options = self.options
         sizes = self._sizes.get(id(code))
         if sizes:

@@ -140,9 +140,7 @@ class _Maker:
         self.code, self.start = code, start
         self.body = decode(code)
         self.original = list(self.body.instructions)
-        self.stack_names = tuple(
-            f".s{place}" for place, null in enumerate(start.nulls) if not null
-        )
+        self.stack_names = tuple(f".s{place}" for place, null in enumerate(start.nulls) if not null)
         self.parameters = (*start.locals_, *self.stack_names, *extra)
         self.free = (*code.co_cellvars, *code.co_freevars)
         rest = [n for n in code.co_varnames if n not in start.locals_ and n not in self.free]
@@ -229,7 +227,7 @@ def _make_resumption(cache: ContinuationCache, code: CodeType, start: _Start) ->
     maker = _Maker(code, start, extra)
     positions = maker.original[last].positions
     tails: list[Instruction] = []
-    for place, (target, depth_nulls, live) in enumerate(exits):
+    for place, (_, depth_nulls, live) in enumerate(exits):
         tail = _tail(maker, extra[place], depth_nulls, live, positions)
         tails += tail
         if place == 0:
@@ -314,9 +312,7 @@ def _exits_after(
     return found
 
 
-def _live_after(
-    code: CodeType, instruction: Instruction, live: tuple[str, ...]
-) -> tuple[str, ...]:
+def _live_after(code: CodeType, instruction: Instruction, live: tuple[str, ...]) -> tuple[str, ...]:
     names = set(live)
     match instruction.name:
         case "STORE_FAST":
@@ -330,7 +326,9 @@ def _live_after(
     return tuple(name for name in code.co_varnames if name in names)
 
 
-def _nulls_after(instruction: Instruction, before: tuple[bool, ...], depth: int) -> tuple[bool, ...]:
+def _nulls_after(
+    instruction: Instruction, before: tuple[bool, ...], depth: int
+) -> tuple[bool, ...]:
     """Which stack places hold NULL after the instruction: those below what it touched stay."""
     nulls = [place < len(before) and before[place] for place in range(depth)]
     name = instruction.name

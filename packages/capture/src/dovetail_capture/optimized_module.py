@@ -35,7 +35,7 @@ class OptimizedModule(torch.nn.Module):
         object.__setattr__(self, "forward", optimized_call)
 
     @property
-    def training(self) -> bool:  # type: ignore[override]
+    def training(self) -> bool:
         """The wrapped module's flag."""
         return self._orig_mod.training
 
@@ -70,7 +70,7 @@ class OptimizedModule(torch.nn.Module):
             delattr(self._orig_mod, name)
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *dir(self._orig_mod)})
+        return sorted({*object.__dir__(self), *dir(self._orig_mod)})
 
     def __len__(self) -> int:
         return len(self._orig_mod)  # type: ignore[arg-type]

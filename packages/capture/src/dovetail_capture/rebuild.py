@@ -11,7 +11,8 @@ from typing import Any
 
 def get_item(base: Any, key: Any) -> Any:
     """`base[key]` with the base class's own `__getitem__` (an override must not run)."""
-    for kind in (dict, list, tuple):
+    kinds: tuple[Any, ...] = (dict, list, tuple)
+    for kind in kinds:
         if isinstance(base, kind):
             return kind.__getitem__(base, key)
     return base[key]

@@ -255,7 +255,11 @@ class _Writer:
             case "set":
                 return f"{{{inner}}}" if items else f"{self.constant(set)}()"
             case "frozenset":
-                return f"{self.constant(frozenset)}(({inner},))" if items else f"{self.constant(frozenset)}()"
+                return (
+                    f"{self.constant(frozenset)}(({inner},))"
+                    if items
+                    else f"{self.constant(frozenset)}()"
+                )
             case "slice":
                 return f"{self.constant(slice)}({inner})"
             case "dict":
@@ -386,7 +390,9 @@ class _Writer:
         maker = self.constant(FunctionType)
         label = f"code of {code.co_qualname}"
         closure = "None" if closure == "()" else closure
-        text = f"{maker}({self.constant(code, label)}, {globals_}, {code.co_name!r}, None, {closure})"
+        text = (
+            f"{maker}({self.constant(code, label)}, {globals_}, {code.co_name!r}, None, {closure})"
+        )
         return self.assign(text, "fn")
 
     # --- text and code ---------------------------------------------------------------------------

@@ -46,7 +46,7 @@ class Net(nn.Module):
         for index, block in enumerate(self.blocks[:2]):
             t = block(t, gain=index + 1.0)
         for name, layer in self.table.items():
-            t = layer(t) if name == "a" else layer(t)
+            t = layer(t) if name == "a" else layer(t) + 1
         t = self.blocks[-1](t)
         count = len(list(self.parameters())) + len(self.blocks) + ("a" in self.table)
         return self.tail(t) * self.weights[0] + count

@@ -96,7 +96,7 @@ def set_methods(t: torch.Tensor) -> Any:
 
 def strings(t: torch.Tensor) -> Any:
     name = f"{'a'!r:>5}{3:03d}-{'b'}"
-    return t + len(name), name.split("-"), "x".join(["a", "b"]), name.upper(), "%s" % 3
+    return t + len(name), name.split("-"), "x".join(["a", "b"]), name.upper(), f"{3}"
 
 
 def closures(t: torch.Tensor) -> Any:
