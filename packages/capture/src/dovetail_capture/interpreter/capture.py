@@ -127,8 +127,9 @@ class _Attempt:
             return self._run(grad_mode)
         finally:
             torch._C._set_grad_enabled(grad_mode)
+            leave_autocast: Any = torch.amp.autocast_mode._exit_autocast
             while self.session.open_autocasts:
-                torch.amp.autocast_mode._exit_autocast(self.session.open_autocasts.pop()[0])
+                leave_autocast(self.session.open_autocasts.pop()[0])
 
     def _run(self, grad_mode: bool) -> _Break | _End:
         frame, vm = self.frame, self.vm
@@ -158,9 +159,9 @@ class _Attempt:
         except CannotRebuild as error:
             if self.stop_at == 0:
                 raise AssertionError(f"nothing was run, yet: {error}") from error
-            signal = GraphBreakSignal(f"{error} is alive where the captured stretch ends")
-            vm.note_break(signal)
-            return _Break(0, _graph_break(signal))
+            reason = GraphBreakSignal(f"{error} is alive where the captured stretch ends")
+            vm.note_break(reason)
+            return _Break(0, _graph_break(reason))
         return _End(rebuilder, end)
 
     def _broken_end(self, rebuilder: Rebuilder) -> FrameEnd:

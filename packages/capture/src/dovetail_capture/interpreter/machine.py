@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 from collections.abc import Iterator
 from types import CodeType
-from typing import Any
+from typing import Any, NoReturn
 
 from dovetail_capture.interpreter import bytecode
 from dovetail_capture.interpreter import wrap as wrapping
@@ -98,7 +98,7 @@ class Interpreter:
 
     # --- exceptions of the program -------------------------------------------------------------
 
-    def raise_exception(self, cls: type, args: list[Value]) -> Any:
+    def raise_exception(self, cls: type, args: list[Value]) -> NoReturn:
         """Raise `cls(*args)` in the program."""
         value = ObjectValue(cls)
         value.base_new = cls
@@ -108,7 +108,7 @@ class Interpreter:
             value.slots["__context__"] = frame.handled
         raise ProgramException(value)
 
-    def raise_error(self, cls: type, text: str, name: str | None = None) -> Any:
+    def raise_error(self, cls: type, text: str, name: str | None = None) -> NoReturn:
         """Raise `cls(text)` in the program."""
         try:
             self.raise_exception(cls, [Constant(text)])
@@ -117,7 +117,7 @@ class Interpreter:
                 error.value.slots["name"] = Constant(name)
             raise
 
-    def raise_real(self, error: Exception) -> Any:
+    def raise_real(self, error: Exception) -> NoReturn:
         """Raise an exception that a folded call gave."""
         args = [self.constant(arg) for arg in error.args]
         self.raise_exception(type(error), args)
@@ -222,7 +222,7 @@ class Interpreter:
             value = self.call(factory, [], {})
             dicts.put(self, dictionary, key, value)
             return value
-        return self.raise_exception(KeyError, [key])  # type: ignore[no-any-return]
+        return self.raise_exception(KeyError, [key])
 
     def dict_update(self, target: DictValue, mapping: Value) -> None:
         """`target.update(mapping)`."""
@@ -308,7 +308,7 @@ class Interpreter:
         try:
             result = fn(*real_args, **real_kwargs)
         except Exception as error:
-            return self.raise_real(error)  # type: ignore[no-any-return]
+            return self.raise_real(error)
         if result is NotImplemented:
             return Constant(NotImplemented)
         return self.constant(result)

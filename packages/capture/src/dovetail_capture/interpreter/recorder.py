@@ -173,7 +173,7 @@ class Recorder:
                 return known
             return self.bind(TensorValue(node, result))
         if isinstance(result, (tuple, list)):
-            items = []
+            items: list[Value] = []
             for index, item in enumerate(result):
                 if isinstance(item, (torch.Tensor, tuple, list)) and _holds_tensor(item):
                     known = self.values.get(id(item))

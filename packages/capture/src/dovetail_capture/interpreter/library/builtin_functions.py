@@ -70,7 +70,7 @@ def is_instance(vm: Interpreter, value: Value, classinfo: Value) -> bool:
             return issubclass(cls, torch.nn.Parameter)
         if wanted.__module__ == "torch" and wanted.__name__.endswith("Tensor"):
             if wanted is not torch.Tensor:  # torch.FloatTensor and its like
-                return value.fake.dtype == getattr(wanted, "dtype", None)
+                return bool(value.fake.dtype == getattr(wanted, "dtype", None))
             return True
         return issubclass(cls, wanted)
     if getattr(wanted, "_is_protocol", False):
@@ -137,7 +137,7 @@ def callable_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         return boolean(callable(value.value))
     if isinstance(value, (BoundMethod, NativeMethod, FunctionValue)):
         return boolean(True)
-    return boolean(hasattr(value.python_type(), "__call__"))
+    return boolean(callable(value.python_type()))
 
 
 def id_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -163,7 +163,7 @@ def _name(vm: Interpreter, value: Value) -> str:
     if not isinstance(value, Constant) or not isinstance(value.value, str):
         vm.raise_error(TypeError, "attribute name must be string")
     assert isinstance(value, Constant)
-    return value.value  # type: ignore[no-any-return]
+    return value.value
 
 
 def getattr_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -384,7 +384,7 @@ def next_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(args[0], GeneratorValue) and args[0].frame.result is not NONE:
         result = args[0].frame.result
         stop = [result] if result is not None else []
-    return vm.raise_exception(StopIteration, stop)  # type: ignore[no-any-return]
+    return vm.raise_exception(StopIteration, stop)
 
 
 def _plain(iterators: Args) -> bool:

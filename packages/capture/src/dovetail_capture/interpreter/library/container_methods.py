@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 Args = list[Value]
 Kwargs = dict[str, Value]
 Handler = Callable[["Interpreter", Args, Kwargs], Value]
+# What a handler returns to leave the call to the general rules.
+PASS: Any = NotImplemented
 
 
 def _list(vm: Interpreter, value: Value) -> ListValue:
@@ -255,7 +257,7 @@ def dict_pop(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if value is None:
         if len(args) > 2:
             return args[2]
-        return vm.raise_exception(KeyError, [args[1]])  # type: ignore[no-any-return]
+        return vm.raise_exception(KeyError, [args[1]])
     dicts.delete(vm, dictionary, key)
     return value
 
@@ -461,22 +463,17 @@ _ITERATOR: dict[str, Handler] = {"__next__": iterator_next, "__iter__": _same}
 
 def _build() -> dict[Any, Handler]:
     table: dict[Any, Handler] = {}
+    probes: tuple[Any, ...] = (
+        iter([]), iter(()), iter({}), iter(set()), iter({}.items()), iter(range(0)), zip(),
+        enumerate([]), map(int, []), filter(None, []), reversed([]),
+    )  # fmt: skip
     families: list[tuple[tuple[type, ...], dict[str, Handler]]] = [
         ((list, collections.deque), _LIST),
         ((tuple,), _SEQUENCE),
         (DICT_TYPES, _DICT),
         ((set, frozenset), _SET),
         ((type({}.keys()), type({}.values()), type({}.items())), _VIEW),
-        (
-            tuple(
-                type(iterator)
-                for iterator in (
-                    iter([]), iter(()), iter({}), iter(set()), iter({}.items()), iter(range(0)),
-                    zip(), enumerate([]), map(int, []), filter(None, []), reversed([]),
-                )
-            ),
-            _ITERATOR,
-        ),
+        (tuple(type(iterator) for iterator in probes), _ITERATOR),
     ]  # fmt: skip
     for classes, handlers in families:
         for cls in classes:

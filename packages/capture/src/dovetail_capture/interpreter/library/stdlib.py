@@ -215,7 +215,7 @@ def deferred(fn: Any) -> Handler:
     """A call whose only effect is a message: made after the graph, in order."""
 
     def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-        vm.session.calls_for_effect.append((fn, list(args), dict(kwargs)))  # type: ignore[arg-type]
+        vm.session.calls_for_effect.append((fn, list(args), dict(kwargs)))
         return NONE
 
     return handler
@@ -305,7 +305,7 @@ def context_get(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     except LookupError as error:
         if len(args) > 1:
             return args[1]
-        return vm.raise_real(error)  # type: ignore[no-any-return]
+        return vm.raise_real(error)
 
 
 def weakref_call(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:

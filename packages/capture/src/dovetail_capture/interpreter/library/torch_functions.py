@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from dovetail_guards import clauses as c
 
-from dovetail_capture.interpreter.library.container_methods import Args, Handler, Kwargs
+from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import attributes, calls, dicts
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
@@ -111,7 +111,7 @@ def tensor_property(vm: Interpreter, obj: TensorValue, name: str) -> Value:
         with recorder.fake_mode:
             found = getattr(obj.fake, name)
     except AttributeError:
-        return attributes.missing(vm, obj, name)  # type: ignore[no-any-return]
+        return attributes.missing(vm, obj, name)
     if isinstance(found, torch.Tensor):
         return recorder.record(
             "call_function", getattr, [obj, Constant(name)], {}, lambda t, n: getattr(t, n)
@@ -129,11 +129,11 @@ def tensor_size(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`x.size()` and `x.size(dim)`."""
     obj = args[0]
     if not isinstance(obj, TensorValue):
-        return NotImplemented
+        return PASS  # type: ignore[no-any-return]
     dim = args[1] if len(args) > 1 else kwargs.get("dim", NONE)
     shape = tuple(obj.fake.shape)
     if not isinstance(dim, Constant):
-        return NotImplemented
+        return PASS  # type: ignore[no-any-return]
     if dim.value is None:
         return TupleValue([Constant(size) for size in shape], torch.Size)
     if not -len(shape) <= dim.value < len(shape):
@@ -178,7 +178,7 @@ def autocast_enter(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     parts = tuple(vm.as_python(vm.get_attr(manager, name)) for name in names)
     enter = torch.amp.autocast_mode._enter_autocast
     node = vm.session.recorder.state_change(enter, *parts)
-    real = enter(*parts)
+    real = enter(*parts)  # type: ignore[no-untyped-call]
     vm.session.open_autocasts.append((real, node))
     return manager
 
@@ -188,7 +188,7 @@ def autocast_exit(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     real, node = vm.session.open_autocasts.pop()
     leave = torch.amp.autocast_mode._exit_autocast
     vm.session.recorder.state_change(leave, node)
-    leave(real)
+    leave(real)  # type: ignore[no-untyped-call]
     return boolean(False)
 
 
@@ -220,7 +220,7 @@ def module_call(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`nn.Module.__call__`: straight to `forward` when a guard says there are no hooks."""
     module = args[0]
     if not isinstance(module, ObjectValue):
-        return NotImplemented
+        return PASS  # type: ignore[no-any-return]
     if not vm.session.global_hooks_guarded:
         sources = vm.session.sources
         base = sources.held(_module_globals, "module torch.nn.modules.module")
@@ -278,7 +278,7 @@ def make_tensor(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`torch.tensor(data)`: of Python numbers only."""
     if args and isinstance(args[0], TensorValue):
         return vm.record("call_method", "clone", [args[0]], {})
-    return NotImplemented
+    return PASS  # type: ignore[no-any-return]
 
 
 def disabled(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -316,8 +316,7 @@ HANDLERS: dict[Any, Handler] = {
     torch.compiler.is_compiling: always(True),
     torch.compiler.is_dynamo_compiling: always(True),
     torch.compiler.is_exporting: always(False),
-    torch.jit.is_scripting: always(False),
-    torch.jit.is_tracing: always(False),
+    **{getattr(torch.jit, name): always(False) for name in ("is_scripting", "is_tracing")},
     torch._jit_internal.is_scripting: always(False),
     _C._get_tracing_state: always(None),
     _C._is_tracing: always(False),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import types
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from dovetail_guards import clauses as c
@@ -67,7 +67,7 @@ def get_attr(vm: Interpreter, obj: Value, name: str) -> Value:
     """`obj.name`."""
     reader = _READERS.get(obj.__class__)
     if reader is not None:
-        return reader(vm, obj, name)
+        return reader(vm, obj, name)  # type: ignore[no-any-return]
     return _native_attr(vm, obj, name)
 
 
@@ -81,7 +81,7 @@ def find_attr(vm: Interpreter, obj: Value, name: str) -> Value | None:
         raise
 
 
-def missing(vm: Interpreter, obj: Value, name: str) -> Any:
+def missing(vm: Interpreter, obj: Value, name: str) -> NoReturn:
     """Raise AttributeError."""
     cls = obj.python_type()
     text = f"'{cls.__name__}' object has no attribute '{name}'"
@@ -89,7 +89,7 @@ def missing(vm: Interpreter, obj: Value, name: str) -> Any:
         text = f"module '{obj.value.__name__}' has no attribute '{name}'"
     elif isinstance(obj, Constant) and isinstance(obj.value, type):
         text = f"type object '{obj.value.__name__}' has no attribute '{name}'"
-    return vm.raise_error(AttributeError, text, name=name)
+    vm.raise_error(AttributeError, text, name=name)
 
 
 # --- constants: modules, classes, functions, numbers ---------------------------------------------
@@ -119,7 +119,7 @@ def _constant_attr(vm: Interpreter, obj: Constant, name: str) -> Value:
     try:
         found = getattr(real, name)
     except AttributeError:
-        return missing(vm, obj, name)  # type: ignore[no-any-return]
+        return missing(vm, obj, name)
     source = obj.source if obj.source is not None else vm.session.sources.held(real)
     if isinstance(real, (int, float, str, bytes, torch.dtype, torch.device, range)):
         return vm.constant(found)
@@ -141,7 +141,7 @@ def _module_attr(vm: Interpreter, obj: Constant, module: types.ModuleType, name:
     try:
         found = getattr(module, name)
     except AttributeError:
-        return missing(vm, obj, name)  # type: ignore[no-any-return]
+        return missing(vm, obj, name)
     return vm.wrap(found, sources.attr(sources.held(module, module.__name__), name))
 
 
@@ -166,7 +166,7 @@ def _class_attr(vm: Interpreter, obj: Value, cls: type, name: str) -> Value:
             return vm.held(getattr(cls, name))
         except AttributeError:
             pass
-    return missing(vm, obj, name)  # type: ignore[no-any-return]
+    return missing(vm, obj, name)
 
 
 def _class_metadata(vm: Interpreter, cls: type, name: str) -> Value:
@@ -282,7 +282,7 @@ def _data_descriptor(vm: Interpreter, obj: ObjectValue, owner: type, name: str, 
     kind = type(attr)
     if isinstance(attr, property):
         if attr.fget is None:
-            return missing(vm, obj, name)  # type: ignore[no-any-return]
+            return missing(vm, obj, name)
         return vm.call(vm.held(attr.fget), [obj], {})
     if kind is types.MemberDescriptorType or kind is _NAMED_TUPLE_FIELD:
         return _member(vm, obj, name, attr)
@@ -311,7 +311,7 @@ def _member(vm: Interpreter, obj: ObjectValue, name: str, attr: Any) -> Value:
     """A `__slots__` member or the field of a named tuple."""
     if type(attr) is _NAMED_TUPLE_FIELD:
         assert isinstance(obj.native, TupleValue)
-        index = attr.__reduce__()[1][0]
+        index: Any = attr.__reduce__()[1][0]
         return vm.tuple_item(obj.native, index)
     if name in obj.slots:
         return obj.slots[name]
@@ -319,20 +319,20 @@ def _member(vm: Interpreter, obj: ObjectValue, name: str, attr: Any) -> Value:
         try:
             real = attr.__get__(obj.real)
         except AttributeError:
-            return missing(vm, obj, name)  # type: ignore[no-any-return]
+            return missing(vm, obj, name)
         value = vm.wrap(real, vm.session.sources.attr(obj.source, name))
         obj.slots[name] = value
         return value
     if issubclass(obj.cls, BaseException):
         return NONE
-    return missing(vm, obj, name)  # type: ignore[no-any-return]
+    return missing(vm, obj, name)
 
 
 def _fallback(vm: Interpreter, obj: ObjectValue, name: str) -> Value:
     """`__getattr__`, or AttributeError."""
     _, getter = class_lookup(vm, obj.cls, "__getattr__")
     if getter is MISSING:
-        return missing(vm, obj, name)  # type: ignore[no-any-return]
+        return missing(vm, obj, name)
     if getter is _MODULE_GETATTR:
         return _module_child(vm, obj, name)
     return vm.call(vm.held(getter), [obj, Constant(name)], {})
@@ -362,7 +362,7 @@ def _module_child(vm: Interpreter, obj: ObjectValue, name: str) -> Value:
     # just where nothing was found.
     for base in absent:
         session.guard(c.HasKey, base, name, False)
-    return missing(vm, obj, name)  # type: ignore[no-any-return]
+    return missing(vm, obj, name)
 
 
 # --- other values --------------------------------------------------------------------------------
@@ -379,7 +379,7 @@ def _tensor_attr(vm: Interpreter, obj: TensorValue, name: str) -> Value:
                 source = vm.session.sources.instance_attr(obj.source, name)
                 return vm.wrap(fields[name], source)
             vm.session.guard(c.HasInstanceAttr, obj.source, name, False)
-        return missing(vm, obj, name)  # type: ignore[no-any-return]
+        return missing(vm, obj, name)
     kind = type(attr)
     if kind in C_METHODS:
         return NativeMethod(attr, obj, name)
@@ -406,11 +406,11 @@ def _native_attr(vm: Interpreter, obj: Value, name: str) -> Value:
     if isinstance(obj, TupleValue) and attr is not MISSING:
         # The field of a struct sequence: ask the class which position the name stands for.
         try:
-            index = getattr(cls(range(len(obj.items))), name)
+            position = getattr(cls(range(len(obj.items))), name)
         except (TypeError, AttributeError):
-            index = None
-        if isinstance(index, int):
-            return vm.tuple_item(obj, index)
+            position = None
+        if isinstance(position, int):
+            return vm.tuple_item(obj, position)
     if isinstance(obj, SliceValue) and name in ("start", "stop", "step"):
         return getattr(obj, name)  # type: ignore[no-any-return]
     if isinstance(obj, CellValue) and name == "cell_contents":
@@ -420,7 +420,7 @@ def _native_attr(vm: Interpreter, obj: Value, name: str) -> Value:
     if isinstance(obj, DictValue) and name == "default_factory":
         return obj.default_factory or NONE
     if attr is MISSING:
-        return missing(vm, obj, name)  # type: ignore[no-any-return]
+        return missing(vm, obj, name)
     raise GraphBreakSignal(f"the attribute {cls.__name__}.{name}")
 
 
@@ -441,7 +441,7 @@ def _native_method_attr(vm: Interpreter, obj: NativeMethod, name: str) -> Value:
         return obj.receiver
     if name in ("__name__", "__qualname__", "__doc__"):
         return Constant(getattr(obj.descriptor, name))
-    return missing(vm, obj, name)  # type: ignore[no-any-return]
+    return missing(vm, obj, name)
 
 
 def _function_attr(vm: Interpreter, obj: FunctionValue, name: str) -> Value:
@@ -478,7 +478,7 @@ def _function_attr(vm: Interpreter, obj: FunctionValue, name: str) -> Value:
             return NativeMethod(types.FunctionType.__get__, obj, name)
         case "__call__":
             return obj
-    return missing(vm, obj, name)  # type: ignore[no-any-return]
+    return missing(vm, obj, name)
 
 
 def function_fields(obj: FunctionValue) -> DictValue:
@@ -505,7 +505,7 @@ def _super_attr(vm: Interpreter, obj: SuperValue, name: str) -> Value:
         if is_data_descriptor(attr) and isinstance(receiver, ObjectValue):
             return _data_descriptor(vm, receiver, owner, name, attr)
         return bind_to_instance(vm, receiver, owner, name, attr)
-    return missing(vm, obj, name)  # type: ignore[no-any-return]
+    return missing(vm, obj, name)
 
 
 def _generator_attr(vm: Interpreter, obj: GeneratorValue, name: str) -> Value:

@@ -50,7 +50,7 @@ def call(vm: Interpreter, fn: Value, args: list[Value], kwargs: dict[str, Value]
             return call(vm, vm.held(real.__func__), bound, kwargs)
         if callable(real):
             return call_native(vm, real, args, kwargs)
-        return vm.raise_error(TypeError, f"'{kind.__name__}' object is not callable")  # type: ignore[no-any-return]
+        return vm.raise_error(TypeError, f"'{kind.__name__}' object is not callable")
     if cls is NativeMethod:
         receiver = fn.receiver  # type: ignore[attr-defined]
         return call_native(vm, fn.descriptor, [receiver, *args], kwargs)  # type: ignore[attr-defined]
@@ -60,7 +60,7 @@ def call(vm: Interpreter, fn: Value, args: list[Value], kwargs: dict[str, Value]
         owner, method = attributes.class_lookup(vm, fn.cls, "__call__")  # type: ignore[attr-defined]
         if method is attributes.MISSING:
             name = fn.python_type().__name__
-            return vm.raise_error(TypeError, f"'{name}' object is not callable")  # type: ignore[no-any-return]
+            return vm.raise_error(TypeError, f"'{name}' object is not callable")
         handler = vm.handlers.get(fn.python_type().__call__)
         if handler is not None:
             return handler(vm, [fn, *args], kwargs)
@@ -249,12 +249,12 @@ def native_new(
 ) -> Value:
     """`owner.__new__(cls, *args)` where `owner` is a C class."""
     if owner is object:
-        if cls.__flags__ & (1 << 9) == 0 or getattr(cls, "__abstractmethods__", None):
-            vm.raise_error(TypeError, f"cannot create '{cls.__name__}' instances")
+        if getattr(cls, "__abstractmethods__", None):
+            vm.raise_error(TypeError, f"Can't instantiate abstract class {cls.__name__}")
         return ObjectValue(cls)
     maker = vm.new_handlers.get(owner)
     if maker is not None:
-        return maker(vm, cls, args, kwargs)
+        return maker(vm, cls, args, kwargs)  # type: ignore[no-any-return]
     if issubclass(owner, BaseException):
         value = ObjectValue(cls)
         value.base_new = owner
@@ -288,7 +288,7 @@ def call_native(vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str,
         return vm.fold(real, args, kwargs)
     if isinstance(real, types.MethodWrapperType) and real.__name__ == "__call__":
         return call(vm, vm.held(real.__self__), args, kwargs)
-    method = getattr(type(real), "__call__", None)
+    _, method = attributes.class_lookup(vm, type(real), "__call__")
     if isinstance(method, types.FunctionType):
         return call(vm, vm.held(method), [vm.held(real), *args], kwargs)
     name = getattr(real, "__qualname__", None) or repr(real)

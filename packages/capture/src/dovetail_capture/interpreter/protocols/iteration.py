@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from dovetail_capture.interpreter.protocols import attributes, dicts
 from dovetail_capture.interpreter.protocols.constants import from_python
@@ -48,21 +48,23 @@ def get_iter(vm: Interpreter, value: Value) -> Value:
         return _object_iter(vm, value)  # type: ignore[arg-type]
     if cls is Constant:
         return _constant_iter(vm, value)  # type: ignore[arg-type]
-    return vm.raise_error(TypeError, f"'{value.python_type().__name__}' object is not iterable")  # type: ignore[no-any-return]
+    return vm.raise_error(TypeError, f"'{value.python_type().__name__}' object is not iterable")
 
 
 def _constant_iter(vm: Interpreter, value: Constant) -> Value:
     real = value.value
     if isinstance(real, type):
-        owner, method = attributes.class_lookup(vm, type(real), "__iter__")
+        _owner, method = attributes.class_lookup(vm, type(real), "__iter__")
         if method is attributes.MISSING:
-            return vm.raise_error(TypeError, f"type object '{real.__name__}' is not iterable")  # type: ignore[no-any-return]
+            return vm.raise_error(TypeError, f"type object '{real.__name__}' is not iterable")
         # An Enum class: its members are fixed.
-        return IteratorValue(iter([vm.held(item) for item in real]), type(iter([])), True)
+        return IteratorValue(
+            iter([vm.held(item) for item in list(cast(Any, real))]), type(iter([])), True
+        )
     try:
         iterator = iter(real)
     except TypeError as error:
-        return vm.raise_error(TypeError, str(error))  # type: ignore[no-any-return]
+        return vm.raise_error(TypeError, str(error))
     if iterator is real:
         raise GraphBreakSignal(f"the iterator {value.describe()} from outside of the frame")
     return IteratorValue((from_python(vm, item) for item in iterator), type(iterator), True)
@@ -74,7 +76,7 @@ def _object_iter(vm: Interpreter, value: ObjectValue) -> Value:
         _, getitem = attributes.class_lookup(vm, value.cls, "__getitem__")
         if getitem is attributes.MISSING:
             name = value.cls.__name__
-            return vm.raise_error(TypeError, f"'{name}' object is not iterable")  # type: ignore[no-any-return]
+            return vm.raise_error(TypeError, f"'{name}' object is not iterable")
         return IteratorValue(_by_index(vm, value), type(iter([])), False)
     bound = attributes.bind_to_instance(vm, value, owner, "__iter__", method)
     return vm.call(bound, [], {})

@@ -74,7 +74,7 @@ def _fold(vm: Interpreter, fn: Callable[..., Any], *args: Any) -> Value:
     try:
         result = fn(*args)
     except Exception as error:
-        return vm.raise_real(error)  # type: ignore[no-any-return]
+        return vm.raise_real(error)
     return from_python(vm, result)
 
 
@@ -128,7 +128,7 @@ def binary(vm: Interpreter, symbol: str, left: Value, right: Value, inplace: boo
     real_left, real_right = as_python(vm, left), as_python(vm, right)
     if real_left is not UNKNOWN and real_right is not UNKNOWN:
         return _fold(vm, fn, real_left, real_right)
-    return vm.raise_error(  # type: ignore[no-any-return]
+    return vm.raise_error(
         TypeError,
         f"unsupported operand type(s) for {symbol}: '{left.python_type().__name__}' and "
         f"'{right.python_type().__name__}'",
@@ -209,7 +209,7 @@ def unary(vm: Interpreter, symbol: str, operand: Value) -> Value:
     method = dunder(vm, operand, name)
     if method is not None:
         return vm.call(method, [], {})
-    return vm.raise_error(  # type: ignore[no-any-return]
+    return vm.raise_error(
         TypeError, f"bad operand type for unary {symbol}: '{operand.python_type().__name__}'"
     )
 
@@ -273,7 +273,7 @@ def _equal(vm: Interpreter, left: Value, right: Value) -> bool:
     if isinstance(left, BoundMethod) and isinstance(right, BoundMethod):
         return is_same(left.function, right.function) and is_same(left.receiver, right.receiver)
     if isinstance(left, SliceValue) or isinstance(right, SliceValue):
-        return as_python(vm, left) == as_python(vm, right)
+        return bool(as_python(vm, left) == as_python(vm, right))
     real_left, real_right = as_python(vm, left), as_python(vm, right)
     if real_left is not UNKNOWN and real_right is not UNKNOWN:
         return bool(real_left == real_right)
@@ -291,7 +291,7 @@ def _order(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
             if not truth(vm, compare(vm, "==", first, second)):
                 return compare(vm, symbol, first, second)
         return boolean(fn(len(left.items), len(right.items)))
-    return vm.raise_error(  # type: ignore[no-any-return]
+    return vm.raise_error(
         TypeError,
         f"'{symbol}' not supported between instances of '{left.python_type().__name__}' and "
         f"'{right.python_type().__name__}'",
@@ -408,7 +408,7 @@ def getitem(vm: Interpreter, obj: Value, key: Value) -> Value:
             return _fold(vm, operator.getitem, real, real_key)
     method = dunder(vm, obj, "__getitem__")
     if method is None or isinstance(obj, (NativeMethod, BoundMethod)):
-        return vm.raise_error(  # type: ignore[no-any-return]
+        return vm.raise_error(
             TypeError, f"'{obj.python_type().__name__}' object is not subscriptable"
         )
     return vm.call(method, [key], {})
@@ -420,7 +420,7 @@ def index_of(vm: Interpreter, key: Value) -> int:
         return operator.index(key.value)
     if isinstance(key, TensorValue):
         raise GraphBreakSignal("a tensor used as the index of a Python sequence")
-    return vm.raise_error(  # type: ignore[no-any-return]
+    return vm.raise_error(
         TypeError, f"indices must be integers or slices, not {key.python_type().__name__}"
     )
 
