@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from dovetail_guards.sym_node import expr_of
 from torch import Tensor
 from torch.fx import GraphModule
 
@@ -19,6 +20,7 @@ from dovetail_autograd_aot.epilogue import make_epilogue
 from dovetail_autograd_aot.graphs import JointGraph, PartitionedGraph
 from dovetail_autograd_aot.joint import Decompositions, trace_joint
 from dovetail_autograd_aot.partition import Partitioner, min_cut_partition
+from dovetail_autograd_aot.values import hint
 
 Compiler = Callable[[GraphModule, list[Any]], Callable[..., Any]]
 Compiled = Callable[..., Sequence[Any]]
@@ -310,7 +312,7 @@ def _contiguous_like(value: Any, gradient: Tensor) -> tuple[int, ...]:
     order = sorted(
         range(len(value._sizes)),
         key=lambda d: (
-            value._strides[d] if type(value._strides[d]) is int else value._strides[d].node.hint,
+            hint(value._strides[d]),
             -d,
         ),
     )
@@ -333,18 +335,25 @@ class _SizeReader:
         self, value: Any, saved: Sequence[Any], tangents: list[Any]
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Sizes and strides of `value` as numbers."""
-        table: dict[str, int] = {}
-        for known, actual in zip(self.known, [*saved, *tangents], strict=True):
+        known: dict[str, int] = {}
+
+        def learn(symbolic: Any, actual: int) -> None:
+            name = None if type(symbolic) is int else expr_of(symbolic).symbol_name
+            if name is not None:
+                known[name] = actual
+
+        for example, actual in zip(self.known, [*saved, *tangents], strict=True):
             if isinstance(actual, Tensor):
-                for symbolic, size in zip(known._sizes, actual.shape, strict=True):
-                    table[str(symbolic)] = size
-            elif actual is not None:
-                table[str(known)] = actual
+                for symbolic, size in zip(example._sizes, actual.shape, strict=True):
+                    learn(symbolic, size)
+            elif isinstance(example, torch.SymInt):
+                learn(example, actual)
         sizes = []
         for size in value._sizes:
-            if type(size) is not int and str(size) not in table:
+            expr = expr_of(size)
+            if not expr.free_symbols() <= known.keys():
                 raise RuntimeError(
                     f"the size {size} of an output without gradient is not known in the backward"
                 )
-            sizes.append(size if type(size) is int else table[str(size)])
+            sizes.append(expr.evaluate(known))
         return tuple(sizes), _contiguous_like(value, torch.empty(sizes, device="meta"))

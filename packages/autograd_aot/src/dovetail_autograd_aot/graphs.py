@@ -141,7 +141,8 @@ class PartitionedGraph:
     there is none). None in inference.
     `saved` names the saved nodes; tensors and sizes alike: first the primals (`saved_primals` are
     their indices), then values from the forward. `gradient_tangents` tells for each primal, as a
-    bit set, which tangents its gradient depends on.
+    bit set, which tangents its gradient depends on. `saved_bytes` are the bytes kept beyond the
+    primals (at hint sizes).
     """
 
     forward: GraphModule
@@ -151,15 +152,7 @@ class PartitionedGraph:
     saved_primals: tuple[int, ...] = ()
     saved_aliases: tuple[SavedAlias, ...] = ()
     gradient_tangents: tuple[int, ...] = ()
-
-    @property
-    def saved_bytes(self) -> int:
-        """Bytes kept for the backward beyond the primals (at hint sizes)."""
-        if self.backward is None:
-            return 0
-        placeholders = [n for n in self.backward.graph.nodes if n.op == "placeholder"]
-        start, stop = len(self.saved_primals), len(self.saved)
-        return sum(value_bytes(n.meta["val"]) for n in placeholders[start:stop])
+    saved_bytes: int = 0
 
     def as_text(self) -> str:
         """Both graphs as Python text, and what passes between them."""
@@ -168,12 +161,3 @@ class PartitionedGraph:
             f"# {self.signature}\n# forward\n{self.forward.code}\n"
             f"# saved: {', '.join(self.saved)}\n# backward\n{backward}"
         )
-
-
-def value_bytes(value: object) -> int:
-    """The bytes of a tensor value; 8 for a size; the sum over a tuple."""
-    if isinstance(value, torch.Tensor):
-        return value.numel() * value.dtype.itemsize
-    if isinstance(value, (tuple, list)):
-        return sum(value_bytes(v) for v in value)
-    return 8

@@ -154,7 +154,6 @@ class _Joint:
                 continue
             seen[id(example)] = index
             self._make_primal(index, node, example)
-        self.tracer.sizes.end_of_inputs()
 
     def _make_primal(self, index: int, node: Node, example: Tensor) -> None:
         storage = TracedStorage(node, primal=index)

@@ -18,6 +18,7 @@ from dovetail_autograd_aot.graphs import (
 )
 from dovetail_autograd_aot.storage import TracedStorage, TraceError, read, track_of
 from dovetail_autograd_aot.tracer import Tracer
+from dovetail_autograd_aot.values import hint, same_size
 
 aten = torch.ops.aten
 
@@ -273,13 +274,12 @@ def storage_order_strides(sizes: tuple[Any, ...], strides: tuple[Any, ...]) -> t
     """The strides a gradient of such a tensor is expected in: its own if it is dense, else those
     of a contiguous tensor."""
     order = sorted(
-        (d for d in range(len(sizes)) if sizes[d] != 1),
-        key=lambda d: strides[d] if type(strides[d]) is int else int(strides[d].node.hint),
+        (d for d in range(len(sizes)) if not same_size(sizes[d], 1)), key=lambda d: hint(strides[d])
     )
     expected: Any = 1
     dense = True
     for d in order:
-        if strides[d] != expected:
+        if not same_size(strides[d], expected):
             dense = False
             break
         expected = expected * sizes[d]
@@ -289,5 +289,5 @@ def storage_order_strides(sizes: tuple[Any, ...], strides: tuple[Any, ...]) -> t
     expected = 1
     for size in reversed(sizes):
         contiguous.append(expected)
-        expected = expected * size if size != 0 else expected
+        expected = expected * size if not same_size(size, 0) else expected
     return tuple(reversed(contiguous))

@@ -19,14 +19,10 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from dovetail_autograd_aot.fast_graph import FastGraph, copy_node
-from dovetail_autograd_aot.graphs import (
-    JointGraph,
-    PartitionedGraph,
-    SavedAlias,
-    value_bytes,
-)
+from dovetail_autograd_aot.graphs import JointGraph, PartitionedGraph, SavedAlias
 from dovetail_autograd_aot.max_flow import INFINITE, FlowNetwork
 from dovetail_autograd_aot.outputs import is_view_node, view_root
+from dovetail_autograd_aot.values import value_bytes
 
 aten = torch.ops.aten
 
@@ -162,6 +158,9 @@ def _min_cut(roles: _Roles) -> set[Node]:
 def _save_cost(node: Node, roles: _Roles) -> int:
     value = node.meta.get("val")
     if node.op == "placeholder" and node not in roles.mutated:
+        # Almost free; but a size alone is better than the input it is read from.
+        return 1 if isinstance(value, Tensor) else 0
+    if isinstance(value, (torch.SymInt, torch.SymFloat, int, float)):
         return 0
     if is_view_node(node) or isinstance(value, (list, tuple)) or node.op == "get_attr":
         return INFINITE
@@ -206,6 +205,7 @@ def _cut(joint: JointGraph, choose: Callable[[_Roles], set[Node]]) -> Partitione
         signature=signature,
         saved_primals=tuple(index[n] for n in saved_primals),
         saved_aliases=_aliases(roles, saved_values),
+        saved_bytes=sum(value_bytes(n.meta["val"]) for n in saved_values),
         gradient_tangents=tuple(
             roles.tangent_bits[g] if isinstance(g, Node) else 0 for g in roles.gradients
         ),

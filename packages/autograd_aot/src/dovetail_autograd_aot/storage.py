@@ -120,6 +120,8 @@ class ConstantWrittenError(Exception):
 
 def _scatter(tracer: Tracer, step: ViewStep, base: Node, new: Node) -> Node:
     """The value of `base` after its view by `step` became `new`."""
+    from dovetail_autograd_aot.values import same_sizes
+
     op, args, kwargs = step.op, step.args, dict(step.kwargs)
     val = base.meta["val"]
     if op is aten.slice.Tensor:
@@ -148,7 +150,7 @@ def _scatter(tracer: Tracer, step: ViewStep, base: Node, new: Node) -> Node:
         inverse = [dims.index(i) for i in range(len(dims))]
         return tracer.node_op(aten.permute.default, (new, inverse), {})
     if op is aten.expand.default:
-        if new.meta["val"]._sizes == val._sizes:
+        if same_sizes(new.meta["val"]._sizes, val._sizes):
             return new
         raise TraceError(
             "unsupported operation: more than one element of the written-to tensor refers to a "

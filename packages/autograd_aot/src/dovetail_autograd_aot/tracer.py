@@ -35,6 +35,7 @@ from dovetail_autograd_aot.values import (
     hint,
     merge_key,
     same_metadata,
+    same_sizes,
     same_strides,
     values,
     values_of,
@@ -367,7 +368,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if val._device != pattern._device:
             value = self.node_op(aten._to_copy.default, (value,), {"device": pattern._device})
             val = value.meta["val"]
-        if val._sizes != pattern._sizes:
+        if not same_sizes(val._sizes, pattern._sizes):
             sizes = [self.nodes(s) for s in pattern._sizes]
             value = self.node_op(aten.expand.default, (value, sizes), {})
             val = value.meta["val"]

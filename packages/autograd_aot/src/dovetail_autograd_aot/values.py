@@ -6,10 +6,11 @@ import math
 from typing import Any
 
 import torch
+from dovetail_guards.sym_node import expr_of
 from dovetail_prims.fake_tensor import FakeTensor, propagate
 from torch.fx import Node
 
-from dovetail_autograd_aot.storage import fresh
+from dovetail_autograd_aot import storage
 
 aten = torch.ops.aten
 
@@ -33,7 +34,7 @@ def wrapped(value: Any) -> Any:
     """Traced tensors for nodes, so that a decomposition can be called on them."""
     if type(value) is Node:
         val = value.meta["val"]
-        return fresh(value) if isinstance(val, FakeTensor) else val
+        return storage.fresh(value) if isinstance(val, FakeTensor) else val
     if isinstance(value, (list, tuple)):
         return type(value)(wrapped(v) for v in value)
     return value
@@ -64,41 +65,55 @@ def flatten(values: list[Any]) -> list[Any]:
     return flat
 
 
-def same_metadata(a: Any, b: Any) -> bool:
+def same_size(a: Any, b: Any) -> bool:
+    """Whether two sizes are known to be equal; asking assumes nothing about symbolic ones."""
+    if a is b:
+        return True
+    if type(a) is int and type(b) is int:
+        return a == b
+    return expr_of(a) is expr_of(b)
+
+
+def same_sizes(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
+    """Whether two shapes are known to be equal."""
+    return len(a) == len(b) and all(map(same_size, a, b))
+
+
+def same_metadata(a: FakeTensor, b: FakeTensor) -> bool:
+    """Whether a tensor like `a` can stand for one like `b`."""
     return (
-        a._sizes == b._sizes
+        a._dtype is b._dtype
+        and same_sizes(a._sizes, b._sizes)
         and same_strides(a, b)
-        and a._dtype == b._dtype
         and a._device == b._device
-        and _statically_equal(a._offset, b._offset)
+        and same_size(a._offset, b._offset)
     )
 
 
-def _statically_equal(a: Any, b: Any) -> bool:
-    return a is b or (type(a) is int and type(b) is int and a == b) or str(a) == str(b)
-
-
 def same_strides(a: FakeTensor, b: FakeTensor) -> bool:
+    """Whether two tensors of one shape have the same strides where they matter."""
     return all(
-        x == y or size == 1 for x, y, size in zip(a._strides, b._strides, a._sizes, strict=True)
+        same_size(x, y) or same_size(size, 1)
+        for x, y, size in zip(a._strides, b._strides, a._sizes, strict=True)
     )
 
 
 def hint(size: Any) -> int:
+    """The example value of a size; 0 where there is none."""
     return size if type(size) is int else int(getattr(size.node, "hint", 0) or 0)
 
 
 def viewable(val: FakeTensor, sizes: tuple[Any, ...]) -> bool:
     """Whether a tensor can be seen in another shape without a copy."""
-    strides: Any = 1
+    expected: Any = 1
     contiguous = True
     for size, stride in zip(reversed(val._sizes), reversed(val._strides), strict=True):
-        if size == 1:
+        if same_size(size, 1):
             continue
-        if stride != strides:
+        if not same_size(stride, expected):
             contiguous = False
             break
-        strides = strides * size
+        expected = expected * size
     if contiguous:
         return True
     try:
@@ -106,3 +121,14 @@ def viewable(val: FakeTensor, sizes: tuple[Any, ...]) -> bool:
     except (RuntimeError, ValueError):
         return False
     return True
+
+
+def value_bytes(value: object) -> int:
+    """The bytes of a tensor (at hint sizes); 8 for a number; the sum over a tuple."""
+    if isinstance(value, FakeTensor):
+        return math.prod(hint(s) for s in value._sizes) * value._dtype.itemsize
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.dtype.itemsize
+    if isinstance(value, (tuple, list)):
+        return sum(value_bytes(v) for v in value)
+    return 8

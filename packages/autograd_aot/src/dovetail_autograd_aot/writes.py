@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 from dovetail_autograd_aot.op_info import OpInfo, OpKind, default_arguments, op_info
 from dovetail_autograd_aot.storage import TraceError, fresh, read
 from dovetail_autograd_aot.storage import write as write_value
-from dovetail_autograd_aot.values import flatten
+from dovetail_autograd_aot.values import flatten, same_sizes
 
 if TYPE_CHECKING:
     from dovetail_autograd_aot.tracer import Tracer
@@ -82,7 +82,7 @@ def write(
     own = results[: len(results) - len(written)]
     for target, new in zip(written, results[len(own) :], strict=True):
         tensor = _target(tracer, target)
-        if new.meta["val"]._sizes != tensor._sizes:
+        if not same_sizes(new.meta["val"]._sizes, tensor._sizes):
             raise TraceError(
                 f"{func}: the result has shape {list(new.meta['val']._sizes)}, but the tensor "
                 f"written to {list(tensor._sizes)}; resizing in place cannot be compiled"
