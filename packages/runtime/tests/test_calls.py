@@ -174,6 +174,32 @@ def test_a_dispatch_mode_still_sees_the_operators() -> None:
     assert seen == ["aten.mm.out"] * 2
 
 
+def test_an_operator_written_in_python() -> None:
+    """It runs, with the GIL it needs; what it raises arrives as it is."""
+    library = torch.library.Library("dovetail_runtime_test", "DEF")
+    library.define("picky(Tensor x, int k) -> Tensor")
+
+    def picky(x: torch.Tensor, k: int) -> torch.Tensor:
+        if k == 3:
+            raise KeyError("three")
+        return x * k
+
+    library.impl("picky", picky, "CPU")
+    k = SizeExpr("sym", ("k",))
+    plan = Plan(
+        "python_op", "cpu", (PlanInput("x", row(4)), PlanInput("k", None)),
+        (SymbolBinding("k", 1, None),), (), (),
+        (CallAten("dovetail_runtime_test::picky", (Ref("x"), k), (), ("o",)),), (), ("o",),
+    )  # fmt: skip
+    run = load(plan).run
+    x = torch.randn(4)
+    torch.testing.assert_close(run(x, 2)[0], x * 2)
+    with pytest.raises(KeyError, match="three"):
+        run(x, 3)
+    torch.testing.assert_close(run(x, 4)[0], x * 4)
+    library._destroy()
+
+
 def test_idle_slabs_are_limited() -> None:
     module = executor_module()
     run = load(kernel_chain(3)).run

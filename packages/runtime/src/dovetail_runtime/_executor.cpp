@@ -2,6 +2,7 @@
 #include "native/load.h"
 #include "native/run.h"
 
+#include <pybind11/pybind11.h>
 #include <sstream>
 #include <stdexcept>
 #include <structmember.h>
@@ -195,7 +196,12 @@ void run_frame(Executor* self, Frame& frame) {
 }
 
 void set_python_error(const std::exception& error) {
-  if (dynamic_cast<const PythonError*>(&error) != nullptr) return;
+  if (PyErr_Occurred() || dynamic_cast<const PythonError*>(&error) != nullptr) return;
+  // An operator written in Python has raised: its exception goes on as it is.
+  if (auto* raised = dynamic_cast<const pybind11::error_already_set*>(&error)) {
+    const_cast<pybind11::error_already_set*>(raised)->restore();
+    return;
+  }
   PyObject* type = PyExc_RuntimeError;
   if (dynamic_cast<const c10::TypeError*>(&error) != nullptr) type = PyExc_TypeError;
   if (dynamic_cast<const c10::IndexError*>(&error) != nullptr) type = PyExc_IndexError;

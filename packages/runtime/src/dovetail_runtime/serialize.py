@@ -15,6 +15,7 @@ from dovetail_runtime import plan as plan_module
 from dovetail_runtime.plan import Constant, Plan
 
 FORMAT_VERSION = 1
+_LONG_STRING = 100
 _MAGIC = b"dovetail plan, format "
 
 _CLASSES = {
@@ -32,7 +33,9 @@ class PlanFormatError(ValueError):
 def plan_to_bytes(plan: Plan) -> bytes:
     """`plan` with its constants, as bytes."""
     bare = dataclasses.replace(plan, constants=())
-    document = json.dumps(_encode(bare), separators=(",", ":")).encode()
+    strings: dict[str, int] = {}
+    body = _encode(bare, strings)
+    document = json.dumps([list(strings), body], separators=(",", ":")).encode()
     constants = io.BytesIO()
     torch.save([(c.name, c.value.detach()) for c in plan.constants], constants)
     head = _MAGIC + f"{FORMAT_VERSION} {len(document)}\n".encode()
@@ -47,7 +50,8 @@ def plan_from_bytes(data: bytes) -> Plan:
     version, length = (int(word) for word in head[len(_MAGIC) :].split())
     if version != FORMAT_VERSION:
         raise PlanFormatError(f"plan format {version} cannot be read: this is {FORMAT_VERSION}")
-    plan = _decode(json.loads(rest[:length]))
+    strings, body = json.loads(rest[:length])
+    plan = _decode(body, strings)
     if not isinstance(plan, Plan):
         raise PlanFormatError("these bytes hold no plan")
     loaded = torch.load(io.BytesIO(rest[length:]), weights_only=True)
@@ -64,11 +68,14 @@ def load_plan(path: Path | str) -> Plan:
     return plan_from_bytes(Path(path).read_bytes())
 
 
-def _encode(value: Any) -> Any:
+def _encode(value: Any, strings: dict[str, int]) -> Any:
+    """`value` as JSON; long strings (kernels share a preamble) are written once, in `strings`."""
+    if isinstance(value, str) and len(value) > _LONG_STRING:
+        return {"$string": strings.setdefault(value, len(strings))}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (tuple, list)):
-        return [_encode(item) for item in value]
+        return [_encode(item, strings) for item in value]
     if isinstance(value, _TORCH_NAMES):
         return {"$torch": str(value).removeprefix("torch.")}
     if isinstance(value, torch.device):
@@ -76,16 +83,19 @@ def _encode(value: Any) -> Any:
     if isinstance(value, complex):
         return {"$complex": [value.real, value.imag]}
     if type(value).__name__ in _CLASSES:
-        encoded = {f.name: _encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        names = [f.name for f in dataclasses.fields(value)]
+        encoded = {name: _encode(getattr(value, name), strings) for name in names}
         return {"$": type(value).__name__, **encoded}
     raise TypeError(f"a plan cannot hold {value!r}")
 
 
-def _decode(value: Any) -> Any:
+def _decode(value: Any, strings: list[str]) -> Any:
     if isinstance(value, list):
-        return tuple(_decode(item) for item in value)
+        return tuple(_decode(item, strings) for item in value)
     if not isinstance(value, dict):
         return value
+    if "$string" in value:
+        return strings[value["$string"]]
     if "$torch" in value:
         return getattr(torch, value["$torch"])
     if "$device" in value:
@@ -93,4 +103,5 @@ def _decode(value: Any) -> Any:
     if "$complex" in value:
         return complex(*value["$complex"])
     made = _CLASSES[value["$"]]
-    return made(**{name: _decode(part) for name, part in value.items() if name != "$"})
+    parts = {name: _decode(part, strings) for name, part in value.items() if name != "$"}
+    return made(**parts)
