@@ -375,7 +375,7 @@ class _PrimsInterpreter(Interpreter):
 
     def run_node(self, n: Node) -> Any:
         if n.op != "call_function":
-            return super().run_node(n)  # type: ignore[no-untyped-call]
+            return super().run_node(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         target = n.target
         if isinstance(target, OpOverload):
@@ -392,4 +392,4 @@ class _PrimsInterpreter(Interpreter):
 
 def interpret(gm: GraphModule, *args: Any) -> Any:
     """The outputs of a PRIMS graph. Raises PrimsError, with the node, where it is not one."""
-    return _PrimsInterpreter(gm).run(*args)  # type: ignore[no-untyped-call]
+    return _PrimsInterpreter(gm).run(*args)

@@ -27,6 +27,7 @@ from . import (
     padding,
     pointwise,
     reductions,
+    rest,
     softmax,
     to_prims,
     upsampling,
@@ -50,6 +51,7 @@ FAMILIES = (
     padding,
     upsampling,
     foreach,
+    rest,
 )
 
 

@@ -77,6 +77,11 @@ def _device(*operands: Operand) -> torch.device:
     return next((x.device for x in tensors if x.dim()), tensors[0].device)
 
 
+def _ready(x: Operand, dtype: torch.dtype, shape: Sequence[int]) -> bool:
+    """Whether an operand is in order already"""
+    return isinstance(x, Tensor) and x.dtype == dtype and list(x.shape) == list(shape)
+
+
 def _in_order(x: Operand, dtype: torch.dtype, shape: Sequence[int], device: torch.device) -> Tensor:
     """An operand as a tensor of the dtype and shape"""
     if not isinstance(x, Tensor):
@@ -96,10 +101,8 @@ def _binary(name: str, *, to_float: bool = False, compares: bool = False) -> Cal
             dtype = torch.get_default_dtype()
         shape = _shape(self, other)
         tensors = isinstance(self, Tensor) and isinstance(other, Tensor)
-        if tensors and alpha == 1:
-            ready = (x.dtype == dtype and list(x.shape) == shape for x in (self, other))
-            if all(ready):
-                return NotImplemented
+        if alpha == 1 and _ready(self, dtype, shape) and _ready(other, dtype, shape):
+            return NotImplemented
         # A number keeps its precision beside a half type: eager rounds the result, not the number.
         rounded_late = not compares and (not tensors or alpha != 1)
         work = compute_dtype(dtype) if rounded_late else dtype
@@ -116,7 +119,7 @@ def _binary(name: str, *, to_float: bool = False, compares: bool = False) -> Cal
 def _div_mode(self: Operand, other: Operand, *, rounding_mode: str | None) -> Any:
     """Without a mode, plain division"""
     if rounding_mode is None:
-        return aten.div.Tensor(self, other)  # type: ignore[arg-type]
+        return aten.div.Tensor(self, other)
     return _ROUNDED(self, other, rounding_mode=rounding_mode)
 
 
@@ -217,7 +220,7 @@ def where(condition: Tensor, self: Tensor, other: Tensor) -> Any:
     operands = (condition, self, other)
     wanted = (torch.bool, dtype, dtype)
     pairs = list(zip(operands, wanted, strict=True))
-    if all(x.dtype == d and list(x.shape) == shape for x, d in pairs):
+    if all(_ready(x, d, shape) for x, d in pairs):
         return NotImplemented
     device = _device(*operands)
     return aten.where.self(*(_in_order(x, d, shape, device) for x, d in pairs))

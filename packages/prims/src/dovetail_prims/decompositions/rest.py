@@ -1,0 +1,206 @@
+"""Ops of no family: diagonals, membership, scatters that reduce, weight norm, bilinear sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._common import (
+    Family,
+    Number,
+    aten,
+    cast,
+    constant,
+    reshape,
+    where,
+    wide,
+    wrap,
+    zeros,
+)
+
+
+def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """stack, as ATen names it inside"""
+    return aten.stack.default(tensors, dim)
+
+
+def is_all_true(self: Tensor) -> Tensor:
+    """All of it"""
+    return aten.all.default(self)
+
+
+def is_any_true(self: Tensor) -> Tensor:
+    """Any of it"""
+    return aten.any.default(self)
+
+
+def diag_embed(self: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
+    """The last dimension laid on a diagonal of two"""
+    rank = self.dim() + 1
+    first, second = wrap(dim1, rank), wrap(dim2, rank)
+    size = self.shape[-1] + abs(offset)
+    shape = list(self.shape[:-1])
+    for d in sorted((first, second)):
+        shape.insert(d, size)
+    nothing = zeros(shape, self)
+    return aten.diagonal_scatter.default(nothing, self, offset, first, second)
+
+
+def _bitwise_number(name: str) -> Callable[..., Any]:
+    op = getattr(aten, f"bitwise_{name}").Tensor
+
+    def entry(self: Number, other: Tensor) -> Tensor:
+        """A number on the left"""
+        return op(constant(self, other), other)
+
+    return entry
+
+
+def put(self: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
+    """Elements written by their place in row-major order"""
+    flat = reshape(self, [-1])
+    values = reshape(source, list(index.shape))
+    out = aten.index_put.default(flat, [index], values, accumulate)
+    return aten.view.default(out, self.shape)
+
+
+def masked_scatter_backward(grad_output: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The gradients where the mask holds, in order, at the front of a tensor of `sizes`"""
+    shape = list(grad_output.shape)
+    chosen = reshape(aten.expand.default(mask, shape), [-1])
+    place = aten.sub.Tensor(aten.cumsum.default(cast(chosen, torch.int64), 0), 1)
+    length = 1
+    for size in sizes:
+        length = length * size
+    # What the mask leaves out goes to one place past the end, which is cut off again.
+    place = where(chosen, place, length)
+    flat = zeros([length + 1], grad_output)
+    put_there = aten.index_put.default(flat, [place], reshape(grad_output, [-1]))
+    return aten.view.default(aten.slice.Tensor(put_there, 0, 0, length), sizes)
+
+
+def scatter_reduce(self: Tensor, dim: int, index: Tensor, src: Tensor, *, reduce: str) -> Tensor:
+    """The older spelling of scatter_reduce: add or multiply"""
+    if reduce == "add":
+        return aten.scatter_add.default(self, dim, index, src)
+    return aten.scatter_reduce.two(self, dim, index, src, "prod")
+
+
+def scatter_value_reduce(
+    self: Tensor, dim: int, index: Tensor, value: Number, *, reduce: str
+) -> Tensor:
+    """The same with one number"""
+    src = aten.expand.default(constant(value, self), index.shape)
+    return scatter_reduce(self, dim, index, src, reduce=reduce)
+
+
+def trilinear(
+    i1: Tensor,
+    i2: Tensor,
+    i3: Tensor,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> Tensor:
+    """The product of three tensors, each given extra dimensions, summed over some"""
+    parts = []
+    for x, extra in zip((i1, i2, i3), (expand1, expand2, expand3), strict=True):
+        for dim in sorted(extra):
+            x = aten.unsqueeze.default(x, dim)
+        parts.append(x)
+    product = aten.mul.Tensor(aten.mul.Tensor(parts[0], parts[1]), parts[2])
+    return aten.sum.dim_IntList(product, sumdim)
+
+
+def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
+    """v g / |v|, the norm over all dimensions but one"""
+    dims = [d for d in range(v.dim()) if d != wrap(dim, v.dim())]
+    x = wide(v)
+    norm = aten.sqrt.default(aten.sum.dim_IntList(aten.mul.Tensor(x, x), dims, True))
+    out = aten.mul.Tensor(x, aten.div.Tensor(wide(g), norm))
+    return cast(out, v.dtype), cast(norm, g.dtype)
+
+
+def weight_norm_backward(
+    grad_w: Tensor, saved_v: Tensor, saved_g: Tensor, saved_norms: Tensor, dim: int
+) -> tuple[Tensor, Tensor]:
+    """g / |v| (w̄ - v (w̄·v) / |v|²), and (w̄·v) / |v|"""
+    w, v, g, norm = (wide(x) for x in (grad_w, saved_v, saved_g, saved_norms))
+    dims = [d for d in range(v.dim()) if d != wrap(dim, v.dim())]
+    along_v = aten.sum.dim_IntList(aten.mul.Tensor(w, v), dims, True)
+    to_g = aten.div.Tensor(along_v, norm)
+    bent = aten.sub.Tensor(w, aten.mul.Tensor(v, aten.div.Tensor(to_g, norm)))
+    to_v = aten.mul.Tensor(aten.div.Tensor(g, norm), bent)
+    return cast(to_v, saved_v.dtype), cast(to_g, saved_g.dtype)
+
+
+def randint(
+    high: int,
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = torch.int64,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> Tensor:
+    """From 0"""
+    return aten.randint.low(0, high, size, dtype=dtype, device=device)
+
+
+def empty_permuted(
+    size: Sequence[int],
+    physical_layout: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> Tensor:
+    """Dense in a given order of dimensions"""
+    base = aten.empty.memory_format([size[d] for d in physical_layout], dtype=dtype, device=device)
+    inverse = [list(physical_layout).index(d) for d in range(len(size))]
+    return aten.permute.default(base, inverse)
+
+
+def isin(
+    elements: Tensor, test_elements: Tensor, *, assume_unique: bool = False, invert: bool = False
+) -> Tensor:
+    """Whether each element equals one of the others: compared with every one"""
+    others = reshape(test_elements, [-1])
+    hit = aten.any.dims(aten.eq.Tensor(aten.unsqueeze.default(elements, -1), others), [-1])
+    return aten.logical_not.default(hit) if invert else hit
+
+
+def isin_number(
+    elements: Tensor, test_element: Number, *, assume_unique: bool = False, invert: bool = False
+) -> Tensor:
+    """Whether each element equals a number"""
+    return (aten.ne if invert else aten.eq).Scalar(elements, test_element)
+
+
+TABLE: Family = {
+    "_stack.default": stack,
+    "_is_all_true.default": is_all_true,
+    "_is_any_true.default": is_any_true,
+    "diag_embed.default": diag_embed,
+    "put.default": put,
+    "masked_scatter_backward.default": masked_scatter_backward,
+    "scatter.reduce": scatter_reduce,
+    "scatter.value_reduce": scatter_value_reduce,
+    "_trilinear.default": trilinear,
+    "_weight_norm_interface.default": weight_norm,
+    "_weight_norm_interface_backward.default": weight_norm_backward,
+    "randint.default": randint,
+    "empty_permuted.default": empty_permuted,
+    "isin.Tensor_Tensor": isin,
+    "isin.Tensor_Scalar": isin_number,
+    **{
+        f"bitwise_{name}.Scalar_Tensor": _bitwise_number(name)
+        for name in ("and", "or", "xor", "left_shift", "right_shift")
+    },
+}

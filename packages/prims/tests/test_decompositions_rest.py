@@ -1,0 +1,71 @@
+"""The ops of no family against eager's."""
+
+import pytest
+import torch
+from dovetail_prims.decompositions import core_aten_table
+from dovetail_prims.decompositions.checking import assert_matches_eager, name_of
+from dovetail_prims.opsets import CORE_ATEN
+
+aten = torch.ops.aten
+DTYPES = (torch.float64, torch.float32)
+
+
+def check(op, args, kwargs=None, **flags):
+    seen = assert_matches_eager(core_aten_table(), op, args, kwargs or {}, **flags)
+    left = {name_of(o) for o in seen} - set(CORE_ATEN)
+    assert not left, f"{op} leaves {left}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rest(dtype):
+    torch.manual_seed(0)
+    x = torch.randn(3, 4, dtype=dtype)
+    check(aten._stack.default, [[x, x], 1])
+    for offset, dim1, dim2 in ((0, -2, -1), (1, 0, 2), (-2, 2, 0)):
+        check(aten.diag_embed.default, [x, offset, dim1, dim2])
+    index = torch.tensor([[0, 5], [11, 2]])
+    source = torch.randn(2, 2, dtype=dtype)
+    check(aten.put.default, [x, index, source])
+    check(aten.put.default, [x, index % 3, source, True])
+    mask = torch.tensor([[True, False, True, True]] * 3)
+    check(aten.masked_scatter_backward.default, [x, mask, [3, 5]])
+    rows = torch.tensor([[0, 1, 1, 2], [2, 2, 0, 0]])
+    for reduce in ("add", "multiply"):
+        check(aten.scatter.reduce, [x, 0, rows, torch.randn(2, 4, dtype=dtype)], {"reduce": reduce})
+        check(aten.scatter.value_reduce, [x, 0, rows, 2.0], {"reduce": reduce})
+    a, b, c = (torch.randn(2, 3, dtype=dtype) for _ in range(3))
+    check(aten._trilinear.default, [a, b, c, [], [], [], [1]])
+    check(aten._trilinear.default, [a, b, c, [1], [2], [1], [0]])
+    check(aten.empty_permuted.default, [[2, 3, 4], [1, 2, 0]], values=False)
+    check(aten.isin.Tensor_Tensor, [x, x[0]])
+    check(aten.isin.Tensor_Tensor, [x, x[0]], {"invert": True})
+    check(aten.isin.Tensor_Scalar, [x, 1.0])
+    check(aten.isin.Tensor_Scalar, [x, 1.0], {"invert": True})
+    check(aten._is_all_true.default, [mask])
+    check(aten._is_any_true.default, [mask])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dim", (0, 1))
+def test_weight_norm(dim, dtype):
+    torch.manual_seed(0)
+    v = torch.randn(3, 4, dtype=dtype)
+    g = torch.rand((3, 1) if dim == 0 else (1, 4), dtype=dtype)
+    check(aten._weight_norm_interface.default, [v, g, dim])
+    w, norm = aten._weight_norm_interface.default(v, g, dim)
+    args = [torch.randn_like(w), v, g, norm, dim]
+    check(aten._weight_norm_interface_backward.default, args)
+
+
+def test_bitwise_with_a_number_on_the_left():
+    x = torch.randint(0, 9, (5,))
+    for name in ("and", "or", "xor", "left_shift", "right_shift"):
+        check(getattr(aten, f"bitwise_{name}").Scalar_Tensor, [13, x])
+
+
+def test_randint_draws_the_same_numbers():
+    entry = core_aten_table()[aten.randint.default]
+    torch.manual_seed(3)
+    ours = entry(10, [20], device=torch.device("cpu"))
+    torch.manual_seed(3)
+    assert torch.equal(ours, torch.randint(10, (20,)))
