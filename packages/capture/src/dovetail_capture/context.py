@@ -78,6 +78,15 @@ class CaptureContext:
         self._finalizers: dict[int, weakref.ref[CodeType]] = {}
         self.hook = _frame_hook.Context(self._on_miss)
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What `optimize` was called with, besides the backend."""
+        return {
+            "fullgraph": self.options.fullgraph,
+            "dynamic": self.options.dynamic,
+            "recompile_limit": self.recompile_limit,
+        }
+
     def reset(self) -> None:
         """Forget all compiled frames; they are captured afresh at their next call."""
         with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -77,6 +78,10 @@ class OptimizedModule(torch.nn.Module):
 
     def __bool__(self) -> bool:
         return True
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OptimizedModule:
+        context = self.capture_context
+        return _rebuild(copy.deepcopy(self._orig_mod, memo), context.backend, context.settings)
 
     def __reduce__(self) -> Any:
         # Compiled code is not pickled: a copy is optimized afresh with the same settings.

@@ -1,0 +1,357 @@
+"""The whole of capture: functions and modules, captured, equal to eager, with counts."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import warnings
+
+import dovetail_capture as dc
+import pytest
+import torch
+from torch import nn
+
+
+class Counting:
+    """A backend that runs the graph as it is and counts."""
+
+    def __init__(self):
+        self.graphs = []
+        self.runs = 0
+
+    def __call__(self, gm, inputs):
+        self.graphs.append((gm, inputs))
+
+        def run(*args):
+            self.runs += 1
+            return gm.forward(*args)
+
+        return run
+
+
+def check(function, *args, graphs=1, breaks=0, **kwargs):
+    """Captured equals eager, twice, with this many graphs and breaks."""
+    backend = Counting()
+    optimized = dc.optimize(function, backend)
+    for _ in range(2):
+        expected, got = function(*args, **kwargs), optimized(*args, **kwargs)
+        torch.testing.assert_close(got, expected, rtol=0, atol=0)
+    log = optimized.capture_context.log
+    assert len(backend.graphs) == graphs, log.as_text()
+    assert len(log.breaks) == breaks, log.as_text()
+    return optimized
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 2)
+        self.scale = 2.0
+
+    def forward(self, x, *, loud=False):
+        y = torch.relu(self.first(x)) * self.scale
+        if loud:
+            print("loud", end="")
+        return self.second(y)
+
+
+X = torch.randn(3, 4)
+
+
+def test_functions():
+    check(lambda x: x + 1, X)
+    check(lambda x, k=2: {"a": [x * k, x], "b": (x.sum(), k)}, X, k=5)
+
+    def with_rest(x, *rest, scale, **more):
+        return sum(rest, x) * scale + more["y"]
+
+    check(with_rest, X, X, X, scale=3, y=X)
+
+
+def test_a_module_with_and_without_a_break():
+    net = Net()
+    check(net, X)
+    optimized = check(net, X, graphs=2, breaks=1, loud=True)
+    with pytest.raises(dc.GraphBreakError, match="test_optimize.py"):
+        dc.optimize(net, Counting(), fullgraph=True)(X, loud=True)
+    assert optimized.capture_context.log.graph_count == 2
+
+
+def test_gradients_flow():
+    net, twin = Net(), Net()
+    twin.load_state_dict(net.state_dict())
+    dc.optimize(net, Counting())(X).sum().backward()
+    twin(X).sum().backward()
+    for (name, p), q in zip(net.named_parameters(), twin.parameters(), strict=True):
+        assert torch.equal(p.grad, q.grad), name
+
+
+def test_static_inputs_are_bound_and_a_new_parameter_recompiles():
+    net, backend = Net(), Counting()
+    optimized = dc.optimize(net, backend)
+    optimized(X)
+    assert sum(p is q for p in net.parameters() for q in backend.graphs[0][1]) == 4
+    with torch.no_grad():
+        net.first.weight.mul_(2)
+    assert torch.equal(optimized(X), net(X)) and len(backend.graphs) == 1
+    net.first.weight = nn.Parameter(torch.ones(4, 4))
+    assert torch.equal(optimized(X), net(X)) and len(backend.graphs) == 2
+    log = optimized.capture_context.log
+    assert [e for e in log.events if e.kind == "recompile" and "weight" in e.text]
+
+
+def test_breaks_in_nested_calls_with_blocks_and_branches(capsys):
+    def helper(x):
+        y = x * 2
+        print("helper", end="")
+        return y + 1
+
+    def nested(x):
+        return helper(x) * 3
+
+    check(nested, X, graphs=3, breaks=2)  # the outer call breaks at helper, helper at print
+
+    def branch(x):
+        y = x + 1
+        if y.sum() > 0:
+            return y * 2
+        return y - 5
+
+    check(branch, X.abs(), graphs=2, breaks=1)
+    optimized = dc.optimize(branch, Counting())
+    for value in (X.abs(), -X.abs() - 5, X.abs()):
+        assert torch.equal(optimized(value), branch(value))
+
+    def in_block(x):
+        with torch.no_grad():
+            y = x * 2
+            print("block", end="")
+            z = y + 1
+        return z * x
+
+    x = X.clone().requires_grad_()
+    optimized = dc.optimize(in_block, Counting())
+    for _ in range(2):
+        got, expected = optimized(x), in_block(x)
+        assert torch.equal(got, expected)
+        gradients = [torch.autograd.grad(out.sum(), x)[0] for out in (got, expected)]
+        assert torch.equal(*gradients)
+    assert torch.is_grad_enabled()
+
+
+def test_a_break_in_a_loop_runs_plainly_but_captures_callees():
+    def step(x):
+        return x * 2 + 1
+
+    def loop(x):
+        for i in range(3):
+            x = step(x)
+            if x.sum() > 1e9:
+                break
+        return x
+
+    backend = Counting()
+    optimized = dc.optimize(loop, backend)
+    assert torch.equal(optimized(X), loop(X))
+    log = optimized.capture_context.log
+    assert [e for e in log.events if e.kind == "plain" and "loop" in e.text], log.as_text()
+    assert backend.runs == 3  # step, captured on its own
+
+
+def test_mutations_outlive_the_frame():
+    class Holder:
+        pass
+
+    def mutate(x, holder, items):
+        holder.total = getattr(holder, "total", 0) + 1
+        items.append(x * 2)
+        holder.last = items[-1] + 1
+        return holder.last * 2
+
+    seen = []
+    for function in (mutate, dc.optimize(mutate, Counting())):
+        holder, items = Holder(), []
+        for _ in range(3):
+            out = function(X, holder, items)
+        seen.append((holder.total, holder.last, items, out))
+        assert items[-1] + 1 is not holder.last
+    torch.testing.assert_close(seen[0], seen[1])
+
+
+def test_recompile_limit_warns_and_runs_plainly():
+    def function(x, n):
+        return x * n
+
+    backend = Counting()
+    optimized = dc.optimize(function, backend, recompile_limit=3)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for n in range(6):
+            assert torch.equal(optimized(X, n), X * n)
+    assert len(backend.graphs) == 3 and len(caught) == 1
+    message = str(caught[0].message)
+    assert "recompile limit" in message and "n" in message
+    optimized(X, 0)
+    assert backend.runs == 4  # what was compiled is still used
+    strict = dc.optimize(function, backend, recompile_limit=1, fullgraph=True)
+    strict(X, 0)
+    with pytest.raises(dc.RecompileLimitError):
+        strict(X, 1)
+
+
+def test_backend_errors_name_the_function_and_leave_state_alone():
+    def fails(gm, inputs):
+        torch.set_grad_enabled(False)
+        torch.manual_seed(5)
+        raise KeyError("backend")
+
+    before = torch.random.get_rng_state()
+    with pytest.raises(dc.BackendError, match=r"fails failed .*test_optimize.py"):
+        dc.optimize(lambda x: x + 1, fails)(X)
+    assert torch.is_grad_enabled() and torch.equal(before, torch.random.get_rng_state())
+    with pytest.raises(dc.BackendError, match="must return a callable"):
+        dc.optimize(lambda x: x + 1, lambda gm, inputs: None)(X)
+
+
+def test_the_backend_s_own_python_is_not_captured():
+    def helper(x):
+        return x * 3
+
+    backend_calls = []
+
+    def backend(gm, inputs):
+        backend_calls.append(gm)
+        helper(inputs[0])
+        return lambda *args: (helper(args[0]),)
+
+    assert torch.equal(dc.optimize(lambda x: x * 3, backend)(X), X * 3)
+    assert len(backend_calls) == 1
+
+
+def test_disable_ours_and_torch_s():
+    @dc.disable
+    def ours(x):
+        return inner(x)
+
+    @torch.compiler.disable
+    def theirs(x):
+        return inner(x)
+
+    def inner(x):
+        return x * 5
+
+    for disabled in (ours, theirs):
+
+        def function(x, disabled=disabled):
+            return disabled(x + 1) - 1
+
+        backend = Counting()
+        optimized = dc.optimize(function, backend)
+        assert torch.equal(optimized(X), function(X))
+        operations = [n.target for gm, _ in backend.graphs for n in gm.graph.nodes]
+        assert len(backend.graphs) == 2 and torch.mul not in operations
+
+
+def test_explain_and_reset():
+    explanation = dc.explain(Net())(X, loud=True)
+    assert len(explanation.graphs) == 2 and len(explanation.breaks) == 1
+    assert "print" in explanation.reasons[0] and "test_optimize.py" in explanation.reasons[0]
+    text = explanation.as_text()
+    assert "def _dt_frame(self, x, *, loud)" in text and "guards (" in text
+    backend = Counting()
+    optimized = dc.optimize(lambda x: x + 1, backend)
+    optimized(X)
+    dc.reset()
+    optimized(X)
+    assert len(backend.graphs) == 2
+
+
+def test_user_exceptions_pass_through_with_their_lines():
+    def raises(x):
+        y = x + 1
+        raise ValueError("mine")
+        return y
+
+    with pytest.raises(ValueError, match="mine") as info:
+        dc.optimize(raises, Counting())(X)
+    assert info.traceback[-1].name == "raises"
+    assert str(info.traceback[-1].statement).strip().startswith('raise ValueError("mine")')
+
+
+def test_threads_compile_once():
+    backend, results = Counting(), []
+    optimized = dc.optimize(Net(), backend)
+    threads = [threading.Thread(target=lambda: results.append(optimized(X))) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 6 and len(backend.graphs) == 1
+
+
+def test_optimized_module_behaves_like_the_module():
+    net = Net()
+    optimized = dc.optimize(net, Counting())
+    assert list(optimized.state_dict()) == ["_orig_mod." + k for k in net.state_dict()]
+    assert [n for n, _ in optimized.named_children()] == ["_orig_mod"]
+    optimized.eval()
+    assert not net.training and not optimized.training
+    net.train()
+    assert optimized.training
+    optimized.scale = 7.0
+    assert net.scale == 7.0 and optimized.scale == 7.0 and "scale" not in vars(optimized)
+    assert torch.equal(optimized(X), net(X))
+    del optimized.scale
+    assert not hasattr(net, "scale")
+    net.scale = 1.0
+    assert isinstance(optimized, nn.Module) and optimized._orig_mod is net
+    assert list(optimized.parameters())[0] is net.first.weight
+    calls = []
+    optimized.register_forward_hook(lambda *_: calls.append("wrapper"))
+    net.register_forward_hook(lambda *_: calls.append("module"))
+    optimized(X)
+    assert calls == ["module", "wrapper"]
+    other = copy.deepcopy(optimized)
+    assert isinstance(other, dc.OptimizedModule) and other._orig_mod is not net
+    assert torch.equal(other(X), net(X))
+    again = dc.optimize(optimized, Counting())
+    assert again._orig_mod is net
+
+
+def test_a_torch_module_is_captured_too():
+    check(nn.Sequential(nn.Linear(4, 4), nn.GELU()), X)
+    check(nn.Linear(4, 4), X)
+
+
+def test_optimize_refuses_what_it_cannot_wrap():
+    with pytest.raises(TypeError, match="not a class"):
+        dc.optimize(Net, Counting())
+    with pytest.raises(TypeError, match="not callable"):
+        dc.optimize(3, Counting())
+
+
+def test_wrapper_keeps_name_and_signature():
+    import inspect
+
+    def named(x, k=1):
+        "Doc."
+        return x + k
+
+    optimized = dc.optimize(named, Counting())
+    assert optimized.__name__ == "named" and optimized.__doc__ == "Doc."
+    assert str(inspect.signature(optimized)) == "(x, k=1)"
+
+    class Owner:
+        def __init__(self):
+            self.k = 2
+
+        @staticmethod
+        def _backend(gm, inputs):
+            return gm.forward
+
+        def method(self, x):
+            return x + self.k
+
+    Owner.method = dc.optimize(Owner.method, Counting())
+    assert torch.equal(Owner().method(X), X + 2)
