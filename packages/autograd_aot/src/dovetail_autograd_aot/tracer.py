@@ -232,7 +232,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif isinstance(value, (list, tuple)):
             node = self._call(func, args, kwargs, value)
             result = tuple(
-                self._call(operator.getitem, (node, i), {}, v) if v is not None else None
+                # a plain number among the results (attention's longest length) is known here
+                v
+                if v is None or type(v) in (int, float, bool)
+                else self._call(operator.getitem, (node, i), {}, v)
                 for i, v in enumerate(value)
             )
         elif isinstance(value, FakeTensor):
