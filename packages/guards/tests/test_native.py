@@ -1,0 +1,344 @@
+"""The native check: its C interface, lifetimes, refusals, and cases the fuzzer does not reach."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+import threading
+import weakref
+from types import FunctionType
+from typing import Any
+
+import dovetail_guards.native_load as native_load
+import pytest
+import torch
+from dovetail_guards import FrameView, GuardSet
+from dovetail_guards import clauses as c
+from dovetail_guards import source as s
+from dovetail_guards.bench import module_clauses, tensor_clause
+from dovetail_guards.torch_state import READERS
+
+X = s.LocalSource("x")
+
+# torch.use_deterministic_algorithms does this, and imports much besides.
+set_deterministic: Any = torch._C._set_deterministic_algorithms
+
+
+def f(x: Any, *rest: Any, k: Any = 1, **kw: Any) -> Any:
+    return x
+
+
+def raw(x: Any, *rest: Any, k: Any = 1, **kw: Any) -> tuple[Any, ...]:
+    return (x, k, rest, kw)
+
+
+def both(guards: GuardSet, args: tuple[Any, ...], func: FunctionType = f) -> bool:
+    native = guards.compile(func.__code__)
+    slow = guards.check_slow(FrameView(args, func))
+    for _ in range(3):
+        assert native(args, func) == slow
+    return slow
+
+
+class DovetailGuard(ctypes.Structure):
+    """What the capsule points to, declared again as the frame hook does."""
+
+    _fields_ = (
+        ("abi", ctypes.c_uint64),
+        (
+            "check",
+            ctypes.PYFUNCTYPE(
+                ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.py_object
+            ),
+        ),
+        ("ctx", ctypes.c_void_p),
+    )
+
+
+def entry_of(capsule: Any) -> DovetailGuard:
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    return DovetailGuard.from_address(get(capsule, b"dovetail.guard.v1"))
+
+
+def test_the_capsule_is_the_check_and_keeps_the_guard() -> None:
+    x = torch.ones(2)
+    capsule = GuardSet([tensor_clause(X, x)]).compile(f.__code__).capsule
+    gc.collect()
+    entry = entry_of(capsule)
+    assert entry.abi == 1
+    args = (ctypes.c_void_p * 4)(id(x), None, None, None)
+    assert entry.check(entry.ctx, args, f) == 1
+    other = torch.ones(3)
+    args[0] = id(other)
+    assert entry.check(entry.ctx, args, f) == 0
+    args[0] = None  # an argument slot may be empty
+    assert entry.check(entry.ctx, args, f) == 0
+
+
+def test_every_torch_state() -> None:
+    changes: dict[str, Any] = {
+        "grad_mode": lambda: torch.no_grad(),
+        "inference_mode": lambda: torch.inference_mode(),
+        "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+        "torch_function_modes": lambda: torch.device("meta"),
+        "default_device": lambda: torch.device("meta"),
+        "saved_tensors_hooks": lambda: torch.autograd.graph.saved_tensors_hooks(id, id),
+        "anomaly_mode": lambda: torch.autograd.set_detect_anomaly(True),
+        "torch_dispatch_modes": lambda: _Dispatch(),
+    }
+    for name, read in READERS.items():
+        guards = GuardSet([c.TorchState(name, read())])
+        assert both(guards, raw(0)), name
+        if name in changes:
+            with changes[name]():
+                assert not both(guards, raw(0)), name
+                assert both(GuardSet([c.TorchState(name, read())]), raw(0)), name
+            assert both(guards, raw(0)), name
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "back"),
+    [
+        ("default_dtype", lambda: torch.set_default_dtype(torch.float64), torch.float32),
+        ("deterministic", lambda: set_deterministic(True, warn_only=True), False),
+        ("num_threads", lambda: torch.set_num_threads(3), None),
+        ("float32_matmul_precision", lambda: torch.set_float32_matmul_precision("high"), None),
+        ("sdp_kernels", lambda: torch.backends.cuda.enable_math_sdp(False), None),
+        ("cudnn", lambda: setattr(torch.backends.cudnn, "deterministic", True), None),
+    ],
+)
+def test_every_torch_setting(name: str, change: Any, back: Any) -> None:
+    threads = torch.get_num_threads()
+    restore: dict[str, Any] = {
+        "default_dtype": torch.set_default_dtype,
+        "deterministic": set_deterministic,
+        "num_threads": lambda: torch.set_num_threads(threads),
+        "float32_matmul_precision": lambda: torch.set_float32_matmul_precision("highest"),
+        "sdp_kernels": lambda: torch.backends.cuda.enable_math_sdp(True),
+        "cudnn": lambda: setattr(torch.backends.cudnn, "deterministic", False),
+    }
+    guards = GuardSet([c.TorchState(name, READERS[name]())])
+    assert both(guards, raw(0))
+    change()
+    try:
+        assert not both(guards, raw(0))
+        assert both(GuardSet([c.TorchState(name, READERS[name]())]), raw(0))
+    finally:
+        restore[name](*(() if back is None else (back,)))
+    assert both(guards, raw(0))
+
+
+class _Dispatch(torch.utils._python_dispatch.TorchDispatchMode):
+    """A mode that does nothing."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_all_kinds_of_roots() -> None:
+    captured = [1, 2]
+
+    def outer(x: Any) -> Any:
+        return captured, x
+
+    guards = GuardSet(
+        [
+            c.LengthIs(s.ClosureSource("captured"), 2),
+            c.IdIs(s.GlobalSource("torch"), torch),
+            c.IdIs(s.BuiltinSource("len"), len),
+            c.GlobalPresent("len", False),
+            c.ConstantIs(s.ItemSource(s.ObjectSource(captured, "held"), 0), 1),
+        ]
+    )
+    assert both(guards, (0,), outer)
+    captured.append(3)
+    assert not both(guards, (0,), outer)
+    captured.pop()
+    outer.__globals__["len"] = abs
+    try:
+        assert not both(guards, (0,), outer)
+    finally:
+        del outer.__globals__["len"]
+    assert both(guards, (0,), outer)
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(ValueError, match="not in"):
+        GuardSet([c.TypeIs(s.LocalSource("zork"), int)]).compile(f.__code__)
+
+
+def test_relations_between_tensors() -> None:
+    a, b = torch.ones(4), torch.ones(4)
+    first, second = s.ItemSource(X, 0), s.ItemSource(X, 1)
+    distinct = GuardSet([c.DistinctObjects((first, second))])
+    same = GuardSet([c.SameObject((first, second))])
+    storage = GuardSet([c.DistinctStorage((first, second))])
+    assert both(distinct, raw((a, b))) and not both(distinct, raw((a, a)))
+    assert both(same, raw((a, a))) and not both(same, raw((a, b)))
+    assert both(storage, raw((a, b))) and not both(storage, raw((a, a[1:])))
+    assert not both(storage, raw((a, 3))) and not both(same, raw((a,)))
+    many = [torch.ones(1) for _ in range(40)]
+    clause = c.DistinctStorage(tuple(s.ItemSource(X, i) for i in range(40)))
+    assert both(GuardSet([clause]), raw(many))
+    many[39] = many[3].view(1, 1)
+    assert not both(GuardSet([clause]), raw(many))
+
+
+def test_a_descriptor_that_changes_what_is_guarded() -> None:
+    class Nasty:
+        def __init__(self) -> None:
+            self.items = {"a": [1]}
+
+        @property
+        def poke(self) -> int:
+            self.items = {"a": [1]}  # what was read before is freed now
+            return 1
+
+    items = s.InstanceAttrSource(X, "items")
+    guards = GuardSet(
+        [
+            c.LengthIs(s.ItemSource(items, "a"), 1),
+            c.ConstantIs(s.AttrSource(X, "poke"), 1),
+            c.ConstantIs(s.ItemSource(s.ItemSource(items, "a"), 0), 1),
+        ]
+    )
+    native = guards.compile(f.__code__)
+    args = raw(Nasty())
+    assert native.repeat(args, f, 1000) == 1000
+
+
+def test_a_check_that_raises_no_exception_goes_up() -> None:
+    class Stops:
+        @property
+        def poke(self) -> int:
+            raise KeyboardInterrupt
+
+        @property
+        def fails(self) -> int:
+            raise RuntimeError
+
+    native = GuardSet([c.ConstantIs(s.AttrSource(X, "poke"), 1)]).compile(f.__code__)
+    with pytest.raises(KeyboardInterrupt):
+        native(raw(Stops()), f)
+    assert not both(GuardSet([c.ConstantIs(s.AttrSource(X, "fails"), 1)]), raw(Stops()))
+
+
+def test_an_address_used_again_is_not_mistaken() -> None:
+    class Holder:
+        pass
+
+    def holder(value: Any) -> Holder:
+        made = Holder()
+        made.value = value
+        made.__dict__  # noqa: B018 - reading it makes the dict
+        return made
+
+    native = GuardSet([c.ConstantIs(s.InstanceAttrSource(X, "value"), 7)]).compile(f.__code__)
+    addresses = set()
+    for i in range(2000):
+        thing = holder(7 if i % 3 else 8)
+        addresses.add(id(thing))
+        for _ in range(2):
+            assert native(raw(thing), f) == (i % 3 != 0)
+        del thing
+    assert len(addresses) < 100
+
+
+def test_constant_memory_and_references_over_a_million_calls() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    x = torch.ones(2)
+    relation = c.DistinctObjects((X, s.LocalSource("k")))
+    guards = GuardSet([tensor_clause(X, x), relation, *module_clauses(s.LocalSource("k"), model)])
+    native = guards.compile(f.__code__)
+    args = raw(x, k=model)
+    assert native.repeat(args, f, 10) == 10
+    gc.collect()
+    held = [x, model, model[0].weight, model.__dict__, model._modules, True, f]
+    before = [sys.getrefcount(o) for o in held]
+    blocks = sys.getallocatedblocks()
+    assert native.repeat(args, f, 1_000_000) == 1_000_000
+    assert native.repeat(raw(torch.ones(3), k=model), f, 1000) == 0
+    assert [sys.getrefcount(o) for o in held] == before
+    assert abs(sys.getallocatedblocks() - blocks) < 200
+
+
+def test_a_guard_lets_go_of_what_it_holds() -> None:
+    class Thing:
+        pass
+
+    thing = Thing()
+    watch = weakref.ref(thing)
+    native = GuardSet([c.IdIs(X, thing)]).compile(f.__code__)
+    capsule = native.capsule
+    thing.guard = native  # a cycle through the guard, which the collector must see
+    del thing, native
+    gc.collect()
+    assert watch() is not None
+    del capsule
+    gc.collect()
+    assert watch() is None
+
+
+def test_many_guards_come_and_go() -> None:
+    model = torch.nn.Linear(2, 2)
+    guards = GuardSet(module_clauses(X, model))
+    for _ in range(20):
+        guards.compile(f.__code__).repeat(raw(model), f, 3)
+    gc.collect()
+    blocks = sys.getallocatedblocks()
+    for _ in range(300):
+        guards.compile(f.__code__).repeat(raw(model), f, 3)
+    gc.collect()
+    assert sys.getallocatedblocks() - blocks < 300
+
+
+def test_threads() -> None:
+    model = torch.nn.Sequential(*[torch.nn.Linear(2, 2) for _ in range(4)])
+    native = GuardSet(module_clauses(X, model)).compile(f.__code__)
+    wrong: list[bool] = []
+
+    def work() -> None:
+        for _ in range(300):
+            if native.repeat(raw(model), f, 50) != 50:
+                wrong.append(True)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_another_torch_is_refused_with_the_way_to_rebuild() -> None:
+    native_load.check_version("2.15.0", "2.15.0")
+    with pytest.raises(ImportError, match=r"built against torch 2\.11\.0.*setup\.py build_ext"):
+        native_load.check_version("2.11.0", "2.15.0")
+
+
+def test_a_wrong_view_of_torch_is_refused() -> None:
+    from dovetail_guards import _native  # type: ignore[attr-defined]
+
+    class Lies:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(_native, name)
+
+        def probe_address(self, tensor: torch.Tensor) -> int:
+            return 16
+
+    with pytest.raises(ImportError, match="reads TensorImpl wrongly"):
+        native_load.prove_layout(Lies())
+
+
+def test_malformed_tables_are_refused() -> None:
+    from dovetail_guards import _native  # type: ignore[attr-defined]
+
+    with pytest.raises(TypeError):
+        _native.NativeGuard(1, [(0,)], [], [], [])
+    with pytest.raises(TypeError):
+        _native.NativeGuard(1, [(5, 7, "x", 0)], [], [], [])
+    with pytest.raises(TypeError, match="no tensor type"):
+        clause = c.TensorIs(X, int, torch.float32, torch.device("cpu"), False, (), ())
+        GuardSet([clause]).compile(f.__code__)
