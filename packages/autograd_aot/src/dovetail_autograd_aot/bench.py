@@ -110,7 +110,7 @@ def _overhead() -> None:
     graph.output(graph.call_function(call, (graph.placeholder("a"), graph.placeholder("b"))))
     a, b = torch.randn(4), torch.randn(4)
     constant = (torch.randn(4),)
-    for label, inputs in (("inference", (a, b)), ("training", (a.requires_grad_(), b))):
+    for label, inputs in (("inference", (a, b)), ("training", (a.clone().requires_grad_(), b))):
         run = aot_compile(
             GraphModule(nn.Module(), graph),
             inputs,

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from dovetail_prims.fake_tensor import FakeTensor, from_real, make
+from dovetail_prims.fake_tensor import FakeTensor, make
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.autograd import grad_mode
@@ -132,7 +132,7 @@ class _Joint:
         # Placeholders first, then the nodes that read their sizes.
         for name, example in zip(names, self.examples, strict=True):
             node = self.graph.placeholder(str(name))
-            node.meta["val"] = from_real(example) if isinstance(example, Tensor) else example
+            node.meta["val"] = _snapshot(example) if isinstance(example, Tensor) else example
             self.placeholders.append(node)
         seen: dict[int, int] = {}
         for index, (node, example) in enumerate(zip(self.placeholders, self.examples, strict=True)):
@@ -143,10 +143,7 @@ class _Joint:
                 self.leaves.append(None)
                 self.grad_fns.append(None)
                 continue
-            val = node.meta["val"]
-            snapshot = make(val._sizes, val._strides, val._dtype, val._device, val._offset)
-            node.meta["val"] = snapshot
-            self.tracer.sizes.bind_sizes(node, snapshot)
+            self.tracer.sizes.bind_sizes(node, node.meta["val"])
             if id(example) in seen:  # the same tensor twice: the same traced tensor twice
                 self.primals.append(self.primals[seen[id(example)]])
                 self.leaves.append(None)
@@ -319,6 +316,25 @@ class _Joint:
             if last is not None and last.next is not node:
                 last.append(node)
             last = node
+
+
+def _snapshot(example: Tensor) -> FakeTensor:
+    """The metadata of an example input, real or fake, as a fake of our own."""
+    if type(example) is FakeTensor:
+        return make(
+            example._sizes, example._strides, example._dtype, example._device, example._offset
+        )
+    if example.layout is not torch.strided or example.is_quantized:
+        raise TraceError(f"inputs of layout {example.layout} cannot be compiled")
+    if example.is_conj() or example.is_neg():
+        raise TraceError("an input with a lazy conjugate or negative bit: resolve_conj() it first")
+    return make(
+        tuple(example.shape),
+        example.stride(),
+        example.dtype,
+        example.device,
+        example.storage_offset(),
+    )
 
 
 class _NonLeaf(torch.autograd.Function):
