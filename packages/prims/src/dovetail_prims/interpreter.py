@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
 from dovetail_prims.opsets import EXTERN
 
@@ -370,26 +371,34 @@ def rule(op: OpOverload) -> Callable[..., Any]:
     return op
 
 
-class _PrimsInterpreter(Interpreter):
-    """Runs each node by its rule, and names the node an error comes from."""
-
-    def run_node(self, n: Node) -> Any:
-        if n.op != "call_function":
-            return super().run_node(n)
-        args, kwargs = self.fetch_args_kwargs_from_env(n)
-        target = n.target
-        if isinstance(target, OpOverload):
-            function: Callable[..., Any] = rule(target)
-        else:
-            _require(target in PYTHON, f"{n.name}: {target} is not in PRIMS")
-            assert callable(target)
-            function = target
-        try:
-            return function(*args, **kwargs)
-        except PrimsError as error:
-            raise PrimsError(f"node {n.name} ({target}): {error}") from None
-
-
 def interpret(gm: GraphModule, *args: Any) -> Any:
     """The outputs of a PRIMS graph. Raises PrimsError, with the node, where it is not one."""
-    return _PrimsInterpreter(gm).run(*args)
+    inputs = iter(args)
+    values: dict[Node, Any] = {}
+    for node in gm.graph.nodes:
+        if node.op == "placeholder":
+            values[node] = next(inputs)
+        elif node.op == "get_attr":
+            values[node] = operator.attrgetter(str(node.target))(gm)
+        elif node.op == "output":
+            return map_arg(node.args[0], values.__getitem__)
+        else:
+            values[node] = _run(node, values)
+    raise PrimsError("the graph has no output")
+
+
+def _run(node: Node, values: dict[Node, Any]) -> Any:
+    """One call, by its rule; an error names the node"""
+    target = node.target
+    try:
+        if isinstance(target, OpOverload):
+            function = rule(target)
+        else:
+            _require(target in PYTHON, f"{target} is not in PRIMS")
+            assert callable(target)
+            function = target
+        args = map_arg(node.args, values.__getitem__)
+        kwargs = map_arg(node.kwargs, values.__getitem__)
+        return function(*args, **kwargs)
+    except PrimsError as error:
+        raise PrimsError(f"node {node.name} ({target}): {error}") from None

@@ -44,6 +44,7 @@ def _unary(name: str) -> Callable[..., Any]:
     op = _op(f"{name}.default")
 
     def each(self: Tensors) -> list[Tensor]:
+        """Each of the list"""
         return [op(x) for x in self]
 
     return each
@@ -53,15 +54,19 @@ def _binary(number: str, tensor: str) -> dict[str, Callable[..., Any]]:
     number_op, tensor_op = _op(number), _op(tensor)
 
     def with_number(self: Tensors, scalar: Number) -> list[Tensor]:
+        """One number for all"""
         return [number_op(x, scalar) for x in self]
 
     def with_numbers(self: Tensors, scalars: Sequence[Number]) -> list[Tensor]:
+        """A number each"""
         return [number_op(x, n) for x, n in zip(self, scalars, strict=True)]
 
     def with_list(self: Tensors, other: Tensors) -> list[Tensor]:
+        """A tensor each"""
         return [tensor_op(x, y) for x, y in zip(self, other, strict=True)]
 
     def with_tensor(self: Tensors, other: Tensor) -> list[Tensor]:
+        """One 0-dim tensor for all"""
         return [tensor_op(x, other) for x in self]
 
     return {
@@ -77,15 +82,19 @@ def _additive(name: str) -> dict[str, Callable[..., Any]]:
     op = _op(f"{name}.Tensor")
 
     def with_number(self: Tensors, scalar: Number) -> list[Tensor]:
+        """One number for all"""
         return [op(x, scalar) for x in self]
 
     def with_numbers(self: Tensors, scalars: Sequence[Number]) -> list[Tensor]:
+        """A number each"""
         return [op(x, n) for x, n in zip(self, scalars, strict=True)]
 
     def with_list(self: Tensors, other: Tensors, *, alpha: Number = 1) -> list[Tensor]:
+        """A tensor each"""
         return [op(x, y, alpha=alpha) for x, y in zip(self, other, strict=True)]
 
     def with_tensor(self: Tensors, other: Tensor, *, alpha: Number = 1) -> list[Tensor]:
+        """One 0-dim tensor for all"""
         return [op(x, other, alpha=alpha) for x in self]
 
     return {
@@ -103,12 +112,14 @@ def _three(name: str) -> dict[str, Callable[..., Any]]:
     def with_number(
         self: Tensors, tensor1: Tensors, tensor2: Tensors, value: Number = 1
     ) -> list[Tensor]:
+        """One number for all"""
         triples = zip(self, tensor1, tensor2, strict=True)
         return [op(x, a, b, value=value) for x, a, b in triples]
 
     def with_numbers(
         self: Tensors, tensor1: Tensors, tensor2: Tensors, scalars: Sequence[Number]
     ) -> list[Tensor]:
+        """A number each"""
         rows = zip(self, tensor1, tensor2, scalars, strict=True)
         return [op(x, a, b, value=n) for x, a, b, n in rows]
 

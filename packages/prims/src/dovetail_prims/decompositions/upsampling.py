@@ -161,6 +161,7 @@ def _plain(taps: Taps, rank: int) -> Any:
     """Forward and backward, in the signature of `rank` dimensions, without align_corners"""
 
     def forward1(self: Tensor, output_size: Sequence[int], scales: float | None = None) -> Tensor:
+        """A weighted gather along each dimension"""
         return _resize(self, output_size, taps, [scales])
 
     def backward1(
@@ -169,6 +170,7 @@ def _plain(taps: Taps, rank: int) -> Any:
         input_size: Sequence[int],
         scales: float | None = None,
     ) -> Tensor:
+        """A weighted add along each dimension"""
         return _resize_backward(grad_output, input_size, taps, [scales])
 
     def forward2(
@@ -177,6 +179,7 @@ def _plain(taps: Taps, rank: int) -> Any:
         scales_h: float | None = None,
         scales_w: float | None = None,
     ) -> Tensor:
+        """A weighted gather along each dimension"""
         return _resize(self, output_size, taps, [scales_h, scales_w])
 
     def backward2(
@@ -186,6 +189,7 @@ def _plain(taps: Taps, rank: int) -> Any:
         scales_h: float | None = None,
         scales_w: float | None = None,
     ) -> Tensor:
+        """A weighted add along each dimension"""
         return _resize_backward(grad_output, input_size, taps, [scales_h, scales_w])
 
     def forward3(
@@ -195,6 +199,7 @@ def _plain(taps: Taps, rank: int) -> Any:
         scales_h: float | None = None,
         scales_w: float | None = None,
     ) -> Tensor:
+        """A weighted gather along each dimension"""
         return _resize(self, output_size, taps, [scales_d, scales_h, scales_w])
 
     def backward3(
@@ -205,6 +210,7 @@ def _plain(taps: Taps, rank: int) -> Any:
         scales_h: float | None = None,
         scales_w: float | None = None,
     ) -> Tensor:
+        """A weighted add along each dimension"""
         return _resize_backward(grad_output, input_size, taps, [scales_d, scales_h, scales_w])
 
     return ((forward1, backward1), (forward2, backward2), (forward3, backward3))[rank - 1]
@@ -219,6 +225,7 @@ def _aligned(taps: Callable[[bool], Taps], rank: int) -> Any:
         align_corners: bool,
         scales: float | None = None,
     ) -> Tensor:
+        """A weighted gather along each dimension"""
         return _resize(self, output_size, taps(align_corners), [scales])
 
     def backward1(
@@ -228,6 +235,7 @@ def _aligned(taps: Callable[[bool], Taps], rank: int) -> Any:
         align_corners: bool,
         scales: float | None = None,
     ) -> Tensor:
+        """A weighted add along each dimension"""
         return _resize_backward(grad_output, input_size, taps(align_corners), [scales])
 
     def forward2(
@@ -237,6 +245,7 @@ def _aligned(taps: Callable[[bool], Taps], rank: int) -> Any:
         scales_h: float | None = None,
         scales_w: float | None = None,
     ) -> Tensor:
+        """A weighted gather along each dimension"""
         return _resize(self, output_size, taps(align_corners), [scales_h, scales_w])
 
     def backward2(
@@ -247,6 +256,7 @@ def _aligned(taps: Callable[[bool], Taps], rank: int) -> Any:
         scales_h: float | None = None,
         scales_w: float | None = None,
     ) -> Tensor:
+        """A weighted add along each dimension"""
         scales = [scales_h, scales_w]
         return _resize_backward(grad_output, input_size, taps(align_corners), scales)
 
@@ -258,6 +268,7 @@ def _aligned(taps: Callable[[bool], Taps], rank: int) -> Any:
         scales_h: float | None = None,
         scales_w: float | None = None,
     ) -> Tensor:
+        """A weighted gather along each dimension"""
         scales = [scales_d, scales_h, scales_w]
         return _resize(self, output_size, taps(align_corners), scales)
 
@@ -270,6 +281,7 @@ def _aligned(taps: Callable[[bool], Taps], rank: int) -> Any:
         scales_h: float | None = None,
         scales_w: float | None = None,
     ) -> Tensor:
+        """A weighted add along each dimension"""
         scales = [scales_d, scales_h, scales_w]
         return _resize_backward(grad_output, input_size, taps(align_corners), scales)
 
