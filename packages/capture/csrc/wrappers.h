@@ -1,0 +1,233 @@
+/* Switched: a function run with a context on, or with capture off. Bound: a compiled graph
+ * with its static inputs filled in, run with capture off. */
+#pragma once
+
+#include "context_type.h"
+
+static PyObject *
+switched_call(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+{
+    Switched *self = (Switched *)callable;
+    Context *context = self->context;
+    PyObject *function = Py_NewRef(self->function);
+    Py_XINCREF(context);
+    Context *before = switch_to(context);
+    PyObject *result = PyObject_Vectorcall(function, args, nargsf, kwnames);
+    switch_back(context, before);
+    Py_XDECREF(context);
+    Py_DECREF(function);
+    return result;
+}
+
+static PyObject *
+switched_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"function", "context", NULL};
+    PyObject *function, *context;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:Switched", names, &function, &context)) {
+        return NULL;
+    }
+    if (context != Py_None && !Py_IS_TYPE(context, &ContextType)) {
+        PyErr_SetString(PyExc_TypeError, "Switched needs a Context, or None for capture off");
+        return NULL;
+    }
+    Switched *self = (Switched *)type->tp_alloc(type, 0);
+    if (self != NULL) {
+        self->vectorcall = switched_call;
+        self->function = Py_NewRef(function);
+        self->context = context == Py_None ? NULL : (Context *)Py_NewRef(context);
+    }
+    return (PyObject *)self;
+}
+
+static int
+switched_traverse(Switched *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->function);
+    Py_VISIT(self->context);
+    Py_VISIT(self->dict);
+    return 0;
+}
+
+static int
+switched_clear(Switched *self)
+{
+    PyObject *function = self->function;
+    self->function = Py_NewRef(Py_None);
+    Py_XDECREF(function);
+    Py_CLEAR(self->context);
+    Py_CLEAR(self->dict);
+    return 0;
+}
+
+static void
+switched_dealloc(Switched *self)
+{
+    PyObject_GC_UnTrack(self);
+    if (self->weakrefs != NULL) {
+        PyObject_ClearWeakRefs((PyObject *)self);
+    }
+    Py_XDECREF(self->function);
+    Py_XDECREF(self->context);
+    Py_XDECREF(self->dict);
+    Py_TYPE(self)->tp_free(self);
+}
+
+static PyObject *
+switched_get(PyObject *self, PyObject *object, PyObject *Py_UNUSED(type))
+{
+    return object == NULL || object == Py_None ? Py_NewRef(self) : PyMethod_New(self, object);
+}
+
+static PyMemberDef switched_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Switched, vectorcall), READONLY},
+    {"function", T_OBJECT, offsetof(Switched, function), READONLY, "what is called"},
+    {"context", T_OBJECT, offsetof(Switched, context), READONLY, "the context, or None"},
+    {NULL},
+};
+
+static PyGetSetDef switched_getset[] = {
+    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict},
+    {NULL},
+};
+
+static PyTypeObject SwitchedType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dovetail_capture._frame_hook.Switched",
+    .tp_doc = "Switched(function, context): the function with capture switched on (or off: None).",
+    .tp_basicsize = sizeof(Switched),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL
+                | Py_TPFLAGS_METHOD_DESCRIPTOR,
+    .tp_new = switched_new,
+    .tp_call = PyVectorcall_Call,
+    .tp_vectorcall_offset = offsetof(Switched, vectorcall),
+    .tp_traverse = (traverseproc)switched_traverse,
+    .tp_clear = (inquiry)switched_clear,
+    .tp_dealloc = (destructor)switched_dealloc,
+    .tp_descr_get = switched_get,
+    .tp_members = switched_members,
+    .tp_getset = switched_getset,
+    .tp_dictoffset = offsetof(Switched, dict),
+    .tp_weaklistoffset = offsetof(Switched, weakrefs),
+};
+
+/* ---- Bound: a compiled graph with its static inputs filled in, run with capture off --------- */
+
+static PyObject *
+bound_call(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+{
+    Bound *self = (Bound *)callable;
+    Py_ssize_t n = PyVectorcall_NARGS(nargsf);
+    if (n != self->dynamic_count || kwnames != NULL) {
+        PyErr_Format(PyExc_TypeError, "this graph takes %zd positional inputs, got %zd",
+                     self->dynamic_count, n);
+        return NULL;
+    }
+    Context *before = active;
+    active = NULL;
+    PyObject *result;
+    Py_ssize_t total = PyTuple_GET_SIZE(self->template_);
+    Py_INCREF(self);
+    if (total == n) { /* nothing is static: pass the arguments through */
+        result = PyObject_Vectorcall(self->function, args, nargsf, NULL);
+    }
+    else {
+        PyObject *small[MAX_STACK_ARGS];
+        PyObject **all = small;
+        if (total > MAX_STACK_ARGS) {
+            all = PyMem_Malloc(total * sizeof(PyObject *));
+        }
+        if (all == NULL) {
+            result = PyErr_NoMemory();
+        }
+        else {
+            memcpy(all, &PyTuple_GET_ITEM(self->template_, 0), total * sizeof(PyObject *));
+            for (Py_ssize_t i = 0; i < n; i++) {
+                all[self->dynamic[i]] = args[i];
+            }
+            result = PyObject_Vectorcall(self->function, all, total, NULL);
+            if (all != small) {
+                PyMem_Free(all);
+            }
+        }
+    }
+    active = before;
+    Py_DECREF(self);
+    return result;
+}
+
+static PyObject *
+bound_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"function", "template", "dynamic", NULL};
+    PyObject *function, *template_, *dynamic;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!:Bound", names, &function, &PyTuple_Type,
+                                     &template_, &PyTuple_Type, &dynamic)) {
+        return NULL;
+    }
+    Py_ssize_t count = PyTuple_GET_SIZE(dynamic);
+    Py_ssize_t *positions = PyMem_Calloc(count + 1, sizeof(Py_ssize_t));
+    if (positions == NULL) {
+        return PyErr_NoMemory();
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        positions[i] = PyLong_AsSsize_t(PyTuple_GET_ITEM(dynamic, i));
+        int wrong = positions[i] < 0 || positions[i] >= PyTuple_GET_SIZE(template_);
+        /* In order and distinct, so that an all-dynamic call may pass its arguments through. */
+        if (wrong || (i > 0 && positions[i] <= positions[i - 1])) {
+            PyMem_Free(positions);
+            if (!PyErr_Occurred()) {
+                PyErr_SetString(PyExc_ValueError, "dynamic positions must rise within the template");
+            }
+            return NULL;
+        }
+    }
+    Bound *self = (Bound *)type->tp_alloc(type, 0);
+    if (self == NULL) {
+        PyMem_Free(positions);
+        return NULL;
+    }
+    self->vectorcall = bound_call;
+    self->function = Py_NewRef(function);
+    self->template_ = Py_NewRef(template_);
+    self->dynamic_count = count;
+    self->dynamic = positions;
+    return (PyObject *)self;
+}
+
+static int
+bound_traverse(Bound *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->function);
+    Py_VISIT(self->template_);
+    return 0;
+}
+
+static void
+bound_dealloc(Bound *self)
+{
+    PyObject_GC_UnTrack(self);
+    Py_XDECREF(self->function);
+    Py_XDECREF(self->template_);
+    PyMem_Free(self->dynamic);
+    Py_TYPE(self)->tp_free(self);
+}
+
+static PyMemberDef bound_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Bound, vectorcall), READONLY},
+    {"function", T_OBJECT, offsetof(Bound, function), READONLY, "the compiled graph"},
+    {"template", T_OBJECT, offsetof(Bound, template_), READONLY, "the static inputs"},
+    {NULL},
+};
+
+static PyTypeObject BoundType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dovetail_capture._frame_hook.Bound",
+    .tp_doc = "Bound(function, template, dynamic): the function with all but some inputs filled in.",
+    .tp_basicsize = sizeof(Bound),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_new = bound_new,
+    .tp_call = PyVectorcall_Call,
+    .tp_vectorcall_offset = offsetof(Bound, vectorcall),
+    .tp_traverse = (traverseproc)bound_traverse,
+    .tp_dealloc = (destructor)bound_dealloc,
+    .tp_members = bound_members,
+};
