@@ -19,7 +19,7 @@ from dovetail_runtime.plan import TritonKernel
 from dovetail_inductor.codegen_triton.body import BodyEmitter, Lines, literal
 from dovetail_inductor.codegen_triton.ops import POINTER_TYPES, TRITON_TYPES, helper_source
 from dovetail_inductor.codegen_triton.tiling import Axis, Tiling, choose
-from dovetail_inductor.loop_ir.expr import Load
+from dovetail_inductor.loop_ir.expr import Apply, Load
 from dovetail_inductor.loop_ir.handlers import interpret
 from dovetail_inductor.loop_ir.loops import Buffer, LoopNest
 from dovetail_inductor.scheduler.kernels import FusedKernel
@@ -67,6 +67,7 @@ class _Emission:
     full: dict[str, str] = field(default_factory=dict)  # full values of the current pass
     row_memo: dict[int, str] = field(default_factory=dict)
     memo: dict[int, str] = field(default_factory=dict)
+    online: dict[str, str] = field(default_factory=dict)  # sum's buffer -> maximum's
 
     @property
     def wide(self) -> bool:
@@ -82,6 +83,9 @@ class _Emission:
             self._column_index("0")
         if self.tiling.looped:
             phases = self.kernel.phases()
+            self.online = online_softmax(self.kernel)
+            for total, maximum in self.online.items():
+                phases[total] = phases[maximum]
             for phase in range(max(phases.values(), default=0) + 1):
                 self._phase([n for n in self.kernel.nests if phases[n.buffer] == phase])
         else:
@@ -167,7 +171,13 @@ class _Emission:
         return nest.reduction is None and not self.kernel.is_full(nest)
 
     def _phase(self, nests: list[LoopNest]) -> None:
-        passing = [n for n in nests if not self._is_row(n)]
+        # full values that nobody else reads are computed where they are needed
+        passing = [
+            n
+            for n in nests
+            if n.reduction is not None
+            or (self.kernel.is_full(n) and n.buffer not in self.kernel.internal)
+        ]
         if passing:
             self._looped_pass(passing)
         for nest in nests:
@@ -207,15 +217,38 @@ class _Emission:
         self.lines.indent += 1
         self._column_index("start")
         for nest in nests:
+            if nest.buffer in self.online:
+                continue  # accumulated together with its maximum
             value = self._full_value(nest)
             if nest.reduction is None:
                 self._store(nest, value)
-            else:
-                self._accumulate(accumulators[nest.buffer], value)
+                continue
+            accumulator = accumulators[nest.buffer]
+            totals = [accumulators[s] for s, m in self.online.items() if m == nest.buffer]
+            before = self.lines.define(f"{accumulator.value} + 0") if totals else ""
+            self._accumulate(accumulator, value)
+            for total in totals:
+                self._rescale(total, before, accumulator.value, value)
         self.lines.indent -= 1
         self.full, self.memo = {}, {}
-        for accumulator in accumulators.values():
-            self._finish(accumulator)
+        for buffer, accumulator in accumulators.items():
+            if buffer not in self.online:
+                self._finish(accumulator)
+        for buffer, maximum in self.online.items():
+            if buffer in accumulators:
+                total, lanes = accumulators[buffer].value, accumulators[maximum].value
+                self.lines.add(f"{total} = {total} * tl.exp({lanes} - {self.rows[maximum]})")
+                self._finish(accumulators[buffer])
+
+    def _rescale(self, total: _Accumulator, before: str, maximum: str, value: str) -> None:
+        """One step of the online softmax: the running sum moves to the new running maximum
+        (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018)."""
+        axis = self.tiling.axes[-1]
+        shift = self.lines.define(f"tl.where({maximum} == float('-inf'), 0.0, {maximum})")
+        step = f"{total.value} * tl.exp({before} - {shift}) + tl.exp({value} - {shift})"
+        if axis.masked:
+            step = f"tl.where({axis.mask}, {step}, {total.value})"
+        self.lines.add(f"{total.value} = {step}")
 
     def _full_value(self, nest: LoopNest) -> str:
         (value,) = interpret([nest.body], self._emitter(), self.memo)
@@ -382,6 +415,29 @@ class _Emission:
             f"tl.store({self._parameter(nest.buffer)} + tl.broadcast_to({offset}, [{shape}]), "
             f"{stored}{condition})"
         )
+
+
+def online_softmax(kernel: FusedKernel) -> dict[str, str]:
+    """Sums of `exp(x - max(x))` that can be accumulated in the pass of their maximum: the sum's
+    buffer -> the maximum's buffer."""
+    by_buffer = {n.buffer: n for n in kernel.nests}
+    found: dict[str, str] = {}
+    for nest in kernel.nests:
+        body = nest.body
+        if isinstance(body, Load) and body.buffer in by_buffer:
+            body = by_buffer[body.buffer].body
+        if nest.reduction != "sum" or not isinstance(body, Apply) or body.op != "exp":
+            continue
+        (shifted,) = body.args
+        if not isinstance(shifted, Apply) or shifted.op != "sub":
+            continue
+        x, subtracted = shifted.args
+        if not isinstance(subtracted, Load) or x.dtype != torch.float32:
+            continue
+        maximum = by_buffer.get(subtracted.buffer)
+        if maximum is not None and maximum.reduction == "max" and maximum.body.uid == x.uid:
+            found[nest.buffer] = maximum.buffer
+    return found
 
 
 def neutral_element(reduction: str | None, dtype: torch.dtype) -> float | int | bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 
 import torch
 
-from dovetail_inductor.loop_ir.expr import Builder, Expr, loads
+from dovetail_inductor.loop_ir.expr import Builder, Expr, Load, loads
 from dovetail_inductor.loop_ir.handlers import Printer, dtype_name, interpret
 from dovetail_inductor.loop_ir.index import Index, Var
 
@@ -89,9 +90,18 @@ class LoopNest:
         """How often the body is computed."""
         return self.points * prod(v.size for v in self.reduce_vars)
 
-    def reads(self) -> set[str]:
+    @cached_property
+    def loads(self) -> tuple[Load, ...]:
+        """Every load in the body."""
+        return tuple(loads([self.body]))
+
+    @cached_property
+    def _reads(self) -> frozenset[str]:
+        return frozenset(load.buffer for load in self.loads)
+
+    def reads(self) -> frozenset[str]:
         """Names of the buffers read."""
-        return {load.buffer for load in loads([self.body])}
+        return self._reads
 
     def as_text(self) -> str:
         """Readable form."""

@@ -36,18 +36,18 @@ def operator_name(target: object) -> str:
 
 def extern_call(
     ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]
-) -> Value | tuple[Value | None, ...]:
+) -> Value | tuple[Value | int | float | None, ...]:
     """Record the call of `node`'s op on values in memory; returns its results."""
     name = operator_name(node.target)
     new_args = tuple(_argument(ctx, a) for a in args)
     new_kwargs = tuple((k, _argument(ctx, v)) for k, v in kwargs.items())
     val = node.meta.get("val")
     results = val if isinstance(val, tuple | list) else (val,)
-    values: list[Value | None] = []
+    values: list[Value | int | float | None] = []
     outputs: list[str | None] = []
     for result in results:
-        if result is None:
-            values.append(None)
+        if result is None or isinstance(result, bool | int | float):
+            values.append(result)  # a number was known when the graph was traced
             outputs.append(None)
             continue
         if not hasattr(result, "dtype"):
@@ -61,7 +61,9 @@ def extern_call(
         values.append(value)
         outputs.append(buffer.name)
     only = values[0] if len(values) == 1 else None
-    out_variant = name in OUT_VARIANTS and only is not None and is_dense(only.shape, only.stride)
+    out_variant = (
+        name in OUT_VARIANTS and isinstance(only, Value) and is_dense(only.shape, only.stride)
+    )
     ctx.nodes.append(
         ExternCall(
             OUT_VARIANTS[name] if out_variant else name,
@@ -74,7 +76,7 @@ def extern_call(
     )
     if isinstance(val, tuple | list):
         return tuple(values)
-    assert only is not None
+    assert isinstance(only, Value)
     return only
 
 

@@ -34,8 +34,9 @@ RULES: Mapping[str, Rule] = {
 }
 """Lowering rules by `name.overload`; every other op is an extern call."""
 
-# A value read by several consumers is computed again in each if that costs at most this, with at
-# most one load; an inlined chain is cut when its body grows beyond the second pair.
+# A value read by several consumers is computed again in each if that costs at most this and reads
+# at most one buffer of its own size (a row's statistics are cheap); an inlined chain is cut when its
+# body grows beyond the second pair.
 CHEAP_COST = 3
 MAX_COST = 600
 MAX_LOADS = 16
@@ -175,7 +176,8 @@ def _realize_if_worth_it(
         return
     cost = ctx.cost(value)
     consumers = _consumers(node)
-    several = len(consumers) > 1 and (cost.cost > CHEAP_COST or cost.loads > 1)
+    large = sum(4 * prod(ctx.buffers[name].shape) >= value.numel for name in cost.buffers)
+    several = len(consumers) > 1 and (cost.cost > CHEAP_COST or large > 1)
     if cost.loads and (several or cost.cost > MAX_COST or cost.loads > MAX_LOADS):
         ctx.realize(value)
         return

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
-from dovetail_inductor.loop_ir.expr import loads
 from dovetail_inductor.loop_ir.index import Index, Var
 from dovetail_inductor.loop_ir.loops import ExternCall, LoopGraph, LoopNest, Strided
 from dovetail_inductor.options import InductorOptions
@@ -58,7 +57,7 @@ class _Fuser:
     @staticmethod
     def _nest_unit(position: int, nest: LoopNest) -> _Unit:
         group = Group(nest.vars, nest.reduce_vars, (nest,))
-        unit = _Unit(position, position, position, group, None, {nest.buffer}, nest.reads())
+        unit = _Unit(position, position, position, group, None, {nest.buffer}, set(nest.reads()))
         _fill_accesses(unit)
         return unit
 
@@ -273,7 +272,7 @@ def _fill_accesses(unit: _Unit) -> None:
     assert unit.group is not None
     for nest in unit.group.nests:
         unit.stores[nest.buffer] = nest.index
-        for load in loads([nest.body]):
+        for load in nest.loads:
             unit.accesses.setdefault(load.buffer, []).append(load.index)
 
 
@@ -322,7 +321,7 @@ def _merge_order(group: Group) -> list[tuple[Var, ...]]:
                 if best:
                     break
             else:
-                for load in loads([nest.body]):
+                for load in nest.loads:
                     best = max(best, load.index.coefficient(var) or 0)
                 best = max(best, nest.index.coefficient(var) or 0)
         return -best

@@ -31,6 +31,8 @@ def replace_vars(
     def spread(variables: tuple[Var, ...]) -> tuple[Var, ...]:
         return tuple(p for v in variables for p in pieces[v] if p.size != 1)
 
+    if all(pieces[v] == (v,) for v in (*nest.vars, *nest.reduce_vars)):
+        return nest
     (body,) = rename(builder, [nest.body], lambda v: indices[v])
     return replace(
         nest,

@@ -12,7 +12,7 @@ from math import prod
 
 import torch
 
-from dovetail_inductor.loop_ir.expr import Builder, loads, mask_loads
+from dovetail_inductor.loop_ir.expr import Builder, mask_loads
 from dovetail_inductor.loop_ir.index import Var, linear, variable
 from dovetail_inductor.loop_ir.loops import Buffer, LoopGraph, LoopNest, Node
 from dovetail_inductor.options import InductorOptions
@@ -53,7 +53,7 @@ def _wants_split(nest: LoopNest) -> bool:
 
 def _contiguous_in_rows(nest: LoopNest) -> bool:
     """True if neighbours in memory belong to different results (a sum over rows of a matrix)."""
-    for load in loads([nest.body]):
+    for load in nest.loads:
         if any(load.index.coefficient(v) == 1 for v in nest.reduce_vars):
             return False
     return bool(nest.vars)
@@ -150,7 +150,7 @@ def _row_major(variables: tuple[Var, ...]) -> list[int]:
 
 
 def _largest_stride(nest: LoopNest, var: Var) -> int:
-    found = [load.index.coefficient(var) or 0 for load in loads([nest.body])]
+    found = [load.index.coefficient(var) or 0 for load in nest.loads]
     return max((abs(s) for s in found), default=0)
 
 
