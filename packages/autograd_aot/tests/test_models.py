@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
 from aot_testing import TABLES, as_graph, check, lift
-from dovetail_autograd_aot import trace_joint
+from dovetail_autograd_aot import min_cut_partition, trace_joint
 from dovetail_autograd_aot.bench import Block, LanguageModel
+from dovetail_prims.dialect import Dialect, verify
 from torch import nn
 
 
@@ -101,3 +104,21 @@ def test_every_node_has_a_value_and_its_stack_trace():
         assert "val" in node.meta
     (sin,) = [n for n in joint.gm.graph.nodes if n.target is torch.ops.aten.sin.default]
     assert sin.meta["stack_trace"] == 'File "model.py", line 3, in forward'
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_parts_are_core_aten(name):
+    module, inputs = MODELS[name]
+    fn, values = lift(module.train())
+    joint = trace_joint(
+        as_graph(fn, len(values) + len(inputs)), [*values, *inputs], decompositions=TABLES["core"]
+    )
+    parts = min_cut_partition(joint)
+    verify(parts.forward, Dialect.CORE_ATEN)
+    verify(parts.backward, Dialect.CORE_ATEN)
+
+
+def test_readme():
+    text = (Path(__file__).parent.parent / "README.md").read_text()
+    code = text.split("```python\n")[1].split("```")[0]
+    exec(compile(code, "README.md", "exec"), {})

@@ -44,6 +44,7 @@ def aot_compile(
     A compiler takes a functional graph and its example inputs (fakes and numbers) and gives a
     callable that takes the same inputs positionally and returns the outputs. The backward is
     compiled at the first backward, unless `compile_backward_now`. Grad mode is that of this call.
+    `function_mode` is as for `trace_joint`.
     """
     joint = trace_joint(
         gm, example_inputs, decompositions=decompositions, function_mode=function_mode

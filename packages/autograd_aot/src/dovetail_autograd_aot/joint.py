@@ -18,6 +18,7 @@ from torch.autograd import grad_mode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
+from dovetail_autograd_aot.attention import AttentionMode
 from dovetail_autograd_aot.fast_graph import FastGraph
 from dovetail_autograd_aot.graphs import JointGraph, MutatedInput, Signature
 from dovetail_autograd_aot.op_info import OpKind, op_info
@@ -47,8 +48,13 @@ def trace_joint(
     """Trace `gm` ahead of time, forward and (where something requires grad) backward.
 
     `function_mode` makes a `TorchFunctionMode` under which the captured calls run: the place to
-    keep an operator whole that C++ would decompose.
+    keep an operator whole that C++ would decompose. Graphs with CUDA inputs run under
+    `AttentionMode` if none is given.
     """
+    if function_mode is None and any(
+        isinstance(e, Tensor) and e.device.type == "cuda" for e in example_inputs
+    ):
+        function_mode = AttentionMode
     lifted = _attributes_to_lift(gm)
     while True:
         try:

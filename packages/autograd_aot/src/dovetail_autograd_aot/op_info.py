@@ -77,8 +77,8 @@ def op_info(op: OpOverload) -> OpInfo:
         return OpInfo(OpKind.FILL, (0,), argument_names=names)
     if torch.Tag.inplace_view in op.tags:
         return OpInfo(OpKind.METADATA, (0,), _functional_form(op), names)
-    if name == "aten::native_batch_norm":
-        # Its schema hides that training updates the running statistics.
+    if name in ("aten::native_batch_norm", "aten::cudnn_batch_norm"):
+        # Their schemas hide that training updates the running statistics.
         return OpInfo(OpKind.WRITE, (3, 4), aten._native_batch_norm_legit_functional.default, names)
     if schema.is_mutable:
         written = tuple(

@@ -96,6 +96,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kind is OpKind.QUERY:
             return propagate(func, args, kwargs)
         if kind is OpKind.PURE:
+            if func is aten.cudnn_batch_norm_backward.default:
+                # The forward was recorded as the native batch norm (see `writes.py`).
+                x, grad, weight, mean, var, save_mean, save_invstd, eps, _ = args
+                func = aten.native_batch_norm_backward.default
+                masks = [True, True, True]
+                args = (grad, x, weight, mean, var, save_mean, save_invstd, True, eps, masks)
+                kwargs = {}
             decomposition = self.decompositions.get(func)
             if decomposition is not None:
                 with self:

@@ -56,6 +56,8 @@ def write(
     names = info.argument_names
     if func is aten.native_batch_norm.default:
         return _batch_norm(tracer, args, kwargs)
+    if func is aten.cudnn_batch_norm.default:
+        return _cudnn_batch_norm(tracer, args, kwargs)
     form = info.functional
     if form is None:
         raise TraceError(f"{func} writes to an argument and has no functional form")
@@ -130,3 +132,12 @@ def _batch_norm(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     write_value(tracer, _target(tracer, mean), new_mean)
     write_value(tracer, _target(tracer, var), new_var)
     return fresh(out), fresh(save_mean), fresh(save_invstd)
+
+
+def _cudnn_batch_norm(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """cudnn_batch_norm as the native one: it can be decomposed and fused. The fourth result is
+    cuDNN's own workspace, empty here."""
+    out, save_mean, save_invstd = _batch_norm(tracer, args, kwargs)
+    with tracer:
+        workspace = torch.empty((0,), dtype=torch.uint8, device=out._device)
+    return out, save_mean, save_invstd, workspace
