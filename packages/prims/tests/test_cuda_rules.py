@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from differential import aten, check, layouts
 from dovetail_prims import from_real
 from dovetail_prims.sdpa import choose_backend
+from rule_checks import aten, check, layouts
 from torch import Tensor
 
 pytestmark = [

@@ -88,7 +88,7 @@ def _cases() -> dict[str, tuple[Any, tuple[Any, ...]]]:
         "index": (aten.index.Tensor, (table, [ids])),
         "gather": (aten.gather.default, (x, 1, from_real(torch.zeros(8, 4, 64).long()))),
         "zeros_like": (aten.zeros_like.default, (x,)),
-        "no rule: special_i0": (aten.special_i0.default, (x,)),
+        "no rule: nearest2d": (aten.upsample_nearest2d.default, (image, [64, 64])),
     }
 
 

@@ -100,7 +100,7 @@ class FakeTensor(Tensor):
     ) -> Any:
         return propagate(func, args, kwargs or {})
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         sizes = ", ".join(str(s) for s in self._sizes)
         return f"FakeTensor([{sizes}], {self._dtype}, device='{self._device}')"
 
@@ -396,13 +396,9 @@ def set_metadata(
         if storage is not None:
             fake._storage = storage
         return
-    if any(type(s) is not int for s in (*fake._sizes, *sizes, *strides, fake._offset, offset)):
-        # The C++ object answers through us ("sizes" policy) only if it was made that way.
-        if all(type(s) is int for s in fake._sizes) and type(fake._offset) is int:
-            raise FakeTensorError("a fake with static sizes cannot become symbolic in place")
-    else:
-        with _DisableDispatch():
-            torch.ops.aten.as_strided_.default(fake, sizes, strides, offset)
+    template = make(sizes, strides, fake._dtype, fake._device, offset)
+    with _DisableDispatch():
+        fake.data = template  # the C++ object takes over the template's metadata, policy included
     fake._sizes = sizes
     fake._strides = strides
     fake._offset = offset

@@ -15,7 +15,6 @@ from dovetail_prims.shape_rules.layout import (
     empty_like_strides,
     fresh,
     has_zero,
-    pointwise_out,
     wrap_dim,
 )
 
@@ -174,7 +173,7 @@ def softmax(x: FakeTensor, dim: int, half_to_float: bool) -> FakeTensor:
 def safe_softmax(x: FakeTensor, dim: int, dtype: Any = None) -> FakeTensor:
     """`_safe_softmax`: rows that are wholly masked give zeros."""
     wrap_dim(dim, len(x._sizes))
-    return pointwise_out((fresh(x._sizes, dtype or x._dtype, x._device), x), dtype or x._dtype)
+    return fresh(x._sizes, dtype or x._dtype, x._device)
 
 
 def softmax_backward(
