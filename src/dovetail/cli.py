@@ -28,7 +28,12 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--infer", action="store_true", help="inference; neither flag: both")
     bench.add_argument("--device", choices=("cpu", "cuda"), default=None)
     bench.add_argument("--mode", default=None, help=f"one of {', '.join(MODES)}")
-    bench.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
+    bench.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16", "autocast"),
+        default="float32",
+        help="the model's dtype; autocast: float32 weights under bfloat16 autocast",
+    )
     bench.add_argument("--small", action="store_true", help="test-sized models")
     bench.add_argument("--rounds", type=int, default=2, help="processes per system")
     bench.add_argument("--seconds", type=float, default=4.0, help="steady state per process")

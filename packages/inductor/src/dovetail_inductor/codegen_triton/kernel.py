@@ -236,8 +236,8 @@ class _Emission:
                 self._finish(accumulator)
         for buffer, maximum in self.online.items():
             if buffer in accumulators:
-                total, lanes = accumulators[buffer].value, accumulators[maximum].value
-                self.lines.add(f"{total} = {total} * tl.exp({lanes} - {self.rows[maximum]})")
+                scaled, lanes = accumulators[buffer].value, accumulators[maximum].value
+                self.lines.add(f"{scaled} = {scaled} * tl.exp({lanes} - {self.rows[maximum]})")
                 self._finish(accumulators[buffer])
 
     def _rescale(self, total: _Accumulator, before: str, maximum: str, value: str) -> None:

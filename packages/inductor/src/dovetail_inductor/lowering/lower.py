@@ -35,8 +35,8 @@ RULES: Mapping[str, Rule] = {
 """Lowering rules by `name.overload`; every other op is an extern call."""
 
 # A value read by several consumers is computed again in each if that costs at most this and reads
-# at most one buffer of its own size (a row's statistics are cheap); an inlined chain is cut when its
-# body grows beyond the second pair.
+# at most one buffer of its own size (a row's statistics are cheap); an inlined chain is cut when
+# its body grows beyond the second pair.
 CHEAP_COST = 3
 MAX_COST = 600
 MAX_LOADS = 16
