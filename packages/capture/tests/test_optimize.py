@@ -73,7 +73,7 @@ def test_a_module_with_and_without_a_break():
     net = Net()
     check(net, X)
     optimized = check(net, X, graphs=2, breaks=1, loud=True)
-    with pytest.raises(dc.GraphBreakError, match="test_optimize.py"):
+    with pytest.raises(dc.GraphBreakError, match=r"test_optimize\.py"):
         dc.optimize(net, Counting(), fullgraph=True)(X, loud=True)
     assert optimized.capture_context.log.graph_count == 2
 
@@ -145,7 +145,7 @@ def test_a_break_in_a_loop_runs_plainly_but_captures_callees():
         return x * 2 + 1
 
     def loop(x):
-        for i in range(3):
+        for _ in range(3):
             x = step(x)
             if x.sum() > 1e9:
                 break
@@ -306,7 +306,7 @@ def test_optimized_module_behaves_like_the_module():
     assert not hasattr(net, "scale")
     net.scale = 1.0
     assert isinstance(optimized, nn.Module) and optimized._orig_mod is net
-    assert list(optimized.parameters())[0] is net.first.weight
+    assert next(iter(optimized.parameters())) is net.first.weight
     calls = []
     optimized.register_forward_hook(lambda *_: calls.append("wrapper"))
     net.register_forward_hook(lambda *_: calls.append("module"))
