@@ -186,7 +186,7 @@ def programs():
 def test_programs_down_to_prims(program):
     """eager = core graph = PRIMS graph by the interpreter."""
     function, args = programs()[program]
-    core = apply_table(trace_aten(function, *args), core_aten_table())
+    core = trace_aten(function, *args, decompositions=core_aten_table())
     with pytest.raises(PrimsError):
         interpret(core, *args)
     prims = apply_table(core, prims_table())

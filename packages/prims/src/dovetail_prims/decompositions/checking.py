@@ -14,6 +14,9 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dovetail_prims.fake_mode import FakeMode, fake_arguments
+from dovetail_prims.fake_tensor import FakeTensor
+
 Table = Mapping[OpOverload, Callable[..., Any]]
 
 
@@ -129,6 +132,7 @@ def assert_matches_eager(
     wide_args, wide_kwargs = in_double((args, kwargs))
     expected = op(*eager_args, **eager_kwargs)
     result, seen = run_expanded(table, op, own_args, own_kwargs)
+    _assert_fakes_agree(table, op, args, kwargs, result, strides)
     pairs = zip(
         _leaves((result, own_args, own_kwargs)),
         _leaves((expected, eager_args, eager_kwargs)),
@@ -164,6 +168,30 @@ def assert_matches_eager(
         else:
             assert torch.equal(ours, theirs), f"{where}: {ours}, eager {theirs}"
     return seen
+
+
+def _assert_fakes_agree(
+    table: Table,
+    op: OpOverload,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    result: Any,
+    strides: bool,
+) -> None:
+    """The same run on fakes gives the same shapes, dtypes and strides"""
+    fake_args, fake_kwargs = fake_arguments((args, kwargs))
+    with FakeMode():
+        fakes, _ = run_expanded(table, op, fake_args, fake_kwargs)
+    for place, (fake, real) in enumerate(zip(_leaves(fakes), _leaves(result), strict=True)):
+        where = f"{op}, leaf {place}, on fakes"
+        if not isinstance(real, Tensor):
+            assert fake == real, f"{where}: {fake}, {real}"
+            continue
+        assert type(fake) is FakeTensor, f"{where}: {type(fake)}"
+        assert fake.shape == real.shape, f"{where}: shape {fake.shape}, not {real.shape}"
+        assert fake.dtype == real.dtype, f"{where}: {fake.dtype}, not {real.dtype}"
+        if strides:
+            assert _same_strides(real, fake), f"{where}: {fake.stride()}, not {real.stride()}"
 
 
 def _half_type(tree: Any) -> torch.dtype | None:

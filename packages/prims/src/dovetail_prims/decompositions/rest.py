@@ -50,7 +50,7 @@ def diag_embed(self: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) ->
 
 
 def _bitwise_number(name: str) -> Callable[..., Any]:
-    op = getattr(aten, f"bitwise_{name}").Tensor
+    op: Callable[..., Tensor] = getattr(aten, f"bitwise_{name}").Tensor
 
     def entry(self: Number, other: Tensor) -> Tensor:
         """A number on the left"""
