@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
+import os
 import resource
+import signal
 import sys
 import threading
+import time
 import weakref
 from typing import Any
 
@@ -158,6 +162,37 @@ def test_eight_threads_one_artifact() -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_a_forked_child_compiles_and_runs() -> None:
+    """Data loaders fork: the child has none of this process's threads."""
+    load(dynamic_plan())
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            source = FILL.source.replace("fill_from", "fill_in_child")
+            plan = dynamic_plan()
+            steps = tuple(
+                dataclasses.replace(s, kernel="fill_in_child") if isinstance(s, LaunchCpp) else s
+                for s in plan.steps
+            )
+            kernels = (CppKernel("fill_in_child", source),)
+            run = load(dataclasses.replace(plan, kernels=kernels, steps=steps)).run
+            x = torch.ones(5)
+            status = 0 if torch.equal(run(x)[0], x * 3) else 2
+        finally:
+            os._exit(status)
+    for _ in range(600):
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            break
+        time.sleep(0.1)
+    else:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        pytest.fail("the child hangs")
+    assert os.waitstatus_to_exitcode(status) == 0
 
 
 def test_a_dispatch_mode_still_sees_the_operators() -> None:

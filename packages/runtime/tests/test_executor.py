@@ -449,6 +449,7 @@ def test_wrong_plans_are_refused() -> None:
     refused([], ["nobody"], "no tensor is called 'nobody'")
     refused([out, Free(("o",)), View("v", "o", dense(2))], [], "after it was freed")
     refused([Allocate("o", dense(4), 32)], [], "64-byte")
+    refused([Allocate("o", dense(32), 0)], [], "takes bytes 0 to 128 of a slab of 64")
     refused([LaunchCpp("ghost", (), (), 1, 1)], [], "no compiled C\\+\\+ kernel is called 'ghost'")
     refused([CallAten("aten::no_such_op", ())], [], "no operator aten::no_such_op")
     refused([CallAten("aten::neg", ())], [], "argument 'self' is missing")
@@ -457,6 +458,22 @@ def test_wrong_plans_are_refused() -> None:
     refused([CallAten("aten::neg", ("x",))], [], "a string is given")
     refused([CallAten("aten::sum.dim_IntList", (Ref("x"), (0.5,)))], [], "an int is wanted")
     refused([out], [sym("n")], "symbol 'n' is bound by no input")
+
+
+def test_a_slab_that_is_too_small_is_noticed() -> None:
+    """Sizes known only in a call are checked there by the oracle, and on request natively."""
+    n = sym("n")
+    plan = make(
+        [("x", dense(n))],
+        [Allocate("t", dense(n), 64)],
+        [],
+        symbols=[SymbolBinding("n", 0, 0)],
+        slab=128,
+    )
+    for run in executors(plan)[:2]:
+        assert run(torch.randn(16)) == ()
+        with pytest.raises((RuntimeError, ValueError), match="takes bytes 64 to 132 of a slab"):
+            run(torch.randn(17))
 
 
 def test_errors_of_kernels_name_their_step() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,9 +20,14 @@ from dovetail_runtime.triton_build import TritonBuild, TritonBuilder, current_ar
 Run = Callable[..., tuple[Any, ...]]
 
 
-@lru_cache(maxsize=1)
 def default_cpp_builder() -> CppBuilder:
     """The process's builder, with the settings of its environment."""
+    return _cpp_builder(os.getpid())
+
+
+@lru_cache(maxsize=1)
+def _cpp_builder(process: int) -> CppBuilder:
+    # By process: the threads of a builder do not survive a fork.
     return CppBuilder(Knobs.from_environment())
 
 
@@ -44,10 +50,14 @@ class CompiledArtifact:
         return self.run(*inputs)
 
 
-@lru_cache(maxsize=1)
 def default_triton_builder() -> TritonBuilder:
     """The process's builder for its current GPU."""
-    return TritonBuilder(Knobs.from_environment(), current_arch())
+    return _triton_builder(os.getpid(), current_arch())
+
+
+@lru_cache(maxsize=4)
+def _triton_builder(process: int, arch: int) -> TritonBuilder:
+    return TritonBuilder(Knobs.from_environment(), arch)
 
 
 @dataclass(frozen=True)
@@ -80,6 +90,10 @@ def load(
 ) -> CompiledArtifact:
     """Make `plan` callable. Kernels come from `build`, from the cache, or are compiled now."""
     chosen = options or LoadOptions()
+    if plan.target == "cuda":
+        if not torch.cuda.is_available():
+            raise RuntimeError(f"plan {plan.name} runs on a GPU, and there is none that torch sees")
+        torch.cuda.init()  # type: ignore[no-untyped-call]
     addresses, binaries = build.result() if build is not None else ({}, {})
     rest = [k for k in plan.kernels if k.symbol not in addresses and k.symbol not in binaries]
     if rest:

@@ -26,7 +26,7 @@ from dovetail_runtime.plan import (
     TensorSpec,
     View,
 )
-from dovetail_runtime.sizes import SizeTable
+from dovetail_runtime.sizes import SizeTable, storage_bytes
 
 # Operation codes; native/program.h has the same list.
 ALLOCATE_SLAB, ALLOCATE, VIEW, LAUNCH_CPP, LAUNCH_TRITON, CALL_ATEN, FREE = range(7)
@@ -187,8 +187,27 @@ class _Lowering:
             raise PlanError(f"{self.plan.name}: {step.name!r} wants a slab on {device}: none")
         if isinstance(step.slab_offset, int) and step.slab_offset % 64:
             raise PlanError(f"{self.plan.name}: {step.name!r} is not 64-byte aligned in its slab")
+        self._check_inside_slab(step)
         slot = self._define(step.name, step.name, in_slab=True)
         return (ALLOCATE_SLAB, slot, spec, self.slabs[device], self._number(step.slab_offset))
+
+    def _check_inside_slab(self, step: Allocate) -> None:
+        """Where all sizes are known; the executor checks the others if `check_inputs` is on."""
+        spec = step.spec
+        slab = dict(self.plan.slab_bytes)[str(spec.device)]
+        shape = [n for n in spec.shape if isinstance(n, int)]
+        stride = [n for n in spec.stride if isinstance(n, int)]
+        known = len(shape) == len(spec.shape) and len(stride) == len(spec.stride)
+        ends = (slab, step.slab_offset, spec.offset)
+        if not known or not all(isinstance(n, int) for n in ends):
+            return
+        slab_bytes, start, offset = (int(n) for n in ends if isinstance(n, int))
+        end = start + storage_bytes(shape, stride, offset, spec.dtype.itemsize)
+        if start < 0 or end > slab_bytes:
+            raise PlanError(
+                f"{self.plan.name}: {step.name!r} takes bytes {start} to {end} of a slab of "
+                f"{slab_bytes}"
+            )
 
     def _address(self, symbol: str) -> int:
         if symbol not in self.addresses:

@@ -11,7 +11,7 @@ from dovetail_runtime.artifact import default_cpp_builder
 from dovetail_runtime.aten_args import call_with_numbers
 from dovetail_runtime.native import executor_module
 from dovetail_runtime.plan import CppKernel
-from dovetail_runtime.reference import storage_bytes
+from dovetail_runtime.sizes import storage_bytes
 
 __all__ = [
     "call_with_numbers",

@@ -30,7 +30,7 @@ from dovetail_runtime.plan import (
     TritonKernel,
     View,
 )
-from dovetail_runtime.sizes import evaluate
+from dovetail_runtime.sizes import evaluate, storage_bytes
 
 Output = torch.Tensor | int | None
 
@@ -213,14 +213,6 @@ class _Run:
 
     def _ints(self, sizes: Sequence[Size]) -> list[int]:
         return [evaluate(size, self.symbols) for size in sizes]
-
-
-def storage_bytes(shape: Sequence[int], stride: Sequence[int], offset: int, itemsize: int) -> int:
-    """Bytes from the start of the storage to the end of the last element."""
-    if any(extent == 0 for extent in shape):
-        return 0
-    last = sum((extent - 1) * step for extent, step in zip(shape, stride, strict=True))
-    return (offset + last + 1) * itemsize
 
 
 def _filled(nbytes: int, device: torch.device) -> torch.UntypedStorage:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from dovetail_runtime.plan import Size, SizeExpr
 
@@ -55,6 +55,14 @@ def size_text(size: Size) -> str:
     if size.op == "ceildiv":
         return f"(-(-{args[0]} // {args[1]}))"
     return f"{size.op}({args[0]}, {args[1]})"
+
+
+def storage_bytes(shape: Sequence[int], stride: Sequence[int], offset: int, itemsize: int) -> int:
+    """Bytes from the start of the storage to the end of the last element."""
+    if any(extent == 0 for extent in shape):
+        return 0
+    last = sum((extent - 1) * step for extent, step in zip(shape, stride, strict=True))
+    return (offset + last + 1) * itemsize
 
 
 def _operand(argument: int | str | SizeExpr) -> Size:

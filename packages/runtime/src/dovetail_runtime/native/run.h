@@ -178,6 +178,12 @@ class Runner {
 
   void execute(AllocateSlab& step) {
     int64_t offset = values()[step.offset];
+    if (program_.check_inputs) {
+      int64_t end = offset + storage_bytes(step.spec), slab = values()[program_.slabs[step.slab].bytes];
+      TORCH_CHECK(offset >= 0 && offset % 64 == 0 && end <= slab, "'",
+                  program_.slots[step.slot].name, "' takes bytes ", offset, " to ", end,
+                  " of a slab of ", slab, "; a slab offset must be a multiple of 64");
+    }
     if (frame_.slab_data[step.slab] != nullptr) {
       frame_.slots[step.slot].data =
           frame_.slab_data[step.slab] + offset + values()[step.spec.offset] * step.spec.itemsize;
