@@ -92,6 +92,21 @@ def test_graph_sizes():
     assert count("aten", True) <= 115
 
 
+def test_views_of_views_are_one_view():
+    def fn(a):
+        b = a.view(2, 12).view(4, 6).view(-1, 3).view(24).sin()
+        c = a.permute(2, 0, 1).permute(1, 2, 0).cos()
+        d = a.view(6, 4).t().t().exp()
+        return b, c, d
+
+    for table in TABLES.values():
+        joint = trace_joint(as_graph(fn, 1), [torch.randn(2, 3, 4)], decompositions=table)
+        names = [n.target.__name__ for n in joint.gm.graph.nodes if n.op == "call_function"]
+        assert sorted(names) == [
+            "cos.default", "exp.default", "sin.default", "view.default", "view.default",
+        ]  # fmt: skip
+
+
 def test_every_node_has_a_value_and_its_stack_trace():
     graph = torch.fx.Graph()
     a = graph.placeholder("a")

@@ -33,6 +33,7 @@ from dovetail_autograd_aot.storage import (
 )
 from dovetail_autograd_aot.values import (
     hint,
+    is_contiguous,
     merge_key,
     same_metadata,
     same_sizes,
@@ -61,6 +62,23 @@ _UNINITIALISED = frozenset(
         aten.new_empty.default, aten.new_empty_strided.default, aten.empty_permuted.default,
     }
 )  # fmt: skip
+
+
+_COMPOSABLE = frozenset({aten.view.default, aten.permute.default, aten.t.default})
+
+
+def _composed(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A view of a view of the same kind, as one view of the first base (for `t`, the base)."""
+    inner = args[0]
+    base = inner.args[0]
+    if func is aten.t.default:
+        return (base,) if len(base.meta["val"]._sizes) == 2 else args
+    if func is aten.permute.default:
+        dims = inner.args[1]
+        return base, [dims[d] for d in args[1]]
+    val = base.meta["val"]
+    # Only then is the shape in between of no consequence for the strides.
+    return (base, args[1]) if is_contiguous(val) else args
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -222,6 +240,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Record one functional operator on nodes; gives its node, or its results' nodes. An
         equal pure operator recorded before is used again."""
+        if func in _COMPOSABLE and type(args[0]) is Node and args[0].target is func:
+            args = _composed(func, args)
+            if len(args) == 1:  # t of t
+                return args[0]
         key: Any = None
         if merge and func not in _UNINITIALISED:
             key = (func, merge_key(args), merge_key(tuple(kwargs.items())) if kwargs else None)

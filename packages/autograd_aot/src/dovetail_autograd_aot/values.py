@@ -103,18 +103,21 @@ def hint(size: Any) -> int:
     return size if type(size) is int else int(getattr(size.node, "hint", 0) or 0)
 
 
-def viewable(val: FakeTensor, sizes: tuple[Any, ...]) -> bool:
-    """Whether a tensor can be seen in another shape without a copy."""
+def is_contiguous(val: FakeTensor) -> bool:
+    """Whether the strides are those of a dense tensor in row-major order."""
     expected: Any = 1
-    contiguous = True
     for size, stride in zip(reversed(val._sizes), reversed(val._strides), strict=True):
         if same_size(size, 1):
             continue
         if not same_size(stride, expected):
-            contiguous = False
-            break
+            return False
         expected = expected * size
-    if contiguous:
+    return True
+
+
+def viewable(val: FakeTensor, sizes: tuple[Any, ...]) -> bool:
+    """Whether a tensor can be seen in another shape without a copy."""
+    if is_contiguous(val):
         return True
     try:
         propagate(aten.view.default, (val, list(sizes)), {})

@@ -1,0 +1,98 @@
+"""On a GPU: attention kernels, cuDNN batch norm, random numbers, against eager."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from aot_testing import TABLES, as_graph, run_fx
+from dovetail_autograd_aot import aot_compile, trace_joint
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def compare(fn, *inputs, table="core", tolerance=1e-3):
+    copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in inputs]
+    run = aot_compile(
+        as_graph(fn, len(inputs)), copies, forward_compiler=run_fx, decompositions=TABLES[table]
+    )
+    torch.manual_seed(0)
+    eager = fn(*inputs)
+    torch.manual_seed(0)
+    ours = run(*copies)
+    for a, b in zip(ours, eager, strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+        assert a.stride() == b.stride()
+    weights = [torch.randn_like(e) for e in eager]
+    sum((a * w).sum() for a, w in zip(eager, weights, strict=True)).backward()
+    sum((a * w).sum() for a, w in zip(ours, weights, strict=True)).backward()
+    for a, b in zip(copies, inputs, strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+        if b.requires_grad:
+            torch.testing.assert_close(a.grad, b.grad, rtol=tolerance, atol=tolerance)
+
+
+def leaf(*shape, dtype=torch.float32):
+    return torch.randn(*shape, device="cuda", dtype=dtype, requires_grad=True)
+
+
+@pytest.mark.parametrize(
+    "dtype, width, masked, causal, op",
+    [
+        (torch.float16, 64, False, True, "flash_attention"),
+        (torch.float16, 60, False, False, "flash_attention"),
+        (torch.float32, 64, False, True, "efficient_attention"),
+        (torch.float32, 64, True, False, "efficient_attention"),
+        (torch.bfloat16, 64, True, False, None),
+    ],
+)
+def test_attention(dtype, width, masked, causal, op):
+    q, k, v = (leaf(2, 4, 33, width, dtype=dtype) for _ in range(3))
+    mask = torch.rand(33, 33, device="cuda") > 0.2 if masked else None
+
+    def fn(q, k, v):
+        return (F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal),)
+
+    with torch.nn.attention.sdpa_kernel(
+        [
+            torch.nn.attention.SDPBackend.FLASH_ATTENTION,
+            torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION,
+            torch.nn.attention.SDPBackend.MATH,
+        ]
+    ):
+        joint = trace_joint(as_graph(fn, 3), [q, k, v], decompositions=TABLES["core"])
+        names = " ".join(str(n.target) for n in joint.gm.graph.nodes)
+        assert op is None or (f"{op}.default" in names and f"{op}_backward.default" in names)
+        assert "softmax" not in names
+        compare(fn, q, k, v, tolerance=1e-3 if dtype is torch.float32 else 3e-2)
+
+
+@pytest.mark.parametrize("table", ["aten", "core"])
+def test_batch_norm(table):
+    mean, var = torch.zeros(8, device="cuda"), torch.ones(8, device="cuda")
+
+    def fn(x, w, c, mean, var):
+        y = F.conv2d(x, c, padding=1)
+        return (F.relu(F.batch_norm(y, mean, var, w, w, training=True), inplace=True),)
+
+    compare(fn, leaf(4, 3, 16, 16), leaf(8), leaf(8, 3, 3, 3), mean, var, table=table)
+
+
+@pytest.mark.parametrize("table", ["aten", "core"])
+def test_random_numbers(table):
+    def fn(x):
+        y = F.dropout(x, 0.3, True) * torch.rand_like(x)
+        return (F.dropout(y, 0.5, True) + torch.randn(64, 8, device="cuda"),)
+
+    compare(fn, leaf(64, 8), table=table)
+
+
+def test_autocast():
+    def fn(x, w):
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            return (F.layer_norm(F.linear(x, w), (16,)).float(),)
+
+    compare(fn, leaf(4, 16), leaf(16, 16), tolerance=2e-2)
