@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import OrderedDict, defaultdict
 from typing import Any
 
@@ -144,3 +145,11 @@ def test_text_reads_like_python() -> None:
     assert "x.layers[0].weight is a torch.Tensor: float32, cpu, sizes (2, 3)" in text
     assert "'forward' not in x.__dict__" in text
     assert "x, x.layers[0].weight are one object" in text
+
+
+def test_a_pickled_source_does_not_carry_its_hash() -> None:
+    source = s.ItemSource(s.InstanceAttrSource(X, "layers"), 0)
+    hash(source)
+    assert source.__getstate__() == {"base": s.InstanceAttrSource(X, "layers"), "key": 0}
+    again = pickle.loads(pickle.dumps(source))
+    assert again == source and hash(again) == hash(source)

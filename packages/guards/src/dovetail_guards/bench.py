@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -95,7 +94,7 @@ def nanoseconds(check: Callable[[int], int], count: int) -> float:
     return best / count * 1e9
 
 
-def report(name: str, clauses: list[c.Clause], func: FunctionType, args: tuple[Any, ...]) -> None:
+def report(name: str, clauses: list[c.Clause], func: Any, args: tuple[Any, ...]) -> None:
     """Measure one guard and print a line."""
     start = time.thread_time()
     guards = GuardSet(clauses)

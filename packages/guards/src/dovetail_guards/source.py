@@ -7,6 +7,7 @@ source text that fetches the same value again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,10 @@ from typing import Any
 @dataclass(frozen=True)
 class Source:
     """Base of all sources. `str(source)` reads as Python, e.g. `L.self.layers[0].weight`."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A remembered hash holds in one process only.
+        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
 
 
 @dataclass(frozen=True)
@@ -159,3 +164,21 @@ class SizeSource(Source):
 
     def __str__(self) -> str:
         return f"{self.base}.size({self.dim})"
+
+
+def _remember_hash(class_: type[Source]) -> None:
+    """Sources nest deeply and are dict keys all the time: hash each object once."""
+    plain: Callable[[Source], int] = class_.__hash__
+
+    def remembered(self: Source) -> int:
+        found: int | None = self.__dict__.get("_hash")
+        if found is None:
+            found = plain(self)
+            self.__dict__["_hash"] = found
+        return found
+
+    class_.__hash__ = remembered  # type: ignore[method-assign,assignment]
+
+
+for _class in Source.__subclasses__():
+    _remember_hash(_class)
