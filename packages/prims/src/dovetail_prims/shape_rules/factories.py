@@ -10,6 +10,7 @@ import torch
 
 from dovetail_prims.fake_tensor import FakeTensor, Size, Sizes, make
 from dovetail_prims.shape_rules.layout import (
+    FLOATING,
     channels_last,
     contiguous,
     empty_like_strides,
@@ -115,6 +116,8 @@ def _arange(start: Any, end: Any, step: Any, dtype: Any, options: dict[str, Any]
     elif all(isinstance(n, (int, float)) for n in numbers):
         if not all(math.isfinite(n) for n in numbers):
             raise RuntimeError("unsupported range")
+        if dtype not in FLOATING:
+            return NotImplemented  # versions differ in when they round: PyTorch's own kernel knows
         count = math.ceil((end - start) / step)
     else:
         return NotImplemented
