@@ -141,7 +141,7 @@ void add_check(Guard& guard, PyObject* row) {
   check.number = number(item(row, 3));
   switch (check.kind) {
     case CheckKind::TensorIs:
-      check.tensor = tensor_spec(check.object.get());
+      check.tensor = std::make_unique<TensorSpec>(tensor_spec(check.object.get()));
       node.checks.push_back(std::move(check));
       break;
     case CheckKind::LengthIs:

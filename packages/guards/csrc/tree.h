@@ -50,18 +50,18 @@ struct Check {
   CheckKind kind;
   Ref object;      // type, identity, constant, keys, key or name
   int64_t number;  // length; or presence
-  TensorSpec tensor;
+  std::unique_ptr<TensorSpec> tensor;  // apart: most checks have none, and small checks stay in cache
 };
 
 struct Node;
 
 // What a node reads from one dict, and its memory of it.
 struct Facet {
-  std::vector<Check> checks;
-  std::vector<Node*> children;
   std::vector<Node*> live;  // the children that must be evaluated even if the dict is unchanged
   Stamp stamp;
   PyObject* last = nullptr;  // address of the last dict seen; only ever compared
+  std::vector<Check> checks;
+  std::vector<Node*> children;
 
   bool used() const { return !checks.empty() || !children.empty(); }
 };
@@ -210,7 +210,7 @@ inline Outcome check_value(const Check& check, PyObject* value, Mode mode) {
     case CheckKind::ConstantIs:
       return constants_equal(value, check.object.get(), mode);
     case CheckKind::TensorIs:
-      return check_tensor(check.tensor, value, mode);
+      return check_tensor(*check.tensor, value, mode);
     default:
       return Fail;
   }
