@@ -25,6 +25,15 @@ from dovetail_prims.fake_tensor import FakeTensor, from_real, propagate
 from .tables import core_aten_table, prims_table
 
 Table = Mapping[OpOverload, Callable[..., Any]]
+# Questions about a fake of symbolic sizes reach a mode as ops; they are answered, not recorded.
+QUERIES = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("dim", "size", "stride", "numel", "sym_size", "sym_stride", "sym_numel"),
+        *("sym_storage_offset", "is_contiguous", "sym_is_contiguous"),
+        *("is_strides_like_format", "is_non_overlapping_and_dense"),
+    )
+)
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -146,6 +155,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if result is not NotImplemented:
                 return result
         result = propagate(func, args, kwargs)
+        if func._schema.name in QUERIES:
+            return result
         node_args = tuple(self.argument(a) for a in args)
         node_kwargs = {k: self.argument(v) for k, v in kwargs.items()}
         self.call(func, node_args, node_kwargs, result)
