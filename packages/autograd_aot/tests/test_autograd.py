@@ -9,7 +9,7 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
-from aot_testing import TABLES, as_graph, run_fx
+from aot_testing import TABLES, as_graph, check, run_fx
 from dovetail_autograd_aot import TraceError, aot_compile
 
 
@@ -263,6 +263,35 @@ def test_overlapping_inputs_are_refused_when_written():
 def test_refusals(fn, match):
     with pytest.raises((TraceError, RuntimeError), match=match):
         compiled(fn, torch.randn(3))
+
+
+def checkpointed(a, w, fn):
+    from torch.utils.checkpoint import checkpoint
+
+    return (checkpoint(lambda t: fn(t @ w).exp(), a, use_reentrant=False),)
+
+
+def test_checkpointed_region():
+    check(
+        lambda a, w: checkpointed(a, w, torch.sin),
+        (torch.randn(3, 3, requires_grad=True), torch.randn(3, 3, requires_grad=True)),
+    )
+
+
+def test_random_numbers_in_a_checkpointed_region_are_refused():
+    with pytest.raises(TraceError, match="checkpointed region"):
+        compiled(
+            lambda a, w: checkpointed(a, w, lambda t: F.dropout(t, 0.5, True)),
+            torch.randn(3, 3, requires_grad=True),
+            torch.randn(3, 3, requires_grad=True),
+        )
+
+
+def test_function_transforms():
+    check(
+        lambda a: (torch.func.grad(lambda t: (t**3).sum())(a) + torch.func.vmap(torch.sin)(a),),
+        (torch.randn(3, 3),),
+    )
 
 
 def test_in_place_on_a_leaf_is_eagers_error():

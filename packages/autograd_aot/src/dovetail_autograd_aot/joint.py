@@ -267,6 +267,7 @@ class _Joint:
             node.meta["val"] = make(root._sizes, strides, root._dtype, root._device)
             tangents.append(wrap(node, TracedStorage(node)))
         wanted = [leaf for leaf in leaves if leaf is not None]
+        self.tracer.in_backward = True
         with self.tracer, torch._C._DisableAutocast():
             gradients = torch.autograd.graph._engine_run_backward(
                 tuple(result.roots),

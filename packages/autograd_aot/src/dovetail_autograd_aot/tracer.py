@@ -95,6 +95,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.memo = FakeMemo()
         self.constants: dict[str, Tensor] = {}
         self.stack_trace: str | None = None
+        self.in_backward = False
         self._known: dict[Any, Any] = {}  # recorded pure operators, by operator and arguments
         self._constant_of: dict[int, tuple[Tensor, FakeTensor]] = {}
 
@@ -240,6 +241,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Record one functional operator on nodes; gives its node, or its results' nodes. An
         equal pure operator recorded before is used again."""
+        if self.in_backward and not merge:
+            # A checkpointed region would have to see the numbers its forward drew, and others
+            # the generator as it is at the backward.
+            raise TraceError(
+                f"{func} in the backward: random numbers in a checkpointed region or in a custom "
+                "function's backward cannot be compiled; draw them outside"
+            )
         if func in _COMPOSABLE and type(args[0]) is Node and args[0].target is func:
             args = _composed(func, args)
             if len(args) == 1:  # t of t
