@@ -125,6 +125,9 @@ def test_matrix_products() -> None:
     check(aten.mm.default, zeros(3, 4), zeros(4, 2, dtype=torch.float64))
     check(aten.mv.default, zeros(3, 4), zeros(4))
     check(aten.dot.default, zeros(3), zeros(3))
+    for shape in [(4,), (3, 4), (2, 3, 4), (2, 1, 3, 4), (3, 5)]:
+        for x, w in itertools.product(layouts(shape), layouts((6, 4))):
+            check(aten.linear.default, x, w, zeros(6))
     for a, b in itertools.product(layouts((2, 3, 4)), layouts((2, 4, 5))):
         check(aten.bmm.default, a, b)
         for shape in [(5,), (2, 3, 5), (3, 1), ()]:

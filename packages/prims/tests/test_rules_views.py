@@ -68,6 +68,7 @@ def test_whole_views(shape: tuple[int, ...]) -> None:
             torch.contiguous_format, torch.channels_last, torch.preserve_format
         ):  # fmt: skip
             check(aten.clone.default, x, memory_format=memory_format)
+            check(aten.contiguous.default, x, memory_format=memory_format)
             check(aten._to_copy.default, x, memory_format=memory_format, dtype=torch.float16)
     check(aten.as_strided.default, torch.zeros(12)[2:], [2, 2], [1, 3], 4)
 

@@ -108,4 +108,5 @@ def rules() -> dict[str, Callable[..., Any]]:
         "baddbmm.default": baddbmm,
         "dot.default": dot,
         "mv.default": mv,
+        "linear.default": linear,
     }

@@ -14,6 +14,7 @@ from dovetail_prims.shape_rules.layout import (
     empty_like_strides,
     fresh,
     is_canonical,
+    is_channels_last,
     is_contiguous,
     numel,
     wrap_dim,
@@ -413,7 +414,13 @@ def clone(x: FakeTensor, *, memory_format: Any = None) -> FakeTensor:
 
 def contiguous_op(x: FakeTensor, *, memory_format: Any = torch.contiguous_format) -> FakeTensor:
     """`contiguous`: the tensor itself if it is already laid out so."""
-    if memory_format is torch.contiguous_format and is_contiguous(x._sizes, x._strides):
+    plain = memory_format in (torch.contiguous_format, torch.preserve_format)
+    if plain and is_contiguous(x._sizes, x._strides):
+        return x
+    if memory_format is torch.preserve_format:
+        raise RuntimeError("preserve memory format is unsupported by the contiguous operator")
+    rank = {torch.channels_last: 4, torch.channels_last_3d: 5}.get(memory_format)
+    if rank == len(x._sizes) and is_channels_last(x._sizes, x._strides):
         return x
     return clone(x, memory_format=memory_format)
 
@@ -483,6 +490,7 @@ def rules() -> dict[str, Callable[..., Any]]:
         "unfold.default": unfold,
         "clone.default": clone,
         "_to_copy.default": to_copy,
+        "contiguous.default": contiguous_op,
         "expand_copy.default": copying(expand),
         "permute_copy.default": copying(permute),
         "select_copy.int": copying(select),
