@@ -170,6 +170,9 @@ class World:
 
     def _describe_object(self, source: s.Source, value: Any, depth: int) -> None:
         r, add = self.random, self.clauses.append
+        if r.random() < 0.2:
+            add(c.TypeIs(source, type(value)))  # and nothing else
+            return
         held = instance_dict(value)
         name = self.name()
         add(c.HasInstanceAttr(source, name, name in held))
@@ -229,15 +232,15 @@ class World:
     def _change_object(self, value: Any) -> Callable[[], None] | None:
         r = self.random
         choice = r.random()
-        if choice < 0.15 and isinstance(value, Plain):
+        if choice < 0.25 and isinstance(value, Plain):
             cls = type(value)
             value.__class__ = Other if cls is Plain else Plain
             return lambda: setattr(value, "__class__", cls)
-        if choice < 0.25 and isinstance(value, Block):
+        if choice < 0.3 and isinstance(value, Block):
             cls = type(value)
             value.__class__ = OtherBlock if cls is Block else Block
             return lambda: setattr(value, "__class__", cls)
-        if choice < 0.35 and isinstance(value, Plain):
+        if choice < 0.4 and isinstance(value, Plain):
             held = value.__dict__
             value.__dict__ = dict(held) if r.random() < 0.5 else {}
             return lambda: setattr(value, "__dict__", held)
