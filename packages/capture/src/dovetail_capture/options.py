@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import CodeType, FunctionType
 from typing import Any
 
 
@@ -29,9 +28,3 @@ class CaptureOptions:
     is_disabled: Callable[[Any], bool] = field(default=_no_function)
     is_allowed_in_graph: Callable[[Any], bool] = field(default=_no_function)
     max_inline_depth: int = 200
-
-
-CaptureFunction = Callable[..., Any]
-"""`capture_frame(code, func, args, *, options) -> CapturedFrame`, as `interpreter` provides it."""
-
-__all__ = ["CaptureFunction", "CaptureOptions", "CodeType", "FunctionType"]
