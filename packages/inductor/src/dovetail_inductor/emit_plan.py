@@ -50,7 +50,7 @@ class _Writer:
     graph: KernelGraph
     memory: MemoryPlan
     simd_bytes: int
-    triton: bool
+    triton: bool | None
     steps: list[Step] = field(default_factory=list)
     kernels: dict[str, Kernel] = field(default_factory=dict)
     views: dict[Strided, str] = field(default_factory=dict)
@@ -103,7 +103,8 @@ class _Writer:
         """A generated kernel; equal kernels are one."""
         for name in sorted(kernel.writes() - kernel.internal, key=_number):
             self.allocate(name)
-        if self.triton:
+        device = self.graph.buffers[kernel.nests[0].buffer].device
+        if device.type == "cuda" if self.triton is None else self.triton:
             emitted = emit_triton(kernel, self.graph.buffers)
             self.kernels[emitted.kernel.symbol] = emitted.kernel
             self.steps.append(LaunchTriton(emitted.kernel.symbol, emitted.tensors, emitted.grid))
@@ -126,12 +127,11 @@ def _number(name: str) -> tuple[int, str]:
 def emit_plan(graph: KernelGraph, memory: MemoryPlan, options: InductorOptions, name: str) -> Plan:
     """Write the steps, with allocations before and releases after.
 
-    Kernels are Triton for a graph with tensors on a GPU, else C++.
+    Kernels are Triton for tensors on a GPU, else C++; a graph may have both.
     """
     simd = options.simd_bytes or host_simd_bytes()
     on_gpu = any(b.device.type == "cuda" for b in graph.buffers.values())
-    triton = on_gpu if options.triton is None else options.triton
-    writer = _Writer(graph, memory, simd, triton)
+    writer = _Writer(graph, memory, simd, options.triton)
     dies: dict[int, list[str]] = {}
     for buffer, position in memory.last.items():
         if buffer not in memory.offsets and position < len(graph.steps):

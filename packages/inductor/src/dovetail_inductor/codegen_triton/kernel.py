@@ -178,11 +178,15 @@ class _Emission:
             if n.reduction is not None
             or (self.kernel.is_full(n) and n.buffer not in self.kernel.internal)
         ]
+        rows = [n for n in nests if self._is_row(n)]
+        for nest in list(rows):  # what needs no result of this pass may be needed in it
+            if all(name in self.rows for name in nest.reads() & self.kernel.writes()):
+                self._row(nest)
+                rows.remove(nest)
         if passing:
             self._looped_pass(passing)
-        for nest in nests:
-            if self._is_row(nest):
-                self._row(nest)
+        for nest in rows:
+            self._row(nest)
 
     def _row(self, nest: LoopNest) -> None:
         (value,) = interpret([nest.body], self._emitter(), self.row_memo)

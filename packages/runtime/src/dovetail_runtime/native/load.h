@@ -281,7 +281,8 @@ class Loader {
     switch (to_int(pair[0])) {
       case 1:
         if (wanted->kind() != c10::TypeKind::TensorType) refuse("a tensor is given");
-        return {AtenArgument::Tensor, {}, index(pair[1])};
+        return {AtenArgument::Tensor, {}, index(pair[1]), false, nullptr,
+                type->kind() == c10::TypeKind::TensorType};
       case 2: {
         bool as_double = wanted->kind() == c10::TypeKind::FloatType;
         if (!as_double && wanted->kind() != c10::TypeKind::IntType &&
@@ -313,7 +314,8 @@ class Loader {
           wanted->kind() != c10::TypeKind::TensorType) {
         refuse("None is given");
       }
-      return {};
+      // A schema says `Tensor` where eager passes an undefined one (attention without a mask).
+      return type->kind() == c10::TypeKind::TensorType ? c10::IValue(at::Tensor()) : c10::IValue();
     }
     if (THPDtype_Check(value)) {
       return static_cast<int64_t>(reinterpret_cast<THPDtype*>(value)->scalar_type);

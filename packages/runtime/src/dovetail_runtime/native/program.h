@@ -113,6 +113,7 @@ struct AtenArgument {
   int32_t index = 0;
   bool as_double = false;  // Size: the schema wants a float
   std::shared_ptr<AtenList> list;
+  bool required = false;  // Tensor: the schema has no None for it
 };
 
 struct CallAten {

@@ -276,7 +276,7 @@ class Runner {
   void push(const AtenArgument& argument, c10::Stack& stack) {
     switch (argument.kind) {
       case AtenArgument::Literal: stack.push_back(argument.literal); break;
-      case AtenArgument::Tensor: stack.push_back(tensor_value(argument.index)); break;
+      case AtenArgument::Tensor: stack.push_back(tensor_value(argument)); break;
       case AtenArgument::Size: stack.push_back(size_value(argument)); break;
       case AtenArgument::List: stack.push_back(list_value(*argument.list)); break;
     }
@@ -287,9 +287,13 @@ class Runner {
     return argument.as_double ? c10::IValue(static_cast<double>(value)) : c10::IValue(value);
   }
 
-  // An undefined result of an earlier call (a gradient that was masked out) is None.
-  c10::IValue tensor_value(SlotIndex index) {
-    if (frame_.slots[index].impl == nullptr && program_.slots[index].spec == nullptr) return {};
+  // An undefined result of an earlier call (a gradient that was masked out) is None, or an
+  // undefined tensor where the schema wants one.
+  c10::IValue tensor_value(const AtenArgument& argument) {
+    SlotIndex index = argument.index;
+    if (frame_.slots[index].impl == nullptr && program_.slots[index].spec == nullptr) {
+      return argument.required ? c10::IValue(at::Tensor()) : c10::IValue();
+    }
     return tensor_of(materialize(index));
   }
 
@@ -307,7 +311,7 @@ class Runner {
     for (const AtenArgument& item : list.items) {
       switch (item.kind) {
         case AtenArgument::Literal: values.push_back(item.literal); break;
-        case AtenArgument::Tensor: values.push_back(tensor_value(item.index)); break;
+        case AtenArgument::Tensor: values.push_back(tensor_value(item)); break;
         case AtenArgument::Size: values.push_back(size_value(item)); break;
         case AtenArgument::List: values.push_back(list_value(*item.list)); break;
       }
