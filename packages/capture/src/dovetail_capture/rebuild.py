@@ -37,10 +37,10 @@ def set_attribute(target: Any, name: str, value: Any) -> None:
     slot = _slot_of(target, name)
     if slot is not None:
         slot.__set__(target, value)
-    elif isinstance(target, type):
+    elif issubclass(type(target), type):
         type.__setattr__(target, name, value)
     else:
-        target.__dict__[name] = value
+        object.__getattribute__(target, "__dict__")[name] = value
 
 
 def del_attribute(target: Any, name: str) -> None:
@@ -48,10 +48,10 @@ def del_attribute(target: Any, name: str) -> None:
     slot = _slot_of(target, name)
     if slot is not None:
         slot.__delete__(target)
-    elif isinstance(target, type):
+    elif issubclass(type(target), type):
         type.__delattr__(target, name)
     else:
-        del target.__dict__[name]
+        del object.__getattribute__(target, "__dict__")[name]
 
 
 def replace_list(target: list[Any], items: Iterable[Any]) -> None:

@@ -150,8 +150,11 @@ class _Attempt:
             else:
                 if self.session.open_autocasts and self.stop_at:
                     raise CannotRebuild("an open autocast block")
+                if self.session.open_locks and self.stop_at:
+                    raise CannotRebuild("a lock that is held")
                 end = self._broken_end(rebuilder)
             rebuilder.changes()
+            rebuilder.under_locks()
             rebuilder.grad_mode(grad_mode, torch.is_grad_enabled())
         except GraphBreakSignal as signal:
             vm.note_break(signal)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import types
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -181,6 +182,9 @@ class Rebuilder:
                     for key, value in dicts.items(self.vm, keywords)
                 ),
             )
+        if item.base_new is weakref.ReferenceType:
+            target = self.recipe(item.slots["target"])
+            return r.CallFunction(r.Const(weakref.ref), (target,))
         native = item.native
         args_: tuple[r.Recipe, ...] = ()
         if isinstance(native, TupleValue):
@@ -302,6 +306,14 @@ class Rebuilder:
             elif isinstance(native, ListValue):
                 kind = native.cls.__name__
                 self.effects.append(r.ReplaceContents(target, kind, self._all(native.items)))
+
+    def under_locks(self) -> None:
+        """Take the locks that the frame took before the changes, and release them after."""
+        for lock in self.vm.session.locks:
+            target = self.recipe(lock)
+            take, release = (r.GetAttr(target, name) for name in ("acquire", "release"))
+            self.effects.insert(0, r.RunCall(r.CallFunction(take)))
+            self.effects.append(r.RunCall(r.CallFunction(release)))
 
     def grad_mode(self, at_start: bool, at_end: bool) -> None:
         """Leave torch in the grad mode that the program has set."""

@@ -48,6 +48,8 @@ class Session:
         self.calls_for_effect: list[tuple[Any, list[Value], dict[str, Value]]] = []
         self.open_autocasts: list[tuple[Any, Any]] = []
         self.global_hooks_guarded = False
+        self.locks: list[Value] = []  # locks that were taken; effects are replayed under them
+        self.open_locks: list[Value] = []
 
     # --- guards ------------------------------------------------------------------------------
 

@@ -121,9 +121,9 @@ def super_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     frame = vm.frames[-1]
     slot = frame.decoded.slot_of["__class__"]
     cls = vm.as_python(vm.resolve_cell(frame.slots[slot]))
-    receiver = frame.slots[0]
-    if not isinstance(receiver, Value):
+    if frame.slots[0] is None:
         raise GraphBreakSignal("super() without a receiver")
+    receiver = attributes.resolve(vm, frame.slots[0])
     from dovetail_capture.interpreter.values.functions import CellValue
 
     if isinstance(receiver, CellValue):

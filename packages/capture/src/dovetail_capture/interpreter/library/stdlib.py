@@ -12,6 +12,7 @@ import logging
 import math
 import operator
 import re
+import threading
 import typing
 import warnings
 import weakref
@@ -298,20 +299,55 @@ def _deep(vm: Interpreter, value: Value, memo: dict[int, Value]) -> Value:
 
 
 def context_get(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    """`ContextVar.get`: the value is read at capture and not guarded beyond its identity."""
-    variable = vm.as_python(args[0])
-    try:
-        return vm.held(variable.get())
-    except LookupError as error:
-        if len(args) > 1:
-            return args[1]
-        return vm.raise_real(error)
+    raise GraphBreakSignal("a ContextVar, whose value no guard can watch")
+
+
+def weakref_new(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`weakref.ref(target)`, without a callback."""
+    if len(args) != 1 or kwargs:
+        raise GraphBreakSignal("a weak reference with a callback")
+    reference = ObjectValue(weakref.ReferenceType)
+    reference.base_new = weakref.ReferenceType
+    reference.slots["target"] = args[0]
+    return reference
 
 
 def weakref_call(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     reference = args[0]
     assert isinstance(reference, ObjectValue)
-    return vm.held(reference.real())
+    if reference.real is None:
+        return reference.slots["target"]
+    target = reference.real()
+    if target is None or reference.source is None:
+        raise GraphBreakSignal("a weak reference whose target is gone")
+    # What it refers to is known only by calling it, which no guard does.
+    raise GraphBreakSignal("a weak reference from outside of the frame")
+
+
+# --- locks: taken around the effects instead of around the interpretation ------------------------
+
+
+def lock_enter(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`lock.__enter__()`: the changes made under the lock are replayed under it."""
+    lock = args[0]
+    if lock.source is None or len(args) > 1 or kwargs:
+        raise GraphBreakSignal("a lock made in the frame, or taken with a timeout")
+    if any(held is lock for held in vm.session.open_locks):
+        raise GraphBreakSignal("a lock taken twice")
+    vm.session.open_locks.append(lock)
+    if not any(known is lock for known in vm.session.locks):
+        vm.session.locks.append(lock)
+    return boolean(True)
+
+
+def lock_exit(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`lock.__exit__(...)`."""
+    lock = args[0]
+    held = vm.session.open_locks
+    if not held or held[-1] is not lock:
+        raise GraphBreakSignal("a lock released that was not taken last")
+    held.pop()
+    return NONE
 
 
 def inspect_signature(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -340,6 +376,7 @@ def cast_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return args[1]
 
 
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _SYMBOLS = {
     "add": "+", "and_": "&", "floordiv": "//", "lshift": "<<", "matmul": "@", "mul": "*",
     "mod": "%", "or_": "|", "pow": "**", "rshift": ">>", "sub": "-", "truediv": "/", "xor": "^",
@@ -370,6 +407,9 @@ HANDLERS: dict[Any, Handler] = {
     dataclasses.fields: dataclass_fields, dataclasses.is_dataclass: is_dataclass,
     copy.copy: copy_copy, copy.deepcopy: deep_copy, inspect.signature: inspect_signature,
     contextvars.ContextVar.get: context_get, weakref.ReferenceType.__call__: weakref_call,
+    weakref.ReferenceType: weakref_new,
+    **{getattr(cls, name): lock_enter for cls in _LOCKS for name in ("__enter__", "acquire")},
+    **{getattr(cls, name): lock_exit for cls in _LOCKS for name in ("__exit__", "release")},
     typing.cast: cast_,
 }  # fmt: skip
 for _name in ("debug", "info", "warning", "error", "critical", "log", "exception"):
