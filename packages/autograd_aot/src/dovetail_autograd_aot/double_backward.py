@@ -9,14 +9,18 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.fx import GraphModule, Interpreter, Node
 
 from dovetail_autograd_aot.graphs import JointGraph, OutputKind
+from dovetail_autograd_aot.op_info import draws_random_numbers
+
+# Read at every forward, for every input: by a C loop.
+_version = attrgetter("_version")
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class DoubleBackward:
         self.gm = gm
         self.signature = joint.signature
         self.num_lifted = len(joint.constants_lifted)
-        random = [n for n in joint.gm.graph.nodes if _is_random(n)]
+        random = [n for n in joint.gm.graph.nodes if draws_random_numbers(n)]
         devices = {d for n in random for d in _devices(n)}
         self.random = any(d.type == "cpu" for d in devices)
         self.cuda_device = next((d for d in devices if d.type == "cuda"), None)
@@ -45,6 +49,8 @@ class DoubleBackward:
             for kind in ("cpu", "cuda")
             if torch.is_autocast_enabled(kind)
         ]
+        values = [n.meta["val"] for n in joint.gm.graph.nodes if n.op == "placeholder"]
+        self.all_tensors = all(isinstance(v, Tensor) for v in values[: joint.signature.num_primals])
         self.mutated = {m.index for m in self.signature.mutated}
         self.mutated_matters = _mutated_matters(joint)
 
@@ -54,8 +60,11 @@ class DoubleBackward:
         cuda = None
         if self.cuda_device is not None:
             cuda = (self.cuda_device, torch.cuda.get_rng_state(self.cuda_device))
-        versions = tuple([i._version if isinstance(i, Tensor) else 0 for i in inputs])
+        versions = tuple(map(_version, inputs if self.all_tensors else self._tensors(inputs)))
         return Replay(inputs, versions, random_state, cuda)
+
+    def _tensors(self, inputs: tuple[Any, ...]) -> list[Tensor]:
+        return [i for i in inputs if isinstance(i, Tensor)]
 
     def run(self, replay: Replay, tangents: list[Tensor | None]) -> tuple[Tensor | None, ...]:
         """The gradients of the inputs, differentiable."""
@@ -64,8 +73,9 @@ class DoubleBackward:
                 "backward with create_graph=True through a compiled graph that overwrites an "
                 "input its gradients depend on: the old contents are gone"
             )
-        for i, (value, version) in enumerate(zip(replay.inputs, replay.versions, strict=True)):
-            if isinstance(value, Tensor) and i not in self.mutated and value._version != version:
+        tensors = [(i, v) for i, v in enumerate(replay.inputs) if isinstance(v, Tensor)]
+        for (i, value), version in zip(tensors, replay.versions, strict=True):
+            if i not in self.mutated and value._version != version:
                 raise RuntimeError(
                     f"input {i} of a compiled graph was modified in place (version "
                     f"{value._version}, expected {version}) before backward with create_graph=True"
@@ -137,13 +147,6 @@ class DoubleBackward:
 
 def _alias(value: Any) -> Any:
     return value.view_as(value) if isinstance(value, Tensor) and value.requires_grad else value
-
-
-def _is_random(node: Node) -> bool:
-    return (
-        isinstance(node.target, OpOverload)
-        and torch.Tag.nondeterministic_seeded in node.target.tags
-    )
 
 
 def _devices(node: Node) -> list[torch.device]:

@@ -21,7 +21,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from dovetail_autograd_aot.attention import AttentionMode
 from dovetail_autograd_aot.fast_graph import FastGraph
 from dovetail_autograd_aot.graphs import JointGraph, MutatedInput, Signature
-from dovetail_autograd_aot.op_info import OpKind, op_info
+from dovetail_autograd_aot.op_info import draws_random_numbers
 from dovetail_autograd_aot.outputs import Classified, classify_outputs, storage_order_strides
 from dovetail_autograd_aot.storage import (
     ConstantWrittenError,
@@ -391,7 +391,7 @@ def _eliminate_dead_code(graph: Graph) -> None:
     for node in reversed(graph.nodes):
         if node.users or node.op in ("placeholder", "output"):
             continue
-        if isinstance(node.target, OpOverload) and op_info(node.target).kind is OpKind.RANDOM:
+        if draws_random_numbers(node):
             continue
         graph.erase_node(node)
 

@@ -8,6 +8,7 @@ from enum import Enum
 
 import torch
 from torch._ops import OpOverload
+from torch.fx import Node
 
 aten = torch.ops.aten
 
@@ -92,11 +93,28 @@ def op_info(op: OpOverload) -> OpInfo:
         return OpInfo(OpKind.COMPOSITE)
     if any(r.alias_info is not None for r in schema.returns):
         return OpInfo(OpKind.VIEW, argument_names=names)
-    if torch.Tag.nondeterministic_seeded in op.tags:
+    # (Attention's backward is tagged as random too, but takes its seed as an argument.)
+    if torch.Tag.nondeterministic_seeded in op.tags and not name.endswith("_backward"):
         return OpInfo(OpKind.RANDOM, argument_names=names)
-    if name.startswith("aten::empty") or name.startswith("aten::new_empty"):
-        return OpInfo(OpKind.PURE, argument_names=names)
     return OpInfo(OpKind.PURE, argument_names=names)
+
+
+def draws_random_numbers(node: Node) -> bool:
+    """Whether a node advances the random generator: one of a random operator, other than
+    attention or dropout that drops nothing."""
+    target = node.target
+    if not isinstance(target, OpOverload):
+        return False
+    info = op_info(target)
+    if info.kind is not OpKind.RANDOM:
+        return False
+    if "dropout_p" not in info.argument_names:
+        return True
+    position = info.argument_names.index("dropout_p")
+    if position < len(node.args):
+        return node.args[position] != 0
+    default = target._schema.arguments[position].default_value
+    return bool(node.kwargs.get("dropout_p", default) != 0)
 
 
 def _is_composite(op: OpOverload) -> bool:

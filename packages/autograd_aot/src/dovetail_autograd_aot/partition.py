@@ -21,6 +21,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from dovetail_autograd_aot.fast_graph import FastGraph, copy_node
 from dovetail_autograd_aot.graphs import JointGraph, PartitionedGraph, SavedAlias
 from dovetail_autograd_aot.max_flow import INFINITE, FlowNetwork
+from dovetail_autograd_aot.op_info import draws_random_numbers
 from dovetail_autograd_aot.outputs import is_view_node, view_root
 from dovetail_autograd_aot.values import value_bytes
 
@@ -233,7 +234,7 @@ def _forward_graph(joint: JointGraph, roles: _Roles, saved: list[Node]) -> Graph
     outputs = [*roles.forward_outputs, *saved]
     needed: set[Node] = set()
     stack = [n for n in outputs if isinstance(n, Node)]
-    stack += [n for n in roles.nodes if _is_random(n) and not roles.tangent_bits[n]]
+    stack += [n for n in roles.nodes if draws_random_numbers(n) and not roles.tangent_bits[n]]
     while stack:
         node = stack.pop()
         if node not in needed:
@@ -304,13 +305,6 @@ def _module(joint: JointGraph, graph: Graph, results: list[Any], name: str) -> G
     for attribute in attributes:
         root.register_buffer(attribute, getattr(joint.gm, attribute))
     return _LazyGraphModule(root, graph, name)
-
-
-def _is_random(node: Node) -> bool:
-    return (
-        isinstance(node.target, OpOverload)
-        and torch.Tag.nondeterministic_seeded in node.target.tags
-    )
 
 
 __all__ = ["default_partition", "may_recompute", "min_cut_partition"]
