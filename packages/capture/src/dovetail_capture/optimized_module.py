@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn.modules import module as nn_module
 
+_any_global_hook: Callable[[], bool] = nn_module._has_any_global_hook
 _OWN = frozenset({"_orig_mod", "_optimized_call", "capture_context", "forward", "training"})
 
 
@@ -34,6 +36,17 @@ class OptimizedModule(torch.nn.Module):
         object.__setattr__(self, "_optimized_call", optimized_call)
         object.__setattr__(self, "capture_context", context)
         object.__setattr__(self, "forward", optimized_call)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if (
+            self._forward_hooks
+            or self._forward_pre_hooks
+            or self._backward_hooks
+            or self._backward_pre_hooks
+            or _any_global_hook()
+        ):
+            return super().__call__(*args, **kwargs)
+        return self._optimized_call(*args, **kwargs)  # the wrapped module's __call__ does the rest
 
     @property
     def training(self) -> bool:
