@@ -112,7 +112,7 @@ def draws_random_numbers(node: Node) -> bool:
         return True
     position = info.argument_names.index("dropout_p")
     if position < len(node.args):
-        return node.args[position] != 0
+        return bool(node.args[position] != 0)
     default = target._schema.arguments[position].default_value
     return bool(node.kwargs.get("dropout_p", default) != 0)
 
