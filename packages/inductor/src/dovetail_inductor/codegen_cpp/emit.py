@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from dovetail_inductor.codegen_cpp.shape import KernelShape
+from dovetail_inductor.codegen_cpp.shape import KernelShape, is_transposed
 from dovetail_inductor.codegen_cpp.syntax import ARITHMETIC, STORAGE, index_text, literal
 from dovetail_inductor.codegen_cpp.writer import Name, Place, Writer
 from dovetail_inductor.loop_ir.handlers import interpret
-from dovetail_inductor.loop_ir.index import Var, linear, variable
+from dovetail_inductor.loop_ir.index import Index, Var, linear, variable
 from dovetail_inductor.loop_ir.loops import Buffer, LoopNest
 from dovetail_inductor.scheduler.kernels import FusedKernel
 from dovetail_inductor.scheduler.loops import position_index
@@ -108,6 +108,9 @@ class _Emitter:
         if self.shape.block is not None:
             assert self.shape.vector is not None
             sizes.append(("block", -(-self.shape.vector.size // self.shape.block)))
+        tile = self.shape.tile
+        if tile is not None:
+            sizes.append(("block", -(-tile.size // self.shape.tile_height)))
         rest = "item"
         for position, (name, size) in enumerate(reversed(sizes)):
             if position == len(sizes) - 1:
@@ -119,6 +122,15 @@ class _Emitter:
                     rest = f"rest{position}"
                 else:
                     rest = f"{rest} / {size}"
+        if tile is not None:
+            n = self.shape.tile_height
+            lines.append(f"const int64_t top = block * {n};")
+            rows = (
+                str(n)
+                if tile.size % n == 0
+                else f"top + {n} < {tile.size} ? {n} : {tile.size} - top"
+            )
+            lines.append(f"const int64_t height = {rows};")
         if self.shape.block is not None:
             assert self.shape.vector is not None
             block, size = self.shape.block, self.shape.vector.size
@@ -209,8 +221,10 @@ class _Emitter:
         loops = [v for v in self.shape.loops if v is not self.shape.vector]
         if self.shape.vector is None:
             self._scalar_loops(loops, lambda: self._inner(nests))
+        elif self.shape.tile is not None:
+            self._vector_loop(loops, lambda: self._tiled(nests))
         else:
-            self._vector_loop(loops, lambda: self._inner(nests))
+            self._vector_loop(loops, lambda: self._inner(nests), bool(reductions))
         self._finish(reductions)
 
     def _scalar_loops(self, loops: Sequence[Var], body: Callable[[], None]) -> None:
@@ -236,13 +250,15 @@ class _Emitter:
         out.extend(f"  {line}" for line in lines)
         out.append("}")
 
-    def _vector_loop(self, loops: Sequence[Var], body: Callable[[], None]) -> None:
+    def _vector_loop(
+        self, loops: Sequence[Var], body: Callable[[], None], reducing: bool = False
+    ) -> None:
         """Loops over `loops`, then over the vectorised variable: whole vectors, then the rest."""
         w = self.writer
         if loops:
             v = loops[0]
             w.open([v])
-            self._vector_loop(loops[1:], body)
+            self._vector_loop(loops[1:], body, reducing)
             self._wrap(f"for (int64_t i{v.id} = 0; i{v.id} < {v.size}; ++i{v.id})", w.close())
             return
         vector, n = self.shape.vector, self.shape.lanes
@@ -251,6 +267,24 @@ class _Emitter:
         name = f"i{vector.id}"
         size = vector.size
         whole = size >= n if block is None else True
+        unrolled = 0
+        if reducing and self.shape.unroll > 1 and block is None:
+            step = n * self.shape.unroll
+            unrolled = size // step * step
+            w.open([vector])
+            body()
+            lines = w.close()
+            self._wrap(
+                f"for (int64_t base = 0; base < {unrolled}; base += {step})",
+                [
+                    f"for (int64_t u = 0, {name} = base; u < {self.shape.unroll}; "
+                    f"++u, {name} += {n}) {{",
+                    *(f"  {line}" for line in lines),
+                    "}",
+                ],
+            )
+            w.line("{ constexpr int64_t u = 0;")
+            whole = size - unrolled >= n
         if whole:
             w.open([vector])
             body()
@@ -261,7 +295,8 @@ class _Emitter:
                     f"for (int64_t u = 0, {name} = first; {name} + {n} <= last; ++u, {name} += {n})"
                 )
             else:
-                head = f"for (int64_t {name} = 0; {name} < {size // n * n}; {name} += {n})"
+                last = size // n * n
+                head = f"for (int64_t {name} = {unrolled}; {name} < {last}; {name} += {n})"
             self._wrap(head, w.close())
         if size % n:
             w.open([vector])
@@ -277,6 +312,41 @@ class _Emitter:
                 start, head = str(size // n * n), ""
             lines = [f"const int64_t {name} = {start};", f"const int n = {size % n};", *lines]
             self._wrap(head, lines)
+        if reducing and self.shape.unroll > 1 and block is None:
+            w.line("}")
+
+    def _tiled(self, nests: Sequence[LoopNest]) -> None:
+        """At one vector: transpose what lies across into tiles, then go down the tile."""
+        w, shape = self.writer, self.shape
+        tile, vector, n = shape.tile, shape.vector, shape.lanes
+        assert tile is not None and vector is not None
+        inside = self.kernel.writes()
+        w.tiles = {}
+        for nest in nests:
+            for load in nest.loads:
+                strides = (load.index.coefficient(vector), load.index.coefficient(tile))
+                if load.buffer in inside or not is_transposed(load, vector) or strides[1] != 1:
+                    continue
+                if load.uid in w.tiles:
+                    continue
+                dtype = self.buffers[load.buffer].dtype
+                name = f"tile{len(w.tiles)}"
+                at = load.index.substitute(
+                    lambda v: Index(0, ()) if v.id == tile.id else variable(v), lambda e: e
+                )
+                address = index_text(at, lambda v: f"i{v.id}", lambda e: "")
+                count = "n" if w.tail else str(n)
+                w.line(f"alignas(64) {STORAGE[dtype]} {name}[{n * shape.tile_height}];")
+                w.line(
+                    f"transpose<{n}, {shape.tile_height}>({name}, {self.place(load.buffer).pointer} + top + {address}, "
+                    f"{strides[0]}, {count}, height);"
+                )
+                w.tiles[load.uid] = f"{name} + {n} * (i{tile.id} - top)"
+        w.open([tile])
+        self._inner(nests)
+        head = f"for (int64_t i{tile.id} = top; i{tile.id} < top + height; ++i{tile.id})"
+        self._wrap(head, w.close())
+        w.tiles = {}
 
     def _inner(self, nests: Sequence[LoopNest]) -> None:
         """The body of a pass, at one point (or vector of points)."""
@@ -346,7 +416,11 @@ class _Emitter:
                 self._declare(f"{name}_at", torch.int64, "(int64_t)0")
             return
         line = self.writer.line
-        if self.shape.vector is not None:
+        unroll = self.shape.unroll
+        if unroll > 1:
+            line(f"{self._lane_type(dtype)} {name}[{unroll}];")
+            line(f"for (int u = 0; u < {unroll}; ++u) {name}[u] = bc<{self.shape.lanes}>({start});")
+        elif self.shape.vector is not None:
             line(f"{self._lane_type(dtype)} {name} = bc<{self.shape.lanes}>({start});")
             if position:
                 line(f"{self._lane_type(torch.int64)} {name}_at = {{}};")
@@ -362,6 +436,8 @@ class _Emitter:
         at = f"{name}_at"
         if self.shape.by_row:
             name, at = f"{name}[u]", f"{at}[u]"
+        elif self.shape.unroll > 1:
+            name = f"{name}[u]"
         text = value.text if self.shape.vector is None else w.as_vector(value)
         guard = w.tail and not self.shape.by_row
         if nest.reduction in ("argmax", "argmin"):
@@ -416,6 +492,10 @@ class _Emitter:
             else:
                 text = f"h{nest.reduction}({name})"
             result = f"result{name}"
+            if self.shape.unroll > 1:
+                update = _UPDATES[nest.reduction].format(a=f"{name}[0]", x=f"{name}[u]")
+                w.line(f"for (int u = 1; u < {self.shape.unroll}; ++u) {update}")
+                text = f"h{nest.reduction}({name}[0])"
             w.line(f"const auto {result} = {text};")
             self._keep_row(nest, Name(result, False, len(w.scopes) - 1))
 

@@ -19,6 +19,8 @@ from dovetail_inductor.scheduler.kernels import FusedKernel
 BLOCK = 4096
 # Elements a work item should have at least; dimensions are taken into it until it does.
 ITEM_ELEMENTS = 1024
+# How much longer a transposing tile is along the contiguous dimension than a vector.
+TILE_RATIO = 4
 # Work (in additions) worth a task of its own, as in ATen's parallel loops.
 GRAIN_COST = 1 << 17
 
@@ -43,6 +45,13 @@ class KernelShape:
     by_row: bool
     work: int
     grain: int
+    unroll: int = 1  # vectors at a time in a reducing loop, each with an accumulator of its own
+    tile: Var | None = None  # see `_choose_tile`
+
+    @property
+    def tile_height(self) -> int:
+        """Rows of a tile: longer than its width, to read more of every memory page at a time."""
+        return self.lanes * TILE_RATIO
 
 
 @lru_cache(maxsize=1)
@@ -90,12 +99,55 @@ def choose_shape(kernel: FusedKernel, simd_bytes: int) -> KernelShape:
             per_item *= inner[0].size
         items = tuple(rest)
         loops = (*inner, vector) if vector is not None else tuple(inner)
+    unroll = 4 if not by_row and vector is not None and _reduces_cheaply(kernel, vector) else 1
+    tile = _choose_tile(kernel, vector, lanes) if vector is not None and block is None else None
+    if tile is not None:
+        items = tuple(v for v in kernel.rows if v is not vector and v is not tile)
+        loops = (vector,) if vector is not None else ()
+        per_item = lanes * TILE_RATIO * (vector.size if vector is not None else 1)
     work = prod(v.size for v in items)
+    if tile is not None:
+        work *= -(-tile.size // (lanes * TILE_RATIO))
     if block is not None:
         assert vector is not None
         work *= -(-vector.size // block)
     grain = max(1, GRAIN_COST // max(1, per_item * cost))
-    return KernelShape(items, loops, vector, lanes, block, by_row, work, grain)
+    return KernelShape(items, loops, vector, lanes, block, by_row, work, grain, unroll, tile)
+
+
+def _reduces_cheaply(kernel: FusedKernel, vector: Var) -> bool:
+    """True if a pass reduces so simple a body that its accumulator would be the bottleneck."""
+    reductions = [n for n in kernel.nests if n.reduction is not None]
+    return (
+        bool(reductions)
+        and vector.size >= 64
+        and all(n.reduction not in ("argmax", "argmin") for n in reductions)
+        and min(count([n.body]).cost for n in reductions) <= 6
+    )
+
+
+def _choose_tile(kernel: FusedKernel, vector: Var, lanes: int) -> Var | None:
+    """The variable along which some loads of a pointwise kernel are contiguous that stride along
+    the vectorised one: a transposition. Such loads go through square tiles, read along this
+    variable and used along the other."""
+    if kernel.columns or vector.size < lanes:
+        return None
+    inside = kernel.writes()
+    for nest in kernel.nests:
+        for load in nest.loads:
+            if load.buffer in inside or not is_transposed(load, vector):
+                continue
+            for v in kernel.rows:
+                if v is not vector and v.size >= lanes and load.index.coefficient(v) == 1:
+                    return v
+    return None
+
+
+def is_transposed(load: Load, vector: Var) -> bool:
+    """True for a plain load that strides along the vectorised variable."""
+    if load.mask is not None or load.index.indirects():
+        return False
+    return (load.index.coefficient(vector) or 0) > 1
 
 
 def _blocks_per_item(size: int, lanes: int, kernel: FusedKernel) -> int:

@@ -232,6 +232,19 @@ template <int N, class T, class I, class M> DV auto ldim(const T* p, I at, M m, 
   return widen_raw<T>(v);
 }
 
+// tile[c][r] = p[r * stride + c] for r < rows, c < columns; a tile's row has N elements.
+template <int N, int H, class T>
+DV void transpose(T* tile, const T* p, int64_t stride, int rows, int columns) {
+  if (rows == N && columns == H) {
+    for (int c = 0; c < H; c += 8)
+      for (int r = 0; r < N; ++r)
+        for (int k = 0; k < 8 && k < N; ++k) tile[(c + k) * N + r] = p[r * stride + c + k];
+    return;
+  }
+  for (int r = 0; r < rows; ++r)
+    for (int c = 0; c < columns; ++c) tile[c * N + r] = p[r * stride + c];
+}
+
 template <class T, class X> DV X narrow(T*, X x) { return x; }
 DV uint8_t narrow(bool8*, bool m) { return m; }
 template <class M> DV auto narrow(bool8*, M m) { return cast<uint8_t>(m & 1); }
@@ -346,10 +359,18 @@ template <class X> DV X full(E<X> x) {
   else return x - X{};
 }
 template <class X> DV X vmax(X a, X b) {
+#ifdef __AVX512F__
+  if constexpr (same<X, V<float, 16>>)  // the instruction gives b where either is a NaN
+    return a != a ? a : (X)__builtin_ia32_maxps512_mask(a, b, a, (short)-1, 4);
+#endif
   if constexpr (is_float<E<X>>) return sel(mask((a > b) | (a != a)), a, b);
   else return sel(mask(a > b), a, b);
 }
 template <class X> DV X vmin(X a, X b) {
+#ifdef __AVX512F__
+  if constexpr (same<X, V<float, 16>>)
+    return a != a ? a : (X)__builtin_ia32_minps512_mask(a, b, a, (short)-1, 4);
+#endif
   if constexpr (is_float<E<X>>) return sel(mask((a < b) | (a != a)), a, b);
   else return sel(mask(a < b), a, b);
 }

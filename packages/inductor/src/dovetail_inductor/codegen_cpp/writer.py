@@ -61,6 +61,7 @@ class Writer:
         self.scopes: list[Scope] = []
         self.memo: dict[int, Name] = {}
         self.forwarded: dict[str, Name] = {}
+        self.tiles: dict[int, str] = {}  # loads that read a transposed tile: where
         self.tail = False
         self._count = 0
 
@@ -129,6 +130,8 @@ class Writer:
         """A read from memory, or of a value that this kernel has just computed."""
         if load.buffer in self.forwarded:
             return self.forwarded[load.buffer]
+        if load.uid in self.tiles:
+            return self.define(f"ld<{self.lanes}>({self.tiles[load.uid]})", load.free, True)
         args = [read(a.value) for a in load.index.indirects()]
         if mask is not None:
             args.append(mask)

@@ -34,7 +34,7 @@ RULES: Mapping[str, Rule] = {
 }
 """Lowering rules by `name.overload`; every other op is an extern call."""
 
-# A value read by several consumers is computed again in each if that costs at most this and reads
+# A value read by several consumers is computed again in each if that takes so few ops and reads
 # at most one buffer of its own size (a row's statistics are cheap); an inlined chain is cut when
 # its body grows beyond the second pair.
 CHEAP_COST = 3
@@ -177,7 +177,7 @@ def _realize_if_worth_it(
     cost = ctx.cost(value)
     consumers = _consumers(node)
     large = sum(4 * prod(ctx.buffers[name].shape) >= value.numel for name in cost.buffers)
-    several = len(consumers) > 1 and (cost.cost > CHEAP_COST or large > 1)
+    several = len(consumers) > 1 and (cost.cost - cost.loads > CHEAP_COST or large > 1)
     if cost.loads and (several or cost.cost > MAX_COST or cost.loads > MAX_LOADS):
         ctx.realize(value)
         return

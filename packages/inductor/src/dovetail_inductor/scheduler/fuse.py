@@ -19,6 +19,7 @@ from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.kernels import FusedKernel, KernelGraph, Step
 from dovetail_inductor.scheduler.loops import merge_vars, piece_index, replace_vars
 from dovetail_inductor.scheduler.match import Group, Match, match
+from dovetail_inductor.scheduler.split_reductions import contiguous_in_rows
 
 
 @dataclass(eq=False)
@@ -34,6 +35,7 @@ class _Unit:
     reads: set[str]  # from outside
     # the loads of each outside buffer or own buffer, as (index, bytes)
     accesses: dict[str, list[Index]] = field(default_factory=dict)
+    across: bool = False  # holds a reduction whose neighbours in memory are other rows
     stores: dict[str, Index] = field(default_factory=dict)
 
 
@@ -58,6 +60,7 @@ class _Fuser:
     def _nest_unit(position: int, nest: LoopNest) -> _Unit:
         group = Group(nest.vars, nest.reduce_vars, (nest,))
         unit = _Unit(position, position, position, group, None, {nest.buffer}, set(nest.reads()))
+        unit.across = nest.reduction is not None and contiguous_in_rows(nest)
         _fill_accesses(unit)
         return unit
 
@@ -107,7 +110,9 @@ class _Fuser:
                 total += nbytes
         for name in b.reads & a.reads:
             total += self.graph.buffers[name].nbytes
-        return total
+        # Reducing across rows walks memory in narrow stripes: anything else had better join a
+        # kernel that walks along the rows, if there is one.
+        return total if a.across == b.across else total // 2
 
     def merge(self, a: _Unit, b: _Unit) -> _Unit | None:
         """The unit of both, or None if they cannot be one kernel."""
@@ -186,6 +191,7 @@ class _Fuser:
             (a.reads | b.reads) - writes,
         )
         _fill_accesses(unit)
+        unit.across = a.across or b.across
         if self._scratch_bytes(group) > self.options.max_scratch_bytes:
             return None
         return unit

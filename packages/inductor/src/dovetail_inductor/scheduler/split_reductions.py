@@ -44,24 +44,25 @@ def split_reductions(graph: LoopGraph, options: InductorOptions) -> LoopGraph:
 def _wants_split(nest: LoopNest) -> bool:
     if nest.reduction is None or nest.reduction in ("argmax", "argmin"):
         return False
-    across = _contiguous_in_rows(nest)
+    across = contiguous_in_rows(nest)
     tasks = -(-nest.points // SIDE_BY_SIDE) if across else nest.points
     if nest.iterations < MIN_ELEMENTS:
         return False
     return tasks < ENOUGH_TASKS and nest.iterations // max(nest.points, 1) >= 2 * MIN_PIECE
 
 
-def _contiguous_in_rows(nest: LoopNest) -> bool:
+def contiguous_in_rows(nest: LoopNest) -> bool:
     """True if neighbours in memory belong to different results (a sum over rows of a matrix)."""
-    for load in nest.loads:
-        if any(load.index.coefficient(v) == 1 for v in nest.reduce_vars):
-            return False
-    return bool(nest.vars)
+    whole = [load for load in nest.loads if load.index.variables() & set(nest.reduce_vars)]
+    if any(load.index.coefficient(v) == 1 for load in whole for v in nest.vars):
+        return True
+    along = any(load.index.coefficient(v) == 1 for load in whole for v in nest.reduce_vars)
+    return bool(nest.vars) and not along
 
 
 def _split(builder: Builder, nest: LoopNest, buffers: dict[str, Buffer]) -> list[LoopNest]:
     per_result = nest.iterations // nest.points
-    tasks = -(-nest.points // SIDE_BY_SIDE) if _contiguous_in_rows(nest) else nest.points
+    tasks = -(-nest.points // SIDE_BY_SIDE) if contiguous_in_rows(nest) else nest.points
     wanted = min(4 * ENOUGH_TASKS // tasks, per_result // MIN_PIECE)
     # Cut the reduced variables, outermost in memory first, into parts and the rest.
     order = sorted(nest.reduce_vars, key=lambda v: -_largest_stride(nest, v))
