@@ -1,5 +1,5 @@
-"""Capture alone on real models: one graph, no break, results, gradients and buffers equal to eager's
-bit for bit (the backend runs the captured graph as it is), and no recapture on the second call."""
+"""Capture alone on real models: one graph, no break, no recapture on the second call; results,
+gradients and buffers are eager's bit for bit (the backend runs the captured graph as it is)."""
 
 from __future__ import annotations
 

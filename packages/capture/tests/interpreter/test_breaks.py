@@ -103,3 +103,51 @@ def test_capture_is_repeatable() -> None:
 def test_grad_mode_is_put_back() -> None:
     capture_frame(in_with.__code__, in_with, (torch.ones(2),))
     assert torch.is_grad_enabled()
+
+
+def test_disabled_and_allowed_functions() -> None:
+    from dovetail_capture.api import allow_in_graph, disable, graph_break, is_compiling, optimize
+
+    @disable
+    def outside(t: torch.Tensor) -> Any:
+        assert not is_compiling()
+        return t * 2
+
+    @allow_in_graph
+    def whole(t: torch.Tensor) -> Any:
+        return t * 3 + 1
+
+    def program(t: torch.Tensor) -> Any:
+        a = outside(t + 1)
+        graph_break()
+        b = whole(a)
+        return b * 5 if is_compiling() else b * 5
+
+    backend = programs.Counter()
+    captured = optimize(program, backend)
+    assert torch.equal(captured(torch.ones(2)), torch.full((2,), 65.0))
+    targets = [n.target for gm in backend.graphs for n in gm.graph.nodes if n.op == "call_function"]
+    assert whole in targets and len(backend.graphs) == 2
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, t: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(t)
+        return t**3
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        (t,) = ctx.saved_tensors
+        return grad * t * 7  # not the true gradient, so that it is known whose it is
+
+
+def test_autograd_function_is_one_node() -> None:
+    def program(t: torch.Tensor) -> Any:
+        return Cube.apply(t + 1) * 2
+
+    (graph,) = programs.check(program, torch.ones(2))
+    assert sum(node.op == "call_function" for node in graph.graph.nodes) == 3
+    t = torch.ones(2, requires_grad=True)
+    graph(t)[0].sum().backward()
+    assert torch.equal(t.grad, torch.full((2,), 28.0))

@@ -203,3 +203,30 @@ def test_closures_are_rebuilt() -> None:
     assert get() == 4
     assert torch.equal(bump(1), (x() + 1) * 6) and get() == 6
     assert bump.__name__ == "bump" and bump.__defaults__ == (2,)
+
+
+def test_messages_are_written_after_the_graph(caplog: pytest.LogCaptureFixture) -> None:
+    import functools
+    import logging
+    import warnings
+
+    from dovetail_capture.api import optimize
+
+    logger = logging.getLogger("dovetail.test.messages")
+
+    @functools.lru_cache(None)
+    def once(target: logging.Logger, text: str) -> None:
+        target.warning(text)
+
+    def program(t: torch.Tensor) -> Any:
+        logger.warning("value %d", 3)
+        once(logger, "only once")
+        warnings.warn("careful", stacklevel=1)
+        return t + 1
+
+    captured = optimize(program, programs.Counter(), fullgraph=True)
+    with pytest.warns(UserWarning, match="careful"):
+        captured(x())
+        captured(x())
+    texts = [record.getMessage() for record in caplog.records]
+    assert texts == ["value 3", "only once", "value 3"]

@@ -49,6 +49,8 @@ class Interpreter:
     def __init__(self, session: Session, options: Any, debug: bool = False) -> None:
         self.session = session
         self.options = options
+        # An interpreted call takes several of the interpreter's own.
+        self.max_depth = min(MAX_DEPTH, getattr(options, "max_inline_depth", MAX_DEPTH))
         self.debug = debug
         self.frames: list[Frame] = []
         self.class_attributes: dict[tuple[type, str], tuple[Any, Any]] = {}
@@ -262,10 +264,6 @@ class Interpreter:
         """Is `fn` a torch function that becomes a graph node?"""
         return library.is_operation(fn)
 
-    def is_skipped(self, fn: Any) -> bool:
-        """Is `fn` a Python function that must not be inlined?"""
-        return fn in library.SKIPPED
-
     def record(self, kind: str, target: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
         """Record a tensor operation; lazy children of its arguments are looked at first."""
         for value in (*args, *kwargs.values()):
@@ -325,8 +323,8 @@ class Interpreter:
     def run_frame(self, frame: Frame) -> Value:
         """Run an inlined call to its end (or to the making of its generator)."""
         frames = self.frames
-        if len(frames) > MAX_DEPTH:
-            raise GraphBreakSignal(f"calls nested more than {MAX_DEPTH} deep")
+        if len(frames) > self.max_depth:
+            raise GraphBreakSignal(f"calls nested more than {self.max_depth} deep")
         frames.append(frame)
         try:
             frame.run()

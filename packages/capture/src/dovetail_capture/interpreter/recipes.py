@@ -14,6 +14,7 @@ from dovetail_guards.source import ObjectSource
 from torch.fx import Node
 
 from dovetail_capture import recipe as r
+from dovetail_capture._frame_hook import Switched
 from dovetail_capture.interpreter.machine import Interpreter
 from dovetail_capture.interpreter.protocols import dicts
 from dovetail_capture.interpreter.signals import CannotRebuild
@@ -278,7 +279,9 @@ class Rebuilder:
             self.effects.append(r.SetGlobal(globals_, name, content))
         for function, args, kwargs in session.calls_for_effect:
             named = tuple((name, self.recipe(value)) for name, value in kwargs.items())
-            call = r.CallFunction(r.Const(function), self._all(args), named)
+            # Run with capture off: what it calls is no part of the program.
+            plain = r.Const(Switched(function, None))
+            call = r.CallFunction(plain, self._all(args), named)
             self.effects.append(r.RunCall(call))
 
     def _object_changes(self, value: ObjectValue) -> None:

@@ -17,7 +17,7 @@ from dovetail_capture.interpreter.library.torch_functions import is_operation, t
 from dovetail_capture.interpreter.protocols import attributes
 
 __all__ = [
-    "HANDLERS", "NEW_HANDLERS", "PURE_CLASSES", "SKIPPED", "is_instance", "is_operation",
+    "HANDLERS", "NEW_HANDLERS", "PURE_CLASSES", "is_instance", "is_operation",
     "is_pure", "tensor_property", "to_text",
 ]  # fmt: skip
 
@@ -29,7 +29,6 @@ HANDLERS: dict[Any, Handler] = {
 }
 NEW_HANDLERS = builtin_functions.NEW_HANDLERS
 PURE_CLASSES: frozenset[type] = stdlib.PURE_CLASSES | torch_functions.PURE_CLASSES
-SKIPPED: frozenset[Any] = frozenset()
 
 _PURE_TYPES = stdlib.PURE_TYPES + torch_functions.PURE_TYPES
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from dovetail_guards import clauses as c
 
 from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import attributes, calls, dicts
+from dovetail_capture.interpreter.recorder import NotAGraphArgument
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
 from dovetail_capture.interpreter.values.containers import DictValue, TupleValue
@@ -281,8 +283,32 @@ def make_tensor(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return PASS  # type: ignore[no-any-return]
 
 
-def disabled(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    raise GraphBreakSignal("a function that is disabled for compilation")
+_APPLY_TARGETS: weakref.WeakKeyDictionary[type, Callable[..., Any]] = weakref.WeakKeyDictionary()
+
+
+def _apply_target(cls: Any) -> Callable[..., Any]:
+    """`cls.apply` as a plain function, which a graph can name; always the same one for a class."""
+    target = _APPLY_TARGETS.get(cls)
+    if target is None:
+        apply = cls.apply
+
+        def target(*args: Any) -> Any:
+            return apply(*args)
+
+        target.__name__ = f"{cls.__name__}_apply"
+        target.__qualname__ = f"{cls.__qualname__}.apply"
+        target.__module__ = cls.__module__
+        _APPLY_TARGETS[cls] = target
+    return target
+
+
+def autograd_apply(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`MyFunction.apply(...)`: one node; its forward and backward are not looked into."""
+    cls = vm.as_python(args[0])
+    try:
+        return vm.record("call_function", _apply_target(cls), args[1:], kwargs)
+    except NotAGraphArgument as error:
+        raise GraphBreakSignal(f"{cls.__name__}.apply of {error}") from None
 
 
 _FOLDED: tuple[Any, ...] = (
@@ -297,6 +323,9 @@ _FOLDED: tuple[Any, ...] = (
     torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.mem_efficient_sdp_enabled,
     torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.cudnn_sdp_enabled,
 )  # fmt: skip
+
+# `apply` as the classes behind autograd.Function define it: in Python or in C.
+_APPLIES = [vars(cls)["apply"] for cls in torch.autograd.Function.__mro__ if "apply" in vars(cls)]
 
 HANDLERS: dict[Any, Handler] = {
     torch.nn.Module.__call__: module_call,
@@ -328,6 +357,7 @@ HANDLERS: dict[Any, Handler] = {
     torch.overrides.has_torch_function_variadic: always(False),
     _C._log_api_usage_once: always(None),
     _C._is_torch_function_enabled: always(True),
+    **{getattr(apply, "__func__", apply): autograd_apply for apply in _APPLIES},
     torch._assert: lambda vm, args, kwargs: _torch_assert(vm, args, kwargs),
     **{fn: folded(fn) for fn in _FOLDED},
     **{fn: refused(reason) for fn, reason in _UNSUPPORTED.items()},
@@ -335,12 +365,7 @@ HANDLERS: dict[Any, Handler] = {
 
 
 def _torch_assert(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    """`torch._assert(condition, message)`; a tensor condition is checked by the graph."""
-    if isinstance(args[0], TensorValue):
-        vm.record("call_method", "all", [args[0]], {})
-        check = torch.ops.aten._assert_async.msg
-        vm.session.recorder.record("call_function", check, args, {}, lambda *a: None)
-        return NONE
+    """`torch._assert(condition, message)`; a tensor as condition breaks the graph."""
     if not vm.truth(args[0]):
         vm.raise_exception(AssertionError, args[1:])
     return NONE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from dovetail_capture.interpreter.frame import Frame
 from dovetail_capture.interpreter.protocols import attributes
 from dovetail_capture.interpreter.recorder import NotAGraphArgument
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
+from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value
 from dovetail_capture.interpreter.values.containers import DictValue, TupleValue
 from dovetail_capture.interpreter.values.functions import (
     BoundMethod,
@@ -31,6 +32,18 @@ _VARARGS, _VARKEYWORDS = inspect.CO_VARARGS, inspect.CO_VARKEYWORDS
 _ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
 
 
+def _graph_break(vm: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    message = vm.as_python(args[0] if args else kwargs.get("msg", Constant("")))
+    raise GraphBreakSignal(f"graph_break() was called{': ' + message if message else ''}")
+
+
+# Functions of this package's own API, which imports the interpreter and so cannot be imported here.
+_OWN_API: dict[tuple[str, str], Any] = {
+    ("dovetail_capture.api", "graph_break"): _graph_break,
+    ("dovetail_capture.api", "is_compiling"): lambda vm, args, kwargs: Constant(True),
+}
+
+
 def call(vm: Interpreter, fn: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """`fn(*args, **kwargs)`."""
     cls = fn.__class__
@@ -44,6 +57,10 @@ def call(vm: Interpreter, fn: Value, args: list[Value], kwargs: dict[str, Value]
         if isinstance(real, type):
             return instantiate(vm, real, args, kwargs, fn)
         if kind is functools._lru_cache_wrapper:
+            if args and issubclass(args[0].python_type(), logging.Logger):
+                # "Warn once": the cache is what makes it once, so the cached call itself is made.
+                vm.session.calls_for_effect.append((real, list(args), dict(kwargs)))
+                return NONE
             return call(vm, vm.held(real.__wrapped__), args, kwargs)
         if kind is types.MethodType:
             bound = [vm.held(real.__self__), *args]
@@ -64,10 +81,23 @@ def call(vm: Interpreter, fn: Value, args: list[Value], kwargs: dict[str, Value]
         handler = vm.handlers.get(fn.python_type().__call__)
         if handler is not None:
             return handler(vm, [fn, *args], kwargs)
+        inner = _switched_function(vm, fn)  # type: ignore[arg-type]
+        if inner is not None:
+            return call(vm, inner, args, kwargs)
         return call(
             vm, attributes.bind_to_instance(vm, fn, owner, "__call__", method), args, kwargs
         )
     raise GraphBreakSignal(f"a call of {fn.describe()}")
+
+
+def _switched_function(vm: Interpreter, fn: ObjectValue) -> Value | None:
+    """The function inside one of our own wrappers (`optimize`, `disable`), already in capture."""
+    if fn.cls.__module__ != "dovetail_capture._frame_hook" or fn.source is None:
+        return None
+    if fn.real.context is None:
+        raise GraphBreakSignal("a call of a function that is disabled for capture")
+    source = vm.session.sources.attr(fn.source, "function")
+    return vm.wrap(fn.real.function, source)
 
 
 def call_function(
@@ -83,12 +113,28 @@ def call_function(
         result = handler(vm, args, kwargs)
         if result is not NotImplemented:
             return result
+    options = vm.options
+    if options is not None:
+        if options.is_disabled(real):
+            raise GraphBreakSignal(f"a call of `{real.__qualname__}`, which is disabled")
+        if options.is_allowed_in_graph(real):
+            return _record_whole(vm, real, args, kwargs)
     if vm.is_operation(real):
         try:
             return vm.record("call_function", real, args, kwargs)
         except NotAGraphArgument:
             pass  # say a function among the arguments: its body may still be captured
     return inline(vm, real, args, kwargs)
+
+
+def _record_whole(vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """One node for a function that the user allows in the graph."""
+    try:
+        return vm.record("call_function", real, args, kwargs)
+    except NotAGraphArgument as error:
+        raise GraphBreakSignal(
+            f"`{real.__qualname__}`, allowed in the graph, is called with {error}"
+        ) from None
 
 
 def inline(
@@ -98,8 +144,9 @@ def inline(
     code = real.__code__
     if code.co_flags & _ASYNC:
         raise GraphBreakSignal(f"a call of the coroutine function {code.co_qualname}")
-    if vm.is_skipped(real):
-        raise GraphBreakSignal(f"a call of {real.__module__}.{code.co_qualname}")
+    own = _OWN_API.get((real.__module__, code.co_qualname))
+    if own is not None:
+        return own(vm, args, kwargs)  # type: ignore[no-any-return]
     defaults = real.__defaults__
     sources = vm.session.sources
     positional: list[Any] = []
