@@ -52,9 +52,10 @@ def _mean_square(output: Any) -> Tensor:
     """A loss that reaches each element of the first floating-point output."""
     if isinstance(output, Tensor):
         return output.float().pow(2).mean()
-    first = output.get("logits", None) if hasattr(output, "get") else None
+    first: Any = output.get("logits", None) if hasattr(output, "get") else None
     if first is None:
         first = output[0]
+    assert isinstance(first, Tensor)
     return first.float().pow(2).mean()
 
 
