@@ -10,7 +10,7 @@ reading back what other threads of the program have stored.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -37,13 +37,80 @@ class EmittedKernel:
     grid: tuple[int, int, int]
 
 
+@dataclass(frozen=True)
+class KernelBody:
+    """The statements of one fused kernel, for the program numbered `pid` of `tiling.programs`.
+
+    `parameters` are pairs of a pointer's name in the text and the buffer that it takes.
+    """
+
+    text: str
+    parameters: tuple[tuple[str, str], ...]
+    helpers: frozenset[str]
+    tiling: Tiling
+    kind: str
+
+
+def emit_body(kernel: FusedKernel, buffers: Mapping[str, Buffer], tiling: Tiling) -> KernelBody:
+    """The statements of a kernel under a tiling.
+
+    Raises `UnsupportedOp` for a scalar op that has no Triton form.
+    """
+    return _Emission(kernel, buffers, tiling).run()
+
+
 def emit_kernel(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> EmittedKernel:
     """Triton source of one fused kernel.
 
     Raises `UnsupportedOp` for a scalar op that has no Triton form.
     """
-    emission = _Emission(kernel, buffers, choose(kernel, buffers))
-    return emission.run()
+    body = emit_body(kernel, buffers, choose(kernel, buffers))
+    text = f"    pid = tl.program_id(0)\n{body.text}"
+    return assemble(
+        body.kind,
+        "",
+        text,
+        body.parameters,
+        body.helpers,
+        body.tiling,
+        body.tiling.programs,
+        buffers,
+    )
+
+
+def assemble(
+    kind: str,
+    functions: str,
+    text: str,
+    parameters: Sequence[tuple[str, str]],
+    helpers: Iterable[str],
+    tiling: Tiling,
+    programs: int,
+    buffers: Mapping[str, Buffer],
+) -> EmittedKernel:
+    """A kernel named by its content: `functions` are those that `text`, its statements, calls."""
+    names = tuple(name for name, _ in parameters)
+    signature = tuple((name, POINTER_TYPES[buffers[b].dtype]) for name, b in parameters)
+    # A tensor's memory starts at a multiple of 16 bytes, but an input may begin further on.
+    aligned = tuple(
+        name for name, b in parameters if buffers[b].offset * buffers[b].dtype.itemsize % 16 == 0
+    )
+    head = f"({', '.join(names)}):\n{text}\n"
+    before = helper_source(set(helpers)) + functions
+    content = repr((before, head, signature, aligned, tiling.num_warps, tiling.num_stages))
+    symbol = f"{kind}_{hashlib.sha256(content.encode()).hexdigest()[:12]}"
+    libdevice = _LIBDEVICE if "libdevice." in before + text else ""
+    source = f"{_IMPORTS}{libdevice}\n\n{before}@triton.jit\ndef {symbol}{head}"
+    kernel = TritonKernel(
+        symbol=symbol,
+        source=source,
+        signature=signature,
+        constexprs=(),
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
+        aligned=aligned,
+    )
+    return EmittedKernel(kernel, tuple(b for _, b in parameters), (programs, 1, 1))
 
 
 @dataclass
@@ -76,8 +143,8 @@ class _Emission:
         sizes = [self.buffers[n].extent for n in names if n in self.buffers]
         return max([*sizes, *(a.size for a in self.tiling.axes)], default=0) >= 2**31 - 2**16
 
-    def run(self) -> EmittedKernel:
-        """Emit everything and name the kernel by its text."""
+    def run(self) -> KernelBody:
+        """Emit everything."""
         self._grid_indices()
         if self.tiling.columns and not self.tiling.looped:
             self._column_index("0")
@@ -91,36 +158,12 @@ class _Emission:
         else:
             for nest in self.kernel.nests:
                 self._in_one_block(nest)
-        names = list(self.parameters.values())
-        body = "\n".join(self.lines.text)
-        head = f"({', '.join(names)}):\n{body}\n"
-        needs_libdevice = "libdevice." in body
-        helpers = helper_source(self.helpers)
-        digest = hashlib.sha256((helpers + head).encode()).hexdigest()[:12]
-        symbol = f"{self._kind()}_{digest}"
-        source = (
-            _IMPORTS
-            + (_LIBDEVICE if needs_libdevice else "")
-            + "\n\n"
-            + helpers
-            + f"@triton.jit\ndef {symbol}{head}"
-        )
-        signature = tuple(
-            (parameter, POINTER_TYPES[self.buffers[name].dtype])
-            for name, parameter in self.parameters.items()
-        )
-        return EmittedKernel(
-            TritonKernel(
-                symbol=symbol,
-                source=source,
-                signature=signature,
-                constexprs=(),
-                num_warps=self.tiling.num_warps,
-                num_stages=self.tiling.num_stages,
-                aligned=tuple(names),
-            ),
-            tuple(self.parameters),
-            (self.tiling.programs, 1, 1),
+        return KernelBody(
+            "\n".join(self.lines.text),
+            tuple((parameter, buffer) for buffer, parameter in self.parameters.items()),
+            frozenset(self.helpers),
+            self.tiling,
+            self._kind(),
         )
 
     def _kind(self) -> str:
@@ -135,8 +178,8 @@ class _Emission:
         return "[" + ", ".join(":" if i == position else "None" for i in range(rank)) + "]"
 
     def _grid_indices(self) -> None:
-        wide = ".to(tl.int64)" if self.wide else ""
-        self.lines.add(f"pid = tl.program_id(0){wide}")
+        if self.wide:
+            self.lines.add("pid = pid.to(tl.int64)")
         rest = "pid"
         for position, axis in reversed(list(enumerate(self.tiling.grid_axes))):
             if position == 0:
@@ -459,4 +502,11 @@ def neutral_element(reduction: str | None, dtype: torch.dtype) -> float | int | 
     return int(info.min if smallest else info.max)
 
 
-__all__ = ["EmittedKernel", "emit_kernel", "neutral_element"]
+__all__ = [
+    "EmittedKernel",
+    "KernelBody",
+    "assemble",
+    "emit_body",
+    "emit_kernel",
+    "neutral_element",
+]
