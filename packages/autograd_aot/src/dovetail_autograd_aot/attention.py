@@ -47,11 +47,16 @@ def attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """`scaled_dot_product_attention` by the operator of the kernel eager would choose."""
+    # Autocast knows the public operator only: what it would cast is cast here.
+    query, key, value = (_autocast(t) for t in (query, key, value))
+    attn_mask = None if attn_mask is None else _autocast(attn_mask)
     needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
-    backend = choose_backend(
-        query, key, value, attn_mask, dropout_p, is_causal, needs_grad, enable_gqa
-    )
+    # The kernels read a mask row by row; one expanded along its rows would send eager's choice to
+    # the unfused formula, so it is laid out first.
     mask = _additive(attn_mask, query)
+    if mask is not None and mask.stride(-1) != 1:
+        mask = mask.contiguous()
+    backend = choose_backend(query, key, value, mask, dropout_p, is_causal, needs_grad, enable_gqa)
     if backend == "flash_attention":
         width = query.shape[-1]
         if scale is None:
@@ -78,6 +83,14 @@ def attention(
         query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
     )[0]
     return result
+
+
+def _autocast(t: Tensor) -> Tensor:
+    """The tensor as autocast hands it to an operator of its lower-precision list."""
+    kind = t.device.type
+    if not torch.is_autocast_enabled(kind) or not t.is_floating_point() or t.dtype == torch.float64:
+        return t
+    return t.to(torch.get_autocast_dtype(kind))
 
 
 def _pad_last(t: Tensor, multiple: int) -> Tensor:
