@@ -1,0 +1,34 @@
+"""Each Python block of the READMEs runs, alone, as a reader would paste it."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+READMES = [ROOT / "README.md", *sorted(ROOT.glob("packages/*/README.md"))]
+
+
+def python_blocks(readme: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", readme.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_each_readme_has_lines_that_run() -> None:
+    assert len(READMES) == 7
+    for readme in READMES:
+        assert python_blocks(readme), f"{readme.relative_to(ROOT)} has no python block"
+
+
+@pytest.mark.parametrize(
+    ("readme", "index"),
+    [(r, i) for r in READMES for i in range(len(python_blocks(r)))],
+    ids=lambda value: value.parent.name if isinstance(value, Path) else str(value),
+)
+def test_block_runs(readme: Path, index: int, tmp_path: Path) -> None:
+    # A file, not a string: what is compiled wants its source for error messages.
+    script = tmp_path / "block.py"
+    script.write_text(python_blocks(readme)[index])
+    runpy.run_path(str(script), run_name="__main__")
