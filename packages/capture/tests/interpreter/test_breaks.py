@@ -121,7 +121,7 @@ def test_disabled_and_allowed_functions() -> None:
         a = outside(t + 1)
         graph_break()
         b = whole(a)
-        return b * 5 if is_compiling() else b * 5
+        return b * 5 if is_compiling() else b * 50
 
     backend = programs.Counter()
     captured = optimize(program, backend)

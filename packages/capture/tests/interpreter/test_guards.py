@@ -118,3 +118,21 @@ def test_grad_mode_is_guarded() -> None:
     assert captured(torch.ones(2)).requires_grad
     with torch.no_grad():
         assert not captured(torch.ones(2)).requires_grad
+
+
+def test_a_patched_method_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Scaler:
+        def scale(self, t: torch.Tensor) -> torch.Tensor:
+            return t * 2
+
+        @staticmethod
+        def shift(t: torch.Tensor) -> torch.Tensor:
+            return t + 1
+
+    scaler = Scaler()
+    captured = optimize(lambda t: scaler.shift(scaler.scale(t)), programs.Counter(), fullgraph=True)
+    assert torch.equal(captured(torch.ones(2)), torch.full((2,), 3.0))
+    monkeypatch.setattr(Scaler, "scale", lambda self, t: t * 5)
+    assert torch.equal(captured(torch.ones(2)), torch.full((2,), 6.0))
+    monkeypatch.setattr(Scaler, "shift", staticmethod(lambda t: t))
+    assert torch.equal(captured(torch.ones(2)), torch.full((2,), 5.0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Iterator
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, NoReturn
 
 from dovetail_capture.interpreter import bytecode
@@ -54,6 +54,7 @@ class Interpreter:
         self.debug = debug
         self.frames: list[Frame] = []
         self.class_attributes: dict[tuple[type, str], tuple[Any, Any]] = {}
+        self.function_defaults: dict[Any, tuple[list[Any], dict[str, Any]]] = {}
         self.global_values: dict[tuple[int, str], Value] = {}
         self.class_attribute_values: dict[tuple[type, str], Value] = {}
 
@@ -74,14 +75,14 @@ class Interpreter:
         return constants.from_python(self, real)
 
     def wrap_class_attr(self, owner: type, name: str, attr: Any) -> Value:
-        """The value of a raw class attribute. Plain data in a class is guarded there."""
+        """The value of a raw class attribute. Functions and plain data are guarded there."""
         key = (owner, name)
         known = self.class_attribute_values.get(key)
         if known is None:
             sources = self.session.sources
-            if getattr(owner, "__module__", "").split(".")[0] in ("builtins", "torch"):
-                known = self.held(attr)
-            elif callable(attr):
+            if isinstance(attr, FunctionType):
+                known = self.wrap(attr, sources.attr(sources.held(owner), name))
+            elif owner.__module__ == "builtins" or callable(attr):
                 known = self.held(attr)
             else:
                 known = self.wrap(attr, sources.attr(sources.held(owner), name))

@@ -24,6 +24,7 @@ from dovetail_capture.interpreter.values.functions import (
 )
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.interpreter.wrap import EQUALITY_TYPES
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
@@ -147,18 +148,11 @@ def inline(
     own = _OWN_API.get((real.__module__, code.co_qualname))
     if own is not None:
         return own(vm, args, kwargs)  # type: ignore[no-any-return]
-    defaults = real.__defaults__
     sources = vm.session.sources
-    positional: list[Any] = []
-    if defaults:
-        base = sources.held(defaults, f"{code.co_qualname}.__defaults__")
-        positional = [Lazy(item, sources.item(base, index)) for index, item in enumerate(defaults)]
-    keyword: dict[str, Any] = {}
-    if real.__kwdefaults__:
-        base = sources.held(real.__kwdefaults__, f"{code.co_qualname}.__kwdefaults__")
-        keyword = {
-            name: Lazy(item, sources.item(base, name)) for name, item in real.__kwdefaults__.items()
-        }
+    known = vm.function_defaults.get(real)
+    if known is None:
+        known = vm.function_defaults[real] = _defaults(vm, real)
+    positional, keyword = known
     slots = bind(vm, code, positional, keyword, args, kwargs)
     closure: tuple[CellValue, ...] = ()
     if real.__closure__:
@@ -167,6 +161,26 @@ def inline(
             for name, cell in zip(code.co_freevars, real.__closure__, strict=True)
         )
     return vm.run_frame(Frame(vm, code, real.__globals__, slots, closure))
+
+
+def _defaults(vm: Interpreter, real: types.FunctionType) -> tuple[list[Any], dict[str, Any]]:
+    """Default values, positional and keyword. Plain ones need no guard: the function is pinned,
+    and replacing the defaults of a function in use is not supported."""
+    sources = vm.session.sources
+    name = real.__code__.co_qualname
+    positional: list[Any] = []
+    if real.__defaults__:
+        base = sources.held(real.__defaults__, f"{name}.__defaults__")
+        for index, item in enumerate(real.__defaults__):
+            plain = isinstance(item, EQUALITY_TYPES)
+            positional.append(Constant(item) if plain else Lazy(item, sources.item(base, index)))
+    keyword: dict[str, Any] = {}
+    if real.__kwdefaults__:
+        base = sources.held(real.__kwdefaults__, f"{name}.__kwdefaults__")
+        for key, item in real.__kwdefaults__.items():
+            plain = isinstance(item, EQUALITY_TYPES)
+            keyword[key] = Constant(item) if plain else Lazy(item, sources.item(base, key))
+    return positional, keyword
 
 
 def _call_made_function(
