@@ -101,3 +101,15 @@ def test_creation(check):
         )  # fmt: skip
 
     check(fn, torch.randn(9, 9))
+
+
+def test_an_extern_view_does_not_share_the_slab(check):
+    def fn(x, w):
+        bits = (x @ w).view(torch.int32)
+        y = torch.relu(x @ w + 1)
+        for _ in range(3):
+            y = torch.relu(y @ w)
+        return bits + 0, y
+
+    result = check(fn, torch.randn(8, 8), torch.randn(8, 8), rtol=1e-4, atol=1e-4)
+    assert "aten::view.dtype" in result.externs

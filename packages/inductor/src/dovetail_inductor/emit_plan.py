@@ -26,10 +26,12 @@ from dovetail_runtime.plan import AtenArg, Kernel, Step
 
 from dovetail_inductor.codegen_cpp import emit as cpp
 from dovetail_inductor.codegen_cpp.shape import choose_shape, host_simd_bytes
+from dovetail_inductor.codegen_triton.combined import emit_combined
+from dovetail_inductor.codegen_triton.kernel import EmittedKernel
 from dovetail_inductor.codegen_triton.kernel import emit_kernel as emit_triton
 from dovetail_inductor.loop_ir.loops import Buffer, ExternArg, ExternCall, Strided
 from dovetail_inductor.options import InductorOptions
-from dovetail_inductor.scheduler.kernels import FusedKernel, KernelGraph
+from dovetail_inductor.scheduler.kernels import CombinedKernel, FusedKernel, KernelGraph
 from dovetail_inductor.scheduler.memory import MemoryPlan
 
 
@@ -99,15 +101,21 @@ class _Writer:
         else:
             self.steps.append(CallAten(call.op, args, kwargs, call.outputs))
 
-    def launch(self, kernel: FusedKernel) -> None:
+    def launch_triton(self, emitted: EmittedKernel) -> None:
+        """A launch on a GPU."""
+        self.kernels[emitted.kernel.symbol] = emitted.kernel
+        self.steps.append(LaunchTriton(emitted.kernel.symbol, emitted.tensors, emitted.grid))
+
+    def launch(self, kernel: FusedKernel | CombinedKernel) -> None:
         """A generated kernel; equal kernels are one."""
         for name in sorted(kernel.writes() - kernel.internal, key=_number):
             self.allocate(name)
+        if isinstance(kernel, CombinedKernel):
+            self.launch_triton(emit_combined(kernel, self.graph.buffers))
+            return
         device = self.graph.buffers[kernel.nests[0].buffer].device
         if device.type == "cuda" if self.triton is None else self.triton:
-            emitted = emit_triton(kernel, self.graph.buffers)
-            self.kernels[emitted.kernel.symbol] = emitted.kernel
-            self.steps.append(LaunchTriton(emitted.kernel.symbol, emitted.tensors, emitted.grid))
+            self.launch_triton(emit_triton(kernel, self.graph.buffers))
             return
         shape = choose_shape(kernel, self.simd_bytes)
         source = cpp.emit(kernel, shape, self.graph.buffers)

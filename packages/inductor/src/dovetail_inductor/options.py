@@ -17,6 +17,9 @@ class InductorOptions:
     max_shared_readers: kernels that share only a read are merged if the buffer has at most so many
         readers.
     split_reductions: cut reductions to few results into two stages.
+    combine: compute small independent kernels of a GPU graph in one launch.
+    combine_bytes: how many bytes may live longer than they need to for that, and how many the
+        kernels of one launch may read and write.
     simd_bytes: width of the vector registers to generate code for; None asks the host.
     triton: generate Triton kernels; None does so for graphs on a GPU. (Set on a CPU, the plan runs
         in the reference executor under Triton's interpreter.)
@@ -30,5 +33,7 @@ class InductorOptions:
     max_scratch_bytes: int = 256 * 1024
     max_shared_readers: int = 8
     split_reductions: bool = True
+    combine: bool = True
+    combine_bytes: int = 32 << 20
     simd_bytes: int | None = None
     triton: bool | None = None

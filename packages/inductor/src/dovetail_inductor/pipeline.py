@@ -14,6 +14,7 @@ from dovetail_inductor.emit_plan import emit_plan
 from dovetail_inductor.lowering.lower import lower
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.cleanup import remove_dead, split_divisions
+from dovetail_inductor.scheduler.combine import combine
 from dovetail_inductor.scheduler.fuse import fuse
 from dovetail_inductor.scheduler.memory import plan_memory
 from dovetail_inductor.scheduler.split_reductions import split_reductions
@@ -62,6 +63,8 @@ def compile_graph(
     # Before fusion, so that pieces can join the kernels that compute what they reduce.
     loops = passes.run("split_reductions", lambda: split_reductions(loops, chosen))
     kernels = passes.run("fuse", lambda: fuse(loops, chosen))
+    # After fusion, which takes what depends on one another; before memory, as kernels move.
+    kernels = passes.run("combine", lambda: combine(kernels, chosen))
     memory = passes.run("plan_memory", lambda: plan_memory(kernels))
     return passes.run("emit_plan", lambda: emit_plan(kernels, memory, chosen, name))
 

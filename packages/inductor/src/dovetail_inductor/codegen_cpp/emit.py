@@ -337,9 +337,10 @@ class _Emitter:
                 address = index_text(at, lambda v: f"i{v.id}", lambda e: "")
                 count = "n" if w.tail else str(n)
                 w.line(f"alignas(64) {STORAGE[dtype]} {name}[{n * shape.tile_height}];")
+                source = f"{self.place(load.buffer).pointer} + top + {address}"
                 w.line(
-                    f"transpose<{n}, {shape.tile_height}>({name}, {self.place(load.buffer).pointer} + top + {address}, "
-                    f"{strides[0]}, {count}, height);"
+                    f"transpose<{n}, {shape.tile_height}>({name}, {source}, {strides[0]}, "
+                    f"{count}, height);"
                 )
                 w.tiles[load.uid] = f"{name} + {n} * (i{tile.id} - top)"
         w.open([tile])

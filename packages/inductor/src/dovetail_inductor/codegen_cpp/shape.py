@@ -152,7 +152,7 @@ def is_transposed(load: Load, vector: Var) -> bool:
 
 def _blocks_per_item(size: int, lanes: int, kernel: FusedKernel) -> int:
     """Vectors side by side in one work item: whole cache lines in a row, registers permitting."""
-    most = 4 if len(kernel.nests) <= 4 else 2
+    most = 8 if len(kernel.nests) <= 4 else 2
     for n in range(most, 0, -1):
         if size % (n * lanes) == 0:
             return n

@@ -99,11 +99,14 @@ def contiguous_var(index: Index, variables: tuple[Var, ...]) -> Var | None:
     return None
 
 
-def choose(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
-    """The tiling of a kernel, from its sizes and the strides of its accesses."""
+def choose(kernel: FusedKernel, buffers: Mapping[str, Buffer], shared: bool = False) -> Tiling:
+    """The tiling of a kernel, from its sizes and the strides of its accesses.
+
+    With `shared` the kernel is one of several in a launch.
+    """
     if kernel.columns:
         return _reduction(kernel, buffers)
-    return _pointwise(kernel, buffers)
+    return _pointwise(kernel, buffers, shared)
 
 
 def _weights(
@@ -123,7 +126,7 @@ def _weights(
     return weight
 
 
-def _pointwise(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
+def _pointwise(kernel: FusedKernel, buffers: Mapping[str, Buffer], shared: bool) -> Tiling:
     rows = kernel.rows
     weight = _weights(kernel, buffers, rows)
     ranked = sorted(weight, key=lambda v: -weight[v])
@@ -134,11 +137,12 @@ def _pointwise(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
             return _transposing(rows, first, second)
     if ranked and rows and ranked[0] != rows[-1]:  # coalesce along the heaviest direction
         rows = (*(v for v in rows if v != ranked[0]), ranked[0])
+    # 8 elements a thread: 16 bytes at once of the narrow types, twice 16 of float32. Fewer where
+    # there would be too few programs to hide latency behind one another.
     block = 1024
-    while block > 128 and points < block * MULTIPROCESSORS * 4:
+    while not shared and block > 256 and points < block * MULTIPROCESSORS * 4:
         block //= 2
-    block = min(block, power_of_two(max(points, 1)))
-    return Tiling((Axis("x", rows, block),), False, False, max(1, min(4, block // 128)))
+    return Tiling((Axis("x", rows, block),), False, False, 4)
 
 
 def _transposing(rows: tuple[Var, ...], first: Var, second: Var) -> Tiling:

@@ -39,6 +39,11 @@ def extern_call(
 ) -> Value | tuple[Value | int | float | None, ...]:
     """Record the call of `node`'s op on values in memory; returns its results."""
     name = operator_name(node.target)
+    returns = node.target._schema.returns  # type: ignore[union-attr]
+    if any(r.alias_info is not None for r in returns):
+        # The result shares memory with its argument, and would outlive the slab's reuse: give it
+        # an argument in memory of its own.
+        args = [_copied(ctx, a) if isinstance(a, Value) else a for a in args]
     new_args = tuple(_argument(ctx, a) for a in args)
     new_kwargs = tuple((k, _argument(ctx, v)) for k, v in kwargs.items())
     val = node.meta.get("val")
@@ -78,6 +83,15 @@ def extern_call(
         return tuple(values)
     assert isinstance(only, Value)
     return only
+
+
+def _copied(ctx: Context, value: Value) -> Value:
+    """A copy of a value, by ATen: it may be of a dtype that loops cannot hold."""
+    source = ctx.realize(value)
+    buffer = ctx.new_buffer(value)
+    ctx.nodes.append(ExternCall("aten::clone", (source,), (), (buffer.name,), False, value.origin))
+    stored = Strided(buffer.name, buffer.shape, buffer.stride, 0)
+    return Value(value.shape, buffer.stride, value.dtype, value.device, value.origin, stored=stored)
 
 
 def _argument(ctx: Context, arg: Any) -> ExternArg:

@@ -27,6 +27,7 @@ from dovetail_inductor.lowering.values import (
 
 RULES: Mapping[str, Rule] = {
     **pointwise.RULES,
+    **{number: pointwise.RULES[tensor] for number, tensor in SCALAR_FORMS.items()},
     **views.RULES,
     **reductions.RULES,
     **indexing.RULES,

@@ -110,9 +110,7 @@ class _Fuser:
                 total += nbytes
         for name in b.reads & a.reads:
             total += self.graph.buffers[name].nbytes
-        # Reducing across rows walks memory in narrow stripes: anything else had better join a
-        # kernel that walks along the rows, if there is one.
-        return total if a.across == b.across else total // 2
+        return total
 
     def merge(self, a: _Unit, b: _Unit) -> _Unit | None:
         """The unit of both, or None if they cannot be one kernel."""
@@ -214,6 +212,15 @@ class _Fuser:
     # --- the greedy loop --------------------------------------------------------------------------
 
     def run(self) -> None:
+        """Merge until no pair is left.
+
+        Reducing across rows walks memory in narrow stripes: anything else had better join a kernel
+        that walks along the rows, so the former may join others only in a second round.
+        """
+        self._round(mixed=False)
+        self._round(mixed=True)
+
+    def _round(self, mixed: bool) -> None:
         heap: list[tuple[int, int, int]] = []
         for unit in list(self.units.values()):
             self._push_candidates(unit, heap, later_only=True)
@@ -221,7 +228,7 @@ class _Fuser:
         while heap:
             negative, uid_a, uid_b = heapq.heappop(heap)
             a, b = self.units.get(uid_a), self.units.get(uid_b)
-            if a is None or b is None or a is b:
+            if a is None or b is None or a is b or (a.across != b.across and not mixed):
                 continue
             if not self._precedes(a, b):
                 a, b = b, a

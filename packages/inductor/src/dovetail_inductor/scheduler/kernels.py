@@ -83,7 +83,34 @@ class FusedKernel:
         return head + "\n" + "\n".join("  " + line for line in body.splitlines())
 
 
-Step = FusedKernel | ExternCall
+@dataclass(frozen=True)
+class CombinedKernel:
+    """Fused kernels that do not depend on one another, computed by one launch side by side."""
+
+    name: str
+    kernels: tuple[FusedKernel, ...]
+
+    @property
+    def internal(self) -> frozenset[str]:
+        """Buffers that need no memory."""
+        return frozenset().union(*(k.internal for k in self.kernels))
+
+    def writes(self) -> set[str]:
+        """Names of the buffers written, internal ones included."""
+        return set().union(*(k.writes() for k in self.kernels))
+
+    def reads(self) -> set[str]:
+        """Names of the buffers read that others wrote."""
+        return set().union(*(k.reads() for k in self.kernels))
+
+    def as_text(self) -> str:
+        """Readable form."""
+        body = "\n".join(kernel.as_text() for kernel in self.kernels)
+        indented = "\n".join("  " + line for line in body.splitlines())
+        return f"combined {self.name}\n{indented}"
+
+
+Step = FusedKernel | CombinedKernel | ExternCall
 
 
 @dataclass(frozen=True)
@@ -99,8 +126,14 @@ class KernelGraph:
 
     @property
     def kernels(self) -> list[FusedKernel]:
-        """The fused kernels."""
-        return [s for s in self.steps if isinstance(s, FusedKernel)]
+        """The fused kernels, those that share a launch included."""
+        found: list[FusedKernel] = []
+        for step in self.steps:
+            if isinstance(step, CombinedKernel):
+                found += step.kernels
+            elif isinstance(step, FusedKernel):
+                found.append(step)
+        return found
 
     @property
     def externs(self) -> list[ExternCall]:

@@ -12,6 +12,12 @@ from dovetail_inductor.scheduler.kernels import KernelGraph
 
 ALIGNMENT = 64
 
+# Beside library calls that allocate their results, a large buffer on a GPU gets memory of its own:
+# the caching allocator then hands the same memory to the one and the other, while a slab, held for
+# the whole call, would add up with what the calls hold at their peak. Below this size a place in
+# the slab costs less time than an allocation and next to no memory.
+LARGE_BYTES = 1 << 20
+
 
 @dataclass(frozen=True)
 class MemoryPlan:
@@ -54,6 +60,13 @@ def plan_memory(graph: KernelGraph) -> MemoryPlan:
         if isinstance(out, Strided) and out.buffer in first:
             own_memory.add(out.buffer)
             last[out.buffer] = len(graph.steps)
+    if any(isinstance(s, ExternCall) and not s.out_variant for s in graph.steps):
+        own_memory |= {
+            name
+            for name in first
+            if graph.buffers[name].device.type == "cuda"
+            and graph.buffers[name].nbytes >= LARGE_BYTES
+        }
     slab = sorted(
         (name for name in first if name not in own_memory),
         key=lambda name: (-graph.buffers[name].nbytes, first[name], name),

@@ -1,0 +1,75 @@
+"""Several independent kernels in one launch: the range of a program's number says which.
+
+Kernels of equal text are one function, called once: which tensors it works on is chosen before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dovetail_inductor.codegen_triton.kernel import EmittedKernel, KernelBody, assemble, emit_body
+from dovetail_inductor.codegen_triton.ops import POINTER_TYPES
+from dovetail_inductor.codegen_triton.tiling import choose
+from dovetail_inductor.loop_ir.loops import Buffer
+from dovetail_inductor.scheduler.kernels import CombinedKernel
+
+
+def emit_combined(combined: CombinedKernel, buffers: Mapping[str, Buffer]) -> EmittedKernel:
+    """Triton source of a shared launch.
+
+    Raises `UnsupportedOp` for a scalar op that has no Triton form.
+    """
+    classes: dict[tuple[object, ...], list[KernelBody]] = {}
+    for kernel in combined.kernels:
+        body = emit_body(kernel, buffers, choose(kernel, buffers, shared=True))
+        types = tuple(POINTER_TYPES[buffers[b].dtype] for _, b in body.parameters)
+        classes.setdefault((body.text, types), []).append(body)
+    parameters: list[tuple[str, str]] = []
+    functions = ""
+    lines = ["    pid = tl.program_id(0)"]
+    start = 0
+    # in the order of their text, so that equal launches read equal
+    for number, (_, bodies) in enumerate(sorted(classes.items(), key=lambda item: item[0])):
+        bodies.sort(key=lambda body: body.tiling.programs)
+        formal = ["pid", *(name for name, _ in bodies[0].parameters)]
+        functions += f"@triton.jit\ndef part{number}({', '.join(formal)}):\n{bodies[0].text}\n\n\n"
+        members: list[tuple[int, list[str]]] = []
+        for body in bodies:
+            mine = [f"p{len(parameters) + k}" for k in range(len(body.parameters))]
+            parameters += zip(mine, (b for _, b in body.parameters), strict=True)
+            members.append((body.tiling.programs, mine))
+        lines += _branch(number, members, start, number == len(classes) - 1)
+        start += sum(programs for programs, _ in members)
+    helpers = {h for bodies in classes.values() for h in bodies[0].helpers}
+    tiling = next(iter(classes.values()))[0].tiling
+    return assemble(
+        "combined", functions, "\n".join(lines), parameters, helpers, tiling, start, buffers
+    )
+
+
+def _branch(number: int, members: list[tuple[int, list[str]]], start: int, last: bool) -> list[str]:
+    """The branch of the programs of one function: choose its tensors, call it.
+
+    `members` are the numbers of programs and the pointers; `start` is the first program.
+    """
+    end = start + sum(programs for programs, _ in members)
+    if start == 0 and last:
+        lines, indent = [], "    "
+    else:
+        test = f"{'if' if start == 0 else 'elif'} pid < {end}:"
+        lines, indent = ["    " + ("else:" if last else test)], "        "
+    if len(members) == 1:
+        own = f"pid - {start}" if start else "pid"
+        return [*lines, f"{indent}part{number}({', '.join([own, *members[0][1]])})"]
+    chosen = [f"c{number}_{k}" for k in range(1 + len(members[0][1]))]
+    for m, (programs, names) in enumerate(members):
+        first, start = start, start + programs
+        test = f"{'if' if m == 0 else 'elif'} pid < {start}:"
+        lines.append(indent + ("else:" if m == len(members) - 1 else test))
+        values = [f"pid - {first}" if first else "pid", *names]
+        lines += [f"{indent}    {c} = {v}" for c, v in zip(chosen, values, strict=True)]
+    lines.append(f"{indent}part{number}({', '.join(chosen)})")
+    return lines
+
+
+__all__ = ["emit_combined"]

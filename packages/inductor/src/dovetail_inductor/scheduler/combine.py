@@ -1,0 +1,186 @@
+"""The pass `combine`: small independent kernels of a GPU graph share one launch.
+
+A kernel of a few microseconds costs about as much to launch as to run, and alone it does not fill
+the GPU. Typical are the casts of every weight and bias under autocast, and sums for the gradients
+of biases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from dovetail_inductor.codegen_triton.tiling import choose
+from dovetail_inductor.loop_ir.expr import Apply, walk
+from dovetail_inductor.loop_ir.loops import Buffer, Strided
+from dovetail_inductor.options import InductorOptions
+from dovetail_inductor.scheduler.kernels import CombinedKernel, FusedKernel, KernelGraph, Step
+
+MAX_KERNELS = 32  # in one launch
+MAX_SHAPES = 8  # of them with texts of their own, about: registers and compile time
+MAX_NESTS = 4  # of one of them
+LIGHT_OPS = 6  # a light kernel does at most so many operations a point
+
+# What a launch has in common: pointwise or not, light or not, warps, loop or not, device.
+Kind = tuple[object, ...]
+
+
+def combine(graph: KernelGraph, options: InductorOptions) -> KernelGraph:
+    """Group kernels into launches. Needs steps in an order of computation, and gives such an order.
+
+    A candidate waits, as long as nobody needs its result, for others of its kind; when a launch is
+    due, later candidates of its kind whose operands are there join it. Waiting keeps operands
+    alive, and joining early results: `options.combine_bytes` bounds the bytes of each.
+    """
+    if not options.combine:
+        return graph
+    combiner = _Combiner(graph, options)
+    return replace(graph, steps=tuple(combiner.run()))
+
+
+def kind_of(
+    kernel: FusedKernel, buffers: Mapping[str, Buffer], options: InductorOptions
+) -> Kind | None:
+    """The kind of a candidate for a shared launch; None for what gets a launch of its own."""
+    device = buffers[kernel.nests[0].buffer].device
+    if not (device.type == "cuda" if options.triton is None else options.triton):
+        return None
+    if len(kernel.nests) > MAX_NESTS or traffic(kernel, buffers) > options.combine_bytes:
+        return None
+    applied = {node.uid for node in walk(n.body for n in kernel.nests) if isinstance(node, Apply)}
+    tiling = choose(kernel, buffers, shared=True)
+    return (
+        "reduction" if tiling.columns else "pointwise", len(applied) <= LIGHT_OPS,
+        tiling.looped, tiling.num_warps, tiling.num_stages, device,
+    )  # fmt: skip
+
+
+def traffic(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> int:
+    """Bytes read and written at most."""
+    names = kernel.reads() | (kernel.writes() - kernel.internal)
+    return sum(buffers[name].nbytes for name in names)
+
+
+@dataclass
+class _Launch:
+    """Positions of the kernels that are to share a launch, and their sum of traffic."""
+
+    positions: list[int] = field(default_factory=list)
+    traffic: int = 0
+    shapes: set[tuple[int, ...]] = field(default_factory=set)
+
+
+class _Combiner:
+    def __init__(self, graph: KernelGraph, options: InductorOptions) -> None:
+        self.graph = graph
+        self.limit = options.combine_bytes
+        self.kept = {o.buffer for o in graph.outputs if isinstance(o, Strided)}
+        self.kinds: dict[int, Kind] = {}
+        self.writer: dict[str, int] = {}  # buffer -> position of the step that writes it
+        self.last_reader: dict[str, int] = {}
+        self.by_kind: dict[Kind, list[int]] = {}  # positions, in order
+        for position, step in enumerate(graph.steps):
+            for name in step.reads():
+                self.last_reader[name] = position
+            if isinstance(step, FusedKernel):
+                kind = kind_of(step, graph.buffers, options)
+                if kind is not None:
+                    self.kinds[position] = kind
+                    self.by_kind.setdefault(kind, []).append(position)
+                self.writer |= dict.fromkeys(step.writes(), position)
+            elif not isinstance(step, CombinedKernel):
+                self.writer |= {n: position for n in step.outputs if n is not None}
+        self.done: set[int] = set()
+        self.waiting: dict[Kind, _Launch] = {}
+        self.ahead: dict[int, int] = {}  # computed before its position -> bytes of its results
+        self.result: list[Step] = []
+
+    def run(self) -> list[Step]:
+        for position, step in enumerate(self.graph.steps):
+            self.ahead.pop(position, None)
+            if position in self.done:
+                continue
+            needed = {self.writer[name] for name in step.reads() if name in self.writer}
+            self._launch_those(needed - self.done)
+            if position in self.kinds and isinstance(step, FusedKernel):
+                self._wait(position, step)
+            else:
+                self._place(position)
+        for kind in list(self.waiting):
+            self._launch(kind)
+        return self.result
+
+    def _launch_those(self, positions: Iterable[int]) -> None:
+        for kind in dict.fromkeys(self.kinds[p] for p in sorted(positions)):
+            self._launch(kind)
+
+    def _place(self, position: int) -> None:
+        self.result.append(self.graph.steps[position])
+        self.done.add(position)
+
+    def _wait(self, position: int, kernel: FusedKernel) -> None:
+        """Put a candidate among those that wait; launch them if there are enough."""
+        kind = self.kinds[position]
+        if kind in self.waiting and not self._fits(self.waiting[kind], kernel):
+            self._launch(kind)
+        self._join(self.waiting.setdefault(kind, _Launch()), position, kernel)
+        held = sum(self._held(p) for launch in self.waiting.values() for p in launch.positions)
+        if held > self.limit:
+            for other in list(self.waiting):
+                self._launch(other)
+        elif self._held(position) > self.limit // 8:
+            self._launch(kind)  # large operands: now, while they are in the cache
+
+    def _held(self, position: int) -> int:
+        """Bytes that live on while the kernel waits: operands that nobody else needs."""
+        step = self.graph.steps[position]
+        total = 0
+        for name in step.reads():
+            dies = self.last_reader[name] == position and name not in self.kept
+            if dies and name in self.writer:
+                total += self.graph.buffers[name].nbytes
+        return total
+
+    def _fits(self, launch: _Launch, kernel: FusedKernel) -> bool:
+        shapes = launch.shapes | {_shape(kernel)}
+        return (
+            len(launch.positions) < MAX_KERNELS
+            and len(shapes) <= MAX_SHAPES
+            and launch.traffic + traffic(kernel, self.graph.buffers) <= self.limit
+        )
+
+    def _join(self, launch: _Launch, position: int, kernel: FusedKernel) -> None:
+        launch.positions.append(position)
+        launch.traffic += traffic(kernel, self.graph.buffers)
+        launch.shapes.add(_shape(kernel))
+
+    def _launch(self, kind: Kind) -> None:
+        """Compute those of a kind that wait, and later ones that are ready."""
+        launch = self.waiting.pop(kind)
+        for position in self.by_kind[kind]:
+            if position <= launch.positions[-1] or position in self.done:
+                continue
+            kernel = self.graph.steps[position]
+            assert isinstance(kernel, FusedKernel)
+            ready = all(self.writer[n] in self.done for n in kernel.reads() if n in self.writer)
+            if not ready:
+                continue
+            if not self._fits(launch, kernel):
+                break
+            written = kernel.writes() - kernel.internal
+            early = sum(self.graph.buffers[name].nbytes for name in written)
+            if early + sum(self.ahead.values()) > self.limit:
+                break
+            self.ahead[position] = early
+            self._join(launch, position, kernel)
+        self.done |= set(launch.positions)
+        kernels = [self.graph.steps[p] for p in launch.positions]
+        members = tuple(k for k in kernels if isinstance(k, FusedKernel))
+        if len(members) == 1:
+            self.result.append(members[0])
+        else:
+            self.result.append(CombinedKernel(f"{members[0].name}_and_more", members))
+
+
+def _shape(kernel: FusedKernel) -> tuple[int, ...]:
+    return (len(kernel.nests), *(v.size for v in (*kernel.rows, *kernel.columns)))
