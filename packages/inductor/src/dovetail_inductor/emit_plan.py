@@ -152,7 +152,9 @@ def emit_plan(graph: KernelGraph, memory: MemoryPlan, options: InductorOptions, 
         else:
             writer.launch(step)
         if position in dies:
-            writer.steps.append(Free(tuple(sorted(dies[position], key=_number))))
+            # a view that a library call was given holds on to its memory: it goes too
+            views = [v for t, v in writer.views.items() if t.buffer in dies[position]]
+            writer.steps.append(Free((*sorted(dies[position], key=_number), *views)))
     outputs = tuple(
         writer.name_of(out) if isinstance(out, Strided) else out for out in graph.outputs
     )
