@@ -151,3 +151,13 @@ def test_autograd_function_is_one_node() -> None:
     t = torch.ones(2, requires_grad=True)
     graph(t)[0].sum().backward()
     assert torch.equal(t.grad, torch.full((2,), 28.0))
+
+
+def test_tensors_that_have_no_fake_break_the_graph() -> None:
+    from dovetail_capture.api import optimize
+
+    def program(t: torch.Tensor) -> Any:
+        return torch.vmap(lambda row: row.sum() * 2)(t + 1)
+
+    t = torch.randn(3, 2)
+    assert torch.equal(optimize(program, programs.Counter())(t), program(t))

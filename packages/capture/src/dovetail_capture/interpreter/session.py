@@ -18,6 +18,7 @@ from dovetail_guards.source import (
 
 from dovetail_capture.captured_frame import GraphInput
 from dovetail_capture.interpreter.recorder import Recorder
+from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.sources import SourceTable
 from dovetail_capture.interpreter.values.base import Value
 from dovetail_capture.interpreter.values.containers import DictValue, ListValue, SetValue
@@ -101,8 +102,12 @@ class Session:
             return known
         if static:
             self.pin(source, real)
-        self.clauses.append(tensor_clause(real, source))
-        fake = self.recorder.from_real(real)
+        try:
+            clause = tensor_clause(real, source)
+            fake = self.recorder.from_real(real)
+        except (RuntimeError, NotImplementedError) as error:  # a subclass, vmap's tensors, sparse
+            raise GraphBreakSignal(f"a {type(real).__name__} as an input: {error}") from error
+        self.clauses.append(clause)
         name = _input_name(source, len(self.inputs))
         node = self.recorder.placeholder(name, fake)
         value = TensorValue(node, fake, type(real), source, real)
