@@ -154,16 +154,23 @@ def _transposing(rows: tuple[Var, ...], first: Var, second: Var) -> Tiling:
     return Tiling((y, x), False, False, max(1, min(8, elements // 512)))
 
 
+def _across(kernel: FusedKernel) -> Tiling:
+    """Neighbours in memory are other rows: a program has a stripe of rows, as wide as a cache line
+    at least, and several loads on their way in every thread."""
+    x = Axis("x", kernel.rows, min(64, power_of_two(kernel.row_points)))
+    columns = kernel.column_points
+    elements = 4096 if columns * x.block >= 4096 else 2048
+    r = Axis("r", kernel.columns, min(power_of_two(columns), max(16, elements // x.block)))
+    return Tiling((x, r), True, r.blocks > 1, 8 if r.block * x.block >= 2048 else 4)
+
+
 def _reduction(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
     points, columns = kernel.row_points, kernel.column_points
     weight = _weights(kernel, buffers, (*kernel.rows, *kernel.columns))
     along_rows = sum(w for v, w in weight.items() if v in kernel.rows)
     along_columns = sum(w for v, w in weight.items() if v in kernel.columns)
     if along_rows > along_columns and kernel.rows and kernel.rows[-1].size >= 8:
-        x = Axis("x", kernel.rows, min(64, power_of_two(points)))
-        r_block = min(power_of_two(columns), max(16, 2048 // x.block))
-        r = Axis("r", kernel.columns, r_block)
-        return Tiling((x, r), True, r.blocks > 1, 8 if r_block * x.block >= 2048 else 4)
+        return _across(kernel)
     live = sum(count([nest.body]).loads for nest in kernel.nests)
     limit = PERSISTENT_LIMIT if live <= 3 else HEAVY_PERSISTENT_LIMIT
     padded = power_of_two(columns)

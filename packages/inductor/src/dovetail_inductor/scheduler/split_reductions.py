@@ -7,7 +7,7 @@ then the pieces' results.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -18,13 +18,31 @@ from dovetail_inductor.loop_ir.loops import Buffer, LoopGraph, LoopNest, Node
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.loops import piece_index, replace_vars
 
-# A reduction is split when it has fewer independent tasks than this and more elements than that.
-ENOUGH_TASKS = 16
-MIN_ELEMENTS = 1 << 15
-# Elements of one result's range that one piece covers at least.
-MIN_PIECE = 256
-# Columns reduced side by side count as one task for so many results.
-SIDE_BY_SIDE = 64
+
+@dataclass(frozen=True)
+class SplitRule:
+    """When a reduction is cut, and into how many pieces.
+
+    A result is a task, or, where neighbours in memory belong to different results, so many of them
+    `side_by_side` are. A reduction is cut if it has fewer than `enough_tasks` tasks, into pieces
+    that make it `aim` tasks, of at least `piece` elements each (`piece_across`, where results lie
+    side by side); if it has at least `elements`, and a result at least `result` elements
+    (`result_across`).
+    """
+
+    enough_tasks: int
+    aim: int
+    elements: int
+    piece: int
+    piece_across: int
+    result: int
+    result_across: int
+    side_by_side: int = 64
+
+
+CPU_RULE = SplitRule(16, 64, 1 << 15, 256, 256, 512, 512)
+# An H100 has 132 multiprocessors; a second launch costs what 2**16 elements cost one of them.
+GPU_RULE = SplitRule(132, 2 * 132, 1 << 16, 4096, 32, 1 << 15, 256)
 
 
 def split_reductions(graph: LoopGraph, options: InductorOptions) -> LoopGraph:
@@ -34,21 +52,27 @@ def split_reductions(graph: LoopGraph, options: InductorOptions) -> LoopGraph:
     buffers = dict(graph.buffers)
     nodes: list[Node] = []
     for node in graph.nodes:
-        if isinstance(node, LoopNest) and _wants_split(node):
-            nodes += _split(graph.builder, node, buffers)
-        else:
-            nodes.append(node)
+        if isinstance(node, LoopNest):
+            on_gpu = buffers[node.buffer].device.type == "cuda"
+            rule = GPU_RULE if (on_gpu if options.triton is None else options.triton) else CPU_RULE
+            if _wants_split(node, rule):
+                nodes += _split(graph.builder, node, buffers, rule)
+                continue
+        nodes.append(node)
     return replace(graph, nodes=tuple(nodes), buffers=buffers)
 
 
-def _wants_split(nest: LoopNest) -> bool:
+def _wants_split(nest: LoopNest, rule: SplitRule) -> bool:
     if nest.reduction is None or nest.reduction in ("argmax", "argmin"):
         return False
-    across = contiguous_in_rows(nest)
-    tasks = -(-nest.points // SIDE_BY_SIDE) if across else nest.points
-    if nest.iterations < MIN_ELEMENTS:
+    if nest.iterations < rule.elements or _tasks(nest, rule) >= rule.enough_tasks:
         return False
-    return tasks < ENOUGH_TASKS and nest.iterations // max(nest.points, 1) >= 2 * MIN_PIECE
+    least = rule.result_across if contiguous_in_rows(nest) else rule.result
+    return nest.iterations // max(nest.points, 1) >= least
+
+
+def _tasks(nest: LoopNest, rule: SplitRule) -> int:
+    return -(-nest.points // rule.side_by_side) if contiguous_in_rows(nest) else nest.points
 
 
 def contiguous_in_rows(nest: LoopNest) -> bool:
@@ -60,10 +84,12 @@ def contiguous_in_rows(nest: LoopNest) -> bool:
     return bool(nest.vars) and not along
 
 
-def _split(builder: Builder, nest: LoopNest, buffers: dict[str, Buffer]) -> list[LoopNest]:
+def _split(
+    builder: Builder, nest: LoopNest, buffers: dict[str, Buffer], rule: SplitRule
+) -> list[LoopNest]:
     per_result = nest.iterations // nest.points
-    tasks = -(-nest.points // SIDE_BY_SIDE) if contiguous_in_rows(nest) else nest.points
-    wanted = min(4 * ENOUGH_TASKS // tasks, per_result // MIN_PIECE)
+    piece = rule.piece_across if contiguous_in_rows(nest) else rule.piece
+    wanted = min(rule.aim // _tasks(nest, rule), per_result // piece)
     # Cut the reduced variables, outermost in memory first, into parts and the rest.
     order = sorted(nest.reduce_vars, key=lambda v: -_largest_stride(nest, v))
     parts = 1
