@@ -19,7 +19,7 @@ from dovetail_runtime.plan import TritonKernel
 from dovetail_inductor.codegen_triton.body import BodyEmitter, Lines, literal
 from dovetail_inductor.codegen_triton.ops import POINTER_TYPES, TRITON_TYPES, helper_source
 from dovetail_inductor.codegen_triton.tiling import Axis, Tiling, choose
-from dovetail_inductor.loop_ir.expr import Apply, Load
+from dovetail_inductor.loop_ir.expr import Apply, Constant, Expr, Load, walk
 from dovetail_inductor.loop_ir.handlers import interpret
 from dovetail_inductor.loop_ir.loops import Buffer, LoopNest
 from dovetail_inductor.scheduler.kernels import FusedKernel
@@ -156,6 +156,7 @@ class _Emission:
             for phase in range(max(phases.values(), default=0) + 1):
                 self._phase([n for n in self.kernel.nests if phases[n.buffer] == phase])
         else:
+            self.row_memo = self.memo  # all is computed at one place
             for nest in self.kernel.nests:
                 self._in_one_block(nest)
         return KernelBody(
@@ -258,8 +259,9 @@ class _Emission:
 
     def _looped_pass(self, nests: list[LoopNest]) -> None:
         axis = self.tiling.axes[-1]
+        self._hoist(nests)
         accumulators = {n.buffer: self._start(n) for n in nests if n.reduction is not None}
-        self.full, self.memo = {}, {}
+        self.full, self.memo = {}, dict(self.row_memo)
         self.lines.add(f"for start in range(0, {axis.size}, {axis.block}):")
         self.lines.indent += 1
         self._column_index("start")
@@ -286,6 +288,22 @@ class _Emission:
                 scaled, lanes = accumulators[buffer].value, accumulators[maximum].value
                 self.lines.add(f"{scaled} = {scaled} * tl.exp({lanes} - {self.rows[maximum]})")
                 self._finish(accumulators[buffer])
+
+    def _hoist(self, nests: list[LoopNest]) -> None:
+        """Compute before the loop what is the same for all columns."""
+        columns = sum(1 << v.id for v in self.kernel.columns)
+        own = {nest.buffer: nest for nest in self.kernel.nests}
+        todo = [nest for nest in nests if nest.buffer not in self.online]
+        seen = {nest.buffer for nest in todo}
+        invariant: list[Expr] = []
+        while todo:
+            for node in walk([todo.pop().body]):
+                if not node.free & columns and not isinstance(node, Constant):
+                    invariant.append(node)
+                elif isinstance(node, Load) and node.buffer in own and node.buffer not in seen:
+                    seen.add(node.buffer)  # a full value that the loop computes
+                    todo.append(own[node.buffer])
+        interpret(invariant, self._emitter(), self.row_memo)
 
     def _rescale(self, total: _Accumulator, before: str, maximum: str, value: str) -> None:
         """One step of the online softmax: the running sum moves to the new running maximum
