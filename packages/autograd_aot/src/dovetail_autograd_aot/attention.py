@@ -1,8 +1,10 @@
-"""Keeps `scaled_dot_product_attention` whole on CUDA.
+"""Which kernel `scaled_dot_product_attention` calls.
 
-C++ picks a kernel by looking at real tensors; for fakes on a GPU it falls back to plain matrix
-products. Here the same choice is asked for explicitly, and the kernel's operator is called with
-the preparations C++ makes for it. (On CPU C++ chooses right by itself.)
+A mask that is made of constants and hides nothing (models build one where eager skips it) is
+dropped. On CUDA the call is kept whole: C++ picks a kernel by looking at real tensors; for fakes on
+a GPU it falls back to plain matrix products. Here the same choice is asked for explicitly, and the
+kernel's operator is called with the preparations C++ makes for it. (On CPU C++ chooses right by
+itself.)
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from dovetail_prims.sdpa import choose_backend
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from dovetail_autograd_aot.constants import constant_value, untraced
+
 aten = torch.ops.aten
 
 # A row of the efficient kernel's mask must start at a multiple of this many elements.
@@ -23,17 +27,30 @@ _MASK_ALIGNMENT = 16
 
 
 class AttentionMode(TorchFunctionMode):
-    """Intercepts attention on CUDA tensors; everything else passes through."""
+    """Intercepts attention; everything else passes through."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
-            query = args[0] if args else kwargs["query"]
-            if query.device.type == "cuda":
-                return attention(*args, **kwargs)
+            names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+            named = dict(zip(names, args, strict=False)) | kwargs
+            if hides_nothing(named.get("attn_mask")):
+                named["attn_mask"] = None
+            if named["query"].device.type == "cuda":
+                return attention(**named)
+            return func(**named)
         return func(*args, **kwargs)
+
+
+def hides_nothing(mask: Tensor | None) -> bool:
+    """True for a boolean mask known to be all True, or one to be added known to be all zero."""
+    value = None if mask is None else constant_value(mask)
+    if value is None:
+        return False
+    with untraced():
+        return bool(value.all() if value.dtype is torch.bool else (value == 0).all())
 
 
 def attention(

@@ -48,12 +48,9 @@ def trace_joint(
     """Trace `gm` ahead of time, forward and (where something requires grad) backward.
 
     `function_mode` makes a `TorchFunctionMode` under which the captured calls run: the place to
-    keep an operator whole that C++ would decompose. Graphs with CUDA inputs run under
-    `AttentionMode` if none is given.
+    keep an operator whole that C++ would decompose. `AttentionMode` if none is given.
     """
-    if function_mode is None and any(
-        isinstance(e, Tensor) and e.device.type == "cuda" for e in example_inputs
-    ):
+    if function_mode is None:
         function_mode = AttentionMode
     lifted = _attributes_to_lift(gm)
     while True:

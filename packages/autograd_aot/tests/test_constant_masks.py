@@ -1,0 +1,51 @@
+"""A mask made of constants that hides nothing is no argument of the attention kernel."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from dovetail_autograd_aot import trace_joint
+from torch import Tensor, fx
+
+Q = torch.randn(2, 4, 8, 16)
+
+
+def attend(x: Tensor, kind: str) -> Tensor:
+    positions = torch.arange(8)
+    if kind == "all true":
+        mask = (positions[None, None, :, None] >= 0).expand(2, -1, 8, 8)
+    elif kind == "all zero":
+        mask = torch.zeros(8, 8) * 2
+    elif kind == "causal":
+        mask = positions[:, None] >= positions[None, :]
+    elif kind == "written":
+        mask = torch.ones(8, 8, dtype=torch.bool)
+        mask[0, 1:] = False
+    else:
+        mask = (x[0, 0, :, :8] > -1e9).expand(2, 1, 8, 8)
+    return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dropped"),
+    [
+        ("all true", True),
+        ("all zero", True),
+        ("causal", False),
+        ("written", False),
+        ("from an input", False),
+    ],
+)
+def test_only_a_constant_that_hides_nothing_is_dropped(kind: str, dropped: bool) -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    graph.output((graph.call_function(attend, (x, kind)),))
+    gm = fx.GraphModule(torch.nn.Module(), graph)
+    with torch.no_grad():
+        joint = trace_joint(gm, [Q])
+        (got,) = joint.gm(Q)
+        expected = attend(Q, kind)
+    torch.testing.assert_close(got, expected)
+    (node,) = [n for n in joint.gm.graph.nodes if "attention" in str(n.target)]
+    assert (node.kwargs.get("attn_mask") is None and len(node.args) < 6) == dropped
