@@ -278,7 +278,7 @@ def run_here(suite: str, families: list[str], seconds: int) -> None:
         print("ROW " + json.dumps(row.__dict__), flush=True)
 
 
-def sweep(suite: str, families: list[str], seconds: int, batch: int = 8) -> Iterator[Row]:
+def sweep(suite: str, families: list[str], seconds: int, batch: int = 24) -> Iterator[Row]:
     """Sweep in child processes of `batch` families, so that a crash costs one of them only."""
     pending = list(families)
     while pending:

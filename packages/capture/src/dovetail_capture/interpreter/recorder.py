@@ -12,6 +12,7 @@ from dovetail_prims.fake_tensor import from_real
 from torch.fx import Graph, Node
 
 from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.value_ranges import SAMPLERS, note_sampler
 from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
@@ -145,7 +146,10 @@ class Recorder:
                 return NONE
             return self.fold(result)
         node = self._add(kind, target, pairs, keyword_pairs, result)
-        return self.output(node, result)
+        value = self.output(node, result)
+        if name in SAMPLERS and isinstance(value, TensorValue):
+            note_sampler(name, node, value, [pair[0] for pair in pairs])
+        return value
 
     def _add(self, kind: str, target: Any, pairs: Any, keyword_pairs: Any, result: Any) -> Node:
         node = self.graph.create_node(

@@ -11,6 +11,7 @@ from dovetail_capture.interpreter.protocols import attributes, dicts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python, from_python
 from dovetail_capture.interpreter.recorder import NotAGraphArgument
 from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.value_ranges import decided
 from dovetail_capture.interpreter.values.base import Constant, Value, boolean
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
@@ -225,7 +226,14 @@ def compare(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
         if isinstance(other, Constant) and not isinstance(other.value, (int, float, complex)):
             if symbol in ("==", "!="):  # a tensor never equals None, a string, a class ...
                 return boolean(symbol == "!=")
-        return _record(vm, fn, [left, right])
+        answer = None
+        if isinstance(other, Constant):
+            tensor = left if left_class is TensorValue else right
+            answer = decided(symbol, tensor, other.value, tensor is right)  # type: ignore[arg-type]
+        result = _record(vm, fn, [left, right])
+        if answer is not None and isinstance(result, TensorValue):
+            result.answer = answer
+        return result
     for receiver, method_name, other in ((left, name, right), (right, reflected, left)):
         if receiver.__class__ is ObjectValue:
             _, method = attributes.class_lookup(vm, receiver.python_type(), method_name)
@@ -318,6 +326,9 @@ def truth(vm: Interpreter, value: Value) -> bool:
     if cls is Constant:
         return bool(value.value)  # type: ignore[attr-defined]
     if cls is TensorValue:
+        answer: bool | None = value.answer  # type: ignore[attr-defined]
+        if answer is not None and value.fake.numel() == 1:  # type: ignore[attr-defined]
+            return answer
         raise GraphBreakSignal(
             "a branch on a tensor's value",
             "use torch.where, or make the condition a Python value",

@@ -14,7 +14,7 @@ from dovetail_capture.interpreter.values.base import Value
 class TensorValue(Value):
     """A tensor of the graph. `attributes` are Python attributes set on it in the frame."""
 
-    __slots__ = ("attributes", "cls", "fake", "node", "real")
+    __slots__ = ("answer", "attributes", "cls", "drawn", "fake", "node", "real")
 
     def __init__(
         self,
@@ -30,6 +30,8 @@ class TensorValue(Value):
         self.source = source
         self.real = real  # the user's tensor for a graph input; only its metadata may be read
         self.attributes: dict[str, Value] = {}
+        self.drawn: tuple[Node, float, float] | None = None  # sampler, least and greatest value
+        self.answer: bool | None = None  # what each element is known to be, of a comparison
 
     def python_type(self) -> type:
         return self.cls
