@@ -27,6 +27,7 @@ from dovetail_runtime import (
     SymbolBinding,
     TensorSpec,
     load,
+    release_idle_memory,
 )
 from dovetail_runtime.bench import kernel_chain, mm_chain
 from dovetail_runtime.native import executor_module
@@ -244,6 +245,10 @@ def test_an_operator_written_in_python() -> None:
 def test_idle_slabs_are_limited() -> None:
     module = executor_module()
     run = load(kernel_chain(3)).run
+    run(torch.randn(4, 4))
+    assert module.idle_slab_bytes() > 0
+    release_idle_memory()
+    assert module.idle_slab_bytes() == 0
     run(torch.randn(4, 4))
     assert module.idle_slab_bytes() > 0
     try:

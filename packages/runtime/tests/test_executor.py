@@ -135,6 +135,25 @@ def test_slab_kernels_and_out_variants() -> None:
         assert not o.requires_grad
 
 
+def test_a_call_that_returns_another_layout_is_named() -> None:
+    transposed = TensorSpec((4, 8), (1, 4), torch.float32, CPU)
+    for expected, fails in ((dense(4, 8), False), (transposed, True), (dense(4, 4), True)):
+        call = CallAten("aten::relu", (Ref("x"),), (), ("o",), (expected,))
+        plan = make([("x", dense(4, 8))], [call], ["o"])
+        for run in executors(plan):
+            if fails:
+                with pytest.raises(RuntimeError, match="aten::relu returned"):
+                    run(torch.randn(4, 8))
+            else:
+                run(torch.randn(4, 8))
+    # strides of dimensions of one element, and of nothing, say nothing
+    for shape, stride in (((1, 8), (3, 1)), ((0, 8), (1, 1))):
+        spec = TensorSpec(shape, stride, torch.float32, CPU)
+        call = CallAten("aten::relu", (Ref("x"),), (), ("o",), (spec,))
+        for run in executors(make([("x", dense(*shape))], [call], ["o"])):
+            run(torch.randn(shape))
+
+
 def test_threads_split_the_work() -> None:
     n = 100_000
     plan = make(

@@ -53,6 +53,7 @@ class _Writer:
     memory: MemoryPlan
     simd_bytes: int
     triton: bool | None
+    checked: frozenset[str]
     steps: list[Step] = field(default_factory=list)
     kernels: dict[str, Kernel] = field(default_factory=dict)
     views: dict[Strided, str] = field(default_factory=dict)
@@ -99,7 +100,10 @@ class _Writer:
             kwargs = (*kwargs, ("out", Ref(out)))
             self.steps.append(CallAten(call.op, args, kwargs, (None,)))
         else:
-            self.steps.append(CallAten(call.op, args, kwargs, call.outputs))
+            expected = tuple(
+                spec_of(self.graph.buffers[o]) if o in self.checked else None for o in call.outputs
+            )
+            self.steps.append(CallAten(call.op, args, kwargs, call.outputs, expected))
 
     def launch_triton(self, emitted: EmittedKernel) -> None:
         """A launch on a GPU."""
@@ -139,7 +143,7 @@ def emit_plan(graph: KernelGraph, memory: MemoryPlan, options: InductorOptions, 
     """
     simd = options.simd_bytes or host_simd_bytes()
     on_gpu = any(b.device.type == "cuda" for b in graph.buffers.values())
-    writer = _Writer(graph, memory, simd, options.triton)
+    writer = _Writer(graph, memory, simd, options.triton, _addressed_by_strides(graph))
     dies: dict[int, list[str]] = {}
     for buffer, position in memory.last.items():
         if buffer not in memory.offsets and position < len(graph.steps):
@@ -169,6 +173,29 @@ def emit_plan(graph: KernelGraph, memory: MemoryPlan, options: InductorOptions, 
         slab_bytes=tuple((str(d), n) for d, n in memory.slab_bytes.items()),
         outputs=outputs,
     )
+
+
+def _addressed_by_strides(graph: KernelGraph) -> frozenset[str]:
+    """Buffers whose promised strides something relies on: kernels, views, what reads the outputs.
+
+    A result that goes from one library call to the next as it is is theirs to lay out; so is, on a
+    GPU, one that leaves the call, as the sizes of attention's auxiliary results are known only to
+    its kernels there.
+    """
+    found: set[str] = set()
+    for step in graph.steps:
+        if not isinstance(step, ExternCall):
+            found |= step.reads()
+            continue
+        for tensor in step.tensors():
+            if not tensor.covers(graph.buffers[tensor.buffer]):
+                found.add(tensor.buffer)
+    for out in graph.outputs:
+        if isinstance(out, Strided):
+            buffer = graph.buffers[out.buffer]
+            if buffer.device.type == "cpu" or not out.covers(buffer):
+                found.add(out.buffer)
+    return frozenset(found)
 
 
 def _without_writer(graph: KernelGraph, memory: MemoryPlan) -> list[str]:

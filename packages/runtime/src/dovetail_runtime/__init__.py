@@ -9,6 +9,7 @@ from dovetail_runtime.artifact import (
 )
 from dovetail_runtime.artifact_cache import ArtifactCache
 from dovetail_runtime.knobs import Knobs
+from dovetail_runtime.native import release_idle_memory
 from dovetail_runtime.plan import (
     Allocate,
     CallAten,
@@ -57,6 +58,7 @@ __all__ = [
     "as_python",
     "load",
     "load_plan",
+    "release_idle_memory",
     "save_plan",
     "start_build",
     "write_program",

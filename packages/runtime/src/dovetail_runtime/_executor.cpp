@@ -323,6 +323,11 @@ PyObject* set_slab_limit(PyObject*, PyObject* bytes) {
   Py_RETURN_NONE;
 }
 
+PyObject* release_idle_slabs(PyObject*, PyObject*) {
+  slab_pool().release_idle();
+  Py_RETURN_NONE;
+}
+
 PyObject* idle_slab_bytes(PyObject*, PyObject*) {
   return PyLong_FromSize_t(slab_pool().idle_bytes());
 }
@@ -333,6 +338,7 @@ PyMethodDef methods[] = {
     {"call_kernel", call_kernel, METH_VARARGS,
      "call_kernel(function, pointers, sizes, begin, end): addresses and a range."},
     {"set_slab_limit", set_slab_limit, METH_O, "Bytes of idle CPU slabs to keep."},
+    {"release_idle_slabs", release_idle_slabs, METH_NOARGS, "Free the idle CPU slabs."},
     {"idle_slab_bytes", idle_slab_bytes, METH_NOARGS, "Bytes of idle CPU slabs kept now."},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -244,7 +244,13 @@ class _Lowering:
         args = tuple(self._argument(a) for a in step.args)
         kwargs = {key: self._argument(a) for key, a in step.kwargs}
         outputs = tuple(-1 if o is None else self._define(o, o) for o in step.outputs)
-        return (CALL_ATEN, name, overload, args, kwargs, outputs)
+        if step.expected and len(step.expected) != len(step.outputs):
+            raise PlanError(
+                f"{self.plan.name}: {step.op}: {len(step.expected)} expected results beside "
+                f"{len(step.outputs)} outputs"
+            )
+        expected = tuple(None if e is None else self._spec(e) for e in step.expected)
+        return (CALL_ATEN, name, overload, args, kwargs, outputs, expected)
 
     def _argument(self, argument: AtenArg) -> tuple[int, Any]:
         if isinstance(argument, Ref):

@@ -39,6 +39,11 @@ def executor_module() -> ModuleType:
     return module
 
 
+def release_idle_memory() -> None:
+    """Free the memory that CPU plans keep between calls; the next call takes fresh memory."""
+    executor_module().release_idle_slabs()
+
+
 def check_module(module: ModuleType) -> None:
     """Raise `NativeMismatch` unless `module` belongs to the running torch."""
     if module.torch_version != torch.__version__:

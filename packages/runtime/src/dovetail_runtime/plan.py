@@ -196,12 +196,15 @@ class CallAten:
     returned values in order (None: not wanted, as a value that is no tensor must be; for an out
     variant they are the out arguments and need no name). Trailing ones may be left out. A
     tensor-list result takes consecutive names. A number may stand for a tensor argument, and then
-    decides the result's dtype no more than a Python number does."""
+    decides the result's dtype no more than a Python number does. `expected`, if not empty, goes
+    beside `outputs`: what the rest of the plan takes the results for; a call that returns another
+    dtype, shape or strides (of dimensions longer than 1) is a RuntimeError that names the op."""
 
     op: str
     args: tuple[AtenArg, ...]
     kwargs: tuple[tuple[str, AtenArg], ...] = ()
     outputs: tuple[str | None, ...] = ()
+    expected: tuple[TensorSpec | None, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -196,11 +196,27 @@ class _Run:
         kwargs = {k: python_value(a, self.tensors, self.symbols) for k, a in step.kwargs}
         result = call_with_numbers(resolve_op(step.op), args, kwargs)
         results = _flatten(result)
-        for name, value in zip(step.outputs, results, strict=False):
+        for position, (name, value) in enumerate(zip(step.outputs, results, strict=False)):
             if name is not None:
+                if step.expected and isinstance(value, torch.Tensor):
+                    self._compare(step, value, step.expected[position])
                 if value is not None and not isinstance(value, torch.Tensor):
                     raise TypeError(f"{step.op} returns {value!r}, not a tensor, for {name}")
                 self.tensors[name] = value
+
+    def _compare(self, step: CallAten, value: torch.Tensor, spec: TensorSpec | None) -> None:
+        if spec is None:
+            return
+        shape, stride = self._ints(spec.shape), self._ints(spec.stride)
+        same = value.dtype is spec.dtype and list(value.shape) == shape
+        if same and 0 not in shape:
+            strides = zip(shape, stride, value.stride(), strict=True)
+            same = all(size == 1 or wanted == got for size, wanted, got in strides)
+        if not same:
+            raise RuntimeError(
+                f"{step.op} returned a {value.dtype} tensor of shape {tuple(value.shape)} and "
+                f"strides {value.stride()}; the graph was compiled for {spec}"
+            )
 
     def _tensor(self, name: str) -> torch.Tensor:
         tensor = self.tensors[name]

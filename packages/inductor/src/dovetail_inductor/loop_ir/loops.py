@@ -138,13 +138,13 @@ class ExternCall:
     out_variant: bool
     origin: str
 
-    def reads(self) -> set[str]:
-        """Names of the buffers read."""
-        found: set[str] = set()
+    def tensors(self) -> list[Strided]:
+        """The tensors among the arguments."""
+        found: list[Strided] = []
 
         def visit(arg: ExternArg) -> None:
             if isinstance(arg, Strided):
-                found.add(arg.buffer)
+                found.append(arg)
             elif isinstance(arg, tuple):
                 for a in arg:
                     visit(a)
@@ -153,6 +153,10 @@ class ExternCall:
         for _, value in self.kwargs:
             visit(value)
         return found
+
+    def reads(self) -> set[str]:
+        """Names of the buffers read."""
+        return {tensor.buffer for tensor in self.tensors()}
 
     def as_text(self) -> str:
         """Readable form."""

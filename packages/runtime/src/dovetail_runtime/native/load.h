@@ -207,7 +207,12 @@ class Loader {
     auto op = c10::Dispatcher::singleton().findSchema({name, overload});
     std::string shown = overload.empty() ? name : name + "." + overload;
     TORCH_CHECK(op.has_value(), program_.name, ": there is no operator ", shown);
-    CallAten call{shown, *op, {}, to_indices(t[5])};
+    CallAten call{shown, *op, {}, to_indices(t[5]), {}};
+    Items expected(t[6]);
+    for (Py_ssize_t i = 0; i < expected.size(); ++i) {
+      call.expected.push_back(expected[i] == Py_None ? std::nullopt
+                                                     : std::make_optional(spec(expected[i])));
+    }
     const c10::FunctionSchema& schema = op->schema();
     Items positional(t[3]);
     TORCH_CHECK(positional.size() <= static_cast<Py_ssize_t>(schema.arguments().size()),

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -121,6 +122,7 @@ struct CallAten {
   c10::OperatorHandle op;
   std::vector<AtenArgument> arguments;
   std::vector<SlotIndex> outputs;
+  std::vector<std::optional<Spec>> expected;  // empty, or one for each output
 };
 
 struct FreeSlots {

@@ -346,8 +346,32 @@ class Runner {
   void keep(CallAten& step, size_t position, at::Tensor tensor) {
     if (position >= step.outputs.size() || step.outputs[position] < 0) return;
     Slot& slot = frame_.slots[step.outputs[position]];
+    if (!step.expected.empty() && step.expected[position] && tensor.defined()) {
+      compare(step, position, tensor, *step.expected[position]);
+    }
     set_owned(slot, std::move(tensor));
     slot.data = slot.impl != nullptr && slot.impl->has_storage() ? slot.impl->mutable_data() : nullptr;
+  }
+
+  // Kernels address a result by the strides it was promised to have.
+  void compare(CallAten& step, size_t position, const at::Tensor& tensor, const Spec& spec) {
+    bool same = tensor.scalar_type() == spec.dtype &&
+                tensor.dim() == static_cast<int64_t>(spec.shape.size());
+    bool empty = false, strides = true;
+    for (size_t d = 0; same && d < spec.shape.size(); ++d) {
+      int64_t size = tensor.size(static_cast<int64_t>(d));
+      same = size == values()[spec.shape[d]];
+      empty |= size == 0;
+      strides &= size <= 1 || tensor.stride(static_cast<int64_t>(d)) == values()[spec.stride[d]];
+    }
+    if (same && (empty || strides)) return;
+    Ints shape, stride;
+    gather(spec.shape, shape);
+    gather(spec.stride, stride);
+    TORCH_CHECK(false, step.name, " returned, for '", program_.slots[step.outputs[position]].name,
+                "', a ", tensor.scalar_type(), " tensor of shape ", tensor.sizes(),
+                " and strides ", tensor.strides(), "; the graph was compiled for ", spec.dtype, ", ",
+                c10::IntArrayRef(shape), ", ", c10::IntArrayRef(stride));
   }
 
   void execute(FreeSlots& step) {

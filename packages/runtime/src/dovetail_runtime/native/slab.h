@@ -73,6 +73,16 @@ class SlabPool {
     for (void* data : dropped) std::free(data);
   }
 
+  // Gives what no call is using back to the system.
+  void release_idle() {
+    std::vector<void*> dropped;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      while (!idle_.empty()) drop_oldest(dropped);
+    }
+    for (void* data : dropped) std::free(data);
+  }
+
   size_t idle_bytes() {
     std::lock_guard<std::mutex> lock(mutex_);
     return idle_bytes_;
