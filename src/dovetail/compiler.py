@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, overload
 
@@ -84,6 +85,10 @@ def compile(
     resolved = lookup_backend(backend, chosen)
     if disable:
         return model
+    if chosen.max_autotune:
+        warnings.warn(
+            "autotuning is not there yet: kernels are chosen by the cost model", stacklevel=2
+        )
     if dynamic:
         raise NotImplementedError(
             "dynamic=True is not there yet: leave dynamic unset, and each new shape is compiled "

@@ -16,10 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from dovetail_autograd_aot import aot_compile
 from dovetail_inductor import compile_graph
 from dovetail_prims.decompositions import core_aten_table
-from dovetail_runtime import load
+from dovetail_runtime import CompiledArtifact, load
+from dovetail_runtime.cuda_graphs import GraphedArtifact, GraphPool
 from dovetail_runtime.plan import CallAten, LaunchCpp, LaunchTriton, Plan
 from torch.fx import GraphModule
 
@@ -51,19 +53,31 @@ class CompilerBackend:
 
     options: Options
     compiled: list[CompiledGraph] = field(default_factory=list)
+    cudagraph_skips: list[str] = field(default_factory=list)
+    _pool: GraphPool | None = None
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile a captured graph, with its backward if its inputs require grad."""
+        training = torch.is_grad_enabled() and any(
+            isinstance(v, torch.Tensor) and v.requires_grad for v in example_inputs
+        )
+        static = frozenset(
+            i for i, v in enumerate(example_inputs) if isinstance(v, torch.nn.Parameter)
+        )
+
+        def compiler(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            artifact = self.compile_functional(graph, inputs)
+            if not self.options.cudagraphs or artifact.plan.target != "cuda":
+                return artifact.run
+            return self._graphed(artifact, static, training)
+
         return aot_compile(
-            gm,
-            example_inputs,
-            forward_compiler=self.compile_functional,
-            decompositions=core_aten_table(),
+            gm, example_inputs, forward_compiler=compiler, decompositions=core_aten_table()
         )
 
     def compile_functional(
         self, gm: GraphModule, example_inputs: Sequence[Any]
-    ) -> Callable[..., Any]:
+    ) -> CompiledArtifact:
         """Compile a functional ATen graph: loops, kernels, plan, native program."""
         start = time.perf_counter()
         plan = compile_graph(gm, example_inputs)
@@ -71,6 +85,21 @@ class CompilerBackend:
         artifact = load(plan)
         self.compiled.append(CompiledGraph(plan, planned - start, time.perf_counter() - planned))
         return artifact
+
+    def _graphed(
+        self, artifact: CompiledArtifact, static: frozenset[int], training: bool
+    ) -> Callable[..., Any]:
+        """The artifact behind CUDA graphs, or as it is with the reason kept."""
+        if training:
+            # What a forward saves must outlive later replays: copying it would cost more than
+            # the launches.
+            self.cudagraph_skips.append(
+                f"{artifact.plan.name}: graphs of training steps are not recorded yet"
+            )
+            return artifact.run
+        if self._pool is None:
+            self._pool = GraphPool()
+        return GraphedArtifact(artifact, self._pool, static, skip_reasons=self.cudagraph_skips)
 
 
 def aot_eager(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -16,6 +16,7 @@ from dovetail.pipeline import CompilerBackend
 class Report:
     """Counts and reasons. `plain_frames` lists frames that run uncompiled, each with its reason.
 
+    `cudagraph_skips` says why something was not recorded as a CUDA graph (if that was asked for).
     `kernels` and `extern_calls` are summed over the compiled graphs, one call of each.
     """
 
@@ -28,6 +29,7 @@ class Report:
     extern_ops: tuple[tuple[str, int], ...]
     capture_s: float
     compile_s: float
+    cudagraph_skips: tuple[str, ...]
 
     def as_text(self) -> str:
         """The report as a person reads it."""
@@ -40,6 +42,7 @@ class Report:
         lines += [f"break: {b.as_text()}" for b in self.breaks]
         lines += [f"recompile: {r}" for r in self.recompiles]
         lines += [f"left uncompiled: {p}" for p in self.plain_frames]
+        lines += [f"no CUDA graph: {reason}" for reason in self.cudagraph_skips]
         lines += [f"library call: {op} x{count}" for op, count in self.extern_ops]
         return "\n".join(lines)
 
@@ -53,7 +56,8 @@ def report(compiled: Any) -> Report:
     if not isinstance(context, CaptureContext):
         raise TypeError(f"{type(compiled).__name__} does not come from dovetail.compile")
     backend = context.backend
-    graphs = backend.compiled if isinstance(backend, CompilerBackend) else []
+    ours = isinstance(backend, CompilerBackend)
+    graphs = backend.compiled if ours else []
     ops = Counter(op for g in graphs for op in g.extern_calls)
     log = context.log
 
@@ -70,4 +74,5 @@ def report(compiled: Any) -> Report:
         extern_ops=tuple(sorted(ops.items())),
         capture_s=log.capture_seconds,
         compile_s=log.backend_seconds,
+        cudagraph_skips=tuple(backend.cudagraph_skips) if ours else (),
     )
