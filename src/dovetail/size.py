@@ -6,6 +6,7 @@ Lines are all lines of the installed sources, Python and native; tests are not c
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -29,8 +30,8 @@ KNOB = re.compile(r"DOVETAIL_[A-Z_]+")
 
 @dataclass(frozen=True)
 class PackageSize:
-    """`import_ms` is the time after torch is imported; `knobs` are the settings it reads from the
-    environment."""
+    """`import_ms` is what importing it adds to torch and to the packages before it in `PACKAGES`;
+    `knobs` are the settings it reads from the environment."""
 
     name: str
     files: int
@@ -65,18 +66,25 @@ def _knobs(tree: ast.AST) -> set[str]:
     }
 
 
-def import_ms(name: str) -> float:
-    """What `import name` takes in a fresh process that has imported torch."""
+def import_times(names: tuple[str, ...]) -> dict[str, float]:
+    """Milliseconds that importing each takes, in this order, in a process that has torch."""
     code = (
-        "import time, torch; start = time.perf_counter(); "
-        f"import {name}; print(time.perf_counter() - start)"
+        "import json, sys, time, torch\n"
+        "times = {}\n"
+        "for name in sys.argv[1:]:\n"
+        "    start = time.perf_counter()\n"
+        "    __import__(name)\n"
+        "    times[name] = (time.perf_counter() - start) * 1000\n"
+        "print(json.dumps(times))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return float(done.stdout) * 1000
+    command = [sys.executable, "-c", code, *names]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    times: dict[str, float] = json.loads(done.stdout)
+    return times
 
 
-def measure(name: str) -> PackageSize:
-    """The size of one installed package."""
+def measure(name: str, import_ms: float) -> PackageSize:
+    """The size of one installed package; its import time is taken apart."""
     spec = find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(f"{name} is not installed")
@@ -97,7 +105,7 @@ def measure(name: str) -> PackageSize:
         largest_file=max((n, p.name) for p, n in lines.items()),
         largest_function=max(functions),
         knobs=tuple(sorted(knobs)),
-        import_ms=import_ms(name),
+        import_ms=import_ms,
     )
 
 
@@ -118,4 +126,5 @@ def as_text(sizes: list[PackageSize]) -> str:
 
 
 if __name__ == "__main__":
-    print(as_text([measure(name) for name in PACKAGES]))
+    times = import_times(PACKAGES)
+    print(as_text([measure(name, times[name]) for name in PACKAGES]))
