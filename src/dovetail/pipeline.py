@@ -12,6 +12,7 @@ Each stage can be run alone from the boundary value before it; nothing else join
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,6 +41,12 @@ class CompiledGraph:
     def kernels(self) -> int:
         """Launches of generated kernels in one call."""
         return sum(isinstance(s, LaunchCpp | LaunchTriton) for s in self.plan.steps)
+
+    @property
+    def launches(self) -> tuple[tuple[str, int], ...]:
+        """(kernel, how often one call launches it), in order of first launch."""
+        symbols = [s.kernel for s in self.plan.steps if isinstance(s, LaunchCpp | LaunchTriton)]
+        return tuple(Counter(symbols).items())
 
     @property
     def extern_calls(self) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ class Report:
     """Counts and reasons. `plain_frames` lists frames that run uncompiled, each with its reason.
 
     `cudagraph_skips` says why something was not recorded as a CUDA graph (if that was asked for).
+    `forward_launches` counts the first graph's launches of each distinct kernel.
     `kernels` and `extern_calls` are summed over the compiled graphs, one call of each.
     """
 
@@ -30,6 +31,7 @@ class Report:
     capture_s: float
     compile_s: float
     cudagraph_skips: tuple[str, ...]
+    forward_launches: tuple[tuple[str, int], ...]
 
     def as_text(self) -> str:
         """The report as a person reads it."""
@@ -56,8 +58,8 @@ def report(compiled: Any) -> Report:
     if not isinstance(context, CaptureContext):
         raise TypeError(f"{type(compiled).__name__} does not come from dovetail.compile")
     backend = context.backend
-    ours = isinstance(backend, CompilerBackend)
-    graphs = backend.compiled if ours else []
+    ours = backend if isinstance(backend, CompilerBackend) else None
+    graphs = ours.compiled if ours is not None else []
     ops = Counter(op for g in graphs for op in g.extern_calls)
     log = context.log
 
@@ -74,5 +76,6 @@ def report(compiled: Any) -> Report:
         extern_ops=tuple(sorted(ops.items())),
         capture_s=log.capture_seconds,
         compile_s=log.backend_seconds,
-        cudagraph_skips=tuple(backend.cudagraph_skips) if ours else (),
+        forward_launches=graphs[0].launches if graphs else (),
+        cudagraph_skips=tuple(ours.cudagraph_skips) if ours is not None else (),
     )

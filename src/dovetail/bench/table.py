@@ -24,6 +24,7 @@ _HEADER = (
     "graphs",
     "breaks",
     "kernels",
+    "a layer",
     "extern",
 )
 
@@ -49,6 +50,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         _count(f.graphs),
         _count(f.breaks),
         _count(f.kernels),
+        _count(f.kernels_per_layer),
         _count(f.extern_calls),
     )
 

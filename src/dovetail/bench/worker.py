@@ -57,6 +57,7 @@ class Figures:
     breaks: int | None = None
     recompiles: int | None = None
     kernels: int | None = None
+    kernels_per_layer: int | None = None
     extern_calls: int | None = None
 
 
@@ -161,7 +162,7 @@ def run(spec: Spec) -> Figures:
     first = time.perf_counter() - start
     got = [t.clone() for t in got]
     eager_s, steady, speedup = measure.interleaved(eager, step, spec.device, spec.steady_s)
-    counts = _counts(compiled) if spec.system == "dovetail" else {}
+    counts = _counts(compiled, case) if spec.system == "dovetail" else {}
     peak = measure.peak_bytes(step, spec.device)
     return Figures(
         first_s=first,
@@ -176,7 +177,7 @@ def run(spec: Spec) -> Figures:
     )
 
 
-def _counts(compiled: Any) -> dict[str, int]:
+def _counts(compiled: Any, case: Case) -> dict[str, int | None]:
     import dovetail
 
     report = dovetail.report(compiled)
@@ -185,8 +186,18 @@ def _counts(compiled: Any) -> dict[str, int]:
         "breaks": len(report.breaks),
         "recompiles": len(report.recompiles),
         "kernels": report.kernels,
+        "kernels_per_layer": _per_layer(report.forward_launches, case),
         "extern_calls": report.extern_calls,
     }
+
+
+def _per_layer(launches: tuple[tuple[str, int], ...], case: Case) -> int | None:
+    """Launches in one layer's forward: of the kernels that every one of the model's equal layers
+    (as its config counts them) launches."""
+    layers = getattr(getattr(case.model, "config", None), "num_hidden_layers", None)
+    if not isinstance(layers, int) or layers < 2:
+        return None
+    return sum(count // layers for _, count in launches)
 
 
 def main() -> None:
