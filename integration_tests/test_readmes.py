@@ -22,6 +22,18 @@ def test_each_readme_has_lines_that_run() -> None:
         assert python_blocks(readme), f"{readme.relative_to(ROOT)} has no python block"
 
 
+@pytest.mark.parametrize("readme", READMES, ids=lambda readme: readme.parent.name)
+def test_what_a_readme_names_exists(readme: Path) -> None:
+    """Relative links, and the paths of this repository in backquotes."""
+    text = readme.read_text()
+    links = [t for t in re.findall(r"\]\(([^)#\s]+)\)", text) if "://" not in t]
+    paths = re.findall(r"`((?:packages|src|integration_tests)/[^`\s*]+)`", text)
+    for target in links:
+        assert (readme.parent / target).exists(), f"{readme.relative_to(ROOT)}: {target}"
+    for target in paths:
+        assert (ROOT / target).exists(), f"{readme.relative_to(ROOT)}: {target}"
+
+
 @pytest.mark.parametrize(
     ("readme", "index"),
     [(r, i) for r in READMES for i in range(len(python_blocks(r)))],
