@@ -148,10 +148,12 @@ def _pointwise(kernel: FusedKernel, buffers: Mapping[str, Buffer], shared: bool)
 def _transposing(rows: tuple[Var, ...], first: Var, second: Var) -> Tiling:
     """Two axes, each contiguous for some accesses; the other loops join the outer axis."""
     others = tuple(v for v in rows if v not in (first, second))
-    y = Axis("y", (*others, second), min(64, power_of_two(second.size)))
-    x = Axis("x", (first,), min(64, power_of_two(first.size)))
-    elements = y.block * x.block
-    return Tiling((y, x), False, False, max(1, min(8, elements // 512)))
+    side = 64
+    if prod(v.size for v in rows) < side * side * MULTIPROCESSORS * 2:
+        side = 32
+    y = Axis("y", (*others, second), min(side, power_of_two(second.size)))
+    x = Axis("x", (first,), min(side, power_of_two(first.size)))
+    return Tiling((y, x), False, False, max(1, min(8, y.block * x.block // 256)))
 
 
 def _across(kernel: FusedKernel) -> Tiling:
