@@ -12,9 +12,10 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -175,8 +176,12 @@ def main() -> None:
         lines.append(line)
         print(line.as_text(), flush=True)
     if arguments.json:
+        table = [*HEADER.splitlines(), *(line.as_text() for line in lines)]
+        command = " ".join(["python", "integration_tests/benchmarks/micro.py", *sys.argv[1:]])
         with open(arguments.json, "w") as out:
-            json.dump([asdict(line) for line in lines], out, indent=1)
+            json.dump(
+                {"machine": machine(arguments.device), "command": command, "lines": table}, out
+            )
 
 
 if __name__ == "__main__":

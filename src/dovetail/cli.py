@@ -40,7 +40,31 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--timeout", type=float, default=600.0, help="seconds per process")
     bench.add_argument("--systems", nargs="+", default=None, help="a choice of the systems")
     bench.add_argument("--json", metavar="FILE", default=None, help="write all figures")
+    explain = commands.add_parser(
+        "explain", help="what capture makes of a model: graphs, breaks, guards, replacement code"
+    )
+    explain.add_argument("model", metavar="MODEL", help="a named case or module:function")
+    explain.add_argument("--train", action="store_true", help="in training mode, with gradients")
+    explain.add_argument("--small", action="store_true", help="the test-sized model")
     return parser
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    import torch
+    from dovetail_capture import explain
+
+    from dovetail.bench.models import resolve
+
+    try:
+        builder = resolve(arguments.model)
+    except (ValueError, ImportError, AttributeError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    case = builder(arguments.small)
+    case.model.train(arguments.train)
+    with torch.set_grad_enabled(arguments.train):
+        print(explain(case.model)(**case.inputs))
+    return 0
 
 
 def _bench(arguments: argparse.Namespace) -> int:
@@ -99,16 +123,16 @@ def _bench(arguments: argparse.Namespace) -> int:
     print(ratios(results))
     if arguments.json:
         with open(arguments.json, "w") as out:
-            json.dump(
-                {"machine": machine(device), "rows": [asdict(r) for r in results]}, out, indent=1
-            )
+            command = "dovetail bench " + " ".join(sys.argv[2:])
+            rows = [asdict(r) for r in results]
+            json.dump({"machine": machine(device), "command": command, "rows": rows}, out, indent=1)
     return 1 if any(isinstance(r, Failure) for r in results) else 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     arguments = _parser().parse_args(argv)
-    return _bench(arguments)
+    return {"bench": _bench, "explain": _explain}[arguments.command](arguments)
 
 
 if __name__ == "__main__":
