@@ -258,6 +258,35 @@ def _select_scatter(
     return value
 
 
+def _diagonal_scatter(
+    ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Value:
+    base, source = args[0], args[1]
+    value = value_like(tensor_of(node), node.name)
+    rank = len(base.shape)
+    shift = args[2] if len(args) > 2 else kwargs.get("offset", 0)
+    first = (args[3] if len(args) > 3 else kwargs.get("dim1", 0)) % rank
+    second = (args[4] if len(args) > 4 else kwargs.get("dim2", 1)) % rank
+    b = ctx.builder
+
+    def loader(indices: Indices, mask: Expr | None) -> Expr:
+        # how far from the diagonal: element k of it is at (k, k + shift), counted from its start
+        off = indices[second] - indices[first] - shift
+        inside = in_range(ctx, off, 0, 1)
+        along = indices[first] if shift >= 0 else indices[second]
+        rest = (i for d, i in enumerate(indices) if d not in (first, second))
+        new = masked_load(ctx, source, (*rest, along), both(ctx, inside, mask))
+        old = ctx.load(base, indices, mask)
+        if new is None:
+            return old
+        if source.dtype != value.dtype:
+            new = cast(ctx, new, value.dtype)
+        return b.apply("where", [inside, new, old])
+
+    value.loader = loader
+    return value
+
+
 RULES: dict[str, Rule] = {
     "cat.default": _cat,
     "constant_pad_nd.default": _pad,
@@ -267,4 +296,5 @@ RULES: dict[str, Rule] = {
     "embedding.default": _embedding,
     "slice_scatter.default": _slice_scatter,
     "select_scatter.default": _select_scatter,
+    "diagonal_scatter.default": _diagonal_scatter,
 }

@@ -13,7 +13,7 @@ from torch import fx
 
 from dovetail_inductor.codegen_triton.ops import has_triton_form
 from dovetail_inductor.loop_ir.loops import Buffer, LoopGraph, Strided, same_strides
-from dovetail_inductor.lowering import creation, indexing, pointwise, reductions, views
+from dovetail_inductor.lowering import creation, indexing, pointwise, reductions, scans, views
 from dovetail_inductor.lowering.externs import extern_call, operator_name
 from dovetail_inductor.lowering.pointwise import Rule
 from dovetail_inductor.lowering.values import (
@@ -30,6 +30,7 @@ RULES: Mapping[str, Rule] = {
     **{number: pointwise.RULES[tensor] for number, tensor in SCALAR_FORMS.items()},
     **views.RULES,
     **reductions.RULES,
+    **scans.RULES,
     **indexing.RULES,
     **creation.RULES,
 }
