@@ -94,7 +94,10 @@ bool is_live(const Node& node) {
   }
   for (const Check& check : node.checks) {
     // Constants: in pure mode only immutable ones compare equal, or the very same object.
-    if (check.kind == CheckKind::TensorIs) return true;
+    if (check.kind == CheckKind::TensorIs || check.kind == CheckKind::ClassAttrs ||
+        check.kind == CheckKind::FunctionIs) {
+      return true;
+    }
     if (check.kind == CheckKind::TypeIs && class_can_change(check.object.get())) return true;
   }
   return false;
@@ -140,6 +143,21 @@ void add_check(Guard& guard, PyObject* row) {
   check.object = Ref::copy(item(row, 2));
   check.number = number(item(row, 3));
   switch (check.kind) {
+    case CheckKind::ClassAttrs:
+    case CheckKind::FunctionIs: {
+      bool is_class = check.kind == CheckKind::ClassAttrs;
+      PyObject* table = check.object.get();
+      if (!PyTuple_Check(table)) throw BuildError("the check needs a tuple");
+      if (!is_class && PyTuple_GET_SIZE(table) != 3) throw BuildError("a function has three parts");
+      for (Py_ssize_t i = 0; is_class && i < PyTuple_GET_SIZE(table); i++) {
+        if (!PyTuple_Check(item(table, i)) || PyTuple_GET_SIZE(item(table, i)) != 3 ||
+            !PyUnicode_CheckExact(item(item(table, i), 0))) {
+          throw BuildError("a class attribute is (name, object, present)");
+        }
+      }
+      node.checks.push_back(std::move(check));
+      break;
+    }
     case CheckKind::TensorIs:
       check.tensor = std::make_unique<TensorSpec>(tensor_spec(check.object.get()));
       node.checks.push_back(std::move(check));

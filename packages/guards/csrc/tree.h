@@ -44,12 +44,15 @@ enum class CheckKind : int {
   HasKey,
   HasInstanceAttr,
   TensorIs,
+  ClassAttrs,
+  FunctionIs,
 };
 
 struct Check {
   CheckKind kind;
   Ref object;      // type, identity, constant, keys, key or name
   int64_t number;  // length; or presence
+  unsigned version = 0;  // ClassAttrs: the class's version tag when they were last compared
   std::unique_ptr<TensorSpec> tensor;  // apart: most checks have none, and small checks stay in cache
 };
 
@@ -200,8 +203,41 @@ inline Outcome check_dict(const Check& check, PyObject* dict, Mode mode) {
   }
 }
 
+// (name, attribute or None, present) ...: what the class's MRO gives, descriptors not run. CPython
+// gives a class another version tag when it or one of its bases changes.
+inline Outcome check_class(Check& check, PyObject* value) {
+  if (!PyType_Check(value)) return Fail;
+  auto* type = reinterpret_cast<PyTypeObject*>(value);
+  auto version = [&]() -> unsigned {
+    return PyType_HasFeature(type, Py_TPFLAGS_VALID_VERSION_TAG) ? type->tp_version_tag : 0;
+  };
+  if (check.version && check.version == version()) return Pass;
+  PyObject* rows = check.object.get();
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(rows); i++) {
+    PyObject* row = PyTuple_GET_ITEM(rows, i);
+    PyObject* found = _PyType_Lookup(type, PyTuple_GET_ITEM(row, 0));
+    PyObject* wanted = PyTuple_GET_ITEM(row, 2) == Py_True ? PyTuple_GET_ITEM(row, 1) : nullptr;
+    if (found != wanted) return Fail;
+  }
+  check.version = version();
+  return Pass;
+}
+
+// (code, defaults or None, keyword defaults or None) of a function.
+inline Outcome check_function(const Check& check, PyObject* value) {
+  if (!PyFunction_Check(value)) return Fail;
+  auto* function = reinterpret_cast<PyFunctionObject*>(value);
+  auto same = [&](PyObject* held, Py_ssize_t i) {
+    return (held ? held : Py_None) == PyTuple_GET_ITEM(check.object.get(), i);
+  };
+  return same(function->func_code, 0) && same(function->func_defaults, 1) &&
+          same(function->func_kwdefaults, 2)
+      ? Pass
+      : Fail;
+}
+
 // Checks about the value itself.
-inline Outcome check_value(const Check& check, PyObject* value, Mode mode) {
+inline Outcome check_value(Check& check, PyObject* value, Mode mode) {
   switch (check.kind) {
     case CheckKind::TypeIs:
       return reinterpret_cast<PyObject*>(Py_TYPE(value)) == check.object.get() ? Pass : Fail;
@@ -211,6 +247,10 @@ inline Outcome check_value(const Check& check, PyObject* value, Mode mode) {
       return constants_equal(value, check.object.get(), mode);
     case CheckKind::TensorIs:
       return check_tensor(*check.tensor, value, mode);
+    case CheckKind::ClassAttrs:
+      return check_class(check, value);
+    case CheckKind::FunctionIs:
+      return check_function(check, value);
     default:
       return Fail;
   }
@@ -396,7 +436,7 @@ inline Outcome evaluate_attributes(Node& node, PyObject* value, Mode mode, Slots
 
 // Everything that is said about one value and what is read from it.
 inline Outcome evaluate(Node& node, PyObject* value, Mode mode, Slots slots) {
-  for (const Check& check : node.checks) {
+  for (Check& check : node.checks) {
     Outcome outcome = check_value(check, value, mode);
     if (outcome != Pass) return outcome;
   }

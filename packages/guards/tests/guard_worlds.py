@@ -180,6 +180,7 @@ class World:
             add(c.TypeIs(s.TypeSource(source), type))
         if isinstance(value, torch.nn.Module) and r.random() < 0.3:
             forward = s.InstanceAttrSource(s.TypeSource(source), "forward")
+            add(c.ClassAttrsAre(s.TypeSource(source), (("forward", type(value).forward, True),)))
             if "forward" in type(value).__dict__:
                 add(c.IdIs(forward, type(value).__dict__["forward"]))
             add(c.IdIs(s.AttrSource(s.TypeSource(source), "forward"), type(value).forward))

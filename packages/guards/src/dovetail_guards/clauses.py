@@ -82,6 +82,49 @@ class HasInstanceAttr(Clause):
 
 
 @dataclass(frozen=True)
+class ClassAttrsAre(Clause):
+    """What a class and its bases hold under these names, descriptors not run: (name, attribute,
+    present) each, the attribute None where it is absent. For methods and properties of classes."""
+
+    source: Source
+    attrs: tuple[tuple[str, Any, bool], ...]
+
+    def __hash__(self) -> int:
+        return hash((self.source, tuple((name, id(attr)) for name, attr, _ in self.attrs)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ClassAttrsAre) or self.source != other.source:
+            return False
+        mine, theirs = self.attrs, other.attrs
+        return len(mine) == len(theirs) and all(
+            a[0] == b[0] and a[1] is b[1] and a[2] == b[2]
+            for a, b in zip(mine, theirs, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class FunctionIs(Clause):
+    """The code, the defaults and the keyword defaults of a function are these very objects."""
+
+    source: Source
+    code: Any
+    defaults: Any
+    kwdefaults: Any
+
+    def __hash__(self) -> int:
+        return hash((self.source, id(self.code), id(self.defaults), id(self.kwdefaults)))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, FunctionIs)
+            and self.source == other.source
+            and self.code is other.code
+            and self.defaults is other.defaults
+            and self.kwdefaults is other.kwdefaults
+        )
+
+
+@dataclass(frozen=True)
 class GlobalPresent(Clause):
     """`(name in frame globals) == present`."""
 

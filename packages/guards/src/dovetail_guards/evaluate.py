@@ -303,6 +303,21 @@ def _relation(clause: c.ShapeRelation, frame: FrameView) -> bool:
         return False
 
 
+_TYPE_MRO: Any = type.__dict__["__mro__"]
+
+
+def changed_class_attr(clause: c.ClassAttrsAre, value: Any) -> str | None:
+    """The first name that a class no longer answers as the clause says; "" for no class."""
+    if not isinstance(value, type):
+        return ""
+    for name, attr, present in clause.attrs:
+        held = [_TYPE_DICT.__get__(owner) for owner in _TYPE_MRO.__get__(value)]
+        found = next((attributes[name] for attributes in held if name in attributes), MISSING)
+        if found is not (attr if present else MISSING):
+            return name
+    return None
+
+
 def check(clause: c.Clause, frame: FrameView) -> bool:
     """Does this clause hold in this frame?"""
     if isinstance(clause, c.TorchState):
@@ -337,6 +352,13 @@ _VALUE_CHECKS: dict[type[c.Clause], Callable[[Any, Any], bool]] = {
     c.HasKey: lambda clause, value: _has_key(value, clause),
     c.HasInstanceAttr: lambda clause, value: (
         (_instance_attr(value, clause.name) is not MISSING) == clause.present
+    ),
+    c.ClassAttrsAre: lambda clause, value: changed_class_attr(clause, value) is None,
+    c.FunctionIs: lambda clause, value: (
+        type(value) is FunctionType
+        and value.__code__ is clause.code
+        and value.__defaults__ is clause.defaults
+        and value.__kwdefaults__ is clause.kwdefaults
     ),
     c.TensorIs: lambda clause, value: tensor_mismatch(clause, value) is None,
 }

@@ -9,6 +9,7 @@ from dovetail_guards import clauses as c
 from dovetail_guards.evaluate import (
     MISSING,
     FrameView,
+    changed_class_attr,
     evaluate,
     instance_dict,
     ordered_keys,
@@ -86,6 +87,10 @@ def clause_text(clause: c.Clause) -> str:
         case c.HasInstanceAttr():
             word = "in" if clause.present else "not in"
             return f"{clause.name!r} {word} {clause.source}.__dict__"
+        case c.ClassAttrsAre():
+            return f"attributes of {clause.source}: {', '.join(row[0] for row in clause.attrs)}"
+        case c.FunctionIs():
+            return f"code and defaults of {clause.source}"
         case c.GlobalPresent():
             return f"{clause.name!r} {'in' if clause.present else 'not in'} globals"
         case c.TensorIs():
@@ -167,6 +172,11 @@ def _seen_and_hint(clause: c.Clause, frame: FrameView) -> tuple[str, str]:
                 f"the object has {there if clause.present else 'it'}",
                 "do not add or delete attributes of the object between calls",
             )
+        case c.ClassAttrsAre():
+            name = changed_class_attr(clause, value)
+            return f"the class's `{name}` is another", "do not patch classes between calls"
+        case c.FunctionIs():
+            return "the function has others", "do not replace the parts of a function in use"
     return f"it is {short(value)}", ""
 
 

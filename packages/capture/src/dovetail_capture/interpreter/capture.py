@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 from dovetail_capture.captured_frame import CapturedFrame, GraphBreak, GraphInput
 from dovetail_capture.interpreter.frame import BreakHere, Frame
 from dovetail_capture.interpreter.machine import Interpreter, source_line
+from dovetail_capture.interpreter.protocols.attributes import MISSING
 from dovetail_capture.interpreter.recipes import Rebuilder
 from dovetail_capture.interpreter.recorder import Recorder
 from dovetail_capture.interpreter.session import Session
@@ -38,6 +39,9 @@ _GUARDED_STATE = (
     "grad_mode", "inference_mode", "autocast", "default_dtype", "default_device",
     "torch_function_modes", "torch_dispatch_modes", "deterministic",
 )  # fmt: skip
+
+
+_IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: a class written in C
 
 
 def capture_frame(
@@ -202,6 +206,21 @@ class _Attempt:
             cells=tuple(cells),
         )
 
+    def _guard_code_read(self) -> None:
+        """Guard what was read of classes, and the parts of the functions that were inlined."""
+        clauses, held = self.session.clauses, self.session.sources.held
+        by_class: dict[type, list[tuple[str, Any, bool]]] = {}
+        for (cls, name), attr in self.vm.class_reads.items():
+            if not cls.__flags__ & _IMMUTABLE_TYPE:
+                present = attr is not MISSING
+                row = (name, attr if present else None, present)
+                by_class.setdefault(cls, []).append(row)
+        for cls, rows in by_class.items():
+            clauses.append(c.ClassAttrsAre(held(cls), tuple(rows)))
+        for real in self.vm.function_defaults:
+            parts = (real.__code__, real.__defaults__, real.__kwdefaults__)
+            clauses.append(c.FunctionIs(held(real), *parts))
+
     def finish(self, outcome: _End, break_: GraphBreak | None) -> CapturedFrame:
         """The captured frame of a successful attempt."""
         rebuilder = outcome.rebuilder
@@ -218,6 +237,7 @@ class _Attempt:
         if self.recorder.operations:
             module = GraphModule(torch.nn.Module(), graph)
         self.session.relate_inputs([i for i in used if not i.static])
+        self._guard_code_read()
         return CapturedFrame(
             self.code,
             module,

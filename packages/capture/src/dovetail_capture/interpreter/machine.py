@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Iterator
-from types import CodeType, FunctionType
+from types import CodeType
 from typing import Any, NoReturn
 
 from dovetail_capture.interpreter import bytecode
@@ -54,6 +54,8 @@ class Interpreter:
         self.debug = debug
         self.frames: list[Frame] = []
         self.class_attributes: dict[tuple[type, str], tuple[Any, Any]] = {}
+        # What was read of classes before the frame changed any: (class, name) -> raw attribute
+        self.class_reads: dict[tuple[type, str], Any] = {}
         self.function_defaults: dict[Any, tuple[list[Any], dict[str, Any]]] = {}
         self.global_values: dict[tuple[int, str], Value] = {}
         self.class_attribute_values: dict[tuple[type, str], Value] = {}
@@ -75,14 +77,13 @@ class Interpreter:
         return constants.from_python(self, real)
 
     def wrap_class_attr(self, owner: type, name: str, attr: Any) -> Value:
-        """The value of a raw class attribute. Functions and plain data are guarded there."""
+        """The value of a raw class attribute. That the class holds it is guarded (`class_reads`);
+        what is in it is guarded here."""
         key = (owner, name)
         known = self.class_attribute_values.get(key)
         if known is None:
             sources = self.session.sources
-            if isinstance(attr, FunctionType):
-                known = self.wrap(attr, sources.attr(sources.held(owner), name))
-            elif owner.__module__ == "builtins" or callable(attr):
+            if owner.__module__ == "builtins" or callable(attr):
                 known = self.held(attr)
             else:
                 known = self.wrap(attr, sources.attr(sources.held(owner), name))

@@ -54,6 +54,7 @@ def class_lookup(vm: Interpreter, cls: type, name: str) -> tuple[Any, Any]:
                 found = (owner, attributes[name])
                 break
         vm.class_attributes[key] = found
+        vm.class_reads.setdefault(key, found[1])
     return found
 
 
@@ -497,6 +498,7 @@ def _super_attr(vm: Interpreter, obj: SuperValue, name: str) -> Value:
     mro = start.__mro__
     for owner in mro[mro.index(obj.cls) + 1 :]:
         attributes = type.__dict__["__dict__"].__get__(owner)
+        class_lookup(vm, owner, name)  # also where it is absent: the guards are to know
         if name not in attributes:
             continue
         attr = attributes[name]

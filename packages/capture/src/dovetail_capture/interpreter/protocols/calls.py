@@ -164,8 +164,8 @@ def inline(
 
 
 def _defaults(vm: Interpreter, real: types.FunctionType) -> tuple[list[Any], dict[str, Any]]:
-    """Default values, positional and keyword. Plain ones need no guard: the function is pinned,
-    and replacing the defaults of a function in use is not supported."""
+    """Default values, positional and keyword. A guard pins the tuple of positional ones, so that
+    plain ones among them need none of their own."""
     sources = vm.session.sources
     name = real.__code__.co_qualname
     positional: list[Any] = []
@@ -178,8 +178,7 @@ def _defaults(vm: Interpreter, real: types.FunctionType) -> tuple[list[Any], dic
     if real.__kwdefaults__:
         base = sources.held(real.__kwdefaults__, f"{name}.__kwdefaults__")
         for key, item in real.__kwdefaults__.items():
-            plain = isinstance(item, EQUALITY_TYPES)
-            keyword[key] = Constant(item) if plain else Lazy(item, sources.item(base, key))
+            keyword[key] = Lazy(item, sources.item(base, key))
     return positional, keyword
 
 
