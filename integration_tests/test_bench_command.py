@@ -20,6 +20,14 @@ def test_unknown_model_and_mode(capsys: pytest.CaptureFixture[str]) -> None:
     assert "'max-autotune'" in capsys.readouterr().err
 
 
+def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "opt", "--small"]) == 0
+    text = capsys.readouterr().out
+    assert "1 graph" in text and "scaled_dot_product_attention" in text
+    assert main(["explain", "op"]) == 2
+    assert "known: " in capsys.readouterr().err
+
+
 def test_table_holds_rows_ratios_and_failures() -> None:
     def row(system: str, cold: float, speedup: float) -> Row:
         return Row(

@@ -2,8 +2,15 @@
 
 from pathlib import Path
 
-import torch
 from setuptools import Extension, setup
+
+try:
+    import torch
+except ModuleNotFoundError as error:
+    raise SystemExit(
+        "the native part is compiled against the torch it will be loaded beside: install torch and "
+        "setuptools, then build without isolation (pip install --no-build-isolation)"
+    ) from error
 
 TORCH = Path(torch.__file__).parent
 

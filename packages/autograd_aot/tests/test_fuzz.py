@@ -1,6 +1,6 @@
 """Random programs of views, in-place writes and autograd regions, against eager.
 
-A failure prints its seed; `FUZZ_SEED=<seed> pytest -k fuzz` runs that one alone.
+A failure prints its seed; `DOVETAIL_FUZZ_SEED=<seed> pytest -k fuzz` runs that one alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import pytest
 import torch
 from aot_testing import check
 
-SEEDS = [int(os.environ["FUZZ_SEED"])] if "FUZZ_SEED" in os.environ else list(range(60))
+SEED = os.environ.get("DOVETAIL_FUZZ_SEED")
+SEEDS = [int(SEED)] if SEED else list(range(60))
 
 
 class Skip(Exception):
@@ -134,5 +135,5 @@ def test_fuzz(seed, table):
     fn, inputs = program(seed), make_inputs(seed)
     if not eager_accepts(fn, inputs):
         pytest.skip("eager refuses this program")
-    print(f"FUZZ_SEED={seed}")
+    print(f"DOVETAIL_FUZZ_SEED={seed}")
     check(fn, inputs, table=table, calls=1)
