@@ -144,6 +144,28 @@ def test_text_of_a_shared_launch() -> None:
     )
 
 
+def test_text_of_a_row_reduction() -> None:
+    plan = plan_of(lambda x: (x.exp().sum(1),), torch.randn(300, 600).half())
+    (kernel,) = plan.kernels
+    assert kernel.source.split("\n\n\n", 1)[1].replace(kernel.symbol, "k") == (
+        "@triton.jit\n"
+        "def k(p0, p1):\n"
+        "    pid = tl.program_id(0)\n"
+        "    x = pid\n"
+        "    v0 = x\n"
+        "    r = 0 + tl.arange(0, 1024)[None, :]\n"
+        "    rmask = r < 600\n"
+        "    v1 = r\n"
+        "    t0 = tl.load(p0 + (600 * v0 + v1), rmask, other=0).to(tl.float32)\n"
+        "    t1 = tl.exp(t0)\n"
+        "    t2 = tl.broadcast_to(t1, [1, 1024])\n"
+        "    t3 = tl.where(rmask, t2, tl.full([1, 1], 0, tl.float32))\n"
+        "    t4 = tl.sum(t3, 1)[:, None]\n"
+        "    tl.store(p1 + tl.broadcast_to(v0, [1, 1]), "
+        "tl.broadcast_to(t4, [1, 1]).to(tl.float16))\n"
+    )
+
+
 @pytest.mark.parametrize("shape", [(4096, 768), (512, 768), (16384, 64), (1 << 22, 1)])
 def test_sums_to_few_results_fill_the_gpu(shape: tuple[int, int]) -> None:
     graph = scheduled(lambda x: x.sum(0), torch.empty(shape, dtype=torch.bfloat16))
@@ -298,7 +320,7 @@ def test_training_graph_of_real_size(low: torch.dtype, tmp_path: Path) -> None:
         builder.close()
     if low is torch.bfloat16:
         return
-    inputs = block_inputs(2, 300, 64)  # long enough for two-stage sums
+    inputs = block_inputs(2, 300, 32)  # long enough for two-stage sums
     plan = plan_of(run, *inputs)
     got = ReferenceExecutor(plan, launch_triton=run_in_interpreter)(*inputs)
     exact = block_gradients(*(t.double() for t in inputs), low=torch.float64)

@@ -184,9 +184,9 @@ class _Emission:
         rest = "pid"
         for position, axis in reversed(list(enumerate(self.tiling.grid_axes))):
             if position == 0:
-                self._axis_index(position, axis, f"({rest}) * {axis.block}")
+                self._axis_index(position, axis, scaled(rest, axis.block))
             else:
-                self._axis_index(position, axis, f"({rest} % {axis.blocks}) * {axis.block}")
+                self._axis_index(position, axis, scaled(f"({rest} % {axis.blocks})", axis.block))
                 rest = f"{rest} // {axis.blocks}"
 
     def _column_index(self, start: str) -> None:
@@ -197,7 +197,10 @@ class _Emission:
         """Define the axis's flat index, its mask and its variables."""
         name = axis.name
         spread = "" if len(self.tiling.axes) == 1 else self._shape_of(position)
-        self.lines.add(f"{name} = {start} + tl.arange(0, {axis.block}){spread}")
+        if axis.block == 1:  # a number and no block: what depends on it alone is computed once
+            self.lines.add(f"{name} = {start}")
+        else:
+            self.lines.add(f"{name} = {start} + tl.arange(0, {axis.block}){spread}")
         if axis.masked:
             self.lines.add(f"{axis.mask} = {name} < {axis.size}")
         first = sum(len(a.vars) for a in self.tiling.axes[:position])
@@ -480,6 +483,11 @@ class _Emission:
             f"tl.store({self._parameter(nest.buffer)} + tl.broadcast_to({offset}, [{shape}]), "
             f"{stored}{condition})"
         )
+
+
+def scaled(number: str, factor: int) -> str:
+    """The text of a product."""
+    return number if factor == 1 else f"({number}) * {factor}"
 
 
 def online_softmax(kernel: FusedKernel) -> dict[str, str]:

@@ -179,7 +179,7 @@ def _reduction(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
     if padded <= limit:
         x_block = 1
         while (
-            x_block * padded < 1024
+            x_block * padded < 512
             and x_block * 2 <= power_of_two(points)
             and points // (x_block * 2) >= MULTIPROCESSORS * 2
         ):
