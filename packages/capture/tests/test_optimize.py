@@ -9,6 +9,10 @@ import warnings
 import dovetail_capture as dc
 import pytest
 import torch
+from dovetail_capture._frame_hook import Switched
+from dovetail_capture.context import CaptureContext
+from dovetail_capture.errors import CaptureError
+from dovetail_capture.options import CaptureOptions
 from torch import nn
 
 
@@ -355,3 +359,25 @@ def test_wrapper_keeps_name_and_signature():
 
     Owner.method = dc.optimize(Owner.method, Counting())
     assert torch.equal(Owner().method(X), X + 2)
+
+
+def test_a_mistake_of_ours_costs_speed_and_warns(monkeypatch):
+    def broken(code, func, args, *, options):
+        raise AssertionError("a mistake")
+
+    def doubled(t):
+        return t * 2
+
+    def context(fullgraph):
+        return CaptureContext(
+            lambda gm, inputs: gm, broken, options=CaptureOptions(fullgraph=fullgraph)
+        )
+
+    loose = context(False)
+    captured = Switched(doubled, loose.hook)
+    with pytest.warns(RuntimeWarning, match="internal error while capturing .*a mistake"):
+        assert torch.equal(captured(torch.ones(2)), torch.full((2,), 2.0))
+    assert [event.kind for event in loose.log.events] == ["error", "plain"]
+    assert torch.equal(captured(torch.ones(2)), torch.full((2,), 2.0))
+    with pytest.raises(CaptureError, match="a mistake"):
+        Switched(doubled, context(True).hook)(torch.ones(2))

@@ -30,6 +30,7 @@ from dovetail_capture.errors import (
     BackendError,
     CaptureError,
     GraphBreakError,
+    InternalError,
     RecompileLimitError,
     place_of,
 )
@@ -112,7 +113,21 @@ class CaptureContext:
             if self.hook.is_closed(code):
                 return None
             with _torch_state_kept():
-                return self._compile(code, func, args)
+                try:
+                    return self._compile(code, func, args)
+                except InternalError as error:
+                    if self.options.fullgraph:
+                        raise
+                    self._run_plainly(code, error)
+                    return _frame_hook.SKIP
+
+    def _run_plainly(self, code: CodeType, error: InternalError) -> None:
+        """Tell of a mistake of ours that costs speed only: the frame runs as Python runs it."""
+        root = self._continuations.root_code(code)
+        self.log.add("plain", root, f"{error}; this frame runs uncaptured")
+        warnings.warn(
+            f"{error}; it runs uncompiled. Please report this.", RuntimeWarning, stacklevel=3
+        )
 
     def _compile(self, code: CodeType, func: FunctionType, args: tuple[Any, ...]) -> Any:
         known = self._guards.get(id(code), [])
@@ -132,7 +147,12 @@ class CaptureContext:
             new_code = code  # nothing to compile on this path: the user's code is the fastest
         else:
             compiled = self._run_backend(code, frame) if has_graph else None
-            replacement = build_replacement(frame, compiled, resumption)
+            try:
+                replacement = build_replacement(frame, compiled, resumption)
+            except Exception as error:
+                raise InternalError(
+                    f"internal error while replacing {place_of(code)}: {error!r}"
+                ) from error
             new_code, text = replacement.code, replacement.text
         finished = time.perf_counter()
         guard = self._checked_guard(code, func, args, frame.guards)
@@ -161,7 +181,7 @@ class CaptureContext:
             raise
         except Exception as error:
             self.log.add("error", code, f"capture: {error!r}")
-            raise CaptureError(
+            raise InternalError(
                 f"internal error while capturing {place_of(code)}: {error!r}"
             ) from error
         if frame.break_ is not None:
@@ -205,7 +225,7 @@ class CaptureContext:
         guard = self._compile_guards(guards, code)
         if not _frame_hook.check_guard(guard, args, func):
             failure = guards.explain_failure(FrameView(args, func))
-            raise CaptureError(
+            raise InternalError(
                 f"the guards of {place_of(code)} do not hold for the very call they were made "
                 f"from: {failure or 'the native check disagrees with the slow one'}"
             )

@@ -19,6 +19,10 @@ class GraphBreakError(CaptureError):
         self.break_ = break_
 
 
+class InternalError(CaptureError):
+    """A mistake of capture itself; without `fullgraph` the frame runs plainly, with a warning."""
+
+
 class BackendError(CaptureError):
     """The backend raised, or did not return a callable."""
 

@@ -170,6 +170,14 @@ class RunCall(Effect):
 
 
 @dataclass(frozen=True, eq=False)
+class UnderLock(Effect):
+    """Effects replayed while a lock is held, which is released even if one of them raises."""
+
+    lock: Recipe
+    effects: tuple[Effect, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class FrameEnd:
     """How a captured stretch of a frame ends.
 

@@ -45,6 +45,7 @@ from dovetail_capture.recipe import (
     SetAttr,
     SetCell,
     SetGlobal,
+    UnderLock,
 )
 
 _VARARGS, _VARKEYWORDS = 0x04, 0x08
@@ -96,6 +97,7 @@ class _Writer:
         self._values: dict[int, str] = {}
         self._uses: dict[int, int] = {}
         self._counter = 0
+        self._indent = ""
         count = code.co_argcount + code.co_kwonlyargcount
         count += bool(code.co_flags & _VARARGS) + bool(code.co_flags & _VARKEYWORDS)
         self.arguments = {
@@ -111,7 +113,7 @@ class _Writer:
         return f"_dt_{stem}{self._counter}"
 
     def emit(self, line: str) -> None:
-        self.lines.append(line)
+        self.lines.append(self._indent + line)
 
     def assign(self, expression: str, stem: str = "v") -> str:
         name = self.fresh(stem)
@@ -321,6 +323,13 @@ class _Writer:
                     self.emit(f"{place} = {self.value(value)}")
             case RunCall(call):
                 self.value(call)
+            case UnderLock(lock, effects):
+                self.emit(f"with {self.value(lock)}:")
+                self._indent += "    "
+                self.emit("pass")
+                for inner in effects:
+                    self.effect(inner)
+                self._indent = self._indent[:-4]
             case _:
                 raise TypeError(f"replacement code cannot replay a {type(effect).__name__}")
 
@@ -498,6 +507,8 @@ def _parts(owner: Any) -> Iterator[Any]:
             part = pending.pop(0)
             if isinstance(part, Recipe):
                 yield part
+            elif isinstance(part, Effect):
+                yield from _parts(part)
             elif isinstance(part, tuple) and not isinstance(owner, Const):
                 pending[:0] = part
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import collections
 import copy
+import threading
+import warnings
 from typing import Any
 
 import pytest
 import torch
+from dovetail_capture.api import optimize
 from dovetail_capture.interpreter import capture_frame
 
 from . import programs
@@ -230,3 +233,24 @@ def test_messages_are_written_after_the_graph(caplog: pytest.LogCaptureFixture) 
         captured(x())
     texts = [record.getMessage() for record in caplog.records]
     assert texts == ["value 3", "only once", "value 3"]
+
+
+def test_a_lock_is_released_when_a_replayed_effect_raises() -> None:
+    lock = threading.Lock()
+    items: dict[str, Any] = {}
+
+    def program(t: torch.Tensor) -> torch.Tensor:
+        with lock:
+            items["t"] = t + 1
+            warnings.warn("under the lock", stacklevel=1)
+        return t * 2
+
+    captured = optimize(program, programs.Counter(), fullgraph=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="under the lock"):
+            captured(torch.ones(2))
+    assert not lock.locked()
+    with pytest.warns(UserWarning, match="under the lock"):
+        assert torch.equal(captured(torch.ones(2)), torch.full((2,), 2.0))
+    assert torch.equal(items["t"], torch.full((2,), 2.0)) and not lock.locked()

@@ -6,12 +6,15 @@ import collections
 import dataclasses
 import enum
 import functools
+import importlib.util
 import itertools
 import math
 import operator
+import re
 import typing
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
@@ -416,3 +419,23 @@ def test_program(program: Any, extra: tuple[Any, ...]) -> None:
 
 def test_nothing_to_compute_gives_no_graph() -> None:
     check(identities, x(), graphs=0)
+
+
+PATTERN = re.compile("-")
+
+
+def test_regular_expressions_and_installed_packages_are_known() -> None:
+    def program(x):
+        name = re.sub(r"\d+", "", "layer12") + PATTERN.sub("_", "a-b")
+        found = importlib.util.find_spec("torch") is not None
+        matched = re.match(r"(\w)(\w)", name)
+        return x * len(name) * found, name, matched.groups()
+
+    programs.check(program, torch.ones(2))
+
+
+def test_numpy_scalars_and_functions_of_numbers() -> None:
+    def program(x, scale):
+        return x * np.sqrt(16) + np.float32(2) + scale, np.float64(3)
+
+    programs.check(program, torch.ones(2), np.float64(0.5))

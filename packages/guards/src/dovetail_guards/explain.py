@@ -173,8 +173,8 @@ def _seen_and_hint(clause: c.Clause, frame: FrameView) -> tuple[str, str]:
                 "do not add or delete attributes of the object between calls",
             )
         case c.ClassAttrsAre():
-            name = changed_class_attr(clause, value)
-            return f"the class's `{name}` is another", "do not patch classes between calls"
+            changed = changed_class_attr(clause, value)
+            return f"the class's `{changed}` is another", "do not patch classes between calls"
         case c.FunctionIs():
             return "the function has others", "do not replace the parts of a function in use"
     return f"it is {short(value)}", ""

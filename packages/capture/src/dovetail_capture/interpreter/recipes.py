@@ -313,10 +313,7 @@ class Rebuilder:
     def under_locks(self) -> None:
         """Take the locks that the frame took before the changes, and release them after."""
         for lock in self.vm.session.locks:
-            target = self.recipe(lock)
-            take, release = (r.GetAttr(target, name) for name in ("acquire", "release"))
-            self.effects.insert(0, r.RunCall(r.CallFunction(take)))
-            self.effects.append(r.RunCall(r.CallFunction(release)))
+            self.effects = [r.UnderLock(self.recipe(lock), tuple(self.effects))]
 
     def grad_mode(self, at_start: bool, at_end: bool) -> None:
         """Leave torch in the grad mode that the program has set."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import enum
 import functools
+import re
 import types
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +27,12 @@ from dovetail_capture.interpreter.values.containers import (
 from dovetail_capture.interpreter.values.functions import BoundMethod, CellValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
 
+
+def is_numpy(cls: type, name: str) -> bool:
+    """Is `cls` numpy's class of this name, or a subclass? (numpy need not be installed.)"""
+    return any(base.__module__ == "numpy" and base.__name__ == name for base in cls.__mro__)
+
+
 # Compared by value in a guard.
 EQUALITY_TYPES: tuple[type, ...] = (
     bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout,
@@ -39,7 +46,7 @@ IDENTITY_TYPES: tuple[type, ...] = (
     types.GetSetDescriptorType, types.MemberDescriptorType, types.ModuleType, types.CodeType,
     types.GenericAlias, types.UnionType, type, functools._lru_cache_wrapper, property, staticmethod,
     classmethod, torch._ops.OpOverload, torch._ops.OpOverloadPacket, types.MappingProxyType,
-    torch.Generator,
+    torch.Generator, re.Pattern, re.Match,
 )  # fmt: skip
 
 
@@ -57,6 +64,10 @@ def wrap(session: Session, real: Any, source: Source) -> Value:
         return _identity(session, real, source)
     if isinstance(real, types.BuiltinFunctionType):
         return _identity(session, real, source)
+    if is_numpy(cls, "ufunc"):
+        return _identity(session, real, source)
+    if is_numpy(cls, "generic"):
+        return _equality(session, real, source)
     return _object(session, real, source)
 
 

@@ -6,6 +6,8 @@ import contextvars
 import copy
 import dataclasses
 import functools
+import importlib.metadata
+import importlib.util
 import inspect
 import itertools
 import logging
@@ -425,6 +427,9 @@ PURE_FUNCTIONS: frozenset[Any] = frozenset(
         type.mro, object.__format__, object.__hash__,
         object.__reduce_ex__, type.__subclasses__, inspect.unwrap, inspect.getfullargspec,
         inspect.isgeneratorfunction, inspect.iscoroutinefunction,
+        # What is installed does not change while a program runs.
+        importlib.util.find_spec, importlib.metadata.version,
+        importlib.metadata.packages_distributions,
     }
 )  # fmt: skip
 PURE_TYPES: tuple[type, ...] = (

@@ -12,6 +12,7 @@ import torch
 
 from dovetail_capture.interpreter.frame import Frame
 from dovetail_capture.interpreter.protocols import attributes
+from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.recorder import NotAGraphArgument
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value
@@ -24,7 +25,7 @@ from dovetail_capture.interpreter.values.functions import (
 )
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
-from dovetail_capture.interpreter.wrap import EQUALITY_TYPES
+from dovetail_capture.interpreter.wrap import EQUALITY_TYPES, is_numpy
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
@@ -114,6 +115,10 @@ def call_function(
         result = handler(vm, args, kwargs)
         if result is not NotImplemented:
             return result
+    if vm.is_pure(real, args) and all(
+        vm.as_python(arg) is not UNKNOWN for arg in (*args, *kwargs.values())
+    ):
+        return vm.fold(real, args, kwargs)
     options = vm.options
     if options is not None:
         if options.is_disabled(real):
@@ -272,7 +277,7 @@ def instantiate(
         result = handler(vm, args, kwargs)
         if result is not NotImplemented:
             return result
-    if cls in vm.pure_classes:
+    if cls in vm.pure_classes or is_numpy(cls, "generic"):
         return vm.fold(cls, args, kwargs)
     class_value = class_value or vm.held(cls)
     meta_call = attributes.class_lookup(vm, type(cls), "__call__")[1]
@@ -344,7 +349,7 @@ def call_native(vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str,
             return vm.record("call_function", real, args, kwargs)
         except NotAGraphArgument as error:
             raise GraphBreakSignal(f"`{real.__name__}` called with {error}") from None
-    if vm.is_pure(real, args):
+    if vm.is_pure(real, args) or (is_numpy(type(real), "ufunc") and "out" not in kwargs):
         return vm.fold(real, args, kwargs)
     if isinstance(real, types.MethodWrapperType) and real.__name__ == "__call__":
         return call(vm, vm.held(real.__self__), args, kwargs)

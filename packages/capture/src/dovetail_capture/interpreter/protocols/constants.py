@@ -18,6 +18,7 @@ from dovetail_capture.interpreter.values.containers import (
     TupleValue,
 )
 from dovetail_capture.interpreter.values.functions import IteratorValue
+from dovetail_capture.interpreter.wrap import is_numpy
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
@@ -95,6 +96,6 @@ def from_python(vm: Interpreter, real: Any) -> Value:
         return SliceValue(*(from_python(vm, p) for p in (real.start, real.stop, real.step)))
     if cls in (zip, map, enumerate, reversed) or "iterator" in cls.__name__:
         return IteratorValue((from_python(vm, item) for item in real), cls, True)
-    if isinstance(real, _PLAIN):
+    if isinstance(real, _PLAIN) or is_numpy(cls, "generic"):
         return Constant(real)
     return vm.held(real)
