@@ -4,7 +4,6 @@ the capture just before it."""
 from __future__ import annotations
 
 import gc
-import os
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -30,9 +29,8 @@ from dovetail_capture.interpreter.signals import (
 from dovetail_capture.interpreter.values.base import Lazy, Value
 from dovetail_capture.interpreter.values.functions import CellValue
 from dovetail_capture.interpreter.wrap import cell_value
+from dovetail_capture.knobs import DEBUG
 from dovetail_capture.recipe import FrameEnd, Recipe
-
-DEBUG = bool(os.environ.get("DOVETAIL_CAPTURE_DEBUG"))
 
 # Settings that tensor operations and folded torch functions read.
 _GUARDED_STATE = (

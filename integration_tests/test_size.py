@@ -1,0 +1,29 @@
+"""The size report, the limit on the size of a file, and where settings are read."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from dovetail.size import PACKAGES, as_text, measure
+
+
+def test_no_file_is_past_the_limit() -> None:
+    sizes = [measure(name, import_ms=0.0) for name in PACKAGES]
+    for size in sizes:
+        assert size.largest_file[0] <= 800, size
+        assert size.python_lines > 500, size
+    text = as_text(sizes)
+    assert all(name in text for name in PACKAGES) and "DOVETAIL_CACHE_DIR" in text
+
+
+def test_settings_are_read_in_knobs_alone() -> None:
+    """Elsewhere the environment may be passed on whole to a child process, or set, but not read."""
+    for path in sorted(Path(__file__).parent.parent.glob("packages/*/src/**/*.py")):
+        if path.name == "knobs.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            text = ast.unparse(node) if isinstance(node, ast.Attribute | ast.Subscript) else ""
+            assert text not in ("os.getenv", "os.environ.get"), path
+            read = isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load)
+            assert not (read and text.startswith("os.environ[")), path
