@@ -12,11 +12,13 @@ import math
 import operator
 import re
 import typing
+import weakref
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from dovetail_capture.api import optimize
 
 from . import programs
 
@@ -439,3 +441,24 @@ def test_numpy_scalars_and_functions_of_numbers() -> None:
         return x * np.sqrt(16) + np.float32(2) + scale, np.float64(3)
 
     programs.check(program, torch.ones(2), np.float64(0.5))
+
+
+def test_a_weak_reference_from_outside() -> None:
+    weight = torch.ones(3)
+    references = [weakref.ref(weight)]
+
+    def program(x):
+        return x + 1 if references[0]() is weight else x * 5
+
+    backend = programs.Counter()
+    captured = optimize(program, backend, fullgraph=True)
+    for _ in range(2):
+        assert torch.equal(captured(torch.ones(3)), torch.full((3,), 2.0))
+    references[0] = weakref.ref(backend)
+    assert torch.equal(captured(torch.ones(3)), torch.full((3,), 5.0))
+
+
+def test_a_recurrent_layer() -> None:
+    layer = torch.nn.LSTM(4, 5, batch_first=True, bidirectional=True)
+    with torch.no_grad():
+        programs.check(lambda t: layer(t)[0], torch.randn(2, 3, 4))

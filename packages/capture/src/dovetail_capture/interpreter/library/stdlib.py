@@ -322,8 +322,9 @@ def weakref_call(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     target = reference.real()
     if target is None or reference.source is None:
         raise GraphBreakSignal("a weak reference whose target is gone")
-    # What it refers to is known only by calling it, which no guard does.
-    raise GraphBreakSignal("a weak reference from outside of the frame")
+    # The guard pins the reference and keeps its target alive: it will always give this one.
+    vm.session.pin(reference.source, reference.real)
+    return vm.held(target)
 
 
 # --- locks: taken around the effects instead of around the interpretation ------------------------
