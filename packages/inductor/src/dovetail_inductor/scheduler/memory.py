@@ -18,6 +18,10 @@ ALIGNMENT = 64
 # the slab costs less time than an allocation and next to no memory.
 LARGE_BYTES = 1 << 20
 
+# On a CPU a slab is kept between calls, which saves the page faults of fresh memory. Large buffers
+# get memory of their own there only where the slab would raise the call's peak by more than this.
+SLAB_PEAK = 1.05
+
 
 @dataclass(frozen=True)
 class MemoryPlan:
@@ -31,6 +35,36 @@ class MemoryPlan:
     slab_bytes: Mapping[torch.device, int]
     first: Mapping[str, int]
     last: Mapping[str, int]
+
+
+def _slab_raises_peak(
+    graph: KernelGraph,
+    first: Mapping[str, int],
+    last: Mapping[str, int],
+    own_memory: set[str],
+) -> bool:
+    """True if a slab of all that may lie in one adds up to more, with what lives beside it, than
+    buffers that come and go."""
+    births: dict[int, list[str]] = {}
+    deaths: dict[int, list[str]] = {}
+    for name, position in first.items():
+        births.setdefault(position, []).append(name)
+        deaths.setdefault(last[name], []).append(name)
+    live = outside = 0
+    live_peak = slab = outside_peak = 0
+    for position in range(len(graph.steps)):
+        for name in births.get(position, []):
+            nbytes = graph.buffers[name].nbytes
+            live += nbytes
+            outside += nbytes if name in own_memory else 0
+        live_peak = max(live_peak, live)
+        outside_peak = max(outside_peak, outside)
+        slab = max(slab, live - outside)
+        for name in deaths.get(position, []):
+            nbytes = graph.buffers[name].nbytes
+            live -= nbytes
+            outside -= nbytes if name in own_memory else 0
+    return slab + outside_peak > SLAB_PEAK * live_peak
 
 
 def plan_memory(graph: KernelGraph) -> MemoryPlan:
@@ -67,6 +101,13 @@ def plan_memory(graph: KernelGraph) -> MemoryPlan:
             if graph.buffers[name].device.type == "cuda"
             and graph.buffers[name].nbytes >= LARGE_BYTES
         }
+    large = {
+        name
+        for name in first
+        if graph.buffers[name].device.type == "cpu" and graph.buffers[name].nbytes >= LARGE_BYTES
+    }
+    if large - own_memory and _slab_raises_peak(graph, first, last, own_memory):
+        own_memory |= large
     slab = sorted(
         (name for name in first if name not in own_memory),
         key=lambda name: (-graph.buffers[name].nbytes, first[name], name),
