@@ -117,7 +117,8 @@ def _overhead_us(spec: Spec) -> float:
 
 def _build(spec: Spec) -> Case:
     torch.manual_seed(0)
-    case = resolve(spec.model)(spec.small)
+    with torch.device(spec.device):  # random weights are drawn where they are used
+        case = resolve(spec.model)(spec.small)
     inputs = {k: v.to(spec.device) if isinstance(v, Tensor) else v for k, v in case.inputs.items()}
     model = case.model.to(spec.device)
     model.train(spec.train)
