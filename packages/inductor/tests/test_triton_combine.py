@@ -184,6 +184,20 @@ def test_two_sums_over_the_same_data_stay_together() -> None:
     assert len(launches(check(norm_gradients, *inputs))) == 2
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_batch_norm_fills_the_gpu(layout: torch.memory_format) -> None:
+    def norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return torch.relu(torch.native_batch_norm(x, w, b, None, None, True, 0.1, 1e-5)[0])
+
+    x = torch.empty(32, 64, 56, 56).contiguous(memory_format=layout)
+    graph = scheduled(norm, x, torch.empty(64), torch.empty(64))
+    for kernel in graph.kernels:
+        if kernel.row_points * kernel.column_points >= x.numel():
+            assert choose(kernel, graph.buffers).programs >= 132, kernel.as_text()
+    small = torch.randn(8, 6, 40, 40).contiguous(memory_format=layout)
+    check(lambda *t: (norm(*t),), small, torch.randn(6), torch.randn(6))
+
+
 def test_rows_that_fill_the_gpu_are_not_cut() -> None:
     for rows, columns in ((4096, 768), (128, 768), (256, 30522)):
         assert len(scheduled(lambda x: x.sum(1), torch.empty(rows, columns)).kernels) == 1

@@ -157,9 +157,12 @@ def _transposing(rows: tuple[Var, ...], first: Var, second: Var) -> Tiling:
 
 
 def _across(kernel: FusedKernel) -> Tiling:
-    """Neighbours in memory are other rows: a program has a stripe of rows, as wide as a cache line
-    at least, and several loads on their way in every thread."""
-    x = Axis("x", kernel.rows, min(64, power_of_two(kernel.row_points)))
+    """Neighbours in memory are other rows: a program has a stripe of rows, 64 bytes wide or so at
+    least, and several loads on their way in every thread."""
+    width = 64
+    while width > 16 and kernel.row_points < width * MULTIPROCESSORS:
+        width //= 2
+    x = Axis("x", kernel.rows, min(width, power_of_two(kernel.row_points)))
     columns = kernel.column_points
     elements = 4096 if columns * x.block >= 4096 else 2048
     r = Axis("r", kernel.columns, min(power_of_two(columns), max(16, elements // x.block)))

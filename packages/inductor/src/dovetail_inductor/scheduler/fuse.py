@@ -19,7 +19,7 @@ from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.kernels import FusedKernel, KernelGraph, Step
 from dovetail_inductor.scheduler.loops import merge_vars, piece_index, replace_vars
 from dovetail_inductor.scheduler.match import Group, Match, match
-from dovetail_inductor.scheduler.split_reductions import contiguous_in_rows
+from dovetail_inductor.scheduler.split_reductions import GPU_RULE, contiguous_in_rows, rule_for
 
 
 @dataclass(eq=False)
@@ -159,10 +159,35 @@ class _Fuser:
         columns = prod(v.size for v in found.columns)
         if found.columns and rows < self.options.min_rows and columns > self.options.max_columns:
             return False  # no parallelism would be left
+        if found.columns and self._serializes(found, a, b):
+            return False
         assert a.group is not None and b.group is not None
         if len(a.group.nests) + len(b.group.nests) > self.options.max_nests:
             return False
         return len(a.reads | a.writes | b.reads | b.writes) <= self.options.max_buffers
+
+    def _serializes(self, found: Match, a: _Unit, b: _Unit) -> bool:
+        """True if a pointwise nest that a GPU could spread over all its points would be walked row
+        by row, with few rows: where a reduction would be cut in two stages."""
+        rule = rule_for(self.graph.buffers[next(iter(a.writes))], self.options)
+        rows, columns = prod(v.size for v in found.rows), prod(v.size for v in found.columns)
+        if rule is not GPU_RULE or rows * columns < rule.elements:
+            return False
+        for unit, pieces in ((a, found.pieces_a), (b, found.pieces_b)):
+            group = unit.group
+            assert group is not None
+            if group.columns or prod(v.size for v in group.rows) < rows * columns:
+                continue
+            across = any(
+                pieces[v][-1] in found.rows
+                for v in group.rows
+                if any(nest.index.coefficient(v) == 1 for nest in group.nests)
+            )
+            tasks = -(-rows // rule.side_by_side) if across else rows
+            least = rule.result_across if across else rule.result
+            if tasks < rule.enough_tasks and columns >= least:
+                return True
+        return False
 
     def _merged(
         self,

@@ -45,6 +45,16 @@ CPU_RULE = SplitRule(16, 64, 1 << 15, 256, 256, 512, 512)
 GPU_RULE = SplitRule(132, 4 * 132, 1 << 16, 4096, 32, 1 << 15, 256)
 
 
+# Of one result: the second stage is to be short.
+MAX_PARTS = 256
+
+
+def rule_for(buffer: Buffer, options: InductorOptions) -> SplitRule:
+    """The rule of the device on which a buffer is computed."""
+    on_gpu = buffer.device.type == "cuda" if options.triton is None else options.triton
+    return GPU_RULE if on_gpu else CPU_RULE
+
+
 def split_reductions(graph: LoopGraph, options: InductorOptions) -> LoopGraph:
     """Split where it gives parallel work. Needs affine loops (after `split_divisions`)."""
     if not options.split_reductions:
@@ -53,8 +63,7 @@ def split_reductions(graph: LoopGraph, options: InductorOptions) -> LoopGraph:
     nodes: list[Node] = []
     for node in graph.nodes:
         if isinstance(node, LoopNest):
-            on_gpu = buffers[node.buffer].device.type == "cuda"
-            rule = GPU_RULE if (on_gpu if options.triton is None else options.triton) else CPU_RULE
+            rule = rule_for(buffers[node.buffer], options)
             if _wants_split(node, rule):
                 nodes += _split(graph.builder, node, buffers, rule)
                 continue
@@ -89,7 +98,7 @@ def _split(
 ) -> list[LoopNest]:
     per_result = nest.iterations // nest.points
     piece = rule.piece_across if contiguous_in_rows(nest) else rule.piece
-    wanted = min(rule.aim // _tasks(nest, rule), per_result // piece)
+    wanted = min(rule.aim // _tasks(nest, rule), per_result // piece, MAX_PARTS)
     # Cut the reduced variables, outermost in memory first, into parts and the rest.
     order = sorted(nest.reduce_vars, key=lambda v: -_largest_stride(nest, v))
     parts = 1
@@ -182,7 +191,10 @@ def _largest_stride(nest: LoopNest, var: Var) -> int:
 
 
 def _divisor(size: int, wanted: int) -> int:
-    """The divisor of `size` next above `wanted` (within a factor of 4), else the next below."""
+    """All of `size` if it is at most `wanted`; else the divisor next above `wanted` (within a
+    factor of 4), else the next below."""
+    if size <= wanted:
+        return size
     for n in range(wanted, min(size, 4 * wanted) + 1):
         if size % n == 0:
             return n
