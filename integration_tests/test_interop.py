@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -19,10 +20,11 @@ class Net(nn.Module):
         return torch.softmax(self.net(x), -1)
 
 
-def test_backend_behind_torch_compile() -> None:
+@pytest.mark.parametrize("backend", ["dovetail", dovetail_backend], ids=["name", "callable"])
+def test_backend_behind_torch_compile(backend: object) -> None:
     model = Net()
     twin = copy.deepcopy(model)
-    compiled = torch.compile(model, backend=dovetail_backend, dynamic=False)  # noqa: TID251
+    compiled = torch.compile(model, backend=backend, dynamic=False)  # noqa: TID251
     x = torch.randn(5, 8)
     got, expected = compiled(x), twin(x)
     torch.testing.assert_close(got, expected)
