@@ -10,6 +10,7 @@ When recording is impossible or does not pay, the plan simply runs, and `skip_re
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,10 +62,16 @@ class GraphedArtifact:
     _moves: dict[int, int] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _bytes: int = 0
+    _mutated: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._mutated = tuple(mutated_inputs(self.artifact.plan))
 
     def __call__(self, *inputs: torch.Tensor | int) -> tuple[Value, ...]:
         """Replay, or record first, or run directly with a reason in `skip_reasons`."""
-        key = shape_key(inputs)
+        # Static inputs are those of the first recording: their addresses are compared instead.
+        static = self.static_inputs
+        key = shape_key(v for i, v in enumerate(inputs) if i not in static)
         with self._lock:
             if key in self._refused:
                 return self.artifact.run(*inputs)
@@ -126,7 +133,7 @@ class GraphedArtifact:
             _copy_of(value) if isinstance(value, torch.Tensor) and i not in static else value
             for i, value in enumerate(inputs)
         ]
-        mutated = mutated_inputs(self.artifact.plan)
+        mutated = self._mutated
         # One plain run first: libraries set themselves up in their first call, which a recording
         # must not see. What it writes into inputs and draws from the generator is undone, so that a
         # call happens once.
@@ -159,7 +166,7 @@ class GraphedArtifact:
         if mine:
             torch._foreach_copy_(mine, given)
         recording.graph.replay()
-        for position in mutated_inputs(self.artifact.plan):
+        for position in self._mutated:
             target = _tensor(inputs[position])
             if position in recording.addresses:
                 torch.autograd.graph.increment_version(target)
@@ -178,7 +185,7 @@ class GraphedArtifact:
         return output.clone() if self.copy_outputs else output
 
 
-def shape_key(inputs: tuple[torch.Tensor | int, ...]) -> tuple[Any, ...]:
+def shape_key(inputs: Iterable[torch.Tensor | int]) -> tuple[Any, ...]:
     """What must be equal for one recording to serve: ints, shapes and strides."""
     return tuple(
         (v.shape, v.stride(), v.dtype) if isinstance(v, torch.Tensor) else v for v in inputs
