@@ -119,8 +119,15 @@ def _build(spec: Spec) -> Case:
     torch.manual_seed(0)
     with torch.device(spec.device):  # random weights are drawn where they are used
         case = resolve(spec.model)(spec.small)
-    inputs = {k: v.to(spec.device) if isinstance(v, Tensor) else v for k, v in case.inputs.items()}
-    model = case.model.to(spec.device)
+    dtype = torch.float32 if spec.dtype == "autocast" else getattr(torch, spec.dtype)
+
+    def placed(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return value.to(spec.device, dtype if value.is_floating_point() else None)
+
+    inputs = {k: placed(v) for k, v in case.inputs.items()}
+    model = case.model.to(spec.device, dtype)
     model.train(spec.train)
     return Case(model, inputs, case.loss)
 
