@@ -35,7 +35,7 @@ class Row:
     train: bool
     system: str
     cold_s: float
-    warm_s: float
+    warm_s: float | None  # None when there was one round only
     figures: Figures
 
 
@@ -132,7 +132,7 @@ def measure_case(
                 spec.train,
                 system,
                 cold_s=per_round[0].first_s,
-                warm_s=per_round[-1].first_s,
+                warm_s=per_round[-1].first_s if rounds > 1 else None,
                 figures=_merge(per_round),
             )
         )

@@ -40,7 +40,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{row.model}{' train' if row.train else ''}",
         row.system,
         f"{row.cold_s:.2f} s" if compiled else "-",
-        f"{row.warm_s:.2f} s" if compiled else "-",
+        f"{row.warm_s:.2f} s" if compiled and row.warm_s is not None else "-",
         f"{f.steady_s * 1e3:.2f} ms",
         f"{f.speedup:.2f}x",
         "-" if f.overhead_us is None or not compiled else f"{f.overhead_us:.2f} us",
@@ -84,10 +84,12 @@ def ratios(rows: Sequence[Row | Failure]) -> str:
         ours, theirs = systems.get("dovetail"), systems.get("torch.compile")
         if ours is None or theirs is None:
             continue
+        warm = ""
+        if ours.warm_s is not None and theirs.warm_s is not None:
+            warm = f"second process {theirs.warm_s / ours.warm_s:.1f}x faster, "
         lines.append(
             f"{model}{' train' if train else ''}: beside torch.compile, first call "
-            f"{theirs.cold_s / ours.cold_s:.1f}x faster, second process "
-            f"{theirs.warm_s / ours.warm_s:.1f}x faster, steady state "
+            f"{theirs.cold_s / ours.cold_s:.1f}x faster, {warm}steady state "
             f"{ours.figures.speedup / theirs.figures.speedup:.2f}x"
         )
     return "\n".join(lines)
