@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import dovetail
 from dovetail.interop import dovetail_backend
 
 
@@ -32,3 +33,17 @@ def test_backend_behind_torch_compile(backend: object) -> None:
     expected.pow(2).sum().backward()
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad)
+
+
+def test_modules_made_in_a_frame_after_torch_compile_has_run() -> None:
+    """torch.compile patches `nn.Module.__init__` for good; capture is not to stumble over it."""
+    x = torch.randn(4, 3)
+    torch.compile(lambda t: t + 1, backend="eager")(x)  # noqa: TID251
+
+    def loss(logits: Tensor, target: Tensor) -> Tensor:
+        result: Tensor = nn.CrossEntropyLoss()(logits, target)
+        return result
+
+    target = torch.tensor([0, 1, 2, 0])
+    compiled = dovetail.compile(loss, fullgraph=True)
+    torch.testing.assert_close(compiled(x, target), loss(x, target))

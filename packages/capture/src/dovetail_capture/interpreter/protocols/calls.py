@@ -43,6 +43,9 @@ def _graph_break(vm: Interpreter, args: list[Value], kwargs: dict[str, Value]) -
 _OWN_API: dict[tuple[str, str], Any] = {
     ("dovetail_capture.api", "graph_break"): _graph_break,
     ("dovetail_capture.api", "is_compiling"): lambda vm, args, kwargs: Constant(True),
+    # Once torch.compile has run, every module's __init__ also notes the module's age for it.
+    ("torch._dynamo.mutation_guard", "GenerationTracker.tag"): lambda vm, args, kw: Constant(None),
+    ("torch._dynamo.mutation_guard", "_GenerationTracker.tag"): lambda vm, args, kw: Constant(None),
 }
 
 
