@@ -49,7 +49,7 @@ def test_table_holds_rows_ratios_and_failures() -> None:
 def test_a_small_run_writes_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "figures.json"
     status = main(
-        ["bench", "opt", "--small", "--infer", "--rounds", "1", "--seconds", "0.2",
+        ["bench", "opt", "--small", "--infer", "--rounds", "2", "--seconds", "0.2",
          "--systems", "eager", "dovetail", "--json", str(out)]
     )  # fmt: skip
     assert status == 0, capsys.readouterr()
