@@ -32,6 +32,15 @@ def seconds(call: Callable[[], Any], device: str) -> float:
     return time.perf_counter() - start
 
 
+def median_seconds(call: Callable[[], Any], device: str, budget_s: float) -> float:
+    """Median wall seconds of 5 to 200 calls, for about `budget_s` seconds."""
+    call()
+    taken: list[float] = []
+    while len(taken) < 5 or (len(taken) < 200 and sum(taken) < budget_s):
+        taken.append(seconds(call, device))
+    return statistics.median(taken)
+
+
 def interleaved(
     first: Callable[[], Any], second: Callable[[], Any], device: str, budget_s: float
 ) -> tuple[float, float, float]:
@@ -39,9 +48,8 @@ def interleaved(
 
     Returns the median seconds of each and the median of the pairwise ratios first/second.
     """
-    for _ in range(2):
-        first()
-        second()
+    first()
+    second()
     a: list[float] = []
     b: list[float] = []
     start = time.perf_counter()

@@ -33,6 +33,10 @@ def _count(value: int | None) -> str:
     return "-" if value is None else str(value)
 
 
+def _error(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1e}"
+
+
 def _cells(row: Row) -> tuple[str, ...]:
     f = row.figures
     compiled = row.system != "eager"
@@ -45,8 +49,8 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{f.speedup:.2f}x",
         "-" if f.overhead_us is None or not compiled else f"{f.overhead_us:.2f} us",
         f"{f.peak_bytes / 2**20:.1f} MiB",
-        f"{f.error_eager:.1e}",
-        f"{f.error_float64:.1e}",
+        _error(f.error_eager),
+        _error(f.error_float64),
         _count(f.graphs),
         _count(f.breaks),
         _count(f.kernels),

@@ -1,0 +1,128 @@
+"""The models on a GPU: equal to eager in float32 and under bfloat16 autocast; no Python between
+kernels."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+import dovetail
+from dovetail.bench.measure import largest_error
+from dovetail.bench.models import Case, cases
+from dovetail.bench.worker import Spec, build_case, step_of
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+MODELS = [name for name in cases() if not name.startswith("bert-base")]
+
+
+def spec(model: str, train: bool, dtype: str) -> Spec:
+    return Spec(
+        system="dovetail",
+        model=model,
+        train=train,
+        device="cuda",
+        mode=None,
+        dtype=dtype,
+        small=True,
+        steady_s=0.0,
+        overhead=False,
+    )
+
+
+def float64_step(case: Case, chosen: Spec) -> list[Tensor]:
+    """The step on a float64 copy of the model, without autocast."""
+    inputs = {
+        k: v.double() if isinstance(v, Tensor) and v.is_floating_point() else v
+        for k, v in case.inputs.items()
+    }
+    wide = Case(copy.deepcopy(case.model).double(), inputs, case.loss)
+    plain = spec(chosen.model, chosen.train, "float32")
+    return [t.clone() for t in step_of(wide, wide.model, plain)()]
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["infer", "train"])
+@pytest.mark.parametrize("dtype", ["float32", "autocast"])
+@pytest.mark.parametrize("name", MODELS)
+def test_as_close_to_float64_as_eager(name: str, dtype: str, train: bool) -> None:
+    """Values and gradients: low precision and library kernels differ from eager by rounding, so
+    both are measured against float64 and ours may err at most twice as much (and a floor)."""
+    chosen = spec(name, train, dtype)
+    case = build_case(chosen)
+    reference = float64_step(case, chosen)
+    twin = Case(copy.deepcopy(case.model), case.inputs, case.loss)
+    expected = [t.clone() for t in step_of(twin, twin.model, chosen)()]
+    compiled = dovetail.compile(case.model, fullgraph=True)
+    for _ in range(2):
+        got = step_of(case, compiled, chosen)()
+    floor = 2e-3 if dtype == "float32" else 2e-2
+    for i, (g, e, r) in enumerate(zip(got, expected, reference, strict=True)):
+        assert g.dtype == e.dtype and g.shape == e.shape and g.stride() == e.stride(), i
+        allowed = max(floor, 2 * largest_error([e], [r]))
+        assert largest_error([g], [r]) <= allowed, (i, g.shape)
+    report = dovetail.report(compiled)
+    assert report.graphs == 1 and not report.breaks and not report.recompiles, report.as_text()
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["infer", "train"])
+def test_no_python_runs_between_kernels(train: bool, tmp_path: Path) -> None:
+    """In the profiler's trace of a forward call, no Python function starts between the first and
+    the last kernel launch; of a training step, not more with more layers."""
+    from transformers import BertConfig, BertModel
+
+    entered = []
+    for layers in (2, 8):
+        torch.manual_seed(0)
+        config = BertConfig(
+            vocab_size=64,
+            hidden_size=64,
+            num_hidden_layers=layers,
+            num_attention_heads=4,
+            intermediate_size=128,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
+        model = BertModel(config).cuda().train(train)
+        compiled = dovetail.compile(model, fullgraph=True)
+        ids = torch.randint(0, 64, (2, 16), device="cuda")
+
+        def call() -> None:
+            with torch.set_grad_enabled(train):
+                out = compiled(input_ids=ids).last_hidden_state  # noqa: B023
+            if train:
+                out.sum().backward()
+
+        for _ in range(3):
+            call()
+        torch.cuda.synchronize()
+        activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+        with profile(activities=activities, with_stack=True) as trace:
+            call()
+            torch.cuda.synchronize()
+        path = tmp_path / f"trace{layers}.json"
+        trace.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+        launches = [
+            e["ts"]
+            for e in events
+            if e.get("cat") in ("cuda_runtime", "cuda_driver") and "Launch" in e["name"]
+        ]
+        assert len(launches) >= 4 * layers
+        between = [
+            e["name"]
+            for e in events
+            if e.get("cat") == "python_function" and min(launches) < e["ts"] < max(launches)
+        ]
+        print(f"{layers} layers: {len(launches)} launches, Python functions between: {between}")
+        entered.append(len(between))
+    assert entered[0] == entered[1], entered
+    assert train or entered == [0, 0], entered
