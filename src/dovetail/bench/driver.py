@@ -82,7 +82,7 @@ def _merge(rounds: Sequence[Figures]) -> Figures:
         steady_s=statistics.median(f.steady_s for f in rounds),
         eager_s=statistics.median(f.eager_s for f in rounds),
         speedup=statistics.median(f.speedup for f in rounds),
-        peak_bytes=min(f.peak_bytes for f in rounds),
+        peak_bytes=rounds[0].peak_bytes,
         error_eager=rounds[0].error_eager,
         error_float64=rounds[0].error_float64,
     )
@@ -110,7 +110,7 @@ def measure_case(
                             spec,
                             system=system,
                             overhead=last and spec.overhead,
-                            errors=number == 0,
+                            thorough=number == 0,
                         ),
                         environment,
                         timeout_s,

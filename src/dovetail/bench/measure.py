@@ -42,9 +42,14 @@ def median_seconds(call: Callable[[], Any], device: str, budget_s: float) -> flo
 
 
 def interleaved(
-    first: Callable[[], Any], second: Callable[[], Any], device: str, budget_s: float
+    first: Callable[[], Any],
+    second: Callable[[], Any],
+    device: str,
+    budget_s: float,
+    least: int = 5,
 ) -> tuple[float, float, float]:
-    """Time two callables alternately (A B B A ...) for about `budget_s` seconds, 5 to 200 pairs.
+    """Time two callables alternately (A B B A ...) for about `budget_s` seconds, `least` to 200
+    pairs.
 
     Returns the median seconds of each and the median of the pairwise ratios first/second.
     """
@@ -53,7 +58,7 @@ def interleaved(
     a: list[float] = []
     b: list[float] = []
     start = time.perf_counter()
-    while len(a) < 5 or (len(a) < 200 and time.perf_counter() - start < budget_s):
+    while len(a) < least or (len(a) < 200 and time.perf_counter() - start < budget_s):
         if len(a) % 2:
             b.append(seconds(second, device))
             a.append(seconds(first, device))

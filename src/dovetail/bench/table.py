@@ -48,7 +48,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{f.steady_s * 1e3:.2f} ms",
         f"{f.speedup:.2f}x",
         "-" if f.overhead_us is None or not compiled else f"{f.overhead_us:.2f} us",
-        f"{f.peak_bytes / 2**20:.1f} MiB",
+        "-" if f.peak_bytes is None else f"{f.peak_bytes / 2**20:.1f} MiB",
         _error(f.error_eager),
         _error(f.error_float64),
         _count(f.graphs),

@@ -27,7 +27,8 @@ SYSTEMS = ("eager", "torch.compile", "dovetail")
 @dataclass(frozen=True)
 class Spec:
     """What one worker measures. `dtype` is the model's own, or "autocast": float32 weights under
-    bfloat16 autocast. Without `errors` nothing is compared, which saves the eager steps."""
+    bfloat16 autocast. A later process of a case is not `thorough`: errors and peak
+    memory are known, and a short look at the steady state is enough."""
 
     system: str
     model: str
@@ -38,7 +39,7 @@ class Spec:
     small: bool
     steady_s: float
     overhead: bool
-    errors: bool = True
+    thorough: bool = True
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Figures:
     eager_s: float
     speedup: float
     overhead_us: float | None
-    peak_bytes: int
+    peak_bytes: int | None
     error_eager: float | None
     error_float64: float | None
     graphs: int | None = None
@@ -152,8 +153,8 @@ def run(spec: Spec) -> Figures:
     case = build_case(spec)
     twin = Case(copy.deepcopy(case.model), case.inputs, case.loss)
     eager = step_of(twin, twin.model, spec)
-    reference64 = _float64(case, spec) if spec.errors else []
-    expected = [t.clone() for t in eager()] if spec.errors else []
+    reference64 = _float64(case, spec) if spec.thorough else []
+    expected = [t.clone() for t in eager()] if spec.thorough else []
     if spec.system == "eager":
         steady = measure.median_seconds(eager, spec.device, spec.steady_s / 2)
         return Figures(
@@ -164,7 +165,7 @@ def run(spec: Spec) -> Figures:
             overhead_us=0.0,
             peak_bytes=measure.peak_bytes(eager, spec.device),
             error_eager=0.0,
-            error_float64=measure.largest_error(expected, reference64) if spec.errors else None,
+            error_float64=measure.largest_error(expected, reference64) if spec.thorough else None,
         )
     start = time.perf_counter()  # imports of the compiler count: a user waits for them too
     compiled = _compiled(spec, case.model)
@@ -173,9 +174,15 @@ def run(spec: Spec) -> Figures:
     measure.synchronize(spec.device)
     first = time.perf_counter() - start
     got = [t.clone() for t in got]
-    eager_s, steady, speedup = measure.interleaved(eager, step, spec.device, spec.steady_s)
+    eager_s, steady, speedup = measure.interleaved(
+        eager,
+        step,
+        spec.device,
+        spec.steady_s if spec.thorough else spec.steady_s / 2,
+        least=5 if spec.thorough else 3,
+    )
     counts = _counts(compiled, case) if spec.system == "dovetail" else {}
-    peak = measure.peak_bytes(step, spec.device)
+    peak = measure.peak_bytes(step, spec.device) if spec.thorough else None
     return Figures(
         first_s=first,
         steady_s=steady,
@@ -183,8 +190,8 @@ def run(spec: Spec) -> Figures:
         speedup=speedup,
         overhead_us=_overhead_us(spec) if spec.overhead else None,
         peak_bytes=peak,
-        error_eager=measure.largest_error(got, expected) if spec.errors else None,
-        error_float64=measure.largest_error(got, reference64) if spec.errors else None,
+        error_eager=measure.largest_error(got, expected) if spec.thorough else None,
+        error_float64=measure.largest_error(got, reference64) if spec.thorough else None,
         **counts,
     )
 
