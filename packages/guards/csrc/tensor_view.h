@@ -82,12 +82,17 @@ inline Outcome check_tensor(const TensorSpec& spec, PyObject* object, Mode mode)
   }
 }
 
-// One size of a tensor; false when it has no such dimension.
+// Dimension numbers from here on mean strides.
+constexpr int64_t kStrides = 1 << 16;
+
+// One size (or stride) of a tensor; false when it has no such dimension.
 inline bool size_of(PyObject* tensor, int64_t dim, int64_t& size) {
   const c10::TensorImpl* impl = impl_of(tensor);
   if (!impl) return false;
   try {
-    c10::IntArrayRef sizes = impl->sizes();
+    bool is_stride = dim >= kStrides;
+    c10::IntArrayRef sizes = is_stride ? impl->strides() : impl->sizes();
+    if (is_stride) dim -= kStrides;
     int64_t rank = static_cast<int64_t>(sizes.size());
     if (dim < 0) dim += rank;
     if (dim < 0 || dim >= rank) return false;

@@ -181,11 +181,11 @@ def _local(name: str, frame: FrameView) -> Any:
     return frame.args[position] if position < len(frame.args) else MISSING
 
 
-def _size(base: Any, dim: int) -> Any:
+def _size(base: Any, dim: int, read: Any = torch._C.TensorBase.size) -> Any:
     if not isinstance(base, torch.Tensor):
         return MISSING
     try:
-        return torch._C.TensorBase.size(base, dim)
+        return read(base, dim)
     except Exception:
         return MISSING
 
@@ -222,6 +222,8 @@ def evaluate(source: s.Source, frame: FrameView) -> Any:
             return _cell(base)
         case s.SizeSource(_, dim):
             return _size(base, dim)
+        case s.StrideSource(_, dim):
+            return _size(base, dim, torch._C.TensorBase.stride)
     raise TypeError(f"no evaluation rule for {type(source).__name__}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,8 @@ from dovetail_guards.evaluate import (
     tensor_mismatch,
 )
 from dovetail_guards.torch_state import READERS
+
+_SYMBOL = re.compile(r"\b[stu]\d+\b")
 
 
 @dataclass(frozen=True)
@@ -104,9 +107,14 @@ def clause_text(clause: c.Clause) -> str:
         case c.TorchState():
             return f"torch's {clause.name} is {short(clause.value)}"
         case c.ShapeRelation():
-            bound = ", ".join(f"{name} = {source}" for name, source in clause.symbols)
-            return f"{clause.expr}" + (f"  where {bound}" if bound else "")
+            return _relation_text(clause)
     return str(clause)
+
+
+def _relation_text(clause: c.ShapeRelation) -> str:
+    """The relation with each symbol as what it stands for: `x.size(0) <= 128`."""
+    names = {name: str(source) for name, source in clause.symbols}
+    return _SYMBOL.sub(lambda found: names.get(found[0], found[0]), str(clause.expr))
 
 
 def explain(clause: c.Clause, frame: FrameView) -> GuardFailure:
@@ -125,7 +133,7 @@ def _seen_and_hint(clause: c.Clause, frame: FrameView) -> tuple[str, str]:
             return f"it is {word}", "do not define or delete globals between calls"
         case c.ShapeRelation():
             values = ", ".join(
-                f"{name} = {short(evaluate(source, frame))}" for name, source in clause.symbols
+                f"{source} is {short(evaluate(source, frame))}" for _, source in clause.symbols
             )
             return f"{values}", "sizes outside this relation are compiled separately"
         case c.SameObject() | c.DistinctObjects() | c.DistinctStorage():

@@ -41,6 +41,7 @@ _ARGUMENT, _CLOSURE, _GLOBALS, _BUILTINS, _OBJECT = range(5)
 _ATTR, _INSTANCE_ATTR, _ITEM, _DICT_KEY, _TYPE, _CELL, _SIZE = range(5, 12)
 _TYPE_IS, _ID_IS, _CONSTANT_IS, _LENGTH_IS, _DICT_KEYS, _HAS_KEY, _HAS_ATTR, _TENSOR_IS = range(8)
 _CLASS_ATTRS, _FUNCTION_IS = 8, 9
+_STRIDES = 1 << 16  # a dimension from here on is a stride's (kStrides in csrc/tensor_view.h)
 _SAME_OBJECT, _DISTINCT_OBJECTS, _DISTINCT_STORAGE, _SHAPE = range(4)
 
 
@@ -126,6 +127,8 @@ class _Builder:
                 return self._node(source, _CELL, base, None, 0)
             case s.SizeSource(_, dim):
                 return self._node(source, _SIZE, base, None, dim)
+            case s.StrideSource(_, dim):
+                return self._node(source, _SIZE, base, None, dim + _STRIDES)
         raise TypeError(f"no native rule for {type(source).__name__}")
 
     def _check(self, source: s.Source, kind: int, obj: Any, number: int = 0) -> None:
@@ -187,6 +190,8 @@ class _Builder:
         operands = tuple(
             (self.node(source.base), source.dim)
             if isinstance(source, s.SizeSource)
+            else (self.node(source.base), source.dim + _STRIDES)
+            if isinstance(source, s.StrideSource)
             else (self.node(source), None)
             for _, source in clause.symbols
         )

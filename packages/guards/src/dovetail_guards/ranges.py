@@ -192,14 +192,21 @@ class Facts:
             case "false":
                 return False
             case "le":
-                seen = self.range_of(self.simplify(relation.args[0]))
-                return True if seen.upper <= 0 else False if seen.lower > 0 else None
+                difference = self.simplify(relation.args[0])
+                seen = self.range_of(difference)
+                if seen.upper <= 0 or seen.lower > 0:
+                    return seen.upper <= 0
+                if self._never_positive(difference):
+                    return True
+                return False if self._never_positive(1 - difference) else None
             case "eq":
                 difference = self.simplify(relation.args[0])
                 seen = self.range_of(difference)
                 if seen.lower == seen.upper == 0:
                     return True
                 if 0 not in seen or 0 not in self.congruence_of(difference):
+                    return False
+                if self._never_positive(1 - difference) or self._never_positive(1 + difference):
                     return False
                 return None
             case "not":
@@ -210,6 +217,35 @@ class Facts:
         if zero in truths:
             return zero
         return not zero if None not in truths else None
+
+    def _never_positive(self, expr: Expr, depth: int = 3) -> bool:
+        """Whether `expr <= 0` follows where the terms' own ranges are too coarse.
+
+        A floor division is bounded by the exact quotient (`x - d + 1 <= d * (x // d) <= x`), and
+        symbols are counted from their least value: then it is enough that no coefficient is
+        positive.
+        """
+        for monomial, coefficient in expr.terms:
+            if len(monomial) == 1 and monomial[0][1] == 1 and monomial[0][0].kind == "floordiv":
+                atom = monomial[0][0]
+                below = atom.args[1].value
+                if below is None or below <= 0 or not depth:
+                    return False
+                above = atom.args[0] if coefficient > 0 else atom.args[0] - (below - 1)
+                rest = expr - of_atom(atom) * coefficient
+                return self._never_positive(rest * below + above * coefficient, depth - 1)
+        shifted = {}
+        for name in expr.free_symbols():
+            least = self.ranges.get(name, ANY).lower
+            if least == -_INF:
+                return False
+            if least:
+                shifted[name] = symbol(name) + int(least)
+        terms = (expr.substitute(shifted) if shifted else expr).terms
+        return all(
+            coefficient <= 0 and all(atom.kind == "sym" for atom, _ in monomial)
+            for monomial, coefficient in terms
+        )
 
     def simplify(self, expr: Expr) -> Expr:
         """The expression with atoms resolved that the facts decide."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from dovetail_guards import expr as e
 from dovetail_guards.clauses import ShapeRelation
-from dovetail_guards.ranges import Congruence, Facts, Range
+from dovetail_guards.ranges import Bound, Congruence, Facts, Range
 from dovetail_guards.source import Source
 
 _INF = float("inf")
@@ -79,6 +79,8 @@ class ShapeEnv:
         self._ranges: dict[str, Range] = self.facts.ranges  # type: ignore[assignment]
         self._congruences: dict[str, Congruence] = self.facts.congruences  # type: ignore[assignment]
         self._replacements: dict[str, e.Expr] = {}
+        self._least: dict[str, Bound] = {}  # what a symbol is at least by its nature
+        self._strides: list[ShapeRelation] = []
         self._by_hint: dict[int, str] = {}  # duck shaping
         self._by_source: dict[Source, e.Expr] = {}
         self._recorded: set[e.BoolExpr] = set()
@@ -119,6 +121,7 @@ class ShapeEnv:
         name = f"s{len(self.hints) + len(self.unbacked)}"
         self.hints[name], self.sources[name] = hint, source
         self._ranges[name] = Range(0, _INF)
+        self._least[name] = 0
         symbol = e.symbol(name)
         if shared is not None:
             self._assume(e.eq(symbol, e.symbol(shared)), "sizes that were equal share a symbol")
@@ -131,6 +134,28 @@ class ShapeEnv:
         if limits.upper != _INF:
             self._assume(e.le(symbol, int(limits.upper)), "bounds")
         return symbol
+
+    def create_int(self, hint: int, source: Source) -> e.Expr:
+        """The expression that stands for an integer input of any sign."""
+        known = self._by_source.get(source)
+        if known is None:
+            if hint in (0, 1):
+                reason = f"{source} is {hint} in this call; 0 and 1 are compiled apart"
+                self.specializations.append(Specialization(source, hint, reason))
+                return e.constant(hint)
+            name = f"s{len(self.hints) + len(self.unbacked)}"
+            self.hints[name], self.sources[name] = hint, source
+            self._ranges[name], self._least[name] = Range(), -_INF
+            known = self._by_source[source] = e.symbol(name)
+            self._assume(e.ge(known, 2) if hint > 1 else e.le(known, -1), "not 0 or 1")
+        return known
+
+    def relate_stride(self, stride: e.Expr, source: Source) -> None:
+        """A guard that the stride at `source` is this expression over the sizes."""
+        name = f"t{len(self._strides)}"
+        relation = e.eq(e.symbol(name), stride)
+        symbols = [(n, self.sources[n]) for n in sorted(stride.free_symbols(), key=_age)]
+        self._strides.append(ShapeRelation(relation, ((name, source), *symbols)))
 
     def create_unbacked(self, bounds: Range | None = None) -> e.Expr:
         """A symbol for a size known only at run time (of `nonzero`, `.item()`, ...)."""
@@ -279,8 +304,39 @@ class ShapeEnv:
     # --- results ------------------------------------------------------------------------------
 
     def clauses(self) -> tuple[ShapeRelation, ...]:
-        """The guards: every recorded decision as a clause over size sources."""
-        return tuple(self.clause_for(decision.relation) for decision in self.decisions)
+        """The guards: the recorded decisions as clauses over size sources.
+
+        What bounds one symbol is gathered into its range; what follows from the ranges and from
+        the equations between symbols is left out.
+        """
+        kept: list[e.BoolExpr] = []
+        bounds: dict[str, Range] = {}
+        others: list[e.BoolExpr] = []
+        for decision in self.decisions:
+            relation = decision.relation
+            bound = _bound_of(relation)
+            if bound is None:
+                others.append(relation)
+            else:
+                name, limits = bound
+                bounds[name] = bounds.get(name, Range()) & limits
+        for name, limits in bounds.items():
+            own = e.symbol(name)
+            if limits.lower == limits.upper:
+                kept.append(e.eq(own, int(limits.lower)))
+                continue
+            if limits.lower > self._least.get(name, -_INF):
+                kept.append(e.ge(own, int(limits.lower)))
+            if limits.upper != _INF:
+                kept.append(e.le(own, int(limits.upper)))
+        # Equations stay as they are: others were simplified by them.
+        equations = [r for r in others if r.kind == "eq"]
+        known = Facts(
+            {n: Range(least, _INF) & bounds.get(n, Range()) for n, least in self._least.items()}, {}
+        )
+        rest = [r for r in others if r.kind != "eq" and known.decide(r) is not True]
+        unique = dict.fromkeys((*kept, *equations, *rest))
+        return (*(self.clause_for(relation) for relation in unique), *self._strides)
 
     def clause_for(self, relation: e.BoolExpr) -> ShapeRelation:
         """A relation over backed symbols as a clause."""
@@ -310,6 +366,25 @@ class ShapeEnv:
         from dovetail_guards.sym_node import to_symint
 
         return to_symint(self, e.as_expr(expr))
+
+
+def _bound_of(relation: e.BoolExpr) -> tuple[str, Range] | None:
+    """(symbol, range) of a relation that says no more than that."""
+    if relation.kind not in ("le", "eq"):
+        return None
+    terms = relation.args[0].terms
+    linear = [(m, c) for m, c in terms if m]
+    if len(linear) != 1 or len(linear[0][0]) != 1:
+        return None
+    (((atom, power),), factor) = linear[0]
+    if power != 1 or atom.kind != "sym":
+        return None
+    rest = sum(c for m, c in terms if not m)
+    upper = -rest // factor if factor > 0 else _INF
+    lower = -_INF if factor > 0 else -(-rest // -factor)
+    if relation.kind == "eq":
+        lower = upper = -rest // factor
+    return atom.name, Range(lower, upper)
 
 
 def _age(name: str) -> int:

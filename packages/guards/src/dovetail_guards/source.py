@@ -166,6 +166,17 @@ class SizeSource(Source):
         return f"{self.base}.size({self.dim})"
 
 
+@dataclass(frozen=True)
+class StrideSource(Source):
+    """`base.stride(dim)` of a tensor: a relation says how it follows from the sizes."""
+
+    base: Source
+    dim: int
+
+    def __str__(self) -> str:
+        return f"{self.base}.stride({self.dim})"
+
+
 def _remember_hash(class_: type[Source]) -> None:
     """Sources nest deeply and are dict keys all the time: hash each object once."""
     plain: Callable[[Source], int] = class_.__hash__

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dovetail_prims import fake_queries
 from dovetail_prims.fake_tensor import ShapeRule
 from dovetail_prims.shape_rules import (
     attention,
@@ -53,6 +54,7 @@ def default_rules() -> RuleTable:
         convolution.rules,
         indexing.rules,
         factories.rules,
+        fake_queries.rules,
     )
     by_name: dict[str, ShapeRule] = {}
     for table in tables:

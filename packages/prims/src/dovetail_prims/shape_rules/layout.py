@@ -45,7 +45,7 @@ def contiguous(sizes: Sizes) -> Sizes:
     acc: Size = 1
     for i in range(n - 1, 0, -1):
         size = sizes[i]
-        if type(size) is not int or size > 1:
+        if size > 1 if type(size) is int else size >= 1:
             acc = acc * size
         strides[i - 1] = acc
     return tuple(strides)
@@ -64,16 +64,13 @@ def channels_last(sizes: Sizes) -> Sizes:
 
 
 def at_least_one(size: Size) -> Size:
-    """`max(size, 1)`; a symbolic size is taken to be positive."""
-    return 1 if type(size) is int and size < 1 else size
+    """`max(size, 1)`, decided by a guard where a symbolic size may be 0."""
+    return 1 if size < 1 else size
 
 
 def has_zero(sizes: Sizes) -> bool:
-    """Whether the tensor is empty; a symbolic size is taken to be positive."""
-    for size in sizes:
-        if type(size) is int and size == 0:
-            return True
-    return False
+    """Whether the tensor is empty, decided by a guard where a symbolic size may be 0."""
+    return any(size == 0 for size in sizes)
 
 
 def numel(sizes: Sizes) -> Size:
