@@ -26,6 +26,7 @@ from dovetail_runtime import (
     SizeExpr,
     SymbolBinding,
     TensorSpec,
+    View,
     load,
     release_idle_memory,
 )
@@ -258,3 +259,65 @@ def test_idle_slabs_are_limited() -> None:
         assert module.idle_slab_bytes() == 0
     finally:
         module.set_slab_limit(1 << 30)
+
+
+def spied_chain(library: torch.library.Library, seen: list[list[str]], dead: list[str]) -> Plan:
+    """`view(a) @ view(a) @ x @ kept`, with a note of who is dead after each product."""
+    library.define("note(Tensor x) -> Tensor")
+
+    def note(value: torch.Tensor) -> torch.Tensor:
+        seen.append(sorted(dead))
+        return value.clone()
+
+    library.impl("note", note, "CPU")
+    spec = TensorSpec((64, 64), (64, 1), torch.float32, CPU)
+    products = [("view", "view", "b"), ("b", "x", "c"), ("c", "kept", "out")]
+    steps: list[Any] = [View("view", "a", spec)]
+    for left, right, result in products:
+        steps.append(CallAten("aten::mm", (Ref(left), Ref(right)), outputs=(result,)))
+        name = ("dovetail_runtime_consume_test::note", (Ref(result),))
+        steps.append(CallAten(*name, outputs=(f"noted_{result}",)))
+    return Plan(
+        "chain",
+        "cpu",
+        inputs=tuple(PlanInput(name, spec) for name in ("a", "x", "unused", "kept")),
+        symbols=(),
+        constants=(),
+        kernels=(),
+        steps=tuple(steps),
+        slab_bytes=(),
+        outputs=("out", "kept"),
+    )
+
+
+def test_a_consuming_call_drops_each_input_after_its_last_use() -> None:
+    library = torch.library.Library("dovetail_runtime_consume_test", "DEF")
+    seen: list[list[str]] = []
+    dead: list[str] = []
+    run = load(spied_chain(library, seen, dead)).run
+    inputs = [torch.randn(64, 64) / 8 for _ in range(4)]
+    a, x, unused, kept = inputs
+    expected = a @ a @ x @ kept
+    for name, tensor in (("a", a), ("x", x), ("unused", unused), ("kept", kept)):
+        weakref.finalize(tensor, dead.append, name)
+    del a, x, unused, tensor
+    plain = list(inputs)
+    close(run(*plain)[0], expected, 1e-4)
+    del plain
+    assert seen == [[], [], []]
+    seen.clear()
+    out, same = run.run_consuming(inputs)  # type: ignore[attr-defined]
+    assert inputs == []
+    close(out, expected, 1e-4)
+    assert same is kept
+    assert seen == [["a", "unused"], ["a", "unused", "x"], ["a", "unused", "x"]]
+
+
+def test_a_consuming_call_takes_a_list_and_leaves_it_alone_when_an_input_is_wrong() -> None:
+    run = load(kernel_chain(2)).run
+    with pytest.raises(TypeError, match="in a list"):
+        run.run_consuming((torch.ones(4),))  # type: ignore[attr-defined]
+    inputs: list[Any] = ["no tensor"]
+    with pytest.raises(TypeError, match="must be a tensor"):
+        run.run_consuming(inputs)  # type: ignore[attr-defined]
+    assert inputs == ["no tensor"]

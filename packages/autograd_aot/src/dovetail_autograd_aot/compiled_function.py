@@ -26,6 +26,7 @@ Compiler = Callable[[GraphModule, list[Any]], Callable[..., Any]]
 Compiled = Callable[..., Sequence[Any]]
 
 _below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
+_graph_is_kept = torch._C._autograd._get_current_graph_task_keep_graph
 
 
 def aot_compile(
@@ -42,8 +43,10 @@ def aot_compile(
     """Compile `gm`, a graph over flat inputs that returns a tuple.
 
     A compiler takes a functional graph and its example inputs (fakes and numbers) and gives a
-    callable that takes the same inputs positionally and returns the outputs. The backward is
-    compiled at the first backward, unless `compile_backward_now`. Grad mode is that of this call.
+    callable that takes the same inputs positionally and returns the outputs. If the callable has a
+    method `run_consuming`, which takes them out of a list and drops each after its last use, the
+    backward is called so, and saved tensors are freed while it runs. The backward is compiled at
+    the first backward, unless `compile_backward_now`. Grad mode is that of this call.
     `function_mode` is as for `trace_joint`.
     """
     joint = trace_joint(
@@ -213,16 +216,21 @@ def make_autograd_function(
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
             found = [gradients[i] for i in differentiable]
+            values = saved.load(ctx)
             if torch.is_grad_enabled():
                 return double.run(ctx.replay, found)
             missing = 0
             for i, gradient in enumerate(found):
                 if gradient is None:
                     missing |= 1 << i
-            values = saved.load(ctx)
-            ready = tangents.prepare(found, values)
+            arguments = [*values, *tangents.prepare(found, values)]
+            del values
+            if not _graph_is_kept():
+                # As eager does node by node: `arguments` holds the saved tensors from here on.
+                ctx.maybe_clear_saved_tensors()
+                ctx.replay = None
             with _below_autograd(), torch._C._DisableAutocast():
-                results = backward()(*values, *ready)
+                results = _run_consuming(backward(), arguments)
             if missing:
                 # As in eager: a gradient that no defined tangent reaches is None, not zero.
                 present = all_tangents & ~missing
@@ -232,6 +240,14 @@ def make_autograd_function(
             return tuple(results)
 
     return CompiledFunction
+
+
+def _run_consuming(compiled: Compiled, arguments: list[Any]) -> Sequence[Any]:
+    """Call a compiled graph; if it can take its inputs out of the list, each is freed after its
+    last use."""
+    consume: Callable[[list[Any]], Sequence[Any]] | None
+    consume = getattr(compiled, "run_consuming", None)
+    return compiled(*arguments) if consume is None else consume(arguments)
 
 
 def _ints(sizes: tuple[Any, ...], like: Tensor) -> Sequence[int]:

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dovetail_autograd_aot import writes
 from dovetail_autograd_aot.graphs import ViewStep
 from dovetail_autograd_aot.op_info import OpInfo, OpKind, op_info
-from dovetail_autograd_aot.sizes import SizeNodes
+from dovetail_prims.size_nodes import SizeNodes
 from dovetail_autograd_aot.storage import (
     ConstantWrittenError,
     TracedStorage,

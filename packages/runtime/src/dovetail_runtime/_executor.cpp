@@ -162,7 +162,7 @@ std::string where(const Program& program, const Runner& runner) {
          step_name(program.steps[runner.step_]);
 }
 
-void run_frame(Executor* self, Frame& frame) {
+void run_frame(Executor* self, Frame& frame, bool consuming) {
   Program& program = *self->program;
   if (program.cuda_device >= 0) {
     PyObject* stream = checked(PyObject_CallFunction(self->raw_stream, "i", program.cuda_device));
@@ -178,7 +178,7 @@ void run_frame(Executor* self, Frame& frame) {
   WithoutGil without_gil;
   Runner runner(program, frame);
   try {
-    runner.run();
+    runner.run(consuming);
     for (const Output& output : program.outputs) {
       bool defined = output.kind == Output::Tensor &&
                      (frame.slots[output.index].impl != nullptr ||
@@ -213,6 +213,19 @@ void set_python_error(const std::exception& error) {
                                                : error.what());
 }
 
+void bind_and_check(Program& program, Frame& frame, PyObject* const* args, size_t count) {
+  bind_inputs(program, frame, args, count);
+  if (!program.check_inputs) return;
+  for (const SizeInstruction& i : program.size_program) {
+    frame.values[i.destination] =
+        apply_size(i.operation, frame.values[i.left], frame.values[i.right]);
+  }
+  for (size_t i = 0; i < program.inputs.size(); ++i) {
+    SlotIndex slot = program.inputs[i].slot;
+    if (slot >= 0) check_input(program, frame, i, *frame.slots[slot].impl);
+  }
+}
+
 PyObject* call(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   auto* self = reinterpret_cast<Executor*>(callable);
   if (kwnames != nullptr && PyTuple_GET_SIZE(kwnames) != 0) {
@@ -224,23 +237,52 @@ PyObject* call(PyObject* callable, PyObject* const* args, size_t nargsf, PyObjec
   try {
     Program& program = *self->program;
     frame = take_frame(program);
-    bind_inputs(program, *frame, args, static_cast<size_t>(PyVectorcall_NARGS(nargsf)));
-    if (program.check_inputs) {
-      for (const SizeInstruction& i : program.size_program) {
-        frame->values[i.destination] =
-            apply_size(i.operation, frame->values[i.left], frame->values[i.right]);
-      }
-      for (size_t i = 0; i < program.inputs.size(); ++i) {
-        SlotIndex slot = program.inputs[i].slot;
-        if (slot >= 0) check_input(program, *frame, i, *frame->slots[slot].impl);
-      }
-    }
-    run_frame(self, *frame);
+    bind_and_check(program, *frame, args, static_cast<size_t>(PyVectorcall_NARGS(nargsf)));
+    run_frame(self, *frame, /*consuming=*/false);
     result = collect_outputs(program, *frame, args);
   } catch (const std::exception& error) {
     set_python_error(error);
   }
   if (frame != nullptr) give_frame_back(*self->program, std::move(frame));
+  return result;
+}
+
+// A call that takes its inputs out of a list: the frame owns them, and drops each after its last
+// use. Inputs that are outputs, too, are kept as the Python objects they are.
+PyObject* call_consuming(PyObject* callable, PyObject* list) {
+  auto* self = reinterpret_cast<Executor*>(callable);
+  if (!PyList_CheckExact(list)) {
+    PyErr_SetString(PyExc_TypeError, "run_consuming takes the inputs in a list");
+    return nullptr;
+  }
+  std::unique_ptr<Frame> frame;
+  PyObject* result = nullptr;
+  std::vector<PyObject*> kept;
+  try {
+    Program& program = *self->program;
+    frame = take_frame(program);
+    size_t count = static_cast<size_t>(PyList_GET_SIZE(list));
+    bind_and_check(program, *frame, PySequence_Fast_ITEMS(list), count);
+    for (size_t i = 0; i < count; ++i) {
+      SlotIndex slot = program.inputs[i].slot;
+      if (slot < 0) continue;
+      frame->slots[slot].owned =
+          reinterpret_cast<PythonTensor*>(PyList_GET_ITEM(list, static_cast<Py_ssize_t>(i)))->tensor;
+    }
+    kept.resize(count, nullptr);
+    for (const Output& output : program.outputs) {
+      if (output.kind == Output::Input && kept[output.index] == nullptr) {
+        kept[output.index] = Py_NewRef(PyList_GET_ITEM(list, output.index));
+      }
+    }
+    if (PyList_SetSlice(list, 0, PyList_GET_SIZE(list), nullptr) != 0) throw PythonError();
+    run_frame(self, *frame, /*consuming=*/true);
+    result = collect_outputs(program, *frame, kept.data());
+  } catch (const std::exception& error) {
+    set_python_error(error);
+  }
+  if (frame != nullptr) give_frame_back(*self->program, std::move(frame));
+  for (PyObject* object : kept) Py_XDECREF(object);
   return result;
 }
 
@@ -257,10 +299,17 @@ PyMemberDef executor_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Executor, vectorcall), READONLY, nullptr},
     {nullptr, 0, 0, 0, nullptr}};
 
+PyMethodDef executor_methods[] = {
+    {"run_consuming", call_consuming, METH_O,
+     "run_consuming(inputs): a call that empties the list `inputs`, and drops each tensor in it\n"
+     "after the last step that reads it."},
+    {nullptr, nullptr, 0, nullptr}};
+
 PyType_Slot executor_slots[] = {
     {Py_tp_dealloc, reinterpret_cast<void*>(executor_dealloc)},
     {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
     {Py_tp_members, executor_members},
+    {Py_tp_methods, executor_methods},
     {Py_tp_doc, const_cast<char*>("A loaded plan: call it with the plan's inputs.")},
     {0, nullptr}};
 

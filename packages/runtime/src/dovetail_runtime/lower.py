@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from dovetail_runtime.aten_args import split_op_name
+from dovetail_runtime.lifetimes import input_releases
 from dovetail_runtime.plan import (
     Allocate,
     AtenArg,
@@ -104,6 +105,10 @@ class _Lowering:
             "steps": steps,
             "outputs": outputs,
             "mutated": sorted(slot.number for slot in mutated if slot.owned_outside),
+            "releases": [
+                (position, tuple(self.slots[name].number for name in names))
+                for position, names in input_releases(plan)
+            ],
         }
 
     # --- names ---

@@ -99,6 +99,9 @@ class Loader {
     each("steps", [&](const Items& t) { program_.steps.push_back(step(t)); });
     each("outputs", [&](const Items& t) { program_.outputs.push_back(output(t)); });
     program_.mutated = to_indices(table("mutated"));
+    each("releases", [&](const Items& t) {
+      program_.releases.emplace_back(to_int(t[0]), to_indices(t[1]));
+    });
     link();
   }
 

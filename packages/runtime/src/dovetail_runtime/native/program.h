@@ -156,6 +156,9 @@ struct Program {
   std::vector<Step> steps;
   std::vector<Output> outputs;
   std::vector<SlotIndex> mutated;
+  // For calls that give their inputs away: which slots no step after this one looks at (-1: none
+  // does), by step.
+  std::vector<std::pair<int64_t, std::vector<SlotIndex>>> releases;
   int cuda_device = -1;  // the one CUDA device of the plan, if it has one
   bool check_inputs = false;
 

@@ -4,6 +4,7 @@
 #include "cuda_driver.h"
 #include "program.h"
 #include "slab.h"
+#include "tensor_memory.h"
 
 namespace dovetail {
 
@@ -79,7 +80,8 @@ class Runner {
  public:
   Runner(Program& program, Frame& frame) : program_(program), frame_(frame) {}
 
-  void run() {
+  // With `consuming`, the frame owns the inputs, and each is dropped after its last use.
+  void run(bool consuming) {
     for (const SizeInstruction& i : program_.size_program) {
       values()[i.destination] = apply_size(i.operation, values()[i.left], values()[i.right]);
     }
@@ -92,8 +94,10 @@ class Runner {
     c10::impl::ExcludeDispatchKeyGuard below_autograd(
         c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
     take_slabs();
-    for (step_ = 0; step_ < program_.steps.size(); ++step_) {
-      std::visit([this](auto& step) { execute(step); }, program_.steps[step_]);
+    if (consuming) {
+      run_consuming();
+    } else {
+      for (step_ = 0; step_ < program_.steps.size(); ++step_) execute_step();
     }
     for (SlotIndex index : program_.mutated) {
       c10::TensorImpl* impl = frame_.slots[index].impl;
@@ -129,6 +133,22 @@ class Runner {
   size_t step_ = 0;
 
  private:
+  void execute_step() {
+    std::visit([this](auto& step) { execute(step); }, program_.steps[step_]);
+  }
+
+  void run_consuming() {
+    auto next = program_.releases.begin();
+    auto release = [&](int64_t step) {
+      if (next != program_.releases.end() && next->first == step) drop((next++)->second);
+    };
+    release(-1);
+    for (step_ = 0; step_ < program_.steps.size(); ++step_) {
+      execute_step();
+      release(static_cast<int64_t>(step_));
+    }
+  }
+
   std::vector<int64_t>& values() { return frame_.values; }
 
   void gather(const std::vector<SizeIndex>& indices, Ints& out) {
@@ -194,7 +214,9 @@ class Runner {
     Ints shape, stride;
     gather(step.spec.shape, shape);
     gather(step.spec.stride, stride);
-    c10::Allocator* allocator = c10::GetAllocator(step.spec.device.type());
+    c10::Allocator* allocator = step.spec.device.is_cpu()
+                                    ? tensor_memory()
+                                    : c10::GetAllocator(step.spec.device.type());
     c10::DispatchKeySet keys(
         step.spec.device.is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU);
     Slot& slot = frame_.slots[step.slot];
@@ -374,8 +396,10 @@ class Runner {
                 c10::IntArrayRef(shape), ", ", c10::IntArrayRef(stride));
   }
 
-  void execute(FreeSlots& step) {
-    for (SlotIndex index : step.slots) {
+  void execute(FreeSlots& step) { drop(step.slots); }
+
+  void drop(const std::vector<SlotIndex>& slots) {
+    for (SlotIndex index : slots) {
       Slot& slot = frame_.slots[index];
       slot.owned.reset();
       slot.impl = nullptr;

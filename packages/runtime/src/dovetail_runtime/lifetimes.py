@@ -1,0 +1,85 @@
+"""Which steps of a plan look at which memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dovetail_runtime.plan import (
+    Allocate,
+    AtenArg,
+    CallAten,
+    CopyInto,
+    Free,
+    LaunchCpp,
+    LaunchTriton,
+    Plan,
+    Ref,
+    Step,
+    View,
+)
+
+
+def used_names(step: Step) -> list[str]:
+    """The tensors that a step looks at, by name; what it makes or frees not counted."""
+    match step:
+        case View():
+            return [step.base]
+        case LaunchCpp():
+            return list(step.tensors)
+        case LaunchTriton():
+            return [a for a in step.args if isinstance(a, str)]
+        case CallAten():
+            arguments = (*step.args, *(value for _, value in step.kwargs))
+            return [name for argument in arguments for name in _refs(argument)]
+        case CopyInto():
+            return [step.target, step.source]
+        case Allocate() | Free():
+            return []
+    raise TypeError(f"unknown step {step!r}")
+
+
+def _refs(argument: AtenArg) -> Iterator[str]:
+    if isinstance(argument, Ref):
+        yield argument.name
+    elif isinstance(argument, tuple):
+        for item in argument:
+            yield from _refs(item)
+
+
+def roots(plan: Plan) -> dict[str, str]:
+    """For each tensor, by name, whose storage it looks at: its own, or a view's root."""
+    found = {declared.name: declared.name for declared in plan.inputs if declared.spec is not None}
+    found |= {constant.name: constant.name for constant in plan.constants}
+    for step in plan.steps:
+        if isinstance(step, Allocate):
+            found[step.name] = step.name
+        elif isinstance(step, View):
+            found[step.name] = found.get(step.base, step.base)
+        elif isinstance(step, CallAten):
+            found |= {name: name for name in step.outputs if name is not None}
+    return found
+
+
+def input_releases(plan: Plan) -> list[tuple[int, tuple[str, ...]]]:
+    """When a call that owns its inputs may drop them: (step, names of inputs and of their views).
+
+    Step -1 stands for the call's begin. Inputs that leave the call, or are written to, stay.
+    """
+    root_of = roots(plan)
+    last = {declared.name: -1 for declared in plan.inputs if declared.spec is not None}
+    for position, step in enumerate(plan.steps):
+        for name in used_names(step):
+            if root_of.get(name) in last:
+                last[root_of[name]] = position
+    written = {*plan.mutated, *(s.target for s in plan.steps if isinstance(s, CopyInto))}
+    leaving = {output for output in plan.outputs if isinstance(output, str)}
+    for name in written | leaving:
+        last.pop(root_of.get(name, name), None)
+    groups: dict[int, list[str]] = {}
+    for name, root in root_of.items():
+        if root in last:
+            groups.setdefault(last[root], []).append(name)
+    return [(position, tuple(groups[position])) for position in sorted(groups)]
+
+
+__all__ = ["input_releases", "roots", "used_names"]
