@@ -84,9 +84,9 @@ def _new(spec: TensorSpec) -> torch.Tensor:
 
 
 def _view(base: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    whole = torch.empty(0, dtype=spec.dtype).set_(base.untyped_storage())  # type: ignore[call-overload]
+    whole = torch.empty(0, dtype=spec.dtype).set_(base.untyped_storage())
     (offset,) = _numbers([spec.offset])
-    return whole.as_strided(_numbers(spec.shape), _numbers(spec.stride), offset)  # type: ignore[no-any-return]
+    return whole.as_strided(_numbers(spec.shape), _numbers(spec.stride), offset)
 
 
 def _refs(argument: object) -> Iterator[str]:
@@ -150,5 +150,5 @@ def _spec(tensor: torch.Tensor) -> TensorSpec:
         tuple(tensor.stride()),
         tensor.dtype,
         tensor.device,
-        tensor.storage_offset(),
+        int(tensor.storage_offset()),
     )
