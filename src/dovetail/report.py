@@ -18,6 +18,7 @@ class Report:
 
     `cudagraph_skips` says why something was not recorded as a CUDA graph (if that was asked for).
     `forward_launches` counts the first graph's launches of each distinct kernel.
+    `tracing_s` is capture, joint tracing, decomposition and partitioning, of all graphs.
     `kernels` and `extern_calls` are summed over the compiled graphs, one call of each.
     """
 
@@ -30,6 +31,7 @@ class Report:
     extern_ops: tuple[tuple[str, int], ...]
     capture_s: float
     compile_s: float
+    tracing_s: float
     cudagraph_skips: tuple[str, ...]
     forward_launches: tuple[tuple[str, int], ...]
 
@@ -39,7 +41,8 @@ class Report:
             f"{self.graphs} graphs, {len(self.breaks)} breaks, {len(self.recompiles)} recompiles, "
             f"{len(self.plain_frames)} frames left uncompiled",
             f"{self.kernels} generated kernels, {self.extern_calls} library calls in one call each",
-            f"capture {self.capture_s:.2f} s, compile {self.compile_s:.2f} s",
+            f"capture {self.capture_s:.2f} s, compile {self.compile_s:.2f} s "
+            f"(tracing, capture included: {self.tracing_s:.2f} s)",
         ]
         lines += [f"break: {b.as_text()}" for b in self.breaks]
         lines += [f"recompile: {r}" for r in self.recompiles]
@@ -76,6 +79,7 @@ def report(compiled: Any) -> Report:
         extern_ops=tuple(sorted(ops.items())),
         capture_s=log.capture_seconds,
         compile_s=log.backend_seconds,
+        tracing_s=log.capture_seconds + (ours.aot_s if ours is not None else 0.0),
         forward_launches=graphs[0].launches if graphs else (),
         cudagraph_skips=tuple(ours.cudagraph_skips) if ours is not None else (),
     )

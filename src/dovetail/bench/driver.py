@@ -83,6 +83,7 @@ def _merge(rounds: Sequence[Figures]) -> Figures:
         eager_s=statistics.median(f.eager_s for f in rounds),
         speedup=statistics.median(f.speedup for f in rounds),
         peak_bytes=rounds[0].peak_bytes,
+        tracing_s=rounds[0].tracing_s,
         error_eager=rounds[0].error_eager,
         error_float64=rounds[0].error_float64,
     )

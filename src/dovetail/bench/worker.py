@@ -61,6 +61,7 @@ class Figures:
     kernels: int | None = None
     kernels_per_layer: int | None = None
     extern_calls: int | None = None
+    tracing_s: float | None = None
 
 
 Step = Callable[[], list[Tensor]]
@@ -196,7 +197,7 @@ def run(spec: Spec) -> Figures:
     )
 
 
-def _counts(compiled: Any, case: Case) -> dict[str, int | None]:
+def _counts(compiled: Any, case: Case) -> dict[str, Any]:
     import dovetail
 
     report = dovetail.report(compiled)
@@ -207,6 +208,7 @@ def _counts(compiled: Any, case: Case) -> dict[str, int | None]:
         "kernels": report.kernels,
         "kernels_per_layer": _per_layer(report.forward_launches, case),
         "extern_calls": report.extern_calls,
+        "tracing_s": report.tracing_s,
     }
 
 
