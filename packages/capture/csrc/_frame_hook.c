@@ -53,7 +53,20 @@ hook_check_guard(PyObject *Py_UNUSED(module), PyObject *args)
     return answer < 0 ? NULL : PyBool_FromLong(answer);
 }
 
+static PyObject *
+hook_force_eager(PyObject *Py_UNUSED(module), PyObject *arg)
+{
+    int on = PyObject_IsTrue(arg);
+    if (on < 0) {
+        return NULL;
+    }
+    eager_forced = on;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef functions[] = {
+    {"force_eager", hook_force_eager, METH_O,
+     "force_eager(flag): whether switched-on calls run as if capture did not exist."},
     {"skip_code", hook_skip_code, METH_O, "skip_code(code): never touch frames of this code."},
     {"active", hook_active, METH_NOARGS, "active(): the context that is on in this thread."},
     {"installed", hook_installed, METH_NOARGS, "installed(): is the hook CPython's evaluator now?"},

@@ -178,6 +178,9 @@ hook_eval(PyThreadState *ts, _PyInterpreterFrame *frame, int throwflag)
     if (context == NULL || throwflag || frame->owner != FRAME_OWNED_BY_THREAD) {
         return previous_eval(ts, frame, throwflag);
     }
+    if (ts->tracing) { /* a profiler's or debugger's own function, called within the user's */
+        return run_off(ts, frame, context);
+    }
     PyCodeObject *code = FRAME_CODE(frame);
     if ((code->co_flags & (NOT_ORDINARY | CO_OPTIMIZED)) != CO_OPTIMIZED || !AT_START(frame, code)) {
         return previous_eval(ts, frame, throwflag);

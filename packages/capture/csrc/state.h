@@ -66,6 +66,7 @@ static PyTypeObject EntryType, ContextType, SwitchedType, BoundType;
 static __thread Context *active __attribute__((tls_model("initial-exec")));
 static __thread int depth __attribute__((tls_model("initial-exec")));
 static int users;             /* threads inside a switched-on call */
+static int eager_forced;      /* switched-on calls run as if they were not */
 static int in_chain;          /* our hook is installed, maybe below another tool's */
 static _PyFrameEvalFunction previous_eval;
 static Py_ssize_t extra_index = -1;

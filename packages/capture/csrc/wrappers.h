@@ -8,7 +8,7 @@ static PyObject *
 switched_call(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
     Switched *self = (Switched *)callable;
-    Context *context = self->context;
+    Context *context = eager_forced ? NULL : self->context;
     PyObject *function = Py_NewRef(self->function);
     Py_XINCREF(context);
     Context *before = switch_to(context);

@@ -8,10 +8,11 @@ closures specialised when compiling, so that a plain signature costs nothing per
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from dovetail_guards.sym_node import expr_of
+from dovetail_prims.fake_tensor import FakeTensor
 from torch import Tensor
 from torch.fx import GraphModule
 
@@ -20,12 +21,17 @@ from dovetail_autograd_aot.epilogue import make_epilogue
 from dovetail_autograd_aot.graphs import JointGraph, PartitionedGraph
 from dovetail_autograd_aot.joint import Decompositions, trace_joint
 from dovetail_autograd_aot.partition import Partitioner, min_cut_partition
-from dovetail_autograd_aot.values import hint
+from dovetail_autograd_aot.tangents import Tangents
+from dovetail_autograd_aot.undefined import backward_without
+from dovetail_autograd_aot.values import example_values
 
 Compiler = Callable[[GraphModule, list[Any]], Callable[..., Any]]
 Compiled = Callable[..., Sequence[Any]]
 
 _below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
+# Backwards of one graph, each for another set of undefined tangents.
+MAX_VARIANTS = 4
+
 _graph_is_kept = torch._C._autograd._get_current_graph_task_keep_graph
 
 
@@ -63,30 +69,63 @@ def aot_compile(
         )
         return _inference(joint, parts, forward, shield)
     lazy = _LazyBackward(parts.backward, backward_compiler or forward_compiler)
-    if compile_backward_now:
+    if compile_backward_now or any(isinstance(v, torch.SymInt) for v in _sizes_of(parts.forward)):
+        # What the backward's compiler assumes of symbolic sizes must be known to the guards,
+        # which are made when this function returns.
         lazy.compile()
     return _training(gm, joint, parts, forward, lazy)
 
 
-def example_values(gm: GraphModule) -> list[Any]:
-    """The values that stand for a graph's inputs."""
-    return [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"]
+def _sizes_of(gm: GraphModule) -> list[Any]:
+    """Every size of a graph's inputs."""
+    found: list[Any] = []
+    for value in example_values(gm):
+        found += value._sizes if isinstance(value, FakeTensor) else [value]
+    return found
+
+
+@dataclass(frozen=True)
+class _Variant:
+    """A compiled backward, and which tangents it takes."""
+
+    run: Compiled
+    takes: tuple[bool, ...]
 
 
 class _LazyBackward:
-    """Compiles the backward when it is first needed."""
+    """Compiles the backward when it is first needed; once more for each set of tangents that a
+    call lacks, up to `MAX_VARIANTS`: the others get zeros for what they lack."""
 
-    def __init__(self, gm: GraphModule, compiler: Compiler) -> None:
-        self.gm = gm
+    def __init__(self, parts: PartitionedGraph, compiler: Compiler) -> None:
+        self.parts = parts
         self.compiler = compiler
-        self.compiled: Compiled | None = None
+        self.count = len(parts.signature.differentiable)
+        self.variants: dict[int, _Variant] = {}
 
-    def compile(self) -> Compiled:
-        """The compiled backward."""
-        if self.compiled is None:
-            with torch.no_grad():
-                self.compiled = self.compiler(self.gm, example_values(self.gm))
-        return self.compiled
+    def variant(self, missing: int) -> _Variant:
+        """The backward for calls that lack the tangents in the bit set `missing`."""
+        found = self.variants.get(missing)
+        if found is not None:
+            return found
+        if missing and len(self.variants) >= MAX_VARIANTS:
+            return self.variant(0)
+        gm = self.parts.backward
+        assert gm is not None
+        takes = (True,) * self.count
+        if missing:
+            gm, takes = self._without(gm, missing)
+        with torch.no_grad():
+            made = _Variant(self.compiler(gm, example_values(gm)), takes)
+        self.variants[missing] = made
+        return made
+
+    def _without(self, gm: GraphModule, missing: int) -> tuple[GraphModule, tuple[bool, ...]]:
+        saved = len(self.parts.saved)
+        tangents = frozenset(saved + i for i in range(self.count) if missing >> i & 1)
+        masks = self.parts.gradient_tangents
+        unreached = frozenset(i for i, mask in enumerate(masks) if not mask & ~missing)
+        graph, kept = backward_without(gm, tangents, unreached)
+        return graph, tuple(kept[saved:])
 
 
 # --- inference ------------------------------------------------------------------------------------
@@ -151,7 +190,7 @@ def _training(
     signature = parts.signature
     lifted = joint.constants_lifted
     epilogue = make_epilogue(signature)
-    function = make_autograd_function(parts, forward, lazy.compile, DoubleBackward(gm, joint))
+    function = make_autograd_function(parts, forward, lazy.variant, DoubleBackward(gm, joint))
     apply = function.apply
     if not torch.is_grad_enabled():
         # Called under no_grad, with a region inside that switches gradients on.
@@ -169,7 +208,7 @@ def _training(
 def make_autograd_function(
     parts: PartitionedGraph,
     forward: Compiled,
-    backward: Callable[[], Compiled],
+    backward: Callable[[int], _Variant],
     double: DoubleBackward,
 ) -> type[torch.autograd.Function]:
     """The `autograd.Function` over primals whose results are the forward outputs."""
@@ -179,7 +218,7 @@ def make_autograd_function(
     differentiable = signature.differentiable
     constant_outputs = [i for i in range(count) if i not in differentiable]
     aliases = [(a.output, a.saved, _geometry(parts.forward, a.output)) for a in parts.saved_aliases]
-    tangents = _Tangents(parts)
+    tangents = Tangents(parts)
     masks = parts.gradient_tangents
     all_tangents = (1 << len(differentiable)) - 1
     no_autocast = torch._C._is_any_autocast_enabled()
@@ -223,14 +262,17 @@ def make_autograd_function(
             for i, gradient in enumerate(found):
                 if gradient is None:
                     missing |= 1 << i
-            arguments = [*values, *tangents.prepare(found, values)]
+            if missing == all_tangents:
+                return (None,) * len(masks)
+            chosen = backward(missing)
+            arguments = [*values, *tangents.prepare(found, values, chosen.takes)]
             del values
             if not _graph_is_kept():
                 # As eager does node by node: `arguments` holds the saved tensors from here on.
                 ctx.maybe_clear_saved_tensors()
                 ctx.replay = None
             with _below_autograd(), torch._C._DisableAutocast():
-                results = _run_consuming(backward(), arguments)
+                results = _run_consuming(chosen.run, arguments)
             if missing:
                 # As in eager: a gradient that no defined tangent reaches is None, not zero.
                 present = all_tangents & ~missing
@@ -287,90 +329,3 @@ class _SavedValues:
         tensor = iter(tensors)
         number = iter(ctx.numbers)
         return [next(tensor) if t else next(number) for t in self.is_tensor]
-
-
-class _Tangents:
-    """Brings gradients from outside into the layout the backward was compiled for."""
-
-    def __init__(self, parts: PartitionedGraph) -> None:
-        assert parts.backward is not None
-        self.values = example_values(parts.backward)[len(parts.saved) :]
-        self.strides = [v._strides for v in self.values]
-        self.static = [all(type(s) is int for s in (*v._sizes, *v._strides)) for v in self.values]
-        self.sizes = _SizeReader(parts)
-
-    def prepare(self, found: list[Any], saved: Sequence[Any]) -> list[Tensor]:
-        """Undefined tangents become zeros, others get the expected strides and dtype."""
-        ready = []
-        for i, gradient in enumerate(found):
-            if self.static[i] and gradient is not None:
-                if gradient.stride() == self.strides[i]:
-                    ready.append(gradient)
-                    continue
-                sizes, strides = self.values[i]._sizes, self.strides[i]
-            elif gradient is None:
-                sizes, strides = self.sizes.layout(self.values[i], saved, found)
-            else:
-                sizes, strides = gradient.shape, _contiguous_like(self.values[i], gradient)
-                if gradient.stride() == strides:
-                    ready.append(gradient)
-                    continue
-            ready.append(_laid_out(gradient, sizes, strides, self.values[i]))
-        return ready
-
-
-def _laid_out(gradient: Tensor | None, sizes: Any, strides: Any, like: Any) -> Tensor:
-    new = torch.empty_strided(sizes, strides, dtype=like._dtype, device=like._device)
-    return new.zero_() if gradient is None else new.copy_(gradient)
-
-
-def _contiguous_like(value: Any, gradient: Tensor) -> tuple[int, ...]:
-    """The strides of `gradient`'s sizes in the dimension order of `value`."""
-    order = sorted(
-        range(len(value._sizes)),
-        key=lambda d: (
-            hint(value._strides[d]),
-            -d,
-        ),
-    )
-    strides = [0] * len(order)
-    expected = 1
-    for d in order:
-        strides[d] = expected
-        expected *= max(1, gradient.shape[d])
-    return tuple(strides)
-
-
-class _SizeReader:
-    """Finds the run-time sizes of an undefined tangent: read off the values at hand."""
-
-    def __init__(self, parts: PartitionedGraph) -> None:
-        assert parts.backward is not None
-        self.known = example_values(parts.backward)
-
-    def layout(
-        self, value: Any, saved: Sequence[Any], tangents: list[Any]
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Sizes and strides of `value` as numbers."""
-        known: dict[str, int] = {}
-
-        def learn(symbolic: Any, actual: int) -> None:
-            name = None if type(symbolic) is int else expr_of(symbolic).symbol_name
-            if name is not None:
-                known[name] = actual
-
-        for example, actual in zip(self.known, [*saved, *tangents], strict=True):
-            if isinstance(actual, Tensor):
-                for symbolic, size in zip(example._sizes, actual.shape, strict=True):
-                    learn(symbolic, size)
-            elif isinstance(example, torch.SymInt):
-                learn(example, actual)
-        sizes = []
-        for size in value._sizes:
-            expr = expr_of(size)
-            if not expr.free_symbols() <= known.keys():
-                raise RuntimeError(
-                    f"the size {size} of an output without gradient is not known in the backward"
-                )
-            sizes.append(expr.evaluate(known))
-        return tuple(sizes), _contiguous_like(value, torch.empty(sizes, device="meta"))

@@ -133,9 +133,17 @@ class _Joint:
                 f"the graph has {len(names)} inputs, but {len(self.examples)} examples were given"
             )
         # Placeholders first, then the nodes that read their sizes.
-        for name, example in zip(names, self.examples, strict=True):
+        symbols = _symbolic_values(self.gm)
+        for position, name in enumerate(names):
             node = self.graph.placeholder(str(name))
-            node.meta["val"] = _snapshot(example) if isinstance(example, Tensor) else example
+            symbolic = symbols.get(position)
+            if isinstance(self.examples[position], Tensor):
+                source = self.examples[position] if symbolic is None else symbolic
+                node.meta["val"] = _snapshot(source)
+            else:
+                if symbolic is not None:
+                    self.examples[position] = symbolic
+                node.meta["val"] = self.examples[position]
             self.placeholders.append(node)
         seen: dict[int, int] = {}
         for index, (node, example) in enumerate(zip(self.placeholders, self.examples, strict=True)):
@@ -320,6 +328,21 @@ class _Joint:
             if last is not None and last.next is not node:
                 last.append(node)
             last = node
+
+
+def _symbolic_values(gm: GraphModule) -> dict[int, Any]:
+    """The inputs that the captured graph takes at several sizes, by position: what stands for
+    them in `meta["val"]`. The examples are of one size each."""
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    found: dict[int, Any] = {}
+    for position, node in enumerate(placeholders):
+        val = node.meta.get("val")
+        if isinstance(val, FakeTensor):
+            if any(type(s) is not int for s in (*val._sizes, *val._strides)):
+                found[position] = val
+        elif isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            found[position] = val
+    return found
 
 
 def _snapshot(example: Tensor) -> FakeTensor:

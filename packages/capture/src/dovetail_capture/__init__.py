@@ -2,8 +2,6 @@
 
 from dovetail_capture.api import (
     Explanation,
-    allow_in_graph,
-    disable,
     explain,
     export,
     graph_break,
@@ -21,8 +19,15 @@ from dovetail_capture.errors import (
     RecompileLimitError,
 )
 from dovetail_capture.export import ExportedGraph
+from dovetail_capture.marks import (
+    allow_in_graph,
+    assume_constant_result,
+    disable,
+    substitute_in_graph,
+)
 from dovetail_capture.optimized_module import OptimizedModule
 from dovetail_capture.options import CaptureOptions
+from dovetail_capture.stance import error_on_graph_break, set_stance
 
 __all__ = [
     "BackendError",
@@ -38,7 +43,9 @@ __all__ = [
     "OptimizedModule",
     "RecompileLimitError",
     "allow_in_graph",
+    "assume_constant_result",
     "disable",
+    "error_on_graph_break",
     "explain",
     "export",
     "graph_break",
@@ -46,4 +53,6 @@ __all__ = [
     "optimize",
     "reset",
     "run_graph",
+    "set_stance",
+    "substitute_in_graph",
 ]

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 from torch.fx import GraphModule
@@ -19,29 +19,12 @@ from dovetail_capture.captured_frame import GraphBreak
 from dovetail_capture.compile_log import CompileLog, FrameRecord
 from dovetail_capture.context import Backend, CaptureContext
 from dovetail_capture.export import ExportedGraph, export_graph
+from dovetail_capture.marks import is_allowed_in_graph, is_disabled
 from dovetail_capture.optimized_module import OptimizedModule
 from dovetail_capture.options import CaptureOptions
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-_ALLOWED: weakref.WeakSet[Any] = weakref.WeakSet()
 _CONTEXTS: weakref.WeakSet[CaptureContext] = weakref.WeakSet()
 _CAPTURING = threading.local()
-
-
-def is_disabled(function: Any) -> bool:
-    """Was the function marked with `disable` (ours or `torch.compiler.disable`)?"""
-    if isinstance(function, MethodType):
-        function = function.__func__
-    return bool(getattr(function, "_torchdynamo_disable", False))
-
-
-def is_allowed_in_graph(function: Any) -> bool:
-    """Was the function marked with `allow_in_graph`?"""
-    try:
-        return function in _ALLOWED
-    except TypeError:  # unhashable or not weakly referable
-        return False
 
 
 def is_compiling() -> bool:
@@ -51,23 +34,6 @@ def is_compiling() -> bool:
 
 def graph_break(msg: str = "") -> None:
     """Breaks the graph where it is called; does nothing when run."""
-
-
-def allow_in_graph(function: F) -> F:
-    """Make calls of `function` one node of the graph: capture does not look inside."""
-    _ALLOWED.add(function)
-    return function
-
-
-def disable(function: F) -> F:
-    """A version of `function` (or of a module's call) that runs in Python, with capture off."""
-    if isinstance(function, torch.nn.Module):
-        object.__setattr__(function, "forward", disable(function.forward))
-        return function
-    switched = Switched(function, None)
-    _look_like(switched, function)
-    switched.__dict__["_torchdynamo_disable"] = True
-    return cast(F, switched)
 
 
 def _look_like(switched: Switched, function: Callable[..., Any]) -> None:
@@ -236,7 +202,7 @@ def explain(target: Any, *, dynamic: bool | None = None) -> Callable[..., Explan
             result,
             tuple(f.captured.graph for f in frames if f.captured.graph is not None),
             tuple(log.breaks),
-            tuple(f.captured.guards.as_text() for f in frames),
+            tuple(f.captured.all_guards().as_text() for f in frames),
             tuple(f.replacement for f in frames if f.replacement),
             log,
         )

@@ -7,6 +7,7 @@ from types import CodeType
 from typing import Any
 
 from dovetail_guards.guard_set import GuardSet
+from dovetail_guards.shape_env import ShapeEnv
 from dovetail_guards.source import Source
 from torch.fx import GraphModule
 
@@ -52,7 +53,8 @@ class CapturedFrame:
 
     `graph` is a TORCH-dialect graph whose placeholders follow `inputs`, with a tuple output; None
     when nothing was recorded. `effects` are replayed in order after the graph has run, before
-    `end`. `break_` is set when `end` is a graph break.
+    `end`. `break_` is set when `end` is a graph break. `shape_env` holds the symbolic sizes (None
+    if there are none); what is assumed of them is not among `guards`, see `all_guards`.
     """
 
     code: CodeType
@@ -62,6 +64,16 @@ class CapturedFrame:
     effects: tuple[Effect, ...]
     end: FrameEnd
     break_: GraphBreak | None = None
+    shape_env: ShapeEnv | None = None
+
+    def all_guards(self) -> GuardSet:
+        """`guards`, and what was assumed of symbolic sizes so far.
+
+        Compiling the graph may assume more: ask after the backend has run.
+        """
+        if self.shape_env is None:
+            return self.guards
+        return GuardSet((*self.guards.clauses, *self.shape_env.clauses()))
 
     def as_text(self) -> str:
         """Inputs, guards, graph and end, for people."""
@@ -69,7 +81,7 @@ class CapturedFrame:
         lines += [
             f"  input {i.name} <- {i.source}{' (static)' if i.static else ''}" for i in self.inputs
         ]
-        lines.append(self.guards.as_text())
+        lines.append(self.all_guards().as_text())
         if self.graph is not None:
             lines.append(self.graph.code)
         lines.append(f"  {len(self.effects)} effects; end: {self.end}")

@@ -17,9 +17,8 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import torch
-from dovetail_guards.clauses import TensorIs
+from dovetail_guards.clauses import ConstantIs, TensorIs
 from dovetail_guards.evaluate import FrameView, evaluate
-from dovetail_guards.explain import GuardFailure
 from dovetail_guards.guard_set import GuardSet
 
 from dovetail_capture import _frame_hook
@@ -31,12 +30,14 @@ from dovetail_capture.errors import (
     CaptureError,
     GraphBreakError,
     InternalError,
+    RecompileError,
     RecompileLimitError,
     place_of,
 )
 from dovetail_capture.options import CaptureOptions
 from dovetail_capture.replacement import build_replacement
 from dovetail_capture.skip import is_skipped, runs_with_capture_off
+from dovetail_capture.stance import breaks_are_errors, current_stance
 
 Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 Capture = Callable[..., CapturedFrame]
@@ -101,8 +102,11 @@ class CaptureContext:
     # --- a miss ----------------------------------------------------------------------------------
 
     def _on_miss(self, code: CodeType, func: FunctionType, args: tuple[Any, ...]) -> Any:
-        if runs_with_capture_off(code) or getattr(func, "_torchdynamo_disable", False):
+        if runs_with_capture_off(code):
             return _frame_hook.OFF
+        if getattr(func, "_torchdynamo_disable", False):
+            recursive = getattr(func, "_torchdynamo_disable_recursive", True)
+            return _frame_hook.SKIP if recursive is False else _frame_hook.OFF
         if is_skipped(code) and id(code) not in self._roots:
             if not self._continuations.is_continuation(code):
                 return _frame_hook.SKIP
@@ -112,6 +116,11 @@ class CaptureContext:
                     return entry  # another thread compiled it while this one waited
             if self.hook.is_closed(code):
                 return None
+            stance = current_stance()
+            if stance == "eager_on_recompile":
+                return None
+            if stance == "fail_on_recompile":
+                raise RecompileError(self._why_missed(code, func, args))
             with _torch_state_kept():
                 try:
                     return self._compile(code, func, args)
@@ -120,6 +129,12 @@ class CaptureContext:
                         raise
                     self._run_plainly(code, error)
                     return _frame_hook.SKIP
+
+    def _why_missed(self, code: CodeType, func: FunctionType, args: tuple[Any, ...]) -> str:
+        view = FrameView(args, func)
+        failures = [guards.explain_failure(view) for guards in self._guards.get(id(code), [])]
+        why = "; ".join(str(failure) for failure in failures) or "nothing was compiled for it"
+        return f"a recompile, with the stance 'fail_on_recompile', of {place_of(code)}: {why}"
 
     def _run_plainly(self, code: CodeType, error: InternalError) -> None:
         """Tell of a mistake of ours that costs speed only: the frame runs as Python runs it."""
@@ -155,8 +170,11 @@ class CaptureContext:
                 ) from error
             new_code, text = replacement.code, replacement.text
         finished = time.perf_counter()
-        guard = self._checked_guard(code, func, args, frame.guards)
-        self._remember(code, frame.guards)
+        guards = frame.all_guards()
+        if frame.shape_env is not None:
+            frame.shape_env.freeze()  # nothing more may be assumed: the guards are made
+        guard = self._checked_guard(code, func, args, guards)
+        self._remember(code, guards)
         self.log.add(
             "frame" if has_graph or frame.break_ is not None else "no graph",
             self._continuations.root_code(code),
@@ -186,7 +204,7 @@ class CaptureContext:
             ) from error
         if frame.break_ is not None:
             self.log.add_break(self._continuations.root_code(code), frame.break_)
-            if self.options.fullgraph:
+            if self.options.fullgraph or breaks_are_errors():
                 raise GraphBreakError(frame.break_)
         return frame
 
@@ -258,8 +276,8 @@ class CaptureContext:
         root = self._continuations.root_code(code)
         if len(known) < self.recompile_limit:
             self.log.add("recompile", root, reasons[-1] if reasons else "")
-            if self.options.dynamic is None and failures[-1] is not None:
-                changed = _changed_sizes(failures[-1], view)
+            if self.options.dynamic is None:
+                changed = frozenset().union(*(_changed_sizes(guards, view) for guards in known))
                 self._sizes[id(code)] = self._sizes.get(id(code), frozenset()) | changed
             return True
         newest = reasons[-1] if reasons else "unknown"
@@ -275,18 +293,25 @@ class CaptureContext:
         return False
 
 
-def _changed_sizes(failure: GuardFailure, view: FrameView) -> frozenset[tuple[str, int]]:
-    """The dimensions whose size differs from what a failed tensor clause wanted."""
-    clause = failure.clause
-    if not isinstance(clause, TensorIs):
-        return frozenset()
-    seen = evaluate(clause.source, view)
-    if not isinstance(seen, torch.Tensor) or seen.dim() != len(clause.sizes):
-        return frozenset()
-    pairs = enumerate(zip(seen.shape, clause.sizes, strict=True))
-    return frozenset(
-        (str(clause.source), dim) for dim, (now, was) in pairs if was is not None and now != was
-    )
+def _changed_sizes(guards: GuardSet, view: FrameView) -> frozenset[tuple[str, int]]:
+    """The sizes, and the ints (dimension -1), that differ from what `guards` wanted.
+
+    Only where nothing but sizes differs: a tensor of another rank or dtype is another case.
+    """
+    changed: set[tuple[str, int]] = set()
+    for clause in guards.clauses:
+        if isinstance(clause, TensorIs):
+            seen = evaluate(clause.source, view)
+            if not isinstance(seen, torch.Tensor) or seen.dim() != len(clause.sizes):
+                return frozenset()
+            for dim, (now, was) in enumerate(zip(seen.shape, clause.sizes, strict=True)):
+                if was is not None and now != was:
+                    changed.add((str(clause.source), dim))
+        elif isinstance(clause, ConstantIs) and type(clause.value) is int:
+            number = evaluate(clause.source, view)
+            if type(number) is int and number != clause.value:
+                changed.add((str(clause.source), -1))
+    return frozenset(changed)
 
 
 @contextmanager

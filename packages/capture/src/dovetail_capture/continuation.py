@@ -5,9 +5,12 @@ original body behind a prologue `RESUME; push the stack; JUMP to an instruction`
 
 - the **step** starts at `i`, runs that instruction natively (with the original handlers, so an
   exception it raises lands in the user's own `except` or `with`), and then, where control would go
-  on, calls a continuation and returns what that returns;
+  on, returns a `Resume`: a continuation and its arguments;
 - a **continuation** starts after `i`. It is an ordinary function for the frame hook, so it is
-  captured in turn.
+  captured in turn. If it breaks, it returns a `Resume` as well.
+
+The replacement of the user's own frame calls continuations for as long as it gets a `Resume`. So
+a break in a loop, which is met anew in each iteration, does not nest calls.
 
 Live locals and stack values are parameters. Cells (of cell variables and of free variables alike)
 come in through the closure: a cell variable of the original is a free variable here.
@@ -19,6 +22,7 @@ import dis
 import sys
 from dataclasses import dataclass, replace
 from types import CodeType
+from typing import Any
 
 from dovetail_capture.bytecode import (
     EXITS,
@@ -35,9 +39,14 @@ from dovetail_capture.recipe import FrameEnd
 
 _CALL_ENDINGS = ("CALL", "CALL_KW", "CALL_FUNCTION_EX", "CALL_METHOD")
 _PACKED = ("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST")
-_UNSUPPORTED = frozenset(
-    {"LOAD_FAST_AND_CLEAR", "FOR_ITER", "SEND", "YIELD_VALUE", "RETURN_GENERATOR"}
-)
+_UNSUPPORTED = frozenset({"LOAD_FAST_AND_CLEAR", "SEND", "YIELD_VALUE", "RETURN_GENERATOR"})
+_RESUME = ".resume"  # the parameter of a step that holds the class `Resume`
+# FOR_ITER, at the end, pops the iterator and goes on after these instructions at its target.
+_AFTER_LOOP: tuple[str, ...] = {
+    (3, 11): (),
+    (3, 12): ("END_FOR",),
+    (3, 13): ("END_FOR", "POP_TOP"),
+}[sys.version_info[:2]]
 _CODE_SHAPE = 0x04 | 0x08  # CO_VARARGS, CO_VARKEYWORDS
 
 
@@ -45,13 +54,21 @@ class CannotResume(Exception):
     """A break after which no continuation is made; the frame runs plainly. Says why."""
 
 
+class Resume(tuple[Any, ...]):
+    """A continuation and its arguments, returned by a step that goes on."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True)
 class Resumption:
     """How replacement code goes on after a break.
 
     It calls a function of code `step` with the live locals named `locals_`, then the stack values
-    that are not NULL, then one function per code in `continuations`. All these functions get the
-    closure `free` (names; those in `from_cells` are cell variables of the broken frame).
+    that are not NULL, then one function per code in `continuations`, then the class `Resume`. All
+    these functions get the closure `free` (names; those in `from_cells` are cell variables of the
+    broken frame). A `nested` resumption is that of a continuation, which leaves it to its caller
+    to call what it resumes with.
     """
 
     step: CodeType
@@ -60,6 +77,7 @@ class Resumption:
     free: tuple[str, ...]
     from_cells: frozenset[str]
     line: int
+    nested: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,7 +136,7 @@ class ContinuationCache:
             self._keep.append(code)
             found = self._resumptions[key] = _make_resumption(self, code, start)
         if root is not None:  # a continuation's cells already came in through its closure
-            found = replace(found, from_cells=frozenset())
+            found = replace(found, from_cells=frozenset(), nested=True)
         return found
 
     def continuation(self, code: CodeType, start: _Start) -> CodeType:
@@ -224,11 +242,13 @@ def _make_resumption(cache: ContinuationCache, code: CodeType, start: _Start) ->
     start = _Start(first, start.nulls, start.locals_)
     exits = _exits_after(code, body, start, last)
     extra = tuple(f".k{place}" for place in range(len(exits)))
-    maker = _Maker(code, start, extra)
+    maker = _Maker(code, start, (*extra, _RESUME))
     positions = maker.original[last].positions
     tails: list[Instruction] = []
     for place, (_, depth_nulls, live) in enumerate(exits):
         tail = _tail(maker, extra[place], depth_nulls, live, positions)
+        if place and maker.original[last].name == "FOR_ITER":
+            tail = [*(Instruction(name, 0, None, positions) for name in _AFTER_LOOP), *tail]
         tails += tail
         if place == 0:
             native = [] if last > first else _as_plain_load(maker.original[last])
@@ -274,9 +294,6 @@ def _refuse_if_impossible(code: CodeType, body: Body, first: int, last: int) -> 
         raise CannotResume(f"a break at {name} is not resumed")
     if first not in reachable(body, [0], through_handlers=False):
         raise CannotResume("the break lies inside an exception handler")
-    after = set(_next_indices(body, last))
-    if first in reachable(body, after, through_handlers=True):
-        raise CannotResume("the break lies inside a loop")
 
 
 def _next_indices(body: Body, index: int) -> list[int]:
@@ -289,6 +306,8 @@ def _next_indices(body: Body, index: int) -> list[int]:
     assert target.origin is not None
     if instruction.name.startswith("JUMP_") and "IF" not in instruction.name:
         return [target.origin]
+    if instruction.name == "FOR_ITER":
+        return [index + 1, target.origin + len(_AFTER_LOOP)]
     return [index + 1, target.origin]
 
 
@@ -298,13 +317,17 @@ def _exits_after(
     """Where control goes after the native instructions: (index, NULLs on the stack, locals)."""
     found = []
     members = body.instructions[start.index : last + 1]
-    if members[-1].target is not None and "IF" not in members[-1].name:
-        raise CannotResume(f"a break at {members[-1].name} is not resumed")
+    name = members[-1].name
+    if members[-1].target is not None and "IF" not in name and name != "FOR_ITER":
+        raise CannotResume(f"a break at {name} is not resumed")
     for jump, target in zip((False, True), _next_indices(body, last), strict=False):
         nulls, live, depth = start.nulls, start.locals_, len(start.nulls)
         for member in members:
             arg = member.arg if member.op >= dis.HAVE_ARGUMENT else None
-            depth += dis.stack_effect(member.op, arg, jump=jump)
+            if jump and member.name == "FOR_ITER":
+                depth -= 1
+            else:
+                depth += dis.stack_effect(member.op, arg, jump=jump)
             if member.name not in ("KW_NAMES", "PRECALL"):  # one call together with their CALL
                 nulls = _nulls_after(member, nulls, depth)
             live = _live_after(code, member, live)
@@ -372,7 +395,7 @@ def _tail(
     live: tuple[str, ...],
     positions: Positions,
 ) -> list[Instruction]:
-    """Take the stack apart and return `continuation(*locals, *stack)`."""
+    """Take the stack apart and return `Resume((continuation, *locals, *stack))`."""
     code: list[Instruction] = []
 
     def emit(name: str, arg: int = 0) -> None:
@@ -380,19 +403,20 @@ def _tail(
 
     for place in reversed(range(len(nulls))):  # STORE_FAST of a NULL only unbinds the name
         emit("STORE_FAST", maker.slot(f".n{place}"))
-    function = maker.slot(continuation)
+    marker = maker.slot(_RESUME)
     if sys.version_info >= (3, 13):
-        emit("LOAD_FAST", function)
+        emit("LOAD_FAST", marker)
         emit("PUSH_NULL")
     else:
         emit("PUSH_NULL")
-        emit("LOAD_FAST", function)
-    arguments = [maker.slot(name) for name in live]
-    arguments += [maker.slot(f".n{place}") for place, null in enumerate(nulls) if not null]
-    for argument in arguments:
-        emit("LOAD_FAST", argument)
+        emit("LOAD_FAST", marker)
+    parts = [maker.slot(continuation), *(maker.slot(name) for name in live)]
+    parts += [maker.slot(f".n{place}") for place, null in enumerate(nulls) if not null]
+    for part in parts:
+        emit("LOAD_FAST", part)
+    emit("BUILD_TUPLE", len(parts))
     if sys.version_info < (3, 12):
-        emit("PRECALL", len(arguments))
-    emit("CALL", len(arguments))
+        emit("PRECALL", 1)
+    emit("CALL", 1)
     emit("RETURN_VALUE")
     return code

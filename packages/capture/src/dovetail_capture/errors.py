@@ -27,6 +27,10 @@ class BackendError(CaptureError):
     """The backend raised, or did not return a callable."""
 
 
+class RecompileError(CaptureError):
+    """A call fitted nothing compiled, which the stance "fail_on_recompile" forbids."""
+
+
 class RecompileLimitError(CaptureError):
     """A `fullgraph` function was recompiled more often than the limit allows."""
 

@@ -121,7 +121,7 @@ def export_graph(
             by_leaf[id(graph_input.example)] = clauses[graph_input.source]
     return ExportedGraph(
         gm,
-        frame.guards,
+        frame.all_guards(),
         in_spec,
         out_spec,
         tuple(leaves),

@@ -16,8 +16,9 @@ class CaptureOptions:
     """What the interpreter may do with a frame.
 
     `fullgraph`: a graph break is an error. `dynamic`: None makes a size symbolic only where the
-    user marked it (`mark_dynamic`), True makes all sizes symbolic, False none. `dynamic_sizes`
-    holds `(str(source), dim)` of sizes that changed between calls. `is_disabled` tells functions
+    user marked it (`mark_dynamic`) or it changed before, True makes all sizes symbolic, False none
+    but the marked ones. `dynamic_sizes` holds `(str(source), dim)` of sizes that changed between
+    calls; dimension -1 means the int itself. `is_disabled` tells functions
     that must run in Python (a graph break); `is_allowed_in_graph` tells functions that become one
     call node without being looked into. `max_inline_depth` bounds inlining.
     """

@@ -24,7 +24,7 @@ from dovetail_capture import rebuild
 from dovetail_capture._frame_hook import Bound, skip_code
 from dovetail_capture.bytecode import encode_lines
 from dovetail_capture.captured_frame import CapturedFrame, GraphInput
-from dovetail_capture.continuation import Resumption
+from dovetail_capture.continuation import Resume, Resumption
 from dovetail_capture.recipe import (
     Build,
     CallFunction,
@@ -182,6 +182,8 @@ class _Writer:
                 return f"{self.source(base)}.cell_contents"
             case s.SizeSource(base, dim):
                 return f"{self.source(base)}.size({dim})"
+            case s.StrideSource(base, dim):
+                return f"{self.source(base)}.stride({dim})"
         raise TypeError(f"replacement code cannot fetch a {type(source).__name__}: {source}")
 
     def constant_key(self, key: Any) -> str:
@@ -392,8 +394,16 @@ class _Writer:
             self._code_function(code, globals_, where)
             for code in (resumption.step, *resumption.continuations)
         ]
-        arguments += functions[1:]
-        self.emit(f"return {functions[0]}({', '.join(arguments)})")
+        resume = self.constant(Resume)
+        arguments += [*functions[1:], resume]
+        call = f"{functions[0]}({', '.join(arguments)})"
+        if resumption.nested:
+            self.emit(f"return {call}")
+            return
+        self.emit(f"_dt_next = {call}")
+        self.emit(f"while {self.constant(type)}(_dt_next) is {resume}:")
+        self.emit("    _dt_next = _dt_next[0](*_dt_next[1:])")
+        self.emit("return _dt_next")
 
     def _code_function(self, code: CodeType, globals_: str, closure: str) -> str:
         maker = self.constant(FunctionType)

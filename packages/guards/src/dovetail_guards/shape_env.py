@@ -26,6 +26,10 @@ class DataDependentError(RuntimeError):
     """A decision depends on a size that is only known when the program runs."""
 
 
+class FrozenError(RuntimeError):
+    """Something new would be assumed of sizes when the guards are made already."""
+
+
 class Dim(enum.Enum):
     """How an input size is to be treated."""
 
@@ -73,6 +77,7 @@ class ShapeEnv:
         self.hints: dict[str, int] = {}
         self.sources: dict[str, Source] = {}
         self.unbacked: set[str] = set()
+        self.frozen = False
         self.decisions: list[Decision] = []
         self.specializations: list[Specialization] = []
         self.facts = Facts({}, {})
@@ -241,6 +246,8 @@ class ShapeEnv:
     # --- recording ----------------------------------------------------------------------------
 
     def _assume(self, relation: e.BoolExpr, reason: str) -> None:
+        if self.frozen:
+            raise FrozenError(f"{relation} would have to be assumed after the guards were made")
         where = _user_location() if self.locate else ""
         self.decisions.append(Decision(relation, reason, where))
         self._recorded.add(relation)
@@ -342,6 +349,17 @@ class ShapeEnv:
         """A relation over backed symbols as a clause."""
         names = sorted(relation.free_symbols(), key=_age)
         return ShapeRelation(relation, tuple((name, self.sources[name]) for name in names))
+
+    def freeze(self) -> None:
+        """From here on a decision that does not follow from the guards is an error."""
+        self.frozen = True
+
+    def why_specialized(self, name: str) -> str:
+        """The first decision that ties a symbol to a number."""
+        for decision in self.decisions:
+            if decision.relation.kind == "eq" and name in decision.relation.free_symbols():
+                return str(decision)
+        return "its bounds leave one value"
 
     def specialized(self) -> Iterable[str]:
         """Backed symbols that some guard tied to a number, e.g. to warn about `mark_dynamic`."""

@@ -15,6 +15,7 @@ from dovetail_guards.torch_state import READERS
 from torch.fx import GraphModule, Node
 
 from dovetail_capture.captured_frame import CapturedFrame, GraphBreak, GraphInput
+from dovetail_capture.errors import GraphBreakError
 from dovetail_capture.interpreter.frame import BreakHere, Frame
 from dovetail_capture.interpreter.machine import Interpreter, source_line
 from dovetail_capture.interpreter.protocols.attributes import MISSING
@@ -77,7 +78,7 @@ def _capture(
         if isinstance(outcome, _Break):
             if stop_at >= 0 and outcome.step >= stop_at:
                 raise AssertionError(f"capture does not repeat itself: {outcome.graph_break}")
-            if break_ is None or outcome.step != 0:
+            if break_ is None or not outcome.moves_back:
                 break_ = outcome.graph_break
             stop_at = outcome.step
             continue
@@ -85,11 +86,13 @@ def _capture(
 
 
 class _Break:
-    """An attempt met something it cannot capture, at `step` of the top frame."""
+    """An attempt met something it cannot capture, at `step` of the top frame; `moves_back` if an
+    earlier break lies where the frame cannot be left."""
 
-    def __init__(self, step: int, graph_break: GraphBreak) -> None:
+    def __init__(self, step: int, graph_break: GraphBreak, moves_back: bool = False) -> None:
         self.step = step
         self.graph_break = graph_break
+        self.moves_back = moves_back
 
 
 class _End:
@@ -114,7 +117,7 @@ class _Attempt:
         self.code = code
         self.stop_at = stop_at
         self.recorder = Recorder(lambda: self.vm.stack_trace())
-        self.session = Session(code, func.__globals__, self.recorder)
+        self.session = Session(code, func.__globals__, self.recorder, options)
         self.vm = Interpreter(self.session, options, DEBUG)
         sources = self.session.sources
         slots: list[Any] = [
@@ -124,6 +127,7 @@ class _Attempt:
         self.frame = Frame(self.vm, code, func.__globals__, slots, self._closure(func))
         self.frame.is_top = True
         self.frame.stop_at = stop_at
+        self.first_step = _prologue_length(self.frame)
 
     def _closure(self, func: FunctionType) -> tuple[CellValue, ...]:
         cells = []
@@ -165,23 +169,28 @@ class _Attempt:
             if returned is not None:
                 end = FrameEnd(returns=rebuilder.recipe(returned))
             else:
-                if self.session.open_autocasts and self.stop_at:
-                    raise CannotRebuild("an open autocast block")
-                if self.session.open_locks and self.stop_at:
+                started = self.stop_at > self.first_step
+                if self.session.open_locks and started:
                     raise CannotRebuild("a lock that is held")
                 end = self._broken_end(rebuilder)
             rebuilder.changes()
             rebuilder.under_locks()
+            rebuilder.autocasts()
             rebuilder.grad_mode(grad_mode, torch.is_grad_enabled())
         except GraphBreakSignal as signal:
             vm.note_break(signal)
-            return _Break(max(frame.steps - 1, 0), _graph_break(signal))
+            if self.session.error_flags and self.session.error_flags[-1]:
+                raise GraphBreakError(_graph_break(signal)) from None
+            return _Break(max(frame.steps - 1, self.first_step), _graph_break(signal))
         except CannotRebuild as error:
-            if self.stop_at == 0:
+            if 0 <= self.stop_at <= self.first_step:
                 raise AssertionError(f"nothing was run, yet: {error}") from error
             reason = GraphBreakSignal(f"{error} is alive where the captured stretch ends")
             vm.note_break(reason)
-            return _Break(0, _graph_break(reason))
+            step = max(error.born - 1, self.first_step)
+            if 0 <= self.stop_at <= step:
+                step = self.first_step
+            return _Break(step, _graph_break(reason), moves_back=True)
         return _End(rebuilder, end)
 
     def _broken_end(self, rebuilder: Rebuilder) -> FrameEnd:
@@ -234,7 +243,11 @@ class _Attempt:
         module = None
         if self.recorder.operations:
             module = GraphModule(torch.nn.Module(), graph)
-        self.session.relate_inputs([i for i in used if not i.static])
+        self.session.relate_inputs(
+            [i for i in used if not i.static and isinstance(i.example, torch.Tensor)]
+        )
+        shapes = self.session.shapes
+        shapes.check_marks()
         self._guard_code_read()
         return CapturedFrame(
             self.code,
@@ -244,7 +257,21 @@ class _Attempt:
             tuple(rebuilder.effects),
             outcome.end,
             break_,
+            shapes.env if shapes.env.hints else None,
         )
+
+
+def _prologue_length(frame: Frame) -> int:
+    """How many steps a frame takes to make its cells, and a continuation to fill its stack. A
+    capture does not end within them: there a frame is not yet what the user wrote."""
+    instructions = frame.decoded.instructions
+    place = next(i.index for i in instructions if i.opname == "RESUME") + 1
+    end = place
+    while instructions[end].opname in ("PUSH_NULL", "EXTENDED_ARG") or (
+        instructions[end].opname == "LOAD_FAST" and instructions[end].argval.startswith(".s")
+    ):
+        end += 1
+    return end + 1 if instructions[end].opname == "JUMP_FORWARD" else place
 
 
 def _message(vm: Interpreter, error: ProgramException) -> str:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import linecache
-from collections.abc import Iterator
+import math
+import operator
+from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any, NoReturn
+
+import torch
 
 from dovetail_capture.interpreter import bytecode
 from dovetail_capture.interpreter import wrap as wrapping
@@ -32,7 +36,20 @@ from dovetail_capture.interpreter.values.containers import (
 )
 from dovetail_capture.interpreter.values.functions import CellValue, GeneratorValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
+
+# Functions of numbers that symbolic numbers go through as they are.
+SYMBOLIC_FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    math.floor: math.floor, math.ceil: math.ceil, math.trunc: math.trunc,
+    operator.add: operator.add, operator.sub: operator.sub, operator.mul: operator.mul,
+    operator.floordiv: operator.floordiv, operator.mod: operator.mod,
+    operator.truediv: operator.truediv, operator.neg: operator.neg,
+    operator.lt: operator.lt, operator.le: operator.le, operator.eq: operator.eq,
+    operator.ne: operator.ne, operator.gt: operator.gt, operator.ge: operator.ge,
+    torch.sym_max: torch.sym_max, torch.sym_min: torch.sym_min, torch.sym_int: torch.sym_int,
+    torch.sym_float: torch.sym_float, math.sqrt: torch.sym_sqrt,
+}  # fmt: skip
 
 _DECODED: dict[CodeType, bytecode.DecodedCode] = {}
 MAX_DEPTH = 150
@@ -297,6 +314,10 @@ class Interpreter:
 
     def fold(self, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
         """Run a pure function on known arguments."""
+        if fn in SYMBOLIC_FUNCTIONS and any(isinstance(a, SymbolicNumber) for a in args):
+            if not kwargs and all(isinstance(a, (Constant, SymbolicNumber)) for a in args):
+                known = [a.value for a in args]  # type: ignore[attr-defined]
+                return self.constant(SYMBOLIC_FUNCTIONS[fn](*known))
         real_args = [self.as_python(arg) for arg in args]
         real_kwargs = {name: self.as_python(arg) for name, arg in kwargs.items()}
         for value, real in zip(

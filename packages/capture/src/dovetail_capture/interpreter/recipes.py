@@ -37,6 +37,7 @@ from dovetail_capture.interpreter.values.functions import (
     SuperValue,
 )
 from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
 
@@ -107,6 +108,8 @@ class Rebuilder:
         source = item.source
         if isinstance(item, TensorValue) and source is None:
             return self._tensor(item)
+        if isinstance(item, SymbolicNumber) and source is None:
+            return self._number(item)
         if source is not None:
             if isinstance(source, ObjectSource):
                 return r.Const(source.obj)
@@ -147,7 +150,8 @@ class Rebuilder:
             return r.CallFunction(r.Const(iter), (rest,))
         if isinstance(item, GeneratorValue) and item.finished:
             return r.CallFunction(r.Const(iter), (r.Build("tuple", ()),))
-        raise CannotRebuild(item.describe())
+        born = item.born if isinstance(item, (IteratorValue, GeneratorValue)) else 0
+        raise CannotRebuild(item.describe(), born)
 
     def _tensor(self, item: TensorValue) -> r.Recipe:
         position = self._positions.get(item.node)
@@ -158,6 +162,21 @@ class Rebuilder:
         for name, value in item.attributes.items():
             self.effects.append(r.SetAttr(new, name, self.recipe(value)))
         return new
+
+    def _number(self, item: SymbolicNumber) -> r.Recipe:
+        """A number over sizes is computed by the graph (a truth value is decided here)."""
+        if isinstance(item.value, torch.SymBool):
+            return r.Const(item.concrete())
+        recorder = self.vm.session.recorder
+        node = recorder.sizes.node(item.value)
+        if not isinstance(node, Node):
+            return r.Const(node)
+        position = self._positions.get(node)
+        if position is None:
+            position = self._positions[node] = len(self.outputs)
+            self.outputs.append(node)
+            recorder.operations += 1
+        return r.GraphOutput(position)
 
     def _dict(self, item: DictValue) -> r.Recipe:
         flat: list[r.Recipe] = []
@@ -314,6 +333,16 @@ class Rebuilder:
         """Take the locks that the frame took before the changes, and release them after."""
         for lock in self.vm.session.locks:
             self.effects = [r.UnderLock(self.recipe(lock), tuple(self.effects))]
+
+    def autocasts(self) -> None:
+        """Autocast blocks that are open at a break: the graph leaves them, what follows is to find
+        them entered, by the block's own context manager."""
+        leave = torch.amp.autocast_mode._exit_autocast
+        for _, node, _ in reversed(self.vm.session.open_autocasts):
+            self.vm.session.recorder.state_change(leave, node)
+        for _, _, manager in self.vm.session.open_autocasts:
+            enter = r.GetAttr(self.recipe(manager), "__enter__")
+            self.effects.append(r.RunCall(r.CallFunction(enter)))
 
     def grad_mode(self, at_start: bool, at_end: bool) -> None:
         """Leave torch in the grad mode that the program has set."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from dovetail_prims.fake_mode import FakeMode
 from dovetail_prims.fake_tensor import from_real
+from dovetail_prims.size_nodes import SizeNodes
 from torch.fx import Graph, Node
 
 from dovetail_capture.interpreter.signals import GraphBreakSignal
@@ -21,6 +22,7 @@ from dovetail_capture.interpreter.values.containers import (
     TupleValue,
 )
 from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.symbolic import SYMBOLIC_TYPES, SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
 # Functions that hand back their very argument when there is nothing to do; such a call leaves no
@@ -41,6 +43,7 @@ class Recorder:
 
     def __init__(self, stack_trace: Callable[[], str]) -> None:
         self.graph = Graph()
+        self.sizes = SizeNodes(self.graph)
         self.fake_mode = FakeMode()
         self.stack_trace = stack_trace
         self.operations = 0
@@ -65,6 +68,10 @@ class Recorder:
             with graph.inserting_after(self._last_placeholder):
                 node = graph.placeholder(name)
         node.meta["val"] = fake
+        if isinstance(fake, torch.Tensor):
+            self.sizes.bind_sizes(node, fake)
+        else:
+            self.sizes.bind(fake, node)
         self._last_placeholder = node
         return node
 
@@ -80,6 +87,8 @@ class Recorder:
             return real, real
         if cls is TensorValue:
             return value.node, value.fake
+        if isinstance(value, SymbolicNumber):
+            return self.sizes.node(value.value), value.value
         if cls is TupleValue:
             pairs = [self.argument(self._looked_at(item)) for item in value.items]
             graph_items = tuple(pair[0] for pair in pairs)
@@ -210,11 +219,13 @@ class Recorder:
             return TupleValue([self.fold(item) for item in result], type(result))
         if isinstance(result, list):
             return ListValue([self.fold(item) for item in result])
+        if isinstance(result, SYMBOLIC_TYPES):
+            return SymbolicNumber(result)
         return Constant(result)
 
-    def from_real(self, tensor: torch.Tensor) -> Any:
-        """A fake with the metadata of a user's tensor."""
-        return from_real(tensor, memo=self.fake_mode.memo)
+    def from_real(self, tensor: torch.Tensor, sizes: Any = None) -> Any:
+        """A fake with the metadata of a user's tensor; `sizes` may be symbolic."""
+        return from_real(tensor, sizes=sizes, memo=self.fake_mode.memo)
 
 
 def _holds_tensor(result: Any) -> bool:

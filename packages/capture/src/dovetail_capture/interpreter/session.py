@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from types import CodeType
 from typing import Any
 
@@ -18,11 +19,13 @@ from dovetail_guards.source import (
 
 from dovetail_capture.captured_frame import GraphInput
 from dovetail_capture.interpreter.recorder import Recorder
+from dovetail_capture.interpreter.shapes import InputShapes
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.sources import SourceTable
-from dovetail_capture.interpreter.values.base import Value
+from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.containers import DictValue, ListValue, SetValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9]+")
@@ -32,8 +35,11 @@ _PINNED_DICTS = ("_parameters", "_buffers")
 class Session:
     """Everything one attempt gathers. A new attempt starts from a new session."""
 
-    def __init__(self, code: CodeType, globals_: dict[str, Any], recorder: Recorder) -> None:
+    def __init__(
+        self, code: CodeType, globals_: dict[str, Any], recorder: Recorder, options: Any = None
+    ) -> None:
         self.code = code
+        self.shapes = InputShapes(options)
         self.globals_ = globals_
         self.recorder = recorder
         self.sources = SourceTable()
@@ -41,14 +47,16 @@ class Session:
         self._guarded: set[Any] = set()
         self.known: dict[int, Value] = {}  # id of a pre-existing object -> its value
         self.keep_alive: list[Any] = []  # the objects whose ids `known` speaks of
-        self.inputs: list[tuple[GraphInput, TensorValue]] = []
+        self.inputs: list[tuple[GraphInput, TensorValue | NumberInput]] = []
+        self.numbers: dict[Source, NumberInput] = {}
         self.global_writes: dict[tuple[int, str], Value | None] = {}
         self.global_dicts: dict[int, dict[str, Any]] = {}
         self.attribute_writes: dict[int, tuple[Value, DictValue]] = {}
         # (function, arguments, keyword arguments): messages, written after the graph has run
         self.calls_for_effect: list[tuple[Any, list[Value], dict[str, Value]]] = []
-        self.open_autocasts: list[tuple[Any, Any]] = []
+        self.open_autocasts: list[tuple[Any, Any, Value]] = []  # state, node, context manager
         self.global_hooks_guarded = False
+        self.error_flags: list[bool] = []  # of the open `error_on_graph_break` blocks
         self.locks: list[Value] = []  # locks that were taken; effects are replayed under them
         self.open_locks: list[Value] = []
 
@@ -104,7 +112,12 @@ class Session:
             self.pin(source, real)
         try:
             clause = tensor_clause(real, source)
-            fake = self.recorder.from_real(real)
+            sizes = None if static else self.shapes.sizes_of(real, source)
+            fake = self.recorder.from_real(real, sizes)
+            if sizes is not None:
+                fixed = tuple(size if type(size) is int else None for size in fake._sizes)
+                strides = self.shapes.relate_strides(fake, source)
+                clause = replace(clause, sizes=fixed, strides=strides)
         except (RuntimeError, NotImplementedError) as error:  # a subclass, vmap's tensors, sparse
             raise GraphBreakSignal(f"a {type(real).__name__} as an input: {error}") from error
         self.clauses.append(clause)
@@ -116,6 +129,21 @@ class Session:
         self.keep_alive.append(real)
         self.inputs.append((GraphInput(node.name, source, real, static), value))
         return value
+
+    def int_input(self, real: int, source: Source) -> Value:
+        """The value of a pre-existing int: a constant, or an input of the graph if symbolic."""
+        size = self.shapes.integer(real, source)
+        if type(size) is int:
+            if type(source) is not ObjectSource:
+                self.guard(c.ConstantIs, source, real)
+            return Constant(real, source)
+        known = self.numbers.get(source)
+        if known is None:
+            self.guard(c.TypeIs, source, int)
+            node = self.recorder.placeholder(_input_name(source, len(self.inputs)), size)
+            known = self.numbers[source] = NumberInput(node, size, source)
+            self.inputs.append((GraphInput(node.name, source, real, False), known))
+        return known
 
     def relate_inputs(self, inputs: list[GraphInput]) -> None:
         """Guard that different inputs stay different tensors."""
@@ -134,6 +162,16 @@ class Session:
             ]
             if len(sources) > 1:
                 self.clauses.append(c.DistinctObjects(tuple(sources)))
+
+
+class NumberInput(SymbolicNumber):
+    """A symbolic int that is an input of the graph."""
+
+    __slots__ = ("node",)
+
+    def __init__(self, node: Any, value: Any, source: Source) -> None:
+        super().__init__(value, source)
+        self.node = node
 
 
 def _is_changed(value: Value) -> bool:

@@ -18,7 +18,14 @@ class GraphBreakSignal(Exception):
 
 
 class CannotRebuild(Exception):
-    """A value that is alive at the end of the captured stretch cannot be written as a recipe."""
+    """A value that is alive at the end of the captured stretch cannot be written as a recipe.
+
+    `born` is the step of the top frame that made it, or 0: the capture can end before that step.
+    """
+
+    def __init__(self, text: str, born: int = 0) -> None:
+        super().__init__(text)
+        self.born = born
 
 
 class ProgramException(Exception):

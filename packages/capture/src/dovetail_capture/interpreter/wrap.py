@@ -246,6 +246,7 @@ def _native_part(session: Session, real: Any, source: Source, base: type) -> Val
 _WRAPPERS: dict[type, Callable[[Session, Any, Source], Value]] = {
     **dict.fromkeys(EQUALITY_TYPES, _equality),
     **dict.fromkeys(IDENTITY_TYPES, _identity),
+    int: lambda session, real, source: session.int_input(real, source),
     tuple: _tuple,
     torch.Size: _tuple,
     list: _list,

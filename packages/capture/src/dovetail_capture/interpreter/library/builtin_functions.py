@@ -36,6 +36,7 @@ from dovetail_capture.interpreter.values.functions import (
     SuperValue,
 )
 from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
@@ -255,6 +256,14 @@ def bool_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return boolean(bool(args) and vm.truth(args[0]))
 
 
+def _as_int(value: Any) -> Any:
+    """`int(x)` that stays symbolic where this can be expressed."""
+    return int(value) if isinstance(value, torch.SymBool) else torch.sym_int(value)
+
+
+_SYMBOLIC_CONVERSIONS: dict[type, Callable[[Any], Any]] = {int: _as_int, float: torch.sym_float}
+
+
 def number(cls: type, special: str) -> Handler:
     """`int(x)` and `float(x)`."""
 
@@ -263,6 +272,8 @@ def number(cls: type, special: str) -> Handler:
             raise GraphBreakSignal(
                 f"{cls.__name__}() of a tensor", "keep the value a tensor, or compute it outside"
             )
+        if len(args) == 1 and isinstance(args[0], SymbolicNumber):
+            return vm.constant(_SYMBOLIC_CONVERSIONS[cls](args[0].value))
         if args and isinstance(args[0], ObjectValue):
             method = operators.dunder(vm, args[0], special)
             if method is not None:
@@ -365,7 +376,7 @@ def slice_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def len_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(operators.length(vm, args[0]))
+    return vm.constant(operators.length(vm, args[0]))
 
 
 def iter_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -498,6 +509,8 @@ def extremum(symbol: str) -> Handler:
 def abs_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(args[0], TensorValue):
         return vm.record("call_method", "abs", args, {})
+    if isinstance(args[0], SymbolicNumber):
+        return vm.constant(abs(args[0].value))
     method = operators.dunder(vm, args[0], "__abs__")
     if isinstance(method, BoundMethod):
         return vm.call(method, [], {})

@@ -28,7 +28,8 @@ _C: Any = torch._C
 
 # Python functions of these modules are recorded whole when all their arguments can be.
 _PYTHON_OPERATION_MODULES = frozenset(
-    {"torch.nn.functional", "torch.functional", "torch._tensor", "torch.nn.init"}
+    {"torch.nn.functional", "torch.functional", "torch._tensor", "torch.nn.init",
+     "torch.masked._ops"}  # fmt: skip
 )
 _NOT_OPERATIONS: set[Any] = {
     torch.Tensor.__iter__, torch.Tensor.__len__, torch.Tensor.__contains__,
@@ -103,7 +104,7 @@ def tensor_property(vm: Interpreter, obj: TensorValue, name: str) -> Value:
             return NONE
         raise GraphBreakSignal(f"the tensor attribute `{name}`")
     if name == "shape":
-        return TupleValue([Constant(size) for size in obj.fake.shape], torch.Size)
+        return TupleValue([vm.constant(size) for size in obj.fake._sizes], torch.Size)
     recorder = vm.session.recorder
     if name in _TENSOR_VALUED:
         return recorder.record(
@@ -124,7 +125,7 @@ def tensor_property(vm: Interpreter, obj: TensorValue, name: str) -> Value:
 def tensor_len(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     from dovetail_capture.interpreter.protocols.operators import length
 
-    return Constant(length(vm, args[0]))
+    return vm.constant(length(vm, args[0]))
 
 
 def tensor_size(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -133,14 +134,14 @@ def tensor_size(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if not isinstance(obj, TensorValue):
         return PASS  # type: ignore[no-any-return]
     dim = args[1] if len(args) > 1 else kwargs.get("dim", NONE)
-    shape = tuple(obj.fake.shape)
+    shape = tuple(obj.fake._sizes)
     if not isinstance(dim, Constant):
         return PASS  # type: ignore[no-any-return]
     if dim.value is None:
-        return TupleValue([Constant(size) for size in shape], torch.Size)
+        return TupleValue([vm.constant(size) for size in shape], torch.Size)
     if not -len(shape) <= dim.value < len(shape):
         vm.raise_error(IndexError, "Dimension out of range")
-    return Constant(shape[dim.value])
+    return vm.constant(shape[dim.value])
 
 
 def tensor_iter(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -181,13 +182,15 @@ def autocast_enter(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     enter = torch.amp.autocast_mode._enter_autocast
     node = vm.session.recorder.state_change(enter, *parts)
     real = enter(*parts)  # type: ignore[no-untyped-call]
-    vm.session.open_autocasts.append((real, node))
+    vm.session.open_autocasts.append((real, node, manager))
     return manager
 
 
 def autocast_exit(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`torch.autocast.__exit__`."""
-    real, node = vm.session.open_autocasts.pop()
+    if not vm.session.open_autocasts:
+        raise GraphBreakSignal("the end of an autocast block that was entered before the graph")
+    real, node, _ = vm.session.open_autocasts.pop()
     leave = torch.amp.autocast_mode._exit_autocast
     vm.session.recorder.state_change(leave, node)
     leave(real)  # type: ignore[no-untyped-call]

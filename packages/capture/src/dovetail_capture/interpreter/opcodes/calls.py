@@ -17,7 +17,7 @@ from dovetail_capture.interpreter.protocols.operators import unary
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.containers import DictValue, TupleValue
-from dovetail_capture.interpreter.values.functions import FunctionValue
+from dovetail_capture.interpreter.values.functions import FunctionValue, IteratorValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.frame import Frame
@@ -56,7 +56,10 @@ def _call(frame: Frame, count: int, names: tuple[str, ...]) -> None:
         split = len(args) - len(names)
         kwargs = dict(zip(names, args[split:], strict=True))
         args = args[:split]
-    stack.append(frame.vm.call(fn, args, kwargs))
+    result = frame.vm.call(fn, args, kwargs)
+    if result.__class__ is IteratorValue and not result.born:  # type: ignore[attr-defined]
+        result.born = frame.vm.frames[0].steps  # type: ignore[attr-defined]
+    stack.append(result)
 
 
 def call_function_ex(frame: Frame, inst: Instruction) -> None:

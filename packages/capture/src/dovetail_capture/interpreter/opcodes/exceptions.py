@@ -88,7 +88,8 @@ def with_except_start(frame: Frame, inst: Instruction) -> None:
 
 
 def return_generator(frame: Frame, inst: Instruction) -> int:
-    frame.result = GeneratorValue(frame)
+    generator = frame.result = GeneratorValue(frame)
+    generator.born = frame.vm.frames[0].steps
     return MAKE_GENERATOR
 
 

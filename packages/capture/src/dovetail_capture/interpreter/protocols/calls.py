@@ -6,7 +6,7 @@ import functools
 import inspect
 import logging
 import types
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -26,6 +26,7 @@ from dovetail_capture.interpreter.values.functions import (
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
 from dovetail_capture.interpreter.wrap import EQUALITY_TYPES, is_numpy
+from dovetail_capture.marks import is_constant_result, reason_of, substitute_of
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
@@ -40,9 +41,21 @@ def _graph_break(vm: Interpreter, args: list[Value], kwargs: dict[str, Value]) -
 
 
 # Functions of this package's own API, which imports the interpreter and so cannot be imported here.
+def _breaks_are_errors(vm: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    vm.session.error_flags.append(vm.truth(vm.get_attr(args[0], "flag")))
+    return NONE
+
+
+def _breaks_as_before(vm: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    vm.session.error_flags.pop()
+    return NONE
+
+
 _OWN_API: dict[tuple[str, str], Any] = {
     ("dovetail_capture.api", "graph_break"): _graph_break,
     ("dovetail_capture.api", "is_compiling"): lambda vm, args, kwargs: Constant(True),
+    ("dovetail_capture.stance", "error_on_graph_break.__enter__"): _breaks_are_errors,
+    ("dovetail_capture.stance", "error_on_graph_break.__exit__"): _breaks_as_before,
     # Once torch.compile has run, every module's __init__ also notes the module's age for it.
     ("torch._dynamo.mutation_guard", "GenerationTracker.tag"): lambda vm, args, kw: Constant(None),
     ("torch._dynamo.mutation_guard", "_GenerationTracker.tag"): lambda vm, args, kw: Constant(None),
@@ -57,6 +70,9 @@ def call(vm: Interpreter, fn: Value, args: list[Value], kwargs: dict[str, Value]
     if cls is Constant:
         real = fn.value  # type: ignore[attr-defined]
         kind = type(real)
+        substitute = substitute_of(real)
+        if substitute is not None:
+            return call(vm, vm.held(substitute), args, kwargs)
         if kind is types.FunctionType:
             return call_function(vm, fn, real, args, kwargs)  # type: ignore[arg-type]
         if isinstance(real, type):
@@ -75,6 +91,9 @@ def call(vm: Interpreter, fn: Value, args: list[Value], kwargs: dict[str, Value]
         return vm.raise_error(TypeError, f"'{kind.__name__}' object is not callable")
     if cls is NativeMethod:
         receiver = fn.receiver  # type: ignore[attr-defined]
+        substitute = substitute_of(fn.descriptor)  # type: ignore[attr-defined]
+        if substitute is not None:
+            return call(vm, vm.held(substitute), [receiver, *args], kwargs)
         return call_native(vm, fn.descriptor, [receiver, *args], kwargs)  # type: ignore[attr-defined]
     if cls is FunctionValue:
         return _call_made_function(vm, fn, args, kwargs)  # type: ignore[arg-type]
@@ -100,7 +119,10 @@ def _switched_function(vm: Interpreter, fn: ObjectValue) -> Value | None:
     if fn.cls.__module__ != "dovetail_capture._frame_hook" or fn.source is None:
         return None
     if fn.real.context is None:
-        raise GraphBreakSignal("a call of a function that is disabled for capture")
+        reason = reason_of(fn.real)
+        raise GraphBreakSignal(
+            f"a call of a function that is disabled for capture{reason and ': '}{reason}"
+        )
     source = vm.session.sources.attr(fn.source, "function")
     return vm.wrap(fn.real.function, source)
 
@@ -125,15 +147,40 @@ def call_function(
     options = vm.options
     if options is not None:
         if options.is_disabled(real):
-            raise GraphBreakSignal(f"a call of `{real.__qualname__}`, which is disabled")
+            reason = reason_of(real)
+            raise GraphBreakSignal(
+                f"a call of `{real.__qualname__}`, which is disabled{reason and ': '}{reason}",
+                "call it outside of the compiled function",
+            )
         if options.is_allowed_in_graph(real):
             return _record_whole(vm, real, args, kwargs)
+    if is_constant_result(real):
+        return _constant_result(vm, real, args, kwargs)
     if vm.is_operation(real):
         try:
             return vm.record("call_function", real, args, kwargs)
         except NotAGraphArgument:
             pass  # say a function among the arguments: its body may still be captured
     return inline(vm, real, args, kwargs)
+
+
+def _constant_result(
+    vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str, Value]
+) -> Value:
+    """Run a function whose result the user calls constant; nothing guards what it gives."""
+    known = [_real_object(vm, arg) for arg in args]
+    named = {name: _real_object(vm, arg) for name, arg in kwargs.items()}
+    try:
+        return vm.held(real(*known, **named))
+    except Exception as error:
+        return vm.raise_real(error)
+
+
+def _real_object(vm: Interpreter, value: Value) -> Any:
+    real = value.real if isinstance(value, (ObjectValue, TensorValue)) else vm.as_python(value)
+    if real is UNKNOWN or real is None and not isinstance(value, Constant):
+        raise GraphBreakSignal(f"a function assumed constant, called with {value.describe()}")
+    return real
 
 
 def _record_whole(vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -210,7 +257,6 @@ def bind(
     """Values of the argument slots, in `co_varnames` order, as CPython binds them."""
     count, keyword_only = code.co_argcount, code.co_kwonlyargcount
     flags = code.co_flags
-    name = code.co_name
     if len(args) == count and not kwargs and not keyword_only and not flags & 12:
         return list(args)
     names = code.co_varnames
@@ -219,10 +265,7 @@ def bind(
     slots[:given] = args[:given]
     extra = args[count:]
     if extra and not flags & _VARARGS:
-        vm.raise_error(
-            TypeError,
-            f"{name}() takes {count} positional arguments but {len(args)} were given",
-        )
+        _binding_error(vm, code, defaults, kwdefaults, args, kwargs)
     rest: dict[str, Value] = {}
     if kwargs:
         positions = {names[i]: i for i in range(code.co_posonlyargcount, count + keyword_only)}
@@ -230,30 +273,23 @@ def bind(
             position = positions.get(key)
             if position is None:
                 if not flags & _VARKEYWORDS:
-                    vm.raise_error(
-                        TypeError, f"{name}() got an unexpected keyword argument '{key}'"
-                    )
+                    _binding_error(vm, code, defaults, kwdefaults, args, kwargs)
                 rest[key] = value
             elif slots[position] is not None:
-                vm.raise_error(TypeError, f"{name}() got multiple values for argument '{key}'")
+                _binding_error(vm, code, defaults, kwdefaults, args, kwargs)
             else:
                 slots[position] = value
     first_default = count - len(defaults)
     for position in range(given, count):
         if slots[position] is None:
             if position < first_default:
-                vm.raise_error(
-                    TypeError,
-                    f"{name}() missing a required positional argument: '{names[position]}'",
-                )
+                _binding_error(vm, code, defaults, kwdefaults, args, kwargs)
             slots[position] = attributes.resolve(vm, defaults[position - first_default])
     for position in range(count, count + keyword_only):
         if slots[position] is None:
             key = names[position]
             if key not in kwdefaults:
-                vm.raise_error(
-                    TypeError, f"{name}() missing a required keyword-only argument: '{key}'"
-                )
+                _binding_error(vm, code, defaults, kwdefaults, args, kwargs)
             slots[position] = attributes.resolve(vm, kwdefaults[key])
     if flags & _VARARGS:
         slots.append(TupleValue(extra))
@@ -262,6 +298,30 @@ def bind(
         dictionary.entries = {key: (Constant(key), value) for key, value in rest.items()}
         slots.append(dictionary)
     return slots
+
+
+def _binding_error(
+    vm: Interpreter,
+    code: types.CodeType,
+    defaults: Any,
+    kwdefaults: dict[str, Any],
+    args: list[Value],
+    kwargs: dict[str, Value],
+) -> NoReturn:
+    """Raise the TypeError of a call that does not fit the signature, in CPython's words: it is
+    made by such a call of an empty function of this signature, which fails before it runs."""
+    cells = tuple(types.CellType() for _ in code.co_freevars)
+    function = types.FunctionType(code, {}, code.co_name, (None,) * len(defaults), cells)
+    function.__kwdefaults__ = dict.fromkeys(kwdefaults)
+    function.__qualname__ = code.co_qualname
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError:
+        try:
+            function(*args, **kwargs)
+        except TypeError as error:
+            vm.raise_real(error)
+    raise AssertionError(f"{code.co_qualname} does take these arguments")
 
 
 # --- classes -------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from dovetail_capture.interpreter.values.containers import (
     TupleValue,
 )
 from dovetail_capture.interpreter.values.functions import IteratorValue
+from dovetail_capture.interpreter.values.symbolic import SYMBOLIC_TYPES, SymbolicNumber
 from dovetail_capture.interpreter.wrap import is_numpy
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ def as_python(vm: Interpreter, value: Any) -> Any:
     cls = value.__class__
     if cls is Constant:
         return value.value
+    if isinstance(value, SymbolicNumber):
+        return value.concrete()
     if cls is TupleValue:
         items = [as_python(vm, vm.tuple_item(value, i)) for i in range(len(value.items))]
         if UNKNOWN in _by_identity(items):
@@ -78,6 +81,8 @@ _PLAIN = (
 def from_python(vm: Interpreter, real: Any) -> Value:
     """The value of an object that a folded call gave: new containers, else a constant."""
     cls = type(real)
+    if cls in SYMBOLIC_TYPES:
+        return SymbolicNumber(real)
     if cls is list or cls is collections.deque:
         return ListValue([from_python(vm, item) for item in real], cls)
     if cls is tuple:

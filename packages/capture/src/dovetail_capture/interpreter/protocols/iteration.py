@@ -40,7 +40,7 @@ def get_iter(vm: Interpreter, value: Value) -> Value:
     if cls is SetValue:
         return IteratorValue(iter(list(value.items.values())), type(iter(set())), True)  # type: ignore[attr-defined]
     if cls is TensorValue:
-        if not value.fake.dim():  # type: ignore[attr-defined]
+        if not len(value.fake._sizes):  # type: ignore[attr-defined]
             vm.raise_error(TypeError, "iteration over a 0-d tensor")
         unbound = vm.record("call_method", "unbind", [value, Constant(0)], {})
         return get_iter(vm, unbound)
@@ -70,7 +70,17 @@ def _constant_iter(vm: Interpreter, value: Constant) -> Value:
     return IteratorValue((from_python(vm, item) for item in iterator), type(iterator), True)
 
 
+def _is_native_iterator(vm: Interpreter, value: Value) -> bool:
+    """Is this an iterator of a C type (or a generator) that existed before the frame ran?"""
+    if not isinstance(value, ObjectValue) or value.real is None:
+        return False
+    _, step = attributes.class_lookup(vm, value.cls, "__next__")
+    return isinstance(step, attributes.C_METHODS)
+
+
 def _object_iter(vm: Interpreter, value: ObjectValue) -> Value:
+    if _is_native_iterator(vm, value):
+        return value
     owner, method = attributes.class_lookup(vm, value.cls, "__iter__")
     if method is attributes.MISSING or method is None:
         _, getitem = attributes.class_lookup(vm, value.cls, "__getitem__")
@@ -125,6 +135,11 @@ def next_value(vm: Interpreter, iterator: Value) -> Value | None:
         return next(iterator.iterator, None)  # type: ignore[attr-defined]
     if cls is GeneratorValue:
         return vm.resume(iterator, None)  # type: ignore[arg-type]
+    if _is_native_iterator(vm, iterator):
+        raise GraphBreakSignal(
+            f"a step of a {iterator.python_type().__name__} that was made outside of the graph",
+            "iterate over a list or tuple, or make the iterator in the compiled function",
+        )
     try:
         return vm.call_method(iterator, "__next__", [])
     except ProgramException as error:

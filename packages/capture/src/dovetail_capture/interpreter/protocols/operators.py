@@ -29,6 +29,7 @@ from dovetail_capture.interpreter.values.functions import (
     NativeMethod,
 )
 from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
@@ -79,6 +80,19 @@ def _fold(vm: Interpreter, fn: Callable[..., Any], *args: Any) -> Value:
     return from_python(vm, result)
 
 
+def _is_number(value: Value) -> bool:
+    """An int, float or bool, known or symbolic: arithmetic on it may stay symbolic."""
+    cls = value.__class__
+    if cls is Constant:
+        return isinstance(value.value, (int, float))  # type: ignore[attr-defined]
+    return isinstance(value, SymbolicNumber)
+
+
+def _concrete(value: Value) -> Value:
+    """A symbolic number as the number it is in this call."""
+    return Constant(value.concrete()) if isinstance(value, SymbolicNumber) else value
+
+
 def _record(vm: Interpreter, fn: Any, args: list[Value]) -> Value:
     try:
         return vm.record("call_function", fn, args, {})
@@ -100,6 +114,11 @@ def binary(vm: Interpreter, symbol: str, left: Value, right: Value, inplace: boo
     left_class, right_class = left.__class__, right.__class__
     if left_class is Constant and right_class is Constant:
         return _fold(vm, fn, left.value, right.value)  # type: ignore[attr-defined]
+    if isinstance(left, SymbolicNumber) or isinstance(right, SymbolicNumber):
+        if _is_number(left) and _is_number(right):
+            return _fold(vm, fn, left.value, right.value)  # type: ignore[attr-defined]
+        if left_class is not TensorValue and right_class is not TensorValue:
+            return binary(vm, symbol, _concrete(left), _concrete(right), inplace)
     if left_class is TensorValue or right_class is TensorValue:
         if left_class is TensorValue and inplace:
             return _record(vm, INPLACE[symbol], [left, right])
@@ -203,7 +222,9 @@ def _set_operation(
 def unary(vm: Interpreter, symbol: str, operand: Value) -> Value:
     """`-x`, `+x`, `~x`."""
     fn, name = UNARY[symbol]
-    if isinstance(operand, Constant):
+    if isinstance(operand, SymbolicNumber) and symbol == "~":
+        operand = _concrete(operand)
+    if isinstance(operand, (Constant, SymbolicNumber)):
         return _fold(vm, fn, operand.value)
     if isinstance(operand, TensorValue):
         return _record(vm, fn, [operand])
@@ -221,6 +242,9 @@ def compare(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
     left_class, right_class = left.__class__, right.__class__
     if left_class is Constant and right_class is Constant:
         return _fold(vm, fn, left.value, right.value)  # type: ignore[attr-defined]
+    if isinstance(left, SymbolicNumber) or isinstance(right, SymbolicNumber):
+        if _is_number(left) and _is_number(right):
+            return _fold(vm, fn, left.value, right.value)  # type: ignore[attr-defined]
     if left_class is TensorValue or right_class is TensorValue:
         other = right if left_class is TensorValue else left
         if isinstance(other, Constant) and not isinstance(other.value, (int, float, complex)):
@@ -323,7 +347,7 @@ def is_same(left: Value, right: Value) -> bool:
 def truth(vm: Interpreter, value: Value) -> bool:
     """`bool(value)`."""
     cls = value.__class__
-    if cls is Constant:
+    if cls is Constant or isinstance(value, SymbolicNumber):
         return bool(value.value)  # type: ignore[attr-defined]
     if cls is TensorValue:
         answer: bool | None = value.answer  # type: ignore[attr-defined]
@@ -357,9 +381,9 @@ def length(vm: Interpreter, value: Value) -> int:
     if isinstance(value, DictView):
         return length(vm, vm.native(value.dictionary))
     if isinstance(value, TensorValue):
-        if not value.fake.dim():
+        if not len(value.fake._sizes):
             vm.raise_error(TypeError, "len() of a 0-d tensor")
-        return int(value.fake.shape[0])
+        return value.fake._sizes[0]  # type: ignore[no-any-return]
     if isinstance(value, Constant):
         folded = _fold(vm, len, value.value)
         assert isinstance(folded, Constant)
@@ -427,6 +451,7 @@ def getitem(vm: Interpreter, obj: Value, key: Value) -> Value:
 
 def index_of(vm: Interpreter, key: Value) -> int:
     """An integer index (`__index__`)."""
+    key = _concrete(key)
     if isinstance(key, Constant) and hasattr(key.value, "__index__"):
         return operator.index(key.value)
     if isinstance(key, TensorValue):

@@ -14,6 +14,7 @@ from dovetail_guards.source import Source
 
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
+from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 
 
 class TupleValue(Value):
@@ -88,6 +89,8 @@ class IdentityKey:
 
 def hash_key(value: Value) -> Any:
     """A host object that hashes and compares as the Python object does."""
+    if isinstance(value, SymbolicNumber):
+        return value.concrete()
     if isinstance(value, Constant):
         try:
             hash(value.value)

@@ -99,25 +99,26 @@ class IteratorValue(Value):
     """An iterator over values that the interpreter drives.
 
     `plain` says that running it early is invisible to the program, so that what is left of it can
-    be rebuilt as an iterator over a tuple.
+    be rebuilt as an iterator over a tuple. `born` is the step of the top frame that made it.
     """
 
-    __slots__ = ("cls", "iterator", "plain")
+    __slots__ = ("born", "cls", "iterator", "plain")
 
     def __init__(self, iterator: Iterator[Value], cls: type, plain: bool) -> None:
         self.iterator = iterator
         self.cls = cls
         self.plain = plain
         self.source = None
+        self.born = 0
 
     def python_type(self) -> type:
         return self.cls
 
 
 class GeneratorValue(Value):
-    """A generator: a suspended frame."""
+    """A generator: a suspended frame. `born` is the step of the top frame that made it."""
 
-    __slots__ = ("finished", "frame", "running", "started")
+    __slots__ = ("born", "finished", "frame", "running", "started")
 
     def __init__(self, frame: Frame) -> None:
         self.frame = frame
@@ -125,6 +126,7 @@ class GeneratorValue(Value):
         self.finished = False
         self.running = False
         self.source = None
+        self.born = 0
 
     def python_type(self) -> type:
         return types.GeneratorType

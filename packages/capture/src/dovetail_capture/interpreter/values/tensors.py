@@ -37,7 +37,7 @@ class TensorValue(Value):
         return self.cls
 
     def describe(self) -> str:
-        return f"a tensor of shape {tuple(self.fake.shape)}"
+        return f"a tensor of shape {tuple(self.fake._sizes)}"
 
     def __repr__(self) -> str:
         return f"TensorValue({self.node})"

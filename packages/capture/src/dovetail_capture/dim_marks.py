@@ -1,0 +1,78 @@
+"""Marks on tensors: which dimensions the user wants symbolic, and within what bounds.
+
+A mark is an attribute of the tensor object itself, as PyTorch's own marks are; those are honoured
+too, so that a program written for torch.compile keeps its meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_DYNAMIC = "_dovetail_dynamic_dims"
+_STATIC = "_dovetail_static_dims"
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What the user says of a dynamic size: both ends included, None where nothing is said."""
+
+    min: int | None = None
+    max: int | None = None
+
+
+@dataclass(frozen=True)
+class Marks:
+    """The marks of one tensor: dynamic dimensions with their bounds, and static ones."""
+
+    dynamic: dict[int, Bounds]
+    static: frozenset[int]
+
+
+def _dims(t: torch.Tensor, dim: int | Iterable[int]) -> list[int]:
+    wanted = [dim] if isinstance(dim, int) else list(dim)
+    for d in wanted:
+        if not -t.dim() <= d < t.dim():
+            raise IndexError(f"dimension {d} of a tensor with {t.dim()} dimensions")
+    return [d % t.dim() for d in wanted]
+
+
+def mark_dynamic(
+    t: torch.Tensor, dim: int | Iterable[int], *, min: int | None = None, max: int | None = None
+) -> None:
+    """Compile for any size of `t` along `dim` (an index, or several), within `min` and `max`.
+
+    The mark belongs to this tensor object. Sizes 0 and 1 are compiled apart all the same.
+    """
+    if min is not None and max is not None and min > max:
+        raise ValueError(f"min={min} is greater than max={max}")
+    marks = dict(getattr(t, _DYNAMIC, {}))
+    for d in _dims(t, dim):
+        marks[d] = Bounds(min, max)
+    setattr(t, _DYNAMIC, marks)
+
+
+def mark_static(t: torch.Tensor, dim: int | Iterable[int] | None = None) -> None:
+    """Compile anew for each size of `t` along `dim` (None: along every dimension)."""
+    dims = range(t.dim()) if dim is None else _dims(t, dim)
+    setattr(t, _STATIC, frozenset(getattr(t, _STATIC, frozenset())) | frozenset(dims))
+
+
+def marks_of(t: torch.Tensor) -> Marks | None:
+    """The marks of a tensor; None if it has none (nearly always)."""
+    fields: dict[str, Any] = t.__dict__
+    if not fields:
+        return None
+    dynamic: dict[int, Bounds] = {
+        d: Bounds()
+        for name in ("_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices")
+        for d in fields.get(name, ())
+    }
+    for limits in fields.get("_dynamo_dynamic_range", ()):
+        dynamic[limits.dim] = Bounds(limits.min, limits.max)
+    dynamic |= fields.get(_DYNAMIC, {})
+    static = frozenset(fields.get("_dynamo_static_indices", ())) | fields.get(_STATIC, frozenset())
+    return Marks(dynamic, static) if dynamic or static else None

@@ -1,0 +1,232 @@
+"""Functions of the standard library that are written in C, said in Python.
+
+The interpreter runs these bodies where a program calls the original, so that functions given to
+them are captured like any other code. Each does what the documentation of the original says.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import itertools
+import operator
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from dovetail_capture.interpreter.library.container_methods import Args, Handler, Kwargs
+
+_MISSING: Any = type("_Missing", (), {})
+
+
+def takewhile(predicate: Any, iterable: Any) -> Iterator[Any]:
+    for item in iterable:
+        if not predicate(item):
+            return
+        yield item
+
+
+def dropwhile(predicate: Any, iterable: Any) -> Iterator[Any]:
+    dropping = True
+    for item in iterable:
+        dropping = dropping and predicate(item)
+        if not dropping:
+            yield item
+
+
+def filterfalse(predicate: Any, iterable: Any) -> Iterator[Any]:
+    for item in iterable:
+        if not (item if predicate is None else predicate(item)):
+            yield item
+
+
+def compress(data: Any, selectors: Any) -> Iterator[Any]:
+    for item, selected in zip(data, selectors):  # noqa: B905 - the shorter one ends it
+        if selected:
+            yield item
+
+
+def accumulate(iterable: Any, func: Any = None, *, initial: Any = None) -> Iterator[Any]:
+    iterator = iter(iterable)
+    total = initial
+    if initial is None:
+        for first in iterator:
+            total = first
+            break
+        else:
+            return
+    yield total
+    for item in iterator:
+        total = total + item if func is None else func(total, item)
+        yield total
+
+
+def groupby(iterable: Any, key: Any = None) -> Iterator[Any]:
+    """Each group is complete when it is handed out, which only a key function with side effects
+    could tell from the original's."""
+    group: list[Any] = []
+    last: Any = _MISSING
+    for item in iterable:
+        this = item if key is None else key(item)
+        if last is not _MISSING and not this == last:
+            yield last, iter(group)
+            group = []
+        last = this
+        group.append(item)
+    if last is not _MISSING:
+        yield last, iter(group)
+
+
+def batched(iterable: Any, n: int) -> Iterator[Any]:
+    if n < 1:
+        raise ValueError("n must be at least one")
+    batch: list[Any] = []
+    for item in iterable:
+        batch.append(item)
+        if len(batch) == n:
+            yield tuple(batch)
+            batch = []
+    if batch:
+        yield tuple(batch)
+
+
+def iterate_until(function: Any, sentinel: Any) -> Iterator[Any]:
+    """`iter(function, sentinel)`."""
+    while True:
+        item = function()
+        if item == sentinel:
+            return
+        yield item
+
+
+def itemgetter(item: Any, /, *items: Any) -> Callable[[Any], Any]:
+    if not items:
+        return lambda obj: obj[item]
+    return lambda obj: (obj[item], *(obj[other] for other in items))
+
+
+def _attribute(obj: Any, path: str) -> Any:
+    for name in path.split("."):
+        obj = getattr(obj, name)
+    return obj
+
+
+def attrgetter(attr: str, /, *attrs: str) -> Callable[[Any], Any]:
+    if not attrs:
+        return lambda obj: _attribute(obj, attr)
+    return lambda obj: (_attribute(obj, attr), *(_attribute(obj, other) for other in attrs))
+
+
+def methodcaller(name: str, /, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+    return lambda obj: getattr(obj, name)(*args, **kwargs)
+
+
+def count_elements(mapping: Any, iterable: Iterable[Any]) -> None:
+    """`collections._count_elements`, of which Counter is made."""
+    for item in iterable:
+        mapping[item] = dict.get(mapping, item, 0) + 1
+
+
+def rotate(self: Any, n: int = 1) -> None:
+    """`deque.rotate`."""
+    items = list(self)
+    if items:
+        n %= len(items)
+        self.clear()
+        self.extend(items[len(items) - n :] + items[: len(items) - n])
+
+
+def extendleft(self: Any, iterable: Any) -> None:
+    """`deque.extendleft`."""
+    for item in iterable:
+        self.appendleft(item)
+
+
+def reversed_compare(first: Any, second: Any) -> bool:
+    return bool(second < first)
+
+
+class PartialMethod:
+    """Stands for the receiver-binding of `functools.partialmethod`; never made."""
+
+
+def partial_method(method: Any, obj: Any, cls: Any) -> Any:
+    """What a `functools.partialmethod` in a class gives when it is read through an instance."""
+    return functools.partial(method.func.__get__(obj, cls), *method.args, **method.keywords)
+
+
+def decorated_by_context(context: Any, function: Any) -> Any:
+    """`context(function)` of torch's context managers that are decorators too."""
+
+    @functools.wraps(function)
+    def decorate_context(*args: Any, **kwargs: Any) -> Any:
+        with context.clone():
+            return function(*args, **kwargs)
+
+    return decorate_context
+
+
+def checkpoint(
+    function: Any,
+    *args: Any,
+    use_reentrant: Any = None,
+    context_fn: Any = None,
+    determinism_check: Any = None,
+    debug: Any = None,
+    early_stop: Any = None,
+    preserve_rng_state: Any = None,
+    **kwargs: Any,
+) -> Any:
+    """`torch.utils.checkpoint.checkpoint`: which values are kept for the backward and which are
+    computed again is for the compiler to decide; the results are the same."""
+    return function(*args, **kwargs)
+
+
+def interpreted(function: Any) -> Handler:
+    """A handler that lets the interpreter run the body of one of these functions."""
+
+    def handler(vm: Any, args: Args, kwargs: Kwargs) -> Any:
+        return vm.inline(function, args, kwargs)
+
+    return handler
+
+
+_C_FUNCTIONS: dict[Any, Any] = {
+    itertools.takewhile: takewhile,
+    itertools.dropwhile: dropwhile,
+    itertools.filterfalse: filterfalse,
+    itertools.compress: compress,
+    itertools.accumulate: accumulate,
+    itertools.groupby: groupby,
+    operator.itemgetter: itemgetter,
+    operator.attrgetter: attrgetter,
+    operator.methodcaller: methodcaller,
+    collections.deque.rotate: rotate,
+    collections.deque.extendleft: extendleft,
+    collections._count_elements: count_elements,  # type: ignore[attr-defined]
+    torch.utils._contextlib._DecoratorContextManager.__call__: None,
+}
+_C_FUNCTIONS.pop(torch.utils._contextlib._DecoratorContextManager.__call__)
+if sys.version_info >= (3, 12):
+    _C_FUNCTIONS[itertools.batched] = batched
+
+
+def _exc_info(vm: Any, args: Args, kwargs: Kwargs) -> Any:
+    from dovetail_capture.interpreter.values.base import NONE, Constant
+    from dovetail_capture.interpreter.values.containers import TupleValue
+
+    error = vm.handled_exception()
+    if error is None:
+        return TupleValue([NONE, NONE, NONE])
+    return TupleValue([Constant(error.python_type()), error, NONE])
+
+
+HANDLERS: dict[Any, Handler] = {
+    **{original: interpreted(function) for original, function in _C_FUNCTIONS.items()},
+    sys.exc_info: _exc_info,
+}
+
+__all__ = ["HANDLERS", "contextlib", "interpreted", "iterate_until", "partial_method"]

@@ -1,0 +1,92 @@
+"""Which sizes of the inputs are symbolic in one capture attempt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from dovetail_guards.ranges import Range
+from dovetail_guards.shape_env import Dim, ShapeEnv
+from dovetail_guards.source import ItemSource, LocalSource, SizeSource, Source, StrideSource
+
+from dovetail_capture.dim_marks import Bounds, marks_of
+from dovetail_capture.errors import CaptureError
+
+
+class InputShapes:
+    """Makes the sizes of inputs, numbers or symbols, and keeps the symbols' `ShapeEnv`."""
+
+    def __init__(self, options: Any) -> None:
+        self.env = ShapeEnv(locate=False)
+        self.dynamic: bool | None = getattr(options, "dynamic", None)
+        self.changed: frozenset[tuple[str, int]] = getattr(options, "dynamic_sizes", frozenset())
+        self.changed_names = frozenset(name for name, _ in self.changed)
+        self.marked: list[tuple[str, int, Source]] = []  # symbol, dimension, tensor
+
+    def sizes_of(self, real: torch.Tensor, source: Source) -> list[Any] | None:
+        """The sizes of a tensor input; None if all are numbers."""
+        if isinstance(real, torch.nn.Parameter) or real.layout != torch.strided:
+            return None
+        marks = marks_of(real)
+        if marks is None and self.dynamic is not True and str(source) not in self.changed_names:
+            return None
+        sizes: list[Any] = []
+        for dim, size in enumerate(real.shape):
+            bounds = None if marks is None else marks.dynamic.get(dim)
+            static = marks is not None and dim in marks.static
+            wanted = bounds is not None or self.dynamic is True
+            wanted = wanted or (str(source), dim) in self.changed
+            if (self.dynamic is False and bounds is None) or static or not wanted:
+                sizes.append(int(size))
+                continue
+            sizes.append(self._size(int(size), dim, source, bounds))
+        return sizes if any(type(size) is not int for size in sizes) else None
+
+    def _size(self, size: int, dim: int, source: Source, bounds: Bounds | None) -> Any:
+        limits = None
+        if bounds is not None:
+            low = 2 if bounds.min is None else max(2, bounds.min)
+            limits = Range(low, float("inf") if bounds.max is None else bounds.max)
+            if size > 1 and size not in limits:
+                raise CaptureError(
+                    f"{source}.size({dim}) is {size}, but it was marked dynamic with "
+                    f"min={bounds.min}, max={bounds.max}"
+                )
+        expr = self.env.create_size(size, SizeSource(source, dim), Dim.DYNAMIC, limits)
+        if bounds is not None and expr.symbol_name is not None:
+            self.marked.append((expr.symbol_name, dim, source))
+        return self.env.symint(expr)
+
+    def integer(self, real: int, source: Source) -> Any:
+        """The value of an int input: a symbol if it changed before, or if all is dynamic."""
+        name = str(source)
+        is_argument = type(source) is LocalSource or (
+            type(source) is ItemSource and type(source.base) is LocalSource
+        )
+        if (name, -1) in self.changed or (self.dynamic is True and is_argument):
+            return self.env.symint(self.env.create_int(real, source))
+        return real
+
+    def relate_strides(self, fake: Any, source: Source) -> tuple[int | None, ...]:
+        """The strides for the tensor's clause; symbolic ones get a guard of their own."""
+        from dovetail_guards.sym_node import expr_of
+
+        strides: list[int | None] = []
+        for dim, stride in enumerate(fake._strides):
+            if isinstance(stride, torch.SymInt):
+                self.env.relate_stride(expr_of(stride), StrideSource(source, dim))
+                strides.append(None)
+            else:
+                strides.append(int(stride))
+        return tuple(strides)
+
+    def check_marks(self) -> None:
+        """Raise if a dimension that the user marked dynamic was tied to a number."""
+        tied = set(self.env.specialized())
+        for name, dim, source in self.marked:
+            if name in tied:
+                why = self.env.why_specialized(name)
+                raise CaptureError(
+                    f"{source}.size({dim}) is marked dynamic, but the program needs it to be "
+                    f"{self.env.hints[name]}: {why}. Take the mark away, or change that line."
+                )

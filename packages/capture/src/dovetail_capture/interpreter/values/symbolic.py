@@ -1,0 +1,42 @@
+"""Numbers that depend on symbolic sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from dovetail_guards.source import Source
+
+from dovetail_capture.interpreter.values.base import Value
+
+SYMBOLIC_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_PYTHON_TYPES: dict[type, type] = {
+    torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool,
+}  # fmt: skip
+
+
+class SymbolicNumber(Value):
+    """An int, float or bool that follows from sizes: `value` is a `torch.SymInt` and the like.
+
+    Arithmetic on it stays symbolic; whatever else is done with it ties it to the number that it
+    is in this call (`concrete`, which makes a guard).
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any, source: Source | None = None) -> None:
+        self.value = value
+        self.source = source
+
+    def python_type(self) -> type:
+        return _PYTHON_TYPES[type(self.value)]
+
+    def concrete(self) -> Any:
+        """The number in this call; a guard ties the sizes to it."""
+        return self.python_type()(self.value)
+
+    def describe(self) -> str:
+        return f"a number that depends on sizes ({self.value})"
+
+    def __repr__(self) -> str:
+        return f"SymbolicNumber({self.value})"

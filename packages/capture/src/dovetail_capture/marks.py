@@ -1,0 +1,145 @@
+"""How users mark functions: run in Python, one node, a constant, replaced by another function.
+
+The marks of `torch.compiler`'s functions of the same names are honoured: they are attributes of
+the function, or ids in a table of a module that is loaded only once they have been used.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import weakref
+from collections.abc import Callable
+from types import MethodType
+from typing import Any, TypeVar, cast
+
+import torch
+
+from dovetail_capture._frame_hook import Switched, skip_code
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_ALLOWED: weakref.WeakSet[Any] = weakref.WeakSet()
+_CONSTANT: weakref.WeakSet[Any] = weakref.WeakSet()
+_SUBSTITUTES: dict[int, tuple[Any, Callable[..., Any]]] = {}  # holds the key's object alive
+
+
+def _in(marked: weakref.WeakSet[Any], function: Any) -> bool:
+    if isinstance(function, MethodType):
+        function = function.__func__
+    try:
+        return function in marked
+    except TypeError:  # unhashable or not weakly referable
+        return False
+
+
+def disable(function: Any = None, recursive: bool = True, *, reason: str | None = None) -> Any:
+    """A version of `function` (or of a module's call) that runs in Python.
+
+    `recursive`: capture is off for all that it calls; else only its own frame runs plainly.
+    `reason` is told where it breaks a graph. Also a decorator with arguments.
+    """
+    if function is None:
+        return lambda f: disable(f, recursive, reason=reason)
+    if isinstance(function, torch.nn.Module):
+        forward = disable(function.forward, recursive, reason=reason)
+        object.__setattr__(function, "forward", forward)
+        return function
+    if isinstance(function, type):
+        init = disable(function.__init__, recursive, reason=reason)
+        type.__setattr__(function, "__init__", init)
+        return function
+    if recursive:
+        marked: Any = Switched(function, None)
+        functools.update_wrapper(marked, function)
+    else:
+        marked = function
+        skip_code(inspect.unwrap(function).__code__)
+        marked.__dict__["_torchdynamo_disable_recursive"] = False
+    marked.__dict__["_torchdynamo_disable"] = True
+    marked.__dict__["_torchdynamo_disable_msg"] = reason
+    return marked
+
+
+def is_disabled(function: Any) -> bool:
+    """Was the function marked with `disable` (ours or `torch.compiler.disable`)?"""
+    if isinstance(function, MethodType):
+        function = function.__func__
+    return bool(getattr(function, "_torchdynamo_disable", False))
+
+
+def reason_of(function: Any) -> str:
+    """The reason that was given to `disable`, or an empty text."""
+    return str(getattr(function, "_torchdynamo_disable_msg", None) or "")
+
+
+def allow_in_graph(function: F) -> F:
+    """Make calls of `function` one node of the graph: capture does not look inside."""
+    if isinstance(function, (list, tuple)):
+        return cast(F, [allow_in_graph(item) for item in function])
+    if not callable(function):
+        raise TypeError(f"allow_in_graph takes a function, got {type(function).__name__}")
+    _ALLOWED.add(function)
+    return function
+
+
+def is_allowed_in_graph(function: Any) -> bool:
+    """Was the function marked with `allow_in_graph` (ours or `torch.compiler`'s)?"""
+    if _in(_ALLOWED, function):
+        return True
+    theirs = sys.modules.get("torch._dynamo.trace_rules")
+    ids = getattr(getattr(theirs, "_allowed_callable_ids", None), "function_ids", ())
+    return id(function) in ids
+
+
+def assume_constant_result(function: F) -> F:
+    """Make a call of `function` a constant: it runs once, at capture, and nothing guards what it
+    gave."""
+    _CONSTANT.add(function)
+    return function
+
+
+def is_constant_result(function: Any) -> bool:
+    """Was the function marked with `assume_constant_result` (ours or `torch.compiler`'s)?"""
+    return _in(_CONSTANT, function) or bool(getattr(function, "_dynamo_marked_constant", False))
+
+
+def substitute_in_graph(
+    original: Any, *, can_constant_fold_through: bool = False, skip_signature_check: bool = False
+) -> Callable[[F], F]:
+    """Let captured code call the decorated Python function where it calls `original`, a function
+    that capture cannot look into.
+
+    `can_constant_fold_through` is accepted for `torch.compiler`'s sake: the substitute is always
+    interpreted, which gives a constant where its arguments are constants.
+    """
+    if not callable(original):
+        raise TypeError(f"substitute_in_graph takes a function, got {type(original).__name__}")
+
+    def register(substitute: F) -> F:
+        if not skip_signature_check:
+            _check_signatures(original, substitute)
+        if id(original) in _SUBSTITUTES:
+            raise ValueError(f"{original!r} has a substitute already")
+        _SUBSTITUTES[id(original)] = (original, substitute)
+        return substitute
+
+    return register
+
+
+def _check_signatures(original: Any, substitute: Any) -> None:
+    try:
+        wanted = inspect.signature(original)
+    except ValueError:  # a C function that does not tell
+        return
+    given = inspect.signature(substitute)
+    shape = [(p.name, p.kind, p.default is p.empty) for p in wanted.parameters.values()]
+    if shape != [(p.name, p.kind, p.default is p.empty) for p in given.parameters.values()]:
+        raise TypeError(f"the substitute's signature {given} differs from the original's {wanted}")
+
+
+def substitute_of(function: Any) -> Callable[..., Any] | None:
+    """The function registered by `substitute_in_graph`, or None."""
+    found = _SUBSTITUTES.get(id(function))
+    return None if found is None else found[1]

@@ -1,0 +1,108 @@
+"""`set_stance`: what compiled functions do for the time being; `error_on_graph_break`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar
+
+from dovetail_capture import _frame_hook
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+STANCES = ("default", "force_eager", "eager_on_recompile", "fail_on_recompile")
+
+
+class _State:
+    """The process's stance, as with `torch.compiler.set_stance`: threads share it."""
+
+    stance = "default"
+    error_on_graph_break: bool | None = None
+
+
+def current_stance() -> str:
+    """The stance in force."""
+    return _State.stance
+
+
+def breaks_are_errors() -> bool:
+    """Is a graph break an error by `error_on_graph_break`?"""
+    return bool(_State.error_on_graph_break)
+
+
+def _enter(stance: str) -> None:
+    _State.stance = stance
+    _frame_hook.force_eager(stance == "force_eager")
+
+
+class set_stance:
+    """Set the stance, for good, for a `with` block, or (as a decorator) for calls of a function.
+
+    "default": compile. "force_eager": compiled functions run as if they were not. With
+    "eager_on_recompile" what was compiled is used, and a call that fits none of it runs
+    uncompiled; with "fail_on_recompile" such a call is an error.
+    """
+
+    def __init__(self, stance: str = "default") -> None:
+        if stance not in STANCES:
+            raise ValueError(f"unknown stance {stance!r}; one of {', '.join(STANCES)}")
+        if _frame_hook.active() is not None:
+            raise RuntimeError("set_stance cannot be called inside a compiled function")
+        self.stance = stance
+        self.before = _State.stance
+        _enter(stance)
+
+    def __enter__(self) -> None:
+        _enter(self.stance)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        _enter(self.before)
+
+    def __call__(self, function: F) -> F:
+        _enter(self.before)  # a decorator: in force during calls only
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            before = _State.stance
+            _enter(self.stance)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                _enter(before)
+
+        return wrapper  # type: ignore[return-value]
+
+
+class error_on_graph_break:
+    """Within this block (or decorated function) a graph break is an error, or (with False) not,
+    where `fullgraph` does not say so already. Unlike `fullgraph` it allows several graphs."""
+
+    def __init__(self, flag: bool) -> None:
+        self.flag = flag
+        self.before: list[bool | None] = []
+
+    def __enter__(self) -> None:
+        self.before.append(_State.error_on_graph_break)
+        _State.error_on_graph_break = self.flag
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        _State.error_on_graph_break = self.before.pop()
+
+    def __call__(self, function: F) -> F:
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with error_on_graph_break(self.flag):
+                return function(*args, **kwargs)
+
+        return wrapper  # type: ignore[return-value]

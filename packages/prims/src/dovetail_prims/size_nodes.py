@@ -1,0 +1,150 @@
+"""Graph nodes for symbolic sizes.
+
+A symbolic size is an expression over symbols. Its node is found (an input's size, or a node made
+before) or built: arithmetic over the nodes of its symbols.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from dovetail_guards.expr import Atom, Expr
+from dovetail_guards.float_expr import FloatExpr
+from dovetail_guards.sym_node import SymNode
+from torch.fx import Graph, Node
+
+aten = torch.ops.aten
+
+_FLOAT_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "float": torch.sym_float, "truediv": operator.truediv, "add": operator.add,
+    "sub": operator.sub, "mul": operator.mul, "floordiv": operator.floordiv, "mod": operator.mod,
+    "pow": operator.pow, "neg": operator.neg, "pos": operator.pos, "abs": operator.abs,
+    "min": torch.sym_min, "max": torch.sym_max,
+    **{
+        name: getattr(math, name)
+        for name in ("sqrt cos cosh sin sinh tan tanh asin acos atan exp log log2".split())
+    },
+}  # fmt: skip
+_ATOM_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "min": torch.sym_min,
+    "max": torch.sym_max,
+}
+
+
+class SizeNodes:
+    """Finds or makes the node that computes a symbolic size from the graph's inputs."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._nodes: dict[Any, Node] = {}  # by expression
+        self._inputs: dict[Any, tuple[Node, int]] = {}  # by expression: (tensor input, dimension)
+
+    def bind(self, size: Any, node: Node) -> None:
+        """`node` computes `size`."""
+        self._nodes.setdefault(_node_of(size).expr, node)
+
+    def bind_sizes(self, placeholder: Node, val: Any) -> None:
+        """Remember where each symbolic size of a tensor input can be read."""
+        for dim, size in enumerate(val._sizes):
+            if isinstance(size, torch.SymInt):
+                self._inputs.setdefault(_node_of(size).expr, (placeholder, dim))
+
+    def node(self, size: Any) -> Any:
+        """The node for a SymInt or SymFloat; a plain number if it has become one."""
+        symbolic = _node_of(size)
+        expr = symbolic.expr
+        if isinstance(expr, Expr):
+            return self._integer(symbolic, symbolic.env.replace(expr))
+        if isinstance(expr, FloatExpr):
+            return self._float(symbolic, expr)
+        if isinstance(expr, (bool, int, float)):
+            return expr
+        raise NotImplementedError(f"a symbolic truth value ({expr}) as an operator's argument")
+
+    def _integer(self, like: SymNode, expr: Expr) -> Any:
+        if expr.value is not None:
+            return expr.value
+        known = self._find(like, expr)
+        if known is not None:
+            return known
+        total: Any = None
+        for monomial, coefficient in expr.terms:
+            product: Any = None if coefficient == 1 and monomial else coefficient
+            for atom, power in monomial:
+                factor = self._atom(like, atom)
+                for _ in range(power):
+                    product = (
+                        factor if product is None else self._call(operator.mul, product, factor)
+                    )
+            total = product if total is None else self._call(operator.add, total, product)
+        self._nodes[expr] = total
+        return total
+
+    def _find(self, like: SymNode, expr: Expr) -> Node | None:
+        known = self._nodes.get(expr)
+        if known is not None:
+            return known
+        where = self._inputs.get(expr)
+        if where is None:
+            # An input's size may have been found equal to another expression since.
+            for bound, node in self._nodes.items():
+                if isinstance(bound, Expr) and like.env.replace(bound) is expr:
+                    self._nodes[expr] = node
+                    return node
+            for bound, place in self._inputs.items():
+                if like.env.replace(bound) is expr:
+                    where = place
+        if where is None:
+            return None
+        placeholder, dim = where
+        node = self.graph.call_function(aten.sym_size.int, (placeholder, dim))
+        node.meta["val"] = placeholder.meta["val"]._sizes[dim]
+        self._nodes[expr] = node
+        return node
+
+    def _atom(self, like: SymNode, atom: Atom) -> Any:
+        if atom.kind == "sym":
+            from dovetail_guards.expr import symbol
+
+            node = self._find(like, symbol(atom.name))
+            if node is None:
+                raise RuntimeError(f"no input of the graph has the size {atom.name}")
+            return node
+        args = [self._integer(like, arg) for arg in atom.args]
+        function = _ATOM_FUNCTIONS[atom.kind]
+        result = args[0]
+        for arg in args[1:]:
+            result = self._call(function, result, arg)
+        return result
+
+    def _float(self, like: SymNode, expr: Any) -> Any:
+        if isinstance(expr, (int, float)):
+            return expr
+        if isinstance(expr, Expr):
+            return self._integer(like, like.env.replace(expr))
+        known = self._nodes.get(expr)
+        if known is None:
+            function = _FLOAT_FUNCTIONS.get(expr.op)
+            if function is None:
+                raise NotImplementedError(f"the symbolic number {expr} as an operator's argument")
+            known = self._call(function, *[self._float(like, arg) for arg in expr.args])
+            self._nodes[expr] = known
+        return known
+
+    def _call(self, function: Callable[..., Any], *args: Any) -> Node:
+        node = self.graph.call_function(function, args)
+        node.meta["val"] = function(*[a.meta["val"] if isinstance(a, Node) else a for a in args])
+        return node
+
+
+def _node_of(size: Any) -> SymNode:
+    node = size.node
+    if not isinstance(node, SymNode):
+        raise TypeError(f"a symbolic size of another system: {type(node).__name__}")
+    return node
