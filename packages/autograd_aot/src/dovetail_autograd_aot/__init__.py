@@ -1,6 +1,6 @@
 """Ahead-of-time joint forward and backward tracing."""
 
-from dovetail_autograd_aot.compiled_function import aot_compile, example_values
+from dovetail_autograd_aot.compiled_function import aot_compile
 from dovetail_autograd_aot.graphs import (
     JointGraph,
     MutatedInput,
@@ -12,6 +12,7 @@ from dovetail_autograd_aot.graphs import (
 )
 from dovetail_autograd_aot.joint import TraceError, trace_joint
 from dovetail_autograd_aot.partition import default_partition, min_cut_partition
+from dovetail_autograd_aot.values import example_values
 
 __all__ = [
     "JointGraph",

@@ -68,11 +68,14 @@ def aot_compile(
             for v in (*example_inputs, *joint.constants_lifted)
         )
         return _inference(joint, parts, forward, shield)
-    lazy = _LazyBackward(parts.backward, backward_compiler or forward_compiler)
-    if compile_backward_now or any(isinstance(v, torch.SymInt) for v in _sizes_of(parts.forward)):
+    symbolic = any(isinstance(v, torch.SymInt) for v in _sizes_of(parts.forward))
+    lazy = _LazyBackward(
+        parts, backward_compiler or forward_compiler, 0 if symbolic else MAX_VARIANTS
+    )
+    if compile_backward_now or symbolic:
         # What the backward's compiler assumes of symbolic sizes must be known to the guards,
-        # which are made when this function returns.
-        lazy.compile()
+        # which are made when this function returns. (So nothing is compiled later.)
+        lazy.variant(0)
     return _training(gm, joint, parts, forward, lazy)
 
 
@@ -93,12 +96,13 @@ class _Variant:
 
 
 class _LazyBackward:
-    """Compiles the backward when it is first needed; once more for each set of tangents that a
-    call lacks, up to `MAX_VARIANTS`: the others get zeros for what they lack."""
+    """Compiles the backward when it is first needed; once for each set of tangents that a call
+    lacks, `limit` at most: the others get zeros for what they lack."""
 
-    def __init__(self, parts: PartitionedGraph, compiler: Compiler) -> None:
+    def __init__(self, parts: PartitionedGraph, compiler: Compiler, limit: int) -> None:
         self.parts = parts
         self.compiler = compiler
+        self.limit = limit
         self.count = len(parts.signature.differentiable)
         self.variants: dict[int, _Variant] = {}
 
@@ -107,7 +111,7 @@ class _LazyBackward:
         found = self.variants.get(missing)
         if found is not None:
             return found
-        if missing and len(self.variants) >= MAX_VARIANTS:
+        if missing and len(self.variants) >= self.limit:
             return self.variant(0)
         gm = self.parts.backward
         assert gm is not None

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from dovetail_prims.fake_tensor import FakeMemo, FakeTensor, from_real, propagate
+from dovetail_prims.size_nodes import SizeNodes
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
@@ -21,7 +22,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dovetail_autograd_aot import writes
 from dovetail_autograd_aot.graphs import ViewStep
 from dovetail_autograd_aot.op_info import OpInfo, OpKind, op_info
-from dovetail_prims.size_nodes import SizeNodes
 from dovetail_autograd_aot.storage import (
     ConstantWrittenError,
     TracedStorage,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from dovetail_guards.sym_node import expr_of
 from dovetail_prims.fake_tensor import FakeTensor, propagate
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from dovetail_autograd_aot import storage
 
@@ -135,3 +135,8 @@ def value_bytes(value: object) -> int:
     if isinstance(value, (tuple, list)):
         return sum(value_bytes(v) for v in value)
     return 8
+
+
+def example_values(gm: GraphModule) -> list[Any]:
+    """The values that stand for a graph's inputs."""
+    return [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"]
