@@ -24,6 +24,10 @@ _LINEAR_IN_FIRST = frozenset({aten.neg, aten.clone, aten._to_copy, aten.sum, ate
 _GRADIENT_NAMES = frozenset({"grad", "grad_out", "grad_output", "grad_out_"})
 # Zero if any of their tensors is zero.
 _PRODUCTS = frozenset({aten.mul, aten.mm, aten.bmm})
+# Zero if all their floating-point tensors are, and, of the first, the numbers beside them.
+_TERMS = frozenset({aten.add, aten.sub, aten.where})
+_PARTS = frozenset({aten.cat, aten.slice_scatter, aten.select_scatter})
+_FACTORIES = frozenset({aten.full, aten.scalar_tensor, aten.zeros})
 
 
 def backward_without(
@@ -37,87 +41,135 @@ def backward_without(
     """
     nodes: list[Node] = list(gm.graph.nodes)
     placeholders = [n for n in nodes if n.op == "placeholder"]
-    zero = {placeholders[i] for i in missing}
-    stands_for: dict[Node, Node] = {}  # the sum with a zero is its other term
-
+    found = _Zeros({placeholders[i] for i in missing})
     for node in nodes:
-        if node.op != "call_function":
-            continue
-        inputs = [stands_for.get(n, n) for n in node.all_input_nodes]
-        if not any(n in zero for n in inputs):
-            continue
-        if _is_zero(node, zero, stands_for):
-            zero.add(node)
-            continue
-        term = _other_term(node, zero, stands_for)
-        if term is not None:
-            stands_for[node] = term
-    found: tuple[Any, ...] = nodes[-1].args[0]  # type: ignore[assignment]
+        if node.op == "call_function":
+            found.visit(node)
+    results: tuple[Any, ...] = nodes[-1].args[0]  # type: ignore[assignment]
     gradients = [
-        None if i in unreached or g is None else stands_for.get(g, g) for i, g in enumerate(found)
+        None if i in unreached or g is None else found.stands_for.get(g, g)
+        for i, g in enumerate(results)
     ]
     dispensable = {placeholders[i] for i in missing}
-    return _rebuilt(gm, nodes, gradients, stands_for, dispensable)
+    return _rebuilt(gm, nodes, gradients, found, dispensable)
 
 
-def _is_zero(node: Node, zero: set[Node], stands_for: dict[Node, Node]) -> bool:
-    packet = getattr(node.target, "overloadpacket", None)
-    tensors = [stands_for.get(a, a) for a in node.args if isinstance(a, Node)]
-    first = node.args[0] if node.args else None
-    first_is_zero = isinstance(first, Node) and stands_for.get(first, first) in zero
-    if packet is None:  # an item of several results
-        return first_is_zero
-    if is_view_node(node) or packet in _LINEAR_IN_FIRST:
-        return first_is_zero
-    if node.target._schema.arguments[0].name in _GRADIENT_NAMES:  # type: ignore[union-attr]
-        return first_is_zero
-    if packet in _PRODUCTS:
-        return any(t in zero for t in tensors)
-    if packet in (aten.add, aten.sub):
-        return len(tensors) == 2 and all(t in zero for t in tensors)
-    return False
+class _Zeros:
+    """Which nodes are zero, and which are equal to another one for that.
+
+    `copies` are those of the latter that lie in memory otherwise than their sum would: it is a
+    contiguous copy.
+    """
+
+    def __init__(self, zero: set[Node]) -> None:
+        self.zero = zero
+        self.constants: set[Node] = set()  # zeros by their nature
+        self.stands_for: dict[Node, Node] = {}
+        self.copies: dict[Node, Node] = {}
+
+    def visit(self, node: Node) -> None:
+        """Learn what `node` is; its inputs were visited."""
+        packet = getattr(node.target, "overloadpacket", None)
+        if packet in _FACTORIES:
+            # the value of aten.zeros, whose arguments are sizes, is its name
+            value = 0 if packet is aten.zeros else node.args[packet is aten.full]
+            if type(value) in (int, float) and value == 0:
+                self.constants.add(node)
+            return
+        inputs = [self.stands_for.get(n, n) for n in node.all_input_nodes]
+        if not any(n in self.zero for n in inputs):
+            return
+        if self._is_zero(node, packet, inputs):
+            self.zero.add(node)
+            return
+        term = self._other_term(node, packet)
+        if term is None:
+            return
+        if _sizes(term) == _sizes(node) and _strides(term) == _strides(node):
+            self.stands_for[node] = term
+        elif _sizes(term) == _sizes(node) and _is_contiguous(node):
+            self.copies[node] = term
+
+    def _is_zero(self, node: Node, packet: Any, inputs: list[Node]) -> bool:
+        first = node.args[0] if node.args else None
+        first_is_zero = isinstance(first, Node) and self.stands_for.get(first, first) in self.zero
+        if packet is None:  # an item of several results
+            return first_is_zero
+        if is_view_node(node) or packet in _LINEAR_IN_FIRST:
+            return first_is_zero
+        if packet in _TERMS and any(type(a) in (int, float) and a != 0 for a in node.args):
+            return False
+        if packet in _TERMS or packet in _PARTS:
+            return all(n in self.zero or n in self.constants or not _is_floating(n) for n in inputs)
+        if packet in _PRODUCTS:
+            return any(n in self.zero for n in inputs)
+        schema = node.target._schema  # type: ignore[union-attr]
+        return bool(schema.arguments) and (
+            schema.arguments[0].name in _GRADIENT_NAMES and first_is_zero
+        )
+
+    def _other_term(self, node: Node, packet: Any) -> Node | None:
+        """What is left of a sum with a zero."""
+        if packet not in (aten.add, aten.sub) or len(node.args) < 2:
+            return None
+        left, right = node.args[0], node.args[1]
+        if not isinstance(left, Node) or not isinstance(right, Node):
+            return None
+        left, right = self.stands_for.get(left, left), self.stands_for.get(right, right)
+        if right in self.zero:
+            term = left
+        elif packet is aten.add and not node.kwargs:
+            term = right
+        else:
+            return None
+        x, y = term.meta["val"], node.meta["val"]
+        return term if x._dtype == y._dtype and x._device == y._device else None
 
 
-def _other_term(node: Node, zero: set[Node], stands_for: dict[Node, Node]) -> Node | None:
-    """What a sum with a zero is equal to, if it also lies in memory as the sum would."""
-    packet = getattr(node.target, "overloadpacket", None)
-    if packet not in (aten.add, aten.sub) or len(node.args) < 2:
-        return None
-    left, right = node.args[0], node.args[1]
-    if not isinstance(left, Node) or not isinstance(right, Node):
-        return None
-    left, right = stands_for.get(left, left), stands_for.get(right, right)
-    if right in zero:
-        term = left
-    elif packet is aten.add and not node.kwargs:
-        term = right
-    else:
-        return None
-    return term if _same_layout(term, node) else None
+def _sizes(node: Node) -> tuple[Any, ...]:
+    return tuple(node.meta["val"]._sizes)
 
 
-def _same_layout(a: Node, b: Node) -> bool:
-    x, y = a.meta["val"], b.meta["val"]
-    keys = [(v._sizes, v._strides) for v in (x, y)]
-    static = all(type(n) is int for pair in keys for part in pair for n in part)
-    return static and keys[0] == keys[1] and x._dtype == y._dtype and x._device == y._device
+def _strides(node: Node) -> tuple[Any, ...]:
+    return tuple(node.meta["val"]._strides)
+
+
+def _is_contiguous(node: Node) -> bool:
+    expected = 1
+    for size, stride in zip(reversed(_sizes(node)), reversed(_strides(node)), strict=True):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _is_floating(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def _rebuilt(
     gm: GraphModule,
     nodes: list[Node],
     gradients: list[Node | None],
-    stands_for: dict[Node, Node],
+    found: _Zeros,
     dispensable: set[Node],
 ) -> tuple[GraphModule, list[bool]]:
     """The graph of what `gradients` need; of the placeholders, `dispensable` ones only if used."""
+    stands_for = found.stands_for
+
+    def inputs(node: Node) -> list[Node]:
+        copied = found.copies.get(node)
+        read = node.all_input_nodes if copied is None else [copied]
+        return [stands_for.get(n, n) for n in read]
+
     needed: set[Node] = set()
     stack = [g for g in gradients if g is not None]
     while stack:
         node = stack.pop()
         if node not in needed:
             needed.add(node)
-            stack.extend(stands_for.get(n, n) for n in node.all_input_nodes)
+            stack.extend(inputs(node))
     graph: Graph = FastGraph()
     env: dict[Node, Node] = {}
     kept: list[bool] = []
@@ -128,9 +180,14 @@ def _rebuilt(
                 continue
         elif node not in needed:
             continue
-        args = map_arg(node.args, lambda n: env[stands_for.get(n, n)])
-        kwargs = map_arg(node.kwargs, lambda n: env[stands_for.get(n, n)])
-        env[node] = graph.create_node(node.op, node.target, args, kwargs, node.name)
+        if node in found.copies:
+            (source,) = inputs(node)
+            contiguous: dict[str, Any] = {"memory_format": torch.contiguous_format}
+            env[node] = graph.call_function(aten.clone.default, (env[source],), contiguous)
+        else:
+            args = map_arg(node.args, lambda n: env[stands_for.get(n, n)])
+            kwargs = map_arg(node.kwargs, lambda n: env[stands_for.get(n, n)])
+            env[node] = graph.create_node(node.op, node.target, args, kwargs, node.name)
         env[node].meta.update(node.meta)
     results = tuple(None if g is None else env[g] for g in gradients)
     output = graph.output(results)
