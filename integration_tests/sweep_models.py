@@ -1,0 +1,203 @@
+"""Breadth of the whole pipeline: the families of the capture sweep, compiled with gradients.
+
+`python integration_tests/sweep_models.py transformers bert gpt2 ...` (or `timm`; names left out:
+all) compiles each family's model (evaluation mode, gradients on) down to kernels, and compares
+outputs and parameter gradients of two calls with eager. Where they differ by more than rounding,
+both are measured against float64, and ours may err at most three times as much.
+
+`--backend aot_eager` leaves code generation out, which is several times faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import logging
+import signal
+import traceback
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from sweep_capture import (
+    Row,
+    TooLong,
+    build,
+    first_line,
+    leaves,
+    print_table,
+    sweep,
+    timm_families,
+    transformers_families,
+)
+from torch import Tensor, nn
+
+import dovetail
+
+ROUNDING = 1e-4  # relative to a tensor's largest value
+FLOAT64_FACTOR = 3.0
+
+
+def step(model: nn.Module, call: Any, inputs: dict[str, Any]) -> list[Tensor]:
+    """Outputs, then the gradients of all parameters (zeros for those without)."""
+    model.zero_grad(set_to_none=True)
+    torch.manual_seed(1)
+    outputs = list(leaves(call(**inputs)))
+    loss = sum(
+        (t.double().nan_to_num().square().mean() for t in outputs if differentiable(t)),
+        start=torch.zeros((), dtype=torch.float64),
+    )
+    loss.backward()
+    gradients = [p.new_zeros(p.shape) if p.grad is None else p.grad for p in model.parameters()]
+    return [t.detach().clone() for t in [*outputs, *gradients]]
+
+
+def differentiable(tensor: Tensor) -> bool:
+    """True if a loss may depend on it."""
+    return tensor.is_floating_point() and tensor.requires_grad
+
+
+def error(found: Tensor, reference: Tensor) -> float:
+    """Largest difference, relative to the reference's largest value (and a floor)."""
+    if found.shape != reference.shape:
+        return float("inf")
+    if reference.numel() == 0:
+        return 0.0
+    found, reference = found.double().nan_to_num(), reference.double().nan_to_num()
+    return float((found - reference).abs().max() / reference.abs().max().clamp_min(1e-3))
+
+
+def float64_step(model: nn.Module, inputs: dict[str, Any]) -> list[Tensor]:
+    """The step of a float64 copy."""
+    wide = copy.deepcopy(model).double()
+    fed = {
+        k: v.double() if isinstance(v, Tensor) and v.is_floating_point() else v
+        for k, v in inputs.items()
+    }
+    return step(wide, wide, fed)
+
+
+def difference(
+    model: nn.Module, inputs: dict[str, Any], found: list[Tensor], expected: list[Tensor]
+) -> str:
+    """What differs from eager by more than rounding explains; empty if nothing does."""
+    if len(found) != len(expected):
+        return f"{len(found)} tensors, eager gives {len(expected)}"
+    suspects = [
+        i
+        for i, (f, e) in enumerate(zip(found, expected, strict=True))
+        if f.dtype != e.dtype or f.stride() != e.stride() or error(f, e) > ROUNDING
+    ]
+    for i in suspects:
+        if found[i].dtype != expected[i].dtype or found[i].stride() != expected[i].stride():
+            return f"tensor {i} of {len(found)}: {found[i].dtype} {found[i].stride()}"
+    if not suspects:
+        return ""
+    try:
+        reference = float64_step(model, inputs)
+    except RuntimeError:  # a model that casts to float32 by itself
+        first = suspects[0]
+        return f"tensor {first} of {len(found)}: {error(found[first], expected[first]):.1e}"
+    for i in suspects:
+        ours, eager = error(found[i], reference[i]), error(expected[i], reference[i])
+        if ours > FLOAT64_FACTOR * max(eager, ROUNDING):
+            return f"tensor {i} of {len(found)}: {ours:.1e} from float64, eager {eager:.1e}"
+    return ""
+
+
+def sweep_one(suite: str, family: str, backend: str = "dovetail") -> Row:
+    """Build, run eager, compile, compare."""
+    try:
+        model, inputs, _ = build(suite, family)
+    except TooLong:
+        return Row(suite, family, "not built", "time limit")
+    except Exception as failure:
+        return Row(suite, family, "not built", first_line(failure))
+    eager = copy.deepcopy(model)
+    try:
+        step(eager, eager, inputs)
+        expected = step(eager, eager, inputs)
+        again = step(eager, eager, inputs)
+    except Exception as failure:
+        return Row(suite, family, "not built", first_line(failure))
+    if any(error(a, b) > ROUNDING for a, b in zip(again, expected, strict=True)):
+        return Row(suite, family, "not built", "eager differs from call to call")
+    compiled = dovetail.compile(model, backend=backend)
+    try:
+        for _ in range(2):
+            found = step(model, compiled, inputs)
+            what = difference(eager, inputs, found, expected)
+            if what:
+                return Row(suite, family, "not equal", what)
+    except TooLong:
+        return Row(suite, family, "error", "time limit in compiling")
+    except Exception as failure:
+        cause = failure.__cause__ or failure
+        where = traceback.extract_tb(cause.__traceback__)[-1]
+        place = f"{where.filename.split('/')[-1]}:{where.lineno}"
+        return Row(suite, family, "error", f"{first_line(failure)} [{place}]")
+    report = dovetail.report(compiled)
+    text = f"{report.graphs} graphs, {report.kernels} kernels, {report.extern_calls} library calls"
+    plain = [*report.recompiles, *report.plain_frames]
+    if report.breaks or plain:
+        reason = report.breaks[0].as_text() if report.breaks else plain[0]
+        return Row(suite, family, "break", f"{text}: {' '.join(reason.split())[:300]}")
+    return Row(suite, family, "ok", text)
+
+
+def _over(signum: int, frame: Any) -> None:
+    raise TooLong
+
+
+def run_here(suite: str, families: list[str], seconds: int, backend: str) -> None:
+    """Sweep in this process; one JSON line a family."""
+    signal.signal(signal.SIGPROF, _over)
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    for family in families:
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        try:
+            row = sweep_one(suite, family, backend)
+        except TooLong:
+            row = Row(suite, family, "error", "time limit")
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+        print("ROW " + json.dumps(row.__dict__), flush=True)
+        if "time limit" in row.text:
+            return
+
+
+def rows_of(suite: str, families: list[str], seconds: int, backend: str) -> Iterator[Row]:
+    """Sweep in child processes."""
+    yield from sweep(suite, families, seconds, script=__file__, extra=("--backend", backend))
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("suite", choices=["transformers", "timm"])
+    parser.add_argument("families", nargs="*")
+    parser.add_argument("--backend", default="dovetail")
+    parser.add_argument("--seconds", type=int, default=120, help="processor time for a family")
+    parser.add_argument("--part", default="0/1", help="I/N: only every N-th family, from the I-th")
+    parser.add_argument("--here", action="store_true", help="in this process, as JSON lines")
+    arguments = parser.parse_args()
+    every = transformers_families if arguments.suite == "transformers" else timm_families
+    families = arguments.families or every()
+    first, parts = map(int, arguments.part.split("/"))
+    families = families[first::parts]
+    if arguments.here:
+        run_here(arguments.suite, families, arguments.seconds, arguments.backend)
+        return
+    rows = []
+    for row in rows_of(arguments.suite, families, arguments.seconds, arguments.backend):
+        rows.append(row)
+        print(f"{row.suite:13} {row.family:36} {row.outcome:10} {row.text}", flush=True)
+    print_table(rows)
+
+
+if __name__ == "__main__":
+    main()
