@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import threading
 import warnings
 
@@ -381,3 +382,24 @@ def test_a_mistake_of_ours_costs_speed_and_warns(monkeypatch):
     assert torch.equal(captured(torch.ones(2)), torch.full((2,), 2.0))
     with pytest.raises(CaptureError, match="a mistake"):
         Switched(doubled, context(True).hook)(torch.ones(2))
+
+
+def test_a_profiler_s_own_function_is_not_captured():
+    backend = Counting()
+    calls = {}
+
+    def profiler(frame, event, argument):
+        if event == "call":
+            calls[frame.f_code.co_name] = calls.get(frame.f_code.co_name, 0) + 1
+
+    optimized = dc.optimize(lambda x: torch.nn.functional.silu(x) * 2, backend)
+    x = torch.randn(3)
+    sys.setprofile(profiler)
+    try:
+        optimized(x)
+        results = [optimized(x) for _ in range(3)]
+    finally:
+        sys.setprofile(None)
+    assert calls
+    assert len(backend.graphs) == 1
+    assert all(torch.equal(r, torch.nn.functional.silu(x) * 2) for r in results)

@@ -30,6 +30,7 @@ from dovetail_capture.errors import (
     CaptureError,
     GraphBreakError,
     InternalError,
+    NotCapturable,
     RecompileError,
     RecompileLimitError,
     place_of,
@@ -124,6 +125,9 @@ class CaptureContext:
             with _torch_state_kept():
                 try:
                     return self._compile(code, func, args)
+                except NotCapturable as error:
+                    self.log.add("plain", self._continuations.root_code(code), str(error))
+                    return _frame_hook.SKIP
                 except InternalError as error:
                     if self.options.fullgraph:
                         raise
@@ -194,6 +198,11 @@ class CaptureContext:
             options = replace(options, dynamic_sizes=options.dynamic_sizes | sizes)
         try:
             frame = self._capture(code, func, args, options=options)
+        except NotCapturable as error:
+            self.log.add_break(self._continuations.root_code(code), error.break_)
+            if self.options.fullgraph or breaks_are_errors():
+                raise GraphBreakError(error.break_) from None
+            raise
         except CaptureError:
             self.log.add("error", code, "capture")
             raise

@@ -40,6 +40,7 @@ from dovetail_capture.recipe import FrameEnd
 _CALL_ENDINGS = ("CALL", "CALL_KW", "CALL_FUNCTION_EX", "CALL_METHOD")
 _PACKED = ("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST")
 _UNSUPPORTED = frozenset({"LOAD_FAST_AND_CLEAR", "SEND", "YIELD_VALUE", "RETURN_GENERATOR"})
+_JUMPS = ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT")
 _RESUME = ".resume"  # the parameter of a step that holds the class `Resume`
 # FOR_ITER, at the end, pops the iterator and goes on after these instructions at its target.
 _AFTER_LOOP: tuple[str, ...] = {
@@ -251,6 +252,8 @@ def _make_resumption(cache: ContinuationCache, code: CodeType, start: _Start) ->
             tail = [*(Instruction(name, 0, None, positions) for name in _AFTER_LOOP), *tail]
         tails += tail
         if place == 0:
+            if maker.original[last].name in _JUMPS:  # the tail takes its place
+                maker.original[last].name, maker.original[last].target = "NOP", None
             native = [] if last > first else _as_plain_load(maker.original[last])
             jump = Instruction("JUMP_FORWARD", 0, tail[0], positions)
             where = maker.body.instructions.index(maker.original[last]) + 1
@@ -317,9 +320,6 @@ def _exits_after(
     """Where control goes after the native instructions: (index, NULLs on the stack, locals)."""
     found = []
     members = body.instructions[start.index : last + 1]
-    name = members[-1].name
-    if members[-1].target is not None and "IF" not in name and name != "FOR_ITER":
-        raise CannotResume(f"a break at {name} is not resumed")
     for jump, target in zip((False, True), _next_indices(body, last), strict=False):
         nulls, live, depth = start.nulls, start.locals_, len(start.nulls)
         for member in members:

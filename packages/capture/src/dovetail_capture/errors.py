@@ -19,6 +19,14 @@ class GraphBreakError(CaptureError):
         self.break_ = break_
 
 
+class NotCapturable(CaptureError):
+    """Nothing of a frame can be captured: it runs plainly. `break_` says why."""
+
+    def __init__(self, break_: GraphBreak) -> None:
+        super().__init__(f"nothing of this frame can be captured: {break_.as_text()}")
+        self.break_ = break_
+
+
 class InternalError(CaptureError):
     """A mistake of capture itself; without `fullgraph` the frame runs plainly, with a warning."""
 

@@ -7,6 +7,7 @@ decides. `shape_env` is None: it is what torch asks for to find *its* shape envi
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -278,21 +279,21 @@ class SymNode:
         return self._binary(other, "mul", lambda a, b: a * b)
 
     def floordiv(self, other: SymNode) -> SymNode:
-        return self._binary(other, "floordiv", self._nonzero(e.floordiv))
+        return self._binary(other, "floordiv", self._nonzero(e.floordiv, operator.floordiv))
 
     int_floordiv = floordiv
 
     def mod(self, other: SymNode) -> SymNode:
-        return self._binary(other, "mod", self._nonzero(e.mod))
+        return self._binary(other, "mod", self._nonzero(e.mod, operator.mod))
 
     def _nonzero(
-        self, op: Callable[[e.Expr, e.Expr], e.Expr]
+        self, op: Callable[[e.Expr, e.Expr], e.Expr], python: Callable[[int, int], int]
     ) -> Callable[[e.Expr, e.Expr], e.Expr]:
         """Division that has made sure, by a guard if need be, that the divisor is not zero."""
 
         def divide(a: e.Expr, b: e.Expr) -> e.Expr:
             if not self.env.require(e.ne(b, 0), "it is divided by"):
-                raise ZeroDivisionError(f"division by {b}, which is 0")
+                python(1, 0)  # raises CPython's own error
             return op(a, b)
 
         return divide

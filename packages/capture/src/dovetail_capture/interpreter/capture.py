@@ -15,7 +15,7 @@ from dovetail_guards.torch_state import READERS
 from torch.fx import GraphModule, Node
 
 from dovetail_capture.captured_frame import CapturedFrame, GraphBreak, GraphInput
-from dovetail_capture.errors import GraphBreakError
+from dovetail_capture.errors import GraphBreakError, NotCapturable
 from dovetail_capture.interpreter.frame import BreakHere, Frame
 from dovetail_capture.interpreter.machine import Interpreter, source_line
 from dovetail_capture.interpreter.protocols.attributes import MISSING
@@ -76,6 +76,8 @@ def _capture(
         attempt = _Attempt(code, func, args, options, stop_at)
         outcome = attempt.run()
         if isinstance(outcome, _Break):
+            if 0 <= stop_at <= attempt.first_step:
+                raise NotCapturable(outcome.graph_break)
             if stop_at >= 0 and outcome.step >= stop_at:
                 raise AssertionError(f"capture does not repeat itself: {outcome.graph_break}")
             if break_ is None or not outcome.moves_back:
@@ -183,8 +185,6 @@ class _Attempt:
                 raise GraphBreakError(_graph_break(signal)) from None
             return _Break(max(frame.steps - 1, self.first_step), _graph_break(signal))
         except CannotRebuild as error:
-            if 0 <= self.stop_at <= self.first_step:
-                raise AssertionError(f"nothing was run, yet: {error}") from error
             reason = GraphBreakSignal(f"{error} is alive where the captured stretch ends")
             vm.note_break(reason)
             step = max(error.born - 1, self.first_step)

@@ -34,7 +34,7 @@ from dovetail_capture.interpreter.values.containers import (
     TupleValue,
     hash_key,
 )
-from dovetail_capture.interpreter.values.functions import CellValue, GeneratorValue
+from dovetail_capture.interpreter.values.functions import CellValue, GeneratorValue, TransformValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
@@ -124,6 +124,8 @@ class Interpreter:
         value = ObjectValue(cls)
         value.base_new = cls
         value.slots["args"] = TupleValue(args)
+        if issubclass(cls, StopIteration):
+            value.slots["value"] = args[0] if args else NONE
         frame = self.frames[-1] if self.frames else None
         if frame is not None and frame.handled is not None:
             value.slots["__context__"] = frame.handled
@@ -303,6 +305,12 @@ class Interpreter:
         for child in children:
             if child.__class__ is not TensorValue and child.__class__ is not Constant:
                 self._look_into(child)
+
+    def call_transformed(
+        self, fn: TransformValue, args: list[Value], kwargs: dict[str, Value]
+    ) -> Value:
+        """Call what `torch.vmap` or another transform gave."""
+        return library.call_transformed(self, fn, args, kwargs)
 
     def tensor_property(self, obj: TensorValue, name: str) -> Value:
         """A C attribute of a tensor: metadata is folded, tensors are recorded."""

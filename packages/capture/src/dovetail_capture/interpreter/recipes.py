@@ -35,6 +35,7 @@ from dovetail_capture.interpreter.values.functions import (
     IteratorValue,
     NativeMethod,
     SuperValue,
+    TransformValue,
 )
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
@@ -145,6 +146,10 @@ class Rebuilder:
             return self._cell(item)
         if isinstance(item, FunctionValue):
             return self._function(item)
+        if isinstance(item, TransformValue):
+            options = tuple((name, r.Const(option)) for name, option in item.options.items())
+            transform = r.Const(item.transform)
+            return r.CallFunction(transform, (self.recipe(item.function),), options)
         if isinstance(item, IteratorValue) and item.plain:
             rest = r.Build("tuple", self._all(list(item.iterator)))
             return r.CallFunction(r.Const(iter), (rest,))
@@ -154,6 +159,8 @@ class Rebuilder:
         raise CannotRebuild(item.describe(), born)
 
     def _tensor(self, item: TensorValue) -> r.Recipe:
+        if not self.vm.session.recorder.owns(item.node):
+            raise CannotRebuild("a tensor of the inside of a transformed function")
         position = self._positions.get(item.node)
         if position is None:
             position = self._positions[item.node] = len(self.outputs)

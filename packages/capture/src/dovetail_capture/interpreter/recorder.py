@@ -75,6 +75,10 @@ class Recorder:
         self._last_placeholder = node
         return node
 
+    def owns(self, node: Node) -> bool:
+        """Is this a node of the graph (or of one around it)?"""
+        return node.graph is self.graph
+
     # --- arguments ---------------------------------------------------------------------------
 
     def argument(self, value: Any) -> tuple[Any, Any]:
@@ -86,6 +90,8 @@ class Recorder:
                 real = real.item()  # torch takes numpy's scalars for Python numbers
             return real, real
         if cls is TensorValue:
+            if value.node.graph is not self.graph:
+                raise NotAGraphArgument("a tensor of the inside of a transformed function")
             return value.node, value.fake
         if isinstance(value, SymbolicNumber):
             return self.sizes.node(value.value), value.value

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dovetail_capture.interpreter.library import polyfills
 from dovetail_capture.interpreter.library.container_methods import (
     Args,
     Handler,
     Kwargs,
     sorted_items,
 )
-from dovetail_capture.interpreter.protocols import assignment, attributes, dicts, operators
+from dovetail_capture.interpreter.protocols import assignment, attributes, calls, dicts, operators
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
@@ -381,7 +382,7 @@ def len_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 def iter_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if len(args) > 1:
-        raise GraphBreakSignal("iter() with a sentinel")
+        return calls.inline(vm, polyfills.iterate_until, args, kwargs)
     return vm.get_iter(args[0])
 
 
@@ -412,15 +413,26 @@ def zip_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
             for position, iterator in enumerate(iterators):
                 item = vm.next_value(iterator)
                 if item is None:
-                    if strict and (
-                        position or any(vm.next_value(i) is not None for i in iterators[1:])
-                    ):
-                        vm.raise_error(ValueError, "zip() arguments have different lengths")
+                    if strict:
+                        _check_strict(vm, iterators, position)
                     return
                 row.append(item)
             yield TupleValue(row)
 
     return IteratorValue(items(), zip, _plain(iterators))
+
+
+def _check_strict(vm: Interpreter, iterators: Args, ended: int) -> None:
+    """The error of `zip(strict=True)` when the iterator at place `ended` ends first."""
+    if ended:
+        earlier = " " if ended == 1 else "s 1-"
+        text = f"zip() argument {ended + 1} is shorter than argument{earlier}{ended}"
+        vm.raise_error(ValueError, text)
+    for place, iterator in enumerate(iterators[1:], 1):
+        if vm.next_value(iterator) is not None:
+            earlier = " " if place == 1 else "s 1-"
+            text = f"zip() argument {place + 1} is longer than argument{earlier}{place}"
+            vm.raise_error(ValueError, text)
 
 
 def enumerate_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -492,7 +504,7 @@ def extremum(symbol: str) -> Handler:
         if not items:
             if "default" in kwargs:
                 return kwargs["default"]
-            vm.raise_error(ValueError, "iterable argument is empty")
+            return vm.fold(min if symbol == "<" else max, [ListValue([])], {})  # its ValueError
         best, best_key = None, None
         for item in items:
             item_key = item if key is NONE else vm.call(key, [item], {})
@@ -603,7 +615,24 @@ def method_type(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return BoundMethod(args[0], args[1])
 
 
+def type_call(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`type.__call__(cls, ...)`: what a metaclass's own `__call__` builds upon."""
+    cls = vm.as_python(args[0])
+    return calls.instantiate(vm, cls, args[1:], kwargs, args[0], by_type=True)
+
+
+def namespace_init(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    target = args[0]
+    assert isinstance(target, ObjectValue)
+    for other in args[1:]:
+        vm.dict_update(target.fields, other)
+    for name, value in kwargs.items():
+        dicts.put(vm, target.fields, Constant(name), value)
+    return NONE
+
+
 HANDLERS: dict[Any, Handler] = {
+    type.__call__: type_call, types.SimpleNamespace.__init__: namespace_init,
     isinstance: isinstance_, issubclass: issubclass_, type: type_, super: super_,
     callable: callable_, id: id_, hash: hash_, getattr: getattr_, hasattr: hasattr_,
     setattr: setattr_, delattr: delattr_, vars: vars_, locals: locals_, globals: globals_,
@@ -642,6 +671,12 @@ def new_dict(vm: Interpreter, cls: type, args: Args, kwargs: Kwargs) -> Value:
     return value
 
 
+def new_namespace(vm: Interpreter, cls: type, args: Args, kwargs: Kwargs) -> Value:
+    value = ObjectValue(cls)
+    value.base_new = types.SimpleNamespace
+    return value
+
+
 def new_list(vm: Interpreter, cls: type, args: Args, kwargs: Kwargs) -> Value:
     value = ObjectValue(cls, native=ListValue([]))
     value.base_new = list
@@ -677,5 +712,5 @@ HANDLERS[dict.__new__] = dict_new
 
 NEW_HANDLERS: dict[type, Any] = {
     dict: new_dict, collections.OrderedDict: new_dict, collections.defaultdict: new_dict,
-    list: new_list, tuple: new_tuple, set: new_set,
+    types.SimpleNamespace: new_namespace, list: new_list, tuple: new_tuple, set: new_set,
 }  # fmt: skip

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dovetail_capture.interpreter.protocols import dicts, operators
+from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
+from dovetail_capture.interpreter.values.base import NONE, TRUE, Constant, Value, boolean
 from dovetail_capture.interpreter.values.containers import (
     DICT_TYPES,
     DictValue,
@@ -70,7 +71,10 @@ def list_popleft(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def list_extend(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    vm.list_extend(_list(vm, args[0]), args[1])
+    target = _list(vm, args[0])
+    vm.list_extend(target, args[1])
+    if target.maxlen is not None:
+        del target.items[: max(0, len(target.items) - target.maxlen)]
     return NONE
 
 
@@ -86,6 +90,8 @@ def list_pop(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     index = operators.index_of(vm, args[1]) if len(args) > 1 else -1
     count = len(target.items)
     if not -count <= index < count:
+        if target.cls is collections.deque:
+            vm.raise_error(IndexError, "pop from an empty deque")
         vm.raise_error(IndexError, "pop index out of range" if count else "pop from empty list")
     value = vm.list_item(target, index % count)
     del target.items[index]
@@ -111,9 +117,18 @@ def list_remove(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def sequence_index(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    index = _position(vm, list(vm.iterate(args[0])), args[1])
+    items = list(vm.iterate(vm.native(args[0])))
+    start, stop, _ = (
+        slice(*(vm.as_python(arg) for arg in args[2:]), None).indices(len(items))
+        if (len(args) > 3)
+        else (vm.as_python(args[2]) if len(args) > 2 else 0, len(items), 1)
+    )
+    start = max(start + len(items), 0) if start < 0 else start
+    index = _position(vm, items[start:stop], args[1])
+    index += start if index >= 0 else 0
     if index < 0:
-        vm.raise_error(ValueError, "x not in sequence")
+        # The message is that of the type in question.
+        return vm.fold(vm.native(args[0]).python_type()().index, args[1:2], {})
     return Constant(index)
 
 
@@ -157,19 +172,34 @@ def list_sort(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 def sorted_items(vm: Interpreter, items: Args, kwargs: Kwargs) -> Args:
     """Items in sorted order by known keys."""
     key_function = kwargs.get("key")
-    keys = []
+    keys, key_values = [], []
     for item in items:
         key = item
         if key_function is not None and key_function is not NONE:
             key = vm.call(key_function, [item], {})
-        real = vm.as_python(key)
-        keys.append(real)
+        keys.append(vm.as_python(key))
+        key_values.append(key)
     descending = "reverse" in kwargs and vm.truth(kwargs["reverse"])
+    if any(real is UNKNOWN for real in keys):
+        return _sorted_by_comparison(vm, items, key_values, descending)
     try:
         order = sorted(range(len(items)), key=lambda index: keys[index], reverse=descending)
     except TypeError as error:
-        raise GraphBreakSignal(f"sorting by keys that are not known: {error}") from None
+        return vm.raise_real(error)
     return [items[index] for index in order]
+
+
+def _sorted_by_comparison(vm: Interpreter, items: Args, keys: Args, descending: bool) -> Args:
+    """In the order that the keys' own `<` says; the host's sort asks as CPython's would."""
+
+    class Key:
+        def __init__(self, index: int) -> None:
+            self.value = keys[index]
+
+        def __lt__(self, other: Key) -> bool:
+            return vm.truth(operators.compare(vm, "<", self.value, other.value))
+
+    return [items[i] for i in sorted(range(len(items)), key=Key, reverse=descending)]
 
 
 def sequence_getitem(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -267,7 +297,8 @@ def dict_popitem(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     pairs = dicts.items(vm, dictionary)
     if not pairs:
         vm.raise_error(KeyError, "popitem(): dictionary is empty")
-    last = "last" not in kwargs or vm.truth(kwargs["last"])
+    flag = args[1] if len(args) > 1 else kwargs.get("last", TRUE)
+    last = vm.truth(flag)
     key, value = pairs[-1 if last else 0]
     dicts.delete(vm, dictionary, hash_key(key))
     return TupleValue([key, value])
@@ -316,7 +347,7 @@ def dict_move_to_end(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 def dict_fromkeys(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     cls = vm.as_python(args[0])
     if cls not in DICT_TYPES:
-        raise GraphBreakSignal(f"{cls.__name__}.fromkeys")
+        return PASS  # type: ignore[no-any-return]
     new = DictValue(cls)
     for key in vm.iterate(args[1]):
         dicts.put(vm, new, key, args[2] if len(args) > 2 else NONE)
@@ -386,6 +417,22 @@ def set_copy(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return SetValue(target.items.values(), target.cls)
 
 
+def set_pop(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    target = _set(vm, args[0])
+    for key, item in target.in_order():
+        del target.items[key]
+        target.mutated = True
+        return item
+    return vm.raise_error(KeyError, "pop from an empty set")
+
+
+def set_init(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    target = _set(vm, args[0])
+    if len(args) > 1 and target.cls is set:
+        target.items = {hash_key(item): item for item in vm.iterate(args[1])}
+    return NONE
+
+
 def set_clear(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     target = _set(vm, args[0])
     target.items, target.mutated = {}, True
@@ -448,7 +495,7 @@ _DICT: dict[str, Handler] = {
     "__or__": dict_or,
 }  # fmt: skip
 _SET: dict[str, Handler] = {
-    "add": set_add, "discard": set_discard, "remove": set_remove, "update": set_update,
+    "__init__": set_init, "pop": set_pop, "add": set_add, "discard": set_discard, "remove": set_remove, "update": set_update,
     "copy": set_copy, "clear": set_clear, "union": set_operation("|"),
     "intersection": set_operation("&"), "difference": set_operation("-"),
     "symmetric_difference": set_operation("^"), "issubset": set_relation(set.issubset),

@@ -7,17 +7,23 @@ them are captured like any other code. Each does what the documentation of the o
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
+import inspect
 import itertools
 import operator
 import sys
+import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+import torch.utils.checkpoint as torch_checkpoint
 
-from dovetail_capture.interpreter.library.container_methods import Args, Handler, Kwargs
+from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.protocols import calls
+from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values.base import NONE, Constant
+from dovetail_capture.interpreter.values.containers import TupleValue
 
 _MISSING: Any = type("_Missing", (), {})
 
@@ -102,6 +108,15 @@ def iterate_until(function: Any, sentinel: Any) -> Iterator[Any]:
         yield item
 
 
+def add_note(self: Any, note: str) -> None:
+    """`BaseException.add_note`."""
+    if not isinstance(note, str):
+        raise TypeError(f"note must be a str, not '{type(note).__name__}'")
+    if not hasattr(self, "__notes__"):
+        self.__notes__ = []
+    self.__notes__.append(note)
+
+
 def itemgetter(item: Any, /, *items: Any) -> Callable[[Any], Any]:
     if not items:
         return lambda obj: obj[item]
@@ -145,19 +160,6 @@ def extendleft(self: Any, iterable: Any) -> None:
         self.appendleft(item)
 
 
-def reversed_compare(first: Any, second: Any) -> bool:
-    return bool(second < first)
-
-
-class PartialMethod:
-    """Stands for the receiver-binding of `functools.partialmethod`; never made."""
-
-
-def partial_method(method: Any, obj: Any, cls: Any) -> Any:
-    """What a `functools.partialmethod` in a class gives when it is read through an instance."""
-    return functools.partial(method.func.__get__(obj, cls), *method.args, **method.keywords)
-
-
 def decorated_by_context(context: Any, function: Any) -> Any:
     """`context(function)` of torch's context managers that are decorators too."""
 
@@ -189,7 +191,7 @@ def interpreted(function: Any) -> Handler:
     """A handler that lets the interpreter run the body of one of these functions."""
 
     def handler(vm: Any, args: Args, kwargs: Kwargs) -> Any:
-        return vm.inline(function, args, kwargs)
+        return calls.inline(vm, function, args, kwargs)
 
     return handler
 
@@ -201,32 +203,42 @@ _C_FUNCTIONS: dict[Any, Any] = {
     itertools.compress: compress,
     itertools.accumulate: accumulate,
     itertools.groupby: groupby,
+    BaseException.add_note: add_note,
     operator.itemgetter: itemgetter,
     operator.attrgetter: attrgetter,
     operator.methodcaller: methodcaller,
     collections.deque.rotate: rotate,
     collections.deque.extendleft: extendleft,
     collections._count_elements: count_elements,  # type: ignore[attr-defined]
-    torch.utils._contextlib._DecoratorContextManager.__call__: None,
 }
-_C_FUNCTIONS.pop(torch.utils._contextlib._DecoratorContextManager.__call__)
 if sys.version_info >= (3, 12):
     _C_FUNCTIONS[itertools.batched] = batched
 
 
 def _exc_info(vm: Any, args: Args, kwargs: Kwargs) -> Any:
-    from dovetail_capture.interpreter.values.base import NONE, Constant
-    from dovetail_capture.interpreter.values.containers import TupleValue
-
     error = vm.handled_exception()
     if error is None:
         return TupleValue([NONE, NONE, NONE])
     return TupleValue([Constant(error.python_type()), error, NONE])
 
 
+def _decorate(vm: Any, args: Args, kwargs: Kwargs) -> Any:
+    """`torch.no_grad()(function)` and its like; a class is left to Python."""
+    if args[1].python_type() not in (types.FunctionType, types.MethodType):
+        return PASS
+    return calls.inline(vm, decorated_by_context, args, kwargs)
+
+
+def _checkpoint(vm: Any, args: Args, kwargs: Kwargs) -> Any:
+    if "context_fn" in kwargs:
+        raise GraphBreakSignal("a checkpoint with a context_fn")
+    return calls.inline(vm, checkpoint, args, kwargs)
+
+
 HANDLERS: dict[Any, Handler] = {
     **{original: interpreted(function) for original, function in _C_FUNCTIONS.items()},
     sys.exc_info: _exc_info,
+    torch.utils._contextlib._DecoratorContextManager.__call__: _decorate,
+    inspect.unwrap(torch_checkpoint.checkpoint): _checkpoint,
+    torch_checkpoint.checkpoint: _checkpoint,
 }
-
-__all__ = ["HANDLERS", "contextlib", "interpreted", "iterate_until", "partial_method"]

@@ -15,6 +15,7 @@ import math
 import operator
 import re
 import threading
+import types
 import typing
 import warnings
 import weakref
@@ -200,15 +201,6 @@ def starmap_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
             yield vm.call(args[0], list(vm.iterate(row)), {})
 
     return IteratorValue(items(), itertools.starmap, False)
-
-
-def accumulate_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    fn = args[1] if len(args) > 1 else kwargs.get("func", Constant(operator.add))
-    items = list(vm.iterate(args[0]))
-    rows: list[Value] = []
-    for item in items:
-        rows.append(vm.call(fn, [rows[-1], item], {}) if rows else item)
-    return IteratorValue(iter(rows), itertools.accumulate, True)
 
 
 # --- messages: written after the graph has run ---------------------------------------------------
@@ -406,7 +398,7 @@ HANDLERS: dict[Any, Handler] = {
     ),
     itertools.product: product_, itertools.pairwise: pairwise_,
     itertools.zip_longest: zip_longest_, itertools.starmap: starmap_,
-    itertools.accumulate: accumulate_, warnings.warn: deferred(warnings.warn),
+    warnings.warn: deferred(warnings.warn),
     dataclasses.fields: dataclass_fields, dataclasses.is_dataclass: is_dataclass,
     copy.copy: copy_copy, copy.deepcopy: deep_copy, inspect.signature: inspect_signature,
     contextvars.ContextVar.get: context_get, weakref.ReferenceType.__call__: weakref_call,
@@ -425,7 +417,7 @@ PURE_FUNCTIONS: frozenset[Any] = frozenset(
         round, ord, chr, bin, hex, oct, ascii, format, typing.get_origin, typing.get_args,
         inspect.isfunction, inspect.ismethod, inspect.isclass, inspect.getmodule, re.match,
         re.search, re.sub, re.compile, re.fullmatch, re.split, re.findall, math.prod,
-        type.mro, object.__format__, object.__hash__,
+        type.mro, type.__or__, type.__ror__, object.__format__, object.__hash__,
         object.__reduce_ex__, type.__subclasses__, inspect.unwrap, inspect.getfullargspec,
         inspect.isgeneratorfunction, inspect.iscoroutinefunction,
         # What is installed does not change while a program runs.
@@ -435,6 +427,6 @@ PURE_FUNCTIONS: frozenset[Any] = frozenset(
 )  # fmt: skip
 PURE_TYPES: tuple[type, ...] = (
     str, int, float, bool, complex, bytes, range, re.Pattern, re.Match, inspect.Signature,
-    tuple, frozenset,
+    tuple, frozenset, types.GenericAlias, types.UnionType, slice,
 )  # fmt: skip
 PURE_CLASSES: frozenset[type] = frozenset({range, complex, bytes, inspect.Parameter})

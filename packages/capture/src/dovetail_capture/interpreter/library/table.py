@@ -8,8 +8,10 @@ from typing import Any
 from dovetail_capture.interpreter.library import (
     builtin_functions,
     container_methods,
+    polyfills,
     stdlib,
     torch_functions,
+    transforms,
 )
 from dovetail_capture.interpreter.library.builtin_functions import is_instance, to_text
 from dovetail_capture.interpreter.library.container_methods import Handler
@@ -17,8 +19,15 @@ from dovetail_capture.interpreter.library.torch_functions import is_operation, t
 from dovetail_capture.interpreter.protocols import attributes
 
 __all__ = [
-    "HANDLERS", "NEW_HANDLERS", "PURE_CLASSES", "is_instance", "is_operation",
-    "is_pure", "tensor_property", "to_text",
+    "HANDLERS",
+    "NEW_HANDLERS",
+    "PURE_CLASSES",
+    "call_transformed",
+    "is_instance",
+    "is_operation",
+    "is_pure",
+    "tensor_property",
+    "to_text",
 ]  # fmt: skip
 
 HANDLERS: dict[Any, Handler] = {
@@ -26,10 +35,15 @@ HANDLERS: dict[Any, Handler] = {
     **builtin_functions.HANDLERS,
     **stdlib.HANDLERS,
     **torch_functions.HANDLERS,
+    **polyfills.HANDLERS,
+    **transforms.HANDLERS,
 }
+call_transformed = transforms.call_transformed
 NEW_HANDLERS = builtin_functions.NEW_HANDLERS
 PURE_CLASSES: frozenset[type] = stdlib.PURE_CLASSES | torch_functions.PURE_CLASSES
 
+_NUMPY_EFFECTS = frozenset({"copyto", "put", "place", "putmask", "put_along_axis", "fill_diagonal",
+                            "save", "savetxt", "savez", "savez_compressed"})  # fmt: skip
 _PURE_TYPES = stdlib.PURE_TYPES + torch_functions.PURE_TYPES
 
 
@@ -37,6 +51,8 @@ def is_pure(fn: Any) -> bool:
     """Is `fn` known to have no effect and to depend on its arguments only?"""
     if isinstance(fn, attributes.C_METHODS):
         return issubclass(fn.__objclass__, _PURE_TYPES) or fn in stdlib.PURE_FUNCTIONS
+    if type(fn).__module__ == "numpy" and type(fn).__name__ == "_ArrayFunctionDispatcher":
+        return fn.__name__ not in _NUMPY_EFFECTS
     if isinstance(fn, types.BuiltinFunctionType):
         if fn in stdlib.PURE_FUNCTIONS or fn.__module__ in stdlib.PURE_MODULES:
             return True

@@ -28,8 +28,13 @@ _C: Any = torch._C
 
 # Python functions of these modules are recorded whole when all their arguments can be.
 _PYTHON_OPERATION_MODULES = frozenset(
-    {"torch.nn.functional", "torch.functional", "torch._tensor", "torch.nn.init",
-     "torch.masked._ops"}  # fmt: skip
+    {
+        "torch.nn.functional",
+        "torch.functional",
+        "torch._tensor",
+        "torch.nn.init",
+        "torch.masked._ops",
+    }  # fmt: skip
 )
 _NOT_OPERATIONS: set[Any] = {
     torch.Tensor.__iter__, torch.Tensor.__len__, torch.Tensor.__contains__,
@@ -44,7 +49,8 @@ _C_MODULES = frozenset(
     {"torch", "torch._C", "torch._C._nn", "torch._C._VariableFunctions", "torch._C._special",
      "torch._C._linalg", "torch._C._fft"}
 )  # fmt: skip
-_UNSUPPORTED = {
+_UNSUPPORTED: dict[Any, str] = {
+    torch.Tensor.is_inference: "whether a tensor was made in inference mode",
     torch.manual_seed: "torch.manual_seed changes torch's global state",
     torch.seed: "torch.seed changes torch's global state",
     torch.save: "torch.save writes a file",

@@ -74,12 +74,16 @@ def build_string(frame: Frame, inst: Instruction) -> None:
 
 def list_append(frame: Frame, inst: Instruction) -> None:
     item = frame.stack.pop()
-    frame.stack[-inst.arg].items.append(item)
+    target = frame.stack[-inst.arg]
+    target.items.append(item)
+    target.mutated = True  # behind a graph break, the list existed before
 
 
 def set_add(frame: Frame, inst: Instruction) -> None:
     item = frame.stack.pop()
-    frame.stack[-inst.arg].items.setdefault(hash_key(item), item)
+    target = frame.stack[-inst.arg]
+    target.items.setdefault(hash_key(item), item)
+    target.mutated = True
 
 
 def map_add(frame: Frame, inst: Instruction) -> None:
@@ -98,6 +102,7 @@ def set_update(frame: Frame, inst: Instruction) -> None:
     target = frame.stack[-inst.arg]
     for item in frame.vm.iterate(items):
         target.items.setdefault(hash_key(item), item)
+    target.mutated = True
 
 
 def dict_update(frame: Frame, inst: Instruction) -> None:
@@ -112,7 +117,7 @@ def dict_merge(frame: Frame, inst: Instruction) -> None:
     native = vm.native(mapping)
     if isinstance(native, DictValue):
         for key in dicts.keys(vm, native):
-            if hash_key(key) in target.entries:
+            if dicts.contains(vm, target, hash_key(key)):
                 vm.raise_error(
                     TypeError, f"got multiple values for keyword argument {key.describe()}"
                 )

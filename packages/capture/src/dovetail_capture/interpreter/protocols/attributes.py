@@ -7,6 +7,7 @@ in a class is guarded to be absent from the instance where it could be shadowed.
 
 from __future__ import annotations
 
+import collections
 import functools
 import types
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -18,7 +19,12 @@ from dovetail_guards.source import Source
 from dovetail_capture.interpreter.protocols import dicts
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value
-from dovetail_capture.interpreter.values.containers import DictValue, SliceValue, TupleValue
+from dovetail_capture.interpreter.values.containers import (
+    DictValue,
+    ListValue,
+    SliceValue,
+    TupleValue,
+)
 from dovetail_capture.interpreter.values.functions import (
     BoundMethod,
     CellValue,
@@ -50,6 +56,13 @@ def class_lookup(vm: Interpreter, cls: type, name: str) -> tuple[Any, Any]:
         found = (None, MISSING)
         for owner in type.__dict__["__mro__"].__get__(cls):
             attributes = type.__dict__["__dict__"].__get__(owner)
+            if id(owner) in vm.session.attribute_writes:
+                written = vm.session.attribute_writes[id(owner)][1]
+                if name in written.entries:
+                    raise GraphBreakSignal(
+                        f"the class attribute {owner.__name__}.{name}, assigned in this graph, "
+                        "read through an instance"
+                    )
             if name in attributes:
                 found = (owner, attributes[name])
                 break
@@ -172,7 +185,10 @@ def _class_attr(vm: Interpreter, obj: Value, cls: type, name: str) -> Value:
 
 def _class_metadata(vm: Interpreter, cls: type, name: str) -> Value:
     """`__name__`, `__mro__`, `__bases__`, `__dict__` ... of a class."""
-    return vm.held(getattr(cls, name))
+    try:
+        return vm.held(getattr(cls, name))
+    except AttributeError:
+        vm.raise_error(AttributeError, name, name=name)
 
 
 def bind_to_class(
@@ -222,10 +238,10 @@ def generic_lookup(vm: Interpreter, obj: ObjectValue, name: str) -> Value | None
     """`object.__getattribute__` without the AttributeError."""
     cls = obj.cls
     owner, attr = class_lookup(vm, cls, name)
+    if name == "__dict__" and not isinstance(attr, property):
+        return obj.fields
     if attr is not MISSING and is_data_descriptor(attr):
         return _data_descriptor(vm, obj, owner, name, attr)
-    if name == "__dict__":
-        return obj.fields
     if attr is MISSING and obj.fields.origin is not None and name not in obj.fields.origin:
         # Nothing on the class: `__getattr__` decides, and only then is absence guarded.
         if name not in obj.fields.entries:
@@ -269,7 +285,10 @@ def bind_to_instance(vm: Interpreter, obj: Value, owner: type, name: str, attr: 
         return value
     if kind is functools._lru_cache_wrapper:
         return BoundMethod(vm.held(attr), obj)
-    if kind is functools.partialmethod or kind is functools.singledispatchmethod:
+    if kind is functools.partialmethod:
+        call = [vm.held(attr), obj, vm.held(cls)]
+        return vm.call(Constant(_partial_method), call, {})
+    if kind is functools.singledispatchmethod:
         raise GraphBreakSignal(f"a {kind.__name__} as a method")
     getter = getattr(kind, "__get__", None)
     if isinstance(getter, types.FunctionType):
@@ -277,6 +296,11 @@ def bind_to_instance(vm: Interpreter, obj: Value, owner: type, name: str, attr: 
     if getter is not None and not isinstance(attr, type):
         raise GraphBreakSignal(f"the descriptor {kind.__name__} of {cls.__name__}.{name}")
     return vm.wrap_class_attr(owner, name, attr)
+
+
+def _partial_method(method: Any, obj: Any, cls: Any) -> Any:
+    """Interpreted: what a `functools.partialmethod` in a class gives, read through an instance."""
+    return functools.partial(method.func.__get__(obj, cls), *method.args, **method.keywords)
 
 
 def _data_descriptor(vm: Interpreter, obj: ObjectValue, owner: type, name: str, attr: Any) -> Value:
@@ -418,6 +442,8 @@ def _native_attr(vm: Interpreter, obj: Value, name: str) -> Value:
         if obj.content is None:
             return vm.raise_error(ValueError, "Cell is empty")
         return vm.resolve_cell(obj)
+    if isinstance(obj, ListValue) and name == "maxlen" and obj.cls is collections.deque:
+        return Constant(obj.maxlen)
     if isinstance(obj, DictValue) and name == "default_factory":
         return obj.default_factory or NONE
     if attr is MISSING:

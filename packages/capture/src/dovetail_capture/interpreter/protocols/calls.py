@@ -6,6 +6,7 @@ import functools
 import inspect
 import logging
 import types
+import typing
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -22,6 +23,7 @@ from dovetail_capture.interpreter.values.functions import (
     CellValue,
     FunctionValue,
     NativeMethod,
+    TransformValue,
 )
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
@@ -111,6 +113,8 @@ def call(vm: Interpreter, fn: Value, args: list[Value], kwargs: dict[str, Value]
         return call(
             vm, attributes.bind_to_instance(vm, fn, owner, "__call__", method), args, kwargs
         )
+    if cls is TransformValue:
+        return vm.call_transformed(fn, args, kwargs)  # type: ignore[arg-type]
     raise GraphBreakSignal(f"a call of {fn.describe()}")
 
 
@@ -178,7 +182,7 @@ def _constant_result(
 
 def _real_object(vm: Interpreter, value: Value) -> Any:
     real = value.real if isinstance(value, (ObjectValue, TensorValue)) else vm.as_python(value)
-    if real is UNKNOWN or real is None and not isinstance(value, Constant):
+    if real is UNKNOWN or (real is None and not isinstance(value, Constant)):
         raise GraphBreakSignal(f"a function assumed constant, called with {value.describe()}")
     return real
 
@@ -333,18 +337,21 @@ def instantiate(
     args: list[Value],
     kwargs: dict[str, Value],
     class_value: Value | None = None,
+    by_type: bool = False,
 ) -> Value:
-    """`cls(*args, **kwargs)`."""
+    """`cls(*args, **kwargs)`; `by_type`: whatever its metaclass's `__call__` does."""
     handler = vm.handlers.get(cls)
     if handler is not None:
         result = handler(vm, args, kwargs)
         if result is not NotImplemented:
             return result
+    if typing.is_typeddict(cls):
+        return instantiate(vm, dict, args, kwargs)
     if cls in vm.pure_classes or is_numpy(cls, "generic"):
         return vm.fold(cls, args, kwargs)
     class_value = class_value or vm.held(cls)
     meta_call = attributes.class_lookup(vm, type(cls), "__call__")[1]
-    if isinstance(meta_call, types.FunctionType):
+    if not by_type and isinstance(meta_call, types.FunctionType):
         handler = vm.handlers.get(meta_call)
         if handler is not None:
             return handler(vm, [class_value, *args], kwargs)

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
 
 
+_ABSENT: Any = object()
+
+
 def _resolve(vm: Interpreter, dictionary: DictValue, key: Any) -> Value:
     known_key, item = dictionary.entries[key]
     if isinstance(item, Lazy):
@@ -34,9 +37,8 @@ def get(vm: Interpreter, dictionary: DictValue, key: Any) -> Value | None:
     source = dictionary.source
     assert source is not None
     session = vm.session
-    try:
-        real = dict.__getitem__(origin, key)
-    except KeyError:
+    real = dict.get(origin, key, _ABSENT)  # `__getitem__` of a defaultdict would make one
+    if real is _ABSENT:
         if dictionary.is_instance_dict:
             session.guard(c.HasInstanceAttr, source, key, False)
         else:

@@ -38,7 +38,8 @@ def get_iter(vm: Interpreter, value: Value) -> Value:
     if cls is DictView:
         return IteratorValue(_view_items(vm, value), type(iter({}.items())), True)  # type: ignore[arg-type]
     if cls is SetValue:
-        return IteratorValue(iter(list(value.items.values())), type(iter(set())), True)  # type: ignore[attr-defined]
+        members = [item for _, item in value.in_order()]  # type: ignore[attr-defined]
+        return IteratorValue(iter(members), type(iter(set())), True)
     if cls is TensorValue:
         if not len(value.fake._sizes):  # type: ignore[attr-defined]
             vm.raise_error(TypeError, "iteration over a 0-d tensor")

@@ -7,6 +7,8 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from dovetail_capture.interpreter.protocols import attributes, dicts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python, from_python
 from dovetail_capture.interpreter.recorder import NotAGraphArgument
@@ -70,6 +72,10 @@ UNARY: dict[str, tuple[Callable[[Any], Any], str]] = {
     "+": (operator.pos, "__pos__"),
     "~": (operator.invert, "__invert__"),
 }
+
+
+# Is a torch.Size plus a tuple a torch.Size? (of this version of torch)
+_SIZE_KEEPS = type(torch.Size((1,)) + (1,)) is torch.Size
 
 
 def _fold(vm: Interpreter, fn: Callable[..., Any], *args: Any) -> Value:
@@ -171,7 +177,8 @@ def _container_operation(
             items = [vm.tuple_item(left_native, i) for i in range(len(left_native.items))]
             items += [vm.tuple_item(right_native, i) for i in range(len(right_native.items))]
             both = left_native.cls is right_native.cls
-            return TupleValue(items, left_native.cls if both else tuple)
+            size = _SIZE_KEEPS and left_native.cls is torch.Size
+            return TupleValue(items, left_native.cls if both or size else tuple)
     elif symbol == "*":
         if isinstance(right_native, (ListValue, TupleValue)):
             left_native, right_native = right_native, left_native
@@ -449,15 +456,18 @@ def getitem(vm: Interpreter, obj: Value, key: Value) -> Value:
     return vm.call(method, [key], {})
 
 
-def index_of(vm: Interpreter, key: Value) -> int:
+def index_of(vm: Interpreter, key: Value, of: str = "list") -> int:
     """An integer index (`__index__`)."""
     key = _concrete(key)
     if isinstance(key, Constant) and hasattr(key.value, "__index__"):
         return operator.index(key.value)
     if isinstance(key, TensorValue):
         raise GraphBreakSignal("a tensor used as the index of a Python sequence")
+    method = dunder(vm, key, "__index__")
+    if method is not None:
+        return index_of(vm, vm.call(method, [], {}))
     return vm.raise_error(
-        TypeError, f"indices must be integers or slices, not {key.python_type().__name__}"
+        TypeError, f"{of} indices must be integers or slices, not {key.python_type().__name__}"
     )
 
 
@@ -470,10 +480,10 @@ def _sequence_item(vm: Interpreter, obj: ListValue | TupleValue, key: Value) -> 
         items = [vm.tuple_item(obj, i) for i in range(count)[where]]
         keeps = obj.cls.__name__ == "Size"
         return TupleValue(items, obj.cls if keeps else tuple)
-    index = index_of(vm, key)
+    kind = obj.python_type().__name__
+    index = index_of(vm, key, kind)
     count = len(obj.items)
     if not -count <= index < count:
-        kind = obj.python_type().__name__
         vm.raise_error(IndexError, f"{kind} index out of range")
     index %= count
     return vm.list_item(obj, index) if isinstance(obj, ListValue) else vm.tuple_item(obj, index)
@@ -484,6 +494,8 @@ def slice_of(vm: Interpreter, key: SliceValue) -> slice:
     real = as_python(vm, key)
     if real is UNKNOWN:
         raise GraphBreakSignal("a slice whose bounds are not known")
+    if real.step == 0:
+        vm.raise_error(ValueError, "slice step cannot be zero")
     return real  # type: ignore[no-any-return]
 
 
@@ -494,7 +506,11 @@ def setitem(vm: Interpreter, obj: Value, key: Value, value: Value) -> None:
     elif isinstance(obj, ListValue):
         obj.mutated = True
         if isinstance(key, SliceValue):
-            obj.items[slice_of(vm, key)] = list(vm.iterate(value))
+            items = list(vm.iterate(value))
+            try:
+                obj.items[slice_of(vm, key)] = items
+            except ValueError as error:  # an extended slice of another length
+                vm.raise_real(error)
             return
         index, count = index_of(vm, key), len(obj.items)
         if not -count <= index < count:

@@ -160,13 +160,23 @@ class SetValue(Value):
     def __init__(
         self, items: Iterable[Value], cls: type = set, source: Source | None = None
     ) -> None:
-        self.items: dict[Any, Value] = {hash_key(item): item for item in items}
+        self.items: dict[Any, Value] = {}
+        for item in items:
+            self.items.setdefault(hash_key(item), item)
         self.cls = cls
         self.source = source
         self.mutated = False
 
     def python_type(self) -> type:
         return self.cls
+
+    def in_order(self) -> list[tuple[Any, Value]]:
+        """Keys and members in the order in which the set is iterated: that of its hash table."""
+        if self.source is not None and not self.mutated:
+            return list(self.items.items())
+        if any(isinstance(key, IdentityKey) for key in self.items):
+            return list(self.items.items())  # the order of addresses, which no program can know
+        return [(key, self.items[key]) for key in set(self.items)]
 
 
 class DictView(Value):

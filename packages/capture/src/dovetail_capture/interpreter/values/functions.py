@@ -115,6 +115,21 @@ class IteratorValue(Value):
         return self.cls
 
 
+class TransformValue(Value):
+    """`transform(function, **options)`: `torch.vmap` and its like, applied to a function."""
+
+    __slots__ = ("function", "options", "transform")
+
+    def __init__(self, transform: Any, function: Value, options: dict[str, Any]) -> None:
+        self.transform = transform
+        self.function = function
+        self.options = options
+        self.source = None
+
+    def python_type(self) -> type:
+        return types.FunctionType
+
+
 class GeneratorValue(Value):
     """A generator: a suspended frame. `born` is the step of the top frame that made it."""
 

@@ -1,0 +1,462 @@
+"""Random Python programs over tensors, and the comparison of each captured with CPython's own run.
+
+`python tests/random_programs.py --first 0 --count 5000` runs many and prints the seeds (and the
+programs) for which captured and eager differ. One seed always gives one program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import io
+import random
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from construct_cases import Counter, same
+from dovetail_capture import optimize
+
+PRELUDE = """
+import torch
+STATE = {"n": 0, "log": []}
+
+class Thing:
+    scale = 2
+    def __init__(self, v):
+        self.v = v
+        self.seen = []
+    @property
+    def double(self):
+        return self.v * 2
+    def push(self, item):
+        self.seen.append(item)
+        return len(self.seen)
+    def __enter__(self):
+        self.push("in")
+        return self
+    def __exit__(self, kind, error, tb):
+        self.push("out" if kind is None else kind.__name__)
+        return kind is KeyError
+
+class Oops(ValueError):
+    pass
+
+def helper(t, k=2, *rest, flag=False):
+    if flag:
+        return t - k
+    return t * k + len(rest)
+
+def noisy(t):
+    print("noisy")
+    return t + 1
+
+def raises(n):
+    if n % 2:
+        raise Oops(f"odd {n}")
+    return n
+
+def rows(t, n):
+    for i in range(n):
+        yield t + i
+"""
+
+
+class Generator:
+    """Writes one program. Names in scope are kept by kind: tensors, ints, lists, dicts."""
+
+    def __init__(self, seed: int, breaks: bool) -> None:
+        self.random = random.Random(seed)
+        self.breaks = breaks
+        self.lines: list[str] = []
+        self.depth = 1
+        self.budget = self.random.randint(6, 18)
+        self.loops = 0
+        self.counter = 0
+        self.tensors = ["x", "y"]
+        self.ints = ["n"]
+        self.lists = ["items"]
+        self.dicts = ["table"]
+
+    def emit(self, text: str) -> None:
+        self.lines.append("    " * self.depth + text)
+
+    def fresh(self, stem: str) -> str:
+        self.counter += 1
+        return f"{stem}{self.counter}"
+
+    def pick(self, names: list[str]) -> str:
+        return self.random.choice(names)
+
+    # --- expressions -----------------------------------------------------------------------------
+
+    def number(self, depth: int = 0) -> str:
+        r = self.random
+        choice = r.randrange(9 if depth < 2 else 3)
+        if choice == 0:
+            return str(r.randint(-3, 9))
+        if choice in (1, 2):
+            return self.pick(self.ints)
+        if choice == 3:
+            op = r.choice(["+", "-", "*", "%", "//"])
+            right = self.number(depth + 1)
+            if op in "%//":
+                right = str(r.choice([2, 3, 5]))
+            return f"({self.number(depth + 1)} {op} {right})"
+        if choice == 4:
+            return f"len({self.pick(self.lists)})"
+        if choice == 5:
+            return f"{self.pick(self.tensors)}.shape[{r.choice([0, 1, -1])}]"
+        if choice == 6:
+            return f'{self.pick(self.dicts)}.get("{r.choice(["a", "b", "zz"])}", {r.randint(0, 3)})'
+        if choice == 7:
+            return f"min({self.number(depth + 1)}, {self.number(depth + 1)})"
+        return f"(1 if {self.condition(depth + 1)} else {self.number(depth + 1)})"
+
+    def condition(self, depth: int = 0) -> str:
+        r = self.random
+        choice = r.randrange(8)
+        if choice < 3:
+            op = r.choice(["<", ">", "==", "!=", "<="])
+            return f"{self.number(depth + 1)} {op} {self.number(depth + 1)}"
+        if choice == 3:
+            return f"{self.pick(self.lists)}"
+        if choice == 4:
+            return f'"{r.choice(["a", "zz"])}" in {self.pick(self.dicts)}'
+        if choice == 5:
+            return f"isinstance({self.pick(self.tensors)}, torch.Tensor)"
+        if choice == 6 and depth < 2:
+            joint = r.choice(["and", "or"])
+            return f"({self.condition(depth + 1)} {joint} not {self.condition(depth + 1)})"
+        if self.breaks and choice == 7 and r.random() < 0.3:
+            return f"({self.pick(self.tensors)}.sum() > {r.randint(-5, 20)})"
+        return f"{self.pick(self.tensors)}.dim() == 2"
+
+    def tensor(self, depth: int = 0) -> str:
+        r = self.random
+        name = self.pick(self.tensors)
+        if depth > 1:
+            return name
+        inner = lambda: self.tensor(depth + 1)  # noqa: E731
+        options = [
+            lambda: f"({inner()} + {inner()})",
+            lambda: f"({inner()} * {r.randint(1, 3)})",
+            lambda: f"({inner()} - {self.number(1)})",
+            lambda: f"torch.relu({inner()})",
+            lambda: f"helper({inner()}, {self.number(1)})",
+            lambda: f"helper({inner()}, k={r.randint(1, 3)}, flag={self.condition(1)})",
+            lambda: f"helper({inner()}, 2, *{self.pick(self.lists)})",
+            lambda: f"thing.double.reshape(1, 1) + {inner()}",
+            lambda: f"(lambda t: t * {self.pick(self.ints)})({inner()})",
+            lambda: f"torch.where({inner()} > 0, {inner()}, {name})",
+            lambda: f"sum([{inner()} for _ in range({r.randint(1, 3)})])",
+            lambda: f"{inner()}.clamp(max={r.randint(1, 50)})",
+            lambda: f"({inner()} if {self.condition(1)} else {name})",
+            lambda: name,
+        ]
+        if self.breaks and r.random() < 0.08:
+            return f"noisy({inner()})"
+        return r.choice(options)()
+
+    # --- statements ------------------------------------------------------------------------------
+
+    def block(self, size: int) -> None:
+        """An indented block; what it defines is not known to be bound after it."""
+        self.depth += 1
+        kept = [list(k) for k in (self.tensors, self.ints, self.lists, self.dicts)]
+        before = len(self.lines)
+        for _ in range(size):
+            self.statement()
+        if len(self.lines) == before:
+            self.emit("pass")
+        self.tensors, self.ints, self.lists, self.dicts = kept
+        self.depth -= 1
+
+    def statement(self) -> None:
+        self.budget -= 1
+        if self.budget < 0:
+            return
+        r = self.random
+        simple = [
+            self.assign_tensor, self.assign_tensor, self.assign_tensor, self.assign_int,
+            self.assign_int, self.list_effect, self.dict_effect, self.thing_effect, self.unpack,
+            self.global_effect, self.comprehension, self.text, self.function, self.in_place,
+        ]  # fmt: skip
+        compound = [self.if_, self.for_, self.while_, self.try_, self.with_]
+        if self.breaks and r.random() < 0.12:
+            self.emit(r.choice([f"print('p', {self.number(1)})", "print(len(STATE['log']))",
+                                f"{self.pick(self.ints)} = int({self.pick(self.tensors)}.sum().item()) % 5"]))  # fmt: skip
+        elif self.depth < 4 and r.random() < 0.35:
+            r.choice(compound)()
+        else:
+            r.choice(simple)()
+
+    def assign_tensor(self) -> None:
+        r = self.random
+        value = self.tensor()
+        name = self.pick(self.tensors) if r.random() < 0.5 else self.fresh("t")
+        if name in self.tensors and r.random() < 0.3:
+            self.emit(f"{name} = {name} {r.choice('+-*')} {value}")
+        else:
+            self.emit(f"{name} = {value}")
+        if name not in self.tensors:
+            self.tensors.append(name)
+
+    def in_place(self) -> None:
+        name = self.pick(self.tensors)
+        self.emit(f"{name} = {name}.clone()")
+        self.emit(f"{name}{self.random.choice(['.add_(1)', '.mul_(2)', '[0] = 3', '[:, 0] += 1'])}")
+
+    def assign_int(self) -> None:
+        name = self.pick(self.ints) if self.random.random() < 0.4 else self.fresh("i")
+        op = self.random.choice(["=", "=", "+=", "-="]) if name in self.ints else "="
+        self.emit(f"{name} {op} {self.number()}")
+        if name not in self.ints:
+            self.ints.append(name)
+
+    def list_effect(self) -> None:
+        r, name = self.random, self.pick(self.lists)
+        value = r.choice([self.number, self.tensor])()
+        self.emit(
+            r.choice([
+                f"{name}.append({value})", f"{name}.insert(0, {value})", f"{name} += [{value}]",
+                f"{name}[len({name}):] = [{value}, 1]", f"{name}.extend((1, {value}))",
+                f"{name}.append({name}.pop()) if {name} else None", f"{name}.reverse()",
+                f"del {name}[3:]",
+            ])
+        )  # fmt: skip
+
+    def dict_effect(self) -> None:
+        r, name, key = self.random, self.pick(self.dicts), self.random.choice("abc")
+        self.emit(
+            r.choice([
+                f"{name}[{key!r}] = {self.number()}", f"{name}.pop({key!r}, None)",
+                f"{name}.setdefault({key!r}, {self.number(1)})", f"{name}.update(z={self.number(1)})",
+                f"{name} = {{**{name}, 'q': {self.number(1)}}}",
+            ])
+        )  # fmt: skip
+
+    def thing_effect(self) -> None:
+        r = self.random
+        self.emit(
+            r.choice([
+                f"thing.v = thing.v + {self.number(1)}", f"thing.push({self.number(1)})",
+                f"thing.extra = {self.tensor()}", "Thing.scale = Thing.scale",
+                f"{self.pick(self.ints)} = thing.push('s') + getattr(thing, 'missing', 3)",
+                f"setattr(thing, 'a{r.randint(0, 2)}', {self.number(1)})",
+            ])
+        )  # fmt: skip
+
+    def unpack(self) -> None:
+        a, b = self.fresh("t"), self.fresh("i")
+        choice = self.random.randrange(3)
+        if choice == 0:
+            self.emit(f"{a}, {b} = {self.tensor()}, {self.number()}")
+        elif choice == 1:
+            self.emit(f"{a}, *_, {b} = {self.tensor()}, 1, 2, {self.number()}")
+        else:
+            self.emit(f"({a}, {b}), _ = ({self.tensor()}, {self.number()}), {self.number()}")
+        self.tensors.append(a)
+        self.ints.append(b)
+
+    def global_effect(self) -> None:
+        self.emit(
+            self.random.choice([
+                f"STATE['n'] += {self.number(1)}", f"STATE['log'].append({self.number(1)})",
+                f"{self.pick(self.ints)} = STATE['n'] + 1",
+            ])
+        )  # fmt: skip
+
+    def comprehension(self) -> None:
+        r, name = self.random, self.fresh("l")
+        self.emit(
+            r.choice([
+                f"{name} = [v * 2 for v in ({self.tensor()}, {self.number()})]",
+                f"{name} = [i for i in range({r.randint(0, 5)}) if i % 2 == {r.randint(0, 1)}]",
+                f"{name} = list(zip({self.pick(self.lists)}, range(3)))",
+                f"{name} = [t.sum() for t in rows({self.tensor(1)}, {r.randint(0, 3)})]",
+                f"{name} = sorted([{self.number(1)}, {self.number(1)}, {self.number(1)}])",
+                f"{name} = [*enumerate({self.pick(self.lists)}, {self.number(2)})]",
+                f"{name} = list({{{self.number(1)}, {self.number(1)}, 5}})",
+                f"{name} = [k for k in {self.pick(self.dicts)}]",
+            ])
+        )  # fmt: skip
+        self.lists.append(name)
+
+    def text(self) -> None:
+        name = self.fresh("s")
+        self.emit(f"{name} = f'{{{self.number(1)}!r:>4}}-{{{self.pick(self.tensors)}.dim()}}'")
+        self.emit(f"STATE['log'].append({name})")
+
+    def function(self) -> None:
+        name, r = self.fresh("f"), self.random
+        captured = self.pick(self.ints)
+        self.emit(f"def {name}(t, k={self.number(2)}):")
+        if r.random() < 0.4:
+            self.emit(f"    nonlocal_free = {self.pick(self.tensors)} + k")
+            self.emit("    return t + nonlocal_free")
+        else:
+            self.emit(f"    return t * {captured} + k")
+        target = self.pick(self.tensors)
+        self.emit(f"{target} = {name}({self.tensor()})")
+
+    def if_(self) -> None:
+        self.emit(f"if {self.condition()}:")
+        self.block(2)
+        if self.random.random() < 0.6:
+            self.emit("else:")
+            self.block(2)
+
+    def for_(self) -> None:
+        r, i = self.random, self.fresh("i")
+        source = r.choice([
+            f"range({r.randint(0, 4)})", "[3, 1, 2]", "(n, 2)", f"range(n, n + {r.randint(0, 3)})",
+            "sorted({4, 2})",
+        ])  # fmt: skip
+        self.emit(f"for {i} in {source}:")
+        self.loops += 1
+        self.ints.append(i)
+        self.block(3)
+        if r.random() < 0.3:
+            self.depth += 1
+            self.emit(f"if {self.condition()}: {r.choice(['break', 'continue'])}")
+            self.depth -= 1
+        self.ints.remove(i)
+        self.loops -= 1
+        if r.random() < 0.2:
+            self.emit("else:")
+            self.block(1)
+
+    def while_(self) -> None:
+        w = self.fresh("w")
+        self.emit(f"{w} = 0")
+        self.emit(f"while {w} < {self.random.randint(1, 3)}:")
+        self.depth += 1
+        self.emit(f"{w} += 1")
+        self.depth -= 1
+        self.block(2)
+
+    def try_(self) -> None:
+        r = self.random
+        self.emit("try:")
+        self.block(2)
+        self.depth += 1
+        self.emit(
+            r.choice([f"raises({self.number(1)})", f"{self.pick(self.lists)}[{self.number(1)}]",
+                      f"{self.pick(self.dicts)}['nope']", "pass", f"{self.number(1)} // ({self.pick(self.ints)} % 2)"])
+        )  # fmt: skip
+        self.depth -= 1
+        self.emit(
+            f"except {r.choice(['Oops', '(KeyError, Oops)', 'Exception', 'LookupError'])} as error:"
+        )
+        self.depth += 1
+        self.emit("STATE['log'].append((type(error).__name__, str(error)))")
+        self.depth -= 1
+        self.block(1)
+        if r.random() < 0.4:
+            self.emit("finally:")
+            self.block(1)
+
+    def with_(self) -> None:
+        r = self.random
+        manager = r.choice(["thing", "torch.no_grad()", "Thing(1) as other"])
+        self.emit(f"with {manager}:")
+        self.block(2)
+        if r.random() < 0.3:
+            self.depth += 1
+            self.emit(r.choice([f"raises({self.number(1)})", "{}['k']"]))
+            self.depth -= 1
+
+    def source(self) -> str:
+        """The whole program."""
+        self.emit("'''one'''")
+        while self.budget > 0:
+            self.statement()
+        names = [*self.tensors, *self.ints, *self.lists, *self.dicts]
+        self.emit(f"return {', '.join(names)}, thing")
+        body = "\n".join(["def program(x, y, n, items, table, thing):", *self.lines])
+        return PRELUDE + "\n" + body + "\n"
+
+
+def _arguments(namespace: dict[str, Any], variant: int) -> tuple[Any, ...]:
+    x = torch.arange(6.0).reshape(2, 3) - variant
+    y = torch.full((2, 3), 1.5)
+    items, table = [1, torch.ones(2, 3)], {"a": 1, "b": 2}
+    return x, y, 3 + variant, items, table, namespace["Thing"](torch.ones(()))
+
+
+def _run(call: Any, namespace: dict[str, Any], calls: list[int]) -> list[Any]:
+    namespace["STATE"].clear()
+    namespace["STATE"].update(n=0, log=[])
+    seen = []
+    for variant in calls:
+        arguments = _arguments(namespace, variant)
+        printed, result, error = io.StringIO(), None, None
+        with contextlib.redirect_stdout(printed):
+            try:
+                result = call(*arguments)
+            except Exception as raised:
+                if "dovetail" in type(raised).__module__ or isinstance(raised, Warning):
+                    raise
+                error = (type(raised).__name__, str(raised))
+        seen.append(
+            (result, error, printed.getvalue(), arguments, copy.deepcopy(namespace["STATE"]))
+        )
+        torch.set_grad_enabled(True)
+    return seen
+
+
+def program_of(seed: int) -> str:
+    """The source text of a seed's program; two in three may break the graph."""
+    return Generator(seed, breaks=seed % 3 != 0).source()
+
+
+def check(seed: int) -> str | None:
+    """None, or how captured and eager differ."""
+    text = program_of(seed)
+    namespace: dict[str, Any] = {}
+    exec(compile(text, f"<program {seed}>", "exec"), namespace)
+    calls = [0, 0, 1, 2, 0]
+    expected = _run(namespace["program"], namespace, calls)
+    captured = optimize(namespace["program"], Counter())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*Please report this.*")
+        warnings.filterwarnings("ignore", message=".*recompile limit.*")
+        try:
+            got = _run(captured, namespace, calls)
+        except Exception as error:
+            return f"seed {seed}: {type(error).__name__}: {error}"
+    for call, (wanted, seen) in enumerate(zip(expected, got, strict=True)):
+        for part, a, b in zip(("result", "error", "printed", "arguments", "state"), wanted, seen,
+                              strict=True):  # fmt: skip
+            if not same(a, b):
+                return f"seed {seed}, call {call}, {part}:\n  eager    {a}\n  captured {b}"
+    return None
+
+
+def main() -> int:
+    """Run a range of seeds."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--show", action="store_true", help="print the program of each failure")
+    options = parser.parse_args()
+    failures = 0
+    for seed in range(options.first, options.first + options.count):
+        difference = check(seed)
+        if difference is not None:
+            failures += 1
+            print(difference[:1500], flush=True)
+            if options.show:
+                print(program_of(seed).replace(PRELUDE, ""), flush=True)
+    print(f"{options.count} programs, {failures} differ")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,853 @@
+"""Constructs: exceptions, `with`, `match`, and graph breaks inside all of them."""
+
+# ruff: noqa  (programs as users write them, odd ones included)
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from construct_cases import Case, Table, run_case
+
+construct = Table()
+LOG: dict = {"events": []}
+
+
+class OwnError(ValueError):
+    def __init__(self, message, code=1):
+        super().__init__(message)
+        self.code = code
+
+
+def fails(x, message="bad"):
+    if x.dim() == 2:
+        raise OwnError(message, code=7)
+    return x
+
+
+@construct()
+def try_without_error(x):
+    try:
+        y = x + 1
+    except ValueError:
+        y = x
+    else:
+        y = y * 2
+    finally:
+        z = y - 1
+    return y, z
+
+
+@construct()
+def caught_across_calls(x):
+    try:
+        return fails(x)
+    except OwnError as error:
+        return x * error.code, str(error), error.args
+
+
+@construct()
+def caught_by_base_class(x):
+    try:
+        fails(x)
+    except (KeyError, ValueError) as error:
+        return x + 1, type(error).__name__, isinstance(error, OwnError)
+
+
+@construct()
+def not_caught_by_others(x):
+    try:
+        try:
+            fails(x)
+        except KeyError:
+            return 0
+        finally:
+            x = x + 1
+    except Exception:
+        return x
+
+
+@construct()
+def reraised(x):
+    try:
+        try:
+            fails(x)
+        except OwnError:
+            raise
+    except ValueError as error:
+        return x + error.code
+
+
+@construct()
+def raised_from(x):
+    try:
+        try:
+            {}["a"]
+        except KeyError as error:
+            raise RuntimeError("outer") from error
+    except RuntimeError as error:
+        return (
+            type(error.__cause__).__name__,
+            str(error.__cause__),
+            error.__suppress_context__,
+            x + 1,
+        )
+
+
+@construct()
+def implicit_context(x):
+    try:
+        try:
+            [][1]
+        except IndexError:
+            raise RuntimeError("second")  # noqa: B904
+    except RuntimeError as error:
+        return type(error.__context__).__name__, error.__cause__, x + 1
+
+
+@construct()
+def finally_returns(x):
+    def inner():
+        try:
+            fails(x)
+        finally:
+            return x + 3  # noqa: B012
+
+    return inner()
+
+
+@construct()
+def finally_order(x):
+    log = []
+
+    def inner():
+        try:
+            log.append("body")
+            return x + 1
+        finally:
+            log.append("finally")
+
+    return inner(), log
+
+
+@construct()
+def loop_with_try(x):
+    total = x
+    for i in range(4):
+        try:
+            if i == 1:
+                continue
+            if i == 3:
+                break
+            total = total + 1 // i
+        except ZeroDivisionError:
+            total = total + 100
+        finally:
+            total = total + 1
+    return total
+
+
+@construct()
+def exception_name_is_deleted(x):
+    try:
+        raise ValueError("v")
+    except ValueError as e:
+        text = str(e)
+    try:
+        e
+    except UnboundLocalError:
+        return text, x + 1
+
+
+@construct()
+def exception_objects(x):
+    e = OwnError("m", code=3)
+    return (
+        e.args,
+        e.code,
+        repr(e),
+        str(e),
+        isinstance(e, Exception),
+        KeyError("k").args,
+        str(KeyError("k")),
+        x + 1,
+    )
+
+
+@construct()
+def returned_exception(x):
+    return OwnError("m", code=3), x + 1
+
+
+@construct()
+def exception_attributes(x):
+    try:
+        raise StopIteration(5)
+    except StopIteration as s:
+        value = s.value
+    try:
+        x.nothing
+    except AttributeError as a:
+        return value, a.name, x + 1
+
+
+@construct()
+def exception_notes(x):
+    e = ValueError("v")
+    e.add_note("note")
+    return e.__notes__, x + 1
+
+
+@construct()
+def assertion_caught(x):
+    try:
+        assert x.dim() == 5, "dims"
+    except AssertionError as error:
+        return str(error), x + 1
+
+
+@construct()
+def exception_group(x):
+    try:
+        raise ExceptionGroup("g", [ValueError("a"), KeyError("b")])
+    except* ValueError as group:
+        n = len(group.exceptions)
+    except* KeyError:
+        pass
+    return n, x + 1
+
+
+construct.cases[-1] = Case(exception_group, None, None, construct.cases[-1].make, (3, 11))
+
+
+@construct(graphs=0, breaks=None)
+def uncaught(x):
+    return fails(x)
+
+
+@construct(graphs=2, breaks=None)
+def uncaught_after_work(x):
+    y = x * 2
+    LOG["events"].append("before")
+    return fails(y, f"shape {y.shape}")
+
+
+uncaught_after_work.world = LOG
+
+
+@construct(graphs=1, breaks=None)
+def uncaught_key_error(x):
+    y = x + 1
+    return {"a": y}["b"]
+
+
+@construct(graphs=0, breaks=None)
+def uncaught_tensor_error(x):
+    return x @ x
+
+
+@construct(graphs=0, breaks=None)
+def caught_tensor_error(x):
+    try:
+        return x @ x
+    except RuntimeError as error:
+        return x + len(str(error))
+
+
+@construct(graphs=0, breaks=None)
+def uncaught_attribute_error(x):
+    return x.nonsense
+
+
+@construct(graphs=0, breaks=None)
+def uncaught_type_error(x):
+    return len(3) + x
+
+
+class Manager:
+    def __init__(self, log, swallow=False):
+        self.log, self.swallow = log, swallow
+
+    def __enter__(self):
+        self.log.append("enter")
+        return self
+
+    def __exit__(self, kind, value, tb):
+        self.log.append(kind.__name__ if kind else "exit")
+        return self.swallow
+
+
+@construct()
+def with_own_manager(x):
+    log = []
+    with Manager(log) as m, Manager(log):
+        y = x + len(m.log)
+    return y, log
+
+
+@construct()
+def with_swallows(x):
+    log = []
+    with Manager(log, swallow=True):
+        fails(x)
+        log.append("never")
+    return x + 1, log
+
+
+@construct()
+def with_and_return(x):
+    log = []
+
+    def inner():
+        with Manager(log):
+            return x + 1
+
+    return inner(), log
+
+
+@construct()
+def with_in_loop(x):
+    log = []
+    for i in range(3):
+        with Manager(log):
+            if i == 1:
+                break
+            x = x + 1
+    return x, log
+
+
+@contextlib.contextmanager
+def managed(log, k):
+    log.append("in")
+    try:
+        yield k * 2
+    finally:
+        log.append("out")
+
+
+@construct()
+def generator_context_manager(x):
+    log = []
+    with managed(log, x) as y:
+        z = y + 1
+    return z, log
+
+
+@construct()
+def generator_context_manager_and_error(x):
+    log = []
+    try:
+        with managed(log, x):
+            raise OwnError("in with")
+    except OwnError:
+        return x + 1, log
+
+
+@construct()
+def context_decorator(x):
+    log = []
+
+    @managed(log, 3)
+    def inner(y):
+        return y + 1
+
+    return inner(x), log
+
+
+@construct()
+def contextlib_tools(x):
+    with contextlib.nullcontext(x + 1) as y, contextlib.suppress(KeyError):
+        {}["a"]
+    log = []
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(Manager(log))
+        stack.callback(log.append, "callback")
+        z = y * 2
+    return y, z, log
+
+
+@construct()
+def no_grad_block(x):
+    with torch.no_grad():
+        a = x * 2
+        inside = torch.is_grad_enabled()
+    with torch.enable_grad():
+        b = a + 1
+    return a, b, inside, torch.is_grad_enabled()
+
+
+@construct(graphs=None, breaks=None)
+def no_grad_decorator(x):
+    @torch.no_grad()
+    def inner(y):
+        return y * 2, torch.is_grad_enabled()
+
+    return inner(x), torch.is_grad_enabled()
+
+
+@construct()
+def set_grad_enabled_block(x):
+    with torch.set_grad_enabled(False):
+        a = x + torch.ones(3, requires_grad=True)
+    return a, a.requires_grad
+
+
+@construct()
+def inference_mode_block(x):
+    with torch.inference_mode():
+        a = x * 2
+        inside = torch.is_inference_mode_enabled()
+    return a.is_inference(), inside, x + 1
+
+
+@construct()
+def autocast_block(x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = x @ x.T
+    return y, y.dtype, (x @ x.T).dtype
+
+
+@construct()
+def autocast_disabled_inside(x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast("cpu", enabled=False):
+            y = x @ x.T
+        z = x @ x.T
+    return y, z
+
+
+@construct()
+def match_values(x):
+    def kind(v):
+        match v:
+            case 0 | 1:
+                return "small"
+            case int(n) if n > 100:
+                return f"big {n}"
+            case str():
+                return "text"
+            case [a, *rest]:
+                return a, rest
+            case {"k": value, **others}:
+                return value, others
+            case None:
+                return "none"
+            case _:
+                return "other"
+
+    return [kind(v) for v in (0, 500, "s", [1, 2, 3], {"k": 1, "z": 2}, None, 2.5)], x + 1
+
+
+class P:
+    __match_args__ = ("a", "b")
+
+    def __init__(self, a, b):
+        self.a, self.b = a, b
+
+
+@construct()
+def match_classes(x):
+    match P(1, x):
+        case P(2, _):
+            return 0
+        case P(1, b=y):
+            return y + 1
+
+
+@construct()
+def match_tensor_or_number(x):
+    match x:
+        case torch.Tensor():
+            y = x + 1
+        case _:
+            y = 0
+    match (1, (2, 3)):
+        case (a, (b, c)):
+            return y * a * b * c
+
+
+@construct()
+def import_inside(x):
+    import math
+    from collections import OrderedDict as Od
+
+    return x * math.pi, Od(a=1)
+
+
+# --- graph breaks --------------------------------------------------------------------------------
+
+
+def loud(x):
+    y = x + 1
+    print("loud")
+    return y * 2
+
+
+@construct(graphs=2, breaks=1)
+def break_in_the_middle(x):
+    y = x + 1
+    print("middle")
+    return y * 2
+
+
+@construct(graphs=None, breaks=None)
+def break_with_live_values(x):
+    items, table = [x + 1], {"k": x * 2}
+    alias = items
+    print("live")
+    alias.append(table["k"])
+    return items, table, items is alias
+
+
+@construct(graphs=3, breaks=2)
+def two_breaks(x):
+    y = x + 1
+    print("one")
+    y = y * 2
+    print("two")
+    return y - 1
+
+
+@construct(graphs=4, breaks=None)
+def break_in_an_inlined_call(x):
+    return loud(x + 10) + 5
+
+
+@construct(graphs=6, breaks=None)
+def break_two_calls_deep(x):
+    def middle(y):
+        return loud(y * 3) - 1
+
+    return middle(x + 10) + 5
+
+
+@construct(graphs=2, breaks=1)
+def break_on_data(x):
+    y = x + 1
+    if y.sum() > 0:
+        return y * 2
+    return y * 3
+
+
+@construct(graphs=2, breaks=1)
+def break_at_item(x):
+    n = (x + 1).sum().item()
+    return x * n, n
+
+
+@construct(graphs=2, breaks=1)
+def break_at_tolist(x):
+    values = (x + 1).tolist()
+    return values, x * 2
+
+
+@construct(graphs=2, breaks=1)
+def break_in_with(x):
+    log = []
+    with Manager(log):
+        y = x + 1
+        print("in with")
+        y = y * 2
+    return y, log
+
+
+@construct(graphs=2, breaks=1)
+def break_in_no_grad(x):
+    with torch.no_grad():
+        y = x + 1
+        print("in no_grad")
+        z = y * torch.ones(3, requires_grad=True)
+    return z, z.requires_grad, torch.is_grad_enabled()
+
+
+@construct(graphs=2, breaks=None)
+def break_in_autocast(x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = x @ x.T
+        print("in autocast")
+        z = x @ x.T
+    return y, z
+
+
+@construct(graphs=2, breaks=1)
+def break_in_try(x):
+    try:
+        y = x + 1
+        print("in try")
+        y = y * 2
+    except ValueError:
+        y = x
+    return y
+
+
+@construct(graphs=2, breaks=None)
+def break_then_raise_in_try(x):
+    try:
+        y = x + 1
+        print("in try")
+        fails(y)
+    except OwnError as error:
+        return x * error.code
+
+
+@construct(graphs=None, breaks=None)
+def break_in_except(x):
+    try:
+        fails(x)
+    except OwnError as error:
+        print("in except", error)
+        y = x + 1
+    return y
+
+
+@construct(graphs=2, breaks=None)
+def break_in_finally(x):
+    try:
+        y = x + 1
+    finally:
+        print("in finally")
+    return y * 2
+
+
+@construct(graphs=None, breaks=None)
+def break_in_a_loop(x):
+    y = x + 1
+    for i in range(3):
+        y = y * 2
+        print("step")
+        y = y - 1
+    return y + 5
+
+
+@construct(graphs=4, breaks=None)
+def break_in_a_loop_with_index(x):
+    for i in range(3):
+        x = x * 2
+        print("step", i)
+        x = x + 1
+    return x
+
+
+@construct(graphs=None, breaks=None)
+def break_in_a_while_loop(x):
+    n = [0]
+    while len(n) < 4:
+        x = x * 2
+        print("step")
+        n.append(1)
+    return x
+
+
+@construct(graphs=None, breaks=None)
+def break_in_a_loop_over_tensors(x):
+    total = 0
+    for row in x:
+        total = total + row
+        print("row")
+    return total
+
+
+@construct(graphs=None, breaks=None)
+def break_in_a_nested_loop(x):
+    for i in range(2):
+        for j in range(2):
+            x = x + 1
+            print(i, j)
+        x = x * 2
+    return x
+
+
+@construct(graphs=None, breaks=None)
+def break_and_break_out(x):
+    for i in range(10):
+        x = x + 1
+        if x.sum() > 30:
+            break
+    else:
+        return -1
+    return x * 2
+
+
+@construct(graphs=None, breaks=None)
+def break_in_an_inlined_loop(x):
+    def inner(y):
+        for _ in range(3):
+            y = y + 1
+            print("inner")
+        return y
+
+    return inner(x * 2) - 1
+
+
+@construct(graphs=None, breaks=None)
+def break_in_a_comprehension(x):
+    def noisy(v):
+        print("noisy")
+        return v + 1
+
+    y = x * 2
+    return [noisy(row) for row in y]
+
+
+@construct(graphs=None, breaks=None)
+def break_in_a_generator(x):
+    def rows():
+        for row in x:
+            print("row")
+            yield row * 2
+
+    return sum(rows()) + 1
+
+
+@construct(graphs=None, breaks=None)
+def break_in_a_lambda(x):
+    return (lambda t: print("lambda") or t + 1)(x * 2) * 3
+
+
+@construct(graphs=None, breaks=None)
+def break_in_a_loop_with_try(x):
+    for i in range(3):
+        try:
+            x = x + 1
+            print("try", i)
+            if i == 1:
+                raise ValueError("one")
+        except ValueError as error:
+            x = x * 10
+            print("caught", error)
+        finally:
+            print("finally")
+    return x
+
+
+@construct(graphs=None, breaks=None)
+def break_in_a_loop_in_with(x):
+    log = []
+    for i in range(3):
+        with Manager(log):
+            x = x + 1
+            print("with", i)
+        x = x * 2
+    return x, log
+
+
+@construct(graphs=None, breaks=None)
+def breaks_and_closures(x):
+    total = x + 1
+
+    def add(y):
+        nonlocal total
+        print("add")
+        total = total + y
+
+    add(1)
+    add(x)
+    return total
+
+
+@construct(graphs=None, breaks=None)
+def effects_around_a_break(x):
+    LOG["events"].append("a")
+    y = x + 1
+    print(len(LOG["events"]))
+    LOG["events"].append("b")
+    print(LOG["events"])
+    LOG["n"] = y.dim()
+    return y
+
+
+effects_around_a_break.world = LOG
+
+
+@construct(graphs=None, breaks=None)
+def print_of_a_tensor(x):
+    y = x + 1
+    print(y)
+    print(y, x.shape, sep="|", end="!\n")
+    return y * 2
+
+
+@construct(graphs=None, breaks=None)
+def break_with_stack_values(x):
+    return [x + 1, print("stack"), x * 2, {"k": print("again")}, f"{x + 1}"]
+
+
+@construct(graphs=None, breaks=None)
+def break_in_arguments(x):
+    return torch.add(x * 2, x + (print("argument") or 1), alpha=(x.sum().item() > 0) + 1)
+
+
+@construct(graphs=None, breaks=None)
+def break_in_a_condition(x):
+    return (x + 1 if x.sum() > 100 else x - 1) * (2 if (x > 0).any() else 3)
+
+
+@construct(graphs=None, breaks=None)
+def and_or_of_tensors(x):
+    a, b = x.sum(), x.min()
+    return (a and b), (a or b), not a, x + 1
+
+
+@construct(graphs=None, breaks=None)
+def while_on_a_tensor(x):
+    n = 0
+    while x.sum() < 100:
+        x = x * 2
+        n += 1
+    return x, n
+
+
+@construct(graphs=None, breaks=None)
+def input_iterator_in_loop_with_break(x):
+    it = iter([1, 2, 3])
+    for i in it:
+        x = x + i
+        print(i)
+        if i == 2:
+            break
+    return x, list(it)
+
+
+@construct(graphs=None, breaks=None)
+def break_and_raise(x):
+    y = x + 1
+    print("then raise")
+    z = y * 2
+    raise OwnError(f"at the end {z.dim()}")
+
+
+@construct(graphs=None, breaks=None)
+def deep_recursion_with_break(x):
+    def down(y, n):
+        if n == 0:
+            print("bottom")
+            return y
+        return down(y + 1, n - 1) * 2
+
+    return down(x, 5)
+
+
+@construct(graphs=None, breaks=None)
+def unknown_c_function(x):
+    import zlib
+
+    y = x + 1
+    n = zlib.crc32(b"abc") % 7
+    return y * n
+
+
+@construct(graphs=None, breaks=None)
+def time_and_environment(x):
+    import os
+    import time
+
+    start = time.perf_counter()
+    y = x + 1
+    later = time.perf_counter() >= start
+    return y, later, os.environ.get("NO_SUCH_VARIABLE", "unset")
+
+
+@pytest.mark.parametrize("case", construct.cases, ids=construct.names)
+def test_construct(case: Case) -> None:
+    run_case(case)

@@ -1,0 +1,626 @@
+"""Constructs: functions and calls."""
+
+# ruff: noqa  (programs as users write them, odd ones included)
+
+from __future__ import annotations
+
+import functools
+import operator
+
+import pytest
+import torch
+from construct_cases import Case, Table, run_case
+
+construct = Table()
+SCALE = 3.0
+COUNT = {"calls": 0}
+
+
+def plain(a, b=2, *args, key=1, **kwargs):
+    return a * b + sum(args) + key + len(kwargs)
+
+
+@construct()
+def positional_and_default(x):
+    return plain(x), plain(x, 3)
+
+
+@construct()
+def keywords(x):
+    return plain(x, key=5), plain(b=3, a=x)
+
+
+@construct()
+def star_arguments(x):
+    more = [4, 5]
+    options = {"key": 2, "other": 3}
+    return plain(x, 2, *more, **options), plain(*(x, 1), *more, key=0)
+
+
+@construct()
+def keyword_only_default_of_tensor(x):
+    def inner(*, bias=x + 1):
+        return bias * 2
+
+    return inner(), inner(bias=x)
+
+
+@construct()
+def positional_only(x):
+    def inner(a, b, /, c):
+        return a + b * c
+
+    return inner(x, 2, c=3)
+
+
+@construct()
+def collects_kwargs(x):
+    def inner(**kwargs):
+        kwargs["z"] = x * 2
+        return kwargs
+
+    return inner(a=x, b=1)
+
+
+@construct()
+def collects_args(x):
+    def inner(*args):
+        return args, len(args), args[::-1], args[0] + 1
+
+    return inner(x, 1, "two")
+
+
+@construct()
+def closure_reads(x):
+    factor = 2
+
+    def inner(y):
+        return y * factor + x
+
+    return inner(x)
+
+
+@construct()
+def closure_writes(x):
+    total = x
+
+    def add(y):
+        nonlocal total
+        total = total + y
+        return total
+
+    add(1)
+    add(x)
+    return total
+
+
+@construct()
+def closure_counter(x):
+    count = 0
+
+    def bump():
+        nonlocal count
+        count += 1
+        return count
+
+    return x + bump() + bump(), count
+
+
+@construct()
+def late_binding(x):
+    functions = [lambda y: y * i for i in range(3)]
+    return [f(x) for f in functions]
+
+
+@construct()
+def default_binding(x):
+    functions = [lambda y, i=i: y * i for i in range(3)]
+    return [f(x) for f in functions]
+
+
+@construct()
+def returns_closure(x):
+    y = x + 1
+
+    def inner(z):
+        return y + z
+
+    return inner, inner(x)
+
+
+@construct()
+def returns_lambda_with_default(x):
+    return (lambda a, b=2, *, c=3: (a, b, c)), x + 1
+
+
+@construct()
+def lambdas(x):
+    double = lambda t: t * 2  # noqa: E731
+    return (lambda f, t: f(f(t)))(double, x)
+
+
+@construct()
+def recursion(x):
+    def power(y, n):
+        return y if n == 0 else power(y * 2, n - 1)
+
+    return power(x, 5)
+
+
+def module_recursion(x, n):
+    return x if n == 0 else module_recursion(x + n, n - 1)
+
+
+@construct()
+def recursion_of_a_global(x):
+    return module_recursion(x, 4)
+
+
+@construct()
+def mutual_recursion(x):
+    def even(y, n):
+        return y if n == 0 else odd(y + 1, n - 1)
+
+    def odd(y, n):
+        return y if n == 0 else even(y * 2, n - 1)
+
+    return even(x, 5)
+
+
+def doubled(function):
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        return function(*args, **kwargs) * 2
+
+    return wrapper
+
+
+@doubled
+def decorated(x, bias=1):
+    return x + bias
+
+
+@construct()
+def call_of_decorated(x):
+    return decorated(x), decorated(x, bias=3), decorated.__name__
+
+
+@construct()
+def decorates_inside(x):
+    @doubled
+    def inner(y):
+        return y - 1
+
+    return inner(x), inner.__name__
+
+
+def parametrised(times):
+    def decorator(function):
+        def wrapper(x):
+            for _ in range(times):
+                x = function(x)
+            return x
+
+        return wrapper
+
+    return decorator
+
+
+@parametrised(3)
+def stepped(x):
+    return x + 0.5
+
+
+@construct()
+def decorator_with_parameter(x):
+    return stepped(x)
+
+
+@construct()
+def partials(x):
+    add = functools.partial(operator.add, x)
+    both = functools.partial(plain, b=4, key=2)
+    nested = functools.partial(functools.partial(plain, x), 5)
+    return add(1), both(x), nested(), both.keywords, add.args[0] is x
+
+
+@construct(graphs=0)
+def returned_partial(x):
+    return functools.partial(plain, x, key=3)
+
+
+GLOBAL_PARTIAL = functools.partial(plain, b=10)
+
+
+@construct()
+def partial_of_a_global(x):
+    return GLOBAL_PARTIAL(x)
+
+
+@construct()
+def reduce_and_compose(x):
+    compose = functools.reduce(lambda f, g: lambda y: g(f(y)), [torch.sin, torch.cos, torch.abs])
+    return compose(x), functools.reduce(operator.mul, [x, 2, 3])
+
+
+@functools.cache
+def cached(n):
+    return n * n
+
+
+@construct()
+def lru_cache_of_numbers(x):
+    return x * cached(3) + cached(3)
+
+
+@functools.cache
+def cached_scale():
+    return 4
+
+
+@construct()
+def cache_without_arguments(x):
+    return x * cached_scale()
+
+
+@construct()
+def global_read(x):
+    return x * SCALE
+
+
+@construct()
+def global_write(x):
+    global SCALE
+    before = SCALE
+    SCALE = before + 1
+    y = x * SCALE
+    SCALE = before
+    return y
+
+
+@construct(graphs=2)
+def global_dict_write(x):
+    COUNT["calls"] += 1
+    COUNT["last"] = x + 1
+    return x * COUNT["calls"]
+
+
+global_dict_write.world = COUNT
+
+
+@construct()
+def function_attributes(x):
+    def inner(y):
+        return y * inner.factor
+
+    inner.factor = 5
+    return inner(x), inner.factor, hasattr(inner, "other"), inner.__name__
+
+
+@construct()
+def function_identity(x):
+    def inner():
+        return x
+
+    other = inner
+    return other is inner, inner == other, callable(inner), x + 1
+
+
+@construct()
+def higher_order(x):
+    def apply(f, *args):
+        return f(*args)
+
+    return apply(torch.add, x, 1), apply(apply, torch.sin, x), apply(lambda: x * 3)
+
+
+@construct()
+def keyword_named_as_slot(x):
+    def inner(self, args, kwargs):
+        return self + args + kwargs
+
+    return inner(self=x, args=1, kwargs=2)
+
+
+@construct()
+def walrus(x):
+    if (n := x.shape[0]) > 1 and (y := x * n) is not None:
+        return y, n
+    return x
+
+
+@construct()
+def walrus_in_comprehension(x):
+    rows = [last := row * 2 for row in x]
+    return rows, last
+
+
+@construct()
+def conditional_expression(x):
+    return x + 1 if x.dim() == 2 else x - 1, (x if False else None)
+
+
+@construct()
+def chained_comparison(x):
+    return x + 1 if 1 < x.shape[0] <= 2 < x.shape[1] else -x, 0 <= 1 < 2 != 3
+
+
+@construct()
+def multiple_assignment(x):
+    a = b = x + 1
+    a, b = b, a * 2
+    (c, d), *rest = (a, b), 1, 2, 3
+    return a, b, c is a, d, rest
+
+
+@construct()
+def starred_unpacking(x):
+    first, *middle, last = x, 1, 2, x * 2
+    head, *tail = x
+    return first, middle, last, head, tail
+
+
+@construct()
+def augmented_assignment(x):
+    y = x + 0
+    y += 1
+    y *= 2
+    y -= 3
+    y /= 4
+    y **= 2
+    z = [1]
+    z += [2]
+    z *= 2
+    n = 7
+    n //= 2
+    n <<= 2
+    n |= 1
+    n ^= 3
+    n &= 14
+    n %= 9
+    n >>= 1
+    return y, z, n
+
+
+@construct()
+def swap_and_delete(x):
+    a, b = x, x + 1
+    a, b = b, a
+    c = a
+    del a
+    return b, c
+
+
+@construct(graphs=1)
+def unbound_local(x):
+    y = x + 1
+    del y
+    try:
+        return y
+    except UnboundLocalError as error:
+        return x * 2, type(error)
+
+
+@construct()
+def docstring_and_annotations(x: torch.Tensor) -> torch.Tensor:
+    """A docstring."""
+    y: int = 3
+    z: "some text"
+    return x * y
+
+
+@construct()
+def string_formatting(x):
+    name, n = "layer", 3
+    return f"{name}_{n:03d}", f"{n!r:>5}", "%s-%d" % (name, n), "{}/{k}".format(name, k=n), x + 1  # noqa: UP031, UP032
+
+
+@construct()
+def shape_in_text(x):
+    return f"{x.shape} {x.dtype} {tuple(x.shape)} {x.dim()=}", x + 1
+
+
+@construct()
+def many_arguments(x):
+    def wide(a, b, c, d, e, f, g, h, i=9, *j, k=11, l=12, **m):  # noqa: E741
+        return a + b + c + d + e + f + g + h + i + sum(j) + k + l + sum(m.values())
+
+    return wide(x, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, l=0, z=3, y=4)
+
+
+@construct(graphs=0, breaks=1)
+def wrong_arguments(x):
+    return plain(x, b=1, **{"b": 2})
+
+
+@construct()
+def caught_wrong_arguments(x):
+    def one(a):
+        return a
+
+    messages = []
+    for call in (lambda: one(), lambda: one(x, x), lambda: one(b=1)):
+        try:
+            call()
+        except TypeError as error:
+            messages.append(type(error).__name__)
+    return messages, x + 1
+
+
+@construct()
+def returns_itself(x):
+    return x
+
+
+construct.cases[-1] = Case(returns_itself, 0, 0, construct.cases[-1].make, (3, 11))
+
+
+@construct()
+def returns_input_and_more(x):
+    y = x + 1
+    return x, y, y, x
+
+
+@construct(graphs=2, make=lambda: (torch.ones(2), [1, 2], {"a": torch.zeros(2)}))
+def containers_as_arguments(x, items, table):
+    items.append(3)
+    table["b"] = x + table["a"]
+    return x * items[0], items, table
+
+
+@construct(make=lambda: (torch.ones(2), plain))
+def function_as_argument(x, function):
+    return function(x, 3)
+
+
+@construct(make=lambda: (torch.ones(2), 3, 2.5, True, None, "mode"))
+def scalars_as_arguments(x, n, f, flag, nothing, mode):
+    y = x * n + f
+    if flag and nothing is None and mode == "mode":
+        y = y + 1
+    return y
+
+
+@construct()
+def generator_expression_argument(x):
+    return sum(row.sum() for row in x), max(len(s) for s in ("a", "bcd"))
+
+
+@construct()
+def type_checks(x):
+    return isinstance(x, torch.Tensor), type(x) is torch.Tensor, isinstance(3, (int, str)), x * 2
+
+
+@construct()
+def assertion_that_holds(x):
+    assert x.dim() == 2, f"wrong {x.dim()}"
+    return x + 1
+
+
+@construct(graphs=0, breaks=None)
+def assertion_that_fails(x):
+    assert x.dim() == 3, f"wrong {x.dim()}"
+    return x + 1
+
+
+@construct(graphs=None, breaks=None)
+def single_dispatch(x):
+    return show(3), show("text"), x + 1
+
+
+@functools.singledispatch
+def show(value):
+    return "any"
+
+
+@show.register
+def _(value: int):
+    return "int"
+
+
+class Holder:
+    def __init__(self, x):
+        self.x = x
+
+    @functools.singledispatchmethod
+    def kind(self, value):
+        return "any"
+
+    @kind.register
+    def _(self, value: int):
+        return "int"
+
+    half = functools.partialmethod(lambda self, k, t: t * k, 0.5)
+
+
+@construct()
+def partial_method(x):
+    return Holder(x).half(x)
+
+
+@construct(graphs=None, breaks=None)
+def single_dispatch_method(x):
+    return Holder(x).kind(3), x + 1
+
+
+@construct()
+def class_as_callable_argument(x):
+    return [Holder(t).x for t in map(operator.neg, [x, x + 1])]
+
+
+@construct()
+def nested_functions_three_deep(x):
+    a = 1
+
+    def one():
+        b = 2
+
+        def two():
+            nonlocal b
+            c = a + b
+            b = 10
+
+            def three():
+                return x * a + b * c
+
+            return three()
+
+        return two() + b
+
+    return one()
+
+
+@construct()
+def unused_star(x):
+    def ignore(*_, **__):
+        return None
+
+    return ignore(x, 1, a=2), x + 1
+
+
+@construct()
+def wraps_keeps_wrapped(x):
+    return decorated.__wrapped__(x, 2)
+
+
+@construct()
+def total_ordering(x):
+    return Version(1) < Version(2), Version(2) >= Version(1), x + 1
+
+
+@functools.total_ordering
+class Version:
+    def __init__(self, n):
+        self.n = n
+
+    def __eq__(self, other):
+        return self.n == other.n
+
+    def __lt__(self, other):
+        return self.n < other.n
+
+
+@construct()
+def attribute_and_item_getters(x):
+    pair = operator.itemgetter(0, 2)([x, 1, x + 1])
+    shape = operator.attrgetter("shape")(x)
+    name = operator.methodcaller("sum", 0)(x)
+    return pair, shape, name
+
+
+@construct()
+def eval_order(x):
+    log = []
+
+    def note(name, value):
+        log.append(name)
+        return value
+
+    y = note("a", x) + note("b", 1) * note("c", 2)
+    z = {note("k", "key"): note("v", y)}
+    return log, z
+
+
+@pytest.mark.parametrize("case", construct.cases, ids=construct.names)
+def test_construct(case: Case) -> None:
+    run_case(case)
