@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from dovetail_guards.sym_node import expr_of
+from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.opsets import POINTWISE_BINARY, POINTWISE_OTHER, POINTWISE_UNARY
 from torch import Tensor
 from torch._ops import OpOverload
@@ -162,7 +164,8 @@ def _save_cost(node: Node, roles: _Roles) -> int:
         # Almost free; but a size alone is better than the input it is read from.
         return 1 if isinstance(value, Tensor) else 0
     if isinstance(value, (torch.SymInt, torch.SymFloat, int, float)):
-        return 0
+        # Arithmetic on sizes is done again from the sizes themselves.
+        return 0 if node.target is aten.sym_size.int else INFINITE
     if is_view_node(node) or isinstance(value, (list, tuple)) or node.op == "get_attr":
         return INFINITE
     # One more than the bytes, so that of equal cuts the one with fewer values is taken.
@@ -189,11 +192,14 @@ def may_recompute(node: Node) -> bool:
 
 def _cut(joint: JointGraph, choose: Callable[[_Roles], set[Node]]) -> PartitionedGraph:
     signature = joint.signature
+    sizes = _size_nodes(joint) if signature.needs_backward else {}
     roles = _Roles(joint)
     if not signature.needs_backward:
         forward = _forward_graph(joint, roles, [])
         return PartitionedGraph(forward, None, (), signature)
-    chosen = sorted(choose(roles), key=roles.order.__getitem__)
+    saved = choose(roles)
+    saved |= _sizes_not_told(roles, saved, sizes)
+    chosen = sorted(saved, key=roles.order.__getitem__)
     saved_primals = [n for n in chosen if n in roles.primals and n not in roles.mutated]
     saved_values = [n for n in chosen if n not in saved_primals]
     forward = _forward_graph(joint, roles, saved_values)
@@ -211,6 +217,45 @@ def _cut(joint: JointGraph, choose: Callable[[_Roles], set[Node]]) -> Partitione
             roles.tangent_bits[g] if isinstance(g, Node) else 0 for g in roles.gradients
         ),
     )
+
+
+def _told(value: Any) -> set[str]:
+    """The symbols that can be read off a value: it is that size, or has it."""
+    sizes: tuple[Any, ...] = value._sizes if isinstance(value, FakeTensor) else (value,)
+    names = {expr_of(s).symbol_name for s in sizes if isinstance(s, torch.SymInt)}
+    return {name for name in names if name is not None}
+
+
+def _size_nodes(joint: JointGraph) -> dict[str, Node]:
+    """A node for each size symbol of the inputs, in the joint graph."""
+    found: dict[str, Node] = {}
+    graph = joint.gm.graph
+    primals = list(graph.nodes)[: joint.signature.num_primals]
+    first = next((n for n in graph.nodes if n.op != "placeholder"), None)
+    for node in primals:
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt):
+            for name in _told(value):
+                found.setdefault(name, node)
+        if not isinstance(value, FakeTensor) or first is None:
+            continue
+        for dim, size in enumerate(value._sizes):
+            symbol = expr_of(size).symbol_name if isinstance(size, torch.SymInt) else None
+            if symbol is not None and symbol not in found:
+                with graph.inserting_before(first):
+                    read = graph.call_function(aten.sym_size.int, (node, dim))
+                read.meta["val"] = size
+                found[symbol] = read
+    return found
+
+
+def _sizes_not_told(roles: _Roles, saved: set[Node], sizes: dict[str, Node]) -> set[Node]:
+    """Size nodes that the backward needs besides what is saved: its tensors' sizes are made of
+    symbols, each of which it must be able to read off an input."""
+    known: set[str] = set()
+    for node in (*saved, *roles.tangents):
+        known |= _told(node.meta.get("val"))
+    return {node for name, node in sizes.items() if name not in known}
 
 
 def _aliases(roles: _Roles, saved: list[Node]) -> tuple[SavedAlias, ...]:

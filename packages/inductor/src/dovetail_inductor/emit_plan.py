@@ -19,10 +19,12 @@ from dovetail_runtime import (
     Plan,
     PlanInput,
     Ref,
+    SizeExpr,
+    SymbolBinding,
     TensorSpec,
     View,
 )
-from dovetail_runtime.plan import AtenArg, Kernel, Step
+from dovetail_runtime.plan import AtenArg, Kernel, Size, Step
 
 from dovetail_inductor.codegen_cpp import emit as cpp
 from dovetail_inductor.codegen_cpp.shape import choose_shape, host_simd_bytes
@@ -30,6 +32,7 @@ from dovetail_inductor.codegen_triton.combined import emit_combined
 from dovetail_inductor.codegen_triton.kernel import EmittedKernel
 from dovetail_inductor.codegen_triton.kernel import emit_kernel as emit_triton
 from dovetail_inductor.loop_ir.loops import Buffer, ExternArg, ExternCall, Strided
+from dovetail_inductor.loop_ir.sizes import Dim, size_expr
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.kernels import CombinedKernel, FusedKernel, KernelGraph
 from dovetail_inductor.scheduler.memory import MemoryPlan
@@ -44,7 +47,17 @@ def cpp_preamble() -> str:
 
 def spec_of(buffer: Buffer) -> TensorSpec:
     """A buffer's layout as the runtime wants it."""
-    return TensorSpec(buffer.shape, buffer.stride, buffer.dtype, buffer.device, buffer.offset)
+    return TensorSpec(
+        _sizes(buffer.shape),
+        _sizes(buffer.stride),
+        buffer.dtype,
+        buffer.device,
+        size_expr(buffer.offset),
+    )
+
+
+def _sizes(sizes: tuple[int, ...]) -> tuple[Size, ...]:
+    return tuple(size_expr(size) for size in sizes)
 
 
 @dataclass
@@ -66,11 +79,11 @@ class _Writer:
         if tensor not in self.views:
             name = f"view{len(self.views)}"
             spec = TensorSpec(
-                tensor.shape,
-                tensor.stride,
+                _sizes(tensor.shape),
+                _sizes(tensor.stride),
                 buffer.dtype,
                 buffer.device,
-                buffer.offset + tensor.offset,
+                size_expr(buffer.offset + tensor.offset),
             )
             self.steps.append(View(name, buffer.name, spec))
             self.views[tensor] = name
@@ -82,7 +95,7 @@ class _Writer:
             return Ref(self.name_of(arg))
         if isinstance(arg, tuple):
             return tuple(self.argument(a) for a in arg)
-        return arg
+        return size_expr(arg) if isinstance(arg, Dim) else arg
 
     def allocate(self, name: str) -> None:
         """Memory for a buffer about to be written."""
@@ -128,7 +141,9 @@ class _Writer:
         if symbol not in self.kernels:
             text = source.text.replace("@symbol@", symbol)
             self.kernels[symbol] = CppKernel(symbol, text, cpp_preamble())
-        self.steps.append(LaunchCpp(symbol, source.pointers, (), shape.work, shape.grain))
+        sizes = tuple(SizeExpr("sym", (name,)) for name in source.sizes)
+        work = size_expr(shape.work)
+        self.steps.append(LaunchCpp(symbol, source.pointers, sizes, work, shape.grain))
 
 
 def _number(name: str) -> tuple[int, str]:
@@ -160,13 +175,18 @@ def emit_plan(graph: KernelGraph, memory: MemoryPlan, options: InductorOptions, 
             views = [v for t, v in writer.views.items() if t.buffer in dies[position]]
             writer.steps.append(Free((*sorted(dies[position], key=_number), *views)))
     outputs = tuple(
-        writer.name_of(out) if isinstance(out, Strided) else out for out in graph.outputs
+        writer.name_of(out)
+        if isinstance(out, Strided)
+        else size_expr(out)
+        if isinstance(out, Dim)
+        else out
+        for out in graph.outputs
     )
     return Plan(
         name=name,
         target="cuda" if on_gpu else "cpu",
         inputs=_inputs(graph.inputs, graph.buffers),
-        symbols=(),
+        symbols=_symbols(graph),
         constants=tuple(Constant(n, t) for n, t in graph.constants.items()),
         kernels=tuple(writer.kernels.values()),
         steps=tuple(writer.steps),
@@ -205,6 +225,23 @@ def _without_writer(graph: KernelGraph, memory: MemoryPlan) -> list[str]:
     for step in graph.steps:
         wanted |= dict.fromkeys(sorted(step.reads(), key=_number))
     return [name for name in wanted if name not in given]
+
+
+def _symbols(graph: KernelGraph) -> tuple[SymbolBinding, ...]:
+    """Where each symbol is read: an int input, or a dimension of a tensor input."""
+    bound: dict[str, SymbolBinding] = {}
+    for position, name in enumerate(graph.inputs):
+        sizes: tuple[tuple[int | None, int], ...]
+        if name is None:
+            size = graph.size_inputs.get(position)
+            sizes = () if size is None else ((None, size),)
+        else:
+            sizes = tuple(enumerate(graph.buffers[name].shape))
+        for dim, size in sizes:
+            symbol = size.expr.symbol_name if isinstance(size, Dim) else None
+            if symbol is not None:
+                bound.setdefault(symbol, SymbolBinding(symbol, position, dim))
+    return tuple(bound.values())
 
 
 def _inputs(names: tuple[str | None, ...], buffers: Mapping[str, Buffer]) -> tuple[PlanInput, ...]:

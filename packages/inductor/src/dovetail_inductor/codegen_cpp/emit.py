@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from dovetail_inductor.codegen_cpp.writer import Name, Place, Writer
 from dovetail_inductor.loop_ir.handlers import interpret
 from dovetail_inductor.loop_ir.index import Index, Var, linear, variable
 from dovetail_inductor.loop_ir.loops import Buffer, LoopNest
+from dovetail_inductor.loop_ir.sizes import is_multiple, is_symbolic
 from dovetail_inductor.scheduler.kernels import FusedKernel
 from dovetail_inductor.scheduler.loops import position_index
 
@@ -26,6 +28,28 @@ _UPDATES = {
 }
 
 
+_SYMBOL = re.compile(r"\bsize_(s\d+)\b")
+
+# What the text of symbolic sizes uses; and memory for rows whose length is known at run time only.
+SIZE_FUNCTIONS = """\
+static inline int64_t floor_div(int64_t a, int64_t b) {
+  const int64_t q = a / b;
+  return a % b != 0 && (a < 0) != (b < 0) ? q - 1 : q;
+}
+static inline int64_t floor_mod(int64_t a, int64_t b) { return a - floor_div(a, b) * b; }
+static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t greatest(int64_t a, int64_t b) { return a < b ? b : a; }
+struct Scratch {
+  void* whole;
+  char* data;
+  explicit Scratch(int64_t bytes) : whole(__builtin_malloc(bytes + 64)) {
+    if (!whole) std::__throw_bad_alloc();
+    data = (char*)(((uintptr_t)whole + 63) & ~(uintptr_t)63);
+  }
+  ~Scratch() { __builtin_free(whole); }
+};"""
+
+
 @dataclass(frozen=True)
 class CppSource:
     """A kernel's function body, and the buffers whose pointers it takes, in order. The function's
@@ -33,6 +57,7 @@ class CppSource:
 
     text: str
     pointers: tuple[str, ...]
+    sizes: tuple[str, ...] = ()  # the symbols whose values it takes, in order
 
 
 def identity(reduction: str, dtype: torch.dtype) -> str:
@@ -66,6 +91,7 @@ class _Emitter:
         self.pointers: dict[str, str] = {}
         self.scratch: dict[str, Place] = {}
         self.accumulators: dict[str, str] = {}
+        self.heap: list[str] = []  # scratch of symbolic size, taken once a call
         self.writer = Writer(shape.vector, shape.lanes, self.place)
         self.full = [n for n in kernel.nests if kernel.is_full(n) or not kernel.columns]
 
@@ -87,19 +113,25 @@ class _Emitter:
         else:
             self._pass(0, self.full, [])
         body = w.close()
+        head = ["  for (int64_t item = begin; item < end; ++item) {"]
+        decode = [f"    {line}" for line in self._decode()]
+        lines = [*self.heap, *head, *decode, *(f"    {line}" for line in body), "  }", "}"]
+        symbols = tuple(sorted(set(_SYMBOL.findall("\n".join(lines))), key=lambda s: int(s[1:])))
+        sizes = "const int64_t* sizes" if symbols else "const int64_t*"
         head = [
-            'extern "C" void @symbol@(void* const* pointers, const int64_t*, int64_t begin, '
+            f'extern "C" void @symbol@(void* const* pointers, {sizes}, int64_t begin, '
             "int64_t end) {"
         ]
+        if symbols:
+            head.insert(0, SIZE_FUNCTIONS)
+        for place, symbol in enumerate(symbols):
+            head.append(f"  const int64_t size_{symbol} = sizes[{place}];")
         for buffer, name in self.pointers.items():
             head.append(
                 f"  auto {name} = ({STORAGE[self.buffers[buffer].dtype]}*)"
                 f"pointers[{list(self.pointers).index(buffer)}];"
             )
-        head.append("  for (int64_t item = begin; item < end; ++item) {")
-        decode = [f"    {line}" for line in self._decode()]
-        lines = [*head, *decode, *(f"    {line}" for line in body), "  }", "}"]
-        return CppSource("\n".join(lines) + "\n", tuple(self.pointers))
+        return CppSource("\n".join([*head, *lines]) + "\n", tuple(self.pointers), symbols)
 
     def _decode(self) -> list[str]:
         """The item's variables from its number."""
@@ -127,7 +159,7 @@ class _Emitter:
             lines.append(f"const int64_t top = block * {n};")
             rows = (
                 str(n)
-                if tile.size % n == 0
+                if is_multiple(tile.size, n)
                 else f"top + {n} < {tile.size} ? {n} : {tile.size} - top"
             )
             lines.append(f"const int64_t height = {rows};")
@@ -135,7 +167,7 @@ class _Emitter:
             assert self.shape.vector is not None
             block, size = self.shape.block, self.shape.vector.size
             lines.append(f"const int64_t first = block * {block};")
-            if size % block == 0:
+            if is_multiple(size, block):
                 lines.append(f"const int64_t last = first + {block};")
             else:
                 lines.append(
@@ -266,7 +298,7 @@ class _Emitter:
         block = self.shape.block
         name = f"i{vector.id}"
         size = vector.size
-        whole = size >= n if block is None else True
+        whole = is_symbolic(size) or block is not None or size >= n
         unrolled = 0
         if reducing and self.shape.unroll > 1 and block is None:
             step = n * self.shape.unroll
@@ -284,11 +316,11 @@ class _Emitter:
                 ],
             )
             w.line("{ constexpr int64_t u = 0;")
-            whole = size - unrolled >= n
+            whole = is_symbolic(size) or size - unrolled >= n
         if whole:
             w.open([vector])
             body()
-            if block is not None and size % block == 0:
+            if block is not None and is_multiple(size, block):
                 head = f"for (int64_t u = 0, {name} = first; u < {block // n}; ++u, {name} += {n})"
             elif block is not None:
                 head = (
@@ -298,7 +330,7 @@ class _Emitter:
                 last = size // n * n
                 head = f"for (int64_t {name} = {unrolled}; {name} < {last}; {name} += {n})"
             self._wrap(head, w.close())
-        if size % n:
+        if not is_multiple(size, n):
             w.open([vector])
             w.tail = True
             body()
@@ -310,6 +342,8 @@ class _Emitter:
                 head = f"if (last == {size})"
             else:
                 start, head = str(size // n * n), ""
+            if is_symbolic(size):  # there may be no rest
+                head = f"if ({f'last == {size} && ' if block is not None else ''}{size % n} != 0)"
             lines = [f"const int64_t {name} = {start};", f"const int n = {size % n};", *lines]
             self._wrap(head, lines)
         if reducing and self.shape.unroll > 1 and block is None:
@@ -400,6 +434,10 @@ class _Emitter:
         self.scratch[nest.buffer] = Place(pointer, index)
         dtype = nest.body.dtype
         kind = "bool8" if dtype is torch.bool else ARITHMETIC[dtype]
+        if is_symbolic(step):
+            self.heap.append(f"  Scratch {name}_memory({step} * (int64_t)sizeof({kind}));")
+            self.heap.append(f"  {kind}* const {name} = ({kind}*){name}_memory.data;")
+            return
         self.writer.scopes[0].lines.append(f"alignas(64) {kind} {name}[{max(step, 1)}];")
 
     # --- reductions -------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from dovetail_inductor.codegen_cpp.syntax import SCALAR_ONLY_ON_INTEGERS
 from dovetail_inductor.loop_ir.expr import Apply, Expr, Load, walk
 from dovetail_inductor.loop_ir.handlers import count
 from dovetail_inductor.loop_ir.index import Index, Var
+from dovetail_inductor.loop_ir.sizes import hint_of, is_multiple
 from dovetail_inductor.scheduler.kernels import FusedKernel
 
 # Elements of a vectorised dimension that one work item of a pointwise kernel covers.
@@ -79,24 +80,24 @@ def choose_shape(kernel: FusedKernel, simd_bytes: int) -> KernelShape:
     if kernel.columns:
         items = tuple(v for v in kernel.rows if v is not vector)
         loops = tuple(v for v in kernel.columns if v is not vector)
-        per_item = kernel.column_points
+        per_item = hint_of(kernel.column_points)
         if by_row:
             assert vector is not None
             block = lanes * _blocks_per_item(vector.size, lanes, kernel)
-            per_item *= min(block, vector.size)
+            per_item *= min(block, hint_of(vector.size))
         if vector is not None:
             loops = (*loops, vector)
     else:
         rest = [v for v in kernel.rows if v is not vector]
         inner: list[Var] = []
-        per_item = 1 if vector is None else vector.size
-        if vector is not None and vector.size > BLOCK + lanes:
+        per_item = 1 if vector is None else hint_of(vector.size)
+        if vector is not None and hint_of(vector.size) > BLOCK + lanes:
             block, per_item = BLOCK, BLOCK
-        while rest and per_item < ITEM_ELEMENTS and prod(v.size for v in rest) > 2:
-            if per_item * rest[-1].size > 64 * ITEM_ELEMENTS and per_item > 64:
+        while rest and per_item < ITEM_ELEMENTS and hint_of(prod(v.size for v in rest)) > 2:
+            if per_item * hint_of(rest[-1].size) > 64 * ITEM_ELEMENTS and per_item > 64:
                 break
             inner.insert(0, rest.pop())
-            per_item *= inner[0].size
+            per_item *= hint_of(inner[0].size)
         items = tuple(rest)
         loops = (*inner, vector) if vector is not None else tuple(inner)
     unroll = 4 if not by_row and vector is not None and _reduces_cheaply(kernel, vector) else 1
@@ -104,7 +105,7 @@ def choose_shape(kernel: FusedKernel, simd_bytes: int) -> KernelShape:
     if tile is not None:
         items = tuple(v for v in kernel.rows if v is not vector and v is not tile)
         loops = (vector,) if vector is not None else ()
-        per_item = lanes * TILE_RATIO * (vector.size if vector is not None else 1)
+        per_item = lanes * TILE_RATIO * (hint_of(vector.size) if vector is not None else 1)
     work = prod(v.size for v in items)
     if tile is not None:
         work *= -(-tile.size // (lanes * TILE_RATIO))
@@ -120,7 +121,7 @@ def _reduces_cheaply(kernel: FusedKernel, vector: Var) -> bool:
     reductions = [n for n in kernel.nests if n.reduction is not None]
     return (
         bool(reductions)
-        and vector.size >= 64
+        and hint_of(vector.size) >= 64
         and all(n.reduction not in ("argmax", "argmin") for n in reductions)
         and min(count([n.body]).cost for n in reductions) <= 6
     )
@@ -130,7 +131,7 @@ def _choose_tile(kernel: FusedKernel, vector: Var, lanes: int) -> Var | None:
     """The variable along which some loads of a pointwise kernel are contiguous that stride along
     the vectorised one: a transposition. Such loads go through square tiles, read along this
     variable and used along the other."""
-    if kernel.columns or vector.size < lanes:
+    if kernel.columns or hint_of(vector.size) < lanes:
         return None
     inside = kernel.writes()
     for nest in kernel.nests:
@@ -138,7 +139,7 @@ def _choose_tile(kernel: FusedKernel, vector: Var, lanes: int) -> Var | None:
             if load.buffer in inside or not is_transposed(load, vector):
                 continue
             for v in kernel.rows:
-                if v is not vector and v.size >= lanes and load.index.coefficient(v) == 1:
+                if v is not vector and hint_of(v.size) >= lanes and load.index.coefficient(v) == 1:
                     return v
     return None
 
@@ -147,22 +148,22 @@ def is_transposed(load: Load, vector: Var) -> bool:
     """True for a plain load that strides along the vectorised variable."""
     if load.mask is not None or load.index.indirects():
         return False
-    return (load.index.coefficient(vector) or 0) > 1
+    return hint_of(load.index.coefficient(vector) or 0) > 1
 
 
 def _blocks_per_item(size: int, lanes: int, kernel: FusedKernel) -> int:
     """Vectors side by side in one work item: whole cache lines in a row, registers permitting."""
     most = 8 if len(kernel.nests) <= 4 else 2
     for n in range(most, 0, -1):
-        if size % (n * lanes) == 0:
+        if is_multiple(size, n * lanes):
             return n
-    return most if size > lanes else 1
+    return most if hint_of(size) > lanes else 1
 
 
 def _accesses(kernel: FusedKernel) -> list[tuple[Index, Expr | None, int]]:
     """(address, load or None for a store, weight) of everything that touches memory."""
     inside = kernel.writes()
-    columns = max(1, kernel.column_points)
+    columns = max(1, hint_of(kernel.column_points))
     column_bits = sum(1 << v.id for v in kernel.columns)
     found: list[tuple[Index, Expr | None, int]] = []
     for nest in kernel.nests:
@@ -195,7 +196,8 @@ def _choose_vector(kernel: FusedKernel) -> Var | None:
                 score += weight
             elif stride:
                 score -= weight * (1.0 if load is not None else 1.5)
-        fill = max(var.size, 1) / (16 * -(-max(var.size, 1) // 16))  # how full the vectors would be
+        size = max(hint_of(var.size), 1)
+        fill = size / (16 * -(-size // 16))  # how full the vectors would be
         score = score * fill if score > 0 else score
         if best is None or score >= best[0]:
             best = (score, var)

@@ -13,6 +13,7 @@ import torch
 
 from dovetail_inductor.loop_ir.index import FloorDiv, Index, Indirect, Mod, Var, variable
 from dovetail_inductor.loop_ir.ops import SCALAR_OPS
+from dovetail_inductor.loop_ir.sizes import Dim, UnknownOrder, is_symbolic
 
 Scalar = bool | int | float
 
@@ -104,7 +105,9 @@ class Builder:
         self._interned: dict[tuple[object, ...], Expr] = {}
 
     def constant(self, value: Scalar, dtype: torch.dtype) -> Expr:
-        """A literal, converted to `dtype`."""
+        """A literal, converted to `dtype`; a symbolic size as a value computed from it."""
+        if isinstance(value, Dim):
+            return self.apply("cast", [self.index_value(Index(value, ()))], dtype)
         if dtype is torch.bool:
             value = bool(value)
         elif dtype.is_floating_point:
@@ -121,7 +124,7 @@ class Builder:
 
     def index_value(self, index: Index, dtype: torch.dtype = torch.int64) -> Expr:
         """An index as an integer value."""
-        if index.is_constant:
+        if index.is_constant and not is_symbolic(index.const):
             return self.constant(index.const, dtype)
         key = ("index", index, dtype)
         found = self._interned.get(key)
@@ -205,10 +208,13 @@ class Builder:
                     return b if a.value else a
         elif op in _INDEX_COMPARE and isinstance(first, IndexValue):
             if isinstance(args[1], Constant):
-                low, high = first.index.bounds
-                at_low = _INDEX_COMPARE[op](low, int(args[1].value))
-                if at_low == _INDEX_COMPARE[op](high, int(args[1].value)):
-                    return self.constant(at_low, torch.bool)
+                truth = _settled(op, first.index, int(args[1].value))
+                if truth is not None:
+                    return self.constant(truth, torch.bool)
+            elif isinstance(args[1], IndexValue) and args[1].index.is_constant:
+                truth = _settled(op, first.index, args[1].index.const)
+                if truth is not None:
+                    return self.constant(truth, torch.bool)
         return None
 
 
@@ -219,6 +225,16 @@ _INDEX_COMPARE: dict[str, Callable[[int, int], bool]] = {
     "gt": lambda a, b: a > b,
     "ge": lambda a, b: a >= b,
 }
+
+
+def _settled(op: str, index: Index, bound: int) -> bool | None:
+    """The truth of a comparison if it is the same at both ends of the index's range."""
+    try:
+        low, high = index.bounds
+        at_low = _INDEX_COMPARE[op](low, bound)
+        return at_low if at_low == _INDEX_COMPARE[op](high, bound) else None
+    except UnknownOrder:
+        return None
 
 
 def _is_number(expr: Expr, value: int) -> bool:

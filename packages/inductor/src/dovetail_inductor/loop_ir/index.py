@@ -16,8 +16,21 @@ from functools import cached_property
 from math import gcd
 from typing import TYPE_CHECKING
 
+from dovetail_inductor.loop_ir.sizes import (
+    any_symbolic,
+    hint_of,
+    is_multiple,
+    is_symbolic,
+    known_within,
+)
+
 if TYPE_CHECKING:
     from dovetail_inductor.loop_ir.expr import Expr
+
+
+def _last(size: int) -> int:
+    """The greatest index below `size`."""
+    return size - 1 if is_symbolic(size) else max(size - 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +43,12 @@ class Var:
     @property
     def bounds(self) -> tuple[int, int]:
         """Smallest and largest value."""
-        return 0, max(self.size - 1, 0)
+        return 0, _last(self.size)
 
     @property
     def sort_key(self) -> tuple[object, ...]:
         """Order among atoms."""
-        return (0, self.id, self.size)
+        return (0, self.id, hint_of(self.size))
 
     def __str__(self) -> str:
         return f"i{self.id}"
@@ -57,7 +70,7 @@ class FloorDiv:
     @property
     def sort_key(self) -> tuple[object, ...]:
         """Order among atoms."""
-        return (1, self.divisor, self.inner.sort_key)
+        return (1, hint_of(self.divisor), self.inner.sort_key)
 
     def __str__(self) -> str:
         return f"({self.inner} // {self.divisor})"
@@ -78,7 +91,7 @@ class Mod:
     @property
     def sort_key(self) -> tuple[object, ...]:
         """Order among atoms."""
-        return (2, self.divisor, self.inner.sort_key)
+        return (2, hint_of(self.divisor), self.inner.sort_key)
 
     def __str__(self) -> str:
         return f"({self.inner} % {self.divisor})"
@@ -94,12 +107,12 @@ class Indirect:
     @property
     def bounds(self) -> tuple[int, int]:
         """Smallest and largest value."""
-        return 0, max(self.size - 1, 0)
+        return 0, _last(self.size)
 
     @property
     def sort_key(self) -> tuple[object, ...]:
         """Order among atoms."""
-        return (3, self.value.uid, self.size)
+        return (3, self.value.uid, hint_of(self.size))
 
     def __str__(self) -> str:
         return f"@{self.value.uid}"
@@ -147,7 +160,7 @@ class Index:
     @property
     def sort_key(self) -> tuple[object, ...]:
         """Order among indices."""
-        return (self.const, tuple((a.sort_key, c) for a, c in self.terms))
+        return (hint_of(self.const), tuple((a.sort_key, hint_of(c)) for a, c in self.terms))
 
     @property
     def is_constant(self) -> bool:
@@ -155,8 +168,8 @@ class Index:
         return not self.terms
 
     def __add__(self, other: Index | int) -> Index:
-        if isinstance(other, int):
-            return Index(self.const + other, self.terms) if other else self
+        if not isinstance(other, Index):
+            return self if other == 0 else Index(self.const + other, self.terms)
         if not other.terms:
             return self + other.const
         if not self.terms:
@@ -177,20 +190,18 @@ class Index:
         """`self // divisor`, simplified."""
         if divisor == 1:
             return self
-        low, high = self.bounds
-        if low // divisor == high // divisor:
-            return constant(low // divisor)
+        found = _one_quotient(self.bounds, divisor)
+        if found is not None:
+            return constant(found)
         quotient = tuple((a, c // divisor) for a, c in self.terms if c % divisor == 0)
         rest_terms = tuple((a, c) for a, c in self.terms if c % divisor != 0)
         rest_const = self.const % divisor
         whole = Index((self.const - rest_const) // divisor, quotient)
         rest = Index(rest_const, rest_terms)
-        low, high = rest.bounds
-        if low // divisor == high // divisor:
-            return whole + low // divisor
-        common = divisor
-        for _, c in rest_terms:
-            common = gcd(common, c)
+        found = _one_quotient(rest.bounds, divisor)
+        if found is not None:
+            return whole + found
+        common = _common_divisor(divisor, [c for _, c in rest_terms])
         if common > 1:  # (g*x + k) // (g*m) == (x + k//g) // m
             rest = Index(rest_const // common, tuple((a, c // common) for a, c in rest_terms))
             return whole + rest.floordiv(divisor // common)
@@ -204,23 +215,21 @@ class Index:
         """`self % divisor`, simplified."""
         if divisor == 1:
             return ZERO
-        low, high = self.bounds
-        if low // divisor == high // divisor:
-            return self - (low // divisor) * divisor
+        found = _one_quotient(self.bounds, divisor)
+        if found is not None:
+            return self - found * divisor
         rest_terms = tuple((a, c) for a, c in self.terms if c % divisor != 0)
         rest = Index(self.const % divisor, rest_terms)
-        low, high = rest.bounds
-        if low // divisor == high // divisor:
-            return rest - (low // divisor) * divisor
-        common = gcd(divisor, rest.const)
-        for _, c in rest_terms:
-            common = gcd(common, c)
+        found = _one_quotient(rest.bounds, divisor)
+        if found is not None:
+            return rest - found * divisor
+        common = _common_divisor(divisor, [rest.const, *(c for _, c in rest_terms)])
         if common > 1:
             small = Index(rest.const // common, tuple((a, c // common) for a, c in rest_terms))
             return small.mod(divisor // common) * common
         if len(rest.terms) == 1 and rest.const == 0:
             atom, c = rest.terms[0]
-            if c == 1 and isinstance(atom, Mod) and atom.divisor % divisor == 0:
+            if c == 1 and isinstance(atom, Mod) and is_multiple(atom.divisor, divisor):
                 return atom.inner.mod(divisor)
         return Index(0, ((Mod(rest, divisor), 1),))
 
@@ -281,11 +290,24 @@ class Index:
         return " + ".join(parts)
 
 
+def _one_quotient(bounds: tuple[int, int], divisor: int) -> int | None:
+    """What every value within `bounds` gives when divided, if it is known to be one number."""
+    low, high = bounds
+    if any_symbolic((low, high, divisor)):
+        return 0 if known_within(low, high, divisor) else None
+    return low // divisor if low // divisor == high // divisor else None
+
+
+def _common_divisor(divisor: int, numbers: list[int]) -> int:
+    """The greatest common divisor; 1 where sizes are symbolic."""
+    return 1 if any_symbolic((divisor, *numbers)) else gcd(divisor, *numbers)
+
+
 def _from_terms(const: int, terms: Iterable[tuple[Atom, int]]) -> Index:
     collected: dict[Atom, int] = {}
     for atom, c in terms:
         collected[atom] = collected.get(atom, 0) + c
-    kept = [(a, c) for a, c in collected.items() if c]
+    kept = [(a, c) for a, c in collected.items() if c != 0]
     if len(kept) > 1:
         kept.sort(key=lambda t: t[0].sort_key)
     return Index(const, tuple(kept))
@@ -311,7 +333,7 @@ def linear(indices: Iterable[Index], strides: Iterable[int], offset: int = 0) ->
     terms: list[tuple[Atom, int]] = []
     const = offset
     for index, stride in zip(indices, strides, strict=True):
-        if stride:
+        if stride != 0:
             const += index.const * stride
             terms.extend((a, c * stride) for a, c in index.terms)
     return _from_terms(const, terms)

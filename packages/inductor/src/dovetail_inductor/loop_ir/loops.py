@@ -12,6 +12,7 @@ import torch
 from dovetail_inductor.loop_ir.expr import Builder, Expr, Load, loads
 from dovetail_inductor.loop_ir.handlers import Printer, dtype_name, interpret
 from dovetail_inductor.loop_ir.index import Index, Var
+from dovetail_inductor.loop_ir.sizes import any_symbolic, hint_of
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,13 @@ class Buffer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory."""
-        return self.extent * self.dtype.itemsize
+        """Bytes of memory (of symbolic sizes: in the call that is compiled)."""
+        return hint_of(self.extent) * self.dtype.itemsize
+
+    @property
+    def is_symbolic(self) -> bool:
+        """True if its size is known at run time only."""
+        return any_symbolic((*self.shape, *self.stride))
 
 
 @dataclass(frozen=True)
@@ -82,13 +88,18 @@ class LoopNest:
 
     @property
     def points(self) -> int:
-        """Elements written."""
-        return prod(v.size for v in self.vars)
+        """Elements written (of symbolic sizes: in the call that is compiled)."""
+        return prod(hint_of(v.size) for v in self.vars)
 
     @property
     def iterations(self) -> int:
         """How often the body is computed."""
-        return self.points * prod(v.size for v in self.reduce_vars)
+        return self.points * prod(hint_of(v.size) for v in self.reduce_vars)
+
+    @property
+    def is_symbolic(self) -> bool:
+        """True if it has a loop whose length is known at run time only."""
+        return any_symbolic(v.size for v in (*self.vars, *self.reduce_vars))
 
     @cached_property
     def loads(self) -> tuple[Load, ...]:
@@ -189,6 +200,7 @@ class LoopGraph:
     nodes: tuple[Node, ...]
     outputs: tuple[Strided | int | None, ...]
     builder: Builder = field(repr=False, compare=False)  # made the bodies; passes make more
+    size_inputs: Mapping[int, int] = field(default_factory=dict)  # inputs that are symbolic ints
 
     def as_text(self) -> str:
         """Readable form."""

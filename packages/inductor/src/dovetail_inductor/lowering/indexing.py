@@ -10,6 +10,7 @@ from torch import fx
 
 from dovetail_inductor.loop_ir.expr import Constant, Expr, IndexValue
 from dovetail_inductor.loop_ir.index import Index, constant, indirect
+from dovetail_inductor.loop_ir.sizes import known_le, known_within
 from dovetail_inductor.lowering.pointwise import Rule
 from dovetail_inductor.lowering.promotion import broadcast_load, cast, number
 from dovetail_inductor.lowering.values import (
@@ -131,13 +132,12 @@ def checked_index(ctx: Context, position: Expr, size: int, mask: Expr | None, wr
     b = ctx.builder
     if isinstance(position, Constant):
         at = int(position.value)
-        if wrap and -size <= at < 0:
+        if wrap and at < 0 and known_le(-size, at):
             at += size
-        if 0 <= at < size:
+        if known_within(at, at, size):
             return constant(at)
-    if isinstance(position, IndexValue) and position.index.bounds[0] >= 0:
-        if position.index.bounds[1] < size:
-            return position.index
+    if isinstance(position, IndexValue) and known_within(*position.index.bounds, size):
+        return position.index
     position = b.apply("cast", [position], torch.int64)
     if mask is not None:
         position = b.apply("where", [mask, position, b.constant(0, torch.int64)])

@@ -8,11 +8,14 @@ from math import prod
 from typing import Any
 
 import torch
+from dovetail_guards.sym_node import SymNode
+from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.opsets import SCALAR_FORMS
 from torch import fx
 
 from dovetail_inductor.codegen_triton.ops import has_triton_form
 from dovetail_inductor.loop_ir.loops import Buffer, LoopGraph, Strided, same_strides
+from dovetail_inductor.loop_ir.sizes import Dim, FloatSize, hint_of
 from dovetail_inductor.lowering import creation, indexing, pointwise, reductions, scans, views
 from dovetail_inductor.lowering.externs import extern_call, operator_name
 from dovetail_inductor.lowering.pointwise import Rule
@@ -20,6 +23,7 @@ from dovetail_inductor.lowering.values import (
     Context,
     UnsupportedGraph,
     Value,
+    shape_of,
     static_shape,
     tensor_of,
     value_like,
@@ -104,12 +108,20 @@ def lower(gm: fx.GraphModule) -> LoopGraph:
         tuple(ctx.nodes),
         outputs,
         ctx.builder,
+        ctx.size_inputs,
     )
 
 
 def _call(ctx: Context, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if node.target is operator.getitem:
         return args[0][args[1]]
+    val = node.meta.get("val")
+    if isinstance(val, int | torch.SymInt):
+        return static_shape([val], node.name)[0]  # a size: arithmetic on the inputs' sizes
+    if isinstance(val, torch.SymFloat) and isinstance(val.node, SymNode):
+        return FloatSize(val.node.env, val.node.expr)
+    if isinstance(val, torch.SymFloat | torch.SymBool):
+        raise UnsupportedGraph(f"{node.name}: the symbolic number {val}")
     rule = RULES.get(rule_name(node))
     if rule is not None and _is_loop_like(node, args):
         result = rule(ctx, node, args, kwargs)
@@ -178,14 +190,15 @@ def _realize_if_worth_it(
         return
     cost = ctx.cost(value)
     consumers = _consumers(node)
-    large = sum(4 * prod(ctx.buffers[name].shape) >= value.numel for name in cost.buffers)
+    numel = hint_of(value.numel)
+    large = sum(4 * hint_of(prod(ctx.buffers[name].shape)) >= numel for name in cost.buffers)
     several = len(consumers) > 1 and (cost.cost - cost.loads > CHEAP_COST or large > 1)
     if cost.loads and (several or cost.cost > MAX_COST or cost.loads > MAX_LOADS):
         ctx.realize(value)
         return
     if cost.loads and cost.cost >= EXPANDED_COST:
         numels = [_numel(c) for c in consumers]
-        if numels and max(numels) >= 4 * value.numel:
+        if numels and max(numels) >= 4 * numel:
             ctx.realize(value)
 
 
@@ -193,7 +206,7 @@ def _numel(node: fx.Node) -> int:
     val = node.meta.get("val")
     if isinstance(val, tuple | list):
         val = next((v for v in val if v is not None), None)
-    return prod(val.shape) if val is not None and hasattr(val, "shape") else 0
+    return hint_of(prod(shape_of(val, node.name))) if isinstance(val, torch.Tensor) else 0
 
 
 # --- the graph's ends -----------------------------------------------------------------------------
@@ -202,12 +215,16 @@ def _numel(node: fx.Node) -> int:
 def _placeholder(ctx: Context, node: fx.Node, position: int) -> tuple[Any, str | None]:
     val: Any = node.meta.get("val")
     if not hasattr(val, "dtype"):
+        if isinstance(val, torch.SymInt):
+            size = ctx.size_inputs[position] = static_shape([val], node.name)[0]
+            return size, None
         if isinstance(val, int | float | bool) or val is None:
             return val, None
         raise UnsupportedGraph(f"input {node.name} is a {type(val).__name__}")
     value = value_like(tensor_of(node), node.name)
     name = f"arg{position}"
-    offset = static_shape([val.storage_offset()], node.name)[0]
+    own = val._offset if isinstance(val, FakeTensor) else val.storage_offset()
+    offset = static_shape([own], node.name)[0]
     ctx.buffers[name] = Buffer(name, value.dtype, value.device, value.shape, value.stride, offset)
     value.stored = Strided(name, value.shape, value.stride, 0)
     return value, name
@@ -233,7 +250,7 @@ def _constant(ctx: Context, gm: fx.GraphModule, node: fx.Node) -> Value:
 
 
 def _output(ctx: Context, value: Any, node: Any) -> Strided | int | None:
-    if value is None or isinstance(value, bool | int):
+    if value is None or isinstance(value, bool | int | Dim):
         return value
     if not isinstance(value, Value):
         raise UnsupportedGraph(f"output {node} is a {type(value).__name__}")

@@ -9,9 +9,10 @@ import torch
 from dovetail_inductor.loop_ir.expr import Expr, Scalar
 from dovetail_inductor.loop_ir.index import constant
 from dovetail_inductor.loop_ir.ops import arithmetic_dtype
+from dovetail_inductor.loop_ir.sizes import Dim, FloatSize
 from dovetail_inductor.lowering.values import Context, Indices, Value
 
-Operand = Value | bool | int | float
+Operand = Value | bool | int | float | FloatSize
 
 
 def _category(dtype: torch.dtype) -> int:
@@ -40,7 +41,7 @@ def promote(operands: Sequence[Operand]) -> torch.dtype:
         if not isinstance(operand, Value):
             if isinstance(operand, bool):
                 number = torch.bool
-            elif isinstance(operand, int):
+            elif isinstance(operand, int | Dim):
                 number = torch.int64
             else:
                 number = torch.get_default_dtype()
@@ -101,9 +102,25 @@ def operand_expr(
     return number(ctx, operand, common, round_numbers)
 
 
-def number(ctx: Context, value: Scalar, common: torch.dtype, rounded: bool) -> Expr:
+def number(ctx: Context, value: Scalar | FloatSize, common: torch.dtype, rounded: bool) -> Expr:
     """A Python number in the arithmetic type of `common`."""
+    if isinstance(value, Dim):
+        whole = ctx.builder.constant(value, torch.int64)
+        return cast(ctx, whole, common if rounded else arithmetic_dtype(common))
+    if isinstance(value, FloatSize):
+        exact = _float_size(ctx, value)
+        return cast(ctx, exact, common if rounded else arithmetic_dtype(common))
     if common.is_floating_point:
         own = common if rounded else arithmetic_dtype(common)
         value = torch.tensor(float(value), dtype=own).item()
     return ctx.builder.constant(value, arithmetic_dtype(common))
+
+
+def _float_size(ctx: Context, value: FloatSize) -> Expr:
+    """A float over sizes, in double precision as Python computes it."""
+    if not value.op:
+        return ctx.builder.constant(value.number, torch.float64)
+    operands = [_float_size(ctx, operand) for operand in value.operands]
+    if value.op == "cast":  # of an integer: it is one already
+        return operands[0]
+    return ctx.builder.apply(value.op, operands)

@@ -13,6 +13,7 @@ from torch import fx
 from dovetail_inductor.loop_ir.expr import Expr
 from dovetail_inductor.loop_ir.index import Index, Var, variable
 from dovetail_inductor.loop_ir.ops import arithmetic_dtype
+from dovetail_inductor.loop_ir.sizes import is_symbolic
 from dovetail_inductor.lowering.pointwise import Rule
 from dovetail_inductor.lowering.promotion import cast
 from dovetail_inductor.lowering.values import (
@@ -153,7 +154,7 @@ def _var_mean(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str
         return b.apply("mul", [delta, delta])
 
     squares = statistic(deviation, "squares")
-    freedom = max(count - correction, 0)
+    freedom = count - correction if is_symbolic(count) else max(count - correction, 0)
 
     def result(val: torch.Tensor, loader: Callable[[Indices, Expr | None], Expr]) -> Value:
         value = value_like(val, node.name)
@@ -171,8 +172,8 @@ def _var_mean(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str
         return value
 
     return (
-        result(var_val, divided(squares, float(freedom))),
-        result(mean_val, divided(total, float(count))),
+        result(var_val, divided(squares, freedom)),
+        result(mean_val, divided(total, count)),
     )
 
 

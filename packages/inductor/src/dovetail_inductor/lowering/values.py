@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 import torch
+from dovetail_prims.fake_tensor import FakeTensor
 from torch import fx
 
 from dovetail_inductor.loop_ir.expr import Builder, Expr
@@ -19,6 +20,7 @@ from dovetail_inductor.loop_ir.handlers import Counter, count
 from dovetail_inductor.loop_ir.index import Index, Var, constant, linear, variable
 from dovetail_inductor.loop_ir.loops import Buffer, LoopNest, Node, Strided
 from dovetail_inductor.loop_ir.ops import arithmetic_dtype
+from dovetail_inductor.loop_ir.sizes import UnknownOrder, from_torch, hint_of, is_symbolic
 
 Indices = tuple[Index, ...]
 Loader = Callable[[Indices, Expr | None], Expr]
@@ -65,14 +67,15 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     step = 1
     for n in reversed(shape):
         strides.append(step)
-        step *= max(n, 1)
+        step *= n if is_symbolic(n) else max(n, 1)
     return tuple(reversed(strides))
 
 
 def is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     """True if the elements fill memory without gaps or overlap, in some order of dimensions."""
     expected = 1
-    for s, n in sorted((s, n) for n, s in zip(shape, stride, strict=True) if n != 1):
+    pairs = [(s, n) for n, s in zip(shape, stride, strict=True) if n != 1]
+    for s, n in sorted(pairs, key=lambda pair: (hint_of(pair[0]), hint_of(pair[1]))):
         if s != expected:
             return False
         expected *= n
@@ -87,6 +90,7 @@ class Context:
     buffers: dict[str, Buffer] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    size_inputs: dict[int, int] = field(default_factory=dict)
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -158,7 +162,7 @@ class Context:
         address = linear([variable(v) for v in variables], buffer.stride)
         by_stride = sorted(
             (v for v in zip(variables, buffer.stride, strict=True) if v[0].size != 1),
-            key=lambda v: -v[1],
+            key=lambda v: -hint_of(v[1]),
         )
         reduce_variables = tuple(v for v in reduce_variables if v.size != 1)
         if reduction is not None and not reduce_variables:  # one element: nothing to reduce
@@ -190,20 +194,28 @@ def tensor_of(node: fx.Node) -> torch.Tensor:
 
 
 def static_shape(sizes: object, what: str) -> tuple[int, ...]:
-    """Sizes as plain ints; a symbolic one is refused."""
-    result = []
-    for n in sizes:  # type: ignore[attr-defined]
-        if type(n) is not int:
-            raise UnsupportedGraph(f"{what} has the symbolic size {n}; sizes must be static")
-        result.append(n)
-    return tuple(result)
+    """Sizes as ints or `Dim`s."""
+    try:
+        return tuple(from_torch(n) for n in sizes)  # type: ignore[attr-defined]
+    except (TypeError, UnknownOrder) as error:
+        raise UnsupportedGraph(f"{what}: {error}") from error
+
+
+def shape_of(val: torch.Tensor, what: str) -> tuple[int, ...]:
+    """The shape of a fake or real tensor, as ints or `Dim`s."""
+    return static_shape(val._sizes if isinstance(val, FakeTensor) else val.shape, what)
+
+
+def stride_of(val: torch.Tensor, what: str) -> tuple[int, ...]:
+    """The strides of a fake or real tensor, as ints or `Dim`s."""
+    return static_shape(val._strides if isinstance(val, FakeTensor) else val.stride(), what)
 
 
 def value_like(val: torch.Tensor, origin: str, loader: Loader | None = None) -> Value:
     """A value with the metadata of a fake tensor."""
     return Value(
-        static_shape(val.shape, origin),
-        static_shape(val.stride(), origin),
+        shape_of(val, origin),
+        stride_of(val, origin),
         val.dtype,
         val.device,
         origin,

@@ -13,6 +13,7 @@ from torch import fx
 from dovetail_inductor.loop_ir.expr import Expr
 from dovetail_inductor.loop_ir.index import Index, constant
 from dovetail_inductor.loop_ir.loops import Strided
+from dovetail_inductor.loop_ir.sizes import any_symbolic, hint_of, is_symbolic
 from dovetail_inductor.lowering.pointwise import Rule
 from dovetail_inductor.lowering.values import (
     Context,
@@ -20,9 +21,12 @@ from dovetail_inductor.lowering.values import (
     Restride,
     UnsupportedGraph,
     Value,
+    shape_of,
     tensor_of,
     value_like,
 )
+
+_NO_BOUND = 2**63 - 1  # how a slice without an end arrives
 
 Reindex = Callable[[Indices], Indices]
 
@@ -76,7 +80,9 @@ def reshape_groups(
             right *= new[b[j]]
             j += 1
         while left != right:
-            if left < right:
+            if (hint_of(left) < hint_of(right) and i < len(a)) or j >= len(b):
+                if i >= len(a):
+                    raise UnsupportedGraph(f"{old} seen as {new}: how the sizes relate is unknown")
                 left *= old[a[i]]
                 i += 1
             else:
@@ -121,7 +127,7 @@ def reshape_strides(
         step = 1
         for d in reversed(range(len(new))):
             result[d] = step
-            step *= max(new[d], 1)
+            step *= new[d] if is_symbolic(new[d]) else max(new[d], 1)
         return tuple(result)
     for old_dims, new_dims in reshape_groups(shape, new):
         # The old dimensions must step through memory evenly.
@@ -144,7 +150,7 @@ def reshape_strides(
 
 def view_as(ctx: Context, node: fx.Node, base: Value) -> Value:
     """`base` with the shape of `node`."""
-    new = tuple(tensor_of(node).shape)
+    new = shape_of(tensor_of(node), node.name)
 
     def restride(s: Strided) -> Strided | None:
         strides = reshape_strides(s.shape, s.stride, new)
@@ -176,7 +182,7 @@ def _permute(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str,
 
 def _expand(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
     base: Value = args[0]
-    shape = tuple(tensor_of(node).shape)
+    shape = shape_of(tensor_of(node), node.name)
     lead = len(shape) - len(base.shape)
 
     def reindex(i: Indices) -> Indices:
@@ -210,8 +216,23 @@ def _alias(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, A
 
 def slice_bounds(size: int, start: int | None, end: int | None) -> tuple[int, int]:
     """Python's clamping of slice bounds."""
+    if any_symbolic((size, start or 0, end or 0)):
+        low = _clamped(0 if start is None else start, size)
+        high = _clamped(size if end is None else end, size)
+        return low, high if low <= high else low
     low, high, _ = slice(start, end).indices(size)
     return low, max(low, high)
+
+
+def _clamped(bound: int, size: int) -> int:
+    """A slice's bound as a position from 0 to `size`."""
+    if not is_symbolic(bound) and bound >= _NO_BOUND:
+        return size
+    if bound < 0:
+        bound = bound + size
+        if bound < 0:
+            return 0
+    return bound if bound <= size else size
 
 
 def _slice(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:

@@ -19,7 +19,7 @@ def remove_dead(graph: LoopGraph) -> LoopGraph:
         if isinstance(node, LoopNest) and node.buffer not in live:
             continue
         live |= node.reads()
-        if isinstance(node, ExternCall) or node.points:
+        if isinstance(node, ExternCall) or all(v.size != 0 for v in node.vars):
             kept.append(node)
     return replace(graph, nodes=tuple(reversed(kept)))
 

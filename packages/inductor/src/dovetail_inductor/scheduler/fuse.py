@@ -15,6 +15,7 @@ from math import prod
 
 from dovetail_inductor.loop_ir.index import Index, Var
 from dovetail_inductor.loop_ir.loops import ExternCall, LoopGraph, LoopNest, Strided
+from dovetail_inductor.loop_ir.sizes import hint_of
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.kernels import FusedKernel, KernelGraph, Step
 from dovetail_inductor.scheduler.loops import merge_vars, piece_index, replace_vars
@@ -155,8 +156,8 @@ class _Fuser:
         return True
 
     def _profitable(self, found: Match, a: _Unit, b: _Unit) -> bool:
-        rows = prod(v.size for v in found.rows)
-        columns = prod(v.size for v in found.columns)
+        rows = prod(hint_of(v.size) for v in found.rows)
+        columns = prod(hint_of(v.size) for v in found.columns)
         if found.columns and rows < self.options.min_rows and columns > self.options.max_columns:
             return False  # no parallelism would be left
         if found.columns and self._serializes(found, a, b):
@@ -170,13 +171,14 @@ class _Fuser:
         """True if a pointwise nest that a GPU could spread over all its points would be walked row
         by row, with few rows: where a reduction would be cut in two stages."""
         rule = rule_for(self.graph.buffers[next(iter(a.writes))], self.options)
-        rows, columns = prod(v.size for v in found.rows), prod(v.size for v in found.columns)
+        rows = prod(hint_of(v.size) for v in found.rows)
+        columns = prod(hint_of(v.size) for v in found.columns)
         if rule is not GPU_RULE or rows * columns < rule.elements:
             return False
         for unit, pieces in ((a, found.pieces_a), (b, found.pieces_b)):
             group = unit.group
             assert group is not None
-            if group.columns or prod(v.size for v in group.rows) < rows * columns:
+            if group.columns or prod(hint_of(v.size) for v in group.rows) < rows * columns:
                 continue
             across = any(
                 pieces[v][-1] in found.rows
@@ -231,7 +233,9 @@ class _Fuser:
                 nest.buffer in reader.reads() and phases[reader.buffer] > phases[nest.buffer]
                 for reader in group.nests
             ):
-                total += kernel.column_points * self.graph.buffers[nest.buffer].dtype.itemsize
+                total += (
+                    hint_of(kernel.column_points) * self.graph.buffers[nest.buffer].dtype.itemsize
+                )
         return total
 
     # --- the greedy loop --------------------------------------------------------------------------
@@ -344,7 +348,13 @@ def fuse(graph: LoopGraph, options: InductorOptions) -> KernelGraph:
             )
         )
     return KernelGraph(
-        graph.inputs, graph.constants, graph.buffers, tuple(steps), graph.outputs, graph.builder
+        graph.inputs,
+        graph.constants,
+        graph.buffers,
+        tuple(steps),
+        graph.outputs,
+        graph.builder,
+        graph.size_inputs,
     )
 
 
@@ -355,13 +365,13 @@ def _merge_order(group: Group) -> list[tuple[Var, ...]]:
         best = 0
         for nest in group.nests:
             if not columns:
-                best = max(best, nest.index.coefficient(var) or 0)
+                best = max(best, hint_of(nest.index.coefficient(var) or 0))
                 if best:
                     break
             else:
                 for load in nest.loads:
-                    best = max(best, load.index.coefficient(var) or 0)
-                best = max(best, nest.index.coefficient(var) or 0)
+                    best = max(best, hint_of(load.index.coefficient(var) or 0))
+                best = max(best, hint_of(nest.index.coefficient(var) or 0))
         return -best
 
     return [

@@ -123,6 +123,7 @@ class KernelGraph:
     steps: tuple[Step, ...]
     outputs: tuple[Strided | int | None, ...]
     builder: Builder = field(repr=False, compare=False)
+    size_inputs: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def kernels(self) -> list[FusedKernel]:

@@ -10,6 +10,7 @@ from math import prod
 from dovetail_inductor.loop_ir.expr import Builder, IndexValue, Load, divisors, rename, walk
 from dovetail_inductor.loop_ir.index import Index, Var, variable
 from dovetail_inductor.loop_ir.loops import LoopNest
+from dovetail_inductor.loop_ir.sizes import any_symbolic
 
 # For a variable, the variables that replace it, outermost first.
 Pieces = Mapping[Var, tuple[Var, ...]]
@@ -67,6 +68,8 @@ def split_divisions(builder: Builder, nest: LoopNest) -> LoopNest:
     cuts: dict[Var, set[int]] = {}
     for index in all_indices(nest):
         for var, n in divisors(index):
+            if any_symbolic((n, var.size)):
+                continue  # the chain of divisors below needs an order
             if var.size % n == 0 and 1 < n < var.size:
                 cuts.setdefault(var, set()).add(n)
     if not cuts:

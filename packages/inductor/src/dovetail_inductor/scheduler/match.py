@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from dovetail_inductor.loop_ir.index import Index, Var
 from dovetail_inductor.loop_ir.loops import LoopNest
+from dovetail_inductor.loop_ir.sizes import hint_of, is_multiple
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class _Side:
             if not isinstance(atom, Var) or c <= 0 or len(self.pieces[atom]) != 1:
                 return None
             result.append((c, self.pieces[atom][0]))
-        return sorted(result, key=lambda t: t[0])
+        return sorted(result, key=lambda t: hint_of(t[0]))
 
     def unmatched(self) -> list[_Piece]:
         """Pieces without a partner, innermost first."""
@@ -105,18 +106,16 @@ def _by_stride(
         (stride_a, p), (stride_b, q) = steps_a.pop(0), steps_b.pop(0)
         if stride_a != stride_b:
             return False
-        if p.size > q.size:
-            if p.size % q.size:
-                return False
+        if p.size != q.size and is_multiple(p.size, q.size):
             outer, p = left.split(p, q.size)
             steps_a.append((stride_a * q.size, outer))
-            steps_a.sort(key=lambda t: t[0])
-        elif q.size > p.size:
-            if q.size % p.size:
+            steps_a.sort(key=lambda t: hint_of(t[0]))
+        elif p.size != q.size:
+            if not is_multiple(q.size, p.size):
                 return False
             outer, q = right.split(q, p.size)
             steps_b.append((stride_b * p.size, outer))
-            steps_b.sort(key=lambda t: t[0])
+            steps_b.sort(key=lambda t: hint_of(t[0]))
         p.partner, q.partner = q, p
     return not steps_a and not steps_b
 
@@ -124,13 +123,11 @@ def _by_stride(
 def _by_order(left: _Side, right: _Side, free_a: list[_Piece], free_b: list[_Piece]) -> bool:
     while free_a and free_b:
         p, q = free_a.pop(0), free_b.pop(0)
-        if p.size > q.size:
-            if p.size % q.size:
-                return False
+        if p.size != q.size and is_multiple(p.size, q.size):
             outer, p = left.split(p, q.size)
             free_a.insert(0, outer)
-        elif q.size > p.size:
-            if q.size % p.size:
+        elif p.size != q.size:
+            if not is_multiple(q.size, p.size):
                 return False
             outer, q = right.split(q, p.size)
             free_b.insert(0, outer)

@@ -101,6 +101,8 @@ def plan_memory(graph: KernelGraph) -> MemoryPlan:
             if graph.buffers[name].device.type == "cuda"
             and graph.buffers[name].nbytes >= LARGE_BYTES
         }
+    # Offsets in the slab are numbers.
+    own_memory |= {name for name in first if graph.buffers[name].is_symbolic}
     large = {
         name
         for name in first

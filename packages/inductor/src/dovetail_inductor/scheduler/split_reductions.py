@@ -74,6 +74,8 @@ def split_reductions(graph: LoopGraph, options: InductorOptions) -> LoopGraph:
 def _wants_split(nest: LoopNest, rule: SplitRule) -> bool:
     if nest.reduction is None or nest.reduction in ("argmax", "argmin"):
         return False
+    if nest.is_symbolic:
+        return False  # the pieces' sizes would have to be known
     if nest.iterations < rule.elements or _tasks(nest, rule) >= rule.enough_tasks:
         return False
     least = rule.result_across if contiguous_in_rows(nest) else rule.result

@@ -15,6 +15,7 @@ from dovetail_prims.shape_rules.layout import (
     contiguous,
     dense_order,
     empty_like_strides,
+    equal_sizes,
     fresh,
     infer_dense_strides,
     is_canonical,
@@ -189,7 +190,7 @@ def stack(tensors: Sequence[FakeTensor], dim: int = 0) -> FakeTensor:
     lead = tensors[0]
     d = wrap_dim(dim, len(lead._sizes) + 1)
     for t in tensors:
-        if t._sizes != lead._sizes:
+        if not equal_sizes(t._sizes, lead._sizes):
             raise RuntimeError(
                 f"stack expects each tensor to be equal size, but got {list(lead._sizes)} at entry "
                 f"0 and {list(t._sizes)}"

@@ -73,6 +73,11 @@ def has_zero(sizes: Sizes) -> bool:
     return any(size == 0 for size in sizes)
 
 
+def equal_sizes(a: Sizes, b: Sizes) -> bool:
+    """Whether two shapes are equal; the ranks are compared first, as they need no guard."""
+    return len(a) == len(b) and all(x is y or x == y for x, y in zip(a, b, strict=True))
+
+
 def numel(sizes: Sizes) -> Size:
     """The product of the sizes."""
     product: Size = 1
@@ -280,7 +285,7 @@ def pointwise_layout(tensors: Sequence[FakeTensor], has_number: bool) -> tuple[S
     canonical = is_canonical(first)
     for t in tensors[1:]:
         if t is not first:
-            if t._sizes != sizes:
+            if not equal_sizes(t._sizes, sizes):
                 same = False
                 break
             canonical = canonical and is_canonical(t)

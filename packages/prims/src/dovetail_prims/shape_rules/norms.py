@@ -13,6 +13,7 @@ from dovetail_prims.shape_rules.layout import (
     channels_last,
     contiguous,
     empty_like_strides,
+    equal_sizes,
     fresh,
     is_contiguous,
     pointwise_out,
@@ -288,7 +289,7 @@ def huber_loss(
     """`huber_loss`: without reduction laid out as the input."""
     if reduction != 0:
         return pointwise_loss(x, target, reduction)
-    if x._sizes != target._sizes or x._dtype is not target._dtype:
+    if not equal_sizes(x._sizes, target._sizes) or x._dtype is not target._dtype:
         return NotImplemented  # type: ignore[no-any-return]
     return make(x._sizes, empty_like_strides(x), x._dtype, x._device)
 
@@ -297,7 +298,7 @@ def pointwise_loss_backward(
     grad: FakeTensor, x: FakeTensor, target: FakeTensor, *rest: Any, **options: Any
 ) -> Any:
     """Backward of a pointwise loss whose tensors have one shape; else the meta kernel knows."""
-    if x._sizes != target._sizes or x._dtype is not target._dtype:
+    if not equal_sizes(x._sizes, target._sizes) or x._dtype is not target._dtype:
         return NotImplemented
     if empty_like_strides(x) == x._strides == target._strides and x._strides == contiguous(
         x._sizes

@@ -14,6 +14,7 @@ from dovetail_prims.shape_rules.layout import (
     as_float,
     broadcast,
     empty_like_strides,
+    equal_sizes,
     fresh,
     has_zero,
     is_canonical,
@@ -56,7 +57,7 @@ def _split(a: Any, b: Any) -> tuple[tuple[FakeTensor, ...], bool]:
 def binary(a: Any, b: Any, *, alpha: Any = 1) -> FakeTensor:
     """Arithmetic on two operands with type promotion."""
     if type(a) is FakeTensor and type(b) is FakeTensor and a._dtype is b._dtype:
-        if a._sizes == b._sizes and a._device == b._device:
+        if equal_sizes(a._sizes, b._sizes) and a._device == b._device:
             if is_canonical(a) and is_canonical(b):
                 out = make(a._sizes, a._strides, a._dtype, a._device)
                 out._canonical = True
@@ -158,7 +159,7 @@ def backward_two(a: FakeTensor, b: FakeTensor, *rest: Any, **options: Any) -> Fa
 
 def masked_fill(x: FakeTensor, mask: FakeTensor, value: Any) -> FakeTensor:
     """`masked_fill`: always contiguous."""
-    sizes = x._sizes if x._sizes == mask._sizes else broadcast((x._sizes, mask._sizes))
+    sizes = x._sizes if equal_sizes(x._sizes, mask._sizes) else broadcast((x._sizes, mask._sizes))
     return fresh(sizes, x._dtype, x._device)
 
 
@@ -172,7 +173,7 @@ def in_place(x: FakeTensor, *args: Any, **kwargs: Any) -> Any:
     if x._canonical is not True:
         _check_no_overlap(x)
     for a in args:
-        if type(a) is FakeTensor and a._sizes != x._sizes:
+        if type(a) is FakeTensor and not equal_sizes(a._sizes, x._sizes):
             if broadcast((x._sizes, a._sizes)) != x._sizes:
                 raise RuntimeError(
                     f"output with shape {list(x._sizes)} doesn't match the broadcast shape "

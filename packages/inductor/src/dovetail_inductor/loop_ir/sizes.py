@@ -1,0 +1,288 @@
+"""Symbolic sizes in loops, strides and indices.
+
+A `Dim` takes the place of an int wherever a size is only known at run time: type checkers take it
+for one. It is none: what needs a number of it fails, so that no example's size slips into the
+code. `==` compares expressions (what is not known to be equal counts as different). An order that
+does not follow from what is known of the symbols raises `UnknownOrder`; a choice that may go either
+way asks `hint_of` for the example's size instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from dovetail_guards import expr as e
+from dovetail_guards.float_expr import FloatExpr
+from dovetail_guards.shape_env import ShapeEnv
+from dovetail_guards.sym_node import SymNode
+from dovetail_runtime.plan import Size, SizeExpr
+
+if TYPE_CHECKING:
+    _Int = int
+else:
+    _Int = object
+
+
+class UnknownOrder(Exception):
+    """Which of two sizes is greater is only known at run time."""
+
+
+def _expr_of(value: Any) -> e.Expr | None:
+    if type(value) is Dim:
+        return value.expr
+    return e.constant(value) if isinstance(value, int) else None
+
+
+class Dim(_Int):
+    """An integer expression over size symbols; never a constant (that is an int)."""
+
+    __slots__ = ("env", "expr")
+
+    env: ShapeEnv
+    expr: e.Expr
+
+    def _binary(
+        self, other: Any, op: Callable[[e.Expr, e.Expr], e.Expr], swap: bool = False
+    ) -> Any:
+        right = _expr_of(other)
+        if right is None:
+            return NotImplemented
+        pair = (right, self.expr) if swap else (self.expr, right)
+        return dim(self.env, op(*pair))
+
+    def __add__(self, other: Any) -> Any:
+        return self._binary(other, lambda a, b: a + b)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Any:
+        return self._binary(other, lambda a, b: a - b)
+
+    def __rsub__(self, other: Any) -> Any:
+        return self._binary(other, lambda a, b: a - b, swap=True)
+
+    def __mul__(self, other: Any) -> Any:
+        return self._binary(other, lambda a, b: a * b)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: Any) -> Any:
+        return self._binary(other, e.floordiv)
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return self._binary(other, e.floordiv, swap=True)
+
+    def __mod__(self, other: Any) -> Any:
+        return self._binary(other, e.mod)
+
+    def __rmod__(self, other: Any) -> Any:
+        return self._binary(other, e.mod, swap=True)
+
+    def __neg__(self) -> Any:
+        return dim(self.env, -self.expr)
+
+    def __abs__(self) -> Any:
+        return self if self >= 0 else -self
+
+    # --- comparing --------------------------------------------------------------------------------
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Dim and self.expr is other.expr
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self.expr)
+
+    def _decide(self, relation: Callable[..., e.BoolExpr], other: Any) -> bool:
+        right = _expr_of(other)
+        if right is None:
+            raise TypeError(f"{self} compared with a {type(other).__name__}")
+        asked = relation(self.expr, right)
+        truth = self.env.statically_known(asked)
+        if truth is None:
+            raise UnknownOrder(f"{asked} is only known at run time")
+        return truth
+
+    def __lt__(self, other: Any) -> bool:
+        return self._decide(e.lt, other)
+
+    def __le__(self, other: Any) -> bool:
+        return self._decide(e.le, other)
+
+    def __gt__(self, other: Any) -> bool:
+        return self._decide(e.gt, other)
+
+    def __ge__(self, other: Any) -> bool:
+        return self._decide(e.ge, other)
+
+    def __bool__(self) -> bool:
+        return self._decide(e.ne, 0)
+
+    # --- printing ---------------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        return f"({_text(self.expr)})"
+
+    __repr__ = __str__
+
+    def __format__(self, spec: str) -> str:
+        return str(self)
+
+
+def dim(env: ShapeEnv, expr: e.Expr) -> int:
+    """The `Dim` of an expression, or the int that it is."""
+    expr = env.simplify(expr)
+    value = expr.value
+    if value is not None:
+        return value
+    made = Dim()
+    made.env, made.expr = env, expr
+    return made
+
+
+def from_torch(size: Any) -> int:
+    """The `Dim` of a `torch.SymInt`; an int is itself.
+
+    Raises UnknownOrder for a size without an example: loops cannot be chosen for it.
+    """
+    if type(size) is int:
+        return size
+    node = size.node
+    if not isinstance(size, torch.SymInt) or not isinstance(node, SymNode):
+        raise TypeError(f"the size {size} belongs to another system")
+    if node.hint is None:
+        raise UnknownOrder(f"the size {size} has no example")
+    assert isinstance(node.expr, e.Expr)
+    return dim(node.env, node.expr)
+
+
+@dataclass(frozen=True)
+class FloatSize:
+    """A float computed from sizes, e.g. `1 / n`: an operand of pointwise operators."""
+
+    env: ShapeEnv
+    expr: FloatExpr | e.Expr | float
+
+    @property
+    def op(self) -> str:
+        """The operation, in the names of the loop IR; "" for an integer or a literal."""
+        if not isinstance(self.expr, FloatExpr):
+            return ""
+        if self.expr.op not in _FLOAT_OPERATIONS:
+            raise UnknownOrder(f"{self.expr} is not computed in loops")
+        return _FLOAT_OPERATIONS[self.expr.op]
+
+    @property
+    def operands(self) -> tuple[FloatSize, ...]:
+        """What the operation is applied to."""
+        assert isinstance(self.expr, FloatExpr)
+        return tuple(FloatSize(self.env, arg) for arg in self.expr.args)
+
+    @property
+    def number(self) -> int | float:
+        """The integer or literal, where there is no operation."""
+        assert not isinstance(self.expr, FloatExpr)
+        return dim(self.env, self.expr) if isinstance(self.expr, e.Expr) else self.expr
+
+
+_FLOAT_OPERATIONS = {
+    "float": "cast", "truediv": "div", "add": "add", "sub": "sub", "mul": "mul", "neg": "neg",
+    "sqrt": "sqrt", "exp": "exp", "log": "log", "pow": "pow", "min": "minimum", "max": "maximum",
+}  # fmt: skip
+
+
+def is_symbolic(size: int) -> bool:
+    """True for a `Dim`."""
+    return type(size) is Dim
+
+
+def any_symbolic(sizes: Iterable[int]) -> bool:
+    """True if one of them is a `Dim`."""
+    return any(type(size) is Dim for size in sizes)
+
+
+def hint_of(size: int) -> int:
+    """The size in the call that is compiled: good for choices, never for what must hold."""
+    if type(size) is not Dim:
+        return size
+    value = size.env.hint(size.expr)
+    assert value is not None
+    return value
+
+
+def is_multiple(size: int, of: int) -> bool:
+    """Whether `size` is known to be a multiple of `of`."""
+    rest = size % of
+    return type(rest) is int and rest == 0
+
+
+def known_le(a: int, b: int) -> bool | None:
+    """`a <= b`, or None where it is not known."""
+    try:
+        return a <= b
+    except UnknownOrder:
+        return None
+
+
+def known_within(low: int, high: int, size: int) -> bool:
+    """Whether `0 <= low` and `high < size` are known to hold."""
+    return known_le(0, low) is True and known_le(high + 1, size) is True
+
+
+# --- other forms ----------------------------------------------------------------------------------
+
+_FUNCTIONS = {"floordiv": "floor_div", "mod": "floor_mod", "min": "least", "max": "greatest"}
+_OPERATIONS = {"floordiv": "floordiv", "mod": "mod", "min": "min", "max": "max"}
+
+
+def _text(expr: e.Expr) -> str:
+    """The expression as C++ or Python, over `size_<symbol>` and the functions named above."""
+    parts = []
+    for monomial, factor in expr.terms:
+        factors = [_atom_text(atom) for atom, power in monomial for _ in range(power)]
+        if factor != 1 or not factors:
+            factors.insert(0, str(factor))
+        parts.append(" * ".join(factors))
+    return " + ".join(parts) if parts else "0"
+
+
+def _atom_text(atom: e.Atom) -> str:
+    if atom.kind == "sym":
+        return f"size_{atom.name}"
+    texts = [_text(arg) for arg in atom.args]
+    result = texts[0]
+    for text in texts[1:]:
+        result = f"{_FUNCTIONS[atom.kind]}({result}, {text})"
+    return result
+
+
+def size_expr(size: int) -> Size:
+    """A size as a `Plan` holds it."""
+    return _plan_size(size.expr) if type(size) is Dim else size
+
+
+def _plan_size(expr: e.Expr) -> Size:
+    total: Size = 0
+    for monomial, factor in expr.terms:
+        product: Size = factor
+        for atom, power in monomial:
+            for _ in range(power):
+                part = _plan_atom(atom)
+                product = part if product == 1 else SizeExpr("mul", (product, part))
+        total = product if total == 0 else SizeExpr("add", (total, product))
+    return total
+
+
+def _plan_atom(atom: e.Atom) -> SizeExpr:
+    if atom.kind == "sym":
+        return SizeExpr("sym", (atom.name,))
+    result: Size = _plan_size(atom.args[0])
+    for arg in atom.args[1:]:
+        result = SizeExpr(_OPERATIONS[atom.kind], (result, _plan_size(arg)))
+    assert isinstance(result, SizeExpr)
+    return result
