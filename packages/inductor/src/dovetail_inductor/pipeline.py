@@ -16,7 +16,9 @@ from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.cleanup import remove_dead, split_divisions
 from dovetail_inductor.scheduler.combine import combine
 from dovetail_inductor.scheduler.fuse import fuse
+from dovetail_inductor.scheduler.kernels import KernelGraph
 from dovetail_inductor.scheduler.memory import plan_memory
+from dovetail_inductor.scheduler.order import order
 from dovetail_inductor.scheduler.split_reductions import split_reductions
 
 T = TypeVar("T")
@@ -50,7 +52,8 @@ def compile_graph(
     """Compile a functional ATEN or CORE_ATEN graph: C++ for the CPU, Triton for a GPU.
 
     Every node needs `meta["val"]`, whose strides are promises: those of inputs must hold at run
-    time, those of outputs will. Ops without a lowering become ATen calls in the plan.
+    time, those of outputs will. A placeholder with `meta["owned"]` is freed by the call if it is
+    run with `run_consuming`: that counts when steps are ordered. Ops without a lowering become ATen calls in the plan.
     """
     chosen = options or InductorOptions()
     passes = log or PassLog()
@@ -63,10 +66,22 @@ def compile_graph(
     # Before fusion, so that pieces can join the kernels that compute what they reduce.
     loops = passes.run("split_reductions", lambda: split_reductions(loops, chosen))
     kernels = passes.run("fuse", lambda: fuse(loops, chosen))
+    # Before steps are moved for other reasons, which is then done within bounds.
+    kernels = passes.run("order", lambda: order(kernels, _owned(gm, kernels)))
     # After fusion, which takes what depends on one another; before memory, as kernels move.
     kernels = passes.run("combine", lambda: combine(kernels, chosen))
     memory = passes.run("plan_memory", lambda: plan_memory(kernels))
     return passes.run("emit_plan", lambda: emit_plan(kernels, memory, chosen, name))
+
+
+def _owned(gm: GraphModule, kernels: KernelGraph) -> frozenset[str]:
+    """The inputs marked as the call's own, which it frees after their last use."""
+    nodes = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    return frozenset(
+        name
+        for node, name in zip(nodes, kernels.inputs, strict=True)
+        if name is not None and node.meta.get("owned", False)
+    )
 
 
 def compile_to_callable(

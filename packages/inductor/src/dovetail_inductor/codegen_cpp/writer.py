@@ -147,6 +147,9 @@ class Writer:
             texts = [condition, *(self.as_vector(a) for a in args[1:])]
         else:
             texts = [self.as_vector(a) if vector else a.text for a in args]
+        if op == "check_index" and vector and self.tail:  # lanes out of use may hold anything
+            n = self.lanes
+            texts[0] = f"sel(first_lanes<{n}>(n), {texts[0]}, bc<{n}>((int64_t)0))"
         source = expr.args[-1].dtype
         text = op_text(op, texts, expr.dtype, source, expr.attr, vector)
         return self.define(text, expr.free, vector, args)

@@ -18,6 +18,7 @@ from dovetail_inductor.loop_ir.expr import Expr
 from dovetail_inductor.loop_ir.index import Index, Var, variable
 from dovetail_inductor.loop_ir.ops import arithmetic_dtype
 from dovetail_inductor.lowering.indexing import in_range
+from dovetail_inductor.loop_ir.sizes import is_symbolic
 from dovetail_inductor.lowering.pointwise import Rule
 from dovetail_inductor.lowering.promotion import cast
 from dovetail_inductor.lowering.values import (
@@ -124,7 +125,9 @@ def _rule(reduction: str) -> Rule:
                 expr = cast(ctx, expr, value.dtype)
             return ctx.builder.apply("cast", [expr], arithmetic_dtype(value.dtype))
 
-        if not source.shape or not value.numel:
+        if source.shape and is_symbolic(source.shape[args[1] % len(source.shape)]):
+            return NotImplemented  # in how many stages it is best done depends on the size
+        if not source.shape or 0 in source.shape:
             value.loader = element
             return value
         if source.stored is None:

@@ -15,11 +15,16 @@ from dovetail_inductor.loop_ir.expr import Apply, walk
 from dovetail_inductor.loop_ir.loops import Buffer, Strided
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.kernels import CombinedKernel, FusedKernel, KernelGraph, Step
+from dovetail_inductor.scheduler.live_bytes import live_bytes
 
 MAX_KERNELS = 32  # in one launch
 MAX_SHAPES = 8  # of them with texts of their own, about: registers and compile time
 MAX_NESTS = 4  # of one of them
 LIGHT_OPS = 6  # a light kernel does at most so many operations a point
+# Bytes that may live longer than they need to, for the sake of shared launches: this part of the
+# call's peak, but not less than so much.
+PEAK_PART = 16
+LEAST_BYTES = 2 << 20
 
 # What a launch has in common: pointwise or not, light or not, warps, loop or not, device.
 Kind = tuple[object, ...]
@@ -30,7 +35,8 @@ def combine(graph: KernelGraph, options: InductorOptions) -> KernelGraph:
 
     A candidate waits, as long as nobody needs its result, for others of its kind; when a launch is
     due, later candidates of its kind whose operands are there join it. Waiting keeps operands
-    alive, and joining early results: `options.combine_bytes` bounds the bytes of each.
+    alive, and joining early results: `options.combine_bytes` bounds the bytes of each, and so does
+    a part of the call's peak.
     """
     if not options.combine:
         return graph
@@ -74,6 +80,8 @@ class _Combiner:
     def __init__(self, graph: KernelGraph, options: InductorOptions) -> None:
         self.graph = graph
         self.limit = options.combine_bytes
+        part = live_bytes(graph).bytes // PEAK_PART
+        self.longer_limit = min(self.limit, max(LEAST_BYTES, part))
         self.kept = {o.buffer for o in graph.outputs if isinstance(o, Strided)}
         self.kinds: dict[int, Kind] = {}
         self.writer: dict[str, int] = {}  # buffer -> position of the step that writes it
@@ -125,10 +133,10 @@ class _Combiner:
             self._launch(kind)
         self._join(self.waiting.setdefault(kind, _Launch()), position, kernel)
         held = sum(self._held(p) for launch in self.waiting.values() for p in launch.positions)
-        if held > self.limit:
+        if held > self.longer_limit:
             for other in list(self.waiting):
                 self._launch(other)
-        elif self._held(position) > self.limit // 8:
+        elif self._held(position) > self.longer_limit // 8:
             self._launch(kind)  # large operands: now, while they are in the cache
 
     def _held(self, position: int) -> int:
@@ -169,7 +177,7 @@ class _Combiner:
                 break
             written = kernel.writes() - kernel.internal
             early = sum(self.graph.buffers[name].nbytes for name in written)
-            if early + sum(self.ahead.values()) > self.limit:
+            if early + sum(self.ahead.values()) > self.longer_limit:
                 break
             self.ahead[position] = early
             self._join(launch, position, kernel)

@@ -1,0 +1,95 @@
+"""The order of steps by memory, and the count of live bytes that decides it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from dovetail_inductor.lowering.lower import lower
+from dovetail_inductor.options import InductorOptions
+from dovetail_inductor.pipeline import PassLog, compile_graph
+from dovetail_inductor.scheduler.fuse import fuse
+from dovetail_inductor.scheduler.live_bytes import live_bytes
+from dovetail_inductor.scheduler.order import order
+from dovetail_prims import trace_aten
+from dovetail_prims.decompositions import core_aten_table
+
+MIB = 1 << 20
+
+
+def kernels_of(fn, *inputs):
+    gm = trace_aten(fn, *inputs, decompositions=core_aten_table())
+    return fuse(lower(gm), InductorOptions())
+
+
+def early_large(x, w):
+    """A megabyte made first and read last; in between, other megabytes come and go."""
+    large = torch.outer(x, x).exp() @ w
+    total = large.sum()
+    for _ in range(3):
+        total = total + (torch.outer(x * total, x) @ w).sin().sum()
+    return (torch.outer(x, x).exp() @ w).cos() + total
+
+
+def late(x, w):
+    wide = w @ w
+    small = (w @ x).sin()
+    for _ in range(2):
+        small = ((torch.outer(small, small) @ w) @ small).sin()
+    return (wide @ small).sum()
+
+
+def test_a_large_result_that_is_needed_late_is_made_late(check):
+    x, w = torch.randn(512), torch.randn(512, 512)
+    graph = kernels_of(late, x, w)
+    before, after = live_bytes(graph), live_bytes(order(graph))
+    assert before.bytes > 3 * MIB - MIB // 2  # wide, and the two of a product
+    assert after.bytes < before.bytes - MIB // 2
+    check(late, x, w, rtol=1e-2, atol=1e-1)
+
+
+def test_steps_stay_where_they_are_when_nothing_is_gained():
+    graph = kernels_of(lambda x, w: ((x @ w).relu() @ w).sum(), torch.randn(9, 512), torch.randn(512, 512))
+    assert order(graph) is graph
+
+
+def test_draws_of_random_numbers_keep_their_order():
+    def fn(x, w):
+        wide = torch.rand_like(w) @ w
+        small = torch.rand_like(x)
+        for _ in range(2):
+            small = ((torch.outer(small, x) @ w) @ small).sin()
+        return (wide @ small).sum()
+
+    graph = kernels_of(fn, torch.randn(512), torch.randn(512, 512))
+    draws = [s for s in graph.steps if getattr(s, "op", "").startswith("aten::rand")]
+    moved = [s for s in order(graph).steps if s in draws]
+    assert len(draws) == 2 and moved == draws
+
+
+def test_live_bytes_are_counted_from_first_write_to_last_use():
+    graph = kernels_of(lambda x, w: ((x @ w) @ w).sin() @ w, torch.randn(512, 512), torch.randn(512, 512))
+    live = live_bytes(graph)
+    assert live.bytes == 2 * MIB and set(live.at) <= {MIB, 2 * MIB}
+    assert len(live.alive) == 2
+    owned = live_bytes(graph, frozenset({graph.inputs[0]}))
+    assert owned.at[0] == 2 * MIB and owned.at[-1] == live.at[-1]
+    assert live.as_text().startswith("peak 2.00 MiB at step")
+    assert live_bytes(replace(graph, steps=())).bytes == 0
+
+
+def test_an_input_that_the_call_owns_counts_when_steps_are_ordered():
+    def fn(x, w, saved):
+        wide = w @ w
+        small = (saved @ x).sin()
+        return (wide @ (small + (wide @ small).cos())).sum()
+
+    texts = {}
+    gm = trace_aten(fn, torch.randn(512), torch.randn(512, 512), torch.randn(512, 512))
+    for owned in (False, True):
+        list(gm.graph.nodes)[2].meta["owned"] = owned
+        log = PassLog(dump=lambda name, text, owned=owned: texts.__setitem__((name, owned), text))
+        compile_graph(gm, log=log)
+    # wide waits until the saved tensor is gone
+    assert texts["order", False] != texts["order", True]
+    assert texts["order", True].index("aten::mv") < texts["order", True].index("aten::mm")
