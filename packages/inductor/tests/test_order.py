@@ -22,15 +22,6 @@ def kernels_of(fn, *inputs):
     return fuse(lower(gm), InductorOptions())
 
 
-def early_large(x, w):
-    """A megabyte made first and read last; in between, other megabytes come and go."""
-    large = torch.outer(x, x).exp() @ w
-    total = large.sum()
-    for _ in range(3):
-        total = total + (torch.outer(x * total, x) @ w).sin().sum()
-    return (torch.outer(x, x).exp() @ w).cos() + total
-
-
 def late(x, w):
     wide = w @ w
     small = (w @ x).sin()
@@ -49,7 +40,9 @@ def test_a_large_result_that_is_needed_late_is_made_late(check):
 
 
 def test_steps_stay_where_they_are_when_nothing_is_gained():
-    graph = kernels_of(lambda x, w: ((x @ w).relu() @ w).sum(), torch.randn(9, 512), torch.randn(512, 512))
+    graph = kernels_of(
+        lambda x, w: ((x @ w).relu() @ w).sum(), torch.randn(9, 512), torch.randn(512, 512)
+    )
     assert order(graph) is graph
 
 
@@ -68,7 +61,9 @@ def test_draws_of_random_numbers_keep_their_order():
 
 
 def test_live_bytes_are_counted_from_first_write_to_last_use():
-    graph = kernels_of(lambda x, w: ((x @ w) @ w).sin() @ w, torch.randn(512, 512), torch.randn(512, 512))
+    graph = kernels_of(
+        lambda x, w: ((x @ w) @ w).sin() @ w, torch.randn(512, 512), torch.randn(512, 512)
+    )
     live = live_bytes(graph)
     assert live.bytes == 2 * MIB and set(live.at) <= {MIB, 2 * MIB}
     assert len(live.alive) == 2

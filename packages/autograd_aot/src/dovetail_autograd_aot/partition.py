@@ -310,9 +310,12 @@ def _backward_graph(
     its first use, so that it lives no longer than it must."""
     graph = FastGraph()
     env: dict[Node, Node] = {}
+    own = {n for n in saved_values if n not in roles.forward_outputs}  # nobody else holds them
     for node in (*saved_primals, *saved_values, *roles.tangents):
         placeholder = graph.placeholder(node.name)
         placeholder.meta.update(node.meta)
+        if node in own:
+            placeholder.meta["owned"] = True
         env[node] = placeholder
 
     def place(wanted: Node) -> None:
