@@ -1,10 +1,11 @@
-// Memory for the slabs of CPU plans and for their large tensors. Blocks are kept between calls and
+// Memory for the slabs of CPU plans and for their large tensors. It is kept between calls and
 // shared by all plans of the process, because fresh memory costs a page fault for every 4 KiB.
 #pragma once
 
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <map>
 #include <mutex>
 #include <new>
 #include <vector>
@@ -16,36 +17,30 @@ struct Block {
   size_t bytes = 0;
 };
 
+// Whole pages, handed out best fit first; what is given back joins its free neighbours. The pool
+// holds no more than was in use at one time (since `release_idle`), nor more idle bytes than its
+// limit.
 class SlabPool {
  public:
-  // A block of at least `bytes`: the smallest idle one that wastes little, else a fresh one. The
-  // pool holds no more memory than was in use at one time: idle blocks make room for fresh ones.
   Block take(size_t bytes) {
     if (bytes == 0) return {};
     bytes = (bytes + kPage - 1) / kPage * kPage;
     std::vector<Block> dropped;
-    Block block;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      size_t best = idle_.size();
-      for (size_t i = 0; i < idle_.size(); ++i) {
-        if (idle_[i].bytes >= bytes && idle_[i].bytes <= bytes + bytes / 8 + kPage &&
-            (best == idle_.size() || idle_[i].bytes < idle_[best].bytes)) {
-          best = i;
+      used_ += bytes;
+      most_used_ = std::max(most_used_, used_);
+      auto best = idle_.end();
+      for (auto range = idle_.begin(); range != idle_.end(); ++range) {
+        if (range->second >= bytes && (best == idle_.end() || range->second < best->second)) {
+          best = range;
         }
       }
-      if (best != idle_.size()) {
-        block = idle_[best];
-        idle_.erase(idle_.begin() + static_cast<long>(best));
-        idle_bytes_ -= block.bytes;
-      }
-      used_ += block.data != nullptr ? block.bytes : bytes;
-      most_used_ = std::max(most_used_, used_);
-      while (!idle_.empty() && used_ + idle_bytes_ > most_used_) drop_oldest(dropped);
+      if (best != idle_.end()) return cut(best, bytes);
+      shrink_to(most_used_ - used_, dropped);
     }
-    for (const Block& old : dropped) unmap(old);
-    if (block.data != nullptr) return block;
-    block = fresh(bytes);
+    unmap(dropped);
+    Block block = fresh(bytes);
     if (block.data == nullptr) {
       release_idle();
       block = fresh(bytes);
@@ -58,22 +53,30 @@ class SlabPool {
     return block;
   }
 
-  // Keeps the block if the limit allows, dropping the oldest others to make room.
   void give_back(Block block) {
     if (block.data == nullptr) return;
     std::vector<Block> dropped;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       used_ -= block.bytes;
-      if (block.bytes > limit_) {
-        dropped.push_back(block);
-      } else {
-        while (idle_bytes_ + block.bytes > limit_) drop_oldest(dropped);
-        idle_.push_back(block);
-        idle_bytes_ += block.bytes;
+      idle_bytes_ += block.bytes;
+      char* start = static_cast<char*>(block.data);
+      auto next = idle_.lower_bound(start);
+      if (next != idle_.end() && start + block.bytes == next->first) {
+        block.bytes += next->second;
+        next = idle_.erase(next);
       }
+      if (next != idle_.begin()) {
+        auto previous = std::prev(next);
+        if (previous->first + previous->second == start) {
+          previous->second += block.bytes;
+          start = nullptr;
+        }
+      }
+      if (start != nullptr) idle_.emplace_hint(next, start, block.bytes);
+      shrink_to(limit_, dropped);
     }
-    for (const Block& old : dropped) unmap(old);
+    unmap(dropped);
   }
 
   void set_limit(size_t bytes) {
@@ -81,9 +84,9 @@ class SlabPool {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       limit_ = bytes;
-      while (idle_bytes_ > limit_) drop_oldest(dropped);
+      shrink_to(limit_, dropped);
     }
-    for (const Block& old : dropped) unmap(old);
+    unmap(dropped);
   }
 
   // Gives what no call is using back to the system.
@@ -91,10 +94,10 @@ class SlabPool {
     std::vector<Block> dropped;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      while (!idle_.empty()) drop_oldest(dropped);
       most_used_ = used_;
+      shrink_to(0, dropped);
     }
-    for (const Block& old : dropped) unmap(old);
+    unmap(dropped);
   }
 
   size_t idle_bytes() {
@@ -103,6 +106,8 @@ class SlabPool {
   }
 
  private:
+  using Ranges = std::map<char*, size_t>;
+
   static constexpr size_t kPage = 4096;
   static constexpr size_t kHugePage = size_t(2) << 20;
 
@@ -125,18 +130,34 @@ class SlabPool {
     return {start, bytes};
   }
 
-  static void unmap(const Block& block) { munmap(block.data, block.bytes); }
+  static void unmap(const std::vector<Block>& blocks) {
+    for (const Block& block : blocks) munmap(block.data, block.bytes);
+  }
 
-  void drop_oldest(std::vector<Block>& dropped) {
-    dropped.push_back(idle_.front());
-    idle_bytes_ -= idle_.front().bytes;
-    idle_.erase(idle_.begin());
+  // The end of an idle range.
+  Block cut(Ranges::iterator range, size_t bytes) {
+    range->second -= bytes;
+    idle_bytes_ -= bytes;
+    Block block{range->first + range->second, bytes};
+    if (range->second == 0) idle_.erase(range);
+    return block;
+  }
+
+  // Parts with the ends of the largest idle ranges.
+  void shrink_to(size_t bytes, std::vector<Block>& dropped) {
+    while (idle_bytes_ > bytes) {
+      auto largest = std::max_element(idle_.begin(), idle_.end(), [](const auto& a, const auto& b) {
+        return a.second < b.second;
+      });
+      size_t surplus = (idle_bytes_ - bytes + kPage - 1) / kPage * kPage;
+      dropped.push_back(cut(largest, std::min(surplus, largest->second)));
+    }
   }
 
   std::mutex mutex_;
-  std::vector<Block> idle_;  // oldest first
+  Ranges idle_;  // by address
   size_t idle_bytes_ = 0;
-  size_t used_ = 0;       // bytes of the blocks that were taken and not given back
+  size_t used_ = 0;       // bytes that were taken and not given back
   size_t most_used_ = 0;  // the most that `used_` has been since the last `release_idle`
   size_t limit_ = size_t(1) << 30;
 };
