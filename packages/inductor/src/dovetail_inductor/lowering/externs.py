@@ -36,11 +36,17 @@ def operator_name(target: object) -> str:
 
 
 def extern_call(
-    ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]
+    ctx: Context,
+    node: fx.Node,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    op: torch._ops.OpOverload | None = None,
 ) -> Value | tuple[Value | int | float | None, ...]:
-    """Record the call of `node`'s op on values in memory; returns its results."""
-    name = operator_name(node.target)
-    returns = node.target._schema.returns  # type: ignore[union-attr]
+    """Record the call of `node`'s op, or of an `op` that gives the like, on values in memory;
+    returns its results."""
+    target = op or node.target
+    name = operator_name(target)
+    returns = target._schema.returns  # type: ignore[union-attr]
     if any(r.alias_info is not None for r in returns):
         # The result shares memory with its argument, and would outlive the slab's reuse: give it
         # an argument in memory of its own.

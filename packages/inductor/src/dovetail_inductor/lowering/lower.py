@@ -16,7 +16,15 @@ from torch import fx
 from dovetail_inductor.codegen_triton.ops import has_triton_form
 from dovetail_inductor.loop_ir.loops import Buffer, LoopGraph, Strided, same_strides
 from dovetail_inductor.loop_ir.sizes import Dim, FloatSize, hint_of
-from dovetail_inductor.lowering import creation, indexing, pointwise, reductions, scans, views
+from dovetail_inductor.lowering import (
+    creation,
+    indexing,
+    linear,
+    pointwise,
+    reductions,
+    scans,
+    views,
+)
 from dovetail_inductor.lowering.externs import extern_call, operator_name
 from dovetail_inductor.lowering.pointwise import Rule
 from dovetail_inductor.lowering.values import (
@@ -96,7 +104,7 @@ def lower(gm: fx.GraphModule) -> LoopGraph:
         elif node.op == "call_function":
             args = [resolve(a) for a in node.args]
             kwargs = {k: resolve(v) for k, v in node.kwargs.items()}
-            env[node] = _call(ctx, node, args, kwargs)
+            env[node] = _call(ctx, node, args, kwargs, node in in_memory)
             if isinstance(env[node], Value):
                 _realize_if_worth_it(ctx, node, env[node], in_memory)
         else:
@@ -112,7 +120,9 @@ def lower(gm: fx.GraphModule) -> LoopGraph:
     )
 
 
-def _call(ctx: Context, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _call(
+    ctx: Context, node: fx.Node, args: list[Any], kwargs: dict[str, Any], in_memory: bool
+) -> Any:
     if node.target is operator.getitem:
         return args[0][args[1]]
     val = node.meta.get("val")
@@ -127,6 +137,8 @@ def _call(ctx: Context, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) 
         result = rule(ctx, node, args, kwargs)
         if result is not NotImplemented:
             return result
+    if rule_name(node) == "addmm.default" and not in_memory and linear.adds_a_row(args, kwargs):
+        return linear.product_plus_row(ctx, node, args)
     return extern_call(ctx, node, args, kwargs)
 
 

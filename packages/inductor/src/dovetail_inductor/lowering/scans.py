@@ -17,8 +17,8 @@ from torch import fx
 from dovetail_inductor.loop_ir.expr import Expr
 from dovetail_inductor.loop_ir.index import Index, Var, variable
 from dovetail_inductor.loop_ir.ops import arithmetic_dtype
-from dovetail_inductor.lowering.indexing import in_range
 from dovetail_inductor.loop_ir.sizes import is_symbolic
+from dovetail_inductor.lowering.indexing import in_range
 from dovetail_inductor.lowering.pointwise import Rule
 from dovetail_inductor.lowering.promotion import cast
 from dovetail_inductor.lowering.values import (

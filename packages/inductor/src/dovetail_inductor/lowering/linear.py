@@ -1,0 +1,43 @@
+"""Products with a bias: what the library call adds itself, and what the consumers' kernels add."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from dovetail_inductor.lowering.externs import extern_call
+from dovetail_inductor.lowering.pointwise import pointwise
+from dovetail_inductor.lowering.values import Context, Value, tensor_of
+
+# Wide enough that a product rounded before the bias is added is as good as one rounded after.
+WIDE = (torch.float32, torch.float64)
+
+
+def adds_a_row(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """True for `addmm(bias, a, b)` of wide floats on a CPU whose bias is one row, not scaled."""
+    if kwargs.get("beta", 1) != 1 or kwargs.get("alpha", 1) != 1 or len(args) != 3:
+        return False
+    bias = args[0]
+    return (
+        isinstance(bias, Value)
+        and all(isinstance(a, Value) and a.dtype == bias.dtype for a in args)
+        and bias.device.type == "cpu"
+        and bias.dtype in WIDE
+        and len(bias.shape) == 1
+    )
+
+
+def product_plus_row(ctx: Context, node: fx.Node, args: Sequence[Any]) -> Value:
+    """`addmm` as a product and an addition for the kernels that read it.
+
+    On a CPU the library copies the bias into the result first, and reads that again while it
+    multiplies: two passes over memory that a kernel which reads the product anyway does not need.
+    """
+    product = extern_call(ctx, node, args[1:], {}, torch.ops.aten.mm.default)
+    assert isinstance(product, Value)
+    return pointwise(
+        ctx, node, (product, args[0]), tensor_of(node).dtype, lambda e: ctx.builder.apply("add", e)
+    )
