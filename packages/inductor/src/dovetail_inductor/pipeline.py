@@ -53,7 +53,8 @@ def compile_graph(
 
     Every node needs `meta["val"]`, whose strides are promises: those of inputs must hold at run
     time, those of outputs will. A placeholder with `meta["owned"]` is freed by the call if it is
-    run with `run_consuming`: that counts when steps are ordered. Ops without a lowering become ATen calls in the plan.
+    run with `run_consuming`: that counts when steps are ordered. Ops without a lowering become ATen
+    calls in the plan.
     """
     chosen = options or InductorOptions()
     passes = log or PassLog()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 
@@ -83,7 +84,7 @@ def _random_pairs(graph: KernelGraph) -> Iterable[tuple[int, int]]:
     drawing = [
         i for i, step in enumerate(graph.steps) if isinstance(step, ExternCall) and _draws(step.op)
     ]
-    return zip(drawing, drawing[1:], strict=False)
+    return pairwise(drawing)
 
 
 def _draws(op: str) -> bool:
