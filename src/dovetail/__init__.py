@@ -3,11 +3,17 @@
 from dovetail_capture import (
     CaptureError,
     allow_in_graph,
+    assume_constant_result,
     disable,
+    error_on_graph_break,
     explain,
     graph_break,
     is_compiling,
+    mark_dynamic,
+    mark_static,
     reset,
+    set_stance,
+    substitute_in_graph,
 )
 
 from dovetail.backends import list_backends
@@ -20,12 +26,18 @@ __all__ = [
     "Options",
     "Report",
     "allow_in_graph",
+    "assume_constant_result",
     "compile",
     "disable",
+    "error_on_graph_break",
     "explain",
     "graph_break",
     "is_compiling",
     "list_backends",
+    "mark_dynamic",
+    "mark_static",
     "report",
     "reset",
+    "set_stance",
+    "substitute_in_graph",
 ]

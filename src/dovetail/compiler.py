@@ -55,7 +55,9 @@ def compile(
     Args:
         model: the function or module. A module comes back as a module that shares its parameters.
         fullgraph: raise an error, naming the user's line, instead of breaking the graph.
-        dynamic: None or False compile anew for a new shape (up to `recompile_limit`).
+        dynamic: None compiles for the sizes of the first call, and for any size where sizes (or
+            int arguments) change later; True compiles for any size at once, False anew for each
+            (up to `recompile_limit`). `mark_dynamic` and `mark_static` speak of single dimensions.
         backend: a name of `list_backends()`, or `(gm, example_inputs) -> callable`.
         mode: one of "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs".
         options: single options by name (`dovetail.Options`), instead of a mode.
@@ -63,7 +65,6 @@ def compile(
 
     Raises:
         ValueError: an unknown mode, backend or option; the message names the near ones.
-        NotImplementedError: `dynamic=True`, which is not there yet.
     """
     if model is None:
 
@@ -88,11 +89,6 @@ def compile(
     if chosen.max_autotune:
         warnings.warn(
             "autotuning is not there yet: kernels are chosen by the cost model", stacklevel=2
-        )
-    if dynamic:
-        raise NotImplementedError(
-            "dynamic=True is not there yet: leave dynamic unset, and each new shape is compiled "
-            f"once (up to recompile_limit={chosen.recompile_limit})"
         )
     return optimize(
         model,

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from dovetail_autograd_aot import aot_compile
 from dovetail_inductor import compile_graph
+from dovetail_prims.at_sizes import is_symbolic
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_runtime import CompiledArtifact, load
 from dovetail_runtime.cuda_graphs import GraphedArtifact, GraphPool
@@ -27,6 +28,7 @@ from dovetail_runtime.plan import CallAten, LaunchCpp, LaunchTriton, Plan
 from torch.fx import GraphModule
 
 from dovetail.options import Options
+from dovetail.per_size import PerSize
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class CompilerBackend:
     compiled: list[CompiledGraph] = field(default_factory=list)
     cudagraph_skips: list[str] = field(default_factory=list)
     aot_s: float = 0.0  # joint tracing, decomposition and partitioning
+    # Graphs of symbolic sizes that had to be compiled for each size, with the reasons.
+    per_size_compiles: list[str] = field(default_factory=list)
     _pool: GraphPool | None = None
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -74,7 +78,13 @@ class CompilerBackend:
         )
 
         def compiler(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-            artifact = self.compile_functional(graph, inputs)
+            try:
+                artifact = self.compile_functional(graph, inputs)
+            except Exception as error:
+                if not is_symbolic(graph):
+                    raise
+                reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+                return PerSize(graph, reason, compiler, self.per_size_compiles.append)
             if not self.options.cudagraphs or artifact.plan.target != "cuda":
                 return artifact.run
             return self._graphed(artifact, static, training)

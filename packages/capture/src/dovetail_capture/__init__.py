@@ -12,6 +12,7 @@ from dovetail_capture.api import (
 )
 from dovetail_capture.captured_frame import CapturedFrame, GraphBreak, GraphInput
 from dovetail_capture.compile_log import CompileLog
+from dovetail_capture.dim_marks import mark_dynamic, mark_static
 from dovetail_capture.errors import (
     BackendError,
     CaptureError,
@@ -50,6 +51,8 @@ __all__ = [
     "export",
     "graph_break",
     "is_compiling",
+    "mark_dynamic",
+    "mark_static",
     "optimize",
     "reset",
     "run_graph",

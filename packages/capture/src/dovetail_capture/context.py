@@ -17,8 +17,9 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import torch
-from dovetail_guards.clauses import ConstantIs, TensorIs
+from dovetail_guards.clauses import ConstantIs, IdIs, ShapeRelation, TensorIs
 from dovetail_guards.evaluate import FrameView, evaluate
+from dovetail_guards.explain import GuardFailure, clause_text
 from dovetail_guards.guard_set import GuardSet
 
 from dovetail_capture import _frame_hook
@@ -44,6 +45,9 @@ Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 Capture = Callable[..., CapturedFrame]
 CompileGuards = Callable[[GuardSet, CodeType], Any]
 """Makes what the hook checks: a guard capsule, or a callable of (args, func)."""
+
+
+_MOST_ENTRIES = 128  # compiled versions of one frame, whatever modules they are for
 
 
 def native_guard(guards: GuardSet, code: CodeType) -> Any:
@@ -99,6 +103,17 @@ class CaptureContext:
             self._finalizers.clear()
             self._continuations = ContinuationCache()
             self.log.clear()
+
+    def shape_guards(self) -> tuple[str, ...]:
+        """What compiled frames rely on of sizes, as a person writes it."""
+        found = [
+            clause_text(clause)
+            for known in self._guards.values()
+            for guards in known
+            for clause in guards.clauses
+            if isinstance(clause, ShapeRelation)
+        ]
+        return tuple(dict.fromkeys(found))
 
     # --- a miss ----------------------------------------------------------------------------------
 
@@ -283,7 +298,7 @@ class CaptureContext:
         failures = [guards.explain_failure(view) for guards in known]
         reasons = [str(failure) for failure in failures if failure is not None]
         root = self._continuations.root_code(code)
-        if len(known) < self.recompile_limit:
+        if _same_case(failures) < self.recompile_limit and len(known) < _MOST_ENTRIES:
             self.log.add("recompile", root, reasons[-1] if reasons else "")
             if self.options.dynamic is None:
                 changed = frozenset().union(*(_changed_sizes(guards, view) for guards in known))
@@ -298,8 +313,20 @@ class CaptureContext:
         self.log.add("limit", root, message)
         if self.options.fullgraph:
             raise RecompileLimitError(message)
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        if not self._continuations.is_continuation(code):  # what a loop does is told by the log
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
         return False
+
+
+def _same_case(failures: list[GuardFailure | None]) -> int:
+    """How many of the compiled versions are for the same modules: each layer of a model has one
+    of its own, which does not count against another's."""
+    return sum(not _is_other_module(failure) for failure in failures)
+
+
+def _is_other_module(failure: GuardFailure | None) -> bool:
+    clause = None if failure is None else failure.clause
+    return isinstance(clause, IdIs) and isinstance(clause.obj, torch.nn.Module)
 
 
 def _changed_sizes(guards: GuardSet, view: FrameView) -> frozenset[tuple[str, int]]:

@@ -33,6 +33,7 @@ from dovetail_inductor.codegen_triton.kernel import EmittedKernel
 from dovetail_inductor.codegen_triton.kernel import emit_kernel as emit_triton
 from dovetail_inductor.loop_ir.loops import Buffer, ExternArg, ExternCall, Strided
 from dovetail_inductor.loop_ir.sizes import Dim, size_expr
+from dovetail_inductor.lowering.values import UnsupportedGraph
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.kernels import CombinedKernel, FusedKernel, KernelGraph
 from dovetail_inductor.scheduler.memory import MemoryPlan
@@ -71,10 +72,13 @@ class _Writer:
     kernels: dict[str, Kernel] = field(default_factory=dict)
     views: dict[Strided, str] = field(default_factory=dict)
 
-    def name_of(self, tensor: Strided) -> str:
-        """The plan's name for a tensor in memory; makes a view if it is not a whole buffer."""
+    def name_of(self, tensor: Strided, exact: bool = False) -> str:
+        """The plan's name for a tensor in memory; makes a view if it is not a whole buffer.
+
+        With `exact`, for what users see, the strides of dimensions of one element count too.
+        """
         buffer = self.graph.buffers[tensor.buffer]
-        if tensor.covers(buffer):
+        if tensor.covers(buffer) and not (exact and tensor.stride != buffer.stride):
             return buffer.name
         if tensor not in self.views:
             name = f"view{len(self.views)}"
@@ -128,10 +132,14 @@ class _Writer:
         for name in sorted(kernel.writes() - kernel.internal, key=_number):
             self.allocate(name)
         if isinstance(kernel, CombinedKernel):
+            if any(nest.is_symbolic for k in kernel.kernels for nest in k.nests):
+                raise UnsupportedGraph("Triton kernels are made for known sizes only")
             self.launch_triton(emit_combined(kernel, self.graph.buffers))
             return
         device = self.graph.buffers[kernel.nests[0].buffer].device
         if device.type == "cuda" if self.triton is None else self.triton:
+            if any(nest.is_symbolic for nest in kernel.nests):
+                raise UnsupportedGraph("Triton kernels are made for known sizes only")
             self.launch_triton(emit_triton(kernel, self.graph.buffers))
             return
         shape = choose_shape(kernel, self.simd_bytes)

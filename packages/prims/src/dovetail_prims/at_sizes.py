@@ -1,0 +1,79 @@
+"""`at_sizes`: a graph over symbolic sizes as the graph for the sizes of one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+
+from dovetail_prims.fake_tensor import FakeTensor, make, propagate
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def is_symbolic(gm: GraphModule) -> bool:
+    """Whether an input of the graph has a symbolic size, or is a symbolic number."""
+    for node in gm.graph.nodes:
+        if node.op != "placeholder":
+            break
+        val = node.meta.get("val")
+        if isinstance(val, _SYMBOLIC):
+            return True
+        if isinstance(val, FakeTensor):
+            if any(type(s) is not int for s in (*val._sizes, *val._strides)):
+                return True
+    return False
+
+
+def at_sizes(gm: GraphModule, inputs: Sequence[Any]) -> GraphModule:
+    """A functional ATen graph whose sizes are those of `inputs` (tensors and numbers).
+
+    The placeholders stay the same; what computes sizes becomes numbers.
+    """
+    graph = Graph()
+    env: dict[Node, Any] = {}
+    fakes: dict[Node, Any] = {}
+    values = iter(inputs)
+
+    def fake(arg: Any) -> Any:
+        return fakes[arg] if isinstance(arg, Node) else arg
+
+    for node in gm.graph.nodes:
+        if node.op == "placeholder":
+            value = next(values)
+            new = graph.placeholder(node.name)
+            if isinstance(value, Tensor):
+                fakes[node] = make(tuple(value.shape), value.stride(), value.dtype, value.device)
+                env[node] = new
+            else:
+                fakes[node] = env[node] = value
+            new.meta["val"] = fakes[node]
+            continue
+        if node.op == "output":
+            result = torch.fx.node.map_arg(node.args[0], env.__getitem__)
+            output = graph.output(result)
+            output.meta["val"] = torch.fx.node.map_arg(node.args[0], fakes.__getitem__)
+            continue
+        if node.op == "get_attr":
+            new = graph.get_attr(node.target)
+            fakes[node] = node.meta["val"]
+        else:
+            args = torch.fx.node.map_arg(node.args, fake)
+            kwargs = torch.fx.node.map_arg(node.kwargs, fake)
+            if isinstance(node.target, torch._ops.OpOverload):
+                fakes[node] = propagate(node.target, args, kwargs)
+            else:
+                fakes[node] = node.target(*args, **kwargs)
+            if isinstance(fakes[node], bool | int | float):
+                env[node] = fakes[node]
+                continue
+            new_args = torch.fx.node.map_arg(node.args, env.__getitem__)
+            new_kwargs = torch.fx.node.map_arg(node.kwargs, env.__getitem__)
+            new = graph.call_function(node.target, new_args, new_kwargs)
+        new.meta["val"] = fakes[node]
+        new.name = node.name
+        env[node] = new
+    return GraphModule(gm, graph)

@@ -1,0 +1,45 @@
+"""A graph of symbolic sizes that loops cannot be made for: one compilation for each size."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from dovetail_prims.at_sizes import at_sizes
+from torch.fx import GraphModule
+
+Run = Callable[..., Any]
+
+
+@dataclass
+class PerSize:
+    """Calls like a compiled graph. `compile_at` compiles a graph of plain sizes; `tell` is told of
+    each compilation, with the reason why there is not one for all sizes."""
+
+    gm: GraphModule
+    reason: str
+    compile_at: Callable[[GraphModule, Sequence[Any]], Run]
+    tell: Callable[[str], None]
+    _versions: dict[Any, Run] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run the version for the sizes of these inputs, compiled at their first call."""
+        key = tuple((v.shape, v.stride()) if isinstance(v, torch.Tensor) else v for v in inputs)
+        run = self._versions.get(key)
+        if run is None:
+            with self._lock:
+                run = self._versions.get(key)
+                if run is None:
+                    run = self._versions[key] = self._compile(inputs)
+        return run(*inputs)
+
+    def _compile(self, inputs: Sequence[Any]) -> Run:
+        shapes = [tuple(v.shape) if isinstance(v, torch.Tensor) else v for v in inputs]
+        sizes = ", ".join(map(str, shapes[:4])) + (", ..." if len(shapes) > 4 else "")
+        self.tell(f"compiled for the sizes {sizes} alone: {self.reason}")
+        with torch.no_grad():
+            return self.compile_at(at_sizes(self.gm, inputs), inputs)
