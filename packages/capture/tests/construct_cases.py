@@ -111,7 +111,7 @@ def observe(call: Callable[..., Any], function: Any, arguments: tuple[Any, ...])
 
 
 def run_case(case: Case) -> None:
-    """Eager equals captured, over two calls on the same arguments; graphs and breaks are as told."""
+    """Eager equals captured, over two calls on the same arguments; graphs and breaks as told."""
     function = case.function
     world = getattr(function, "world", None)
     before = copy.deepcopy(world)

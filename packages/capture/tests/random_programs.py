@@ -4,6 +4,8 @@
 programs) for which captured and eager differ. One seed always gives one program.
 """
 
+# ruff: noqa: E501  (program text in rows)
+
 from __future__ import annotations
 
 import argparse
@@ -23,6 +25,10 @@ from construct_cases import Counter, same
 from dovetail_capture import optimize
 
 PRELUDE = """
+import collections
+import functools
+import itertools
+from dataclasses import dataclass
 import torch
 STATE = {"n": 0, "log": []}
 
@@ -60,6 +66,33 @@ def raises(n):
     if n % 2:
         raise Oops(f"odd {n}")
     return n
+
+@dataclass
+class Pair:
+    left: object
+    right: int = 1
+
+    def total(self):
+        return self.left * self.right
+
+class Bag(dict):
+    def __missing__(self, key):
+        return 7
+
+def count_down(t, n):
+    return t if n <= 0 else count_down(t + n, n - 1)
+
+def scaled(factor):
+    def apply(t, *extra):
+        return t * factor + sum(extra)
+    return apply
+
+def echo(start):
+    got = start
+    while True:
+        got = yield got * 2
+        if got is None:
+            return "done"
 
 def rows(t, n):
     for i in range(n):
@@ -186,6 +219,7 @@ class Generator:
             self.assign_tensor, self.assign_tensor, self.assign_tensor, self.assign_int,
             self.assign_int, self.list_effect, self.dict_effect, self.thing_effect, self.unpack,
             self.global_effect, self.comprehension, self.text, self.function, self.in_place,
+            self.nonlocal_, self.collection, self.match_, self.higher_order, self.generator_,
         ]  # fmt: skip
         compound = [self.if_, self.for_, self.while_, self.try_, self.with_]
         if self.breaks and r.random() < 0.12:
@@ -304,6 +338,77 @@ class Generator:
             self.emit(f"    return t * {captured} + k")
         target = self.pick(self.tensors)
         self.emit(f"{target} = {name}({self.tensor()})")
+
+    def nonlocal_(self) -> None:
+        name, cell = self.fresh("f"), self.fresh("c")
+        target = self.pick(self.ints)
+        self.emit(f"{cell} = {self.number(1)}")
+        self.emit(f"def {name}(v):")
+        self.emit(f"    nonlocal {cell}")
+        self.emit(f"    {cell} += v")
+        if self.breaks and self.random.random() < 0.2:
+            self.emit(f"    print('in closure', {cell})")
+        self.emit(f"    return {cell}")
+        for _ in range(self.random.randint(1, 2)):
+            self.emit(f"{target} = {name}({self.number(1)}) % 50")
+
+    def collection(self) -> None:
+        r, i = self.random, self.pick(self.ints)
+        kind = self.fresh("d")
+        self.emit(
+            r.choice(
+                [
+                    f"{kind} = collections.deque([{self.number(1)}, {self.number(1)}], maxlen=2); {kind}.append({i}); {kind}.rotate(1); {i} = {kind}[0]",
+                    f"{kind} = collections.defaultdict(list); {kind}[{self.number(1)}].append({i}); {i} = len({kind}) + len({kind}[3])",
+                    f"{kind} = Bag(a={self.number(1)}); {kind}['b'] = {i}; {i} = {kind}['a'] + {kind}['nope'] + len({kind})",
+                    f"{kind} = {{{self.number(1)}, {self.number(1)}}} | {{1, 2}}; {kind}.discard(1); {i} = sum({kind}) + (2 in {kind})",
+                    f"{kind} = Pair({self.number(1)}); {kind}.right += {self.number(1)}; {i} = {kind}.total() % 40; STATE['log'].append(repr({kind}))",
+                    f"{kind} = list(range({r.randint(2, 8)})); {kind}[1:2] = [{i}] * {r.randint(0, 2)}; {i} = {kind}[-1] + len({kind}[::2])",
+                    f"{i} = [*itertools.accumulate([1, {self.number(1)}, 2])][-1] % 30",
+                    f"{i} = sum(a * b for a, b in itertools.zip_longest([1, {i}], (2, 3, 4), fillvalue=1)) % 30",
+                    f"{i} = functools.reduce(lambda a, b: a + b, [{self.number(1)}, {i}], 1) % 30",
+                ]
+            )
+        )
+
+    def match_(self) -> None:
+        i = self.pick(self.ints)
+        subject = self.random.choice([
+            self.number(1), f"({self.number(1)}, {i})", f"{{'k': {i}, 'z': 1}}", f"Pair({i}, 2)",
+            f"[{i}, *{self.pick(self.lists)}]",
+        ])  # fmt: skip
+        self.emit(f"match {subject}:")
+        for case in (f"case 0 | 1: {i} = 1", f"case int(v) if v > 3: {i} = v - 1",
+                     f"case (a, b) if not isinstance(a, torch.Tensor): {i} = 2 if b else 5",
+                     f"case {{'k': int(v), **rest}}: {i} = v + len(rest)",
+                     f"case Pair(left=v, right=2): {i} = v", f"case _: {i} = 3"):  # fmt: skip
+            self.emit("    " + case)
+
+    def higher_order(self) -> None:
+        r, t = self.random, self.pick(self.tensors)
+        self.emit(
+            r.choice(
+                [
+                    f"{t} = scaled({self.number(1)})({self.tensor(1)}, *[1] * {r.randint(0, 2)})",
+                    f"{t} = count_down({self.tensor(1)}, {r.randint(0, 3)})",
+                    f"{t} = functools.partial(helper, k={self.number(1)})({self.tensor(1)})",
+                    f"{t} = list(map(scaled(2), [{self.tensor(1)}, {t}]))[-1]",
+                    f"{t} = max([{self.tensor(1)}, {t}], key=lambda v: v.dim())",
+                    f"{t} = (w := {self.tensor(1)}) + w",
+                    f"{t} = torch.stack([*rows({t}, 2)]).sum(0)",
+                    f"{t} = [{t}, {self.tensor(1)}][{r.randint(-2, 1)}]",
+                ]
+            )
+        )
+
+    def generator_(self) -> None:
+        g, i = self.fresh("g"), self.pick(self.ints)
+        self.emit(f"{g} = echo({self.number(1)})")
+        self.emit(f"{i} = next({g})")
+        if self.random.random() < 0.5:
+            self.statement()
+        self.emit(f"{i} = ({i} + {g}.send({i})) % 40")
+        self.emit(f"STATE['log'].append(next({g}, 'over'))")
 
     def if_(self) -> None:
         self.emit(f"if {self.condition()}:")

@@ -1,9 +1,14 @@
-"""Constructs: classes and their instances."""
+"""Constructs: classes and their instances.
+
+PYTEST_DONT_REWRITE: pytest would put code of its own into the programs' assertions.
+"""
 
 # ruff: noqa  (programs as users write them, odd ones included)
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 import abc
 import collections
 import dataclasses
@@ -15,6 +20,8 @@ from typing import Any, NamedTuple, Protocol
 
 import pytest
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import Case, Table, run_case
 
 construct = Table()
@@ -769,7 +776,7 @@ def class_made_by_type(x):
     return Made(x).scale, x + 1
 
 
-@construct()
+@construct(graphs=None, breaks=None)
 def class_attribute_write(x):
     Point.scale = 5
     try:
@@ -957,6 +964,20 @@ class Private:
 @construct(make=lambda: (torch.ones(2), Point))
 def class_argument(x, cls):
     return cls(x).double, cls.of(x).y
+
+
+class AttributeDict(dict):
+    __getattr__ = dict.__getitem__
+    __setattr__ = dict.__setitem__
+    __delattr__ = dict.__delitem__
+
+
+@construct(graphs=2, make=lambda: (torch.ones(2), AttributeDict(a=1, b=2, gone=3)))
+def borrowed_methods(x, config):
+    config.z = 4
+    if "gone" in config:
+        del config.gone
+    return x * config.a + config["b"] + config.z
 
 
 @construct()

@@ -1,15 +1,22 @@
-"""Constructs: lists, tuples, dicts, sets, strings, numbers, and iteration over them."""
+"""Constructs: lists, tuples, dicts, sets, strings, numbers, and iteration over them.
+
+PYTEST_DONT_REWRITE: pytest would put code of its own into the programs' assertions.
+"""
 
 # ruff: noqa  (programs as users write them, odd ones included)
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 import collections
 import itertools
 import operator
 
 import pytest
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import Case, Table, run_case
 
 construct = Table()

@@ -1,14 +1,21 @@
-"""Constructs: functions and calls."""
+"""Constructs: functions and calls.
+
+PYTEST_DONT_REWRITE: pytest would put code of its own into the programs' assertions.
+"""
 
 # ruff: noqa  (programs as users write them, odd ones included)
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 import functools
 import operator
 
 import pytest
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import Case, Table, run_case
 
 construct = Table()

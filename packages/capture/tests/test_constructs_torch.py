@@ -1,9 +1,14 @@
-"""Constructs: nn.Module's features, torch's own, and the standard library as models use it."""
+"""Constructs: nn.Module's features, torch's own, and the standard library as models use it.
+
+PYTEST_DONT_REWRITE: pytest would put code of its own into the programs' assertions.
+"""
 
 # ruff: noqa  (programs as users write them, odd ones included)
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 import copy
 import functools
 import inspect
@@ -18,6 +23,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import Case, Table, run_case
 from torch import nn
 from torch.utils import checkpoint
@@ -308,7 +315,7 @@ def vmap_with_dims(x):
     )(x, x[0])
 
 
-@construct()
+@construct(graphs=None, breaks=None)
 def vmap_nested(x):
     return torch.vmap(torch.vmap(lambda v: v * 2 + 1))(x)
 
@@ -328,7 +335,7 @@ def vmap_of_grad(x):
     return torch.vmap(torch.func.grad(lambda row: (row**3).sum()))(x)
 
 
-@construct()
+@construct(graphs=None, breaks=None)
 def vjp_and_jvp(x):
     out, pull = torch.func.vjp(torch.sin, x)
     return out, pull(x)[0], torch.func.jvp(torch.sin, (x,), (x,))

@@ -256,7 +256,8 @@ def _make_resumption(cache: ContinuationCache, code: CodeType, start: _Start) ->
                 maker.original[last].name, maker.original[last].target = "NOP", None
             native = [] if last > first else _as_plain_load(maker.original[last])
             jump = Instruction("JUMP_FORWARD", 0, tail[0], positions)
-            where = maker.body.instructions.index(maker.original[last]) + 1
+            end = last + _stores_loop_variable(body, last)
+            where = maker.body.instructions.index(maker.original[end]) + 1
             where += body.instructions[last].name in _PACKED  # it was split in two
             maker.body.instructions[where:where] = [*native, jump]
         else:
@@ -299,6 +300,15 @@ def _refuse_if_impossible(code: CodeType, body: Body, first: int, last: int) -> 
         raise CannotResume("the break lies inside an exception handler")
 
 
+def _stores_loop_variable(body: Body, last: int) -> bool:
+    """Is this a FOR_ITER whose item goes straight into a local? The step stores it then: as a
+    local it is looked at, and guarded, only where the loop's body reads it."""
+    following = body.instructions[last + 1 : last + 2]
+    return body.instructions[last].name == "FOR_ITER" and [i.name for i in following] == [
+        "STORE_FAST"
+    ]
+
+
 def _next_indices(body: Body, index: int) -> list[int]:
     instruction = body.instructions[index]
     if instruction.name in EXITS:
@@ -331,6 +341,9 @@ def _exits_after(
             if member.name not in ("KW_NAMES", "PRECALL"):  # one call together with their CALL
                 nulls = _nulls_after(member, nulls, depth)
             live = _live_after(code, member, live)
+        if not jump and _stores_loop_variable(body, last):
+            live = _live_after(code, body.instructions[last + 1], live)
+            target, nulls = target + 1, nulls[:-1]
         found.append((target, nulls, live))
     return found
 

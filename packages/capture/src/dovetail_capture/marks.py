@@ -139,6 +139,15 @@ def _check_signatures(original: Any, substitute: Any) -> None:
         raise TypeError(f"the substitute's signature {given} differs from the original's {wanted}")
 
 
+def is_marked(function: Any) -> bool:
+    """Does the function carry a mark that is found by the function object itself?"""
+    return (
+        is_allowed_in_graph(function)
+        or is_constant_result(function)
+        or substitute_of(function) is not None
+    )
+
+
 def substitute_of(function: Any) -> Callable[..., Any] | None:
     """The function registered by `substitute_in_graph`, or None."""
     found = _SUBSTITUTES.get(id(function))

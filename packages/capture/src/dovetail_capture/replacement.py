@@ -315,8 +315,11 @@ class _Writer:
                     parts = [f"({pair})" for pair in _pairs(parts, ", ")]
                 self.emit(f"{replacer}({where}, [{', '.join(parts)}])")
             case SetGlobal(globals_, name, value):
-                place = f"{self.value(globals_)}[{name!r}]"
-                self.emit(f"del {place}" if value is None else f"{place} = {self.value(value)}")
+                place = self.value(globals_)
+                if value is None:  # it may never have been there: made and deleted in the frame
+                    self.emit(f"{place}.pop({name!r}, None)")
+                else:
+                    self.emit(f"{place}[{name!r}] = {self.value(value)}")
             case SetCell(cell, value):
                 place = f"{self.value(cell)}.cell_contents"
                 if value is None:

@@ -22,6 +22,12 @@ _OURS = (
 _OTHER_COMPILER = os.path.join(os.path.dirname(torch.__file__), "_dynamo") + os.sep
 
 
+# Torch's modules that are made of the user's: where a graph breaks inside of one, what surrounds
+# the break is worth a graph of its own.
+_MODULES = os.path.join(os.path.dirname(torch.__file__), "nn", "modules") + os.sep
+_CAPTURED = tuple(f"{_MODULES}{name}.py" for name in ("container", "transformer"))
+
+
 @functools.cache
 def skipped_directories() -> tuple[str, ...]:
     """Directories whose code is run, not captured: torch, the standard library, our packages."""
@@ -38,6 +44,8 @@ def is_skipped_file(filename: str) -> bool:
     """Is a frame of code from this file run plainly? (Its callees are still looked at.)"""
     if filename.startswith("<frozen "):
         return True
+    if filename in _CAPTURED:
+        return False
     third_party = f"{os.sep}site-packages{os.sep}"
     for directory in skipped_directories():
         if filename.startswith(directory):

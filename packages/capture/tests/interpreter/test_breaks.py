@@ -106,7 +106,7 @@ def test_grad_mode_is_put_back() -> None:
 
 
 def test_disabled_and_allowed_functions() -> None:
-    from dovetail_capture.api import allow_in_graph, disable, graph_break, is_compiling, optimize
+    from dovetail_capture import allow_in_graph, disable, graph_break, is_compiling, optimize
 
     @disable
     def outside(t: torch.Tensor) -> Any:

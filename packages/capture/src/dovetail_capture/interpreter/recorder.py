@@ -86,6 +86,8 @@ class Recorder:
         cls = value.__class__
         if cls is Constant:
             real = value.value
+            if isinstance(real, torch.Generator):
+                raise NotAGraphArgument("a torch.Generator")
             if type(real).__module__ == "numpy" and hasattr(real, "item") and not real.shape:
                 real = real.item()  # torch takes numpy's scalars for Python numbers
             return real, real

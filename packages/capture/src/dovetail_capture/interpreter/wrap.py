@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import enum
 import functools
+import inspect
 import re
 import types
 from collections.abc import Callable
@@ -12,7 +13,16 @@ from typing import Any
 
 import torch
 from dovetail_guards import clauses as c
-from dovetail_guards.source import ClosureCellSource, ObjectSource, Source
+from dovetail_guards.source import (
+    AttrSource,
+    CellContentsSource,
+    ClosureCellSource,
+    ClosureSource,
+    ItemSource,
+    LocalSource,
+    ObjectSource,
+    Source,
+)
 
 from dovetail_capture.interpreter.session import Session
 from dovetail_capture.interpreter.signals import GraphBreakSignal
@@ -24,8 +34,14 @@ from dovetail_capture.interpreter.values.containers import (
     SliceValue,
     TupleValue,
 )
-from dovetail_capture.interpreter.values.functions import BoundMethod, CellValue
+from dovetail_capture.interpreter.values.functions import (
+    BoundMethod,
+    CellValue,
+    FunctionValue,
+    NativeMethod,
+)
 from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.marks import is_marked
 
 
 def is_numpy(cls: type, name: str) -> bool:
@@ -50,6 +66,9 @@ IDENTITY_TYPES: tuple[type, ...] = (
 )  # fmt: skip
 
 
+_RECEIVERS = (torch.Tensor, list, dict, set, collections.deque, tuple, str)
+
+
 def wrap(session: Session, real: Any, source: Source) -> Value:
     """The value of a pre-existing object."""
     cls = type(real)
@@ -60,11 +79,14 @@ def wrap(session: Session, real: Any, source: Source) -> Value:
         return session.tensor_input(real, source)
     if isinstance(real, (type, types.ModuleType, torch._ops.OpOverloadPacket)):
         return _identity(session, real, source)
-    if isinstance(real, enum.Enum):
+    if isinstance(real, enum.Enum) or (
+        type(cls).__name__ == "pybind11_type"
+        and (
+            hasattr(cls, "__members__")  # an enum written in C++
+        )
+    ):
         return _identity(session, real, source)
-    if isinstance(real, types.BuiltinFunctionType):
-        return _identity(session, real, source)
-    if is_numpy(cls, "ufunc"):
+    if is_numpy(cls, "ufunc") or is_numpy(cls, "_ArrayFunctionDispatcher"):
         return _identity(session, real, source)
     if is_numpy(cls, "generic"):
         return _equality(session, real, source)
@@ -84,6 +106,76 @@ def _identity(session: Session, real: Any, source: Source) -> Value:
         known = session.known[id(real)] = Constant(real, source)
         session.keep_alive.append(real)
     return known
+
+
+def _is_passed(source: Source) -> bool:
+    """Does the object come from the frame's arguments or closure, maybe in a container?"""
+    while isinstance(source, (ItemSource, CellContentsSource)) or (
+        isinstance(source, AttrSource)
+        and source.name in ("__closure__", "__func__", "__defaults__")
+    ):
+        source = source.base
+    return isinstance(source, (LocalSource, ClosureSource))
+
+
+def _function(session: Session, real: types.FunctionType, source: Source) -> Value:
+    """A function. One that is made anew by each call of the function around it is known by its
+    code, defaults and closure; any other by its identity."""
+    code = real.__code__
+    plain = not real.__dict__ and real.__qualname__ == code.co_qualname and not is_marked(real)
+    if "<locals>" not in code.co_qualname or not plain or not _is_passed(source):
+        return _identity(session, real, source)
+    known = _known(session, real, source)
+    if known is not None:
+        return known
+    sources = session.sources
+    _guard_type(session, real, source)
+    session.pin(sources.attr(source, "__code__"), code)
+    session.pin(sources.attr(source, "__globals__"), real.__globals__)
+    session.guard(c.LengthIs, sources.attr(source, "__dict__"), 0)
+    value = FunctionValue(code, real.__globals__)
+    value.source = source
+    value.name = real.__name__
+    if real.__defaults__ is None:
+        session.guard(c.ConstantIs, sources.attr(source, "__defaults__"), None)
+    else:
+        base = sources.attr(source, "__defaults__")
+        session.guard(c.LengthIs, base, len(real.__defaults__))
+        value.defaults = tuple(
+            Lazy(item, sources.item(base, index))  # type: ignore[misc]
+            for index, item in enumerate(real.__defaults__)
+        )
+    base = sources.attr(source, "__kwdefaults__")
+    if real.__kwdefaults__ is None:
+        session.guard(c.ConstantIs, base, None)
+    else:
+        session.guard(c.DictKeysAre, base, tuple(real.__kwdefaults__))
+        value.kwdefaults = {
+            name: Lazy(item, sources.item(base, name))  # type: ignore[misc]
+            for name, item in real.__kwdefaults__.items()
+        }
+    base = sources.attr(source, "__closure__")
+    value.closure = tuple(
+        _cell(session, cell, sources.item(base, index))  # type: ignore[misc]
+        for index, cell in enumerate(real.__closure__ or ())
+    )
+    return _remember(session, real, value)  # type: ignore[no-any-return]
+
+
+def _builtin_method(session: Session, real: Any, source: Source) -> Value:
+    """`tensor.add`, `items.append` and their like: a method of a C type bound to an object."""
+    receiver = real.__self__
+    if isinstance(receiver, _RECEIVERS) and _is_passed(source):
+        descriptor = inspect.getattr_static(type(receiver), real.__name__, None)
+        if isinstance(descriptor, types.MethodDescriptorType):
+            sources = session.sources
+            _guard_type(session, real, source)
+            session.guard(c.ConstantIs, sources.attr(source, "__name__"), real.__name__)
+            bound = wrap(session, receiver, sources.attr(source, "__self__"))
+            value = NativeMethod(descriptor, bound, real.__name__)
+            value.source = source
+            return value
+    return _identity(session, real, source)
 
 
 def _known(session: Session, real: Any, source: Source) -> Value | None:
@@ -258,5 +350,7 @@ _WRAPPERS: dict[type, Callable[[Session, Any, Source], Value]] = {
     frozenset: _set,
     slice: _slice,
     types.MethodType: _method,
+    types.FunctionType: _function,
+    types.BuiltinMethodType: _builtin_method,
     types.CellType: _cell,
 }

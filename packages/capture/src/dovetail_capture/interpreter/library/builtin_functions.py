@@ -551,9 +551,14 @@ def print_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 # --- generators ----------------------------------------------------------------------------------
 
 
+def _generator(value: Value) -> GeneratorValue:
+    if not isinstance(value, GeneratorValue):
+        raise GraphBreakSignal("a generator that was made outside of the graph")
+    return value
+
+
 def generator_send(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    generator = args[0]
-    assert isinstance(generator, GeneratorValue)
+    generator = _generator(args[0])
     value = vm.resume(generator, args[1])
     if value is not None:
         return value
@@ -561,16 +566,14 @@ def generator_send(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def generator_throw(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    generator = args[0]
-    assert isinstance(generator, GeneratorValue)
+    generator = _generator(args[0])
     error = args[2] if len(args) > 2 and args[2] is not NONE else args[1]
     value = vm.throw_into(generator, vm.as_exception(error))
     return value if value is not None else next_(vm, [generator], {})
 
 
 def generator_close(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    generator = args[0]
-    assert isinstance(generator, GeneratorValue)
+    generator = _generator(args[0])
     if generator.started and not generator.finished:
         stop = ObjectValue(GeneratorExit)
         stop.base_new = GeneratorExit

@@ -495,7 +495,8 @@ _DICT: dict[str, Handler] = {
     "__or__": dict_or,
 }  # fmt: skip
 _SET: dict[str, Handler] = {
-    "__init__": set_init, "pop": set_pop, "add": set_add, "discard": set_discard, "remove": set_remove, "update": set_update,
+    "__init__": set_init, "pop": set_pop,
+    "add": set_add, "discard": set_discard, "remove": set_remove, "update": set_update,
     "copy": set_copy, "clear": set_clear, "union": set_operation("|"),
     "intersection": set_operation("&"), "difference": set_operation("-"),
     "symmetric_difference": set_operation("^"), "issubset": set_relation(set.issubset),

@@ -51,7 +51,7 @@ def is_pure(fn: Any) -> bool:
     """Is `fn` known to have no effect and to depend on its arguments only?"""
     if isinstance(fn, attributes.C_METHODS):
         return issubclass(fn.__objclass__, _PURE_TYPES) or fn in stdlib.PURE_FUNCTIONS
-    if type(fn).__module__ == "numpy" and type(fn).__name__ == "_ArrayFunctionDispatcher":
+    if type(fn).__name__ == "_ArrayFunctionDispatcher" and type(fn).__module__ == "numpy":
         return fn.__name__ not in _NUMPY_EFFECTS
     if isinstance(fn, types.BuiltinFunctionType):
         if fn in stdlib.PURE_FUNCTIONS or fn.__module__ in stdlib.PURE_MODULES:

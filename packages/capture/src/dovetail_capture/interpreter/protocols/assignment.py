@@ -21,7 +21,7 @@ def set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> None:
     """`obj.name = value`."""
     if isinstance(obj, ObjectValue):
         _, setter = attributes.class_lookup(vm, obj.cls, "__setattr__")
-        if type(setter) is types.FunctionType:
+        if type(setter) is types.FunctionType or _is_borrowed(setter, object.__setattr__):
             vm.call(vm.held(setter), [obj, Constant(name), value], {})
         else:
             generic_set_attr(vm, obj, name, value)
@@ -43,6 +43,12 @@ def set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> None:
         _set_constant_attr(vm, obj, name, value)
         return
     raise GraphBreakSignal(f"assignment to attribute `{name}` of {obj.describe()}")
+
+
+def _is_borrowed(method: object, usual: object) -> bool:
+    """Is it a C method put there by the program, like `__setattr__ = dict.__setitem__`?"""
+    name = getattr(usual, "__name__", "")
+    return type(method) in attributes.C_METHODS and getattr(method, "__name__", name) != name
 
 
 def generic_set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> None:
@@ -87,7 +93,7 @@ def _has_instance_dict(cls: type) -> bool:
 def _set_function_attr(vm: Interpreter, obj: FunctionValue, name: str, value: Value) -> None:
     if name == "__name__" and isinstance(value, Constant):
         obj.name = value.value
-    if name in ("__code__", "__defaults__", "__kwdefaults__", "__dict__"):
+    if name in ("__code__", "__defaults__", "__kwdefaults__", "__dict__") or obj.source is not None:
         raise GraphBreakSignal(f"assignment to a function's {name}")
     dicts.put(vm, attributes.function_fields(obj), Constant(name), value)
 
@@ -115,7 +121,7 @@ def del_attr(vm: Interpreter, obj: Value, name: str) -> None:
     """`del obj.name`."""
     if isinstance(obj, ObjectValue):
         _, deleter = attributes.class_lookup(vm, obj.cls, "__delattr__")
-        if type(deleter) is types.FunctionType:
+        if type(deleter) is types.FunctionType or _is_borrowed(deleter, object.__delattr__):
             vm.call(vm.held(deleter), [obj, Constant(name)], {})
         else:
             generic_del_attr(vm, obj, name)

@@ -427,6 +427,8 @@ def call_native(vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str,
     if isinstance(method, types.FunctionType):
         return call(vm, vm.held(method), [vm.held(real), *args], kwargs)
     name = getattr(real, "__qualname__", None) or repr(real)
+    if "pybind11" in name:
+        name = name.rpartition(".")[2]
     module = getattr(real, "__module__", None) or getattr(
         getattr(real, "__objclass__", None), "__module__", "?"
     )
