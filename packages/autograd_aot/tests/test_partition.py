@@ -171,3 +171,14 @@ def test_recomputed_values_stand_near_their_use():
     cosines = [i for i, n in enumerate(nodes) if n.target is torch.ops.aten.cos.default]
     # The last layer's cosine itself is saved: nothing else of that layer is needed.
     assert len(cosines) == 3 and cosines[-1] - cosines[0] > 4
+
+
+def test_of_equal_cuts_the_one_that_saves_an_output_is_taken():
+    def fn(x, w):
+        return (torch.tanh(x @ w),)
+
+    inputs = (torch.randn(4, 3), torch.randn(3, 5, requires_grad=True))
+    joint = trace_joint(as_graph(fn, 2), inputs, decompositions=TABLES["core"])
+    parts = min_cut_partition(joint)
+    results = parts.forward.graph.output_node().args[0]
+    assert len(results) == 2 and results[0] is results[1]

@@ -88,3 +88,4 @@ def test_an_input_that_the_call_owns_counts_when_steps_are_ordered():
     # wide waits until the saved tensor is gone
     assert texts["order", False] != texts["order", True]
     assert texts["order", True].index("aten::mv") < texts["order", True].index("aten::mm")
+    assert texts["live_bytes", True].startswith("peak ")

@@ -66,6 +66,11 @@ class _Roles:
         self.forward_outputs = outputs[: signature.num_forward_outputs]
         self.gradients = outputs[signature.num_forward_outputs :]
         self.mutated = {self.primals[m.index] for m in signature.mutated}
+        self.returned = {
+            view_root(o) if is_view_node(o) else o
+            for o in self.forward_outputs
+            if isinstance(o, Node)
+        }
         # Which tangents each node depends on, as bits; 0 for the nodes of the forward.
         self.tangent_bits: dict[Node, int] = {t: 1 << i for i, t in enumerate(self.tangents)}
         for node in self.nodes:
@@ -168,8 +173,9 @@ def _save_cost(node: Node, roles: _Roles) -> int:
         return 0 if node.target is aten.sym_size.int else INFINITE
     if is_view_node(node) or isinstance(value, (list, tuple)) or node.op == "get_attr":
         return INFINITE
-    # One more than the bytes, so that of equal cuts the one with fewer values is taken.
-    return value_bytes(value) + 1
+    # One more than the bytes, so that of equal cuts the one with fewer values is taken; and the
+    # one with what leaves the call anyway.
+    return value_bytes(value) + (node not in roles.returned)
 
 
 def may_recompute(node: Node) -> bool:

@@ -17,6 +17,7 @@ from dovetail_inductor.scheduler.cleanup import remove_dead, split_divisions
 from dovetail_inductor.scheduler.combine import combine
 from dovetail_inductor.scheduler.fuse import fuse
 from dovetail_inductor.scheduler.kernels import KernelGraph
+from dovetail_inductor.scheduler.live_bytes import live_bytes
 from dovetail_inductor.scheduler.memory import plan_memory
 from dovetail_inductor.scheduler.order import order
 from dovetail_inductor.scheduler.split_reductions import split_reductions
@@ -39,6 +40,11 @@ class PassLog:
         if self.dump is not None and hasattr(result, "as_text"):
             self.dump(name, result.as_text())
         return result
+
+    def show(self, name: str, text: Callable[[], str]) -> None:
+        """Dump what is worth knowing between two passes."""
+        if self.dump is not None:
+            self.dump(name, text())
 
 
 def compile_graph(
@@ -68,10 +74,12 @@ def compile_graph(
     loops = passes.run("split_reductions", lambda: split_reductions(loops, chosen))
     kernels = passes.run("fuse", lambda: fuse(loops, chosen))
     # Before steps are moved for other reasons, which is then done within bounds.
-    kernels = passes.run("order", lambda: order(kernels, _owned(gm, kernels)))
+    owned = _owned(gm, kernels)
+    kernels = passes.run("order", lambda: order(kernels, owned))
     # After fusion, which takes what depends on one another; before memory, as kernels move.
     kernels = passes.run("combine", lambda: combine(kernels, chosen))
-    memory = passes.run("plan_memory", lambda: plan_memory(kernels))
+    passes.show("live_bytes", lambda: live_bytes(kernels, owned).as_text())
+    memory = passes.run("plan_memory", lambda: plan_memory(kernels, owned))
     return passes.run("emit_plan", lambda: emit_plan(kernels, memory, chosen, name))
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -17,7 +17,15 @@ from dovetail_runtime.native import executor_module
 from dovetail_runtime.plan import CppKernel, Kernel, Plan, TritonKernel
 from dovetail_runtime.triton_build import TritonBuild, TritonBuilder, current_arch
 
-Run = Callable[..., tuple[Any, ...]]
+
+class Run(Protocol):
+    """The native program of a loaded plan."""
+
+    def __call__(self, *inputs: torch.Tensor | int) -> tuple[Any, ...]:
+        """One call."""
+
+    def run_consuming(self, inputs: list[torch.Tensor | int], /) -> tuple[Any, ...]:
+        """One call that empties `inputs`, and drops each tensor in it after its last use."""
 
 
 def default_cpp_builder() -> CppBuilder:
@@ -48,6 +56,13 @@ class CompiledArtifact:
 
     def __call__(self, *inputs: torch.Tensor | int) -> tuple[torch.Tensor | int | None, ...]:
         return self.run(*inputs)
+
+    def run_consuming(
+        self, inputs: list[torch.Tensor | int]
+    ) -> tuple[torch.Tensor | int | None, ...]:
+        """Run with the tensors in `inputs` given away: the list is emptied, and each tensor is
+        freed after the last step that reads it, if nobody else holds it."""
+        return self.run.run_consuming(inputs)
 
 
 def default_triton_builder() -> TritonBuilder:

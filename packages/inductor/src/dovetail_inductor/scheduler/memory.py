@@ -42,11 +42,18 @@ def _slab_raises_peak(
     first: Mapping[str, int],
     last: Mapping[str, int],
     own_memory: set[str],
+    owned: frozenset[str],
 ) -> bool:
     """True if a slab of all that may lie in one adds up to more, with what lives beside it, than
     buffers that come and go."""
-    births: dict[int, list[str]] = {}
+    births: dict[int, list[str]] = {0: sorted(owned)}
     deaths: dict[int, list[str]] = {}
+    last_of_owned = {name: 0 for name in owned}
+    for position, step in enumerate(graph.steps):
+        last_of_owned |= dict.fromkeys(step.reads() & owned, position)
+    for name, position in last_of_owned.items():
+        deaths.setdefault(position, []).append(name)
+    own_memory = own_memory | owned
     for name, position in first.items():
         births.setdefault(position, []).append(name)
         deaths.setdefault(last[name], []).append(name)
@@ -67,8 +74,9 @@ def _slab_raises_peak(
     return slab + outside_peak > SLAB_PEAK * live_peak
 
 
-def plan_memory(graph: KernelGraph) -> MemoryPlan:
-    """Pack the buffers that live and die within a call into one slab a device.
+def plan_memory(graph: KernelGraph, owned: frozenset[str] = frozenset()) -> MemoryPlan:
+    """Pack the buffers that live and die within a call into one slab a device. `owned` are the
+    inputs that the call frees.
 
     Results of ATen calls that make their own memory, and whatever leaves the call, stay outside.
     The largest buffer is placed first, each at the lowest offset where it meets no buffer that
@@ -108,7 +116,7 @@ def plan_memory(graph: KernelGraph) -> MemoryPlan:
         for name in first
         if graph.buffers[name].device.type == "cpu" and graph.buffers[name].nbytes >= LARGE_BYTES
     }
-    if large - own_memory and _slab_raises_peak(graph, first, last, own_memory):
+    if large - own_memory and _slab_raises_peak(graph, first, last, own_memory, owned):
         own_memory |= large
     slab = sorted(
         (name for name in first if name not in own_memory),
