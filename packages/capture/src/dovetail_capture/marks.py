@@ -47,7 +47,7 @@ def disable(function: Any = None, recursive: bool = True, *, reason: str | None 
         object.__setattr__(function, "forward", forward)
         return function
     if isinstance(function, type):
-        init = disable(function.__init__, recursive, reason=reason)
+        init = disable(vars(function).get("__init__", object.__init__), recursive, reason=reason)
         type.__setattr__(function, "__init__", init)
         return function
     if recursive:

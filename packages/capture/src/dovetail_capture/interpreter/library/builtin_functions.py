@@ -382,7 +382,8 @@ def len_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 def iter_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if len(args) > 1:
-        return calls.inline(vm, polyfills.iterate_until, args, kwargs)
+        until: Any = polyfills.iterate_until
+        return calls.inline(vm, until, args, kwargs)
     return vm.get_iter(args[0])
 
 

@@ -118,12 +118,9 @@ def list_remove(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 def sequence_index(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     items = list(vm.iterate(vm.native(args[0])))
-    start, stop, _ = (
-        slice(*(vm.as_python(arg) for arg in args[2:]), None).indices(len(items))
-        if (len(args) > 3)
-        else (vm.as_python(args[2]) if len(args) > 2 else 0, len(items), 1)
-    )
-    start = max(start + len(items), 0) if start < 0 else start
+    first = vm.as_python(args[2]) if len(args) > 2 else 0
+    last = vm.as_python(args[3]) if len(args) > 3 else None
+    start, stop, _ = slice(first, last).indices(len(items))
     index = _position(vm, items[start:stop], args[1])
     index += start if index >= 0 else 0
     if index < 0:

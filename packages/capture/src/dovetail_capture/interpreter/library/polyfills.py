@@ -14,7 +14,7 @@ import operator
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.utils.checkpoint as torch_checkpoint
@@ -226,13 +226,13 @@ def _decorate(vm: Any, args: Args, kwargs: Kwargs) -> Any:
     """`torch.no_grad()(function)` and its like; a class is left to Python."""
     if args[1].python_type() not in (types.FunctionType, types.MethodType):
         return PASS
-    return calls.inline(vm, decorated_by_context, args, kwargs)
+    return calls.inline(vm, cast(types.FunctionType, decorated_by_context), args, kwargs)
 
 
 def _checkpoint(vm: Any, args: Args, kwargs: Kwargs) -> Any:
     if "context_fn" in kwargs:
         raise GraphBreakSignal("a checkpoint with a context_fn")
-    return calls.inline(vm, checkpoint, args, kwargs)
+    return calls.inline(vm, cast(types.FunctionType, checkpoint), args, kwargs)
 
 
 HANDLERS: dict[Any, Handler] = {

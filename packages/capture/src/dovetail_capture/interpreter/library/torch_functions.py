@@ -34,7 +34,7 @@ _PYTHON_OPERATION_MODULES = frozenset(
         "torch._tensor",
         "torch.nn.init",
         "torch.masked._ops",
-    }  # fmt: skip
+    }
 )
 _NOT_OPERATIONS: set[Any] = {
     torch.Tensor.__iter__, torch.Tensor.__len__, torch.Tensor.__contains__,

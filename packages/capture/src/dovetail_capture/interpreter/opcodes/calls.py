@@ -57,8 +57,8 @@ def _call(frame: Frame, count: int, names: tuple[str, ...]) -> None:
         kwargs = dict(zip(names, args[split:], strict=True))
         args = args[:split]
     result = frame.vm.call(fn, args, kwargs)
-    if result.__class__ is IteratorValue and not result.born:  # type: ignore[attr-defined]
-        result.born = frame.vm.frames[0].steps  # type: ignore[attr-defined]
+    if isinstance(result, IteratorValue) and not result.born:
+        result.born = frame.vm.frames[0].steps
     stack.append(result)
 
 

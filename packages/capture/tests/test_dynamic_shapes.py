@@ -1,0 +1,229 @@
+"""Sizes and ints that change between calls: how many graphs, what is guarded, what Python sees."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from dovetail_capture import CaptureError, mark_dynamic, mark_static, optimize
+from dovetail_guards import clause_text
+from dovetail_guards.clauses import ShapeRelation
+from torch.fx import GraphModule
+
+Shapes = Sequence[tuple[int, ...]]
+
+
+def compiled_with(
+    fn: Callable[..., Any], dynamic: bool | None = None
+) -> tuple[Any, list[GraphModule]]:
+    graphs: list[GraphModule] = []
+
+    def backend(gm: GraphModule, examples: list[Any]) -> Callable[..., Any]:
+        graphs.append(gm)
+        return gm.forward
+
+    return optimize(fn, backend, fullgraph=True, dynamic=dynamic), graphs
+
+
+def count(fn: Callable[..., Any], shapes: Shapes, dynamic: bool | None = None) -> int:
+    """Eager equals compiled at each shape; gives the number of graphs."""
+    run, graphs = compiled_with(fn, dynamic)
+    for shape in shapes:
+        x = torch.randn(shape)
+        wanted, got = fn(x), run(x)
+        torch.testing.assert_close(got, wanted)
+        assert _types(got) == _types(wanted)
+    return len(graphs)
+
+
+def _types(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return [_types(v) for v in value]
+    return (
+        [(_types(k), _types(v)) for k, v in value.items()]
+        if isinstance(value, dict)
+        else type(value)
+    )
+
+
+def shape_guards(run: Any) -> list[str]:
+    """The shape guards of the newest graph, in words."""
+    (known,) = run.capture_context._guards.values()
+    return [clause_text(c) for c in known[-1].clauses if isinstance(c, ShapeRelation)]
+
+
+TEN = [(4, 6), (5, 7), (9, 2), (2, 9), (3, 3), (8, 16), (17, 5), (6, 4), (33, 8), (2, 2)]
+
+
+def test_a_size_that_changes_becomes_symbolic() -> None:
+    assert count(lambda x: x.sin() * 2, TEN) == 2
+    assert count(lambda x: x.sin() * 2, TEN, dynamic=True) == 1
+    assert count(lambda x: x.sin() * 2, TEN, dynamic=False) == len(TEN) - 2  # then the limit
+
+
+def test_sizes_0_and_1_are_compiled_apart() -> None:
+    assert count(lambda x: x + x[:1], [*TEN, (1, 6), (1, 9), (1, 4)]) == 3
+    assert count(lambda x: x * 2, [(0, 5), (3, 5), (4, 5), (0, 5)]) == 2
+
+
+def test_only_the_dimension_that_changes_becomes_symbolic() -> None:
+    run, graphs = compiled_with(lambda x: x.view(x.shape[0], -1))
+    for n in (4, 5, 6):
+        run(torch.zeros(n, 3, 2))
+    (placeholder, *_) = graphs[-1].graph.nodes
+    assert [type(s) is int for s in placeholder.meta["val"]._sizes] == [False, True, True]
+    assert len(graphs) == 2
+
+
+def test_another_rank_is_another_case() -> None:
+    run, graphs = compiled_with(lambda x: x + 1)
+    for shape in ((4,), (4, 4), (5, 4), (6, 4), (9,), (7,)):
+        run(torch.zeros(shape))
+    assert len(graphs) == 4  # static, static, (s, 4), (s,)
+
+
+def arithmetic(x: torch.Tensor) -> Any:
+    b, t = x.shape
+    y = x.reshape(b * t, -1) * (b + t // 2)
+    n = max(b, 2) + len(x)
+    return y.view(b, t), b + t, n - 1, {"half": (t + 1) // 2}, t / b, -b, abs(b - 100)
+
+
+def test_arithmetic_stays_symbolic() -> None:
+    assert count(arithmetic, TEN) == 2
+
+
+def branches(x: torch.Tensor) -> Any:
+    if x.size(0) > 4 and x.size(1) <= 128:
+        return x + 1
+    return x - 1
+
+
+def test_a_branch_is_a_guard_in_words() -> None:
+    run, graphs = compiled_with(branches)
+    for shape in ((8, 6), (9, 7), (5, 100), (4, 7), (3, 9)):
+        x = torch.randn(shape)
+        assert torch.equal(run(x), branches(x))
+    assert len(graphs) == 3
+    run, _ = compiled_with(branches, dynamic=True)
+    run(torch.zeros(8, 6))
+    assert shape_guards(run) == [
+        "x.size(0) >= 5",
+        "x.size(1) >= 2",
+        "x.size(1) <= 128",
+        "x.size(1) == x.stride(0)",
+    ]
+
+
+def test_what_needs_a_number_gets_one() -> None:
+    def text(x: torch.Tensor) -> Any:
+        sizes = {x.size(0): "rows", "columns": x.size(1)}
+        parts = [x[i] * i for i in range(x.size(0))]
+        return f"{x.size(0)} rows, {x.shape[1]:3d}", sizes, torch.stack(parts), [0] * x.size(0)
+
+    shapes = [(4, 6), (5, 7), (4, 9)]
+    run, _ = compiled_with(text, dynamic=True)
+    for shape in shapes:
+        x = torch.randn(shape)
+        wanted, got = text(x), run(x)
+        assert got[0] == wanted[0] and got[1] == wanted[1] and got[3] == wanted[3]
+        assert torch.equal(got[2], wanted[2])
+
+
+def test_other_functions_of_numbers() -> None:
+    def numbers(x: torch.Tensor) -> Any:
+        n, m = x.shape
+        both = sum(x.shape)
+        found = (
+            min(n, m), divmod(n, 3), math.ceil(n / 2), int(m), bool(n), n == 5, both,
+            isinstance(n, int), type(m) is int, hash(n), n in (4, 5), round(n), pow(n, 2),
+            math.sqrt(n * n), [n, m][n > m], n & 1, n << 1, str(n), n is None, float(n),
+        )  # fmt: skip
+        return x[: n // 2, : min(n, m)] + both, found
+
+    run, _ = compiled_with(numbers, dynamic=True)
+    for shape in ((4, 6), (5, 3), (8, 8)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(run(x), numbers(x))
+        assert _types(run(x)) == _types(numbers(x))
+
+
+def test_an_int_that_changes_becomes_symbolic() -> None:
+    def scaled(x: torch.Tensor, n: int) -> Any:
+        return x * n + x.size(0), n + 1
+
+    run, graphs = compiled_with(scaled)
+    for n in (3, 5, 100, 7, -2, 1, 0):
+        x = torch.randn(4, 5)
+        got, wanted = run(x, n), scaled(x, n)
+        assert torch.equal(got[0], wanted[0]) and got[1] == wanted[1] and type(got[1]) is int
+    assert len(graphs) == 5  # 3; 2 and more; negative; 1; 0
+
+
+def test_strides_are_guarded() -> None:
+    run, graphs = compiled_with(lambda x: x.view(-1) + 1 if x.is_contiguous() else x - 1)
+    for n in (4, 5, 6):
+        assert torch.equal(run(torch.ones(n, 3)), torch.full((3 * n,), 2.0))
+    assert torch.equal(run(torch.ones(3, 6).t()), torch.zeros(6, 3))
+    assert len(graphs) == 3
+
+
+def test_marks() -> None:
+    run, graphs = compiled_with(lambda x: x + 1)
+    x = torch.zeros(8, 4)
+    mark_dynamic(x, 0, min=4, max=16)
+    run(x)
+    for n in (4, 5, 16):
+        run(torch.zeros(n, 4))
+    assert len(graphs) == 1
+    assert shape_guards(run) == ["x.size(0) >= 4", "x.size(0) <= 16"]
+    run(torch.zeros(17, 4))
+    assert len(graphs) == 2
+
+    run, graphs = compiled_with(lambda x: x + 1)
+    for n in (4, 5, 6):
+        x = torch.zeros(n, 4)
+        mark_static(x, 0)
+        run(x)
+    assert len(graphs) == 3
+
+
+def test_marks_of_torch_are_honoured() -> None:
+    run, graphs = compiled_with(lambda x: x + 1)
+    x = torch.zeros(8, 4)
+    x._dynamo_dynamic_indices = {0}  # type: ignore[attr-defined]
+    run(x)
+    run(torch.zeros(9, 4))
+    assert len(graphs) == 1
+
+
+def test_a_mark_that_cannot_be_kept_is_an_error() -> None:
+    run, _ = compiled_with(lambda x: torch.tensor(x.size(0)) + x)
+    x = torch.zeros(8, 4)
+    mark_dynamic(x, 0)
+    with pytest.raises(CaptureError, match=r"x.size\(0\) is marked dynamic, but the program needs"):
+        run(x)
+    with pytest.raises(IndexError):
+        mark_dynamic(x, 2)
+    with pytest.raises(ValueError, match="min=3"):
+        mark_dynamic(x, 0, min=3, max=2)
+
+
+def test_parameters_stay_static() -> None:
+    model = torch.nn.Linear(4, 3)
+    graphs: list[GraphModule] = []
+
+    def backend(gm: GraphModule, examples: list[Any]) -> Any:
+        graphs.append(gm)
+        return gm.forward
+
+    run = optimize(model, backend, dynamic=True)
+    for n in (2, 5, 9):
+        x = torch.randn(n, 4)
+        torch.testing.assert_close(run(x), model(x))
+    assert len(graphs) == 1
+    sizes = [n.meta["val"]._sizes for n in graphs[0].graph.nodes if n.op == "placeholder"]
+    assert sum(all(type(s) is int for s in own) for own in sizes) == 2
