@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,8 @@ ALIGNMENT = 64
 # the whole call, would add up with what the calls hold at their peak. Below this size a place in
 # the slab costs less time than an allocation and next to no memory.
 LARGE_BYTES = 1 << 20
+# So do smaller ones where their slab would raise the call's peak by more than `SLAB_PEAK`.
+SMALLER_BYTES = 1 << 18
 
 # On a CPU a slab is kept between calls, which saves the page faults of fresh memory. Large buffers
 # get memory of their own there only where the slab would raise the call's peak by more than this.
@@ -74,6 +76,12 @@ def _slab_raises_peak(
     return slab + outside_peak > SLAB_PEAK * live_peak
 
 
+def _at_least(limit: int, device: str, names: Iterable[str], graph: KernelGraph) -> set[str]:
+    """Those of `names` on `device` that have so many bytes."""
+    found = {n: graph.buffers[n] for n in names}
+    return {n for n, b in found.items() if b.device.type == device and b.nbytes >= limit}
+
+
 def plan_memory(graph: KernelGraph, owned: frozenset[str] = frozenset()) -> MemoryPlan:
     """Pack the buffers that live and die within a call into one slab a device. `owned` are the
     inputs that the call frees.
@@ -103,19 +111,14 @@ def plan_memory(graph: KernelGraph, owned: frozenset[str] = frozenset()) -> Memo
             own_memory.add(out.buffer)
             last[out.buffer] = len(graph.steps)
     if any(isinstance(s, ExternCall) and not s.out_variant for s in graph.steps):
-        own_memory |= {
-            name
-            for name in first
-            if graph.buffers[name].device.type == "cuda"
-            and graph.buffers[name].nbytes >= LARGE_BYTES
-        }
+        own_memory |= _at_least(LARGE_BYTES, "cuda", first, graph)
     # Offsets in the slab are numbers.
     own_memory |= {name for name in first if graph.buffers[name].is_symbolic}
-    large = {
-        name
-        for name in first
-        if graph.buffers[name].device.type == "cpu" and graph.buffers[name].nbytes >= LARGE_BYTES
-    }
+    for limit in (LARGE_BYTES, SMALLER_BYTES):
+        more = _at_least(limit, "cuda", first, graph) - own_memory
+        if more and _slab_raises_peak(graph, first, last, own_memory, owned):
+            own_memory |= more
+    large = _at_least(LARGE_BYTES, "cpu", first, graph)
     if large - own_memory and _slab_raises_peak(graph, first, last, own_memory, owned):
         own_memory |= large
     slab = sorted(
