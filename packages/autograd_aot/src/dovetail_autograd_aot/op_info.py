@@ -53,8 +53,8 @@ _ALIAS = (
     "aten::detach_",
 )  # fmt: skip
 _REFUSED = (
-    "aten::set_", "aten::resize_", "aten::resize_as_", "aten::_resize_output_", "aten::as_strided_",
-    "aten::swap_", "aten::_set_data",
+    "aten::set_", "aten::resize_", "aten::resize_as_", "aten::_resize_output_", "aten::swap_",
+    "aten::_set_data",
 )  # fmt: skip
 # In-place samplers whose functional form has another name.
 _FUNCTIONAL_NAME = {"normal_": "normal_functional"}
@@ -76,7 +76,7 @@ def op_info(op: OpOverload) -> OpInfo:
         return OpInfo(OpKind.COPY, (0,), argument_names=names)
     if op in (aten.zero_.default, aten.fill_.Scalar):
         return OpInfo(OpKind.FILL, (0,), argument_names=names)
-    if torch.Tag.inplace_view in op.tags:
+    if torch.Tag.inplace_view in op.tags or name == "aten::as_strided_":
         return OpInfo(OpKind.METADATA, (0,), _functional_form(op), names)
     if name in ("aten::native_batch_norm", "aten::cudnn_batch_norm"):
         # Their schemas hide that training updates the running statistics.

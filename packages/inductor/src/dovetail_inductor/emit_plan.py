@@ -183,7 +183,7 @@ def emit_plan(graph: KernelGraph, memory: MemoryPlan, options: InductorOptions, 
             views = [v for t, v in writer.views.items() if t.buffer in dies[position]]
             writer.steps.append(Free((*sorted(dies[position], key=_number), *views)))
     outputs = tuple(
-        writer.name_of(out)
+        writer.name_of(out, exact=True)
         if isinstance(out, Strided)
         else size_expr(out)
         if isinstance(out, Dim)
