@@ -164,6 +164,15 @@ def _inference(
 
         return with_epilogue
 
+    if signature.differentiable:
+        apply = _without_gradients(target, signature.differentiable).apply
+
+        def recorded(*inputs: Any) -> tuple[Any, ...]:
+            results = apply(*inputs)
+            return results if epilogue is None else epilogue((*inputs, *lifted), results)
+
+        return recorded
+
     set_grad = torch._C._set_grad_enabled
     grad_enabled = torch.is_grad_enabled
 
@@ -179,6 +188,36 @@ def _inference(
         return epilogue((*inputs, *lifted), results)
 
     return shielded
+
+
+def _without_gradients(
+    target: Compiled, differentiable: tuple[int, ...]
+) -> type[torch.autograd.Function]:
+    """For results that require grad in eager though no input gets a gradient (the 0-norm's)."""
+
+    class CompiledFunction(torch.autograd.Function):
+        """A compiled forward; its backward reaches nothing."""
+
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> tuple[Any, ...]:
+            ctx.count = len(inputs)
+            with _below_autograd():
+                results = tuple(target(*inputs))
+            ctx.mark_non_differentiable(
+                *[
+                    r
+                    for i, r in enumerate(results)
+                    if i not in differentiable and isinstance(r, Tensor)
+                ]
+            )
+            ctx.set_materialize_grads(False)
+            return results
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> tuple[None, ...]:
+            return (None,) * int(ctx.count)
+
+    return CompiledFunction
 
 
 # --- training -------------------------------------------------------------------------------------
@@ -243,11 +282,10 @@ def make_autograd_function(
                     results = list(forward(*inputs))
             outputs = results[:count]
             values = results[count:]
-            for output, index, (sizes, strides, offset) in aliases:
+            for output, index, geometry in aliases:
                 # Built from the saved tensor, so that it shares its version counter.
-                outputs[output] = (
-                    values[index].as_strided(_ints(sizes, outputs[output]), strides, offset)
-                ).detach()
+                place = _numbers(geometry, outputs[output])
+                outputs[output] = values[index].as_strided(*place).detach()
             saved.store(ctx, inputs, values)
             if constant_outputs:
                 ctx.mark_non_differentiable(
@@ -296,8 +334,12 @@ def _run_consuming(compiled: Compiled, arguments: list[Any]) -> Sequence[Any]:
     return compiled(*arguments) if consume is None else consume(arguments)
 
 
-def _ints(sizes: tuple[Any, ...], like: Tensor) -> Sequence[int]:
-    return like.shape if any(type(s) is not int for s in sizes) else sizes
+def _numbers(geometry: tuple[Any, Any, Any], like: Tensor) -> tuple[Any, Any, Any]:
+    """A geometry without symbols: where it has some, that of the tensor itself."""
+    sizes, strides, offset = geometry
+    if all(type(s) is int for s in (*sizes, *strides, offset)):
+        return geometry
+    return like.shape, like.stride(), like.storage_offset()
 
 
 def _geometry(gm: GraphModule, output: int) -> tuple[Any, Any, Any]:

@@ -309,7 +309,7 @@ class _Joint:
             outputs=tuple(result.infos),
             mutated=tuple(mutated),
             primals_require_grad=tuple(g is not None for g in gradients),
-            differentiable=tuple(result.differentiable) if has_backward else (),
+            differentiable=tuple(result.differentiable),
             hidden=result.hidden,
             sizes=result.sizes,
         )

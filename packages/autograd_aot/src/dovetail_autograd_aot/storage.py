@@ -162,6 +162,8 @@ def _scatter(tracer: Tracer, step: ViewStep, base: Node, new: Node) -> Node:
         return tracer.node_op(aten.view_as_complex.default, (new,), {})
     if op is aten.view_as_complex.default:
         return tracer.node_op(aten.view_as_real.default, (new,), {})
+    if op in (aten._conj.default, aten._neg_view.default):
+        return tracer.node_op(op, (new,), {})  # each undoes itself
     if op is aten.unfold.default:
         return _unfold_scatter(tracer, base, new, step)
     raise TraceError(f"writing through a view made by {op} is not supported; clone() it first")

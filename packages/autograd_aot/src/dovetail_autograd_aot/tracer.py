@@ -7,6 +7,7 @@ engine under the tracer records the backward into the same graph.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -166,6 +167,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._fresh(result)
         if kind is OpKind.METADATA:
             return self._change_metadata(info, args, kwargs)
+        if func in (aten.resize_.default, aten.resize_as_.default):
+            return self._resize(args, kwargs)
         raise TraceError(f"{func} changes what a tensor is in place; this cannot be compiled")
 
     def _fresh(self, result: Any) -> Any:
@@ -379,9 +382,30 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> FakeTensor:
         """t_, squeeze_ ...: the tensor becomes another view of its storage."""
+        form = info.functional
+        assert form is not None
+        return self._become(args[0], lambda tensor: self._view(form, args, kwargs))
+
+    def _resize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FakeTensor:
+        """resize_, resize_as_ to another shape of as many elements: another view."""
+        tensor, wanted = args[0], args[1]
+        sizes = wanted._sizes if type(wanted) is FakeTensor else tuple(wanted)
+        if type(tensor) is FakeTensor and same_sizes(sizes, tensor._sizes):
+            return tensor
+        memory_format = args[2] if len(args) > 2 else kwargs.get("memory_format")
+        if (
+            type(tensor) is not FakeTensor
+            or not is_contiguous(tensor)
+            or memory_format not in (None, torch.contiguous_format, torch.preserve_format)
+            or math.prod(sizes) != math.prod(tensor._sizes)
+        ):
+            raise TraceError("resize_ in place to another number of elements cannot be compiled")
+        return self._become(tensor, lambda t: self._view(aten.view.default, (t, list(sizes)), {}))
+
+    def _become(self, tensor: Any, as_view: Callable[[FakeTensor], FakeTensor]) -> FakeTensor:
+        """Make a tensor in place the view of itself that `as_view` gives."""
         from dovetail_prims.fake_tensor import set_metadata
 
-        tensor = args[0]
         if type(tensor) is not FakeTensor:
             raise ConstantWrittenError("")
         track = track_of(tensor)
@@ -390,8 +414,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise TraceError("changing the shape of an input in place cannot be compiled")
             track.storage.root = None
             wrap(track.storage.node, track.storage)  # another tensor to be the whole storage
-        assert info.functional is not None
-        view = self._view(info.functional, args, kwargs)
+        view = as_view(tensor)
         set_metadata(tensor, view._sizes, view._strides, view._offset)
         moved = track_of(view)
         track.chain, track.node, track.seen = moved.chain, moved.node, moved.seen

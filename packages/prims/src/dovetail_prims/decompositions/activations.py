@@ -137,12 +137,13 @@ def threshold(self: Tensor, threshold: Number, value: Number) -> Tensor:
 
 
 def logit(self: Tensor, eps: float | None = None) -> Tensor:
-    """log(x / (1 - x)), x clamped to [eps, 1 - eps] first"""
+    """log(x / (1 - x)), x clamped to [eps, 1 - eps] first; the lower bound wins where they cross"""
     self = floating(self)
     x = wide(self)
     if eps is not None:
-        x = aten.maximum.default(x, constant(eps, x))
+        below = aten.lt.Scalar(x, eps)
         x = aten.minimum.default(x, constant(1 - eps, x))
+        x = where(below, eps, x)
     out = aten.log.default(aten.div.Tensor(x, aten.sub.Tensor(1, x)))
     return cast(out, self.dtype)
 

@@ -288,6 +288,7 @@ def triu(self: Tensor, diagonal: int = 0) -> Tensor:
 
 TABLE: Family = {
     "zeros.default": zeros,
+    "_efficientzerotensor.default": zeros,  # no lazy zero reaches a graph
     "ones.default": ones,
     "full_like.default": full_like,
     "zeros_like.default": zeros_like,

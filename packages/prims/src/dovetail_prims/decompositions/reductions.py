@@ -41,7 +41,9 @@ def prod_all(self: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
 
 def _extremum_dim(self: Tensor, dim: int, keepdim: bool, which: str) -> tuple[Tensor, Tensor]:
     values = getattr(aten, f"a{which}").default(self, [dim], keepdim)
-    return values, getattr(aten, f"arg{which}").default(self, dim, keepdim)
+    # There is no argmax of bool.
+    ordered = cast(self, torch.uint8) if self.dtype == torch.bool else self
+    return values, getattr(aten, f"arg{which}").default(ordered, dim, keepdim)
 
 
 def max_dim(self: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:

@@ -2,16 +2,18 @@
 
 An entry has its op's signature. It is called with tensors of any kind, fake ones too, under the
 mode that records; the ops it calls are either in CORE_ATEN or have entries themselves. An entry
-that returns NotImplemented leaves the op as it is.
+that returns NotImplemented leaves the op as it is. Arithmetic on complex numbers is left as it is
+(see `_real_only`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, wraps
 from types import MappingProxyType
 from typing import Any
 
+from torch import Tensor
 from torch._ops import OpOverload
 
 from . import (
@@ -54,13 +56,51 @@ FAMILIES = (
     rest,
 )
 
+# These move numbers and look at none of them, so that a complex one is as good as a real one.
+_MOVING = (views, creation, indexing, padding)
+# The same, among families that compute.
+_MOVING_NAMES = frozenset(
+    {
+        "_stack.default", "diag_embed.default", "put.default", "empty_permuted.default",
+        "masked_scatter_backward.default", "fill.Scalar", "fill.Tensor", "zero.default",
+        "masked_fill.Scalar", "masked_fill.Tensor", "trace.default", "sum.default",
+    }
+)  # fmt: skip
+
+
+def _real_only(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An entry for real numbers alone: no kernel of ours takes complex ones, and formulas for real
+    numbers (derivatives without a conjugate, norms, comparisons) are wrong for them."""
+
+    @wraps(function)
+    def entry(*args: Any, **kwargs: Any) -> Any:
+        for arg in args:
+            if isinstance(arg, Tensor):
+                if arg.dtype.is_complex:
+                    return NotImplemented
+            elif isinstance(arg, (list, tuple)):
+                if any(isinstance(a, Tensor) and a.dtype.is_complex for a in arg):
+                    return NotImplemented
+            elif isinstance(arg, complex):
+                return NotImplemented
+        dtype = kwargs.get("dtype")
+        if dtype is not None and dtype.is_complex:
+            return NotImplemented
+        return function(*args, **kwargs)
+
+    return entry
+
 
 @cache
 def core_aten_table() -> Mapping[OpOverload, Callable[..., Any]]:
     """Every decomposition to CORE_ATEN, keyed by op; ops that this torch lacks are left out."""
     table: dict[OpOverload, Callable[..., Any]] = {}
     for family in FAMILIES:
-        entries = resolve(family.TABLE)
+        guarded = {
+            name: function if family in _MOVING or name in _MOVING_NAMES else _real_only(function)
+            for name, function in family.TABLE.items()
+        }
+        entries = resolve(guarded)
         twice = table.keys() & entries.keys()
         assert not twice, f"decomposed by two families: {sorted(map(str, twice))}"
         table |= entries

@@ -105,9 +105,9 @@ def _cubic(align_corners: bool) -> Taps:
 
 def _suggested_format(x: Tensor) -> torch.memory_format:
     """channels_last where x has that layout, as eager's kernels keep it"""
-    if x.dim() == 4 and not x.is_contiguous():
-        if x.is_contiguous(memory_format=torch.channels_last):
-            return torch.channels_last
+    wanted = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
+    if wanted is not None and not x.is_contiguous() and x.is_contiguous(memory_format=wanted):
+        return wanted
     return torch.contiguous_format
 
 

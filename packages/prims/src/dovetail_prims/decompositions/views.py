@@ -165,7 +165,19 @@ def channel_shuffle(self: Tensor, groups: int) -> Tensor:
     return aten.view.default(moved, self.shape)
 
 
+def conj(self: Tensor) -> Tensor:
+    """The conjugate, computed: no lazy bit reaches a graph"""
+    return aten._conj_physical.default(self)
+
+
+def neg_view(self: Tensor) -> Tensor:
+    """The negative, computed: no lazy bit reaches a graph"""
+    return aten.neg.default(self)
+
+
 TABLE: Family = {
+    "_conj.default": conj,
+    "_neg_view.default": neg_view,
     "t.default": t,
     "transpose.int": transpose,
     "_unsafe_view.default": view,

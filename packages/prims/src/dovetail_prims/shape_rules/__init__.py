@@ -20,6 +20,7 @@ from dovetail_prims.shape_rules import (
     matmul,
     norms,
     pointwise,
+    rare,
     reductions,
     views,
 )
@@ -54,6 +55,7 @@ def default_rules() -> RuleTable:
         convolution.rules,
         indexing.rules,
         factories.rules,
+        rare.rules,
         fake_queries.rules,
     )
     by_name: dict[str, ShapeRule] = {}

@@ -17,6 +17,7 @@ from dovetail_prims.shape_rules.layout import (
     empty_like_strides,
     equal_sizes,
     fresh,
+    has_zero,
     infer_dense_strides,
     is_canonical,
     pointwise_layout,
@@ -128,7 +129,7 @@ def index_select(x: FakeTensor, dim: int, index: FakeTensor) -> FakeTensor:
 def gather(x: FakeTensor, dim: int, index: FakeTensor, *, sparse_grad: bool = False) -> FakeTensor:
     """One element of `x` for each element of `index`."""
     d = wrap_dim(dim, len(x._sizes))
-    if index._dtype not in (torch.int64, torch.int32):
+    if index._dtype not in (torch.int64, torch.int32) and not has_zero(index._sizes):
         raise RuntimeError("gather(): Expected dtype int32/int64 for index")
     if max(len(index._sizes), 1) != max(len(x._sizes), 1):
         raise RuntimeError("Index tensor must have the same number of dimensions as input tensor")
@@ -297,6 +298,7 @@ def rules() -> dict[str, Callable[..., Any]]:
         "slice_scatter.default": like_view_scatter,
         "select_scatter.default": like_view_scatter,
         "diagonal_scatter.default": like_view_scatter,
+        "as_strided_scatter.default": like_view_scatter,
     }
     for overload in ("src", "value", "reduce", "value_reduce"):
         table[f"scatter.{overload}"] = scatter

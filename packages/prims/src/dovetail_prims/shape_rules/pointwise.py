@@ -157,6 +157,18 @@ def backward_two(a: FakeTensor, b: FakeTensor, *rest: Any, **options: Any) -> Fa
     return pointwise_out((a, b), promote((a, b)))
 
 
+def elu_backward(
+    grad: FakeTensor,
+    alpha: Any,
+    scale: Any,
+    input_scale: Any,
+    is_result: bool,
+    saved: FakeTensor,
+) -> FakeTensor:
+    """Its numbers stand between the gradient and the saved value."""
+    return backward_two(grad, saved)
+
+
 def masked_fill(x: FakeTensor, mask: FakeTensor, value: Any) -> FakeTensor:
     """`masked_fill`: always contiguous."""
     sizes = x._sizes if equal_sizes(x._sizes, mask._sizes) else broadcast((x._sizes, mask._sizes))
@@ -237,7 +249,7 @@ _COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
 _BACKWARD_TWO = (
     "gelu_backward", "silu_backward", "tanh_backward", "sigmoid_backward",
     "hardswish_backward", "hardsigmoid_backward", "hardtanh_backward", "leaky_relu_backward",
-    "elu_backward", "mish_backward", "softplus_backward", "logit_backward",
+    "mish_backward", "softplus_backward", "logit_backward",
 )  # fmt: skip
 
 
@@ -274,7 +286,9 @@ def rules() -> dict[str, Callable[..., Any]]:
         table[f"div_.{overload}"] = divided
     table["floor_divide.default"] = binary
     table["atan2.default"] = binary_float
-    table["maximum.default"] = table["minimum.default"] = binary
+    for name in ("maximum", "minimum", "hypot", "nextafter", "fmax", "fmin", "gcd", "lcm"):
+        table[f"{name}.default"] = binary
+    table["copysign.Tensor"] = table["copysign.Scalar"] = binary_float
     for name in _COMPARE:
         table[f"{name}.Tensor"] = table[f"{name}.Scalar"] = compare
     for name in ("logical_and", "logical_or", "logical_xor"):
@@ -292,6 +306,7 @@ def rules() -> dict[str, Callable[..., Any]]:
     table["lerp.Scalar"] = lerp_scalar
     for name in _BACKWARD_TWO:
         table[f"{name}.default"] = backward_two
+    table["elu_backward.default"] = elu_backward
     table["threshold_backward.default"] = threshold_backward
     table["masked_fill.Scalar"] = table["masked_fill.Tensor"] = masked_fill
     table["masked_fill_.Scalar"] = table["masked_fill_.Tensor"] = in_place

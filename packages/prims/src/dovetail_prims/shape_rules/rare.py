@@ -1,0 +1,264 @@
+"""Shape rules of library ops whose meta kernel PyTorch lacks, or which gives up too early."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dovetail_prims.fake_tensor import DataDependentError, FakeTensor, Size, Sizes, make
+from dovetail_prims.shape_rules.layout import contiguous, fresh
+
+
+def _column_major(sizes: Sizes) -> Sizes:
+    """Strides of a batch of matrices as LAPACK lays them out."""
+    *batch, rows, columns = sizes
+    inner = contiguous((*batch, columns, rows))
+    return (*inner[:-2], inner[-1], inner[-2])
+
+
+def geqrf(x: FakeTensor) -> tuple[FakeTensor, FakeTensor]:
+    """The reflectors of a QR decomposition, and their factors."""
+    *batch, rows, columns = x._sizes
+    factors = (*batch, columns if columns < rows else rows)
+    packed = make(x._sizes, _column_major(x._sizes), x._dtype, x._device)
+    return packed, fresh(factors, x._dtype, x._device)
+
+
+def lstsq(
+    a: FakeTensor, b: FakeTensor, rcond: Any = None, *, driver: str | None = None
+) -> tuple[FakeTensor, FakeTensor, FakeTensor, FakeTensor]:
+    """Least squares: solution, residuals, rank, singular values.
+
+    The drivers by singular values give residuals only where every matrix is of full rank."""
+    device = a._device
+    driver = driver or ("gelsy" if device.type == "cpu" else "gels")
+    *batch, rows, columns = a._sizes
+    vector = len(b._sizes) == 1 or (
+        len(a._sizes) - 1 == len(b._sizes) and tuple(b._sizes) == tuple(a._sizes[:-1])
+    )
+    if batch and tuple(b._sizes[: len(batch)]) != tuple(batch):
+        return NotImplemented  # type: ignore[no-any-return]  # broadcast batches
+    if driver in ("gelsd", "gelss") and rows > columns:
+        raise DataDependentError(f"aten.linalg_lstsq.default with driver {driver}")
+    right: tuple[Size, ...] = () if vector else (b._sizes[-1],)
+    # The solution is a part of a matrix of LAPACK's, as high as the larger side.
+    height = rows if columns < rows else columns
+    solution = (*batch, columns, *right)
+    whole = _column_major((*batch, height, *(right or (1,))))
+    strides = whole[:-1] if vector else whole
+    out = make(solution, strides, a._dtype, device)
+    real = _real(a._dtype)
+    has_residuals = driver == "gels" and columns < rows
+    residuals = fresh((*batch, *(right or (1,))) if has_residuals else (0,), real, device)
+    rank = fresh((0,) if driver == "gels" else tuple(batch), torch.int64, device)
+    values = fresh((0,), real, device)
+    if driver in ("gelsd", "gelss"):
+        values = fresh((*batch, rows if rows < columns else columns), real, device)
+    return out, residuals, rank, values
+
+
+def svd(
+    x: FakeTensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: Any = None
+) -> tuple[FakeTensor, FakeTensor, FakeTensor]:
+    """Singular values and both bases, as LAPACK lays them out (PyTorch's meta kernel tells of
+    another library's layout where it was built with one)."""
+    if x._device.type != "cpu":
+        return NotImplemented  # type: ignore[no-any-return]
+    *batch, rows, columns = x._sizes
+    small = rows if rows < columns else columns
+    values = fresh((*batch, small), _real(x._dtype), x._device)
+    if not compute_uv:
+        return fresh((0,), x._dtype, x._device), values, fresh((0,), x._dtype, x._device)
+    left = (*batch, rows, rows if full_matrices else small)
+    right = (*batch, columns if full_matrices else small, columns)
+    return (
+        make(left, _column_major(left), x._dtype, x._device),
+        values,
+        make(right, _column_major(right), x._dtype, x._device),
+    )
+
+
+def eig(x: FakeTensor) -> tuple[FakeTensor, FakeTensor]:
+    """Eigenvalues and eigenvectors of a general matrix."""
+    if x._device.type != "cpu":
+        return NotImplemented  # type: ignore[no-any-return]
+    dtype = x._dtype.to_complex()
+    vectors = make(x._sizes, _column_major(x._sizes), dtype, x._device)
+    return fresh(x._sizes[:-1], dtype, x._device), vectors
+
+
+def fft_from_real(x: FakeTensor, dim: Sequence[int], normalization: int, onesided: bool) -> Any:
+    """The transform of real numbers; by symmetry half of it may be left out."""
+    if not _by_mkl(x) or not dim:
+        return NotImplemented
+    dims = [d % len(x._sizes) for d in dim]
+    sizes = list(x._sizes)
+    if onesided:
+        sizes[dims[-1]] = sizes[dims[-1]] // 2 + 1
+    strides = _mkl_strides(sizes, x._strides, [*_by_stride(dims[:-1], x._strides), dims[-1]])
+    return make(tuple(sizes), strides, x._dtype.to_complex(), x._device)
+
+
+def fft_to_real(x: FakeTensor, dim: Sequence[int], normalization: int, last: Size) -> Any:
+    """Back to real numbers: a complex transform along all dimensions but the last comes first."""
+    if not _by_mkl(x) or not dim:
+        return NotImplemented
+    dims = [d % len(x._sizes) for d in dim]
+    strides = x._strides
+    if len(dims) > 1:
+        strides = _mkl_strides(x._sizes, strides, _by_stride(dims[:-1], strides))
+    sizes = list(x._sizes)
+    sizes[dims[-1]] = last
+    strides = _mkl_strides(sizes, strides, dims[-1:])
+    return make(tuple(sizes), strides, x._dtype.to_real(), x._device)
+
+
+def _by_mkl(x: FakeTensor) -> bool:
+    available: Callable[[], bool] = torch.backends.mkl.is_available
+    return x._device.type == "cpu" and available()
+
+
+def _by_stride(dims: Sequence[int], strides: Sizes) -> list[int]:
+    """Dimensions with large strides first."""
+    return sorted(dims, key=lambda d: -strides[d])
+
+
+def _mkl_strides(sizes: Sequence[Size], source: Sizes, dims: list[int]) -> Sizes:
+    """MKL's result is dense, the transformed dimensions innermost, the others by their strides."""
+    order = _by_stride([d for d in range(len(sizes)) if d not in dims], source) + dims
+    strides: list[Size] = [0] * len(sizes)
+    for d, stride in zip(order, contiguous(tuple(sizes[d] for d in order)), strict=True):
+        strides[d] = stride
+    return tuple(strides)
+
+
+_SUM, _MEAN, _MAX = 0, 1, 2
+
+
+def embedding_bag(
+    weight: FakeTensor,
+    indices: FakeTensor,
+    offsets: FakeTensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = _SUM,
+    sparse: bool = False,
+    per_sample_weights: FakeTensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[FakeTensor, FakeTensor, FakeTensor, FakeTensor]:
+    """Bags of rows, each summed up; then which bag an index is in, the bags' sizes, and where
+    their maxima stand. On the CPU some are left out where its fast sum does without."""
+    if weight._device.type != "cpu":
+        return NotImplemented  # type: ignore[no-any-return]
+    device, integer = weight._device, indices._dtype
+    bags = offsets._sizes[0]
+    if include_last_offset:
+        bags = bags - 1
+    fast = (
+        mode == _SUM
+        and weight._strides[1] == 1
+        and padding_idx < 0
+        and weight._dtype in (torch.float32, torch.float16, torch.bfloat16)
+        and (per_sample_weights is None or per_sample_weights._strides[0] == 1)
+    )
+    where: Sizes = (0,) if fast else indices._sizes
+    width = weight._sizes[1]
+    return (
+        fresh((bags, width), weight._dtype, device),
+        fresh(where, integer, device),
+        fresh((bags,), integer, device),
+        fresh((bags, width) if mode == _MAX else (bags,), integer, device),
+    )
+
+
+def embedding_bag_forward_only(
+    weight: FakeTensor,
+    indices: FakeTensor,
+    offsets: FakeTensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = _SUM,
+    *rest: Any,
+) -> Any:
+    """The same without a gradient: a sum's last two results are as long as the offsets."""
+    results = embedding_bag(weight, indices, offsets, scale_grad_by_freq, mode, *rest)
+    if results is NotImplemented or mode != _SUM:
+        return results
+    sizes, device = offsets._sizes, weight._device
+    return (
+        *results[:2],
+        fresh(sizes, indices._dtype, device),
+        fresh(sizes, indices._dtype, device),
+    )
+
+
+def _real(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of a complex number's parts."""
+    return dtype.to_real() if dtype.is_complex else dtype
+
+
+def histogram(x: FakeTensor, bins: Any = 100, **options: Any) -> tuple[FakeTensor, FakeTensor]:
+    """Counts and bin edges, for a number of bins or for given edges."""
+    if isinstance(bins, FakeTensor):
+        return (
+            fresh((bins._sizes[0] - 1,), x._dtype, x._device),
+            fresh(bins._sizes, x._dtype, x._device),
+        )
+    return fresh((bins,), x._dtype, x._device), fresh((bins + 1,), x._dtype, x._device)
+
+
+def margin_backward(grad: FakeTensor, x: FakeTensor, *rest: Any, **options: Any) -> FakeTensor:
+    """Backward of the multi-class margin losses: the input's shape, contiguous."""
+    return fresh(x._sizes, x._dtype, x._device)
+
+
+def fractional_pool_backward(grad: FakeTensor, x: FakeTensor, *rest: Any) -> FakeTensor:
+    """Backward of the fractional poolings."""
+    return fresh(x._sizes, grad._dtype, grad._device)
+
+
+def ctc_loss(
+    log_probs: FakeTensor,
+    targets: FakeTensor,
+    input_lengths: Sequence[int],
+    target_lengths: Sequence[int],
+    blank: int = 0,
+    zero_infinity: bool = False,
+) -> tuple[FakeTensor, FakeTensor]:
+    """The loss of each sequence, and the log probabilities of its prefixes."""
+    if log_probs._device.type != "cpu" or len(log_probs._sizes) != 3:
+        return NotImplemented  # type: ignore[no-any-return]
+    steps, batch, _ = log_probs._sizes
+    width = 2 * max(target_lengths, default=0) + 1
+    dtype, device = log_probs._dtype, log_probs._device
+    return fresh((batch,), dtype, device), fresh((batch, steps, width), dtype, device)
+
+
+def ctc_loss_backward(grad: FakeTensor, log_probs: FakeTensor, *rest: Any) -> FakeTensor:
+    """Its gradient has the shape of the log probabilities."""
+    if log_probs._device.type != "cpu":
+        return NotImplemented  # type: ignore[no-any-return]
+    return fresh(log_probs._sizes, log_probs._dtype, log_probs._device)
+
+
+def rules() -> dict[str, Callable[..., Any]]:
+    """The table of this family."""
+    return {
+        "geqrf.default": geqrf,
+        "linalg_lstsq.default": lstsq,
+        "_linalg_svd.default": svd,
+        "linalg_eig.default": eig,
+        "_fft_r2c.default": fft_from_real,
+        "_fft_c2r.default": fft_to_real,
+        "_embedding_bag.default": embedding_bag,
+        "_embedding_bag_forward_only.default": embedding_bag_forward_only,
+        "histogram.bin_ct": histogram,
+        "histogram.bins_tensor": histogram,
+        "multi_margin_loss_backward.default": margin_backward,
+        "multilabel_margin_loss_backward.default": margin_backward,
+        "fractional_max_pool2d_backward.default": fractional_pool_backward,
+        "fractional_max_pool3d_backward.default": fractional_pool_backward,
+        "_ctc_loss.default": ctc_loss,
+        "_ctc_loss_backward.default": ctc_loss_backward,
+    }
