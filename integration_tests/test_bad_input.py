@@ -120,6 +120,15 @@ def test_dtype_mismatch_is_eagers_error_at_the_users_line() -> None:
     assert optimizer.state == {} and linear.weight.grad is None
 
 
-def test_dynamic_true_is_refused_with_the_way_round() -> None:
-    with pytest.raises(NotImplementedError, match="leave dynamic unset"):
-        dovetail.compile(lambda x: x, dynamic=True)
+def test_a_size_outside_its_mark_is_refused() -> None:
+    x = torch.ones(9, 2)
+    dovetail.mark_dynamic(x, 0, max=8)
+    with pytest.raises(dovetail.CaptureError, match="marked dynamic with min=None, max=8"):
+        dovetail.compile(lambda x: x + 1)(x)
+
+
+def test_a_marked_size_that_the_program_fixes_is_refused() -> None:
+    x = torch.ones(6, 2)
+    dovetail.mark_dynamic(x, 0)
+    with pytest.raises(dovetail.CaptureError, match="is marked dynamic, but the program needs"):
+        dovetail.compile(lambda x: x + torch.tensor(x.size(0)))(x)

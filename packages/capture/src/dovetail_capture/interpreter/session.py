@@ -110,9 +110,9 @@ class Session:
             return known
         if static:
             self.pin(source, real)
+        sizes = None if static else self.shapes.sizes_of(real, source)
         try:
             clause = tensor_clause(real, source)
-            sizes = None if static else self.shapes.sizes_of(real, source)
             fake = self.recorder.from_real(real, sizes)
             if sizes is not None:
                 fixed = tuple(size if type(size) is int else None for size in fake._sizes)

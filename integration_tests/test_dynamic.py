@@ -1,0 +1,123 @@
+"""Sizes that change from call to call: models and random programs, against eager."""
+
+from __future__ import annotations
+
+import pytest
+import shape_programs
+import torch
+from torch import Tensor, nn
+
+import dovetail
+
+SIZES = [(4, 16), (3, 12), (2, 9), (8, 20), (5, 5), (7, 33), (2, 2), (6, 40), (9, 3), (3, 64)]
+
+
+def bert() -> nn.Module:
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(
+        vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=64, max_position_embeddings=64, hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    return BertModel(config, add_pooling_layer=False)
+
+
+def llama() -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, intermediate_size=64, max_position_embeddings=64, use_cache=False,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def call(model: nn.Module, name: str, batch: int, length: int) -> Tensor:
+    ids = torch.randint(0, 100, (batch, length), generator=torch.Generator().manual_seed(length))
+    if name == "bert":
+        mask = torch.ones(batch, length, dtype=torch.long)
+        mask[:, length // 2 + 1 :] = 0
+        return model(input_ids=ids, attention_mask=mask).last_hidden_state
+    if model.training:
+        return model(input_ids=ids, labels=ids).loss
+    return model(input_ids=ids).logits
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+@pytest.mark.parametrize("training", [False, True])
+def test_batch_and_length_vary(name: str, training: bool) -> None:
+    torch.manual_seed(0)
+    model = {"bert": bert, "llama": llama}[name]().train(training)
+    compiled = dovetail.compile(model, fullgraph=name == "bert")
+    for batch, length in SIZES:
+        with torch.set_grad_enabled(training):
+            wanted, got = call(model, name, batch, length), call(compiled, name, batch, length)
+        torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
+        assert got.stride() == wanted.stride()
+        if training:
+            parameters = list(model.parameters())
+            expected = torch.autograd.grad(wanted.square().sum(), parameters, allow_unused=True)
+            found = torch.autograd.grad(got.square().sum(), parameters, allow_unused=True)
+            for mine, eagers in zip(found, expected, strict=True):
+                assert (mine is None) == (eagers is None)
+                if mine is not None:
+                    torch.testing.assert_close(mine, eagers, atol=1e-3, rtol=1e-2)
+    report = dovetail.report(compiled)
+    assert report.graphs == 2 and len(report.recompiles) == 1
+    assert not report.per_size_compiles
+    # Size 1, in one of the two: a version more.
+    with torch.no_grad() if not training else torch.enable_grad():
+        for batch, length in ((1, 10), (1, 20)):
+            wanted, got = call(model, name, batch, length), call(compiled, name, batch, length)
+            torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
+    assert dovetail.report(compiled).graphs == 3
+
+
+def test_the_report_shows_shape_guards() -> None:
+    compiled = dovetail.compile(lambda x: x * 2 if x.size(0) <= 128 else x, dynamic=True)
+    compiled(torch.ones(9, 4))
+    assert "shape guard: x.size(0) <= 128" in dovetail.report(compiled).as_text()
+    assert (
+        "x.size(0) <= 128"
+        in dovetail.explain(lambda x: x if x.size(0) <= 128 else -x, dynamic=True)(
+            torch.ones(9, 4)
+        ).as_text()
+    )
+
+
+def test_a_graph_whose_loops_need_numbers_is_compiled_per_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where code generation gives up on symbols, each size is compiled, and the report says so."""
+    from dovetail import pipeline
+
+    known = pipeline.compile_graph
+
+    def fussy(gm, inputs, **kwargs):
+        if pipeline.is_symbolic(gm):
+            raise RuntimeError("no loops for this")
+        return known(gm, inputs, **kwargs)
+
+    monkeypatch.setattr(pipeline, "compile_graph", fussy)
+
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        return (x @ w).softmax(-1).sum(0) * x.shape[0]
+
+    compiled = dovetail.compile(fn, dynamic=True)
+    for n, m in ((4, 5), (6, 7), (6, 7), (3, 9)):
+        x, w = torch.randn(n, m, requires_grad=True), torch.randn(m, 3, requires_grad=True)
+        wanted, got = fn(x, w), compiled(x, w)
+        torch.testing.assert_close(got, wanted)
+        torch.testing.assert_close(
+            torch.autograd.grad(got.sin().sum(), [x, w]),
+            torch.autograd.grad(wanted.sin().sum(), [x, w]),
+            atol=1e-4, rtol=1e-4,
+        )  # fmt: skip
+    reasons = dovetail.report(compiled).per_size_compiles
+    assert len(reasons) == 6 and "no loops for this" in reasons[0] and "(4, 5)" in reasons[0]
+
+
+@pytest.mark.parametrize("seed", range(100, 112))
+def test_random_programs(seed: int) -> None:
+    shape_programs.check(seed, grad=seed % 2 == 0, dynamic=True if seed % 3 == 0 else None)

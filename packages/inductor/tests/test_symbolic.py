@@ -1,0 +1,226 @@
+"""Kernels of symbolic sizes: one plan, run at many sizes; and the numbers that sizes become."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from dovetail_guards.shape_env import Dim as Kind
+from dovetail_guards.shape_env import ShapeEnv
+from dovetail_guards.source import LocalSource, SizeSource
+from dovetail_inductor import compile_graph
+from dovetail_inductor.loop_ir.index import Var, constant, variable
+from dovetail_inductor.loop_ir.sizes import (
+    Dim,
+    UnknownOrder,
+    from_torch,
+    hint_of,
+    is_multiple,
+    known_within,
+    size_expr,
+)
+from dovetail_prims import FakeTensor, from_real
+from dovetail_prims.decompositions import core_aten_table
+from dovetail_prims.fake_tensor import propagate
+from dovetail_prims.size_nodes import SizeNodes
+from dovetail_runtime import load
+from dovetail_runtime.plan import CallAten
+from dovetail_runtime.sizes import evaluate
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+def dims(*hints: int) -> tuple[ShapeEnv, list[Any]]:
+    env = ShapeEnv()
+    source = LocalSource("x")
+    return env, [
+        from_torch(env.symint(env.create_size(n, SizeSource(source, i), Kind.DYNAMIC)))
+        for i, n in enumerate(hints)
+    ]
+
+
+def test_a_dim_is_no_number() -> None:
+    _, (s, t) = dims(4, 6)
+    for use in (lambda: int(s), lambda: range(s), lambda: [0] * s, lambda: list(range(9))[s]):
+        with pytest.raises(TypeError):
+            use()
+    assert not isinstance(s, int) and isinstance(s, Dim)
+    assert hint_of(s * t + 1) == 25
+    assert s * t // t == s and (s + 1) - s == 1 and type((s + 1) - s) is int
+
+
+def test_order_is_known_or_refused() -> None:
+    _, (s, t) = dims(4, 6)
+    assert s >= 2 and s * t > t and s + 1 > s and 0 < s and not s < 2
+    with pytest.raises(UnknownOrder):
+        bool(s < t)
+    with pytest.raises(UnknownOrder):
+        bool(s > 3)
+    assert s != t and s != 4 and s == s + 0
+    assert is_multiple(4 * s, 4) and not is_multiple(s, 4) and is_multiple(s * t, t)
+    assert known_within(0, s - 1, s) and not known_within(0, t - 1, s)
+    with pytest.raises(UnknownOrder):
+        bool(s - 2)  # may be zero
+    assert bool(s)
+
+
+def test_indices_of_symbolic_loops() -> None:
+    _, (s, t) = dims(4, 6)
+    i, j = variable(Var(0, s)), variable(Var(1, t))
+    flat = i * t + j
+    assert flat.floordiv(t) == i and flat.mod(t) == j
+    assert flat.floordiv(s) != i  # nothing is known of it
+    assert (constant(s) * 2).const == 2 * s
+    assert (i + s - s) == i
+
+
+def test_a_plan_s_size_is_the_same_number() -> None:
+    _, (s, t) = dims(4, 6)
+    for size in (s, 3 * s * t - t + 7, (s * t + 1) // 3, s % t, -s, s * s * 2):
+        for a, b in ((4, 6), (5, 7), (2, 33)):
+            wanted = size.expr.evaluate({"s0": a, "s1": b})
+            assert evaluate(size_expr(size), {"s0": a, "s1": b}) == wanted
+
+
+DECOMPOSITIONS = core_aten_table()
+
+
+class _Recorder(TorchDispatchMode):
+    """Records ATen calls on symbolic fakes; sizes among the arguments become nodes."""
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__()
+        self.graph = graph
+        self.sizes = SizeNodes(graph)
+        self.nodes: dict[int, tuple[Any, Node]] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def node(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self.nodes[id(value)][1]
+        if isinstance(value, (torch.SymInt, torch.SymFloat)):
+            return self.sizes.node(value)
+        return value
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        decomposition = DECOMPOSITIONS.get(func)
+        if decomposition is not None:
+            with self:
+                result = decomposition(*args, **(kwargs or {}))
+            if result is not NotImplemented:
+                return result
+        result = propagate(func, args, kwargs or {})
+        if not isinstance(result, Tensor):
+            return result
+        node_args, node_kwargs = pytree.tree_map(self.node, (args, kwargs or {}))
+        node = self.graph.call_function(func, tuple(node_args), node_kwargs)
+        node.meta["val"] = result
+        self.nodes[id(result)] = (result, node)
+        return result
+
+
+def traced(fn: Callable[..., Tensor], examples: Sequence[Tensor]) -> GraphModule:
+    """The ATen graph of `fn` with all sizes of its arguments symbolic."""
+    graph = Graph()
+    recorder = _Recorder(graph)
+    env = ShapeEnv()
+    fakes: list[FakeTensor] = []
+    for k, example in enumerate(examples):
+        source = LocalSource(f"x{k}")
+        sizes = [
+            env.symint(env.create_size(n, SizeSource(source, i), Kind.DYNAMIC))
+            for i, n in enumerate(example.shape)
+        ]
+        fake = from_real(example, sizes=sizes)
+        node = graph.placeholder(f"x{k}")
+        node.meta["val"] = fake
+        recorder.sizes.bind_sizes(node, fake)
+        recorder.nodes[id(fake)] = (fake, node)
+        fakes.append(fake)
+    with torch.no_grad(), recorder:
+        result = fn(*fakes)
+    graph.output((recorder.node(result),))
+    return GraphModule(torch.nn.Module(), graph)
+
+
+FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    "pointwise": lambda x: (x.exp() + 1) * x.shape[0],
+    "scaled": lambda x: x * (x.shape[0] / x.shape[1]) + 1.0 / x.shape[1],
+    "row_sums": lambda x: x.sum(1) * 2,
+    "column_sums": lambda x: x.sum(0),
+    "whole": lambda x: x.amax() + x,
+    "softmax": lambda x: x.softmax(1),
+    "across": lambda x: x / (x * x).sum(0, True).sqrt(),
+    "transposed": lambda x: x.t() + x.sum(0).unsqueeze(1),
+    "copied": lambda x: (x.t() * 2).clone(memory_format=torch.contiguous_format),
+    "flat": lambda x: (x * 2).view(x.shape[0] * x.shape[1]) + 1,
+    "part": lambda x: x[1:, : x.shape[1] - 1] * 3,
+    "cat": lambda x: torch.cat([x, x * 2], 1),
+    "padded": lambda x: torch.constant_pad_nd(x, [1, 2, 0, 1], 3.0) * 2,
+    "positions": lambda x: x + torch.arange(x.shape[1]),
+    "flipped": lambda x: x.flip(1) + x,
+    "picked": lambda x: x[torch.arange(x.shape[0])] + 1,
+    "argmax": lambda x: x.argmax(1),
+    "outer": lambda x: x.unsqueeze(2) * x.unsqueeze(1),
+    "triangle": lambda x: torch.where(
+        torch.arange(x.shape[0]).unsqueeze(1) >= torch.arange(x.shape[1]), x, -x
+    ),
+    "mm": lambda x: (x @ x.t()).relu(),
+}  # fmt: skip
+SHAPES = [(4, 6), (2, 2), (3, 17), (33, 5), (64, 64), (7, 130), (200, 3)]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_one_plan_for_all_sizes(name: str) -> None:
+    fn = FUNCTIONS[name]
+    plan = compile_graph(traced(fn, [torch.zeros(4, 6)]))
+    assert {s.name for s in plan.symbols} == {"s0", "s1"}
+    if name not in ("mm",):
+        assert not any(isinstance(s, CallAten) for s in plan.steps)
+    artifact = load(plan)
+    for shape in SHAPES:
+        x = torch.randn(shape)
+        wanted = fn(x)
+        (got,) = artifact.run(x)
+        torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+        assert got.stride() == wanted.stride()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_chains(seed: int) -> None:
+    rng = random.Random(seed)
+    square = [
+        lambda x: x * x.shape[1], lambda x: x - x.mean(1, True), lambda x: x + x.sum(0),
+        lambda x: x.flip(0), lambda x: torch.tanh(x), lambda x: torch.cat([x[:1], x[1:]], 0),
+        lambda x: x / (x.abs().amax(0, True) + 1), lambda x: (x.t() + 1).t(),
+        lambda x: (x * 2).view(x.shape[0] * x.shape[1]).view(x.shape[0], x.shape[1])
+        if x.is_contiguous() else x * 2,
+    ]  # fmt: skip
+    chain = [rng.choice(square) for _ in range(5)]
+
+    def fn(x: Tensor) -> Tensor:
+        for step in chain:
+            x = step(x)
+        return x
+
+    artifact = load(compile_graph(traced(fn, [torch.zeros(5, 9)])))
+    for shape in SHAPES:
+        x = torch.randn(shape)
+        torch.testing.assert_close(artifact.run(x)[0], fn(x), atol=1e-4, rtol=1e-4)
+
+
+def test_equal_symbols_of_two_inputs() -> None:
+    artifact = load(
+        compile_graph(traced(lambda a, b: a @ b + a.sum(), [torch.zeros(4, 6), torch.zeros(6, 5)]))
+    )
+    for n, m, k in ((4, 6, 5), (2, 9, 3), (17, 2, 8)):
+        a, b = torch.randn(n, m), torch.randn(m, k)
+        torch.testing.assert_close(artifact.run(a, b)[0], a @ b + a.sum(), atol=1e-4, rtol=1e-4)
