@@ -20,6 +20,8 @@ from dovetail_inductor.scheduler.kernels import FusedKernel
 BLOCK = 4096
 # Elements a work item should have at least; dimensions are taken into it until it does.
 ITEM_ELEMENTS = 1024
+# Vectors side by side in a stripe down the rows of a matrix: a page of memory at AVX-512.
+WIDEST_STRIPE = 64
 # How much longer a transposing tile is along the contiguous dimension than a vector.
 TILE_RATIO = 4
 # Work (in additions) worth a task of its own, as in ATen's parallel loops.
@@ -68,8 +70,8 @@ def host_simd_bytes() -> int:
     return 32 if {"avx2", "fma", "f16c"} <= flags else 16
 
 
-def choose_shape(kernel: FusedKernel, simd_bytes: int) -> KernelShape:
-    """Decide the loops of a kernel."""
+def choose_shape(kernel: FusedKernel, simd_bytes: int, threads: int | None = None) -> KernelShape:
+    """Decide the loops of a kernel, for so many threads (None: as many as torch uses now)."""
     vector = _choose_vector(kernel)
     lanes = 1
     if vector is not None:
@@ -83,7 +85,9 @@ def choose_shape(kernel: FusedKernel, simd_bytes: int) -> KernelShape:
         per_item = hint_of(kernel.column_points)
         if by_row:
             assert vector is not None
-            block = lanes * _blocks_per_item(vector.size, lanes, kernel)
+            others = hint_of(prod(v.size for v in items))
+            wanted = -(-2 * (threads or torch.get_num_threads()) // max(1, others))
+            block = lanes * _blocks_per_item(vector.size, lanes, kernel, wanted)
             per_item *= min(block, hint_of(vector.size))
         if vector is not None:
             loops = (*loops, vector)
@@ -151,13 +155,28 @@ def is_transposed(load: Load, vector: Var) -> bool:
     return hint_of(load.index.coefficient(vector) or 0) > 1
 
 
-def _blocks_per_item(size: int, lanes: int, kernel: FusedKernel) -> int:
-    """Vectors side by side in one work item: whole cache lines in a row, registers permitting."""
+def _blocks_per_item(size: int, lanes: int, kernel: FusedKernel, wanted: int) -> int:
+    """Vectors side by side in one work item.
+
+    Where each row is gone through once: a stripe as wide as leaves `wanted` of them, up to
+    `WIDEST_STRIPE`, as every row of a stripe is another page of memory. Where there are several
+    passes: what the innermost cache keeps from pass to pass.
+    """
+    vectors = -(-hint_of(size) // lanes)
     most = 8 if len(kernel.nests) <= 4 else 2
-    for n in range(most, 0, -1):
+    if _single_pass(kernel):
+        most = max(most, min(WIDEST_STRIPE, vectors // max(1, wanted)))
+    for n in range(most, most // 2 if most > 8 else 0, -1):
         if is_multiple(size, n * lanes):
             return n
     return most if hint_of(size) > lanes else 1
+
+
+def _single_pass(kernel: FusedKernel) -> bool:
+    """True if all that goes over the columns can be done in one pass."""
+    phases = kernel.phases()
+    passing = {phases[n.buffer] for n in kernel.nests if n.reduction or kernel.is_full(n)}
+    return len(passing) <= 1
 
 
 def _accesses(kernel: FusedKernel) -> list[tuple[Index, Expr | None, int]]:
