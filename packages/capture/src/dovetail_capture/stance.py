@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
-from dovetail_capture import _frame_hook
+from dovetail_capture._frame_hook import active, force_eager
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -33,7 +33,7 @@ def breaks_are_errors() -> bool:
 
 def _enter(stance: str) -> None:
     _State.stance = stance
-    _frame_hook.force_eager(stance == "force_eager")
+    force_eager(stance == "force_eager")
 
 
 class set_stance:
@@ -47,7 +47,7 @@ class set_stance:
     def __init__(self, stance: str = "default") -> None:
         if stance not in STANCES:
             raise ValueError(f"unknown stance {stance!r}; one of {', '.join(STANCES)}")
-        if _frame_hook.active() is not None:
+        if active() is not None:
             raise RuntimeError("set_stance cannot be called inside a compiled function")
         self.stance = stance
         self.before = _State.stance

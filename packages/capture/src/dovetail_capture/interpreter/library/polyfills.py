@@ -222,6 +222,11 @@ def _exc_info(vm: Any, args: Args, kwargs: Kwargs) -> Any:
     return TupleValue([Constant(error.python_type()), error, NONE])
 
 
+def _exception(vm: Any, args: Args, kwargs: Kwargs) -> Any:
+    error = vm.handled_exception()
+    return NONE if error is None else error
+
+
 def _decorate(vm: Any, args: Args, kwargs: Kwargs) -> Any:
     """`torch.no_grad()(function)` and its like; a class is left to Python."""
     if args[1].python_type() not in (types.FunctionType, types.MethodType):
@@ -238,6 +243,7 @@ def _checkpoint(vm: Any, args: Args, kwargs: Kwargs) -> Any:
 HANDLERS: dict[Any, Handler] = {
     **{original: interpreted(function) for original, function in _C_FUNCTIONS.items()},
     sys.exc_info: _exc_info,
+    sys.exception: _exception,
     torch.utils._contextlib._DecoratorContextManager.__call__: _decorate,
     inspect.unwrap(torch_checkpoint.checkpoint): _checkpoint,
     torch_checkpoint.checkpoint: _checkpoint,
