@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from dovetail_prims.at_sizes import at_sizes
+from dovetail_prims.at_sizes import at_sizes, symbolic_inputs
 from torch.fx import GraphModule
 
 Run = Callable[..., Any]
@@ -23,12 +23,17 @@ class PerSize:
     reason: str
     compile_at: Callable[[GraphModule, Sequence[Any]], Run]
     tell: Callable[[str], None]
+    _varies: tuple[int, ...] = ()  # the inputs whose sizes, or values, are symbolic
     _versions: dict[Any, Run] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def __post_init__(self) -> None:
+        self._varies = symbolic_inputs(self.gm)
+
     def __call__(self, *inputs: Any) -> Any:
         """Run the version for the sizes of these inputs, compiled at their first call."""
-        key = tuple((v.shape, v.stride()) if isinstance(v, torch.Tensor) else v for v in inputs)
+        varying = (inputs[i] for i in self._varies)
+        key = tuple(v.shape if isinstance(v, torch.Tensor) else v for v in varying)
         run = self._versions.get(key)
         if run is None:
             with self._lock:

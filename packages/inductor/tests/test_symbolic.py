@@ -11,7 +11,7 @@ import torch
 from dovetail_guards.shape_env import Dim as Kind
 from dovetail_guards.shape_env import ShapeEnv
 from dovetail_guards.source import LocalSource, SizeSource
-from dovetail_inductor import compile_graph
+from dovetail_inductor import InductorOptions, compile_graph
 from dovetail_inductor.loop_ir.index import Var, constant, variable
 from dovetail_inductor.loop_ir.sizes import (
     Dim,
@@ -22,6 +22,7 @@ from dovetail_inductor.loop_ir.sizes import (
     known_within,
     size_expr,
 )
+from dovetail_inductor.lowering.values import UnsupportedGraph
 from dovetail_prims import FakeTensor, from_real
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.fake_tensor import propagate
@@ -224,3 +225,9 @@ def test_equal_symbols_of_two_inputs() -> None:
     for n, m, k in ((4, 6, 5), (2, 9, 3), (17, 2, 8)):
         a, b = torch.randn(n, m), torch.randn(m, k)
         torch.testing.assert_close(artifact.run(a, b)[0], a @ b + a.sum(), atol=1e-4, rtol=1e-4)
+
+
+def test_triton_refuses_symbols() -> None:
+    gm = traced(lambda x: x.exp() + 1, [torch.zeros(4, 6)])
+    with pytest.raises(UnsupportedGraph, match="known sizes"):
+        compile_graph(gm, options=InductorOptions(triton=True))

@@ -14,18 +14,23 @@ from dovetail_prims.fake_tensor import FakeTensor, make, propagate
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-def is_symbolic(gm: GraphModule) -> bool:
-    """Whether an input of the graph has a symbolic size, or is a symbolic number."""
-    for node in gm.graph.nodes:
-        if node.op != "placeholder":
-            break
+def symbolic_inputs(gm: GraphModule) -> tuple[int, ...]:
+    """Positions of the inputs that have a symbolic size, or are a symbolic number."""
+    found: list[int] = []
+    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    for position, node in enumerate(placeholders):
         val = node.meta.get("val")
-        if isinstance(val, _SYMBOLIC):
-            return True
         if isinstance(val, FakeTensor):
             if any(type(s) is not int for s in (*val._sizes, *val._strides)):
-                return True
-    return False
+                found.append(position)
+        elif isinstance(val, _SYMBOLIC):
+            found.append(position)
+    return tuple(found)
+
+
+def is_symbolic(gm: GraphModule) -> bool:
+    """Whether an input of the graph has a symbolic size, or is a symbolic number."""
+    return bool(symbolic_inputs(gm))
 
 
 def at_sizes(gm: GraphModule, inputs: Sequence[Any]) -> GraphModule:
