@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from dovetail_autograd_aot.constants import constant_value, untraced
+from dovetail_autograd_aot.rewrites import REWRITES
 
 aten = torch.ops.aten
 
@@ -27,7 +28,7 @@ _MASK_ALIGNMENT = 16
 
 
 class AttentionMode(TorchFunctionMode):
-    """Intercepts attention; everything else passes through."""
+    """Intercepts attention, and what `rewrites` lists; everything else passes through."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -41,6 +42,11 @@ class AttentionMode(TorchFunctionMode):
             if named["query"].device.type == "cuda":
                 return attention(**named)
             return func(**named)
+        rewrite = REWRITES.get(func)
+        if rewrite is not None:
+            result = rewrite(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
         return func(*args, **kwargs)
 
 

@@ -8,7 +8,12 @@ from typing import Any
 import torch
 
 from dovetail_prims.fake_tensor import DataDependentError, FakeTensor, Size, Sizes, make
-from dovetail_prims.shape_rules.layout import contiguous, fresh
+from dovetail_prims.shape_rules.layout import (
+    channels_last,
+    contiguous,
+    fresh,
+    suggests_channels_last,
+)
 
 
 def _column_major(sizes: Sizes) -> Sizes:
@@ -242,10 +247,25 @@ def ctc_loss_backward(grad: FakeTensor, log_probs: FakeTensor, *rest: Any) -> Fa
     return fresh(log_probs._sizes, log_probs._dtype, log_probs._device)
 
 
+def max_unpool2d(x: FakeTensor, indices: FakeTensor, output_size: Sequence[Size]) -> FakeTensor:
+    """The maxima put back where they stood, in the input's memory format."""
+    sizes = (*x._sizes[:-2], *output_size)
+    if len(sizes) == 4 and suggests_channels_last(x):
+        return make(sizes, channels_last(sizes), x._dtype, x._device)
+    return fresh(sizes, x._dtype, x._device)
+
+
+def nonzero_static(x: FakeTensor, *, size: Size, fill_value: int = -1) -> FakeTensor:
+    """Positions of what is not zero, as many as asked for."""
+    return fresh((size, len(x._sizes)), torch.int64, x._device)
+
+
 def rules() -> dict[str, Callable[..., Any]]:
     """The table of this family."""
     return {
         "geqrf.default": geqrf,
+        "nonzero_static.default": nonzero_static,
+        "max_unpool2d.default": max_unpool2d,
         "linalg_lstsq.default": lstsq,
         "_linalg_svd.default": svd,
         "linalg_eig.default": eig,

@@ -401,6 +401,23 @@ def native_new(
 # --- C functions ---------------------------------------------------------------------------------
 
 
+def _refuse_custom_write(real: Any) -> None:
+    """Graphs are made functional: a custom operator that writes has no functional twin to take."""
+    if isinstance(real, torch._ops.OpOverloadPacket):
+        names: list[str] = real.overloads()  # type: ignore[no-untyped-call]
+        overloads = [getattr(real, name) for name in names]
+    elif isinstance(real, torch._ops.OpOverload):
+        overloads = [real]
+    else:
+        return
+    for op in overloads:
+        if op.namespace != "aten" and op._schema.is_mutable:
+            raise GraphBreakSignal(
+                f"a call of `{op}`, a custom operator that writes to its arguments",
+                "write a custom operator that returns the new values, and copy_ them",
+            )
+
+
 def call_native(vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """Call a C function or method descriptor, or another callable object known at capture."""
     try:
@@ -412,6 +429,7 @@ def call_native(vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str,
         if result is not NotImplemented:
             return result
     if vm.is_operation(real):
+        _refuse_custom_write(real)
         try:
             kind = type(real)
             if args and isinstance(args[0], TensorValue) and kind in attributes.C_METHODS:

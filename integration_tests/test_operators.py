@@ -1,0 +1,133 @@
+"""Operators through the whole pipeline: a sample of PyTorch's operator database, custom operators,
+and what the database showed to go wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from sweep_operators import operators, sweep_one
+from torch import Tensor
+
+import dovetail
+
+# One or two of each family; the sweep's command does them all.
+SAMPLE = [
+    ("add", "float32"), ("hypot", "float32"), ("nn.functional.elu", "float32"),
+    ("logit", "float32"), ("cumprod", "float32"), ("amax", "float32"), ("var_mean", "float32"),
+    ("nn.functional.layer_norm", "float32"), ("nn.functional.interpolate.nearest", "float32"),
+    ("nn.functional.embedding_bag", "float32"), ("linalg.svd", "float32"),
+    ("linalg.eig", "float32"), ("fft.rfftn", "float32"), ("fft.hfft2", "float32"),
+    ("masked.amax", "float32"), ("as_strided_scatter", "float32"), ("take_along_dim", "float32"),
+    ("resize_", "float32"), ("tanh", "complex64"), ("linalg.vector_norm", "complex64"),
+    ("sgn", "complex64"), ("bitwise_xor", "int64"), ("logical_or", "bool"),
+    ("softmax", "bfloat16"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "dtype"), SAMPLE, ids=[f"{n}-{d}" for n, d in SAMPLE])
+def test_sample(name: str, dtype: str) -> None:
+    row = sweep_one(name, operators()[name], dtype, "graphs", 8)
+    assert row.outcome == "ok" and row.samples and row.graphs == 1, row
+
+
+@pytest.mark.parametrize("name", ["sum", "add", "nn.functional.elu"])
+def test_sample_of_kernels(name: str) -> None:
+    row = sweep_one(name, operators()[name], "float32", "kernels", 1)
+    assert row.outcome == "ok" and row.kernels, row
+
+
+def test_data_dependent_shapes_break_with_a_reason() -> None:
+    row = sweep_one("nonzero", operators()["nonzero"], "float32", "graphs", 1)
+    assert row.outcome == "break" and "needs the data of a tensor" in row.text, row
+
+
+def test_the_sweep_sees_a_wrong_result() -> None:
+    class Changing:
+        """An operator whose second call gives another result than its first."""
+
+        name = "changing"
+        supports_autograd = False
+        backward_dtypes: tuple[torch.dtype, ...] = ()
+        calls = 0
+
+        def get_op(self) -> Callable[[Tensor], Tensor]:
+            self.calls = 0
+
+            def changing(x: Tensor) -> Tensor:
+                return x + 1 if torch.compiler.is_compiling() else x + 2
+
+            return changing
+
+        def sample_inputs(self, *args: object, **kwargs: object) -> Iterator[object]:
+            from torch.testing._internal.opinfo.core import SampleInput
+
+            yield SampleInput(torch.ones(3))  # type: ignore[no-untyped-call]
+
+    row = sweep_one("changing", Changing(), "float32", "graphs", 1)
+    assert row.outcome == "wrong" and "3 / 3" in row.text, row
+
+
+# --- what went wrong -----------------------------------------------------------------------------
+
+
+def test_a_norm_without_gradient_still_requires_grad() -> None:
+    x = torch.tensor([1.0, 0.0, 2.0], requires_grad=True)
+    counted = dovetail.compile(lambda x: torch.norm(x, 0), backend="aot_eager")(x)
+    assert counted.item() == 2 and counted.requires_grad and not counted.is_leaf
+    assert torch.autograd.grad(counted, x, allow_unused=True) == (None,)
+
+
+def test_a_write_through_a_conjugate() -> None:
+    def f(x: Tensor) -> Tensor:
+        y = x.clone()
+        y.conj().mul_(2j)
+        return y
+
+    x = torch.randn(4, dtype=torch.complex64)
+    torch.testing.assert_close(dovetail.compile(f, fullgraph=True, backend="aot_eager")(x), f(x))
+
+
+# --- custom operators ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def custom() -> Iterator[object]:
+    library = torch.library.Library("dovetail_sweep_test", "DEF")
+    library.define("tripled(Tensor x) -> Tensor")
+    library.impl("tripled", lambda x: x * 3, "CPU")
+    torch.library.register_fake(
+        "dovetail_sweep_test::tripled", lambda x: torch.empty_like(x), lib=library
+    )
+    library.define("no_fake(Tensor x) -> Tensor")
+    library.impl("no_fake", lambda x: x + 5, "CPU")
+    library.define("add_to(Tensor x, Tensor(a!) y) -> ()")
+    library.impl("add_to", lambda x, y: (y.add_(x), None)[1], "CPU")
+    yield torch.ops.dovetail_sweep_test
+    library._destroy()
+
+
+def test_custom_operator_is_a_library_call(custom: object) -> None:
+    tripled = custom.tripled  # type: ignore[attr-defined]
+    compiled = dovetail.compile(lambda x: tripled(x + 1).sin(), fullgraph=True)
+    x = torch.randn(5)
+    torch.testing.assert_close(compiled(x), (3 * (x + 1)).sin())
+    assert dovetail.report(compiled).extern_ops == (("dovetail_sweep_test::tripled", 1),)
+
+
+@pytest.mark.parametrize("which", ["no_fake", "add_to"])
+def test_custom_operator_that_no_graph_can_hold(custom: object, which: str) -> None:
+    op = getattr(custom, which)
+
+    def f(x: Tensor) -> Tensor:
+        if which == "no_fake":
+            return op(x * 2) + 1
+        y = x.clone()
+        op(x, y)
+        return y * 2
+
+    x = torch.randn(5)
+    torch.testing.assert_close(dovetail.compile(f)(x), f(x))
+    with pytest.raises(dovetail.CaptureError, match=which):
+        dovetail.compile(f, fullgraph=True)(x)

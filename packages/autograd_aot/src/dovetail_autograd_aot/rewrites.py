@@ -1,0 +1,81 @@
+"""Calls whose derivative, as PyTorch writes it, has a shape that depends on data, by others whose
+derivative has none. They are rewritten above autograd, where `AttentionMode` sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def _gets_gradient(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled()
+
+
+def _written_where(x: Tensor, mask: Any, values: Tensor) -> Any:
+    """`x` with `values` wherever the mask holds; the derivative would be a sum of `grad[mask]`."""
+    if not isinstance(mask, Tensor) or mask.dtype is not torch.bool or mask.dim() == 0:
+        return NotImplemented
+    rest = x.dim() - mask.dim()
+    if rest < 0 or tuple(mask.shape) != tuple(x.shape[: mask.dim()]):
+        return NotImplemented
+    if values.dim() == rest + 1 and values.shape[0] == 1:
+        values = values[0]
+    if values.dim() > rest:
+        return NotImplemented  # a value for each place: how many depends on the mask
+    places = mask.reshape(tuple(mask.shape) + (1,) * rest)
+    return torch.where(places, values.to(x.dtype), x)
+
+
+def _index_put(x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False) -> Any:
+    if accumulate or len(indices) != 1 or not _gets_gradient(values):
+        return NotImplemented
+    return _written_where(x, indices[0], values)
+
+
+def _index_put_(x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False) -> Any:
+    result = _index_put(x, indices, values, accumulate)
+    return result if result is NotImplemented else x.copy_(result)
+
+
+def _setitem(x: Tensor, key: Any, value: Any) -> Any:
+    if not _gets_gradient(value):
+        return NotImplemented
+    result = _written_where(x, key, value)
+    if result is NotImplemented:
+        return result
+    x.copy_(result)
+    return None
+
+
+def _index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Any:
+    """The derivative of the value sums the gradient over the distinct indices."""
+    if not _gets_gradient(value) or not isinstance(dim, int):
+        return NotImplemented
+    if x.dim() == 0:
+        return (value.to(x.dtype) if index.numel() else x).clone()
+    chosen = torch.zeros((x.shape[dim],), dtype=torch.bool, device=x.device)
+    chosen = chosen.index_fill(0, index, True)
+    shape = [1] * x.dim()
+    shape[dim] = x.shape[dim]
+    return torch.where(chosen.view(shape), value.to(x.dtype), x)
+
+
+def _index_fill_(x: Tensor, dim: int, index: Tensor, value: Any) -> Any:
+    result = _index_fill(x, dim, index, value)
+    return result if result is NotImplemented else x.copy_(result)
+
+
+REWRITES: Mapping[Any, Callable[..., Any]] = {
+    torch.index_put: _index_put,
+    torch.Tensor.index_put: _index_put,
+    torch.index_put_: _index_put_,
+    torch.Tensor.index_put_: _index_put_,
+    torch.Tensor.__setitem__: _setitem,
+    torch.index_fill: _index_fill,
+    torch.Tensor.index_fill: _index_fill,
+    torch.Tensor.index_fill_: _index_fill_,
+}
+"""By function; one that returns NotImplemented leaves the call as it is."""
