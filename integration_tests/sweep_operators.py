@@ -15,6 +15,7 @@ import collections
 import importlib.util
 import itertools
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -481,7 +482,8 @@ def as_markdown(rows: Sequence[Row]) -> str:
     lines += ["## Not ok", "", "| op | stage | dtype | outcome | first |", "|" + " --- |" * 5]
     for row in sorted(rows, key=lambda r: (OUTCOMES.index(r.outcome), r.op, r.dtype)):
         if row.outcome not in ("ok", "no sample"):
-            text = row.text.replace("|", "\\|").replace("\n", " ")
+            text = re.sub(r"(/[\w.+-]+)+/", "", row.text).replace("|", "\\|").replace("\n", " ")
+            text = text.replace("cannot capture one whole graph: ", "").split(" from check.")[0]
             lines.append(f"| {row.op} | {row.stage} | {row.dtype} | {row.outcome} | {text} |")
     lines += ["", "## Float32: kernels and library calls", "",
               "| op | samples | graphs | generated kernels | library calls |",

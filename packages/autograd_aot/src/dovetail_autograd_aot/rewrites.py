@@ -55,7 +55,8 @@ def _index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Any:
     if not _gets_gradient(value) or not isinstance(dim, int):
         return NotImplemented
     if x.dim() == 0:
-        return (value.to(x.dtype) if index.numel() else x).clone()
+        written = torch.full((), index.numel() > 0, dtype=torch.bool, device=x.device)
+        return torch.where(written, value.to(x.dtype), x)
     chosen = torch.zeros((x.shape[dim],), dtype=torch.bool, device=x.device)
     chosen = chosen.index_fill(0, index, True)
     shape = [1] * x.dim()
