@@ -356,7 +356,8 @@ def _reason(error: BaseException) -> str:
 def sweep_one(name: str, op: Any, dtype_name: str, stage: str, limit: int) -> Row:
     """All samples (at most `limit`) of one operator in one dtype."""
     dtype = DTYPES[dtype_name]
-    grads = op.supports_autograd and dtype in op.backward_dtypes
+    differentiable = dtype.is_floating_point or dtype.is_complex
+    grads = op.supports_autograd and differentiable and dtype in op.backward_dtypes
     outcome, text = "no sample", ""
     count = graphs = kernels = 0
     extern: set[str] = set()
