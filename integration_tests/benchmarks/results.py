@@ -18,7 +18,8 @@ INTRO = """# Results
 
 Each table comes from one run of the command above it; its systems ran in fresh processes, round
 after round, with eager interleaved in every process. `vs eager` is the median of pairwise ratios
-(above 1: faster than eager). Errors are relative to the largest value of each tensor; `err f64` is
+(above 1: faster than eager). Errors are relative to the largest value of each tensor (or to a
+thousandth of the largest of all, for gradients that are zero but for rounding); `err f64` is
 against the same model in float64. `first call` is cold, `tracing` (capture, joint tracing,
 decomposition) is part of it, `2nd process` finds the first one's caches.
 `a layer`: generated kernels in one layer's forward.

@@ -5,11 +5,13 @@ from dataclasses import replace
 import torch
 from dovetail_inductor.lowering.lower import lower
 from dovetail_inductor.options import InductorOptions
+from dovetail_inductor.pipeline import compile_graph
 from dovetail_inductor.scheduler.fuse import fuse
 from dovetail_inductor.scheduler.memory import LARGE_BYTES, SMALLER_BYTES, plan_memory
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
-from dovetail_runtime import Allocate
+from dovetail_runtime import Allocate, View, load
+from torch import Tensor
 
 
 def test_a_large_buffer_that_dies_before_large_results_is_freed(check):
@@ -62,3 +64,49 @@ def test_on_a_gpu_buffers_live_in_the_slab_otherwise():
     graph = on_gpu(lambda x, w: narrow(x, w).sum(), torch.randn(192, 1024), torch.randn(1024, 1024))
     memory = plan_memory(graph)
     assert max(graph.buffers[n].nbytes for n in memory.offsets) == 192 * 1024 * 4
+
+
+def convolutions(x: Tensor, *weights: Tensor) -> Tensor:
+    for w in weights:
+        y = torch.nn.functional.conv2d(x, w, padding=1)
+        x = torch.relu(y + x * 0.5)
+    return x
+
+
+def test_a_kernel_writes_over_what_dies_in_it() -> None:
+    x, weights = torch.randn(1, 32, 128, 128), [torch.randn(32, 32, 3, 3) / 17 for _ in range(3)]
+    plan = compile_graph(trace_aten(convolutions, x, *weights))
+    assert x.nbytes >= LARGE_BYTES
+    views = [s.base for s in plan.steps if isinstance(s, View)]
+    allocated = [s for s in plan.steps if isinstance(s, Allocate)]
+    assert len(views) == 2 and len(allocated) == 1  # the last result leaves the call
+    got = load(plan).run(x, *weights)[0]
+    torch.testing.assert_close(got, convolutions(x, *weights), rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_read_elsewhere_too_is_not_written_over() -> None:
+    def shifted(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.nn.functional.conv2d(x, w, padding=1)
+        z = torch.relu(y) + torch.roll(y, 1, 3)
+        return torch.nn.functional.conv2d(z, w, padding=1), (y * 2 + z).sum()
+
+    x, w = torch.randn(1, 32, 128, 128), torch.randn(32, 32, 3, 3) / 17
+    plan = compile_graph(trace_aten(shifted, x, w))
+    for got, expected in zip(load(plan).run(x, w), shifted(x, w), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-2)
+
+
+def test_batch_norm_writes_over_its_convolution() -> None:
+    def normed(x: Tensor, w: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        for _ in range(2):
+            x = torch.nn.functional.conv2d(x, w, padding=1)
+            x = torch.relu(torch.nn.functional.batch_norm(x, mean, var))
+        return torch.nn.functional.conv2d(x, w, padding=1)
+
+    x, w = torch.randn(2, 32, 96, 96), torch.randn(32, 32, 3, 3) / 17
+    mean, var = torch.randn(32), torch.rand(32) + 0.5
+    gm = trace_aten(normed, x, w, mean, var, decompositions=core_aten_table())
+    plan = compile_graph(gm)
+    assert sum(isinstance(s, View) for s in plan.steps) == 2
+    got = load(plan).run(x, w, mean, var)[0]
+    torch.testing.assert_close(got, normed(x, w, mean, var), rtol=1e-4, atol=1e-4)

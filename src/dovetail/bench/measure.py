@@ -129,14 +129,20 @@ def _resident_growth(call: Callable[[], Any], libc: ctypes.CDLL) -> int:
 
 
 def largest_error(values: Sequence[Tensor], references: Sequence[Tensor]) -> float:
-    """Largest |value - reference|, each tensor scaled by its reference's largest magnitude."""
+    """Largest |value - reference|, each tensor scaled by its reference's largest magnitude.
+
+    A tensor that is small beside the largest reference (a gradient that is zero but for rounding)
+    is scaled by a thousandth of that one's magnitude.
+    """
     if len(values) != len(references):
         raise ValueError(f"{len(values)} values beside {len(references)} references")
+    sizes = [float(r.detach().abs().max()) for r in references if r.numel()]
+    floor = max(1e-3 * max(sizes, default=0.0), 1e-6)
     worst = 0.0
     for value, reference in zip(values, references, strict=True):
         if reference.numel() == 0:
             continue
-        scale = max(float(reference.detach().abs().max()), 1e-6)
+        scale = max(float(reference.detach().abs().max()), floor)
         difference = (value.detach().double() - reference.detach().double()).abs().max()
         worst = max(worst, float(difference) / scale)
     return worst

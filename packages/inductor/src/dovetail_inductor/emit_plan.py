@@ -104,6 +104,10 @@ class _Writer:
     def allocate(self, name: str) -> None:
         """Memory for a buffer about to be written."""
         spec = spec_of(self.graph.buffers[name])
+        root = self.memory.written_over.get(name)
+        if root is not None:
+            self.steps.append(View(name, root, spec))
+            return
         self.steps.append(Allocate(name, spec, self.memory.offsets.get(name)))
 
     def extern(self, call: ExternCall) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
-from dovetail_inductor.loop_ir.loops import ExternCall, Strided
-from dovetail_inductor.scheduler.kernels import KernelGraph
+from dovetail_inductor.loop_ir.loops import ExternCall, LoopNest, Strided
+from dovetail_inductor.scheduler.kernels import FusedKernel, KernelGraph, Step
 
 ALIGNMENT = 64
 
@@ -29,14 +29,16 @@ SLAB_PEAK = 1.05
 class MemoryPlan:
     """`offsets`: byte offsets into the slab of their device, of the buffers that live there.
 
-    `first` and `last` are, for every buffer written, the steps that write it and read it last
-    (`len(steps)` for what leaves the call).
+    `first` and `last` are, for every buffer written, the steps that write it and use its memory
+    last (`len(steps)` for what leaves the call). `written_over`: a buffer that takes the memory of
+    one that dies in the kernel that writes it -> that one, or the one whose memory that took.
     """
 
     offsets: Mapping[str, int]
     slab_bytes: Mapping[torch.device, int]
     first: Mapping[str, int]
     last: Mapping[str, int]
+    written_over: Mapping[str, str] = field(default_factory=dict)
 
 
 def _slab_raises_peak(
@@ -82,6 +84,89 @@ def _at_least(limit: int, device: str, names: Iterable[str], graph: KernelGraph)
     return {n for n, b in found.items() if b.device.type == device and b.nbytes >= limit}
 
 
+# Library calls whose result is a new tensor in any case, never an argument or a view of one.
+_MAKES_NEW = ("aten::convolution", "aten::mkldnn_convolution", "aten::_convolution")
+
+
+def _dies_under(
+    kernel: Step,
+    position: int,
+    graph: KernelGraph,
+    usable: set[str],
+    own_memory: set[str],
+    last: Mapping[str, int],
+) -> dict[str, str]:
+    """Buffers that a kernel can write over others which it reads for the last time.
+
+    Only what is read at the very point that is written, and for the value written alone: then no
+    compiler can put the write before the read.
+    """
+    found: dict[str, str] = {}
+    if not isinstance(kernel, FusedKernel) or any(n.reduction for n in kernel.nests):
+        return found  # a reduction's row is walked more than once
+    for nest in kernel.nests:
+        if nest.buffer not in usable:
+            continue
+        target = graph.buffers[nest.buffer]
+        used = _needed_by(nest, kernel)
+        for name in sorted(set().union(*(n.reads() for n in used)) & usable & own_memory):
+            source = graph.buffers[name]
+            if last[name] != position or name in found.values() or name in kernel.writes():
+                continue
+            if (source.dtype, source.shape, source.stride, source.offset) != (
+                target.dtype,
+                target.shape,
+                target.stride,
+                target.offset,
+            ):
+                continue
+            readers = [n for n in kernel.nests if name in n.reads()]
+            reads = [load for n in readers for load in n.loads if load.buffer == name]
+            if all(n in used for n in readers) and all(r.index == nest.index for r in reads):
+                found[nest.buffer] = name
+                break
+    return found
+
+
+def _needed_by(nest: LoopNest, kernel: FusedKernel) -> list[LoopNest]:
+    """`nest`, and the loops of its kernel whose values it is computed from."""
+    by_buffer = {n.buffer: n for n in kernel.nests}
+    needed = [nest]
+    for one in needed:
+        for name in sorted(one.reads() & by_buffer.keys()):
+            if by_buffer[name] not in needed:
+                needed.append(by_buffer[name])
+    return needed
+
+
+def _write_over(
+    graph: KernelGraph, own_memory: set[str], first: Mapping[str, int], last: dict[str, int]
+) -> dict[str, str]:
+    """The reuses of a graph; `last` is brought up to date, and what reuses leaves the slab.
+
+    On a CPU only: its library calls take their results from another allocator than kernels do, so
+    that memory which a kernel's input leaves is not there for its output.
+    """
+    leaving = len(graph.steps)
+    usable = {
+        name
+        for name in _at_least(LARGE_BYTES, "cpu", first, graph)
+        if last[name] < leaving and not graph.buffers[name].is_symbolic
+    }
+    for step in graph.steps:
+        makes_new = isinstance(step, ExternCall) and step.op.partition(".")[0] in _MAKES_NEW
+        if isinstance(step, ExternCall) and not step.out_variant and not makes_new:
+            usable -= set(step.outputs)
+    roots: dict[str, str] = {}
+    for position, step in enumerate(graph.steps):
+        found = _dies_under(step, position, graph, usable, own_memory, last)
+        for name, source in found.items():
+            root = roots[name] = roots.get(source, source)
+            last[root] = last[name]
+            own_memory.add(name)
+    return roots
+
+
 def plan_memory(graph: KernelGraph, owned: frozenset[str] = frozenset()) -> MemoryPlan:
     """Pack the buffers that live and die within a call into one slab a device. `owned` are the
     inputs that the call frees.
@@ -121,6 +206,7 @@ def plan_memory(graph: KernelGraph, owned: frozenset[str] = frozenset()) -> Memo
     large = _at_least(LARGE_BYTES, "cpu", first, graph)
     if large - own_memory and _slab_raises_peak(graph, first, last, own_memory, owned):
         own_memory |= large
+    written_over = _write_over(graph, own_memory, first, last)
     slab = sorted(
         (name for name in first if name not in own_memory),
         key=lambda name: (-graph.buffers[name].nbytes, first[name], name),
@@ -143,4 +229,4 @@ def plan_memory(graph: KernelGraph, owned: frozenset[str] = frozenset()) -> Memo
         placed.append((offset, offset + size, born, dies, buffer.device))
         placed.sort(key=lambda p: p[0])
         slab_bytes[buffer.device] = max(slab_bytes.get(buffer.device, 0), offset + size)
-    return MemoryPlan(offsets, slab_bytes, first, last)
+    return MemoryPlan(offsets, slab_bytes, first, last, written_over)
