@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -209,3 +210,30 @@ def test_launch_overhead() -> None:
     per_launch = min(times) / count * 1e6
     print(f"\n{per_launch:.2f} us per Triton launch")
     assert per_launch < 10
+
+
+def test_a_thread_without_a_context_gets_one() -> None:
+    plan = Plan(
+        name="thread",
+        target="cuda",
+        inputs=(PlanInput("x", row(512)),),
+        symbols=(),
+        constants=(),
+        kernels=(AXPY,),
+        steps=(
+            Allocate("y", row(512), None),
+            LaunchTriton("axpy", ("x", "y", 512), (2, 1, 1)),
+        ),
+        slab_bytes=(),
+        outputs=("y",),
+    )
+    x = torch.randn(512, device=CUDA)
+    # The caching allocator has room, so that no call of CUDA's runtime makes a context.
+    spare = torch.empty(512, device=CUDA)
+    del spare
+    for artifact in (load(plan), load(plan)):
+        results: list[torch.Tensor] = []
+        thread = threading.Thread(target=lambda: results.append(artifact.run(x)[0]))  # noqa: B023
+        thread.start()
+        thread.join()
+        close(results[0], x * 2 + 1)

@@ -171,6 +171,7 @@ void run_frame(Executor* self, Frame& frame, bool consuming) {
     if (!self->gpu_ready) {
       c10::DeviceGuard guard(
           c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(program.cuda_device)));
+      bind_context(program.cuda_device);
       load_gpu_kernels(program);
       self->gpu_ready = true;
     }

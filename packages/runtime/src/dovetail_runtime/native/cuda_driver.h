@@ -16,6 +16,10 @@ struct CudaDriver {
   Result (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                    void*, void**, void**) = nullptr;
   Result (*error_name)(Result, const char**) = nullptr;
+  Result (*current_context)(void**) = nullptr;
+  Result (*device)(int*, int) = nullptr;
+  Result (*primary_context)(void**, int) = nullptr;
+  Result (*set_context)(void*) = nullptr;
 
   static const CudaDriver& get() {
     static const CudaDriver driver;
@@ -40,6 +44,10 @@ struct CudaDriver {
     find(library, "cuFuncSetAttribute", function_attribute);
     find(library, "cuLaunchKernel", launch);
     find(library, "cuGetErrorName", error_name);
+    find(library, "cuCtxGetCurrent", current_context);
+    find(library, "cuDeviceGet", device);
+    find(library, "cuDevicePrimaryCtxRetain", primary_context);
+    find(library, "cuCtxSetCurrent", set_context);
   }
 
   template <typename Function>
@@ -48,6 +56,19 @@ struct CudaDriver {
     TORCH_CHECK(function != nullptr, "libcuda.so.1 has no ", name);
   }
 };
+
+// A thread that has not called CUDA's runtime yet (the autograd engine's, say) has no context, and
+// the driver's calls need one: bind the device's own.
+inline void bind_context(int device_index) {
+  const CudaDriver& driver = CudaDriver::get();
+  void* context = nullptr;
+  driver.check(driver.current_context(&context), "cuCtxGetCurrent", "this thread");
+  if (context != nullptr) return;
+  int device = 0;
+  driver.check(driver.device(&device, device_index), "cuDeviceGet", "this thread");
+  driver.check(driver.primary_context(&context, device), "cuDevicePrimaryCtxRetain", "this thread");
+  driver.check(driver.set_context(context), "cuCtxSetCurrent", "this thread");
+}
 
 // Loads every GPU kernel of the plan. The plan's device must be current, with its context made.
 inline void load_gpu_kernels(Program& program) {

@@ -89,6 +89,7 @@ class Runner {
     if (program_.cuda_device >= 0) {
       device_guard.reset_device(
           c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(program_.cuda_device)));
+      bind_context(program_.cuda_device);
     }
     // The plan holds casts and gradients already: nothing may add its own.
     c10::impl::ExcludeDispatchKeyGuard below_autograd(
