@@ -209,8 +209,11 @@ def batch_norm_backward(
     """Gradients of input, weight, bias."""
     channels = (x._sizes[1],)
     dtype = weight._dtype if weight is not None else _statistics_dtype(x, running_mean)
+    # Eager's CUDA kernel for given statistics knows one layout.
+    plain = x._device.type == "cuda" and not train
+    grad = _like_contiguous(x) if plain else _like_suggested(x)
     return (
-        _like_suggested(x) if output_mask[0] else None,
+        grad if output_mask[0] else None,
         fresh(channels, dtype, x._device) if output_mask[1] else None,
         fresh(channels, dtype, x._device) if output_mask[2] else None,
     )
