@@ -36,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     bench.add_argument("--small", action="store_true", help="test-sized models")
     bench.add_argument("--rounds", type=int, default=2, help="processes per system")
-    bench.add_argument("--seconds", type=float, default=2.5, help="steady state per process")
+    bench.add_argument("--seconds", type=float, default=1.5, help="steady state per process")
     bench.add_argument("--timeout", type=float, default=600.0, help="seconds per process")
     bench.add_argument("--systems", nargs="+", default=None, help="a choice of the systems")
     bench.add_argument("--json", metavar="FILE", default=None, help="write all figures")

@@ -33,10 +33,10 @@ def seconds(call: Callable[[], Any], device: str) -> float:
 
 
 def median_seconds(call: Callable[[], Any], device: str, budget_s: float) -> float:
-    """Median wall seconds of 5 to 200 calls, for about `budget_s` seconds."""
+    """Median wall seconds of 3 to 200 calls, for about `budget_s` seconds."""
     call()
     taken: list[float] = []
-    while len(taken) < 5 or (len(taken) < 200 and sum(taken) < budget_s):
+    while len(taken) < 3 or (len(taken) < 200 and sum(taken) < budget_s):
         taken.append(seconds(call, device))
     return statistics.median(taken)
 

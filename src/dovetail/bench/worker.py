@@ -180,7 +180,7 @@ def run(spec: Spec) -> Figures:
         step,
         spec.device,
         spec.steady_s if spec.thorough else spec.steady_s / 2,
-        least=5 if spec.thorough else 3,
+        least=4 if spec.thorough else 2,
     )
     counts = _counts(compiled, case) if spec.system == "dovetail" else {}
     peak = measure.peak_bytes(step, spec.device) if spec.thorough else None
