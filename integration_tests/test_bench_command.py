@@ -36,7 +36,7 @@ def test_table_holds_rows_ratios_and_failures() -> None:
             system,
             cold,
             cold / 2,
-            Figures(cold, 0.01, 0.02, speedup, 1.0, 2**20, 0.0, 1e-7),
+            Figures(cold, 0.01, 0.02, speedup, 1.0, 2**20, 2**20, 0.0, 1e-7, 1e-7),
         )
 
     rows = [row("torch.compile", 20.0, 1.0), row("dovetail", 5.0, 2.0)]

@@ -2,7 +2,8 @@
 
 Round 1 of a case starts with empty caches (its first call is the cold one); round 2 finds the
 caches of round 1 (its first call is a second process's). Steady-state figures are the median over
-the rounds.
+the rounds. Every process times eager beside its system; eager's row is the median of those, and
+eager has a process of its own only when no other system ran.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from dovetail.bench.worker import SYSTEMS, Figures, Spec
+from dovetail.bench.worker import SYSTEMS, Figures, Spec, eager_figures
 
 Progress = Callable[[str], None]
 
@@ -92,40 +93,44 @@ def _merge(rounds: Sequence[Figures]) -> Figures:
 def measure_case(
     spec: Spec, systems: Sequence[str], rounds: int, timeout_s: float, progress: Progress
 ) -> list[Row | Failure]:
-    """All systems on one case, interleaved: one process per system and round (eager: one)."""
+    """All systems on one case, interleaved: one process per system and round."""
+    compilers = [s for s in systems if s != "eager"]
     found: dict[str, list[Figures]] = {s: [] for s in systems}
     failures: dict[str, Failure] = {}
     what = f"{spec.model} {'training' if spec.train else 'inference'}"
     with tempfile.TemporaryDirectory(prefix="dovetail-bench-") as cache:
         environment = _environment(Path(cache))
+
+        def attempt(system: str, number: int) -> None:
+            if system in failures:
+                return
+            progress(f"{what}: {system}, process {number + 1} of {rounds} ...")
+            start = time.perf_counter()
+            overhead = spec.overhead and number == rounds - 1
+            one = replace(spec, system=system, overhead=overhead, thorough=number == 0)
+            try:
+                figures = _run_worker(one, environment, timeout_s)
+            except WorkerFailed as failure:
+                failures[system] = Failure(spec.model, spec.train, system, str(failure))
+                progress(f"{what}: {system} FAILED: {str(failure).strip()[-2000:]}")
+                return
+            found[system].append(figures)
+            progress(
+                f"{what}: {system}: first call {figures.first_s:.2f} s, "
+                f"steady {figures.steady_s * 1e3:.2f} ms "
+                f"({time.perf_counter() - start:.0f} s in all)"
+            )
+
         for number in range(rounds):
-            for system in systems:
-                if system in failures or (number > 0 and system == "eager"):
-                    continue  # eager is timed in every other process too
-                progress(f"{what}: {system}, process {number + 1} of {rounds} ...")
-                start = time.perf_counter()
-                last = number == rounds - 1
-                try:
-                    figures = _run_worker(
-                        replace(
-                            spec,
-                            system=system,
-                            overhead=last and spec.overhead,
-                            thorough=number == 0,
-                        ),
-                        environment,
-                        timeout_s,
-                    )
-                except WorkerFailed as failure:
-                    failures[system] = Failure(spec.model, spec.train, system, str(failure))
-                    progress(f"{what}: {system} FAILED: {str(failure).strip()[-2000:]}")
-                    continue
-                found[system].append(figures)
-                progress(
-                    f"{what}: {system}: first call {figures.first_s:.2f} s, "
-                    f"steady {figures.steady_s * 1e3:.2f} ms "
-                    f"({time.perf_counter() - start:.0f} s in all)"
-                )
+            for system in compilers:
+                attempt(system, number)
+        beside = [f for s in compilers for f in found[s]]
+        if "eager" in systems and not beside:
+            attempt("eager", 0)
+        elif "eager" in systems:
+            found["eager"] = [
+                eager_figures(f.eager_s, f.eager_peak_bytes, f.eager_error_float64) for f in beside
+            ]
     results: list[Row | Failure] = []
     for system in systems:
         if system in failures:
@@ -138,7 +143,7 @@ def measure_case(
                 spec.train,
                 system,
                 cold_s=per_round[0].first_s,
-                warm_s=per_round[-1].first_s if rounds > 1 else None,
+                warm_s=per_round[-1].first_s if len(per_round) > 1 else None,
                 figures=_merge(per_round),
             )
         )

@@ -45,7 +45,8 @@ class Spec:
 @dataclass(frozen=True)
 class Figures:
     """What one worker found. Seconds, bytes; errors are relative to each tensor's largest value;
-    `speedup` is eager's time over this system's, pair by pair, in one process."""
+    `speedup` is eager's time over this system's, pair by pair, in one process. The `eager_` fields
+    are eager's, measured beside the system."""
 
     first_s: float
     steady_s: float
@@ -53,8 +54,10 @@ class Figures:
     speedup: float
     overhead_us: float | None
     peak_bytes: int | None
+    eager_peak_bytes: int | None
     error_eager: float | None
     error_float64: float | None
+    eager_error_float64: float | None
     graphs: int | None = None
     breaks: int | None = None
     recompiles: int | None = None
@@ -149,6 +152,22 @@ def _float64(case: Case, spec: Spec) -> list[Tensor]:
     return [t.clone() for t in step_of(wide, wide.model, plain)()]
 
 
+def eager_figures(steady_s: float, peak_bytes: int | None, error: float | None) -> Figures:
+    """Eager's own row: its seconds, its peak in bytes, its error against float64."""
+    return Figures(
+        first_s=0.0,
+        steady_s=steady_s,
+        eager_s=steady_s,
+        speedup=1.0,
+        overhead_us=0.0,
+        peak_bytes=peak_bytes,
+        eager_peak_bytes=peak_bytes,
+        error_eager=0.0,
+        error_float64=error,
+        eager_error_float64=error,
+    )
+
+
 def run(spec: Spec) -> Figures:
     """Measure one system on one case, in this process."""
     case = build_case(spec)
@@ -156,18 +175,11 @@ def run(spec: Spec) -> Figures:
     eager = step_of(twin, twin.model, spec)
     reference64 = _float64(case, spec) if spec.thorough else []
     expected = [t.clone() for t in eager()] if spec.thorough else []
+    eager_error = measure.largest_error(expected, reference64) if spec.thorough else None
     if spec.system == "eager":
         steady = measure.median_seconds(eager, spec.device, spec.steady_s / 2)
-        return Figures(
-            first_s=0.0,
-            steady_s=steady,
-            eager_s=steady,
-            speedup=1.0,
-            overhead_us=0.0,
-            peak_bytes=measure.peak_bytes(eager, spec.device),
-            error_eager=0.0,
-            error_float64=measure.largest_error(expected, reference64) if spec.thorough else None,
-        )
+        peak = measure.peak_bytes(eager, spec.device)
+        return eager_figures(steady, peak, eager_error)
     start = time.perf_counter()  # imports of the compiler count: a user waits for them too
     compiled = _compiled(spec, case.model)
     step = step_of(case, compiled, spec)
@@ -191,8 +203,10 @@ def run(spec: Spec) -> Figures:
         speedup=speedup,
         overhead_us=_overhead_us(spec) if spec.overhead else None,
         peak_bytes=peak,
+        eager_peak_bytes=measure.peak_bytes(eager, spec.device) if spec.thorough else None,
         error_eager=measure.largest_error(got, expected) if spec.thorough else None,
         error_float64=measure.largest_error(got, reference64) if spec.thorough else None,
+        eager_error_float64=eager_error,
         **counts,
     )
 
