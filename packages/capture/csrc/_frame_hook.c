@@ -11,6 +11,7 @@
  */
 #include "context_type.h"
 #include "frames.h"
+#include "rebuild.h"
 #include "wrappers.h"
 
 static PyObject *
@@ -70,6 +71,9 @@ static PyMethodDef functions[] = {
     {"skip_code", hook_skip_code, METH_O, "skip_code(code): never touch frames of this code."},
     {"active", hook_active, METH_NOARGS, "active(): the context that is on in this thread."},
     {"installed", hook_installed, METH_NOARGS, "installed(): is the hook CPython's evaluator now?"},
+    {"set_attribute", (PyCFunction)(void (*)(void))rebuild_set_attribute, METH_FASTCALL,
+     "set_attribute(target, name, value): write straight into the instance, its slot or its\n"
+     "__dict__; no user code runs."},
     {"check_guard", hook_check_guard, METH_VARARGS, "check_guard(guard, args, func) -> bool"},
     {NULL},
 };

@@ -105,6 +105,17 @@ class Stamp {
   bool holds(PyObject* dict) const {
     return entry_ && entry_->version == version_ && entry_->dict == dict;
   }
+  // The dict; nullptr once it is gone.
+  PyObject* dict() const { return entry_ ? entry_->dict : nullptr; }
+  // As `holds`, of the dict that it was taken of, which is alive.
+  bool still_holds() const { return entry_ && entry_->version == version_ && entry_->dict; }
+  Stamp copy() const {
+    Stamp stamp;
+    stamp.entry_ = entry_;
+    stamp.version_ = version_;
+    if (entry_) entry_->users++;
+    return stamp;
+  }
   Stamp(Stamp&& other) noexcept : entry_(other.entry_), version_(other.version_) {
     other.entry_ = nullptr;
   }
@@ -163,6 +174,10 @@ class Stamp {
     return stamp;
   }
   bool holds(PyObject* dict) const { return dict == dict_ && dict_version(dict) == version_; }
+  PyObject* dict() const { return dict_; }
+  // As `holds`, of the dict that it was taken of, which is alive.
+  bool still_holds() const { return dict_ && dict_version(dict_) == version_; }
+  Stamp copy() const { return *this; }
   void release() { dict_ = nullptr; }
 
  private:

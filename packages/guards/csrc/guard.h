@@ -1,8 +1,10 @@
 // A whole guard: settings, roots, relations between values.
 #pragma once
 
+#include <cstring>
+
 #include "torch_state.h"
-#include "tree.h"
+#include "trace.h"
 
 namespace dovetail {
 
@@ -43,6 +45,7 @@ struct Guard {
   std::vector<Manner> manners;  // per root
   std::vector<Relation> relations;
   int slot_count = 0;
+  Trace trace;
 };
 
 // Settings that a number tells. `Impure`: ask Python, at the very end.
@@ -78,6 +81,13 @@ inline PyObject* root_value(const Node& root, PyObject* const* args, PyFunctionO
   }
 }
 
+// An integer that orders as the floats do (float_expr.py has the same).
+inline int64_t float_key(double value) {
+  int64_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits >= 0 ? bits : -(bits & INT64_MAX);
+}
+
 inline Outcome check_shape(const Relation& relation, Slots slots) {
   constexpr size_t kInline = 16;
   int64_t local[kInline];
@@ -89,6 +99,8 @@ inline Outcome check_shape(const Relation& relation, Slots slots) {
     if (operand.dim != kAnySize) {
       if (!PyObject_TypeCheck(value, helpers().tensor_base)) return Fail;
       if (!size_of(value, operand.dim, symbols[i])) return Fail;
+    } else if (PyFloat_CheckExact(value)) {
+      symbols[i] = float_key(PyFloat_AS_DOUBLE(value));
     } else {
       if (!PyLong_CheckExact(value)) return Fail;
       int overflow;
@@ -132,8 +144,10 @@ inline Outcome check_relation(const Relation& relation, Slots slots) {
   return std::adjacent_find(heap.begin(), heap.end()) == heap.end() ? Pass : Fail;
 }
 
-inline Outcome check_roots(Guard& guard, PyObject* const* args, PyFunctionObject* func, Slots slots) {
-  // Pure roots first: while they run, no Python code does, and nothing they see can change.
+// The roots that need no Python, walked; the others are left for a walk with care.
+inline Outcome walk_pure_roots(
+    Guard& guard, PyObject* const* args, PyFunctionObject* func, Slots slots) {
+  bool settled = true;
   for (size_t i = 0; i < guard.roots.size(); i++) {
     Manner& manner = guard.manners[i];
     manner.once = manner.careful;
@@ -147,15 +161,42 @@ inline Outcome check_roots(Guard& guard, PyObject* const* args, PyFunctionObject
       continue;
     }
     if (outcome != Impure && outcome != Unmade) return outcome;
+    settled = false;
     manner.once = true;
     manner.careful = outcome == Impure || ++manner.strikes > Manner::kMostStrikes;
   }
+  Trace& trace = guard.trace;
+  if (!settled || ++trace.settled < trace.patience) return Pass;
+  for (size_t i = 0; i < guard.roots.size(); i++) {
+    Node& root = *guard.roots[i];
+    if (!guard.manners[i].careful) flatten_root(trace, root, root_value(root, args, func));
+  }
+  trace.made = true;
+  return Pass;
+}
+
+inline Outcome check_pure_roots(
+    Guard& guard, PyObject* const* args, PyFunctionObject* func, Slots slots) {
+  if (guard.trace.made) {
+    Traced traced = check_trace(
+        guard.trace, slots, [&](const Node& root) { return root_value(root, args, func); });
+    if (traced == Traced::Holds) return Pass;
+    if (traced == Traced::Fails) return Fail;
+    guard.trace.drop();
+  }
+  return walk_pure_roots(guard, args, func, slots);
+}
+
+inline Outcome check_roots(Guard& guard, PyObject* const* args, PyFunctionObject* func, Slots slots) {
+  // Pure roots first: while they run, no Python code does, and nothing they see can change.
+  Outcome outcome = check_pure_roots(guard, args, func, slots);
+  if (outcome != Pass) return outcome;
   for (size_t i = 0; i < guard.roots.size(); i++) {
     if (!guard.manners[i].once) continue;
     Node& root = *guard.roots[i];
     Ref value = Ref::copy(root_value(root, args, func));
     if (!value.get()) return Fail;
-    Outcome outcome = evaluate(root, value.get(), Mode::Careful, slots);
+    outcome = evaluate(root, value.get(), Mode::Careful, slots);
     if (outcome != Pass) return outcome;
   }
   return Pass;

@@ -80,13 +80,6 @@ TensorSpec tensor_spec(PyObject* table) {
   return spec;
 }
 
-// Instances of classes made by `class` statements, and modules, can be given another class.
-bool class_can_change(PyObject* type) {
-  auto* class_ = reinterpret_cast<PyTypeObject*>(type);
-  return PyType_HasFeature(class_, Py_TPFLAGS_HEAPTYPE) ||
-      PyType_IsSubtype(class_, &PyModule_Type);
-}
-
 // Must a child be evaluated although the dict it is read from is unchanged?
 bool is_live(const Node& node) {
   if (node.slot >= 0 || node.attributes.used() || node.items.used() || !node.others.empty()) {
@@ -367,7 +360,29 @@ PyMethodDef guard_methods[] = {
      "repeat(args, func, count): check count times through the C entry; how many passed"},
     {nullptr, nullptr, 0, nullptr}};
 
+PyObject* guard_patience(PyObject* object, void*) {
+  return PyLong_FromLong(reinterpret_cast<NativeGuard*>(object)->guard->trace.patience);
+}
+
+int guard_set_patience(PyObject* object, PyObject* value, void*) {
+  long patience = value ? PyLong_AsLong(value) : 0;
+  if (patience < 1 || patience > Trace::kMostPatience) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "patience is a small positive number");
+    return -1;
+  }
+  reinterpret_cast<NativeGuard*>(object)->guard->trace.patience = static_cast<int>(patience);
+  return 0;
+}
+
+PyObject* guard_is_traced(PyObject* object, void*) {
+  return PyBool_FromLong(reinterpret_cast<NativeGuard*>(object)->guard->trace.made);
+}
+
 PyGetSetDef guard_getset[] = {
+    {"patience", guard_patience, guard_set_patience,
+     "how many checks in a row must find everything as it was before they are remembered flat",
+     nullptr},
+    {"is_traced", guard_is_traced, nullptr, "is what the checks found remembered flat?", nullptr},
     {"capsule", guard_capsule, nullptr, "the check for C callers, named dovetail.guard.v1", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 

@@ -16,9 +16,12 @@ struct Instruction {
   int64_t argument;
 };
 
+// Wide enough for the difference of any two 64-bit numbers (the keys of floats are that far apart).
+using Wide = __int128;
+
 // Python's floor division and modulo; the caller has excluded zero and overflow.
-inline int64_t floor_div(int64_t a, int64_t b) {
-  int64_t q = a / b;
+inline Wide floor_div(Wide a, Wide b) {
+  Wide q = a / b;
   return (a % b != 0 && ((a < 0) != (b < 0))) ? q - 1 : q;
 }
 
@@ -29,14 +32,14 @@ struct Program {
   // Pass if the relation holds. Overflow and division by zero fail: then nothing is known.
   Outcome run(const int64_t* symbols) const {
     constexpr int64_t kInline = 32;
-    int64_t local[kInline];
-    std::vector<int64_t> heap;
-    int64_t* stack = local;
+    Wide local[kInline];
+    std::vector<Wide> heap;
+    Wide* stack = local;
     if (depth > kInline) {
       heap.resize(static_cast<size_t>(depth));
       stack = heap.data();
     }
-    int64_t* top = stack - 1;
+    Wide* top = stack - 1;
     for (const Instruction& in : code) {
       if (in.op == Op::Push) {
         *++top = in.argument;
@@ -50,8 +53,8 @@ struct Program {
         *top = !*top;
         continue;
       }
-      int64_t b = *top--;
-      int64_t& a = *top;
+      Wide b = *top--;
+      Wide& a = *top;
       switch (in.op) {
         case Op::Add:
           if (__builtin_add_overflow(a, b, &a)) return Fail;
@@ -61,7 +64,7 @@ struct Program {
           break;
         case Op::FloorDiv:
         case Op::Mod:
-          if (b == 0 || (a == INT64_MIN && b == -1)) return Fail;
+          if (b == 0) return Fail;
           a = in.op == Op::FloorDiv ? floor_div(a, b) : a - floor_div(a, b) * b;
           break;
         case Op::Min:

@@ -63,6 +63,7 @@ struct Facet {
   std::vector<Node*> live;  // the children that must be evaluated even if the dict is unchanged
   Stamp stamp;
   PyObject* last = nullptr;  // address of the last dict seen; only ever compared
+  int breaks = 0;            // how often a trace was dropped because this dict had changed
   std::vector<Check> checks;
   std::vector<Node*> children;
 
@@ -75,12 +76,20 @@ struct Node {
   Py_hash_t hash = 0; // of `key`, if it is a string
   int64_t index = 0;  // argument, closure cell, position or dimension
   int slot = -1;      // where relations between values find this one
+  int changes = 0;    // of a root: how often its value was another than a trace's
   std::vector<Check> checks;
   Facet attributes;  // the instance `__dict__`
   Facet items;       // the value's own items, if it is a dict; a list or tuple has no memory
   std::vector<Node*> others;
   PyObject* remembered = nullptr;  // borrowed; valid while the parent's stamp holds
 };
+
+// Instances of classes made by `class` statements, and modules, can be given another class.
+inline bool class_can_change(PyObject* type) {
+  auto* class_ = reinterpret_cast<PyTypeObject*>(type);
+  return PyType_HasFeature(class_, Py_TPFLAGS_HEAPTYPE) ||
+      PyType_IsSubtype(class_, &PyModule_Type);
+}
 
 // Values that relations speak of: owned references, one array per call.
 using Slots = Ref*;

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from itertools import islice
-from types import FunctionType, MemberDescriptorType
+from types import CodeType, FunctionType, MemberDescriptorType, TracebackType
 from typing import Any
+
+from dovetail_capture.bytecode import encode_lines
 
 
 def get_item(base: Any, key: Any) -> Any:
@@ -30,17 +32,6 @@ def _slot_of(target: Any, name: str) -> Any:
         if isinstance(found, MemberDescriptorType):
             return found
     return None
-
-
-def set_attribute(target: Any, name: str, value: Any) -> None:
-    """Write straight into the instance: its slot or its `__dict__`; no user code runs."""
-    slot = _slot_of(target, name)
-    if slot is not None:
-        slot.__set__(target, value)
-    elif issubclass(type(target), type):
-        type.__setattr__(target, name, value)
-    else:
-        object.__getattribute__(target, "__dict__")[name] = value
 
 
 def del_attribute(target: Any, name: str) -> None:
@@ -74,6 +65,30 @@ def replace_set(target: set[Any], items: Iterable[Any]) -> None:
 def replace_deque(target: deque[Any], items: Iterable[Any]) -> None:
     deque.clear(target)
     deque.extend(target, items)
+
+
+def with_traceback(error: BaseException, places: tuple[tuple[CodeType, int], ...]) -> BaseException:
+    """Give an exception that was raised while capturing the traceback it has in eager: `places`
+    are the code objects and byte offsets that it passed through, outermost first."""
+    found: TracebackType | None = None
+    for code, offset in reversed(places):
+        found = _traceback_entry(code, offset, found)
+    return error.with_traceback(found)
+
+
+def _traceback_entry(code: CodeType, offset: int, inner: TracebackType | None) -> TracebackType:
+    """A traceback entry needs a frame: that of code which raises, named and placed as the user's."""
+    positions = next(islice(code.co_positions(), offset // 2, None))
+    line = positions[0] or code.co_firstlineno
+    raising = compile("raise Exception", code.co_filename, "exec")
+    table = encode_lines([(positions, len(raising.co_code) // 2)], line)
+    names = {"co_name": code.co_name, "co_qualname": code.co_qualname}
+    try:
+        exec(raising.replace(co_firstlineno=line, co_linetable=table, **names), {})  # type: ignore[arg-type]
+    except Exception as error:
+        assert error.__traceback__ is not None and error.__traceback__.tb_next is not None
+        entry = error.__traceback__.tb_next
+    return TracebackType(inner, entry.tb_frame, entry.tb_lasti, line)
 
 
 REPLACERS = {

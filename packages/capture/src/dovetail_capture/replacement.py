@@ -21,7 +21,7 @@ from typing import Any
 from dovetail_guards import source as s
 
 from dovetail_capture import rebuild
-from dovetail_capture._frame_hook import Bound, skip_code
+from dovetail_capture._frame_hook import Bound, set_attribute, skip_code
 from dovetail_capture.bytecode import encode_lines
 from dovetail_capture.captured_frame import CapturedFrame, GraphInput
 from dovetail_capture.continuation import Resume, Resumption
@@ -35,6 +35,7 @@ from dovetail_capture.recipe import (
     FrameEnd,
     GetAttr,
     GraphOutput,
+    HandledHere,
     NewCell,
     NewEmpty,
     NewFunction,
@@ -300,7 +301,7 @@ class _Writer:
             case SetAttr(target, name, value, raw):
                 where = self.value(target)
                 if raw:
-                    setter = self.constant(rebuild.set_attribute)
+                    setter = self.constant(set_attribute)
                     self.emit(f"{setter}({where}, {name!r}, {self.value(value)})")
                 else:
                     setter = self.constant(setattr)
@@ -387,7 +388,10 @@ class _Writer:
             else:
                 closure.append(f"{self.constant(CellType)}()")
         arguments = [self.value(locals_[name]) for name in resumption.locals_]
-        arguments += [self.value(item) for item in end.stack if item is not None]
+        for item in end.stack:
+            error = item.error if isinstance(item, HandledHere) else item
+            if error is not None:
+                arguments.append(self.value(error))
         where = "()"
         if closure:
             where = self.assign(self._build("tuple", closure), "closure")

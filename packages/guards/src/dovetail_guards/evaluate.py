@@ -18,6 +18,7 @@ import torch
 
 from dovetail_guards import clauses as c
 from dovetail_guards import source as s
+from dovetail_guards.float_expr import key_of
 from dovetail_guards.torch_state import READERS
 
 
@@ -296,6 +297,8 @@ def _relation(clause: c.ShapeRelation, frame: FrameView) -> bool:
     values: dict[str, int] = {}
     for name, source in clause.symbols:
         value = evaluate(source, frame)
+        if type(value) is float:  # its symbol stands for its key
+            value = key_of(value)
         if type(value) is not int:
             return False
         values[name] = value

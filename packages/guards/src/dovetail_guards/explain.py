@@ -16,6 +16,8 @@ from dovetail_guards.evaluate import (
     ordered_keys,
     tensor_mismatch,
 )
+from dovetail_guards.expr import BoolExpr
+from dovetail_guards.float_expr import float_of_key
 from dovetail_guards.torch_state import READERS
 
 _SYMBOL = re.compile(r"\b[stu]\d+\b")
@@ -114,7 +116,21 @@ def clause_text(clause: c.Clause) -> str:
 def _relation_text(clause: c.ShapeRelation) -> str:
     """The relation with each symbol as what it stands for: `x.size(0) <= 128`."""
     names = {name: str(source) for name, source in clause.symbols}
+    if len(names) == 1 and clause.symbols[0][0][0] == "f":
+        return _float_relation_text(clause.expr, clause.symbols[0][1])
     return _SYMBOL.sub(lambda found: names.get(found[0], found[0]), str(clause.expr))
+
+
+def _float_relation_text(relation: BoolExpr, source: Any) -> str:
+    """A bound of a float input's key as one of the float: `lr > 0.0`."""
+    constant = sum(factor for monomial, factor in relation.args[0].terms if not monomial)
+    factor = sum(factor for monomial, factor in relation.args[0].terms if monomial)
+    bound = -constant // factor
+    sign, other = ("<=", bound + 1) if factor > 0 else (">=", bound - 1)
+    plain, strict = repr(float_of_key(bound)), repr(float_of_key(other))
+    # The neighbour of a short number is long: what was compared with is the shorter one.
+    short = len(plain) <= len(strict) or strict == "nan"
+    return f"{source} {sign} {plain}" if short else f"{source} {sign[0]} {strict}"
 
 
 def explain(clause: c.Clause, frame: FrameView) -> GuardFailure:

@@ -1,12 +1,15 @@
-"""Floating-point values that depend on sizes, e.g. `1 / x.size(0)`.
+"""Floating-point values that depend on sizes or on float inputs, e.g. `1 / x.size(0)`, `lr * 2`.
 
-They are kept as trees, and decided by specialising the sizes in them. The one exception are
-ratios of integers: their floor and ceiling are integer expressions again.
+They are kept as trees, and decided by specialising the symbols in them. There are two exceptions:
+the floor and ceiling of ratios of integers are integer expressions again, and comparisons of a
+float input with a number are relations over the input's *key*, an integer that orders as the floats
+do. A float input's symbol stands for its key.
 """
 
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -19,7 +22,30 @@ FloatLike = Union["FloatExpr", e.Expr, float]
 EXACT = 2**52
 """Integers up to here, and floors of their quotients, are exact in double precision."""
 
+_MAGNITUDE = 2**63 - 1
+
+
+def key_of(value: float) -> int:
+    """An integer that orders as the floats do; 0.0 and -0.0 have the same."""
+    (bits,) = struct.unpack("<q", struct.pack("<d", value))
+    return int(bits) if bits >= 0 else -(bits & _MAGNITUDE)
+
+
+def float_of_key(key: int) -> float:
+    """The float with this key (0.0 for 0)."""
+    (value,) = struct.unpack("<d", struct.pack("<q", abs(key)))
+    return -float(value) if key < 0 else float(value)
+
+
+INFINITE_KEY = key_of(math.inf)
+"""Keys beyond it, on either side, are NaNs."""
+
+INPUT = "input"
+"""The operation of a leaf: the float whose key is the symbol."""
+
+
 OPERATIONS: dict[str, Callable[..., float | bool]] = {
+    INPUT: float_of_key,
     "float": float,
     "truediv": lambda a, b: a / b,
     "add": lambda a, b: a + b,
@@ -65,6 +91,25 @@ class FloatExpr:
             *(a if isinstance(a, (int, float)) else a.evaluate(values) for a in self.args)
         )
 
+    def replace(self, one: Callable[[e.Expr], e.Expr]) -> FloatExpr | float | bool:
+        """The expression with its integer parts replaced; a number if no symbol is left."""
+        args: list[FloatLike] = []
+        for arg in self.args:
+            if isinstance(arg, FloatExpr):
+                arg = arg.replace(one)
+            elif isinstance(arg, e.Expr):
+                arg = one(arg)
+            args.append(arg)
+        made = FloatExpr(self.op, tuple(args))
+        return made if made.free_symbols() else made.evaluate({})
+
+    def input_name(self) -> str | None:
+        """The symbol, if this is a float input itself."""
+        if self.op != INPUT:
+            return None
+        (symbol,) = self.args
+        return symbol.symbol_name if isinstance(symbol, e.Expr) else None
+
     def ratio(self) -> tuple[e.Expr, e.Expr] | None:
         """(n, d) if this is the correctly rounded quotient of two integers."""
         if self.op == "float" and isinstance(self.args[0], e.Expr):
@@ -81,6 +126,9 @@ class FloatExpr:
         return None
 
     def __str__(self) -> str:
+        name = self.input_name()
+        if name is not None:
+            return name
         return f"{self.op}({', '.join(map(str, self.args))})"
 
 

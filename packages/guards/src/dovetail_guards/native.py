@@ -29,6 +29,11 @@ class NativeGuard(Protocol):
     capsule: object
     """A `PyCapsule` named "dovetail.guard.v1" for C callers; it keeps the guard alive."""
 
+    patience: int
+    """How many checks in a row must find everything as it was before it is remembered flat."""
+    is_traced: bool
+    """Is what the checks found remembered flat?"""
+
     def __call__(self, args: tuple[Any, ...], func: FunctionType) -> bool:
         """Do all clauses hold for raw arguments in `co_varnames` order?"""
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail_guards import expr as e
-from dovetail_guards.clauses import ShapeRelation
+from dovetail_guards.clauses import ConstantIs, ShapeRelation
+from dovetail_guards.float_expr import INFINITE_KEY, INPUT, FloatExpr, key_of
 from dovetail_guards.ranges import Bound, Congruence, Facts, Range
 from dovetail_guards.source import Source
 
@@ -77,6 +78,7 @@ class ShapeEnv:
         self.hints: dict[str, int] = {}
         self.sources: dict[str, Source] = {}
         self.unbacked: set[str] = set()
+        self.floats: dict[str, float] = {}  # symbols of float inputs: a symbol is the float's key
         self.frozen = False
         self.decisions: list[Decision] = []
         self.specializations: list[Specialization] = []
@@ -154,6 +156,21 @@ class ShapeEnv:
             known = self._by_source[source] = e.symbol(name)
             self._assume(e.ge(known, 2) if hint > 1 else e.le(known, -1), "not 0 or 1")
         return known
+
+    def create_float(self, hint: float, source: Source) -> FloatExpr | float:
+        """What stands for a float input; NaN and -0.0, which keys do not tell, stay numbers."""
+        known = self._by_source.get(source)
+        if known is None:
+            if hint != hint or (hint == 0 and str(hint)[0] == "-"):
+                return hint
+            name = f"f{len(self.hints) + len(self.unbacked)}"
+            self.hints[name], self.sources[name] = key_of(hint), source
+            self.floats[name] = hint
+            self._ranges[name], self._least[name] = Range(), -_INF
+            known = self._by_source[source] = e.symbol(name)
+            self._assume(e.ge(known, -INFINITE_KEY), "not NaN")
+            self._assume(e.le(known, INFINITE_KEY), "not NaN")
+        return FloatExpr(INPUT, (known,))
 
     def relate_stride(self, stride: e.Expr, source: Source) -> None:
         """A guard that the stride at `source` is this expression over the sizes."""
@@ -310,13 +327,14 @@ class ShapeEnv:
 
     # --- results ------------------------------------------------------------------------------
 
-    def clauses(self) -> tuple[ShapeRelation, ...]:
+    def clauses(self) -> tuple[ShapeRelation | ConstantIs, ...]:
         """The guards: the recorded decisions as clauses over size sources.
 
         What bounds one symbol is gathered into its range; what follows from the ranges and from
         the equations between symbols is left out.
         """
         kept: list[e.BoolExpr] = []
+        values: list[ConstantIs] = []
         bounds: dict[str, Range] = {}
         others: list[e.BoolExpr] = []
         for decision in self.decisions:
@@ -329,6 +347,9 @@ class ShapeEnv:
                 bounds[name] = bounds.get(name, Range()) & limits
         for name, limits in bounds.items():
             own = e.symbol(name)
+            if limits.lower == limits.upper and name in self.floats:
+                values.append(ConstantIs(self.sources[name], self.floats[name]))
+                continue
             if limits.lower == limits.upper:
                 kept.append(e.eq(own, int(limits.lower)))
                 continue
@@ -343,7 +364,7 @@ class ShapeEnv:
         )
         rest = [r for r in others if r.kind != "eq" and known.decide(r) is not True]
         unique = dict.fromkeys((*kept, *equations, *rest))
-        return (*(self.clause_for(relation) for relation in unique), *self._strides)
+        return (*values, *(self.clause_for(relation) for relation in unique), *self._strides)
 
     def clause_for(self, relation: e.BoolExpr) -> ShapeRelation:
         """A relation over backed symbols as a clause."""
@@ -378,6 +399,12 @@ class ShapeEnv:
         return "\n".join(["shapes:", *lines])
 
     # --- torch values -------------------------------------------------------------------------
+
+    def symfloat(self, expr: FloatExpr | float) -> Any:
+        """A float, or a `torch.SymFloat` over the expression."""
+        from dovetail_guards.sym_node import to_symfloat
+
+        return to_symfloat(self, expr)
 
     def symint(self, expr: e.IntLike) -> Any:
         """What user code sees for an expression: an int, or a `torch.SymInt`."""

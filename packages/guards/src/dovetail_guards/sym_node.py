@@ -15,7 +15,7 @@ import torch
 
 from dovetail_guards import expr as e
 from dovetail_guards import sym_layout
-from dovetail_guards.float_expr import EXACT, FloatExpr
+from dovetail_guards.float_expr import EXACT, FloatExpr, FloatLike, key_of
 from dovetail_guards.shape_env import DataDependentError, ShapeEnv
 
 Text = str  # inside the class, `str` is the method that torch calls
@@ -55,7 +55,8 @@ class SymNode:
         return True
 
     def is_constant(self) -> bool:
-        return self.constant is not None
+        # torch redoes an operation on what is constant, but has no way for floats.
+        return self.pytype is not float and self.constant is not None
 
     @property
     def constant(self) -> Any:
@@ -64,7 +65,10 @@ class SymNode:
             return self.env.replace(self.expr).value
         if isinstance(self.expr, e.BoolExpr):
             return self.expr.value
-        return None if isinstance(self.expr, FloatExpr) else self.expr
+        if isinstance(self.expr, FloatExpr):
+            settled = self.expr.replace(self.env.replace)
+            return None if isinstance(settled, FloatExpr) else settled
+        return self.expr
 
     def maybe_as_int(self) -> int | None:
         return self.constant if self.pytype is int else None
@@ -142,7 +146,44 @@ class SymNode:
             return self.env.guard_bool(self.expr)
         if isinstance(self.expr, e.Expr):
             return not self.env.guard_bool(e.eq(self.expr, 0))
-        return bool(self._specialize())
+        settled = self._compared_with_number()
+        return bool(self._specialize()) if settled is None else settled
+
+    def _compared_with_number(self) -> bool | None:
+        """The truth of a comparison of a float input with a number, guarded by that relation
+        alone; None for anything else."""
+        expr = self.expr
+        if not isinstance(expr, FloatExpr):
+            return None
+        if expr.op == "input":  # used as a truth value
+            expr = FloatExpr("ne", (expr, 0.0))
+        if expr.op not in _SWAPPED or len(expr.args) != 2:
+            return None
+        op, (left, right) = expr.op, expr.args
+        if not isinstance(left, FloatExpr):
+            op, left, right = _SWAPPED[op], right, left
+        if op == "ge" and isinstance(right, float) and right <= 0 and self._is_not_negative(left):
+            return True
+        name = left.input_name() if isinstance(left, FloatExpr) else None
+        if name is None or isinstance(right, FloatExpr):
+            return None
+        whole = right.value if isinstance(right, e.Expr) else None
+        number = whole if isinstance(right, e.Expr) else right
+        if number is None or isinstance(number, e.Expr) or number != number:
+            return None
+        if abs(number) > EXACT and whole is not None:
+            return None
+        key, hint, symbol = key_of(float(number)), self.env.hints[name], e.symbol(name)
+        less, equal = hint < key, hint == key
+        holds = bool(FloatExpr(op, (0.0 if equal else -1.0 if less else 1.0, 0.0)).evaluate({}))
+        if op in ("eq", "ne") and equal:
+            relation = e.eq(symbol, key)
+        elif less or (equal and (op, holds) in (("le", True), ("gt", False))):
+            relation = e.le(symbol, key - (0 if (op, holds) in _INCLUSIVE else 1))
+        else:
+            relation = e.ge(symbol, key + (0 if (op, holds) in _INCLUSIVE else 1))
+        reason = f"{name} compared with {number}"
+        return holds if self.env.guard_bool(relation, reason) else None
 
     def guard_float(self, file: Any = None, line: Any = None) -> float:
         return float(self._specialize())
@@ -161,6 +202,21 @@ class SymNode:
         if isinstance(self.expr, e.BoolExpr):
             return self.env.guard_bool(self.expr)
         return self.expr
+
+    def _is_not_negative(self, value: FloatLike) -> bool:
+        """Whether a float is known to be no less than zero, whatever the symbols are."""
+        if isinstance(value, e.Expr):
+            return self.env.statically_known(e.ge(value, 0)) is True
+        if not isinstance(value, FloatExpr):
+            return value >= 0
+        name = value.input_name()
+        if name is not None:
+            return self.env.statically_known(e.ge(e.symbol(name), 0)) is True
+        if value.op in ("abs", "sqrt", "exp"):
+            return True
+        if value.op in ("add", "mul", "truediv", "min", "max", "float", "pow"):
+            return all(map(self._is_not_negative, value.args[: 1 if value.op == "pow" else None]))
+        return False
 
     def int_(self) -> int:
         return self.guard_int()
@@ -299,10 +355,22 @@ class SymNode:
         return divide
 
     def truediv(self, other: SymNode) -> SymNode:
+        if other.pytype is float and not other.guard_bool_nonzero():
+            raise ZeroDivisionError("float division by zero")
         if self.pytype is int and other.pytype is int:
             if not self.env.require(e.ne(_whole(other), 0), "it is divided by"):
                 raise ZeroDivisionError("division by zero")
         return self._float_op("truediv", float, other)
+
+    def guard_bool_nonzero(self) -> bool:
+        """Whether a float that is divided by is not zero; only a float input's answer is guarded,
+        any other is checked when the program runs."""
+        expr = self.expr
+        if isinstance(expr, FloatExpr):
+            if expr.input_name() is not None:
+                return self.guard_bool()
+            return self.hint != 0
+        return bool(expr != 0)
 
     int_truediv = truediv
     float_truediv = truediv
@@ -440,6 +508,11 @@ class SymNode:
         return self._layout(sym_layout.dense, sizes, strides)
 
 
+# A comparison with its sides swapped; and, with their truth, those that the equal value shares.
+_SWAPPED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+_INCLUSIVE = {("le", True), ("gt", False), ("ge", True), ("lt", False)}
+
+
 def _unary(name: str) -> Callable[[SymNode], SymNode]:
     def method(self: SymNode) -> SymNode:
         return self._float_op(name, float)
@@ -494,6 +567,13 @@ def to_symint(env: ShapeEnv, expr: e.Expr) -> Any:
     expr = env.replace(expr)
     value = expr.value
     return value if value is not None else torch.SymInt(cast(Any, SymNode(env, expr, int)))
+
+
+def to_symfloat(env: ShapeEnv, expr: FloatExpr | float) -> Any:
+    """A float, or a `torch.SymFloat` over the expression."""
+    if not isinstance(expr, FloatExpr):
+        return expr
+    return torch.SymFloat(cast(Any, SymNode(env, expr, float)))
 
 
 def expr_of(value: Any) -> e.Expr:

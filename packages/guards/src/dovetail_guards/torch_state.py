@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -65,7 +66,13 @@ def _saved_tensors_hooks() -> Any:
     return _C._autograd._top_saved_tensors_default_hooks(False)
 
 
+def _handles_exception() -> bool:
+    """Is an exception being handled by whoever calls? (What `sys.exc_info()` tells a callee.)"""
+    return sys.exception() is not None
+
+
 READERS: dict[str, Callable[[], Any]] = {
+    "handles_exception": _handles_exception,
     "grad_mode": torch.is_grad_enabled,
     "inference_mode": torch.is_inference_mode_enabled,
     "autocast": _autocast,

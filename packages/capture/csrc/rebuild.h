@@ -1,0 +1,76 @@
+/* What replacement code does most often when it puts objects together, without Python frames. */
+#pragma once
+
+#include "versions.h"
+
+/* The slot that a write of this name goes to (borrowed), or NULL: the nearest in the class's MRO,
+ * also where a plain class attribute hides it; of exceptions also what C keeps in the object. */
+static PyObject *
+slot_of(PyTypeObject *type, PyObject *name)
+{
+    PyObject *mro = type->tp_mro;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(mro); i++) {
+        PyTypeObject *klass = (PyTypeObject *)PyTuple_GET_ITEM(mro, i);
+#if PY_VERSION_HEX >= 0x030C0000
+        PyObject *dict = PyType_GetDict(klass);
+        PyObject *found = PyDict_GetItemWithError(dict, name);
+        Py_DECREF(dict);
+#else
+        PyObject *found = PyDict_GetItemWithError(klass->tp_dict, name);
+#endif
+        if (found == NULL) {
+            continue;
+        }
+        if (Py_IS_TYPE(found, &PyMemberDescr_Type)) {
+            return found;
+        }
+        if (Py_IS_TYPE(found, &PyGetSetDescr_Type)
+            && PyType_IsSubtype(klass, (PyTypeObject *)PyExc_BaseException)) {
+            return PyUnicode_CompareWithASCIIString(name, "__dict__") == 0 ? NULL : found;
+        }
+    }
+    return NULL;
+}
+
+static int
+set_in_dict(PyObject *target, PyObject *name, PyObject *value)
+{
+    PyObject *on_class = _PyType_Lookup(Py_TYPE(target), name);
+    if (on_class == NULL || Py_TYPE(on_class)->tp_descr_set == NULL) {
+        return PyObject_GenericSetAttr(target, name, value);
+    }
+    PyObject *dict = PyObject_GenericGetDict(target, NULL);
+    if (dict == NULL) {
+        return -1;
+    }
+    int answer = PyDict_SetItem(dict, name, value);
+    Py_DECREF(dict);
+    return answer;
+}
+
+static PyObject *
+rebuild_set_attribute(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t n)
+{
+    if (n != 3 || !PyUnicode_CheckExact(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "set_attribute(target, name, value)");
+        return NULL;
+    }
+    PyObject *target = args[0], *name = args[1], *value = args[2];
+    PyObject *slot = slot_of(Py_TYPE(target), name);
+    int answer;
+    if (slot != NULL) {
+        Py_INCREF(slot);
+        answer = Py_TYPE(slot)->tp_descr_set(slot, target, value);
+        Py_DECREF(slot);
+    }
+    else if (PyType_Check(target)) {
+        answer = PyType_Type.tp_setattro(target, name, value);
+    }
+    else {
+        answer = set_in_dict(target, name, value);
+    }
+    if (answer < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
