@@ -245,9 +245,11 @@ class World:
             held = value.__dict__
             value.__dict__ = dict(held) if r.random() < 0.5 else {}
             return lambda: setattr(value, "__dict__", held)
-        names = [n for n in instance_dict(value) if not n.startswith("_")]
-        name = r.choice(names) if names and r.random() < 0.7 else self.name()
         held = instance_dict(value)
+        if held is None:  # something odd that an earlier change has put there
+            return None
+        names = [n for n in held if not n.startswith("_")]
+        name = r.choice(names) if names and r.random() < 0.7 else self.name()
         before = dict(held)
         if choice < 0.5 and name in held:
             object.__delattr__(value, name)
