@@ -9,7 +9,7 @@ from typing import Any
 from dovetail_capture.captured_frame import CapturedFrame, GraphBreak
 from dovetail_capture.context import CaptureContext
 from dovetail_capture.options import CaptureOptions
-from dovetail_capture.recipe import Fetch, FrameEnd, NewCell, Recipe
+from dovetail_capture.recipe import Fetch, FrameEnd, HandledHere, NewCell, Recipe
 from dovetail_guards.evaluate import FrameView, argument_names
 from dovetail_guards.guard_set import GuardSet
 from dovetail_guards.source import LocalSource
@@ -49,6 +49,12 @@ class SingleStepper:
                 name = instructions[index].opname
                 if name == "PUSH_NULL":
                     stack.append(None)
+                elif name == "PUSH_EXC_INFO":
+                    stack[-1] = HandledHere(stack[-1])
+                elif name == "COPY":
+                    stack.append(HandledHere(None))
+                elif name == "POP_TOP":
+                    pass  # follows PUSH_EXC_INFO
                 elif name == "LOAD_FAST":
                     stack.append(Fetch(LocalSource(next(stacked))))
                 else:
@@ -72,7 +78,7 @@ def _jumps(code: CodeType) -> bool:
     """Does the code start with a continuation's prologue without stack values?"""
     names = [ins.opname for ins in dis.get_instructions(code)]
     place = names.index("RESUME")
-    while names[place + 1] in ("PUSH_NULL", "EXTENDED_ARG"):
+    while names[place + 1] in ("PUSH_NULL", "EXTENDED_ARG", "COPY"):
         place += 1
     return names[place + 1] == "JUMP_FORWARD"
 

@@ -25,8 +25,10 @@ from dovetail_capture.interpreter import capture as capture_module
 # Every step's stack depth is compared with what `dis` says.
 capture_module.DEBUG = True
 
+LOG: dict[str, list[Any]] = {"events": []}
 
-class Counter:
+
+class CountingBackend:
     """A backend that counts graphs, and runs them as they are."""
 
     def __init__(self) -> None:
@@ -35,6 +37,43 @@ class Counter:
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
         self.graphs.append(gm)
         return gm.forward
+
+
+class OwnError(ValueError):
+    """An exception with a field."""
+
+    def __init__(self, message: str, code: int = 1) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def fails(x: torch.Tensor, message: str = "bad") -> torch.Tensor:
+    """Raises for a matrix."""
+    if x.dim() == 2:
+        raise OwnError(message, code=7)
+    return x
+
+
+class Manager:
+    """A context manager that logs."""
+
+    def __init__(self, log: list[str], swallow: bool = False) -> None:
+        self.log, self.swallow = log, swallow
+
+    def __enter__(self) -> Manager:
+        self.log.append("enter")
+        return self
+
+    def __exit__(self, kind: Any, value: Any, tb: Any) -> bool:
+        self.log.append(kind.__name__ if kind else "exit")
+        return self.swallow
+
+
+def loud(x: torch.Tensor) -> torch.Tensor:
+    """Breaks the graph of its caller."""
+    y = x + 1
+    print("loud")
+    return y * 2
 
 
 @dataclass(frozen=True)
@@ -118,7 +157,7 @@ def run_case(case: Case) -> None:
     arguments = case.make()
     expected = [observe(function, function, arguments) for _ in range(2)]
     _put_back(world, before)
-    backend = Counter()
+    backend = CountingBackend()
     captured = optimize(function, backend)
     arguments = case.make()
     with warnings.catch_warnings():

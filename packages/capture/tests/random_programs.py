@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from construct_cases import Counter, same
+from construct_cases import CountingBackend, same
 from dovetail_capture import optimize
 
 PRELUDE = """
@@ -528,7 +528,7 @@ def check(seed: int) -> str | None:
     exec(compile(text, f"<program {seed}>", "exec"), namespace)
     calls = [0, 0, 1, 2, 0]
     expected = _run(namespace["program"], namespace, calls)
-    captured = optimize(namespace["program"], Counter())
+    captured = optimize(namespace["program"], CountingBackend())
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*Please report this.*")
         warnings.filterwarnings("ignore", message=".*recompile limit.*")

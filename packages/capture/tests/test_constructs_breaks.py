@@ -15,41 +15,9 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from construct_cases import Case, Table, run_case
+from construct_cases import LOG, Case, Manager, OwnError, Table, fails, loud, run_case
 
 construct = Table()
-LOG: dict = {"events": []}
-
-
-class OwnError(ValueError):
-    def __init__(self, message, code=1):
-        super().__init__(message)
-        self.code = code
-
-
-def fails(x, message="bad"):
-    if x.dim() == 2:
-        raise OwnError(message, code=7)
-    return x
-
-
-class Manager:
-    def __init__(self, log, swallow=False):
-        self.log, self.swallow = log, swallow
-
-    def __enter__(self):
-        self.log.append("enter")
-        return self
-
-    def __exit__(self, kind, value, tb):
-        self.log.append(kind.__name__ if kind else "exit")
-        return self.swallow
-
-
-def loud(x):
-    y = x + 1
-    print("loud")
-    return y * 2
 
 
 @construct(graphs=2, breaks=1)
@@ -414,6 +382,25 @@ def time_and_environment(x):
     y = x + 1
     later = time.perf_counter() >= start
     return y, later, os.environ.get("NO_SUCH_VARIABLE", "unset")
+
+
+@construct(graphs=None, breaks=None)
+def break_in_a_comprehension_with_closures(x):
+    i = "outer"
+    y = x + 1
+    getters = [(lambda: i, print("made", i), y + n)[0] for n in range(2) for i in (n, n + 1)]
+    print(i)
+    pairs = [(lambda: k, loud(y + k)) for k in range(3)]
+    return [g() for g in getters], [(g(), t) for g, t in pairs], i, y
+
+
+@construct(graphs=None, breaks=None)
+def comprehension_with_closures_after_a_break(x):
+    i = x + 1
+    print("first")
+    total = sum(g() for g in [lambda: i * x for i in range(3)])
+    print("second")
+    return total + sum(loud(t) for t in [i, x]), i
 
 
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)

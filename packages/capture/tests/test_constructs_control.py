@@ -15,22 +15,9 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from construct_cases import Case, Table, run_case
+from construct_cases import LOG, Case, Manager, OwnError, Table, fails, run_case
 
 construct = Table()
-LOG: dict = {"events": []}
-
-
-class OwnError(ValueError):
-    def __init__(self, message, code=1):
-        super().__init__(message)
-        self.code = code
-
-
-def fails(x, message="bad"):
-    if x.dim() == 2:
-        raise OwnError(message, code=7)
-    return x
 
 
 @construct()
@@ -254,7 +241,7 @@ def uncaught_tensor_error(x):
     return x @ x
 
 
-@construct(graphs=0, breaks=None)
+@construct(graphs=1, breaks=1)
 def caught_tensor_error(x):
     try:
         return x @ x
@@ -270,19 +257,6 @@ def uncaught_attribute_error(x):
 @construct(graphs=0, breaks=None)
 def uncaught_type_error(x):
     return len(3) + x
-
-
-class Manager:
-    def __init__(self, log, swallow=False):
-        self.log, self.swallow = log, swallow
-
-    def __enter__(self):
-        self.log.append("enter")
-        return self
-
-    def __exit__(self, kind, value, tb):
-        self.log.append(kind.__name__ if kind else "exit")
-        return self.swallow
 
 
 @construct()

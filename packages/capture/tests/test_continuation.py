@@ -1,5 +1,7 @@
 """Steps and continuations: every function, run one instruction at a time, equals itself."""
 
+# ruff: noqa: B012, B023, E731  (programs as users write them)
+
 from __future__ import annotations
 
 import contextlib
@@ -107,6 +109,60 @@ def handled(a):
     return log
 
 
+def handled_in_turn(a):
+    log = []
+    for value in (a, 0, "x"):
+        try:
+            try:
+                log.append(10 // value)
+            except ZeroDivisionError as error:
+                log.append((str(error), sys.exc_info()[0]))
+                try:
+                    [][value]
+                except LookupError as inner:
+                    log.append((repr(inner), repr(inner.__context__), str(sys.exc_info()[1])))
+                    if a == 2:
+                        raise KeyError(a) from inner
+                log.append(sys.exc_info()[0])
+                raise
+            finally:
+                log.append(("finally", sys.exc_info()[0]))
+        except (KeyError, ArithmeticError) as outer:
+            log.append((repr(outer), repr(outer.__context__), repr(outer.__cause__)))
+        except TypeError:
+            log.append("type")
+            continue
+        log.append(sys.exc_info())
+    return log
+
+
+def leaves_a_handler(a):
+    for value in (1, a):
+        try:
+            10 // value
+        except ZeroDivisionError:
+            if a == 0:
+                return sys.exc_info()[0]
+            break
+        finally:
+            if a == 5:
+                return "from finally"
+    return sys.exc_info()
+
+
+def handled_in_with(a):
+    log = []
+    with contextlib.suppress(ZeroDivisionError):
+        with noted(log):
+            log.append(10 // a)
+    try:
+        with noted(log):
+            raise ValueError(a)
+    except ValueError as error:
+        log.append(str(error))
+    return log, sys.exc_info()
+
+
 def with_block(a):
     log = []
     with noted(log) as c:
@@ -134,6 +190,28 @@ def loops(a):
     while total > 5:
         total -= 3
     return total, [i * a for i in range(a) if i], {i: i for i in range(a)}, sum(i for i in range(a))
+
+
+def comprehensions(a):
+    i = "outer"
+    cells = [lambda: (i, a) for i in range(a)]
+    names = {j: [i for i in range(j)] for j in range(a)}
+    i = i + "!"
+    return (
+        [cell() for cell in cells],
+        names,
+        i,
+        [k for i in range(a) if (k := i)],
+        [i * n for n in (1, 2)],
+    )
+
+
+def keeps_its_cell(a):
+    i = 1
+    first = lambda: i
+    seen = [first() + i for i in range(a)]
+    i += 1
+    return first(), seen, [lambda: i + n for n in range(a)][-1]() if a else None
 
 
 def unpacking(a):
@@ -217,9 +295,14 @@ FUNCTIONS: list[tuple[Any, list[Any]]] = [
     (branches, [0, 3, 20]),
     (closure, [1]),
     (handled, [0, 1, 5]),
+    (handled_in_turn, [0, 1, 2]),
+    (leaves_a_handler, [0, 1, 5]),
+    (handled_in_with, [0, 1]),
     (with_block, [0, 1]),
     (returns_in_with, [1]),
     (loops, [0, 6]),
+    (comprehensions, [0, 3]),
+    (keeps_its_cell, [0, 3]),
     (unpacking, [1, [4, 5]]),
     (globals_and_imports, [7]),
     (walrus_and_format, [0, 5]),
@@ -242,6 +325,8 @@ def test_one_instruction_at_a_time(function, inputs):
         stops = stepper.stops
         assert stepped(value) == expected and stepper.stops == stops
         assert stops > 5
+        plain = [event.text for event in context.log.events if event.kind == "plain"]
+        assert all("closes over its variable" in text for text in plain)
 
 
 def test_all_kinds_of_arguments():

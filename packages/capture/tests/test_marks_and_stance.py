@@ -13,11 +13,11 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from construct_cases import Counter
+from construct_cases import CountingBackend
 from dovetail_capture.errors import GraphBreakError, RecompileError
 
 
-def _targets(backend: Counter) -> list[Any]:
+def _targets(backend: CountingBackend) -> list[Any]:
     return [n.target for gm in backend.graphs for n in gm.graph.nodes if n.op == "call_function"]
 
 
@@ -42,24 +42,24 @@ def helper(t):
 
 @pytest.mark.parametrize("function", [ours, theirs])
 def test_disabled_functions_run_in_python(function):
-    backend = Counter()
+    backend = CountingBackend()
     run = dc.optimize(lambda t: function(t + 1) - 3, backend)
     assert torch.equal(run(torch.ones(2)), torch.ones(2))
     assert len(backend.graphs) == 2
     (break_,) = run.capture_context.log.breaks
     assert "disabled" in break_.reason
     with pytest.raises(GraphBreakError):
-        dc.optimize(lambda t: function(t + 1), Counter(), fullgraph=True)(torch.ones(2))
+        dc.optimize(lambda t: function(t + 1), CountingBackend(), fullgraph=True)(torch.ones(2))
 
 
 def test_the_reason_is_told():
-    run = dc.optimize(lambda t: theirs(t + 1), Counter())
+    run = dc.optimize(lambda t: theirs(t + 1), CountingBackend())
     run(torch.ones(2))
     assert "by the test" in run.capture_context.log.breaks[0].reason
 
 
 def test_disable_of_one_frame_captures_what_it_calls():
-    backend = Counter()
+    backend = CountingBackend()
     run = dc.optimize(lambda t: shallow(t + 1), backend)
     assert torch.equal(run(torch.ones(2)), torch.full((2,), 11.0))
     assert len(backend.graphs) == 2  # `t + 1` and `helper`
@@ -71,7 +71,7 @@ def test_a_disabled_module():
             return t * 2
 
     model = torch.nn.Sequential(dc.disable(Inner()), torch.nn.ReLU())
-    assert torch.equal(dc.optimize(model, Counter())(torch.ones(2)), torch.full((2,), 2.0))
+    assert torch.equal(dc.optimize(model, CountingBackend())(torch.ones(2)), torch.full((2,), 2.0))
 
 
 def test_assumed_constant():
@@ -82,7 +82,7 @@ def test_assumed_constant():
         calls.append(1)
         return 3
 
-    run = dc.optimize(lambda t: t * setting(), Counter(), fullgraph=True)
+    run = dc.optimize(lambda t: t * setting(), CountingBackend(), fullgraph=True)
     assert torch.equal(run(torch.ones(2)), torch.full((2,), 3.0))
     count = len(calls)
     run(torch.ones(2))
@@ -92,7 +92,10 @@ def test_assumed_constant():
     def other():
         return len(calls)
 
-    assert dc.optimize(lambda t: t * other(), Counter(), fullgraph=True)(torch.ones(1)) == count
+    assert (
+        dc.optimize(lambda t: t * other(), CountingBackend(), fullgraph=True)(torch.ones(1))
+        == count
+    )
 
 
 def test_substitute():
@@ -102,7 +105,7 @@ def test_substitute():
     with pytest.raises(TypeError, match="signature"):
         dc.substitute_in_graph(zlib.adler32)(lambda: 1)
     dc.substitute_in_graph(binascii.crc_hqx)(crc)
-    run = dc.optimize(lambda t: t * binascii.crc_hqx(b"abc", 0), Counter(), fullgraph=True)
+    run = dc.optimize(lambda t: t * binascii.crc_hqx(b"abc", 0), CountingBackend(), fullgraph=True)
     assert torch.equal(run(torch.ones(2)), torch.full((2,), 7.0))
     assert binascii.crc_hqx(b"abc", 0) == 40406
     with pytest.raises(ValueError, match="already"):
@@ -114,7 +117,7 @@ def test_allowed_in_graph():
     def whole(t):
         return t * 3
 
-    backend = Counter()
+    backend = CountingBackend()
     assert torch.equal(
         dc.optimize(lambda t: whole(t) + 1, backend)(torch.ones(1)), torch.ones(1) * 4
     )
@@ -129,7 +132,7 @@ def test_graph_break_and_is_compiling():
         dc.graph_break("as asked")
         return t * (2 if dc.is_compiling() else 3) * (2 if torch.compiler.is_compiling() else 3)
 
-    backend = Counter()
+    backend = CountingBackend()
     run = dc.optimize(program, backend)
     assert torch.equal(run(torch.ones(1)), torch.ones(1) * 8) and len(backend.graphs) == 2
     assert "as asked" in run.capture_context.log.breaks[0].reason
@@ -137,7 +140,7 @@ def test_graph_break_and_is_compiling():
 
 
 def test_reset():
-    backend = Counter()
+    backend = CountingBackend()
     run = dc.optimize(lambda t: t + 1, backend)
     run(torch.ones(1))
     dc.reset()
@@ -155,7 +158,7 @@ def _default_stance():
 
 
 def test_force_eager():
-    backend = Counter()
+    backend = CountingBackend()
     run = dc.optimize(lambda t: t + (2 if dc.is_compiling() else 1), backend)
     with dc.set_stance("force_eager"):
         assert run(torch.ones(1)) == 2 and not backend.graphs
@@ -174,7 +177,7 @@ def test_force_eager():
 
 
 def test_eager_on_recompile():
-    backend = Counter()
+    backend = CountingBackend()
     run = dc.optimize(lambda t: t + 1, backend)
     run(torch.ones(1))
     with dc.set_stance("eager_on_recompile"):
@@ -185,7 +188,7 @@ def test_eager_on_recompile():
 
 
 def test_fail_on_recompile():
-    run = dc.optimize(lambda t: t + 1, Counter())
+    run = dc.optimize(lambda t: t + 1, CountingBackend())
     run(torch.ones(1))
     with dc.set_stance("fail_on_recompile"):
         run(torch.ones(1))
@@ -203,7 +206,7 @@ def test_bad_stances():
         return t
 
     with pytest.raises(RuntimeError, match="inside a compiled function"):
-        dc.optimize(program, Counter())(torch.ones(1))
+        dc.optimize(program, CountingBackend())(torch.ones(1))
 
 
 def test_error_on_graph_break():
@@ -212,7 +215,7 @@ def test_error_on_graph_break():
         print("here")
         return t * 2
 
-    run = dc.optimize(program, Counter())
+    run = dc.optimize(program, CountingBackend())
     with dc.error_on_graph_break(True):
         with pytest.raises(GraphBreakError, match="print"):
             run(torch.ones(1))
@@ -224,7 +227,7 @@ def test_error_on_graph_break():
         return t
 
     with pytest.raises(GraphBreakError, match="print"):
-        dc.optimize(inside, Counter())(torch.ones(1))
+        dc.optimize(inside, CountingBackend())(torch.ones(1))
 
     def outside(t):
         with dc.error_on_graph_break(True):
@@ -232,7 +235,7 @@ def test_error_on_graph_break():
         print("after it")
         return t * 2
 
-    backend = Counter()
+    backend = CountingBackend()
     assert dc.optimize(outside, backend)(torch.ones(1)) == 4 and len(backend.graphs) == 2
 
 
@@ -253,7 +256,7 @@ def test_layers_do_not_use_up_the_limit():
             t = layer(t)
         return t
 
-    run = dc.optimize(program, Counter())
+    run = dc.optimize(program, CountingBackend())
     with torch.no_grad():
         expected = program(torch.ones(2))
         for _ in range(2):
@@ -265,7 +268,7 @@ def test_functions_made_anew_by_each_call_do_not_recompile():
     def caller(t, k):
         return run(t, lambda u: u * k)
 
-    backend = Counter()
+    backend = CountingBackend()
     run = dc.optimize(lambda t, f: f(t) + 1, backend)
     for _ in range(3):
         assert caller(torch.ones(1), 2) == 3

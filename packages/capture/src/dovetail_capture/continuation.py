@@ -14,6 +14,12 @@ a break in a loop, which is met anew in each iteration, does not nest calls.
 
 Live locals and stack values are parameters. Cells (of cell variables and of free variables alike)
 come in through the closure: a cell variable of the original is a free variable here.
+
+Inside an `except` or `finally` block the value stack holds, where PUSH_EXC_INFO left it, the
+exception that was handled before, and the thread knows the one being handled now. The latter is
+what travels: the prologue makes it the handled one again, which leaves the former on the stack.
+An exception that the native instructions of a step raise, where the user's code handles it, is
+taken to a continuation that starts at the handler.
 """
 
 from __future__ import annotations
@@ -28,6 +34,7 @@ from dovetail_capture.bytecode import (
     EXITS,
     NO_POSITIONS,
     Body,
+    Handler,
     Instruction,
     Positions,
     decode,
@@ -35,11 +42,15 @@ from dovetail_capture.bytecode import (
     origin_of_dis_index,
     reachable,
 )
-from dovetail_capture.recipe import FrameEnd
+from dovetail_capture.recipe import FrameEnd, HandledHere, Recipe
 
 _CALL_ENDINGS = ("CALL", "CALL_KW", "CALL_FUNCTION_EX", "CALL_METHOD")
 _PACKED = ("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST")
-_UNSUPPORTED = frozenset({"LOAD_FAST_AND_CLEAR", "SEND", "YIELD_VALUE", "RETURN_GENERATOR"})
+# What a place of the value stack holds: a value, NULL, the exception that was handled before the
+# one being handled now, or a copy of the latter for POP_EXCEPT to take.
+VALUE, NULL, HANDLER, HANDLER_COPY = "value", "null", "handler", "handler copy"
+Kinds = tuple[str, ...]
+_UNSUPPORTED = frozenset({"SEND", "YIELD_VALUE", "RETURN_GENERATOR"})
 _JUMPS = ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT")
 _RESUME = ".resume"  # the parameter of a step that holds the class `Resume`
 # FOR_ITER, at the end, pops the iterator and goes on after these instructions at its target.
@@ -92,11 +103,29 @@ class _Root:
 
 @dataclass(frozen=True)
 class _Start:
-    """The state a piece of code starts from: instruction, which stack places hold NULL, locals."""
+    """The state a piece of code starts from: instruction, what the stack places hold, locals."""
 
     index: int
-    nulls: tuple[bool, ...]
+    kinds: Kinds
     locals_: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Exit:
+    """Where control goes after the native instructions of a step, and the state there."""
+
+    start: _Start
+    is_jump: bool = False
+    handler: Handler | None = None  # the exception table's row, if control goes to a handler
+
+
+def kind_of(item: Recipe | None) -> str:
+    """What a place of the value stack holds, of which `item` is the recipe."""
+    if item is None:
+        return NULL
+    if isinstance(item, HandledHere):
+        return HANDLER_COPY if item.error is None else HANDLER
+    return VALUE
 
 
 class ContinuationCache:
@@ -130,7 +159,7 @@ class ContinuationCache:
         known = {name for name, _ in end.locals_}
         live = tuple(name for name in code.co_varnames if name in known)
         live = tuple(name for name in live if name not in code.co_cellvars)
-        start = _Start(origin, tuple(item is None for item in end.stack), live)
+        start = _Start(origin, tuple(kind_of(item) for item in end.stack), live)
         key = (id(code), start)
         found = self._resumptions.get(key)
         if found is None:
@@ -159,11 +188,17 @@ class _Maker:
         self.code, self.start = code, start
         self.body = decode(code)
         self.original = list(self.body.instructions)
-        self.stack_names = tuple(f".s{place}" for place, null in enumerate(start.nulls) if not null)
-        self.parameters = (*start.locals_, *self.stack_names, *extra)
+        self.stack_names = {
+            place: f".s{place}"
+            for place, kind in enumerate(start.kinds)
+            if kind in (VALUE, HANDLER)
+        }
+        self.parameters = (*start.locals_, *self.stack_names.values(), *extra)
         self.free = (*code.co_cellvars, *code.co_freevars)
         rest = [n for n in code.co_varnames if n not in start.locals_ and n not in self.free]
         self.varnames = [*self.parameters, *rest]
+        constants = code.co_consts
+        self.constants = constants if None in constants else (*constants, None)
         self._expand_packed()
 
     def slot(self, name: str) -> int:
@@ -198,18 +233,28 @@ class _Maker:
         if self.free:
             prologue.append(Instruction("COPY_FREE_VARS", len(self.free)))
         prologue.append(Instruction("RESUME", 0))
-        names = iter(self.stack_names)
-        for null in self.start.nulls:
-            if null:
+        handler = 0  # the place of the innermost handler
+        for place, kind in enumerate(self.start.kinds):
+            if kind == NULL:
                 prologue.append(Instruction("PUSH_NULL"))
+            elif kind == HANDLER_COPY:
+                prologue.append(Instruction("COPY", place - handler))
             else:
-                prologue.append(Instruction("LOAD_FAST", self.varnames.index(next(names))))
+                local = self.varnames.index(self.stack_names[place])
+                prologue.append(Instruction("LOAD_FAST", local))
+            if kind == HANDLER:
+                handler = place
+                prologue += [Instruction("PUSH_EXC_INFO"), Instruction("POP_TOP")]
         prologue.append(Instruction("JUMP_FORWARD", 0, target))
         for instruction in prologue:
             instruction.positions = (target.positions[0], None, None, None)
         self.body.instructions[:0] = prologue
+        if tails:
+            for row in self.body.handlers:  # the user's handlers end where the user's code does
+                row.end = row.end or tails[0]
         self.body.instructions += tails or []
         return code.replace(
+            co_consts=self.constants,
             co_argcount=len(self.parameters),
             co_posonlyargcount=0,
             co_kwonlyargcount=0,
@@ -229,8 +274,10 @@ class _Maker:
         old = [*code.co_varnames, *cells, *code.co_freevars]
         new = {name: place for place, name in enumerate([*self.varnames, *self.free])}
         used = {*dis.haslocal, *dis.hasfree}
+        start = next(i for i in self.body.instructions if i.name == "RESUME")
+        prologue = self.body.instructions[: self.body.instructions.index(start)]
         for instruction in self.body.instructions:
-            if instruction.name in ("MAKE_CELL", "COPY_FREE_VARS"):
+            if instruction in prologue and instruction.name in ("MAKE_CELL", "COPY_FREE_VARS"):
                 instruction.name, instruction.arg = "NOP", 0  # never reached
             elif instruction.op in used:
                 instruction.arg = new[old[instruction.arg]]
@@ -239,19 +286,26 @@ class _Maker:
 def _make_resumption(cache: ContinuationCache, code: CodeType, start: _Start) -> Resumption:
     body = decode(code)
     first, last = _group(body, start.index)
-    _refuse_if_impossible(code, body, first, last)
-    start = _Start(first, start.nulls, start.locals_)
+    name = body.instructions[last].name
+    if name in _UNSUPPORTED:
+        raise CannotResume(f"a break at {name} is not resumed")
+    if name == "LOAD_FAST_AND_CLEAR" and not _slot_name(code, body.instructions[last].arg):
+        raise CannotResume(
+            "a comprehension sets a cell aside, as a function closes over its variable"
+        )
+    start = _Start(first, start.kinds, start.locals_)
     exits = _exits_after(code, body, start, last)
-    extra = tuple(f".k{place}" for place in range(len(exits)))
+    caught = _caught(body, start)
+    extra = tuple(f".k{place}" for place in range(len(exits) + (caught is not None)))
     maker = _Maker(code, start, (*extra, _RESUME))
     positions = maker.original[last].positions
     tails: list[Instruction] = []
-    for place, (_, depth_nulls, live) in enumerate(exits):
-        tail = _tail(maker, extra[place], depth_nulls, live, positions)
-        if place and maker.original[last].name == "FOR_ITER":
+    for place, leaving in enumerate(exits):
+        tail = _tail(maker, extra[place], leaving.start, positions)
+        if leaving.is_jump and maker.original[last].name == "FOR_ITER":
             tail = [*(Instruction(name, 0, None, positions) for name in _AFTER_LOOP), *tail]
         tails += tail
-        if place == 0:
+        if not leaving.is_jump:
             if maker.original[last].name in _JUMPS:  # the tail takes its place
                 maker.original[last].name, maker.original[last].target = "NOP", None
             native = [] if last > first else _as_plain_load(maker.original[last])
@@ -264,13 +318,65 @@ def _make_resumption(cache: ContinuationCache, code: CodeType, start: _Start) ->
             branch = maker.original[last]
             branch.name = branch.name.replace("_BACKWARD", "_FORWARD")
             branch.target = tail[0]
+    if caught is not None:
+        tail = _tail(maker, extra[-1], caught.start, positions)
+        tails += tail
+        assert caught.handler is not None
+        _catch(maker, caught.handler, first, last, tail[0])
+        exits = [*exits, caught]
     step = maker.finish(tails)
-    continuations = tuple(
-        cache.continuation(code, _Start(target, nulls, live)) for target, nulls, live in exits
-    )
+    continuations = tuple(cache.continuation(code, leaving.start) for leaving in exits)
     line = positions[0] or code.co_firstlineno
     cells = frozenset(code.co_cellvars)
     return Resumption(step, continuations, start.locals_, maker.free, cells, line)
+
+
+def _caught(body: Body, start: _Start) -> _Exit | None:
+    """Where an exception that the instructions of a step raise goes, if to an `except` or `with`
+    after which the function may go on; what only cleans up runs in the step."""
+    index = start.index
+    for row in body.handlers:
+        assert row.start.origin is not None
+        end = len(body.instructions) if row.end is None else row.end.origin
+        assert end is not None and row.target.origin is not None
+        if not row.start.origin <= index < end:
+            continue
+        if row.target.name != "PUSH_EXC_INFO" or not _goes_on(body, row.target.origin):
+            return None
+        kinds = (*start.kinds[: row.depth], *(VALUE,) * (1 + row.push_lasti))
+        return _Exit(_Start(row.target.origin, kinds, start.locals_), handler=row)
+    return None
+
+
+def _goes_on(body: Body, target: int) -> bool:
+    """May the function go on after this handler, or after one around it?"""
+    places = reachable(body, [target], through_handlers=True)
+    return any(
+        body.instructions[place].name == "POP_EXCEPT"
+        and body.instructions[place - 1].name != "COPY"
+        for place in places
+    )
+
+
+def _catch(maker: _Maker, row: Handler, first: int, last: int, target: Instruction) -> None:
+    """Let `target` handle what the user's instructions from `first` to `last` raise, instead of
+    the handler of the exception table's `row`."""
+    instructions = maker.body.instructions
+    place = next(i for i, known in enumerate(maker.body.handlers) if _same_row(known, row))
+    old = maker.body.handlers[place]
+    after = instructions[instructions.index(maker.original[last]) + 1]
+    begin = maker.original[first]
+    parts = [Handler(begin, after, target, old.depth, old.push_lasti)]
+    if old.start is not begin:
+        parts.insert(0, Handler(old.start, begin, old.target, old.depth, old.push_lasti))
+    if old.end is not after:
+        parts.append(Handler(after, old.end, old.target, old.depth, old.push_lasti))
+    maker.body.handlers[place : place + 1] = parts
+
+
+def _same_row(left: Handler, right: Handler) -> bool:
+    """Are these one row of the exception table, decoded twice?"""
+    return left.start.origin == right.start.origin
 
 
 def _group(body: Body, index: int) -> tuple[int, int]:
@@ -290,14 +396,6 @@ def _group(body: Body, index: int) -> tuple[int, int]:
     while falls_through and names[last + 1 : last + 2] == ["POP_TOP"]:
         last += 1  # a result that is thrown away need not travel through the continuation
     return first, last
-
-
-def _refuse_if_impossible(code: CodeType, body: Body, first: int, last: int) -> None:
-    name = body.instructions[last].name
-    if name in _UNSUPPORTED:
-        raise CannotResume(f"a break at {name} is not resumed")
-    if first not in reachable(body, [0], through_handlers=False):
-        raise CannotResume("the break lies inside an exception handler")
 
 
 def _stores_loop_variable(body: Body, last: int) -> bool:
@@ -324,58 +422,79 @@ def _next_indices(body: Body, index: int) -> list[int]:
     return [index + 1, target.origin]
 
 
-def _exits_after(
-    code: CodeType, body: Body, start: _Start, last: int
-) -> list[tuple[int, tuple[bool, ...], tuple[str, ...]]]:
-    """Where control goes after the native instructions: (index, NULLs on the stack, locals)."""
+def _exits_after(code: CodeType, body: Body, start: _Start, last: int) -> list[_Exit]:
+    """Where control goes after the native instructions."""
     found = []
     members = body.instructions[start.index : last + 1]
     for jump, target in zip((False, True), _next_indices(body, last), strict=False):
-        nulls, live, depth = start.nulls, start.locals_, len(start.nulls)
+        kinds, live, depth = start.kinds, start.locals_, len(start.kinds)
         for member in members:
             arg = member.arg if member.op >= dis.HAVE_ARGUMENT else None
             if jump and member.name == "FOR_ITER":
                 depth -= 1
             else:
                 depth += dis.stack_effect(member.op, arg, jump=jump)
+            before, alive = kinds, live
+            live = _live_after(code, member, live, kinds)
             if member.name not in ("KW_NAMES", "PRECALL"):  # one call together with their CALL
-                nulls = _nulls_after(member, nulls, depth)
-            live = _live_after(code, member, live)
+                kinds = _kinds_after(member, before, depth)
+            if member.name == "LOAD_FAST_AND_CLEAR":
+                bound = {*alive, *code.co_cellvars, *code.co_freevars, ""}
+                kinds = (*kinds[:-1], VALUE if _slot_name(code, member.arg) in bound else NULL)
         if not jump and _stores_loop_variable(body, last):
-            live = _live_after(code, body.instructions[last + 1], live)
-            target, nulls = target + 1, nulls[:-1]
-        found.append((target, nulls, live))
+            live = _live_after(code, body.instructions[last + 1], live, kinds)
+            target, kinds = target + 1, kinds[:-1]
+        found.append(_Exit(_Start(target, kinds, live), is_jump=jump))
     return found
 
 
-def _live_after(code: CodeType, instruction: Instruction, live: tuple[str, ...]) -> tuple[str, ...]:
+def _live_after(
+    code: CodeType, instruction: Instruction, live: tuple[str, ...], kinds: Kinds
+) -> tuple[str, ...]:
+    """The locals that are bound after the instruction; `kinds` is the stack before it."""
     names = set(live)
+    stored: list[tuple[int, str]] = []
     match instruction.name:
         case "STORE_FAST":
-            names.add(code.co_varnames[instruction.arg])
-        case "STORE_FAST_LOAD_FAST" | "STORE_FAST_STORE_FAST":
-            names.add(code.co_varnames[instruction.arg >> 4])
-            if instruction.name == "STORE_FAST_STORE_FAST":
-                names.add(code.co_varnames[instruction.arg & 15])
-        case "DELETE_FAST":
-            names.discard(code.co_varnames[instruction.arg])
+            stored = [(instruction.arg, kinds[-1])]
+        case "STORE_FAST_LOAD_FAST":
+            stored = [(instruction.arg >> 4, kinds[-1])]
+        case "STORE_FAST_STORE_FAST":
+            stored = [(instruction.arg >> 4, kinds[-1]), (instruction.arg & 15, kinds[-2])]
+        case "DELETE_FAST" | "LOAD_FAST_AND_CLEAR":
+            names.discard(_slot_name(code, instruction.arg))
+    for slot, kind in stored:
+        (names.discard if kind == NULL else names.add)(_slot_name(code, slot))
     return tuple(name for name in code.co_varnames if name in names)
 
 
-def _nulls_after(
-    instruction: Instruction, before: tuple[bool, ...], depth: int
-) -> tuple[bool, ...]:
-    """Which stack places hold NULL after the instruction: those below what it touched stay."""
-    nulls = [place < len(before) and before[place] for place in range(depth)]
+def _slot_name(code: CodeType, arg: int) -> str:
+    """The name of a local slot; cells have none here: they come in through the closure."""
+    name = code.co_varnames[arg] if arg < len(code.co_varnames) else ""
+    return "" if name in code.co_cellvars else name
+
+
+def _kinds_after(instruction: Instruction, before: Kinds, depth: int) -> Kinds:
+    """What the stack places hold after the instruction: those below what it touched stay."""
+    kinds = [before[place] if place < len(before) else VALUE for place in range(depth)]
     name = instruction.name
     if name in _CALL_ENDINGS:
-        nulls[-1] = False  # the result takes the place of the callable or of its NULL
+        kinds[-1] = VALUE  # the result takes the place of the callable or of its NULL
     elif name == "PUSH_NULL":
-        nulls[-1] = True
+        kinds[-1] = NULL
+    elif name == "PUSH_EXC_INFO":
+        kinds[-2:] = [HANDLER, VALUE]
+    elif name == "COPY" and before[-instruction.arg] in (HANDLER, HANDLER_COPY):
+        kinds[-1] = HANDLER_COPY
+    elif name == "SWAP":
+        kinds[-1], kinds[-instruction.arg] = kinds[-instruction.arg], kinds[-1]
+    elif name == "POP_EXCEPT" and before[-1] == HANDLER_COPY:
+        place = max(place for place, kind in enumerate(kinds) if kind == HANDLER)
+        kinds[place] = NULL  # what was handled before is handled again; this is never read
     elif _pushes_pair(instruction):
         # LOAD_METHOD and friends are run as plain loads: the second slot is then always NULL.
-        nulls[-2:] = [False, True] if sys.version_info >= (3, 13) else [True, False]
-    return tuple(nulls)
+        kinds[-2:] = [VALUE, NULL] if sys.version_info >= (3, 13) else [NULL, VALUE]
+    return tuple(kinds)
 
 
 def _pushes_pair(instruction: Instruction) -> bool:
@@ -402,11 +521,7 @@ def _as_plain_load(instruction: Instruction) -> list[Instruction]:
 
 
 def _tail(
-    maker: _Maker,
-    continuation: str,
-    nulls: tuple[bool, ...],
-    live: tuple[str, ...],
-    positions: Positions,
+    maker: _Maker, continuation: str, start: _Start, positions: Positions
 ) -> list[Instruction]:
     """Take the stack apart and return `Resume((continuation, *locals, *stack))`."""
     code: list[Instruction] = []
@@ -414,8 +529,17 @@ def _tail(
     def emit(name: str, arg: int = 0) -> None:
         code.append(Instruction(name, arg, None, positions or NO_POSITIONS))
 
-    for place in reversed(range(len(nulls))):  # STORE_FAST of a NULL only unbinds the name
-        emit("STORE_FAST", maker.slot(f".n{place}"))
+    for place, kind in reversed(list(enumerate(start.kinds))):
+        if kind == HANDLER_COPY:
+            emit("POP_TOP")
+            continue
+        if kind == HANDLER:  # exchange the exception being handled with None, to get at it
+            emit("LOAD_CONST", maker.constants.index(None))
+            emit("PUSH_EXC_INFO")
+            emit("POP_TOP")
+        emit("STORE_FAST", maker.slot(f".n{place}"))  # of a NULL this only unbinds the name
+        if kind == HANDLER:
+            emit("POP_EXCEPT")
     marker = maker.slot(_RESUME)
     if sys.version_info >= (3, 13):
         emit("LOAD_FAST", marker)
@@ -423,8 +547,12 @@ def _tail(
     else:
         emit("PUSH_NULL")
         emit("LOAD_FAST", marker)
-    parts = [maker.slot(continuation), *(maker.slot(name) for name in live)]
-    parts += [maker.slot(f".n{place}") for place, null in enumerate(nulls) if not null]
+    parts = [maker.slot(continuation), *(maker.slot(name) for name in start.locals_)]
+    parts += [
+        maker.slot(f".n{place}")
+        for place, kind in enumerate(start.kinds)
+        if kind in (VALUE, HANDLER)
+    ]
     for part in parts:
         emit("LOAD_FAST", part)
     emit("BUILD_TUPLE", len(parts))

@@ -77,7 +77,7 @@ def with_traceback(error: BaseException, places: tuple[tuple[CodeType, int], ...
 
 
 def _traceback_entry(code: CodeType, offset: int, inner: TracebackType | None) -> TracebackType:
-    """A traceback entry needs a frame: that of code which raises, named and placed as the user's."""
+    """A traceback entry needs a frame: that of code that raises, named and placed as the user's."""
     positions = next(islice(code.co_positions(), offset // 2, None))
     line = positions[0] or code.co_firstlineno
     raising = compile("raise Exception", code.co_filename, "exec")

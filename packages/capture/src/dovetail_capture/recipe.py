@@ -107,6 +107,14 @@ class NewFunction(Recipe):
     annotations: Recipe | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class HandledHere(Recipe):
+    """A place of the value stack inside an exception handler, where CPython keeps the exception
+    that was handled before: `error` is the one handled here. None: a copy of the place below."""
+
+    error: Recipe | None
+
+
 # --- effects: replayed after the graph, in order, each exactly once ------------------------------
 
 

@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import collections
 import copy
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from dovetail_capture.api import optimize
-from dovetail_capture.interpreter import capture as capture_module
 from torch.utils import _pytree as pytree
 
-# Every step's stack depth is compared with what `dis` says.
-capture_module.DEBUG = True
-
-
-class Counter:
-    """A backend that counts graphs and operations, and runs the graph as it is."""
-
-    def __init__(self) -> None:
-        self.graphs: list[torch.fx.GraphModule] = []
-
-    def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
-        self.graphs.append(gm)
-        return gm
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from construct_cases import CountingBackend  # its DEBUG switch checks every step's stack depth
 
 
 def flat(value: Any) -> list[Any]:
@@ -68,7 +58,7 @@ def check(
     calls: int = 2,
 ) -> list[torch.fx.GraphModule]:
     """`function(*args)` eager and captured, `calls` times each: results and arguments agree."""
-    backend = Counter()
+    backend = CountingBackend()
     captured = optimize(function, backend, fullgraph=fullgraph)
     eager_args, captured_args = copy.deepcopy(args), copy.deepcopy(args)
     for _ in range(calls):

@@ -56,7 +56,7 @@ def raising(t: torch.Tensor) -> Any:
 def test_result_is_eagers(program: Any, capsys: pytest.CaptureFixture[str]) -> None:
     from dovetail_capture.api import optimize
 
-    backend = programs.Counter()
+    backend = programs.CountingBackend()
     captured = optimize(program, backend)
     for t in (torch.ones(2), -10 * torch.ones(2)):
         expected = program(t)
@@ -71,7 +71,7 @@ def test_fullgraph_refuses(program: Any) -> None:
     from dovetail_capture.api import optimize
 
     with pytest.raises(GraphBreakError) as caught:
-        optimize(program, programs.Counter(), fullgraph=True)(torch.ones(2))
+        optimize(program, programs.CountingBackend(), fullgraph=True)(torch.ones(2))
     assert __file__ in str(caught.value)
 
 
@@ -79,7 +79,7 @@ def test_exceptions_of_the_program_are_eagers() -> None:
     from dovetail_capture.api import optimize
 
     with pytest.raises(ValueError, match="as eager does"):
-        optimize(raising, programs.Counter())(torch.ones(2))
+        optimize(raising, programs.CountingBackend())(torch.ones(2))
 
 
 def test_what_a_break_says() -> None:
@@ -123,7 +123,7 @@ def test_disabled_and_allowed_functions() -> None:
         b = whole(a)
         return b * 5 if is_compiling() else b * 50
 
-    backend = programs.Counter()
+    backend = programs.CountingBackend()
     captured = optimize(program, backend)
     assert torch.equal(captured(torch.ones(2)), torch.full((2,), 65.0))
     targets = [n.target for gm in backend.graphs for n in gm.graph.nodes if n.op == "call_function"]
@@ -160,4 +160,4 @@ def test_tensors_that_have_no_fake_break_the_graph() -> None:
         return torch.vmap(lambda row: row.sum() * 2)(t + 1)
 
     t = torch.randn(3, 2)
-    assert torch.equal(optimize(program, programs.Counter())(t), program(t))
+    assert torch.equal(optimize(program, programs.CountingBackend())(t), program(t))

@@ -135,7 +135,7 @@ def test_globals_are_written_after_the_graph() -> None:
 
     from dovetail_capture.api import optimize
 
-    captured = optimize(program, programs.Counter(), fullgraph=True)
+    captured = optimize(program, programs.CountingBackend(), fullgraph=True)
     assert torch.equal(captured(x()), x() * 2)
     assert COUNT == 2 and torch.equal(TABLE["t"], x() + 2)
     assert torch.equal(captured(x()), x() * 4)  # the global's new value is seen
@@ -152,7 +152,7 @@ def test_nonlocal_cell_of_the_caller_is_written() -> None:
         total = total + 3
         return t + total
 
-    captured = optimize(program, programs.Counter(), fullgraph=True)
+    captured = optimize(program, programs.CountingBackend(), fullgraph=True)
     assert torch.equal(captured(x()), x() + 3) and total == 3
     assert torch.equal(captured(x()), x() + 6) and total == 6
 
@@ -164,7 +164,7 @@ def test_class_attributes_are_written() -> None:
         Holder.total = Holder.total + 1
         return t + Holder.total
 
-    captured = optimize(program, programs.Counter(), fullgraph=True)
+    captured = optimize(program, programs.CountingBackend(), fullgraph=True)
     assert torch.equal(captured(x()), x() + 1) and Holder.total == 1
     assert torch.equal(captured(x()), x() + 2) and Holder.total == 2
 
@@ -179,7 +179,9 @@ def test_made_objects_keep_their_identity() -> None:
         return inner, holder, {"k": inner}, t
 
     argument = x()
-    inner, holder, table, returned = optimize(program, programs.Counter(), fullgraph=True)(argument)
+    inner, holder, table, returned = optimize(program, programs.CountingBackend(), fullgraph=True)(
+        argument
+    )
     assert holder.items is inner and table["k"] is inner and returned is argument
     assert type(holder) is Holder and torch.equal(holder.state, torch.zeros(2))
 
@@ -202,7 +204,7 @@ def test_closures_are_rebuilt() -> None:
         bump()
         return bump, get
 
-    bump, get = optimize(program, programs.Counter(), fullgraph=True)(x())
+    bump, get = optimize(program, programs.CountingBackend(), fullgraph=True)(x())
     assert get() == 4
     assert torch.equal(bump(1), (x() + 1) * 6) and get() == 6
     assert bump.__name__ == "bump" and bump.__defaults__ == (2,)
@@ -227,7 +229,7 @@ def test_messages_are_written_after_the_graph(caplog: pytest.LogCaptureFixture) 
         warnings.warn("careful", stacklevel=1)
         return t + 1
 
-    captured = optimize(program, programs.Counter(), fullgraph=True)
+    captured = optimize(program, programs.CountingBackend(), fullgraph=True)
     with pytest.warns(UserWarning, match="careful"):
         captured(x())
         captured(x())
@@ -245,7 +247,7 @@ def test_a_lock_is_released_when_a_replayed_effect_raises() -> None:
             warnings.warn("under the lock", stacklevel=1)
         return t * 2
 
-    captured = optimize(program, programs.Counter(), fullgraph=True)
+    captured = optimize(program, programs.CountingBackend(), fullgraph=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(UserWarning, match="under the lock"):

@@ -31,7 +31,7 @@ def program(t: torch.Tensor, config: Config, table: dict[str, Any], flag: Any = 
 
 
 def _run(change: Any) -> tuple[int, bool]:
-    backend = programs.Counter()
+    backend = programs.CountingBackend()
     captured = optimize(program, backend, fullgraph=True)
     config, table = Config(), {"unused": 1}
     t = torch.ones(2)
@@ -92,7 +92,7 @@ def test_aliasing_of_arguments_is_guarded() -> None:
         a.add_(1)
         return a + b
 
-    backend = programs.Counter()
+    backend = programs.CountingBackend()
     captured = optimize(two, backend, fullgraph=True)
     captured(torch.ones(2), torch.ones(2))
     t, u = torch.ones(2), torch.ones(2)
@@ -106,7 +106,7 @@ def test_aliasing_of_lists_is_guarded() -> None:
         a.append(t + 1)
         return t * len(b)
 
-    captured = optimize(two, programs.Counter(), fullgraph=True)
+    captured = optimize(two, programs.CountingBackend(), fullgraph=True)
     assert torch.equal(captured(torch.ones(2), [1], [1]), torch.ones(2))
     shared = [1]
     assert torch.equal(captured(torch.ones(2), shared, shared), torch.full((2,), 2.0))
@@ -114,7 +114,7 @@ def test_aliasing_of_lists_is_guarded() -> None:
 
 def test_grad_mode_is_guarded() -> None:
     weight = torch.ones(2, requires_grad=True)
-    captured = optimize(lambda t: t * weight, programs.Counter(), fullgraph=True)
+    captured = optimize(lambda t: t * weight, programs.CountingBackend(), fullgraph=True)
     assert captured(torch.ones(2)).requires_grad
     with torch.no_grad():
         assert not captured(torch.ones(2)).requires_grad
@@ -130,7 +130,9 @@ def test_a_patched_method_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
             return t + 1
 
     scaler = Scaler()
-    captured = optimize(lambda t: scaler.shift(scaler.scale(t)), programs.Counter(), fullgraph=True)
+    captured = optimize(
+        lambda t: scaler.shift(scaler.scale(t)), programs.CountingBackend(), fullgraph=True
+    )
     assert torch.equal(captured(torch.ones(2)), torch.full((2,), 3.0))
     monkeypatch.setattr(Scaler, "scale", lambda self, t: t * 5)
     assert torch.equal(captured(torch.ones(2)), torch.full((2,), 6.0))

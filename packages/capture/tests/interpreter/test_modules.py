@@ -57,7 +57,7 @@ def test_net(training: bool) -> None:
     torch.manual_seed(0)
     eager = Net().train(training)
     model = copy.deepcopy(eager)
-    backend = programs.Counter()
+    backend = programs.CountingBackend()
     captured = optimize(model, backend, fullgraph=True)
     for call in range(3):
         t = torch.randn(2, 4)
@@ -76,7 +76,7 @@ def test_net(training: bool) -> None:
 
 
 def test_parameters_are_static_inputs() -> None:
-    backend = programs.Counter()
+    backend = programs.CountingBackend()
     model = Block(4)
     optimize(model, backend, fullgraph=True)(torch.randn(2, 4))
     (graph,) = backend.graphs
@@ -85,7 +85,7 @@ def test_parameters_are_static_inputs() -> None:
 
 
 def test_switching_mode_recaptures() -> None:
-    backend = programs.Counter()
+    backend = programs.CountingBackend()
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)).eval()
     captured = optimize(model, backend, fullgraph=True)
     t = torch.randn(2, 4)
@@ -102,7 +102,7 @@ def test_hooks_on_inner_modules_are_inlined() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[0].register_forward_hook(lambda module, args, output: output * 2)
     model[1].register_forward_pre_hook(lambda module, args: (args[0] + 1,))
-    backend = programs.Counter()
+    backend = programs.CountingBackend()
     captured = optimize(model, backend, fullgraph=True)
     t = torch.randn(2, 4)
     assert torch.equal(captured(t), model(t))
@@ -116,7 +116,7 @@ def test_hooks_on_inner_modules_are_inlined() -> None:
 
 def test_a_replaced_submodule_is_seen() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-    captured = optimize(model, programs.Counter(), fullgraph=True)
+    captured = optimize(model, programs.CountingBackend(), fullgraph=True)
     t = torch.randn(2, 4)
     captured(t)
     model[1] = nn.Sigmoid()
@@ -127,7 +127,7 @@ def test_a_replaced_submodule_is_seen() -> None:
 
 def test_a_patched_forward_is_seen() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-    captured = optimize(model, programs.Counter(), fullgraph=True)
+    captured = optimize(model, programs.CountingBackend(), fullgraph=True)
     t = torch.randn(2, 4)
     captured(t)
     model[1].forward = lambda value: value * 3

@@ -450,7 +450,7 @@ def test_a_weak_reference_from_outside() -> None:
     def program(x):
         return x + 1 if references[0]() is weight else x * 5
 
-    backend = programs.Counter()
+    backend = programs.CountingBackend()
     captured = optimize(program, backend, fullgraph=True)
     for _ in range(2):
         assert torch.equal(captured(torch.ones(3)), torch.full((3,), 2.0))

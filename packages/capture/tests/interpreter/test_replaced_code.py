@@ -101,7 +101,7 @@ def _odd_getattribute(self: Any, name: str) -> Any:
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_replacement_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = programs.Counter()
+    backend = programs.CountingBackend()
     captured = optimize(program, backend, fullgraph=True)
     thing, t = Derived(), torch.ones(2)
     before = program(t, thing)
@@ -118,7 +118,7 @@ def test_a_replacement_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_was_not_read_of_a_class_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = programs.Counter()
+    backend = programs.CountingBackend()
     captured = optimize(program, backend, fullgraph=True)
     thing, t = Derived(), torch.ones(2)
     captured(t, thing)

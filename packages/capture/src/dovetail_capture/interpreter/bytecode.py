@@ -71,10 +71,11 @@ class DecodedCode:
         """The source line of instruction `index`."""
         if self.lines is None:
             of_offset = {}
+            first = last = self.code.co_firstlineno
             for start, end, lineno in self.code.co_lines():
+                last = lineno or last  # what cleans up has no line of its own
                 for offset in range(start, end, 2):
-                    of_offset[offset] = lineno or self.code.co_firstlineno
-            first = self.code.co_firstlineno
+                    of_offset[offset] = last
             self.lines = [of_offset.get(inst.offset, first) for inst in self.instructions]
         return self.lines[index]
 

@@ -28,10 +28,10 @@ from dovetail_capture.interpreter.signals import (
     ProgramException,
 )
 from dovetail_capture.interpreter.values.base import Lazy, Value
-from dovetail_capture.interpreter.values.functions import CellValue
+from dovetail_capture.interpreter.values.functions import CellValue, HandlerMark
 from dovetail_capture.interpreter.wrap import cell_value
 from dovetail_capture.knobs import DEBUG
-from dovetail_capture.recipe import FrameEnd, Recipe
+from dovetail_capture.recipe import FrameEnd, HandledHere, Recipe
 
 # Settings that tensor operations and folded torch functions read.
 _GUARDED_STATE = (
@@ -40,6 +40,8 @@ _GUARDED_STATE = (
 )  # fmt: skip
 
 
+# What fills the stack of a continuation, besides the loads of its parameters.
+_PROLOGUE = ("PUSH_NULL", "EXTENDED_ARG", "PUSH_EXC_INFO", "POP_TOP", "COPY")
 _IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: a class written in C
 
 
@@ -205,13 +207,34 @@ class _Attempt:
                     cells.append((name, rebuilder.recipe(item)))
             else:
                 locals_.append((name, rebuilder.recipe(item)))
-        stack = tuple(None if item is None else rebuilder.recipe(item) for item in frame.stack)
         return FrameEnd(
             break_index=frame.next_index,
-            stack=stack,
+            stack=self._stack(rebuilder),
             locals_=tuple(locals_),
             cells=tuple(cells),
         )
+
+    def _stack(self, rebuilder: Rebuilder) -> tuple[Recipe | None, ...]:
+        """Recipes of the value stack. The mark of a handler stands for the exception that it
+        handles, which is what the next mark calls the previous one."""
+        stack = self.frame.stack
+        marks = list(dict.fromkeys(m for m in stack if isinstance(m, HandlerMark) and m.active))
+        errors = [mark.previous for mark in marks[1:]] + [self.frame.handled]
+        error_of = dict(zip(marks, errors, strict=False))
+        recipes: list[Recipe | None] = []
+        for item in stack:
+            if isinstance(item, CellValue) and item.set_aside and item not in self.frame.slots:
+                # The code behind a break finds its cells in its closure: it has no way to put one
+                # of them aside. So the whole comprehension goes behind the break.
+                raise CannotRebuild("a cell set aside by a comprehension", item.set_aside - 1)
+            if not isinstance(item, HandlerMark):
+                recipes.append(None if item is None else rebuilder.recipe(item))
+            elif not item.active:
+                recipes.append(None)
+            else:  # a second place with the same mark is a copy of the first
+                error = error_of.pop(item, None)
+                recipes.append(HandledHere(None if error is None else rebuilder.recipe(error)))
+        return tuple(recipes)
 
     def _guard_code_read(self) -> None:
         """Guard what was read of classes, and the parts of the functions that were inlined."""
@@ -267,7 +290,7 @@ def _prologue_length(frame: Frame) -> int:
     instructions = frame.decoded.instructions
     place = next(i.index for i in instructions if i.opname == "RESUME") + 1
     end = place
-    while instructions[end].opname in ("PUSH_NULL", "EXTENDED_ARG") or (
+    while instructions[end].opname in _PROLOGUE or (
         instructions[end].opname == "LOAD_FAST" and instructions[end].argval.startswith(".s")
     ):
         end += 1

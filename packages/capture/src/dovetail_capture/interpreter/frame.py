@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from dovetail_capture.interpreter.bytecode import VERSION, DecodedCode, Instruction
 from dovetail_capture.interpreter.signals import ProgramException
 from dovetail_capture.interpreter.values.base import Constant, Value
-from dovetail_capture.interpreter.values.functions import CellValue
+from dovetail_capture.interpreter.values.functions import CellValue, TracebackValue
+from dovetail_capture.interpreter.values.objects import ObjectValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
@@ -116,10 +117,17 @@ class Frame:
             return False
         del self.stack[entry.depth :]
         if entry.lasti:
-            self.stack.append(Constant(self.current.offset))
+            self.stack.append(Constant(self.current.offset // 2))  # in code units
         self.stack.append(error.value)
         self.next_index = entry.target
+        self._note_passage(error.value)
         return True
+
+    def _note_passage(self, error: Value) -> None:
+        """A traceback begins at the frame that handles the exception."""
+        traceback = error.slots.get("__traceback__") if isinstance(error, ObjectValue) else None
+        if isinstance(traceback, TracebackValue):
+            traceback.first = min(traceback.first, len(self.vm.frames) - 1)
 
     def line(self) -> int:
         """The source line of the current instruction."""

@@ -10,6 +10,7 @@ from types import CodeType
 from typing import Any, NoReturn
 
 import torch
+from dovetail_guards.torch_state import READERS
 
 from dovetail_capture.interpreter import bytecode
 from dovetail_capture.interpreter import wrap as wrapping
@@ -34,7 +35,12 @@ from dovetail_capture.interpreter.values.containers import (
     TupleValue,
     hash_key,
 )
-from dovetail_capture.interpreter.values.functions import CellValue, GeneratorValue, TransformValue
+from dovetail_capture.interpreter.values.functions import (
+    CellValue,
+    GeneratorValue,
+    TracebackValue,
+    TransformValue,
+)
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
@@ -126,10 +132,19 @@ class Interpreter:
         value.slots["args"] = TupleValue(args)
         if issubclass(cls, StopIteration):
             value.slots["value"] = args[0] if args else NONE
-        frame = self.frames[-1] if self.frames else None
-        if frame is not None and frame.handled is not None:
-            value.slots["__context__"] = frame.handled
+        self.note_context(value)
         raise ProgramException(value)
+
+    def note_context(self, error: ObjectValue) -> None:
+        """Set what an exception knows when it is raised: the exception being handled, the place."""
+        handled = self._handled()
+        if handled is not None and handled is not error:
+            error.slots["__context__"] = handled
+            if error.real is not None:
+                error.slots_mutated.add("__context__")
+        if error.real is None and "__traceback__" not in error.slots:
+            places = tuple((frame.code, frame.current.offset) for frame in self.frames)
+            error.slots["__traceback__"] = TracebackValue(error, places)
 
     def raise_error(self, cls: type, text: str, name: str | None = None) -> NoReturn:
         """Raise `cls(text)` in the program."""
@@ -156,10 +171,15 @@ class Interpreter:
 
     def handled_exception(self) -> Value | None:
         """`sys.exception()`: the innermost exception being handled."""
-        for frame in reversed(self.frames):
-            if frame.handled is not None:
-                return frame.handled
-        return None
+        handled = self._handled()
+        if handled is None:
+            if READERS["handles_exception"]():
+                raise GraphBreakSignal("a question for the exception handled around the frame")
+            self.session.guard_state("handles_exception", False)
+        return handled
+
+    def _handled(self) -> Value | None:
+        return next((f.handled for f in reversed(self.frames) if f.handled is not None), None)
 
     # --- protocols -----------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import torch
 from dovetail_guards.source import ObjectSource
 from torch.fx import Node
 
+from dovetail_capture import rebuild
 from dovetail_capture import recipe as r
 from dovetail_capture._frame_hook import Switched
 from dovetail_capture.interpreter.machine import Interpreter
@@ -35,6 +36,7 @@ from dovetail_capture.interpreter.values.functions import (
     IteratorValue,
     NativeMethod,
     SuperValue,
+    TracebackValue,
     TransformValue,
 )
 from dovetail_capture.interpreter.values.objects import ObjectValue
@@ -142,6 +144,8 @@ class Rebuilder:
             return r.CallFunction(r.Const(super), (r.Const(item.cls), self.recipe(item.receiver)))
         if isinstance(item, DictView):
             return r.CallFunction(r.GetAttr(self.recipe(item.dictionary), item.kind))
+        if isinstance(item, TracebackValue):
+            return r.GetAttr(self.recipe(item.error), "__traceback__")
         if isinstance(item, CellValue):
             return self._cell(item)
         if isinstance(item, FunctionValue):
@@ -219,7 +223,7 @@ class Rebuilder:
         elif issubclass(item.cls, BaseException):
             found = item.slots.get("args")
             args_ = self._all(found.items) if isinstance(found, TupleValue) else ()
-        new = self._remember(item, r.NewObject(item.cls, item.base_new, args_))
+        new = self._remember(item, self._new(item, args_))
         if isinstance(native, ListValue):
             self.effects.append(r.ReplaceContents(new, "list", self._all(native.items)))
         elif isinstance(native, SetValue):
@@ -229,10 +233,28 @@ class Rebuilder:
         for key, value in dicts.materialise(self.vm, item.fields).values():
             name = self.vm.as_python(key)
             self.effects.append(r.SetAttr(new, name, self.recipe(value), raw=True))
-        if not issubclass(item.cls, BaseException):
-            for name, slot in item.slots.items():
-                self.effects.append(r.SetAttr(new, name, self.recipe(slot), raw=True))
+        made = ("args", "value") if issubclass(item.cls, BaseException) else ()
+        for name, slot in item.slots.items():
+            if name not in made and not _is_own_traceback(item, slot):
+                self._set_slot(item, new, name, slot)
         return new
+
+    def _set_slot(self, item: ObjectValue, target: r.Recipe, name: str, slot: Value) -> None:
+        """Write a `__slots__` member, or a C field of an exception."""
+        if issubclass(item.cls, BaseException):
+            parts = (target, r.Const(name), self.recipe(slot))
+            self.effects.append(r.RunCall(r.CallFunction(r.Const(object.__setattr__), parts)))
+        else:
+            self.effects.append(r.SetAttr(target, name, self.recipe(slot), raw=True))
+
+    def _new(self, item: ObjectValue, args: tuple[r.Recipe, ...]) -> r.Recipe:
+        """A new object with the parts that its class's `__new__` takes."""
+        new = r.NewObject(item.cls, item.base_new, args)
+        traceback = item.slots.get("__traceback__")
+        if not isinstance(traceback, TracebackValue) or traceback.error is not item:
+            return new
+        places = r.Const(traceback.places[traceback.first :])
+        return r.CallFunction(r.Const(rebuild.with_traceback), (new, places))
 
     def _fill_dict(self, target: r.Recipe, item: DictValue) -> None:
         flat: list[r.Recipe] = []
@@ -325,8 +347,7 @@ class Rebuilder:
             for key in gone:
                 self.effects.append(r.DelAttr(target, key, raw=True))
         for name in sorted(value.slots_mutated):
-            change = r.SetAttr(self.recipe(value), name, self.recipe(value.slots[name]), raw=True)
-            self.effects.append(change)
+            self._set_slot(value, self.recipe(value), name, value.slots[name])
         native = value.native
         if native is not None and getattr(native, "mutated", False):
             target = self.recipe(value)
@@ -356,3 +377,8 @@ class Rebuilder:
         if at_start != at_end:
             call = r.CallFunction(r.Const(torch._C._set_grad_enabled), (r.Const(at_end),))
             self.effects.append(r.RunCall(call))
+
+
+def _is_own_traceback(item: ObjectValue, slot: Value) -> bool:
+    """Is it the traceback of this very exception? It is rebuilt together with it."""
+    return isinstance(slot, TracebackValue) and slot.error is item

@@ -82,6 +82,12 @@ class Session:
             self._guarded.add(key)
             self.clauses.append(c.IdIs(source, obj))
 
+    def guard_state(self, name: str, value: Any) -> None:
+        """Guard a global setting (a reader of `torch_state`)."""
+        if (c.TorchState, name) not in self._guarded:
+            self._guarded.add((c.TorchState, name))
+            self.clauses.append(c.TorchState(name, value))
+
     def same(self, first: Source, second: Source) -> None:
         """Guard that two sources give one object."""
         if first is second:
@@ -130,16 +136,17 @@ class Session:
         self.inputs.append((GraphInput(node.name, source, real, static), value))
         return value
 
-    def int_input(self, real: int, source: Source) -> Value:
-        """The value of a pre-existing int: a constant, or an input of the graph if symbolic."""
-        size = self.shapes.integer(real, source)
-        if type(size) is int:
+    def number_input(self, real: int | float, source: Source) -> Value:
+        """The value of a pre-existing int or float: a constant, or an input of the graph if
+        symbolic."""
+        size = self.shapes.number(real, source)
+        if isinstance(size, (int, float)):
             if type(source) is not ObjectSource:
                 self.guard(c.ConstantIs, source, real)
             return Constant(real, source)
         known = self.numbers.get(source)
         if known is None:
-            self.guard(c.TypeIs, source, int)
+            self.guard(c.TypeIs, source, type(real))
             node = self.recorder.placeholder(_input_name(source, len(self.inputs)), size)
             known = self.numbers[source] = NumberInput(node, size, source)
             self.inputs.append((GraphInput(node.name, source, real, False), known))
@@ -165,7 +172,7 @@ class Session:
 
 
 class NumberInput(SymbolicNumber):
-    """A symbolic int that is an input of the graph."""
+    """A symbolic int or float that is an input of the graph."""
 
     __slots__ = ("node",)
 

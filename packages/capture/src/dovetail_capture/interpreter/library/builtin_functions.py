@@ -602,6 +602,7 @@ def exception_init(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def exception_with_traceback(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    vm.set_attr(args[0], "__traceback__", args[1])
     return args[0]
 
 

@@ -219,7 +219,8 @@ def _exc_info(vm: Any, args: Args, kwargs: Kwargs) -> Any:
     error = vm.handled_exception()
     if error is None:
         return TupleValue([NONE, NONE, NONE])
-    return TupleValue([Constant(error.python_type()), error, NONE])
+    traceback = vm.get_attr(error, "__traceback__")
+    return TupleValue([Constant(error.python_type()), error, traceback])
 
 
 def _exception(vm: Any, args: Args, kwargs: Kwargs) -> Any:

@@ -8,9 +8,10 @@ from dovetail_capture.interpreter.bytecode import VERSION, Instruction
 from dovetail_capture.interpreter.frame import MAKE_GENERATOR, YIELD
 from dovetail_capture.interpreter.opcodes.rows import ALWAYS, FROM_312, Row
 from dovetail_capture.interpreter.protocols import attributes
+from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.base import NONE, Constant, boolean
-from dovetail_capture.interpreter.values.functions import GeneratorValue
+from dovetail_capture.interpreter.values.functions import GeneratorValue, HandlerMark
 from dovetail_capture.interpreter.values.objects import ObjectValue
 
 if TYPE_CHECKING:
@@ -19,20 +20,29 @@ if TYPE_CHECKING:
 
 def push_exc_info(frame: Frame, inst: Instruction) -> None:
     error = frame.stack.pop()
-    frame.stack.append(frame.handled or NONE)
+    frame.stack.append(HandlerMark(frame.handled))
     frame.stack.append(error)
     frame.handled = error
 
 
 def pop_except(frame: Frame, inst: Instruction) -> None:
-    previous = frame.stack.pop()
-    frame.handled = None if previous is NONE else previous
+    mark = frame.stack.pop()
+    assert isinstance(mark, HandlerMark)
+    mark.active = False
+    frame.handled = mark.previous
 
 
 def check_exc_match(frame: Frame, inst: Instruction) -> None:
-    wanted = frame.vm.as_python(frame.stack.pop())
-    cls = frame.stack[-1].python_type()
-    frame.stack.append(boolean(issubclass(cls, wanted)))
+    value = frame.stack.pop()
+    wanted = frame.vm.as_python(value)
+    classes = wanted if isinstance(wanted, tuple) else (wanted,)
+    if wanted is UNKNOWN:
+        raise GraphBreakSignal(f"an `except` clause with {value.describe()}")
+    if not all(isinstance(cls, type) and issubclass(cls, BaseException) for cls in classes):
+        frame.vm.raise_error(
+            TypeError, "catching classes that do not inherit from BaseException is not allowed"
+        )
+    frame.stack.append(boolean(issubclass(frame.stack[-1].python_type(), wanted)))
 
 
 def load_assertion_error(frame: Frame, inst: Instruction) -> None:
@@ -54,8 +64,9 @@ def raise_varargs(frame: Frame, inst: Instruction) -> None:
             cause = vm.as_exception(cause)
         value.slots["__cause__"] = cause
         value.slots["__suppress_context__"] = boolean(True)
-    if frame.handled is not None and frame.handled is not value:
-        value.slots.setdefault("__context__", frame.handled)
+        if value.real is not None:
+            value.slots_mutated |= {"__cause__", "__suppress_context__"}
+    vm.note_context(value)
     raise ProgramException(value)
 
 
@@ -84,7 +95,8 @@ def with_except_start(frame: Frame, inst: Instruction) -> None:
     error = frame.stack[-1]
     leave = frame.stack[-4]
     cls = Constant(error.python_type())
-    frame.stack.append(frame.vm.call(leave, [cls, error, NONE], {}))
+    traceback = frame.vm.get_attr(error, "__traceback__")
+    frame.stack.append(frame.vm.call(leave, [cls, error, traceback], {}))
 
 
 def return_generator(frame: Frame, inst: Instruction) -> int:

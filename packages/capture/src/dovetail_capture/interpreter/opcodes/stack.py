@@ -78,6 +78,8 @@ def load_fast_and_clear(frame: Frame, inst: Instruction) -> None:
     value = frame.slots[inst.arg]
     if value.__class__ is Lazy:
         value = _load(frame, inst.arg, inst.argval)
+    if isinstance(value, CellValue):
+        value.set_aside = frame.steps
     frame.stack.append(value)
     frame.slots[inst.arg] = None
 

@@ -70,6 +70,8 @@ def generic_set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> No
             return
         if kind is types.GetSetDescriptorType and issubclass(obj.cls, BaseException):
             obj.slots[name] = value
+            if obj.real is not None:
+                obj.slots_mutated.add(name)
             return
         if name == "__dict__" and isinstance(value, DictValue):
             dicts.clear(vm, obj.fields)

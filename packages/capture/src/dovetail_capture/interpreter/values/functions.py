@@ -17,15 +17,17 @@ if TYPE_CHECKING:
 
 
 class CellValue(Value):
-    """A closure cell; `real` is the pre-existing one it stands for."""
+    """A closure cell; `real` is the pre-existing one it stands for. `set_aside` is the step of the
+    top frame in which a comprehension took it out of its slot."""
 
-    __slots__ = ("content", "mutated", "real")
+    __slots__ = ("content", "mutated", "real", "set_aside")
 
     def __init__(self, content: Any = None, source: Source | None = None, real: Any = None) -> None:
         self.content = content  # a Value, a Lazy, or None if empty
         self.source = source
         self.real = real
         self.mutated = False
+        self.set_aside = 0
 
     def python_type(self) -> type:
         return types.CellType
@@ -113,6 +115,37 @@ class IteratorValue(Value):
 
     def python_type(self) -> type:
         return self.cls
+
+
+class HandlerMark(Value):
+    """What the value stack holds inside an exception handler: the exception that was handled
+    before. `active` until the handler is left."""
+
+    __slots__ = ("active", "previous")
+
+    def __init__(self, previous: Value | None) -> None:
+        self.previous = previous
+        self.active = True
+        self.source = None
+
+    def python_type(self) -> type:
+        return types.NoneType if self.previous is None else self.previous.python_type()
+
+
+class TracebackValue(Value):
+    """The traceback of an exception raised in the frame: the code objects it passed through, with
+    offsets in them, outermost first, from the frame that handles it (`first`) on."""
+
+    __slots__ = ("error", "first", "places")
+
+    def __init__(self, error: Value, places: tuple[tuple[CodeType, int], ...]) -> None:
+        self.error = error
+        self.places = places
+        self.first = len(places)
+        self.source = None
+
+    def python_type(self) -> type:
+        return types.TracebackType
 
 
 class TransformValue(Value):
