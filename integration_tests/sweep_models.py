@@ -10,28 +10,12 @@ both are measured against float64, and ours may err at most three times as much.
 
 from __future__ import annotations
 
-import argparse
 import copy
-import json
-import logging
-import signal
-import traceback
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import torch
-from sweep_capture import (
-    Row,
-    TooLong,
-    build,
-    first_line,
-    leaves,
-    print_table,
-    sweep,
-    timm_families,
-    transformers_families,
-)
+from family_sweep import Row, Sweep, first_line, where_raised
+from model_families import TooLong, build, leaves
 from torch import Tensor, nn
 
 import dovetail
@@ -134,10 +118,7 @@ def sweep_one(suite: str, family: str, backend: str = "dovetail") -> Row:
     except TooLong:
         return Row(suite, family, "error", "time limit in compiling")
     except Exception as failure:
-        cause = failure.__cause__ or failure
-        where = traceback.extract_tb(cause.__traceback__)[-1]
-        place = f"{where.filename.split('/')[-1]}:{where.lineno}"
-        return Row(suite, family, "error", f"{first_line(failure)} [{place}]")
+        return Row(suite, family, "error", where_raised(failure))
     report = dovetail.report(compiled)
     text = f"{report.graphs} graphs, {report.kernels} kernels, {report.extern_calls} library calls"
     plain = [*report.recompiles, *report.plain_frames]
@@ -147,57 +128,7 @@ def sweep_one(suite: str, family: str, backend: str = "dovetail") -> Row:
     return Row(suite, family, "ok", text)
 
 
-def _over(signum: int, frame: Any) -> None:
-    raise TooLong
-
-
-def run_here(suite: str, families: list[str], seconds: int, backend: str) -> None:
-    """Sweep in this process; one JSON line a family."""
-    signal.signal(signal.SIGPROF, _over)
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    for family in families:
-        signal.setitimer(signal.ITIMER_PROF, seconds)
-        try:
-            row = sweep_one(suite, family, backend)
-        except TooLong:
-            row = Row(suite, family, "error", "time limit")
-        finally:
-            signal.setitimer(signal.ITIMER_PROF, 0)
-        print("ROW " + json.dumps(row.__dict__), flush=True)
-        if "time limit" in row.text:
-            return
-
-
-def rows_of(suite: str, families: list[str], seconds: int, backend: str) -> Iterator[Row]:
-    """Sweep in child processes."""
-    yield from sweep(suite, families, seconds, script=__file__, extra=("--backend", backend))
-
-
-def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("suite", choices=["transformers", "timm"])
-    parser.add_argument("families", nargs="*")
-    parser.add_argument("--backend", default="dovetail")
-    parser.add_argument("--seconds", type=int, default=120, help="processor time for a family")
-    parser.add_argument("--part", default="0/1", help="I/N: only every N-th family, from the I-th")
-    parser.add_argument("--here", action="store_true", help="in this process, as JSON lines")
-    arguments = parser.parse_args()
-    every = transformers_families if arguments.suite == "transformers" else timm_families
-    families = arguments.families or every()
-    first, parts = map(int, arguments.part.split("/"))
-    families = families[first::parts]
-    if arguments.here:
-        run_here(arguments.suite, families, arguments.seconds, arguments.backend)
-        return
-    rows = []
-    for row in rows_of(arguments.suite, families, arguments.seconds, arguments.backend):
-        rows.append(row)
-        print(f"{row.suite:13} {row.family:36} {row.outcome:10} {row.text}", flush=True)
-    print_table(rows)
-
+SWEEP = Sweep(__file__, __doc__ or "", sweep_one, 120, "backend", ("dovetail",))
 
 if __name__ == "__main__":
-    main()
+    SWEEP.main()

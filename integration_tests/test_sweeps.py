@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import sweep_capture
 import sweep_models
+from family_sweep import families_of
 
 CAPTURED = [
     ("transformers", "distilbert"), ("transformers", "qwen2"), ("transformers", "bart"),
@@ -30,9 +31,7 @@ def test_compiled_with_gradients(suite: str, family: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("suite", ["transformers", "timm"])
 def test_no_wrong_result_and_no_internal_error(suite: str) -> None:
-    every = sweep_capture.transformers_families if suite == "transformers" else None
-    families = every() if every is not None else sweep_capture.timm_families()
-    rows = list(sweep_capture.sweep(suite, families, 60))
+    rows = list(sweep_capture.SWEEP.rows(suite, families_of(suite), 60, "dovetail"))
     wrong = [row for row in rows if row.outcome in ("not equal", "error")]
     assert not wrong, wrong
     assert sum(row.outcome == "ok" for row in rows) >= 60
