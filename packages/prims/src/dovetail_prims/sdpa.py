@@ -71,7 +71,8 @@ def backend_number(
     if device == "cuda" and not torch.cuda.is_available():
         half = tensor_meta(q).dtype in (torch.float16, torch.bfloat16)
         return 1 if half and mask is None and len(tensor_meta(q).sizes) == 4 else 2
-    with torch.set_grad_enabled(needs_grad):
+    # A function mode of the user's (a default device) would send the call on to the dispatch modes.
+    with torch.set_grad_enabled(needs_grad), torch._C.DisableTorchFunction():
         inputs = [_probe(t, needs_grad) for t in (q, k, v)]
         probe_mask = None if mask is None else _probe(mask, mask.requires_grad and needs_grad)
         choice = torch.ops.aten._fused_sdp_choice.default._op_dk(
