@@ -1,15 +1,16 @@
 // Has a dict changed since we looked? And: the `__dict__` of an object, without running code.
 //
-// CPython 3.11 and 3.12 keep a version in every dict: a number no dict ever had before, renewed at
-// every change. On 3.13 an attribute write through an object whose values are stored inline does
-// not renew it. There we watch the dict and keep a version of our own. But 3.13.0 does not even
-// tell watchers of such a write (a probe on load finds out): then a dict that is to be stamped is
-// first made to hold its values itself.
+// CPython 3.11 keeps a version in every dict: a number no dict ever had before, renewed at every
+// change. Later versions tell watchers of a dict before it changes: there we keep a version of our
+// own for each watched dict, and one number for all of them, so that nothing is looked at while
+// none changes. But 3.13.0 does not tell watchers of an attribute write through an object whose
+// values are stored inline (a probe on load finds out): then a dict that is to be stamped is first
+// made to hold its values itself.
 #pragma once
 
 #include "common.h"
 
-#if PY_VERSION_HEX >= 0x030D0000
+#if PY_VERSION_HEX >= 0x030C0000
 #define DOVETAIL_DICT_WATCHERS 1
 #include <unordered_map>
 #else
@@ -29,6 +30,7 @@ struct Watched {
 struct WatchTable {
   int watcher_id = -1;
   uint64_t next_version = 1;
+  uint64_t events = 1;  // changes of watched dicts so far
   bool inline_writes_are_silent = false;
   std::unordered_map<PyObject*, Watched*> entries;
 };
@@ -44,12 +46,16 @@ inline int on_dict_event(PyDict_WatchEvent event, PyObject* dict, PyObject*, PyO
   auto found = table.entries.find(dict);
   if (found == table.entries.end()) return 0;
   found->second->version = table.next_version++;
+  table.events++;
   if (event == PyDict_EVENT_DEALLOCATED) {
     found->second->dict = nullptr;
     table.entries.erase(found);
   }
   return 0;
 }
+
+// A number that stays as long as no watched dict changes; 0: there is none.
+inline uint64_t dict_events() { return watch_table().events; }
 
 // What the probe on load found out.
 inline void set_inline_writes_are_silent(bool silent) {
@@ -105,10 +111,9 @@ class Stamp {
   bool holds(PyObject* dict) const {
     return entry_ && entry_->version == version_ && entry_->dict == dict;
   }
-  // The dict; nullptr once it is gone.
-  PyObject* dict() const { return entry_ ? entry_->dict : nullptr; }
   // As `holds`, of the dict that it was taken of, which is alive.
   bool still_holds() const { return entry_ && entry_->version == version_ && entry_->dict; }
+  void prefetch() const { __builtin_prefetch(entry_); }
   Stamp copy() const {
     Stamp stamp;
     stamp.entry_ = entry_;
@@ -150,6 +155,8 @@ class Stamp {
 
 inline bool start_watching() { return true; }
 
+inline uint64_t dict_events() { return 0; }
+
 inline void set_inline_writes_are_silent(bool) {}
 
 inline uint64_t dict_version(PyObject* dict) {
@@ -174,9 +181,9 @@ class Stamp {
     return stamp;
   }
   bool holds(PyObject* dict) const { return dict == dict_ && dict_version(dict) == version_; }
-  PyObject* dict() const { return dict_; }
   // As `holds`, of the dict that it was taken of, which is alive.
   bool still_holds() const { return dict_ && dict_version(dict_) == version_; }
+  void prefetch() const { __builtin_prefetch(dict_); }
   Stamp copy() const { return *this; }
   void release() { dict_ = nullptr; }
 

@@ -19,7 +19,8 @@ struct StateCheck {
 enum class RelationKind : int { SameObject, DistinctObjects, DistinctStorage, Shape };
 
 struct Operand {
-  int slot;
+  Node* node;
+  int slot;  // the node's
   int64_t dim;  // of a Shape relation: the dimension of the tensor; kAnySize for a plain integer
 };
 
@@ -46,6 +47,7 @@ struct Guard {
   std::vector<Relation> relations;
   int slot_count = 0;
   Trace trace;
+  std::vector<const Relation*> open;  // those that the trace does not decide
 };
 
 // Settings that a number tells. `Impure`: ask Python, at the very end.
@@ -144,6 +146,44 @@ inline Outcome check_relation(const Relation& relation, Slots slots) {
   return std::adjacent_find(heap.begin(), heap.end()) == heap.end() ? Pass : Fail;
 }
 
+// A relation between very objects, which the trace proves to be the same ones: decided for good.
+inline bool is_decided(const Relation& relation, Slots slots) {
+  bool of_objects = relation.kind == RelationKind::SameObject ||
+      relation.kind == RelationKind::DistinctObjects;
+  for (const Operand& operand : relation.operands) of_objects &= operand.node->fixed;
+  return of_objects && check_relation(relation, slots) == Pass;
+}
+
+// After a walk of all pure roots that has passed.
+inline void make_trace(Guard& guard, PyObject* const* args, PyFunctionObject* func, Slots slots) {
+  Trace& trace = guard.trace;
+  for (size_t i = 0; i < guard.roots.size(); i++) {
+    Node& root = *guard.roots[i];
+    if (!guard.manners[i].careful) flatten_root(trace, root, root_value(root, args, func));
+  }
+  for (size_t i = 0; i < trace.dicts.size(); i++) {
+    if (trace.dicts[i].object || trace.dicts[i].loose) trace.owners.push_back(i);
+  }
+  guard.open.clear();
+  std::vector<const Node*> wanted;
+  for (const Relation& relation : guard.relations) {
+    if (is_decided(relation, slots)) continue;
+    guard.open.push_back(&relation);
+    for (const Operand& operand : relation.operands) wanted.push_back(operand.node);
+  }
+  std::sort(wanted.begin(), wanted.end());
+  std::erase_if(trace.values, [&](const ValueRow& row) {
+    return row.kind == ValueKind::Slot &&
+        !std::binary_search(wanted.begin(), wanted.end(), row.node);
+  });
+  trace.made = true;
+}
+
+inline void drop_trace(Guard& guard) {
+  guard.trace.drop();
+  for (auto& node : guard.nodes) node->fixed = false;
+}
+
 // The roots that need no Python, walked; the others are left for a walk with care.
 inline Outcome walk_pure_roots(
     Guard& guard, PyObject* const* args, PyFunctionObject* func, Slots slots) {
@@ -165,31 +205,30 @@ inline Outcome walk_pure_roots(
     manner.once = true;
     manner.careful = outcome == Impure || ++manner.strikes > Manner::kMostStrikes;
   }
-  Trace& trace = guard.trace;
-  if (!settled || ++trace.settled < trace.patience) return Pass;
-  for (size_t i = 0; i < guard.roots.size(); i++) {
-    Node& root = *guard.roots[i];
-    if (!guard.manners[i].careful) flatten_root(trace, root, root_value(root, args, func));
+  if (settled && ++guard.trace.settled >= guard.trace.patience) {
+    make_trace(guard, args, func, slots);
   }
-  trace.made = true;
   return Pass;
 }
 
+// `traced`: the trace held, and has decided all relations but the open ones.
 inline Outcome check_pure_roots(
-    Guard& guard, PyObject* const* args, PyFunctionObject* func, Slots slots) {
+    Guard& guard, PyObject* const* args, PyFunctionObject* func, Slots slots, bool& traced) {
   if (guard.trace.made) {
-    Traced traced = check_trace(
+    Traced found = check_trace(
         guard.trace, slots, [&](const Node& root) { return root_value(root, args, func); });
-    if (traced == Traced::Holds) return Pass;
-    if (traced == Traced::Fails) return Fail;
-    guard.trace.drop();
+    traced = found == Traced::Holds;
+    if (traced) return Pass;
+    if (found == Traced::Fails) return Fail;
+    drop_trace(guard);
   }
   return walk_pure_roots(guard, args, func, slots);
 }
 
-inline Outcome check_roots(Guard& guard, PyObject* const* args, PyFunctionObject* func, Slots slots) {
+inline Outcome check_roots(
+    Guard& guard, PyObject* const* args, PyFunctionObject* func, Slots slots, bool& traced) {
   // Pure roots first: while they run, no Python code does, and nothing they see can change.
-  Outcome outcome = check_pure_roots(guard, args, func, slots);
+  Outcome outcome = check_pure_roots(guard, args, func, slots, traced);
   if (outcome != Pass) return outcome;
   for (size_t i = 0; i < guard.roots.size(); i++) {
     if (!guard.manners[i].once) continue;
@@ -209,10 +248,17 @@ inline Outcome check_all(Guard& guard, PyObject* const* args, PyFunctionObject* 
     if (outcome == Fail) return Fail;
     ask_python |= outcome == Impure;
   }
-  Outcome outcome = check_roots(guard, args, func, slots);
+  bool traced = false;
+  Outcome outcome = check_roots(guard, args, func, slots, traced);
   if (outcome != Pass) return outcome;
-  for (const Relation& relation : guard.relations) {
-    if (check_relation(relation, slots) == Fail) return Fail;
+  if (traced) {
+    for (const Relation* relation : guard.open) {
+      if (check_relation(*relation, slots) == Fail) return Fail;
+    }
+  } else {
+    for (const Relation& relation : guard.relations) {
+      if (check_relation(relation, slots) == Fail) return Fail;
+    }
   }
   if (!ask_python) return Pass;
   for (const StateCheck& check : guard.states) {

@@ -194,8 +194,10 @@ void add_relation(Guard& guard, PyObject* row) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(operands); i++) {
     PyObject* operand = PyTuple_GET_ITEM(operands, i);
     PyObject* dim = item(operand, 1);
+    int64_t node = number(item(operand, 0));
+    int slot = slot_of(guard, node);
     relation.operands.push_back(
-        {slot_of(guard, number(item(operand, 0))), dim == Py_None ? kAnySize : number(dim)});
+        {guard.nodes[static_cast<size_t>(node)].get(), slot, dim == Py_None ? kAnySize : number(dim)});
   }
   PyObject* code = item(row, 2);
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(code); i++) {

@@ -16,10 +16,13 @@
 
 namespace dovetail {
 
+constexpr size_t kAhead = 8;  // how many rows ahead memory is asked for
+
 // A dict with a stamp. `object` is whose `__dict__` it is; nullptr for a dict that was found as a
 // value, and so cannot be another one.
 struct DictRow {
   PyObject* object;
+  PyObject* dict;
   Facet* facet;
   int64_t loose;  // 0: the stamp speaks; else the dict's place in `Trace::loose`, from 1
   Stamp stamp;
@@ -69,6 +72,8 @@ struct Trace {
   std::vector<TypeRow> types;
   std::vector<TensorRow> tensors;
   std::vector<ValueRow> values;
+  std::vector<size_t> owners;  // of `dicts`: which can be another dict although no dict changes
+  uint64_t events = 0;         // what `dict_events()` was when the dicts last held
   bool made = false;
   int settled = 0;   // walks that passed since the trace was dropped
   int patience = 2;  // how many it takes to make one; doubled when one was dropped
@@ -83,6 +88,8 @@ struct Trace {
     types.clear();
     tensors.clear();
     values.clear();
+    owners.clear();
+    events = 0;
     made = false;
     settled = 0;
     if (patience < kMostPatience) patience *= 2;
@@ -101,7 +108,7 @@ inline bool is_settled(const Facet& facet, PyObject* dict) {
 
 inline void flatten_facet(Trace& trace, Facet& facet, PyObject* object, PyObject* dict) {
   if (is_settled(facet, dict)) {
-    trace.dicts.push_back({object, &facet, 0, facet.stamp.copy()});
+    trace.dicts.push_back({object, dict, &facet, 0, facet.stamp.copy()});
     for (Node* child : facet.live) flatten(trace, *child, child->remembered, true);
     return;
   }
@@ -112,7 +119,8 @@ inline void flatten_facet(Trace& trace, Facet& facet, PyObject* object, PyObject
   }
   std::vector<PyObject*> found = loose.found;
   trace.loose.push_back(std::move(loose));
-  trace.dicts.push_back({object, &facet, static_cast<int64_t>(trace.loose.size()), Stamp()});
+  int64_t place = static_cast<int64_t>(trace.loose.size());
+  trace.dicts.push_back({object, dict, &facet, place, Stamp()});
   for (size_t i = 0; i < found.size(); i++) flatten(trace, *facet.children[i], found[i], false);
 }
 
@@ -132,6 +140,7 @@ inline void flatten_checks(Trace& trace, Node& node, PyObject* value, bool held)
 }
 
 inline void flatten(Trace& trace, Node& node, PyObject* value, bool held) {
+  node.fixed = true;
   flatten_checks(trace, node, value, held);
   if (node.slot >= 0) trace.values.push_back({ValueKind::Slot, &node, nullptr, value});
   if (node.attributes.used()) {
@@ -190,16 +199,41 @@ inline bool loose_holds(const LooseDict& loose) {
   return true;
 }
 
+// `quiet`: no watched dict has changed since all rows held, so that stamps need not be looked at.
+inline bool dict_holds(Trace& trace, const DictRow& row, bool quiet) {
+  if (row.loose) return loose_holds(trace.loose[static_cast<size_t>(row.loose - 1)]);
+  if (same_dict_of(row.object, row.dict) && (quiet || row.stamp.still_holds())) return true;
+  row.facet->breaks++;
+  return false;
+}
+
 inline bool dicts_hold(Trace& trace) {
-  for (const DictRow& row : trace.dicts) {
-    if (row.loose) {
-      if (!loose_holds(trace.loose[static_cast<size_t>(row.loose - 1)])) return false;
-    } else if (!same_dict_of(row.object, row.stamp.dict()) || !row.stamp.still_holds()) {
-      row.facet->breaks++;
-      return false;
+  uint64_t events = dict_events();
+  if (events && events == trace.events) {
+    for (size_t i : trace.owners) {
+      if (!dict_holds(trace, trace.dicts[i], true)) return false;
     }
+    return true;
   }
+  size_t count = trace.dicts.size();
+  for (size_t i = 0; i < count; i++) {
+    if (i + kAhead < count) trace.dicts[i + kAhead].stamp.prefetch();
+    if (!dict_holds(trace, trace.dicts[i], false)) return false;
+  }
+  trace.events = events;
   return true;
+}
+
+inline Outcome check_tensors(const Trace& trace) {
+  const std::vector<TensorRow>& rows = trace.tensors;
+  size_t count = rows.size();
+  for (size_t i = 0; i < count; i++) {
+    if (i + 2 * kAhead < count) __builtin_prefetch(rows[i + 2 * kAhead].tensor);
+    if (i + kAhead < count) prefetch_impl(rows[i + kAhead].tensor);
+    Outcome outcome = check_tensor(*rows[i].spec, rows[i].tensor, Mode::Pure);
+    if (outcome != Pass) return outcome;
+  }
+  return Pass;
 }
 
 inline Outcome check_row(const ValueRow& row, Slots slots) {
@@ -250,11 +284,8 @@ inline Traced check_trace(Trace& trace, Slots slots, ValueOf value_of) {
   for (const TypeRow& row : trace.types) {
     if (Py_TYPE(row.object) != row.type) return Traced::Fails;
   }
-  for (const TensorRow& row : trace.tensors) {
-    Outcome outcome = check_tensor(*row.spec, row.tensor, Mode::Pure);
-    if (outcome == Fail) return Traced::Fails;
-    if (outcome != Pass) return Traced::Stale;
-  }
+  Outcome tensors = check_tensors(trace);
+  if (tensors != Pass) return tensors == Fail ? Traced::Fails : Traced::Stale;
   for (const ValueRow& row : trace.values) {
     if (check_row(row, slots) != Pass) return Traced::Stale;
   }

@@ -77,6 +77,7 @@ struct Node {
   int64_t index = 0;  // argument, closure cell, position or dimension
   int slot = -1;      // where relations between values find this one
   int changes = 0;    // of a root: how often its value was another than a trace's
+  bool fixed = false; // the trace holds for one very object here
   std::vector<Check> checks;
   Facet attributes;  // the instance `__dict__`
   Facet items;       // the value's own items, if it is a dict; a list or tuple has no memory
