@@ -439,7 +439,7 @@ def test_wrong_inputs_are_refused() -> None:
         checked(x)
     with pytest.raises(TypeError, match="positional"):
         checked(x, k=1)
-    with pytest.raises(TypeError, match=r"input 1 \('k'\) must be an int, not Tensor"):
+    with pytest.raises(TypeError, match=r"input 1 \('k'\) must be an int or a float, not Tensor"):
         checked(x, x)
     with pytest.raises(TypeError, match=r"input 0 \('x'\) must be a tensor, not int"):
         checked(1, 1)

@@ -191,7 +191,10 @@ class _Joint:
         tracer = self.tracer
 
         def value(node: Node) -> Any:
-            return env[node]
+            found = env[node]
+            if type(found) is torch.SymFloat and found.node.constant is not None:
+                return found.node.constant  # an operator before needed it as a number
+            return found
 
         for node in self.gm.graph.nodes:
             tracer.stack_trace = node.meta.get("stack_trace")

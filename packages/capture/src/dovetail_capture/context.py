@@ -47,6 +47,10 @@ CompileGuards = Callable[[GuardSet, CodeType], Any]
 """Makes what the hook checks: a guard capsule, or a callable of (args, func)."""
 
 
+class _NeedsPlainFloats(Exception):
+    """The backend failed on a graph with symbolic floats; it may take one without."""
+
+
 _MOST_ENTRIES = 128  # compiled versions of one frame, whatever modules they are for
 
 
@@ -82,6 +86,7 @@ class CaptureContext:
         self._lock = threading.RLock()
         self._guards: dict[int, list[GuardSet]] = {}
         self._sizes: dict[int, frozenset[tuple[str, int]]] = {}
+        self._plain_floats: set[int] = set()  # code whose floats are not to be symbolic
         self._finalizers: dict[int, weakref.ref[CodeType]] = {}
         self.hook = _frame_hook.Context(self._on_miss)
 
@@ -100,6 +105,7 @@ class CaptureContext:
             self.hook.reset()
             self._guards.clear()
             self._sizes.clear()
+            self._plain_floats.clear()
             self._finalizers.clear()
             self._continuations = ContinuationCache()
             self.log.clear()
@@ -168,6 +174,15 @@ class CaptureContext:
         if known and not self._may_recompile(code, func, args, known):
             return _frame_hook.SKIP
         started = time.perf_counter()
+        try:
+            return self._compile_once(code, func, args, started)
+        except _NeedsPlainFloats:
+            self._plain_floats.add(id(code))
+            return self._compile_once(code, func, args, started)
+
+    def _compile_once(
+        self, code: CodeType, func: FunctionType, args: tuple[Any, ...], started: float
+    ) -> Any:
         frame = self._captured(code, func, args)
         captured = time.perf_counter()
         resumption = None
@@ -211,6 +226,8 @@ class CaptureContext:
         sizes = self._sizes.get(id(code))
         if sizes:
             options = replace(options, dynamic_sizes=options.dynamic_sizes | sizes)
+        if id(code) in self._plain_floats:
+            options = replace(options, plain_floats=True)
         try:
             frame = self._capture(code, func, args, options=options)
         except NotCapturable as error:
@@ -249,6 +266,8 @@ class CaptureContext:
         except CaptureError:
             raise
         except Exception as error:
+            if frame.shape_env is not None and frame.shape_env.floats:
+                raise _NeedsPlainFloats from error  # what it refuses may be a symbolic float
             self.log.add("error", code, f"backend: {error!r}")
             name = getattr(self.backend, "__qualname__", type(self.backend).__qualname__)
             raise BackendError(
@@ -286,6 +305,7 @@ class CaptureContext:
                 if context is not None:
                     context._guards.pop(key, None)
                     context._sizes.pop(key, None)
+                    context._plain_floats.discard(key)
                     context._finalizers.pop(key, None)
 
             self._finalizers[key] = weakref.ref(code, forget)
@@ -330,7 +350,7 @@ def _is_other_module(failure: GuardFailure | None) -> bool:
 
 
 def _changed_sizes(guards: GuardSet, view: FrameView) -> frozenset[tuple[str, int]]:
-    """The sizes, and the ints (dimension -1), that differ from what `guards` wanted.
+    """The sizes, and the ints and floats (dimension -1), that differ from what `guards` wanted.
 
     Only where nothing but sizes differs: a tensor of another rank or dtype is another case.
     """
@@ -343,9 +363,9 @@ def _changed_sizes(guards: GuardSet, view: FrameView) -> frozenset[tuple[str, in
             for dim, (now, was) in enumerate(zip(seen.shape, clause.sizes, strict=True)):
                 if was is not None and now != was:
                     changed.add((str(clause.source), dim))
-        elif isinstance(clause, ConstantIs) and type(clause.value) is int:
+        elif isinstance(clause, ConstantIs) and type(clause.value) in (int, float):
             number = evaluate(clause.source, view)
-            if type(number) is int and number != clause.value:
+            if type(number) is type(clause.value) and number != clause.value:
                 changed.add((str(clause.source), -1))
     return frozenset(changed)
 

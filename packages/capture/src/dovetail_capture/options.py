@@ -18,7 +18,8 @@ class CaptureOptions:
     `fullgraph`: a graph break is an error. `dynamic`: None makes a size symbolic only where the
     user marked it (`mark_dynamic`) or it changed before, True makes all sizes symbolic, False none
     but the marked ones. `dynamic_sizes` holds `(str(source), dim)` of sizes that changed between
-    calls; dimension -1 means the int itself. `is_disabled` tells functions
+    calls; dimension -1 means the int or float itself; with `plain_floats`, floats stay numbers all
+    the same. `is_disabled` tells functions
     that must run in Python (a graph break); `is_allowed_in_graph` tells functions that become one
     call node without being looked into. `max_inline_depth` bounds inlining.
     """
@@ -26,6 +27,7 @@ class CaptureOptions:
     fullgraph: bool = False
     dynamic: bool | None = None
     dynamic_sizes: frozenset[tuple[str, int]] = frozenset()
+    plain_floats: bool = False
     is_disabled: Callable[[Any], bool] = field(default=_no_function)
     is_allowed_in_graph: Callable[[Any], bool] = field(default=_no_function)
     max_inline_depth: int = 200

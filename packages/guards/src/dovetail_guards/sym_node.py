@@ -7,6 +7,7 @@ decides. `shape_env` is None: it is what torch asks for to find *its* shape envi
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -15,7 +16,15 @@ import torch
 
 from dovetail_guards import expr as e
 from dovetail_guards import sym_layout
-from dovetail_guards.float_expr import EXACT, FloatExpr, FloatLike, key_of
+from dovetail_guards.float_expr import (
+    EXACT,
+    INFINITE_KEY,
+    OPERATIONS,
+    FloatExpr,
+    FloatLike,
+    float_of_key,
+    key_of,
+)
 from dovetail_guards.shape_env import DataDependentError, ShapeEnv
 
 Text = str  # inside the class, `str` is the method that torch calls
@@ -162,8 +171,12 @@ class SymNode:
         op, (left, right) = expr.op, expr.args
         if not isinstance(left, FloatExpr):
             op, left, right = _SWAPPED[op], right, left
-        if op == "ge" and isinstance(right, float) and right <= 0 and self._is_not_negative(left):
-            return True
+        if isinstance(right, float):
+            least = self._at_least(left)
+            if op in ("ge", "lt") and least >= right:
+                return op == "ge"
+            if op in ("gt", "le", "eq", "ne") and least > right:
+                return op in ("gt", "ne")
         name = left.input_name() if isinstance(left, FloatExpr) else None
         if name is None or isinstance(right, FloatExpr):
             return None
@@ -203,20 +216,26 @@ class SymNode:
             return self.env.guard_bool(self.expr)
         return self.expr
 
-    def _is_not_negative(self, value: FloatLike) -> bool:
-        """Whether a float is known to be no less than zero, whatever the symbols are."""
+    def _at_least(self, value: FloatLike) -> float:
+        """A number that a float is never below, whatever the symbols are."""
         if isinstance(value, e.Expr):
-            return self.env.statically_known(e.ge(value, 0)) is True
+            low = self.env.facts.range_of(self.env.replace(value)).lower
+            return float(low) if abs(low) <= EXACT else -math.inf
         if not isinstance(value, FloatExpr):
-            return value >= 0
+            return value
         name = value.input_name()
         if name is not None:
-            return self.env.statically_known(e.ge(e.symbol(name), 0)) is True
+            low = self.env.facts.range_of(self.env.replace(e.symbol(name))).lower
+            return float_of_key(int(low)) if abs(low) <= INFINITE_KEY else -math.inf
+        # Rounding keeps the order, so that bounds of sums and products hold.
+        parts = [self._at_least(arg) for arg in value.args]
         if value.op in ("abs", "sqrt", "exp"):
-            return True
-        if value.op in ("add", "mul", "truediv", "min", "max", "float", "pow"):
-            return all(map(self._is_not_negative, value.args[: 1 if value.op == "pow" else None]))
-        return False
+            return 0.0
+        if value.op in ("add", "min", "max", "float"):
+            return float(OPERATIONS[value.op](*parts))
+        if value.op == "mul" and min(parts) >= 0 and max(parts) < math.inf:
+            return parts[0] * parts[1]
+        return 0.0 if value.op in ("truediv", "pow") and min(parts) >= 0 else -math.inf
 
     def int_(self) -> int:
         return self.guard_int()
@@ -315,6 +334,8 @@ class SymNode:
     # --- arithmetic ---------------------------------------------------------------------------
 
     def _float_op(self, op: Text, pytype: type, *others: SymNode) -> SymNode:
+        if op in ("mul", "truediv") and others[0].expr == 1.0 and self.pytype is float:
+            return self
         operands = tuple(_operand(node) for node in (self, *others))
         return self._new(FloatExpr(op, operands), pytype)
 
@@ -369,8 +390,8 @@ class SymNode:
         if isinstance(expr, FloatExpr):
             if expr.input_name() is not None:
                 return self.guard_bool()
-            return self.hint != 0
-        return bool(expr != 0)
+            return bool(self.hint != 0)
+        return isinstance(expr, (e.Expr, e.BoolExpr)) or expr != 0
 
     int_truediv = truediv
     float_truediv = truediv

@@ -62,7 +62,7 @@ class SizeNodes:
         if isinstance(expr, Expr):
             return self._integer(symbolic, symbolic.env.replace(expr))
         if isinstance(expr, FloatExpr):
-            return self._float(symbolic, expr)
+            return self._float(symbolic, expr.replace(symbolic.env.replace))
         if isinstance(expr, (bool, int, float)):
             return expr
         raise NotImplementedError(f"a symbolic truth value ({expr}) as an operator's argument")

@@ -72,8 +72,9 @@ void bind_inputs(Program& program, Frame& frame, PyObject* const* args, size_t c
   for (size_t i = 0; i < count; ++i) {
     const InputInfo& info = program.inputs[i];
     if (info.slot < 0) {
-      TORCH_CHECK_TYPE(PyLong_Check(args[i]), program.name, ": input ", i, " ('", info.name,
-                       "') must be an int, not ", Py_TYPE(args[i])->tp_name);
+      TORCH_CHECK_TYPE(PyLong_Check(args[i]) || PyFloat_Check(args[i]), program.name, ": input ",
+                       i, " ('", info.name, "') must be an int or a float, not ",
+                       Py_TYPE(args[i])->tp_name);
       continue;
     }
     TORCH_CHECK_TYPE(is_tensor(args[i]), program.name, ": input ", i, " ('", info.name,
@@ -90,7 +91,15 @@ void bind_inputs(Program& program, Frame& frame, PyObject* const* args, size_t c
     if (info.needs_data) slot.data = impl->mutable_data();
   }
   for (const SymbolBinding& binding : program.bindings) {
+    if (binding.dim == -2) {
+      TORCH_CHECK_TYPE(PyFloat_Check(args[binding.input]), program.name, ": input ",
+                       binding.input, " must be a float");
+      frame.values[binding.destination] = as_bits(PyFloat_AS_DOUBLE(args[binding.input]));
+      continue;
+    }
     if (binding.dim < 0) {
+      TORCH_CHECK_TYPE(PyLong_Check(args[binding.input]), program.name, ": input ", binding.input,
+                       " must be an int");
       frame.values[binding.destination] = to_int(args[binding.input]);
       continue;
     }
@@ -110,6 +119,7 @@ PyObject* collect_outputs(const Program& program, Frame& frame, PyObject* const*
     switch (output.kind) {
       case Output::None: value = Py_NewRef(Py_None); break;
       case Output::Input: value = Py_NewRef(args[output.index]); break;
+      case Output::Float: value = PyFloat_FromDouble(as_float(frame.values[output.index])); break;
       case Output::Size: value = PyLong_FromLongLong(frame.values[output.index]); break;
       case Output::Tensor: {
         c10::TensorImpl* impl = frame.slots[output.index].impl;
@@ -217,10 +227,7 @@ void set_python_error(const std::exception& error) {
 void bind_and_check(Program& program, Frame& frame, PyObject* const* args, size_t count) {
   bind_inputs(program, frame, args, count);
   if (!program.check_inputs) return;
-  for (const SizeInstruction& i : program.size_program) {
-    frame.values[i.destination] =
-        apply_size(i.operation, frame.values[i.left], frame.values[i.right]);
-  }
+  run_sizes(program.size_program, frame.values);
   for (size_t i = 0; i < program.inputs.size(); ++i) {
     SlotIndex slot = program.inputs[i].slot;
     if (slot >= 0) check_input(program, frame, i, *frame.slots[slot].impl);

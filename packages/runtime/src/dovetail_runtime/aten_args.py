@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from dovetail_runtime.plan import AtenArg, Ref, SizeExpr
-from dovetail_runtime.sizes import evaluate
+from dovetail_runtime.plan import AtenArg, FloatOf, Ref, SizeExpr
+from dovetail_runtime.sizes import evaluate, float_bits, float_from_bits
 
 
 def split_op_name(op: str) -> tuple[str, str]:
@@ -42,9 +42,17 @@ def python_value(
         return tensors[argument.name]
     if isinstance(argument, SizeExpr):
         return evaluate(argument, symbols)
+    if isinstance(argument, FloatOf):
+        return float_from_bits(evaluate(argument.bits, symbols))
     if isinstance(argument, tuple):
         return [python_value(a, tensors, symbols) for a in argument]
     return argument
+
+
+def element(tensor: torch.Tensor) -> int:
+    """The value of a tensor's one element, a float as its bits."""
+    value = tensor.item()
+    return float_bits(value) if isinstance(value, float) else int(value)
 
 
 def call_with_numbers(op: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 from dovetail_runtime.plan import (
     Allocate,
+    Assert,
     AtenArg,
+    Bind,
     CallAten,
     CopyInto,
     Free,
@@ -33,7 +35,9 @@ def used_names(step: Step) -> list[str]:
             return [name for argument in arguments for name in _refs(argument)]
         case CopyInto():
             return [step.target, step.source]
-        case Allocate() | Free():
+        case Bind():
+            return [step.tensor]
+        case Allocate() | Free() | Assert():
             return []
     raise TypeError(f"unknown step {step!r}")
 

@@ -13,9 +13,12 @@ from dovetail_runtime.aten_args import split_op_name
 from dovetail_runtime.lifetimes import input_releases
 from dovetail_runtime.plan import (
     Allocate,
+    Assert,
     AtenArg,
+    Bind,
     CallAten,
     CopyInto,
+    FloatOf,
     Free,
     LaunchCpp,
     LaunchTriton,
@@ -30,9 +33,11 @@ from dovetail_runtime.plan import (
 from dovetail_runtime.sizes import SizeTable, storage_bytes
 
 # Operation codes; native/program.h has the same list.
-ALLOCATE_SLAB, ALLOCATE, VIEW, LAUNCH_CPP, LAUNCH_TRITON, CALL_ATEN, FREE = range(7)
+ALLOCATE_SLAB, ALLOCATE, VIEW, LAUNCH_CPP, LAUNCH_TRITON, CALL_ATEN, FREE, BIND, ASSERT = range(9)
 # Kinds of an ATen argument (and of a plan's output, where they apply).
-LITERAL, TENSOR, SIZE, LIST, INPUT = range(5)
+LITERAL, TENSOR, SIZE, LIST, INPUT, FLOAT = range(6)
+# In the place of the dimension that a symbol is bound to: the number itself.
+_INT, _FLOAT = -1, -2
 
 
 class PlanError(ValueError):
@@ -77,8 +82,15 @@ class _Lowering:
     def lower(self) -> dict[str, Any]:
         plan = self.plan
         bindings = [
-            (self.sizes.bind(b.name), b.input, -1 if b.dim is None else b.dim) for b in plan.symbols
+            (
+                self.sizes.bind(b.name),
+                b.input,
+                b.dim if b.dim is not None else _FLOAT if b.is_float else _INT,
+            )
+            for b in plan.symbols
         ]
+        for name, size in plan.definitions:
+            self.sizes.define(name, size)
         inputs: list[tuple[str, int, tuple[Any, ...] | None]] = []
         for index, declared in enumerate(plan.inputs):
             if declared.spec is None:
@@ -88,6 +100,8 @@ class _Lowering:
                 inputs.append((declared.name, slot, self._spec(declared.spec)))
         constants = [(self._define(c.name, c.name, outside=True), c.value) for c in plan.constants]
         slabs = [(torch.device(d), self.sizes.number(size)) for d, size in plan.slab_bytes]
+        if any(self.sizes.is_late(number) for _, number in slabs):
+            raise PlanError(f"{plan.name}: a slab's size must be known when a call begins")
         steps = [self._step(step) for step in plan.steps]
         outputs = [self._output(output) for output in plan.outputs]
         written = [*plan.mutated, *(s.target for s in plan.steps if isinstance(s, CopyInto))]
@@ -96,7 +110,8 @@ class _Lowering:
             "name": plan.name,
             "values": [0 if v is None else v for v in self.sizes.values],
             "static": [v is not None for v in self.sizes.values],
-            "size_program": self.sizes.program,
+            "size_program": self.sizes.programs[0],
+            "late_programs": self.sizes.programs[1:],
             "bindings": bindings,
             "inputs": inputs,
             "constants": constants,
@@ -181,6 +196,12 @@ class _Lowering:
                 slots = [self._slot(name) for name in step.names]
                 self.freed.update(step.names)
                 return (FREE, tuple(slot.number for slot in slots if not slot.owned_outside))
+            case Bind():
+                slot, late = self._tensor(step.tensor), len(self.sizes.programs) - 1
+                number = self.sizes.bind_late(step.name)
+                return (BIND, slot, _INT if step.dim is None else step.dim, number, late)
+            case Assert():
+                return (ASSERT, self._number(step.condition), step.message)
         raise PlanError(f"{self.plan.name}: unknown step {step!r}")
 
     def _allocate(self, step: Allocate) -> tuple[Any, ...]:
@@ -262,13 +283,17 @@ class _Lowering:
             return (TENSOR, self._tensor(argument.name))
         if isinstance(argument, SizeExpr):
             return (SIZE, self._number(argument))
+        if isinstance(argument, FloatOf):
+            return (FLOAT, self._number(argument.bits))
         if isinstance(argument, (tuple, list)):
             return (LIST, tuple(self._argument(a) for a in argument))
         return (LITERAL, argument)
 
-    def _output(self, output: str | Size | None) -> tuple[int, int]:
+    def _output(self, output: str | Size | FloatOf | None) -> tuple[int, int]:
         if output is None:
             return (LITERAL, 0)
+        if isinstance(output, FloatOf):
+            return (FLOAT, self._number(output.bits))
         if not isinstance(output, str):
             return (SIZE, self._number(output))
         slot = self._slot(output)

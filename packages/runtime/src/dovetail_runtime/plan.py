@@ -22,8 +22,11 @@ import torch
 class SizeExpr:
     """An integer expression over the plan's symbols.
 
-    `op` is one of sym, add, sub, mul, floordiv, ceildiv, mod, min, max, neg. For `sym`, `args`
-    holds the symbol's name. All arithmetic is on 64-bit integers with Python's floor semantics.
+    `op` is one of sym, add, sub, mul, floordiv, ceildiv, mod, min, max, neg; of the comparisons eq
+    and le and the connectives and, or, not, which give 0 or 1; or, on floats, one of
+    `sizes.FLOAT_OPERATIONS`. For `sym`, `args` holds the symbol's name. All arithmetic is on 64-bit
+    integers with Python's floor semantics. A float is held as the integer with its bits (`sizes.
+    float_bits`); operations on floats give what Python gives, and raise where Python does.
     """
 
     op: str
@@ -35,11 +38,20 @@ Size = int | SizeExpr
 
 @dataclass(frozen=True)
 class SymbolBinding:
-    """`name` is bound on entry to size `dim` of tensor input `input`, or to an int input."""
+    """`name` is bound on entry to size `dim` of tensor input `input`, or to an int input, or to
+    the bits of a float input."""
 
     name: str
     input: int
-    dim: int | None  # None: input number `input` is a Python int
+    dim: int | None  # None: input number `input` is a Python int, or float
+    is_float: bool = False
+
+
+@dataclass(frozen=True)
+class FloatOf:
+    """The float whose bits `bits` computes: an argument of an ATen call, or an output."""
+
+    bits: SizeExpr
 
 
 # --- values ---------------------------------------------------------------------------------------
@@ -58,7 +70,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class PlanInput:
-    """An argument of the compiled callable: a tensor (`spec`) or an int (`spec` is None)."""
+    """An argument of the compiled callable: a tensor (`spec`) or a number (`spec` is None)."""
 
     name: str
     spec: TensorSpec | None
@@ -176,6 +188,7 @@ class Ref:
 AtenArg = (
     Ref
     | Size
+    | FloatOf
     | float
     | bool
     | str
@@ -222,7 +235,25 @@ class Free:
     names: tuple[str, ...]
 
 
-Step = Allocate | View | LaunchCpp | LaunchTriton | CallAten | CopyInto | Free
+@dataclass(frozen=True)
+class Bind:
+    """From here on the symbol `name` is size `dim` of a tensor or, with `dim` None, the value of
+    its one element (for a float its bits, for a bool 0 or 1). Sizes that use it come later."""
+
+    name: str
+    tensor: str
+    dim: int | None
+
+
+@dataclass(frozen=True)
+class Assert:
+    """Where `condition` is 0, the call is a RuntimeError that says `message`."""
+
+    condition: Size
+    message: str
+
+
+Step = Allocate | View | LaunchCpp | LaunchTriton | CallAten | CopyInto | Free | Bind | Assert
 
 # --- the plan -------------------------------------------------------------------------------------
 
@@ -231,7 +262,10 @@ Step = Allocate | View | LaunchCpp | LaunchTriton | CallAten | CopyInto | Free
 class Plan:
     """A whole compiled graph. `slab_bytes` maps a device (as text) to its slab's size in bytes.
 
-    `outputs` names a tensor for each output, or is a size for an int output, or None.
+    `outputs` names a tensor for each output, or is a size for an int output, a `FloatOf` for a
+    float, or None.
+
+    `definitions` name sizes that are computed on entry: each may be used as a symbol is.
 
     `mutated` names the inputs (and constants) that a kernel or an ATen call writes to in place:
     their version counters are bumped when a call returns. Targets of `CopyInto` need no mention.
@@ -245,5 +279,6 @@ class Plan:
     kernels: tuple[Kernel, ...]
     steps: tuple[Step, ...]
     slab_bytes: tuple[tuple[str, Size], ...]
-    outputs: tuple[str | Size | None, ...]
+    outputs: tuple[str | Size | FloatOf | None, ...]
     mutated: tuple[str, ...] = ()
+    definitions: tuple[tuple[str, Size], ...] = ()

@@ -12,10 +12,13 @@ import torch
 from dovetail_runtime.aten_args import resolve_op
 from dovetail_runtime.plan import (
     Allocate,
+    Assert,
     AtenArg,
+    Bind,
     CallAten,
     CopyInto,
     CppKernel,
+    FloatOf,
     Free,
     LaunchCpp,
     LaunchTriton,
@@ -127,8 +130,13 @@ class _Writer:
         for binding in plan.symbols:
             source = self._name(plan.inputs[binding.input].name)
             value = source if binding.dim is None else f"{source}.shape[{binding.dim}]"
+            if binding.is_float:
+                value = f"rt.float_bits({source})"
             lines.append(f"{binding.name} = {value}")
             self.taken.add(binding.name)
+        for name, size in plan.definitions:
+            lines.append(f"{name} = {size_text(size)}")
+            self.taken.add(name)
         for constant in plan.constants:
             lines.append(f"{self._name(constant.name)} = constants[{constant.name!r}]")
         for device, size in plan.slab_bytes:
@@ -136,7 +144,7 @@ class _Writer:
         for step in plan.steps:
             lines += self._step(step)
         outputs = [
-            "None" if o is None else self._name(o) if isinstance(o, str) else size_text(o)
+            "None" if o is None else self._name(o) if isinstance(o, str) else self._value(o)
             for o in plan.outputs
         ]
         lines.append(f"return ({', '.join(outputs)}{',' if len(outputs) == 1 else ''})")
@@ -171,6 +179,14 @@ class _Writer:
                 return [f"{self._name(step.target)}.copy_({self._name(step.source)})"]
             case Free():
                 return [f"del {', '.join(self._name(n) for n in step.names)}"]
+            case Bind():
+                self.taken.add(step.name)
+                tensor = self._name(step.tensor)
+                if step.dim is not None:
+                    return [f"{step.name} = {tensor}.shape[{step.dim}]"]
+                return [f"{step.name} = rt.element({tensor})"]
+            case Assert():
+                return [f"assert {size_text(step.condition)}, {step.message!r}"]
         raise TypeError(f"unknown step {step!r}")
 
     def _bytes(self, spec: TensorSpec) -> str:
@@ -212,6 +228,8 @@ class _Writer:
             return self._name(argument.name)
         if isinstance(argument, SizeExpr):
             return size_text(argument)
+        if isinstance(argument, FloatOf):
+            return f"rt.float_from_bits({size_text(argument.bits)})"
         if isinstance(argument, tuple):
             return f"[{', '.join(self._value(a) for a in argument)}]"
         if isinstance(argument, torch.device):
@@ -227,7 +245,8 @@ class _Writer:
     def _main(self) -> list[str]:
         lines = ['if __name__ == "__main__":']
         for binding in self.plan.symbols:
-            lines.append(f"    {binding.name} = {self.symbol_values.get(binding.name, 8)}")
+            default: int | float = 8.0 if binding.is_float else 8
+            lines.append(f"    {binding.name} = {self.symbol_values.get(binding.name, default)}")
         arguments = []
         for index, declared in enumerate(self.plan.inputs):
             if declared.spec is None:
@@ -260,7 +279,9 @@ def _number_for_tensor(step: CallAten) -> bool:
     formals = resolve_op(step.op)._schema.arguments  # type: ignore[attr-defined]
     given = {f.name: a for f, a in zip(formals, step.args, strict=False)} | dict(step.kwargs)
     tensors = {f.name for f in formals if str(f.type) in ("Tensor", "Optional[Tensor]")}
-    return any(isinstance(given.get(n), (bool, int, float, complex)) for n in tensors)
+    return any(
+        isinstance(given.get(n), (bool, int, float, complex, FloatOf, SizeExpr)) for n in tensors
+    )
 
 
 def _tuple(sizes: Sequence[Size]) -> str:

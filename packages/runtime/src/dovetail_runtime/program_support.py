@@ -8,14 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from dovetail_runtime.artifact import default_cpp_builder
-from dovetail_runtime.aten_args import call_with_numbers
+from dovetail_runtime.aten_args import call_with_numbers, element
 from dovetail_runtime.native import executor_module
 from dovetail_runtime.plan import CppKernel
-from dovetail_runtime.sizes import storage_bytes
+from dovetail_runtime.sizes import FLOAT_OPERATIONS, float_bits, float_from_bits, storage_bytes
 
 __all__ = [
     "call_with_numbers",
     "cpp_kernels",
+    "element",
+    "float_bits",
+    "float_from_bits",
+    "on_floats",
     "place",
     "random_input",
     "slab",
@@ -23,6 +27,12 @@ __all__ = [
 ]
 
 CppCall = Callable[[Sequence[torch.Tensor], Sequence[int], int], None]
+
+
+def on_floats(operation: str, *bits: int) -> int:
+    """An operation on floats that are given by their bits."""
+    floats = bits if operation == "float" else [float_from_bits(b) for b in bits]
+    return float_bits(FLOAT_OPERATIONS[operation](*floats))
 
 
 def slab(nbytes: int, device: str) -> torch.UntypedStorage:

@@ -13,13 +13,16 @@ from typing import Any
 
 import torch
 
-from dovetail_runtime.aten_args import call_with_numbers, python_value, resolve_op
+from dovetail_runtime.aten_args import call_with_numbers, element, python_value, resolve_op
 from dovetail_runtime.native import executor_module
 from dovetail_runtime.plan import (
     Allocate,
+    Assert,
+    Bind,
     CallAten,
     CopyInto,
     CppKernel,
+    FloatOf,
     Free,
     LaunchCpp,
     LaunchTriton,
@@ -30,22 +33,27 @@ from dovetail_runtime.plan import (
     TritonKernel,
     View,
 )
-from dovetail_runtime.sizes import evaluate, storage_bytes
+from dovetail_runtime.sizes import evaluate, float_bits, float_from_bits, storage_bytes
 
-Output = torch.Tensor | int | None
+Number = int | float
+Output = torch.Tensor | Number | None
 
 # Runs a Triton kernel: (kernel, arguments in order of its non-constexpr parameters, grid).
 TritonLauncher = Callable[[TritonKernel, Sequence[torch.Tensor | int], tuple[int, int, int]], None]
 
 
 def bind_symbols(
-    bindings: Sequence[SymbolBinding], inputs: Sequence[torch.Tensor | int]
+    bindings: Sequence[SymbolBinding], inputs: Sequence[torch.Tensor | Number]
 ) -> dict[str, int]:
     """The value of every symbol, read from the inputs."""
     symbols: dict[str, int] = {}
     for binding in bindings:
         value = inputs[binding.input]
-        if binding.dim is None:
+        if binding.is_float:
+            if not isinstance(value, float):
+                raise TypeError(f"input {binding.input} must be a float: it binds {binding.name!r}")
+            symbols[binding.name] = float_bits(value)
+        elif binding.dim is None:
             if not isinstance(value, int):
                 raise TypeError(f"input {binding.input} must be an int: it binds {binding.name!r}")
             symbols[binding.name] = value
@@ -68,7 +76,7 @@ class ReferenceExecutor:
     addresses: Mapping[str, int] = field(default_factory=dict)
     launch_triton: TritonLauncher | None = None
 
-    def __call__(self, *inputs: torch.Tensor | int) -> tuple[Output, ...]:
+    def __call__(self, *inputs: torch.Tensor | Number) -> tuple[Output, ...]:
         """Run the plan once."""
         return _Run(self, inputs).execute()
 
@@ -76,13 +84,17 @@ class ReferenceExecutor:
 class _Run:
     """The state of one execution."""
 
-    def __init__(self, executor: ReferenceExecutor, inputs: Sequence[torch.Tensor | int]) -> None:
+    def __init__(
+        self, executor: ReferenceExecutor, inputs: Sequence[torch.Tensor | Number]
+    ) -> None:
         plan = executor.plan
         if len(inputs) != len(plan.inputs):
             raise TypeError(f"{plan.name}: {len(plan.inputs)} inputs expected, {len(inputs)} given")
         self.executor = executor
         self.plan = plan
         self.symbols = bind_symbols(plan.symbols, inputs)
+        for name, size in plan.definitions:
+            self.symbols[name] = evaluate(size, self.symbols)
         self.tensors: dict[str, torch.Tensor | None] = {c.name: c.value for c in plan.constants}
         for declared, value in zip(plan.inputs, inputs, strict=True):
             if isinstance(value, torch.Tensor):
@@ -105,9 +117,11 @@ class _Run:
                 torch.autograd.graph.increment_version(self._tensor(name))
         return tuple(self._output(output) for output in self.plan.outputs)
 
-    def _output(self, output: str | Size | None) -> Output:
+    def _output(self, output: str | Size | FloatOf | None) -> Output:
         if output is None:
             return None
+        if isinstance(output, FloatOf):
+            return float_from_bits(self._int(output.bits))
         if isinstance(output, str):
             return self.tensors[output]
         return self._int(output)
@@ -130,6 +144,11 @@ class _Run:
             case Free():
                 for name in step.names:
                     self.tensors.pop(name)
+            case Bind():
+                self.symbols[step.name] = _seen(self._tensor(step.tensor), step.dim)
+            case Assert():
+                if not self._int(step.condition):
+                    raise RuntimeError(step.message)
             case _:
                 raise TypeError(f"unknown step {step!r}")
 
@@ -229,6 +248,11 @@ class _Run:
 
     def _ints(self, sizes: Sequence[Size]) -> list[int]:
         return [evaluate(size, self.symbols) for size in sizes]
+
+
+def _seen(tensor: torch.Tensor, dim: int | None) -> int:
+    """What a `Bind` step reads of a tensor."""
+    return tensor.shape[dim] if dim is not None else element(tensor)
 
 
 def _filled(nbytes: int, device: torch.device) -> torch.UntypedStorage:

@@ -19,6 +19,7 @@ class InputShapes:
     def __init__(self, options: Any) -> None:
         self.env = ShapeEnv(locate=False)
         self.dynamic: bool | None = getattr(options, "dynamic", None)
+        self.plain_floats: bool = getattr(options, "plain_floats", False)
         self.changed: frozenset[tuple[str, int]] = getattr(options, "dynamic_sizes", frozenset())
         self.changed_names = frozenset(name for name, _ in self.changed)
         self.marked: list[tuple[str, int, Source]] = []  # symbol, dimension, tensor
@@ -57,15 +58,20 @@ class InputShapes:
             self.marked.append((expr.symbol_name, dim, source))
         return self.env.symint(expr)
 
-    def integer(self, real: int, source: Source) -> Any:
-        """The value of an int input: a symbol if it changed before, or if all is dynamic."""
+    def number(self, real: int | float, source: Source) -> Any:
+        """The value of an int or float input: a symbol if it changed before, or if all is
+        dynamic."""
         name = str(source)
         is_argument = type(source) is LocalSource or (
             type(source) is ItemSource and type(source.base) is LocalSource
         )
-        if (name, -1) in self.changed or (self.dynamic is True and is_argument):
-            return self.env.symint(self.env.create_int(real, source))
-        return real
+        if (name, -1) not in self.changed and not (self.dynamic is True and is_argument):
+            return real
+        if isinstance(real, float):
+            if self.plain_floats:
+                return real
+            return self.env.symfloat(self.env.create_float(real, source))
+        return self.env.symint(self.env.create_int(real, source))
 
     def relate_strides(self, fake: Any, source: Source) -> tuple[int | None, ...]:
         """The strides for the tensor's clause; symbolic ones get a guard of their own."""

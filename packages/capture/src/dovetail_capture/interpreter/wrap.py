@@ -338,7 +338,8 @@ def _native_part(session: Session, real: Any, source: Source, base: type) -> Val
 _WRAPPERS: dict[type, Callable[[Session, Any, Source], Value]] = {
     **dict.fromkeys(EQUALITY_TYPES, _equality),
     **dict.fromkeys(IDENTITY_TYPES, _identity),
-    int: lambda session, real, source: session.int_input(real, source),
+    int: lambda session, real, source: session.number_input(real, source),
+    float: lambda session, real, source: session.number_input(real, source),
     tuple: _tuple,
     torch.Size: _tuple,
     list: _list,

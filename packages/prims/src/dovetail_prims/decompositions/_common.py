@@ -165,6 +165,12 @@ def count(x: Tensor, dims: Sequence[int]) -> int:
     return math.prod(shape[d] for d in dims)
 
 
+def times(x: Tensor, factor: Number) -> Tensor:
+    """factor x: x itself for the number 1; what a symbolic number is, is not asked"""
+    plain = not isinstance(factor, torch.SymFloat | torch.SymInt)
+    return x if plain and factor == 1 else aten.mul.Tensor(x, factor)
+
+
 def along(index: Tensor, dim: int, rank: int) -> Tensor:
     """A 1-D tensor laid along `dim` of a tensor of `rank` dimensions, to broadcast there."""
     shape = [1] * rank

@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor
 
-from ._common import Family, Number, aten, cast, constant, floating, where, wide, wrap
+from ._common import Family, Number, aten, cast, constant, floating, times, where, wide, wrap
 
 SQRT_HALF = math.sqrt(0.5)
 SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
@@ -75,10 +75,8 @@ def prelu_kernel(self: Tensor, weight: Tensor) -> Tensor:
 def elu(self: Tensor, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1) -> Tensor:
     """scale x where positive, else scale alpha (exp(input_scale x) - 1)"""
     x = wide(self)
-    curve = aten.expm1.default(x if input_scale == 1 else aten.mul.Tensor(x, input_scale))
-    if alpha * scale != 1:
-        curve = aten.mul.Tensor(curve, alpha * scale)
-    line = x if scale == 1 else aten.mul.Tensor(x, scale)
+    curve = times(aten.expm1.default(times(x, input_scale)), alpha * scale)
+    line = times(x, scale)
     return cast(where(aten.le.Scalar(x, 0), curve, line), self.dtype)
 
 
@@ -90,9 +88,9 @@ def celu(self: Tensor, alpha: Number = 1.0) -> Tensor:
 def softplus(self: Tensor, beta: Number = 1, threshold: Number = 20) -> Tensor:
     """log(1 + exp(beta x)) / beta; x itself where beta x passes the threshold"""
     x = wide(self)
-    scaled = x if beta == 1 else aten.mul.Tensor(x, beta)
+    scaled = times(x, beta)
     soft = aten.log1p.default(aten.exp.default(scaled))
-    if beta != 1:
+    if scaled is not x:
         soft = aten.div.Tensor(soft, beta)
     return cast(where(aten.gt.Scalar(scaled, threshold), x, soft), self.dtype)
 

@@ -16,6 +16,7 @@ from ._common import (
     constant,
     iota,
     reshape,
+    times,
     where,
     wrap,
     zeros,
@@ -52,7 +53,7 @@ def index_add(
     self: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Number = 1
 ) -> Tensor:
     """Slices added at given places"""
-    source = source if alpha == 1 else aten.mul.Tensor(source, alpha)
+    source = times(source, alpha)
     return _put(self, dim, index, source, True)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ._common import Family, Number, aten, cast, reshape, wide
+from ._common import Family, Number, aten, cast, reshape, times, wide
 
 
 def mv(self: Tensor, vec: Tensor) -> Tensor:
@@ -39,10 +39,10 @@ def addr(
     """beta x + alpha v wᵀ"""
     v, w = wide(aten.unsqueeze.default(vec1, 1)), wide(vec2)
     outer = aten.mul.Tensor(v, w)
-    outer = outer if alpha == 1 else aten.mul.Tensor(outer, alpha)
+    outer = times(outer, alpha)
     if beta == 0:
         return cast(outer, self.dtype)
-    x = wide(self) if beta == 1 else aten.mul.Tensor(wide(self), beta)
+    x = times(wide(self), beta)
     return cast(aten.add.Tensor(x, outer), self.dtype)
 
 

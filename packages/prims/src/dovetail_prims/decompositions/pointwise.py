@@ -17,6 +17,7 @@ from ._common import (
     floating,
     promote_types,
     promoted,
+    times,
     where,
     wide,
 )
@@ -63,7 +64,7 @@ def rsub_scalar(self: Tensor, other: Number, alpha: Number = 1) -> Tensor:
 
 
 def _scaled(x: Tensor, value: Number) -> Tensor:
-    return x if value == 1 else aten.mul.Tensor(x, value)
+    return times(x, value)
 
 
 def addcmul(self: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1) -> Tensor:

@@ -78,6 +78,16 @@ class Loader {
       program_.size_program.push_back(
           {static_cast<int>(to_int(t[0])), index(t[1]), index(t[2]), index(t[3])});
     });
+    Items late(table("late_programs"));
+    for (Py_ssize_t i = 0; i < late.size(); ++i) {
+      std::vector<SizeInstruction> instructions;
+      Items rows(late[i]);
+      for (Py_ssize_t j = 0; j < rows.size(); ++j) {
+        Items t(rows[j]);
+        instructions.push_back({static_cast<int>(to_int(t[0])), index(t[1]), index(t[2]), index(t[3])});
+      }
+      program_.late_programs.push_back(std::move(instructions));
+    }
     each("bindings", [&](const Items& t) {
       program_.bindings.push_back({index(t[0]), index(t[1]), index(t[2])});
     });
@@ -161,6 +171,7 @@ class Loader {
       case 1: return {Output::Tensor, index(t[1])};
       case 2: return {Output::Size, index(t[1])};
       case 4: return {Output::Input, index(t[1])};
+      case 5: return {Output::Float, index(t[1])};
       default: return {Output::None, 0};
     }
   }
@@ -177,6 +188,8 @@ class Loader {
       case 4: return launch_triton(t);
       case 5: return call_aten(t);
       case 6: return FreeSlots{to_indices(t[1])};
+      case 7: return BindSize{index(t[1]), static_cast<int>(to_int(t[2])), index(t[3]), index(t[4])};
+      case 8: return AssertSize{index(t[1]), to_string(t[2])};
       default: TORCH_CHECK(false, "unknown operation code in the plan's tables");
     }
   }
@@ -292,6 +305,9 @@ class Loader {
         return {AtenArgument::Tensor, {}, index(pair[1]), false, nullptr,
                 type->kind() == c10::TypeKind::TensorType};
       case 2: {
+        if (wanted->kind() == c10::TypeKind::TensorType) {
+          return {AtenArgument::Size, {}, index(pair[1]), false, nullptr, false, true};
+        }
         bool as_double = wanted->kind() == c10::TypeKind::FloatType;
         if (!as_double && wanted->kind() != c10::TypeKind::IntType &&
             wanted->kind() != c10::TypeKind::NumberType) {
@@ -308,6 +324,14 @@ class Loader {
           list->items.push_back(convert(items[i], list->element_type, refuse));
         }
         return finished_list(std::move(list));
+      }
+      case 5: {
+        bool wrapped = wanted->kind() == c10::TypeKind::TensorType;
+        if (!wrapped && wanted->kind() != c10::TypeKind::FloatType &&
+            wanted->kind() != c10::TypeKind::NumberType) {
+          refuse("a float is given");
+        }
+        return {AtenArgument::Float, {}, index(pair[1]), false, nullptr, false, wrapped};
       }
       default:
         return {AtenArgument::Literal, literal(pair[1], type, wanted, refuse)};
@@ -369,22 +393,6 @@ class Loader {
     }
     refuse(std::string("a value of type ") + Py_TYPE(value)->tp_name + " is given");
     return {};
-  }
-
-  // A Python number where a tensor is wanted: a 0-d tensor that does not decide the result's type.
-  static at::Tensor wrapped_number(const c10::IValue& number) {
-    c10::ScalarType type = number.isBool()     ? c10::kBool
-                           : number.isInt()    ? c10::kLong
-                           : number.isDouble() ? c10::kDouble
-                                               : c10::kComplexDouble;
-    at::Tensor tensor(at::detail::empty_cpu({}, type));
-    void* data = tensor.unsafeGetTensorImpl()->mutable_data();
-    if (number.isBool()) *static_cast<bool*>(data) = number.toBool();
-    else if (number.isInt()) *static_cast<int64_t*>(data) = number.toInt();
-    else if (number.isDouble()) *static_cast<double*>(data) = number.toDouble();
-    else *static_cast<c10::complex<double>*>(data) = number.toComplexDouble();
-    tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
-    return tensor;
   }
 
   // What can be known only when all steps stand where they will stay.

@@ -33,7 +33,7 @@ struct SizeInstruction {
 struct SymbolBinding {
   SizeIndex destination;
   int input;
-  int dim;  // -1: the input is an int
+  int dim;  // -1: the input is an int; -2: a float, whose bits are wanted
 };
 
 struct Spec {
@@ -46,7 +46,7 @@ struct Spec {
 
 struct InputInfo {
   std::string name;
-  SlotIndex slot = -1;  // -1: an int
+  SlotIndex slot = -1;  // -1: a number
   Spec spec;
   bool needs_data = false;
 };
@@ -109,12 +109,13 @@ struct AtenList {
 };
 
 struct AtenArgument {
-  enum Kind { Literal, Tensor, Size, List } kind = Literal;
+  enum Kind { Literal, Tensor, Size, List, Float } kind = Literal;
   c10::IValue literal;
   int32_t index = 0;
   bool as_double = false;  // Size: the schema wants a float
   std::shared_ptr<AtenList> list;
   bool required = false;  // Tensor: the schema has no None for it
+  bool wrapped = false;   // Size, Float: the schema wants a tensor
 };
 
 struct CallAten {
@@ -129,11 +130,24 @@ struct FreeSlots {
   std::vector<SlotIndex> slots;
 };
 
-using Step =
-    std::variant<AllocateSlab, AllocateOwn, ViewOf, LaunchCpp, LaunchTriton, CallAten, FreeSlots>;
+// A symbol that is known only now: a size of a tensor, or (dim -1) its one element.
+struct BindSize {
+  SlotIndex slot;
+  int dim;
+  SizeIndex destination;
+  int program;  // of `late_programs`: what can be computed from here on
+};
+
+struct AssertSize {
+  SizeIndex condition;
+  std::string message;
+};
+
+using Step = std::variant<AllocateSlab, AllocateOwn, ViewOf, LaunchCpp, LaunchTriton, CallAten,
+                          FreeSlots, BindSize, AssertSize>;
 
 struct Output {
-  enum Kind { None, Tensor, Size, Input } kind = None;
+  enum Kind { None, Tensor, Size, Input, Float } kind = None;
   int32_t index = 0;
 };
 
@@ -142,12 +156,29 @@ struct SlabInfo {
   SizeIndex bytes;
 };
 
+// A Python number where a tensor is wanted: a 0-d tensor that does not decide the result's type.
+inline at::Tensor wrapped_number(const c10::IValue& number) {
+  c10::ScalarType type = number.isBool()     ? c10::kBool
+                         : number.isInt()    ? c10::kLong
+                         : number.isDouble() ? c10::kDouble
+                                             : c10::kComplexDouble;
+  at::Tensor tensor(at::detail::empty_cpu({}, type));
+  void* data = tensor.unsafeGetTensorImpl()->mutable_data();
+  if (number.isBool()) *static_cast<bool*>(data) = number.toBool();
+  else if (number.isInt()) *static_cast<int64_t*>(data) = number.toInt();
+  else if (number.isDouble()) *static_cast<double*>(data) = number.toDouble();
+  else *static_cast<c10::complex<double>*>(data) = number.toComplexDouble();
+  tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return tensor;
+}
+
 struct Frame;
 
 struct Program {
   std::string name;
   std::vector<int64_t> values;
   std::vector<SizeInstruction> size_program;
+  std::vector<std::vector<SizeInstruction>> late_programs;
   std::vector<SymbolBinding> bindings;
   std::vector<InputInfo> inputs;
   std::vector<std::pair<SlotIndex, at::Tensor>> constants;

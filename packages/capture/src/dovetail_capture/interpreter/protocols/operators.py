@@ -31,7 +31,7 @@ from dovetail_capture.interpreter.values.functions import (
     NativeMethod,
 )
 from dovetail_capture.interpreter.values.objects import ObjectValue
-from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
+from dovetail_capture.interpreter.values.symbolic import SymbolicNumber, floor_divide, power
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
@@ -78,9 +78,15 @@ UNARY: dict[str, tuple[Callable[[Any], Any], str]] = {
 _SIZE_KEEPS = type(torch.Size((1,)) + (1,)) is torch.Size
 
 
+_ON_SYMBOLS: dict[Any, Callable[..., Any]] = {
+    operator.floordiv: floor_divide, operator.ifloordiv: floor_divide,
+    operator.pow: power, operator.ipow: power,
+}  # fmt: skip
+
+
 def _fold(vm: Interpreter, fn: Callable[..., Any], *args: Any) -> Value:
     try:
-        result = fn(*args)
+        result = _ON_SYMBOLS.get(fn, fn)(*args)
     except Exception as error:
         return vm.raise_real(error)
     return from_python(vm, result)

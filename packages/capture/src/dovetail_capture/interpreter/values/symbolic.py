@@ -15,6 +15,24 @@ _PYTHON_TYPES: dict[type, type] = {
 }  # fmt: skip
 
 
+def floor_divide(left: Any, right: Any) -> Any:
+    """`left // right` as Python has it: torch takes the floor of a float's rounded quotient."""
+    if torch.SymFloat in (type(left), type(right)):
+        return _plain(left) // _plain(right)
+    return left // right
+
+
+def power(left: Any, right: Any) -> Any:
+    """`left ** right`: what a negative float gives depends on whether the exponent is whole."""
+    if torch.SymFloat in (type(left), type(right)) and not left >= 0:
+        return _plain(left) ** _plain(right)
+    return left**right
+
+
+def _plain(number: Any) -> Any:
+    return float(number) if type(number) is torch.SymFloat else number
+
+
 class SymbolicNumber(Value):
     """An int, float or bool that follows from sizes: `value` is a `torch.SymInt` and the like.
 

@@ -1,0 +1,100 @@
+"""Float inputs: their keys, comparisons as guards, and the native check of these."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from dovetail_guards.clauses import ConstantIs
+from dovetail_guards.evaluate import FrameView
+from dovetail_guards.explain import clause_text
+from dovetail_guards.float_expr import float_of_key, key_of
+from dovetail_guards.guard_set import GuardSet
+from dovetail_guards.shape_env import ShapeEnv
+from dovetail_guards.source import LocalSource
+
+VALUES = [0.37, -2.5, 1.0, 0.0, 1e300, -1e300, 5e-324, math.inf, -math.inf, 0.1, 3.0]
+
+
+def f(lr: float) -> None:
+    """What the guards are for."""
+
+
+def made(hint: float) -> tuple[ShapeEnv, Any]:
+    env = ShapeEnv()
+    return env, env.symfloat(env.create_float(hint, LocalSource("lr")))
+
+
+def texts(env: ShapeEnv) -> list[str]:
+    return [clause_text(clause) for clause in env.clauses()]
+
+
+def test_keys_order_as_floats_do() -> None:
+    assert [float_of_key(key_of(v)) for v in VALUES] == VALUES
+    ordered = sorted(VALUES)
+    assert sorted(map(key_of, VALUES)) == [key_of(v) for v in ordered]
+    assert key_of(-0.0) == key_of(0.0) and key_of(math.nan) > key_of(math.inf)
+
+
+@pytest.mark.parametrize("compare", [operator.lt, operator.le, operator.gt, operator.ge,
+                                     operator.eq, operator.ne])  # fmt: skip
+def test_a_comparison_holds_for_what_its_guard_lets_through(compare: Callable[..., bool]) -> None:
+    for hint, number, swap in itertools.product(VALUES, [*VALUES, 0, 1, -3], (False, True)):
+        env, x = made(hint)
+        truth = bool(compare(number, x) if swap else compare(x, number))
+        assert truth == (compare(number, hint) if swap else compare(hint, number))
+        guards = GuardSet(env.clauses())
+        native = guards.compile(f.__code__)
+        assert guards.check_slow(FrameView((hint,), f))
+        for value in (*VALUES, math.nan, -0.0, 0.38):
+            holds = guards.check_slow(FrameView((value,), f))
+            assert native((value,), f) == holds
+            if holds:
+                assert (compare(number, value) if swap else compare(value, number)) == truth
+
+
+def test_guards_read_as_a_person_writes_them() -> None:
+    env, x = made(0.5)
+    assert x > 0 and x != 1.0
+    assert texts(env) == ["lr > 0.0", "lr < 1.0"]
+    assert float(x * 2) == 1.0
+    assert texts(env) == ["lr == 0.5"]
+    assert ConstantIs(LocalSource("lr"), 0.5) in env.clauses()
+
+
+def test_what_is_never_below_a_bound_needs_no_guard() -> None:
+    env, x = made(0.5)
+    before = texts(env)
+    assert abs(x) >= 0 and abs(x) + 1.5 > 0.5 and not (abs(x) * 2.0 < 0.0)
+    assert abs(x) + 0.25 != 0.0
+    assert texts(env) == before
+
+
+def test_truth_and_division() -> None:
+    env, x = made(-0.5)
+    assert x
+    assert texts(env) == ["lr >= -inf", "lr < 0.0"]
+    zero_env, zero = made(0.0)
+    with pytest.raises(ZeroDivisionError):
+        1.0 / zero
+    assert texts(zero_env) == ["lr == 0.0"]
+
+
+def test_nan_and_negative_zero_stay_numbers() -> None:
+    env = ShapeEnv()
+    assert env.create_float(-0.0, LocalSource("lr")) == 0.0
+    assert math.isnan(env.create_float(math.nan, LocalSource("lr")))
+    assert not env.clauses()
+
+
+def test_arithmetic_stays_symbolic() -> None:
+    env, x = made(0.5)
+    y = -(x * 3 + 1) / 2 - abs(x) % 0.3
+    assert isinstance(y, torch.SymFloat) and y.node.hint == -(0.5 * 3 + 1) / 2 - 0.5 % 0.3
+    assert y.node.expr.free_symbols() == {"f0"}
+    assert texts(env) == ["lr >= -inf", "lr <= inf"]
