@@ -53,8 +53,8 @@ class SingleStepper:
                     stack[-1] = HandledHere(stack[-1])
                 elif name == "COPY":
                     stack.append(HandledHere(None))
-                elif name == "POP_TOP":
-                    pass  # follows PUSH_EXC_INFO
+                elif name in ("POP_TOP", "DELETE_FAST"):
+                    pass  # follows PUSH_EXC_INFO, or LOAD_FAST
                 elif name == "LOAD_FAST":
                     stack.append(Fetch(LocalSource(next(stacked))))
                 else:

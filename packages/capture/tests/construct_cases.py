@@ -161,7 +161,7 @@ def run_case(case: Case) -> None:
     captured = optimize(function, backend)
     arguments = case.make()
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*Please report this.*")
+        warnings.filterwarnings("error", message="(?s).*Please report this.*")
         seen = [observe(captured, function, arguments) for _ in range(2)]
     _put_back(world, before)
     log = captured.capture_context.log

@@ -241,7 +241,8 @@ class _Maker:
                 prologue.append(Instruction("COPY", place - handler))
             else:
                 local = self.varnames.index(self.stack_names[place])
-                prologue.append(Instruction("LOAD_FAST", local))
+                # An exception held by a frame that it passes through would be a cycle.
+                prologue += [Instruction("LOAD_FAST", local), Instruction("DELETE_FAST", local)]
             if kind == HANDLER:
                 handler = place
                 prologue += [Instruction("PUSH_EXC_INFO"), Instruction("POP_TOP")]
@@ -548,14 +549,13 @@ def _tail(
         emit("PUSH_NULL")
         emit("LOAD_FAST", marker)
     parts = [maker.slot(continuation), *(maker.slot(name) for name in start.locals_)]
-    parts += [
-        maker.slot(f".n{place}")
-        for place, kind in enumerate(start.kinds)
-        if kind in (VALUE, HANDLER)
-    ]
     for part in parts:
         emit("LOAD_FAST", part)
-    emit("BUILD_TUPLE", len(parts))
+    stack = [place for place, kind in enumerate(start.kinds) if kind in (VALUE, HANDLER)]
+    for place in stack:
+        emit("LOAD_FAST", maker.slot(f".n{place}"))
+        emit("DELETE_FAST", maker.slot(f".n{place}"))
+    emit("BUILD_TUPLE", len(parts) + len(stack))
     if sys.version_info < (3, 12):
         emit("PRECALL", 1)
     emit("CALL", 1)

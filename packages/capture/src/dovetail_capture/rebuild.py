@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from _thread import allocate_lock, start_new_thread
 from collections import OrderedDict, deque
 from collections.abc import Iterable
+from functools import lru_cache
 from itertools import islice
-from types import CodeType, FunctionType, MemberDescriptorType, TracebackType
+from types import CodeType, FrameType, FunctionType, MemberDescriptorType, TracebackType
 from typing import Any
 
 from dovetail_capture.bytecode import encode_lines
+
+Place = tuple[FrameType, int, int]
+"""Where an exception passed: a frame, the offset of its instruction, the line."""
 
 
 def get_item(base: Any, key: Any) -> Any:
@@ -67,28 +72,44 @@ def replace_deque(target: deque[Any], items: Iterable[Any]) -> None:
     deque.extend(target, items)
 
 
-def with_traceback(error: BaseException, places: tuple[tuple[CodeType, int], ...]) -> BaseException:
+def with_traceback(error: BaseException, places: tuple[Place, ...]) -> BaseException:
     """Give an exception that was raised while capturing the traceback it has in eager: `places`
-    are the code objects and byte offsets that it passed through, outermost first."""
+    are those it passed through, outermost first."""
     found: TracebackType | None = None
-    for code, offset in reversed(places):
-        found = _traceback_entry(code, offset, found)
+    for frame, offset, line in reversed(places):
+        found = TracebackType(found, frame, offset, line)
     return error.with_traceback(found)
 
 
-def _traceback_entry(code: CodeType, offset: int, inner: TracebackType | None) -> TracebackType:
-    """A traceback entry needs a frame: that of code that raises, named and placed as the user's."""
+@lru_cache(maxsize=256)
+def place_of_error(code: CodeType, offset: int) -> Place:
+    """What a traceback entry for an instruction of `code` is made of. It needs a frame: that of
+    code that raises, named and placed as the user's. It runs in a thread of its own: a frame keeps
+    those below it alive."""
     positions = next(islice(code.co_positions(), offset // 2, None))
     line = positions[0] or code.co_firstlineno
-    raising = compile("raise Exception", code.co_filename, "exec")
+    raising = compile("raise Exception", code.co_filename, "exec").replace(
+        co_name=code.co_name, co_qualname=code.co_qualname, co_firstlineno=line
+    )
     table = encode_lines([(positions, len(raising.co_code) // 2)], line)
-    names = {"co_name": code.co_name, "co_qualname": code.co_qualname}
+    found: list[Place] = []
+    done = allocate_lock()
+    done.acquire()
+    start_new_thread(_raise, (raising.replace(co_linetable=table), line, found, done))
+    done.acquire()
+    return found[0]
+
+
+def _raise(code: CodeType, line: int, found: list[Place], done: Any) -> None:
     try:
-        exec(raising.replace(co_firstlineno=line, co_linetable=table, **names), {})  # type: ignore[arg-type]
+        exec(code, {})
     except Exception as error:
         assert error.__traceback__ is not None and error.__traceback__.tb_next is not None
         entry = error.__traceback__.tb_next
-    return TracebackType(inner, entry.tb_frame, entry.tb_lasti, line)
+        found.append((entry.tb_frame, entry.tb_lasti, line))
+        del entry
+    finally:
+        done.release()
 
 
 REPLACERS = {

@@ -41,7 +41,7 @@ _GUARDED_STATE = (
 
 
 # What fills the stack of a continuation, besides the loads of its parameters.
-_PROLOGUE = ("PUSH_NULL", "EXTENDED_ARG", "PUSH_EXC_INFO", "POP_TOP", "COPY")
+_PROLOGUE = ("PUSH_NULL", "EXTENDED_ARG", "PUSH_EXC_INFO", "POP_TOP", "COPY", "DELETE_FAST")
 _IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: a class written in C
 
 
@@ -169,6 +169,7 @@ class _Attempt:
             except ProgramException as error:
                 name = error.value.python_type().__name__
                 raise GraphBreakSignal(f"the frame raises {name}: {_message(vm, error)}") from None
+            vm.check_generators()
             rebuilder = Rebuilder(vm)
             if returned is not None:
                 end = FrameEnd(returns=rebuilder.recipe(returned))

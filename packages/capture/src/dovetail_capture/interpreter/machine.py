@@ -27,7 +27,7 @@ from dovetail_capture.interpreter.protocols import (
     operators,
 )
 from dovetail_capture.interpreter.session import Session
-from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
+from dovetail_capture.interpreter.signals import CannotRebuild, GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
@@ -42,14 +42,14 @@ from dovetail_capture.interpreter.values.functions import (
     TransformValue,
 )
 from dovetail_capture.interpreter.values.objects import ObjectValue
-from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
+from dovetail_capture.interpreter.values.symbolic import SymbolicNumber, floor_divide, power
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
 # Functions of numbers that symbolic numbers go through as they are.
 SYMBOLIC_FUNCTIONS: dict[Any, Callable[..., Any]] = {
     math.floor: math.floor, math.ceil: math.ceil, math.trunc: math.trunc,
     operator.add: operator.add, operator.sub: operator.sub, operator.mul: operator.mul,
-    operator.floordiv: operator.floordiv, operator.mod: operator.mod,
+    operator.floordiv: floor_divide, operator.mod: operator.mod, operator.pow: power,
     operator.truediv: operator.truediv, operator.neg: operator.neg,
     operator.lt: operator.lt, operator.le: operator.le, operator.eq: operator.eq,
     operator.ne: operator.ne, operator.gt: operator.gt, operator.ge: operator.ge,
@@ -76,6 +76,7 @@ class Interpreter:
         self.max_depth = min(MAX_DEPTH, getattr(options, "max_inline_depth", MAX_DEPTH))
         self.debug = debug
         self.frames: list[Frame] = []
+        self.generators: list[GeneratorValue] = []
         self.class_attributes: dict[tuple[type, str], tuple[Any, Any]] = {}
         # What was read of classes before the frame changed any: (class, name) -> raw attribute
         self.class_reads: dict[tuple[type, str], Any] = {}
@@ -412,6 +413,22 @@ class Interpreter:
                 generator.finished = True
         assert left != MAKE_GENERATOR
         return frame.result if left == YIELD else None
+
+    def check_generators(self) -> None:
+        """A generator that is dropped while it waits in a `try` or `with` block runs the end of
+        the block at that moment, which only Python knows: let Python make it then."""
+        for generator in self.generators:
+            if not generator.started or generator.finished:
+                continue
+            frame = generator.frame
+            row = frame.decoded.entry_for(frame.current.index)
+            while row is not None:
+                if frame.decoded.instructions[row.target].opname == "PUSH_EXC_INFO":
+                    raise CannotRebuild(
+                        f"the generator {frame.code.co_qualname}, waiting in a `try` or `with`,",
+                        generator.born,
+                    )
+                row = frame.decoded.entry_for(row.target)
 
     def throw_into(self, generator: GeneratorValue, error: ObjectValue) -> Value | None:
         """`generator.throw(error)`."""

@@ -253,8 +253,9 @@ class Rebuilder:
         traceback = item.slots.get("__traceback__")
         if not isinstance(traceback, TracebackValue) or traceback.error is not item:
             return new
-        places = r.Const(traceback.places[traceback.first :])
-        return r.CallFunction(r.Const(rebuild.with_traceback), (new, places))
+        passed = traceback.places[traceback.first :]
+        places = tuple(rebuild.place_of_error(code, offset) for code, offset in passed)
+        return r.CallFunction(r.Const(rebuild.with_traceback), (new, r.Const(places)))
 
     def _fill_dict(self, target: r.Recipe, item: DictValue) -> None:
         flat: list[r.Recipe] = []

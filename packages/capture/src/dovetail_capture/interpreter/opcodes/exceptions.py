@@ -102,6 +102,7 @@ def with_except_start(frame: Frame, inst: Instruction) -> None:
 def return_generator(frame: Frame, inst: Instruction) -> int:
     generator = frame.result = GeneratorValue(frame)
     generator.born = frame.vm.frames[0].steps
+    frame.vm.generators.append(generator)
     return MAKE_GENERATOR
 
 
