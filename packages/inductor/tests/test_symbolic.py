@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,14 +23,16 @@ from dovetail_inductor.loop_ir.sizes import (
     known_within,
     size_expr,
 )
-from dovetail_inductor.lowering.values import UnsupportedGraph
 from dovetail_prims import FakeTensor, from_real
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.fake_tensor import propagate
 from dovetail_prims.size_nodes import SizeNodes
 from dovetail_runtime import load
-from dovetail_runtime.plan import CallAten
+from dovetail_runtime.knobs import Knobs
+from dovetail_runtime.plan import CallAten, LaunchCpp, LaunchTriton, TritonKernel
+from dovetail_runtime.reference import ReferenceExecutor
 from dovetail_runtime.sizes import evaluate
+from dovetail_runtime.triton_build import TritonBuilder, run_in_interpreter
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
@@ -227,7 +230,52 @@ def test_equal_symbols_of_two_inputs() -> None:
         torch.testing.assert_close(artifact.run(a, b)[0], a @ b + a.sum(), atol=1e-4, rtol=1e-4)
 
 
-def test_triton_refuses_symbols() -> None:
-    gm = traced(lambda x: x.exp() + 1, [torch.zeros(4, 6)])
-    with pytest.raises(UnsupportedGraph, match="known sizes"):
-        compile_graph(gm, options=InductorOptions(triton=True))
+GPU = InductorOptions(triton=True)
+
+
+TRITON_EXAMPLES = [(name, (40, 300)) for name in FUNCTIONS] + [
+    (name, (4, 6)) for name in ("row_sums", "softmax", "argmax", "transposed")
+]
+
+
+@pytest.mark.parametrize(("name", "example"), TRITON_EXAMPLES, ids=str)
+def test_one_triton_plan_for_all_sizes(name: str, example: tuple[int, int]) -> None:
+    """The sizes of the compiled call choose the blocks, and none of the results."""
+    fn = FUNCTIONS[name]
+    plan = compile_graph(traced(fn, [torch.zeros(example)]), options=GPU)
+    launches = [s for s in plan.steps if isinstance(s, LaunchTriton)]
+    assert launches and not any(isinstance(s, LaunchCpp) for s in plan.steps)
+    run = ReferenceExecutor(plan, launch_triton=run_in_interpreter)
+    for shape in [(2, 2), (33, 5), (7, 130)]:
+        x = torch.randn(shape)
+        wanted = fn(x)
+        (got,) = run(x)
+        torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+        assert got.stride() == wanted.stride()
+
+
+def test_triton_kernels_of_symbolic_sizes_compile_for_an_h100(tmp_path: Path) -> None:
+    kernels = [
+        k
+        for fn in FUNCTIONS.values()
+        for k in compile_graph(traced(fn, [torch.zeros(40, 300)]), options=GPU).kernels
+        if isinstance(k, TritonKernel)
+    ]
+    assert all(any(kind == "i64" for _, kind in k.signature) for k in kernels)
+    builder = TritonBuilder(Knobs.from_environment({"DOVETAIL_CACHE_DIR": str(tmp_path)}), 90)
+    try:
+        binaries = builder.build(kernels)
+    finally:
+        builder.close()
+    assert set(binaries) == {k.symbol for k in kernels}
+
+
+def test_floor_division_of_negative_numbers() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return x * ((3 - x.shape[0]) // 2) + (3 - x.shape[1]) % 4
+
+    plan = compile_graph(traced(fn, [torch.zeros(4, 6)]), options=GPU)
+    run = ReferenceExecutor(plan, launch_triton=run_in_interpreter)
+    for shape in [(2, 3), (8, 6), (5, 9)]:
+        x = torch.randn(shape)
+        torch.testing.assert_close(run(x)[0], fn(x))

@@ -133,6 +133,6 @@ def _aligned(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
     """The mask for every batch and head, its rows aligned in memory."""
     length = key.shape[-2]
     missing = -length % _MASK_ALIGNMENT
-    if missing:
+    if not isinstance(missing, int) or missing:  # nothing is asked of a symbolic length
         mask = F.pad(mask, (0, missing))[..., :length]
     return mask.expand(query.shape[0], query.shape[1], query.shape[-2], length)

@@ -24,7 +24,7 @@ from dovetail_runtime import (
     TensorSpec,
     View,
 )
-from dovetail_runtime.plan import AtenArg, Kernel, Size, Step
+from dovetail_runtime.plan import AtenArg, FloatOf, Kernel, Size, Step
 
 from dovetail_inductor.codegen_cpp import emit as cpp
 from dovetail_inductor.codegen_cpp.shape import choose_shape, host_simd_bytes
@@ -32,8 +32,7 @@ from dovetail_inductor.codegen_triton.combined import emit_combined
 from dovetail_inductor.codegen_triton.kernel import EmittedKernel
 from dovetail_inductor.codegen_triton.kernel import emit_kernel as emit_triton
 from dovetail_inductor.loop_ir.loops import Buffer, ExternArg, ExternCall, Strided
-from dovetail_inductor.loop_ir.sizes import Dim, size_expr
-from dovetail_inductor.lowering.values import UnsupportedGraph
+from dovetail_inductor.loop_ir.sizes import Dim, FloatSize, size_expr
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.kernels import CombinedKernel, FusedKernel, KernelGraph
 from dovetail_inductor.scheduler.memory import MemoryPlan
@@ -99,6 +98,8 @@ class _Writer:
             return Ref(self.name_of(arg))
         if isinstance(arg, tuple):
             return tuple(self.argument(a) for a in arg)
+        if isinstance(arg, FloatSize):
+            return FloatOf(arg.bits)
         return size_expr(arg) if isinstance(arg, Dim) else arg
 
     def allocate(self, name: str) -> None:
@@ -129,21 +130,20 @@ class _Writer:
     def launch_triton(self, emitted: EmittedKernel) -> None:
         """A launch on a GPU."""
         self.kernels[emitted.kernel.symbol] = emitted.kernel
-        self.steps.append(LaunchTriton(emitted.kernel.symbol, emitted.tensors, emitted.grid))
+        sizes = tuple(SizeExpr("sym", (name,)) for name in emitted.symbols)
+        args: tuple[str | Size, ...] = (*emitted.tensors, *sizes)
+        x, y, z = (size_expr(n) for n in emitted.grid)
+        self.steps.append(LaunchTriton(emitted.kernel.symbol, args, (x, y, z)))
 
     def launch(self, kernel: FusedKernel | CombinedKernel) -> None:
         """A generated kernel; equal kernels are one."""
         for name in sorted(kernel.writes() - kernel.internal, key=_number):
             self.allocate(name)
         if isinstance(kernel, CombinedKernel):
-            if any(nest.is_symbolic for k in kernel.kernels for nest in k.nests):
-                raise UnsupportedGraph("Triton kernels are made for known sizes only")
             self.launch_triton(emit_combined(kernel, self.graph.buffers))
             return
         device = self.graph.buffers[kernel.nests[0].buffer].device
         if device.type == "cuda" if self.triton is None else self.triton:
-            if any(nest.is_symbolic for nest in kernel.nests):
-                raise UnsupportedGraph("Triton kernels are made for known sizes only")
             self.launch_triton(emit_triton(kernel, self.graph.buffers))
             return
         shape = choose_shape(kernel, self.simd_bytes)
@@ -191,6 +191,8 @@ def emit_plan(graph: KernelGraph, memory: MemoryPlan, options: InductorOptions, 
         if isinstance(out, Strided)
         else size_expr(out)
         if isinstance(out, Dim)
+        else FloatOf(out.bits)
+        if isinstance(out, FloatSize)
         else out
         for out in graph.outputs
     )
@@ -204,6 +206,7 @@ def emit_plan(graph: KernelGraph, memory: MemoryPlan, options: InductorOptions, 
         steps=tuple(writer.steps),
         slab_bytes=tuple((str(d), n) for d, n in memory.slab_bytes.items()),
         outputs=outputs,
+        definitions=tuple(graph.definitions.items()),
     )
 
 
@@ -251,8 +254,9 @@ def _symbols(graph: KernelGraph) -> tuple[SymbolBinding, ...]:
             sizes = tuple(enumerate(graph.buffers[name].shape))
         for dim, size in sizes:
             symbol = size.expr.symbol_name if isinstance(size, Dim) else None
-            if symbol is not None:
-                bound.setdefault(symbol, SymbolBinding(symbol, position, dim))
+            if isinstance(size, Dim) and symbol is not None:
+                is_float = symbol in size.env.floats
+                bound.setdefault(symbol, SymbolBinding(symbol, position, dim, is_float))
     return tuple(bound.values())
 
 

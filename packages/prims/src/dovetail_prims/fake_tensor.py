@@ -169,9 +169,9 @@ def _make_symbolic(
     """A fake whose C++ object carries hints and asks us about sizes (24 µs -> 3 µs)."""
     fake: FakeTensor = _make_wrapper(
         FakeTensor,
-        tuple(_hint(s) for s in sizes),
-        tuple(_hint(s) for s in strides),
-        _hint(offset),
+        tuple(hint_of(s) for s in sizes),
+        tuple(hint_of(s) for s in strides),
+        hint_of(offset),
         dtype=dtype,
         device=device,
         dispatch_sizes_strides_policy="sizes",
@@ -185,7 +185,7 @@ def _make_symbolic(
     return fake
 
 
-def _hint(size: Size) -> int:
+def hint_of(size: Size) -> int:
     """The example value of a size; an unbacked one stands as 2 in the C++ object (never read)."""
     if type(size) is int:
         return size

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch._C import DispatchKey
 
-from dovetail_prims.fake_tensor import FakeTensor, make, tensor_meta
+from dovetail_prims.fake_tensor import FakeTensor, hint_of, make, tensor_meta
 
 Backend = Literal[
     "math", "flash_attention", "efficient_attention", "cudnn_attention", "overrideable",
@@ -82,7 +82,12 @@ def backend_number(
 
 
 def _probe(t: Tensor, requires_grad: bool) -> FakeTensor:
-    """A fake with the metadata of `t`: the decision reads nothing else."""
+    """A fake with the metadata of `t`: the decision reads nothing else.
+
+    Symbolic sizes are those of the call that is compiled. Every kernel computes the same attention,
+    so which of them is chosen need not be guarded.
+    """
     m = tensor_meta(t)
-    fake = make(m.sizes, m.strides, m.dtype, m.device, m.offset)
+    sizes, strides = ([hint_of(n) for n in numbers] for numbers in (m.sizes, m.strides))
+    fake = make(tuple(sizes), tuple(strides), m.dtype, m.device, hint_of(m.offset))
     return fake.requires_grad_() if requires_grad else fake  # type: ignore[return-value]

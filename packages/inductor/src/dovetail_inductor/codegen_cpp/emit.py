@@ -28,7 +28,7 @@ _UPDATES = {
 }
 
 
-_SYMBOL = re.compile(r"\bsize_(s\d+)\b")
+_SYMBOL = re.compile(r"\bsize_([a-z]\d+)\b")
 
 # What the text of symbolic sizes uses; and memory for rows whose length is known at run time only.
 SIZE_FUNCTIONS = """\
@@ -116,7 +116,9 @@ class _Emitter:
         head = ["  for (int64_t item = begin; item < end; ++item) {"]
         decode = [f"    {line}" for line in self._decode()]
         lines = [*self.heap, *head, *decode, *(f"    {line}" for line in body), "  }", "}"]
-        symbols = tuple(sorted(set(_SYMBOL.findall("\n".join(lines))), key=lambda s: int(s[1:])))
+        symbols = tuple(
+            sorted(set(_SYMBOL.findall("\n".join(lines))), key=lambda s: (int(s[1:]), s))
+        )
         sizes = "const int64_t* sizes" if symbols else "const int64_t*"
         head = [
             f'extern "C" void @symbol@(void* const* pointers, {sizes}, int64_t begin, '

@@ -56,7 +56,7 @@ def index_text(index: Index, name: Callable[[Var], str], value: Callable[[Expr],
         else:
             text = _division(atom, index_text(atom.inner, name, value))
         parts.append(text if c == 1 else f"{c} * {text}")
-    if index.const or not parts:
+    if index.const != 0 or not parts:
         parts.append(str(index.const))
     return " + ".join(parts)
 
@@ -117,6 +117,8 @@ def op_text(
         return f"1 / {args[0]}"
     if op == "check_index":
         return f"check_index({args[0]}, {attr})"
+    if op == "from_bits":
+        return f"bits<double>({args[0]})"
     if op == "cast":
         if dtype is torch.bool:
             return f"mask({args[0]} != 0)"
@@ -128,5 +130,5 @@ def op_text(
 
 def supported_ops() -> set[str]:
     """The scalar ops that `op_text` can spell."""
-    other = {"neg", "bitwise_not", "reciprocal", "check_index", "cast"}
+    other = {"neg", "bitwise_not", "reciprocal", "check_index", "cast", "from_bits"}
     return set(_INFIX) | set(_BITS) | set(_COMPARE) | set(_CALLS) | other

@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 
 import torch
 
+from dovetail_inductor.codegen_triton.edges import is_upper_edge, load_condition
 from dovetail_inductor.codegen_triton.ops import TRITON_TYPES, emit_op
 from dovetail_inductor.codegen_triton.tiling import Axis
 from dovetail_inductor.loop_ir.expr import Apply, Expr, Load, Scalar
 from dovetail_inductor.loop_ir.index import FloorDiv, Index, Indirect, Mod, Var
 from dovetail_inductor.loop_ir.loops import Buffer
+from dovetail_inductor.loop_ir.sizes import is_symbolic
 
 
 @dataclass
@@ -90,8 +92,13 @@ class BodyEmitter:
             return forwarded
         storage = self.buffers[load.buffer].dtype
         offset = self.index(load.index, read)
-        conditions = [axis.mask for axis in self.masked_axes(self.free_of(load.index))]
-        if mask is not None:
+        buffer = self.buffers[load.buffer]
+        conditions = [
+            load_condition(axis, load.index, buffer)
+            for axis in self.masked_axes(self.free_of(load.index))
+        ]
+        select = load.mask is not None and is_upper_edge(load.mask, load.index, buffer)
+        if mask is not None and not select:
             conditions.append(mask)
             assert load.mask is not None
             for axis in self.masked_axes(load.mask.free):
@@ -104,6 +111,10 @@ class BodyEmitter:
         value = f"tl.load({text})"
         if storage != load.dtype:
             value += f".to({TRITON_TYPES[load.dtype]})"
+        if select and load.dtype is torch.bool:
+            value = f"({mask} & {value})"
+        elif select:
+            value = f"tl.where({mask}, {value}, 0).to({TRITON_TYPES[load.dtype]})"
         return self.lines.define(value)
 
     def masked_axes(self, free: int) -> list[Axis]:
@@ -133,11 +144,12 @@ class BodyEmitter:
         for atom, coefficient in index.terms:
             text = self._atom(atom, read)
             parts.append(text if coefficient == 1 else f"{coefficient} * {text}")
-        if index.const or not parts:
+        if index.const != 0 or not parts:
             parts.append(str(index.const))
         text = " + ".join(parts)
         if not index.terms:  # a plain number is no block
-            return literal(index.const, torch.int64 if self.wide else torch.int32, len(self.axes))
+            wide = self.wide or is_symbolic(index.const)  # which may be a float's bits
+            return literal(index.const, torch.int64 if wide else torch.int32, len(self.axes))
         return text
 
     def _atom(self, atom: Var | FloorDiv | Mod | Indirect, read: Callable[[Expr], str]) -> str:

@@ -10,30 +10,41 @@ reading back what other threads of the program have stored.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 import torch
 from dovetail_runtime.plan import TritonKernel
 
 from dovetail_inductor.codegen_triton.body import BodyEmitter, Lines, literal
-from dovetail_inductor.codegen_triton.ops import POINTER_TYPES, TRITON_TYPES, helper_source
+from dovetail_inductor.codegen_triton.ops import (
+    POINTER_TYPES,
+    TRITON_TYPES,
+    helper_source,
+    size_helpers,
+)
 from dovetail_inductor.codegen_triton.tiling import Axis, Tiling, choose
 from dovetail_inductor.loop_ir.expr import Apply, Constant, Expr, Load, walk
 from dovetail_inductor.loop_ir.handlers import interpret
 from dovetail_inductor.loop_ir.loops import Buffer, LoopNest
+from dovetail_inductor.loop_ir.sizes import any_symbolic, is_multiple
 from dovetail_inductor.scheduler.kernels import FusedKernel
 
 _IMPORTS = "import triton\nimport triton.language as tl\n"
 _LIBDEVICE = "from triton.language.extra import libdevice\n"
+_SYMBOL = re.compile(r"\bsize_(\w+)\b")
 
 
 @dataclass(frozen=True)
 class EmittedKernel:
-    """A kernel's source, the buffers that its pointer parameters take in order, and its grid."""
+    """A kernel's source, the buffers that its pointer parameters take in order, the symbols whose
+    values the parameters after them take, and its grid."""
 
     kernel: TritonKernel
     tensors: tuple[str, ...]
+    symbols: tuple[str, ...]
     grid: tuple[int, int, int]
 
 
@@ -89,14 +100,19 @@ def assemble(
     buffers: Mapping[str, Buffer],
 ) -> EmittedKernel:
     """A kernel named by its content: `functions` are those that `text`, its statements, calls."""
-    names = tuple(name for name, _ in parameters)
-    signature = tuple((name, POINTER_TYPES[buffers[b].dtype]) for name, b in parameters)
+    symbols = tuple(sorted(set(_SYMBOL.findall(text)), key=lambda name: (len(name), name)))
+    signature = (
+        *((name, POINTER_TYPES[buffers[b].dtype]) for name, b in parameters),
+        *((f"size_{symbol}", "i64") for symbol in symbols),
+    )
     # A tensor's memory starts at a multiple of 16 bytes, but an input may begin further on.
     aligned = tuple(
-        name for name, b in parameters if buffers[b].offset * buffers[b].dtype.itemsize % 16 == 0
+        name
+        for name, b in parameters
+        if is_multiple(buffers[b].offset * buffers[b].dtype.itemsize, 16)
     )
-    head = f"({', '.join(names)}):\n{text}\n"
-    before = helper_source(set(helpers)) + functions
+    head = f"({', '.join(name for name, _ in signature)}):\n{text}\n"
+    before = helper_source({*helpers, *size_helpers(text)}) + functions
     content = repr((before, head, signature, aligned, tiling.num_warps, tiling.num_stages))
     symbol = f"{kind}_{hashlib.sha256(content.encode()).hexdigest()[:12]}"
     libdevice = _LIBDEVICE if "libdevice." in before + text else ""
@@ -110,7 +126,7 @@ def assemble(
         num_stages=tiling.num_stages,
         aligned=aligned,
     )
-    return EmittedKernel(kernel, tuple(b for _, b in parameters), (programs, 1, 1))
+    return EmittedKernel(kernel, tuple(b for _, b in parameters), symbols, (programs, 1, 1))
 
 
 @dataclass
@@ -141,7 +157,13 @@ class _Emission:
         """True when an offset may pass 2**31."""
         names = self.kernel.reads() | self.kernel.writes()
         sizes = [self.buffers[n].extent for n in names if n in self.buffers]
-        return max([*sizes, *(a.size for a in self.tiling.axes)], default=0) >= 2**31 - 2**16
+        sizes += [a.size for a in self.tiling.axes]
+        return any_symbolic(sizes) or max(sizes, default=0) >= 2**31 - 2**16
+
+    @property
+    def far(self) -> int:
+        """A position after every column."""
+        return 2**62 if self.wide else 2**31 - 1
 
     def run(self) -> KernelBody:
         """Emit everything."""
@@ -200,15 +222,16 @@ class _Emission:
         if axis.block == 1:  # a number and no block: what depends on it alone is computed once
             self.lines.add(f"{name} = {start}")
         else:
-            self.lines.add(f"{name} = {start} + tl.arange(0, {axis.block}){spread}")
+            lanes = f"tl.arange(0, {axis.block}){spread}"
+            wide = ".to(tl.int64)" if self.wide else ""
+            self.lines.add(f"{name} = {start} + {lanes}{wide}")
         if axis.masked:
             self.lines.add(f"{axis.mask} = {name} < {axis.size}")
         first = sum(len(a.vars) for a in self.tiling.axes[:position])
-        below = axis.size
         for offset, var in enumerate(axis.vars):
-            outer, below = below, below // var.size
+            below = prod(v.size for v in axis.vars[offset + 1 :])
             text = name if below == 1 else f"({name} // {below})"
-            if outer != axis.size:
+            if offset:
                 text = f"{text} % {var.size}"
             self.lines.add(f"v{first + offset} = {text}")
 
@@ -345,8 +368,9 @@ class _Emission:
         value = self.lines.define(self._neutral(nest), "acc")
         position = None
         if nest.reduction in ("argmax", "argmin"):
+            kind = "tl.int64" if self.wide else "tl.int32"
             position = self.lines.define(
-                f"tl.full({self._block_shape()}, {2**31 - 1}, tl.int32)", "pos"
+                f"tl.full({self._block_shape()}, {self.far}, {kind})", "pos"
             )
         return _Accumulator(nest, value, position)
 
@@ -359,7 +383,7 @@ class _Emission:
             better = f"({value} {'>' if nest.reduction == 'argmax' else '<'} {acc})"
             if dtype.is_floating_point:
                 better = f"({better} | (({value} != {value}) & ({acc} == {acc})))"
-            better = f"({better} | ({accumulator.position} == {2**31 - 1}))"
+            better = f"({better} | ({accumulator.position} == {self.far}))"
             if axis.masked:
                 better = f"({better} & {axis.mask})"
             better = self.lines.define(better)
@@ -410,7 +434,7 @@ class _Emission:
                 is_best = f"({is_best} | (({acc} != {acc}) & ({best} != {best})))"
             if not self.tiling.looped and self.tiling.axes[-1].masked:
                 is_best = f"({is_best} & {self.tiling.axes[-1].mask})"
-            where = self.lines.define(f"tl.where({is_best}, {accumulator.position}, {2**31 - 1})")
+            where = self.lines.define(f"tl.where({is_best}, {accumulator.position}, {self.far})")
             return self.lines.define(f"tl.min({where}, {along}){spread}.to(tl.int64)")
         return self.lines.define(self._reduce_call(nest.reduction, acc, dtype, along) + spread)
 

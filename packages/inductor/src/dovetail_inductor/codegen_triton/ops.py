@@ -126,20 +126,40 @@ HELPERS: Mapping[str, tuple[tuple[str, ...], str]] = {
 }
 
 
+# What the text of symbolic sizes calls, on numbers: Triton's own division truncates.
+SIZE_HELPERS: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "floor_div": (
+        (),
+        "def floor_div(a, b):\n"
+        "    q = a // b\n"
+        "    return tl.where((a - q * b != 0) & ((a < 0) != (b < 0)), q - 1, q)",
+    ),
+    "floor_mod": (("floor_div",), "def floor_mod(a, b):\n    return a - floor_div(a, b) * b"),
+    "least": ((), "def least(a, b):\n    return tl.minimum(a, b)"),
+    "greatest": ((), "def greatest(a, b):\n    return tl.maximum(a, b)"),
+}
+
+
+def size_helpers(text: str) -> set[str]:
+    """The helpers that the symbolic sizes in a kernel's text call."""
+    return {name for name in SIZE_HELPERS if f"{name}(" in text}
+
+
 def helper_source(names: set[str]) -> str:
     """The text of these helpers and of those they call, callees first."""
+    known = {**HELPERS, **SIZE_HELPERS}
     ordered: list[str] = []
 
     def visit(name: str) -> None:
         if name in ordered:
             return
-        for callee in HELPERS[name][0]:
+        for callee in known[name][0]:
             visit(callee)
         ordered.append(name)
 
     for name in sorted(names):
         visit(name)
-    return "".join(f"@triton.jit\n{HELPERS[name][1]}\n\n\n" for name in ordered)
+    return "".join(f"@triton.jit\n{known[name][1]}\n\n\n" for name in ordered)
 
 
 _INFIX = {
@@ -200,6 +220,8 @@ def emit_op(
         if result is torch.bool:
             return f"({a} != 0)"
         return f"{a}.to({TRITON_TYPES[result]})"
+    if op == "from_bits":
+        return f"{a}.to(tl.float64, bitcast=True)"
     if op == "round_bf16":
         return f"{a}.to(tl.bfloat16).to(tl.float32)"
     if op == "round_f16":

@@ -1,7 +1,8 @@
 """How a fused kernel's domain is cut into tiles: which loops form an axis, and the block sizes.
 
 The figures are for an H100 (132 multiprocessors, 16-byte loads, 255 registers a thread); they are a
-cost model, not limits of correctness.
+cost model, not limits of correctness. Where sizes are symbolic they are chosen for the sizes of the
+call that is compiled, and masked by the sizes of each call.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dovetail_inductor.loop_ir.expr import Load, walk
 from dovetail_inductor.loop_ir.handlers import count
 from dovetail_inductor.loop_ir.index import Index, Var
 from dovetail_inductor.loop_ir.loops import Buffer
+from dovetail_inductor.loop_ir.sizes import hint_of, is_multiple, is_symbolic
 from dovetail_inductor.scheduler.kernels import FusedKernel
 
 MULTIPROCESSORS = 132
@@ -41,7 +43,7 @@ class Axis:
     @property
     def masked(self) -> bool:
         """True if the last block hangs over the end."""
-        return self.size % self.block != 0
+        return not is_multiple(self.size, self.block)
 
     @property
     def mask(self) -> str:
@@ -121,7 +123,7 @@ def _weights(
         seen.add((name, index))
         var = contiguous_var(index, variables)
         if var is not None:
-            points = prod(v.size for v in index.variables())
+            points = prod(hint_of(v.size) for v in index.variables())
             weight[var] = weight.get(var, 0) + points * buffers[name].dtype.itemsize
     return weight
 
@@ -130,10 +132,10 @@ def _pointwise(kernel: FusedKernel, buffers: Mapping[str, Buffer], shared: bool)
     rows = kernel.rows
     weight = _weights(kernel, buffers, rows)
     ranked = sorted(weight, key=lambda v: -weight[v])
-    points = kernel.row_points
+    points = hint_of(kernel.row_points)
     if len(ranked) >= 2 and 4 * weight[ranked[1]] >= weight[ranked[0]]:
         first, second = ranked[0], ranked[1]
-        if first.size >= 16 and second.size >= 16:
+        if hint_of(first.size) >= 16 and hint_of(second.size) >= 16:
             return _transposing(rows, first, second)
     if ranked and rows and ranked[0] != rows[-1]:  # coalesce along the heaviest direction
         rows = (*(v for v in rows if v != ranked[0]), ranked[0])
@@ -149,10 +151,10 @@ def _transposing(rows: tuple[Var, ...], first: Var, second: Var) -> Tiling:
     """Two axes, each contiguous for some accesses; the other loops join the outer axis."""
     others = tuple(v for v in rows if v not in (first, second))
     side = 64
-    if prod(v.size for v in rows) < side * side * MULTIPROCESSORS * 2:
+    if prod(hint_of(v.size) for v in rows) < side * side * MULTIPROCESSORS * 2:
         side = 32
-    y = Axis("y", (*others, second), min(side, power_of_two(second.size)))
-    x = Axis("x", (first,), min(side, power_of_two(first.size)))
+    y = Axis("y", (*others, second), min(side, power_of_two(hint_of(second.size))))
+    x = Axis("x", (first,), min(side, power_of_two(hint_of(first.size))))
     return Tiling((y, x), False, False, max(1, min(8, y.block * x.block // 256)))
 
 
@@ -160,21 +162,22 @@ def _across(kernel: FusedKernel) -> Tiling:
     """Neighbours in memory are other rows: a program has a stripe of rows, 64 bytes wide or so at
     least, and several loads on their way in every thread."""
     width = 64
-    while width > 16 and kernel.row_points < width * MULTIPROCESSORS:
+    points, columns = hint_of(kernel.row_points), hint_of(kernel.column_points)
+    while width > 16 and points < width * MULTIPROCESSORS:
         width //= 2
-    x = Axis("x", kernel.rows, min(width, power_of_two(kernel.row_points)))
-    columns = kernel.column_points
+    x = Axis("x", kernel.rows, min(width, power_of_two(points)))
     elements = 4096 if columns * x.block >= 4096 else 2048
     r = Axis("r", kernel.columns, min(power_of_two(columns), max(16, elements // x.block)))
-    return Tiling((x, r), True, r.blocks > 1, 8 if r.block * x.block >= 2048 else 4)
+    looped = is_symbolic(r.size) or r.blocks > 1
+    return Tiling((x, r), True, looped, 8 if r.block * x.block >= 2048 else 4)
 
 
 def _reduction(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
-    points, columns = kernel.row_points, kernel.column_points
+    points, columns = hint_of(kernel.row_points), hint_of(kernel.column_points)
     weight = _weights(kernel, buffers, (*kernel.rows, *kernel.columns))
     along_rows = sum(w for v, w in weight.items() if v in kernel.rows)
     along_columns = sum(w for v, w in weight.items() if v in kernel.columns)
-    if along_rows > along_columns and kernel.rows and kernel.rows[-1].size >= 8:
+    if along_rows > along_columns and kernel.rows and hint_of(kernel.rows[-1].size) >= 8:
         return _across(kernel)
     live = sum(count([nest.body]).loads for nest in kernel.nests)
     limit = PERSISTENT_LIMIT if live <= 3 else HEAVY_PERSISTENT_LIMIT
@@ -187,10 +190,12 @@ def _reduction(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
             and points // (x_block * 2) >= MULTIPROCESSORS * 2
         ):
             x_block *= 2
+        looped = is_symbolic(kernel.column_points)  # another call's row may be longer
+        if looped:
+            padded = max(16, min(padded, 4096 // x_block))
         warps = max(1, min(16, x_block * padded // 256))
-        return Tiling(
-            (Axis("x", kernel.rows, x_block), Axis("r", kernel.columns, padded)), True, False, warps
-        )
+        axes = (Axis("x", kernel.rows, x_block), Axis("r", kernel.columns, padded))
+        return Tiling(axes, True, looped, warps)
     block = 4096 if live <= 3 else 2048
     return Tiling(
         (Axis("x", kernel.rows, 1), Axis("r", kernel.columns, block)), True, True, block // 256

@@ -8,11 +8,12 @@ from functools import cached_property
 from math import prod
 
 import torch
+from dovetail_runtime.plan import SizeExpr
 
 from dovetail_inductor.loop_ir.expr import Builder, Expr, Load, loads
 from dovetail_inductor.loop_ir.handlers import Printer, dtype_name, interpret
 from dovetail_inductor.loop_ir.index import Index, Var
-from dovetail_inductor.loop_ir.sizes import any_symbolic, hint_of
+from dovetail_inductor.loop_ir.sizes import FloatSize, any_symbolic, hint_of
 
 
 @dataclass(frozen=True)
@@ -129,8 +130,8 @@ class LoopNest:
 
 # An argument of an extern call: a tensor in memory, a literal, or a (nested) tuple of arguments.
 ExternArg = (
-    Strided | int | float | bool | str | None | complex | torch.dtype | torch.device | torch.layout
-    | torch.memory_format | tuple["ExternArg", ...]
+    Strided | int | float | FloatSize | bool | str | None | complex | torch.dtype | torch.device
+    | torch.layout | torch.memory_format | tuple["ExternArg", ...]
 )  # fmt: skip
 
 
@@ -191,16 +192,19 @@ class LoopGraph:
     """A graph after lowering. Every buffer is written by one node, or is an input or a constant.
 
     `inputs` names a buffer for each graph input (None: an input that is not a tensor). `outputs`
-    are tensors in memory, ints or None.
+    are tensors in memory, numbers or None.
     """
 
     inputs: tuple[str | None, ...]
     constants: Mapping[str, torch.Tensor]
     buffers: Mapping[str, Buffer]
     nodes: tuple[Node, ...]
-    outputs: tuple[Strided | int | None, ...]
+    outputs: tuple[Strided | int | FloatSize | None, ...]
     builder: Builder = field(repr=False, compare=False)  # made the bodies; passes make more
-    size_inputs: Mapping[int, int] = field(default_factory=dict)  # inputs that are symbolic ints
+    # Inputs that are symbolic numbers; a float stands as its bits.
+    size_inputs: Mapping[int, int] = field(default_factory=dict)
+    # Floats (as bits) that kernels take, by the names of the symbols that stand for them.
+    definitions: Mapping[str, SizeExpr] = field(default_factory=dict)
 
     def as_text(self) -> str:
         """Readable form."""

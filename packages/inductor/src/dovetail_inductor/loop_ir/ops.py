@@ -64,6 +64,8 @@ SCALAR_OPS: dict[str, ScalarOp] = {
     "cast": ScalarOp(1, "attr"),
     "round_f16": ScalarOp(1, cost=2),
     "round_bf16": ScalarOp(1, cost=2),
+    # the float64 that an int64 holds the bits of; of values that no loop variable changes
+    "from_bits": ScalarOp(1, "attr"),
     # the argument if it lies in 0 .. attr-1, else the kernel raises IndexError
     "check_index": ScalarOp(1),
     # floating point only

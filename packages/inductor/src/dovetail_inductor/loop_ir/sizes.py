@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from dovetail_guards import expr as e
-from dovetail_guards.float_expr import FloatExpr
+from dovetail_guards.float_expr import FloatExpr, FloatLike
 from dovetail_guards.shape_env import ShapeEnv
 from dovetail_guards.sym_node import SymNode
 from dovetail_runtime.plan import Size, SizeExpr
+from dovetail_runtime.sizes import float_bits
 
 if TYPE_CHECKING:
     _Int = int
@@ -163,37 +164,65 @@ def from_torch(size: Any) -> int:
 
 @dataclass(frozen=True)
 class FloatSize:
-    """A float computed from sizes, e.g. `1 / n`: an operand of pointwise operators."""
+    """A float computed from sizes and float inputs, e.g. `1 / n`: an operand of pointwise operators
+    and an argument of library calls. It is computed once a call, before any kernel."""
 
     env: ShapeEnv
-    expr: FloatExpr | e.Expr | float
+    expr: FloatExpr
 
     @property
-    def op(self) -> str:
-        """The operation, in the names of the loop IR; "" for an integer or a literal."""
-        if not isinstance(self.expr, FloatExpr):
-            return ""
-        if self.expr.op not in _FLOAT_OPERATIONS:
-            raise UnknownOrder(f"{self.expr} is not computed in loops")
-        return _FLOAT_OPERATIONS[self.expr.op]
+    def symbol(self) -> str | None:
+        """The symbol of a float input; None for an expression."""
+        return self.expr.input_name()
 
     @property
-    def operands(self) -> tuple[FloatSize, ...]:
-        """What the operation is applied to."""
-        assert isinstance(self.expr, FloatExpr)
-        return tuple(FloatSize(self.env, arg) for arg in self.expr.args)
-
-    @property
-    def number(self) -> int | float:
-        """The integer or literal, where there is no operation."""
-        assert not isinstance(self.expr, FloatExpr)
-        return dim(self.env, self.expr) if isinstance(self.expr, e.Expr) else self.expr
+    def bits(self) -> SizeExpr:
+        """Its bits, as a `Plan` computes them."""
+        made = _plan_float(self.env, self.expr)
+        assert isinstance(made, SizeExpr)
+        return made
 
 
 _FLOAT_OPERATIONS = {
-    "float": "cast", "truediv": "div", "add": "add", "sub": "sub", "mul": "mul", "neg": "neg",
-    "sqrt": "sqrt", "exp": "exp", "log": "log", "pow": "pow", "min": "minimum", "max": "maximum",
-}  # fmt: skip
+    **{
+        name: f"f{name}"
+        for name in (
+            "add sub mul floordiv mod pow neg abs min max "
+            "sqrt cos cosh sin sinh tan tanh asin acos atan exp log log2"
+        ).split()
+    },
+    "truediv": "fdiv",
+}
+
+
+def _plan_float(env: ShapeEnv, expr: FloatLike) -> Size:
+    """The bits of a float; an integer is made a float, as Python does."""
+    if isinstance(expr, e.Expr):
+        return SizeExpr("float", (_plan_size(env.replace(expr)),))
+    if not isinstance(expr, FloatExpr):
+        return float_bits(float(expr))
+    name = expr.input_name()
+    if name is not None:
+        return SizeExpr("sym", (name,))
+    if expr.op in ("float", "pos"):
+        return _plan_float(env, expr.args[0])
+    if expr.op not in _FLOAT_OPERATIONS:
+        raise UnknownOrder(f"{expr} is not computed by a plan")
+    return SizeExpr(_FLOAT_OPERATIONS[expr.op], tuple(_plan_float(env, a) for a in expr.args))
+
+
+def float_from_torch(value: Any) -> FloatSize | float:
+    """The `FloatSize` of a `torch.SymFloat`, or the float that it has become."""
+    node = value.node
+    if not isinstance(node, SymNode):
+        raise TypeError(f"the number {value} belongs to another system")
+    constant = node.constant
+    if constant is not None:
+        return float(constant)
+    assert isinstance(node.expr, FloatExpr)
+    settled = node.expr.replace(node.env.replace)
+    assert isinstance(settled, FloatExpr)
+    return FloatSize(node.env, settled)
 
 
 def is_symbolic(size: int) -> bool:

@@ -9,7 +9,7 @@ from torch import fx
 
 from dovetail_inductor.loop_ir.expr import Expr
 from dovetail_inductor.loop_ir.ops import arithmetic_dtype
-from dovetail_inductor.loop_ir.sizes import Dim
+from dovetail_inductor.loop_ir.sizes import Dim, FloatSize
 from dovetail_inductor.lowering.pointwise import Rule
 from dovetail_inductor.lowering.promotion import number
 from dovetail_inductor.lowering.values import Context, Indices, Value, tensor_of, value_like
@@ -38,6 +38,8 @@ def _arange(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, 
     start = args[0]
     step = args[2] if len(args) > 2 else 1
     value = value_like(tensor_of(node), node.name)
+    if isinstance(start, FloatSize) or isinstance(step, FloatSize):
+        return NotImplemented
     whole = isinstance(start, int | Dim) and isinstance(step, int | Dim)
     if not whole and not value.dtype.is_floating_point:
         return NotImplemented

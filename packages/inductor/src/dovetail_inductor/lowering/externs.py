@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from dovetail_inductor.loop_ir.loops import Buffer, ExternArg, ExternCall, Strided
-from dovetail_inductor.loop_ir.sizes import Dim
+from dovetail_inductor.loop_ir.sizes import Dim, FloatSize
 from dovetail_inductor.lowering.values import (
     Context,
     UnsupportedGraph,
@@ -108,8 +108,8 @@ def _argument(ctx: Context, arg: Any) -> ExternArg:
         return tuple(_argument(ctx, a) for a in arg)
     if arg is None or isinstance(
         arg,
-        bool | int | Dim | float | str | complex | torch.dtype | torch.device | torch.layout
-        | torch.memory_format,
+        bool | int | Dim | float | FloatSize | str | complex | torch.dtype | torch.device
+        | torch.layout | torch.memory_format,
     ):  # fmt: skip
         return arg
     raise UnsupportedGraph(f"argument {arg!r} of an extern call")

@@ -9,15 +9,16 @@ from math import prod
 from typing import Any
 
 import torch
-from dovetail_guards.sym_node import SymNode
+from dovetail_guards.expr import symbol
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.opsets import SCALAR_FORMS
 from torch import fx
 
 from dovetail_inductor.codegen_triton.ops import has_triton_form
 from dovetail_inductor.loop_ir.loops import Buffer, LoopGraph, Strided, same_strides
-from dovetail_inductor.loop_ir.sizes import Dim, FloatSize, hint_of
+from dovetail_inductor.loop_ir.sizes import Dim, FloatSize, dim, float_from_torch, hint_of
 from dovetail_inductor.lowering import (
+    aligned,
     creation,
     indexing,
     linear,
@@ -71,16 +72,20 @@ def rule_name(node: fx.Node) -> str:
     return ""
 
 
-def lower(gm: fx.GraphModule) -> LoopGraph:
+def lower(gm: fx.GraphModule, on_gpu: bool | None = None) -> LoopGraph:
     """Turn every node into loop nests over buffers, or an extern call.
 
+    `on_gpu` says whether to lower as for a GPU; None asks the graph's tensors.
     Needs `meta["val"]` on every node. Gives nodes in FX order; each buffer is written once.
     """
-    ctx = Context()
+    if on_gpu is None:
+        on_gpu = any(_device_type(node) == "cuda" for node in gm.graph.nodes)
+    ctx = Context(on_gpu)
     env: dict[fx.Node, Any] = {}
     inputs: list[str | None] = []
-    outputs: tuple[Strided | int | None, ...] = ()
+    outputs: tuple[Strided | int | FloatSize | None, ...] = ()
     in_memory = _nodes_in_memory(gm)
+    padded = aligned.padded_operands(gm, on_gpu)
 
     def resolve(arg: Any) -> Any:
         if isinstance(arg, fx.Node):
@@ -105,9 +110,11 @@ def lower(gm: fx.GraphModule) -> LoopGraph:
         elif node.op == "call_function":
             args = [resolve(a) for a in node.args]
             kwargs = {k: resolve(v) for k, v in node.kwargs.items()}
-            env[node] = _call(ctx, node, args, kwargs, node in in_memory)
-            if isinstance(env[node], Value):
-                _realize_if_worth_it(ctx, node, env[node], in_memory)
+            value = env[node] = _call(ctx, node, args, kwargs, node in in_memory)
+            if isinstance(value, Value):
+                if node in padded and value.stored is None and not _is_view(node):
+                    aligned.write_padded(ctx, value, padded[node])
+                _realize_if_worth_it(ctx, node, value, in_memory)
         else:
             raise UnsupportedGraph(f"node {node.name} of kind {node.op}")
     return LoopGraph(
@@ -118,6 +125,7 @@ def lower(gm: fx.GraphModule) -> LoopGraph:
         outputs,
         ctx.builder,
         ctx.size_inputs,
+        ctx.definitions,
     )
 
 
@@ -129,13 +137,17 @@ def _call(
     val = node.meta.get("val")
     if isinstance(val, int | torch.SymInt):
         return static_shape([val], node.name)[0]  # a size: arithmetic on the inputs' sizes
-    if isinstance(val, torch.SymFloat) and isinstance(val.node, SymNode):
-        return FloatSize(val.node.env, val.node.expr)
-    if isinstance(val, torch.SymFloat | torch.SymBool):
+    if isinstance(val, torch.SymFloat):
+        return float_from_torch(val)
+    if isinstance(val, torch.SymBool):
         raise UnsupportedGraph(f"{node.name}: the symbolic number {val}")
     rule = RULES.get(rule_name(node))
     if rule is not None and _is_loop_like(node, args):
         result = rule(ctx, node, args, kwargs)
+        if result is not NotImplemented:
+            return result
+    if rule_name(node) == "mm.default":
+        result = aligned.padded_product(ctx, node, args)
         if result is not NotImplemented:
             return result
     if rule_name(node) == "addmm.default" and not in_memory and linear.adds_a_row(args, kwargs):
@@ -161,6 +173,11 @@ def _is_loop_like(node: fx.Node, args: list[Any]) -> bool:
     if rule_name(node) == "nextafter.default" and results[0].dtype.itemsize < 4:
         return False  # the neighbour in the narrow type, not in float32
     return all(map(fits, args))
+
+
+def _device_type(node: fx.Node) -> str:
+    val = node.meta.get("val")
+    return val.device.type if isinstance(val, torch.Tensor) else ""
 
 
 # --- what goes to memory --------------------------------------------------------------------------
@@ -231,6 +248,11 @@ def _placeholder(ctx: Context, node: fx.Node, position: int) -> tuple[Any, str |
         if isinstance(val, torch.SymInt):
             size = ctx.size_inputs[position] = static_shape([val], node.name)[0]
             return size, None
+        if isinstance(val, torch.SymFloat):
+            number = float_from_torch(val)
+            if isinstance(number, FloatSize) and number.symbol is not None:
+                ctx.size_inputs[position] = dim(number.env, symbol(number.symbol))
+            return number, None
         if isinstance(val, int | float | bool) or val is None:
             return val, None
         raise UnsupportedGraph(f"input {node.name} is a {type(val).__name__}")
@@ -262,8 +284,8 @@ def _constant(ctx: Context, gm: fx.GraphModule, node: fx.Node) -> Value:
     return value
 
 
-def _output(ctx: Context, value: Any, node: Any) -> Strided | int | None:
-    if value is None or isinstance(value, bool | int | Dim):
+def _output(ctx: Context, value: Any, node: Any) -> Strided | int | FloatSize | None:
+    if value is None or isinstance(value, bool | int | Dim | FloatSize):
         return value
     if not isinstance(value, Value):
         raise UnsupportedGraph(f"output {node} is a {type(value).__name__}")

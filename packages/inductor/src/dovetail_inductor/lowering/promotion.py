@@ -108,19 +108,8 @@ def number(ctx: Context, value: Scalar | FloatSize, common: torch.dtype, rounded
         whole = ctx.builder.constant(value, torch.int64)
         return cast(ctx, whole, common if rounded else arithmetic_dtype(common))
     if isinstance(value, FloatSize):
-        exact = _float_size(ctx, value)
-        return cast(ctx, exact, common if rounded else arithmetic_dtype(common))
+        return cast(ctx, ctx.float_value(value), common if rounded else arithmetic_dtype(common))
     if common.is_floating_point:
         own = common if rounded else arithmetic_dtype(common)
         value = torch.tensor(float(value), dtype=own).item()
     return ctx.builder.constant(value, arithmetic_dtype(common))
-
-
-def _float_size(ctx: Context, value: FloatSize) -> Expr:
-    """A float over sizes, in double precision as Python computes it."""
-    if not value.op:
-        return ctx.builder.constant(value.number, torch.float64)
-    operands = [_float_size(ctx, operand) for operand in value.operands]
-    if value.op == "cast":  # of an integer: it is one already
-        return operands[0]
-    return ctx.builder.apply(value.op, operands)

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from math import prod
 
 import torch
+from dovetail_guards.expr import symbol
 from dovetail_prims.fake_tensor import FakeTensor
+from dovetail_runtime.plan import SizeExpr
 from torch import fx
 
 from dovetail_inductor.loop_ir.expr import Builder, Expr
@@ -20,7 +22,14 @@ from dovetail_inductor.loop_ir.handlers import Counter, count
 from dovetail_inductor.loop_ir.index import Index, Var, constant, linear, variable
 from dovetail_inductor.loop_ir.loops import Buffer, LoopNest, Node, Strided
 from dovetail_inductor.loop_ir.ops import arithmetic_dtype
-from dovetail_inductor.loop_ir.sizes import UnknownOrder, from_torch, hint_of, is_symbolic
+from dovetail_inductor.loop_ir.sizes import (
+    FloatSize,
+    UnknownOrder,
+    dim,
+    from_torch,
+    hint_of,
+    is_symbolic,
+)
 
 Indices = tuple[Index, ...]
 Loader = Callable[[Indices, Expr | None], Expr]
@@ -84,13 +93,17 @@ def is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
 
 @dataclass
 class Context:
-    """The state of one lowering: what was made so far."""
+    """The state of one lowering: what was made so far. `on_gpu`: kernels run on a GPU."""
 
+    on_gpu: bool = False
     builder: Builder = field(default_factory=Builder)
     buffers: dict[str, Buffer] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     size_inputs: dict[int, int] = field(default_factory=dict)
+    definitions: dict[str, SizeExpr] = field(default_factory=dict)
+    # Matrices by where they lie and the sizes to round up to: memory with zeros beyond them.
+    padded: dict[tuple[Strided, tuple[int, int]], Strided] = field(default_factory=dict)
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -121,6 +134,16 @@ class Context:
         """A loop variable for each dimension, and the indices they give."""
         variables = tuple(Var(first + i, n) for i, n in enumerate(shape))
         return variables, tuple(variable(v) for v in variables)
+
+    def float_value(self, value: FloatSize) -> Expr:
+        """A float that a call computes before its kernels, as a float64."""
+        name, bits = value.symbol, value.bits
+        if name is None:
+            known = (n for n, definition in self.definitions.items() if definition == bits)
+            name = next(known, f"g{len(self.definitions)}")
+            self.definitions[name] = bits
+        whole = self.builder.constant(dim(value.env, symbol(name)), torch.int64)
+        return self.builder.apply("from_bits", [whole], torch.float64)
 
     # --- making -----------------------------------------------------------------------------------
 

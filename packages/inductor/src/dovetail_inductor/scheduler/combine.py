@@ -51,6 +51,8 @@ def kind_of(
     device = buffers[kernel.nests[0].buffer].device
     if not (device.type == "cuda" if options.triton is None else options.triton):
         return None
+    if any(nest.is_symbolic for nest in kernel.nests):
+        return None  # which program works for which kernel would be computed in every one
     if len(kernel.nests) > MAX_NESTS or traffic(kernel, buffers) > options.combine_bytes:
         return None
     applied = {node.uid for node in walk(n.body for n in kernel.nests) if isinstance(node, Apply)}

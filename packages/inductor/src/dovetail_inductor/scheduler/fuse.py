@@ -355,6 +355,7 @@ def fuse(graph: LoopGraph, options: InductorOptions) -> KernelGraph:
         graph.outputs,
         graph.builder,
         graph.size_inputs,
+        graph.definitions,
     )
 
 

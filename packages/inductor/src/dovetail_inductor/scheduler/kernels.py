@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from math import prod
 
 import torch
+from dovetail_runtime.plan import SizeExpr
 
 from dovetail_inductor.loop_ir.expr import Builder
 from dovetail_inductor.loop_ir.index import Var
 from dovetail_inductor.loop_ir.loops import Buffer, ExternCall, LoopNest, Strided
+from dovetail_inductor.loop_ir.sizes import FloatSize
 
 
 @dataclass(frozen=True)
@@ -121,9 +123,10 @@ class KernelGraph:
     constants: Mapping[str, torch.Tensor]
     buffers: Mapping[str, Buffer]
     steps: tuple[Step, ...]
-    outputs: tuple[Strided | int | None, ...]
+    outputs: tuple[Strided | int | FloatSize | None, ...]
     builder: Builder = field(repr=False, compare=False)
     size_inputs: Mapping[int, int] = field(default_factory=dict)
+    definitions: Mapping[str, SizeExpr] = field(default_factory=dict)
 
     @property
     def kernels(self) -> list[FusedKernel]:

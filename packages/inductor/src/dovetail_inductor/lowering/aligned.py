@@ -1,0 +1,166 @@
+"""Products of 2-byte floats on a GPU whose rows do not begin at multiples of 16 bytes.
+
+The library multiplies such matrices several times slower (a head of 50257 classes is the common
+case). So the sizes that matter are rounded up and the operands padded with zeros; the result is the
+part of a larger matrix. A value computed by kernels is written to padded memory in the first place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from dovetail_inductor.loop_ir.expr import Expr
+from dovetail_inductor.loop_ir.loops import Buffer, ExternCall, Strided
+from dovetail_inductor.loop_ir.sizes import any_symbolic
+from dovetail_inductor.lowering.externs import operator_name
+from dovetail_inductor.lowering.values import (
+    Context,
+    UnsupportedGraph,
+    Value,
+    shape_of,
+    stride_of,
+    tensor_of,
+    value_like,
+)
+
+MULTIPLE = 8  # elements of 2 bytes in 16 bytes
+# Of an H100: operations a second that an aligned product saves its time at (an unaligned one takes
+# three to eight times as long), and bytes a second of a copy.
+PRODUCT_RATE = 3e14
+COPY_RATE = 2e12
+
+
+def rounded(n: int) -> int:
+    """The next multiple of `MULTIPLE`."""
+    return -(-n // MULTIPLE) * MULTIPLE
+
+
+def padded_sizes(
+    a: tuple[tuple[int, ...], tuple[int, ...]], b: tuple[tuple[int, ...], tuple[int, ...]]
+) -> tuple[int, int, int] | None:
+    """(m, k, n) to compute a product of an m x k and a k x n matrix with, each given by its shape
+    and its strides; None if it is best computed as it is."""
+    (m, k), (_, n) = a[0], b[0]
+    if any_symbolic((m, k, n)) or 0 in (m, k, n):
+        return None
+    rows = {"n"}  # the sizes that are lengths of rows in memory; the result is row-major
+    rows.add("k" if a[1][1] == 1 else "m")
+    rows.add("n" if b[1][1] == 1 else "k")
+    sizes = {"m": m, "k": k, "n": n}
+    wanted = {s: rounded(size) if s in rows else size for s, size in sizes.items()}
+    if wanted == sizes:
+        return None
+    copied = 0
+    if (wanted["m"], wanted["k"]) != (m, k):
+        copied += m * k
+    if (wanted["k"], wanted["n"]) != (k, n):
+        copied += k * n
+    if 2 * m * k * n / PRODUCT_RATE < 2 * copied * 2 / COPY_RATE:
+        return None
+    return wanted["m"], wanted["k"], wanted["n"]
+
+
+def padded_product(ctx: Context, node: fx.Node, args: Sequence[Any]) -> Any:
+    """`mm` on padded memory; NotImplemented where that is of no use."""
+    a, b = args
+    if not ctx.on_gpu or not isinstance(a, Value) or a.dtype.itemsize != 2:
+        return NotImplemented
+    sizes = padded_sizes((a.shape, a.stride), (b.shape, b.stride))
+    if sizes is None:
+        return NotImplemented
+    m, k, n = sizes
+    operands = (_padded(ctx, a, (m, k)), _padded(ctx, b, (k, n)))
+    value = value_like(tensor_of(node), node.name)
+    name = f"buf{len(ctx.buffers)}"
+    ctx.buffers[name] = Buffer(name, value.dtype, value.device, (m, n), (n, 1))
+    ctx.nodes.append(ExternCall("aten::mm.out", operands, (), (name,), True, node.name))
+    value.stored = Strided(name, value.shape, (n, 1), 0)
+    return value
+
+
+def padded_operands(gm: fx.GraphModule, on_gpu: bool) -> Mapping[fx.Node, tuple[int, int]]:
+    """Matrices that padded products read, or read transposed: the sizes of their memory."""
+    found: dict[fx.Node, tuple[int, int]] = {}
+    for node in gm.graph.nodes if on_gpu else ():
+        if node.target is not torch.ops.aten.mm.default:
+            continue
+        operands = node.args
+        tensors = [tensor_of(a) for a in operands]
+        if tensors[0].dtype.itemsize != 2:
+            continue
+        layouts = [(shape_of(t, node.name), stride_of(t, node.name)) for t in tensors]
+        sizes = padded_sizes(*layouts)
+        if sizes is None:
+            continue
+        m, k, n = sizes
+        for operand, layout, wanted in zip(operands, layouts, ((m, k), (k, n)), strict=True):
+            if layout[0] == wanted:
+                continue
+            if layout[1][1] != 1 and _is_transpose(operand):
+                found.setdefault(operand.args[0], wanted[::-1])
+            elif layout[1][1] == 1:
+                found.setdefault(operand, wanted)
+    return found
+
+
+def _is_transpose(node: fx.Node) -> bool:
+    if node.op != "call_function":
+        return False
+    try:
+        name = operator_name(node.target)
+    except UnsupportedGraph:
+        return False
+    return name in ("aten::t", "aten::transpose.int", "aten::permute") and (
+        len(tensor_of(node).shape) == 2
+    )
+
+
+def _padded(ctx: Context, value: Value, sizes: tuple[int, int]) -> Strided:
+    """A matrix of these sizes in memory: the value, and zeros beyond it."""
+    stored = ctx.realize(value)
+    if value.shape == sizes:
+        return stored
+    if stored.stride[1] != 1:  # stored by columns: the transposed matrix is stored by rows
+        turned = replace(
+            value, shape=value.shape[::-1], stride=stored.stride[::-1], stored=_transposed(stored)
+        )
+        return _transposed(_padded(ctx, turned, (sizes[1], sizes[0])))
+    key = (stored, sizes)
+    if key not in ctx.padded:
+        ctx.padded[key] = _write_padded(ctx, value, sizes)
+    return ctx.padded[key]
+
+
+def write_padded(ctx: Context, value: Value, sizes: tuple[int, int]) -> None:
+    """Compute a value into memory of these sizes, with zeros beyond it."""
+    whole = _write_padded(ctx, value, sizes)
+    value.stored = Strided(whole.buffer, value.shape, whole.stride, 0)
+    value.forget_loader()
+    ctx.padded[value.stored, sizes] = whole
+
+
+def _write_padded(ctx: Context, value: Value, sizes: tuple[int, int]) -> Strided:
+    b = ctx.builder
+    name = f"buf{len(ctx.buffers)}"
+    buffer = Buffer(name, value.dtype, value.device, sizes, (sizes[1], 1))
+    ctx.buffers[name] = buffer
+    variables, indices = ctx.loop_indices(sizes)
+    inside: Expr | None = None
+    for index, have, want in zip(indices, value.shape, sizes, strict=True):
+        if have != want:
+            at = b.apply("lt", [b.index_value(index), b.constant(have, torch.int64)])
+            inside = at if inside is None else b.apply("bitwise_and", [inside, at])
+    assert inside is not None
+    own = ctx.load(value, indices, inside)
+    body = b.apply("where", [inside, own, b.constant(0, own.dtype)])
+    whole = Value(sizes, buffer.stride, value.dtype, value.device, value.origin)
+    return ctx.write(whole, buffer, variables, (), None, body)
+
+
+def _transposed(stored: Strided) -> Strided:
+    return replace(stored, shape=stored.shape[::-1], stride=stored.stride[::-1])

@@ -1,0 +1,119 @@
+"""Products whose rows a GPU's library does not like, on padded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from dovetail_inductor import InductorOptions, compile_graph
+from dovetail_inductor.lowering.aligned import padded_sizes
+from dovetail_prims.decompositions import core_aten_table
+from dovetail_prims.record import trace_aten
+from dovetail_runtime.knobs import Knobs
+from dovetail_runtime.plan import CallAten, LaunchTriton, Plan
+from dovetail_runtime.reference import ReferenceExecutor
+from dovetail_runtime.triton_build import TritonBuilder, run_in_interpreter
+from torch import Tensor
+
+GPU = InductorOptions(triton=True, combine=False)
+M, K, ODD = 768, 736, 701
+
+
+def compiled(fn: Callable[..., object], inputs: Sequence[Tensor]) -> Plan:
+    gm = trace_aten(fn, *inputs, decompositions=core_aten_table())
+    return compile_graph(gm, list(inputs), options=GPU)
+
+
+def product_strides(plan: Plan) -> list[int]:
+    """The row lengths in memory of what products write."""
+    specs = {s.name: s.spec for s in plan.steps if hasattr(s, "spec")}
+    names = [dict(s.kwargs)["out"].name for s in plan.steps if isinstance(s, CallAten)]
+    return [specs[name].stride[0] for name in names]
+
+
+def check(fn: Callable[..., object], inputs: Sequence[Tensor]) -> Plan:
+    """Values and strides as eager's."""
+    plan = compiled(fn, inputs)
+    got = ReferenceExecutor(plan, launch_triton=run_in_interpreter)(*inputs)
+    wanted = fn(*inputs)
+    for mine, eager in zip(got, wanted, strict=True):
+        assert mine.stride() == eager.stride() and mine.dtype == eager.dtype
+        torch.testing.assert_close(mine.float(), eager.float(), atol=0.5, rtol=2e-2)
+        assert not mine.isnan().any()
+    return plan
+
+
+def narrow(*shape: int) -> Tensor:
+    return torch.randn(shape).bfloat16()
+
+
+def test_which_sizes_are_rounded_up() -> None:
+    row, column = (K, 1), (1, M)
+    assert padded_sizes(((M, K), row), ((K, ODD), (ODD, 1))) == (M, K, 704)
+    assert padded_sizes(((M, K), row), ((K, ODD), (1, K))) == (M, K, 704)  # the result's rows
+    assert padded_sizes(((M, ODD), (ODD, 1)), ((ODD, K), (K, 1))) == (M, 704, K)
+    assert padded_sizes(((ODD, K), (1, ODD)), ((K, M), (M, 1))) == (704, K, M)
+    assert padded_sizes(((ODD, K), row), ((K, M), (M, 1))) is None  # no row of that length
+    assert padded_sizes(((M, K), column), ((K, M), (M, 1))) is None
+    assert padded_sizes(((4, K), row), ((K, ODD), (ODD, 1))) is None  # the copies cost more
+
+
+def test_a_head_of_odd_width_and_its_gradients() -> None:
+    def fn(x: Tensor, w: Tensor, d: Tensor) -> tuple[Tensor, ...]:
+        return x @ w.t(), d @ w, d.t() @ x
+
+    plan = check(fn, (narrow(M, K), narrow(ODD, K), narrow(M, ODD)))
+    assert sorted(product_strides(plan)) == [704, K, K]
+    # w and d are padded once each, though two products read them; the third kernel lays out x @ w
+    assert sum(isinstance(s, LaunchTriton) for s in plan.steps) == 3
+
+
+def test_what_kernels_compute_is_written_padded() -> None:
+    def fn(x: Tensor, w: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+        d = (g.float().sigmoid() * 2).to(torch.bfloat16)
+        return d @ w, d.t() @ x
+
+    plan = check(fn, (narrow(M, K), narrow(ODD, K), narrow(M, ODD)))
+    assert product_strides(plan) == [K, K]
+    assert sum(isinstance(s, LaunchTriton) for s in plan.steps) == 2  # d, and w's copy
+
+
+def test_infinities_beside_the_padding_stay_where_they_are() -> None:
+    def fn(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        y = x @ w.t()
+        return (y @ w,)
+
+    x, w = narrow(M, K), narrow(ODD, K) / 64
+    plan = compiled(fn, (x, w))
+    x[3, 5] = float("inf")
+    (got,) = ReferenceExecutor(plan, launch_triton=run_in_interpreter)(x, w)
+    finite = torch.arange(M) != 3
+    torch.testing.assert_close(got[finite].float(), fn(x, w)[0][finite].float(), atol=1, rtol=5e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nothing_is_padded_on_a_cpu(dtype: torch.dtype) -> None:
+    x, w = torch.randn(M, K, dtype=dtype), torch.randn(ODD, K, dtype=dtype)
+    gm = trace_aten(lambda x, w: x @ w.t(), x, w, decompositions=core_aten_table())
+    assert product_strides(compile_graph(gm, [x, w])) == [ODD]
+
+
+def test_padded_rows_are_read_in_whole_vectors() -> None:
+    """The masks of loads end at a multiple of 8; what they read beyond is masked where it counts."""
+
+    def loss(x: Tensor, w: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        logits = (x @ w.t()).float()
+        chosen = logits.gather(1, labels.unsqueeze(1)).squeeze(1)
+        return (logits.logsumexp(1) - chosen, (logits * 2).to(torch.bfloat16) @ w)
+
+    x, w = narrow(M, K) / 8, narrow(ODD, K) / 8
+    plan = check(loss, (x, w, torch.randint(0, ODD, (M,))))
+    sources = [k.source for k in plan.kernels]
+    assert any("< 704), other=0" in source for source in sources)  # a row of the reduction
+    assert any("tl.where" in source and "// 704" in source for source in sources)  # the copy
+    builder = TritonBuilder(Knobs.from_environment(), 90)
+    try:
+        builder.build(plan.kernels)
+    finally:
+        builder.close()
