@@ -8,7 +8,6 @@ objects that they read (made in the function's globals), and the changes that ca
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -145,7 +144,7 @@ PIECES = [
             "Deriv{i}.shift = property(lambda self: 30)",
             "Deriv{i}.fixed = staticmethod(lambda: 40)",
             "Deriv{i}.made = classmethod(lambda cls: 50)",
-            "Deriv{i}.scale.__code__ = other_scale{i}.__code__",
+            "Base{i}.scale.__code__ = other_scale{i}.__code__",
             "d{i}.__class__ = type('D', (Deriv{i},), {'shift': 300})",
             "Deriv{i}.__bases__ = (type('B', (Base{i},), {'scale': lambda self, t: t * 6}),)",
         ),
@@ -442,6 +441,3 @@ def function_text(pieces: list[Piece]) -> str:
         "return t, u.shape, t.requires_grad\n",
         "    ",
     )
-
-
-Change = Callable[[Namespace], None]

@@ -88,7 +88,7 @@ bool is_live(const Node& node) {
   for (const Check& check : node.checks) {
     // Constants: in pure mode only immutable ones compare equal, or the very same object.
     if (check.kind == CheckKind::TensorIs || check.kind == CheckKind::ClassAttrs ||
-        check.kind == CheckKind::FunctionIs) {
+        check.kind == CheckKind::FunctionIs || check.kind == CheckKind::SlotEmpty) {
       return true;
     }
     if (check.kind == CheckKind::TypeIs && class_can_change(check.object.get())) return true;
@@ -162,6 +162,10 @@ void add_check(Guard& guard, PyObject* row) {
       break;
     case CheckKind::HasInstanceAttr:
       node.attributes.checks.push_back(std::move(check));
+      break;
+    case CheckKind::SlotEmpty:
+      if (!PyUnicode_CheckExact(check.object.get())) throw BuildError("a slot has a name");
+      node.checks.push_back(std::move(check));
       break;
     default:
       node.checks.push_back(std::move(check));

@@ -46,6 +46,7 @@ enum class CheckKind : int {
   TensorIs,
   ClassAttrs,
   FunctionIs,
+  SlotEmpty,
 };
 
 struct Check {
@@ -225,7 +226,9 @@ inline Outcome check_class(Check& check, PyObject* value) {
   PyObject* rows = check.object.get();
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(rows); i++) {
     PyObject* row = PyTuple_GET_ITEM(rows, i);
-    PyObject* found = _PyType_Lookup(type, PyTuple_GET_ITEM(row, 0));
+    PyObject* name = PyTuple_GET_ITEM(row, 0);
+    bool is_mro = PyUnicode_CompareWithASCIIString(name, "<mro>") == 0;
+    PyObject* found = is_mro ? type->tp_mro : _PyType_Lookup(type, name);
     PyObject* wanted = PyTuple_GET_ITEM(row, 2) == Py_True ? PyTuple_GET_ITEM(row, 1) : nullptr;
     if (found != wanted) return Fail;
   }
@@ -246,6 +249,15 @@ inline Outcome check_function(const Check& check, PyObject* value) {
       : Fail;
 }
 
+// A member of `__slots__`, read where it lies.
+inline Outcome check_empty_slot(const Check& check, PyObject* value) {
+  PyObject* found = _PyType_Lookup(Py_TYPE(value), check.object.get());
+  if (!found || !Py_IS_TYPE(found, &PyMemberDescr_Type)) return Fail;
+  const PyMemberDef* member = reinterpret_cast<PyMemberDescrObject*>(found)->d_member;
+  if (member->type != T_OBJECT_EX) return Fail;
+  return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(value) + member->offset) ? Fail : Pass;
+}
+
 // Checks about the value itself.
 inline Outcome check_value(Check& check, PyObject* value, Mode mode) {
   switch (check.kind) {
@@ -261,6 +273,8 @@ inline Outcome check_value(Check& check, PyObject* value, Mode mode) {
       return check_class(check, value);
     case CheckKind::FunctionIs:
       return check_function(check, value);
+    case CheckKind::SlotEmpty:
+      return check_empty_slot(check, value);
     default:
       return Fail;
   }

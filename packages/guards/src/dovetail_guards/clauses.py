@@ -81,10 +81,23 @@ class HasInstanceAttr(Clause):
     present: bool
 
 
+MRO = "<mro>"
+"""A name that no attribute has: of a class's `__mro__` in `ClassAttrsAre`."""
+
+
+@dataclass(frozen=True)
+class SlotIsEmpty(Clause):
+    """The `__slots__` member `name` of an object of a class that has it holds nothing."""
+
+    source: Source
+    name: str
+
+
 @dataclass(frozen=True)
 class ClassAttrsAre(Clause):
     """What a class and its bases hold under these names, descriptors not run: (name, attribute,
-    present) each, the attribute None where it is absent. For methods and properties of classes."""
+    present) each, the attribute None where it is absent. For methods and properties of classes.
+    Under the name `MRO` it is the class's `__mro__` itself."""
 
     source: Source
     attrs: tuple[tuple[str, Any, bool], ...]

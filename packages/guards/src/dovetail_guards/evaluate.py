@@ -316,6 +316,10 @@ def changed_class_attr(clause: c.ClassAttrsAre, value: Any) -> str | None:
     if not isinstance(value, type):
         return ""
     for name, attr, present in clause.attrs:
+        if name == c.MRO:
+            if _TYPE_MRO.__get__(value) is not attr:
+                return "__mro__"
+            continue
         held = [_TYPE_DICT.__get__(owner) for owner in _TYPE_MRO.__get__(value)]
         found = next((attributes[name] for attributes in held if name in attributes), MISSING)
         if found is not (attr if present else MISSING):
@@ -344,6 +348,20 @@ def check(clause: c.Clause, frame: FrameView) -> bool:
     return value is not MISSING and _VALUE_CHECKS[type(clause)](clause, value)
 
 
+def _slot_is_empty(value: Any, name: str) -> bool:
+    for klass in type(value).__mro__:
+        descriptor = _TYPE_DICT.__get__(klass).get(name, MISSING)
+        if descriptor is not MISSING:
+            if not isinstance(descriptor, MemberDescriptorType):
+                return False
+            try:
+                descriptor.__get__(value)
+            except AttributeError:
+                return True
+            return False
+    return False
+
+
 _VALUE_CHECKS: dict[type[c.Clause], Callable[[Any, Any], bool]] = {
     c.TypeIs: lambda clause, value: type(value) is clause.type_,
     c.IdIs: lambda clause, value: value is clause.obj,
@@ -358,6 +376,7 @@ _VALUE_CHECKS: dict[type[c.Clause], Callable[[Any, Any], bool]] = {
     c.HasInstanceAttr: lambda clause, value: (
         (_instance_attr(value, clause.name) is not MISSING) == clause.present
     ),
+    c.SlotIsEmpty: lambda clause, value: _slot_is_empty(value, clause.name),
     c.ClassAttrsAre: lambda clause, value: changed_class_attr(clause, value) is None,
     c.FunctionIs: lambda clause, value: (
         type(value) is FunctionType

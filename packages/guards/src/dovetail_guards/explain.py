@@ -92,6 +92,8 @@ def clause_text(clause: c.Clause) -> str:
         case c.HasInstanceAttr():
             word = "in" if clause.present else "not in"
             return f"{clause.name!r} {word} {clause.source}.__dict__"
+        case c.SlotIsEmpty():
+            return f"{clause.source}.{clause.name} is not set"
         case c.ClassAttrsAre():
             return f"attributes of {clause.source}: {', '.join(row[0] for row in clause.attrs)}"
         case c.FunctionIs():
@@ -196,6 +198,8 @@ def _seen_and_hint(clause: c.Clause, frame: FrameView) -> tuple[str, str]:
                 f"the object has {there if clause.present else 'it'}",
                 "do not add or delete attributes of the object between calls",
             )
+        case c.SlotIsEmpty():
+            return "it is", "do not set or delete attributes of the object between calls"
         case c.ClassAttrsAre():
             changed = changed_class_attr(clause, value)
             return f"the class's `{changed}` is another", "do not patch classes between calls"

@@ -45,7 +45,7 @@ class NativeGuard(Protocol):
 _ARGUMENT, _CLOSURE, _GLOBALS, _BUILTINS, _OBJECT = range(5)
 _ATTR, _INSTANCE_ATTR, _ITEM, _DICT_KEY, _TYPE, _CELL, _SIZE = range(5, 12)
 _TYPE_IS, _ID_IS, _CONSTANT_IS, _LENGTH_IS, _DICT_KEYS, _HAS_KEY, _HAS_ATTR, _TENSOR_IS = range(8)
-_CLASS_ATTRS, _FUNCTION_IS = 8, 9
+_CLASS_ATTRS, _FUNCTION_IS, _SLOT_EMPTY = 8, 9, 10
 _STRIDES = 1 << 16  # a dimension from here on is a stride's (kStrides in csrc/tensor_view.h)
 _SAME_OBJECT, _DISTINCT_OBJECTS, _DISTINCT_STORAGE, _SHAPE = range(4)
 
@@ -161,6 +161,8 @@ class _Builder:
                 self.checks.append((node, _HAS_KEY, clause.name, int(clause.present)))
             case c.TensorIs():
                 self._check(clause.source, _TENSOR_IS, _tensor_table(clause))
+            case c.SlotIsEmpty():
+                self._check(clause.source, _SLOT_EMPTY, clause.name)
             case c.ClassAttrsAre():
                 self._check(clause.source, _CLASS_ATTRS, clause.attrs)
             case c.FunctionIs():

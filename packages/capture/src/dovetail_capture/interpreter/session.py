@@ -42,6 +42,8 @@ class Session:
         self.shapes = InputShapes(options)
         self.globals_ = globals_
         self.recorder = recorder
+        if getattr(options, "fullgraph", False):
+            recorder.data_env = self.shapes.env
         self.sources = SourceTable()
         self.clauses: list[c.Clause] = []
         self._guarded: set[Any] = set()
@@ -87,6 +89,17 @@ class Session:
         if (c.TorchState, name) not in self._guarded:
             self._guarded.add((c.TorchState, name))
             self.clauses.append(c.TorchState(name, value))
+
+    def distinct(self, first: Source | None, second: Source | None) -> None:
+        """Guard that two sources give different objects. An object without a source is made in
+        the frame: it is no other."""
+        made = (type(None), ClosureCellSource)  # guards do not speak of the frame's own cells
+        if isinstance(first, made) or isinstance(second, made) or first is second:
+            return
+        key = (c.DistinctObjects, id(first), id(second))
+        if key not in self._guarded:
+            self._guarded.add(key)
+            self.clauses.append(c.DistinctObjects((first, second)))
 
     def same(self, first: Source, second: Source) -> None:
         """Guard that two sources give one object."""

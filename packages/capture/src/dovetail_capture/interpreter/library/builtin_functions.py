@@ -6,7 +6,7 @@ import builtins
 import collections
 import types
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -75,6 +75,7 @@ def is_instance(vm: Interpreter, value: Value, classinfo: Value) -> bool:
                 return bool(value.fake.dtype == getattr(wanted, "dtype", None))
             return True
         return issubclass(cls, wanted)
+    attributes.read_mro(vm, cls)
     if getattr(wanted, "_is_protocol", False):
         real = getattr(value, "real", None)
         if real is not None:
@@ -215,7 +216,7 @@ def object_new(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def object_eq(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    same = operators.is_same(args[0], args[1])
+    same = operators.is_same(vm, args[0], args[1])
     return boolean(True) if same else Constant(NotImplemented)
 
 
@@ -269,6 +270,8 @@ def number(cls: type, special: str) -> Handler:
     """`int(x)` and `float(x)`."""
 
     def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+        if len(args) == 1 and isinstance(args[0], TensorValue) and vm.session.recorder.data_env:
+            args = [vm.record("call_method", "item", args, {})]
         if args and isinstance(args[0], TensorValue):
             raise GraphBreakSignal(
                 f"{cls.__name__}() of a tensor", "keep the value a tensor, or compute it outside"
@@ -393,11 +396,15 @@ def next_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         return value
     if len(args) > 1:
         return args[1]
-    stop: list[Value] = []
-    if isinstance(args[0], GeneratorValue) and args[0].frame.result is not NONE:
-        result = args[0].frame.result
-        stop = [result] if result is not None else []
-    return vm.raise_exception(StopIteration, stop)
+    if isinstance(args[0], GeneratorValue):
+        _stop(vm, args[0])
+    return vm.raise_exception(StopIteration, [])
+
+
+def _stop(vm: Interpreter, generator: GeneratorValue) -> NoReturn:
+    """Raise the StopIteration of a generator that has just returned."""
+    result = generator.frame.result
+    vm.raise_exception(StopIteration, [] if result is None or result is NONE else [result])
 
 
 def _plain(iterators: Args) -> bool:
@@ -561,16 +568,14 @@ def _generator(value: Value) -> GeneratorValue:
 def generator_send(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     generator = _generator(args[0])
     value = vm.resume(generator, args[1])
-    if value is not None:
-        return value
-    return next_(vm, [generator], {})
+    return value if value is not None else _stop(vm, generator)
 
 
 def generator_throw(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     generator = _generator(args[0])
     error = args[2] if len(args) > 2 and args[2] is not NONE else args[1]
     value = vm.throw_into(generator, vm.as_exception(error))
-    return value if value is not None else next_(vm, [generator], {})
+    return value if value is not None else _stop(vm, generator)
 
 
 def generator_close(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:

@@ -101,7 +101,9 @@ def list_pop(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 def _position(vm: Interpreter, items: Args, wanted: Value) -> int:
     for index, item in enumerate(items):
-        if operators.is_same(item, wanted) or vm.truth(operators.compare(vm, "==", item, wanted)):
+        if operators.is_same(vm, item, wanted) or vm.truth(
+            operators.compare(vm, "==", item, wanted)
+        ):
             return index
     return -1
 
@@ -133,7 +135,8 @@ def sequence_count(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     matches = [
         item
         for item in vm.iterate(args[0])
-        if operators.is_same(item, args[1]) or vm.truth(operators.compare(vm, "==", item, args[1]))
+        if operators.is_same(vm, item, args[1])
+        or vm.truth(operators.compare(vm, "==", item, args[1]))
     ]
     return Constant(len(matches))
 

@@ -76,11 +76,11 @@ def op_truth(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def op_is(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return boolean(operators.is_same(args[0], args[1]))
+    return boolean(operators.is_same(vm, args[0], args[1]))
 
 
 def op_is_not(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return boolean(not operators.is_same(args[0], args[1]))
+    return boolean(not operators.is_same(vm, args[0], args[1]))
 
 
 def op_index(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -246,10 +246,14 @@ def copy_copy(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         method = operators.dunder(vm, value, "__copy__")
         if method is not None:
             return vm.call(method, [], {})
-        if value.native is None and not hasattr(value.cls, "__slots__"):
-            new = ObjectValue(value.cls)
+        if _is_copied_by_parts(value):
+            new = _empty_copy(value)
             for key, item in dicts.items(vm, value.fields):
                 dicts.put(vm, new.fields, key, item)
+            for name in _slot_names(value.cls):
+                found = vm.find_attr(value, name)
+                if found is not None:
+                    new.slots[name] = found
             return new
     raise GraphBreakSignal(f"copy.copy of {value.describe()}")
 
@@ -276,20 +280,50 @@ def _deep(vm: Interpreter, value: Value, memo: dict[int, Value]) -> Value:
             dicts.put(vm, new, _deep(vm, key, memo), _deep(vm, item, memo))
     elif isinstance(value, SetValue):
         new = SetValue([_deep(vm, item, memo) for item in value.items.values()], value.cls)
-    elif (
-        isinstance(value, ObjectValue)
-        and value.native is None
-        and not value.slots
-        and not hasattr(value.cls, "__deepcopy__")
-        and not hasattr(value.cls, "__slots__")
-    ):
-        new = memo[id(value)] = ObjectValue(value.cls)
+    elif isinstance(value, ObjectValue) and hasattr(value.cls, "__deepcopy__"):
+        method = operators.dunder(vm, value, "__deepcopy__")
+        assert method is not None
+        new = vm.call(method, [DictValue()], {})
+    elif isinstance(value, ObjectValue) and _is_copied_by_parts(value):
+        new = memo[id(value)] = _empty_copy(value)
         for key, item in dicts.items(vm, value.fields):
             dicts.put(vm, new.fields, key, _deep(vm, item, memo))
+        for name in _slot_names(value.cls):
+            found = vm.find_attr(value, name)
+            if found is not None:
+                new.slots[name] = _deep(vm, found, memo)
     else:
         raise GraphBreakSignal(f"copy.deepcopy of {value.describe()}")
     memo[id(value)] = new
     return new
+
+
+_COPY_HOOKS = ("__reduce_ex__", "__reduce__", "__getstate__", "__setstate__", "__copy__")
+
+
+def _is_copied_by_parts(value: ObjectValue) -> bool:
+    """Is a copy of this object made of copies of its attributes and slots?"""
+    cls = value.cls
+    if value.native is not None or issubclass(cls, BaseException):
+        return False
+    made_by_object = cls.__new__ is object.__new__
+    hooks = (name for name in _COPY_HOOKS if hasattr(object, name))
+    plain = all(getattr(cls, name) is getattr(object, name) for name in hooks)
+    return made_by_object and plain and not hasattr(cls, "__getnewargs__")
+
+
+def _empty_copy(value: ObjectValue) -> ObjectValue:
+    return ObjectValue(value.cls)
+
+
+def _slot_names(cls: type) -> list[str]:
+    """The names of a class's `__slots__`, those of its bases included."""
+    return [
+        name
+        for owner in cls.__mro__
+        for name, attr in vars(owner).items()
+        if isinstance(attr, types.MemberDescriptorType)
+    ]
 
 
 def context_get(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:

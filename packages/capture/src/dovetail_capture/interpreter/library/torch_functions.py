@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from dovetail_guards import clauses as c
+from dovetail_guards.torch_state import READERS
 
 from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import attributes, calls, dicts
@@ -264,8 +265,15 @@ def always(answer: Any) -> Handler:
 
 
 def folded(fn: Callable[..., Any]) -> Handler:
-    """Run at capture; the settings it reads are guarded for every captured frame."""
-    return lambda vm, args, kwargs: vm.fold(fn, args, kwargs)
+    """Run at capture; the settings it reads are guarded: most of them for every captured frame."""
+    setting = _SETTINGS.get(fn)
+
+    def run(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+        if setting is not None:
+            vm.session.guard_state(setting, READERS[setting]())
+        return vm.fold(fn, args, kwargs)
+
+    return run
 
 
 def refused(reason: str) -> Handler:
@@ -332,6 +340,16 @@ _FOLDED: tuple[Any, ...] = (
     torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.mem_efficient_sdp_enabled,
     torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.cudnn_sdp_enabled,
 )  # fmt: skip
+
+# What those read that is not guarded for every captured frame.
+_SETTINGS: dict[Any, str] = {
+    torch.get_num_threads: "num_threads",
+    torch.get_float32_matmul_precision: "float32_matmul_precision",
+    torch.backends.cuda.flash_sdp_enabled: "sdp_kernels",
+    torch.backends.cuda.mem_efficient_sdp_enabled: "sdp_kernels",
+    torch.backends.cuda.math_sdp_enabled: "sdp_kernels",
+    torch.backends.cuda.cudnn_sdp_enabled: "sdp_kernels",
+}
 
 # `apply` as the classes behind autograd.Function define it: in Python or in C.
 _APPLIES = [vars(cls)["apply"] for cls in torch.autograd.Function.__mro__ if "apply" in vars(cls)]

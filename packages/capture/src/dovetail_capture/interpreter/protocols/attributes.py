@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from dovetail_guards import clauses as c
+from dovetail_guards.clauses import MRO
 from dovetail_guards.source import Source
 
 from dovetail_capture.interpreter.protocols import dicts
@@ -69,6 +70,13 @@ def class_lookup(vm: Interpreter, cls: type, name: str) -> tuple[Any, Any]:
         vm.class_attributes[key] = found
         vm.class_reads.setdefault(key, found[1])
     return found
+
+
+def read_mro(vm: Interpreter, cls: type) -> tuple[type, ...]:
+    """The MRO of a class, guarded."""
+    mro: tuple[type, ...] = type.__dict__["__mro__"].__get__(cls)
+    vm.class_reads[(cls, MRO)] = mro
+    return mro
 
 
 def is_data_descriptor(attr: Any) -> bool:
@@ -289,7 +297,7 @@ def bind_to_instance(vm: Interpreter, obj: Value, owner: type, name: str, attr: 
         call = [vm.held(attr), obj, vm.held(cls)]
         return vm.call(Constant(_partial_method), call, {})
     if kind is functools.singledispatchmethod:
-        raise GraphBreakSignal(f"a {kind.__name__} as a method")
+        return vm.call(Constant(_dispatching_method), [vm.held(attr), obj, vm.held(cls)], {})
     getter = getattr(kind, "__get__", None)
     if isinstance(getter, types.FunctionType):
         return vm.call(vm.held(getter), [vm.held(attr), obj, vm.held(cls)], {})
@@ -301,6 +309,13 @@ def bind_to_instance(vm: Interpreter, obj: Value, owner: type, name: str, attr: 
 def _partial_method(method: Any, obj: Any, cls: Any) -> Any:
     """Interpreted: what a `functools.partialmethod` in a class gives, read through an instance."""
     return functools.partial(method.func.__get__(obj, cls), *method.args, **method.keywords)
+
+
+def _dispatching_method(method: Any, obj: Any, cls: Any) -> Any:
+    """Interpreted: what a `functools.singledispatchmethod` in a class gives."""
+    return lambda *args, **kwargs: method.dispatcher.dispatch(args[0].__class__).__get__(obj, cls)(
+        *args, **kwargs
+    )
 
 
 def _data_descriptor(vm: Interpreter, obj: ObjectValue, owner: type, name: str, attr: Any) -> Value:
@@ -344,6 +359,7 @@ def _member(vm: Interpreter, obj: ObjectValue, name: str, attr: Any) -> Value:
         try:
             real = attr.__get__(obj.real)
         except AttributeError:
+            vm.session.guard(c.SlotIsEmpty, obj.source, name)
             return missing(vm, obj, name)
         value = vm.wrap(real, vm.session.sources.attr(obj.source, name))
         obj.slots[name] = value
@@ -396,6 +412,8 @@ def _module_child(vm: Interpreter, obj: ObjectValue, name: str) -> Value:
 def _tensor_attr(vm: Interpreter, obj: TensorValue, name: str) -> Value:
     if name in obj.attributes:
         return obj.attributes[name]
+    if name == "__class__":
+        return vm.held(obj.cls)
     owner, attr = class_lookup(vm, obj.cls, name)
     if attr is MISSING:
         if obj.real is not None and obj.source is not None:
@@ -412,8 +430,6 @@ def _tensor_attr(vm: Interpreter, obj: TensorValue, name: str) -> Value:
         return BoundMethod(vm.held(attr), obj)
     if kind is types.GetSetDescriptorType or kind is property:
         return vm.tensor_property(obj, name)
-    if name == "__class__":
-        return vm.held(obj.cls)
     return bind_to_instance(vm, obj, owner, name, attr)
 
 
@@ -521,7 +537,7 @@ def _super_attr(vm: Interpreter, obj: SuperValue, name: str) -> Value:
     start = receiver.value if is_class else receiver.python_type()  # type: ignore[attr-defined]
     if is_class and not issubclass(start, obj.cls):
         is_class, start = False, type(start)
-    mro = start.__mro__
+    mro = read_mro(vm, start)
     for owner in mro[mro.index(obj.cls) + 1 :]:
         attributes = type.__dict__["__dict__"].__get__(owner)
         class_lookup(vm, owner, name)  # also where it is absent: the guards are to know

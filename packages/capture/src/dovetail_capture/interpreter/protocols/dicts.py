@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dovetail_guards import clauses as c
+from dovetail_guards.evaluate import ordered_keys
 
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
 from dovetail_capture.interpreter.values.containers import DictValue, hash_key
@@ -75,14 +76,16 @@ def materialise(vm: Interpreter, dictionary: DictValue) -> dict[Any, tuple[Value
     assert source is not None
     session = vm.session
     whole: dict[Any, tuple[Value, Any]] = {}
+    real_keys = ordered_keys(origin)
     if dictionary.is_instance_dict:
         guarded = session.sources.attr(source, "__dict__")
-        session.guard(c.DictKeysAre, guarded, tuple(origin))
-    elif all(_is_plain_key(key) for key in origin):
-        session.guard(c.DictKeysAre, source, tuple(origin))
+        session.guard(c.DictKeysAre, guarded, tuple(real_keys))
+    elif all(_is_plain_key(key) for key in real_keys):
+        session.guard(c.DictKeysAre, source, tuple(real_keys))
     else:
         session.guard(c.LengthIs, source, len(origin))
-    for index, (real_key, real) in enumerate(dict.items(origin)):
+    for index, real_key in enumerate(real_keys):
+        real = dict.__getitem__(origin, real_key)
         if _is_plain_key(real_key):
             key_value: Value = Constant(real_key)
             hashed: Any = real_key

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from dovetail_guards.shape_env import DataDependentError
 
 from dovetail_capture.interpreter.protocols import attributes, dicts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python, from_python
@@ -87,6 +88,8 @@ _ON_SYMBOLS: dict[Any, Callable[..., Any]] = {
 def _fold(vm: Interpreter, fn: Callable[..., Any], *args: Any) -> Value:
     try:
         result = _ON_SYMBOLS.get(fn, fn)(*args)
+    except DataDependentError:
+        raise
     except Exception as error:
         return vm.raise_real(error)
     return from_python(vm, result)
@@ -300,7 +303,7 @@ def _equal(vm: Interpreter, left: Value, right: Value) -> bool:
                 return False
             pairs = zip(vm.iterate(left), vm.iterate(right), strict=True)
             return all(
-                is_same(first, second) or truth(vm, compare(vm, "==", first, second))
+                is_same(vm, first, second) or truth(vm, compare(vm, "==", first, second))
                 for first, second in pairs
             )
     if isinstance(left, DictValue) and isinstance(right, DictValue):
@@ -309,14 +312,16 @@ def _equal(vm: Interpreter, left: Value, right: Value) -> bool:
         if first_items.keys() != second_items.keys():
             return False
         return all(
-            is_same(item, second_items[key])
+            is_same(vm, item, second_items[key])
             or truth(vm, compare(vm, "==", item, second_items[key]))
             for key, item in first_items.items()
         )
     if isinstance(left, (SetValue, DictView)) and isinstance(right, (SetValue, DictView)):
         return {hash_key(i) for i in vm.iterate(left)} == {hash_key(i) for i in vm.iterate(right)}
     if isinstance(left, BoundMethod) and isinstance(right, BoundMethod):
-        return is_same(left.function, right.function) and is_same(left.receiver, right.receiver)
+        return is_same(vm, left.function, right.function) and is_same(
+            vm, left.receiver, right.receiver
+        )
     if isinstance(left, SliceValue) or isinstance(right, SliceValue):
         return bool(as_python(vm, left) == as_python(vm, right))
     real_left, real_right = as_python(vm, left), as_python(vm, right)
@@ -343,10 +348,13 @@ def _order(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
     )
 
 
-def is_same(left: Value, right: Value) -> bool:
-    """`left is right`."""
+def is_same(vm: Interpreter, left: Value, right: Value) -> bool:
+    """`left is right`. Guards that pre-existing objects that differ go on to differ."""
     if left is right:
         return True
+    both_fixed = isinstance(left, Constant) and isinstance(right, Constant)
+    if not both_fixed and left.python_type() is right.python_type():
+        vm.session.distinct(left.source, right.source)
     if isinstance(left, Constant) and isinstance(right, Constant):
         return left.value is right.value or (
             # Numbers and strings that capture made anew; equal ones count as one object.
@@ -432,7 +440,7 @@ def contains(vm: Interpreter, container: Value, item: Value) -> bool:
         if method is not None:
             return truth(vm, vm.call(method, [item], {}))
     return any(
-        is_same(member, item) or truth(vm, compare(vm, "==", member, item))
+        is_same(vm, member, item) or truth(vm, compare(vm, "==", member, item))
         for member in vm.iterate(container)
     )
 

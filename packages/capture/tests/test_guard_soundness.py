@@ -1,0 +1,133 @@
+"""Whatever is changed between two calls, a compiled function gives eager's answer; and where
+nothing is changed it does not compile again. DOVETAIL_FUZZ_SEED and DOVETAIL_FUZZ_ROUNDS say
+which random functions; `guard_fuzz.py` runs many."""
+
+from __future__ import annotations
+
+import collections
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from dovetail_capture import optimize, run_graph
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import guard_fuzz
+from guard_pieces import PIECES
+
+SEED = int(os.environ.get("DOVETAIL_FUZZ_SEED", "500"))
+ROUNDS = int(os.environ.get("DOVETAIL_FUZZ_ROUNDS", "14"))
+
+
+def test_random_changes():
+    tally = guard_fuzz.run_seeds(range(SEED, SEED + ROUNDS))
+    print(f"seeds from {SEED}: {tally}")
+    assert not tally.wrong, "\n".join(tally.wrong)
+    assert tally.plain == 0  # else the calls prove nothing
+    assert tally.compiles > 10 * ROUNDS and tally.changes > 20 * ROUNDS
+
+
+@pytest.mark.parametrize("piece", PIECES, ids=lambda piece: piece.name)
+def test_each_change_of_a_piece(piece):
+    """Every listed change alone, on what a fresh function has read."""
+    for number, change in enumerate(piece.placed(0).changes):
+        tally = guard_fuzz.Tally()
+        run = guard_fuzz.Run(0, tally, pieces=[piece.placed(0)])
+        for _ in range(4):  # so that the guards have settled
+            assert run.compare(), tally.wrong
+        compiled = run.compiles()
+        assert compiled == 1
+        run.execute(change)
+        threads = torch.get_num_threads()
+        try:
+            assert run.compare(), (number, tally.wrong)
+        finally:
+            torch.set_num_threads(1 if "num_threads" in change else threads)
+
+
+class Base:
+    def scale(self, t):
+        return t * 2
+
+
+class Derived(Base):
+    __slots__ = ("held",)
+
+    def scale(self, t):
+        return super().scale(t) + 1
+
+
+def check(function, *args, change):
+    compiled = optimize(function, run_graph, fullgraph=True)
+    for _ in range(4):
+        assert torch.equal(compiled(*args), function(*args))
+    change()
+    assert torch.equal(compiled(*args), function(*args))
+
+
+def test_other_bases_are_noticed():
+    class Other(Base):
+        def scale(self, t):
+            return t * 5
+
+    class Mine(Base):
+        pass
+
+    class Middle(Base):
+        def scale(self, t):
+            return super().scale(t) + 1
+
+    it = Middle()
+    check(it.scale, torch.ones(2), change=lambda: setattr(Middle, "__bases__", (Other,)))
+    mine = Mine()
+
+    def program(t):
+        return t + 1 if isinstance(mine, Middle) else t
+
+    check(program, torch.ones(2), change=lambda: setattr(Mine, "__bases__", (Middle,)))
+
+
+def test_a_slot_that_is_filled_is_noticed():
+    it = Derived()
+
+    def program(t):
+        return t * 2 if hasattr(it, "held") else t
+
+    check(program, torch.ones(2), change=lambda: setattr(it, "held", 1))
+
+
+def test_tensors_that_become_one_are_noticed():
+    pair = [torch.ones(2), torch.ones(2)]
+
+    def program(t):
+        return t * 2 if pair[0] is pair[1] else t
+
+    check(program, torch.ones(2), change=lambda: pair.__setitem__(1, pair[0]))
+
+
+def test_the_order_of_an_ordered_dict_is_its_own():
+    table = collections.OrderedDict(a=1, b=2, c=3)
+    table.move_to_end("a")
+
+    def program(t):
+        for value in table.values():
+            t = t * 10 + value
+        return t
+
+    check(program, torch.ones(2), change=lambda: table.move_to_end("b"))
+
+
+def test_a_setting_that_is_read_is_guarded():
+    before = torch.get_float32_matmul_precision()
+
+    def program(t):
+        return t + len(torch.get_float32_matmul_precision())
+
+    try:
+        change = lambda: torch.set_float32_matmul_precision("medium")  # noqa: E731
+        check(program, torch.ones(2), change=change)
+    finally:
+        torch.set_float32_matmul_precision(before)
