@@ -6,6 +6,7 @@
 #include <structmember.h>
 
 #include <cstdint>
+#include <vector>
 
 namespace dovetail {
 
@@ -56,6 +57,29 @@ class Ref {
 
  private:
   PyObject* object_ = nullptr;
+};
+
+// A short list on the stack. Where Python code runs, another thread may check the same guard: what
+// a check goes through afterwards is its own copy.
+template <class T>
+class Short {
+ public:
+  void add(T item) {
+    if (count_ < kInline) {
+      local_[count_] = item;
+    } else {
+      more_.push_back(item);
+    }
+    count_++;
+  }
+  size_t size() const { return count_; }
+  T operator[](size_t i) const { return i < kInline ? local_[i] : more_[i - kInline]; }
+
+ private:
+  static constexpr size_t kInline = 16;
+  T local_[kInline];
+  size_t count_ = 0;
+  std::vector<T> more_;
 };
 
 }  // namespace dovetail

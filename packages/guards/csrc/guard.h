@@ -33,7 +33,6 @@ struct Relation {
 // How a root is evaluated.
 struct Manner {
   bool careful = false;  // its evaluation may run Python code: always the careful mode
-  bool once = false;     // the careful mode for the present call
   int strikes = 0;       // calls in a row that found an instance dict missing
 
   static constexpr int kMostStrikes = 64;  // then its objects are new at each call
@@ -47,7 +46,13 @@ struct Guard {
   std::vector<Relation> relations;
   int slot_count = 0;
   Trace trace;
-  std::vector<const Relation*> open;  // those that the trace does not decide
+  std::vector<size_t> open;  // the relations that the trace does not decide
+};
+
+// What a check has left to do after its pure part, which nothing can interrupt.
+struct Rest {
+  Short<size_t> roots;      // to be walked with care
+  Short<size_t> relations;  // to be decided
 };
 
 // Settings that a number tells. `Impure`: ask Python, at the very end.
@@ -159,16 +164,21 @@ inline void make_trace(Guard& guard, PyObject* const* args, PyFunctionObject* fu
   Trace& trace = guard.trace;
   for (size_t i = 0; i < guard.roots.size(); i++) {
     Node& root = *guard.roots[i];
-    if (!guard.manners[i].careful) flatten_root(trace, root, root_value(root, args, func));
+    if (guard.manners[i].careful) {
+      trace.careful.push_back(i);
+    } else {
+      flatten_root(trace, root, root_value(root, args, func));
+    }
   }
   for (size_t i = 0; i < trace.dicts.size(); i++) {
     if (trace.dicts[i].object || trace.dicts[i].loose) trace.owners.push_back(i);
   }
   guard.open.clear();
   std::vector<const Node*> wanted;
-  for (const Relation& relation : guard.relations) {
+  for (size_t i = 0; i < guard.relations.size(); i++) {
+    const Relation& relation = guard.relations[i];
     if (is_decided(relation, slots)) continue;
-    guard.open.push_back(&relation);
+    guard.open.push_back(i);
     for (const Operand& operand : relation.operands) wanted.push_back(operand.node);
   }
   std::sort(wanted.begin(), wanted.end());
@@ -186,12 +196,14 @@ inline void drop_trace(Guard& guard) {
 
 // The roots that need no Python, walked; the others are left for a walk with care.
 inline Outcome walk_pure_roots(
-    Guard& guard, PyObject* const* args, PyFunctionObject* func, Slots slots) {
+    Guard& guard, PyObject* const* args, PyFunctionObject* func, Slots slots, Rest& rest) {
   bool settled = true;
   for (size_t i = 0; i < guard.roots.size(); i++) {
     Manner& manner = guard.manners[i];
-    manner.once = manner.careful;
-    if (manner.careful) continue;
+    if (manner.careful) {
+      rest.roots.add(i);
+      continue;
+    }
     Node& root = *guard.roots[i];
     PyObject* value = root_value(root, args, func);
     if (!value) return Fail;
@@ -202,40 +214,40 @@ inline Outcome walk_pure_roots(
     }
     if (outcome != Impure && outcome != Unmade) return outcome;
     settled = false;
-    manner.once = true;
+    rest.roots.add(i);
     manner.careful = outcome == Impure || ++manner.strikes > Manner::kMostStrikes;
   }
   if (settled && ++guard.trace.settled >= guard.trace.patience) {
     make_trace(guard, args, func, slots);
   }
+  for (size_t i = 0; i < guard.relations.size(); i++) rest.relations.add(i);
   return Pass;
 }
 
-// `traced`: the trace held, and has decided all relations but the open ones.
+// Everything that runs no Python code: while it runs, nothing that it sees can change.
 inline Outcome check_pure_roots(
-    Guard& guard, PyObject* const* args, PyFunctionObject* func, Slots slots, bool& traced) {
+    Guard& guard, PyObject* const* args, PyFunctionObject* func, Slots slots, Rest& rest) {
   if (guard.trace.made) {
     Traced found = check_trace(
         guard.trace, slots, [&](const Node& root) { return root_value(root, args, func); });
-    traced = found == Traced::Holds;
-    if (traced) return Pass;
     if (found == Traced::Fails) return Fail;
+    if (found == Traced::Holds) {
+      for (size_t i : guard.trace.careful) rest.roots.add(i);
+      for (size_t i : guard.open) rest.relations.add(i);
+      return Pass;
+    }
     drop_trace(guard);
   }
-  return walk_pure_roots(guard, args, func, slots);
+  return walk_pure_roots(guard, args, func, slots, rest);
 }
 
-inline Outcome check_roots(
-    Guard& guard, PyObject* const* args, PyFunctionObject* func, Slots slots, bool& traced) {
-  // Pure roots first: while they run, no Python code does, and nothing they see can change.
-  Outcome outcome = check_pure_roots(guard, args, func, slots, traced);
-  if (outcome != Pass) return outcome;
-  for (size_t i = 0; i < guard.roots.size(); i++) {
-    if (!guard.manners[i].once) continue;
-    Node& root = *guard.roots[i];
+inline Outcome check_careful_roots(
+    Guard& guard, PyObject* const* args, PyFunctionObject* func, Slots slots, const Rest& rest) {
+  for (size_t i = 0; i < rest.roots.size(); i++) {
+    Node& root = *guard.roots[rest.roots[i]];
     Ref value = Ref::copy(root_value(root, args, func));
     if (!value.get()) return Fail;
-    outcome = evaluate(root, value.get(), Mode::Careful, slots);
+    Outcome outcome = evaluate(root, value.get(), Mode::Careful, slots);
     if (outcome != Pass) return outcome;
   }
   return Pass;
@@ -248,17 +260,12 @@ inline Outcome check_all(Guard& guard, PyObject* const* args, PyFunctionObject* 
     if (outcome == Fail) return Fail;
     ask_python |= outcome == Impure;
   }
-  bool traced = false;
-  Outcome outcome = check_roots(guard, args, func, slots, traced);
+  Rest rest;
+  Outcome outcome = check_pure_roots(guard, args, func, slots, rest);
+  if (outcome == Pass) outcome = check_careful_roots(guard, args, func, slots, rest);
   if (outcome != Pass) return outcome;
-  if (traced) {
-    for (const Relation* relation : guard.open) {
-      if (check_relation(*relation, slots) == Fail) return Fail;
-    }
-  } else {
-    for (const Relation& relation : guard.relations) {
-      if (check_relation(relation, slots) == Fail) return Fail;
-    }
+  for (size_t i = 0; i < rest.relations.size(); i++) {
+    if (check_relation(guard.relations[rest.relations[i]], slots) == Fail) return Fail;
   }
   if (!ask_python) return Pass;
   for (const StateCheck& check : guard.states) {

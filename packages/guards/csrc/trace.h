@@ -73,6 +73,7 @@ struct Trace {
   std::vector<TensorRow> tensors;
   std::vector<ValueRow> values;
   std::vector<size_t> owners;  // of `dicts`: which can be another dict although no dict changes
+  std::vector<size_t> careful; // the roots that it says nothing of
   uint64_t events = 0;         // what `dict_events()` was when the dicts last held
   bool made = false;
   int settled = 0;   // walks that passed since the trace was dropped
@@ -89,6 +90,7 @@ struct Trace {
     tensors.clear();
     values.clear();
     owners.clear();
+    careful.clear();
     events = 0;
     made = false;
     settled = 0;
