@@ -519,7 +519,7 @@ def _run(call: Any, namespace: dict[str, Any], calls: list[int]) -> list[Any]:
                 if "dovetail" in type(raised).__module__ or isinstance(raised, Warning):
                     raise
                 error = (type(raised).__name__, str(raised))
-        gc.collect()  # what died in a cycle has its last word
+        gc.collect(0)  # what died in a cycle has its last word
         seen.append(
             (result, error, printed.getvalue(), arguments, copy.deepcopy(namespace["STATE"]))
         )
@@ -534,6 +534,15 @@ def program_of(seed: int) -> str:
 
 def check(seed: int) -> str | None:
     """None, or how captured and eager differ."""
+    # Cycles through the frames of replaced code die when they are collected: after each call.
+    gc.disable()
+    try:
+        return _check(seed)
+    finally:
+        gc.enable()
+
+
+def _check(seed: int) -> str | None:
     text = program_of(seed)
     namespace: dict[str, Any] = {}
     exec(compile(text, f"<program {seed}>", "exec"), namespace)
@@ -563,10 +572,6 @@ def main() -> int:
     parser.add_argument("--show", action="store_true", help="print the program of each failure")
     options = parser.parse_args()
     failures = 0
-    gc.collect()
-    gc.freeze()
-    # Cycles through the frames of replaced code die when they are collected: not in between.
-    gc.disable()
     for seed in range(options.first, options.first + options.count):
         difference = check(seed)
         if difference is not None:

@@ -66,6 +66,7 @@ class Interpreter:
 
     none = NONE
     handlers = library.HANDLERS
+    code_handlers = library.CODE_HANDLERS
     new_handlers = library.NEW_HANDLERS
     pure_classes = library.PURE_CLASSES
 

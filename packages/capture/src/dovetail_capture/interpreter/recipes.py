@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import inspect
 import types
 import weakref
 from collections.abc import Iterable
@@ -139,7 +140,7 @@ class Rebuilder:
         if isinstance(item, NativeMethod):
             if item.name not in dir(item.python_type()) and item.name.startswith("__"):
                 raise CannotRebuild(f"the method {item.name}")
-            return r.GetAttr(self.recipe(item.receiver), item.name)
+            return self._native_method(item)
         if isinstance(item, SuperValue):
             return r.CallFunction(r.Const(super), (r.Const(item.cls), self.recipe(item.receiver)))
         if isinstance(item, DictView):
@@ -150,7 +151,7 @@ class Rebuilder:
             return self._cell(item)
         if isinstance(item, FunctionValue):
             return self._function(item)
-        if isinstance(item, TransformValue):
+        if isinstance(item, TransformValue) and item.inner is None:
             options = tuple((name, r.Const(option)) for name, option in item.options.items())
             transform = r.Const(item.transform)
             return r.CallFunction(transform, (self.recipe(item.function),), options)
@@ -159,8 +160,21 @@ class Rebuilder:
             return r.CallFunction(r.Const(iter), (rest,))
         if isinstance(item, GeneratorValue) and item.finished:
             return r.CallFunction(r.Const(iter), (r.Build("tuple", ()),))
-        born = item.born if isinstance(item, (IteratorValue, GeneratorValue)) else 0
+        made = isinstance(item, (IteratorValue, GeneratorValue, TransformValue))
+        born = item.born if made else 0  # type: ignore[attr-defined]
         raise CannotRebuild(item.describe(), born)
+
+    def _native_method(self, item: NativeMethod) -> r.Recipe:
+        """A C method bound to its receiver: by name, unless (through `super`) another has it."""
+        receiver = item.receiver
+        of_class = isinstance(receiver, Constant) and isinstance(receiver.value, type)
+        cls = receiver.value if of_class else receiver.python_type()  # type: ignore[attr-defined]
+        if not isinstance(receiver, ObjectValue) and not of_class:
+            return r.GetAttr(self.recipe(receiver), item.name)
+        if inspect.getattr_static(cls, item.name, None) is item.descriptor:
+            return r.GetAttr(self.recipe(receiver), item.name)
+        instance = r.Const(None) if of_class else self.recipe(receiver)
+        return r.CallFunction(r.Const(item.descriptor.__get__), (instance, r.Const(cls)))
 
     def _tensor(self, item: TensorValue) -> r.Recipe:
         if not self.vm.session.recorder.owns(item.node):
@@ -357,6 +371,9 @@ class Rebuilder:
             elif isinstance(native, ListValue):
                 kind = native.cls.__name__
                 self.effects.append(r.ReplaceContents(target, kind, self._all(native.items)))
+            elif isinstance(native, SetValue):
+                members = self._all(native.items.values())
+                self.effects.append(r.ReplaceContents(target, native.cls.__name__, members))
 
     def under_locks(self) -> None:
         """Take the locks that the frame took before the changes, and release them after."""

@@ -62,7 +62,7 @@ IDENTITY_TYPES: tuple[type, ...] = (
     types.GetSetDescriptorType, types.MemberDescriptorType, types.ModuleType, types.CodeType,
     types.GenericAlias, types.UnionType, type, functools._lru_cache_wrapper, property, staticmethod,
     classmethod, torch._ops.OpOverload, torch._ops.OpOverloadPacket, types.MappingProxyType,
-    torch.Generator, re.Pattern, re.Match,
+    torch.Generator, re.Pattern, re.Match, torch.torch_version.TorchVersion,
 )  # fmt: skip
 
 

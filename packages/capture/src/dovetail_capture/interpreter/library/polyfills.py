@@ -6,11 +6,15 @@ them are captured like any other code. Each does what the documentation of the o
 
 from __future__ import annotations
 
+import abc
 import collections
+import dataclasses
+import enum
 import functools
 import inspect
 import itertools
 import operator
+import reprlib
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -97,6 +101,63 @@ def batched(iterable: Any, n: int) -> Iterator[Any]:
             batch = []
     if batch:
         yield tuple(batch)
+
+
+def tee(iterable: Any, n: int = 2) -> Any:
+    """Generators that share one iterator, each with the items that it has not given yet."""
+    if n < 0:
+        raise ValueError("n must be >= 0")
+    iterator = iter(iterable)
+    waiting: list[Any] = [collections.deque() for _ in range(n)]
+
+    def items(own: Any) -> Iterator[Any]:
+        while True:
+            if not own:
+                for item in iterator:
+                    for queue in waiting:
+                        queue.append(item)
+                    break
+                else:
+                    return
+            yield own.popleft()
+
+    return tuple(items(queue) for queue in waiting)
+
+
+class _Key:
+    """What `functools.cmp_to_key(compare)` makes of an object."""
+
+    def __init__(self, obj: Any, compare: Any) -> None:
+        self.obj, self.compare = obj, compare
+
+    def __lt__(self, other: Any) -> bool:
+        return bool(self.compare(self.obj, other.obj) < 0)
+
+    def __gt__(self, other: Any) -> bool:
+        return bool(self.compare(self.obj, other.obj) > 0)
+
+    def __le__(self, other: Any) -> bool:
+        return bool(self.compare(self.obj, other.obj) <= 0)
+
+    def __ge__(self, other: Any) -> bool:
+        return bool(self.compare(self.obj, other.obj) >= 0)
+
+    def __eq__(self, other: Any) -> bool:
+        return bool(self.compare(self.obj, other.obj) == 0)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def cmp_to_key(mycmp: Any) -> Any:
+    return lambda obj: _Key(obj, mycmp)
+
+
+def dispatch(registry: Any, cls: Any) -> Any:
+    """The implementation that `functools.singledispatch` finds where no ABC is registered."""
+    for base in cls.__mro__:
+        if base in registry:
+            return registry[base]
+    return registry[object]
 
 
 def iterate_until(function: Any, sentinel: Any) -> Iterator[Any]:
@@ -204,6 +265,8 @@ _C_FUNCTIONS: dict[Any, Any] = {
     itertools.accumulate: accumulate,
     itertools.groupby: groupby,
     BaseException.add_note: add_note,
+    itertools.tee: tee,
+    functools.cmp_to_key: cmp_to_key,
     operator.itemgetter: itemgetter,
     operator.attrgetter: attrgetter,
     operator.methodcaller: methodcaller,
@@ -241,7 +304,37 @@ def _checkpoint(vm: Any, args: Args, kwargs: Kwargs) -> Any:
     return calls.inline(vm, cast(types.FunctionType, checkpoint), args, kwargs)
 
 
+def _dispatch(vm: Any, real: Any, args: Args, kwargs: Kwargs) -> Any:
+    """`dispatch(cls)` of a `functools.singledispatch` function, by its registry."""
+    place = real.__code__.co_freevars.index("registry")
+    registry = real.__closure__[place]
+    if any(isinstance(cls, abc.ABCMeta) for cls in registry.cell_contents):
+        raise GraphBreakSignal("a singledispatch function with an implementation for an ABC")
+    held = vm.wrap(registry, vm.session.sources.held(registry))
+    return vm.call(Constant(dispatch), [vm.resolve_cell(held), *args], kwargs)
+
+
+def _plain_repr(vm: Any, real: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A dataclass's `__repr__` without its watch over recursion, which asks for ids and threads."""
+    return vm.call(vm.held(real.__wrapped__), args, kwargs)
+
+
+# Closures of the standard library, by their code: each of them is a function of its own.
+CODE_HANDLERS: dict[types.CodeType, Callable[..., Any]] = {
+    functools.singledispatch(len).dispatch.__code__: _dispatch,
+    reprlib.recursive_repr()(repr).__code__: _plain_repr,
+}
+if hasattr(dataclasses, "_recursive_repr"):  # until 3.12
+    CODE_HANDLERS[dataclasses._recursive_repr(repr).__code__] = _plain_repr
+
+
+def _enum_members(vm: Any, args: Args, kwargs: Kwargs) -> Any:
+    """`Color.__members__`: the members of an enum do not change."""
+    return vm.constant(dict(vm.as_python(args[0]).__members__))
+
+
 HANDLERS: dict[Any, Handler] = {
+    vars(enum.EnumType)["__members__"].fget: _enum_members,
     **{original: interpreted(function) for original, function in _C_FUNCTIONS.items()},
     sys.exc_info: _exc_info,
     sys.exception: _exception,

@@ -94,10 +94,23 @@ def partial_new(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     value = ObjectValue(functools.partial)
     value.base_new = functools.partial
     keywords = DictValue()
+    function, first = args[0], list(args[1:])
+    if function.python_type() is functools.partial and not _has_attributes(function):
+        parts = [vm.get_attr(function, name) for name in ("func", "args", "keywords")]
+        function, first = parts[0], [*vm.iterate(parts[1]), *first]
+        vm.dict_update(keywords, parts[2])
     for name, item in kwargs.items():
         dicts.put(vm, keywords, Constant(name), item)
-    value.slots.update(func=args[0], args=TupleValue(args[1:]), keywords=keywords)
+    value.slots.update(func=function, args=TupleValue(first), keywords=keywords)
     return value
+
+
+def _has_attributes(value: Value) -> bool:
+    """Was an attribute set on this partial? Then it is kept whole inside of another."""
+    real = value.value if isinstance(value, Constant) else getattr(value, "real", None)
+    return bool(getattr(real, "__dict__", None)) or bool(
+        isinstance(value, ObjectValue) and value.fields.entries
+    )
 
 
 def partial_call(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:

@@ -19,6 +19,7 @@ from dovetail_capture.interpreter.library.torch_functions import is_operation, t
 from dovetail_capture.interpreter.protocols import attributes
 
 __all__ = [
+    "CODE_HANDLERS",
     "HANDLERS",
     "NEW_HANDLERS",
     "PURE_CLASSES",
@@ -39,6 +40,7 @@ HANDLERS: dict[Any, Handler] = {
     **transforms.HANDLERS,
 }
 call_transformed = transforms.call_transformed
+CODE_HANDLERS = polyfills.CODE_HANDLERS
 NEW_HANDLERS = builtin_functions.NEW_HANDLERS
 PURE_CLASSES: frozenset[type] = stdlib.PURE_CLASSES | torch_functions.PURE_CLASSES
 

@@ -120,8 +120,8 @@ def tensor_property(vm: Interpreter, obj: TensorValue, name: str) -> Value:
     try:
         with recorder.fake_mode:
             found = getattr(obj.fake, name)
-    except AttributeError:
-        return attributes.missing(vm, obj, name)
+    except AttributeError:  # a real tensor may have it
+        raise GraphBreakSignal(f"the tensor attribute `{name}`") from None
     if isinstance(found, torch.Tensor):
         return recorder.record(
             "call_function", getattr, [obj, Constant(name)], {}, lambda t, n: getattr(t, n)

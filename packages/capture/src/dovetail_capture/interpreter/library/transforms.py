@@ -178,8 +178,20 @@ def _node_function(
     return transformed
 
 
-def call_transformed(vm: Interpreter, fn: TransformValue, args: Args, kwargs: Kwargs) -> Value:
-    """Call the result of a transform."""
+@dataclass(frozen=True)
+class _Inner:
+    """A function captured on its arguments: `template` has their structure, `tensors` their
+    tensors, `captured` what the function takes from around it."""
+
+    graph: GraphModule
+    template: Any
+    tensors: list[TensorValue]
+    captured: list[TensorValue]
+
+
+def _capture(
+    vm: Interpreter, transform: Any, function: Value, options: Any, args: Args, kwargs: Kwargs
+) -> _Inner:
     session = vm.session
     outer = session.recorder
     tensors: list[TensorValue] = []
@@ -187,7 +199,7 @@ def call_transformed(vm: Interpreter, fn: TransformValue, args: Args, kwargs: Kw
         tuple(_template(vm, arg, tensors) for arg in args),
         {name: _template(vm, arg, tensors) for name, arg in kwargs.items()},
     )
-    dimensions = _mapped_dimensions(fn.transform, fn.options, template)
+    dimensions = _mapped_dimensions(transform, options, template)
     inner = InnerRecorder(outer)
     inside: list[Value] = []
     for index, (tensor, dim) in enumerate(zip(tensors, dimensions, strict=True)):
@@ -199,7 +211,7 @@ def call_transformed(vm: Interpreter, fn: TransformValue, args: Args, kwargs: Kw
     named = {name: _fill(vm, part, inside) for name, part in template[1].items()}
     session.recorder = inner
     try:
-        result = vm.call(fn.function, positional, named)
+        result = vm.call(function, positional, named)
         vm._look_into(result)
         inner.graph.output(inner.argument(result)[0])
     except NotAGraphArgument as error:
@@ -207,8 +219,88 @@ def call_transformed(vm: Interpreter, fn: TransformValue, args: Args, kwargs: Kw
     finally:
         session.recorder = outer
     graph = GraphModule(torch.nn.Module(), inner.graph)
-    target = _node_function(fn.transform, fn.options, graph, template, len(tensors))
-    return outer.record("call_function", target, [*tensors, *inner.captured], {})
+    return _Inner(graph, template, tensors, inner.captured)
 
 
-HANDLERS: dict[Any, Handler] = {transform: transform_of(transform) for transform in _TRANSFORMS}
+def _apply(
+    vm: Interpreter, transform: Any, options: dict[str, Any], inner: _Inner, more: Args
+) -> Value:
+    """Record a node: `transform` of a captured function, on its arguments and `more`."""
+    tensors = list(inner.tensors)
+    further = tuple(_template(vm, arg, tensors) for arg in more)
+    template = ((*inner.template[0], *further), inner.template[1])
+    target = _node_function(transform, options, inner.graph, template, len(tensors))
+    arguments: Args = [*tensors, *inner.captured]
+    return vm.session.recorder.record("call_function", target, arguments, {})
+
+
+def call_transformed(vm: Interpreter, fn: TransformValue, args: Args, kwargs: Kwargs) -> Value:
+    """Call the result of a transform."""
+    if fn.inner is not None:
+        if kwargs:
+            raise GraphBreakSignal("a pulled or pushed function called with keyword arguments")
+        return _apply(vm, fn.transform, fn.options, fn.inner, args)
+    inner = _capture(vm, fn.transform, fn.function, fn.options, args, kwargs)
+    return _apply(vm, fn.transform, fn.options, inner, [])
+
+
+# --- vjp, jvp, linearize: the function is captured once, on the primals ---------------------------
+
+
+def _value(function: Any, count: int) -> Callable[..., Any]:
+    return lambda *args: function(*args[:count])
+
+
+def _vjp(function: Any, count: int) -> Callable[..., Any]:
+    return lambda *args: torch.func.vjp(function, *args[:count])[1](*args[count:])
+
+
+def _jvp(function: Any, count: int) -> Callable[..., Any]:
+    return lambda *args: torch.func.jvp(function, args[:count], args[count:])
+
+
+def _push(function: Any, count: int) -> Callable[..., Any]:
+    return lambda *args: torch.func.jvp(function, args[:count], args[count:])[1]
+
+
+_RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "normal_", "uniform_", "exponential_")
+
+
+def _on_primals(vm: Interpreter, function: Value, primals: Args) -> _Inner:
+    inner = _capture(vm, _value, function, {}, primals, {})
+    names = [str(getattr(n.target, "__name__", n.target)) for n in inner.graph.graph.nodes]
+    if any(word in name for name in names for word in _RANDOM):
+        raise GraphBreakSignal("a derivative of a function that draws random numbers")
+    return inner
+
+
+def value_and(transform: Any) -> Handler:
+    """`torch.func.vjp` and `linearize`: the value, and a function of what is to be mapped."""
+
+    def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+        if kwargs:
+            return PASS  # type: ignore[no-any-return]
+        inner = _on_primals(vm, args[0], args[1:])
+        options = {"count": len(args) - 1}
+        mapped = TransformValue(transform, args[0], options, inner)
+        mapped.born = vm.frames[0].steps
+        return TupleValue([_apply(vm, _value, options, inner, []), mapped])
+
+    return handler
+
+
+def jvp_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`torch.func.jvp(function, primals, tangents)`."""
+    if kwargs or len(args) != 3:
+        return PASS  # type: ignore[no-any-return]
+    primals, tangents = list(vm.iterate(args[1])), list(vm.iterate(args[2]))
+    inner = _capture(vm, _value, args[0], {}, primals, {})
+    return _apply(vm, _jvp, {"count": len(primals)}, inner, tangents)
+
+
+HANDLERS: dict[Any, Handler] = {
+    **{transform: transform_of(transform) for transform in _TRANSFORMS},
+    torch.func.vjp: value_and(_vjp),
+    torch.func.linearize: value_and(_push),
+    torch.func.jvp: jvp_,
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from typing import TYPE_CHECKING
 
 from dovetail_capture.interpreter.bytecode import VERSION, Instruction
@@ -156,6 +157,11 @@ def cleanup_throw(frame: Frame, inst: Instruction) -> None:
     frame.stack.append(value)
 
 
+def load_build_class(frame: Frame, inst: Instruction) -> None:
+    # Its call is what breaks the graph: the class is made by Python.
+    frame.stack.append(Constant(builtins.__build_class__))
+
+
 def break_by_design(frame: Frame, inst: Instruction) -> None:
     """Instructions of constructs that are left to Python."""
     raise GraphBreakSignal(f"the construct behind the instruction {inst.opname}")
@@ -164,7 +170,7 @@ def break_by_design(frame: Frame, inst: Instruction) -> None:
 # Class bodies, module code, asynchronous code, exception groups, local classes, the prompt's
 # printing: none of them holds tensor work that a graph could take.
 BREAKS_BY_DESIGN = (
-    "LOAD_BUILD_CLASS", "LOAD_CLASSDEREF", "LOAD_NAME", "STORE_NAME", "DELETE_NAME", "LOAD_LOCALS",
+    "LOAD_CLASSDEREF", "LOAD_NAME", "STORE_NAME", "DELETE_NAME", "LOAD_LOCALS",
     "SETUP_ANNOTATIONS", "IMPORT_STAR", "PRINT_EXPR", "LOAD_FROM_DICT_OR_GLOBALS",
     "LOAD_FROM_DICT_OR_DEREF", "GET_AITER", "GET_ANEXT", "BEFORE_ASYNC_WITH", "END_ASYNC_FOR",
     "ASYNC_GEN_WRAP", "GET_AWAITABLE", "CHECK_EG_MATCH", "PREP_RERAISE_STAR", "CALL_INTRINSIC_2",
@@ -186,5 +192,6 @@ ROWS = (
     Row("SEND", ALWAYS, send),
     Row("END_SEND", FROM_312, end_send),
     Row("CLEANUP_THROW", FROM_312, cleanup_throw),
+    Row("LOAD_BUILD_CLASS", ALWAYS, load_build_class),
     *(Row(name, ALWAYS, break_by_design) for name in BREAKS_BY_DESIGN),
 )

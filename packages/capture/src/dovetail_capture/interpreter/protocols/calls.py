@@ -204,6 +204,9 @@ def inline(
     code = real.__code__
     if code.co_flags & _ASYNC:
         raise GraphBreakSignal(f"a call of the coroutine function {code.co_qualname}")
+    by_code = vm.code_handlers.get(code)
+    if by_code is not None:
+        return by_code(vm, real, args, kwargs)  # type: ignore[no-any-return]
     own = _OWN_API.get((real.__module__, code.co_qualname))
     if own is not None:
         return own(vm, args, kwargs)  # type: ignore[no-any-return]

@@ -77,6 +77,7 @@ UNARY: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 # Is a torch.Size plus a tuple a torch.Size? (of this version of torch)
 _SIZE_KEEPS = type(torch.Size((1,)) + (1,)) is torch.Size
+_SIZE_KEEPS_TIMES = type(torch.Size((1,)) * 2) is torch.Size
 
 
 _ON_SYMBOLS: dict[Any, Callable[..., Any]] = {
@@ -201,7 +202,9 @@ def _container_operation(
                 return ListValue(repeated)
             if isinstance(left_native, TupleValue):
                 count = len(left_native.items)
-                return TupleValue([vm.tuple_item(left_native, i) for i in range(count)] * times)
+                items = [vm.tuple_item(left_native, i) for i in range(count)] * times
+                size = _SIZE_KEEPS_TIMES and left_native.cls is torch.Size
+                return TupleValue(items, torch.Size if size else tuple)
     elif isinstance(left_native, DictValue) and isinstance(right_native, DictValue):
         if symbol == "|" and left is left_native:
             merged = left_native if inplace else dicts.copy_entries(vm, left_native)

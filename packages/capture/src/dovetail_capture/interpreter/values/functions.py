@@ -149,14 +149,22 @@ class TracebackValue(Value):
 
 
 class TransformValue(Value):
-    """`transform(function, **options)`: `torch.vmap` and its like, applied to a function."""
+    """`transform(function, **options)`: `torch.vmap` and its like, applied to a function.
 
-    __slots__ = ("function", "options", "transform")
+    `inner`: the function was captured already, with its arguments; what is called is given further
+    ones (what `torch.func.vjp` returns). `born` is the step of the top frame that made it.
+    """
 
-    def __init__(self, transform: Any, function: Value, options: dict[str, Any]) -> None:
+    __slots__ = ("born", "function", "inner", "options", "transform")
+
+    def __init__(
+        self, transform: Any, function: Value, options: dict[str, Any], inner: Any = None
+    ) -> None:
         self.transform = transform
         self.function = function
         self.options = options
+        self.inner = inner
+        self.born = 0
         self.source = None
 
     def python_type(self) -> type:
