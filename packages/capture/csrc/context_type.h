@@ -81,6 +81,16 @@ context_entries(Context *self, PyObject *arg)
 }
 
 static PyObject *
+context_add(Context *self, PyObject *args)
+{
+    PyObject *code, *guard, *new_code;
+    if (!PyArg_ParseTuple(args, "O!OO:add", &PyCode_Type, &code, &guard, &new_code)) {
+        return NULL;
+    }
+    return add_entry((PyCodeObject *)code, self, guard, new_code);
+}
+
+static PyObject *
 context_close(Context *self, PyObject *arg)
 {
     PyCodeObject *code = as_code(arg);
@@ -125,6 +135,8 @@ context_codes(Context *self, PyObject *Py_UNUSED(ignored))
 
 static PyMethodDef context_methods[] = {
     {"entries", (PyCFunction)context_entries, METH_O, "entries(code): this context's entries."},
+    {"add", (PyCFunction)context_add, METH_VARARGS,
+     "add(code, guard, new_code): a new entry, there for every thread at once."},
     {"close", (PyCFunction)context_close, METH_O,
      "close(code): from now on a miss of this code runs plainly; its entries stay."},
     {"is_closed", (PyCFunction)context_is_closed, METH_O, "is_closed(code)"},

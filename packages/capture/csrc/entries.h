@@ -88,6 +88,31 @@ new_entry(PyCodeObject *code, PyObject *guard, PyObject *new_code)
     return (PyObject *)entry;
 }
 
+/* Makes an entry and puts it behind those of the code in this context; a new reference. */
+static PyObject *
+add_entry(PyCodeObject *code, Context *context, PyObject *guard, PyObject *new_code)
+{
+    PyObject *entry = new_entry(code, guard, new_code);
+    Node *node = entry == NULL ? NULL : make_node(code, context);
+    while (node != NULL) {
+        Py_ssize_t count = PyTuple_GET_SIZE(node->entries);
+        PyObject *entries = PyTuple_New(count + 1); /* may collect garbage, which runs any code */
+        node = entries == NULL ? NULL : make_node(code, context);
+        if (node == NULL || PyTuple_GET_SIZE(node->entries) != count) {
+            Py_XDECREF(entries);
+            continue;
+        }
+        for (Py_ssize_t i = 0; i < count; i++) {
+            PyTuple_SET_ITEM(entries, i, Py_NewRef(PyTuple_GET_ITEM(node->entries, i)));
+        }
+        PyTuple_SET_ITEM(entries, count, Py_NewRef(entry));
+        Py_SETREF(node->entries, entries);
+        return entry;
+    }
+    Py_XDECREF(entry);
+    return NULL;
+}
+
 static int
 entry_traverse(Entry *self, visitproc visit, void *arg)
 {

@@ -136,21 +136,8 @@ miss(Context *context, PyCodeObject *code, PyObject *func, PyObject *const *args
         entry = Py_NewRef(answer); /* another thread made it meanwhile */
     }
     else if (node != NULL && PyTuple_CheckExact(answer) && PyTuple_GET_SIZE(answer) == 2) {
-        entry = new_entry(code, PyTuple_GET_ITEM(answer, 0), PyTuple_GET_ITEM(answer, 1));
-        if (entry != NULL) {
-            Py_ssize_t count = PyTuple_GET_SIZE(node->entries);
-            PyObject *entries = PyTuple_New(count + 1);
-            if (entries == NULL) {
-                Py_CLEAR(entry);
-            }
-            else {
-                for (Py_ssize_t i = 0; i < count; i++) {
-                    PyTuple_SET_ITEM(entries, i, Py_NewRef(PyTuple_GET_ITEM(node->entries, i)));
-                }
-                PyTuple_SET_ITEM(entries, count, Py_NewRef(entry));
-                Py_SETREF(node->entries, entries);
-            }
-        }
+        entry = add_entry(code, context, PyTuple_GET_ITEM(answer, 0),
+                          PyTuple_GET_ITEM(answer, 1));
     }
     else if (node != NULL) {
         PyErr_SetString(PyExc_TypeError,

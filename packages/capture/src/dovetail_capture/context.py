@@ -143,17 +143,24 @@ class CaptureContext:
                 return None
             if stance == "fail_on_recompile":
                 raise RecompileError(self._why_missed(code, func, args))
+            # Entries and marks are made here, under the lock: a thread that waits is to find them.
             with _torch_state_kept():
-                try:
-                    return self._compile(code, func, args)
-                except NotCapturable as error:
-                    self.log.add("plain", self._continuations.root_code(code), str(error))
-                    return _frame_hook.SKIP
-                except InternalError as error:
-                    if self.options.fullgraph:
-                        raise
-                    self._run_plainly(code, error)
-                    return _frame_hook.SKIP
+                answer = self._compile_or_skip(code, func, args)
+            if answer is _frame_hook.SKIP:
+                self.hook.close(code)
+            return answer
+
+    def _compile_or_skip(self, code: CodeType, func: FunctionType, args: tuple[Any, ...]) -> Any:
+        try:
+            return self._compile(code, func, args)
+        except NotCapturable as error:
+            self.log.add("plain", self._continuations.root_code(code), str(error))
+            return _frame_hook.SKIP
+        except InternalError as error:
+            if self.options.fullgraph:
+                raise
+            self._run_plainly(code, error)
+            return _frame_hook.SKIP
 
     def _why_missed(self, code: CodeType, func: FunctionType, args: tuple[Any, ...]) -> str:
         view = FrameView(args, func)
@@ -219,7 +226,7 @@ class CaptureContext:
             self.log.counters["graph"] += 1
         if self.log.keep_frames:
             self.log.frames.append(FrameRecord(frame, text))
-        return guard, new_code
+        return self.hook.add(code, guard, new_code)
 
     def _captured(self, code: CodeType, func: FunctionType, args: tuple[Any, ...]) -> CapturedFrame:
         options = self.options
