@@ -1,5 +1,6 @@
 """Calls whose derivative, as PyTorch writes it, has a shape that depends on data, by others whose
-derivative has none. They are rewritten above autograd, where `AttentionMode` sees them."""
+derivative has none; and calls that would ask for the numbers of symbolic sizes. They are rewritten
+above autograd, where `AttentionMode` sees them."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from dovetail_prims.matmul import SYMBOLIC_FORMS
 from torch import Tensor
 
 
@@ -19,6 +21,9 @@ def _written_where(x: Tensor, mask: Any, values: Tensor) -> Any:
     if not isinstance(mask, Tensor) or mask.dtype is not torch.bool or mask.dim() == 0:
         return NotImplemented
     rest = x.dim() - mask.dim()
+    if values.dim() == rest + 1 and isinstance(values.shape[0], torch.SymInt):
+        if values.shape[0].node.hint is None:
+            return NotImplemented  # as many values as the mask has places
     if rest < 0 or tuple(mask.shape) != tuple(x.shape[: mask.dim()]):
         return NotImplemented
     if values.dim() == rest + 1 and values.shape[0] == 1:
@@ -70,6 +75,7 @@ def _index_fill_(x: Tensor, dim: int, index: Tensor, value: Any) -> Any:
 
 
 REWRITES: Mapping[Any, Callable[..., Any]] = {
+    **SYMBOLIC_FORMS,
     torch.index_put: _index_put,
     torch.Tensor.index_put: _index_put,
     torch.index_put_: _index_put_,

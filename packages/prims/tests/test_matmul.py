@@ -1,0 +1,52 @@
+"""`matmul` of symbolic sizes: the same result as PyTorch's, and no size tied to a number."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from dovetail_guards.shape_env import Dim, ShapeEnv
+from dovetail_guards.source import LocalSource, SizeSource
+from dovetail_prims import from_real
+from dovetail_prims.fake_mode import FakeMode
+from dovetail_prims.matmul import batched_matmul, symbolic_form
+
+SHAPES = [
+    ((5, 4, 1), (5, 1, 6)), ((5, 4, 3), (1, 3, 6)), ((2, 5, 4, 3), (5, 3, 6)),
+    ((2, 1, 4, 3), (7, 3, 6)), ((5, 4, 3), (2, 5, 3, 4)),
+    ((5, 4, 3), (3, 6)), ((5, 4, 3), (3,)), ((3,), (5, 3, 6)), ((4, 3), (5, 3, 6)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("a", "b"), SHAPES)
+def test_sizes_stay_symbolic(a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    env = ShapeEnv()
+    x, y = torch.randn(a), torch.randn(b)
+    named = {
+        n: env.symint(env.create_size(n, SizeSource(LocalSource("x"), i), Dim.DYNAMIC))
+        for i, n in enumerate(sorted({*a, *b} - {1}))
+    }
+    fakes = [from_real(t, sizes=[named.get(n, n) for n in t.shape]) for t in (x, y)]
+    with FakeMode():
+        got = symbolic_form(torch.matmul, fakes, {})
+    wanted = x @ y
+    assert not list(env.specialized())
+    assert tuple(int(n) for n in got._sizes) == wanted.shape
+    assert tuple(int(n) for n in got._strides) == wanted.stride()
+
+
+def test_linear_without_a_bias() -> None:
+    env = ShapeEnv()
+    sizes = [
+        env.symint(env.create_size(n, SizeSource(LocalSource("x"), n), Dim.DYNAMIC)) for n in (5, 4)
+    ]
+    x, w = from_real(torch.randn(5, 4, 3), sizes=[*sizes, 3]), from_real(torch.randn(6, 3))
+    with FakeMode():
+        got = symbolic_form(torch.nn.functional.linear, [x, w], {})
+    assert not list(env.specialized()) and got._sizes[2] == 6 and got._strides[1] == 6
+
+
+def test_others_are_pytorchs() -> None:
+    x = torch.randn(2, 3, 4)
+    assert batched_matmul(x, x.mT) is NotImplemented
+    assert symbolic_form(torch.add, [x, x], {}) is NotImplemented
+    assert symbolic_form([], [x], {}) is NotImplemented
