@@ -7,6 +7,7 @@ import gc
 import sys
 import threading
 import weakref
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -75,6 +76,31 @@ def test_the_capsule_is_the_check_and_keeps_the_guard() -> None:
     assert entry.check(entry.ctx, args, f) == 0
     args[0] = None  # an argument slot may be empty
     assert entry.check(entry.ctx, args, f) == 0
+
+
+def test_a_million_checks_use_constant_memory() -> None:
+    """Settled guards, guards with a dict that changes, and such as ask Python."""
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    x = torch.ones(2)
+    clauses = [*module_clauses(X, module), c.SameObject((X, X)), c.TorchState("autocast", ())]
+    native = GuardSet(clauses).compile(f.__code__)
+    asking = GuardSet([c.ConstantIs(s.AttrSource(X, "training"), True)]).compile(f.__code__)
+    tensor = GuardSet([tensor_clause(X, x)]).compile(f.__code__)
+    args, before = raw(module), 0
+    for attempt in range(4):
+        assert native.repeat(args, f, 500_000) == 500_000
+        assert tensor.repeat(raw(x), f, 500_000) == 500_000
+        assert asking.repeat(args, f, 100_000) == 100_000
+        for step in range(2000):
+            module.note = step
+            assert native(args, f)
+        resident = int(Path("/proc/self/statm").read_text().split()[1])
+        if attempt:
+            grown = (resident - before) * 4
+            if grown < 1000:
+                return
+        before = resident
+    raise AssertionError(f"every million checks the process grows by {grown} KiB")
 
 
 def test_every_torch_state() -> None:
