@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from dovetail_prims.matmul import SYMBOLIC_FORMS
+from dovetail_prims.symbolic_forms import SYMBOLIC_FORMS
 from torch import Tensor
 
 

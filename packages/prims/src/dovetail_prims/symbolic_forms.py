@@ -1,7 +1,7 @@
-"""`matmul` in terms of products that take symbolic sizes.
+"""Calls that PyTorch computes with the numbers of their sizes, in terms of some that it does not.
 
-PyTorch up to 2.14 asks for the numbers of the batch dimensions when it computes `matmul` of more
-than two dimensions, which would tie a symbolic size to the example's.
+Where it asks for numbers, a symbolic size would be tied to the example's. Up to 2.14 it does so for
+`matmul` of more than two dimensions, and for attention on a GPU.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dovetail_prims.attention import attention
 from dovetail_prims.fake_tensor import tensor_meta
 
 
@@ -48,11 +49,22 @@ def batched_matmul(a: Tensor, b: Tensor) -> Any:
     return torch.bmm(left, right).view(*batch, m, n)
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+def _matmul(*args: Any, **kwargs: Any) -> Any:
+    return NotImplemented if kwargs or len(args) != 2 else batched_matmul(*args)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, **kwargs: Any) -> Any:
     """`linear` of three dimensions or more, which is a `matmul` if nothing is added."""
-    if bias is not None or weight.dim() != 2:
+    if bias is not None or weight.dim() != 2 or kwargs:
         return NotImplemented
     return batched_matmul(x, weight.t())
+
+
+def _attention(query: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Attention on a GPU, also of known sizes: C++ would lay out its result as on a CPU."""
+    if query.device.type != "cuda":
+        return NotImplemented
+    return attention(query, *args, **kwargs)
 
 
 def _broadcast(a: list[Any], b: list[Any]) -> list[Any]:
@@ -63,19 +75,20 @@ def _broadcast(a: list[Any], b: list[Any]) -> list[Any]:
 
 
 SYMBOLIC_FORMS: Mapping[Any, Callable[..., Any]] = {
-    torch.matmul: batched_matmul,
-    operator.matmul: batched_matmul,
-    torch.Tensor.matmul: batched_matmul,
-    torch.Tensor.__matmul__: batched_matmul,
+    torch.matmul: _matmul,
+    operator.matmul: _matmul,
+    torch.Tensor.matmul: _matmul,
+    torch.Tensor.__matmul__: _matmul,
     torch.nn.functional.linear: _linear,
+    torch.nn.functional.scaled_dot_product_attention: _attention,
 }
 """What stands for a call, by its function, where it gives a result (not NotImplemented)."""
 
 
 def symbolic_form(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The result of a call by its form for symbolic sizes; NotImplemented if it needs none."""
-    form = None if kwargs else _form(function)
-    return NotImplemented if form is None else form(*args)
+    form = _form(function)
+    return NotImplemented if form is None else form(*args, **kwargs)
 
 
 def _form(function: Any) -> Callable[..., Any] | None:

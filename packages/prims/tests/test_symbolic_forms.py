@@ -8,7 +8,8 @@ from dovetail_guards.shape_env import Dim, ShapeEnv
 from dovetail_guards.source import LocalSource, SizeSource
 from dovetail_prims import from_real
 from dovetail_prims.fake_mode import FakeMode
-from dovetail_prims.matmul import batched_matmul, symbolic_form
+from dovetail_prims.fake_tensor import make
+from dovetail_prims.symbolic_forms import batched_matmul, symbolic_form
 
 SHAPES = [
     ((5, 4, 1), (5, 1, 6)), ((5, 4, 3), (1, 3, 6)), ((2, 5, 4, 3), (5, 3, 6)),
@@ -50,3 +51,17 @@ def test_others_are_pytorchs() -> None:
     assert batched_matmul(x, x.mT) is NotImplemented
     assert symbolic_form(torch.add, [x, x], {}) is NotImplemented
     assert symbolic_form([], [x], {}) is NotImplemented
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_on_a_gpu_stays_symbolic(dtype: torch.dtype) -> None:
+    env = ShapeEnv()
+    b, n = (
+        env.symint(env.create_size(size, SizeSource(LocalSource("x"), size), Dim.DYNAMIC))
+        for size in (5, 24)
+    )
+    q = make((b, 4, n, 8), (n * 32, 8, 32, 1), dtype, torch.device("cuda"), 0)
+    with FakeMode():
+        got = symbolic_form(torch.nn.functional.scaled_dot_product_attention, [q, q, q], {})
+    assert not list(env.specialized())
+    assert tuple(map(str, got._sizes)) == tuple(map(str, q._sizes)) and got.dtype == dtype

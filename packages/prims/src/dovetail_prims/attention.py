@@ -1,0 +1,96 @@
+"""`scaled_dot_product_attention` by the operator of the kernel that eager would choose, with the
+preparations that C++ makes for it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dovetail_prims.sdpa import choose_backend
+
+aten = torch.ops.aten
+
+# A row of the efficient kernel's mask must start at a multiple of this many elements.
+_MASK_ALIGNMENT = 16
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`scaled_dot_product_attention` by the operator of the kernel eager would choose."""
+    # Autocast knows the public operator only: what it would cast is cast here.
+    query, key, value = (_autocast(t) for t in (query, key, value))
+    attn_mask = None if attn_mask is None else _autocast(attn_mask)
+    needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+    # The kernels read a mask row by row; one expanded along its rows would send eager's choice to
+    # the unfused formula, so it is laid out first.
+    mask = _additive(attn_mask, query)
+    if mask is not None and mask.stride(-1) != 1:
+        mask = mask.contiguous()
+    backend = choose_backend(query, key, value, mask, dropout_p, is_causal, needs_grad, enable_gqa)
+    if backend == "flash_attention":
+        width = query.shape[-1]
+        if scale is None:
+            scale = 1 / math.sqrt(width)
+        q, k, v = (_pad_last(t, 8) for t in (query, key, value))
+        out = aten._scaled_dot_product_flash_attention.default(
+            q, k, v, dropout_p, is_causal, False, scale=scale
+        )[0]
+        result: Tensor = out[..., :width] if q.shape[-1] != width else out
+        return result
+    if backend == "efficient_attention":
+        if mask is not None:
+            mask = _aligned(mask, query, key)
+        result = aten._scaled_dot_product_efficient_attention.default(
+            query, key, value, mask, needs_grad, dropout_p, is_causal, scale=scale
+        )[0]
+        return result
+    if backend == "cudnn_attention":
+        result = aten._scaled_dot_product_cudnn_attention.default(
+            query, key, value, mask, needs_grad, dropout_p, is_causal, False, scale=scale
+        )[0]
+        return result
+    result = aten._scaled_dot_product_attention_math.default(
+        query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+    )[0]
+    return result
+
+
+def _autocast(t: Tensor) -> Tensor:
+    """The tensor as autocast hands it to an operator of its lower-precision list."""
+    kind = t.device.type
+    if not torch.is_autocast_enabled(kind) or not t.is_floating_point() or t.dtype == torch.float64:
+        return t
+    return t.to(torch.get_autocast_dtype(kind))
+
+
+def _pad_last(t: Tensor, multiple: int) -> Tensor:
+    missing = -t.shape[-1] % multiple
+    return F.pad(t, (0, missing)) if missing else t
+
+
+def _additive(mask: Tensor | None, query: Tensor) -> Tensor | None:
+    """A boolean mask (True takes part) as one that is added to the scores."""
+    if mask is None or mask.dtype is not torch.bool:
+        return mask
+    zeros = torch.zeros((), dtype=query.dtype, device=query.device)
+    return torch.where(mask, zeros, float("-inf"))
+
+
+def _aligned(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """The mask for every batch and head, its rows aligned in memory."""
+    length = key.shape[-2]
+    missing = -length % _MASK_ALIGNMENT
+    if not isinstance(missing, int) or missing:  # nothing is asked of a symbolic length
+        mask = F.pad(mask, (0, missing))[..., :length]
+    return mask.expand(query.shape[0], query.shape[1], query.shape[-2], length)
