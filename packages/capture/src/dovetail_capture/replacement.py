@@ -19,12 +19,14 @@ from types import CellType, CodeType, FunctionType
 from typing import Any
 
 from dovetail_guards import source as s
+from torch import from_numpy
 
 from dovetail_capture import rebuild
 from dovetail_capture._frame_hook import Bound, set_attribute, skip_code
 from dovetail_capture.bytecode import encode_lines
 from dovetail_capture.captured_frame import CapturedFrame, GraphInput
 from dovetail_capture.continuation import Resume, Resumption
+from dovetail_capture.interpreter.values.arrays import ArraySource
 from dovetail_capture.recipe import (
     Build,
     CallFunction,
@@ -183,6 +185,8 @@ class _Writer:
                 return f"{self.source(base)}.cell_contents"
             case s.SizeSource(base, dim):
                 return f"{self.source(base)}.size({dim})"
+            case ArraySource(base):
+                return f"{self.constant(from_numpy)}({self.source(base)})"
             case s.StrideSource(base, dim):
                 return f"{self.source(base)}.stride({dim})"
         raise TypeError(f"replacement code cannot fetch a {type(source).__name__}: {source}")

@@ -20,6 +20,7 @@ from dovetail_capture._frame_hook import Switched
 from dovetail_capture.interpreter.machine import Interpreter
 from dovetail_capture.interpreter.protocols import dicts
 from dovetail_capture.interpreter.signals import CannotRebuild
+from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
@@ -118,6 +119,14 @@ class Rebuilder:
             if isinstance(source, ObjectSource):
                 return r.Const(source.obj)
             return r.Fetch(source)
+        if isinstance(item, ArrayValue):
+            array = r.CallFunction(r.GetAttr(self.recipe(item.tensor), "numpy"))
+            empty = r.Build("tuple", ())
+            return (
+                r.CallFunction(r.GetAttr(array, "__getitem__"), (empty,))
+                if item.is_scalar
+                else array
+            )
         if isinstance(item, TupleValue):
             built = r.Build("tuple", self._all(item.items))
             return built if item.cls is tuple else r.CallFunction(r.Const(item.cls), (built,))

@@ -22,6 +22,7 @@ from dovetail_capture.interpreter.recorder import Recorder
 from dovetail_capture.interpreter.shapes import InputShapes
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.sources import SourceTable
+from dovetail_capture.interpreter.values.arrays import ArraySource
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.containers import DictValue, ListValue, SetValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
@@ -165,10 +166,21 @@ class Session:
             self.inputs.append((GraphInput(node.name, source, real, False), known))
         return known
 
+    def array_input(self, tensor: torch.Tensor, source: Source) -> TensorValue:
+        """The tensor over the memory of a pre-existing array: an input of fixed sizes."""
+        fake = self.recorder.from_real(tensor)
+        node = self.recorder.placeholder(_input_name(source, len(self.inputs)), fake)
+        value = self.recorder.bind(TensorValue(node, fake, torch.Tensor, source, tensor))
+        self.inputs.append((GraphInput(node.name, source, tensor, False), value))
+        return value
+
     def relate_inputs(self, inputs: list[GraphInput]) -> None:
         """Guard that different inputs stay different tensors."""
         if len(inputs) > 1:
-            self.clauses.append(c.DistinctObjects(tuple(item.source for item in inputs)))
+            sources = [
+                i.source.base if isinstance(i.source, ArraySource) else i.source for i in inputs
+            ]
+            self.clauses.append(c.DistinctObjects(tuple(sources)))
         changed = [value for value in self.known.values() if _is_changed(value)]
         for cls in {value.python_type() for value in changed}:
             # A change to one of them must not be a change to another.

@@ -26,6 +26,7 @@ from dovetail_guards.source import (
 
 from dovetail_capture.interpreter.session import Session
 from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values.arrays import ArraySource, ArrayValue, array_parts
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
@@ -89,6 +90,10 @@ def wrap(session: Session, real: Any, source: Source) -> Value:
     if is_numpy(cls, "ufunc") or is_numpy(cls, "_ArrayFunctionDispatcher"):
         return _identity(session, real, source)
     if is_numpy(cls, "generic"):
+        return _equality(session, real, source)
+    if cls.__module__ == "numpy" and cls.__name__ == "ndarray":
+        return _array(session, real, source)
+    if cls.__module__.partition(".")[0] == "numpy" and is_numpy(cls, "dtype"):
         return _equality(session, real, source)
     return _object(session, real, source)
 
@@ -176,6 +181,27 @@ def _builtin_method(session: Session, real: Any, source: Source) -> Value:
             value.source = source
             return value
     return _identity(session, real, source)
+
+
+def _array(session: Session, real: Any, source: Source) -> Value:
+    """A NumPy array: in the graph it is the tensor over its memory."""
+    known = _known(session, real, source)
+    if known is not None:
+        return known
+    if not real.flags.writeable:
+        raise GraphBreakSignal("a numpy array that is read-only", "copy it first")
+    try:
+        tensor = torch.from_numpy(real)
+    except (TypeError, ValueError) as error:  # an odd dtype, negative strides
+        raise GraphBreakSignal(f"a numpy array as an input: {error}") from None
+    _guard_type(session, real, source)
+    for path, expected in array_parts(real):
+        place = source
+        for name in path.split("."):
+            place = session.sources.attr(place, name)
+        session.guard(c.ConstantIs, place, expected)
+    value = ArrayValue(session.array_input(tensor, ArraySource(source)), type(real), source)
+    return _remember(session, real, value)  # type: ignore[no-any-return]
 
 
 def _known(session: Session, real: Any, source: Source) -> Value | None:

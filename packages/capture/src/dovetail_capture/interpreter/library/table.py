@@ -8,6 +8,7 @@ from typing import Any
 from dovetail_capture.interpreter.library import (
     builtin_functions,
     container_methods,
+    numpy_functions,
     polyfills,
     stdlib,
     torch_functions,
@@ -27,6 +28,7 @@ __all__ = [
     "is_instance",
     "is_operation",
     "is_pure",
+    "numpy_functions",
     "tensor_property",
     "to_text",
 ]  # fmt: skip
@@ -38,6 +40,7 @@ HANDLERS: dict[Any, Handler] = {
     **torch_functions.HANDLERS,
     **polyfills.HANDLERS,
     **transforms.HANDLERS,
+    **numpy_functions.HANDLERS,
 }
 call_transformed = transforms.call_transformed
 CODE_HANDLERS = polyfills.CODE_HANDLERS

@@ -15,6 +15,7 @@ from dovetail_capture.interpreter.library.container_methods import PASS, Args, H
 from dovetail_capture.interpreter.protocols import attributes, calls, dicts
 from dovetail_capture.interpreter.recorder import NotAGraphArgument
 from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
 from dovetail_capture.interpreter.values.containers import DictValue, TupleValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
@@ -297,6 +298,8 @@ def make_tensor(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`torch.tensor(data)`: of Python numbers only."""
     if args and isinstance(args[0], TensorValue):
         return vm.record("call_method", "clone", [args[0]], {})
+    if args and isinstance(args[0], ArrayValue) and not kwargs:
+        return vm.record("call_method", "clone", [args[0].tensor], {})
     return PASS  # type: ignore[no-any-return]
 
 

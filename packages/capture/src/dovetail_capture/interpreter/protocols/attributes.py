@@ -19,6 +19,7 @@ from dovetail_guards.source import Source
 
 from dovetail_capture.interpreter.protocols import dicts
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
+from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
@@ -438,6 +439,10 @@ def _native_attr(vm: Interpreter, obj: Value, name: str) -> Value:
     cls = obj.python_type()
     _, attr = class_lookup(vm, cls, name)
     kind = type(attr)
+    if isinstance(obj, ArrayValue):
+        found = vm.arrays.array_attr(vm, obj, name)
+        if found is not None:
+            return found
     if kind in C_METHODS:
         return NativeMethod(attr, obj, name)
     if name == "__class__":

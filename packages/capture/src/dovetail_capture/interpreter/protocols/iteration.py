@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from dovetail_capture.interpreter.protocols import attributes, dicts
 from dovetail_capture.interpreter.protocols.constants import from_python
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
+from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 def get_iter(vm: Interpreter, value: Value) -> Value:
     """`iter(value)`."""
     cls = value.__class__
+    if cls is ArrayValue:
+        return vm.arrays.iterate(vm, value)  # type: ignore[arg-type]
     if cls is IteratorValue or cls is GeneratorValue:
         return value
     if cls is TupleValue:

@@ -15,6 +15,7 @@ from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python,
 from dovetail_capture.interpreter.recorder import NotAGraphArgument
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.value_ranges import decided
+from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Value, boolean
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
@@ -135,6 +136,8 @@ def binary(vm: Interpreter, symbol: str, left: Value, right: Value, inplace: boo
             return _fold(vm, fn, left.value, right.value)  # type: ignore[attr-defined]
         if left_class is not TensorValue and right_class is not TensorValue:
             return binary(vm, symbol, _concrete(left), _concrete(right), inplace)
+    if left_class is ArrayValue or right_class is ArrayValue:
+        return vm.arrays.binary(vm, symbol, left, right, inplace)
     if left_class is TensorValue or right_class is TensorValue:
         if left_class is TensorValue and inplace:
             return _record(vm, INPLACE[symbol], [left, right])
@@ -247,6 +250,8 @@ def unary(vm: Interpreter, symbol: str, operand: Value) -> Value:
         return _fold(vm, fn, operand.value)
     if isinstance(operand, TensorValue):
         return _record(vm, fn, [operand])
+    if isinstance(operand, ArrayValue):
+        return vm.arrays.unary(vm, symbol, operand)
     method = dunder(vm, operand, name)
     if method is not None:
         return vm.call(method, [], {})
@@ -261,6 +266,8 @@ def compare(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
     left_class, right_class = left.__class__, right.__class__
     if left_class is Constant and right_class is Constant:
         return _fold(vm, fn, left.value, right.value)  # type: ignore[attr-defined]
+    if left_class is ArrayValue or right_class is ArrayValue:
+        return vm.arrays.compare(vm, symbol, left, right)
     if isinstance(left, SymbolicNumber) or isinstance(right, SymbolicNumber):
         if _is_number(left) and _is_number(right):
             return _fold(vm, fn, left.value, right.value)  # type: ignore[attr-defined]
@@ -371,6 +378,8 @@ def is_same(vm: Interpreter, left: Value, right: Value) -> bool:
 def truth(vm: Interpreter, value: Value) -> bool:
     """`bool(value)`."""
     cls = value.__class__
+    if cls is ArrayValue:
+        raise GraphBreakSignal(f"a branch on {value.describe()}", "use np.where")
     if cls is Constant or isinstance(value, SymbolicNumber):
         return bool(value.value)  # type: ignore[attr-defined]
     if cls is TensorValue:
@@ -398,6 +407,8 @@ def truth(vm: Interpreter, value: Value) -> bool:
 
 def length(vm: Interpreter, value: Value) -> int:
     """`len(value)`."""
+    if isinstance(value, ArrayValue):
+        return length(vm, value.tensor)
     if isinstance(value, (ListValue, TupleValue, SetValue)):
         return len(value.items)
     if isinstance(value, DictValue):
@@ -451,6 +462,8 @@ def contains(vm: Interpreter, container: Value, item: Value) -> bool:
 def getitem(vm: Interpreter, obj: Value, key: Value) -> Value:
     """`obj[key]`."""
     cls = obj.__class__
+    if cls is ArrayValue:
+        return vm.arrays.getitem(vm, obj, key)  # type: ignore[arg-type]
     if cls is TensorValue:
         return _record(vm, operator.getitem, [obj, key])
     if isinstance(obj, (ListValue, TupleValue)):
@@ -520,6 +533,8 @@ def setitem(vm: Interpreter, obj: Value, key: Value, value: Value) -> None:
     """`obj[key] = value`."""
     if isinstance(obj, TensorValue):
         _record(vm, operator.setitem, [obj, key, value])
+    elif isinstance(obj, ArrayValue):
+        vm.arrays.setitem(vm, obj, key, value)
     elif isinstance(obj, ListValue):
         obj.mutated = True
         if isinstance(key, SliceValue):

@@ -1,0 +1,445 @@
+"""NumPy arrays and functions as torch code.
+
+An array is a tensor of the graph (`ArrayValue`). A mapped function runs as its twin in
+`numpy_on_tensors`; what dtype, shape and kind its result has is asked of NumPy itself, on arrays of
+ones. Nothing here needs NumPy to be installed: without it the tables are empty.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Node
+
+from dovetail_capture.interpreter.library import numpy_on_tensors as twins
+from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.protocols.constants import UNKNOWN
+from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values.arrays import ArrayValue
+from dovetail_capture.interpreter.values.base import Constant, Value
+from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
+from dovetail_capture.interpreter.values.functions import IteratorValue
+from dovetail_capture.interpreter.values.tensors import TensorValue
+
+try:
+    import numpy as np
+except ImportError:  # torch works without it, and so do we
+    np = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.machine import Interpreter
+
+_HINT = "write it with torch functions, or do it outside of the compiled function"
+_MOST_ELEMENTS = 1 << 24  # arrays of ones are made to ask NumPy: not of giants
+
+
+def _torch_dtype(dtype: Any) -> torch.dtype:
+    try:
+        return torch.from_numpy(np.empty((), dtype)).dtype
+    except TypeError as error:
+        raise GraphBreakSignal(f"a numpy array of dtype {dtype}", _HINT) from error
+
+
+def _numpy_dtype(dtype: torch.dtype) -> Any:
+    try:
+        return torch.empty((), dtype=dtype).numpy().dtype
+    except TypeError as error:
+        raise GraphBreakSignal(f"a numpy array of {dtype}", _HINT) from error
+
+
+def dtype_of(value: ArrayValue) -> Any:
+    """NumPy's dtype of an array."""
+    return _numpy_dtype(value.tensor.fake.dtype)
+
+
+def sample(value: ArrayValue) -> Any:
+    """An array of ones like the one that the value stands for."""
+    shape = tuple(int(size) for size in value.tensor.fake._sizes)
+    dtype = dtype_of(value)
+    if value.is_scalar:
+        return dtype.type(1)
+    found = np.ones(shape, dtype)
+    if found.size > _MOST_ELEMENTS:
+        raise GraphBreakSignal(f"a numpy array of {found.size} elements", _HINT)
+    return found
+
+
+def _known(vm: Interpreter, value: Value) -> Any:
+    """The Python object, with arrays of ones for arrays."""
+    if isinstance(value, ArrayValue):
+        return sample(value)
+    if isinstance(value, (TupleValue, ListValue)):
+        return value.cls([_known(vm, item) for item in vm.iterate(value)])
+    real = vm.as_python(value)
+    if real is UNKNOWN:
+        raise GraphBreakSignal(f"a numpy function called with {value.describe()}", _HINT)
+    return real
+
+
+def _holds_array(vm: Interpreter, value: Value) -> bool:
+    if isinstance(value, (TupleValue, ListValue)):
+        return any(_holds_array(vm, item) for item in vm.iterate(value))
+    return isinstance(value, ArrayValue)
+
+
+def _ask(vm: Interpreter, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """What `fn` gives for arrays of ones, or its exception raised in the program."""
+    known = [_known(vm, arg) for arg in args]
+    named = {name: _known(vm, arg) for name, arg in kwargs.items()}
+    try:
+        with np.errstate(all="ignore"):
+            return fn(*known, **named)
+    except Exception as error:
+        return vm.raise_real(error)
+
+
+def _as_tensors(vm: Interpreter, value: Value, dtype: torch.dtype | None) -> Value:
+    if isinstance(value, ArrayValue):
+        tensor: Value = value.tensor
+        if dtype is not None and value.tensor.fake.dtype != dtype:
+            tensor = vm.record("call_method", "to", [tensor, Constant(dtype)], {})
+        return tensor
+    if isinstance(value, (TupleValue, ListValue)):
+        return type(value)([_as_tensors(vm, item, dtype) for item in vm.iterate(value)])
+    if isinstance(value, Constant) and isinstance(value.value, np.generic):
+        return Constant(value.value.item())
+    return value
+
+
+def _result(vm: Interpreter, name: str, tensor: Value, like: Any) -> Value:
+    """The array (or scalar) that `tensor` is, which NumPy says is like `like`."""
+    if not isinstance(tensor, TensorValue) or not isinstance(like, (np.ndarray, np.generic)):
+        raise GraphBreakSignal(f"the numpy function `{name}` in this form", _HINT)
+    dtype = _torch_dtype(like.dtype)
+    if tensor.fake.dtype != dtype:
+        tensor = vm.record("call_method", "to", [tensor, Constant(dtype)], {})  # type: ignore[assignment]
+    if tuple(tensor.fake._sizes) != like.shape:
+        raise GraphBreakSignal(f"the numpy function `{name}` in this form", _HINT)
+    assert isinstance(tensor, TensorValue)
+    return ArrayValue(tensor, type(like))
+
+
+def _number_as_tensor(vm: Interpreter, value: Value, dtype: torch.dtype) -> Value:
+    if not isinstance(value, Constant) or not isinstance(value.value, (bool, int, float)):
+        return value
+    full = [TupleValue([]), value]
+    return vm.record("call_function", torch.full, full, {"dtype": Constant(dtype)})
+
+
+def mapped(
+    fn: Any,
+    twin: Callable[..., Any],
+    computes_in_result: bool = True,
+    needs_tensors: bool = False,
+) -> Handler:
+    """A NumPy function that runs as `twin` on tensors. `computes_in_result`: its arguments are
+    first brought to the dtype of the result, as NumPy's loops do; truth values tell nothing, then
+    it is the arguments' common dtype."""
+    try:
+        takes = inspect.signature(twin)
+    except ValueError:  # a C function of torch: positional only
+        takes = inspect.signature(lambda x1, x2=None: None)
+    name = getattr(fn, "__name__", str(fn))
+
+    def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+        if not any(_holds_array(vm, arg) for arg in (*args, *kwargs.values())):
+            return PASS  # type: ignore[no-any-return]
+        try:
+            takes.bind(*args, **kwargs)
+        except TypeError as error:
+            raise GraphBreakSignal(f"the numpy function `{name}`: {error}", _HINT) from None
+        like = _ask(vm, fn, args, kwargs)
+        dtype = None
+        if computes_in_result and isinstance(like, (np.ndarray, np.generic)):
+            computed = like.dtype
+            if computed == np.bool_:
+                numbers = [_known(vm, arg) for arg in args]
+                numbers = [
+                    n for n in numbers if isinstance(n, (np.ndarray, np.generic, int, float))
+                ]
+                computed = np.result_type(*numbers)
+            dtype = _torch_dtype(computed)
+        tensors = [_as_tensors(vm, arg, dtype) for arg in args]
+        if tensors and (needs_tensors or isinstance(tensors[0], Constant)) and dtype is not None:
+            tensors = [_number_as_tensor(vm, arg, dtype) for arg in tensors]
+        named = {key: _as_tensors(vm, arg, dtype) for key, arg in kwargs.items() if key != "dtype"}
+        found = vm.call(Constant(twin), tensors, named)
+        return _result(vm, name, found, like)
+
+    return handler
+
+
+def made(fn: Any) -> Handler:
+    """A function that makes an array of numbers alone: made anew by each call."""
+
+    def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+        if args and isinstance(args[0], (ArrayValue, TensorValue)):
+            return _converted(vm, fn, args, kwargs)
+        like = _ask(vm, fn, args, kwargs)
+        if like.size > 4096 and not np.all(like == like.flat[0]):
+            raise GraphBreakSignal(f"a numpy array of {like.size} different numbers", _HINT)
+        dtype: dict[str, Value] = {"dtype": Constant(_torch_dtype(like.dtype))}
+        if like.size and np.all(like == like.flat[0]):
+            shape = TupleValue([Constant(size) for size in like.shape])
+            fill = Constant(like.flat[0].item())
+            tensor = vm.record("call_function", torch.full, [shape, fill], dtype)
+        elif like.size:
+            tensor = vm.record("call_function", torch.tensor, [vm.constant(like.tolist())], dtype)
+        else:
+            shape = TupleValue([Constant(size) for size in like.shape])
+            tensor = vm.record("call_function", torch.zeros, [shape], dtype)
+        return _result(vm, fn.__name__, tensor, like)
+
+    return handler
+
+
+def _converted(vm: Interpreter, fn: Any, args: Args, kwargs: Kwargs) -> Value:
+    """`np.array(x)` and `np.asarray(x)` of an array or a tensor."""
+    if kwargs or len(args) > 1:
+        raise GraphBreakSignal(f"`{fn.__name__}` with further arguments", _HINT)
+    array = args[0] if isinstance(args[0], ArrayValue) else tensor_numpy(vm, args, {})
+    assert isinstance(array, ArrayValue)
+    if fn is np.asarray:
+        return array
+    tensor = vm.record("call_method", "clone", [array.tensor], {})
+    assert isinstance(tensor, TensorValue)
+    return ArrayValue(tensor, np.ndarray)
+
+
+# --- between tensors and arrays ------------------------------------------------------------------
+
+
+def tensor_numpy(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`tensor.numpy()`: the same memory, seen as an array."""
+    tensor = args[0]
+    assert isinstance(tensor, TensorValue)
+    fake = tensor.fake
+    if (
+        fake.requires_grad
+        or fake.device.type != "cpu"
+        or fake.is_conj()
+        or len(args) + len(kwargs) > 1
+    ):
+        raise GraphBreakSignal("`numpy()` of a tensor that has no array", "detach it first")
+    _numpy_dtype(fake.dtype)
+    return ArrayValue(tensor, np.ndarray)
+
+
+def tensor_of(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`torch.from_numpy(array)`, `torch.as_tensor(array)`: the same memory."""
+    if not args or not isinstance(args[0], ArrayValue):
+        return PASS  # type: ignore[no-any-return]
+    if kwargs or len(args) > 1 or args[0].is_scalar:
+        raise GraphBreakSignal("a conversion of a numpy array with further arguments", _HINT)
+    return args[0].tensor
+
+
+def astype(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`array.astype(dtype)`."""
+    array = args[0]
+    assert isinstance(array, ArrayValue)
+    like = _ask(vm, lambda a, *rest, **named: a.astype(*rest, **named), args, kwargs)
+    dtype = Constant(_torch_dtype(like.dtype))
+    tensor = vm.record("call_method", "to", [array.tensor, dtype], {"copy": Constant(True)})
+    return _result(vm, "astype", tensor, like)
+
+
+def array_attr(vm: Interpreter, obj: ArrayValue, name: str) -> Value | None:
+    """An attribute that is no method; None for any other."""
+    if name == "T":
+        return vm.call(Constant(np.transpose), [obj], {})
+    if name in ("shape", "ndim", "size", "dtype", "itemsize", "nbytes", "strides"):
+        found = getattr(sample(obj), name)
+        if name in ("strides", "nbytes") and not obj.tensor.fake.is_contiguous():
+            raise GraphBreakSignal(f"the `{name}` of a numpy array that is not contiguous", _HINT)
+        return vm.constant(found)
+    return None
+
+
+# --- operators -----------------------------------------------------------------------------------
+
+
+def binary(vm: Interpreter, symbol: str, left: Value, right: Value, inplace: bool) -> Value:
+    """`left <symbol> right` where one is an array."""
+    if isinstance(left, TensorValue) or isinstance(right, TensorValue):
+        raise GraphBreakSignal(f"`{symbol}` of a tensor and a numpy array", _HINT)
+    if inplace and isinstance(left, ArrayValue) and not left.is_scalar:
+        _refuse_input(left)
+        total = vm.call(Constant(UFUNC_OF[symbol]), [left, right], {})
+        assert isinstance(total, ArrayValue)
+        fakes = left.tensor.fake, total.tensor.fake
+        if fakes[0].dtype != fakes[1].dtype or tuple(fakes[0]._sizes) != tuple(fakes[1]._sizes):
+            raise GraphBreakSignal(
+                f"`{symbol}=` that changes a numpy array's dtype or shape", _HINT
+            )
+        vm.record("call_method", "copy_", [left.tensor, total.tensor], {})
+        return left
+    return vm.call(Constant(UFUNC_OF[symbol]), [left, right], {})
+
+
+def compare(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
+    """`left <symbol> right` where one is an array."""
+    return binary(vm, symbol, left, right, False)
+
+
+def unary(vm: Interpreter, symbol: str, operand: Value) -> Value:
+    """`-a`, `+a`, `~a`."""
+    names = {"-": "negative", "+": "positive", "~": "invert"}
+    return vm.call(Constant(getattr(np, names[symbol])), [operand], {})
+
+
+_VIEWS = frozenset(
+    {"getitem", "permute", "reshape", "squeeze", "unsqueeze", "swapaxes", "moveaxis",
+     "broadcast_to"}
+)  # fmt: skip
+
+
+def _refuse_input(array: ArrayValue) -> None:
+    """No write to an array that was given, or to a view of one: another array of the caller's may
+    share its memory, and no guard tells."""
+    node = array.tensor.node
+    while getattr(node.target, "__name__", node.target) in _VIEWS and node.args:
+        assert isinstance(node.args[0], Node)
+        node = node.args[0]
+    if array.source is not None or (node.op == "placeholder" and "_as_tensor" in node.name):
+        raise GraphBreakSignal(
+            "a write to a numpy array from outside of the graph", "copy it first"
+        )
+
+
+def getitem(vm: Interpreter, obj: ArrayValue, key: Value) -> Value:
+    """`array[key]`."""
+    like = _ask(vm, lambda a, k: a[k], [obj, key], {})
+    found = vm.getitem(obj.tensor, _as_tensors(vm, key, None))
+    return _result(vm, "__getitem__", found, like)
+
+
+def setitem(vm: Interpreter, obj: ArrayValue, key: Value, value: Value) -> None:
+    """`array[key] = value`."""
+    _refuse_input(obj)
+
+    def assign(array: Any, index: Any, item: Any) -> None:
+        array[index] = item
+
+    _ask(vm, assign, [obj, key, value], {})
+    dtype = obj.tensor.fake.dtype
+    parts = [obj.tensor, _as_tensors(vm, key, None), _as_tensors(vm, value, dtype)]
+    vm.call(Constant(_set), parts, {})
+
+
+def _set(tensor: Any, key: Any, value: Any) -> None:
+    tensor[key] = value
+
+
+def iterate(vm: Interpreter, obj: ArrayValue) -> Value:
+    """`iter(array)`."""
+    if obj.is_scalar or not obj.tensor.fake.dim():
+        vm.raise_error(TypeError, "iteration over a 0-d array")
+
+    def rows() -> Iterator[Value]:
+        for index in range(int(obj.tensor.fake._sizes[0])):
+            yield getitem(vm, obj, Constant(index))
+
+    return IteratorValue(rows(), type(iter(np.zeros(1))), True)
+
+
+# --- tables --------------------------------------------------------------------------------------
+
+UFUNC_OF: dict[str, Any] = {}
+HANDLERS: dict[Any, Handler] = {}
+
+_SAME_NAMES = (
+    "exp", "log", "log2", "log10", "log1p", "expm1", "sqrt", "square", "sin", "cos", "tan",
+    "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "floor", "ceil", "trunc", "sign",
+    "reciprocal", "negative", "positive", "absolute", "maximum", "minimum", "add", "subtract", "multiply",
+    "true_divide", "floor_divide", "power", "greater", "greater_equal", "less", "less_equal",
+    "equal", "not_equal", "logical_and", "logical_or", "logical_xor", "logical_not", "isnan",
+    "isinf", "isfinite", "matmul", "arctan2", "hypot", "exp2",
+)  # fmt: skip
+_TORCH_NAMES = {
+    "power": "pow", "equal": "eq", "not_equal": "ne", "greater": "gt", "greater_equal": "ge",
+    "less": "lt", "less_equal": "le", "arcsin": "asin", "arccos": "acos", "arctan": "atan",
+    "arctan2": "atan2", "absolute": "abs",
+}  # fmt: skip
+_NEED_TENSORS = (
+    "maximum", "minimum", "hypot", "arctan2", "logical_and", "logical_or", "logical_xor",
+)  # fmt: skip
+_SYMBOLS = {
+    "+": "add", "-": "subtract", "*": "multiply", "/": "true_divide", "//": "floor_divide",
+    "%": "remainder", "**": "power", "@": "matmul", "&": "bitwise_and", "|": "bitwise_or",
+    "^": "bitwise_xor", "<<": "left_shift", ">>": "right_shift", "<": "less", "<=": "less_equal",
+    "==": "equal", "!=": "not_equal", ">": "greater", ">=": "greater_equal",
+}  # fmt: skip
+# name -> (twin, does it compute in the result's dtype); None: the same as the function of the name.
+_FUNCTIONS: dict[str, tuple[Any, bool]] = {
+    "sum": (twins.sum_, True), "mean": (twins.mean, True), "std": (twins.std, True),
+    "var": (twins.var, True), "prod": (twins.prod, True), "max": (twins.max_, True),
+    "min": (twins.min_, True), "argmax": (twins.argmax, False), "argmin": (twins.argmin, False),
+    "all": (twins.all_, False), "any": (twins.any_, False), "cumsum": (twins.cumsum, True),
+    "cumprod": (twins.cumprod, True), "transpose": (twins.transpose, False),
+    "reshape": (twins.reshape, False), "ravel": (twins.ravel, False), "copy": (twins.copy, False),
+    "squeeze": (twins.squeeze, False), "expand_dims": (twins.expand_dims, False),
+    "swapaxes": (twins.swapaxes, False), "moveaxis": (twins.moveaxis, False),
+    "concatenate": (twins.concatenate, True), "stack": (twins.stack, True),
+    "vstack": (twins.vstack, True), "hstack": (twins.hstack, True), "clip": (twins.clip, True),
+    "dot": (twins.dot, True), "outer": (twins.outer, True), "einsum": (twins.einsum, True),
+    "tile": (twins.tile, False), "flip": (twins.flip, False), "roll": (twins.roll, False),
+    "tril": (twins.tril, False), "triu": (twins.triu, False), "sort": (twins.sort, False),
+    "broadcast_to": (twins.broadcast_to, False), "zeros_like": (twins.zeros_like, False),
+    "ones_like": (twins.ones_like, False), "full_like": (twins.full_like, False),
+    "trace": (twins.trace, True), "diff": (twins.diff, True), "amax": (twins.max_, True),
+    "amin": (twins.min_, True),
+}  # fmt: skip
+_METHODS: dict[str, tuple[Any, bool]] = {
+    **{name: _FUNCTIONS[name] for name in (
+        "sum", "mean", "std", "var", "prod", "max", "min", "argmax", "argmin", "all", "any",
+        "cumsum", "cumprod", "ravel", "copy", "squeeze", "swapaxes", "dot", "trace",
+    )},
+    "transpose": (twins.transpose_method, False), "reshape": (twins.reshape_method, False),
+    "clip": (twins.clip_method, True), "flatten": (twins.flatten, False),
+}  # fmt: skip
+
+
+def _where(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`np.where(condition, x, y)`: the condition keeps its dtype."""
+    if not any(isinstance(arg, ArrayValue) for arg in args):
+        return PASS  # type: ignore[no-any-return]
+    if len(args) != 3 or kwargs:
+        raise GraphBreakSignal("`where` whose result's shape depends on data", _HINT)
+    like = _ask(vm, np.where, args, kwargs)
+    condition = _as_tensors(vm, args[0], torch.bool)
+    parts = [_as_tensors(vm, arg, _torch_dtype(like.dtype)) for arg in args[1:]]
+    return _result(vm, "where", vm.call(Constant(torch.where), [condition, *parts], {}), like)
+
+
+def _fill_tables() -> None:
+    for name in _SAME_NAMES:
+        twin = getattr(torch, _TORCH_NAMES.get(name, name))
+        needs = name in _NEED_TENSORS
+        HANDLERS[getattr(np, name)] = mapped(getattr(np, name), twin, needs_tensors=needs)
+    HANDLERS[np.remainder] = mapped(np.remainder, torch.remainder)
+    HANDLERS[np.rint] = mapped(np.rint, torch.round)
+    for symbol, name in (("&", "and"), ("|", "or"), ("^", "xor")):
+        ufunc = getattr(np, _SYMBOLS[symbol])
+        HANDLERS[ufunc] = mapped(ufunc, getattr(torch, f"bitwise_{name}"))
+    HANDLERS[np.invert] = mapped(np.invert, torch.bitwise_not)
+    UFUNC_OF.update({symbol: getattr(np, name) for symbol, name in _SYMBOLS.items()})
+    for name, (twin, computes) in _FUNCTIONS.items():
+        HANDLERS[getattr(np, name)] = mapped(getattr(np, name), twin, computes)
+    for name, (twin, computes) in _METHODS.items():
+        HANDLERS[getattr(np.ndarray, name)] = mapped(getattr(np.ndarray, name), twin, computes)
+    HANDLERS[np.linalg.norm] = mapped(np.linalg.norm, twins.norm)
+    HANDLERS[np.where] = _where
+    for fn in (np.zeros, np.ones, np.full, np.arange, np.linspace, np.eye, np.array, np.asarray):
+        HANDLERS[fn] = made(fn)
+    HANDLERS[np.ndarray.astype] = astype
+    HANDLERS[torch.Tensor.numpy] = tensor_numpy
+    HANDLERS[torch.from_numpy] = tensor_of
+    HANDLERS[torch.as_tensor] = tensor_of
+
+
+if np is not None:
+    _fill_tables()

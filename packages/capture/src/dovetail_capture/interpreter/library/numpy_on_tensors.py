@@ -1,0 +1,211 @@
+"""NumPy's functions, said in torch: plain functions over tensors, with NumPy's parameter names.
+
+The interpreter runs these bodies in place of the originals. Dtypes are settled around them: the
+tensors come in the dtype that NumPy computes in, and the result is given NumPy's dtype. What the
+parameters leave out (`out`, `where`, `order` ...) breaks the graph.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def _dims(a: Any, axis: Any) -> Any:
+    return tuple(range(a.dim())) if axis is None else axis
+
+
+def sum_(a: Any, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Any:
+    return torch.sum(a, dim=_dims(a, axis), keepdim=keepdims)
+
+
+def mean(a: Any, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Any:
+    return torch.mean(a, dim=_dims(a, axis), keepdim=keepdims)
+
+
+def std(
+    a: Any, axis: Any = None, dtype: Any = None, ddof: int = 0, *, keepdims: bool = False
+) -> Any:
+    return torch.std(a, dim=_dims(a, axis), correction=ddof, keepdim=keepdims)
+
+
+def var(
+    a: Any, axis: Any = None, dtype: Any = None, ddof: int = 0, *, keepdims: bool = False
+) -> Any:
+    return torch.var(a, dim=_dims(a, axis), correction=ddof, keepdim=keepdims)
+
+
+def prod(a: Any, axis: Any = None, dtype: Any = None) -> Any:
+    return torch.prod(a) if axis is None else torch.prod(a, dim=axis)
+
+
+def max_(a: Any, axis: Any = None, *, keepdims: bool = False) -> Any:
+    return torch.amax(a, dim=_dims(a, axis), keepdim=keepdims)
+
+
+def min_(a: Any, axis: Any = None, *, keepdims: bool = False) -> Any:
+    return torch.amin(a, dim=_dims(a, axis), keepdim=keepdims)
+
+
+def argmax(a: Any, axis: Any = None) -> Any:
+    return torch.argmax(a, dim=axis)
+
+
+def argmin(a: Any, axis: Any = None) -> Any:
+    return torch.argmin(a, dim=axis)
+
+
+def all_(a: Any, axis: Any = None) -> Any:
+    return torch.all(a) if axis is None else torch.all(a, dim=axis)
+
+
+def any_(a: Any, axis: Any = None) -> Any:
+    return torch.any(a) if axis is None else torch.any(a, dim=axis)
+
+
+def cumsum(a: Any, axis: Any = None, dtype: Any = None) -> Any:
+    return torch.cumsum(a.reshape(-1) if axis is None else a, dim=axis or 0)
+
+
+def cumprod(a: Any, axis: Any = None, dtype: Any = None) -> Any:
+    return torch.cumprod(a.reshape(-1) if axis is None else a, dim=axis or 0)
+
+
+def transpose(a: Any, axes: Any = None) -> Any:
+    return a.permute(tuple(reversed(range(a.dim()))) if axes is None else axes)
+
+
+def transpose_method(a: Any, *axes: Any) -> Any:
+    if not axes or axes == (None,):
+        return a.permute(tuple(reversed(range(a.dim()))))
+    return a.permute(axes[0] if isinstance(axes[0], (tuple, list)) else axes)
+
+
+def reshape(a: Any, shape: Any) -> Any:
+    return a.reshape(shape)
+
+
+def reshape_method(a: Any, *shape: Any) -> Any:
+    return a.reshape(shape[0] if len(shape) == 1 else shape)
+
+
+def ravel(a: Any) -> Any:
+    return a.reshape(-1)
+
+
+def flatten(a: Any) -> Any:
+    return a.reshape(-1).clone()
+
+
+def copy(a: Any) -> Any:
+    return a.clone()
+
+
+def squeeze(a: Any, axis: Any = None) -> Any:
+    return torch.squeeze(a) if axis is None else torch.squeeze(a, dim=axis)
+
+
+def expand_dims(a: Any, axis: int) -> Any:
+    return torch.unsqueeze(a, axis)
+
+
+def swapaxes(a: Any, axis1: int, axis2: int) -> Any:
+    return torch.swapaxes(a, axis1, axis2)
+
+
+def moveaxis(a: Any, source: Any, destination: Any) -> Any:
+    return torch.moveaxis(a, source, destination)
+
+
+def concatenate(arrays: Any, axis: int = 0) -> Any:
+    return torch.cat(tuple(arrays), dim=axis)
+
+
+def stack(arrays: Any, axis: int = 0) -> Any:
+    return torch.stack(tuple(arrays), dim=axis)
+
+
+def vstack(tup: Any) -> Any:
+    return torch.vstack(tuple(tup))
+
+
+def hstack(tup: Any) -> Any:
+    return torch.hstack(tuple(tup))
+
+
+def where(condition: Any, x: Any, y: Any) -> Any:
+    return torch.where(condition, x, y)
+
+
+def clip(a: Any, a_min: Any = None, a_max: Any = None) -> Any:
+    return torch.clamp(a, min=a_min, max=a_max)
+
+
+def clip_method(a: Any, min: Any = None, max: Any = None) -> Any:
+    return torch.clamp(a, min=min, max=max)
+
+
+def dot(a: Any, b: Any) -> Any:
+    return torch.matmul(a, b)
+
+
+def outer(a: Any, b: Any) -> Any:
+    return torch.outer(a.reshape(-1), b.reshape(-1))
+
+
+def einsum(subscripts: str, *operands: Any) -> Any:
+    return torch.einsum(subscripts, *operands)
+
+
+def tile(A: Any, reps: Any) -> Any:
+    return torch.tile(A, (reps,) if isinstance(reps, int) else reps)
+
+
+def flip(m: Any, axis: Any = None) -> Any:
+    dims = _dims(m, axis)
+    return torch.flip(m, (dims,) if isinstance(dims, int) else dims)
+
+
+def roll(a: Any, shift: Any, axis: Any = None) -> Any:
+    return torch.roll(a, shift, axis)
+
+
+def tril(m: Any, k: int = 0) -> Any:
+    return torch.tril(m, k)
+
+
+def triu(m: Any, k: int = 0) -> Any:
+    return torch.triu(m, k)
+
+
+def sort(a: Any, axis: int = -1) -> Any:
+    return torch.sort(a, dim=axis, stable=True).values
+
+
+def broadcast_to(array: Any, shape: Any) -> Any:
+    return torch.broadcast_to(array, shape)
+
+
+def zeros_like(a: Any, dtype: Any = None) -> Any:
+    return torch.zeros_like(a)
+
+
+def ones_like(a: Any, dtype: Any = None) -> Any:
+    return torch.ones_like(a)
+
+
+def full_like(a: Any, fill_value: Any, dtype: Any = None) -> Any:
+    return torch.full_like(a, fill_value)
+
+
+def trace(a: Any) -> Any:
+    return torch.trace(a)
+
+
+def diff(a: Any) -> Any:
+    return torch.diff(a)
+
+
+def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
+    return torch.linalg.norm(x, ord, axis, keepdims)

@@ -1,0 +1,57 @@
+"""NumPy arrays: tensors of the graph that the program sees as `numpy.ndarray`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail_guards.source import Source
+
+from dovetail_capture.interpreter.values.base import Value
+from dovetail_capture.interpreter.values.tensors import TensorValue
+
+
+@dataclass(frozen=True)
+class ArraySource(Source):
+    """`torch.from_numpy(base)`: how an array comes into the graph. No guard speaks of it."""
+
+    base: Source
+
+    def __str__(self) -> str:
+        return f"{self.base}_as_tensor"
+
+
+class ArrayValue(Value):
+    """An array, or (`cls` is a scalar type, not `ndarray`) one of NumPy's scalars."""
+
+    __slots__ = ("cls", "tensor")
+
+    def __init__(self, tensor: TensorValue, cls: type, source: Source | None = None) -> None:
+        self.tensor = tensor
+        self.cls = cls
+        self.source = source
+
+    def python_type(self) -> type:
+        return self.cls
+
+    @property
+    def is_scalar(self) -> bool:
+        """Is it a scalar, as `array.sum()` gives?"""
+        return self.cls.__name__ != "ndarray"
+
+    def describe(self) -> str:
+        kind = "scalar" if self.is_scalar else "array"
+        return f"a numpy {kind} of shape {tuple(self.tensor.fake._sizes)}"
+
+    def __repr__(self) -> str:
+        return f"ArrayValue({self.tensor!r})"
+
+
+def array_parts(real: Any) -> tuple[tuple[str, Any], ...]:
+    """What must be equal of two arrays for one graph to take both: paths of attributes, values."""
+    return (
+        ("dtype.str", real.dtype.str),
+        ("shape", real.shape),
+        ("strides", real.strides),
+        ("flags.writeable", real.flags.writeable),
+    )

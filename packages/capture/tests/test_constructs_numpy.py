@@ -1,0 +1,223 @@
+"""Constructs: NumPy arrays and functions as torch code.
+
+PYTEST_DONT_REWRITE: pytest would put code of its own into the programs' assertions.
+"""
+
+# ruff: noqa  (programs as users write them, odd ones included)
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+np = pytest.importorskip("numpy")
+sys.path.insert(0, str(Path(__file__).parent))
+from construct_cases import Case, Table, run_case
+
+construct = Table()
+
+
+def arrays():
+    return np.arange(6, dtype=np.float32).reshape(2, 3), np.arange(6).reshape(2, 3)
+
+
+def one_array():
+    return (np.arange(6, dtype=np.float64).reshape(2, 3) / 4,)
+
+
+@construct(make=arrays)
+def arithmetic(a, b):
+    return (
+        a + b, a - 1, 2 * a, b / 2, b // 2, b % 4, a**2, -a, +b, ~b, b & 1, b | 2, b ^ 3, a @ a.T, 1 / (a + 1),
+        a + np.float32(2), b + True, b * 1.5, b - b, a + 1e-3,
+    )  # fmt: skip
+
+
+@construct(make=arrays)
+def comparisons(a, b):
+    return (
+        a > 2,
+        b == 3,
+        a <= b,
+        b != 1,
+        (a > 1) & (b < 4),
+        np.logical_not(a > 1),
+        3 < b,
+        np.isnan(a),
+    )
+
+
+@construct(make=arrays)
+def reductions(a, b):
+    return (
+        a.sum(), b.sum(axis=0), a.mean(axis=1, keepdims=True), b.mean(), a.max(), b.min(axis=-1), a.std(),
+        a.var(axis=0, ddof=1), b.prod(), a.argmax(), b.argmin(axis=1), (a > 2).all(), (b > 2).any(axis=0),
+        np.sum(a, axis=(0, 1)), np.cumsum(b), np.cumsum(a, axis=1), np.max(b), np.mean(b, 0),
+    )  # fmt: skip
+
+
+@construct(make=arrays)
+def shapes(a, b):
+    return (
+        a.T, a.reshape(3, 2), a.reshape((6,)), a.reshape(-1), b.ravel(), b.flatten(), a[None].squeeze(),
+        np.expand_dims(a, 0), np.concatenate([a, b]), np.stack((a, a), axis=1), np.vstack([a, a]),
+        np.hstack([b, b]), a.swapaxes(0, 1), np.moveaxis(a, 0, 1), np.transpose(b), b.transpose(1, 0),
+        np.tile(a, 2), np.flip(a), np.roll(b, 1), np.broadcast_to(a[0], (2, 3)).copy(), np.tril(a), b.copy(),
+    )  # fmt: skip
+
+
+@construct(make=arrays)
+def about_arrays(a, b):
+    return (
+        a + 1, a.shape, a.ndim, b.dtype, a.size, len(a), isinstance(a, np.ndarray), type(b) is np.ndarray,
+        a.dtype == np.float32, a.astype(np.int64), b.astype("float32"), a.astype(float),
+    )  # fmt: skip
+
+
+@construct(make=arrays)
+def indexing(a, b):
+    i = np.array([1, 0])
+    total = 0
+    for row in a:
+        total = total + row
+    return (
+        a[0],
+        a[0, 1],
+        a[:, 1:],
+        b[..., 0],
+        a[i],
+        a[i, i],
+        a[:, ::2],
+        total,
+        [r.sum() for r in b],
+        b[None, 0],
+    )
+
+
+@construct(make=one_array)
+def pointwise_functions(a):
+    n = np
+    return (
+        n.exp(a), n.log(a + 1), n.sqrt(a), n.sin(a), n.cos(a), n.tanh(a), n.abs(-a), n.square(a), n.floor(a),
+        n.ceil(a), n.rint(a), n.sign(a - 0.5), n.maximum(a, 0.5), n.minimum(a, a * 2), n.clip(a, 0.2, 1),
+        a.clip(0, 1), n.where(a > 0.5, a, 0.0), n.power(a, 2), n.hypot(a, a), n.log1p(a), n.isfinite(a),
+    )  # fmt: skip
+
+
+@construct(make=arrays)
+def linear_algebra(a, b):
+    return (
+        np.dot(a, a.T), np.matmul(b, b.T), np.einsum("ij,kj->ik", a, a), np.outer(a[0], a[1]), a[0].dot(a[1]),
+        np.linalg.norm(a), np.linalg.norm(a, axis=1), np.trace(b), a[0] @ a[1],
+    )  # fmt: skip
+
+
+@construct()
+def made_in_the_function(x):
+    a = np.zeros((2, 3)) + np.ones((2, 3), dtype=np.float32)
+    c = np.arange(3) * np.array([1, 2, 3]) + np.full(3, 2)
+    return (
+        x + torch.from_numpy(a),
+        c,
+        np.linspace(0, 1, 5),
+        np.eye(2),
+        np.asarray([1.5, 2]),
+        np.zeros_like(c),
+    )
+
+
+@construct()
+def from_tensor_and_back(x):
+    a = x.numpy()
+    b = np.square(a) * 2
+    y = torch.from_numpy(b) + 1
+    return y, b, torch.tensor(a) * 2, torch.as_tensor(b) - 1, np.asarray(x) + 1
+
+
+@construct()
+def shared_memory(x):
+    y = x * 2
+    a = y.numpy()
+    a += 1
+    a[0] = 7
+    b = a[1]
+    b *= 3
+    a[:, 0] = np.array([5.0, 6.0])
+    return y, a, b
+
+
+@construct(graphs=None, breaks=None, make=arrays)
+def writes_to_an_argument(a, b):
+    c = a * 2
+    row = a.T[0]
+    row += 1
+    a[0] = 9
+    a += 1
+    return c + a
+
+
+@construct(graphs=2, breaks=1, make=arrays)
+def break_between(a, b):
+    c = a * 2
+    print("between", c.shape)
+    return c + b
+
+
+@construct(graphs=None, breaks=None, make=arrays)
+def not_mapped(a, b):
+    c = a + 1
+    d = np.percentile(c, 50)
+    e = np.unique(b)
+    return d + c, e, c.tolist(), float(c.sum()), b[b > 2]
+
+
+@construct(graphs=None, breaks=None, make=arrays)
+def branching_on_data(a, b):
+    return a + 1 if a.sum() > 3 else a - 1
+
+
+@construct(
+    graphs=None, breaks=None, make=lambda: (np.array(["a"]), np.arange(4)[::-1], np.arange(3.0))
+)
+def odd_arrays(names, reverse, plain):
+    plain.setflags(write=False)
+    return names[0], reverse + 1, plain * 2
+
+
+@construct(make=lambda: (np.float32(2.5), np.int64(3)))
+def scalars_as_arguments(s, n):
+    return torch.ones(2) * float(s), s + n, np.sqrt(s)
+
+
+@construct(make=arrays)
+def errors_of_shapes(a, b):
+    try:
+        a @ b
+    except ValueError as error:
+        return a + 1, type(error).__name__
+
+
+@pytest.mark.parametrize("case", construct.cases, ids=construct.names)
+def test_construct(case: Case) -> None:
+    run_case(case)
+
+
+def test_another_shape_or_dtype_is_another_graph() -> None:
+    from construct_cases import CountingBackend
+    from dovetail_capture import optimize
+
+    backend = CountingBackend()
+    captured = optimize(lambda a: a * 2, backend, fullgraph=True)
+    for array in (
+        np.ones(3),
+        np.ones(4),
+        np.ones(3, np.float32),
+        np.ones((3, 2))[:, 0],
+        np.ones(3),
+    ):
+        found = captured(array)
+        assert found.dtype == array.dtype and np.array_equal(found, array * 2)
+    assert len(backend.graphs) == 4
