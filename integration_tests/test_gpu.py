@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
+import test_dynamic
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
@@ -126,3 +127,52 @@ def test_no_python_runs_between_kernels(train: bool, tmp_path: Path) -> None:
         entered.append(len(between))
     assert entered[0] == entered[1], entered
     assert train or entered == [0, 0], entered
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["infer", "train"])
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_sizes_that_change_are_compiled_twice(name: str, train: bool) -> None:
+    torch.manual_seed(0)
+    model = {"bert": test_dynamic.bert, "llama": test_dynamic.llama}[name]().cuda().train(train)
+    compiled = dovetail.compile(model, fullgraph=True)
+    parameters = list(model.parameters())
+    for batch, length in test_dynamic.SIZES:
+        ids = torch.randint(0, 100, (batch, length), device="cuda")
+        with torch.set_grad_enabled(train):
+            wanted, got = model(input_ids=ids)[0], compiled(input_ids=ids)[0]
+        torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
+        assert got.stride() == wanted.stride()
+        if train:
+            pair = [
+                torch.autograd.grad(out.square().mean(), parameters, allow_unused=True)
+                for out in (got, wanted)
+            ]
+            for mine, eagers in zip(*pair, strict=True):
+                if eagers is not None:
+                    torch.testing.assert_close(mine, eagers, atol=1e-5, rtol=1e-3)
+    report = dovetail.report(compiled)
+    assert report.graphs == 2 and not report.per_size_compiles
+
+
+def test_a_head_of_odd_width_under_autocast() -> None:
+    """Its products run on padded memory; losses and gradients are as close as eager's."""
+
+    def loss(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            logits = torch.nn.functional.linear(x, weight)
+        return torch.nn.functional.cross_entropy(logits.float(), labels)
+
+    torch.manual_seed(0)
+    x = torch.randn(1024, 512, device="cuda", requires_grad=True)
+    weight = (torch.randn(5003, 512, device="cuda") / 22).requires_grad_()
+    labels = torch.randint(0, 5003, (1024,), device="cuda")
+    wide = [x.double().detach().requires_grad_(), weight.double().detach().requires_grad_()]
+    logits = wide[0] @ wide[1].t()
+    exact_loss = torch.nn.functional.cross_entropy(logits, labels)
+    exact = [exact_loss, *torch.autograd.grad(exact_loss, wide)]
+    errors = []
+    for call in (loss, dovetail.compile(loss, fullgraph=True)):
+        value = call(x, weight, labels)
+        found = [value, *torch.autograd.grad(value, [x, weight])]
+        errors.append(largest_error(found, exact))
+    assert errors[1] <= max(1.5 * errors[0], 1e-3), errors
