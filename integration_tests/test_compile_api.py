@@ -53,6 +53,22 @@ def test_option_of_the_wrong_type() -> None:
         dovetail.compile(lambda x: x, options={"recompile_limit": "8"})
 
 
+def test_guards_can_be_filtered_and_explained() -> None:
+    def f(x: Tensor) -> Tensor:
+        return x * 2
+
+    def only_tensors(guards: list) -> list[bool]:  # type: ignore[type-arg]
+        return [guard.guard_type == "TENSOR_MATCH" for guard in guards]
+
+    compiled = dovetail.compile(f, options={"guard_filter_fn": only_tensors})
+    assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+    assert dovetail.explain_guards(compiled).count("guards (1)") == 1
+    compiled(torch.ones(2).double())
+    assert "dtype" in dovetail.recompiles(compiled)[0]
+    with pytest.raises(TypeError, match="takes a function"):
+        dovetail.compile(f, options={"guard_filter_fn": 3})
+
+
 def test_not_callable() -> None:
     with pytest.raises(TypeError, match="int"):
         dovetail.compile(3)  # type: ignore[call-overload]

@@ -96,4 +96,5 @@ def compile(
         fullgraph=fullgraph,
         dynamic=dynamic,
         recompile_limit=chosen.recompile_limit,
+        guard_filter_fn=chosen.guard_filter_fn,
     )

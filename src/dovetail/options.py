@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -23,11 +23,14 @@ class Options:
     recompile_limit: compiled versions of one frame before it runs plainly, with a warning.
     cudagraphs: record each compiled graph as a CUDA graph (no effect on the CPU).
     max_autotune: measure kernel choices instead of modelling them.
+    guard_filter_fn: given a list of `dovetail_capture.GuardFilterEntry`, tells of each whether it
+        is kept; what it drops is never checked.
     """
 
     recompile_limit: int = 8
     cudagraphs: bool = False
     max_autotune: bool = False
+    guard_filter_fn: Callable[..., Any] | None = None
 
 
 MODES: Mapping[str, Options] = {
@@ -53,7 +56,10 @@ def resolve_options(mode: str | None, options: Mapping[str, Any] | None) -> Opti
     for name, value in (options or {}).items():
         if name not in known:
             raise ValueError(unknown_name("option", name, known))
-        if type(value) is not known[name]:
+        if name == "guard_filter_fn":
+            if value is not None and not callable(value):
+                raise TypeError(f"option {name!r} takes a function, got {type(value).__name__}")
+        elif type(value) is not known[name]:
             raise TypeError(
                 f"option {name!r} takes {known[name].__name__}, got {type(value).__name__}"
             )

@@ -3,10 +3,12 @@
 from dovetail_capture.api import (
     Explanation,
     explain,
+    explain_guards,
     export,
     graph_break,
     is_compiling,
     optimize,
+    recompiles,
     reset,
     run_graph,
 )
@@ -20,6 +22,7 @@ from dovetail_capture.errors import (
     RecompileLimitError,
 )
 from dovetail_capture.export import ExportedGraph
+from dovetail_capture.guard_filter import GuardFilterEntry
 from dovetail_capture.marks import (
     allow_in_graph,
     assume_constant_result,
@@ -41,6 +44,7 @@ __all__ = [
     "GraphBreak",
     "GraphBreakError",
     "GraphInput",
+    "GuardFilterEntry",
     "OptimizedModule",
     "RecompileLimitError",
     "allow_in_graph",
@@ -48,12 +52,14 @@ __all__ = [
     "disable",
     "error_on_graph_break",
     "explain",
+    "explain_guards",
     "export",
     "graph_break",
     "is_compiling",
     "mark_dynamic",
     "mark_static",
     "optimize",
+    "recompiles",
     "reset",
     "run_graph",
     "set_stance",

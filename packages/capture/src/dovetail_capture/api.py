@@ -19,6 +19,7 @@ from dovetail_capture.captured_frame import GraphBreak
 from dovetail_capture.compile_log import CompileLog, FrameRecord
 from dovetail_capture.context import Backend, CaptureContext
 from dovetail_capture.export import ExportedGraph, export_graph
+from dovetail_capture.guard_filter import GuardFilter
 from dovetail_capture.marks import is_allowed_in_graph, is_disabled
 from dovetail_capture.optimized_module import OptimizedModule
 from dovetail_capture.options import CaptureOptions
@@ -81,6 +82,7 @@ def make_context(
     dynamic: bool | None = None,
     recompile_limit: int = 8,
     log: CompileLog | None = None,
+    guard_filter_fn: GuardFilter | None = None,
 ) -> CaptureContext:
     """A context for capturing `target` (a function or module) with `backend`."""
     options = _options(fullgraph=fullgraph, dynamic=dynamic)
@@ -91,6 +93,7 @@ def make_context(
         recompile_limit=recompile_limit,
         roots=_root_codes(target),
         log=log,
+        guard_filter_fn=guard_filter_fn,
     )
     _CONTEXTS.add(context)
     return context
@@ -103,11 +106,13 @@ def optimize(
     fullgraph: bool = False,
     dynamic: bool | None = None,
     recompile_limit: int = 8,
+    guard_filter_fn: GuardFilter | None = None,
 ) -> Any:
     """A version of a function or module whose frames are captured and compiled by `backend`.
 
     `backend(graph_module, example_inputs)` returns a callable. With `fullgraph` a graph break is
-    an error. The wrapper's `capture_context` holds the log.
+    an error. `guard_filter_fn` is given a list of `GuardFilterEntry` and tells of each whether it
+    is kept: what it drops is never checked. The wrapper's `capture_context` holds the log.
     """
     if isinstance(target, type):
         raise TypeError("optimize takes a function or a module instance, not a class")
@@ -118,7 +123,12 @@ def optimize(
     elif isinstance(target, Switched) and target.context is not None:
         target = target.function
     context = make_context(
-        target, backend, fullgraph=fullgraph, dynamic=dynamic, recompile_limit=recompile_limit
+        target,
+        backend,
+        fullgraph=fullgraph,
+        dynamic=dynamic,
+        recompile_limit=recompile_limit,
+        guard_filter_fn=guard_filter_fn,
     )
     if isinstance(target, torch.nn.Module):
         # The call goes through the module's own __call__: its hooks run as ever.
@@ -146,6 +156,24 @@ def reset() -> None:
     """Forget everything compiled, in every context."""
     for context in list(_CONTEXTS):
         context.reset()
+
+
+def _context_of(compiled: Any) -> CaptureContext:
+    context = getattr(compiled, "capture_context", None)
+    if not isinstance(context, CaptureContext):
+        raise TypeError(f"{type(compiled).__qualname__} is not what optimize gives")
+    return context
+
+
+def explain_guards(compiled: Any) -> str:
+    """The guards of everything that an optimized function or module has compiled so far."""
+    return _context_of(compiled).explain_guards()
+
+
+def recompiles(compiled: Any) -> tuple[str, ...]:
+    """Why calls of an optimized function or module did not fit what was compiled, oldest first:
+    the guard that failed, what was seen instead, and what to do about it."""
+    return _context_of(compiled).recompiles()
 
 
 def is_active() -> bool:

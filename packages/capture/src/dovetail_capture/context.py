@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from dovetail_guards.clauses import ConstantIs, IdIs, ShapeRelation, TensorIs
-from dovetail_guards.evaluate import FrameView, evaluate
+from dovetail_guards.evaluate import FrameView, argument_names, evaluate
 from dovetail_guards.explain import GuardFailure, clause_text
 from dovetail_guards.guard_set import GuardSet
 
@@ -36,6 +36,7 @@ from dovetail_capture.errors import (
     RecompileLimitError,
     place_of,
 )
+from dovetail_capture.guard_filter import GuardFilter, keep_guards
 from dovetail_capture.options import CaptureOptions
 from dovetail_capture.replacement import build_replacement
 from dovetail_capture.skip import is_skipped, runs_with_capture_off
@@ -72,6 +73,7 @@ class CaptureContext:
         roots: Sequence[CodeType] = (),
         log: CompileLog | None = None,
         compile_guards: CompileGuards = native_guard,
+        guard_filter_fn: GuardFilter | None = None,
     ) -> None:
         """`capture` is `interpreter.capture_frame`; `roots` are codes that are captured even
         though they lie in a skipped directory (the forward of a torch.nn module)."""
@@ -81,12 +83,14 @@ class CaptureContext:
         self.log = log or CompileLog()
         self._capture = capture
         self._compile_guards = compile_guards
+        self.guard_filter_fn = guard_filter_fn
         self._roots = {id(code): code for code in roots}
         self._continuations = ContinuationCache()
         self._lock = threading.RLock()
         self._guards: dict[int, list[GuardSet]] = {}
         self._sizes: dict[int, frozenset[tuple[str, int]]] = {}
         self._plain_floats: set[int] = set()  # code whose floats are not to be symbolic
+        self._eager_sizes: dict[int, dict[tuple[str, int], int]] = {}
         self._finalizers: dict[int, weakref.ref[CodeType]] = {}
         self.hook = _frame_hook.Context(self._on_miss)
 
@@ -97,6 +101,7 @@ class CaptureContext:
             "fullgraph": self.options.fullgraph,
             "dynamic": self.options.dynamic,
             "recompile_limit": self.recompile_limit,
+            "guard_filter_fn": self.guard_filter_fn,
         }
 
     def reset(self) -> None:
@@ -105,10 +110,27 @@ class CaptureContext:
             self.hook.reset()
             self._guards.clear()
             self._sizes.clear()
+            self._eager_sizes.clear()
             self._plain_floats.clear()
             self._finalizers.clear()
             self._continuations = ContinuationCache()
             self.log.clear()
+
+    def explain_guards(self) -> str:
+        """The guards of everything compiled so far, frame by frame, in the order of checking."""
+        parts = []
+        for code in reversed(self.hook.codes()):
+            root = self._continuations.root_code(code)
+            after = "" if root is code else " (after a graph break)"
+            for number, guards in enumerate(self._guards.get(id(code), ())):
+                parts.append(f"{place_of(root)}{after}, version {number}: {guards.as_text()}")
+        return "\n".join(parts)
+
+    def recompiles(self) -> tuple[str, ...]:
+        """Why compiled frames did not fit a call, oldest first: the guard that failed, what was
+        seen instead, and what to do about it; also when a recompile limit was reached."""
+        kinds = ("recompile", "limit")
+        return tuple(event.as_text() for event in self.log.events if event.kind in kinds)
 
     def shape_guards(self) -> tuple[str, ...]:
         """What compiled frames rely on of sizes, as a person writes it."""
@@ -143,6 +165,8 @@ class CaptureContext:
                 return None
             if stance == "fail_on_recompile":
                 raise RecompileError(self._why_missed(code, func, args))
+            if stance == "eager_then_compile" and self._is_first_call(code, args):
+                return None
             # Entries and marks are made here, under the lock: a thread that waits is to find them.
             with _torch_state_kept():
                 answer = self._compile_or_skip(code, func, args)
@@ -161,6 +185,14 @@ class CaptureContext:
                 raise
             self._run_plainly(code, error)
             return _frame_hook.SKIP
+
+    def _is_first_call(self, code: CodeType, args: tuple[Any, ...]) -> bool:
+        """Under "eager_then_compile": a call that only tells which sizes there are."""
+        if id(code) in self._eager_sizes or id(code) in self._guards:
+            return False
+        self._eager_sizes[id(code)] = _sizes_of(code, args)
+        self._forget_with(code)
+        return True
 
     def _why_missed(self, code: CodeType, func: FunctionType, args: tuple[Any, ...]) -> str:
         view = FrameView(args, func)
@@ -214,6 +246,8 @@ class CaptureContext:
         guards = frame.all_guards()
         if frame.shape_env is not None:
             frame.shape_env.freeze()  # nothing more may be assumed: the guards are made
+        if self.guard_filter_fn is not None:
+            guards = keep_guards(guards, self.guard_filter_fn, code, func, args)
         guard = self._checked_guard(code, func, args, guards)
         self._remember(code, guards)
         self.log.add(
@@ -230,6 +264,11 @@ class CaptureContext:
 
     def _captured(self, code: CodeType, func: FunctionType, args: tuple[Any, ...]) -> CapturedFrame:
         options = self.options
+        before = self._eager_sizes.get(id(code))
+        if before is not None and options.dynamic is None:
+            now = _sizes_of(code, args)
+            changed = {key for key in before.keys() & now.keys() if before[key] != now[key]}
+            self._sizes[id(code)] = self._sizes.get(id(code), frozenset()) | changed
         sizes = self._sizes.get(id(code))
         if sizes:
             options = replace(options, dynamic_sizes=options.dynamic_sizes | sizes)
@@ -304,6 +343,12 @@ class CaptureContext:
     def _remember(self, code: CodeType, guards: GuardSet) -> None:
         key = id(code)
         self._guards.setdefault(key, []).append(guards)
+        self._eager_sizes.pop(key, None)
+        self._forget_with(code)
+
+    def _forget_with(self, code: CodeType) -> None:
+        """What is known of a code goes when it dies: another may get its id."""
+        key = id(code)
         if key not in self._finalizers:
             owner = weakref.ref(self)
 
@@ -312,6 +357,7 @@ class CaptureContext:
                 if context is not None:
                     context._guards.pop(key, None)
                     context._sizes.pop(key, None)
+                    context._eager_sizes.pop(key, None)
                     context._plain_floats.discard(key)
                     context._finalizers.pop(key, None)
 
@@ -375,6 +421,17 @@ def _changed_sizes(guards: GuardSet, view: FrameView) -> frozenset[tuple[str, in
             if type(number) is type(clause.value) and number != clause.value:
                 changed.add((str(clause.source), -1))
     return frozenset(changed)
+
+
+def _sizes_of(code: CodeType, args: tuple[Any, ...]) -> dict[tuple[str, int], int]:
+    """The sizes of the tensors among the arguments, and the ints (dimension -1)."""
+    found: dict[tuple[str, int], int] = {}
+    for name, value in zip(argument_names(code), args, strict=False):
+        if isinstance(value, torch.Tensor):
+            found |= {(name, dim): size for dim, size in enumerate(value.shape)}
+        elif type(value) is int:
+            found[(name, -1)] = value
+    return found
 
 
 @contextmanager

@@ -11,7 +11,13 @@ from dovetail_capture._frame_hook import active, force_eager
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-STANCES = ("default", "force_eager", "eager_on_recompile", "fail_on_recompile")
+STANCES = (
+    "default",
+    "force_eager",
+    "eager_on_recompile",
+    "fail_on_recompile",
+    "eager_then_compile",
+)
 
 
 class _State:
@@ -41,7 +47,9 @@ class set_stance:
 
     "default": compile. "force_eager": compiled functions run as if they were not. With
     "eager_on_recompile" what was compiled is used, and a call that fits none of it runs
-    uncompiled; with "fail_on_recompile" such a call is an error.
+    uncompiled; with "fail_on_recompile" such a call is an error. With "eager_then_compile" the
+    first call of a function runs uncompiled; where the second one's sizes differ from it, they are
+    compiled as dynamic ones.
     """
 
     def __init__(self, stance: str = "default") -> None:
