@@ -354,10 +354,10 @@ HANDLERS: dict[Any, Handler] = {}
 _SAME_NAMES = (
     "exp", "log", "log2", "log10", "log1p", "expm1", "sqrt", "square", "sin", "cos", "tan",
     "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "floor", "ceil", "trunc", "sign",
-    "reciprocal", "negative", "positive", "absolute", "maximum", "minimum", "add", "subtract", "multiply",
-    "true_divide", "floor_divide", "power", "greater", "greater_equal", "less", "less_equal",
-    "equal", "not_equal", "logical_and", "logical_or", "logical_xor", "logical_not", "isnan",
-    "isinf", "isfinite", "matmul", "arctan2", "hypot", "exp2",
+    "reciprocal", "negative", "positive", "absolute", "maximum", "minimum", "add", "subtract",
+    "multiply", "true_divide", "floor_divide", "power", "greater", "greater_equal", "less",
+    "less_equal", "equal", "not_equal", "logical_and", "logical_or", "logical_xor",
+    "logical_not", "isnan", "isinf", "isfinite", "matmul", "arctan2", "hypot", "exp2",
 )  # fmt: skip
 _TORCH_NAMES = {
     "power": "pow", "equal": "eq", "not_equal": "ne", "greater": "gt", "greater_equal": "ge",
