@@ -39,6 +39,13 @@ def _slot_of(target: Any, name: str) -> Any:
     return None
 
 
+def take_all(items: list[Any]) -> tuple[Any, ...]:
+    """The items of a list, which holds them no longer."""
+    taken = tuple(items)
+    items.clear()
+    return taken
+
+
 def del_attribute(target: Any, name: str) -> None:
     """Delete straight from the instance."""
     slot = _slot_of(target, name)

@@ -101,6 +101,7 @@ class _Writer:
         self._uses: dict[int, int] = {}
         self._counter = 0
         self._indent = ""
+        self._temporaries: list[str] = []  # locals that hold values of the program
         count = code.co_argcount + code.co_kwonlyargcount
         count += bool(code.co_flags & _VARARGS) + bool(code.co_flags & _VARKEYWORDS)
         self.arguments = {
@@ -121,6 +122,8 @@ class _Writer:
     def assign(self, expression: str, stem: str = "v") -> str:
         name = self.fresh(stem)
         self.emit(f"{name} = {expression}")
+        if stem != "k":
+            self._temporaries.append(name)
         return name
 
     def constant(self, value: Any, label: str | None = None) -> str:
@@ -375,7 +378,9 @@ class _Writer:
         count = _output_count(frame)
         call = f"{graph}({', '.join(arguments)})"
         if count:
-            targets = ", ".join(f"_dt_out{i}" for i in range(count))
+            outputs = [f"_dt_out{i}" for i in range(count)]
+            self._temporaries += outputs
+            targets = ", ".join(outputs)
             self.emit(f"{targets}{',' if count == 1 else ''} = {call}")
         else:
             self.emit(call)
@@ -406,14 +411,21 @@ class _Writer:
             for code in (resumption.step, *resumption.continuations)
         ]
         resume = self.constant(Resume)
-        arguments += [*functions[1:], resume]
-        call = f"{functions[0]}({', '.join(arguments)})"
+        take = self.constant(rebuild.take_all)
+        kind = self.constant(type)
+        # This frame keeps nothing of the program's while the rest runs: what dies there dies then,
+        # and an exception that passes through here is in no cycle with this frame.
+        self.emit(f"_dt_next = [{', '.join([functions[0], *arguments, *functions[1:], resume])}]")
+        held = [*self.arguments.values(), *self._temporaries]
+        if held:
+            self.emit(f"del {', '.join(held)}")
         if resumption.nested:
-            self.emit(f"return {call}")
+            self.emit(f"return _dt_next.pop(0)(*{take}(_dt_next))")
             return
-        self.emit(f"_dt_next = {call}")
-        self.emit(f"while {self.constant(type)}(_dt_next) is {resume}:")
-        self.emit("    _dt_next = _dt_next[0](*_dt_next[1:])")
+        self.emit(f"_dt_next = _dt_next.pop(0)(*{take}(_dt_next))")
+        self.emit(f"while {kind}(_dt_next) is {resume}:")
+        self.emit("    _dt_next = [*_dt_next]")
+        self.emit(f"    _dt_next = _dt_next.pop(0)(*{take}(_dt_next))")
         self.emit("return _dt_next")
 
     def _code_function(self, code: CodeType, globals_: str, closure: str) -> str:
