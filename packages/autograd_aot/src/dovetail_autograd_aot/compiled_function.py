@@ -68,7 +68,8 @@ def aot_compile(
             for v in (*example_inputs, *joint.constants_lifted)
         )
         return _inference(joint, parts, forward, shield)
-    symbolic = any(isinstance(v, (torch.SymInt, torch.SymFloat)) for v in _sizes_of(parts.forward))
+    ends = (*_sizes_of(parts.forward), *_sizes_of(parts.backward))
+    symbolic = any(isinstance(v, (torch.SymInt, torch.SymFloat)) for v in ends)
     lazy = _LazyBackward(
         parts, backward_compiler or forward_compiler, 0 if symbolic else MAX_VARIANTS
     )

@@ -11,6 +11,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from dovetail_guards.shape_env import ShapeEnv
+from dovetail_prims.data_sizes import data_symbols
 from dovetail_prims.fake_tensor import FakeTensor, make
 from torch import Tensor
 from torch._ops import OpOverload
@@ -97,7 +99,7 @@ class _Joint:
         self.lifted = {name: _attribute(gm, name) for name in lifted}
         self.examples = inputs + list(self.lifted.values())
         self.graph = FastGraph()
-        self.tracer = Tracer(self.graph, decompositions)
+        self.tracer = Tracer(self.graph, decompositions, _symbols_of(gm))
         self.primals: list[Any] = []  # what the captured graph is run on
         self.leaves: list[FakeTensor | None] = []  # what gradients are asked for
         self.placeholders: list[Node] = []
@@ -107,7 +109,7 @@ class _Joint:
     def trace(self, function_mode: Callable[[], Any] | None) -> JointGraph:
         grad_mode = torch.is_grad_enabled()
         self._make_primals()
-        with _trace_settings():
+        with _trace_settings(), data_symbols(self.tracer.data_env):
             try:
                 with ExitStack() as stack:
                     stack.enter_context(self.tracer)
@@ -218,7 +220,9 @@ class _Joint:
                     return list(outputs)
                 raise TraceError("the captured graph must return a tuple")
             kwargs = torch.fx.node.map_arg(node.kwargs, value) if node.kwargs else {}
-            if op == "call_function":
+            if node.target is torch._check:
+                _state(*args)
+            elif op == "call_function":
                 env[node] = node.target(*args, **kwargs)
             elif op == "call_method":
                 env[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
@@ -306,6 +310,7 @@ class _Joint:
         self._placeholders_first()
         output = self.graph.output(tuple(outputs))
         output.meta["val"] = tuple(n.meta["val"] if isinstance(n, Node) else n for n in outputs)
+        self.tracer.sizes.mark_checked(self.tracer.data_env)
         _eliminate_dead_code(self.graph)
         signature = Signature(
             num_primals=len(self.primals),
@@ -346,6 +351,27 @@ def _symbolic_values(gm: GraphModule) -> dict[int, Any]:
         elif isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             found[position] = val
     return found
+
+
+def _symbols_of(gm: GraphModule) -> ShapeEnv | None:
+    """Where the graph's symbols come from, if it has some."""
+    for node in gm.graph.nodes:
+        val = node.meta.get("val")
+        parts = (*val._sizes, *val._strides) if isinstance(val, FakeTensor) else (val,)
+        for part in parts:
+            if isinstance(part, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+                symbolic: Any = part.node
+                return symbolic.env  # type: ignore[no-any-return]
+    return None
+
+
+def _state(condition: Any, message: str = "") -> None:
+    """`torch._check` in the captured graph: what holds from here on."""
+    if isinstance(condition, torch.SymBool):
+        stated: Any = condition.node
+        condition = stated.state(message)
+    if not condition:
+        raise TraceError(f"a check of the program fails: {message or condition}")
 
 
 def _snapshot(example: Tensor) -> FakeTensor:
@@ -414,7 +440,7 @@ def _eliminate_dead_code(graph: Graph) -> None:
     for node in reversed(graph.nodes):
         if node.users or node.op in ("placeholder", "output"):
             continue
-        if draws_random_numbers(node):
+        if draws_random_numbers(node) or node.meta.get("checked"):
             continue
         graph.erase_node(node)
 

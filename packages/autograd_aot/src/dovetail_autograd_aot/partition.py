@@ -170,7 +170,7 @@ def _save_cost(node: Node, roles: _Roles) -> int:
         return 1 if isinstance(value, Tensor) else 0
     if isinstance(value, (torch.SymInt, torch.SymFloat, int, float)):
         # Arithmetic on sizes is done again from the sizes themselves.
-        return 0 if node.target is aten.sym_size.int else INFINITE
+        return 0 if isinstance(node.target, OpOverload) else INFINITE
     if is_view_node(node) or isinstance(value, (list, tuple)) or node.op == "get_attr":
         return INFINITE
     # One more than the bytes, so that of equal cuts the one with fewer values is taken; and the
@@ -285,7 +285,8 @@ def _forward_graph(joint: JointGraph, roles: _Roles, saved: list[Node]) -> Graph
     outputs = [*roles.forward_outputs, *saved]
     needed: set[Node] = set()
     stack = [n for n in outputs if isinstance(n, Node)]
-    stack += [n for n in roles.nodes if draws_random_numbers(n) and not roles.tangent_bits[n]]
+    stays = [n for n in roles.nodes if draws_random_numbers(n) or n.meta.get("checked")]
+    stack += [n for n in stays if not roles.tangent_bits[n]]
     while stack:
         node = stack.pop()
         if node not in needed:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from dovetail_guards.shape_env import ShapeEnv
 from dovetail_prims.fake_tensor import FakeMemo, FakeTensor, from_real, propagate
 from dovetail_prims.size_nodes import SizeNodes
 from torch import Tensor
@@ -87,10 +88,14 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     computes it from others (`NotImplemented` leaves it whole)."""
 
     def __init__(
-        self, graph: Graph, decompositions: Mapping[OpOverload, Callable[..., Any]]
+        self,
+        graph: Graph,
+        decompositions: Mapping[OpOverload, Callable[..., Any]],
+        data_env: ShapeEnv | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.graph = graph
+        self.data_env = ShapeEnv() if data_env is None else data_env
         self.decompositions = decompositions
         self.sizes = SizeNodes(graph)
         self.memo = FakeMemo()
@@ -261,7 +266,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             known = self._known.get(key)
             if known is not None:
                 return known
+        known_symbols = len(self.data_env.unbacked)
         value = propagate(func, values(args), values_of(kwargs))
+        depends_on_data = len(self.data_env.unbacked) != known_symbols
         result: Any
         if (
             func in _NO_OP_IF_SAME
@@ -281,7 +288,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif isinstance(value, FakeTensor):
             result = self._call(func, args, kwargs, value)
         else:
-            return value  # a plain number: known while tracing
+            if depends_on_data and not self.sizes.can_compute(value):
+                self.sizes.bind(value, self._call(func, args, kwargs, value))
+            return value  # a number: known while tracing, or what `sizes` knows the node of
+        if depends_on_data:
+            for part in result if isinstance(result, tuple) else (result,):
+                if type(part) is Node and isinstance(part.meta["val"], FakeTensor):
+                    self.sizes.bind_sizes(part, part.meta["val"])
         if key is not None:
             self._known[key] = result
         return result

@@ -100,8 +100,8 @@ def same_strides(a: FakeTensor, b: FakeTensor) -> bool:
 
 
 def hint(size: Any) -> int:
-    """The example value of a size; 0 where there is none."""
-    return size if type(size) is int else int(getattr(size.node, "hint", 0) or 0)
+    """The example value of a size; a large one where only the data tells it."""
+    return size if type(size) is int else int(size.node.hint_or_guess())
 
 
 def is_contiguous(val: FakeTensor) -> bool:

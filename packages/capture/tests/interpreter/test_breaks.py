@@ -66,7 +66,7 @@ def test_result_is_eagers(program: Any, capsys: pytest.CaptureFixture[str]) -> N
     assert len(backend.graphs) >= 2
 
 
-@pytest.mark.parametrize("program", [branching, printing, item, inlined])
+@pytest.mark.parametrize("program", [branching, printing, inlined])
 def test_fullgraph_refuses(program: Any) -> None:
     from dovetail_capture.api import optimize
 

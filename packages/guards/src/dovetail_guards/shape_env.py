@@ -81,6 +81,7 @@ class ShapeEnv:
         self.floats: dict[str, float] = {}  # symbols of float inputs: a symbol is the float's key
         self.frozen = False
         self.decisions: list[Decision] = []
+        self.checks: list[tuple[e.BoolExpr, str]] = []  # for the compiled program to make
         self.specializations: list[Specialization] = []
         self.facts = Facts({}, {})
         self._ranges: dict[str, Range] = self.facts.ranges  # type: ignore[assignment]
@@ -186,6 +187,13 @@ class ShapeEnv:
         self._ranges[name] = bounds if bounds is not None else Range(0, _INF)
         return e.symbol(name)
 
+    def create_unbacked_float(self) -> FloatExpr:
+        """A symbol for a float known only at run time."""
+        symbol = self.create_unbacked(Range())
+        assert symbol.symbol_name is not None
+        self.floats[symbol.symbol_name] = float("nan")
+        return FloatExpr(INPUT, (symbol,))
+
     # --- asking -------------------------------------------------------------------------------
 
     def simplify(self, expr: e.Expr) -> e.Expr:
@@ -224,8 +232,9 @@ class ShapeEnv:
         loose = sorted(relation.free_symbols() & self.unbacked)
         if loose:
             raise DataDependentError(
-                f"cannot decide {relation}: {', '.join(loose)} is only known at run time. "
-                f"State what holds before, e.g. torch._check(...), or avoid the branch."
+                f"cannot decide {relation}: {', '.join(loose)} depends on data and is only known "
+                f"at run time. State what holds before, e.g. torch._check({_readable(relation)}), "
+                f"or avoid the branch"
             )
         truth = relation.evaluate(self.hints)
         self._assume(relation if truth else e.not_(relation), reason)
@@ -255,7 +264,8 @@ class ShapeEnv:
             return known
         if self.unbacked.isdisjoint(relation.free_symbols()):
             return self.guard_bool(relation, message or "checked by the program")
-        # About a run-time value: the program itself checks it when it runs; here it is learnt.
+        # About a run-time value: the compiled program checks it when it runs; here it is learnt.
+        self.checks.append((relation, message or f"a check of the program fails: {relation}"))
         self._learn(relation)
         self._recorded.add(relation)
         return True
@@ -411,6 +421,15 @@ class ShapeEnv:
         from dovetail_guards.sym_node import to_symint
 
         return to_symint(self, e.as_expr(expr))
+
+
+def _readable(relation: e.BoolExpr) -> str:
+    """A relation as an argument of `torch._check`: `u0 == 0` is seldom what is meant to hold."""
+    if relation.kind == "eq":
+        left = relation.args[0].symbol_name
+        if left is not None:
+            return f"{left} > 0"
+    return str(relation)
 
 
 def _bound_of(relation: e.BoolExpr) -> tuple[str, Range] | None:

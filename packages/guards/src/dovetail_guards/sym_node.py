@@ -99,6 +99,14 @@ class SymNode:
             return None if loose else expr.evaluate(self.env.hints)
         return expr
 
+    def hint_or_guess(self, guess: int = 1024) -> int:
+        """The value of an integer in the call being compiled; what depends on data as if large."""
+        known = self.hint
+        if known is not None:
+            return int(known)
+        assert isinstance(self.expr, e.Expr)
+        return self.expr.evaluate({**self.env.hints, **dict.fromkeys(self.env.unbacked, guess)})
+
     def has_hint(self) -> bool:
         return self.hint is not None
 
@@ -152,11 +160,25 @@ class SymNode:
 
     def guard_bool(self, file: Any = None, line: Any = None) -> bool:
         if isinstance(self.expr, e.BoolExpr):
+            if file and self.hint is None:
+                return self._shortcut(self.expr)
             return self.env.guard_bool(self.expr)
         if isinstance(self.expr, e.Expr):
             return not self.env.guard_bool(e.eq(self.expr, 0))
         settled = self._compared_with_number()
         return bool(self._specialize()) if settled is None else settled
+
+    def _shortcut(self, relation: e.BoolExpr) -> bool:
+        """C++ asks about a size that depends on data. Where it asks whether there are fewer than
+        two, it is to do less then: what it does otherwise is right for any number."""
+        loose = relation.free_symbols() & self.env.unbacked
+        few, many = (
+            relation.evaluate({**self.env.hints, **dict.fromkeys(loose, n)}) for n in (2, 1 << 20)
+        )
+        known = self.env.statically_known(relation)
+        if known is None and few == many:
+            return bool(many)
+        return self.env.guard_bool(relation)
 
     def _compared_with_number(self) -> bool | None:
         """The truth of a comparison of a float input with a number, guarded by that relation
@@ -178,7 +200,7 @@ class SymNode:
             if op in ("gt", "le", "eq", "ne") and least > right:
                 return op in ("gt", "ne")
         name = left.input_name() if isinstance(left, FloatExpr) else None
-        if name is None or isinstance(right, FloatExpr):
+        if name is None or isinstance(right, FloatExpr) or name in self.env.unbacked:
             return None
         whole = right.value if isinstance(right, e.Expr) else None
         number = whole if isinstance(right, e.Expr) else right
@@ -251,12 +273,29 @@ class SymNode:
             return self.env.require(self.expr)
         return self.guard_bool()
 
+    def state(self, message: Text = "") -> bool:
+        """`torch._check`: from here on it holds; False if it is known not to."""
+        if isinstance(self.expr, e.BoolExpr):
+            return self.env.require(self.expr, message)
+        return self.guard_bool()
+
     def _or(self, fallback: bool) -> bool:
         """Decide; where that is impossible, the fallback."""
         try:
             return self.guard_bool()
         except DataDependentError:
             return fallback
+
+    def answer_of_layout(self) -> bool:
+        """Decide; what depends on data as if that were large."""
+        try:
+            return self.guard_bool()
+        except DataDependentError:
+            expr = self.expr
+            assert isinstance(expr, (e.BoolExpr, e.Expr, FloatExpr))
+            names = sorted(expr.free_symbols() & self.env.unbacked)
+            loose = {name: (1 << 20) + 7919 * int(name[1:]) for name in names}
+            return bool(expr.evaluate({**self.env.hints, **loose}))
 
     def guard_or_false(self, file: Any = None, line: Any = None) -> bool:
         return self._or(False)

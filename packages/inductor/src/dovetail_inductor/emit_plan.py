@@ -24,7 +24,8 @@ from dovetail_runtime import (
     TensorSpec,
     View,
 )
-from dovetail_runtime.plan import AtenArg, FloatOf, Kernel, Size, Step
+from dovetail_runtime.plan import Assert, AtenArg, Bind, FloatOf, Kernel, Size, Step
+from dovetail_runtime.sizes import symbols_of
 
 from dovetail_inductor.codegen_cpp import emit as cpp
 from dovetail_inductor.codegen_cpp.shape import choose_shape, host_simd_bytes
@@ -70,6 +71,8 @@ class _Writer:
     steps: list[Step] = field(default_factory=list)
     kernels: dict[str, Kernel] = field(default_factory=dict)
     views: dict[Strided, str] = field(default_factory=dict)
+    bound: set[str] = field(default_factory=set)  # symbols whose value is known by now
+    unchecked: list[tuple[Size, str]] = field(default_factory=list)
 
     def name_of(self, tensor: Strided, exact: bool = False) -> str:
         """The plan's name for a tensor in memory; makes a view if it is not a whole buffer.
@@ -125,7 +128,36 @@ class _Writer:
             expected = tuple(
                 spec_of(self.graph.buffers[o]) if o in self.checked else None for o in call.outputs
             )
+            if call.binds:
+                self.data_dependent(call, args, kwargs, expected)
+                return
             self.steps.append(CallAten(call.op, args, kwargs, call.outputs, expected))
+
+    def data_dependent(
+        self,
+        call: ExternCall,
+        args: tuple[AtenArg, ...],
+        kwargs: tuple[tuple[str, AtenArg], ...],
+        expected: tuple[TensorSpec | None, ...],
+    ) -> None:
+        """A call whose results tell sizes: they are read, and then the layout is checked."""
+        raw = {o: f"{o}_raw" for o, spec in zip(call.outputs, expected, strict=True) if spec and o}
+        outputs = tuple(None if o is None else raw.get(o, o) for o in call.outputs)
+        self.steps.append(CallAten(call.op, args, kwargs, outputs))
+        for symbol, buffer, dim in call.binds:
+            self.steps.append(Bind(symbol, raw.get(buffer, buffer), dim))
+            self.bound.add(symbol)
+        for output, spec in zip(call.outputs, expected, strict=True):
+            if output in raw:
+                same = CallAten("aten::detach", (Ref(raw[output]),), (), (output,), (spec,))
+                self.steps += [same, Free((raw[output],))]
+        self.check()
+
+    def check(self) -> None:
+        """What the program states of sizes, once they are all known."""
+        for stated in [c for c in self.unchecked if symbols_of(c[0]) <= self.bound]:
+            self.steps.append(Assert(*stated))
+            self.unchecked.remove(stated)
 
     def launch_triton(self, emitted: EmittedKernel) -> None:
         """A launch on a GPU."""
@@ -171,6 +203,9 @@ def emit_plan(graph: KernelGraph, memory: MemoryPlan, options: InductorOptions, 
     simd = options.simd_bytes or host_simd_bytes()
     on_gpu = any(b.device.type == "cuda" for b in graph.buffers.values())
     writer = _Writer(graph, memory, simd, options.triton, _addressed_by_strides(graph))
+    symbols = _symbols(graph)
+    writer.bound |= {binding.name for binding in symbols}
+    writer.unchecked += graph.checks
     dies: dict[int, list[str]] = {}
     for buffer, position in memory.last.items():
         if buffer not in memory.offsets and position < len(graph.steps):
@@ -200,7 +235,7 @@ def emit_plan(graph: KernelGraph, memory: MemoryPlan, options: InductorOptions, 
         name=name,
         target="cuda" if on_gpu else "cpu",
         inputs=_inputs(graph.inputs, graph.buffers),
-        symbols=_symbols(graph),
+        symbols=symbols,
         constants=tuple(Constant(n, t) for n, t in graph.constants.items()),
         kernels=tuple(writer.kernels.values()),
         steps=tuple(writer.steps),

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from dovetail_guards.expr import Atom, Expr
-from dovetail_guards.float_expr import FloatExpr
+from dovetail_guards.expr import Atom, BoolExpr, Expr, symbol
+from dovetail_guards.float_expr import INPUT, FloatExpr
+from dovetail_guards.shape_env import ShapeEnv
 from dovetail_guards.sym_node import SymNode
 from torch.fx import Graph, Node
 
@@ -55,6 +56,30 @@ class SizeNodes:
             if isinstance(size, torch.SymInt):
                 self._inputs.setdefault(_node_of(size).expr, (placeholder, dim))
 
+    def can_compute(self, size: Any) -> bool:
+        """Whether every symbol of a number can be read off what the graph holds."""
+        symbolic = _node_of(size)
+        expr = symbolic.expr
+        if not isinstance(expr, (Expr, BoolExpr, FloatExpr)) or expr in self._nodes:
+            return True
+        for name in expr.free_symbols() & symbolic.env.unbacked:
+            known = symbol(name)
+            leaf = FloatExpr(INPUT, (known,))
+            if known not in self._nodes and known not in self._inputs and leaf not in self._nodes:
+                return False
+        return True
+
+    def mark_checked(self, env: ShapeEnv) -> None:
+        """Keep the nodes that the symbols of stated relations come from (`meta["checked"]`)."""
+        names = {name for relation, _ in env.checks for name in relation.free_symbols()}
+        for name in names & env.unbacked:
+            known = symbol(name)
+            node = self._nodes.get(known, self._nodes.get(FloatExpr(INPUT, (known,))))
+            if known in self._inputs:
+                node = self._inputs[known][0]
+            if node is not None:
+                node.meta["checked"] = True
+
     def node(self, size: Any) -> Any:
         """The node for a SymInt or SymFloat; a plain number if it has become one."""
         symbolic = _node_of(size)
@@ -63,9 +88,29 @@ class SizeNodes:
             return self._integer(symbolic, symbolic.env.replace(expr))
         if isinstance(expr, FloatExpr):
             return self._float(symbolic, expr.replace(symbolic.env.replace))
-        if isinstance(expr, (bool, int, float)):
+        if not isinstance(expr, BoolExpr):
             return expr
-        raise NotImplementedError(f"a symbolic truth value ({expr}) as an operator's argument")
+        return self._truth(symbolic, expr)
+
+    def _truth(self, like: SymNode, expr: BoolExpr) -> Any:
+        """The node for a relation between sizes."""
+        if expr.value is not None:
+            return expr.value
+        known = self._nodes.get(expr)
+        if known is not None:
+            return known
+        if expr.kind in ("eq", "le"):
+            side = self._integer(like, like.env.replace(expr.args[0]))
+            made = self._call(operator.eq if expr.kind == "eq" else operator.le, side, 0)
+        elif expr.kind == "not":
+            made = self._call(torch.sym_not, self._truth(like, expr.args[0]))
+        else:
+            function = operator.and_ if expr.kind == "and" else operator.or_
+            made = self._truth(like, expr.args[0])
+            for part in expr.args[1:]:
+                made = self._call(function, made, self._truth(like, part))
+        self._nodes[expr] = made
+        return made
 
     def _integer(self, like: SymNode, expr: Expr) -> Any:
         if expr.value is not None:
@@ -110,8 +155,6 @@ class SizeNodes:
 
     def _atom(self, like: SymNode, atom: Atom) -> Any:
         if atom.kind == "sym":
-            from dovetail_guards.expr import symbol
-
             node = self._find(like, symbol(atom.name))
             if node is None:
                 raise RuntimeError(f"no input of the graph has the size {atom.name}")

@@ -265,7 +265,7 @@ class Plan:
     `outputs` names a tensor for each output, or is a size for an int output, a `FloatOf` for a
     float, or None.
 
-    `definitions` name sizes that are computed on entry: each may be used as a symbol is.
+    `definitions` name sizes: each may be used as a symbol is, once its own symbols are known.
 
     `mutated` names the inputs (and constants) that a kernel or an ATen call writes to in place:
     their version counters are bumped when a call returns. Targets of `CopyInto` need no mention.

@@ -31,7 +31,7 @@ from dovetail_runtime.plan import (
     TritonKernel,
     View,
 )
-from dovetail_runtime.sizes import size_text
+from dovetail_runtime.sizes import size_text, symbols_of
 
 CONSTANTS_FILE = "constants.pt"
 
@@ -62,6 +62,7 @@ class _Writer:
         self.plan = plan
         self.symbol_values = symbol_values
         self.names: dict[str, str] = {}
+        self.bound: set[str] = set()  # symbols known by the line that is written
         self.taken: set[str] = {"torch", "rt", "cpp", "triton_kernels", "constants", "main"}
 
     def text(self) -> str:
@@ -134,9 +135,8 @@ class _Writer:
                 value = f"rt.float_bits({source})"
             lines.append(f"{binding.name} = {value}")
             self.taken.add(binding.name)
-        for name, size in plan.definitions:
-            lines.append(f"{name} = {size_text(size)}")
-            self.taken.add(name)
+        self.bound = {binding.name for binding in plan.symbols}
+        lines += self._definitions()
         for constant in plan.constants:
             lines.append(f"{self._name(constant.name)} = constants[{constant.name!r}]")
         for device, size in plan.slab_bytes:
@@ -148,6 +148,16 @@ class _Writer:
             for o in plan.outputs
         ]
         lines.append(f"return ({', '.join(outputs)}{',' if len(outputs) == 1 else ''})")
+        return lines
+
+    def _definitions(self) -> list[str]:
+        """What is defined by the symbols known by now, and was not before."""
+        lines = []
+        for name, size in self.plan.definitions:
+            if name not in self.bound and symbols_of(size) <= self.bound:
+                lines.append(f"{name} = {size_text(size)}")
+                self.taken.add(name)
+                self.bound.add(name)
         return lines
 
     def _step(self, step: Step) -> list[str]:
@@ -181,10 +191,12 @@ class _Writer:
                 return [f"del {', '.join(self._name(n) for n in step.names)}"]
             case Bind():
                 self.taken.add(step.name)
+                self.bound.add(step.name)
                 tensor = self._name(step.tensor)
-                if step.dim is not None:
-                    return [f"{step.name} = {tensor}.shape[{step.dim}]"]
-                return [f"{step.name} = rt.element({tensor})"]
+                value = (
+                    f"rt.element({tensor})" if step.dim is None else f"{tensor}.shape[{step.dim}]"
+                )
+                return [f"{step.name} = {value}", *self._definitions()]
             case Assert():
                 return [f"assert {size_text(step.condition)}, {step.message!r}"]
         raise TypeError(f"unknown step {step!r}")

@@ -33,7 +33,7 @@ from dovetail_runtime.plan import (
     TritonKernel,
     View,
 )
-from dovetail_runtime.sizes import evaluate, float_bits, float_from_bits, storage_bytes
+from dovetail_runtime.sizes import evaluate, float_bits, float_from_bits, storage_bytes, symbols_of
 
 Number = int | float
 Output = torch.Tensor | Number | None
@@ -93,8 +93,7 @@ class _Run:
         self.executor = executor
         self.plan = plan
         self.symbols = bind_symbols(plan.symbols, inputs)
-        for name, size in plan.definitions:
-            self.symbols[name] = evaluate(size, self.symbols)
+        self._define()
         self.tensors: dict[str, torch.Tensor | None] = {c.name: c.value for c in plan.constants}
         for declared, value in zip(plan.inputs, inputs, strict=True):
             if isinstance(value, torch.Tensor):
@@ -116,6 +115,12 @@ class _Run:
             for name in self.plan.mutated:
                 torch.autograd.graph.increment_version(self._tensor(name))
         return tuple(self._output(output) for output in self.plan.outputs)
+
+    def _define(self) -> None:
+        """The definitions whose symbols are known by now."""
+        for name, size in self.plan.definitions:
+            if symbols_of(size) <= self.symbols.keys():
+                self.symbols[name] = evaluate(size, self.symbols)
 
     def _output(self, output: str | Size | FloatOf | None) -> Output:
         if output is None:
@@ -146,6 +151,7 @@ class _Run:
                     self.tensors.pop(name)
             case Bind():
                 self.symbols[step.name] = _seen(self._tensor(step.tensor), step.dim)
+                self._define()
             case Assert():
                 if not self._int(step.condition):
                     raise RuntimeError(step.message)

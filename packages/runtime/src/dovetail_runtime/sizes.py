@@ -55,6 +55,15 @@ def float_from_bits(bits: int) -> float:
     return float(value)
 
 
+def symbols_of(size: Size) -> set[str]:
+    """The symbols of an expression."""
+    if isinstance(size, int):
+        return set()
+    if size.op == "sym":
+        return {str(size.args[0])}
+    return {name for arg in size.args if not isinstance(arg, str) for name in symbols_of(arg)}
+
+
 def evaluate(size: Size, symbols: Mapping[str, int]) -> int:
     """The value of `size` where each symbol has the given value."""
     if isinstance(size, int):
@@ -151,6 +160,7 @@ class SizeTable:
         self.programs: list[list[tuple[int, int, int, int]]] = [[]]
         self._stage: dict[int, int] = {}  # which program gives a number, if not the first
         self.symbols: dict[str, int] = {}
+        self._definitions: dict[str, Size] = {}
         self._constants: dict[int, int] = {}
         self._expressions: dict[SizeExpr, int] = {}
         self._entries: dict[tuple[int, int, int], int] = {}
@@ -172,7 +182,7 @@ class SizeTable:
 
     def define(self, name: str, size: Size) -> None:
         """Let `name` be used as a symbol for `size`."""
-        self.symbols[name] = self.number(size)
+        self._definitions[name] = size
 
     def is_late(self, number: int) -> bool:
         """Whether a size is not known yet when a call begins."""
@@ -193,6 +203,8 @@ class SizeTable:
     def _number_expression(self, size: SizeExpr) -> int:
         if size.op == "sym":
             name = str(size.args[0])
+            if name not in self.symbols and name in self._definitions:
+                self.symbols[name] = self.number(self._definitions[name])
             if name not in self.symbols:
                 raise ValueError(f"size symbol {name!r} is bound by no input")
             return self.symbols[name]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from dovetail_guards import clauses as c
 from dovetail_guards.guard_set import GuardSet
+from dovetail_guards.shape_env import DataDependentError
 from dovetail_guards.source import ClosureCellSource
 from dovetail_guards.torch_state import READERS
 from torch.fx import GraphModule, Node
@@ -20,7 +21,7 @@ from dovetail_capture.interpreter.frame import BreakHere, Frame
 from dovetail_capture.interpreter.machine import Interpreter, source_line
 from dovetail_capture.interpreter.protocols.attributes import MISSING
 from dovetail_capture.interpreter.recipes import Rebuilder
-from dovetail_capture.interpreter.recorder import Recorder
+from dovetail_capture.interpreter.recorder import UNKNOWN_SIZE_HINT, Recorder
 from dovetail_capture.interpreter.session import Session
 from dovetail_capture.interpreter.signals import (
     CannotRebuild,
@@ -166,6 +167,8 @@ class _Attempt:
                 returned = frame.result
             except BreakHere:
                 pass
+            except DataDependentError as error:
+                raise GraphBreakSignal(str(error), UNKNOWN_SIZE_HINT) from error
             except ProgramException as error:
                 name = error.value.python_type().__name__
                 raise GraphBreakSignal(f"the frame raises {name}: {_message(vm, error)}") from None

@@ -199,7 +199,7 @@ class Rebuilder:
 
     def _number(self, item: SymbolicNumber) -> r.Recipe:
         """A number over sizes is computed by the graph (a truth value is decided here)."""
-        if isinstance(item.value, torch.SymBool):
+        if isinstance(item.value, torch.SymBool) and item.value.node.hint is not None:
             return r.Const(item.concrete())
         recorder = self.vm.session.recorder
         node = recorder.sizes.node(item.value)

@@ -7,9 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from dovetail_guards.shape_env import DataDependentError as UnknownSizeError
+from dovetail_guards.shape_env import ShapeEnv
+from dovetail_prims.data_sizes import data_symbols
 from dovetail_prims.fake_mode import FakeMode
-from dovetail_prims.fake_tensor import from_real
+from dovetail_prims.fake_tensor import FakeTensor, from_real
 from dovetail_prims.size_nodes import SizeNodes
+from dovetail_prims.symbolic_forms import symbolic_form
 from torch.fx import Graph, Node
 
 from dovetail_capture.interpreter.signals import GraphBreakSignal
@@ -34,6 +38,9 @@ _MAY_DO_NOTHING = frozenset(
 )  # fmt: skip
 
 
+UNKNOWN_SIZE_HINT = "say with torch._check(...) what holds of the size, or avoid the question"
+
+
 class NotAGraphArgument(Exception):
     """A value that cannot be an argument of a graph node."""
 
@@ -47,6 +54,7 @@ class Recorder:
         self.fake_mode = FakeMode()
         self.stack_trace = stack_trace
         self.operations = 0
+        self.data_env: ShapeEnv | None = None  # for symbols of what depends on data, if allowed
         self.values: dict[int, TensorValue] = {}  # id(fake) -> value
         self._last_placeholder: Node | None = None
         self._names: set[str] = set()
@@ -143,13 +151,18 @@ class Recorder:
         fake_args = [pair[1] for pair in pairs]
         fake_kwargs = {name: pair[1] for name, pair in keyword_pairs.items()}
         name = target if kind == "call_method" else getattr(target, "__name__", str(target))
+        function = getattr(torch.Tensor, target, None) if kind == "call_method" else target
         if run is None:
             run = getattr(fake_args[0], target) if kind == "call_method" else target
             if kind == "call_method":
                 fake_args = fake_args[1:]
         try:
-            with self.fake_mode:
-                result = run(*fake_args, **fake_kwargs)
+            with self.fake_mode, data_symbols(self.data_env):
+                result = symbolic_form(function, [pair[1] for pair in pairs], fake_kwargs)
+                if result is NotImplemented:
+                    result = run(*fake_args, **fake_kwargs)
+        except UnknownSizeError as error:
+            raise GraphBreakSignal(f"`{name}`: {error}", UNKNOWN_SIZE_HINT) from error
         except Exception as error:
             raise GraphBreakSignal(
                 f"`{name}` cannot run without tensor data: {type(error).__name__}: {error}",
@@ -163,6 +176,9 @@ class Recorder:
             if result is None:  # called for its effect on a tensor
                 self._add(kind, target, pairs, keyword_pairs, None)
                 return NONE
+            if isinstance(result, SYMBOLIC_TYPES) and not self.sizes.can_compute(result):
+                # A number that only the data tells: this call is where it comes from.
+                self.sizes.bind(result, self._add(kind, target, pairs, keyword_pairs, result))
             return self.fold(result)
         node = self._add(kind, target, pairs, keyword_pairs, result)
         value = self.output(node, result)
@@ -194,6 +210,8 @@ class Recorder:
             known = self.values.get(id(result))
             if known is not None:
                 return known
+            if self.data_env is not None and isinstance(result, FakeTensor):
+                self.sizes.bind_sizes(node, result)
             return self.bind(TensorValue(node, result))
         if isinstance(result, (tuple, list)):
             items: list[Value] = []

@@ -8,7 +8,7 @@ from functools import cached_property
 from math import prod
 
 import torch
-from dovetail_runtime.plan import SizeExpr
+from dovetail_runtime.plan import Size, SizeExpr
 
 from dovetail_inductor.loop_ir.expr import Builder, Expr, Load, loads
 from dovetail_inductor.loop_ir.handlers import Printer, dtype_name, interpret
@@ -86,6 +86,7 @@ class LoopNest:
     body: Expr
     index: Index
     origin: str  # the FX node it was made for
+    after: frozenset[str] = frozenset()  # buffers that sizes in it are read from
 
     @property
     def points(self) -> int:
@@ -109,10 +110,10 @@ class LoopNest:
 
     @cached_property
     def _reads(self) -> frozenset[str]:
-        return frozenset(load.buffer for load in self.loads)
+        return self.after.union(load.buffer for load in self.loads)
 
     def reads(self) -> frozenset[str]:
-        """Names of the buffers read."""
+        """Names of the buffers read, those included that only a size is read from."""
         return self._reads
 
     def as_text(self) -> str:
@@ -149,6 +150,9 @@ class ExternCall:
     outputs: tuple[str | None, ...]
     out_variant: bool
     origin: str
+    after: frozenset[str] = frozenset()  # as for loops
+    # Symbols that stand for sizes of its results: (symbol, buffer, dimension; None: its element).
+    binds: tuple[tuple[str, str, int | None], ...] = ()
 
     def tensors(self) -> list[Strided]:
         """The tensors among the arguments."""
@@ -168,7 +172,7 @@ class ExternCall:
 
     def reads(self) -> set[str]:
         """Names of the buffers read."""
-        return {tensor.buffer for tensor in self.tensors()}
+        return {tensor.buffer for tensor in self.tensors()} | self.after
 
     def as_text(self) -> str:
         """Readable form."""
@@ -205,6 +209,8 @@ class LoopGraph:
     size_inputs: Mapping[int, int] = field(default_factory=dict)
     # Floats (as bits) that kernels take, by the names of the symbols that stand for them.
     definitions: Mapping[str, SizeExpr] = field(default_factory=dict)
+    # What the program states of sizes that depend on data: (condition, message).
+    checks: tuple[tuple[Size, str], ...] = ()
 
     def as_text(self) -> str:
         """Readable form."""

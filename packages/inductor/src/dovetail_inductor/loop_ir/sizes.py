@@ -9,6 +9,7 @@ way asks `hint_of` for the example's size instead.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -122,7 +123,8 @@ class Dim(_Int):
         return self._decide(e.ge, other)
 
     def __bool__(self) -> bool:
-        return self._decide(e.ne, 0)
+        # What may be zero, if the data says so, is not the literal zero.
+        return self.env.statically_known(e.ne(self.expr, 0)) is not False
 
     # --- printing ---------------------------------------------------------------------------------
 
@@ -147,17 +149,12 @@ def dim(env: ShapeEnv, expr: e.Expr) -> int:
 
 
 def from_torch(size: Any) -> int:
-    """The `Dim` of a `torch.SymInt`; an int is itself.
-
-    Raises UnknownOrder for a size without an example: loops cannot be chosen for it.
-    """
+    """The `Dim` of a `torch.SymInt`; an int is itself."""
     if type(size) is int:
         return size
     node = size.node
     if not isinstance(size, torch.SymInt) or not isinstance(node, SymNode):
         raise TypeError(f"the size {size} belongs to another system")
-    if node.hint is None:
-        raise UnknownOrder(f"the size {size} has no example")
     assert isinstance(node.expr, e.Expr)
     return dim(node.env, node.expr)
 
@@ -239,9 +236,29 @@ def hint_of(size: int) -> int:
     """The size in the call that is compiled: good for choices, never for what must hold."""
     if type(size) is not Dim:
         return size
-    value = size.env.hint(size.expr)
-    assert value is not None
-    return value
+    return SymNode(size.env, size.expr, int).hint_or_guess()
+
+
+_NAMES = re.compile(r"\bsize_([a-z]\d+)\b")
+
+
+def names_in(text: str) -> set[str]:
+    """The symbols whose values some text of loops, or of generated code, reads."""
+    return set(_NAMES.findall(text))
+
+
+def condition(relation: e.BoolExpr) -> Size:
+    """A relation between sizes as a plan computes it: 0 or 1."""
+    if relation.kind in ("eq", "le"):
+        return SizeExpr(relation.kind, (_plan_size(relation.args[0]), 0))
+    if relation.kind == "not":
+        return SizeExpr("not", (condition(relation.args[0]),))
+    if relation.kind in ("and", "or"):
+        made = condition(relation.args[0])
+        for part in relation.args[1:]:
+            made = SizeExpr(relation.kind, (made, condition(part)))
+        return made
+    return int(relation.kind == "true")
 
 
 def is_multiple(size: int, of: int) -> bool:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from dovetail_prims.fake_tensor import FakeTensor
 from torch import fx
 
 from dovetail_inductor.loop_ir.loops import Buffer, ExternArg, ExternCall, Strided
-from dovetail_inductor.loop_ir.sizes import Dim, FloatSize
+from dovetail_inductor.loop_ir.sizes import Dim, FloatSize, float_from_torch, from_torch
 from dovetail_inductor.lowering.values import (
     Context,
     UnsupportedGraph,
@@ -56,6 +57,7 @@ def extern_call(
     val = node.meta.get("val")
     results = val if isinstance(val, tuple | list) else (val,)
     values: list[Value | int | float | None] = []
+    binds: list[tuple[str, str, int | None]] = []
     outputs: list[str | None] = []
     for result in results:
         if result is None or isinstance(result, bool | int | float):
@@ -69,6 +71,10 @@ def extern_call(
             f"buf{len(ctx.buffers)}", value.dtype, value.device, value.shape, value.stride
         )
         ctx.buffers[buffer.name] = buffer
+        for dim, size in enumerate(result._sizes if isinstance(result, FakeTensor) else ()):
+            bound = ctx.bind(size, buffer.name, dim)
+            if bound is not None:
+                binds.append(bound)
         value.stored = Strided(buffer.name, value.shape, value.stride, 0)
         values.append(value)
         outputs.append(buffer.name)
@@ -84,12 +90,29 @@ def extern_call(
             tuple(outputs),
             out_variant,
             node.name,
+            binds=tuple(binds),
         )
     )
     if isinstance(val, tuple | list):
         return tuple(values)
     assert isinstance(only, Value)
     return only
+
+
+def element(ctx: Context, node: fx.Node, value: Value) -> int | float | FloatSize:
+    """The number that a tensor of one element holds: known when the program gets there."""
+    number = node.meta["val"]
+    stored = ctx.realize(value)
+    buffer = ctx.new_buffer(value)
+    bound = ctx.bind(number, buffer.name, None)
+    if bound is not None:
+        call = ("aten::clone", (stored,), (), (buffer.name,), False, node.name)
+        ctx.nodes.append(ExternCall(*call, binds=(bound,)))
+    if isinstance(number, torch.SymFloat):
+        return float_from_torch(number)
+    if isinstance(number, torch.SymInt):
+        return from_torch(number)
+    raise UnsupportedGraph(f"{node.name}: a truth value that depends on data")
 
 
 def _copied(ctx: Context, value: Value) -> Value:

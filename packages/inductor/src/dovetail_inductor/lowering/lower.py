@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
@@ -12,11 +13,26 @@ import torch
 from dovetail_guards.expr import symbol
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.opsets import SCALAR_FORMS
+from dovetail_runtime.plan import Size
 from torch import fx
 
 from dovetail_inductor.codegen_triton.ops import has_triton_form
-from dovetail_inductor.loop_ir.loops import Buffer, LoopGraph, Strided, same_strides
-from dovetail_inductor.loop_ir.sizes import Dim, FloatSize, dim, float_from_torch, hint_of
+from dovetail_inductor.loop_ir.loops import (
+    Buffer,
+    LoopGraph,
+    LoopNest,
+    Node,
+    Strided,
+    same_strides,
+)
+from dovetail_inductor.loop_ir.sizes import (
+    Dim,
+    FloatSize,
+    condition,
+    dim,
+    float_from_torch,
+    hint_of,
+)
 from dovetail_inductor.lowering import (
     aligned,
     creation,
@@ -27,7 +43,7 @@ from dovetail_inductor.lowering import (
     scans,
     views,
 )
-from dovetail_inductor.lowering.externs import extern_call, operator_name
+from dovetail_inductor.lowering.externs import element, extern_call, operator_name
 from dovetail_inductor.lowering.pointwise import Rule
 from dovetail_inductor.lowering.values import (
     Context,
@@ -121,11 +137,44 @@ def lower(gm: fx.GraphModule, on_gpu: bool | None = None) -> LoopGraph:
         tuple(inputs),
         dict(ctx.constants),
         dict(ctx.buffers),
-        tuple(ctx.nodes),
+        tuple(_after_sizes(ctx) if ctx.binders else ctx.nodes),
         outputs,
         ctx.builder,
         ctx.size_inputs,
         ctx.definitions,
+        _checks(ctx),
+    )
+
+
+_LATE = re.compile(r"\b(?:size_)?([a-z]\d+)\b")
+
+
+def _after_sizes(ctx: Context) -> list[Node]:
+    """The nodes, each told from which buffers the sizes in it are read."""
+
+    def after(text: str, own: set[str]) -> frozenset[str]:
+        names = set(_LATE.findall(text))
+        for name in names & ctx.definitions.keys():
+            names |= set(_LATE.findall(str(ctx.definitions[name])))
+        return frozenset({ctx.binders[n] for n in names & ctx.binders.keys()} - own)
+
+    found: list[Node] = []
+    for node in ctx.nodes:
+        if isinstance(node, LoopNest):
+            found.append(replace(node, after=after(node.as_text(), {node.buffer})))
+        else:
+            own = {name for name in node.outputs if name is not None}
+            found.append(replace(node, after=after(f"{node.args} {node.kwargs}", own)))
+    return found
+
+
+def _checks(ctx: Context) -> tuple[tuple[Size, str], ...]:
+    """What the program states of the sizes that are bound here."""
+    checks = () if ctx.env is None else ctx.env.checks
+    return tuple(
+        (condition(relation), message)
+        for relation, message in checks
+        if not ctx.binders.keys().isdisjoint(relation.free_symbols())
     )
 
 
@@ -135,6 +184,8 @@ def _call(
     if node.target is operator.getitem:
         return args[0][args[1]]
     val = node.meta.get("val")
+    if rule_name(node) == "_local_scalar_dense.default" and not isinstance(val, int | float):
+        return element(ctx, node, args[0])
     if isinstance(val, int | torch.SymInt):
         return static_shape([val], node.name)[0]  # a size: arithmetic on the inputs' sizes
     if isinstance(val, torch.SymFloat):
@@ -247,9 +298,11 @@ def _placeholder(ctx: Context, node: fx.Node, position: int) -> tuple[Any, str |
     if not hasattr(val, "dtype"):
         if isinstance(val, torch.SymInt):
             size = ctx.size_inputs[position] = static_shape([val], node.name)[0]
+            ctx.given |= val.node.expr.free_symbols()
             return size, None
         if isinstance(val, torch.SymFloat):
             number = float_from_torch(val)
+            ctx.given |= val.node.expr.free_symbols()
             if isinstance(number, FloatSize) and number.symbol is not None:
                 ctx.size_inputs[position] = dim(number.env, symbol(number.symbol))
             return number, None
@@ -260,6 +313,9 @@ def _placeholder(ctx: Context, node: fx.Node, position: int) -> tuple[Any, str |
     name = f"arg{position}"
     own = val._offset if isinstance(val, FakeTensor) else val.storage_offset()
     offset = static_shape([own], node.name)[0]
+    for own in val._sizes if isinstance(val, FakeTensor) else ():
+        if isinstance(own, torch.SymInt) and own.node.expr.symbol_name is not None:
+            ctx.given.add(own.node.expr.symbol_name)
     ctx.buffers[name] = Buffer(name, value.dtype, value.device, value.shape, value.stride, offset)
     value.stored = Strided(name, value.shape, value.stride, 0)
     return value, name

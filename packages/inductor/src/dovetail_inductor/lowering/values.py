@@ -10,9 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
+from typing import Any
 
 import torch
+from dovetail_guards.expr import Expr as SizeOf
 from dovetail_guards.expr import symbol
+from dovetail_guards.float_expr import FloatExpr
+from dovetail_guards.shape_env import ShapeEnv
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_runtime.plan import SizeExpr
 from torch import fx
@@ -102,6 +106,10 @@ class Context:
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     size_inputs: dict[int, int] = field(default_factory=dict)
     definitions: dict[str, SizeExpr] = field(default_factory=dict)
+    # Symbols read off inputs; and those that depend on data, with the buffer each is read from.
+    given: set[str] = field(default_factory=set)
+    binders: dict[str, str] = field(default_factory=dict)
+    env: ShapeEnv | None = None  # of the symbols in `binders`
     # Matrices by where they lie and the sizes to round up to: memory with zeros beyond them.
     padded: dict[tuple[Strided, tuple[int, int]], Strided] = field(default_factory=dict)
 
@@ -144,6 +152,21 @@ class Context:
             self.definitions[name] = bits
         whole = self.builder.constant(dim(value.env, symbol(name)), torch.int64)
         return self.builder.apply("from_bits", [whole], torch.float64)
+
+    def bind(self, size: Any, buffer: str, dim: int | None) -> tuple[str, str, int | None] | None:
+        """Read a symbol that depends on data off a library call's result (a size of it, or its
+        element), if this is where it comes from."""
+        node = getattr(size, "node", None)
+        expr = getattr(node, "expr", None)
+        name = expr.input_name() if isinstance(expr, FloatExpr) else None
+        if isinstance(expr, SizeOf):
+            name = expr.symbol_name
+        if node is None or name is None or name not in node.env.unbacked:
+            return None
+        if name in self.given or name in self.binders:
+            return None
+        self.binders[name], self.env = buffer, node.env
+        return name, buffer, dim
 
     # --- making -----------------------------------------------------------------------------------
 

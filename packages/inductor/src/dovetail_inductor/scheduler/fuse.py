@@ -9,6 +9,7 @@ a path between them.
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import prod
@@ -35,7 +36,7 @@ class _Unit:
     writes: set[str]
     reads: set[str]  # from outside
     # the loads of each outside buffer or own buffer, as (index, bytes)
-    accesses: dict[str, list[Index]] = field(default_factory=dict)
+    accesses: dict[str, list[Index]] = field(default_factory=lambda: defaultdict(list))
     across: bool = False  # holds a reduction whose neighbours in memory are other rows
     stores: dict[str, Index] = field(default_factory=dict)
 
@@ -315,7 +316,7 @@ def _fill_accesses(unit: _Unit) -> None:
     for nest in unit.group.nests:
         unit.stores[nest.buffer] = nest.index
         for load in nest.loads:
-            unit.accesses.setdefault(load.buffer, []).append(load.index)
+            unit.accesses[load.buffer].append(load.index)
 
 
 def fuse(graph: LoopGraph, options: InductorOptions) -> KernelGraph:
@@ -356,7 +357,14 @@ def fuse(graph: LoopGraph, options: InductorOptions) -> KernelGraph:
         graph.builder,
         graph.size_inputs,
         graph.definitions,
+        graph.checks,
     )
+
+
+def _step(index: Index, var: Var) -> int:
+    """How far an access moves with a variable, in the call that is compiled."""
+    coefficient = index.coefficient(var)
+    return 0 if coefficient is None else hint_of(coefficient)
 
 
 def _merge_order(group: Group) -> list[tuple[Var, ...]]:
@@ -366,13 +374,13 @@ def _merge_order(group: Group) -> list[tuple[Var, ...]]:
         best = 0
         for nest in group.nests:
             if not columns:
-                best = max(best, hint_of(nest.index.coefficient(var) or 0))
+                best = max(best, _step(nest.index, var))
                 if best:
                     break
             else:
                 for load in nest.loads:
-                    best = max(best, hint_of(load.index.coefficient(var) or 0))
-                best = max(best, hint_of(nest.index.coefficient(var) or 0))
+                    best = max(best, _step(load.index, var))
+                best = max(best, _step(nest.index, var))
         return -best
 
     return [

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from dovetail_inductor.loop_ir.index import Index, Var
 from dovetail_inductor.loop_ir.loops import LoopNest
-from dovetail_inductor.loop_ir.sizes import hint_of, is_multiple
+from dovetail_inductor.loop_ir.sizes import hint_of, is_multiple, known_le
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,9 @@ class _Side:
         """The strides of an access, innermost first; None unless it is plain and affine."""
         result = []
         for atom, c in index.terms:
-            if not isinstance(atom, Var) or c <= 0 or len(self.pieces[atom]) != 1:
+            if not isinstance(atom, Var) or len(self.pieces[atom]) != 1:
+                return None
+            if known_le(c, 0) is not False:
                 return None
             result.append((c, self.pieces[atom][0]))
         return sorted(result, key=lambda t: hint_of(t[0]))

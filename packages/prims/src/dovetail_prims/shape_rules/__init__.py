@@ -15,6 +15,7 @@ from dovetail_prims.fake_tensor import ShapeRule
 from dovetail_prims.shape_rules import (
     attention,
     convolution,
+    data_dependent,
     factories,
     indexing,
     matmul,
@@ -56,6 +57,7 @@ def default_rules() -> RuleTable:
         indexing.rules,
         factories.rules,
         rare.rules,
+        data_dependent.rules,
         fake_queries.rules,
     )
     by_name: dict[str, ShapeRule] = {}

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from dovetail_prims.data_sizes import new_size
 from dovetail_prims.fake_tensor import DataDependentError, FakeTensor, Size, Sizes, make
 from dovetail_prims.shape_rules.layout import (
     broadcast,
@@ -54,7 +55,7 @@ def index(x: FakeTensor, indices: Sequence[FakeTensor | None]) -> FakeTensor:
     given = [i for i in indices if i is not None]
     for i in given:
         if i._dtype in (torch.bool, torch.uint8):
-            raise DataDependentError("aten.index.Tensor with a mask")
+            return _index_by_masks(x, indices)
     if len(indices) > len(x._sizes):
         raise IndexError(
             f"too many indices for tensor of dimension {len(x._sizes)} (got {len(indices)})"
@@ -81,6 +82,31 @@ def index(x: FakeTensor, indices: Sequence[FakeTensor | None]) -> FakeTensor:
         seen.append(_as_index(i, shape, before, tail))
     out_sizes, out_strides = pointwise_layout(seen, False)
     return make(out_sizes, out_strides, x._dtype, x._device)
+
+
+def _index_by_masks(x: FakeTensor, indices: Sequence[FakeTensor | None]) -> FakeTensor:
+    """Indexing where a mask stands for the positions at which it is true."""
+    count: Any = None
+    plain: list[FakeTensor | None] = []
+    for one in indices:
+        if one is None or one._dtype not in (torch.bool, torch.uint8):
+            plain.append(one)
+            continue
+        at = len(plain)
+        if len(x._sizes) < at + len(one._sizes) or not one._sizes:
+            raise DataDependentError("aten.index.Tensor with a mask of no dimension or too many")
+        for have, wanted in zip(one._sizes, x._sizes[at:], strict=False):
+            if have != wanted:
+                raise IndexError(
+                    f"The shape of the mask {list(one._sizes)} at index {at} does not match the "
+                    f"shape of the indexed tensor {list(x._sizes)}"
+                )
+        if count is not None:
+            raise DataDependentError("aten.index.Tensor with several masks")
+        count = new_size("aten.index.Tensor with a mask")
+        position = make((count,), (1,), torch.int64, one._device)
+        plain += [position] * len(one._sizes)
+    return index(x, plain)
 
 
 def _as_index(index: FakeTensor, shape: Sizes, lead: int, tail: int) -> FakeTensor:
@@ -156,7 +182,9 @@ def cat(tensors: Sequence[FakeTensor], dim: int = 0) -> FakeTensor:
     dtype = first._dtype
     if any(t._dtype is not dtype for t in tensors):
         dtype = promote(tensors)
-    used = [t for t in tensors if not (len(t._sizes) == 1 and t._sizes[0] == 0)]
+    used = list(tensors)
+    if any(len(t._sizes) != 1 for t in tensors) or all(type(t._sizes[0]) is int for t in tensors):
+        used = [t for t in tensors if not (len(t._sizes) == 1 and t._sizes[0] == 0)]
     if any(not t._sizes for t in tensors):
         raise RuntimeError("zero-dimensional tensor (at position 0) cannot be concatenated")
     device = common_device(tensors)

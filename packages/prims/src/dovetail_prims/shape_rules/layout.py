@@ -34,6 +34,14 @@ _COMPLEX_OF = {
 # --- sizes and strides ----------------------------------------------------------------------------
 
 
+def settled(question: Any) -> bool:
+    """The answer to a question about a layout; of a size that only the data tells, as if it were
+    large. For layouts alone: whatever such a size turns out to be, the elements lie where the
+    strides put them.
+    """
+    return question if type(question) is bool else bool(question.node.answer_of_layout())
+
+
 def contiguous(sizes: Sizes) -> Sizes:
     """The strides of a fresh contiguous tensor (a size of 0 counts as 1)."""
     n = len(sizes)
@@ -45,7 +53,7 @@ def contiguous(sizes: Sizes) -> Sizes:
     acc: Size = 1
     for i in range(n - 1, 0, -1):
         size = sizes[i]
-        if size > 1 if type(size) is int else size >= 1:
+        if size > 1 if type(size) is int else settled(size >= 1):
             acc = acc * size
         strides[i - 1] = acc
     return tuple(strides)
@@ -65,7 +73,7 @@ def channels_last(sizes: Sizes) -> Sizes:
 
 def at_least_one(size: Size) -> Size:
     """`max(size, 1)`, decided by a guard where a symbolic size may be 0."""
-    return 1 if size < 1 else size
+    return 1 if settled(size < 1) else size
 
 
 def has_zero(sizes: Sizes) -> bool:
@@ -74,8 +82,9 @@ def has_zero(sizes: Sizes) -> bool:
 
 
 def equal_sizes(a: Sizes, b: Sizes) -> bool:
-    """Whether two shapes are equal; the ranks are compared first, as they need no guard."""
-    return len(a) == len(b) and all(x is y or x == y for x, y in zip(a, b, strict=True))
+    """Whether two shapes are known to be equal; the ranks are compared first, as they need no
+    guard."""
+    return len(a) == len(b) and all(x is y or settled(x == y) for x, y in zip(a, b, strict=True))
 
 
 def numel(sizes: Sizes) -> Size:
@@ -86,11 +95,16 @@ def numel(sizes: Sizes) -> Size:
     return product
 
 
+def same_strides(a: Sizes, b: Sizes) -> bool:
+    """Whether the strides are the same."""
+    return len(a) == len(b) and all(x is y or settled(x == y) for x, y in zip(a, b, strict=True))
+
+
 def is_canonical(t: FakeTensor) -> bool:
     """Whether the strides are exactly those of a fresh contiguous tensor (remembered)."""
     known = t._canonical
     if known is None:
-        known = t._canonical = t._strides == contiguous(t._sizes)
+        known = t._canonical = same_strides(t._strides, contiguous(t._sizes))
     return known
 
 
@@ -104,7 +118,7 @@ def is_contiguous(sizes: Sizes, strides: Sizes) -> bool:
                 return True
             if size == 1:
                 continue
-        if ok and stride != expected:
+        if ok and settled(stride != expected):
             ok = False
         expected = expected * size
     return ok
@@ -119,8 +133,8 @@ def is_channels_last(sizes: Sizes, strides: Sizes) -> bool:
         size = sizes[d]
         if type(size) is int and size == 0:
             return True
-        if size != 1:
-            if strides[d] != expected:
+        if settled(size != 1):
+            if settled(strides[d] != expected):
                 return False
             expected = expected * size
     return True
@@ -141,12 +155,12 @@ def suggests_channels_last(t: FakeTensor) -> bool:
         size, stride = sizes[d], strides[d]
         if type(size) is int and size == 0:
             return False
-        if stride < low:
+        if settled(stride < low):
             return False
-        if d == 0 and low == strides[1]:
+        if d == 0 and settled(low == strides[1]):
             return False  # N111, or a contiguous tensor with H = W = 1
         low = stride
-        if size != 1:
+        if settled(size != 1):
             low = low * size
     return True
 
@@ -154,14 +168,14 @@ def suggests_channels_last(t: FakeTensor) -> bool:
 def dense_order(sizes: Sizes, strides: Sizes) -> list[int] | None:
     """The dimensions from outermost to innermost if the tensor is dense and does not overlap."""
     order = sorted_by_stride(sizes, strides)
-    if has_zero(sizes):
+    if any(settled(size == 0) for size in sizes):
         return order[::-1]
     expected: Size = 1
     for d in order:
         size = sizes[d]
         if type(size) is int and size == 1:
             continue
-        if strides[d] != expected:
+        if settled(strides[d] != expected):
             return None
         expected = expected * size
     return order[::-1]
@@ -170,12 +184,12 @@ def dense_order(sizes: Sizes, strides: Sizes) -> list[int] | None:
 def sorted_by_stride(sizes: Sizes, strides: Sizes) -> list[int]:
     """Dimensions from innermost to outermost; those of size 1 or 0 come last."""
     small = [d for d, s in enumerate(sizes) if type(s) is int and s < 2]
-    large = [d for d, s in enumerate(sizes) if type(s) is not int or s >= 2]
+    large = [d for d, s in enumerate(sizes) if type(s) is not int or settled(s >= 2)]
     # Insertion sort with `<` only: symbolic strides compare by guards, never by conversion.
     order: list[int] = []
     for d in large:
         at = len(order)
-        while at > 0 and strides[d] < strides[order[at - 1]]:
+        while at > 0 and settled(strides[d] < strides[order[at - 1]]):
             at -= 1
         order.insert(at, d)
     return order + small
@@ -232,10 +246,10 @@ def _should_swap(
         s0, s1 = strides[d0], strides[d1]
         if (type(s0) is int and s0 == 0) or (type(s1) is int and s1 == 0):
             continue  # a broadcast dimension says nothing
-        if s0 is s1 or s0 == s1:
-            if by_size and sizes[d0] > sizes[d1]:
+        if s0 is s1 or settled(s0 == s1):
+            if by_size and settled(sizes[d0] > sizes[d1]):
                 return 1
-        elif s0 < s1:
+        elif settled(s0 < s1):
             return -1
         else:
             return 1
@@ -273,7 +287,7 @@ def _expanded_strides(t: FakeTensor, sizes: Sizes) -> list[Size]:
     out: list[Size] = [0] * shift
     for d, (size, stride) in enumerate(zip(t._sizes, t._strides, strict=True)):
         one = type(size) is int and size == 1
-        out.append(0 if one and sizes[shift + d] != 1 else stride)
+        out.append(0 if one and settled(sizes[shift + d] != 1) else stride)
     return out
 
 
@@ -297,7 +311,7 @@ def pointwise_layout(tensors: Sequence[FakeTensor], has_number: bool) -> tuple[S
                 return sizes, contiguous(sizes)
             if len(sizes) == 4 and all(is_channels_last(t._sizes, t._strides) for t in tensors):
                 return sizes, channels_last(sizes)
-            if all(t._strides == first._strides for t in tensors) and (
+            if all(same_strides(t._strides, first._strides) for t in tensors) and (
                 dense_order(sizes, first._strides) is not None
             ):
                 return sizes, first._strides

@@ -46,9 +46,11 @@ def _sum_dtype(x: FakeTensor, dtype: Any) -> torch.dtype:
 def _check_not_empty(x: FakeTensor, dims: Any, op: str) -> None:
     """A maximum over nothing does not exist."""
     sizes = x._sizes
-    if not has_zero(sizes):
+    if not sizes:
         return
     if dims is None or (isinstance(dims, (list, tuple)) and not dims):
+        if not has_zero(sizes):
+            return
         raise RuntimeError(f"{op}(): Expected reduction dim to be specified for input.numel() == 0")
     for d in (dims,) if isinstance(dims, int) else dims:
         if sizes[wrap_dim(d, len(sizes))] == 0:

@@ -17,6 +17,8 @@ from dovetail_prims.shape_rules.layout import (
     is_channels_last,
     is_contiguous,
     numel,
+    same_strides,
+    settled,
     wrap_dim,
 )
 
@@ -86,7 +88,7 @@ def resolve_view_size(x: FakeTensor, size: Sequence[Size]) -> Sizes:
             if rest < 0 or total % rest != 0:
                 raise RuntimeError(f"shape '{list(out)}' is invalid for input of size {total}")
             return (*out[:i], total // rest, *out[i + 1 :])
-    if out != x._sizes and numel(out) != numel(x._sizes):
+    if not same_strides(out, x._sizes) and numel(out) != numel(x._sizes):
         raise RuntimeError(f"shape '{list(out)}' is invalid for input of size {numel(x._sizes)}")
     return out
 
@@ -112,11 +114,11 @@ def view_strides(old_sizes: Sizes, old_strides: Sizes, sizes: Sizes) -> Sizes | 
         if not ends:
             outer = old_sizes[d - 1]
             joined = type(outer) is int and outer == 1
-            ends = not joined and bool(old_strides[d - 1] != old_count * base)
+            ends = not joined and settled(old_strides[d - 1] != old_count * base)
         if ends:
             while at >= 0:
                 one = type(sizes[at]) is int and sizes[at] == 1
-                if not one and not (new_count < old_count):
+                if not one and not settled(new_count < old_count):
                     break
                 strides[at] = new_count * base
                 new_count = new_count * sizes[at]
@@ -179,11 +181,12 @@ def expand(x: FakeTensor, size: Sequence[Size], *, implicit: bool = False) -> Fa
                     f"non-existing dimension {d}"
                 )
             # A new leading dimension of size 1 gets the stride that would follow on.
-            if target == 1 and d + 1 < len(sizes) and x._sizes:
+            if settled(target == 1) and d + 1 < len(sizes) and x._sizes:
                 strides[d] = sizes[d + 1] * strides[d + 1]
             continue
         have, stride = x._sizes[d - shift], x._strides[d - shift]
-        if kept or have is target or have == target:
+        one = type(have) is int and have == 1
+        if kept or have is target or (settled(have == target) if one else have == target):
             sizes[d] = have
             strides[d] = stride
         elif have != 1:

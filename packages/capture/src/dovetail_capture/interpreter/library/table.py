@@ -7,6 +7,7 @@ from typing import Any
 
 from dovetail_capture.interpreter.library import (
     builtin_functions,
+    checks,
     container_methods,
     numpy_functions,
     polyfills,
@@ -41,6 +42,7 @@ HANDLERS: dict[Any, Handler] = {
     **polyfills.HANDLERS,
     **transforms.HANDLERS,
     **numpy_functions.HANDLERS,
+    **checks.HANDLERS,
 }
 call_transformed = transforms.call_transformed
 CODE_HANDLERS = polyfills.CODE_HANDLERS

@@ -1,0 +1,222 @@
+"""Sizes and numbers that depend on data, in one graph: against eager, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from dovetail_capture import GraphBreakError
+from torch import Tensor
+
+import dovetail
+
+
+def item(x: Tensor) -> Tensor:
+    n = (x > 0).sum().item()
+    torch._check(n >= 0)
+    torch._check(n < 100, "too many")
+    return torch.zeros(n) + n
+
+
+def float_item(x: Tensor) -> Tensor:
+    s = x.sum().item()
+    return x * s + s / 2
+
+
+def unique(x: Tensor) -> tuple[Tensor, ...]:
+    v, i, c = torch.unique((x * 2).long(), return_inverse=True, return_counts=True)
+    return v * 2, i + 1, c.float() / x.numel()
+
+
+def where(x: Tensor) -> Tensor:
+    i, j = torch.where(x > 0)
+    return x[i, j] + i
+
+
+def mean(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x[x > 0]
+    return y.sum() / y.numel(), y.mean()
+
+
+def put(x: Tensor) -> Tensor:
+    y = x.clone()
+    m = y > 0
+    y[m] = y[m] * 2
+    return y.sin()
+
+
+def arange(x: Tensor) -> Tensor:
+    n = (x > 0).sum().item()
+    torch._check_is_size(n)
+    return torch.arange(n) * 2 + n
+
+
+def largest(x: Tensor) -> Tensor:
+    y = x[x > -100]
+    torch._check(y.size(0) > 0)
+    return y.max()
+
+
+def sliced(x: Tensor) -> Tensor:
+    n = (x[:, 0] > 0).sum().item()
+    torch._check(n >= 0)
+    torch._check(n <= x.size(0))
+    return x[:n] * 2
+
+
+def loss(x: Tensor) -> Tensor:
+    targets = torch.arange(x.size(0)) % x.size(1)
+    m = x[:, 0] > -0.5
+    return F.cross_entropy(x[m], targets[m])
+
+
+def parts(x: Tensor) -> Tensor:
+    a, b = x[x > 0], x[x <= 0]
+    return torch.cat([a.exp(), b])
+
+
+def unsorted(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x[x > 0]
+    return y.sort()[0], y.cumsum(0)
+
+
+PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
+    "nonzero": lambda x: x.nonzero() * 2,
+    "mask": lambda x: x[x > 0].sin() * 2,
+    "rows by mask": lambda x: (x[x[:, 0] > 0] * 2).softmax(-1),
+    "columns by mask": lambda x: x[:, x[0] > 0].cos(),
+    "item": item,
+    "float item": float_item,
+    "unique": unique,
+    "unique_consecutive": lambda x: torch.unique_consecutive((x > 0).long())[:] * 2,
+    "repeat_interleave": lambda x: torch.repeat_interleave(x, (x[:, 0] > 0).long() + 1, 0).cos(),
+    "where": where,
+    "mean": mean,
+    "product": lambda x: x[x[:, 0] > 0] @ x.t(),
+    "cat": lambda x: torch.cat([x[x[:, 0] > 0], x]) * 2,
+    "masked_select": lambda x: x.masked_select(x > 0) * 3,
+    "layers": lambda x: F.layer_norm(F.linear(x[x[:, 0] > 0], x), (x.size(0),)),
+    "view": lambda x: x[x[:, 0] > 0].view(-1) * 2,
+    "written by mask": put,
+    "int and float": lambda x: x * int((x > 0).sum()) + float(x.detach().sum()),
+    "arange": arange,
+    "largest": largest,
+    "argwhere": lambda x: torch.argwhere(x > 0) + 1,
+    "sliced": sliced,
+    "bincount": lambda x: torch.bincount((x.abs() * 2).long().flatten()),
+    "returned": lambda x: (x.detach().sum().item(), (x > 0).sum().item(), x.nonzero().size(0)),
+    "loss": loss,
+    "parts": parts,
+    "sort": unsorted,
+    "empty": lambda x: ((x[x > 1e9] * 2).sum(), x[x > 1e9] + 1),
+}
+
+
+def inputs() -> list[Tensor]:
+    made = [torch.randn(5, 4, generator=torch.Generator().manual_seed(s)) for s in range(3)]
+    return [*made, made[0].abs() + 0.1]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("grad", [False, True])
+def test_programs(name: str, grad: bool) -> None:
+    fn = PROGRAMS[name]
+    compiled = dovetail.compile(fn, fullgraph=True)
+    for x in inputs():
+        theirs, ours = (x.clone().requires_grad_(grad) for _ in range(2))
+        wanted, got = fn(theirs), compiled(ours)
+        if not isinstance(wanted, tuple):
+            wanted, got = (wanted,), (got,)
+        for expected, found in zip(wanted, got, strict=True):
+            if not isinstance(expected, Tensor):
+                assert type(found) is type(expected) and found == pytest.approx(expected, abs=1e-5)
+                continue
+            torch.testing.assert_close(found, expected, equal_nan=True)
+            assert not expected.numel() or found.stride() == expected.stride()
+            assert found.requires_grad == expected.requires_grad
+            if expected.requires_grad:
+                (a,) = torch.autograd.grad(expected.sin().sum(), theirs, retain_graph=True)
+                (b,) = torch.autograd.grad(found.sin().sum(), ours, retain_graph=True)
+                torch.testing.assert_close(b, a, equal_nan=True, atol=1e-4, rtol=1e-4)
+    report = dovetail.report(compiled)
+    assert report.graphs == 1 and not report.per_size_compiles, report.as_text()
+
+
+@pytest.mark.parametrize("name", ["mask", "rows by mask", "unique", "written by mask", "loss"])
+def test_programs_with_sizes_that_change_too(name: str) -> None:
+    fn = PROGRAMS[name]
+    compiled = dovetail.compile(fn, fullgraph=True)
+    for n, m in ((5, 4), (7, 6), (3, 9), (12, 2)):
+        x = torch.randn(n, m, generator=torch.Generator().manual_seed(n))
+        wanted, got = fn(x), compiled(x)
+        for expected, found in zip(
+            *((v if isinstance(v, tuple) else (v,)) for v in (wanted, got)), strict=True
+        ):
+            torch.testing.assert_close(found, expected, equal_nan=True)
+    assert dovetail.report(compiled).graphs == 2
+
+
+def test_a_check_that_fails_stops_the_compiled_program() -> None:
+    def fn(x: Tensor) -> Tensor:
+        n = x.sum().item()
+        torch._check(n >= 0, "negative")
+        torch._check(n <= 3)
+        return torch.ones(n)
+
+    compiled = dovetail.compile(fn, fullgraph=True)
+    assert compiled(torch.tensor([1, 1])).shape == (2,)
+    assert compiled(torch.tensor([0, 0])).shape == (0,)
+    with pytest.raises(RuntimeError, match="negative"):
+        compiled(torch.tensor([-1, 0]))
+    with pytest.raises(RuntimeError, match="check of the program fails"):
+        compiled(torch.tensor([2, 2]))
+    assert dovetail.report(compiled).graphs == 1
+
+
+def test_a_check_is_kept_where_nothing_else_uses_the_number() -> None:
+    def fn(x: Tensor) -> Tensor:
+        torch._check((x > 0).sum().item() > 0, "no sum")
+        return x * 2
+
+    compiled = dovetail.compile(fn, fullgraph=True)
+    assert torch.equal(compiled(torch.ones(3)), torch.ones(3) * 2)
+    with pytest.raises(RuntimeError, match="no sum"):
+        compiled(-torch.ones(3))
+
+
+def test_a_question_that_only_the_data_answers_says_so() -> None:
+    def fn(x: Tensor) -> Tensor:
+        n = x.sum().item()
+        if n > 3:
+            return x + 1
+        return x
+
+    with pytest.raises(GraphBreakError) as caught:
+        dovetail.compile(fn, fullgraph=True)(torch.ones(3, dtype=torch.long))
+    text = str(caught.value)
+    assert "test_data_dependent.py" in text and "torch._check" in text and "if n > 3" in text
+    compiled = dovetail.compile(fn)
+    for x in (torch.ones(3, dtype=torch.long), 2 * torch.ones(3, dtype=torch.long)):
+        assert torch.equal(compiled(x), fn(x))
+
+
+def test_a_largest_of_what_may_be_empty_is_not_guessed() -> None:
+    with pytest.raises(GraphBreakError, match=r"torch\._check"):
+        dovetail.compile(lambda x: x[x > 0].max(), fullgraph=True)(torch.randn(4))
+
+
+def test_without_fullgraph_breaks_stay_clean() -> None:
+    for name, fn in PROGRAMS.items():
+        compiled = dovetail.compile(fn)
+        for x in inputs()[:2]:
+            wanted, got = fn(x), compiled(x)
+            for expected, found in zip(
+                *((v if isinstance(v, tuple) else (v,)) for v in (wanted, got)), strict=True
+            ):
+                if isinstance(expected, Tensor):
+                    torch.testing.assert_close(found, expected, equal_nan=True, msg=name)
+                else:
+                    assert found == pytest.approx(expected, abs=1e-5)

@@ -1,0 +1,79 @@
+"""`torch._check` and its like: what the program says holds of its sizes and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from dovetail_guards import expr as e
+from dovetail_guards.float_expr import FloatExpr
+from dovetail_guards.sym_node import SymNode
+
+from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values.base import NONE, Constant, Value
+from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.machine import Interpreter
+
+
+def _said(vm: Interpreter, args: Args, kwargs: Kwargs) -> str:
+    """The message of a check, where it is known."""
+    message = args[1] if len(args) > 1 else kwargs.get("message")
+    if message is not None and not isinstance(message, Constant):
+        message = vm.call(message, [], {})  # a function that makes it
+    if isinstance(message, Constant) and isinstance(message.value, str):
+        return message.value
+    return ""
+
+
+def _require(vm: Interpreter, condition: Any, message: str) -> Value | None:
+    """State a relation; None if it is known to fail (then Python's function raises)."""
+    node = condition.node
+    if isinstance(node, SymNode) and isinstance(node.expr, FloatExpr) and node.hint is None:
+        raise GraphBreakSignal(
+            "torch._check of a float that depends on data",
+            "use torch._assert_async on the tensor, or check outside",
+        )
+    if not isinstance(node, SymNode) or not isinstance(node.expr, e.BoolExpr):
+        return None
+    recorder = vm.session.recorder
+    loose = bool(node.expr.free_symbols() & node.env.unbacked)
+    graph_condition = recorder.sizes.node(condition) if loose else None
+    if not node.env.require(node.expr, message):
+        return None
+    if loose and isinstance(graph_condition, torch.fx.Node):
+        args = (graph_condition, message) if message else (graph_condition,)
+        recorder.state_change(torch._check, *args)
+    return NONE
+
+
+def _check(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    if not args or not isinstance(args[0], SymbolicNumber):
+        return PASS  # type: ignore[no-any-return]
+    if not isinstance(args[0].value, torch.SymBool):
+        return PASS  # type: ignore[no-any-return]
+    done = _require(vm, args[0].value, _said(vm, args, kwargs))
+    return PASS if done is None else done
+
+
+def _check_is_size(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    if not args or not isinstance(args[0], SymbolicNumber):
+        return PASS  # type: ignore[no-any-return]
+    done = _require(vm, args[0].value >= 0, "a size is not negative")
+    limit = kwargs.get("max")
+    if done is not None and limit is not None and isinstance(limit, (Constant, SymbolicNumber)):
+        done = _require(vm, args[0].value <= limit.value, "a size is within its bound")
+    return PASS if done is None else done
+
+
+_CHECKS: tuple[Callable[..., Any], ...] = (
+    torch._check, torch._check_value, torch._check_index, torch._check_type,
+)  # fmt: skip
+HANDLERS: dict[Any, Handler] = {
+    **dict.fromkeys(_CHECKS, _check),
+    getattr(torch._check_is_size, "__wrapped__", torch._check_is_size): _check_is_size,
+    torch._check_is_size: _check_is_size,
+}

@@ -1,0 +1,105 @@
+"""Shape rules of operators whose result's size depends on data: a new symbol for each such size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dovetail_prims.data_sizes import new_number, new_size
+from dovetail_prims.fake_tensor import FakeTensor, Sizes, make
+from dovetail_prims.shape_rules.layout import contiguous
+
+
+def _fresh(sizes: Sizes, dtype: torch.dtype, like: FakeTensor) -> FakeTensor:
+    return make(sizes, contiguous(sizes), dtype, like._device)
+
+
+def _most(x: FakeTensor) -> int | None:
+    """The number of elements, where it is a number."""
+    count = 1
+    for size in x._sizes:
+        if type(size) is not int:
+            return None
+        count *= size
+    return count
+
+
+def nonzero(x: FakeTensor) -> FakeTensor:
+    """One row for each element that is not zero."""
+    count = new_size("aten.nonzero.default", 0, _most(x))
+    sizes: Sizes = (count, len(x._sizes))
+    return make(sizes, (1, count), torch.int64, x._device)
+
+
+def masked_select(x: FakeTensor, mask: FakeTensor) -> FakeTensor:
+    """The elements under the mask."""
+    return _fresh((new_size("aten.masked_select.default"),), x._dtype, x)
+
+
+def repeat_interleave(repeats: FakeTensor, *, output_size: Any = None) -> FakeTensor:
+    """Positions, each as often as it says."""
+    size = new_size("aten.repeat_interleave.Tensor") if output_size is None else output_size
+    return _fresh((size,), repeats._dtype, repeats)
+
+
+def bincount(x: FakeTensor, weights: FakeTensor | None = None, minlength: int = 0) -> FakeTensor:
+    """One count for each number up to the largest."""
+    dtype = torch.int64
+    if weights is not None:
+        dtype = weights._dtype if weights._dtype is torch.float32 else torch.float64
+    return _fresh((new_size("aten.bincount.default", int(minlength)),), dtype, x)
+
+
+def item(x: FakeTensor) -> Any:
+    """The one element as a number."""
+    return new_number("aten._local_scalar_dense.default", x._dtype)
+
+
+def _uniques(
+    x: FakeTensor, rows: Sizes, inverse: Sizes | None, counts: bool, op: str
+) -> tuple[FakeTensor, FakeTensor, FakeTensor]:
+    size = new_size(op, 0, _most(x))
+    values = _fresh((size, *rows), x._dtype, x)
+    where = _fresh((0,) if inverse is None else inverse, torch.int64, x)
+    return values, where, _fresh((size,) if counts else (0,), torch.int64, x)
+
+
+def unique2(
+    x: FakeTensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> tuple[FakeTensor, ...]:
+    """The different elements, where each was found, and how often."""
+    inverse = x._sizes if return_inverse else None
+    return _uniques(x, (), inverse, return_counts, "aten._unique2.default")
+
+
+def unique_consecutive(
+    x: FakeTensor,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    dim: int | None = None,
+) -> Any:
+    """The different elements of each run."""
+    if dim is not None:
+        return NotImplemented
+    return _uniques(
+        x,
+        (),
+        x._sizes if return_inverse else None,
+        return_counts,
+        "aten.unique_consecutive.default",
+    )
+
+
+def rules() -> dict[str, Callable[..., Any]]:
+    """The rules of this module, by op name."""
+    return {
+        "nonzero.default": nonzero,
+        "masked_select.default": masked_select,
+        "repeat_interleave.Tensor": repeat_interleave,
+        "bincount.default": bincount,
+        "_local_scalar_dense.default": item,
+        "_unique2.default": unique2,
+        "unique_consecutive.default": unique_consecutive,
+    }
