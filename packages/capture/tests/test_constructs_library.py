@@ -738,68 +738,6 @@ def matching_classes(x):
     return x + len(found), found
 
 
-# --- generators and async ---------------------------------------------------------------------------
-
-
-def averages():
-    total, count, value = 0.0, 0, None
-    while True:
-        try:
-            item = yield value
-        except KeyError:
-            total, count = 0.0, 0
-            continue
-        if item is None:
-            return total
-        total, count = total + item, count + 1
-        value = total / count
-
-
-@construct()
-def generator_protocol(x):
-    g = averages()
-    next(g)
-    seen = [g.send(4), g.send(6), g.throw(KeyError("reset")), g.send(2)]
-    try:
-        g.send(None)
-    except StopIteration as stop:
-        seen.append(stop.value)
-    return x + seen[0], seen
-
-
-@construct()
-def generators_of_tensors(x):
-    def windows(t, n):
-        for i in range(n):
-            got = yield t + i
-            if got:
-                t = t * got
-
-    def chained(t):
-        last = yield from windows(t, 2)
-        yield t - 1
-        return last
-
-    total = sum(chained(x))
-    g = windows(x, 3)
-    first, second = next(g), g.send(2)
-    g.close()
-    return total, first + second
-
-
-async def answer(t):
-    return t + 1
-
-
-@construct(graphs=None, breaks=None)
-def coroutines(x):
-    c = answer(x)
-    try:
-        c.send(None)
-    except StopIteration as stop:
-        return stop.value * 2
-
-
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)
 def test_construct(case: Case) -> None:
     if sys.version_info < case.since:
