@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Node
 
 from dovetail_capture.captured_frame import CapturedFrame, GraphBreak, GraphInput
 from dovetail_capture.errors import GraphBreakError, NotCapturable
+from dovetail_capture.interpreter.aliasing import storage_guards, writes
 from dovetail_capture.interpreter.frame import BreakHere, Frame
 from dovetail_capture.interpreter.machine import Interpreter, source_line
 from dovetail_capture.interpreter.protocols.attributes import MISSING
@@ -30,6 +31,7 @@ from dovetail_capture.interpreter.signals import (
 )
 from dovetail_capture.interpreter.values.base import Lazy, Value
 from dovetail_capture.interpreter.values.functions import CellValue, HandlerMark
+from dovetail_capture.interpreter.values.tensors import TensorValue
 from dovetail_capture.interpreter.wrap import cell_value
 from dovetail_capture.knobs import DEBUG
 from dovetail_capture.recipe import FrameEnd, HandledHere, Recipe
@@ -273,6 +275,15 @@ class _Attempt:
         self.session.relate_inputs(
             [i for i in used if not i.static and isinstance(i.example, torch.Tensor)]
         )
+        kept = set(map(id, used))
+        tensors = [
+            (graph_input, value.fake)
+            for graph_input, value in self.session.inputs
+            if id(graph_input) in kept and isinstance(value, TensorValue)
+        ]
+        if writes(graph, (fake for _, fake in tensors)):
+            pairs = [(graph_input.source, graph_input.example) for graph_input, _ in tensors]
+            self.session.clauses.extend(storage_guards(pairs))
         shapes = self.session.shapes
         shapes.check_marks()
         self._guard_code_read()

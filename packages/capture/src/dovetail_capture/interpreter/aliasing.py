@@ -1,0 +1,96 @@
+"""Guards on memory: where a graph writes to an input, no other input may come to share its storage.
+
+A compiler that knows two inputs as apart may read one before or after it writes to the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from dovetail_guards import clauses as c
+from dovetail_guards.source import Source
+from torch.fx import Graph, Node
+
+# Functions that write to running statistics: the flag that makes them do so, its place, default.
+_STATISTICS = {"batch_norm": ("training", 5, False), "instance_norm": ("use_input_stats", 5, True)}
+
+_IN_PLACE = {"setitem", "__setitem__"} | {
+    f"{prefix}i{name}{suffix}"
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
+    for prefix, suffix in (("", ""), ("__", "__"))
+}
+
+
+def writes(graph: Graph, fakes: Iterable[Any]) -> bool:
+    """May the graph write to one of its inputs? `fakes` stand for them.
+
+    Autograd's version counters tell of most writes. What they do not see (what kernels do inside,
+    `.data`, inference mode, operators of the user) is told by names and schemas, rather once too
+    often.
+    """
+    inference = False
+    for fake in fakes:
+        if fake.is_inference():
+            inference = True
+        elif fake._version:
+            return True
+    seen_otherwise = _is_in_place if inference else _writes_unseen
+    return any(seen_otherwise(node) or _writes_unseen(node) for node in graph.nodes)
+
+
+def _name(node: Node) -> str:
+    if isinstance(node.target, str):
+        return node.target
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target._schema.name.split("::")[-1]
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def _writes_unseen(node: Node) -> bool:
+    if node.op not in ("call_function", "call_method"):
+        return False
+    name = _name(node)
+    if name in _STATISTICS:
+        flag, place, default = _STATISTICS[name]
+        given = node.kwargs.get(flag, node.args[place] if len(node.args) > place else default)
+        return given is not False
+    if name == "set_grad_enabled" or name == "_set_grad_enabled":
+        return False
+    if isinstance(node.target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return _schema_writes(node.target)
+    return "out" in node.kwargs or (name.endswith("_") and not name.endswith("__"))
+
+
+def _is_in_place(node: Node) -> bool:
+    """By its looks, where no version is counted; a flag that is on may be `inplace`."""
+    if node.op not in ("call_function", "call_method"):
+        return False
+    if getattr(node.target, "__module__", None) == "torch.nn.functional":
+        return any(value is True for value in (*node.args, *node.kwargs.values()))
+    return _name(node) in _IN_PLACE
+
+
+def _schema_writes(target: Any) -> bool:
+    if isinstance(target, torch._ops.OpOverload):
+        return bool(target._schema.is_mutable)
+    return any(getattr(target, name)._schema.is_mutable for name in target.overloads())
+
+
+def storage_guards(inputs: Sequence[tuple[Source, torch.Tensor]]) -> list[c.Clause]:
+    """Inputs whose storages are different stay so; those that share one are not spoken of among
+    themselves."""
+    groups: dict[int, list[Source]] = {}
+    for source, tensor in inputs:
+        if tensor.layout == torch.strided:
+            groups.setdefault(tensor.untyped_storage()._cdata, []).append(source)
+    firsts = [sources[0] for sources in groups.values()]
+    found: list[c.Clause] = []
+    if len(firsts) < 2:
+        return found
+    found.append(c.DistinctStorage(tuple(firsts)))
+    for sources in groups.values():
+        others = [first for first in firsts if first is not sources[0]]
+        found += [c.DistinctStorage((source, *others)) for source in sources[1:]]
+    return found

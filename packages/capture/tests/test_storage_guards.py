@@ -1,0 +1,57 @@
+"""A graph that writes to an input is not used again where inputs have come to share memory."""
+
+from __future__ import annotations
+
+import dovetail_capture as dc
+import pytest
+import torch
+import torch.nn.functional as F
+
+MEAN, VAR = torch.zeros(3), torch.ones(3)
+
+WRITES = {
+    "add_": lambda a, b: a.add_(1) + b,
+    "a view": lambda a, b: (a.view(-1).mul_(2), b + 1)[1],
+    "an item": lambda a, b: (a.__setitem__(0, 5.0), b + 1)[1],
+    "inplace": lambda a, b: F.relu(a, inplace=True) + b,
+    "out": lambda a, b: torch.add(b, 1, out=a) + 1,
+    "statistics": lambda a, b: F.batch_norm(a, MEAN, VAR, training=True) + b,
+    "foreach": lambda a, b: (torch._foreach_add_([a], [b]), b + 1)[1],
+    "copy": lambda a, b: (a.copy_(b), b + 1)[1],
+}
+READS = {
+    "add": lambda a, b: a + b,
+    "statistics": lambda a, b: F.batch_norm(a, MEAN, VAR) + b,
+    "a method": lambda a, b: a.clone().__add__(b),
+}
+
+
+def apart():
+    return torch.ones(2, 3), torch.ones(2, 3)
+
+
+def shared():
+    a = torch.ones(2, 3)
+    return a, a[:]
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", WRITES)
+def test_inputs_that_come_to_share_memory_are_another_case(name, mode):
+    compiled = dc.optimize(WRITES[name], dc.run_graph, dynamic=False)
+    with mode():
+        for inputs in (apart, apart, shared):
+            got, expected = inputs(), inputs()
+            assert torch.equal(compiled(*got), WRITES[name](*expected))
+            assert torch.equal(got[0], expected[0]) and torch.equal(got[1], expected[1])
+    assert compiled.capture_context.log.graph_count == 2
+    assert "share no storage" in dc.explain_guards(compiled)
+    assert "alias" in dc.recompiles(compiled)[0]
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_graph_that_only_reads_does_not_care(name):
+    compiled = dc.optimize(READS[name], dc.run_graph, dynamic=False)
+    for inputs in (apart, shared):
+        assert torch.equal(compiled(*inputs()), READS[name](*inputs()))
+    assert compiled.capture_context.log.graph_count == 1
