@@ -113,13 +113,14 @@ def _result(vm: Interpreter, name: str, tensor: Value, like: Any) -> Value:
     """The array (or scalar) that `tensor` is, which NumPy says is like `like`."""
     if not isinstance(tensor, TensorValue) or not isinstance(like, (np.ndarray, np.generic)):
         raise GraphBreakSignal(f"the numpy function `{name}` in this form", _HINT)
-    dtype = _torch_dtype(like.dtype)
-    if tensor.fake.dtype != dtype:
-        tensor = vm.record("call_method", "to", [tensor, Constant(dtype)], {})  # type: ignore[assignment]
     if tuple(tensor.fake._sizes) != like.shape:
         raise GraphBreakSignal(f"the numpy function `{name}` in this form", _HINT)
-    assert isinstance(tensor, TensorValue)
-    return ArrayValue(tensor, type(like))
+    dtype = _torch_dtype(like.dtype)
+    found: Value = tensor
+    if tensor.fake.dtype != dtype:
+        found = vm.record("call_method", "to", [tensor, Constant(dtype)], {})
+    assert isinstance(found, TensorValue)
+    return ArrayValue(found, type(like))
 
 
 def _number_as_tensor(vm: Interpreter, value: Value, dtype: torch.dtype) -> Value:

@@ -442,7 +442,7 @@ def _native_attr(vm: Interpreter, obj: Value, name: str) -> Value:
     if isinstance(obj, ArrayValue):
         found = vm.arrays.array_attr(vm, obj, name)
         if found is not None:
-            return found
+            return found  # type: ignore[no-any-return]
     if kind in C_METHODS:
         return NativeMethod(attr, obj, name)
     if name == "__class__":

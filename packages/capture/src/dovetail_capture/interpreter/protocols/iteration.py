@@ -29,7 +29,7 @@ def get_iter(vm: Interpreter, value: Value) -> Value:
     """`iter(value)`."""
     cls = value.__class__
     if cls is ArrayValue:
-        return vm.arrays.iterate(vm, value)  # type: ignore[arg-type]
+        return vm.arrays.iterate(vm, value)  # type: ignore[no-any-return]
     if cls is IteratorValue or cls is GeneratorValue:
         return value
     if cls is TupleValue:

@@ -137,7 +137,7 @@ def binary(vm: Interpreter, symbol: str, left: Value, right: Value, inplace: boo
         if left_class is not TensorValue and right_class is not TensorValue:
             return binary(vm, symbol, _concrete(left), _concrete(right), inplace)
     if left_class is ArrayValue or right_class is ArrayValue:
-        return vm.arrays.binary(vm, symbol, left, right, inplace)
+        return vm.arrays.binary(vm, symbol, left, right, inplace)  # type: ignore[no-any-return]
     if left_class is TensorValue or right_class is TensorValue:
         if left_class is TensorValue and inplace:
             return _record(vm, INPLACE[symbol], [left, right])
@@ -251,7 +251,7 @@ def unary(vm: Interpreter, symbol: str, operand: Value) -> Value:
     if isinstance(operand, TensorValue):
         return _record(vm, fn, [operand])
     if isinstance(operand, ArrayValue):
-        return vm.arrays.unary(vm, symbol, operand)
+        return vm.arrays.unary(vm, symbol, operand)  # type: ignore[no-any-return]
     method = dunder(vm, operand, name)
     if method is not None:
         return vm.call(method, [], {})
@@ -267,7 +267,7 @@ def compare(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
     if left_class is Constant and right_class is Constant:
         return _fold(vm, fn, left.value, right.value)  # type: ignore[attr-defined]
     if left_class is ArrayValue or right_class is ArrayValue:
-        return vm.arrays.compare(vm, symbol, left, right)
+        return vm.arrays.compare(vm, symbol, left, right)  # type: ignore[no-any-return]
     if isinstance(left, SymbolicNumber) or isinstance(right, SymbolicNumber):
         if _is_number(left) and _is_number(right):
             return _fold(vm, fn, left.value, right.value)  # type: ignore[attr-defined]
@@ -463,7 +463,7 @@ def getitem(vm: Interpreter, obj: Value, key: Value) -> Value:
     """`obj[key]`."""
     cls = obj.__class__
     if cls is ArrayValue:
-        return vm.arrays.getitem(vm, obj, key)  # type: ignore[arg-type]
+        return vm.arrays.getitem(vm, obj, key)  # type: ignore[no-any-return]
     if cls is TensorValue:
         return _record(vm, operator.getitem, [obj, key])
     if isinstance(obj, (ListValue, TupleValue)):
