@@ -94,7 +94,7 @@ def add_one(x: torch.Tensor) -> torch.Tensor:
 def small_graph(rounds: int) -> Cost:
     """A compiled `x + 1`."""
     x = torch.ones(4)
-    theirs = torch.compile(add_one, backend="eager")  # noqa: TID251
+    theirs = torch.compile(add_one, backend="eager")
     ours = optimize(add_one, run_graph)
     found = interleaved([lambda: add_one(x), lambda: theirs(x), lambda: ours(x)], 20_000, rounds)
     return Cost("call of `x + 1`", *found, goal=2e-6)
@@ -121,7 +121,7 @@ def bert(layers: int) -> tuple[torch.nn.Module, torch.Tensor]:
 
 def dispatch(model: torch.nn.Module, tokens: torch.Tensor, rounds: int) -> Cost:
     """Guards and dispatch of a compiled BERT."""
-    theirs = torch.compile(model, backend=immediate)  # noqa: TID251
+    theirs = torch.compile(model, backend=immediate)
     ours = optimize(model, immediate)
     with torch.no_grad():
         found = interleaved([lambda: theirs(tokens), lambda: ours(tokens)], 300, rounds)
@@ -146,7 +146,7 @@ def plain_loop(count: int) -> float:
 
 def uncompiled(rounds: int) -> tuple[Cost, Cost]:
     """A plain call while the hooks are on, and after they were on."""
-    theirs = torch.compile(plain_loop, backend="eager")  # noqa: TID251
+    theirs = torch.compile(plain_loop, backend="eager")
     # `optimize` would capture the loop, and time nothing.
     ours = _frame_hook.Switched(plain_loop, _frame_hook.Context(lambda *frame: _frame_hook.SKIP))
     loops = (plain_loop, theirs, ours)
@@ -181,7 +181,7 @@ def capture_time(model: torch.nn.Module, tokens: torch.Tensor, rounds: int) -> C
             reset()
             torch.compiler.reset()
             ours.append(first_call(optimize(model, run_graph, fullgraph=True)))
-            compiled = torch.compile(model, backend="eager", fullgraph=True)  # noqa: TID251
+            compiled = torch.compile(model, backend="eager", fullgraph=True)
             theirs.append(first_call(compiled))
     name = "capture of BERT-base, 12 layers"
     return Cost(name, 0.0, statistics.median(theirs), statistics.median(ours), goal=0.5)
