@@ -100,7 +100,7 @@ def test_nothing_is_padded_on_a_cpu(dtype: torch.dtype) -> None:
 
 
 def test_padded_rows_are_read_in_whole_vectors() -> None:
-    """The masks of loads end at a multiple of 8; what they read beyond is masked where it counts."""
+    """Masks of loads end at a multiple of 8; what they read beyond is masked where it counts."""
 
     def loss(x: Tensor, w: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
         logits = (x @ w.t()).float()

@@ -1,8 +1,8 @@
 """Where a mask may be wider than what it stands for, so that loads stay vectors.
 
 A vector of eight elements is loaded at once only if its mask is the same for all eight: `r < 50257`
-never is, at the end of a row. If the memory goes on there (the row is padded, say), the mask may let
-the whole last vector through; what it reads beyond is masked again where values are used.
+never is, at the end of a row. If the memory goes on there (the row is padded, say), the mask may
+let the whole last vector through; what it reads beyond is masked again where values are used.
 """
 
 from __future__ import annotations

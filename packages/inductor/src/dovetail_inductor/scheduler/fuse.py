@@ -49,6 +49,7 @@ class _Fuser:
         self.units: dict[int, _Unit] = {}
         self.writer: dict[str, int] = {}
         self.readers: dict[str, set[int]] = {}
+        self.spans: dict[int, tuple[int, int]] = {}  # of merged units: first and last position
         self.kept = {o.buffer for o in graph.outputs if isinstance(o, Strided)}
         for position, node in enumerate(graph.nodes):
             if isinstance(node, ExternCall):
@@ -68,6 +69,8 @@ class _Fuser:
 
     def _add(self, unit: _Unit) -> None:
         self.units[unit.uid] = unit
+        if unit.first < unit.order:
+            self.spans[unit.uid] = (unit.first, unit.order)
         for name in unit.writes:
             self.writer[name] = unit.uid
         for name in unit.reads:
@@ -75,6 +78,7 @@ class _Fuser:
 
     def _remove(self, unit: _Unit) -> None:
         del self.units[unit.uid]
+        self.spans.pop(unit.uid, None)
         for name in unit.reads:
             self.readers[name].discard(unit.uid)
 
@@ -90,10 +94,11 @@ class _Fuser:
     def indirectly_before(self, first: _Unit, second: _Unit) -> bool:
         """True if some third unit lies on a path from `first` to `second`."""
         todo = [u for u in self.successors(first) if u != second.uid]
+        last = self.last_before(second)
         seen: set[int] = set()
         while todo:
             uid = todo.pop()
-            if uid in seen or self.units[uid].first > second.order:
+            if uid in seen or self.units[uid].first > last:
                 continue
             seen.add(uid)
             for next_uid in self.successors(self.units[uid]):
@@ -101,6 +106,21 @@ class _Fuser:
                     return True
                 todo.append(next_uid)
         return False
+
+    def last_before(self, unit: _Unit) -> int:
+        """No node after this position comes before `unit`, by whatever path.
+
+        Of single nodes those after it never do. But a merged unit that begins before it may wait
+        for nodes up to its own end, and those for merged units that begin before that.
+        """
+        last = unit.order
+        grows = True
+        while grows:
+            grows = False
+            for first, order in self.spans.values():
+                if first <= last < order:
+                    last, grows = order, True
+        return last
 
     def saved_bytes(self, a: _Unit, b: _Unit) -> int:
         """Bytes that need not move when a and b are one kernel."""
