@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 import contextlib
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -480,6 +481,31 @@ def generator_protocol(x):
     except StopIteration as stop:
         seen.append(stop.value)
     return x + seen[0], seen
+
+
+class Three(Sequence):
+    """Iterated by `Sequence.__iter__`, a generator that waits in `try: ... except IndexError`."""
+
+    def __init__(self, x):
+        self.x = x
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        if index >= 3:
+            raise IndexError(index)
+        return self.x * index
+
+
+@construct()
+def generators_left_in_a_harmless_try(x):
+    waiting = iter(Three(x))
+    next(waiting)
+    total = next(waiting) + next(iter(Three(x)))
+    for p, q in zip([1, 2], Three(x)):
+        total = total + q * p
+    return total
 
 
 @construct()

@@ -178,8 +178,7 @@ def run(spec: Spec) -> Figures:
     eager_error = measure.largest_error(expected, reference64) if spec.thorough else None
     if spec.system == "eager":
         steady = measure.median_seconds(eager, spec.device, spec.steady_s / 2)
-        peak = measure.peak_bytes(eager, spec.device)
-        return eager_figures(steady, peak, eager_error)
+        return eager_figures(steady, measure.peak_bytes(eager, spec.device), eager_error)
     start = time.perf_counter()  # imports of the compiler count: a user waits for them too
     compiled = _compiled(spec, case.model)
     step = step_of(case, compiled, spec)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import dis
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -132,3 +133,22 @@ class Frame:
     def line(self) -> int:
         """The source line of the current instruction."""
         return self.decoded.line_of(self.current.index)
+
+
+def lets_generator_exit_pass(frame: Frame, handler: int) -> bool:
+    """True if the handler at an instruction consists of `except` clauses for built-in errors, none
+    of which is a `GeneratorExit`: the end of a generator that waits there runs none of its code."""
+    instructions = frame.decoded.instructions
+    at = handler + 1
+    while instructions[at].opname != "RERAISE":
+        clause = instructions[at : at + 3]
+        if [i.opname for i in clause[:2]] != ["LOAD_GLOBAL", "CHECK_EXC_MATCH"]:
+            return False
+        name = clause[0].argval
+        caught = None if name in frame.globals_ else getattr(builtins, str(name), None)
+        if not isinstance(caught, type) or issubclass(GeneratorExit, caught):
+            return False
+        if clause[2].target < 0:
+            return False
+        at = clause[2].target
+    return True

@@ -14,7 +14,12 @@ from dovetail_guards.torch_state import READERS
 
 from dovetail_capture.interpreter import bytecode
 from dovetail_capture.interpreter import wrap as wrapping
-from dovetail_capture.interpreter.frame import MAKE_GENERATOR, YIELD, Frame
+from dovetail_capture.interpreter.frame import (
+    MAKE_GENERATOR,
+    YIELD,
+    Frame,
+    lets_generator_exit_pass,
+)
 from dovetail_capture.interpreter.library import table as library
 from dovetail_capture.interpreter.opcodes.table import HANDLERS as OPCODE_HANDLERS
 from dovetail_capture.interpreter.protocols import (
@@ -418,14 +423,16 @@ class Interpreter:
 
     def check_generators(self) -> None:
         """A generator that is dropped while it waits in a `try` or `with` block runs the end of
-        the block at that moment, which only Python knows: let Python make it then."""
+        the block at that moment, which only Python knows: let Python make it then. (`except`
+        clauses for ordinary errors are no such end.)"""
         for generator in self.generators:
             if not generator.started or generator.finished:
                 continue
             frame = generator.frame
             row = frame.decoded.entry_for(frame.current.index)
             while row is not None:
-                if frame.decoded.instructions[row.target].opname == "PUSH_EXC_INFO":
+                handles = frame.decoded.instructions[row.target].opname == "PUSH_EXC_INFO"
+                if handles and not lets_generator_exit_pass(frame, row.target):
                     raise CannotRebuild(
                         f"the generator {frame.code.co_qualname}, waiting in a `try` or `with`,",
                         generator.born,
