@@ -176,3 +176,28 @@ def test_a_head_of_odd_width_under_autocast() -> None:
         found = [value, *torch.autograd.grad(value, [x, weight])]
         errors.append(largest_error(found, exact))
     assert errors[1] <= max(1.5 * errors[0], 1e-3), errors
+
+
+def test_whether_a_cuda_graph_is_recorded_is_guarded() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return x + 1 if torch.cuda.is_current_stream_capturing() else x - 1
+
+    compiled = dovetail.compile(fn, fullgraph=True)
+    x = torch.ones(4, device="cuda")
+    assert torch.equal(compiled(x), fn(x)) and torch.equal(compiled(x), fn(x))
+    assert dovetail.report(compiled).graphs == 1
+
+
+@pytest.mark.parametrize("mask", ["none", "boolean", "added"])
+def test_one_head_of_keys_serves_all_queries(mask: str) -> None:
+    """No fused kernel takes it: the plain formula does, with the mask added."""
+    q = torch.randn(2, 4, 8, 16, device="cuda")
+    k, v = torch.randn(2, 2, 1, 8, 16, device="cuda")
+    masks = {
+        "none": None,
+        "boolean": torch.ones(8, 8, dtype=torch.bool, device="cuda").tril().expand(2, 1, 8, 8),
+        "added": torch.randn(2, 1, 8, 8, device="cuda"),
+    }
+    attention = torch.nn.functional.scaled_dot_product_attention
+    got = dovetail.compile(attention, fullgraph=True)(q, k, v, masks[mask])
+    torch.testing.assert_close(got, attention(q, k, v, masks[mask]), atol=1e-5, rtol=1e-4)

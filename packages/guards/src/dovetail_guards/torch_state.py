@@ -66,6 +66,12 @@ def _saved_tensors_hooks() -> Any:
     return _C._autograd._top_saved_tensors_default_hooks(False)
 
 
+def _stream_capturing() -> bool:
+    """Is a CUDA graph being recorded on the current stream?"""
+    initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return initialized and torch.cuda.is_current_stream_capturing()
+
+
 def _handles_exception() -> bool:
     """Is an exception being handled by whoever calls? (What `sys.exc_info()` tells a callee.)"""
     return sys.exception() is not None
@@ -86,5 +92,6 @@ READERS: dict[str, Callable[[], Any]] = {
     "sdp_kernels": _sdp_kernels,
     "cudnn": _cudnn,
     "saved_tensors_hooks": _saved_tensors_hooks,
+    "stream_capturing": _stream_capturing,
     "anomaly_mode": torch.is_anomaly_enabled,
 }

@@ -339,6 +339,7 @@ _FOLDED: tuple[Any, ...] = (
     torch.backends.mps.is_available, torch.backends.cuda.is_built, torch.get_autocast_cpu_dtype,
     torch.get_autocast_gpu_dtype, torch.is_autocast_cpu_enabled, torch.amp.is_autocast_available,
     torch.are_deterministic_algorithms_enabled, torch.get_num_threads,
+    torch.cuda.is_current_stream_capturing,
     torch.get_float32_matmul_precision,
     torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.mem_efficient_sdp_enabled,
     torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.cudnn_sdp_enabled,
@@ -347,6 +348,7 @@ _FOLDED: tuple[Any, ...] = (
 # What those read that is not guarded for every captured frame.
 _SETTINGS: dict[Any, str] = {
     torch.get_num_threads: "num_threads",
+    torch.cuda.is_current_stream_capturing: "stream_capturing",
     torch.get_float32_matmul_precision: "float32_matmul_precision",
     torch.backends.cuda.flash_sdp_enabled: "sdp_kernels",
     torch.backends.cuda.mem_efficient_sdp_enabled: "sdp_kernels",
