@@ -8,6 +8,7 @@ PYTEST_DONT_REWRITE: pytest would put code of its own into the programs' asserti
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 import contextlib
 
@@ -18,6 +19,20 @@ sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import LOG, Case, Manager, OwnError, Table, fails, loud, run_case
 
 construct = Table()
+
+
+class PerThread(threading.local):
+    def __init__(self, **settings):
+        self.__dict__.update(settings)
+
+
+@construct(graphs=None, breaks=None)
+def thread_locals(x):
+    """Their attributes live in a dictionary for each thread, which only C code finds."""
+    own = PerThread(scale=3)
+    y = x * 2
+    own.offset = 1
+    return y * own.scale + own.offset
 
 
 @construct(graphs=2, breaks=1)

@@ -6,6 +6,7 @@ import copy
 import sys
 import threading
 import warnings
+from pathlib import Path
 
 import dovetail_capture as dc
 import pytest
@@ -405,3 +406,24 @@ def test_a_profiler_s_own_function_is_not_captured():
     assert calls
     assert len(backend.graphs) == 1
     assert all(torch.equal(r, torch.nn.functional.silu(x) * 2) for r in results)
+
+
+def test_modules_loaded_by_a_compiled_function_run_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "loaded_late.py").write_text(
+        "import threading\n"
+        "class Settings(threading.local):\n"
+        "    def __init__(self, **values):\n"
+        "        self.__dict__.update(values)\n"
+        "settings = Settings(scale=3)\n"
+    )
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        from loaded_late import settings
+
+        return x * settings.scale
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))
+        compiled = dc.optimize(fn, lambda gm, inputs: gm)
+        for _ in range(2):
+            assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 3.0))

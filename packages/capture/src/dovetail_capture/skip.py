@@ -61,6 +61,6 @@ def is_skipped(code: CodeType) -> bool:
 
 
 def runs_with_capture_off(code: CodeType) -> bool:
-    """Wrappers of PyTorch's own compiler (`torch.compiler.disable`, `torch.compile`): what they
-    call is not ours to capture."""
-    return code.co_filename.startswith(_OTHER_COMPILER)
+    """Wrappers of PyTorch's own compiler (`torch.compiler.disable`, `torch.compile`), and bodies of
+    modules, which run once: what they call is not ours to capture."""
+    return code.co_name == "<module>" or code.co_filename.startswith(_OTHER_COMPILER)

@@ -322,6 +322,11 @@ def _object(session: Session, real: Any, source: Source) -> Value:
             session.same(known.source, source)
         return known
     cls = type(real)
+    if _has_another_dict(real):
+        raise GraphBreakSignal(
+            f"an object of the class {cls.__qualname__}, which looks its attributes up in C",
+            "read what is needed of it before the compiled function runs",
+        )
     value = ObjectValue(cls, real, source)
     if type(source) is ObjectSource:
         value.pinned = True
@@ -340,6 +345,21 @@ def _object(session: Session, real: Any, source: Source) -> Value:
             value.native = _native_part(session, real, source, base)
             break
     return _remember(session, real, value)  # type: ignore[no-any-return]
+
+
+def _has_another_dict(real: Any) -> bool:
+    """True if C code of its class gives it attributes elsewhere than in the dictionary that Python
+    objects have: `threading.local`, which has one for each thread."""
+    looked_up_by: Any = type(real).__getattribute__
+    if looked_up_by is object.__getattribute__:
+        return False
+    if not isinstance(looked_up_by, types.WrapperDescriptorType):
+        return False
+    try:
+        own = object.__getattribute__(real, "__dict__")
+    except AttributeError:
+        return False
+    return own is not looked_up_by(real, "__dict__")
 
 
 def _native_part(session: Session, real: Any, source: Source, base: type) -> Value:
