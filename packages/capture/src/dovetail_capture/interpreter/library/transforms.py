@@ -124,12 +124,21 @@ def _mapped_dimensions(transform: Any, options: dict[str, Any], template: Any) -
     in_dims = options.get("in_dims", 0)
     if isinstance(in_dims, int):
         in_dims = (in_dims,) * len(args)
-    if len(in_dims) != len(args) or not all(d is None or isinstance(d, int) for d in in_dims):
-        raise GraphBreakSignal("vmap with nested in_dims")
-    found: list[int | None] = []
-    for dim, arg in zip(in_dims, args, strict=True):
-        found += [dim] * _count(arg)
-    return found + [0] * _count(kwargs)
+    return _dimensions_of(tuple(in_dims), tuple(args)) + [0] * _count(kwargs)
+
+
+def _dimensions_of(dims: Any, template: Any) -> list[int | None]:
+    """`in_dims` for each tensor: a number stands for all tensors of what it is given for."""
+    if dims is None or isinstance(dims, int):
+        return [dims] * _count(template)
+    parts: list[tuple[Any, Any]] | None = None
+    if isinstance(dims, (tuple, list)) and type(template) is type(dims):
+        parts = list(zip(dims, template, strict=False)) if len(dims) == len(template) else None
+    elif isinstance(dims, dict) and isinstance(template, dict) and dims.keys() == template.keys():
+        parts = [(dims[key], item) for key, item in template.items()]
+    if parts is None:
+        raise GraphBreakSignal("vmap with in_dims that do not fit its arguments")
+    return [dim for part in parts for dim in _dimensions_of(*part)]
 
 
 def _count(template: Any) -> int:
@@ -189,6 +198,15 @@ class _Inner:
     captured: list[TensorValue]
 
 
+def _one_of(fake: torch.Tensor, dim: int) -> torch.Tensor:
+    """What the function sees of a tensor that `vmap` takes apart, also if it has no parts."""
+    if fake.shape[dim] != 0:
+        return fake.select(dim, 0)
+    shape = list(fake.shape)
+    del shape[dim]
+    return fake.new_empty(shape)
+
+
 def _capture(
     vm: Interpreter, transform: Any, function: Value, options: Any, args: Args, kwargs: Kwargs
 ) -> _Inner:
@@ -204,7 +222,7 @@ def _capture(
     inside: list[Value] = []
     for index, (tensor, dim) in enumerate(zip(tensors, dimensions, strict=True)):
         with outer.fake_mode:
-            fake = tensor.fake.detach() if dim is None else tensor.fake.select(dim, 0)
+            fake = tensor.fake.detach() if dim is None else _one_of(tensor.fake, dim)
         node = inner.argument_placeholder(index, fake)
         inside.append(inner.bind(TensorValue(node, fake)))
     positional = [_fill(vm, part, inside) for part in template[0]]
