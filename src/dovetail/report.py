@@ -17,7 +17,8 @@ class Report:
     """Counts and reasons. `plain_frames` lists frames that run uncompiled, each with its reason.
 
     `shape_guards` are the relations between sizes that compiled code relies on, newest frame last.
-    `per_size_compiles` lists graphs of symbolic sizes that were compiled for single sizes, and why.
+    `per_size_compiles` lists graphs of symbolic sizes that were compiled for single sizes, and
+    `per_float_compiles` frames that are compiled for each value of a float, and why.
     `cudagraph_skips` says why something was not recorded as a CUDA graph (if that was asked for).
     `forward_launches` counts the first graph's launches of each distinct kernel.
     `tracing_s` is capture, joint tracing, decomposition and partitioning, of all graphs.
@@ -29,6 +30,7 @@ class Report:
     recompiles: tuple[str, ...]
     plain_frames: tuple[str, ...]
     per_size_compiles: tuple[str, ...]
+    per_float_compiles: tuple[str, ...]
     shape_guards: tuple[str, ...]
     kernels: int
     extern_calls: int
@@ -53,6 +55,7 @@ class Report:
         lines += [f"left uncompiled: {p}" for p in self.plain_frames]
         lines += [f"shape guard: {guard}" for guard in self.shape_guards]
         lines += [f"one compilation a size: {reason}" for reason in self.per_size_compiles]
+        lines += [f"one compilation a float: {reason}" for reason in self.per_float_compiles]
         lines += [f"no CUDA graph: {reason}" for reason in self.cudagraph_skips]
         lines += [f"library call: {op} x{count}" for op, count in self.extern_ops]
         return "\n".join(lines)
@@ -81,6 +84,7 @@ def report(compiled: Any) -> Report:
         recompiles=events("recompile"),
         plain_frames=events("plain", "limit"),
         per_size_compiles=tuple(ours.per_size_compiles) if ours is not None else (),
+        per_float_compiles=events("plain floats"),
         shape_guards=context.shape_guards(),
         kernels=sum(g.kernels for g in graphs),
         extern_calls=sum(ops.values()),

@@ -54,6 +54,20 @@ def fails(x: torch.Tensor, message: str = "bad") -> torch.Tensor:
     return x
 
 
+@functools.total_ordering
+class Version:
+    """Compared by its number."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Version) and self.n == other.n
+
+    def __lt__(self, other: Version) -> bool:
+        return self.n < other.n
+
+
 class Manager:
     """A context manager that logs."""
 

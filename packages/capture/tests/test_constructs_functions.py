@@ -16,7 +16,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from construct_cases import Case, Table, run_case
+from construct_cases import Case, Table, Version, run_case
 
 construct = Table()
 SCALE = 3.0
@@ -593,18 +593,6 @@ def wraps_keeps_wrapped(x):
 @construct()
 def total_ordering(x):
     return Version(1) < Version(2), Version(2) >= Version(1), x + 1
-
-
-@functools.total_ordering
-class Version:
-    def __init__(self, n):
-        self.n = n
-
-    def __eq__(self, other):
-        return self.n == other.n
-
-    def __lt__(self, other):
-        return self.n < other.n
 
 
 @construct()

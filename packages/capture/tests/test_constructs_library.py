@@ -28,7 +28,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from construct_cases import Case, Table, run_case
+from construct_cases import Case, Table, Version, run_case
 
 construct = Table()
 
@@ -200,18 +200,6 @@ def _(value: int):
 @described.register(list)
 def _(value):
     return f"list of {len(value)}"
-
-
-@functools.total_ordering
-class Version:
-    def __init__(self, n):
-        self.n = n
-
-    def __eq__(self, other):
-        return self.n == other.n
-
-    def __lt__(self, other):
-        return self.n < other.n
 
 
 @construct()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from dovetail_inductor import InductorOptions, compile_graph
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_runtime import CallAten, LaunchCpp, Plan, load
+from dovetail_runtime.knobs import Knobs
+from dovetail_runtime.triton_build import TritonBuilder
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,24 @@ def run_check(
         for n, a, b in zip(w.shape, g.stride(), w.stride(), strict=True):
             assert n <= 1 or w.numel() == 0 or a == b, f"strides {g.stride()}, eager {w.stride()}"
     return Checked(plan, got)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def build_for_h100(tmp_path: Path) -> Callable[[Iterable[Any]], dict[str, Any]]:
+    """Compiles Triton kernels ahead of time for `sm_90`: binaries by symbol."""
+
+    def build(kernels: Iterable[Any]) -> dict[str, Any]:
+        made = list(kernels)
+        builder = TritonBuilder(Knobs.from_environment({"DOVETAIL_CACHE_DIR": str(tmp_path)}), 90)
+        try:
+            binaries = dict(builder.build(made))
+        finally:
+            builder.close()
+        assert set(binaries) == {k.symbol for k in made}
+        assert all(binary.cubin[:4] == b"\x7fELF" for binary in binaries.values())
+        return binaries
+
+    return build
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -10,10 +11,9 @@ from dovetail_inductor import InductorOptions, compile_graph
 from dovetail_inductor.lowering.aligned import padded_sizes
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.record import trace_aten
-from dovetail_runtime.knobs import Knobs
 from dovetail_runtime.plan import CallAten, LaunchTriton, Plan
 from dovetail_runtime.reference import ReferenceExecutor
-from dovetail_runtime.triton_build import TritonBuilder, run_in_interpreter
+from dovetail_runtime.triton_build import run_in_interpreter
 from torch import Tensor
 
 GPU = InductorOptions(triton=True, combine=False)
@@ -99,7 +99,21 @@ def test_nothing_is_padded_on_a_cpu(dtype: torch.dtype) -> None:
     assert product_strides(compile_graph(gm, [x, w])) == [ODD]
 
 
-def test_padded_rows_are_read_in_whole_vectors() -> None:
+def test_a_matrix_without_adjacent_elements_is_copied_by_rows() -> None:
+    check(lambda x, w: (x[:, ::2] @ w,), (narrow(M, 2 * K), narrow(K, ODD)))
+    check(lambda x, w: (x @ w[::2, ::2],), (narrow(M, K), narrow(2 * K, 2 * ODD)))
+
+
+def test_a_permutation_that_turns_nothing() -> None:
+    def fn(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        scaled = torch.empty_strided((K, ODD), (1, K), dtype=w.dtype).copy_(w * 2)
+        return (x @ scaled.permute(0, 1), x @ w.t().contiguous().t().permute(0, 1))
+
+    check(fn, (narrow(M, K), narrow(K, ODD)))
+    check(lambda x, w: (x @ w.permute(0, 1),), (narrow(M, K), narrow(ODD, K).t()))
+
+
+def test_padded_rows_are_read_in_whole_vectors(build_for_h100: Any) -> None:
     """Masks of loads end at a multiple of 8; what they read beyond is masked where it counts."""
 
     def loss(x: Tensor, w: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
@@ -113,8 +127,4 @@ def test_padded_rows_are_read_in_whole_vectors() -> None:
     sources = [k.source for k in plan.kernels]
     assert any("< 704), other=0" in source for source in sources)  # a row of the reduction
     assert any("tl.where" in source and "// 704" in source for source in sources)  # the copy
-    builder = TritonBuilder(Knobs.from_environment(), 90)
-    try:
-        builder.build(plan.kernels)
-    finally:
-        builder.close()
+    build_for_h100(plan.kernels)

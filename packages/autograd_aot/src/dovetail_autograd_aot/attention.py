@@ -1,9 +1,7 @@
 """Which kernel `scaled_dot_product_attention` calls.
 
 A mask that is made of constants and hides nothing (models build one where eager skips it) is
-dropped. On CUDA C++ picks a kernel by looking at real tensors; for fakes on a GPU it falls back to
-plain matrix products. So there the choice is asked for explicitly. (On CPU C++ chooses right by
-itself.)
+dropped. What `rewrites` lists comes next (attention on a GPU is there).
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from dovetail_prims.attention import attention
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -32,9 +29,7 @@ class AttentionMode(TorchFunctionMode):
             named = dict(zip(names, args, strict=False)) | kwargs
             if hides_nothing(named.get("attn_mask")):
                 named["attn_mask"] = None
-            if named["query"].device.type == "cuda":
-                return attention(**named)
-            return func(**named)
+            args, kwargs = (named.pop("query"),), named
         rewrite = REWRITES.get(func)
         if rewrite is not None:
             result = rewrite(*args, **kwargs)

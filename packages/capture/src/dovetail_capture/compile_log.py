@@ -14,7 +14,8 @@ class Event:
     """One thing that happened.
 
     `kind`: "frame" (captured and compiled), "no graph" (nothing to compile on this path),
-    "break", "plain" (a frame that will run uncaptured, and why), "recompile", "limit", "error".
+    "break", "plain" (a frame that will run uncaptured, and why), "plain floats" (the backend
+    failed on symbolic floats: this frame compiles for each value), "recompile", "limit", "error".
     """
 
     kind: str

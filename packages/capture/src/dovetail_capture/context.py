@@ -215,8 +215,9 @@ class CaptureContext:
         started = time.perf_counter()
         try:
             return self._compile_once(code, func, args, started)
-        except _NeedsPlainFloats:
+        except _NeedsPlainFloats as needs:
             self._plain_floats.add(id(code))
+            self.log.add("plain floats", code, f"backend: {needs.__cause__!r}")
             return self._compile_once(code, func, args, started)
 
     def _compile_once(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ from dovetail_inductor.codegen_cpp.writer import Name, Place, Writer
 from dovetail_inductor.loop_ir.handlers import interpret
 from dovetail_inductor.loop_ir.index import Index, Var, linear, variable
 from dovetail_inductor.loop_ir.loops import Buffer, LoopNest
-from dovetail_inductor.loop_ir.sizes import is_multiple, is_symbolic
+from dovetail_inductor.loop_ir.sizes import is_multiple, is_symbolic, names_in
 from dovetail_inductor.scheduler.kernels import FusedKernel
 from dovetail_inductor.scheduler.loops import position_index
 
@@ -27,8 +26,6 @@ _UPDATES = {
     "all": "{a} = {a} & {x};",
 }
 
-
-_SYMBOL = re.compile(r"\bsize_([a-z]\d+)\b")
 
 # What the text of symbolic sizes uses; and memory for rows whose length is known at run time only.
 SIZE_FUNCTIONS = """\
@@ -116,9 +113,7 @@ class _Emitter:
         head = ["  for (int64_t item = begin; item < end; ++item) {"]
         decode = [f"    {line}" for line in self._decode()]
         lines = [*self.heap, *head, *decode, *(f"    {line}" for line in body), "  }", "}"]
-        symbols = tuple(
-            sorted(set(_SYMBOL.findall("\n".join(lines))), key=lambda s: (int(s[1:]), s))
-        )
+        symbols = names_in("\n".join(lines))
         sizes = "const int64_t* sizes" if symbols else "const int64_t*"
         head = [
             f'extern "C" void @symbol@(void* const* pointers, {sizes}, int64_t begin, '

@@ -10,7 +10,6 @@ reading back what other threads of the program have stored.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -29,12 +28,11 @@ from dovetail_inductor.codegen_triton.tiling import Axis, Tiling, choose
 from dovetail_inductor.loop_ir.expr import Apply, Constant, Expr, Load, walk
 from dovetail_inductor.loop_ir.handlers import interpret
 from dovetail_inductor.loop_ir.loops import Buffer, LoopNest
-from dovetail_inductor.loop_ir.sizes import any_symbolic, is_multiple
+from dovetail_inductor.loop_ir.sizes import any_symbolic, is_multiple, names_in
 from dovetail_inductor.scheduler.kernels import FusedKernel
 
 _IMPORTS = "import triton\nimport triton.language as tl\n"
 _LIBDEVICE = "from triton.language.extra import libdevice\n"
-_SYMBOL = re.compile(r"\bsize_(\w+)\b")
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,7 @@ def assemble(
     buffers: Mapping[str, Buffer],
 ) -> EmittedKernel:
     """A kernel named by its content: `functions` are those that `text`, its statements, calls."""
-    symbols = tuple(sorted(set(_SYMBOL.findall(text)), key=lambda name: (len(name), name)))
+    symbols = names_in(text)
     signature = (
         *((name, POINTER_TYPES[buffers[b].dtype]) for name, b in parameters),
         *((f"size_{symbol}", "i64") for symbol in symbols),

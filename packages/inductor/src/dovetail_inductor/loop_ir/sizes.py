@@ -242,9 +242,9 @@ def hint_of(size: int) -> int:
 _NAMES = re.compile(r"\bsize_([a-z]\d+)\b")
 
 
-def names_in(text: str) -> set[str]:
-    """The symbols whose values some text of loops, or of generated code, reads."""
-    return set(_NAMES.findall(text))
+def names_in(text: str) -> tuple[str, ...]:
+    """The symbols whose values some text of loops, or of generated code, reads, in order."""
+    return tuple(sorted(set(_NAMES.findall(text)), key=lambda name: (int(name[1:]), name)))
 
 
 def condition(relation: e.BoolExpr) -> Size:

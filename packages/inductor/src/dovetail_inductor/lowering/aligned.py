@@ -101,23 +101,27 @@ def padded_operands(gm: fx.GraphModule, on_gpu: bool) -> Mapping[fx.Node, tuple[
         for operand, layout, wanted in zip(operands, layouts, ((m, k), (k, n)), strict=True):
             if layout[0] == wanted:
                 continue
-            if layout[1][1] != 1 and _is_transpose(operand):
+            if layout[1][1] != 1 and _is_transpose(operand, layout):
                 found.setdefault(operand.args[0], wanted[::-1])
             elif layout[1][1] == 1:
                 found.setdefault(operand, wanted)
     return found
 
 
-def _is_transpose(node: fx.Node) -> bool:
+def _is_transpose(node: fx.Node, layout: tuple[tuple[int, ...], tuple[int, ...]]) -> bool:
+    """Whether a node turns a matrix stored by rows (a `permute` may also leave it as it is)."""
     if node.op != "call_function":
         return False
     try:
         name = operator_name(node.target)
     except UnsupportedGraph:
         return False
-    return name in ("aten::t", "aten::transpose.int", "aten::permute") and (
-        len(tensor_of(node).shape) == 2
-    )
+    if name not in ("aten::t", "aten::transpose.int", "aten::permute"):
+        return False
+    (base_node,) = node.all_input_nodes
+    base = tensor_of(base_node)
+    rows = shape_of(base, node.name), stride_of(base, node.name)
+    return rows == (layout[0][::-1], layout[1][::-1]) and rows[1][-1] == 1
 
 
 def _padded(ctx: Context, value: Value, sizes: tuple[int, int]) -> Strided:
@@ -125,7 +129,8 @@ def _padded(ctx: Context, value: Value, sizes: tuple[int, int]) -> Strided:
     stored = ctx.realize(value)
     if value.shape == sizes:
         return stored
-    if stored.stride[1] != 1:  # stored by columns: the transposed matrix is stored by rows
+    if stored.stride[1] != 1 and stored.stride[0] == 1:
+        # Stored by columns: the transposed matrix is stored by rows.
         turned = replace(
             value, shape=value.shape[::-1], stride=stored.stride[::-1], stored=_transposed(stored)
         )
