@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import dovetail
 from dovetail.bench.measure import largest_error
-from dovetail.bench.models import Case, cases
+from dovetail.bench.models import Case, architectures
 from dovetail.bench.worker import Spec, build_case, step_of
 
 pytestmark = [
@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-MODELS = [name for name in cases() if not name.startswith("bert-base")]
+MODELS = architectures()
 
 
 def spec(model: str, train: bool, dtype: str) -> Spec:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import dovetail
-from dovetail.bench.models import Case, cases
+from dovetail.bench.models import Case, architectures, cases
 
-MODELS = [name for name in cases() if not name.startswith("bert-base")]
+MODELS = architectures()
 
 
 def build(name: str, train: bool) -> tuple[Case, Case]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import dovetail
-from dovetail.bench.models import cases
+from dovetail.bench.models import architectures, cases
 from dovetail.pipeline import CompilerBackend
 
 # Library calls that a compiled model may make: matrix products, convolutions, attention, pooling,
@@ -70,7 +70,7 @@ def test_python_calls_do_not_grow_with_the_number_of_kernels() -> None:
     assert counts[0] == counts[1] <= 12, counts
 
 
-@pytest.mark.parametrize("name", [n for n in cases() if not n.startswith("bert-base")])
+@pytest.mark.parametrize("name", architectures())
 def test_only_library_calls_that_are_worth_it(name: str) -> None:
     case = cases()[name](True)
     case.model.train()

@@ -21,7 +21,7 @@ import transformers
 
 import dovetail
 from dovetail.bench import measure
-from dovetail.bench.models import Case, cases
+from dovetail.bench.models import Case, architectures
 from dovetail.bench.table import machine
 from dovetail.bench.worker import Spec, build_case, step_of
 
@@ -117,7 +117,7 @@ def main() -> int:
     parser.add_argument("--json", default=None)
     arguments = parser.parse_args()
     transformers.logging.set_verbosity_error()
-    names = arguments.models or [n for n in cases() if not n.startswith("bert-base")]
+    names = arguments.models or architectures()
     found: list[Comparison] = []
     print(machine(arguments.device))
     print(HEADER, flush=True)

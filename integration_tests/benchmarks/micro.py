@@ -51,6 +51,19 @@ def transpose_add(x: Tensor, y: Tensor) -> Tensor:
     return x.t() + y
 
 
+def rms_norm_rotary(x: Tensor, w: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Each head's RMS norm, then its rotation by position, as decoders compute them."""
+    wide = x.float()
+    normed = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype) * w
+    half = x.shape[-1] // 2
+    turned = torch.cat([-normed[..., half:], normed[..., :half]], -1)
+    return normed * cos + turned * sin
+
+
+def squared_differences(x: Tensor, y: Tensor) -> Tensor:
+    return ((x - y) ** 2).sum()
+
+
 def cases(device: str) -> dict[str, tuple[Fn, tuple[Tensor, ...]]]:
     """Name -> function and inputs: large on a GPU, smaller on a CPU."""
     gpu = device == "cuda"
@@ -61,11 +74,18 @@ def cases(device: str) -> dict[str, tuple[Fn, tuple[Tensor, ...]]]:
     def new(*shape: int) -> Tensor:
         return torch.randn(*shape, device=device, dtype=dtype)
 
+    heads, width = (32, 128) if gpu else (8, 128)
+    angles = torch.randn(rows // 4 if gpu else rows, 1, width, device=device, dtype=dtype)
     target = torch.randint(0, vocabulary, (tokens,), device=device)
     return {
         "softmax": (softmax, (new(rows, columns),)),
         "layer_norm_gelu": (layer_norm_gelu, (new(rows, columns), new(columns), new(columns))),
         "chain12": (chain12, (new(rows, columns), new(rows, columns))),
+        "rms_norm_rotary": (
+            rms_norm_rotary,
+            (new(angles.shape[0], heads, width), new(width), angles.cos(), angles.sin()),
+        ),
+        "squared_differences": (squared_differences, (new(rows, columns), new(rows, columns))),
         "cross_entropy": (cross_entropy, (new(tokens, vocabulary), target)),
         "transpose_add": (transpose_add, (new(columns, rows), new(rows, columns))),
     }

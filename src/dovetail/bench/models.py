@@ -141,6 +141,32 @@ def llama(small: bool) -> Case:
     return Case(LlamaForCausalLM(config), inputs, _own_loss)
 
 
+def _llama_1b(length: int) -> Builder:
+    """A decoder of Llama 3.2 1B's shape, one sequence; the logits of the last token."""
+
+    def build(small: bool) -> Case:
+        if small:
+            return llama(True)
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        config = LlamaConfig(
+            vocab_size=128256,
+            hidden_size=2048,
+            intermediate_size=8192,
+            num_hidden_layers=16,
+            num_attention_heads=32,
+            num_key_value_heads=8,
+            head_dim=64,
+            max_position_embeddings=4096,
+            rope_theta=500000.0,
+            tie_word_embeddings=True,
+        )
+        inputs = {"input_ids": _ids(1, length, 128256), "use_cache": False, "logits_to_keep": 1}
+        return Case(LlamaForCausalLM(config), inputs, _mean_square)
+
+    return build
+
+
 def t5(small: bool) -> Case:
     """T5 encoder and decoder."""
     from transformers import T5Config, T5ForConditionalGeneration
@@ -225,15 +251,25 @@ def cases() -> dict[str, Builder]:
         "bert-base-32": _bert_base(32),
         "gpt2": gpt2,
         "llama": llama,
+        "llama-1b-16": _llama_1b(16),
+        "llama-1b-2048": _llama_1b(2048),
         "t5": t5,
         "opt": opt,
         "vit-hf": vit_hf,
         "resnet18": _timm("resnet18", 4, 224, 64),
+        "resnet18-1": _timm("resnet18", 1, 224, 64),
         "resnet50": _timm("resnet50", 4, 224, 64),
+        "resnet50-64": _timm("resnet50", 64, 224, 64),
         "mobilenetv3": _timm("mobilenetv3_small_100", 8, 224, 64, drop_rate=0.0),
         "vit": _timm("vit_tiny_patch16_224", 8, 224, 32, **tiny_vit),
+        "vit-b16-64": _timm("vit_base_patch16_224", 64, 224, 32, **tiny_vit),
         "mixer": _timm("mixer_s32_224", 8, 224, 64, img_size=64),
     }
+
+
+def architectures() -> list[str]:
+    """The named cases, one of each architecture: without those named by a batch or a length."""
+    return [name for name in cases() if not name.rpartition("-")[2].isdigit()]
 
 
 def resolve(name: str) -> Builder:

@@ -7,11 +7,12 @@ fields of `Spec`.
 from __future__ import annotations
 
 import copy
+import fcntl
 import json
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -28,7 +29,8 @@ SYSTEMS = ("eager", "torch.compile", "dovetail")
 class Spec:
     """What one worker measures. `dtype` is the model's own, or "autocast": float32 weights under
     bfloat16 autocast. A later process of a case is not `thorough`: errors and peak
-    memory are known, and a short look at the steady state is enough."""
+    memory are known, and a short look at the steady state is enough. `turns` is a file by which
+    workers that run at once take turns: they prepare together, and time alone."""
 
     system: str
     model: str
@@ -40,6 +42,7 @@ class Spec:
     steady_s: float
     overhead: bool
     thorough: bool = True
+    turns: str | None = None
 
 
 @dataclass(frozen=True)
@@ -168,8 +171,29 @@ def eager_figures(steady_s: float, peak_bytes: int | None, error: float | None) 
     )
 
 
+@contextmanager
+def _turn(spec: Spec) -> Iterator[Callable[[], None]]:
+    """Shares the device with other workers until the function it gives is called."""
+    if spec.turns is None:
+        yield lambda: None
+        return
+    with open(spec.turns, "a") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+
+        def alone() -> None:
+            fcntl.flock(file, fcntl.LOCK_UN)  # two that would both upgrade would wait forever
+            fcntl.flock(file, fcntl.LOCK_EX)
+
+        yield alone
+
+
 def run(spec: Spec) -> Figures:
     """Measure one system on one case, in this process."""
+    with _turn(spec) as alone:
+        return _measured(spec, alone)
+
+
+def _measured(spec: Spec, alone: Callable[[], None]) -> Figures:
     case = build_case(spec)
     twin = Case(copy.deepcopy(case.model), case.inputs, case.loss)
     eager = step_of(twin, twin.model, spec)
@@ -177,6 +201,7 @@ def run(spec: Spec) -> Figures:
     expected = [t.clone() for t in eager()] if spec.thorough else []
     eager_error = measure.largest_error(expected, reference64) if spec.thorough else None
     if spec.system == "eager":
+        alone()
         steady = measure.median_seconds(eager, spec.device, spec.steady_s / 2)
         return eager_figures(steady, measure.peak_bytes(eager, spec.device), eager_error)
     start = time.perf_counter()  # imports of the compiler count: a user waits for them too
@@ -186,6 +211,9 @@ def run(spec: Spec) -> Figures:
     measure.synchronize(spec.device)
     first = time.perf_counter() - start
     got = [t.clone() for t in got]
+    for _ in range(3):  # what a mode still does in its first calls (recording graphs)
+        step()
+    alone()
     eager_s, steady, speedup = measure.interleaved(
         eager,
         step,

@@ -1,0 +1,150 @@
+"""The GPU suite: eager, torch.compile and Dovetail, model after model and mode after mode.
+
+    python integration_tests/benchmarks/gpu_suite.py [--modes default reduce-overhead max-autotune]
+        [--model NAME_OR_MODULE:FUNCTION ...] [--jobs N] [--json-dir DIR] [--write RESULTS.md]
+
+Each system has a process of its own, with eager interleaved in each. With `--jobs N`, N processes
+prepare at once and then time in turns: steady state is measured alone, first calls are not (they
+compare systems only, on a machine with cores to spare).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+from dovetail.bench.driver import SYSTEMS, Failure, Row, measure_case
+from dovetail.bench.table import machine, ratios, render
+from dovetail.bench.worker import Spec
+from dovetail.options import MODES
+
+MODELS: tuple[tuple[str, bool], ...] = (  # and whether it is trained
+    ("bert-base-1", False),
+    ("bert-base-32", False),
+    ("bert-base-32", True),
+    ("gpt2", False),
+    ("gpt2", True),
+    ("llama-1b-16", False),
+    ("llama-1b-2048", False),
+    ("resnet18-1", False),
+    ("resnet50-64", False),
+    ("resnet50-64", True),
+    ("vit-b16-64", False),
+)
+
+
+def geometric_means(rows: Sequence[Row | Failure]) -> str:
+    """Steady state and first call beside torch.compile, over the cases where both ran; the case
+    with the worst steady state; and the lowest ratio to eager."""
+    found: dict[tuple[str, bool], dict[str, Row]] = {}
+    for row in rows:
+        if isinstance(row, Row):
+            found.setdefault((row.model, row.train), {})[row.system] = row
+    both = {
+        case: (systems["dovetail"], systems["torch.compile"])
+        for case, systems in found.items()
+        if {"dovetail", "torch.compile"} <= set(systems)
+    }
+    if not both:
+        return "no case ran under both"
+    steady = {c: o.figures.speedup / t.figures.speedup for c, (o, t) in both.items()}
+    worst = min(steady, key=lambda case: steady[case])
+    against_eager = min(both, key=lambda case: both[case][0].figures.speedup)
+    return (
+        f"{len(both)} cases, geometric means beside torch.compile: steady state "
+        f"{_mean(list(steady.values())):.2f}x, first call "
+        f"{_mean([t.cold_s / o.cold_s for o, t in both.values()]):.1f}x faster; worst "
+        f"{_title(*worst)} {steady[worst]:.2f}x; lowest beside eager {_title(*against_eager)} "
+        f"{both[against_eager][0].figures.speedup:.2f}x"
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.exp(sum(math.log(v) for v in values) / len(values))
+
+
+def _title(model: str, train: bool) -> str:
+    return f"{model} train" if train else model
+
+
+def run_mode(mode: str, arguments: argparse.Namespace) -> list[Row | Failure]:
+    """All cases under one mode, in the order of `MODELS`."""
+    named = [(name, train) for name in arguments.model for train in (False, True)]
+    cases = named or [case for case in MODELS if not arguments.only or case[0] in arguments.only]
+    with tempfile.NamedTemporaryFile() as turns, ThreadPoolExecutor(arguments.jobs) as pool:
+
+        def measured(case: tuple[str, bool]) -> list[Row | Failure]:
+            spec = Spec(
+                system="eager",
+                model=case[0],
+                train=case[1],
+                device=arguments.device,
+                mode=None if mode == "default" else mode,
+                dtype=arguments.dtype,
+                small=arguments.small,
+                steady_s=arguments.seconds,
+                overhead=False,
+                turns=turns.name if arguments.jobs > 1 else None,
+            )
+            return measure_case(
+                spec,
+                arguments.systems,
+                arguments.rounds,
+                arguments.timeout,
+                lambda line: print(line, file=sys.stderr, flush=True),
+            )
+
+        return [row for rows in pool.map(measured, cases) for row in rows]
+
+
+def main() -> int:
+    """Run the suite; 1 if a system failed on a case."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--modes", nargs="+", choices=list(MODES), default=["default"])
+    parser.add_argument("--model", action="append", default=[], help="instead of the suite's")
+    parser.add_argument("--only", nargs="+", default=[], help="some of the suite's models")
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--small", action="store_true", help="test-sized models")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=1.5)
+    parser.add_argument("--timeout", type=float, default=600.0)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--json-dir", type=Path, default=None)
+    parser.add_argument("--write", type=Path, default=None, help="a results page to write")
+    arguments = parser.parse_args()
+    folder = arguments.json_dir or Path(tempfile.mkdtemp(prefix="dovetail-suite-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    command = " ".join(["python", "integration_tests/benchmarks/gpu_suite.py", *sys.argv[1:]])
+    failed = False
+    sections = []
+    print(machine(arguments.device))
+    for mode in arguments.modes:
+        rows = run_mode(mode, arguments)
+        failed |= any(isinstance(row, Failure) for row in rows)
+        print(f"\n## {mode}, {arguments.dtype}\n\n{render(rows)}\n{ratios(rows)}")
+        print(geometric_means(rows), flush=True)
+        data = {"machine": machine(arguments.device), "command": command}
+        path = folder / f"{mode}.json"
+        path.write_text(json.dumps({**data, "rows": [asdict(row) for row in rows]}, indent=1))
+        sections.append(f"Suite, {mode} mode, {arguments.dtype}={path}")
+    if arguments.write is not None:
+        page = subprocess.run(
+            [sys.executable, str(Path(__file__).with_name("results.py")), *sections],
+            stdout=subprocess.PIPE, text=True, check=True,
+        ).stdout  # fmt: skip
+        arguments.write.write_text(page)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
