@@ -15,6 +15,7 @@ import gc
 import io
 import random
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -569,17 +570,28 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--seconds", type=float, default=1e9, help="stop after so long")
     parser.add_argument("--show", action="store_true", help="print the program of each failure")
     options = parser.parse_args()
-    failures = 0
+    started, failures, done = time.perf_counter(), 0, 0
     for seed in range(options.first, options.first + options.count):
+        if time.perf_counter() - started > options.seconds:
+            break
         difference = check(seed)
+        done += 1
+        if done % 50 == 0:  # what a first collection frees of tensors, a second one may free
+            gc.collect()
+            gc.collect()
         if difference is not None:
             failures += 1
             print(difference[:1500], flush=True)
             if options.show:
                 print(program_of(seed).replace(PRELUDE, ""), flush=True)
-    print(f"{options.count} programs, {failures} differ")
+    each = (time.perf_counter() - started) / max(done, 1)
+    print(
+        f"CPython {sys.version.split()[0]}, seeds {options.first} to {options.first + done - 1}: "
+        f"{done} programs, {failures} differ, {each:.3f} s each"
+    )
     return 1 if failures else 0
 
 

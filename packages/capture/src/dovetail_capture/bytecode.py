@@ -23,12 +23,17 @@ NO_POSITIONS: Positions = (None, None, None, None)
 _EXTENDED_ARG = dis.opmap["EXTENDED_ARG"]
 
 
-def cache_units(op: int) -> int:
-    """How many inline cache units follow an instruction of this opcode."""
-    if sys.version_info >= (3, 13):
-        return int(opcode._inline_cache_entries.get(dis.opname[op], 0))  # type: ignore[attr-defined]
+def _cache_units() -> list[int]:
     table: Any = opcode._inline_cache_entries  # type: ignore[attr-defined]
-    return int(table[op])
+    if sys.version_info >= (3, 13):
+        return [table.get(name, 0) for name in dis.opname]
+    return [*table]
+
+
+_CACHE_UNITS = _cache_units()  # by opcode: how many inline cache units follow it
+_UNITS = {name: 1 + _CACHE_UNITS[op] for name, op in dis.opmap.items() if op < len(_CACHE_UNITS)}
+_CACHES = [bytes(2 * units) for units in range(max(_UNITS.values()))]
+_JUMPS = frozenset(dis.hasjrel)
 
 
 @dataclass(eq=False)
@@ -79,7 +84,7 @@ class Body:
 
 def decode(code: CodeType) -> Body:
     """The instructions of a code object, EXTENDED_ARG merged, and its exception table."""
-    raw = code.co_code
+    raw, opname_of = code.co_code, dis.opname
     positions = list(code.co_positions())
     instructions: list[Instruction] = []
     at_offset: dict[int, Instruction] = {}
@@ -90,12 +95,10 @@ def decode(code: CodeType) -> Body:
         if op == _EXTENDED_ARG:
             offset += 2
             continue
-        caches = cache_units(op)
-        instruction = Instruction(
-            dis.opname[op], arg, None, positions[offset // 2], len(instructions)
-        )
-        after = offset + 2 + 2 * caches
-        if op in dis.hasjrel:
+        name = opname_of[op]
+        instruction = Instruction(name, arg, None, positions[offset // 2], len(instructions))
+        after = offset + 2 * _UNITS[name]
+        if op in _JUMPS:
             distance = -arg if instruction.is_backward else arg
             jumps.append((instruction, after + 2 * distance))
             instruction.arg = 0
@@ -124,7 +127,7 @@ def _dis_opcodes(code: CodeType) -> Iterator[int]:
     raw, offset = code.co_code, 0
     while offset < len(raw):
         yield raw[offset]
-        offset += 2 + 2 * cache_units(raw[offset])
+        offset += 2 + 2 * _CACHE_UNITS[raw[offset]]
 
 
 def origin_of_dis_index(code: CodeType, index: int) -> int:
@@ -168,16 +171,21 @@ def _parse_exception_table(table: bytes) -> Iterator[tuple[int, int, int, int, b
 def encode(body: Body, first_line: int) -> dict[str, bytes]:
     """`co_code`, `co_linetable` and `co_exceptiontable`, as keywords for `code.replace`."""
     offsets, total = _layout(body.instructions)
+    opmap = dis.opmap
     units = bytearray()
     line_units: list[tuple[Positions, int]] = []
+    begin, positions = 0, NO_POSITIONS  # of the run of instructions that lie at one place
     for instruction in body.instructions:
-        arg = _encoded_arg(instruction, offsets)
-        prefixes = _prefixes(arg)
-        caches = cache_units(instruction.op)
-        for prefix in prefixes:
-            units += bytes((_EXTENDED_ARG, prefix))
-        units += bytes((instruction.op, arg & 255)) + bytes(2 * caches)
-        line_units.append((instruction.positions, len(prefixes) + 1 + caches))
+        if instruction.positions != positions:
+            line_units.append((positions, len(units) // 2 - begin))
+            begin, positions = len(units) // 2, instruction.positions
+        name = instruction.name
+        arg = instruction.arg if instruction.target is None else _distance(instruction, offsets)
+        if arg > 255:
+            for prefix in _prefixes(arg):
+                units += bytes((_EXTENDED_ARG, prefix))
+        units += bytes((opmap[name], arg & 255)) + _CACHES[_UNITS[name] - 1]
+    line_units.append((positions, total - begin))
     table = bytearray()
     for handler in body.handlers:
         start = offsets[handler.start]
@@ -198,14 +206,12 @@ def _prefixes(arg: int) -> list[int]:
     return found[::-1]
 
 
-def _encoded_arg(instruction: Instruction, offsets: dict[Instruction, int]) -> int:
-    """The argument; for a jump, its distance in units from after the instruction's caches. An
-    offset is that of the first EXTENDED_ARG prefix."""
-    target = instruction.target
-    if target is None:
-        return instruction.arg
-    end = offsets[instruction] + instruction.arg + 1 + cache_units(instruction.op)
-    distance = offsets[target] - end
+def _distance(instruction: Instruction, offsets: dict[Instruction, int]) -> int:
+    """A jump's distance in units from after its caches. An offset is that of the first
+    EXTENDED_ARG prefix."""
+    assert instruction.target is not None
+    end = offsets[instruction] + instruction.arg + _UNITS[instruction.name]
+    distance = offsets[instruction.target] - end
     distance = -distance if instruction.is_backward else distance
     assert distance >= 0, f"{instruction!r} jumps the wrong way"
     return distance
@@ -214,23 +220,24 @@ def _encoded_arg(instruction: Instruction, offsets: dict[Instruction, int]) -> i
 def _layout(instructions: Sequence[Instruction]) -> tuple[dict[Instruction, int], int]:
     """Unit offsets. Jumps keep the number of their prefixes in `arg`; it only grows, so that the
     iteration ends."""
-    for instruction in instructions:
-        if instruction.target is not None:
-            instruction.arg = 0
+    jumps = [instruction for instruction in instructions if instruction.target is not None]
+    for instruction in jumps:
+        instruction.arg = 0
     while True:
         offsets: dict[Instruction, int] = {}
         position = 0
         for instruction in instructions:
             offsets[instruction] = position
-            jump = instruction.target is not None
-            prefixes = instruction.arg if jump else len(_prefixes(instruction.arg))
-            position += prefixes + 1 + cache_units(instruction.op)
-        changed = False
-        for instruction in instructions:
+            position += _UNITS[instruction.name]
             if instruction.target is not None:
-                needed = len(_prefixes(_encoded_arg(instruction, offsets)))
-                if needed > instruction.arg:
-                    instruction.arg, changed = needed, True
+                position += instruction.arg
+            elif instruction.arg > 255:
+                position += len(_prefixes(instruction.arg))
+        changed = False
+        for instruction in jumps:
+            needed = len(_prefixes(_distance(instruction, offsets)))
+            if needed > instruction.arg:
+                instruction.arg, changed = needed, True
         if not changed:
             return offsets, position
 

@@ -52,14 +52,14 @@ class ExceptionEntry:
 
 
 class DecodedCode:
-    """A code object's instructions, exception table and layout of its local slots."""
+    """A code object's instructions, exception table and layout of its local slots. It does not
+    hold the code itself: it is kept for as long as that lives."""
 
-    __slots__ = ("code", "entries", "instructions", "lines", "slot_names", "slot_of")
+    __slots__ = ("entries", "instructions", "lines", "slot_names", "slot_of")
 
     def __init__(
         self, code: CodeType, instructions: list[Instruction], entries: list[ExceptionEntry]
     ) -> None:
-        self.code = code
         self.instructions = instructions
         self.entries = entries
         self.lines: list[int] | None = None
@@ -67,12 +67,12 @@ class DecodedCode:
         self.slot_names = (*code.co_varnames, *cells, *code.co_freevars)
         self.slot_of = {name: slot for slot, name in enumerate(self.slot_names)}
 
-    def line_of(self, index: int) -> int:
-        """The source line of instruction `index`."""
+    def line_of(self, code: CodeType, index: int) -> int:
+        """The source line of instruction `index` of `code`, which this is the decoded form of."""
         if self.lines is None:
             of_offset = {}
-            first = last = self.code.co_firstlineno
-            for start, end, lineno in self.code.co_lines():
+            first = last = code.co_firstlineno
+            for start, end, lineno in code.co_lines():
                 last = lineno or last  # what cleans up has no line of its own
                 for offset in range(start, end, 2):
                     of_offset[offset] = last

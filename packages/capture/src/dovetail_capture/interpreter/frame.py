@@ -132,7 +132,7 @@ class Frame:
 
     def line(self) -> int:
         """The source line of the current instruction."""
-        return self.decoded.line_of(self.current.index)
+        return self.decoded.line_of(self.code, self.current.index)
 
 
 def lets_generator_exit_pass(frame: Frame, handler: int) -> bool:

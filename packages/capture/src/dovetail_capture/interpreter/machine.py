@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import math
 import operator
+import weakref
 from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any, NoReturn
@@ -62,7 +63,7 @@ SYMBOLIC_FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.sym_float: torch.sym_float, math.sqrt: torch.sym_sqrt,
 }  # fmt: skip
 
-_DECODED: dict[CodeType, bytecode.DecodedCode] = {}
+_DECODED: dict[int, tuple[weakref.ref[CodeType], bytecode.DecodedCode]] = {}
 MAX_DEPTH = 150
 
 
@@ -373,11 +374,13 @@ class Interpreter:
     # --- frames --------------------------------------------------------------------------------
 
     def decode(self, code: CodeType) -> bytecode.DecodedCode:
-        """The decoded form of a code object, cached for the life of the process."""
-        decoded = _DECODED.get(code)
-        if decoded is None:
-            decoded = _DECODED[code] = bytecode.decode(code, OPCODE_HANDLERS)
-        return decoded
+        """The decoded form of a code object, cached for as long as the code lives."""
+        key = id(code)
+        known = _DECODED.get(key)
+        if known is None:
+            owner = weakref.ref(code, lambda _: _DECODED.pop(key, None))
+            known = _DECODED[key] = (owner, bytecode.decode(code, OPCODE_HANDLERS))
+        return known[1]
 
     def run_frame(self, frame: Frame) -> Value:
         """Run an inlined call to its end (or to the making of its generator)."""

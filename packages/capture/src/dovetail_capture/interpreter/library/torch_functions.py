@@ -58,17 +58,16 @@ _UNSUPPORTED: dict[Any, str] = {
     torch.save: "torch.save writes a file",
     torch.load: "torch.load reads a file",
 }
-_IS_OPERATION: dict[int, tuple[Any, bool]] = {}
+_OPERATIONS: dict[int, Any] = {}  # those met so far; what is none of torch's is not held
 
 
 def is_operation(fn: Any) -> bool:
     """Is `fn` a torch function over tensors, to be recorded as a node?"""
-    known = _IS_OPERATION.get(id(fn))
-    if known is not None and known[0] is fn:
-        return known[1]
+    if _OPERATIONS.get(id(fn)) is fn:
+        return True
     found = _decide(fn)
-    if type(fn) is not types.MethodType:
-        _IS_OPERATION[id(fn)] = (fn, found)
+    if found and type(fn) is not types.MethodType:
+        _OPERATIONS[id(fn)] = fn
     return found
 
 
