@@ -3,6 +3,7 @@
     capture           bytecode -> TORCH-dialect graph            dovetail_capture (calls us)
     autograd_aot      -> functional forward and backward graphs  aot_compile
       prims           ... decomposed to CORE_ATEN while tracing  core_aten_table
+      inductor        ... laid out before it is cut in two       prefer_channels_last
     inductor          -> loops -> fused kernels -> Plan          compile_graph
     runtime           -> kernels built, plan loaded natively     load
 
@@ -14,12 +15,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from dovetail_autograd_aot import aot_compile
-from dovetail_inductor import compile_graph
+from dovetail_autograd_aot import JointGraph, PartitionedGraph, aot_compile, min_cut_partition
+from dovetail_inductor import compile_graph, prefer_channels_last
 from dovetail_prims.at_sizes import is_symbolic
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_runtime import CompiledArtifact, load
@@ -91,7 +92,11 @@ class CompilerBackend:
 
         start, known = time.perf_counter(), len(self.compiled)
         run = aot_compile(
-            gm, example_inputs, forward_compiler=compiler, decompositions=core_aten_table()
+            gm,
+            example_inputs,
+            forward_compiler=compiler,
+            decompositions=core_aten_table(),
+            partition=_partition,
         )
         generated = sum(g.codegen_s + g.load_s for g in self.compiled[known:])
         self.aot_s += time.perf_counter() - start - generated
@@ -122,6 +127,11 @@ class CompilerBackend:
         if self._pool is None:
             self._pool = GraphPool()
         return GraphedArtifact(artifact, self._pool, static, skip_reasons=self.cudagraph_skips)
+
+
+def _partition(joint: JointGraph) -> PartitionedGraph:
+    """Cut in two after layouts are chosen, so that what is saved is saved in them."""
+    return min_cut_partition(replace(joint, gm=prefer_channels_last(joint.gm)))
 
 
 def aot_eager(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -1,5 +1,6 @@
 """Loop IR, fusion, and code generation: from a functional ATen graph to a `Plan`."""
 
+from dovetail_inductor.channels_last import prefer_channels_last
 from dovetail_inductor.lowering.values import UnsupportedGraph
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.pipeline import PassLog, compile_graph, compile_to_callable
@@ -10,4 +11,5 @@ __all__ = [
     "UnsupportedGraph",
     "compile_graph",
     "compile_to_callable",
+    "prefer_channels_last",
 ]

@@ -1,0 +1,138 @@
+"""Convolutions in channels-last: values, layouts of outputs, and how many copies that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from dovetail_inductor import compile_graph, prefer_channels_last
+from dovetail_prims import trace_aten
+from dovetail_prims.decompositions import core_aten_table
+from dovetail_runtime import load
+from torch import Tensor
+from torch.fx import GraphModule, Interpreter, Node
+
+aten = torch.ops.aten
+
+
+def relaid(fn: Callable[..., Any], inputs: Sequence[Tensor]) -> GraphModule:
+    """The graph of `fn` in channels-last; run as it is and compiled, it agrees with `fn`."""
+    gm = trace_aten(fn, *inputs, decompositions=core_aten_table())
+    changed = prefer_channels_last(gm, "cpu")
+    changed.graph.lint()
+    wanted = fn(*inputs)
+    for run in (AsPromised(changed).run, load(compile_graph(changed))):
+        for got, expected in zip(run(*inputs), wanted, strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+            assert got.stride() == expected.stride()
+    return changed
+
+
+class AsPromised(Interpreter):
+    """Runs a graph and compares the layout of every value with the metadata."""
+
+    def run_node(self, n: Node) -> Any:
+        result = super().run_node(n)
+        if isinstance(result, Tensor):
+            promised = n.meta["val"].stride()
+            for size, a, b in zip(result.shape, result.stride(), promised, strict=True):
+                assert size == 1 or a == b, (n.format_node(), result.stride(), promised)
+        return result
+
+
+def copies(gm: GraphModule) -> int:
+    return sum(n.target is aten.clone.default for n in gm.graph.nodes)
+
+
+X = torch.randn(2, 8, 9, 10)
+W = torch.randn(8, 8, 3, 3)
+ONE = torch.randn(8, 8, 1, 1)
+
+
+def test_a_run_of_convolutions_is_laid_out_once() -> None:
+    def fn(x: Tensor, w: Tensor, one: Tensor) -> tuple[Tensor, ...]:
+        y = F.conv2d(x, w, padding=1).relu()
+        y = y + F.conv2d(y, one)
+        y = F.max_pool2d(y, 2)
+        return (F.conv2d(y, w).mean((2, 3)),)
+
+    gm = relaid(fn, (X, W, ONE))
+    assert copies(gm) == 2  # x, and w once; a weight of one pixel is in both layouts as it is
+    strides = [n.meta["val"].stride() for n in gm.graph.nodes if n.target is aten.relu.default]
+    assert strides == [(720, 1, 80, 8)]
+
+
+def test_outputs_keep_their_layout() -> None:
+    def fn(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        y = F.conv2d(x, w, padding=1)
+        parts = y.split(3, 1)
+        return parts[1], y, y.flatten(1), y.transpose(1, 2), y[:, ::2], y.expand(3, *y.shape)
+
+    gm = relaid(fn, (X, W))
+    assert copies(gm) >= 3
+
+
+def test_views_that_the_layout_does_not_allow() -> None:
+    def fn(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        y = F.conv2d(x, w, padding=1)
+        groups = y.view(2, 4, 180)
+        normed = (groups - groups.mean(-1, keepdim=True)).view(2, 8, 9, 10)
+        return (F.conv2d(normed, w), y.as_strided((4, 5), (3, 1), 2))
+
+    relaid(fn, (X, W))
+
+
+def test_gradients() -> None:
+    def fn(x: Tensor, w: Tensor, d: Tensor) -> tuple[Tensor, ...]:
+        y = F.conv2d(x, w, None, 2, 1).relu()
+        grads = aten.convolution_backward(
+            d * (y > 0), x, w, None, [2, 2], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False]
+        )
+        return y, grads[0], grads[1] * 2
+
+    d = torch.randn(2, 8, 5, 5)
+    gm = relaid(fn, (X, W, d))
+    (node,) = [n for n in gm.graph.nodes if n.target is aten.convolution_backward.default]
+    assert all(a.meta["val"].stride()[1] == 1 for a in node.args[:3])
+
+
+def test_random_numbers_are_drawn_in_the_former_order() -> None:
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        y = F.conv2d(x, w, padding=1)
+        return torch.rand_like(y) * y
+
+    gm = trace_aten(fn, X, W)
+    drawn = [n for n in prefer_channels_last(gm, "cpu").graph.nodes if "rand" in str(n.target)]
+    assert [n.meta["val"].stride() for n in drawn] == [X.stride()]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "groups", "kernel", "chosen"),
+    [
+        (torch.float32, 1, 3, True),
+        (torch.float32, 8, 3, False),
+        (torch.bfloat16, 8, 3, True),
+        (torch.float64, 1, 3, False),
+        (torch.float32, 1, 1, False),
+    ],
+)
+def test_where_it_pays(dtype: torch.dtype, groups: int, kernel: int, chosen: bool) -> None:
+    w = torch.randn(8, 8 // groups, kernel, kernel, dtype=dtype)
+    gm = trace_aten(lambda x, w: F.conv2d(x, w, groups=groups), X.to(dtype), w)
+    assert (prefer_channels_last(gm, "cpu") is not gm) == chosen
+    assert prefer_channels_last(gm) is gm  # nothing here is on a GPU
+
+
+def test_convolutions_that_lose_are_left_as_they_are() -> None:
+    """Beside those that gain, one that loses gets what it had."""
+
+    def fn(x: Tensor, w: Tensor, deep: Tensor) -> tuple[Tensor, ...]:
+        return (F.conv2d(F.conv2d(x, w, padding=1), deep, groups=8).relu(),)
+
+    gm = relaid(fn, (X, W, torch.randn(8, 1, 3, 3)))
+    first, second = (n for n in gm.graph.nodes if n.target is aten.convolution.default)
+    assert first.meta["val"].stride()[1] == 1
+    assert second.meta["val"].is_contiguous()
