@@ -19,6 +19,20 @@
 
 namespace dovetail {
 
+// A place in memory and what it held: a class, a `__dict__`, the version of a dict, ...
+struct Word {
+  typedef uint64_t __attribute__((may_alias)) Bits;
+  const Bits* where;
+  Bits expected;
+
+  static Word of(const void* where) {
+    auto* bits = static_cast<const Bits*>(where);
+    return {bits, *bits};
+  }
+  bool holds() const { return *where == expected; }
+};
+static_assert(sizeof(void*) == sizeof(Word::Bits));
+
 #if DOVETAIL_DICT_WATCHERS
 
 struct Watched {
@@ -111,9 +125,8 @@ class Stamp {
   bool holds(PyObject* dict) const {
     return entry_ && entry_->version == version_ && entry_->dict == dict;
   }
-  // As `holds`, of the dict that it was taken of, which is alive.
-  bool still_holds() const { return entry_ && entry_->version == version_ && entry_->dict; }
-  void prefetch() const { __builtin_prefetch(entry_); }
+  // Of a stamp that holds. The word lives as long as a copy of the stamp: it can always be read.
+  Word word() const { return Word::of(&entry_->version); }
   Stamp copy() const {
     Stamp stamp;
     stamp.entry_ = entry_;
@@ -159,15 +172,11 @@ inline uint64_t dict_events() { return 0; }
 
 inline void set_inline_writes_are_silent(bool) {}
 
-inline uint64_t dict_version(PyObject* dict) {
-#if defined(__GNUC__)
+inline const uint64_t* version_of(PyObject* dict) {
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
-#endif
-  return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
-#if defined(__GNUC__)
+  return &reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
 #pragma GCC diagnostic pop
-#endif
 }
 
 // Proof that a dict has not changed since the stamp was taken. The address alone would not do (a
@@ -177,13 +186,12 @@ class Stamp {
   static Stamp of(PyObject* dict) {
     Stamp stamp;
     stamp.dict_ = dict;
-    stamp.version_ = dict_version(dict);
+    stamp.version_ = *version_of(dict);
     return stamp;
   }
-  bool holds(PyObject* dict) const { return dict == dict_ && dict_version(dict) == version_; }
-  // As `holds`, of the dict that it was taken of, which is alive.
-  bool still_holds() const { return dict_ && dict_version(dict_) == version_; }
-  void prefetch() const { __builtin_prefetch(dict_); }
+  bool holds(PyObject* dict) const { return dict == dict_ && *version_of(dict) == version_; }
+  // Of a stamp that holds. The word lies in the dict.
+  Word word() const { return Word::of(version_of(dict_)); }
   Stamp copy() const { return *this; }
   void release() { dict_ = nullptr; }
 
@@ -205,26 +213,33 @@ inline PyObject* class_dict(PyTypeObject* type) {
 #endif
 }
 
+inline bool has_managed_dict(PyObject* object) {
+  return PyType_HasFeature(Py_TYPE(object), Py_TPFLAGS_MANAGED_DICT);
+}
+
+// Where an object that is no class keeps its instance dict; nullptr: nowhere.
+inline PyObject** dict_place(PyObject* object) {
+  if (has_managed_dict(object)) return reinterpret_cast<PyObject**>(object) - 3;
+  Py_ssize_t offset = Py_TYPE(object)->tp_dictoffset;
+  if (offset <= 0) return offset ? _PyObject_GetDictPtr(object) : nullptr;
+  return reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset);
+}
+
 // The instance dict of `object`, borrowed; nullptr if it has none *or* has not been made yet (then
 // `unmade` is set). Runs nothing and allocates nothing. The layout is proved on load.
 inline PyObject* peek_dict(PyObject* object, bool& unmade) {
   unmade = false;
-  PyTypeObject* type = Py_TYPE(object);
   if (PyType_Check(object)) return class_dict(reinterpret_cast<PyTypeObject*>(object));
-  if (type->tp_flags & Py_TPFLAGS_MANAGED_DICT) {
-    PyObject* dict = reinterpret_cast<PyObject**>(object)[-3];
+  PyObject** place = dict_place(object);
+  if (!place) return nullptr;
+  PyObject* dict = *place;
+  if (has_managed_dict(object)) {
 #if PY_VERSION_HEX >= 0x030C0000 && PY_VERSION_HEX < 0x030D0000
     if (reinterpret_cast<uintptr_t>(dict) & 1) dict = nullptr;  // inline values, no dict
 #endif
     unmade = dict == nullptr;
     return dict;
   }
-  Py_ssize_t offset = type->tp_dictoffset;
-  if (offset == 0) return nullptr;
-  PyObject** place = offset > 0
-      ? reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset)
-      : _PyObject_GetDictPtr(object);
-  PyObject* dict = place ? *place : nullptr;
   return dict && PyDict_Check(dict) ? dict : nullptr;
 }
 

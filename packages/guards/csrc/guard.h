@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstring>
+#include <deque>
 
 #include "torch_state.h"
 #include "trace.h"
@@ -40,6 +41,7 @@ struct Manner {
 
 struct Guard {
   std::vector<StateCheck> states;
+  std::deque<TensorSpec> specs;
   std::vector<std::unique_ptr<Node>> nodes;
   std::vector<Node*> roots;
   std::vector<Manner> manners;  // per root
@@ -169,9 +171,6 @@ inline void make_trace(Guard& guard, PyObject* const* args, PyFunctionObject* fu
     } else {
       flatten_root(trace, root, root_value(root, args, func));
     }
-  }
-  for (size_t i = 0; i < trace.dicts.size(); i++) {
-    if (trace.dicts[i].object || trace.dicts[i].loose) trace.owners.push_back(i);
   }
   guard.open.clear();
   std::vector<const Node*> wanted;

@@ -80,6 +80,14 @@ TensorSpec tensor_spec(PyObject* table) {
   return spec;
 }
 
+// One spec for all tensors of a kind: a check then finds it in the cache.
+const TensorSpec* shared_spec(Guard& guard, TensorSpec&& spec) {
+  for (const TensorSpec& known : guard.specs) {
+    if (known == spec) return &known;
+  }
+  return &guard.specs.emplace_back(std::move(spec));
+}
+
 // Must a child be evaluated although the dict it is read from is unchanged?
 bool is_live(const Node& node) {
   if (node.slot >= 0 || node.attributes.used() || node.items.used() || !node.others.empty()) {
@@ -152,7 +160,7 @@ void add_check(Guard& guard, PyObject* row) {
       break;
     }
     case CheckKind::TensorIs:
-      check.tensor = std::make_unique<TensorSpec>(tensor_spec(check.object.get()));
+      check.tensor = shared_spec(guard, tensor_spec(check.object.get()));
       node.checks.push_back(std::move(check));
       break;
     case CheckKind::LengthIs:

@@ -32,10 +32,10 @@ inline c10::TensorImpl* impl_of(PyObject* tensor) {
   return reinterpret_cast<TensorObject*>(tensor)->impl;
 }
 
-// Asks for what a check of this (living) tensor will read.
-inline void prefetch_impl(PyObject* tensor) {
-  const char* impl = reinterpret_cast<const char*>(impl_of(tensor));
-  for (size_t line = 0; line < sizeof(c10::TensorImpl); line += 64) __builtin_prefetch(impl + line);
+// Asks for what a check of a living tensor will read.
+inline void prefetch_impl(const c10::TensorImpl* impl) {
+  const char* start = reinterpret_cast<const char*>(impl);
+  for (size_t line = 0; line < sizeof(c10::TensorImpl); line += 64) __builtin_prefetch(start + line);
 }
 
 constexpr int64_t kAnySize = INT64_MIN;
@@ -51,6 +51,8 @@ struct TensorSpec {
   bool has_strides = false;
   std::vector<int64_t> sizes;
   std::vector<int64_t> strides;
+
+  bool operator==(const TensorSpec&) const = default;
 };
 
 inline bool dims_match(const std::vector<int64_t>& expected, c10::IntArrayRef seen) {
@@ -61,15 +63,17 @@ inline bool dims_match(const std::vector<int64_t>& expected, c10::IntArrayRef se
   return true;
 }
 
+// What no key of the dispatcher tells.
+inline bool numbers_match(const TensorSpec& spec, const c10::TensorImpl* impl) {
+  return impl->dtype() == c10::scalarTypeToTypeMeta(spec.dtype) && impl->device() == spec.device &&
+      impl->requires_grad() == spec.requires_grad && dims_match(spec.sizes, impl->sizes()) &&
+      (!spec.has_strides || dims_match(spec.strides, impl->strides()));
+}
+
 inline Outcome check_metadata(const TensorSpec& spec, const c10::TensorImpl* impl) {
-  if (impl->dtype() != c10::scalarTypeToTypeMeta(spec.dtype)) return Fail;
-  if (impl->device() != spec.device) return Fail;
-  if (impl->requires_grad() != spec.requires_grad) return Fail;
   if (impl->layout() != spec.layout) return Fail;
   if (impl->is_conj() != spec.conj || impl->is_neg() != spec.neg) return Fail;
-  if (!dims_match(spec.sizes, impl->sizes())) return Fail;
-  if (spec.has_strides && !dims_match(spec.strides, impl->strides())) return Fail;
-  return Pass;
+  return numbers_match(spec, impl) ? Pass : Fail;
 }
 
 inline Outcome check_tensor(const TensorSpec& spec, PyObject* object, Mode mode) {

@@ -1,11 +1,12 @@
 // The guard as flat rows: what a check does once everything that it reads has settled.
 //
 // The tree of `tree.h` is walked from node to node; most of that walk only proves again that dicts
-// have not changed. A trace is made from a walk that passed: the dicts that it went through with
-// their stamps, in the order in which they were reached, and apart from them the few things that
-// can change while every dict stays as it is (an object's class or `__dict__`, a tensor's
-// metadata, a list's items). Checking it reads the same memory as the walk would, but finds every
-// address in its own rows instead of at the end of a chain.
+// have not changed. A trace is made from a walk that passed. Nearly all of it is words of memory
+// that must hold what they held: the versions of the dicts that the walk went through, and what can
+// change while every dict stays as it is (an object's class or `__dict__`, a slot, a cell, a
+// function's code), in the order in which they were reached. Apart from them stand the versions of
+// classes, tensors' metadata, and what has to be looked at each time. Checking a trace reads the
+// same memory as the walk would, but finds every address in its own rows, not at the end of a chain.
 //
 // A row is only read when the rows before it have held: they prove that the objects that it points
 // to are alive, and are those that the walk found. When one does not hold the walk decides; a dict
@@ -16,32 +17,46 @@
 
 namespace dovetail {
 
-constexpr size_t kAhead = 8;  // how many rows ahead memory is asked for
+// Words that must hold. `blame`: who counts that one did not; nullptr: nobody.
+struct Words {
+  std::vector<Word> rows;
+  std::vector<int*> blame;
 
-// A dict with a stamp. `object` is whose `__dict__` it is; nullptr for a dict that was found as a
-// value, and so cannot be another one.
-struct DictRow {
-  PyObject* object;
-  PyObject* dict;
-  Facet* facet;
-  int64_t loose;  // 0: the stamp speaks; else the dict's place in `Trace::loose`, from 1
-  Stamp stamp;
+  void add(Word word, int* counter = nullptr) {
+    rows.push_back(word);
+    blame.push_back(counter);
+  }
+  bool hold(size_t from, size_t to) const {
+    for (size_t i = from; i < to; i++) {
+      if (rows[i].holds()) continue;
+      if (blame[i]) ++*blame[i];
+      return false;
+    }
+    return true;
+  }
+  void clear() {
+    rows.clear();
+    blame.clear();
+  }
 };
 
 // A dict that changes: its checks and lookups are done at each call.
 struct LooseDict {
-  PyObject* object;  // as in DictRow
+  size_t before;  // how many words precede it
   PyObject* dict;
   Facet* facet;
   std::vector<PyObject*> found;  // what each child was; another object is the walk's business
 };
 
-struct TypeRow {
-  PyObject* object;
+// A class that may not change. With a check, what the check says of it stays true all the same.
+struct ClassRow {
   PyTypeObject* type;
+  unsigned version;
+  Check* check;
 };
 
-enum class ValueKind : int { Check, Slot, Attributes, Sequence, Others };
+// `OtherChild`: the node is a child that is read from the value in a way of its own.
+enum class ValueKind : int { Check, Slot, Attributes, Sequence, OtherChild };
 
 struct ValueRow {
   ValueKind kind;
@@ -51,8 +66,9 @@ struct ValueRow {
 };
 
 struct TensorRow {
-  PyObject* tensor;
+  const c10::TensorImpl* impl;
   const TensorSpec* spec;
+  c10::DispatchKeySet keys;  // the layout, and whether it is conjugate or negative
 };
 
 // A root whose value may be another at each call: `value` is what the rows speak of, nullptr when
@@ -67,12 +83,13 @@ enum class Traced { Holds, Fails, Stale };
 
 struct Trace {
   std::vector<RootRow> roots;
-  std::vector<DictRow> dicts;
+  std::vector<Stamp> stamps;   // of dicts with watchers: their words live as long as these do
+  Words versions;              // those words; unread while no watched dict changes
+  Words words;
   std::vector<LooseDict> loose;
-  std::vector<TypeRow> types;
+  std::vector<ClassRow> classes;
   std::vector<TensorRow> tensors;
   std::vector<ValueRow> values;
-  std::vector<size_t> owners;  // of `dicts`: which can be another dict although no dict changes
   std::vector<size_t> careful; // the roots that it says nothing of
   uint64_t events = 0;         // what `dict_events()` was when the dicts last held
   bool made = false;
@@ -83,85 +100,167 @@ struct Trace {
   static constexpr int kMostBreaks = 4;  // then a dict is loose, and a root is walked
 
   void drop() {
-    roots.clear();
-    dicts.clear();
-    loose.clear();
-    types.clear();
-    tensors.clear();
-    values.clear();
-    owners.clear();
-    careful.clear();
-    events = 0;
-    made = false;
-    settled = 0;
-    if (patience < kMostPatience) patience *= 2;
+    int next = patience < kMostPatience ? 2 * patience : patience;
+    *this = Trace();
+    patience = next;
   }
 };
 
 // --- making one --------------------------------------------------------------------------------
 
-// `held`: an unchanged dict has held the value all the time since it was found, so that what was
-// true of an immutable value is still true.
+// `held`: the value has been alive all the time since it was found (an unchanged dict has held it),
+// so that what was true of an immutable value is still true.
 void flatten(Trace& trace, Node& node, PyObject* value, bool held);
 
 inline bool is_settled(const Facet& facet, PyObject* dict) {
   return facet.breaks < Trace::kMostBreaks && facet.stamp.holds(dict);
 }
 
-inline void flatten_facet(Trace& trace, Facet& facet, PyObject* object, PyObject* dict) {
+inline void flatten_facet(Trace& trace, Facet& facet, PyObject* dict) {
   if (is_settled(facet, dict)) {
-    trace.dicts.push_back({object, dict, &facet, 0, facet.stamp.copy()});
+#if DOVETAIL_DICT_WATCHERS
+    trace.versions.add(facet.stamp.word(), &facet.breaks);
+    trace.stamps.push_back(facet.stamp.copy());
+#else
+    trace.words.add(facet.stamp.word(), &facet.breaks);
+#endif
     for (Node* child : facet.live) flatten(trace, *child, child->remembered, true);
     return;
   }
-  LooseDict loose{object, dict, &facet, {}};
+  LooseDict loose{trace.words.rows.size(), dict, &facet, {}};
   for (Node* child : facet.children) {
     Outcome why;
     loose.found.push_back(read_dict(*child, dict, Mode::Pure, why));
   }
   std::vector<PyObject*> found = loose.found;
   trace.loose.push_back(std::move(loose));
-  int64_t place = static_cast<int64_t>(trace.loose.size());
-  trace.dicts.push_back({object, dict, &facet, place, Stamp()});
   for (size_t i = 0; i < found.size(); i++) flatten(trace, *facet.children[i], found[i], false);
+}
+
+// A class with the version that its last lookup gave it; false if it has none.
+inline bool flatten_class(Trace& trace, PyTypeObject* type, Check* check) {
+  unsigned version =
+      PyType_HasFeature(type, Py_TPFLAGS_VALID_VERSION_TAG) ? type->tp_version_tag : 0;
+  if (!version) return false;
+  if (!check && !trace.classes.empty() && trace.classes.back().type == type) return true;
+  trace.classes.push_back({type, version, check});
+  return true;
+}
+
+inline void flatten_function(Trace& trace, PyObject* value) {
+  auto* function = reinterpret_cast<PyFunctionObject*>(value);
+  trace.words.add(Word::of(&function->func_code));
+  trace.words.add(Word::of(&function->func_defaults));
+  trace.words.add(Word::of(&function->func_kwdefaults));
 }
 
 inline void flatten_checks(Trace& trace, Node& node, PyObject* value, bool held) {
   for (Check& check : node.checks) {
-    if (check.kind == CheckKind::TensorIs) {
-      trace.tensors.push_back({value, check.tensor.get()});
-    } else if (check.kind == CheckKind::TypeIs) {
-      if (held && !class_can_change(check.object.get())) continue;
-      trace.types.push_back({value, reinterpret_cast<PyTypeObject*>(check.object.get())});
-    } else if (check.kind == CheckKind::IdIs) {
-      continue;  // `value` was found to be the object, which the check keeps alive
-    } else if (!held || check.kind != CheckKind::ConstantIs) {
-      trace.values.push_back({ValueKind::Check, &node, &check, value});
+    bool is_object = value == check.object.get();  // which the check keeps alive
+    switch (check.kind) {
+      case CheckKind::TensorIs:
+        trace.words.add(Word::of(&reinterpret_cast<TensorObject*>(value)->impl));
+        trace.tensors.push_back({impl_of(value), check.tensor, impl_of(value)->key_set()});
+        continue;
+      case CheckKind::ClassAttrs:
+        if (flatten_class(trace, reinterpret_cast<PyTypeObject*>(value), &check)) continue;
+        break;
+      case CheckKind::FunctionIs:
+        flatten_function(trace, value);
+        continue;
+      case CheckKind::TypeIs:  // `flatten` has seen to it
+      case CheckKind::IdIs:
+        continue;
+      case CheckKind::ConstantIs:
+        if (held || is_object) continue;
+        break;
+      default:
+        break;
     }
+    trace.values.push_back({ValueKind::Check, &node, &check, value});
   }
+}
+
+inline void flatten_attributes(Trace& trace, Node& node, PyObject* value) {
+  bool unmade;
+  PyObject* dict = peek_dict(value, unmade);
+  if (!dict) {
+    trace.values.push_back({ValueKind::Attributes, &node, nullptr, value});
+    return;
+  }
+  if (!PyType_Check(value)) trace.words.add(Word::of(dict_place(value)), &node.attributes.breaks);
+  flatten_facet(trace, node.attributes, dict);
+}
+
+// The items of a tuple that has been alive all the time are what they were.
+inline void flatten_sequence(Trace& trace, Node& node, PyObject* value, bool held) {
+  const std::vector<Node*>& children = node.items.children;
+  auto by_number = [](const Node* child) { return PyLong_CheckExact(child->key.get()); };
+  bool known = std::all_of(children.begin(), children.end(), by_number);
+  if (!known || !held || !PyTuple_Check(value)) {
+    trace.values.push_back({ValueKind::Sequence, &node, nullptr, value});
+    return;
+  }
+  for (Node* child : children) {
+    Py_ssize_t i = PyLong_AsSsize_t(child->key.get());
+    if (i < 0) i += PyTuple_GET_SIZE(value);
+    flatten(trace, *child, PyTuple_GET_ITEM(value, i), true);
+  }
+}
+
+inline bool has_slots(const Node& node) {
+  auto any = [](const std::vector<Node*>& nodes) {
+    return std::any_of(nodes.begin(), nodes.end(), [](const Node* each) { return has_slots(*each); });
+  };
+  return node.slot >= 0 || any(node.attributes.children) || any(node.items.children) ||
+      any(node.others);
+}
+
+inline void flatten_other(Trace& trace, Node& child, PyObject* value, bool held) {
+  bool is_attribute = child.step == Step::Attr;
+  bool is_fixed = is_attribute && held && is_fixed_attribute(value, child.key.get());
+  if (is_fixed && !has_slots(child)) return;
+  PyObject** place = nullptr;
+  if (child.step == Step::Cell) {
+    place = &reinterpret_cast<PyCellObject*>(value)->ob_ref;
+  } else if (is_attribute) {
+    place = attribute_place(value, child.key.get());
+    if (place && !flatten_class(trace, Py_TYPE(value), nullptr)) place = nullptr;
+  }
+  if (!place || child.changes >= Trace::kMostBreaks) {
+    trace.values.push_back({ValueKind::OtherChild, &child, nullptr, value});
+    return;
+  }
+  trace.words.add(Word::of(place), &child.changes);
+  flatten(trace, child, *place, false);
+}
+
+inline bool must_keep_class(const Node& node, PyObject* value, bool held) {
+  if (!held) return true;  // another object may be found there that only has the same address
+  auto named = [](const Check& check) {
+    return check.kind == CheckKind::TypeIs || check.kind == CheckKind::TensorIs;
+  };
+  bool matters = !node.others.empty() ||
+      std::any_of(node.checks.begin(), node.checks.end(), named);
+  return matters && class_can_change(reinterpret_cast<PyObject*>(Py_TYPE(value)));
 }
 
 inline void flatten(Trace& trace, Node& node, PyObject* value, bool held) {
   node.fixed = true;
+  auto keeps = [](const Check& check) { return check.kind == CheckKind::IdIs; };
+  held |= std::any_of(node.checks.begin(), node.checks.end(), keeps);
+  if (must_keep_class(node, value, held)) trace.words.add(Word::of(&value->ob_type));
   flatten_checks(trace, node, value, held);
   if (node.slot >= 0) trace.values.push_back({ValueKind::Slot, &node, nullptr, value});
-  if (node.attributes.used()) {
-    bool unmade;
-    PyObject* dict = peek_dict(value, unmade);
-    if (dict) {
-      flatten_facet(trace, node.attributes, value, dict);
-    } else {
-      trace.values.push_back({ValueKind::Attributes, &node, nullptr, value});
-    }
-  }
+  if (node.attributes.used()) flatten_attributes(trace, node, value);
   if (node.items.used()) {
     if (PyDict_Check(value)) {
-      flatten_facet(trace, node.items, nullptr, value);
+      flatten_facet(trace, node.items, value);
     } else {
-      trace.values.push_back({ValueKind::Sequence, &node, nullptr, value});
+      flatten_sequence(trace, node, value, held);
     }
   }
-  if (!node.others.empty()) trace.values.push_back({ValueKind::Others, &node, nullptr, value});
+  for (Node* child : node.others) flatten_other(trace, *child, value, held);
 }
 
 inline bool has_parts(const Node& node) {
@@ -181,14 +280,7 @@ inline void flatten_root(Trace& trace, Node& root, PyObject* value) {
 
 // --- checking it -------------------------------------------------------------------------------
 
-inline bool same_dict_of(PyObject* object, PyObject* dict) {
-  if (!object) return true;
-  bool unmade;
-  return peek_dict(object, unmade) == dict;
-}
-
 inline bool loose_holds(const LooseDict& loose) {
-  if (!same_dict_of(loose.object, loose.dict)) return false;
   for (const Check& check : loose.facet->checks) {
     if (check_dict(check, loose.dict, Mode::Pure) != Pass) return false;
   }
@@ -201,39 +293,44 @@ inline bool loose_holds(const LooseDict& loose) {
   return true;
 }
 
-// `quiet`: no watched dict has changed since all rows held, so that stamps need not be looked at.
-inline bool dict_holds(Trace& trace, const DictRow& row, bool quiet) {
-  if (row.loose) return loose_holds(trace.loose[static_cast<size_t>(row.loose - 1)]);
-  if (same_dict_of(row.object, row.dict) && (quiet || row.stamp.still_holds())) return true;
-  row.facet->breaks++;
-  return false;
+inline bool words_hold(Trace& trace) {
+  uint64_t events = dict_events();
+  if (!events || events != trace.events) {
+    if (!trace.versions.hold(0, trace.versions.rows.size())) return false;
+    trace.events = events;
+  }
+  size_t from = 0;
+  for (const LooseDict& loose : trace.loose) {
+    if (!trace.words.hold(from, loose.before) || !loose_holds(loose)) return false;
+    from = loose.before;
+  }
+  return trace.words.hold(from, trace.words.rows.size());
 }
 
-inline bool dicts_hold(Trace& trace) {
-  uint64_t events = dict_events();
-  if (events && events == trace.events) {
-    for (size_t i : trace.owners) {
-      if (!dict_holds(trace, trace.dicts[i], true)) return false;
-    }
-    return true;
+inline bool classes_hold(const Trace& trace) {
+  for (const ClassRow& row : trace.classes) {
+    bool same = row.type->tp_version_tag == row.version &&
+        PyType_HasFeature(row.type, Py_TPFLAGS_VALID_VERSION_TAG);
+    if (same) continue;
+    auto* value = reinterpret_cast<PyObject*>(row.type);
+    if (!row.check || check_value(*row.check, value, Mode::Pure) != Pass) return false;
   }
-  size_t count = trace.dicts.size();
-  for (size_t i = 0; i < count; i++) {
-    if (i + kAhead < count) trace.dicts[i + kAhead].stamp.prefetch();
-    if (!dict_holds(trace, trace.dicts[i], false)) return false;
-  }
-  trace.events = events;
   return true;
 }
 
 inline Outcome check_tensors(const Trace& trace) {
+  constexpr size_t kAhead = 8;  // how many rows ahead memory is asked for
   const std::vector<TensorRow>& rows = trace.tensors;
   size_t count = rows.size();
-  for (size_t i = 0; i < count; i++) {
-    if (i + 2 * kAhead < count) __builtin_prefetch(rows[i + 2 * kAhead].tensor);
-    if (i + kAhead < count) prefetch_impl(rows[i + kAhead].tensor);
-    Outcome outcome = check_tensor(*rows[i].spec, rows[i].tensor, Mode::Pure);
-    if (outcome != Pass) return outcome;
+  try {
+    for (size_t i = 0; i < count; i++) {
+      if (i + kAhead < count) prefetch_impl(rows[i + kAhead].impl);
+      const TensorRow& row = rows[i];
+      if (row.impl->key_set() != row.keys) return Impure;
+      if (!numbers_match(*row.spec, row.impl)) return Fail;
+    }
+  } catch (const std::exception&) {
+    return Impure;
   }
   return Pass;
 }
@@ -249,14 +346,10 @@ inline Outcome check_row(const ValueRow& row, Slots slots) {
       return evaluate_attributes(*row.node, row.value, Mode::Pure, slots);
     case ValueKind::Sequence:
       return evaluate_sequence(*row.node, row.value, Mode::Pure, slots);
-    case ValueKind::Others:
+    case ValueKind::OtherChild:
       break;
   }
-  for (Node* child : row.node->others) {
-    Outcome outcome = evaluate_other(*child, row.value, Mode::Pure, slots);
-    if (outcome != Pass) return outcome;
-  }
-  return Pass;
+  return evaluate_other(*row.node, row.value, Mode::Pure, slots);
 }
 
 // A root with another value than the trace's. It may be one that this guard is not about at all.
@@ -282,10 +375,7 @@ inline Traced check_trace(Trace& trace, Slots slots, ValueOf value_of) {
       if (outcome != Pass) return Traced::Stale;
     }
   }
-  if (!dicts_hold(trace)) return Traced::Stale;
-  for (const TypeRow& row : trace.types) {
-    if (Py_TYPE(row.object) != row.type) return Traced::Fails;
-  }
+  if (!words_hold(trace) || !classes_hold(trace)) return Traced::Stale;
   Outcome tensors = check_tensors(trace);
   if (tensors != Pass) return tensors == Fail ? Traced::Fails : Traced::Stale;
   for (const ValueRow& row : trace.values) {

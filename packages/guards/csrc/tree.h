@@ -54,7 +54,7 @@ struct Check {
   Ref object;      // type, identity, constant, keys, key or name
   int64_t number;  // length; or presence
   unsigned version = 0;  // ClassAttrs: the class's version tag when they were last compared
-  std::unique_ptr<TensorSpec> tensor;  // apart: most checks have none, and small checks stay in cache
+  const TensorSpec* tensor = nullptr;  // TensorIs: the guard's, which tensors of one kind share
 };
 
 struct Node;
@@ -64,7 +64,7 @@ struct Facet {
   std::vector<Node*> live;  // the children that must be evaluated even if the dict is unchanged
   Stamp stamp;
   PyObject* last = nullptr;  // address of the last dict seen; only ever compared
-  int breaks = 0;            // how often a trace was dropped because this dict had changed
+  int breaks = 0;            // how often a trace was dropped because this dict was another
   std::vector<Check> checks;
   std::vector<Node*> children;
 
@@ -77,7 +77,7 @@ struct Node {
   Py_hash_t hash = 0; // of `key`, if it is a string
   int64_t index = 0;  // argument, closure cell, position or dimension
   int slot = -1;      // where relations between values find this one
-  int changes = 0;    // of a root: how often its value was another than a trace's
+  int changes = 0;    // how often its value was another than a trace's
   bool fixed = false; // the trace holds for one very object here
   std::vector<Check> checks;
   Facet attributes;  // the instance `__dict__`
@@ -400,9 +400,36 @@ inline Outcome evaluate_sequence(Node& node, PyObject* value, Mode mode, Slots s
   return Pass;
 }
 
-// `getattr` in the two cases where it certainly runs no code: of a module, and of a class.
-// Borrowed; nullptr when it is not such a case.
+// Where `getattr` reads one pointer and does nothing else: a member of `__slots__`, a function's
+// code. It stays there as long as the value's class does not change. nullptr: not such a case.
+inline PyObject** attribute_place(PyObject* value, PyObject* name) {
+  PyTypeObject* type = Py_TYPE(value);
+  if (type->tp_getattro != PyObject_GenericGetAttr) return nullptr;
+  if (PyFunction_Check(value) && PyUnicode_CompareWithASCIIString(name, "__code__") == 0) {
+    return &reinterpret_cast<PyFunctionObject*>(value)->func_code;
+  }
+  PyObject* found = _PyType_Lookup(type, name);
+  if (!found || !Py_IS_TYPE(found, &PyMemberDescr_Type)) return nullptr;
+  auto* slot = reinterpret_cast<PyMemberDescrObject*>(found);
+  if (slot->d_member->type != T_OBJECT_EX && slot->d_member->type != T_OBJECT) return nullptr;
+  if (slot->d_member->flags & ~READONLY) return nullptr;
+  if (!PyType_IsSubtype(type, PyDescr_TYPE(found))) return nullptr;
+  auto* place = reinterpret_cast<PyObject**>(
+      reinterpret_cast<char*>(value) + slot->d_member->offset);
+  return *place ? place : nullptr;
+}
+
+// What code objects tell of themselves never changes (but for constants, which may be anything).
+inline bool is_fixed_attribute(PyObject* value, PyObject* name) {
+  return PyCode_Check(value) && PyUnicode_Check(name) && PyUnicode_READ_CHAR(name, 0) == 'c' &&
+      PyUnicode_CompareWithASCIIString(name, "co_consts") != 0 &&
+      PyUnicode_CompareWithASCIIString(name, "co_lnotab") != 0;  // this one warns
+}
+
+// `getattr` where it certainly runs no code: of a module, of a class, and where it only reads a
+// pointer. Borrowed; nullptr when it is not such a case.
 inline PyObject* plain_attribute(PyObject* value, PyObject* name, Py_hash_t hash) {
+  if (PyObject** place = attribute_place(value, name)) return *place;
   if (PyModule_CheckExact(value)) {
     if (_PyType_Lookup(&PyModule_Type, name)) return nullptr;
     return _PyDict_GetItem_KnownHash(PyModule_GetDict(value), name, hash);
@@ -439,8 +466,11 @@ inline Outcome evaluate_other(Node& child, PyObject* value, Mode mode, Slots slo
       PyObject* plain = plain_attribute(value, child.key.get(), child.hash);
       if (plain) return evaluate_child(child, plain, mode, slots);
       PyErr_Clear();
-      if (mode == Mode::Pure) return Impure;
+      bool fixed = is_fixed_attribute(value, child.key.get());
+      if (mode == Mode::Pure && !fixed) return Impure;
+      int collects = fixed && PyGC_Disable();  // nothing is to run when it makes a tuple
       Ref found = Ref::steal(PyObject_GetAttr(value, child.key.get()));
+      if (collects) PyGC_Enable();
       return found.get() ? evaluate(child, found.get(), mode, slots) : swallow_exception();
     }
   }

@@ -28,6 +28,31 @@ class Other(Plain):
     """What a `Plain` can turn into by assigning `__class__`."""
 
 
+class Record:
+    """Members of `__slots__` and, in its base, none."""
+
+    __slots__ = ("a", "b", "weight", "__weakref__")
+
+
+SLOTS = {name: Record.__dict__[name] for name in ("a", "b", "weight")}
+
+
+class OtherRecord(Record):
+    """The same layout; what `a` means is its own business."""
+
+    __slots__ = ()
+    a = property(lambda self: 5)
+
+
+def first(t: Any, k: int = 1, *, w: int = 2) -> Any:
+    return t
+
+
+def second(u: Any, k: int = 3, *, w: int = 4) -> Any:
+    v = u
+    return v
+
+
 class Block(torch.nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -89,6 +114,8 @@ class World:
                 lambda: tuple(self.make(depth - 1) for _ in range(r.randrange(4))),
                 lambda: self.module(depth),
                 lambda: CellType(self.make(depth - 1)),
+                lambda: self.record(depth),
+                self.function,
                 lambda: torch.nn.Sequential(*[Block(2) for _ in range(r.randrange(3))]),
             ]
         value = r.choice(makers)()
@@ -101,6 +128,17 @@ class World:
         for _ in range(self.random.randrange(4)):
             setattr(value, self.name(), self.make(depth - 1))
         return value
+
+    def record(self, depth: int) -> Record:
+        value = Record()
+        for _ in range(self.random.randrange(4)):
+            SLOTS[self.random.choice(("a", "b", "weight"))].__set__(value, self.make(depth - 1))
+        return value
+
+    def function(self) -> FunctionType:
+        made = FunctionType(self.random.choice((first, second)).__code__, {})
+        made.__defaults__ = self.random.choice((None, (1,), (2,)))
+        return made
 
     def module(self, depth: int) -> ModuleType:
         value = ModuleType("made")
@@ -165,8 +203,28 @@ class World:
                     self._describe(s.ItemSource(source, index), item, depth - 1)
         elif isinstance(value, CellType):
             self._describe(s.CellContentsSource(source), value.cell_contents, depth - 1)
+        elif isinstance(value, FunctionType):
+            self._describe_function(source, value)
+        elif isinstance(value, Record):
+            for name in ("a", "b", "weight"):
+                if not hasattr(value, name):
+                    add(c.SlotIsEmpty(source, name))
+                elif r.random() < 0.8:
+                    self._describe(s.AttrSource(source, name), getattr(value, name), depth - 1)
         else:
             self._describe_object(source, value, depth)
+
+    def _describe_function(self, source: s.Source, value: FunctionType) -> None:
+        r, add = self.random, self.clauses.append
+        code = s.AttrSource(source, "__code__")
+        if r.random() < 0.5:
+            parts = (value.__code__, value.__defaults__, value.__kwdefaults__)
+            add(c.FunctionIs(source, *parts))
+        if r.random() < 0.5:
+            add(c.IdIs(code, value.__code__))
+        names = s.AttrSource(code, "co_varnames")
+        add(c.LengthIs(names, len(value.__code__.co_varnames)))
+        add(c.ConstantIs(s.ItemSource(names, 0), value.__code__.co_varnames[0]))
 
     def _describe_object(self, source: s.Source, value: Any, depth: int) -> None:
         r, add = self.random, self.clauses.append
@@ -228,7 +286,45 @@ class World:
             return lambda: setattr(value, "cell_contents", content)
         if isinstance(value, tuple):
             return None
+        if isinstance(value, FunctionType):
+            return self._change_function(value)
+        if isinstance(value, Record):
+            return self._change_record(value)
         return self._change_object(value)
+
+    def _change_function(self, value: FunctionType) -> Callable[[], None]:
+        name, choices = self.random.choice(
+            (
+                ("__code__", (first.__code__, second.__code__)),
+                ("__defaults__", ((1,), (5,), None)),
+                ("__kwdefaults__", ({"w": 1}, None)),
+            )
+        )
+        before = getattr(value, name)
+        setattr(value, name, self.random.choice(choices))
+        return lambda: setattr(value, name, before)
+
+    def _change_record(self, value: Record) -> Callable[[], None]:
+        r = self.random
+        if r.random() < 0.2:  # in the class, what the slot was
+            before = Record.__dict__["b"]
+            setattr(Record, "b", property(lambda self: 3))  # noqa: B010
+            return lambda: setattr(Record, "b", before)
+        if r.random() < 0.3:
+            cls = type(value)
+            value.__class__ = OtherRecord if cls is Record else Record
+            return lambda: setattr(value, "__class__", cls)
+        member = SLOTS[r.choice(("b", "weight"))]
+        try:
+            before = member.__get__(value)
+        except AttributeError:
+            member.__set__(value, self.make(1))
+            return lambda: member.__delete__(value)
+        if r.random() < 0.3:
+            member.__delete__(value)
+        else:
+            member.__set__(value, self.make(1))
+        return lambda: member.__set__(value, before)
 
     def _change_object(self, value: Any) -> Callable[[], None] | None:
         r = self.random

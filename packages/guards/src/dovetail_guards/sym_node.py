@@ -170,8 +170,11 @@ class SymNode:
 
     def _shortcut(self, relation: e.BoolExpr) -> bool:
         """C++ asks about a size that depends on data. Where it asks whether there are fewer than
-        two, it is to do less then: what it does otherwise is right for any number."""
+        two, it is to do less then: what it does otherwise is right for any number. (A truth that
+        depends on data is no size: its answer is needed.)"""
         loose = relation.free_symbols() & self.env.unbacked
+        if any(self.env.facts.ranges[name].upper <= 1 for name in loose):
+            return self.env.guard_bool(relation)
         few, many = (
             relation.evaluate({**self.env.hints, **dict.fromkeys(loose, n)}) for n in (2, 1 << 20)
         )
