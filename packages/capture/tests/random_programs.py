@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+import random_constructs
 import random_statements
 from construct_cases import CountingBackend, same
 from dovetail_capture import optimize
@@ -103,15 +104,17 @@ def rows(t, n):
 """
 
 
-PRELUDE += random_statements.PRELUDE
+PRELUDE += random_statements.PRELUDE + random_constructs.PRELUDE
+_PRELUDE_CODE = compile(PRELUDE, "<prelude>", "exec")
 
 
-class Generator(random_statements.MoreStatements):
+class Generator(random_statements.MoreStatements, random_constructs.ConstructStatements):
     """Writes one program. Names in scope are kept by kind: tensors, ints, lists, dicts."""
 
     def __init__(self, seed: int, breaks: bool) -> None:
         self.random = random.Random(seed)
         self.breaks = breaks
+        self.writing = seed % 4 == 0  # may write to its arguments
         self.lines: list[str] = []
         self.depth = 1
         self.budget = self.random.randint(6, 18)
@@ -227,11 +230,14 @@ class Generator(random_statements.MoreStatements):
             self.global_effect, self.comprehension, self.text, self.function, self.in_place,
             self.nonlocal_, self.collection, self.match_, self.higher_order, self.generator_,
             self.generators, self.classes, self.closures, self.comprehensions, self.deleting,
-            self.operators, self.operators,
+            self.operators, self.operators, self.floats, self.floats, self.random_numbers,
+            self.local_class, self.shapes, self.relays, self.matching, self.stars, self.algebra,
+            self.algebra, self.formats, self.walrus, self.global_name, self.deep_nonlocal,
+            self.writes if self.writing else self.floats,
         ]  # fmt: skip
         compound = [
             self.if_, self.for_, self.while_, self.try_, self.with_, self.nested_try,
-            self.loop_with_handlers, self.managers,
+            self.loop_with_handlers, self.managers, self.jumps,
         ]  # fmt: skip
         if self.breaks and r.random() < 0.12:
             self.emit(r.choice([f"print('p', {self.number(1)})", "print(len(STATE['log']))",
@@ -495,24 +501,31 @@ class Generator(random_statements.MoreStatements):
             self.statement()
         names = [*self.tensors, *self.ints, *self.lists, *self.dicts]
         self.emit(f"return {', '.join(names)}, thing")
-        body = "\n".join(["def program(x, y, n, items, table, thing):", *self.lines])
-        return PRELUDE + "\n" + body + "\n"
+        head = "def program(x, y, n, items, table, thing, scale, flag, word):"
+        return "\n".join([head, *self.lines]) + "\n"
 
 
-def _arguments(namespace: dict[str, Any], variant: int) -> tuple[Any, ...]:
-    x = torch.arange(6.0).reshape(2, 3) - variant
-    y = torch.full((2, 3), 1.5)
-    items, table = [1, torch.ones(2, 3)], {"a": 1, "b": 2}
-    return x, y, 3 + variant, items, table, namespace["Thing"](torch.ones(()))
+def _arguments(namespace: dict[str, Any], variant: int, needs_grad: bool) -> tuple[Any, ...]:
+    """Arguments of a call; tensors, their sizes, numbers and words change with the variant."""
+    rows = 4 if variant == 2 else 2
+    x = torch.arange(3.0 * rows).reshape(rows, 3) - variant
+    y = torch.full((rows, 3), 1.5, requires_grad=needs_grad)
+    items, table = [1, torch.ones(rows, 3)], {"a": 1, "b": 2}
+    thing = namespace["Thing"](torch.ones(()))
+    scale, flag, word = (1.5, 0.25, 3.0)[variant], variant != 1, "ab"[variant % 2]
+    return x, y, 3 + variant, items, table, thing, scale, flag, word
 
 
-def _run(call: Any, namespace: dict[str, Any], calls: list[int]) -> list[Any]:
+def _run(call: Any, namespace: dict[str, Any], calls: list[int], needs_grad: bool) -> list[Any]:
     namespace["STATE"].clear()
     namespace["STATE"].update(n=0, log=[])
+    namespace["COUNT"] = 0
+    random.seed(0)
+    torch.manual_seed(0)
     seen = []
     for variant in calls:
-        arguments = _arguments(namespace, variant)
-        printed, result, error = io.StringIO(), None, None
+        arguments = _arguments(namespace, variant, needs_grad)
+        printed, result, error, gradient = io.StringIO(), None, None, None
         with contextlib.redirect_stdout(printed):
             try:
                 result = call(*arguments)
@@ -521,11 +534,57 @@ def _run(call: Any, namespace: dict[str, Any], calls: list[int]) -> list[Any]:
                     raise
                 error = (type(raised).__name__, str(raised))
         gc.collect(0)  # what died in a cycle has its last word
+        if needs_grad and result is not None:
+            gradient = _gradient(result, arguments[1])
+        state = namespace["STATE"]
+        everything = (result, arguments, state)
         seen.append(
-            (result, error, printed.getvalue(), arguments, copy.deepcopy(namespace["STATE"]))
-        )
+            (error, result, printed.getvalue(), arguments, gradient, identities(everything),
+             copy.deepcopy({k: v for k, v in state.items() if k != "kept"}), namespace["COUNT"],
+             random.getstate()[1][:3], torch.random.get_rng_state().tolist()[:20])
+        )  # fmt: skip
         torch.set_grad_enabled(True)
     return seen
+
+
+_PARTS = ("error", "result", "printed", "arguments", "gradient", "identities", "state", "count",
+          "random state", "torch's random state")  # fmt: skip
+
+
+def _gradient(result: tuple[Any, ...], of: torch.Tensor) -> torch.Tensor | str | None:
+    found = [v for v in result if isinstance(v, torch.Tensor) and v.requires_grad]
+    if not found:
+        return None
+    try:
+        sum(v.sum() for v in found).backward()  # type: ignore[union-attr]
+    except RuntimeError as error:  # a tensor that the gradient needs was written to
+        return type(error).__name__
+    return of.grad
+
+
+def identities(value: Any) -> list[int]:
+    """Which of the tensors, containers and objects inside of `value` are one and the same: the
+    number that each place's object got when it was first met."""
+    numbers: dict[int, int] = {}
+    found: list[int] = []
+
+    def walk(item: Any) -> None:
+        if isinstance(item, tuple):
+            for part in item:
+                walk(part)
+            return
+        if not isinstance(item, (torch.Tensor, list, dict)) and not hasattr(item, "seen"):
+            return
+        known = id(item) in numbers
+        found.append(numbers.setdefault(id(item), len(numbers)))
+        if known or isinstance(item, torch.Tensor):
+            return
+        parts = item if isinstance(item, list) else item if isinstance(item, dict) else vars(item)
+        for part in parts.values() if isinstance(parts, dict) else parts:
+            walk(part)
+
+    walk(value)
+    return found
 
 
 def program_of(seed: int) -> str:
@@ -544,22 +603,21 @@ def check(seed: int) -> str | None:
 
 
 def _check(seed: int) -> str | None:
-    text = program_of(seed)
     namespace: dict[str, Any] = {}
-    exec(compile(text, f"<program {seed}>", "exec"), namespace)
-    calls = [0, 0, 1, 2, 0]
-    expected = _run(namespace["program"], namespace, calls)
+    exec(_PRELUDE_CODE, namespace)
+    exec(compile(program_of(seed), f"<program {seed}>", "exec"), namespace)
+    calls, needs_grad = [0, 0, 1, 2, 0], seed % 5 == 0
+    expected = _run(namespace["program"], namespace, calls, needs_grad)
     captured = optimize(namespace["program"], CountingBackend())
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="(?s).*Please report this.*")
         warnings.filterwarnings("ignore", message="(?s).*recompile limit.*")
         try:
-            got = _run(captured, namespace, calls)
+            got = _run(captured, namespace, calls, needs_grad)
         except Exception as error:
             return f"seed {seed}: {type(error).__name__}: {error}"
     for call, (wanted, seen) in enumerate(zip(expected, got, strict=True)):
-        for part, a, b in zip(("result", "error", "printed", "arguments", "state"), wanted, seen,
-                              strict=True):  # fmt: skip
+        for part, a, b in zip(_PARTS, wanted, seen, strict=True):
             if not same(a, b):
                 return f"seed {seed}, call {call}, {part}:\n  eager    {a}\n  captured {b}"
     return None
@@ -586,7 +644,7 @@ def main() -> int:
             failures += 1
             print(difference[:1500], flush=True)
             if options.show:
-                print(program_of(seed).replace(PRELUDE, ""), flush=True)
+                print(program_of(seed), flush=True)
     each = (time.perf_counter() - started) / max(done, 1)
     print(
         f"CPython {sys.version.split()[0]}, seeds {options.first} to {options.first + done - 1}: "

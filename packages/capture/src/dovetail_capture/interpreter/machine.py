@@ -352,7 +352,7 @@ class Interpreter:
     def fold(self, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
         """Run a pure function on known arguments."""
         if fn in SYMBOLIC_FUNCTIONS and any(isinstance(a, SymbolicNumber) for a in args):
-            if not kwargs and all(isinstance(a, (Constant, SymbolicNumber)) for a in args):
+            if not kwargs and all(operators.is_number(a) for a in args):
                 known = [a.value for a in args]  # type: ignore[attr-defined]
                 return self.constant(SYMBOLIC_FUNCTIONS[fn](*known))
         real_args = [self.as_python(arg) for arg in args]

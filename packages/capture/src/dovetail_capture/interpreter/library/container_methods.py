@@ -20,6 +20,7 @@ from dovetail_capture.interpreter.values.containers import (
     hash_key,
 )
 from dovetail_capture.interpreter.values.functions import IteratorValue
+from dovetail_capture.interpreter.values.objects import ObjectValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
@@ -221,7 +222,10 @@ def native_len(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def native_iter(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return vm.get_iter(vm.native(args[0]))
+    native = vm.native(args[0])
+    if native is args[0] and isinstance(native, ObjectValue):
+        raise GraphBreakSignal(f"iteration over {native.describe()}, made outside of the frame")
+    return vm.get_iter(native)
 
 
 def native_contains(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:

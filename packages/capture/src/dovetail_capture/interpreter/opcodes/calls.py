@@ -94,7 +94,7 @@ def _set_part(frame: Frame, fn: FunctionValue, flag: int, part: Any) -> None:
     elif flag == 4:
         fn.annotations = part
     elif flag == 8:
-        fn.closure = tuple(part.items)
+        fn.closure = tuple(vm.iterate(part))  # type: ignore[arg-type]
 
 
 def make_function(frame: Frame, inst: Instruction) -> None:

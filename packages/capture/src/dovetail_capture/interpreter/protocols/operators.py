@@ -97,11 +97,12 @@ def _fold(vm: Interpreter, fn: Callable[..., Any], *args: Any) -> Value:
     return from_python(vm, result)
 
 
-def _is_number(value: Value) -> bool:
-    """An int, float or bool, known or symbolic: arithmetic on it may stay symbolic."""
+def is_number(value: Value) -> bool:
+    """An int, float or bool, known or symbolic: arithmetic on it may stay symbolic. (Not one of a
+    subclass, an enum's member say, which symbols know nothing of.)"""
     cls = value.__class__
     if cls is Constant:
-        return isinstance(value.value, (int, float))  # type: ignore[attr-defined]
+        return type(value.value) in (int, float, bool)  # type: ignore[attr-defined]
     return isinstance(value, SymbolicNumber)
 
 
@@ -132,7 +133,7 @@ def binary(vm: Interpreter, symbol: str, left: Value, right: Value, inplace: boo
     if left_class is Constant and right_class is Constant:
         return _fold(vm, fn, left.value, right.value)  # type: ignore[attr-defined]
     if isinstance(left, SymbolicNumber) or isinstance(right, SymbolicNumber):
-        if _is_number(left) and _is_number(right):
+        if is_number(left) and is_number(right):
             return _fold(vm, fn, left.value, right.value)  # type: ignore[attr-defined]
         if left_class is not TensorValue and right_class is not TensorValue:
             return binary(vm, symbol, _concrete(left), _concrete(right), inplace)
@@ -269,8 +270,11 @@ def compare(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
     if left_class is ArrayValue or right_class is ArrayValue:
         return vm.arrays.compare(vm, symbol, left, right)  # type: ignore[no-any-return]
     if isinstance(left, SymbolicNumber) or isinstance(right, SymbolicNumber):
-        if _is_number(left) and _is_number(right):
+        if is_number(left) and is_number(right):
             return _fold(vm, fn, left.value, right.value)  # type: ignore[attr-defined]
+        other = right if isinstance(left, SymbolicNumber) else left
+        if isinstance(other, Constant) and isinstance(other.value, (int, float)):
+            return compare(vm, symbol, _concrete(left), _concrete(right))
     if left_class is TensorValue or right_class is TensorValue:
         other = right if left_class is TensorValue else left
         if isinstance(other, Constant) and not isinstance(other.value, (int, float, complex)):
@@ -362,6 +366,11 @@ def is_same(vm: Interpreter, left: Value, right: Value) -> bool:
     """`left is right`. Guards that pre-existing objects that differ go on to differ."""
     if left is right:
         return True
+    if isinstance(left, SymbolicNumber) or isinstance(right, SymbolicNumber):
+        # Ints that are equal count as one object; so do floats only if they come from one place.
+        if left.python_type() is not right.python_type() or left.python_type() is float:
+            return False
+        return truth(vm, compare(vm, "==", left, right))
     both_fixed = isinstance(left, Constant) and isinstance(right, Constant)
     if not both_fixed and left.python_type() is right.python_type():
         vm.session.distinct(left.source, right.source)
