@@ -99,6 +99,16 @@ def test_gradients() -> None:
     assert all(a.meta["val"].stride()[1] == 1 for a in node.args[:3])
 
 
+def test_the_gradient_of_a_weight_of_one_pixel() -> None:
+    def fn(x: Tensor, w: Tensor, one: Tensor, d: Tensor) -> tuple[Tensor, ...]:
+        y = F.conv2d(x, w, None, 1, 1)
+        return aten.convolution_backward(
+            d, y, one, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, True, False]
+        )[1:2]
+
+    relaid(fn, (X, W, ONE, torch.randn(2, 8, 9, 10)))
+
+
 def test_random_numbers_are_drawn_in_the_former_order() -> None:
     def fn(x: Tensor, w: Tensor) -> Tensor:
         y = F.conv2d(x, w, padding=1)

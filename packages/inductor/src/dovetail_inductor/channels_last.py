@@ -16,7 +16,12 @@ from typing import Any
 
 import torch
 from dovetail_prims.fake_tensor import FakeTensor, propagate
-from dovetail_prims.shape_rules.layout import dense_order, is_channels_last, same_strides
+from dovetail_prims.shape_rules.layout import (
+    dense_order,
+    is_channels_last,
+    is_contiguous,
+    same_strides,
+)
 from torch.fx import Graph, GraphModule, Node
 
 from dovetail_inductor.loop_ir.sizes import hint_of
@@ -214,6 +219,8 @@ class _Relayout:
             order = dense_order(before._sizes, before._strides)
             if order is None:
                 raise _CannotRestore
+            if is_contiguous(before._sizes, before._strides):
+                order = list(range(len(order)))  # also where dimensions of size 1 are
             turned = self._call(aten.permute.default, self.copied[node], order)
             dense = self._call(aten.clone.default, turned, memory_format=torch.contiguous_format)
             back = [order.index(d) for d in range(len(order))]
