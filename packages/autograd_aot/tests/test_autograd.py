@@ -245,18 +245,63 @@ def test_attributes_become_inputs_where_needed():
     torch.testing.assert_close(holder.weight.grad, x)
 
 
-def test_overlapping_inputs_are_refused_when_written():
-    a = torch.randn(6)
-    with pytest.raises(TraceError, match="shares memory with input"):
-        compiled(lambda a, b: (a.add_(1) + b.view(6),), a, a.view(2, 3))
+def test_a_write_to_an_input_is_seen_in_one_that_overlaps():
+    def fn(a, b):
+        a.add_(1)
+        return (a[:4] * b,)
+
+    whole = torch.arange(6.0)
+    run = compiled(fn, whole[:4], whole[2:])
+    # Overlapping in this way and in that, apart, the very same: the graph is made for each.
+    for first, second in ((slice(0, 4), slice(2, 6)), (slice(1, 5), slice(0, 4)),
+                          (slice(0, 4), slice(0, 4))):  # fmt: skip
+        ours, theirs = torch.arange(6.0), torch.arange(6.0)
+        (got,) = run(ours[first], ours[second])
+        (expected,) = fn(theirs[first], theirs[second])
+        assert torch.equal(got, expected) and torch.equal(ours, theirs)
+    a, b = torch.arange(4.0), torch.arange(4.0)
+    assert torch.equal(run(a, b)[0], (torch.arange(4.0) + 1) * torch.arange(4.0))
+    assert torch.equal(a, torch.arange(4.0) + 1) and torch.equal(b, torch.arange(4.0))
+
+
+def test_as_strided_of_an_input_begins_where_the_input_does():
+    run = compiled(
+        lambda a: (a.as_strided((2,), (1,)), a.as_strided((2,), (1,), 1)), torch.randn(4)
+    )
+    whole = torch.randn(10)
+    own, absolute = run(whole[4:8])
+    assert torch.equal(own, whole[4:6]) and torch.equal(absolute, whole[1:3])
+
+
+def test_writes_through_data_are_not_counted():
+    a = torch.randn(3)
+    compiled(lambda a: (a.data.add_(1),), a)(a)
+    assert a._version == 0
+
+
+def test_what_eagers_backward_raises_is_raised_in_the_backward():
+    def fn(a):
+        b = a * 1
+        c = b * b
+        b.add_(1)
+        return (c,)
+
+    a = torch.ones(3, requires_grad=True)
+    (out,) = compiled(fn, a)(a)
+    assert out.tolist() == [1, 1, 1] and out.requires_grad
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
 
 
 @pytest.mark.parametrize(
     "fn, match",
     [
-        (lambda a: (a.resize_(2),), "in place"),
+        (lambda a: (a.resize_(5),), "more elements"),
+        (lambda a: ((a * 2).resize_(5),), "more elements"),
+        (lambda a: (a.set_(a * 2),), "of an input"),
         (lambda a: (a.expand(2, 3).add_(1),), "single memory location"),
-        (lambda a: (a.t_(),), "in place"),
+        (lambda a: (a.unfold(0, 2, 1).zero_(),), "overlapping windows"),
+        (lambda a: (a.view(torch.int32).as_strided((1,), (1,)),), "another dtype"),
         (lambda a: (torch.rand(3, generator=torch.Generator()),), "generator"),
     ],
 )

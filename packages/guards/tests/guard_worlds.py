@@ -31,7 +31,7 @@ class Other(Plain):
 class Record:
     """Members of `__slots__` and, in its base, none."""
 
-    __slots__ = ("a", "b", "weight", "__weakref__")
+    __slots__ = ("__weakref__", "a", "b", "weight")
 
 
 SLOTS = {name: Record.__dict__[name] for name in ("a", "b", "weight")}

@@ -7,6 +7,7 @@ closures specialised when compiling, so that a plain signature costs nothing per
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,8 @@ from torch.fx import GraphModule
 
 from dovetail_autograd_aot.double_backward import DoubleBackward
 from dovetail_autograd_aot.epilogue import make_epilogue
-from dovetail_autograd_aot.graphs import JointGraph, PartitionedGraph
+from dovetail_autograd_aot.graphs import JointGraph, PartitionedGraph, Signature
+from dovetail_autograd_aot.inputs import base_of, places
 from dovetail_autograd_aot.joint import Decompositions, trace_joint
 from dovetail_autograd_aot.partition import Partitioner, min_cut_partition
 from dovetail_autograd_aot.tangents import Tangents
@@ -55,6 +57,45 @@ def aot_compile(
     the first backward, unless `compile_backward_now`. Grad mode is that of this call.
     `function_mode` is as for `trace_joint`.
     """
+    compile_parts = functools.partial(
+        _compile,
+        gm,
+        forward_compiler=forward_compiler,
+        backward_compiler=backward_compiler or forward_compiler,
+        decompositions=decompositions,
+        partition=partition,
+        compile_backward_now=compile_backward_now,
+        function_mode=function_mode,
+    )
+    joint, run = compile_parts(example_inputs)
+    if not joint.storages:
+        return run
+    # What the graph knows of how inputs lie in storages is not guarded: one graph for each way.
+    storages = joint.storages
+    variants = {places(storages, example_inputs): run}
+
+    def run_as_placed(*inputs: Any) -> tuple[Any, ...]:
+        key = places(storages, inputs)
+        chosen = variants.get(key)
+        if chosen is None:
+            _, chosen = compile_parts(inputs)
+            variants[key] = chosen
+        return chosen(*inputs)
+
+    return run_as_placed
+
+
+def _compile(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    forward_compiler: Compiler,
+    backward_compiler: Compiler,
+    decompositions: Decompositions | None,
+    partition: Partitioner,
+    compile_backward_now: bool,
+    function_mode: Callable[[], Any] | None,
+) -> tuple[JointGraph, Callable[..., tuple[Any, ...]]]:
     joint = trace_joint(
         gm, example_inputs, decompositions=decompositions, function_mode=function_mode
     )
@@ -67,17 +108,28 @@ def aot_compile(
             isinstance(v, Tensor) and v.requires_grad
             for v in (*example_inputs, *joint.constants_lifted)
         )
-        return _inference(joint, parts, forward, shield)
+        return joint, _inference(joint, parts, forward, shield)
     ends = (*_sizes_of(parts.forward), *_sizes_of(parts.backward))
     symbolic = any(isinstance(v, (torch.SymInt, torch.SymFloat)) for v in ends)
-    lazy = _LazyBackward(
-        parts, backward_compiler or forward_compiler, 0 if symbolic else MAX_VARIANTS
-    )
+    lazy = _LazyBackward(parts, backward_compiler, 0 if symbolic else MAX_VARIANTS)
     if compile_backward_now or symbolic:
         # What the backward's compiler assumes of symbolic sizes must be known to the guards,
         # which are made when this function returns. (So nothing is compiled later.)
         lazy.variant(0)
-    return _training(gm, joint, parts, forward, lazy)
+    return joint, _training(gm, joint, parts, forward, lazy)
+
+
+def _extension(joint: JointGraph) -> Callable[[tuple[Any, ...]], tuple[Any, ...]] | None:
+    """Adds to the inputs what the functional graph takes besides: lifted attributes, storages."""
+    lifted, storages = joint.constants_lifted, joint.storages
+    if not lifted and not storages:
+        return None
+
+    def extend(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        inputs = (*inputs, *lifted)
+        return (*inputs, *[base_of(shared, inputs) for shared in storages])
+
+    return extend
 
 
 def _sizes_of(gm: GraphModule) -> list[Any]:
@@ -141,17 +193,24 @@ def _inference(
 ) -> Callable[..., tuple[Any, ...]]:
     """Nothing to differentiate: the compiled forward, and what has to be done after it."""
     signature = parts.signature
-    lifted = joint.constants_lifted
+    extend = _extension(joint)
+    run = _run_forward(signature, forward, shield)
+    if extend is None:
+        return run
+    return lambda *inputs: run(*extend(inputs))
+
+
+def _run_forward(
+    signature: Signature, forward: Compiled, shield: bool
+) -> Callable[..., tuple[Any, ...]]:
     epilogue = make_epilogue(signature)
     no_autocast = torch._C._is_any_autocast_enabled()
 
-    def run(*inputs: Any) -> Sequence[Any]:
-        if no_autocast:
-            with torch._C._DisableAutocast():
-                return forward(*inputs, *lifted)
-        return forward(*inputs, *lifted)
+    def without_autocast(*inputs: Any) -> Sequence[Any]:
+        with torch._C._DisableAutocast():
+            return forward(*inputs)
 
-    target = run if (lifted or no_autocast) else forward
+    target = without_autocast if no_autocast else forward
     if not shield:
         if epilogue is None:
 
@@ -161,16 +220,16 @@ def _inference(
             return plain
 
         def with_epilogue(*inputs: Any) -> tuple[Any, ...]:
-            return epilogue((*inputs, *lifted), target(*inputs))
+            return epilogue(inputs, target(*inputs))
 
         return with_epilogue
 
     if signature.differentiable:
-        apply = _without_gradients(target, signature.differentiable).apply
+        apply = _without_gradients(target, signature).apply
 
         def recorded(*inputs: Any) -> tuple[Any, ...]:
             results = apply(*inputs)
-            return results if epilogue is None else epilogue((*inputs, *lifted), results)
+            return results if epilogue is None else epilogue(inputs, results)
 
         return recorded
 
@@ -186,15 +245,15 @@ def _inference(
             set_grad(before)
         if epilogue is None:
             return tuple(results)
-        return epilogue((*inputs, *lifted), results)
+        return epilogue(inputs, results)
 
     return shielded
 
 
-def _without_gradients(
-    target: Compiled, differentiable: tuple[int, ...]
-) -> type[torch.autograd.Function]:
-    """For results that require grad in eager though no input gets a gradient (the 0-norm's)."""
+def _without_gradients(target: Compiled, signature: Signature) -> type[torch.autograd.Function]:
+    """For results that require grad in eager though no input gets a gradient (the 0-norm's), or
+    none can be computed."""
+    differentiable = signature.differentiable
 
     class CompiledFunction(torch.autograd.Function):
         """A compiled forward; its backward reaches nothing."""
@@ -216,6 +275,8 @@ def _without_gradients(
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> tuple[None, ...]:
+            if signature.backward_error is not None:
+                raise RuntimeError(signature.backward_error)
             return (None,) * int(ctx.count)
 
     return CompiledFunction
@@ -232,7 +293,7 @@ def _training(
     lazy: _LazyBackward,
 ) -> Callable[..., tuple[Any, ...]]:
     signature = parts.signature
-    lifted = joint.constants_lifted
+    extend = _extension(joint)
     epilogue = make_epilogue(signature)
     function = make_autograd_function(parts, forward, lazy.variant, DoubleBackward(gm, joint))
     apply = function.apply
@@ -241,8 +302,8 @@ def _training(
         apply = torch.enable_grad()(apply)
 
     def run(*inputs: Any) -> tuple[Any, ...]:
-        if lifted:
-            inputs = (*inputs, *lifted)
+        if extend is not None:
+            inputs = extend(inputs)
         results = apply(*inputs)
         return results if epilogue is None else epilogue(inputs, results)
 

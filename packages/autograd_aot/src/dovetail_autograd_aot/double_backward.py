@@ -39,7 +39,7 @@ class DoubleBackward:
     def __init__(self, gm: GraphModule, joint: JointGraph) -> None:
         self.gm = gm
         self.signature = joint.signature
-        self.num_lifted = len(joint.constants_lifted)
+        self.num_extra = len(joint.constants_lifted) + len(joint.storages)
         random = [n for n in joint.gm.graph.nodes if draws_random_numbers(n)]
         devices = {d for n in random for d in _devices(n)}
         self.random = any(d.type == "cpu" for d in devices)
@@ -83,7 +83,7 @@ class DoubleBackward:
         # Gradients are asked for aliases with a place of their own in autograd's graph, connected
         # to the real inputs. (Lifted attributes the graph reads itself: they stand for themselves.)
         inputs = replay.inputs
-        own = len(inputs) - self.num_lifted
+        own = len(inputs) - self.num_extra
         sources = [_alias(v) if i < own else v for i, v in enumerate(inputs)]
         aliases = [v.clone() if i in self.mutated and i < own else v for i, v in enumerate(sources)]
         with ExitStack() as stack:
@@ -115,7 +115,7 @@ class DoubleBackward:
 
     def _forward(self, aliases: list[Any]) -> list[Any]:
         """The captured graph's outputs."""
-        count = len(aliases) - self.num_lifted
+        count = len(aliases) - self.num_extra
         outputs = Interpreter(self.gm).run(*aliases[:count])
         return list(outputs)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dovetail_autograd_aot.graphs import (
     OutputInfo,
@@ -15,6 +16,8 @@ from dovetail_autograd_aot.graphs import (
     ViewStep,
 )
 
+aten = torch.ops.aten
+
 Epilogue = Callable[[Sequence[Any], Sequence[Any]], tuple[Any, ...]]
 _Maker = Callable[[Sequence[Any], Sequence[Any], list[Any]], Any]
 
@@ -23,6 +26,8 @@ def make_epilogue(signature: Signature) -> Epilogue | None:
     """(inputs, forward outputs) -> user outputs; None if the forward outputs are just those."""
     if (
         not signature.mutated
+        and not signature.reshaped
+        and not signature.bumped
         and not signature.hidden
         and not signature.sizes
         and all(_is_plain(o) for o in signature.outputs)
@@ -37,17 +42,23 @@ def make_epilogue(signature: Signature) -> Epilogue | None:
         if write_back is not None:
             write_back(inputs, results)
         if plain:
-            return tuple(results[:fresh])
-        outputs: list[Any] = []
-        for make in makers:
-            outputs.append(make(inputs, results, outputs))
+            outputs: Sequence[Any] = results[:fresh]
+        else:
+            outputs = []
+            for make in makers:
+                outputs.append(make(inputs, results, outputs))
+        for reshaped in signature.reshaped:
+            for step, grad_mode in zip(reshaped.steps, reshaped.grad_mode, strict=True):
+                with torch.set_grad_enabled(grad_mode):
+                    step.op(inputs[reshaped.index], *step.args, **dict(step.kwargs))
         return tuple(outputs)
 
     return epilogue
 
 
 def _is_plain(info: OutputInfo) -> bool:
-    return info.kind is OutputKind.FRESH and not (info.requires_grad and info.is_leaf)
+    leaf = info.requires_grad and info.is_leaf
+    return info.kind is OutputKind.FRESH and not leaf and info.memory is None
 
 
 def _make_write_back(
@@ -58,12 +69,14 @@ def _make_write_back(
     start = signature.num_fresh
     data = [(m.index, start + i) for i, m in enumerate(signature.mutated) if m.data_only]
     graded = [(m.index, start + i) for i, m in enumerate(signature.mutated) if not m.data_only]
-    if not signature.mutated:
+    silent = [m.index for m in signature.mutated if m.silent]
+    if not signature.mutated and not signature.bumped:
         return None
     targets = [index for index, _ in data]
     sources = [result for _, result in data]
 
     def write_back(inputs: Sequence[Any], results: Sequence[Any]) -> None:
+        versions = tuple(inputs[index]._version for index in silent)
         if targets:
             with torch.no_grad():
                 if len(targets) == 1:
@@ -74,6 +87,11 @@ def _make_write_back(
                     )
         for index, result in graded:
             inputs[index].copy_(results[result])
+        if silent:
+            kept = tuple(inputs[i] for i in silent)
+            torch._C._autograd._unsafe_set_version_counter(kept, versions)
+        for index in signature.bumped:
+            torch.autograd.graph.increment_version(inputs[index])
 
     return write_back
 
@@ -90,11 +108,14 @@ def _maker(info: OutputInfo, signature: Signature) -> _Maker:
     if info.kind is OutputKind.DUPLICATE:
         return lambda inputs, results, outputs: outputs[base]
     if info.kind is OutputKind.FRESH:
+        if info.memory is not None:
+            return _in_memory(info, signature)
         if info.requires_grad and info.is_leaf:
             return lambda inputs, results, outputs: results[base].detach().requires_grad_()
         return lambda inputs, results, outputs: results[base]
     view = make_view(info.view, signature)
     from_input = info.kind is OutputKind.VIEW_OF_INPUT
+    cut = info.cut
     tracked = info.requires_grad and not info.is_leaf
     leaf = info.requires_grad and info.is_leaf
 
@@ -105,15 +126,66 @@ def _maker(info: OutputInfo, signature: Signature) -> _Maker:
         elif not info.view:
             tensor = tensor.view_as(tensor)
         tensor = view(tensor, results)
+        if cut:
+            return _Cut.apply(tensor)
         return tensor.requires_grad_() if leaf else tensor
 
     return regenerate
+
+
+def _in_memory(info: OutputInfo, signature: Signature) -> _Maker:
+    """An output whose gradient is its own, but not its memory."""
+    assert info.memory is not None
+    primal, output = info.memory
+    number = primal if primal is not None else output
+    assert number is not None and info.base is not None
+    own = info.base
+    view = make_view(info.view, signature)
+
+    def maker(inputs: Sequence[Any], results: Sequence[Any], outputs: list[Any]) -> Any:
+        made = results[own]
+        if info.is_leaf:
+            made = made.detach().requires_grad_()
+        base = (results if primal is None else inputs)[number]
+        made.data = view(base.detach(), results)
+        return made
+
+    return maker
+
+
+class _Cut(torch.autograd.Function):
+    """A view that requires grad, and through which no gradient flows: as eager makes of a view
+    that was taken under no_grad."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> None:
+        return None
+
+
+def _real_parts(steps: tuple[ViewStep, ...]) -> tuple[ViewStep, ...]:
+    """Real and imaginary parts as operators of their own: what they are made of does not take a
+    lazy conjugate."""
+    found: list[ViewStep] = []
+    for step in steps:
+        last = found[-1] if found else None
+        if last is not None and last.op is aten.view_as_real.default:
+            if step.op is aten.select.int and any(s.op is aten._conj.default for s in found):
+                part = aten.imag.default if step.args[1] else aten.real.default
+                found[-1] = ViewStep(part, ())
+                continue
+        found.append(step)
+    return tuple(found)
 
 
 def make_view(
     steps: tuple[ViewStep, ...], signature: Signature
 ) -> Callable[[Any, Sequence[Any]], Any]:
     """The function that applies view steps to a tensor, given the forward outputs for sizes."""
+    steps = _real_parts(steps)
     first_size = signature.num_forward_outputs - signature.sizes
 
     def number(value: Any, results: Sequence[Any]) -> Any:

@@ -55,7 +55,9 @@ class OutputInfo:
     `base` is, for VIEW_OF_INPUT and INPUT, the index of a primal; for FRESH and VIEW_OF_OUTPUT the
     index of a forward output; for DUPLICATE that of a user output. `view` leads from the base to
     the output. `value` is a constant's value. `is_leaf` is for outputs that require grad: a leaf
-    has no grad_fn.
+    has no grad_fn. `cut`: no gradient flows through the view. `memory` is for a FRESH output
+    with a gradient of its own that lies in the memory of another tensor, where `view` leads to it:
+    that of a primal or a forward output (one of the two is None).
     """
 
     kind: OutputKind
@@ -64,15 +66,37 @@ class OutputInfo:
     view: tuple[ViewStep, ...] = ()
     value: object = None
     is_leaf: bool = False
+    cut: bool = False
+    memory: tuple[int | None, int | None] | None = None
 
 
 @dataclass(frozen=True)
 class MutatedInput:
     """Input `index` gets a new value; `data_only` when the write happens under no_grad or the
-    input does not require grad (a plain `copy_` outside autograd)."""
+    input does not require grad (a plain `copy_` outside autograd); `silent` when its version
+    counter does not tell (a write through `.data`, batch norm's statistics)."""
 
     index: int
     data_only: bool
+    silent: bool = False
+
+
+@dataclass(frozen=True)
+class ReshapedInput:
+    """Input `index` becomes, in place, another view of itself (`t_`, `squeeze_`, `detach_` ...):
+    these operators are to be run on it after everything else, each with or without grad mode."""
+
+    index: int
+    steps: tuple[ViewStep, ...]
+    grad_mode: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class SharedStorage:
+    """A storage of `size` elements, in which the inputs `members` lie, that is an input itself."""
+
+    members: tuple[int, ...]
+    size: int
 
 
 @dataclass(frozen=True)
@@ -80,7 +104,9 @@ class Signature:
     """The calling convention of a joint graph and of the pieces cut from it.
 
     `differentiable` are the indices of the forward outputs that carry gradients, in the order of
-    the tangents. `hidden` and `sizes` count the forward outputs of those kinds.
+    the tangents. `hidden` and `sizes` count the forward outputs of those kinds. `backward_error`
+    is what eager's backward would raise: then there is none. `bumped` are inputs that are not
+    mutated, but whose version counters tell of a write.
     """
 
     num_primals: int
@@ -90,6 +116,9 @@ class Signature:
     differentiable: tuple[int, ...] = ()
     hidden: int = 0
     sizes: int = 0
+    reshaped: tuple[ReshapedInput, ...] = ()
+    backward_error: str | None = None
+    bumped: tuple[int, ...] = ()
 
     @property
     def needs_backward(self) -> bool:
@@ -111,12 +140,14 @@ class Signature:
 class JointGraph:
     """A functional ATEN/CORE_ATEN graph of forward and backward together.
 
-    `constants_lifted` are tensors the captured graph held as attributes, appended to its inputs.
+    `constants_lifted` are tensors the captured graph held as attributes, appended to its inputs;
+    after them come the `storages`.
     """
 
     gm: GraphModule
     signature: Signature
     constants_lifted: tuple[torch.Tensor, ...] = ()
+    storages: tuple[SharedStorage, ...] = ()
 
     def as_text(self) -> str:
         """The signature, then the graph as Python text."""

@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from dovetail_guards.shape_env import ShapeEnv
 from dovetail_prims.data_sizes import data_symbols
 from dovetail_prims.fake_tensor import FakeTensor, make
 from torch import Tensor
@@ -22,11 +21,38 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from dovetail_autograd_aot.attention import AttentionMode
 from dovetail_autograd_aot.fast_graph import FastGraph
-from dovetail_autograd_aot.graphs import JointGraph, MutatedInput, Signature
+from dovetail_autograd_aot.graphs import (
+    JointGraph,
+    MutatedInput,
+    ReshapedInput,
+    SharedStorage,
+    Signature,
+    ViewStep,
+)
+from dovetail_autograd_aot.inputs import (
+    NonLeaf,
+    base_of,
+    memory_overlaps,
+    place_in,
+    refuse_graded_relatives,
+    refuse_inner_overlap,
+    shared_storage,
+    snapshot,
+    storage_key,
+    symbolic_values,
+    symbols_of,
+)
 from dovetail_autograd_aot.op_info import draws_random_numbers
-from dovetail_autograd_aot.outputs import Classified, classify_outputs, storage_order_strides
+from dovetail_autograd_aot.outputs import (
+    Classified,
+    Inputs,
+    classify_outputs,
+    grad_flags,
+    storage_order_strides,
+)
 from dovetail_autograd_aot.storage import (
     ConstantWrittenError,
+    StorageNeededError,
     TracedStorage,
     TraceError,
     read,
@@ -55,9 +81,10 @@ def trace_joint(
     if function_mode is None:
         function_mode = AttentionMode
     lifted = _attributes_to_lift(gm)
+    by_storage: list[int] = []
     while True:
         try:
-            return _Joint(gm, list(example_inputs), lifted, decompositions or {}).trace(
+            return _Joint(gm, list(example_inputs), lifted, by_storage, decompositions or {}).trace(
                 function_mode
             )
         except ConstantWrittenError as error:
@@ -65,6 +92,9 @@ def trace_joint(
             if not error.name or error.name in lifted:
                 raise TraceError("a constant made inside the graph is written to") from error
             lifted = [*lifted, error.name]
+        except StorageNeededError as error:
+            # Restart with the storage of an input as an input.
+            by_storage = [*by_storage, error.primal]
 
 
 def _attributes_to_lift(gm: GraphModule) -> list[str]:
@@ -93,18 +123,33 @@ class _Joint:
     """One trace."""
 
     def __init__(
-        self, gm: GraphModule, inputs: list[Any], lifted: list[str], decompositions: Decompositions
+        self,
+        gm: GraphModule,
+        inputs: list[Any],
+        lifted: list[str],
+        by_storage: list[int],
+        decompositions: Decompositions,
     ) -> None:
         self.gm = gm
         self.lifted = {name: _attribute(gm, name) for name in lifted}
         self.examples = inputs + list(self.lifted.values())
+        self.num_examples = len(self.examples)
+        self.storages = self._shared(by_storage)
+        self.chains: dict[int, tuple[ViewStep, ...]] = {}  # of inputs that are views of storages
+        self.base_of = {  # the input that is its storage, by input
+            member: self.num_examples + i
+            for i, shared in enumerate(self.storages)
+            for member in shared.members
+        }
+        self.examples += [base_of(shared, self.examples) for shared in self.storages]
         self.graph = FastGraph()
-        self.tracer = Tracer(self.graph, decompositions, _symbols_of(gm))
+        self.tracer = Tracer(self.graph, decompositions, symbols_of(gm))
         self.primals: list[Any] = []  # what the captured graph is run on
         self.leaves: list[FakeTensor | None] = []  # what gradients are asked for
         self.placeholders: list[Node] = []
-        self.mates: dict[int, list[int]] | None = None  # inputs by storage
         self.grad_fns: list[Any] = []  # of the primals, before the graph runs
+        self.backward_error: str | None = None
+        self.versions: dict[int, int] = {}  # of the primals, before the graph runs
 
     def trace(self, function_mode: Callable[[], Any] | None) -> JointGraph:
         grad_mode = torch.is_grad_enabled()
@@ -121,7 +166,15 @@ class _Joint:
             self.tracer.stack_trace = None
             with torch.no_grad():
                 mutated = self._mutated()
-                result = classify_outputs(self.tracer, outputs, self.primals, mutated)
+                inputs = Inputs(
+                    self.primals,
+                    self.chains,
+                    {
+                        self.num_examples + i: shared.members
+                        for i, shared in enumerate(self.storages)
+                    },
+                )
+                result = classify_outputs(self.tracer, outputs, inputs, mutated)
             gradients = self._backward(result)
         return self._finish(result, mutated, gradients)
 
@@ -130,25 +183,36 @@ class _Joint:
     def _make_primals(self) -> None:
         names = [n.target for n in self.gm.graph.nodes if n.op == "placeholder"]
         names += [name.replace(".", "_") for name in self.lifted]
+        names += [f"storage_{i}" for i in range(len(self.storages))]
         if len(names) != len(self.examples):
             raise TraceError(
                 f"the graph has {len(names)} inputs, but {len(self.examples)} examples were given"
             )
         # Placeholders first, then the nodes that read their sizes.
-        symbols = _symbolic_values(self.gm)
+        symbols = symbolic_values(self.gm)
         for position, name in enumerate(names):
             node = self.graph.placeholder(str(name))
             symbolic = symbols.get(position)
             if isinstance(self.examples[position], Tensor):
                 source = self.examples[position] if symbolic is None else symbolic
-                node.meta["val"] = _snapshot(source)
+                node.meta["val"] = snapshot(source)
             else:
                 if symbolic is not None:
                     self.examples[position] = symbolic
                 node.meta["val"] = self.examples[position]
             self.placeholders.append(node)
         seen: dict[int, int] = {}
+        bases: dict[int, TracedStorage] = {}
+        for index in range(self.num_examples, len(names)):
+            bases[index] = TracedStorage(self.placeholders[index], primal=index, shared=True)
+            self.placeholders[index].meta["whole_storage"] = True
+            wrap(self.placeholders[index], bases[index])
         for index, (node, example) in enumerate(zip(self.placeholders, self.examples, strict=True)):
+            if index in bases:
+                self.primals.append(bases[index].root)
+                self.leaves.append(bases[index].root)
+                self.grad_fns.append(None)
+                continue
             if not isinstance(example, Tensor):
                 if isinstance(example, (torch.SymInt, torch.SymFloat, torch.SymBool)):
                     self.tracer.sizes.bind(example, node)
@@ -163,23 +227,34 @@ class _Joint:
                 self.grad_fns.append(None)
                 continue
             seen[id(example)] = index
-            self._make_primal(index, node, example)
+            base = self.base_of.get(index)
+            self._make_primal(index, node, example, None if base is None else bases[base])
 
-    def _make_primal(self, index: int, node: Node, example: Tensor) -> None:
-        storage = TracedStorage(node, primal=index)
-        leaf = wrap(node, storage)
+    def _make_primal(
+        self, index: int, node: Node, example: Tensor, shared: TracedStorage | None
+    ) -> None:
+        if shared is None:
+            storage = TracedStorage(node, primal=index)
+        else:
+            storage = shared
+            self.chains[index] = (place_in(example),)
+            node = self.tracer.apply_view(self.chains[index][0], shared.node)
+        leaf = wrap(node, storage, self.chains.get(index, ()))
         primal = leaf
         if example.requires_grad:
             leaf.requires_grad_()
             if not example.is_leaf:
                 with torch.enable_grad():
-                    primal = _NonLeaf.apply(leaf, node, storage)
-                storage.root = primal
+                    primal = NonLeaf.apply(leaf, node, storage, self.chains.get(index, ()))
+                if shared is None:
+                    storage.root = primal
         if isinstance(example, torch.nn.Parameter):
             leaf._is_param = True
         self.primals.append(primal)
+        self.tracer.inputs.add(id(primal))
         self.leaves.append(leaf)
         self.grad_fns.append(primal.grad_fn)
+        self.versions[index] = primal._version
 
     # --- forward ----------------------------------------------------------------------------------
 
@@ -232,38 +307,79 @@ class _Joint:
 
     # --- mutated inputs ---------------------------------------------------------------------------
 
+    def _shared(self, by_storage: list[int]) -> list[SharedStorage]:
+        found: dict[int, SharedStorage] = {}
+        for index in by_storage:
+            key = storage_key(self.examples[index])
+            members = [i for i, e in enumerate(self.examples) if _in_storage(e, key)]
+            # The one that asked comes first: its version counter is bumped by writes.
+            members.sort(key=lambda i: i != index)
+            found.setdefault(key, shared_storage(members, self.examples))
+        return list(found.values())
+
     def _mutated(self) -> list[MutatedInput]:
         mutated = []
         for index, primal in enumerate(self.primals):
             leaf = self.leaves[index]
             if leaf is None:
                 continue
-            if track_of(primal).storage.version == 0:
+            storage = track_of(primal).storage
+            if storage.version == 0:
                 continue
-            self._refuse_overlap(index)
             # Autograd saw the write if it moved the input to another place in its graph.
-            changed = primal.grad_fn is not self.grad_fns[index]
-            mutated.append(MutatedInput(index, data_only=not changed))
+            graded = primal.grad_fn is not self.grad_fns[index]
+            if storage.primal == index:
+                refuse_inner_overlap(self.examples[index], index)
+                if not storage.shared:
+                    self._need_storage_if_overlapped(index)
+                else:
+                    for i in self.storages[index - self.num_examples].members:
+                        refuse_inner_overlap(self.examples[i], i)
+                silent = not graded and not self._tells(index)
+                mutated.append(MutatedInput(index, data_only=not graded, silent=silent))
+            elif graded:
+                members = self.storages[self.base_of[index] - self.num_examples].members
+                others = [self.examples[i] for i in members]
+                refuse_graded_relatives(self.examples[index], others, index)
+                mutated.append(MutatedInput(index, data_only=False))
+            if graded and id(primal) in self.tracer.reshaped:
+                raise TraceError(
+                    f"input {index} requires grad, is written to and changes its shape in place"
+                )
         return mutated
 
-    def _refuse_overlap(self, index: int) -> None:
+    def _need_storage_if_overlapped(self, index: int) -> None:
         example = self.examples[index]
-        for other_index in self._storage_mates(index):
-            other = self.examples[other_index]
-            if other is not example and _memory_overlaps(example, other):
-                raise TraceError(
-                    f"input {index} is written to and shares memory with input {other_index}: "
-                    "pass one of them, and take the view inside the compiled function"
-                )
+        key = storage_key(example)
+        for other in self.examples:
+            if other is example or not _in_storage(other, key):
+                continue
+            if memory_overlaps(example, other):
+                raise StorageNeededError(index)
 
-    def _storage_mates(self, index: int) -> list[int]:
-        """The inputs with the same storage."""
-        if self.mates is None:
-            self.mates = {}
-            for i, example in enumerate(self.examples):
-                if isinstance(example, Tensor):
-                    self.mates.setdefault(_storage_key(example), []).append(i)
-        return self.mates[_storage_key(self.examples[index])]
+    def _reshaped(self) -> tuple[ReshapedInput, ...]:
+        """The inputs that became other views of themselves."""
+        found = []
+        for index, primal in enumerate(self.primals):
+            if self.leaves[index] is None:
+                continue
+            steps = list(self.tracer.reshaped.get(id(primal), ()))
+            example = self.examples[index]
+            if example.requires_grad and not grad_flags(primal)[0]:
+                steps.insert(0, (ViewStep(aten.detach_.default, ()), True))
+            elif steps and example.requires_grad and example.is_leaf:
+                raise TraceError(f"input {index} is a leaf that requires grad and is reshaped")
+            if steps:
+                found.append(ReshapedInput(index, *zip(*steps, strict=True)))
+        return tuple(found)
+
+    def _tells(self, index: int) -> bool:
+        """Whether an input's version counter tells of a write."""
+        return index in self.versions and self.primals[index]._version != self.versions[index]
+
+    def _bumped(self, mutated: list[MutatedInput]) -> tuple[int, ...]:
+        written = {m.index for m in mutated}
+        return tuple(i for i in self.versions if i not in written and self._tells(i))
 
     # --- backward ---------------------------------------------------------------------------------
 
@@ -281,15 +397,25 @@ class _Joint:
         wanted = [leaf for leaf in leaves if leaf is not None]
         self.tracer.in_backward = True
         with self.tracer, torch._C._DisableAutocast():
-            gradients = torch.autograd.graph._engine_run_backward(
-                tuple(result.roots),
-                tuple(tangents),
-                False,
-                False,
-                tuple(wanted),
-                allow_unreachable=True,
-                accumulate_grad=False,
-            )
+            try:
+                gradients = torch.autograd.graph._engine_run_backward(
+                    tuple(result.roots),
+                    tuple(tangents),
+                    False,
+                    False,
+                    tuple(wanted),
+                    allow_unreachable=True,
+                    accumulate_grad=False,
+                )
+            except RuntimeError as error:
+                # Eager tells it in the backward, if there is one.
+                if not any(text in str(error) for text in _ERRORS_OF_BACKWARDS):
+                    raise
+                self.backward_error = str(error)
+                for node in reversed(self.graph.nodes):
+                    if node.op == "placeholder" and node not in self.placeholders:
+                        self.tracer.forget(node)
+                return none
         found = iter(gradients)
         nodes: list[Node | None] = []
         with torch.no_grad():
@@ -320,12 +446,15 @@ class _Joint:
             differentiable=tuple(result.differentiable),
             hidden=result.hidden,
             sizes=result.sizes,
+            reshaped=self._reshaped(),
+            backward_error=self.backward_error,
+            bumped=self._bumped(mutated),
         )
         root = torch.nn.Module()
         for name, value in self.tracer.constants.items():
             root.register_buffer(name, value)
         joint = _LazyGraphModule(root, self.graph, "Joint")
-        return JointGraph(joint, signature, tuple(self.lifted.values()))
+        return JointGraph(joint, signature, tuple(self.lifted.values()), tuple(self.storages))
 
     def _placeholders_first(self) -> None:
         """Tangents were made after the forward; the graph takes its inputs first."""
@@ -338,33 +467,6 @@ class _Joint:
             last = node
 
 
-def _symbolic_values(gm: GraphModule) -> dict[int, Any]:
-    """The inputs that the captured graph takes at several sizes, by position: what stands for
-    them in `meta["val"]`. The examples are of one size each."""
-    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
-    found: dict[int, Any] = {}
-    for position, node in enumerate(placeholders):
-        val = node.meta.get("val")
-        if isinstance(val, FakeTensor):
-            if any(type(s) is not int for s in (*val._sizes, *val._strides)):
-                found[position] = val
-        elif isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            found[position] = val
-    return found
-
-
-def _symbols_of(gm: GraphModule) -> ShapeEnv | None:
-    """Where the graph's symbols come from, if it has some."""
-    for node in gm.graph.nodes:
-        val = node.meta.get("val")
-        parts = (*val._sizes, *val._strides) if isinstance(val, FakeTensor) else (val,)
-        for part in parts:
-            if isinstance(part, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-                symbolic: Any = part.node
-                return symbolic.env  # type: ignore[no-any-return]
-    return None
-
-
 def _state(condition: Any, message: str = "") -> None:
     """`torch._check` in the captured graph: what holds from here on."""
     if isinstance(condition, torch.SymBool):
@@ -372,37 +474,6 @@ def _state(condition: Any, message: str = "") -> None:
         condition = stated.state(message)
     if not condition:
         raise TraceError(f"a check of the program fails: {message or condition}")
-
-
-def _snapshot(example: Tensor) -> FakeTensor:
-    """The metadata of an example input, real or fake, as a fake of our own."""
-    if type(example) is FakeTensor:
-        return make(
-            example._sizes, example._strides, example._dtype, example._device, example._offset
-        )
-    if example.layout is not torch.strided or example.is_quantized:
-        raise TraceError(f"inputs of layout {example.layout} cannot be compiled")
-    if example.is_conj() or example.is_neg():
-        raise TraceError("an input with a lazy conjugate or negative bit: resolve_conj() it first")
-    return make(
-        tuple(example.shape),
-        example.stride(),
-        example.dtype,
-        example.device,
-        example.storage_offset(),
-    )
-
-
-class _NonLeaf(torch.autograd.Function):
-    """A primal that is no leaf in eager must not be one here: in-place operators ask."""
-
-    @staticmethod
-    def forward(ctx: Any, leaf: FakeTensor, node: Node, storage: TracedStorage) -> FakeTensor:
-        return wrap(node, storage)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return gradient, None, None
 
 
 @contextmanager
@@ -415,24 +486,16 @@ def _trace_settings() -> Iterator[None]:
         yield
 
 
-def _storage_key(t: Tensor) -> int:
-    return id(t._storage) if type(t) is FakeTensor else t.untyped_storage()._cdata
+# What autograd says of a graph that cannot be differentiated.
+_ERRORS_OF_BACKWARDS = (
+    "modified by an inplace operation", "derivative for", "Trying to backward through",
+    "is not differentiable", "invalid gradient at index", "detached in-place",
+    "isDifferentiableType",
+)  # fmt: skip
 
 
-def _memory_overlaps(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one storage reach the same bytes (taken as ranges)."""
-    start_a, end_a = _extent(a)
-    start_b, end_b = _extent(b)
-    return start_a < end_b and start_b < end_a
-
-
-def _extent(t: Tensor) -> tuple[int, int]:
-    """The byte range a tensor spans within its storage."""
-    start = int(t.storage_offset())
-    if any(s == 0 for s in t.shape):
-        return start * t.dtype.itemsize, start * t.dtype.itemsize
-    span = 1 + sum((int(s) - 1) * int(d) for s, d in zip(t.shape, t.stride(), strict=True))
-    return start * t.dtype.itemsize, (start + span) * t.dtype.itemsize
+def _in_storage(example: Any, key: int) -> bool:
+    return isinstance(example, Tensor) and storage_key(example) == key
 
 
 def _eliminate_dead_code(graph: Graph) -> None:

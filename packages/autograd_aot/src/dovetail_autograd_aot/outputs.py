@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any
 
 import torch
@@ -39,6 +40,14 @@ class Classified:
     sizes: int = 0
 
 
+class _Flow(Enum):
+    """What autograd has between a tensor and one that it shares memory with."""
+
+    VIEWS = "views"  # views only: taking them again gives the same gradients
+    NOTHING = "nothing"  # the gradient ends before it comes to the other tensor
+    OTHER = "other"  # a custom Function may return a view with a gradient of its own
+
+
 @dataclass
 class _Planned:
     """One user output before forward outputs are numbered. `base` is a forward output's tensor,
@@ -50,13 +59,25 @@ class _Planned:
     primal: int | None = None
     duplicate: int | None = None
     chain: tuple[ViewStep, ...] = ()
+    flow: _Flow = _Flow.VIEWS
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The traced inputs; `chains` lead to those that lie in a storage that is an input (`members`
+    of it, by its number)."""
+
+    primals: list[Any]
+    chains: dict[int, tuple[ViewStep, ...]]
+    members: dict[int, tuple[int, ...]]
 
 
 def classify_outputs(
-    tracer: Tracer, outputs: list[Any], primals: list[Any], mutated: list[MutatedInput]
+    tracer: Tracer, outputs: list[Any], inputs: Inputs, mutated: list[MutatedInput]
 ) -> Classified:
     """Sort the user outputs into kinds and number the forward outputs."""
-    planned = _plan(tracer, outputs, primals)
+    planned = _plan(tracer, outputs, inputs)
+    primals = inputs.primals
     result = Classified()
     index_of: dict[int, int] = {}  # id of a base tensor -> its forward output
     tensors: list[FakeTensor | None] = []
@@ -77,7 +98,11 @@ def classify_outputs(
         primal = primals[mutation.index]
         # Data-only writes take no gradient back: no tangent for them.
         tensors.append(None if mutation.data_only else primal)
-        result.forward.append(read(tracer, primal))
+        # (An input that changed its shape is written back in its old one.)
+        value = track_of(primal).storage.node
+        for step in inputs.chains.get(mutation.index, ()):
+            value = tracer.apply_view(step, value)
+        result.forward.append(value)
     for plan in planned:
         if plan.base is not None and id(plan.base) not in index_of:
             add(plan.base)
@@ -89,9 +114,12 @@ def classify_outputs(
     for plan in planned:
         value = plan.value
         base: int | None = None
+        memory = None
         if plan.kind is OutputKind.FRESH:
             base = fresh
             fresh += 1
+            if plan.flow is _Flow.OTHER:
+                memory = plan.primal, None if plan.base is None else index_of[id(plan.base)]
         elif plan.duplicate is not None:
             base = plan.duplicate
         elif plan.base is not None:
@@ -99,21 +127,33 @@ def classify_outputs(
         elif plan.primal is not None:
             base = plan.primal
         is_tensor = isinstance(value, FakeTensor)
+        requires_grad, is_leaf = grad_flags(value) if is_tensor else (False, False)
         result.infos.append(
             OutputInfo(
                 kind=plan.kind,
-                requires_grad=is_tensor and value.requires_grad,
+                requires_grad=requires_grad,
                 base=base,
                 view=tuple(sizes.replace(step) for step in plan.chain),
                 value=None if is_tensor or plan.kind is OutputKind.FRESH else value,
-                is_leaf=is_tensor and value.is_leaf,
+                is_leaf=is_leaf,
+                cut=plan.flow is _Flow.NOTHING,
+                memory=memory,
             )
         )
     for index, tensor in enumerate(tensors):
-        if tensor is not None and tensor.requires_grad and tensor.grad_fn is not None:
+        if tensor is not None and grad_flags(tensor) == (True, False):
             result.roots.append(tensor)
             result.differentiable.append(index)
     return result
+
+
+def grad_flags(tensor: FakeTensor) -> tuple[bool, bool]:
+    """`requires_grad` and `is_leaf`. A view that autograd lost track of (made under no_grad, its
+    base written to after) says nothing but errors: it is taken for one without gradient."""
+    try:
+        return tensor.requires_grad, tensor.is_leaf
+    except RuntimeError:
+        return False, True
 
 
 class _Sizes:
@@ -139,9 +179,9 @@ class _Sizes:
         return value
 
 
-def _plan(tracer: Tracer, outputs: list[Any], primals: list[Any]) -> list[_Planned]:
+def _plan(tracer: Tracer, outputs: list[Any], inputs: Inputs) -> list[_Planned]:
     primal_index: dict[int, int] = {}
-    for i, primal in enumerate(primals):
+    for i, primal in enumerate(inputs.primals):
         if isinstance(primal, FakeTensor):
             primal_index.setdefault(id(primal), i)
     first_index: dict[int, int] = {}
@@ -165,71 +205,78 @@ def _plan(tracer: Tracer, outputs: list[Any], primals: list[Any]) -> list[_Plann
         elif first_index[id(value)] != i:
             planned.append(_Planned(OutputKind.DUPLICATE, value, duplicate=first_index[id(value)]))
         else:
-            planned.append(_plan_tensor(value, primals, groups))
+            planned.append(_plan_tensor(value, inputs, groups))
     return planned
 
 
 def _plan_tensor(
-    value: FakeTensor, primals: list[Any], groups: dict[TracedStorage, list[FakeTensor]]
+    value: FakeTensor, inputs: Inputs, groups: dict[TracedStorage, list[FakeTensor]]
 ) -> _Planned:
     track = track_of(value)
     storage = track.storage
     if storage.primal is not None:
-        if _is_view_of(value, primals[storage.primal]):
-            return _Planned(
-                OutputKind.VIEW_OF_INPUT, value, primal=storage.primal, chain=track.chain
-            )
-        return _Planned(OutputKind.FRESH, value)
+        for index in (*inputs.members.get(storage.primal, ()), storage.primal):
+            start = inputs.chains.get(index, ())
+            chain = track.chain
+            if chain[: len(start)] == start:
+                chain = chain[len(start) :]
+            elif not chain or chain[0].op is not aten.as_strided.default:
+                continue  # (as_strided gives the same of any tensor of a storage)
+            flow = _flow(value, inputs.primals[index])
+            plan = _Planned(OutputKind.VIEW_OF_INPUT, value, primal=index, chain=chain, flow=flow)
+            if flow is not _Flow.OTHER:
+                return plan
+        return replace(plan, kind=OutputKind.FRESH)
     group = groups[storage]
     if len(group) == 1:
         return _Planned(OutputKind.FRESH, value)
     base = _base_of(group, storage)
-    if value is base or not _is_view_of(value, base):
+    flow = _flow(value, base)
+    if value is base:
         return _Planned(OutputKind.FRESH, value)
-    return _Planned(OutputKind.VIEW_OF_OUTPUT, value, base=base, chain=track.chain)
+    kind = OutputKind.FRESH if flow is _Flow.OTHER else OutputKind.VIEW_OF_OUTPUT
+    return _Planned(kind, value, base=base, chain=track.chain, flow=flow)
 
 
 def _base_of(group: list[FakeTensor], storage: TracedStorage) -> FakeTensor:
     """The tensor the others of a group of aliasing outputs are regenerated from: an output that
     is the whole storage, else the storage's first tensor, as a hidden output."""
-    grad = any(t.requires_grad for t in group)
-    for tensor in group:
-        if not track_of(tensor).chain and tensor.requires_grad == grad:
-            return tensor
+    grad = any(grad_flags(t)[0] for t in group)
+    whole = [t for t in group if not track_of(t).chain and grad_flags(t)[0] == grad]
+    for tensor in sorted(whole, key=lambda t: t._is_view()):  # (an alias is a view of the others)
+        return tensor
     if storage.root is None:
         raise TraceError("outputs share a storage that no tensor of the graph covers")
     return storage.root
 
 
-# Nodes of autograd that eager puts above a plain view.
+# Nodes of autograd that eager puts above a plain view, without "Backward" and a number.
 _VIEW_NODES = frozenset(
     {
-        "ViewBackward0", "TransposeBackward0", "PermuteBackward0", "SelectBackward0",
-        "SliceBackward0", "UnsqueezeBackward0", "SqueezeBackward0", "SqueezeBackward1",
-        "SqueezeBackward2", "ExpandBackward0", "TBackward0", "AliasBackward0",
-        "AsStridedBackward0", "SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0",
-        "DiagonalBackward0", "UnfoldBackward0", "ReshapeAliasBackward0", "ViewAsRealBackward0",
-        "ViewAsComplexBackward0",
+        "View", "Transpose", "Permute", "Select", "Slice", "Unsqueeze", "Squeeze", "Expand", "T",
+        "Alias", "AsStrided", "Split", "SplitWithSizes", "Unbind", "Diagonal", "Unfold",
+        "ReshapeAlias", "ViewAsReal", "ViewAsComplex",
     }
 )  # fmt: skip
 
 
-def _is_view_of(value: FakeTensor, base: FakeTensor) -> bool:
-    """Whether taking `value`'s views of `base` again gives the same gradients: autograd must have
-    only views between them. (A custom Function may return a view with a gradient of its own.)"""
-    if not value.requires_grad or value.is_leaf:
-        return True
+def _flow(value: FakeTensor, base: FakeTensor) -> _Flow:
+    """What is between `value` and `base`."""
+    requires_grad, is_leaf = grad_flags(value)
+    if not requires_grad or is_leaf:
+        return _Flow.VIEWS
     if not base.requires_grad:
-        return False
+        return _Flow.OTHER
     node = value.grad_fn
     target = base.grad_fn
     while node is not None and node is not target:
         if type(node).__name__ == "AccumulateGrad":
-            return base.is_leaf and node.variable is base  # type: ignore[attr-defined]
-        if type(node).__name__ not in _VIEW_NODES:
-            return False
+            own = base.is_leaf and node.variable is base  # type: ignore[attr-defined]
+            return _Flow.VIEWS if own else _Flow.OTHER
+        if type(node).__name__.split("Backward")[0] not in _VIEW_NODES:
+            return _Flow.OTHER
         node = node.next_functions[0][0]
-    return node is target
+    return _Flow.NOTHING if node is None else _Flow.VIEWS
 
 
 _VIEW_OPS = frozenset(
@@ -265,9 +312,20 @@ def _separate(tracer: Tracer, forward: list[Any], tensors: list[FakeTensor | Non
             continue
         root = view_root(node)
         if root.op in ("placeholder", "get_attr") or root in owned:
-            forward[index] = tracer.emit_clone(node)
+            forward[index] = _cloned(tracer, node, tensors[index])
         else:
             owned.add(root)
+
+
+def _cloned(tracer: Tracer, node: Node, tensor: FakeTensor | None) -> Node:
+    """A copy; of a part of a tensor, with the strides that the part has."""
+    track = None if tensor is None else track_of(tensor)
+    if track is None or track.storage.primal is not None:
+        return tracer.emit_clone(node)
+    value = tracer.emit_clone(track.storage.node)
+    for step in track.chain:
+        value = tracer.apply_view(step, value)
+    return value
 
 
 def storage_order_strides(sizes: tuple[Any, ...], strides: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -7,7 +7,8 @@ value for the storage; a tensor read after that replays its chain on the new val
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 from dovetail_prims.fake_tensor import FakeStorage, FakeTensor, make
@@ -28,11 +29,19 @@ class TraceError(RuntimeError):
 class TracedStorage(FakeStorage):
     """One storage: its current functional value and how often it was written."""
 
-    __slots__ = ("constant", "node", "primal", "root", "version")
+    __slots__ = ("constant", "node", "primal", "reshaped", "root", "shared", "version")
 
-    def __init__(self, node: Node, primal: int | None = None, constant: str | None = None) -> None:
+    def __init__(
+        self,
+        node: Node,
+        primal: int | None = None,
+        constant: str | None = None,
+        shared: bool = False,
+    ) -> None:
         self.node = node
         self.version = 0
+        self.reshaped = False  # a view that autograd tracks changed its shape in place
+        self.shared = shared  # an input that is a whole storage, other inputs lie in it
         self.primal = primal  # the index of the input whose storage this is
         self.constant = constant  # the name of the attribute whose storage this is
         self.root: FakeTensor | None = None  # the tensor that is the whole storage
@@ -92,7 +101,18 @@ def write(tracer: Tracer, tensor: FakeTensor, value: Node) -> None:
     storage = track.storage
     if storage.constant is not None:
         raise ConstantWrittenError(storage.constant)
+    if storage.reshaped and tensor._is_view() and torch.is_grad_enabled():
+        # Autograd replays views in the backward of such a write, but not changes of their shape.
+        raise TraceError("a write to a view that requires grad and was reshaped in place")
     pattern = track.node.meta["val"]
+    if any(type(n) is int and n == 0 for n in pattern._sizes):
+        return  # nothing is written
+    whole = storage.node.meta["val"]
+    if any(type(n) is int and n > 1 and d == 0 for n, d in _dimensions(whole)):
+        raise TraceError(
+            "a tensor is written to of which more than one element refers to a single memory "
+            "location; clone() it first"
+        )
     if not track.chain:
         storage.node = tracer.like(value, pattern)
         storage.version += 1
@@ -110,12 +130,24 @@ def write(tracer: Tracer, tensor: FakeTensor, value: Node) -> None:
     storage.version += 1
 
 
+def _dimensions(val: FakeTensor) -> Iterator[tuple[Any, Any]]:
+    return zip(val._sizes, val._strides, strict=True)
+
+
 class ConstantWrittenError(Exception):
     """A tensor held as an attribute is written to: it must become an input (the trace restarts)."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.name = name
+
+
+class StorageNeededError(Exception):
+    """Input `primal` is not enough: its storage must become an input (the trace restarts)."""
+
+    def __init__(self, primal: int) -> None:
+        super().__init__(primal)
+        self.primal = primal
 
 
 def _scatter(tracer: Tracer, step: ViewStep, base: Node, new: Node) -> Node:
@@ -131,6 +163,8 @@ def _scatter(tracer: Tracer, step: ViewStep, base: Node, new: Node) -> Node:
     if op is aten.diagonal.default:
         return tracer.node_op(aten.diagonal_scatter.default, (base, new, *args), kwargs)
     if op is aten.as_strided.default:
+        _refuse_overlap(new.meta["val"]._sizes, args[1])
+        base = tracer.with_own_memory(base)
         return tracer.node_op(aten.as_strided_scatter.default, (base, new, *args), kwargs)
     if op in (aten.view.default, aten._reshape_alias.default):
         return tracer.reshape(new, val._sizes)
@@ -157,26 +191,50 @@ def _scatter(tracer: Tracer, step: ViewStep, base: Node, new: Node) -> Node:
             "single memory location (a write to an expanded tensor); clone() it first"
         )
     if op is aten.view.dtype:
+        new = _contiguous(tracer, new)
         return tracer.node_op(aten.view.dtype, (new, val._dtype), {})
     if op is aten.view_as_real.default:
+        new = _contiguous(tracer, new)
         return tracer.node_op(aten.view_as_complex.default, (new,), {})
     if op is aten.view_as_complex.default:
         return tracer.node_op(aten.view_as_real.default, (new,), {})
-    if op in (aten._conj.default, aten._neg_view.default):
-        return tracer.node_op(op, (new,), {})  # each undoes itself
+    if op is aten._conj.default:
+        return tracer.node_op(aten._conj_physical.default, (new,), {})
+    if op is aten._neg_view.default:
+        return tracer.node_op(aten.neg.default, (new,), {})
     if op is aten.unfold.default:
         return _unfold_scatter(tracer, base, new, step)
     raise TraceError(f"writing through a view made by {op} is not supported; clone() it first")
 
 
+def _contiguous(tracer: Tracer, value: Node) -> Node:
+    """`value`, with its elements in order, to be seen as elements of another size."""
+    kwargs = {"memory_format": torch.contiguous_format}
+    return tracer.node_op(aten.clone.default, (value,), kwargs)
+
+
+def _refuse_overlap(sizes: tuple[Any, ...], strides: Any) -> None:
+    """Elements of an as_strided view that lie on one another cannot be written to."""
+    span = 0
+    pairs = zip(sizes, strides, strict=True)
+    for size, stride in sorted((p for p in pairs if p[0] != 1), key=lambda p: p[1]):
+        if stride <= span and size != 0:
+            raise TraceError("a write to an as_strided view that overlaps itself; clone() it first")
+        span += (size - 1) * stride
+
+
 def _unfold_scatter(tracer: Tracer, base: Node, new: Node, step: ViewStep) -> Node:
-    """Windows that do not overlap are a strided part of the base."""
-    _, size, hop = step.args
-    if size > hop:  # type: ignore[operator]
+    """Windows that do not overlap: their n-th elements are a slice of the base, for each n."""
+    dim, size, hop = (int(a) for a in step.args)  # type: ignore[call-overload]
+    if size > hop:
         raise TraceError("a write to overlapping windows (unfold); clone() them first")
-    window = new.meta["val"]
-    return tracer.node_op(
-        aten.as_strided_scatter.default,
-        (base, new, list(window._sizes), list(window._strides), window._offset),
-        {},
-    )
+    rank = len(base.meta["val"]._sizes)
+    if rank == 0:
+        return tracer.reshape(new, ())
+    dim %= rank
+    count = new.meta["val"]._sizes[dim]
+    for n in range(size):
+        part = tracer.node_op(aten.select.int, (new, rank, n), {})
+        stop = n + (count - 1) * hop + 1
+        base = tracer.node_op(aten.slice_scatter.default, (base, part, dim, n, stop, hop), {})
+    return base

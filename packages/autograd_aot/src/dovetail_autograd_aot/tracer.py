@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from dovetail_guards.shape_env import ShapeEnv
-from dovetail_prims.fake_tensor import FakeMemo, FakeTensor, from_real, propagate
+from dovetail_prims.fake_tensor import FakeMemo, FakeTensor, from_real, propagate, set_metadata
 from dovetail_prims.size_nodes import SizeNodes
 from torch import Tensor
 from torch._ops import OpOverload
@@ -26,6 +26,7 @@ from dovetail_autograd_aot.graphs import ViewStep
 from dovetail_autograd_aot.op_info import OpInfo, OpKind, op_info
 from dovetail_autograd_aot.storage import (
     ConstantWrittenError,
+    StorageNeededError,
     TracedStorage,
     TraceError,
     fresh,
@@ -38,6 +39,7 @@ from dovetail_autograd_aot.values import (
     is_contiguous,
     merge_key,
     same_metadata,
+    same_size,
     same_sizes,
     same_strides,
     values,
@@ -83,6 +85,42 @@ def _composed(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return (base, args[1]) if is_contiguous(val) else args
 
 
+def _views_memory(node: Node) -> bool:
+    """Whether a node's result may share memory with its first argument."""
+    target = node.target
+    if node.op != "call_function" or not isinstance(target, OpOverload):
+        return False
+    kind = op_info(target).kind
+    return kind in (OpKind.VIEW, OpKind.ALIAS) or target is aten._unsafe_view.default
+
+
+_OTHER_ELEMENTS = frozenset(
+    {aten.view.dtype, aten.view_as_real.default, aten.view_as_complex.default}
+)
+
+
+# Lazy views whose values are computed at once in the graph: other views of them can be taken there.
+_PHYSICAL = {
+    aten._conj.default: aten._conj_physical.default,
+    aten._neg_view.default: aten.neg.default,
+}
+
+
+def _dense(val: FakeTensor) -> bool:
+    """Whether a tensor fills its memory from the beginning, without gaps."""
+    if val._offset != 0:
+        return False
+    order = sorted(range(len(val._sizes)), key=lambda d: hint(val._strides[d]))
+    expected: Any = 1
+    for d in order:
+        if same_size(val._sizes[d], 1):
+            continue
+        if not same_size(val._strides[d], expected):
+            return False
+        expected = expected * val._sizes[d]
+    return True
+
+
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records into `graph`. `decompositions` maps an operator to a function of tensors that
     computes it from others (`NotImplemented` leaves it whole)."""
@@ -102,6 +140,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.constants: dict[str, Tensor] = {}
         self.stack_trace: str | None = None
         self.in_backward = False
+        # Operators that made a tensor another view of itself, by the tensor's id.
+        self.reshaped: dict[int, list[tuple[ViewStep, bool]]] = {}
+        self.inputs: set[int] = set()  # ids of the traced inputs
+        self._own_copies: dict[Node, Node] = {}
         self._known: dict[Any, Any] = {}  # recorded pure operators, by operator and arguments
         self._constant_of: dict[int, tuple[Tensor, FakeTensor]] = {}
 
@@ -171,9 +213,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             result = self.emit(func, self.nodes(args), self.nodes_of(kwargs), merge=False)
             return self._fresh(result)
         if kind is OpKind.METADATA:
-            return self._change_metadata(info, args, kwargs)
+            return self._change_metadata(info, func, args, kwargs)
         if func in (aten.resize_.default, aten.resize_as_.default):
-            return self._resize(args, kwargs)
+            return self._resize(func, args, kwargs)
+        if func is aten.set_.source_Tensor:
+            return self._set(func, *args)
         raise TraceError(f"{func} changes what a tensor is in place; this cannot be compiled")
 
     def _fresh(self, result: Any) -> Any:
@@ -328,6 +372,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def apply_view(self, step: ViewStep, base: Node) -> Node:
         """The node for a view of `base`."""
+        if step.op is aten.as_strided.default:
+            base = self.with_own_memory(base)
+        physical = _PHYSICAL.get(step.op)
+        if physical is not None:
+            return self.node_op(physical, (base,), {})
         return self.node_op(step.op, (base, *step.args), dict(step.kwargs))
 
     def _view(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -379,59 +428,131 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> FakeTensor:
         """as_strided looks at the storage, whatever view it is applied to."""
         track = track_of(base)
+        storage = track.storage
         if storage_offset is None:
             storage_offset = base._offset
-        if not track.chain:
-            step_args = (list(size), list(stride), storage_offset)
-            return self._step(base, aten.as_strided.default, step_args)
-        root = track.storage.root
+        sizes, strides = list(size), list(stride)
+        if storage.primal is not None and not storage.shared:
+            # Where in its storage an input begins is not known; that of a symbolic one is taken
+            # for the example's.
+            if all(type(n) is int for n in (*base._sizes, *sizes, *strides, storage_offset)):
+                raise StorageNeededError(storage.primal)
+        root = storage.root
         if root is None:
             raise TraceError("as_strided of a view whose base is gone")
-        args = tuple(self.nodes(a) for a in (list(size), list(stride), storage_offset))
+        if not storage.shared and not _dense(root):
+            raise TraceError("as_strided of a tensor with gaps; contiguous() it first")
+        steps = [s.op for s in track.chain]
+        if any(op in _OTHER_ELEMENTS for op in steps):
+            raise TraceError("as_strided of a tensor that is seen as another dtype")
+        args = tuple(self.nodes(a) for a in (sizes, strides, storage_offset))
         step = ViewStep(aten.as_strided.default, args)
-        return wrap(self.apply_view(step, read(self, root)), track.storage, (step,))
+        view = wrap(self.apply_view(step, read(self, root)), storage, (step,))
+        for op in (aten._conj.default, aten._neg_view.default):
+            if steps.count(op) % 2:  # as_strided keeps what is lazy
+                view = self._step(view, op, ())
+        return view
+
+    def with_own_memory(self, node: Node) -> Node:
+        """`node`, or a copy of it: as_strided counts from the beginning of the memory, which must
+        be the beginning of the tensor."""
+        root = node
+        while _views_memory(root):
+            root = root.args[0]  # type: ignore[assignment]
+        whole = root is node and node.meta["val"]._offset == 0
+        if whole and (root.op != "placeholder" or root.meta.get("whole_storage")):
+            return node
+        if node not in self._own_copies:
+            self._own_copies[node] = self.emit_clone(node)
+        return self._own_copies[node]
 
     def _change_metadata(
-        self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, info: OpInfo, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> FakeTensor:
         """t_, squeeze_ ...: the tensor becomes another view of its storage."""
         form = info.functional
         assert form is not None
+        self._note_reshape(args[0], func, args[1:], kwargs)
         return self._become(args[0], lambda tensor: self._view(form, args, kwargs))
 
-    def _resize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FakeTensor:
-        """resize_, resize_as_ to another shape of as many elements: another view."""
+    def _note_reshape(
+        self, tensor: Any, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        primal = track_of(tensor).storage.primal if type(tensor) is FakeTensor else None
+        if primal is not None and id(tensor) in self.inputs:
+            numbers = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.SymInt)]
+            if numbers:
+                raise TraceError(f"{func} of an input, in place, with symbolic sizes")
+            step = ViewStep(func, args, tuple(kwargs.items()))
+            noted = self.reshaped.setdefault(id(tensor), [])
+            noted.append((step, torch.is_grad_enabled()))
+
+    def _resize(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """resize_, resize_as_: another view of as many elements or fewer; of an empty tensor,
+        uninitialised memory."""
         tensor, wanted = args[0], args[1]
-        sizes = wanted._sizes if type(wanted) is FakeTensor else tuple(wanted)
-        if type(tensor) is FakeTensor and same_sizes(sizes, tensor._sizes):
+        if type(tensor) is not FakeTensor:
+            raise ConstantWrittenError("")
+        sizes = list(wanted._sizes if type(wanted) is FakeTensor else wanted)
+        if same_sizes(tuple(sizes), tensor._sizes):
             return tensor
         memory_format = args[2] if len(args) > 2 else kwargs.get("memory_format")
-        if (
-            type(tensor) is not FakeTensor
-            or not is_contiguous(tensor)
-            or memory_format not in (None, torch.contiguous_format, torch.preserve_format)
-            or math.prod(sizes) != math.prod(tensor._sizes)
-        ):
-            raise TraceError("resize_ in place to another number of elements cannot be compiled")
-        return self._become(tensor, lambda t: self._view(aten.view.default, (t, list(sizes)), {}))
+        if memory_format not in (None, torch.contiguous_format, torch.preserve_format):
+            raise TraceError("resize_ in place to a memory format cannot be compiled")
+        if any(type(s) is not int for s in (*sizes, *tensor._sizes)):
+            raise TraceError("resize_ in place with symbolic sizes cannot be compiled")
+        return self.resized(tensor, sizes, func)
+
+    def resized(self, tensor: FakeTensor, sizes: list[int], func: OpOverload) -> FakeTensor:
+        """Give `tensor` other sizes in place, with contiguous strides."""
+        storage = track_of(tensor).storage
+        count = math.prod(sizes)
+        held = None if storage.root is None else math.prod(storage.root._sizes)
+        if held == 0 and count and storage.primal is None:
+            with self:
+                new = torch.empty(sizes, dtype=tensor._dtype, device=tensor._device)
+            return self.become(tensor, self.traced(new))
+        if storage.primal is not None and not storage.shared:
+            raise StorageNeededError(storage.primal)
+        if held is None or tensor._offset + count > held:
+            raise TraceError(f"{func} to more elements than its storage has cannot be compiled")
+        self._note_reshape(tensor, aten.resize_.default, (sizes,), {})
+        strides = [math.prod(sizes[d + 1 :]) for d in range(len(sizes))]
+        return self._become(tensor, lambda t: self._as_strided(t, sizes, strides, t._offset))
+
+    def _set(self, func: OpOverload, tensor: Any, source: Any) -> FakeTensor:
+        """set_: the tensor becomes another one's alias."""
+        if type(tensor) is not FakeTensor or track_of(tensor).storage.primal is not None:
+            raise TraceError(f"{func} of an input: return the tensor instead")
+        return self.become(tensor, self.traced(source))
 
     def _become(self, tensor: Any, as_view: Callable[[FakeTensor], FakeTensor]) -> FakeTensor:
         """Make a tensor in place the view of itself that `as_view` gives."""
-        from dovetail_prims.fake_tensor import set_metadata
-
         if type(tensor) is not FakeTensor:
             raise ConstantWrittenError("")
-        track = track_of(tensor)
-        if track.storage.root is tensor:
-            if track.storage.primal is not None or track.storage.constant is not None:
-                raise TraceError("changing the shape of an input in place cannot be compiled")
-            track.storage.root = None
-            wrap(track.storage.node, track.storage)  # another tensor to be the whole storage
-        view = as_view(tensor)
-        set_metadata(tensor, view._sizes, view._strides, view._offset)
-        moved = track_of(view)
-        track.chain, track.node, track.seen = moved.chain, moved.node, moved.seen
+        storage = track_of(tensor).storage
+        if storage.root is tensor:
+            if storage.constant is not None:
+                raise TraceError("changing the shape of a constant in place cannot be compiled")
+            storage.root = None
+            wrap(storage.node, storage)  # another tensor to be the whole storage
+        return self.become(tensor, as_view(tensor))
+
+    def become(self, tensor: FakeTensor, other: FakeTensor) -> FakeTensor:
+        """Make a tensor in place what another one is."""
+        moved, track = track_of(other), track_of(tensor)
+        moved.storage.reshaped |= tensor.requires_grad and tensor._is_view()
+        set_metadata(tensor, other._sizes, other._strides, other._offset, moved.storage)
+        track.storage, track.chain = moved.storage, moved.chain
+        track.node, track.seen = moved.node, moved.seen
         return tensor
+
+    def forget(self, node: Node) -> None:
+        """Take a node out of the graph with everything made from it."""
+        for user in list(node.users):
+            self.forget(user)
+        if node.next is not None and not node._erased:
+            self.graph.erase_node(node)
 
     # --- shaping values ---------------------------------------------------------------------------
 

@@ -66,7 +66,8 @@ def write(
     for position in info.written:
         value = filled[position] if position < len(filled) else rest.pop(names[position], None)
         targets.append(value)
-    if func._schema.arguments[info.written[0]].is_out:
+    is_out = func._schema.arguments[info.written[0]].is_out
+    if is_out:
         # An out argument is not read; its functional form does not take it.
         positional = filled[: len(form._schema.arguments)]
     else:
@@ -84,12 +85,18 @@ def write(
     own = results[: len(results) - len(written)]
     for target, new in zip(written, results[len(own) :], strict=True):
         tensor = _target(tracer, target)
-        if not same_sizes(new.meta["val"]._sizes, tensor._sizes):
+        sizes = new.meta["val"]._sizes
+        fits = same_sizes(sizes, tensor._sizes)
+        if not fits and is_out and 0 in tensor._sizes and all(type(s) is int for s in sizes):
+            tracer.resized(tensor, list(sizes), func)
+        elif not fits:
             raise TraceError(
                 f"{func}: the result has shape {list(new.meta['val']._sizes)}, but the tensor "
                 f"written to {list(tensor._sizes)}; resizing in place cannot be compiled"
             )
         write_value(tracer, tensor, new)
+        if isinstance(targets[0], (list, tuple)):
+            torch.autograd.graph.increment_version(tensor)  # (C++ does so only for single tensors)
     returned = len(func._schema.returns)
     if returned == 0:
         return None

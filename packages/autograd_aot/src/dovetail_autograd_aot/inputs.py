@@ -1,0 +1,168 @@
+"""What stands for a graph's inputs while it is traced.
+
+An input is usually a storage of its own. Where that is not enough (an input is written to whose
+memory another input shares, or elements beside an input are asked for), the storage itself becomes
+an input of the functional graph, and the inputs that lie in it become views of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from dovetail_guards.shape_env import ShapeEnv
+from dovetail_prims.fake_tensor import FakeTensor, make
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from dovetail_autograd_aot.graphs import SharedStorage, ViewStep
+from dovetail_autograd_aot.storage import TracedStorage, TraceError, wrap
+
+aten = torch.ops.aten
+
+
+def symbolic_values(gm: GraphModule) -> dict[int, Any]:
+    """The inputs that the captured graph takes at several sizes, by position: what stands for
+    them in `meta["val"]`. The examples are of one size each."""
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    found: dict[int, Any] = {}
+    for position, node in enumerate(placeholders):
+        val = node.meta.get("val")
+        if isinstance(val, FakeTensor):
+            if any(type(s) is not int for s in (*val._sizes, *val._strides)):
+                found[position] = val
+        elif isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            found[position] = val
+    return found
+
+
+def symbols_of(gm: GraphModule) -> ShapeEnv | None:
+    """Where the graph's symbols come from, if it has some."""
+    for node in gm.graph.nodes:
+        val = node.meta.get("val")
+        parts = (*val._sizes, *val._strides) if isinstance(val, FakeTensor) else (val,)
+        for part in parts:
+            if isinstance(part, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+                symbolic: Any = part.node
+                return symbolic.env  # type: ignore[no-any-return]
+    return None
+
+
+def snapshot(example: Tensor) -> FakeTensor:
+    """The metadata of an example input, real or fake, as a fake of our own."""
+    if type(example) is FakeTensor:
+        return make(
+            example._sizes, example._strides, example._dtype, example._device, example._offset
+        )
+    if example.layout is not torch.strided or example.is_quantized:
+        raise TraceError(f"inputs of layout {example.layout} cannot be compiled")
+    if example.is_conj() or example.is_neg():
+        raise TraceError("an input with a lazy conjugate or negative bit: resolve_conj() it first")
+    return make(
+        tuple(example.shape),
+        example.stride(),
+        example.dtype,
+        example.device,
+        example.storage_offset(),
+    )
+
+
+class NonLeaf(torch.autograd.Function):
+    """A primal that is no leaf in eager must not be one here: in-place operators ask."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        leaf: FakeTensor,
+        node: Node,
+        storage: TracedStorage,
+        chain: tuple[ViewStep, ...],
+    ) -> FakeTensor:
+        return wrap(node, storage, chain)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return gradient, None, None, None
+
+
+def storage_key(t: Tensor) -> int:
+    return id(t._storage) if type(t) is FakeTensor else t.untyped_storage()._cdata
+
+
+def memory_overlaps(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of one storage reach the same bytes (taken as ranges)."""
+    start_a, end_a = _extent(a)
+    start_b, end_b = _extent(b)
+    return start_a < end_b and start_b < end_a
+
+
+def _extent(t: Tensor) -> tuple[int, int]:
+    """The byte range a tensor spans within its storage."""
+    start = int(t.storage_offset())
+    if any(s == 0 for s in t.shape):
+        return start * t.dtype.itemsize, start * t.dtype.itemsize
+    span = 1 + sum((int(s) - 1) * int(d) for s, d in zip(t.shape, t.stride(), strict=True))
+    return start * t.dtype.itemsize, (start + span) * t.dtype.itemsize
+
+
+# --- storages as inputs ---------------------------------------------------------------------------
+
+
+def shared_storage(members: Sequence[int], examples: Sequence[Any]) -> SharedStorage:
+    """The storage of the inputs number `members`, to become an input itself."""
+    first = examples[members[0]]
+    tensors = [examples[i] for i in members]
+    if any(type(t) is FakeTensor for t in tensors):
+        raise TraceError("inputs that share memory are needed as real tensors to be compiled")
+    if any(t.dtype != first.dtype for t in tensors):
+        raise TraceError("inputs that are written to share memory as tensors of several dtypes")
+    size = first.untyped_storage().nbytes() // first.dtype.itemsize
+    return SharedStorage(tuple(members), size)
+
+
+def base_of(shared: SharedStorage, inputs: Sequence[Any]) -> Tensor:
+    """The whole storage, as a tensor with a version counter of its own."""
+    member: Tensor = inputs[shared.members[0]]
+    return member.data.as_strided((shared.size,), (1,), 0)
+
+
+def place_in(example: Tensor) -> ViewStep:
+    """The view of its storage that an input is."""
+    args = (list(example.shape), list(example.stride()), example.storage_offset())
+    return ViewStep(aten.as_strided.default, args)
+
+
+def places(shared: Sequence[SharedStorage], inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """How the members lie in storages: a graph that was made for it holds only for that."""
+    order: dict[int, int] = {}
+    found: list[Any] = []
+    for storage in shared:
+        for index in storage.members:
+            t = inputs[index]
+            number = order.setdefault(storage_key(t), len(order))
+            found.append((number, t.storage_offset(), t.untyped_storage().nbytes()))
+    return tuple(found)
+
+
+def refuse_inner_overlap(example: Tensor, index: int) -> None:
+    """An expanded input cannot be written back: several elements are one."""
+    sizes_strides = zip(example.shape, example.stride(), strict=True)
+    if math.prod(example.shape) > 1 and any(n > 1 and s == 0 for n, s in sizes_strides):
+        raise TraceError(
+            f"input {index} is written to, but more than one of its elements refers to a single "
+            "memory location; clone() it first"
+        )
+
+
+def refuse_graded_relatives(example: Tensor, others: Sequence[Tensor], index: int) -> None:
+    """A write that autograd sees changes the history of every view of the tensor."""
+    own = example._base if example._base is not None else example
+    for other in others:
+        base = other._base if other._base is not None else other
+        if other is not example and base is own and (other.requires_grad or base.requires_grad):
+            raise TraceError(
+                f"input {index} requires grad, is written to, and another input is a view of the "
+                "same tensor: take the view inside the compiled function"
+            )

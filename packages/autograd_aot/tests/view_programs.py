@@ -1,0 +1,699 @@
+"""Random sequences of views and in-place writes, compiled and eager.
+
+A program is data: what its inputs are, and steps that each apply one function of a table to values
+made before. It is found by trial on eager tensors (a step that eager refuses is left out), so that
+it can be run again on any tensors, and cut down to the steps that a difference needs.
+
+`python view_programs.py FIRST LAST` runs seeds and prints what differs.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from aot_testing import TABLES, as_graph
+from dovetail_autograd_aot import TraceError, aot_compile
+from torch import Tensor
+from torch.fx import Interpreter
+
+Rng = random.Random
+Chooser = Callable[[Rng, Tensor], "tuple[Any, ...] | None"]
+
+
+@dataclass(frozen=True)
+class Input:
+    """One input. `of` makes it a view of, or the very, earlier input (see `_aliased`)."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    layout: str = "dense"  # dense, transposed, strided, offset, expanded
+    grad: str = "none"  # none, leaf, nonleaf
+    of: int | None = None
+    relation: str = ""
+
+
+@dataclass(frozen=True)
+class Step:
+    """`name` of the table, applied to values number `operands`, with `args` after them."""
+
+    name: str
+    operands: tuple[int, ...]
+    args: tuple[Any, ...] = ()
+    no_grad: bool = False
+
+
+@dataclass(frozen=True)
+class Program:
+    """`outputs` are numbers of values; `after` are outputs that are written to before the
+    backward; `used` those that the loss takes."""
+
+    seed: int
+    inputs: tuple[Input, ...]
+    steps: tuple[Step, ...]
+    outputs: tuple[int, ...]
+    after: tuple[int, ...] = ()
+    grad_mode: bool = True
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+
+def _dims(rng: Rng, t: Tensor) -> tuple[int, int]:
+    return rng.randrange(t.dim()), rng.randrange(t.dim())
+
+
+def _dim(rng: Rng, t: Tensor) -> tuple[Any, ...] | None:
+    return (rng.randrange(-t.dim(), t.dim()),) if t.dim() else None
+
+
+def _two(rng: Rng, t: Tensor) -> tuple[Any, ...] | None:
+    return _dims(rng, t) if t.dim() else None
+
+
+def _permutation(rng: Rng, t: Tensor) -> tuple[Any, ...]:
+    return (tuple(rng.sample(range(t.dim()), t.dim())),)
+
+
+def _factored(rng: Rng, t: Tensor) -> tuple[Any, ...]:
+    count = t.numel()
+    choices = [(-1,), (count,), (1, count)]
+    choices += [(k, count // k) for k in (2, 3, 4) if count and count % k == 0]
+    choices += [(count // k, 1, k) for k in (2, 3) if count and count % k == 0]
+    return (rng.choice(choices),)
+
+
+def _expanded(rng: Rng, t: Tensor) -> tuple[Any, ...]:
+    sizes = [rng.choice([2, 3]) if s == 1 and rng.random() < 0.7 else s for s in t.shape]
+    return (tuple([2, *sizes] if rng.random() < 0.4 else sizes),)
+
+
+def _slice(rng: Rng, t: Tensor) -> tuple[Any, ...] | None:
+    if not t.dim():
+        return None
+    dim = rng.randrange(t.dim())
+    start = rng.choice([0, 0, 1, 2])
+    return dim, start, rng.choice([t.shape[dim], t.shape[dim] - 1, start + 2]), rng.choice([1, 2])
+
+
+def _select(rng: Rng, t: Tensor) -> tuple[Any, ...] | None:
+    if not t.dim():
+        return None
+    dim = rng.randrange(t.dim())
+    return (dim, rng.choice([0, -1, t.shape[dim] // 2]))
+
+
+def _diagonal(rng: Rng, t: Tensor) -> tuple[Any, ...] | None:
+    if t.dim() < 2:
+        return None
+    a, b = rng.sample(range(t.dim()), 2)
+    return rng.choice([0, 1, -1]), a, b
+
+
+def _unfold(rng: Rng, t: Tensor) -> tuple[Any, ...] | None:
+    if not t.dim():
+        return None
+    dim = rng.randrange(t.dim())
+    return dim, rng.choice([1, 2, 3]), rng.choice([1, 2, 3])
+
+
+def _as_strided(rng: Rng, t: Tensor) -> tuple[Any, ...]:
+    sizes, strides = rng.choice([((2, 2), (2, 1)), ((3,), (1,)), ((2, 3), (3, 1)), ((3, 2), (1, 3)),
+                                 ((), ()), ((2, 1), (1, 1)), ((2, 2), (1, 1))])  # fmt: skip
+    if rng.random() < 0.5:
+        return sizes, strides
+    return sizes, strides, rng.choice([0, 1, 2, t.storage_offset()])
+
+
+def _part(rng: Rng, t: Tensor) -> tuple[Any, ...] | None:
+    if not t.dim():
+        return None
+    return rng.choice([1, 2, 3]), rng.randrange(t.dim()), rng.randrange(3)
+
+
+def _dtype(rng: Rng, t: Tensor) -> tuple[Any, ...]:
+    return (rng.choice([torch.float32, torch.float64, torch.int32, torch.int64, torch.float16]),)
+
+
+def _nothing(rng: Rng, t: Tensor) -> tuple[Any, ...]:
+    return ()
+
+
+def _number(rng: Rng, t: Tensor) -> tuple[Any, ...]:
+    return (rng.choice([0.5, 2, 1.25, -1.0]),)
+
+
+def _sizes(rng: Rng, t: Tensor) -> tuple[Any, ...]:
+    if rng.random() < 0.5:
+        return _factored(rng, t)
+    return (rng.choice([(2,), (2, 3), (3, 4), (1,), (0,), (5, 5)]),)
+
+
+def _setitem(t: Tensor, dim: int, start: int, stop: int, step: int, value: Any) -> None:
+    t[(slice(None),) * dim + (slice(start, stop, step),)] = value
+
+
+def _slice_and_number(rng: Rng, t: Tensor) -> tuple[Any, ...] | None:
+    args = _slice(rng, t)
+    return None if args is None else (*args, rng.choice([0, 1.5]))
+
+
+def _rows(t: Tensor) -> Tensor:
+    return torch.tensor([0, t.shape[0] - 1])
+
+
+def _chunk(t: Tensor, count: int, dim: int, index: int) -> Tensor:
+    return t.chunk(count, dim)[index]
+
+
+def _split(t: Tensor, size: int, dim: int, index: int) -> Tensor:
+    return t.split(size, dim)[index]
+
+
+def _unbound(t: Tensor, count: int, dim: int, index: int) -> Tensor:
+    return t.unbind(dim)[index]
+
+
+VIEWS: dict[str, tuple[Callable[..., Any], Chooser]] = {
+    "transpose": (torch.transpose, _two), "permute": (torch.permute, _permutation),
+    "t": (lambda t: t.t(), _nothing), "view": (Tensor.view, _factored),
+    "reshape": (torch.reshape, _factored), "expand": (Tensor.expand, _expanded),
+    "slice": (lambda t, d, a, b, s: t[(slice(None),) * d + (slice(a, b, s),)], _slice),
+    "select": (torch.select, _select), "diagonal": (torch.diagonal, _diagonal),
+    "unfold": (Tensor.unfold, _unfold), "as_strided": (torch.as_strided, _as_strided),
+    "squeeze": (torch.squeeze, _nothing), "squeeze_dim": (torch.squeeze, _dim),
+    "unsqueeze": (torch.unsqueeze, _dim), "chunk": (_chunk, _part), "split": (_split, _part),
+    "unbind": (_unbound, _part), "detach": (Tensor.detach, _nothing),
+    "alias": (lambda t: t.view_as(t), _nothing), "flatten": (torch.flatten, _nothing),
+    "real": (lambda t: t.real, _nothing), "imag": (lambda t: t.imag, _nothing),
+    "view_as_real": (torch.view_as_real, _nothing),
+    "view_as_complex": (torch.view_as_complex, _nothing), "view_dtype": (Tensor.view, _dtype),
+    "conj": (torch.conj, _nothing), "data": (lambda t: t.data, _nothing),
+    "movedim": (torch.movedim, _two), "contiguous": (Tensor.contiguous, _nothing),
+    "narrow": (lambda t, d, a, b, s: t.narrow(d, a, 1), _slice),
+    "itself": (lambda t: t, _nothing),
+}  # fmt: skip
+
+WRITES: dict[str, tuple[Callable[..., Any], Chooser]] = {
+    "mul_": (Tensor.mul_, _number), "add_": (Tensor.add_, _number),
+    "zero_": (Tensor.zero_, _nothing), "fill_": (Tensor.fill_, _number),
+    "neg_": (Tensor.neg_, _nothing), "relu_": (torch.relu_, _nothing),
+    "abs_": (Tensor.abs_, _nothing), "clamp_": (lambda t: t.clamp_(-1, 1), _nothing),
+    "setitem": (_setitem, _slice_and_number),
+    "masked_fill_": (lambda t: t.masked_fill_(t > 0, 0.25), _nothing),
+    "set_mask": (lambda t: t.__setitem__((t if t.dim() else t[None]) > 0.5, 0.5), _nothing),
+    "index_fill_": (lambda t: t.index_fill_(0, _rows(t), 3.0), _nothing),
+    "index_put": (lambda t: t.__setitem__(_rows(t), 4.0), _nothing),
+    "tril_": (Tensor.tril_, _nothing),
+    "foreach_mul_": (lambda t: torch._foreach_mul_([t], 0.5), _nothing),
+    "square_out": (lambda t: torch.mul(t.detach(), 0.5, out=t), _nothing),
+    "fill_tensor": (lambda t: t.fill_(torch.tensor(0.5)), _nothing),
+    "map_rows": (lambda t: t[0].copy_(t[-1]), _nothing),
+}  # fmt: skip
+
+# Of two tensors: the first is written to.
+WRITES_TWO: dict[str, Callable[..., Any]] = {
+    "copy_": Tensor.copy_, "add_tensor": Tensor.add_, "mul_tensor": Tensor.mul_,
+    "sub_out": lambda t, o: torch.sub(t.detach(), o.detach(), out=t),
+    "addcmul_": lambda t, o: t.addcmul_(o, o),
+    "foreach_add_": lambda t, o: torch._foreach_add_([t], [o]),
+    "foreach_copy_": lambda t, o: torch._foreach_copy_([t], [o]),
+    "set_row": lambda t, o: t.__setitem__(0, o),
+    "lerp_": lambda t, o: t.lerp_(o, 0.5),
+}  # fmt: skip
+
+META: dict[str, tuple[Callable[..., Any], Chooser]] = {
+    "t_": (Tensor.t_, _nothing), "transpose_": (Tensor.transpose_, _two),
+    "squeeze_": (Tensor.squeeze_, _nothing), "unsqueeze_": (Tensor.unsqueeze_, _dim),
+    "as_strided_": (Tensor.as_strided_, _as_strided), "resize_": (Tensor.resize_, _sizes),
+    "detach_": (Tensor.detach_, _nothing),
+}  # fmt: skip
+META_TWO: dict[str, Callable[..., Any]] = {"set_": Tensor.set_}
+
+NEW: dict[str, tuple[Callable[..., Any], Chooser]] = {
+    "clone": (torch.clone, _nothing), "half": (lambda t: t * 0.5, _nothing),
+    "square": (lambda t: t * t, _nothing), "to": (Tensor.to, _dtype),
+    "sum": (torch.sum, _dim), "empty_like": (lambda t: torch.zeros_like(t), _nothing),
+    "complex": (lambda t: torch.complex(t, t * 2), _nothing),
+    "transposed_copy": (lambda t: t.transpose(0, -1).clone(), _nothing),
+    "sort": (lambda t: t.sort().values, _nothing),
+    "new_zeros": (lambda t: torch.zeros(3, 4), _nothing),
+}  # fmt: skip
+NEW_TWO: dict[str, Callable[..., Any]] = {
+    "mul": torch.mul, "add": torch.add, "where": lambda a, b: torch.where(a > b, a, b),
+    "cat": lambda a, b: torch.cat([a, b]), "stack": lambda a, b: torch.stack([a, b]),
+    "type_as": Tensor.type_as,
+}  # fmt: skip
+
+ONE = {**VIEWS, **WRITES, **META, **NEW}
+TWO = {**WRITES_TWO, **META_TWO, **NEW_TWO}
+FUNCTIONS: dict[str, Callable[..., Any]] = {**{k: f for k, (f, _) in ONE.items()}, **TWO}
+_ONES = [(VIEWS, 0.45), (WRITES, 0.3), (META, 0.07), (NEW, 0.18)]
+
+
+def apply(step: Step, values: list[Any]) -> None:
+    """Run one step; a new tensor becomes the next value, else None does."""
+    arguments = [values[i] for i in step.operands]
+    if step.no_grad:
+        with torch.no_grad():
+            result = FUNCTIONS[step.name](*arguments, *step.args)
+    else:
+        result = FUNCTIONS[step.name](*arguments, *step.args)
+    values.append(result if isinstance(result, Tensor) else None)
+
+
+def as_function(program: Program) -> Callable[..., tuple[Any, ...]]:
+    """The program as a function of its inputs."""
+
+    def run(*inputs: Any) -> tuple[Any, ...]:
+        values = list(inputs)
+        for step in program.steps:
+            apply(step, values)
+        return tuple(values[i] for i in program.outputs)
+
+    return run
+
+
+# --- inputs ---------------------------------------------------------------------------------------
+
+
+def make_inputs(program: Program) -> tuple[list[Tensor], list[Tensor]]:
+    """The inputs, and the leaves that gradients arrive at."""
+    generator = torch.Generator().manual_seed(program.seed)
+    inputs: list[Tensor] = []
+    leaves: list[Tensor] = []
+    for spec in program.inputs:
+        if spec.of is not None:
+            inputs.append(_aliased(inputs[spec.of], spec.relation))
+            continue
+        t = _made(spec, generator)
+        if spec.grad != "none":
+            leaf = t.detach().requires_grad_()
+            leaves.append(leaf)
+            t = leaf.clone(memory_format=torch.preserve_format) if spec.grad == "nonleaf" else leaf
+        inputs.append(t)
+    return inputs, leaves
+
+
+def _made(spec: Input, generator: torch.Generator) -> Tensor:
+    def values(*shape: int) -> Tensor:
+        if spec.dtype in (torch.int64, torch.bool):
+            return torch.randint(0, 2, shape, generator=generator).to(spec.dtype)
+        return torch.randn(shape, generator=generator, dtype=spec.dtype)
+
+    if spec.layout == "transposed" and len(spec.shape) >= 2:
+        return values(*reversed(spec.shape)).permute(*reversed(range(len(spec.shape))))
+    if spec.layout == "strided" and spec.shape:
+        return values(*spec.shape[:-1], spec.shape[-1] * 2)[..., ::2]
+    if spec.layout == "offset" and spec.shape:
+        return values(spec.shape[0] + 1, *spec.shape[1:])[1:]
+    if spec.layout == "expanded" and spec.shape:
+        return values(1, *spec.shape[1:]).expand(spec.shape)
+    return values(*spec.shape)
+
+
+def _aliased(base: Tensor, relation: str) -> Tensor:
+    if relation == "same":
+        return base
+    if relation == "detached":
+        return base.detach()
+    if relation == "first half":
+        return base.detach()[: max(1, base.shape[0] // 2)] if base.dim() else base.detach()
+    if relation == "second half":
+        return base.detach()[base.shape[0] // 2 :] if base.dim() else base.detach()
+    if relation == "transposed":
+        return base.detach().t() if base.dim() <= 2 else base.detach().transpose(0, 2)
+    if relation == "view":
+        return base.view_as(base)
+    if relation == "leaf":
+        return base.detach().requires_grad_()
+    raise ValueError(relation)
+
+
+def random_input(rng: Rng, number: int) -> Input:
+    if number and rng.random() < 0.15:
+        relations = ["same", "detached", "first half", "second half", "transposed", "view", "leaf"]
+        return Input((), of=rng.randrange(number), relation=rng.choice(relations))
+    shape = rng.choice(
+        [(3, 4), (3, 4), (2, 3), (2, 3, 2), (6,), (2, 1, 3), (1,), (), (4, 4), (0, 2)]
+    )
+    dtypes = [torch.float32] * 8 + [torch.float64, torch.complex64, torch.int64, torch.bool]
+    dtype = rng.choice(dtypes)
+    layout = rng.choice(["dense"] * 5 + ["transposed", "strided", "offset", "expanded"])
+    grad = rng.choice(["none", "none", "leaf", "nonleaf"])
+    if not (dtype.is_floating_point or dtype.is_complex):
+        grad = "none"
+    return Input(shape, dtype, layout, grad)
+
+
+# --- making programs ------------------------------------------------------------------------------
+
+
+def random_program(seed: int) -> Program | None:
+    """A program that eager accepts; None if none was found."""
+    rng = Rng(seed)
+    specs: list[Input] = []
+    for number in range(rng.randint(1, 3)):
+        specs.append(random_input(rng, number))
+    program = Program(seed, tuple(specs), (), (), grad_mode=rng.random() < 0.85)
+    try:
+        inputs, _ = make_inputs(program)
+    except RuntimeError:
+        return None
+    values: list[Any] = list(inputs)
+    steps: list[Step] = []
+    with torch.set_grad_enabled(program.grad_mode):
+        for _ in range(rng.randint(3, 14)):
+            step = _random_step(rng, values)
+            if step is None or _undefined(step, values, len(specs)):
+                continue
+            try:
+                apply(step, values)
+            except (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError):
+                continue
+            steps.append(step)
+    live = [i for i, v in enumerate(values) if isinstance(v, Tensor) and v.numel() < 500]
+    if not steps or not live:
+        return None
+    outputs = rng.sample(live, min(len(live), rng.randint(1, 4)))
+    after = tuple(i for i in range(len(outputs)) if rng.random() < 0.2)
+    return replace(program, steps=tuple(steps), outputs=tuple(outputs), after=after)
+
+
+def _undefined(step: Step, values: list[Any], inputs: int) -> bool:
+    """What eager itself does in some order only, or what is refused whenever it comes."""
+    first = values[step.operands[0]]
+    if step.name == "set_":
+        return step.operands[0] < inputs
+    alone = not any(
+        isinstance(v, Tensor) and v is not first and _one_storage(v, first) for v in values
+    )
+    if step.name == "detach_":
+        # Views of it keep a history that depends on what is asked when.
+        return not alone or any(v is first for v in values[:inputs])
+    if step.name == "resize_" and math.prod(step.args[0]) > first.numel():
+        return True  # uninitialised memory
+    if step.name in WRITES_TWO:
+        second = values[step.operands[1]]
+        return second is not first and _one_storage(first, second)  # a copy onto itself
+    return False
+
+
+def _one_storage(a: Tensor, b: Tensor) -> bool:
+    return a.untyped_storage()._cdata == b.untyped_storage()._cdata
+
+
+def _random_step(rng: Rng, values: list[Any]) -> Step | None:
+    live = [i for i, v in enumerate(values) if isinstance(v, Tensor)]
+    # newer values more often: chains of views, and writes through them
+    first = live[int(len(live) * rng.random() ** 0.7)]
+    no_grad = rng.random() < 0.2
+    if rng.random() < 0.25:
+        table = rng.choice(
+            [WRITES_TWO, WRITES_TWO, NEW_TWO, META_TWO if rng.random() < 0.3 else NEW_TWO]
+        )
+        name = rng.choice(list(table))
+        same = [i for i in live if values[i].shape == values[first].shape]
+        second = rng.choice(same if rng.random() < 0.7 else live)
+        return Step(name, (first, second), (), no_grad)
+    tables, weights = zip(*_ONES, strict=True)
+    chosen = rng.choices(tables, weights)[0]
+    name = rng.choice(list(chosen))
+    try:
+        args = chosen[name][1](rng, values[first])
+    except (IndexError, ValueError):
+        return None
+    return None if args is None else Step(name, (first,), args, no_grad)
+
+
+# --- comparing ------------------------------------------------------------------------------------
+
+
+class Difference(AssertionError):
+    """Compiled and eager differ."""
+
+
+@dataclass
+class Ran:
+    """What one run left: everything that is compared."""
+
+    outputs: list[Any]
+    inputs: list[Tensor]
+    leaves: list[Tensor]
+    versions: list[bool]
+
+
+def _run(fn: Callable[..., Any], program: Program) -> Ran:
+    inputs, leaves = make_inputs(program)
+    before = [t._version for t in inputs]
+    with torch.set_grad_enabled(program.grad_mode):
+        outputs = list(fn(*inputs))
+    return Ran(
+        outputs, inputs, leaves, [t._version > v for t, v in zip(inputs, before, strict=True)]
+    )
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    a, b = a.detach().resolve_conj().resolve_neg(), b.detach().resolve_conj().resolve_neg()
+    if a.dtype is torch.complex32:
+        a, b = torch.view_as_real(a), torch.view_as_real(b)
+    if torch.equal(a, b):
+        return True
+    if not (a.is_floating_point() or a.is_complex()):
+        return False
+    return torch.allclose(a, b, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def _expect(condition: bool, text: str) -> None:
+    if not condition:
+        raise Difference(text)
+
+
+def _expect_equal(ours: Tensor, theirs: Tensor, what: str) -> None:
+    if not _equal(ours, theirs):
+        raise Difference(f"{what} {ours}, not {theirs}")
+
+
+def _compare(ours: Tensor, theirs: Tensor, what: str) -> None:
+    _expect(ours.dtype == theirs.dtype, f"{what}: dtype {ours.dtype}, not {theirs.dtype}")
+    _expect(ours.shape == theirs.shape, f"{what}: shape {ours.shape}, not {theirs.shape}")
+    if theirs.numel():
+        strides = zip(theirs.shape, ours.stride(), theirs.stride(), strict=True)
+        _expect(
+            all(n == 1 or a == b for n, a, b in strides),
+            f"{what}: strides {ours.stride()}, not {theirs.stride()}",
+        )
+    _expect_equal(ours, theirs, f"{what}: values")
+    try:
+        leaf = theirs.is_leaf
+    except RuntimeError:
+        return  # a view that autograd lost track of: eager refuses to say
+    _expect(ours.requires_grad == theirs.requires_grad, f"{what}: requires_grad")
+    _expect(ours.is_leaf == leaf, f"{what}: is_leaf {ours.is_leaf}, not {leaf}")
+
+
+def _places(values: list[Any]) -> list[Any]:
+    """For each pair of tensors: the same object, so many bytes apart in one storage, or apart."""
+    found: list[Any] = []
+    for i, a in enumerate(values):
+        for b in values[:i]:
+            if a is b:
+                found.append("same")
+            elif not (a.numel() and b.numel()):
+                found.append(None)
+            elif a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr():
+                found.append(a.data_ptr() - b.data_ptr())
+            else:
+                found.append(None)
+    return found
+
+
+def _write(t: Tensor, value: float) -> str:
+    try:
+        t.mul_(value)
+    except RuntimeError:
+        return "refused"
+    return "written"
+
+
+def check_program(program: Program, table: str, calls: int = 1) -> str:
+    """Compare; "ok", "eager refuses" or "refused: why". Raises `Difference`."""
+    fn = as_function(program)
+    try:
+        for_tracing, _ = make_inputs(program)
+        ran = _run(fn, program)
+        for t in (*ran.outputs, *ran.inputs):
+            t.is_leaf  # noqa: B018 - raises if it is a view that autograd lost track of
+    except (RuntimeError, IndexError, ValueError) as error:
+        return f"eager refuses: {type(error).__name__}"
+    graph = as_graph(fn, len(program.inputs))
+    with torch.set_grad_enabled(program.grad_mode):
+        try:
+            compiled = aot_compile(
+                graph,
+                for_tracing,
+                forward_compiler=lambda gm, examples: (
+                    Interpreter(gm, garbage_collect_values=False).run
+                ),
+                decompositions=TABLES[table],
+            )
+        except TraceError as error:
+            return f"refused: {str(error)[:90]}"
+    for _ in range(calls):
+        _check_call(program, fn, compiled)
+    return "ok"
+
+
+def _check_call(program: Program, fn: Callable[..., Any], compiled: Callable[..., Any]) -> None:
+    theirs, ours = _run(fn, program), _run(compiled, program)
+    _expect(len(ours.outputs) == len(theirs.outputs), "number of outputs")
+    _expect(ours.versions == theirs.versions, f"versions {ours.versions}, not {theirs.versions}")
+    _compare_all(ours, theirs, "")
+    places, expected = (
+        _places([*ours.inputs, *ours.outputs]),
+        _places([*theirs.inputs, *theirs.outputs]),
+    )
+    _expect(places == expected, f"places {places}, not {expected}")
+    for i in program.after:
+        done = _write(theirs.outputs[i], 2.0)
+        if done == "written":
+            _expect(_write(ours.outputs[i], 2.0) == done, f"a write to output {i} was refused")
+    _compare_all(ours, theirs, " after a write")
+    _gradients(program, ours, theirs)
+    for i, (a, b) in enumerate(zip(ours.outputs, theirs.outputs, strict=True)):
+        with torch.no_grad():
+            done = _write(b, 0.5)
+            if done == "written":
+                _expect(_write(a, 0.5) == done, f"a plain write to output {i} was refused")
+    _compare_all(ours, theirs, " after plain writes")
+
+
+def _compare_all(ours: Ran, theirs: Ran, when: str) -> None:
+    for i, (a, b) in enumerate(zip(ours.outputs, theirs.outputs, strict=True)):
+        _compare(a, b, f"output {i}{when}")
+    for i, (a, b) in enumerate(zip(ours.inputs, theirs.inputs, strict=True)):
+        _compare(a, b, f"input {i}{when}")
+
+
+def _loss(program: Program, ran: Ran) -> Tensor | None:
+    rng = Rng(program.seed + 1)
+    terms = []
+    for t in (*ran.outputs, *ran.inputs):
+        used = rng.random() < 0.8
+        if not used or not t.requires_grad or t.numel() == 0:
+            continue
+        real = torch.view_as_real(t.resolve_conj()) if t.is_complex() else t
+        weight = torch.arange(1, real.numel() + 1, dtype=real.dtype).view(real.shape)
+        terms.append((real * weight).sum().double())
+    return torch.stack(terms).sum() if terms else None
+
+
+_NOT_DIFFERENTIABLE = ("modified by an inplace", "invalid gradient", "derivative for")
+
+
+def _gradients(program: Program, ours: Ran, theirs: Ran) -> None:
+    try:
+        expected = _loss(program, theirs)
+    except RuntimeError:
+        return  # a view that autograd lost track of
+    got = _loss(program, ours)
+    _expect((got is None) == (expected is None), "whether there is a loss")
+    if expected is None or got is None or not expected.requires_grad:
+        return
+    try:
+        expected.backward()
+    except RuntimeError:
+        return  # a value that eager had saved was written to
+    try:
+        got.backward()
+    except RuntimeError as error:
+        # Of a graph one part of which cannot be differentiated none can; and writes through
+        # `.data` are not hidden from a compiled graph that saved the tensor.
+        if not any(text in str(error) for text in _NOT_DIFFERENTIABLE):
+            raise
+        return
+    theirs.leaves += [t for t in theirs.inputs if t.requires_grad and t.is_leaf]
+    ours.leaves += [t for t in ours.inputs if t.requires_grad and t.is_leaf]
+    for i, (a, b) in enumerate(zip(ours.leaves, theirs.leaves, strict=True)):
+        _expect((a.grad is None) == (b.grad is None), f"gradient {i}: only one is None")
+        if b.grad is not None and a.grad is not None:
+            _expect_equal(a.grad, b.grad, f"gradient {i}:")
+
+
+# --- cutting down ---------------------------------------------------------------------------------
+
+
+def outcome(program: Program, table: str) -> str:
+    """`check_program`, with anything that goes wrong as text."""
+    try:
+        return check_program(program, table)
+    except Difference as error:
+        return f"DIFFERENT: {error}"
+    except Exception as error:
+        line = traceback.extract_tb(error.__traceback__)[-1]
+        return f"ERROR: {type(error).__name__}: {error} [{line.name} {line.lineno}]"
+
+
+def smaller(program: Program, table: str) -> Program:
+    """The program without steps that its difference does not need."""
+    kind = outcome(program, table).split(":")[0]
+    changed = True
+    while changed:
+        changed = False
+        for i in reversed(range(len(program.steps))):
+            shorter = _without_step(program, i)
+            if shorter is not None and outcome(shorter, table).split(":")[0] == kind:
+                program, changed = shorter, True
+        for i in reversed(range(len(program.outputs))):
+            rest = program.outputs[:i] + program.outputs[i + 1 :]
+            after = tuple(a - (a > i) for a in program.after if a != i)
+            fewer = replace(program, outputs=rest, after=after)
+            if outcome(fewer, table).split(":")[0] == kind:
+                program, changed = fewer, True
+    return program
+
+
+def _without_step(program: Program, index: int) -> Program | None:
+    gone = len(program.inputs) + index
+    rest = program.steps[:index] + program.steps[index + 1 :]
+    if any(gone in s.operands for s in rest) or gone in program.outputs:
+        return None
+    moved = tuple(replace(s, operands=tuple(o - (o > gone) for o in s.operands)) for s in rest)
+    outputs = tuple(o - (o > gone) for o in program.outputs)
+    return replace(program, steps=moved, outputs=outputs)
+
+
+def main(first: int, last: int, table: str) -> None:
+    """Run seeds; print the differences cut down, and counts."""
+    torch.set_num_threads(1)
+    counts: Counter[str] = Counter()
+    start = time.perf_counter()
+    for seed in range(first, last):
+        program = random_program(seed)
+        if program is None:
+            counts["no program"] += 1
+            continue
+        result = outcome(program, table)
+        counts[result if result.startswith("refused") else result.split(":")[0]] += 1
+        if (
+            result.startswith(("DIFFERENT", "ERROR"))
+            and counts["DIFFERENT"] + counts["ERROR"] <= 12
+        ):
+            cut = smaller(program, table)
+            print(f"seed {seed}: {outcome(cut, table)}\n    {cut}", flush=True)
+    seconds = time.perf_counter() - start
+    for text, count in counts.most_common():
+        print(f"{count:7d}  {text}")
+    print(f"{seconds:.0f} s, {1e3 * seconds / (last - first):.1f} ms a seed")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else "aten")
