@@ -21,7 +21,15 @@ setup(
             sources=["src/dovetail_runtime/_executor.cpp"],
             depends=[
                 f"src/dovetail_runtime/native/{name}.h"
-                for name in ("program", "load", "run", "slab", "cuda_driver")
+                for name in (
+                    "program",
+                    "load",
+                    "run",
+                    "slab",
+                    "cuda_driver",
+                    "matmul",
+                    "tensor_memory",
+                )
             ],
             include_dirs=[os.path.join(torch_dir, "include")],
             library_dirs=[os.path.join(torch_dir, "lib")],

@@ -72,19 +72,23 @@ def _make_write_back(
     silent = [m.index for m in signature.mutated if m.silent]
     if not signature.mutated and not signature.bumped:
         return None
-    targets = [index for index, _ in data]
-    sources = [result for _, result in data]
+    # Copies of one dtype and device go to the GPU in few launches. Both are as when first called.
+    groups: list[list[tuple[int, int]]] = []
 
     def write_back(inputs: Sequence[Any], results: Sequence[Any]) -> None:
         versions = tuple(inputs[index]._version for index in silent)
-        if targets:
+        if data:
+            if not groups:
+                groups[:] = _grouped(data, inputs)
             with torch.no_grad():
-                if len(targets) == 1:
-                    inputs[targets[0]].copy_(results[sources[0]])
-                else:
-                    torch._foreach_copy_(
-                        [inputs[i] for i in targets], [results[i] for i in sources]
-                    )
+                for group in groups:
+                    if len(group) == 1:
+                        ((index, result),) = group
+                        inputs[index].copy_(results[result])
+                    else:
+                        torch._foreach_copy_(
+                            [inputs[i] for i, _ in group], [results[i] for _, i in group]
+                        )
         for index, result in graded:
             inputs[index].copy_(results[result])
         if silent:
@@ -94,6 +98,17 @@ def _make_write_back(
             torch.autograd.graph.increment_version(inputs[index])
 
     return write_back
+
+
+def _grouped(
+    pairs: Sequence[tuple[int, int]], inputs: Sequence[Any]
+) -> list[list[tuple[int, int]]]:
+    """(input, result) pairs by the input's dtype and device."""
+    groups: dict[Any, list[tuple[int, int]]] = {}
+    for pair in pairs:
+        target = inputs[pair[0]]
+        groups.setdefault((target.dtype, target.device), []).append(pair)
+    return list(groups.values())
 
 
 def _maker(info: OutputInfo, signature: Signature) -> _Maker:

@@ -11,6 +11,7 @@
 
 #include <cstring>
 
+#include "matmul.h"
 #include "program.h"
 
 namespace dovetail {
@@ -395,10 +396,23 @@ class Loader {
     return {};
   }
 
+  // A product of matrices into memory that is there, scaled by nothing.
+  static bool is_product(const CallAten& call) {
+    if (!call.outputs.empty()) return false;
+    if (call.name == "aten::mm.out" || call.name == "aten::bmm.out") return true;
+    if (call.name != "aten::addmm.out") return false;
+    for (const AtenArgument& argument : call.arguments) {
+      if (argument.kind == AtenArgument::Tensor) continue;
+      if (argument.kind != AtenArgument::Literal || !argument.literal.isScalar()) return false;
+      if (!argument.literal.toScalar().equal(1)) return false;
+    }
+    return true;
+  }
+
   // What can be known only when all steps stand where they will stay.
   void link() {
     std::vector<bool> needs_data(program_.slots.size(), false);
-    for (const Step& step : program_.steps) {
+    for (Step& step : program_.steps) {
       if (auto* allocate = std::get_if<AllocateSlab>(&step)) {
         program_.slots[allocate->slot].spec = &allocate->spec;
         program_.slots[allocate->slot].in_slab = true;
@@ -407,6 +421,12 @@ class Loader {
         program_.slots[view->slot].root = view->root;
       } else if (auto* cpp = std::get_if<LaunchCpp>(&step)) {
         for (SlotIndex slot : cpp->tensors) needs_data[slot] = true;
+      } else if (auto* call = std::get_if<CallAten>(&step)) {
+        if (program_.cuda_device < 0 || CublasLt::get() == nullptr || !is_product(*call)) continue;
+        call->product = std::make_shared<LtProduct>();
+        for (const AtenArgument& argument : call->arguments) {
+          if (argument.kind == AtenArgument::Tensor) needs_data[argument.index] = true;
+        }
       } else if (auto* triton = std::get_if<LaunchTriton>(&step)) {
         for (const TritonArgument& argument : triton->arguments) {
           if (argument.bytes == 0) needs_data[argument.index] = true;

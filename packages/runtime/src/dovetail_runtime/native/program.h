@@ -118,12 +118,15 @@ struct AtenArgument {
   bool wrapped = false;   // Size, Float: the schema wants a tensor
 };
 
+class LtProduct;
+
 struct CallAten {
   std::string name;
   c10::OperatorHandle op;
   std::vector<AtenArgument> arguments;
   std::vector<SlotIndex> outputs;
   std::vector<std::optional<Spec>> expected;  // empty, or one for each output
+  std::shared_ptr<LtProduct> product;         // set if it may bypass ATen
 };
 
 struct FreeSlots {

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "cuda_driver.h"
+#include "matmul.h"
 #include "program.h"
 #include "slab.h"
 #include "tensor_memory.h"
@@ -435,7 +436,64 @@ class Runner {
     return values;
   }
 
+  // Where a matrix (or a batch, or a row) lies; false if that is not known without its tensor.
+  bool matrix_of(const AtenArgument& argument, Matrix& matrix) {
+    const Slot& slot = frame_.slots[argument.index];
+    const Spec* spec = program_.slots[argument.index].spec;
+    if (slot.data == nullptr || (slot.impl == nullptr && spec == nullptr)) return false;
+    matrix.data = static_cast<char*>(slot.data);
+    int64_t dims = slot.impl != nullptr ? slot.impl->dim() : static_cast<int64_t>(spec->shape.size());
+    auto size = [&](int64_t d) {
+      return slot.impl != nullptr ? slot.impl->size(d) : values()[spec->shape[d]];
+    };
+    auto stride = [&](int64_t d) {
+      return slot.impl != nullptr ? slot.impl->stride(d) : values()[spec->stride[d]];
+    };
+    matrix.dtype = slot.impl != nullptr ? slot.impl->dtype().toScalarType() : spec->dtype;
+    if (dims < 1 || dims > 3) return false;
+    matrix.columns = size(dims - 1);
+    matrix.column_stride = stride(dims - 1);
+    matrix.rows = dims > 1 ? size(dims - 2) : 1;
+    matrix.row_stride = dims > 1 ? stride(dims - 2) : 0;
+    matrix.batch = dims > 2 ? size(0) : 1;
+    matrix.batch_stride = dims > 2 ? stride(0) : 0;
+    return true;
+  }
+
+  // Runs a product without ATen; false if ATen is to run it.
+  bool multiply(CallAten& step) {
+    if (at::globalContext().deterministicAlgorithms()) return false;
+    Matrix operands[4];  // a, b, out; and what is added
+    size_t found = 0;
+    bool adds = step.name == "aten::addmm.out";
+    for (const AtenArgument& argument : step.arguments) {
+      if (argument.kind != AtenArgument::Tensor) continue;
+      size_t place = !adds ? found : found == 0 ? 3 : found - 1;
+      if (!matrix_of(argument, operands[place])) return false;
+      if (operands[place].dtype != operands[0].dtype && place != 3) return false;
+      ++found;
+    }
+    const auto& [a, b, out, added] = operands;
+    if (a.dtype != c10::kHalf && a.dtype != c10::kBFloat16) return false;
+    if (a.columns != b.rows || out.rows != a.rows || out.columns != b.columns) return false;
+    if (a.batch != out.batch || b.batch != out.batch) return false;
+    const char* bias = nullptr;
+    const Matrix* addend = nullptr;
+    if (adds) {
+      if (added.dtype != a.dtype || added.columns != out.columns) return false;
+      if (added.column_stride == 1 && (added.rows == 1 || added.row_stride == 0)) {
+        bias = added.data;
+      } else if (added.rows == out.rows) {
+        addend = &added;
+      } else {
+        return false;
+      }
+    }
+    return step.product->run(a, b, out, bias, addend, program_.cuda_device, frame_.cuda_stream);
+  }
+
   void execute(CallAten& step) {
+    if (step.product != nullptr && multiply(step)) return;
     c10::Stack& stack = frame_.stack;
     stack.clear();
     for (const AtenArgument& argument : step.arguments) push(argument, stack);
