@@ -117,7 +117,8 @@ PyInit__frame_hook(void)
     skip_mark = PyUnicode_FromString("<SKIP>");
     off_mark = PyUnicode_FromString("<OFF>");
     if (extra_index < 0 || return_code == NULL || skip_mark == NULL
-        || off_mark == NULL || PyType_Ready(&EntryType) < 0
+        || off_mark == NULL || make_state(return_code) == NULL || prove_extras(return_code) < 0
+        || PyType_Ready(&EntryType) < 0
         || PyModule_AddType(module, &ContextType) < 0
         || PyModule_AddType(module, &SwitchedType) < 0
         || PyModule_AddType(module, &BoundType) < 0

@@ -158,30 +158,20 @@ run_off(PyThreadState *ts, _PyInterpreterFrame *frame, Context *context)
     return result;
 }
 
-static PyObject *
-hook_eval(PyThreadState *ts, _PyInterpreterFrame *frame, int throwflag)
+/* An un-started frame, or one that is none of our business, with `context` on. */
+static Py_NO_INLINE PyObject *
+eval_captured(PyThreadState *ts, _PyInterpreterFrame *frame, Context *context, CodeState *state)
 {
-    Context *context = active;
-    if (context == NULL || throwflag || frame->owner != FRAME_OWNED_BY_THREAD) {
-        return previous_eval(ts, frame, throwflag);
-    }
     if (ts->tracing) { /* a profiler's or debugger's own function, called within the user's */
         return run_off(ts, frame, context);
     }
     PyCodeObject *code = FRAME_CODE(frame);
     if ((code->co_flags & (NOT_ORDINARY | CO_OPTIMIZED)) != CO_OPTIMIZED || !AT_START(frame, code)) {
-        return previous_eval(ts, frame, throwflag);
+        return previous_eval(ts, frame, 0);
     }
-    CodeState *state = get_state(code);
-    Node *node = NULL;
-    if (state != NULL) {
-        if (state->skip) {
-            return previous_eval(ts, frame, throwflag);
-        }
-        node = get_node(state, context);
-        if (node != NULL && node->closed && PyTuple_GET_SIZE(node->entries) == 0) {
-            return node->off ? run_off(ts, frame, context) : previous_eval(ts, frame, 0);
-        }
+    Node *node = state == NULL ? NULL : get_node(state, context);
+    if (node != NULL && node->closed && PyTuple_GET_SIZE(node->entries) == 0) {
+        return node->off ? run_off(ts, frame, context) : previous_eval(ts, frame, 0);
     }
     PyObject *func = FRAME_FUNCTION(frame);
     int n = argument_count(code);
@@ -225,4 +215,23 @@ hook_eval(PyThreadState *ts, _PyInterpreterFrame *frame, int throwflag)
     }
     Py_DECREF(context);
     return result;
+}
+
+/* Most calls are none of our business. They are found out with as little as possible. */
+static PyObject *
+hook_eval(PyThreadState *ts, _PyInterpreterFrame *frame, int throwflag)
+{
+    Context *context = active;
+    if (context != NULL && !throwflag && frame->owner == FRAME_OWNED_BY_THREAD) {
+        CodeState *state = get_state(FRAME_CODE(frame));
+        Node *node = state == NULL ? NULL : state->nodes;
+        int plain = state != NULL && state->skip;
+        if (node != NULL && node->context == context && node->closed && !node->off) {
+            plain |= PyTuple_GET_SIZE(node->entries) == 0;
+        }
+        if (!plain || ts->tracing) {
+            return eval_captured(ts, frame, context, state);
+        }
+    }
+    return previous_eval(ts, frame, throwflag);
 }

@@ -51,15 +51,30 @@ free_state(void *extra)
     PyMem_Free(state);
 }
 
+/* How CPython keeps the extras of a code object: as PyUnstable_Code_GetExtra, but no call. It is
+ * tried on load. */
+typedef struct {
+    Py_ssize_t count;
+    void *slots[];
+} Extras;
+
 static inline CodeState *
 get_state(PyCodeObject *code)
 {
+    Extras *extras = code->co_extra;
+    return extras == NULL || extras->count <= extra_index ? NULL : extras->slots[extra_index];
+}
+
+static int
+prove_extras(PyCodeObject *code)
+{
     void *extra = NULL;
-    if (PyUnstable_Code_GetExtra((PyObject *)code, extra_index, &extra) < 0) {
-        PyErr_Clear();
-        return NULL;
+    int failed = PyUnstable_Code_GetExtra((PyObject *)code, extra_index, &extra) < 0;
+    if (!failed && (extra == NULL || get_state(code) != extra)) {
+        PyErr_SetString(PyExc_ImportError, "this CPython keeps extras of code objects otherwise");
+        failed = 1;
     }
-    return extra;
+    return failed ? -1 : 0;
 }
 
 static CodeState *

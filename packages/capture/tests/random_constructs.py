@@ -183,7 +183,7 @@ class ConstructStatements:
             r.choice([
                 f"{t} = {t} + torch.rand_like({t})", f"{i} = random.randint(0, 5)",
                 f"{i} = random.choice([1, 2, {i}])", f"{t} = torch.nn.functional.dropout({t}, 0.5)",
-                f"STATE['log'].append(round(random.random(), 3))", f"{t} = {t} * torch.randn(3)",
+                "STATE['log'].append(round(random.random(), 3))", f"{t} = {t} * torch.randn(3)",
                 f"{i} = random.sample(range(9), 2)[0]",
             ])
         )  # fmt: skip

@@ -531,7 +531,7 @@ def class_hooks(x):
     return f(x), before, f.size, Field[int], Sub.tag, Field.size.name
 
 
-@construct(graphs=None, breaks=1)
+@construct()
 def local_class(x):
     class Local:
         factor = 3

@@ -182,8 +182,17 @@ class SizeNodes:
 
     def _call(self, function: Callable[..., Any], *args: Any) -> Node:
         node = self.graph.call_function(function, args)
-        node.meta["val"] = function(*[a.meta["val"] if isinstance(a, Node) else a for a in args])
+        run = power_of_floats if function is operator.pow else function
+        node.meta["val"] = run(*[a.meta["val"] if isinstance(a, Node) else a for a in args])
         return node
+
+
+def power_of_floats(left: Any, right: Any) -> Any:
+    """`left ** right` where one is a symbolic float, for `left >= 0`: torch's own operator would
+    check that once more, by what loads half of torch.fx."""
+    if isinstance(left, (int, float)):
+        return right.__rfloat_pow__(left)
+    return torch.sym_float(left).__float_pow__(right)
 
 
 def _node_of(size: Any) -> SymNode:

@@ -247,7 +247,7 @@ class _Attempt:
         clauses, held = self.session.clauses, self.session.sources.held
         by_class: dict[type, list[tuple[str, Any, bool]]] = {}
         for (cls, name), attr in self.vm.class_reads.items():
-            if not cls.__flags__ & _IMMUTABLE_TYPE:
+            if not cls.__flags__ & _IMMUTABLE_TYPE and id(cls) not in self.session.stand_ins:
                 present = attr is not MISSING
                 row = (name, attr if present else None, present)
                 by_class.setdefault(cls, []).append(row)

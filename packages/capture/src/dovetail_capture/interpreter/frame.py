@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail_capture.interpreter.bytecode import VERSION, DecodedCode, Instruction
 from dovetail_capture.interpreter.signals import ProgramException
 from dovetail_capture.interpreter.values.base import Constant, Value
+from dovetail_capture.interpreter.values.containers import DictValue
 from dovetail_capture.interpreter.values.functions import CellValue, TracebackValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
 
@@ -30,7 +31,7 @@ class Frame:
 
     __slots__ = (
         "block_exit", "closure", "code", "current", "decoded", "globals_", "handled", "is_top",
-        "kw_names", "next_index", "result", "slots", "stack", "steps", "stop_at", "vm",
+        "kw_names", "namespace", "next_index", "result", "slots", "stack", "steps", "stop_at", "vm",
     )  # fmt: skip
 
     def __init__(
@@ -54,6 +55,7 @@ class Frame:
         self.handled: Value | None = None  # the exception being handled
         self.result: Value | None = None
         self.kw_names: tuple[str, ...] = ()
+        self.namespace: DictValue | None = None  # of a class body
         self.is_top = False
         self.steps = 0
         self.stop_at = -1

@@ -108,6 +108,10 @@ class Interpreter:
         """The value of plain data."""
         return constants.from_python(self, real)
 
+    def set_stand_in_attr(self, cls: type, name: str, value: Value) -> None:
+        """Set an attribute of a class made in the frame."""
+        library.set_class_attr(self, cls, name, value)
+
     def wrap_class_attr(self, owner: type, name: str, attr: Any) -> Value:
         """The value of a raw class attribute. That the class holds it is guarded (`class_reads`);
         what is in it is guarded here."""
@@ -115,7 +119,8 @@ class Interpreter:
         known = self.class_attribute_values.get(key)
         if known is None:
             sources = self.session.sources
-            if owner.__module__ == "builtins" or callable(attr):
+            made_here = id(owner) in self.session.stand_ins
+            if owner.__module__ == "builtins" or callable(attr) or made_here:
                 known = self.held(attr)
             else:
                 known = self.wrap(attr, sources.attr(sources.held(owner), name))

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from dovetail_guards.source import ObjectSource
+from dovetail_guards.source import ObjectSource, Source
 from torch.fx import Node
 
 from dovetail_capture import rebuild
@@ -88,8 +88,26 @@ class Rebuilder:
             return self.recipe(known)
         made = self._made.get(id(item.source))
         if made is None:
+            self._check_lasts(item.real)
+            self._check_source(item.source)
             made = self._made[id(item.source)] = r.Fetch(item.source)
         return made
+
+    def _check_lasts(self, real: Any) -> None:
+        """Refuse a class that was made for this capture only, and what belongs to it."""
+        born = self.vm.session.stand_ins.get(id(real))
+        if born is not None:
+            name = getattr(real, "__qualname__", type(real).__name__)
+            raise CannotRebuild(f"{name}, made in the frame,", born)
+
+    def _check_source(self, source: Source) -> None:
+        if self.vm.session.stand_ins:
+            while not isinstance(source, ObjectSource):
+                base = getattr(source, "base", None)
+                if base is None:
+                    return
+                source = base
+            self._check_lasts(source.obj)
 
     def _cycle(self, item: Value) -> r.Recipe:
         if isinstance(item, (ListValue, DictValue, SetValue)) and item.python_type() in (
@@ -109,6 +127,7 @@ class Rebuilder:
 
     def _make(self, item: Value) -> r.Recipe:
         if isinstance(item, Constant):
+            self._check_lasts(item.value)
             return r.Const(item.value)
         source = item.source
         if isinstance(item, TensorValue) and source is None:
@@ -116,6 +135,7 @@ class Rebuilder:
         if isinstance(item, SymbolicNumber) and source is None:
             return self._number(item)
         if source is not None:
+            self._check_source(source)
             if isinstance(source, ObjectSource):
                 return r.Const(source.obj)
             return r.Fetch(source)
@@ -151,6 +171,7 @@ class Rebuilder:
                 raise CannotRebuild(f"the method {item.name}")
             return self._native_method(item)
         if isinstance(item, SuperValue):
+            self._check_lasts(item.cls)
             return r.CallFunction(r.Const(super), (r.Const(item.cls), self.recipe(item.receiver)))
         if isinstance(item, DictView):
             return r.CallFunction(r.GetAttr(self.recipe(item.dictionary), item.kind))
@@ -225,6 +246,7 @@ class Rebuilder:
         return r.CallFunction(r.Const(item.cls), (r.Build("list", pairs),))
 
     def _object(self, item: ObjectValue) -> r.Recipe:
+        self._check_lasts(item.cls)
         if item.base_new is functools.partial:
             function, args, keywords = (item.slots[n] for n in ("func", "args", "keywords"))
             assert isinstance(args, TupleValue) and isinstance(keywords, DictValue)

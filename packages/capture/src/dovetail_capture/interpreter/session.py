@@ -62,6 +62,9 @@ class Session:
         self.error_flags: list[bool] = []  # of the open `error_on_graph_break` blocks
         self.locks: list[Value] = []  # locks that were taken; effects are replayed under them
         self.open_locks: list[Value] = []
+        # ids of classes, and of parts of classes, made for this capture only -> the step they were
+        # made in (see `library.local_classes`); `keep_alive` holds them
+        self.stand_ins: dict[int, int] = {}
 
     # --- guards ------------------------------------------------------------------------------
 

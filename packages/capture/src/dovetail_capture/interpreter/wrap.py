@@ -41,7 +41,7 @@ from dovetail_capture.interpreter.values.functions import (
     FunctionValue,
     NativeMethod,
 )
-from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.objects import ObjectValue, StandIn
 from dovetail_capture.marks import is_marked
 
 
@@ -400,4 +400,5 @@ _WRAPPERS: dict[type, Callable[[Session, Any, Source], Value]] = {
     types.FunctionType: _function,
     types.BuiltinMethodType: _builtin_method,
     types.CellType: _cell,
+    StandIn: lambda session, real, source: real.value,
 }

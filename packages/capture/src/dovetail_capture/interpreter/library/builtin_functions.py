@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from dovetail_capture.interpreter.library import polyfills
+from dovetail_capture.interpreter.library import local_classes, polyfills
 from dovetail_capture.interpreter.library.container_methods import (
     Args,
     Handler,
@@ -112,8 +112,10 @@ def issubclass_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def type_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    if len(args) == 3 and not kwargs:
+        return local_classes.type_three(vm, args)
     if len(args) != 1:
-        raise GraphBreakSignal("creation of a class")
+        raise GraphBreakSignal("creation of a class with keyword arguments")
     return vm.held(args[0].python_type())
 
 
@@ -245,10 +247,6 @@ def locals_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 def globals_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return vm.held(vm.frames[-1].globals_)
-
-
-def property_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    raise GraphBreakSignal("creation of a property")
 
 
 # --- conversion ----------------------------------------------------------------------------------
@@ -648,7 +646,7 @@ HANDLERS: dict[Any, Handler] = {
     setattr: setattr_, delattr: delattr_, vars: vars_, locals: locals_, globals: globals_,
     object.__getattribute__: object_getattribute, object.__setattr__: object_setattr,
     object.__delattr__: object_delattr, object.__init__: object_init,
-    object.__new__: object_new, object.__eq__: object_eq, property: property_,
+    object.__new__: object_new, object.__eq__: object_eq,
     bool: bool_, int: number(int, "__int__"), float: number(float, "__float__"), str: str_,
     repr: repr_, list: list_, tuple: tuple_, set: set_of(set), frozenset: set_of(frozenset),
     dict: dict_of(dict), collections.OrderedDict: dict_of(collections.OrderedDict),

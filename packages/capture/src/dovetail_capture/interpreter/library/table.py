@@ -9,6 +9,7 @@ from dovetail_capture.interpreter.library import (
     builtin_functions,
     checks,
     container_methods,
+    local_classes,
     numpy_functions,
     polyfills,
     stdlib,
@@ -30,6 +31,7 @@ __all__ = [
     "is_operation",
     "is_pure",
     "numpy_functions",
+    "set_class_attr",
     "tensor_property",
     "to_text",
 ]  # fmt: skip
@@ -43,7 +45,9 @@ HANDLERS: dict[Any, Handler] = {
     **transforms.HANDLERS,
     **numpy_functions.HANDLERS,
     **checks.HANDLERS,
+    **local_classes.HANDLERS,
 }
+set_class_attr = local_classes.set_class_attr
 call_transformed = transforms.call_transformed
 CODE_HANDLERS = polyfills.CODE_HANDLERS
 NEW_HANDLERS = builtin_functions.NEW_HANDLERS

@@ -158,7 +158,6 @@ def cleanup_throw(frame: Frame, inst: Instruction) -> None:
 
 
 def load_build_class(frame: Frame, inst: Instruction) -> None:
-    # Its call is what breaks the graph: the class is made by Python.
     frame.stack.append(Constant(builtins.__build_class__))
 
 
@@ -167,12 +166,10 @@ def break_by_design(frame: Frame, inst: Instruction) -> None:
     raise GraphBreakSignal(f"the construct behind the instruction {inst.opname}")
 
 
-# Class bodies, module code, asynchronous code, exception groups, local classes, the prompt's
-# printing: none of them holds tensor work that a graph could take.
+# Module code, asynchronous code, exception groups, the prompt's printing: none of them holds tensor
+# work that a graph could take.
 BREAKS_BY_DESIGN = (
-    "LOAD_CLASSDEREF", "LOAD_NAME", "STORE_NAME", "DELETE_NAME", "LOAD_LOCALS",
-    "SETUP_ANNOTATIONS", "IMPORT_STAR", "PRINT_EXPR", "LOAD_FROM_DICT_OR_GLOBALS",
-    "LOAD_FROM_DICT_OR_DEREF", "GET_AITER", "GET_ANEXT", "BEFORE_ASYNC_WITH", "END_ASYNC_FOR",
+    "IMPORT_STAR", "PRINT_EXPR", "GET_AITER", "GET_ANEXT", "BEFORE_ASYNC_WITH", "END_ASYNC_FOR",
     "ASYNC_GEN_WRAP", "GET_AWAITABLE", "CHECK_EG_MATCH", "PREP_RERAISE_STAR", "CALL_INTRINSIC_2",
     "RESERVED",
 )  # fmt: skip

@@ -11,8 +11,11 @@ from dovetail_guards import clauses as c
 
 from dovetail_capture.interpreter.bytecode import VERSION, Instruction
 from dovetail_capture.interpreter.opcodes.rows import ALWAYS, FROM_312, UNTIL_311, Row
+from dovetail_capture.interpreter.opcodes.stack import load_deref
+from dovetail_capture.interpreter.protocols import dicts
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value
+from dovetail_capture.interpreter.values.containers import DictValue
 from dovetail_capture.interpreter.values.functions import SuperValue
 
 if TYPE_CHECKING:
@@ -146,7 +149,67 @@ def import_from(frame: Frame, inst: Instruction) -> None:
     frame.stack.append(value)
 
 
+# --- class bodies --------------------------------------------------------------------------------
+
+
+def _namespace(frame: Frame) -> DictValue:
+    if frame.namespace is None:
+        raise GraphBreakSignal("the code of a module")
+    return frame.namespace
+
+
+def load_name(frame: Frame, inst: Instruction) -> None:
+    known = dicts.get(frame.vm, _namespace(frame), inst.argval)
+    frame.stack.append(global_value(frame, inst.argval) if known is None else known)
+
+
+def store_name(frame: Frame, inst: Instruction) -> None:
+    dicts.put(frame.vm, _namespace(frame), Constant(inst.argval), frame.stack.pop())
+
+
+def delete_name(frame: Frame, inst: Instruction) -> None:
+    if not dicts.delete(frame.vm, _namespace(frame), inst.argval):
+        frame.vm.raise_error(NameError, f"name '{inst.argval}' is not defined")
+
+
+def load_locals(frame: Frame, inst: Instruction) -> None:
+    frame.stack.append(_namespace(frame))
+
+
+def setup_annotations(frame: Frame, inst: Instruction) -> None:
+    namespace = _namespace(frame)
+    if dicts.get(frame.vm, namespace, "__annotations__") is None:
+        dicts.put(frame.vm, namespace, Constant("__annotations__"), DictValue())
+
+
+def load_class_deref(frame: Frame, inst: Instruction) -> None:
+    """A name of the class body, else the variable of the function around it."""
+    known = dicts.get(frame.vm, _namespace(frame), inst.argval)
+    if known is None:
+        load_deref(frame, inst)
+    else:
+        frame.stack.append(known)
+
+
+def load_from_dict_or_deref(frame: Frame, inst: Instruction) -> None:
+    frame.stack.pop()  # the namespace
+    load_class_deref(frame, inst)
+
+
+def load_from_dict_or_globals(frame: Frame, inst: Instruction) -> None:
+    frame.stack.pop()
+    load_name(frame, inst)
+
+
 ROWS = (
+    Row("LOAD_NAME", ALWAYS, load_name),
+    Row("STORE_NAME", ALWAYS, store_name),
+    Row("DELETE_NAME", ALWAYS, delete_name),
+    Row("SETUP_ANNOTATIONS", ALWAYS, setup_annotations),
+    Row("LOAD_CLASSDEREF", UNTIL_311, load_class_deref),
+    Row("LOAD_LOCALS", FROM_312, load_locals),
+    Row("LOAD_FROM_DICT_OR_DEREF", FROM_312, load_from_dict_or_deref),
+    Row("LOAD_FROM_DICT_OR_GLOBALS", FROM_312, load_from_dict_or_globals),
     Row("LOAD_GLOBAL", ALWAYS, load_global),
     Row("STORE_GLOBAL", ALWAYS, store_global),
     Row("DELETE_GLOBAL", ALWAYS, delete_global),

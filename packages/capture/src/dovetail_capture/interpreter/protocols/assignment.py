@@ -106,6 +106,9 @@ def _set_constant_attr(vm: Interpreter, obj: Constant, name: str, value: Value) 
         vm.session.global_dicts[id(real.__dict__)] = real.__dict__
         vm.session.global_writes[id(real.__dict__), name] = value
         return
+    if id(real) in vm.session.stand_ins and isinstance(real, type):
+        vm.set_stand_in_attr(real, name, value)
+        return
     if not isinstance(real, (type, types.FunctionType)):
         raise GraphBreakSignal(f"assignment to attribute `{name}` of {obj.describe()}")
     if isinstance(real, type) and type(real) is not type and hasattr(type(real), "__setattr__"):

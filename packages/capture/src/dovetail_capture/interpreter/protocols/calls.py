@@ -388,7 +388,10 @@ def native_new(
     """`owner.__new__(cls, *args)` where `owner` is a C class."""
     if owner is object:
         if getattr(cls, "__abstractmethods__", None):
-            vm.raise_error(TypeError, f"Can't instantiate abstract class {cls.__name__}")
+            try:
+                object.__new__(cls)
+            except TypeError as error:
+                vm.raise_real(error)
         return ObjectValue(cls)
     maker = vm.new_handlers.get(owner)
     if maker is not None:

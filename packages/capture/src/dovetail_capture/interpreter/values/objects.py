@@ -10,6 +10,15 @@ from dovetail_capture.interpreter.values.base import Value
 from dovetail_capture.interpreter.values.containers import DictValue
 
 
+class StandIn:
+    """What stands for `value` in a class that was made for a capture (`local_classes`)."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Value) -> None:
+        self.value = value
+
+
 class ObjectValue(Value):
     """An instance of a Python class, pre-existing (`real` is it) or made in the frame.
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from dovetail_guards.source import Source
+from dovetail_prims.size_nodes import power_of_floats
 
 from dovetail_capture.interpreter.values.base import Value
 
@@ -24,9 +25,11 @@ def floor_divide(left: Any, right: Any) -> Any:
 
 def power(left: Any, right: Any) -> Any:
     """`left ** right`: what a negative float gives depends on whether the exponent is whole."""
-    if torch.SymFloat in (type(left), type(right)) and not left >= 0:
+    if torch.SymFloat not in (type(left), type(right)):
+        return left**right
+    if not left >= 0:
         return _plain(left) ** _plain(right)
-    return left**right
+    return power_of_floats(left, right)
 
 
 def _plain(number: Any) -> Any:

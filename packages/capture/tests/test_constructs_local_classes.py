@@ -1,0 +1,351 @@
+"""Classes made inside of captured functions: whole graphs as long as they stay inside."""
+
+# ruff: noqa  (small programs, odd ones included)
+
+from __future__ import annotations
+
+import abc
+import collections
+import dataclasses
+import enum
+import functools
+import sys
+import typing
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from construct_cases import Case, Table, run_case
+
+table = Table()
+
+
+@table()
+def local_class(x):
+    class A:
+        k = 3
+
+        def __init__(self, v):
+            self.v = v
+
+        def f(self, t):
+            return t * self.v + self.k
+
+    return A(2).f(x)
+
+
+@table()
+def local_class_closure(x):
+    n = x.shape[0]
+
+    class A:
+        def f(self, t):
+            return t * n
+
+    class B(A):
+        def f(self, t):
+            return super().f(t) + 1
+
+    return B().f(x)
+
+
+@table()
+def local_class_returned(x):
+    class A:
+        pass
+
+    a = A()
+    a.x = x + 1
+    return a.x, type(a).__name__
+
+
+@table()
+def local_dataclass(x):
+    @dataclasses.dataclass
+    class P:
+        a: object
+        b: int = 2
+
+    p = P(x)
+    return p.a * p.b
+
+
+@table()
+def local_nt(x):
+    P = collections.namedtuple("P", "a b")
+    p = P(x, 2)
+    return p.a * p.b
+
+
+@table()
+def local_enum(x):
+    class E(enum.Enum):
+        A = 1
+        B = 2
+
+    return x * E.B.value
+
+
+@table()
+def local_module(x):
+    class M(torch.nn.Module):
+        def forward(self, x):
+            return x + 1
+
+    return M()(x)
+
+
+@table()
+def prop(x):
+    class A:
+        def __init__(self, v):
+            self._v = v
+
+        @property
+        def v(self):
+            return self._v * 2
+
+        @v.setter
+        def v(self, new):
+            self._v = new
+
+        @staticmethod
+        def s(a):
+            return a + 1
+
+        @classmethod
+        def c(cls, a):
+            return cls(a)
+
+        @functools.cached_property
+        def z(self):
+            return self._v + 5
+
+    a = A.c(x)
+    a.v = a.v + 1
+    return A.s(a.v) + a.z, isinstance(a, A), A.__name__, type(a) is A
+
+
+@table()
+def abstract(x):
+    class B(abc.ABC):
+        @abc.abstractmethod
+        def f(self): ...
+
+    class C(B):
+        def f(self):
+            return x * 2
+
+    try:
+        B()
+    except TypeError as e:
+        y = str(e)
+    return C().f(), y, issubclass(C, B)
+
+
+@table()
+def dc2(x):
+    @dataclasses.dataclass(frozen=True, order=True)
+    class P:
+        a: object
+        b: int = 2
+        c: list = dataclasses.field(default_factory=list)
+
+        def total(self):
+            return self.a * self.b
+
+    p = P(x)
+    p.c.append(1)
+    q = dataclasses.replace(p, b=5)
+    return q.total(), len(q.c), [f.name for f in dataclasses.fields(P)]
+
+
+@table()
+def nt2(x):
+    class P(typing.NamedTuple):
+        a: object
+        b: int = 2
+
+        def s(self):
+            return self.a * self.b
+
+    p = P(x)
+    a, b = p
+    return p.s() + b
+
+
+@table()
+def ty3(x):
+    K = type("K", (), {"f": lambda self, t: t + self.k, "k": 3})
+    return K().f(x)
+
+
+@table()
+def setcls(x):
+    class A:
+        pass
+
+    A.k = 3
+    A.f = lambda self: self.k * 2
+    return x * A().f()
+
+
+@table()
+def exc(x):
+    class E(Exception):
+        pass
+
+    try:
+        raise E("a")
+    except E as e:
+        return x + len(str(e))
+
+
+@table()
+def cls_attr_list(x):
+    class A:
+        items = []
+
+        def add(self, v):
+            self.items.append(v)
+            return len(self.items)
+
+    a = A()
+    b = A()
+    a.add(x)
+    b.add(x)
+    return a.items[0] + A.items[1] + len(A.items)
+
+
+@table()
+def slots(x):
+    class A:
+        __slots__ = ("a", "b")
+
+        def __init__(self, a):
+            self.a = a
+
+    o = A(x)
+    try:
+        o.c = 1
+    except AttributeError:
+        o.b = 2
+    return o.a * o.b
+
+
+@table()
+def enum2(x):
+    class E(enum.IntEnum):
+        A = enum.auto()
+        B = enum.auto()
+
+        def twice(self):
+            return self.value * 2
+
+    return x * E.B.twice() + E["A"], [e.name for e in E]
+
+
+@table()
+def flag(x):
+    class F(enum.Flag):
+        A = 1
+        B = 2
+
+    f = F.A | F.B
+    return x + f.value, F.A in f
+
+
+@table()
+def nested(x):
+    class A:
+        class B:
+            k = 4
+
+        def f(self):
+            return self.B.k
+
+    return x + A().f()
+
+
+@table()
+def decor(x):
+    def deco(c):
+        c.extra = 5
+        return c
+
+    @deco
+    class A:
+        pass
+
+    return x + A().extra
+
+
+@table(graphs=None, breaks=1)
+def returned_method(x):
+    class A:
+        def f(self):
+            return 3
+
+    return x + 1, A().f
+
+
+@table(graphs=1, breaks=1)
+def returned_instance(x):
+    y = x + 1
+
+    class A:
+        def __init__(self, v):
+            self.v = v
+
+    return A(y)
+
+
+@table(graphs=None, breaks=None)
+def break_in_a_method(x):
+    class A:
+        def f(self, t):
+            print("hi")
+            return t + 1
+
+    return A().f(x) * 2
+
+
+@table(graphs=None, breaks=None)
+def autograd_function(x):
+    class F(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, t):
+            return t * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            return g
+
+    return F.apply(x)
+
+
+@table(graphs=None, breaks=None)
+def descriptor(x):
+    class D:
+        def __set_name__(self, owner, name):
+            self.name = name
+
+        def __get__(self, obj, cls=None):
+            return obj.__dict__[self.name] + 1
+
+        def __set__(self, obj, value):
+            obj.__dict__[self.name] = value
+
+    class A:
+        d = D()
+
+    a = A()
+    a.d = x
+    return a.d
+
+
+@pytest.mark.parametrize("case", table.cases, ids=table.names)
+def test_construct(case: Case) -> None:
+    run_case(case)
