@@ -42,7 +42,7 @@ def product(name: str, *inputs: Tensor, out: Tensor) -> Plan:
     return plan_of(
         tuple(PlanInput(n, spec_of(t)) for n, t in zip(names, inputs, strict=True)),
         Allocate("y", spec_of(out), None),
-        CallAten(name, tuple(Ref(n) for n in names), (("out", Ref("y")),)),
+        CallAten(name, tuple(Ref(n) for n in names), (("out", Ref("y")),), (None,)),
     )
 
 

@@ -398,7 +398,9 @@ class Loader {
 
   // A product of matrices into memory that is there, scaled by nothing.
   static bool is_product(const CallAten& call) {
-    if (!call.outputs.empty()) return false;
+    for (SlotIndex output : call.outputs) {
+      if (output >= 0) return false;
+    }
     if (call.name == "aten::mm.out" || call.name == "aten::bmm.out") return true;
     if (call.name != "aten::addmm.out") return false;
     for (const AtenArgument& argument : call.arguments) {
