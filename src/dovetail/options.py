@@ -22,6 +22,8 @@ class Options:
 
     recompile_limit: compiled versions of one frame before it runs plainly, with a warning.
     cudagraphs: record each compiled graph as a CUDA graph (no effect on the CPU).
+    launch_bound_cudagraphs: record, after two calls, graphs without gradients that the GPU finishes
+        as fast as the CPU launches them, if they hold little memory.
     max_autotune: measure kernel choices instead of modelling them.
     guard_filter_fn: given a list of `dovetail_capture.GuardFilterEntry`, tells of each whether it
         is kept; what it drops is never checked.
@@ -29,6 +31,7 @@ class Options:
 
     recompile_limit: int = 8
     cudagraphs: bool = False
+    launch_bound_cudagraphs: bool = True
     max_autotune: bool = False
     guard_filter_fn: Callable[..., Any] | None = None
 
@@ -37,7 +40,7 @@ MODES: Mapping[str, Options] = {
     "default": Options(),
     "reduce-overhead": Options(cudagraphs=True),
     "max-autotune": Options(cudagraphs=True, max_autotune=True),
-    "max-autotune-no-cudagraphs": Options(max_autotune=True),
+    "max-autotune-no-cudagraphs": Options(max_autotune=True, launch_bound_cudagraphs=False),
 }
 
 

@@ -31,6 +31,9 @@ from torch.fx import GraphModule
 from dovetail.options import Options
 from dovetail.per_size import PerSize
 
+# What graphs that nobody asked for may hold.
+LAUNCH_BOUND_BYTES = 256 << 20
+
 
 @dataclass(frozen=True)
 class CompiledGraph:
@@ -64,6 +67,7 @@ class CompilerBackend:
     options: Options
     compiled: list[CompiledGraph] = field(default_factory=list)
     cudagraph_skips: list[str] = field(default_factory=list)
+    graphed: list[GraphedArtifact] = field(default_factory=list)
     aot_s: float = 0.0  # joint tracing, decomposition and partitioning
     # Graphs of symbolic sizes that had to be compiled for each size, with the reasons.
     per_size_compiles: list[str] = field(default_factory=list)
@@ -86,7 +90,7 @@ class CompilerBackend:
                     raise
                 reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
                 return PerSize(graph, reason, compiler, self.per_size_compiles.append)
-            if not self.options.cudagraphs or artifact.plan.target != "cuda":
+            if artifact.plan.target != "cuda" or not self._wants_graphs(training):
                 return artifact.run
             return self._graphed(artifact, static, training)
 
@@ -113,6 +117,10 @@ class CompilerBackend:
         self.compiled.append(CompiledGraph(plan, planned - start, time.perf_counter() - planned))
         return artifact
 
+    def _wants_graphs(self, training: bool) -> bool:
+        options = self.options
+        return options.cudagraphs or (options.launch_bound_cudagraphs and not training)
+
     def _graphed(
         self, artifact: CompiledArtifact, static: frozenset[int], training: bool
     ) -> Callable[..., Any]:
@@ -126,7 +134,17 @@ class CompilerBackend:
             return artifact.run
         if self._pool is None:
             self._pool = GraphPool()
-        return GraphedArtifact(artifact, self._pool, static, skip_reasons=self.cudagraph_skips)
+        asked_for = self.options.cudagraphs
+        graphed = GraphedArtifact(
+            artifact,
+            self._pool,
+            static,
+            memory_budget=None if asked_for else LAUNCH_BOUND_BYTES,
+            only_launch_bound=not asked_for,
+            skip_reasons=self.cudagraph_skips,
+        )
+        self.graphed.append(graphed)
+        return graphed
 
 
 def _partition(joint: JointGraph) -> PartitionedGraph:

@@ -19,7 +19,8 @@ class Report:
     `shape_guards` are the relations between sizes that compiled code relies on, newest frame last.
     `per_size_compiles` lists graphs of symbolic sizes that were compiled for single sizes, and
     `per_float_compiles` frames that are compiled for each value of a float, and why.
-    `cudagraph_skips` says why something was not recorded as a CUDA graph (if that was asked for).
+    `cudagraphs` counts the CUDA graphs that are recorded so far; `cudagraph_skips` says why
+    something was not.
     `forward_launches` counts the first graph's launches of each distinct kernel.
     `tracing_s` is capture, joint tracing, decomposition and partitioning, of all graphs.
     `kernels` and `extern_calls` are summed over the compiled graphs, one call of each.
@@ -38,6 +39,7 @@ class Report:
     capture_s: float
     compile_s: float
     tracing_s: float
+    cudagraphs: int
     cudagraph_skips: tuple[str, ...]
     forward_launches: tuple[tuple[str, int], ...]
 
@@ -56,6 +58,8 @@ class Report:
         lines += [f"shape guard: {guard}" for guard in self.shape_guards]
         lines += [f"one compilation a size: {reason}" for reason in self.per_size_compiles]
         lines += [f"one compilation a float: {reason}" for reason in self.per_float_compiles]
+        if self.cudagraphs:
+            lines.append(f"{self.cudagraphs} CUDA graphs recorded")
         lines += [f"no CUDA graph: {reason}" for reason in self.cudagraph_skips]
         lines += [f"library call: {op} x{count}" for op, count in self.extern_ops]
         return "\n".join(lines)
@@ -93,5 +97,6 @@ def report(compiled: Any) -> Report:
         compile_s=log.backend_seconds,
         tracing_s=log.capture_seconds + (ours.aot_s if ours is not None else 0.0),
         forward_launches=graphs[0].launches if graphs else (),
+        cudagraphs=sum(g.recorded for g in ours.graphed) if ours is not None else 0,
         cudagraph_skips=tuple(ours.cudagraph_skips) if ours is not None else (),
     )

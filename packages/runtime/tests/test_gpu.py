@@ -20,6 +20,7 @@ from dovetail_runtime import (
     SymbolBinding,
     TensorSpec,
     TritonKernel,
+    View,
     load,
 )
 from dovetail_runtime.cuda_graphs import GraphedArtifact, GraphPool
@@ -158,6 +159,74 @@ def test_graphs_replay_new_inputs() -> None:
         (o,) = graphed(x)
         close(o, expected(x, 4))
     assert graphed.skip_reasons == [] and len(graphed._recordings) == 2
+
+
+def replayed(graphed: GraphedArtifact, x: torch.Tensor, count: int, calls: int = 6) -> None:
+    """Calls until the fate of `x`'s shapes is decided, each compared with eager."""
+    for _ in range(calls):
+        close(graphed(x)[0], expected(x, count))
+        torch.cuda.synchronize()
+
+
+def test_what_launches_bound_is_recorded_by_itself() -> None:
+    graphed = GraphedArtifact(load(chain(60)), GraphPool(), only_launch_bound=True)
+    x = torch.randn(1000, device=CUDA)
+    replayed(graphed, x, 60)
+    assert graphed.recorded == 1 and graphed.skip_reasons == []
+    x.normal_()
+    replayed(graphed, x, 60, 1)
+    for _ in range(5):  # elsewhere: recorded again, then copied
+        replayed(graphed, torch.randn(1000, device=CUDA), 60, 1)
+    assert graphed.recorded == 1 and graphed.skip_reasons == []
+    busy = GraphedArtifact(load(chain(3)), GraphPool(), only_launch_bound=True)
+    replayed(busy, torch.randn(100_000_000, device=CUDA), 3)
+    assert busy.recorded == 0 and "are not what takes time" in busy.skip_reasons[0]
+    small = GraphedArtifact(load(chain(60)), GraphPool(), only_launch_bound=True, memory_budget=100)
+    replayed(small, x, 60)
+    assert small.recorded == 0 and "budget" in small.skip_reasons[0]
+
+
+def test_replays_on_two_streams_and_inside_a_recording() -> None:
+    graphed = GraphedArtifact(load(chain(60)), GraphPool())
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    for round_ in range(20):
+        x = torch.randn(50_000, device=CUDA)
+        torch.cuda.synchronize()
+        results = []
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                results.append(graphed(x + round_)[0])
+        torch.cuda.synchronize()
+        for result in results:
+            close(result, expected(x + round_, 60))
+    x = torch.randn(1000, device=CUDA)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        (y,) = graphed(x)
+    x.normal_()
+    graph.replay()
+    close(y, expected(x, 60))
+
+
+def test_layouts_of_replayed_outputs() -> None:
+    matrix = TensorSpec((8, 6), (6, 1), torch.float32, CUDA)
+    steps = (
+        CallAten("aten::add.Tensor", (Ref("x"), 1), (), ("y",)),
+        View("turned", "y", TensorSpec((6, 8), (1, 6), torch.float32, CUDA)),
+        View("part", "y", TensorSpec((8, 3), (6, 2), torch.float32, CUDA, 1)),
+        View("repeated", "y", TensorSpec((4, 6), (0, 1), torch.float32, CUDA)),
+    )
+    names = ("turned", "part", "repeated")
+    plan = Plan("views", "cuda", (PlanInput("x", matrix),), (), (), (), steps, (), names)
+    graphed = GraphedArtifact(load(plan), GraphPool())
+    for _ in range(3):
+        x = torch.randn(8, 6, device=CUDA)
+        y = x + 1
+        kept = graphed(x)
+        graphed(torch.zeros_like(x))
+        for got, wanted in zip(kept, (y.t(), y[:, 1::2], y[:1].expand(4, 6)), strict=True):
+            close(got, wanted)
+            assert got.stride() == wanted.stride()
 
 
 def test_graphs_with_static_and_mutated_inputs() -> None:
