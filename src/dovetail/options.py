@@ -23,7 +23,7 @@ class Options:
     recompile_limit: compiled versions of one frame before it runs plainly, with a warning.
     cudagraphs: record each compiled graph as a CUDA graph (no effect on the CPU).
     launch_bound_cudagraphs: record, after two calls, graphs without gradients that the GPU finishes
-        as fast as the CPU launches them, if they hold little memory.
+        about as fast as the CPU launches them, if they hold little memory.
     max_autotune: measure kernel choices instead of modelling them.
     guard_filter_fn: given a list of `dovetail_capture.GuardFilterEntry`, tells of each whether it
         is kept; what it drops is never checked.

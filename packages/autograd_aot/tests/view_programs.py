@@ -223,6 +223,7 @@ WRITES: dict[str, tuple[Callable[..., Any], Chooser]] = {
 WRITES_TWO: dict[str, Callable[..., Any]] = {
     "copy_": Tensor.copy_, "add_tensor": Tensor.add_, "mul_tensor": Tensor.mul_,
     "sub_out": lambda t, o: torch.sub(t.detach(), o.detach(), out=t),
+    "add_out": lambda t, o: torch.add(o.detach(), o.detach(), out=t),
     "addcmul_": lambda t, o: t.addcmul_(o, o),
     "foreach_add_": lambda t, o: torch._foreach_add_([t], [o]),
     "foreach_copy_": lambda t, o: torch._foreach_copy_([t], [o]),
@@ -391,16 +392,20 @@ def random_program(seed: int) -> Program | None:
 def _undefined(step: Step, values: list[Any], inputs: int) -> bool:
     """What eager itself does in some order only, or what is refused whenever it comes."""
     first = values[step.operands[0]]
-    if step.name == "set_":
-        return step.operands[0] < inputs
     alone = not any(
         isinstance(v, Tensor) and v is not first and _one_storage(v, first) for v in values
     )
+    if step.name == "set_":
+        return not alone or first.requires_grad or any(v is first for v in values[:inputs])
     if step.name == "detach_":
         # Views of it keep a history that depends on what is asked when.
         return not alone or any(v is first for v in values[:inputs])
     if step.name == "resize_" and math.prod(step.args[0]) > first.numel():
         return True  # uninitialised memory
+    if step.name in META and step.no_grad and first.requires_grad:
+        return True  # autograd goes on with the old shape
+    if step.name == "foreach_copy_" and first.dtype != values[step.operands[1]].dtype:
+        return True  # makes integers require grad
     if step.name in WRITES_TWO:
         second = values[step.operands[1]]
         return second is not first and _one_storage(first, second)  # a copy onto itself

@@ -74,6 +74,10 @@ static PyMethodDef functions[] = {
     {"set_attribute", (PyCFunction)(void (*)(void))rebuild_set_attribute, METH_FASTCALL,
      "set_attribute(target, name, value): write straight into the instance, its slot or its\n"
      "__dict__; no user code runs."},
+    {"get_item", (PyCFunction)(void (*)(void))rebuild_get_item, METH_FASTCALL,
+     "get_item(base, key): base[key] by dict, list and tuple themselves; an override must not run."},
+    {"replace_dict", (PyCFunction)(void (*)(void))rebuild_replace_dict, METH_FASTCALL,
+     "replace_dict(target, [(key, value), ...]): new contents in the given order, by dict itself."},
     {"check_guard", hook_check_guard, METH_VARARGS, "check_guard(guard, args, func) -> bool"},
     {NULL},
 };

@@ -74,3 +74,60 @@ rebuild_set_attribute(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssi
     }
     Py_RETURN_NONE;
 }
+
+static PyObject *
+rebuild_get_item(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t n)
+{
+    if (n != 2) {
+        PyErr_SetString(PyExc_TypeError, "get_item(base, key)");
+        return NULL;
+    }
+    PyTypeObject *base = PyDict_Check(args[0])    ? &PyDict_Type
+                         : PyList_Check(args[0])  ? &PyList_Type
+                         : PyTuple_Check(args[0]) ? &PyTuple_Type
+                                                  : NULL;
+    return base == NULL ? PyObject_GetItem(args[0], args[1])
+                        : base->tp_as_mapping->mp_subscript(args[0], args[1]);
+}
+
+static int
+clear_dict(PyObject *dict)
+{
+    if (PyODict_Check(dict) && PyDict_GET_SIZE(dict) > 0) { /* its order is kept apart */
+        PyObject *done = PyObject_CallMethod((PyObject *)&PyODict_Type, "clear", "O", dict);
+        Py_XDECREF(done);
+        return done == NULL ? -1 : 0;
+    }
+    PyDict_Clear(dict);
+    return 0;
+}
+
+static PyObject *
+rebuild_replace_dict(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t n)
+{
+    if (n != 2 || !PyDict_Check(args[0]) || !PyList_Check(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "replace_dict(target, [(key, value), ...])");
+        return NULL;
+    }
+    PyObject *dict = args[0], *items = args[1];
+    int ordered = PyODict_Check(dict);
+    int failed = clear_dict(dict) < 0;
+    for (Py_ssize_t i = 0; !failed && i < PyList_GET_SIZE(items); i++) {
+        PyObject *pair = Py_NewRef(PyList_GET_ITEM(items, i));
+        if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2) {
+            PyErr_SetString(PyExc_TypeError, "replace_dict needs pairs");
+            failed = 1;
+        }
+        else {
+            PyObject *key = PyTuple_GET_ITEM(pair, 0), *value = PyTuple_GET_ITEM(pair, 1);
+            failed = (ordered ? PyODict_SetItem(dict, key, value)
+                              : PyDict_SetItem(dict, key, value))
+                     < 0;
+        }
+        Py_DECREF(pair);
+    }
+    if (failed) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}

@@ -1,6 +1,7 @@
 """Runs one of CPython's own test modules with every eligible frame swapped for a copy of its code.
 
-`python swap_every_frame.py test_call [--plain]` prints the names of the tests that failed.
+`python swap_every_frame.py test_call [--plain]` prints the names of the tests that failed, and on
+standard error how many ran and how many code objects were swapped.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ def main(name, plain):
     result = run() if plain else hook.Switched(run, hook.Context(miss))()
     bad = {str(test).split(" ")[0] for test, _ in [*result.failures, *result.errors]}
     print(*sorted(bad))
+    print(f"{result.testsRun} tests, {len(swapped)} code objects swapped", file=sys.stderr)
     return 0 if plain or len(swapped) > 20 else 1
 
 

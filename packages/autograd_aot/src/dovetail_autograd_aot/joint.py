@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from dovetail_prims.data_sizes import data_symbols
 from dovetail_prims.fake_tensor import FakeTensor, make
+from dovetail_prims.node_error import blame
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.autograd import grad_mode
@@ -82,11 +83,11 @@ def trace_joint(
         function_mode = AttentionMode
     lifted = _attributes_to_lift(gm)
     by_storage: list[int] = []
+    locate = False
     while True:
+        joint = _Joint(gm, list(example_inputs), lifted, by_storage, decompositions or {}, locate)
         try:
-            return _Joint(gm, list(example_inputs), lifted, by_storage, decompositions or {}).trace(
-                function_mode
-            )
+            return joint.trace(function_mode)
         except ConstantWrittenError as error:
             # Restart with one more attribute as an input: it is written to.
             if not error.name or error.name in lifted:
@@ -95,6 +96,13 @@ def trace_joint(
         except StorageNeededError as error:
             # Restart with the storage of an input as an input.
             by_storage = [*by_storage, error.primal]
+        except Exception as error:
+            if joint.running is not None:
+                blame(error, joint.running)
+            elif not locate and joint.tracer.in_backward:
+                locate = True  # once more, to learn which node's backward it is
+                continue
+            raise
 
 
 def _attributes_to_lift(gm: GraphModule) -> list[str]:
@@ -129,8 +137,11 @@ class _Joint:
         lifted: list[str],
         by_storage: list[int],
         decompositions: Decompositions,
+        locate: bool,
     ) -> None:
         self.gm = gm
+        self.locate = locate  # let `running` tell whose backward runs, too
+        self.running: str | None = None  # the node of `gm` that runs
         self.lifted = {name: _attribute(gm, name) for name in lifted}
         self.examples = inputs + list(self.lifted.values())
         self.num_examples = len(self.examples)
@@ -275,6 +286,7 @@ class _Joint:
 
         for node in self.gm.graph.nodes:
             tracer.stack_trace = node.meta.get("stack_trace")
+            self.running = node.name
             op = node.op
             if op == "placeholder":
                 env[node] = next(inputs)
@@ -290,6 +302,7 @@ class _Joint:
                 continue
             args = torch.fx.node.map_arg(node.args, value)
             if op == "output":
+                self.running = None
                 outputs = args[0]
                 if isinstance(outputs, (list, tuple)):
                     return list(outputs)
@@ -303,7 +316,19 @@ class _Joint:
                 env[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
             else:
                 env[node] = self.gm.get_submodule(node.target)(*args, **kwargs)
+            if self.locate:
+                self._note_backward(node.name, env.get(node))
         raise TraceError("the captured graph has no output")
+
+    def _note_backward(self, name: str, result: Any) -> None:
+        """Let `running` be `name` while the backward of what the node gave runs."""
+
+        def begin(_: Any) -> None:
+            self.running = name
+
+        for value in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(value, Tensor) and value.grad_fn is not None:
+                value.grad_fn.register_prehook(begin)
 
     # --- mutated inputs ---------------------------------------------------------------------------
 
@@ -490,7 +515,7 @@ def _trace_settings() -> Iterator[None]:
 _ERRORS_OF_BACKWARDS = (
     "modified by an inplace operation", "derivative for", "Trying to backward through",
     "is not differentiable", "invalid gradient at index", "detached in-place",
-    "isDifferentiableType",
+    "isDifferentiableType", "A view was created in no_grad mode",
 )  # fmt: skip
 
 

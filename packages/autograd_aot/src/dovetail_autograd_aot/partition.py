@@ -271,7 +271,7 @@ def _aliases(roles: _Roles, saved: list[Node]) -> tuple[SavedAlias, ...]:
     for i, output in enumerate(roles.forward_outputs):
         if isinstance(output, Node) and is_view_node(output):
             root = view_root(output)
-            if root in position:
+            if root in position and root.meta["val"]._dtype == output.meta["val"]._dtype:
                 aliases.append(SavedAlias(i, position[root]))
     return tuple(aliases)
 

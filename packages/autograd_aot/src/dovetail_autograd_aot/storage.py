@@ -67,9 +67,14 @@ def track_of(tensor: FakeTensor) -> Track:
     return track  # type: ignore[no-any-return]
 
 
-def wrap(node: Node, storage: TracedStorage, chain: tuple[ViewStep, ...] = ()) -> FakeTensor:
-    """A new traced tensor for the value `node`."""
-    val = node.meta["val"]
+def wrap(
+    node: Node,
+    storage: TracedStorage,
+    chain: tuple[ViewStep, ...] = (),
+    like: FakeTensor | None = None,
+) -> FakeTensor:
+    """A new traced tensor for the value `node`, that lies in memory as `like` does, if given."""
+    val = node.meta["val"] if like is None else like
     tensor = make(val._sizes, val._strides, val._dtype, val._device, val._offset, storage)
     tensor.__dict__["_aot_track"] = Track(storage, chain, node)
     if not chain and storage.root is None:
@@ -106,7 +111,8 @@ def write(tracer: Tracer, tensor: FakeTensor, value: Node) -> None:
         raise TraceError("a write to a view that requires grad and was reshaped in place")
     pattern = track.node.meta["val"]
     if any(type(n) is int and n == 0 for n in pattern._sizes):
-        return  # nothing is written
+        storage.version += 1  # nothing is written, but autograd may have seen it
+        return
     whole = storage.node.meta["val"]
     if any(type(n) is int and n > 1 and d == 0 for n, d in _dimensions(whole)):
         raise TraceError(

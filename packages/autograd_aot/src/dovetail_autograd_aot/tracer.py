@@ -14,7 +14,14 @@ from typing import Any
 
 import torch
 from dovetail_guards.shape_env import ShapeEnv
-from dovetail_prims.fake_tensor import FakeMemo, FakeTensor, from_real, propagate, set_metadata
+from dovetail_prims.fake_tensor import (
+    FakeMemo,
+    FakeTensor,
+    from_real,
+    make,
+    propagate,
+    set_metadata,
+)
 from dovetail_prims.size_nodes import SizeNodes
 from torch import Tensor
 from torch._ops import OpOverload
@@ -402,9 +409,15 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> FakeTensor:
         args = tuple(self.nodes(a) for a in args)
         step = ViewStep(func, args, tuple((kwargs or {}).items()))
-        node = self.apply_view(step, read(self, base))
+        value = read(self, base)
+        node = self.apply_view(step, value)
         track = track_of(base)
-        return wrap(node, track.storage, (*track.chain, step))
+        like = None
+        if not same_metadata(value.meta["val"], base):
+            # After a write the value may lie otherwise in memory than the tensor does.
+            place = make(base._sizes, base._strides, base._dtype, base._device, base._offset)
+            like = propagate(func, (place, *values(args)), dict(kwargs or {}))
+        return wrap(node, track.storage, (*track.chain, step), like)
 
     def _split(self, base: FakeTensor, size: int, dim: int = 0) -> list[FakeTensor]:
         total = int(base._sizes[dim])

@@ -21,6 +21,7 @@ from dovetail_guards.clauses import ConstantIs, IdIs, ShapeRelation, TensorIs
 from dovetail_guards.evaluate import FrameView, argument_names, evaluate
 from dovetail_guards.explain import GuardFailure, clause_text
 from dovetail_guards.guard_set import GuardSet
+from dovetail_prims.node_error import blamed
 
 from dovetail_capture import _frame_hook
 from dovetail_capture.captured_frame import CapturedFrame
@@ -46,6 +47,14 @@ Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 Capture = Callable[..., CapturedFrame]
 CompileGuards = Callable[[GuardSet, CodeType], Any]
 """Makes what the hook checks: a guard capsule, or a callable of (args, func)."""
+
+
+class _NodeRefused(Exception):
+    """The backend cannot compile the operation of this number; says why."""
+
+    def __init__(self, operation: int, reason: str) -> None:
+        super().__init__(reason)
+        self.operation = operation
 
 
 class _NeedsPlainFloats(Exception):
@@ -90,6 +99,7 @@ class CaptureContext:
         self._guards: dict[int, list[GuardSet]] = {}
         self._sizes: dict[int, frozenset[tuple[str, int]]] = {}
         self._plain_floats: set[int] = set()  # code whose floats are not to be symbolic
+        self._refused: dict[int, dict[int, str]] = {}  # operations that the backend cannot compile
         self._eager_sizes: dict[int, dict[tuple[str, int], int]] = {}
         self._finalizers: dict[int, weakref.ref[CodeType]] = {}
         self.hook = _frame_hook.Context(self._on_miss)
@@ -112,6 +122,7 @@ class CaptureContext:
             self._sizes.clear()
             self._eager_sizes.clear()
             self._plain_floats.clear()
+            self._refused.clear()
             self._finalizers.clear()
             self._continuations = ContinuationCache()
             self.log.clear()
@@ -213,12 +224,15 @@ class CaptureContext:
         if known and not self._may_recompile(code, func, args, known):
             return _frame_hook.SKIP
         started = time.perf_counter()
-        try:
-            return self._compile_once(code, func, args, started)
-        except _NeedsPlainFloats as needs:
-            self._plain_floats.add(id(code))
-            self.log.add("plain floats", code, f"backend: {needs.__cause__!r}")
-            return self._compile_once(code, func, args, started)
+        while True:
+            try:
+                return self._compile_once(code, func, args, started)
+            except _NeedsPlainFloats as needs:
+                self._plain_floats.add(id(code))
+                self.log.add("plain floats", code, f"backend: {needs.__cause__!r}")
+            except _NodeRefused as refusal:
+                self._refused.setdefault(id(code), {})[refusal.operation] = str(refusal)
+                self._forget_with(code)
 
     def _compile_once(
         self, code: CodeType, func: FunctionType, args: tuple[Any, ...], started: float
@@ -275,6 +289,9 @@ class CaptureContext:
             options = replace(options, dynamic_sizes=options.dynamic_sizes | sizes)
         if id(code) in self._plain_floats:
             options = replace(options, plain_floats=True)
+        refused = self._refused.get(id(code))
+        if refused:
+            options = replace(options, refused=refused)
         try:
             frame = self._capture(code, func, args, options=options)
         except NotCapturable as error:
@@ -315,6 +332,11 @@ class CaptureContext:
         except Exception as error:
             if frame.shape_env is not None and frame.shape_env.floats:
                 raise _NeedsPlainFloats from error  # what it refuses may be a symbolic float
+            operation = _operation_of(frame.graph, error)
+            if operation is not None and not (self.options.fullgraph or breaks_are_errors()):
+                if operation not in self._refused.get(id(code), {}):
+                    reason = str(error).splitlines() or [""]
+                    raise _NodeRefused(operation, f"{type(error).__name__}: {reason[0]}") from error
             self.log.add("error", code, f"backend: {error!r}")
             name = getattr(self.backend, "__qualname__", type(self.backend).__qualname__)
             raise BackendError(
@@ -360,6 +382,7 @@ class CaptureContext:
                     context._sizes.pop(key, None)
                     context._eager_sizes.pop(key, None)
                     context._plain_floats.discard(key)
+                    context._refused.pop(key, None)
                     context._finalizers.pop(key, None)
 
             self._finalizers[key] = weakref.ref(code, forget)
@@ -390,6 +413,15 @@ class CaptureContext:
         if not self._continuations.is_continuation(code):  # what a loop does is told by the log
             warnings.warn(message, RuntimeWarning, stacklevel=2)
         return False
+
+
+def _operation_of(graph: torch.fx.GraphModule, error: BaseException) -> int | None:
+    """The number of the operation that a backend's error is about, if it tells."""
+    name = blamed(error)
+    node = next((node for node in graph.graph.nodes if node.name == name), None)
+    while node is not None and "operation" not in node.meta and node.all_input_nodes:
+        node = node.all_input_nodes[0]  # a part of a result
+    return None if node is None else node.meta.get("operation")
 
 
 def _same_case(failures: list[GuardFailure | None]) -> int:

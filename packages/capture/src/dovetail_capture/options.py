@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,8 @@ class CaptureOptions:
     user marked it (`mark_dynamic`) or it changed before, True makes all sizes symbolic, False none
     but the marked ones. `dynamic_sizes` holds `(str(source), dim)` of sizes that changed between
     calls; dimension -1 means the int or float itself; with `plain_floats`, floats stay numbers all
-    the same. `is_disabled` tells functions
+    the same. `refused` tells of recorded operations, by their number in the order of recording,
+    that the backend cannot compile and why: each is a graph break. `is_disabled` tells functions
     that must run in Python (a graph break); `is_allowed_in_graph` tells functions that become one
     call node without being looked into. `max_inline_depth` bounds inlining.
     """
@@ -28,6 +29,7 @@ class CaptureOptions:
     dynamic: bool | None = None
     dynamic_sizes: frozenset[tuple[str, int]] = frozenset()
     plain_floats: bool = False
+    refused: Mapping[int, str] = field(default_factory=dict)
     is_disabled: Callable[[Any], bool] = field(default=_no_function)
     is_allowed_in_graph: Callable[[Any], bool] = field(default=_no_function)
     max_inline_depth: int = 200

@@ -10,19 +10,12 @@ from itertools import islice
 from types import CodeType, FrameType, FunctionType, MemberDescriptorType, TracebackType
 from typing import Any
 
+from dovetail_capture._frame_hook import get_item as get_item
+from dovetail_capture._frame_hook import replace_dict as replace_dict
 from dovetail_capture.bytecode import encode_lines
 
 Place = tuple[FrameType, int, int]
 """Where an exception passed: a frame, the offset of its instruction, the line."""
-
-
-def get_item(base: Any, key: Any) -> Any:
-    """`base[key]` with the base class's own `__getitem__` (an override must not run)."""
-    kinds: tuple[Any, ...] = (dict, list, tuple)
-    for kind in kinds:
-        if isinstance(base, kind):
-            return kind.__getitem__(base, key)
-    return base[key]
 
 
 def get_key(base: dict[Any, Any], index: int) -> Any:
@@ -59,14 +52,6 @@ def del_attribute(target: Any, name: str) -> None:
 
 def replace_list(target: list[Any], items: Iterable[Any]) -> None:
     list.__setitem__(target, slice(None), items)
-
-
-def replace_dict(target: dict[Any, Any], items: list[tuple[Any, Any]]) -> None:
-    """New contents in the given order."""
-    kind: Any = OrderedDict if isinstance(target, OrderedDict) else dict
-    kind.clear(target)
-    for key, value in items:
-        kind.__setitem__(target, key, value)
 
 
 def replace_set(target: set[Any], items: Iterable[Any]) -> None:

@@ -60,7 +60,12 @@ def is_skipped(code: CodeType) -> bool:
     return is_skipped_file(code.co_filename)
 
 
+_IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
+
+
 def runs_with_capture_off(code: CodeType) -> bool:
-    """Wrappers of PyTorch's own compiler (`torch.compiler.disable`, `torch.compile`), and bodies of
-    modules, which run once: what they call is not ours to capture."""
-    return code.co_name == "<module>" or code.co_filename.startswith(_OTHER_COMPILER)
+    """Wrappers of PyTorch's own compiler (`torch.compiler.disable`, `torch.compile`), and what loads
+    modules, whose bodies run once: what they call is not ours to capture."""
+    if code.co_filename == _IMPORT_SYSTEM or code.co_name == "<module>":
+        return True
+    return code.co_filename.startswith(_OTHER_COMPILER)

@@ -123,7 +123,8 @@ class _Attempt:
     ) -> None:
         self.code = code
         self.stop_at = stop_at
-        self.recorder = Recorder(lambda: self.vm.stack_trace())
+        refused = getattr(options, "refused", None)
+        self.recorder = Recorder(lambda: self.vm.stack_trace(), refused)
         self.session = Session(code, func.__globals__, self.recorder, options)
         self.vm = Interpreter(self.session, options, DEBUG)
         sources = self.session.sources

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -48,7 +48,10 @@ class NotAGraphArgument(Exception):
 class Recorder:
     """Builds the graph. `stack_trace` is called for each node's `meta["stack_trace"]`."""
 
-    def __init__(self, stack_trace: Callable[[], str]) -> None:
+    def __init__(
+        self, stack_trace: Callable[[], str], refused: Mapping[int, str] | None = None
+    ) -> None:
+        self.refused = refused or {}  # operations by number that the backend cannot compile, why
         self.graph = Graph()
         self.sizes = SizeNodes(self.graph)
         self.fake_mode = FakeMode()
@@ -187,6 +190,13 @@ class Recorder:
         return value
 
     def _add(self, kind: str, target: Any, pairs: Any, keyword_pairs: Any, result: Any) -> Node:
+        why = self.refused.get(self.operations)
+        if why is not None:
+            name = target if kind == "call_method" else getattr(target, "__name__", str(target))
+            raise GraphBreakSignal(
+                f"the backend cannot compile `{name}`: {why}",
+                "call it outside of the compiled function, or compile with another backend",
+            )
         node = self.graph.create_node(
             kind,
             target,
@@ -195,6 +205,7 @@ class Recorder:
         )
         node.meta["val"] = result
         node.meta["stack_trace"] = self.stack_trace()
+        node.meta["operation"] = self.operations
         self.operations += 1
         return node
 

@@ -42,7 +42,10 @@ class Constant(Value):
         return type(self.value)
 
     def describe(self) -> str:
-        return f"{self.value!r:.80}"
+        try:
+            return f"{self.value!r:.80}"
+        except Exception:  # an object that is not finished yet may not be able to tell
+            return f"an object of type {type(self.value).__qualname__}"
 
     def __repr__(self) -> str:
         return f"Constant({self.value!r:.60})"
