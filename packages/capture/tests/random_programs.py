@@ -117,7 +117,7 @@ class Generator(random_statements.MoreStatements, random_constructs.ConstructSta
         self.writing = seed % 4 == 0  # may write to its arguments
         self.lines: list[str] = []
         self.depth = 1
-        self.budget = self.random.randint(6, 18)
+        self.budget = self.random.randint(4, 12)
         self.loops = 0
         self.counter = 0
         self.tensors = ["x", "y"]
