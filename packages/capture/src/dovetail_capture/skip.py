@@ -64,8 +64,8 @@ _IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
 
 
 def runs_with_capture_off(code: CodeType) -> bool:
-    """Wrappers of PyTorch's own compiler (`torch.compiler.disable`, `torch.compile`), and what loads
-    modules, whose bodies run once: what they call is not ours to capture."""
+    """Wrappers of PyTorch's own compiler (`torch.compiler.disable`, `torch.compile`), and what
+    loads modules, whose bodies run once: what they call is not ours to capture."""
     if code.co_filename == _IMPORT_SYSTEM or code.co_name == "<module>":
         return True
     return code.co_filename.startswith(_OTHER_COMPILER)

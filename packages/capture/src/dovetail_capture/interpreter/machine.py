@@ -222,6 +222,18 @@ class Interpreter:
     def truth(self, value: Value) -> bool:
         return operators.truth(self, value)
 
+    def depends_on_data(self, value: Value) -> bool:
+        """Does only the data of tensors tell the truth of this value?"""
+        if self.session.recorder.data_env is None:
+            return False
+        if isinstance(value, SymbolicNumber):
+            return not isinstance(value.value, int) and value.value.node.hint is None
+        return isinstance(value, TensorValue) and value.answer is None
+
+    def require(self, condition: Value, wanted: bool) -> bool:
+        """Let the graph check that the condition is as wanted; False if it cannot."""
+        return library.require_truth(self, condition, wanted)
+
     def get_iter(self, value: Value) -> Value:
         return iteration.get_iter(self, value)
 

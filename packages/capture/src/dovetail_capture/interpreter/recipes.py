@@ -223,7 +223,10 @@ class Rebuilder:
         if isinstance(item.value, torch.SymBool) and item.value.node.hint is not None:
             return r.Const(item.concrete())
         recorder = self.vm.session.recorder
-        node = recorder.sizes.node(item.value)
+        try:
+            node = recorder.sizes.node(item.value)
+        except NotImplementedError as error:
+            raise CannotRebuild(str(error)) from None
         if not isinstance(node, Node):
             return r.Const(node)
         position = self._positions.get(node)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from dovetail_capture.interpreter.library import local_classes, polyfills
+from dovetail_capture.interpreter.library import checks, local_classes, polyfills
 from dovetail_capture.interpreter.library.container_methods import (
     Args,
     Handler,
@@ -253,6 +253,9 @@ def globals_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def bool_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    if len(args) == 1 and isinstance(args[0], TensorValue) and vm.depends_on_data(args[0]):
+        if args[0].fake.numel() == 1:
+            return checks.truth_number(vm, args[0])
     return boolean(bool(args) and vm.truth(args[0]))
 
 

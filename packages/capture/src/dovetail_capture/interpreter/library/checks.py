@@ -14,6 +14,7 @@ from dovetail_capture.interpreter.library.container_methods import PASS, Args, H
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
+from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
@@ -41,13 +42,57 @@ def _require(vm: Interpreter, condition: Any, message: str) -> Value | None:
         return None
     recorder = vm.session.recorder
     loose = bool(node.expr.free_symbols() & node.env.unbacked)
-    graph_condition = recorder.sizes.node(condition) if loose else None
+    try:
+        graph_condition = recorder.sizes.node(condition) if loose else None
+    except NotImplementedError as error:
+        raise GraphBreakSignal(f"a check that a graph cannot make: {error}") from None
     if not node.env.require(node.expr, message):
         return None
     if loose and isinstance(graph_condition, torch.fx.Node):
         args = (graph_condition, message) if message else (graph_condition,)
         recorder.state_change(torch._check, *args)
     return NONE
+
+
+def truth_number(vm: Interpreter, tensor: TensorValue) -> Value:
+    """The truth of a tensor of one element, as a relation over a number that the data tells."""
+    integer = vm.record("call_function", torch.ne, [tensor, Constant(0)], {})
+    integer = vm.record("call_method", "to", [integer, Constant(torch.int64)], {})
+    number = vm.record("call_method", "item", [integer], {})
+    assert isinstance(number, SymbolicNumber)
+    vm.session.shapes.env.require((number.value >= 0).node.expr, "")
+    return vm.constant(number.value >= 1)
+
+
+def item(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`tensor.item()` of a truth value; numbers are items as they are."""
+    tensor = args[0]
+    if vm.session.recorder.data_env is None or not isinstance(tensor, TensorValue):
+        return PASS  # type: ignore[no-any-return]
+    if tensor.fake.dtype is not torch.bool or tensor.fake.numel() != 1:
+        return PASS  # type: ignore[no-any-return]
+    return truth_number(vm, tensor)
+
+
+def require_truth(vm: Interpreter, condition: Value, wanted: bool) -> bool:
+    """Check in the graph that a condition that only data tells is as wanted: what `assert` says.
+    False if a graph cannot."""
+    from dovetail_capture.interpreter.machine import source_line
+
+    frame = vm.frames[-1]
+    line = source_line(frame.code.co_filename, frame.line()).strip()
+    message = f"`{line}` does not hold ({frame.code.co_filename}:{frame.line()})"
+    if isinstance(condition, TensorValue):
+        if condition.fake.numel() != 1:
+            return False
+        condition = truth_number(vm, condition)
+    value = condition.value if isinstance(condition, SymbolicNumber) else None
+    if not isinstance(value, torch.SymBool):
+        return False
+    try:
+        return _require(vm, value if wanted else torch.sym_not(value), message) is not None
+    except GraphBreakSignal:
+        return False
 
 
 def _check(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -73,6 +118,7 @@ _CHECKS: tuple[Callable[..., Any], ...] = (
     torch._check, torch._check_value, torch._check_index, torch._check_type,
 )  # fmt: skip
 HANDLERS: dict[Any, Handler] = {
+    torch.Tensor.item: item,
     **dict.fromkeys(_CHECKS, _check),
     getattr(torch._check_is_size, "__wrapped__", torch._check_is_size): _check_is_size,
     torch._check_is_size: _check_is_size,

@@ -11,6 +11,7 @@ from dovetail_capture.interpreter.library import (
     container_methods,
     local_classes,
     numpy_functions,
+    optimizers,
     polyfills,
     stdlib,
     torch_functions,
@@ -31,6 +32,7 @@ __all__ = [
     "is_operation",
     "is_pure",
     "numpy_functions",
+    "require_truth",
     "set_class_attr",
     "tensor_property",
     "to_text",
@@ -42,14 +44,16 @@ HANDLERS: dict[Any, Handler] = {
     **stdlib.HANDLERS,
     **torch_functions.HANDLERS,
     **polyfills.HANDLERS,
+    **optimizers.HANDLERS,
     **transforms.HANDLERS,
     **numpy_functions.HANDLERS,
     **checks.HANDLERS,
     **local_classes.HANDLERS,
 }
+require_truth = checks.require_truth
 set_class_attr = local_classes.set_class_attr
 call_transformed = transforms.call_transformed
-CODE_HANDLERS = polyfills.CODE_HANDLERS
+CODE_HANDLERS = {**polyfills.CODE_HANDLERS, **optimizers.CODE_HANDLERS}
 NEW_HANDLERS = builtin_functions.NEW_HANDLERS
 PURE_CLASSES: frozenset[type] = stdlib.PURE_CLASSES | torch_functions.PURE_CLASSES
 

@@ -33,8 +33,44 @@ def _is_none(frame: Frame, value: Value) -> bool:
     return isinstance(value, Constant) and value.value is None
 
 
-def _is_true(frame: Frame, value: Value) -> bool:
-    return frame.vm.truth(value)
+def branch_truth(frame: Frame, value: Value) -> bool:
+    """The truth of what a jump asks for. Where only data tells it and one way raises, the graph
+    checks it."""
+    vm = frame.vm
+    if not vm.depends_on_data(value):
+        return vm.truth(value)
+    wanted = _must_be(frame)
+    if wanted is None or not vm.require(value, wanted):
+        return vm.truth(value)
+    return wanted
+
+
+# What may stand between a jump and the `raise` that it leads to: the making of the exception.
+_MAKES_VALUES = ("LOAD_", "PUSH_NULL", "PRECALL", "CALL", "KW_NAMES", "BUILD_", "FORMAT_",
+                 "CONVERT_", "EXTENDED_ARG", "BINARY_", "NOP", "COPY", "SWAP")  # fmt: skip
+
+
+def _must_be(frame: Frame) -> bool | None:
+    """What the condition of the jump at hand has to be for the program not to raise there, as in
+    `assert condition`; None if both ways go on, or if the exception would be handled."""
+    instructions = frame.decoded.instructions
+    jump = frame.current
+    while jump.opname in ("COMPARE_OP", "TO_BOOL", "EXTENDED_ARG"):
+        jump = instructions[jump.index + 1]
+    if "IF_TRUE" not in jump.opname and "IF_FALSE" not in jump.opname:
+        return None
+    if any(f.decoded.entry_for(f.current.index) is not None for f in frame.vm.frames):
+        return None
+    ways = {"IF_TRUE" in jump.opname: jump.target, "IF_FALSE" in jump.opname: jump.index + 1}
+    raising = [truth for truth, start in ways.items() if _raises(instructions, start)]
+    return not raising[0] if len(raising) == 1 else None
+
+
+def _raises(instructions: list[Instruction], index: int) -> bool:
+    """Does the code from here on only make an exception and raise it?"""
+    while instructions[index].opname.startswith(_MAKES_VALUES):
+        index += 1
+    return instructions[index].opname == "RAISE_VARARGS"
 
 
 def pop_jump_if(test: Callable[[Frame, Value], bool], wanted: bool) -> Handler:
@@ -87,14 +123,14 @@ def return_const(frame: Frame, inst: Instruction) -> int:
 
 
 def to_bool(frame: Frame, inst: Instruction) -> None:
-    frame.stack.append(boolean(frame.vm.truth(frame.stack.pop())))
+    frame.stack.append(boolean(branch_truth(frame, frame.stack.pop())))
 
 
 def _conditional(names: str) -> tuple[Row, ...]:
     rows = []
     for test, suffix, wanted in (
-        (_is_true, "IF_TRUE", True),
-        (_is_true, "IF_FALSE", False),
+        (branch_truth, "IF_TRUE", True),
+        (branch_truth, "IF_FALSE", False),
         (_is_none, "IF_NONE", True),
         (_is_none, "IF_NOT_NONE", False),
     ):

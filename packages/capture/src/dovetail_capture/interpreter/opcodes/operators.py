@@ -6,6 +6,7 @@ import dis
 from typing import TYPE_CHECKING
 
 from dovetail_capture.interpreter.bytecode import VERSION, Instruction
+from dovetail_capture.interpreter.opcodes.jumps import branch_truth
 from dovetail_capture.interpreter.opcodes.rows import ALWAYS, FROM_312, UNTIL_311, Handler, Row
 from dovetail_capture.interpreter.protocols import operators
 from dovetail_capture.interpreter.values.base import boolean
@@ -48,7 +49,7 @@ def compare_op(frame: Frame, inst: Instruction) -> None:
     symbol = dis.cmp_op[inst.arg >> _COMPARE_SHIFT]
     result = operators.compare(frame.vm, symbol, left, right)
     if VERSION >= (3, 13) and inst.arg & 16:
-        result = boolean(frame.vm.truth(result))
+        result = boolean(branch_truth(frame, result))
     frame.stack.append(result)
 
 

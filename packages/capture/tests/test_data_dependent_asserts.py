@@ -1,0 +1,101 @@
+"""`assert` and `if ...: raise` about the data of tensors: under fullgraph the graph checks them.
+
+PYTEST_DONT_REWRITE: pytest would put code of its own into the assertions of the programs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from construct_cases import CountingBackend
+from dovetail_capture import GraphBreakError, optimize
+
+
+def of_a_number(x: torch.Tensor) -> torch.Tensor:
+    assert x.max().item() <= 10
+    return x + 1
+
+
+def with_a_message(x: torch.Tensor) -> torch.Tensor:
+    n = x.max().item()
+    if n > 10:
+        raise ValueError(f"too big: {n}")
+    return x * n
+
+
+def of_a_tensor(x: torch.Tensor) -> torch.Tensor:
+    if not x.max() < 11:
+        raise ValueError("too big")
+    return x + 1
+
+
+def of_all(x: torch.Tensor) -> torch.Tensor:
+    assert (x < 11).all(), "too big"
+    return x + 1
+
+
+def of_any(x: torch.Tensor) -> torch.Tensor:
+    if (x > 10).any():
+        raise RuntimeError("too big")
+    return x + 1
+
+
+def of_an_item(x: torch.Tensor) -> torch.Tensor:
+    assert (x < 11).all().item()
+    assert bool((x < 12).all())
+    return x + 1
+
+
+@pytest.mark.parametrize(
+    "f", [of_a_number, with_a_message, of_a_tensor, of_all, of_any, of_an_item]
+)
+def test_the_graph_checks(f: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    backend = CountingBackend()
+    compiled = optimize(f, backend, fullgraph=True)
+    good, bad = torch.tensor([1, 2, 3]), torch.tensor([1, 20, 3])
+    for _ in range(2):
+        assert torch.equal(compiled(good), f(good))
+    with pytest.raises(RuntimeError, match=r"does not hold .*test_data_dependent_asserts"):
+        compiled(bad)
+    assert torch.equal(compiled(good), f(good))
+    assert len(backend.graphs) == 1
+
+
+def handled(x: torch.Tensor) -> torch.Tensor:
+    try:
+        assert (x > 0).all()
+    except AssertionError:
+        return x - 1
+    return x + 1
+
+
+def both_ways(x: torch.Tensor) -> torch.Tensor:
+    if x.max().item() > 10:
+        return x - 1
+    return x + 1
+
+
+def of_a_float(x: torch.Tensor) -> torch.Tensor:
+    assert x.float().sum().item() > 0
+    return x + 1
+
+
+@pytest.mark.parametrize("f", [handled, both_ways, of_a_float])
+def test_not_what_the_program_handles(f: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    with pytest.raises(GraphBreakError):
+        optimize(f, CountingBackend(), fullgraph=True)(torch.tensor([1, 2]))
+    compiled = optimize(f, CountingBackend())
+    for x in (torch.tensor([1, 2]), torch.tensor([1, 20])):
+        assert torch.equal(compiled(x), f(x))
+
+
+def test_without_fullgraph_the_exception_is_the_programs() -> None:
+    compiled = optimize(with_a_message, CountingBackend())
+    with pytest.raises(ValueError, match="too big: 20"):
+        compiled(torch.tensor([1, 20]))
