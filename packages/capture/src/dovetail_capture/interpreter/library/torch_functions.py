@@ -339,7 +339,7 @@ _FOLDED: tuple[Any, ...] = (
     torch.get_autocast_gpu_dtype, torch.is_autocast_cpu_enabled, torch.amp.is_autocast_available,
     torch.are_deterministic_algorithms_enabled, torch.get_num_threads,
     torch.cuda.is_current_stream_capturing,
-    torch.get_float32_matmul_precision,
+    torch.get_float32_matmul_precision, torch._C._get_privateuse1_backend_name,
     torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.mem_efficient_sdp_enabled,
     torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.cudnn_sdp_enabled,
 )  # fmt: skip

@@ -8,13 +8,21 @@ from dovetail_guards import clauses as c
 from dovetail_guards.evaluate import ordered_keys
 
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
-from dovetail_capture.interpreter.values.containers import DictValue, hash_key
+from dovetail_capture.interpreter.values.containers import DictValue, IdentityKey, hash_key
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
 
 
 _ABSENT: Any = object()
+
+
+def _by_identity(key: Any) -> bool:
+    """Is the hash key one of an object that is known by its identity (a tensor, say)? The
+    dictionary itself has the object, not the key."""
+    return isinstance(key, IdentityKey) or (
+        isinstance(key, tuple) and any(_by_identity(part) for part in key)
+    )
 
 
 def _resolve(vm: Interpreter, dictionary: DictValue, key: Any) -> Value:
@@ -27,6 +35,8 @@ def _resolve(vm: Interpreter, dictionary: DictValue, key: Any) -> Value:
 
 def get(vm: Interpreter, dictionary: DictValue, key: Any) -> Value | None:
     """The value at hash key `key`, or None if the key is absent."""
+    if dictionary.origin is not None and _by_identity(key):
+        materialise(vm, dictionary)
     if key in dictionary.entries:
         return _resolve(vm, dictionary, key)
     origin = dictionary.origin
@@ -56,6 +66,8 @@ def get(vm: Interpreter, dictionary: DictValue, key: Any) -> Value | None:
 
 def contains(vm: Interpreter, dictionary: DictValue, key: Any) -> bool:
     """Is hash key `key` in the dictionary? Guards presence only, not the value."""
+    if dictionary.origin is not None and _by_identity(key):
+        materialise(vm, dictionary)
     if key in dictionary.entries:
         return True
     if dictionary.origin is None or key in dictionary.deleted:

@@ -1,0 +1,108 @@
+"""What `torch.optim` needs to have its `step` captured as one graph.
+
+Steps count in tensors, so that a number of steps is no constant of the graph. Operators that take
+a plain number as a factor get such a tensor there: they are spelled out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from typing import Any, cast
+
+import torch
+from torch.optim.optimizer import _get_value, _use_grad_for_differentiable
+
+from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.protocols import calls
+from dovetail_capture.interpreter.values.base import Constant
+from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
+from dovetail_capture.interpreter.values.tensors import TensorValue
+
+
+def in_grad_mode_of(step: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    """A `step` that `torch.optim` wraps: autograd sees it if the optimizer is differentiable."""
+    with torch.set_grad_enabled(optimizer.defaults["differentiable"]):
+        return step(optimizer, *args, **kwargs)
+
+
+def get_value(x: Any) -> Any:
+    """A number of steps or a rate that may be a tensor: eager goes on with a Python float, and so
+    with its precision."""
+    return x.double() if isinstance(x, torch.Tensor) else x
+
+
+def add_(self: Any, other: Any, *, alpha: Any) -> Any:
+    return self.add_(alpha * other)
+
+
+def addcmul_(self: Any, tensor1: Any, tensor2: Any, *, value: Any) -> Any:
+    return self.add_(value * tensor1 * tensor2)
+
+
+def addcdiv_(self: Any, tensor1: Any, tensor2: Any, *, value: Any) -> Any:
+    return self.add_(value * tensor1 / tensor2)
+
+
+def foreach_addcmul_(self: Any, tensors1: Any, tensors2: Any, scalars: Any) -> None:
+    for i in range(len(self)):
+        self[i].add_(scalars[i] * tensors1[i] * tensors2[i])
+
+
+def foreach_addcdiv_(self: Any, tensors1: Any, tensors2: Any, scalars: Any) -> None:
+    for i in range(len(self)):
+        self[i].add_(scalars[i] * tensors1[i] / tensors2[i])
+
+
+def _holds_tensor(vm: Any, value: Any) -> bool:
+    if isinstance(value, ListValue):
+        return any(isinstance(item, TensorValue) for item in vm.list_items(value))
+    if isinstance(value, TupleValue):
+        return any(
+            isinstance(vm.tuple_item(value, i), TensorValue) for i in range(len(value.items))
+        )
+    return isinstance(value, TensorValue)
+
+
+def _spelled_out(function: Any, position: int, *names: str) -> Handler:
+    """The operator by its formula, where the factor (number `position`, or a keyword) is a tensor
+    or some of several are."""
+
+    def handler(vm: Any, args: Args, kwargs: Kwargs) -> Any:
+        given = [kwargs[name] for name in names if name in kwargs]
+        given += args[position : position + 1]
+        if not any(_holds_tensor(vm, value) for value in given):
+            return PASS
+        return calls.inline(vm, cast(types.FunctionType, function), args, kwargs)
+
+    return handler
+
+
+def _optimizer_step(vm: Any, real: Any, args: Args, kwargs: Kwargs) -> Any:
+    function = cast(types.FunctionType, in_grad_mode_of)
+    return calls.inline(vm, function, [vm.held(real.__wrapped__), *args], kwargs)
+
+
+def _as_double(vm: Any, args: Args, kwargs: Kwargs) -> Any:
+    return calls.inline(vm, cast(types.FunctionType, get_value), args, kwargs)
+
+
+def _unprofiled(vm: Any, args: Args, kwargs: Kwargs) -> Any:
+    """`record_function(name)`: names a stretch of time to a profiler, and does nothing else."""
+    return vm.call(Constant(contextlib.nullcontext), [], {})
+
+
+# Closures of torch.optim, by their code.
+CODE_HANDLERS = {_use_grad_for_differentiable(len).__code__: _optimizer_step}
+
+_NEVER = 1 << 10  # keyword only
+
+HANDLERS: dict[Any, Handler] = {
+    _get_value: _as_double,
+    torch.autograd.profiler.record_function: _unprofiled,
+    torch.Tensor.add_: _spelled_out(add_, _NEVER, "alpha"),
+    torch.Tensor.addcmul_: _spelled_out(addcmul_, _NEVER, "value"),
+    torch.Tensor.addcdiv_: _spelled_out(addcdiv_, _NEVER, "value"),
+    torch._foreach_addcmul_: _spelled_out(foreach_addcmul_, 3, "scalars"),
+    torch._foreach_addcdiv_: _spelled_out(foreach_addcdiv_, 3, "scalars"),
+}
