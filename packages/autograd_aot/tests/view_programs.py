@@ -386,12 +386,16 @@ def random_program(seed: int) -> Program | None:
         return None
     outputs = rng.sample(live, min(len(live), rng.randint(1, 4)))
     after = tuple(i for i in range(len(outputs)) if rng.random() < 0.2)
+    if any(step.name in META for step in steps):
+        after = ()  # what shares memory then may have no history in common
     return replace(program, steps=tuple(steps), outputs=tuple(outputs), after=after)
 
 
 def _undefined(step: Step, values: list[Any], inputs: int) -> bool:
     """What eager itself does in some order only, or what is refused whenever it comes."""
     first = values[step.operands[0]]
+    if step.name == "view_dtype" and torch.bool in (first.dtype, step.args[0]):
+        return True  # truths that are neither 0 nor 1
     alone = not any(
         isinstance(v, Tensor) and v is not first and _one_storage(v, first) for v in values
     )
@@ -402,8 +406,8 @@ def _undefined(step: Step, values: list[Any], inputs: int) -> bool:
         return not alone or any(v is first for v in values[:inputs])
     if step.name == "resize_" and math.prod(step.args[0]) > first.numel():
         return True  # uninitialised memory
-    if step.name in META and step.no_grad and first.requires_grad:
-        return True  # autograd goes on with the old shape
+    if step.name in META and first.requires_grad and (step.no_grad or not alone):
+        return True  # autograd goes on with the old shape, here or in the views of it
     if step.name == "foreach_copy_" and first.dtype != values[step.operands[1]].dtype:
         return True  # makes integers require grad
     if step.name in WRITES_TWO:
@@ -521,7 +525,16 @@ def _places(values: list[Any]) -> list[Any]:
     return found
 
 
+def _overlaps(t: Tensor) -> bool:
+    """Whether elements of a tensor lie on one another."""
+    count = t.untyped_storage().nbytes() // t.element_size()
+    places = torch.arange(count).as_strided(t.shape, t.stride(), t.storage_offset())
+    return bool(places.unique().numel() != t.numel())
+
+
 def _write(t: Tensor, value: float) -> str:
+    if _overlaps(t):
+        return "in some order only"
     try:
         t.mul_(value)
     except RuntimeError:

@@ -40,7 +40,7 @@ class TracedStorage(FakeStorage):
     ) -> None:
         self.node = node
         self.version = 0
-        self.reshaped = False  # a view that autograd tracks changed its shape in place
+        self.reshaped = False  # a tensor that autograd tracks changed its shape in place
         self.shared = shared  # an input that is a whole storage, other inputs lie in it
         self.primal = primal  # the index of the input whose storage this is
         self.constant = constant  # the name of the attribute whose storage this is
@@ -106,9 +106,9 @@ def write(tracer: Tracer, tensor: FakeTensor, value: Node) -> None:
     storage = track.storage
     if storage.constant is not None:
         raise ConstantWrittenError(storage.constant)
-    if storage.reshaped and tensor._is_view() and torch.is_grad_enabled():
+    if storage.reshaped and tensor._is_view():
         # Autograd replays views in the backward of such a write, but not changes of their shape.
-        raise TraceError("a write to a view that requires grad and was reshaped in place")
+        raise TraceError("a write to a view after a change of shape in place, with gradients")
     pattern = track.node.meta["val"]
     if any(type(n) is int and n == 0 for n in pattern._sizes):
         storage.version += 1  # nothing is written, but autograd may have seen it

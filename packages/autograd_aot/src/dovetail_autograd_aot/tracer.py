@@ -549,12 +549,14 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise TraceError("changing the shape of a constant in place cannot be compiled")
             storage.root = None
             wrap(storage.node, storage)  # another tensor to be the whole storage
-        return self.become(tensor, as_view(tensor))
+        view = as_view(tensor)
+        return tensor if same_metadata(view, tensor) else self.become(tensor, view)
 
     def become(self, tensor: FakeTensor, other: FakeTensor) -> FakeTensor:
         """Make a tensor in place what another one is."""
         moved, track = track_of(other), track_of(tensor)
-        moved.storage.reshaped |= tensor.requires_grad and tensor._is_view()
+        if tensor.requires_grad and not same_metadata(tensor, other):
+            moved.storage.reshaped = True
         set_metadata(tensor, other._sizes, other._strides, other._offset, moved.storage)
         track.storage, track.chain = moved.storage, moved.chain
         track.node, track.seen = moved.node, moved.seen

@@ -1,0 +1,214 @@
+"""Every view, each way it can matter: written through, read after its base was written to, handed
+out beside its base; of inputs and of values made inside; with gradients and without."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from view_programs import Input, Program, Step, check_program, random_program
+
+# The arguments of each view, for a tensor of the shape.
+VIEWS: dict[str, tuple[tuple[int, ...], tuple[object, ...]]] = {
+    "transpose": ((3, 4), (0, 1)), "permute": ((2, 3, 2), ((2, 0, 1),)), "t": ((3, 4), ()),
+    "view": ((3, 4), ((2, 6),)), "reshape": ((3, 4), ((12,),)), "flatten": ((2, 3, 2), ()),
+    "slice": ((3, 4), (0, 1, 3, 1)), "select": ((3, 4), (1, -1)),
+    "diagonal": ((4, 4), (1, 0, 1)), "unfold": ((6,), (0, 2, 3)),
+    "as_strided": ((3, 4), ((2, 2), (4, 1), 1)), "squeeze": ((2, 1, 3), ()),
+    "squeeze_dim": ((2, 1, 3), (1,)), "unsqueeze": ((3, 4), (1,)), "chunk": ((3, 4), (2, 1, 1)),
+    "split": ((3, 4), (3, 1, 1)), "unbind": ((3, 4), (0, 0, 2)), "detach": ((3, 4), ()),
+    "alias": ((3, 4), ()), "movedim": ((2, 3, 2), (0, 2)), "narrow": ((3, 4), (1, 1, 0, 0)),
+    "data": ((3, 4), ()), "expand": ((2, 1, 3), ((2, 2, 3),)),
+}  # fmt: skip
+COMPLEX = {"real": (), "imag": (), "view_as_real": (), "conj": ()}
+
+VIEW_OF_INPUT = 1  # the value that the first step makes
+
+
+def scenario(name: str, view: Step) -> tuple[tuple[Step, ...], tuple[int, ...]]:
+    """The steps after the input (value 0), and what is returned."""
+    inside = Step(view.name, (1,), view.args)
+    return {
+        "written through": ((view, Step("mul_", (1,), (0.5,))), (1, 0)),
+        "stale": ((view, Step("add_", (0,), (1.25,)), Step("square", (1,))), (1, 3)),
+        "inside, written through": (
+            (Step("clone", (0,)), inside, Step("mul_", (2,), (0.5,)), Step("square", (1,))),
+            (1, 2, 4),
+        ),
+        "inside, two beside no base": (
+            (Step("half", (0,)), inside, inside, Step("neg_", (2,))),
+            (2, 3),
+        ),
+        "without gradient": ((view, Step("mul_", (1,), (0.5,), no_grad=True)), (1,)),
+        "set to a number": ((view, Step("zero_", (1,)), Step("square", (0,))), (3,)),
+    }[name]
+
+
+SCENARIOS = ["written through", "stale", "inside, written through", "inside, two beside no base",
+             "without gradient", "set to a number"]  # fmt: skip
+# Writes that eager refuses, or we do: an expanded tensor has one memory location for several.
+NOT_WRITTEN = {"expand"}
+
+
+def programs() -> dict[str, Program]:
+    found = {}
+    cases = [(n, s, a, torch.float32) for n, (s, a) in VIEWS.items()]
+    cases += [(n, (3, 4), a, torch.complex64) for n, a in COMPLEX.items()]
+    for name, shape, args, dtype in cases:
+        for what in SCENARIOS:
+            if name in NOT_WRITTEN and what != "stale":
+                continue
+            for grad in ("none", "nonleaf"):
+                steps, outputs = scenario(what, Step(name, (0,), args))
+                program = Program(1, (Input(shape, dtype, grad=grad),), steps, outputs)
+                found[f"{name}, {what}, {grad}"] = program
+    return found
+
+
+PROGRAMS = programs()
+# Autograd refuses a write to one of several views that one operator made, or to their base.
+REFUSED_BY_EAGER = {
+    f"{name}, {what}, nonleaf" for name in ("chunk", "split", "unbind") for what in SCENARIOS
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_view(name: str) -> None:
+    expected = "eager refuses: RuntimeError" if name in REFUSED_BY_EAGER else "ok"
+    for table in ("aten", "core"):
+        assert check_program(PROGRAMS[name], table) == expected
+
+
+def leaf(shape: tuple[int, ...] = (3, 4)) -> Input:
+    return Input(shape, grad="leaf")
+
+
+PLAIN = Input((3, 4))
+GRADED = Input((3, 4), grad="nonleaf")
+OTHERS = {
+    "an input transposed in place": Program(1, (PLAIN,), (Step("t_", (0,)),), (0,)),
+    "written, then transposed": Program(
+        1, (PLAIN,), (Step("mul_", (0,), (2,)), Step("t_", (0,)), Step("square", (0,))), (0, 3)
+    ),
+    "transposed, then written": Program(
+        1, (PLAIN,), (Step("t_", (0,)), Step("setitem", (0,), (0, 0, 2, 1, 0))), ()
+    ),
+    "a view before and after": Program(
+        1, (PLAIN,), (Step("slice", (0,), (0, 1, 3, 1)), Step("t_", (0,)), Step("t", (0,))), (1, 3)
+    ),
+    "with a gradient": Program(
+        1, (GRADED,), (Step("transpose_", (0,), (0, 1)), Step("square", (0,))), (0, 2)
+    ),
+    "squeezed": Program(1, (Input((2, 1, 3)),), (Step("squeeze_", (0,)),), ()),
+    "unsqueezed": Program(1, (PLAIN,), (Step("unsqueeze_", (0,), (1,)),), (0,)),
+    "as_strided_ of an input": Program(
+        1, (PLAIN,), (Step("as_strided_", (0,), ((2, 2), (2, 1))), Step("neg_", (0,))), ()
+    ),
+    "an input made smaller": Program(
+        1, (PLAIN,), (Step("resize_", (0,), ((2, 3),)), Step("mul_", (0,), (2,))), (0,)
+    ),
+    "a value made smaller": Program(
+        1, (PLAIN,), (Step("clone", (0,)), Step("resize_", (1,), ((2, 3),))), (1,)
+    ),
+    "an empty tensor as out": Program(
+        1, (PLAIN,),
+        (Step("clone", (0,)), Step("resize_", (1,), ((0,),)), Step("add_out", (1, 0))), (1,),
+    ),
+    "detached in place": Program(1, (GRADED,), (Step("detach_", (0,)), Step("square", (0,))), (2,)),
+    "a parameter detached": Program(1, (leaf(),), (Step("detach_", (0,)),), (0,)),
+    "set_ to an input": Program(
+        1, (PLAIN, PLAIN), (Step("half", (0,)), Step("set_", (2, 1)), Step("neg_", (2,))), (2, 1)
+    ),
+    "copy_ between dtypes": Program(
+        1, (GRADED, Input((3, 4), torch.float64)),
+        (Step("copy_", (1, 0)), Step("square", (1,))), (3,),
+    ),
+    "copy_ of numbers": Program(
+        1, (PLAIN, Input((3, 4), torch.int64)), (Step("copy_", (0, 1)),), (0,)
+    ),
+    "a parameter under no_grad": Program(
+        1, (leaf(), PLAIN),
+        (Step("square", (0,)), Step("add_tensor", (1, 2), (), True),
+         Step("addcmul_", (0, 1), (), True)),
+        (1,),
+    ),
+    "foreach": Program(
+        1, (PLAIN, PLAIN), (Step("foreach_add_", (0, 1)), Step("foreach_mul_", (1,))), (0,)
+    ),
+    "rows of itself": Program(1, (GRADED,), (Step("map_rows", (0,)),), (0,)),
+    "a part of a dtype": Program(
+        1, (PLAIN,), (Step("view_dtype", (0,), (torch.int32,)), Step("zero_", (1,))), (1,)
+    ),
+    "a view that autograd lost": Program(
+        1, (leaf(),), (Step("alias", (0,)), Step("t", (1,), (), True), Step("slice", (2,),
+        (0, 1, 3, 1))), (3,),
+    ),
+}  # fmt: skip
+
+RELATIONS = ["same", "detached", "first half", "second half", "transposed"]
+SHARED = {
+    f"{relation}, {grad}, {what}": Program(
+        1,
+        (Input((4, 4), grad=grad), Input((), of=0, relation=relation)),
+        {
+            "first": (Step("mul_", (0,), (0.5,)), Step("square", (1,))),
+            "second": (Step("add_", (1,), (1.25,)), Step("square", (0,))),
+            "both": (
+                Step("mul_", (0,), (0.5,)), Step("add_", (1,), (1.25,)), Step("t", (1,)),
+            ),
+            "with no gradient": (
+                Step("mul_", (0,), (0.5,), no_grad=True), Step("square", (1,)),
+            ),
+        }[what],
+        (0, 1, 3),
+    )
+    for relation in RELATIONS
+    for grad in ("none", "nonleaf")
+    for what in ("first", "second", "both", "with no gradient")
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*OTHERS, *SHARED])
+def test_other(name: str) -> None:
+    program = OTHERS[name] if name in OTHERS else SHARED[name]
+    assert check_program(program, "aten", calls=2) == "ok"
+
+
+REFUSED = {
+    "set_ of an input": (Program(1, (PLAIN,), (Step("half", (0,)), Step("set_", (0, 1))), ()),
+                         "of an input"),
+    "a view of another input": (
+        Program(1, (GRADED, Input((), of=0, relation="view")), (Step("mul_", (0,), (2,)),), ()),
+        "another input is a view of the same tensor",
+    ),
+    "written and reshaped": (
+        Program(1, (GRADED,), (Step("mul_", (0,), (2,)), Step("t_", (0,))), ()),
+        "changes its shape in place",
+    ),
+    "an expanded input": (
+        Program(1, (Input((3, 4), layout="expanded"),), (Step("masked_fill_", (0,)),), ()),
+        "single memory location",
+    ),
+    "as_strided on itself": (
+        Program(1, (PLAIN,), (Step("as_strided", (0,), ((2, 2), (1, 1))),
+                              Step("foreach_mul_", (1,))), ()),
+        "overlaps itself",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    program, why = REFUSED[name]
+    outcome = check_program(program, "aten")
+    assert outcome.startswith("refused: ") and why in outcome
+
+
+@pytest.mark.parametrize("seed", range(0, 200, 10))
+@pytest.mark.parametrize("table", ["aten", "core"])
+def test_fuzz(seed: int, table: str) -> None:
+    """A small budget; `view_programs.py` runs any number."""
+    for number in range(100_000 + seed, 100_000 + seed + 10):
+        program = random_program(number)
+        if program is not None:
+            print(f"seed {number}")
+            check_program(program, table)
