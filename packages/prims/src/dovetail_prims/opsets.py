@@ -41,7 +41,8 @@ SCALAR_FORMS = {
 }  # fmt: skip
 
 # where.self takes numbers for its branches too; _to_copy carries dtype only (a change of device
-# stays an extern call); clone carries memory_format.
+# stays an extern call), with a layout where its rounding may be left out; clone carries
+# memory_format.
 POINTWISE_OTHER = ("where.self", "_to_copy.default", "clone.default")
 
 REDUCTION = (

@@ -56,6 +56,7 @@ class BodyEmitter:
 
     `forward` gives the value of a buffer written in this very kernel, or None for one to be read
     from memory; `parameter` names a buffer's pointer; `use` is told each helper that is called.
+    With `narrow` the values of transcendental functions end in 2 bytes.
     """
 
     lines: Lines
@@ -65,6 +66,7 @@ class BodyEmitter:
     parameter: Callable[[str], str]
     forward: Callable[[Load], str | None]
     use: Callable[[str], None]
+    narrow: bool = False
 
     def constant(self, value: Scalar, dtype: torch.dtype) -> str:
         """A typed one-element block."""
@@ -83,7 +85,7 @@ class BodyEmitter:
             self.lines.add(f'tl.device_assert(({text}){outside}, "index out of bounds")')
             return args[0]
         operand = expr.args[1 if op == "where" else 0].dtype
-        return self.lines.define(emit_op(op, args, operand, expr.dtype, self.use))
+        return self.lines.define(emit_op(op, args, operand, expr.dtype, self.use, self.narrow))
 
     def load(self, load: Load, mask: str | None, read: Callable[[Expr], str]) -> str:
         """A read from memory, or the value just computed for that buffer."""

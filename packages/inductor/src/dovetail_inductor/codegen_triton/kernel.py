@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 
 import torch
@@ -19,6 +20,7 @@ from dovetail_runtime.plan import TritonKernel
 
 from dovetail_inductor.codegen_triton.body import BodyEmitter, Lines, literal
 from dovetail_inductor.codegen_triton.ops import (
+    NARROW,
     POINTER_TYPES,
     TRITON_TYPES,
     helper_source,
@@ -157,6 +159,15 @@ class _Emission:
         sizes = [self.buffers[n].extent for n in names if n in self.buffers]
         sizes += [a.size for a in self.tiling.axes]
         return any_symbolic(sizes) or max(sizes, default=0) >= 2**31 - 2**16
+
+    @cached_property
+    def narrow(self) -> bool:
+        """True if all that is made of transcendental functions is stored in 2 bytes."""
+        return all(
+            nest.reduction is None and self.buffers[nest.buffer].dtype.itemsize == 2
+            for nest in self.kernel.nests
+            if any(isinstance(n, Apply) and n.op in NARROW for n in walk([nest.body]))
+        )
 
     @property
     def far(self) -> int:
@@ -464,6 +475,7 @@ class _Emission:
             parameter=self._parameter,
             forward=self._forward,
             use=self.helpers.add,
+            narrow=self.narrow,
         )
 
     def _parameter(self, buffer: str) -> str:

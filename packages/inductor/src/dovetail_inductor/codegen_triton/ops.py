@@ -84,6 +84,35 @@ HELPERS: Mapping[str, tuple[tuple[str, ...], str]] = {
         "    far = tl.where(x < 0.0, -far, far)\n"
         "    return tl.where(a < 0.625, x + x * z * p, far)",
     ),
+    # float32 for results of 2 bytes: 1 - exp2(-|x| q(|x|)) with a polynomial q fitted to the
+    # logarithm of erfc (1e-7 everywhere), and two terms of the series near 0, where that cancels.
+    "dv_erf_narrow": (
+        (),
+        "def dv_erf_narrow(x):\n"
+        "    a = tl.abs(x)\n"
+        "    q = 4.5358617428e-05\n"
+        "    q = q * a - 4.4550781167e-04\n"
+        "    q = q * a + 1.4894421920e-03\n"
+        "    q = q * a + 7.7462870556e-04\n"
+        "    q = q * a - 2.8253680219e-02\n"
+        "    q = q * a + 1.4848161467e-01\n"
+        "    q = q * a + 9.1841639335e-01\n"
+        "    q = q * a + 1.6279085931e+00\n"
+        "    far = 1.0 - tl.exp2(-a * q)\n"
+        "    far = tl.where(x < 0.0, -far, far)\n"
+        "    near = x * (1.1283791671 - 0.3761263890 * x * x)\n"
+        "    return tl.where(a < 0.01, near, far)",
+    ),
+    # The same for tanh: 1 - 2/(exp(2|x|) + 1), and the series near 0.
+    "dv_tanh_narrow": (
+        (),
+        "def dv_tanh_narrow(x):\n"
+        "    a = tl.abs(x)\n"
+        "    far = 1.0 - 2.0 / (tl.exp2(2.8853900818 * a) + 1.0)\n"
+        "    far = tl.where(x < 0.0, -far, far)\n"
+        "    near = x * (1.0 - 0.3333333333 * x * x)\n"
+        "    return tl.where(a < 0.02, near, far)",
+    ),
     "dv_tanh64": (
         ("dv_expm1",),
         "def dv_tanh64(x):\n"
@@ -193,14 +222,20 @@ class UnsupportedOp(NotImplementedError):
     """A scalar op that has no Triton form; the graph's op stays a library call."""
 
 
+# Forms whose error is below what 2 bytes tell apart.
+NARROW = {"erf": "dv_erf_narrow", "tanh": "dv_tanh_narrow"}
+
+
 def emit_op(
     op: str,
     args: Sequence[str],
     operand: torch.dtype,
     result: torch.dtype,
     use: Callable[[str], None],
+    narrow: bool = False,
 ) -> str:
     """Triton text of one op on operands of dtype `operand`; `use` is told each helper it calls.
+    With `narrow` all that is made of the result is stored in 2 bytes.
 
     Raises UnsupportedOp for an op without a Triton form.
     """
@@ -267,6 +302,8 @@ def emit_op(
         return f"(1.0 / {a})"
     if op == "log10":
         return f"(tl.log({a}) * 0.4342944819032518)"
+    if narrow and operand is torch.float32 and op in NARROW:
+        return helper(NARROW[op])
     if op == "tanh" and operand is torch.float64:
         return helper("dv_tanh64")
     if op in _FLOAT_CALLS:

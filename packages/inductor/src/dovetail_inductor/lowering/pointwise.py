@@ -203,10 +203,14 @@ def _where(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, A
 def _to_copy(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
     (source,) = args
     value = value_like(tensor_of(node), node.name)
+    # A decomposition's own rounding: what is fused goes on in the arithmetic type.
+    unrounded = kwargs.get("layout") is not None and source.dtype is arithmetic_dtype(value.dtype)
 
     def loader(indices: Indices, mask: Expr | None) -> Expr:
         expr = ctx.load(source, indices, mask)
-        return expr if source.dtype == value.dtype else cast(ctx, expr, value.dtype)
+        if source.dtype == value.dtype or unrounded:
+            return expr
+        return cast(ctx, expr, value.dtype)
 
     value.loader = loader
     return value

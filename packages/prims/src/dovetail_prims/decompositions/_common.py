@@ -57,8 +57,17 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """`x` in `dtype`; no op where it has it already."""
-    return x if x.dtype == dtype else aten._to_copy.default(x, dtype=dtype)
+    """`x` in `dtype`; no op where it has it already.
+
+    To a half type the layout is given as well, which says nothing by itself: it marks a rounding
+    that no one wrote. Where operators are fused it may be left out, as between fused operators of
+    half types in general; one that the user wrote is a rounding everywhere.
+    """
+    if x.dtype == dtype:
+        return x
+    if dtype in _LOW:
+        return aten._to_copy.default(x, dtype=dtype, layout=torch.strided)
+    return aten._to_copy.default(x, dtype=dtype)
 
 
 def wide(x: Tensor) -> Tensor:
