@@ -63,6 +63,11 @@ def _writes_unseen(node: Node) -> bool:
     return "out" in node.kwargs or (name.endswith("_") and not name.endswith("__"))
 
 
+def may_write(node: Node) -> bool:
+    """May this node write to a tensor?"""
+    return _writes_unseen(node) or _is_in_place(node)
+
+
 def _is_in_place(node: Node) -> bool:
     """By its looks, where no version is counted; a flag that is on may be `inplace`."""
     if node.op not in ("call_function", "call_method"):

@@ -230,6 +230,14 @@ class Interpreter:
             return not isinstance(value.value, int) and value.value.node.hint is None
         return isinstance(value, TensorValue) and value.answer is None
 
+    def data_of(self, value: Value) -> Any:
+        """The real object that a value stands for, which may be a tensor with known data, or
+        `constants.UNKNOWN`."""
+        if isinstance(value, TensorValue):
+            known = self.session.recorder.data.of(value.fake)
+            return constants.UNKNOWN if known is None else known
+        return self.as_python(value)
+
     def require(self, condition: Value, wanted: bool) -> bool:
         """Let the graph check that the condition is as wanted; False if it cannot."""
         return library.require_truth(self, condition, wanted)
@@ -372,7 +380,7 @@ class Interpreter:
             if not kwargs and all(operators.is_number(a) for a in args):
                 known = [a.value for a in args]  # type: ignore[attr-defined]
                 return self.constant(SYMBOLIC_FUNCTIONS[fn](*known))
-        real_args = [self.as_python(arg) for arg in args]
+        real_args = [self.data_of(arg) for arg in args]
         real_kwargs = {name: self.as_python(arg) for name, arg in kwargs.items()}
         for value, real in zip(
             (*args, *kwargs.values()), (*real_args, *real_kwargs.values()), strict=True

@@ -11,11 +11,12 @@ from dovetail_guards.shape_env import DataDependentError as UnknownSizeError
 from dovetail_guards.shape_env import ShapeEnv
 from dovetail_prims.data_sizes import data_symbols
 from dovetail_prims.fake_mode import FakeMode
-from dovetail_prims.fake_tensor import FakeTensor, from_real
+from dovetail_prims.fake_tensor import DataDependentError, FakeTensor, from_real
 from dovetail_prims.size_nodes import SizeNodes
 from dovetail_prims.symbolic_forms import symbolic_form
 from torch.fx import Graph, Node
 
+from dovetail_capture.interpreter.known_data import SIZED_MAKERS, KnownData
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.value_ranges import SAMPLERS, note_sampler
 from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value
@@ -57,8 +58,10 @@ class Recorder:
         self.fake_mode = FakeMode()
         self.stack_trace = stack_trace
         self.operations = 0
+        self.checkpoint: int | None = None  # of the region that is captured: it is computed again
         self.data_env: ShapeEnv | None = None  # for symbols of what depends on data, if allowed
         self.values: dict[int, TensorValue] = {}  # id(fake) -> value
+        self.data = KnownData()
         self._last_placeholder: Node | None = None
         self._names: set[str] = set()
 
@@ -151,19 +154,26 @@ class Recorder:
         and the like, which are folded)."""
         pairs = [self.argument(arg) for arg in args]
         keyword_pairs = {name: self.argument(arg) for name, arg in kwargs.items()}
-        fake_args = [pair[1] for pair in pairs]
-        fake_kwargs = {name: pair[1] for name, pair in keyword_pairs.items()}
         name = target if kind == "call_method" else getattr(target, "__name__", str(target))
         function = getattr(torch.Tensor, target, None) if kind == "call_method" else target
         if run is None:
-            run = getattr(fake_args[0], target) if kind == "call_method" else target
-            if kind == "call_method":
-                fake_args = fake_args[1:]
+            run = (
+                function
+                if callable(function)
+                else lambda first, *rest, **named: getattr(first, target)(*rest, **named)
+            )
         try:
-            with self.fake_mode, data_symbols(self.data_env):
-                result = symbolic_form(function, [pair[1] for pair in pairs], fake_kwargs)
-                if result is NotImplemented:
-                    result = run(*fake_args, **fake_kwargs)
+            result = None
+            numbers = self._numbers_for(name, pairs, keyword_pairs) if self.data else None
+            if numbers is not None:
+                try:
+                    with self.fake_mode, data_symbols(None):
+                        result = _run_on_fakes(function, run, pairs, keyword_pairs)
+                except (DataDependentError, UnknownSizeError):  # it asks for the data: for sizes
+                    pairs, keyword_pairs = numbers
+            if result is None:
+                with self.fake_mode, data_symbols(self.data_env):
+                    result = _run_on_fakes(function, run, pairs, keyword_pairs)
         except UnknownSizeError as error:
             raise GraphBreakSignal(f"`{name}`: {error}", UNKNOWN_SIZE_HINT) from error
         except Exception as error:
@@ -183,11 +193,24 @@ class Recorder:
                 # A number that only the data tells: this call is where it comes from.
                 self.sizes.bind(result, self._add(kind, target, pairs, keyword_pairs, result))
             return self.fold(result)
+        if type(result) is FakeTensor:
+            named = {key: pair[1] for key, pair in keyword_pairs.items()}
+            self.data.note(name, run, [pair[1] for pair in pairs], named, result)
         node = self._add(kind, target, pairs, keyword_pairs, result)
         value = self.output(node, result)
         if name in SAMPLERS and isinstance(value, TensorValue):
             note_sampler(name, node, value, [pair[0] for pair in pairs])
         return value
+
+    def _numbers_for(self, name: str, pairs: Any, keyword_pairs: Any) -> tuple[Any, Any] | None:
+        """Arguments with known numbers in place of tensors whose data is asked for (as sizes); None
+        if there are none."""
+        first = 0 if name in SIZED_MAKERS else 1  # what a function works on stays
+        new = [*pairs[:first], *(self.data.with_numbers(*pair) for pair in pairs[first:])]
+        named = {key: self.data.with_numbers(*pair) for key, pair in keyword_pairs.items()}
+        old = (*pairs, *keyword_pairs.values())
+        changed = any(b[1] is not a[1] for a, b in zip(old, (*new, *named.values()), strict=True))
+        return (new, named) if changed else None
 
     def _add(self, kind: str, target: Any, pairs: Any, keyword_pairs: Any, result: Any) -> Node:
         why = self.refused.get(self.operations)
@@ -206,6 +229,9 @@ class Recorder:
         node.meta["val"] = result
         node.meta["stack_trace"] = self.stack_trace()
         node.meta["operation"] = self.operations
+        self.data.forget_if_written(node)
+        if self.checkpoint is not None:
+            node.meta["checkpoint"] = self.checkpoint
         self.operations += 1
         return node
 
@@ -263,6 +289,13 @@ class Recorder:
     def from_real(self, tensor: torch.Tensor, sizes: Any = None) -> Any:
         """A fake with the metadata of a user's tensor; `sizes` may be symbolic."""
         return from_real(tensor, sizes=sizes, memo=self.fake_mode.memo)
+
+
+def _run_on_fakes(function: Any, run: Callable[..., Any], pairs: Any, keyword_pairs: Any) -> Any:
+    args = [pair[1] for pair in pairs]
+    kwargs = {key: pair[1] for key, pair in keyword_pairs.items()}
+    result = symbolic_form(function, args, kwargs)
+    return run(*args, **kwargs) if result is NotImplemented else result
 
 
 def _holds_tensor(result: Any) -> bool:

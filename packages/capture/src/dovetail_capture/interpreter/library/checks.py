@@ -11,6 +11,7 @@ from dovetail_guards.float_expr import FloatExpr
 from dovetail_guards.sym_node import SymNode
 
 from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
@@ -65,13 +66,24 @@ def truth_number(vm: Interpreter, tensor: TensorValue) -> Value:
 
 
 def item(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    """`tensor.item()` of a truth value; numbers are items as they are."""
+    """`tensor.item()` of what is known, and of truth values; numbers are items as they are."""
     tensor = args[0]
+    known = vm.data_of(tensor)
+    if isinstance(tensor, TensorValue) and known is not UNKNOWN:
+        return vm.constant(known.item())
     if vm.session.recorder.data_env is None or not isinstance(tensor, TensorValue):
         return PASS  # type: ignore[no-any-return]
     if tensor.fake.dtype is not torch.bool or tensor.fake.numel() != 1:
         return PASS  # type: ignore[no-any-return]
     return truth_number(vm, tensor)
+
+
+def tolist(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`tensor.tolist()` of what is known."""
+    known = vm.data_of(args[0])
+    if known is UNKNOWN or not isinstance(known, torch.Tensor):
+        return PASS  # type: ignore[no-any-return]
+    return vm.constant(known.tolist())
 
 
 def require_truth(vm: Interpreter, condition: Value, wanted: bool) -> bool:
@@ -119,6 +131,7 @@ _CHECKS: tuple[Callable[..., Any], ...] = (
 )  # fmt: skip
 HANDLERS: dict[Any, Handler] = {
     torch.Tensor.item: item,
+    torch.Tensor.tolist: tolist,
     **dict.fromkeys(_CHECKS, _check),
     getattr(torch._check_is_size, "__wrapped__", torch._check_is_size): _check_is_size,
     torch._check_is_size: _check_is_size,

@@ -19,6 +19,7 @@ from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
 from dovetail_capture.interpreter.values.containers import DictValue, TupleValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
@@ -302,6 +303,27 @@ def make_tensor(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return PASS  # type: ignore[no-any-return]
 
 
+def of_numbers(fn: Callable[..., Any]) -> Handler:
+    """A function of tensors that is also called with nothing but numbers."""
+
+    def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+        if not args or not all(isinstance(arg, (Constant, SymbolicNumber)) for arg in args):
+            return PASS  # type: ignore[no-any-return]
+        real_kwargs = {name: vm.as_python(arg) for name, arg in kwargs.items()}
+        try:
+            real = fn(*[vm.as_python(arg) for arg in args], **real_kwargs)
+        except (TypeError, RuntimeError) as error:
+            vm.raise_real(error)
+        options: Kwargs = {"dtype": Constant(real.dtype)}
+        return vm.record("call_function", torch.tensor, [Constant(real.item())], options)
+
+    return handler
+
+
+_OF_NUMBERS: tuple[Any, ...] = (
+    torch.div, torch.floor_divide, torch.true_divide, torch.remainder, torch.add, torch.sub,
+    torch.mul,
+)  # fmt: skip
 _APPLY_TARGETS: weakref.WeakKeyDictionary[type, Callable[..., Any]] = weakref.WeakKeyDictionary()
 
 
@@ -368,6 +390,7 @@ HANDLERS: dict[Any, Handler] = {
     torch.is_tensor: is_tensor,
     torch.Size: size_class,
     torch.tensor: make_tensor,
+    **{fn: of_numbers(fn) for fn in _OF_NUMBERS},
     torch.Tensor.__len__: tensor_len,
     torch.Tensor.__iter__: tensor_iter,
     torch.Tensor.__hash__: tensor_hash,

@@ -392,6 +392,9 @@ def truth(vm: Interpreter, value: Value) -> bool:
     if cls is Constant or isinstance(value, SymbolicNumber):
         return bool(value.value)  # type: ignore[attr-defined]
     if cls is TensorValue:
+        known = vm.data_of(value)
+        if known is not UNKNOWN and known.numel() == 1:
+            return bool(known)
         answer: bool | None = value.answer  # type: ignore[attr-defined]
         if answer is not None and value.fake.numel() == 1:  # type: ignore[attr-defined]
             return answer
@@ -501,6 +504,9 @@ def index_of(vm: Interpreter, key: Value, of: str = "list") -> int:
     if isinstance(key, Constant) and hasattr(key.value, "__index__"):
         return operator.index(key.value)
     if isinstance(key, TensorValue):
+        known = vm.data_of(key)
+        if known is not UNKNOWN:
+            return operator.index(known)
         raise GraphBreakSignal("a tensor used as the index of a Python sequence")
     method = dunder(vm, key, "__index__")
     if method is not None:

@@ -1,0 +1,117 @@
+"""What is known of the data of tensors that a frame makes from plain numbers.
+
+`torch.tensor(3)`, `torch.div(seq_len, 2)` and small arithmetic on such tensors have the same data
+in each run of a graph, so that `int(t)`, `t.tolist()`, `if t:` and sizes given as tensors need not
+ask for it. A write to any tensor forgets all of it: a view of what was written may be among it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.utils._pytree import tree_flatten, tree_map
+
+from dovetail_capture.interpreter.aliasing import may_write
+
+_MOST_ELEMENTS = 64
+_MAKERS = frozenset({"tensor", "as_tensor", "scalar_tensor", "arange"})
+SIZED_MAKERS = frozenset({"zeros", "ones", "full", "empty", "rand", "randn", "eye", "arange"})
+_ARITHMETIC = frozenset(
+    {"add", "sub", "mul", "div", "truediv", "floordiv", "true_divide", "floor_divide", "remainder",
+     "mod", "fmod", "pow", "neg", "abs", "clamp", "sum", "prod", "max", "min", "maximum", "minimum",
+     "cumsum", "amax", "amin", "getitem", "cat", "stack", "to", "long", "int", "float", "bool",
+     "item", "eq", "ne", "lt", "le", "gt", "ge", "all", "any", "logical_not", "floor", "ceil",
+     "round", "trunc", "sqrt", "view", "reshape", "flatten", "squeeze", "unsqueeze", "clone",
+     "detach", "contiguous", "flip", "diff"}
+)  # fmt: skip
+
+
+class KnownData:
+    """The data of fakes, by their identity; the recorder keeps the fakes alive."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, torch.Tensor] = {}
+        # Those of one whole number. (Where they are asked for, tensors have no data.)
+        self._numbers: dict[int, int] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._of)
+
+    def of(self, fake: Any) -> torch.Tensor | None:
+        """A tensor with the data that `fake` stands for, where it is known."""
+        return self._of.get(id(fake))
+
+    def forget_if_written(self, node: Node) -> None:
+        """Forget everything if the operation that was recorded may write to a tensor."""
+        if not self._of or not (may_write(node) or _is_foreign(node.target)):
+            return
+        self._of.clear()
+        self._numbers.clear()
+
+    def with_numbers(self, written: Any, fake: Any) -> tuple[Any, Any]:
+        """A graph argument and its fake with whole numbers in place of tensors of one known whole
+        number, also in lists and slices. What does not change stays the same object."""
+        if isinstance(fake, torch.Tensor):
+            number = self._numbers.get(id(fake))
+            return (written, fake) if number is None else (number, number)
+        parts: list[tuple[Any, Any]] = []
+        if isinstance(fake, slice):
+            bounds = (fake.start, fake.stop, fake.step)
+            texts = (written.start, written.stop, written.step)
+            parts = [self.with_numbers(*part) for part in zip(texts, bounds, strict=True)]
+        elif isinstance(fake, (list, tuple)):
+            bounds, texts = tuple(fake), tuple(written)
+            parts = [self.with_numbers(*part) for part in zip(texts, bounds, strict=True)]
+        if not parts or all(new is old for (_, new), old in zip(parts, bounds, strict=True)):
+            return written, fake
+        make: Any = list if isinstance(fake, list) else tuple
+        if isinstance(fake, slice):
+            make = _slice
+        return make([part[0] for part in parts]), make([part[1] for part in parts])
+
+    def note(
+        self, name: str, run: Callable[..., Any], args: Any, kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """Learn the data of an operation's result from that of its arguments."""
+        tensors = [v for v in tree_flatten((args, kwargs))[0] if isinstance(v, torch.Tensor)]
+        if not self._knows(tensors) or name not in (_ARITHMETIC if tensors else _MAKERS):
+            return
+        if result.device.type != "cpu" or not _is_small(result._sizes):
+            return
+        real_args, real_kwargs = tree_map(
+            lambda v: self._of[id(v)] if isinstance(v, torch.Tensor) else v, (args, kwargs)
+        )
+        try:
+            with torch.no_grad():
+                real = run(*real_args, **real_kwargs)
+        except Exception:  # the fake did not mind; the graph will tell
+            return
+        if isinstance(real, torch.Tensor) and tuple(real.shape) == tuple(result._sizes):
+            self._of[id(result)] = real
+            if real.numel() == 1 and not (real.is_floating_point() or real.is_complex()):
+                self._numbers[id(result)] = int(real)
+
+    def _knows(self, tensors: Iterable[torch.Tensor]) -> bool:
+        return all(id(tensor) in self._of for tensor in tensors)
+
+
+def _is_small(sizes: Any) -> bool:
+    count = 1
+    for size in sizes:
+        if type(size) is not int:
+            return False
+        count *= size
+    return count <= _MOST_ELEMENTS
+
+
+def _slice(bounds: list[Any]) -> slice:
+    return slice(*bounds)
+
+
+def _is_foreign(target: Any) -> bool:
+    """Is it a function of the program's, of which nothing is known?"""
+    module = getattr(target, "__module__", None) or "torch"
+    return callable(target) and module.partition(".")[0] not in ("torch", "_operator", "builtins")

@@ -1,0 +1,93 @@
+"""Tensors of plain numbers: what a frame makes of them is known while it is captured."""
+
+# ruff: noqa  (small programs in rows)
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from construct_cases import Case, Table, run_case
+
+construct = Table()
+
+
+@construct()
+def as_int(x):
+    return x + int(torch.tensor(3))
+
+
+@construct()
+def division_of_ints(x):
+    n = torch.div(6, 2, rounding_mode="floor") - 1
+    return x.reshape(n, 3) * n
+
+
+@construct()
+def as_list(x):
+    return x.reshape(torch.tensor([3, 2]).tolist())
+
+
+@construct()
+def in_range(x):
+    for i in range(torch.tensor(2)):
+        x = x + i
+    return x
+
+
+@construct()
+def as_index_and_truth(x):
+    n = torch.tensor(2)
+    if n > 1:
+        x = x + 1
+    return x, n.item(), [1, 2, 3][n], float(n), f"{n.item()}"
+
+
+@construct(graphs=None, breaks=1)
+def written_through_a_view(x):
+    n = torch.tensor([1, 2])
+    v = n[0]
+    n.add_(5)
+    return x + int(v)
+
+
+@construct()
+def as_sizes(x):
+    n = torch.div(x.shape[1] + 3, 2, rounding_mode="trunc")
+    return x.as_strided(size=[2, n], stride=[3, 1]), x.new_zeros(n, 2), torch.zeros(n, n)
+
+
+@construct()
+def of_a_shape(x):
+    n = torch.tensor(x.shape)
+    m = n.prod()
+    return x.view(m), n[-1]
+
+
+@construct()
+def a_range(x):
+    n = torch.arange(3)
+    return x * n, n.sum().item(), bool(n[0])
+
+
+@construct(graphs=None, breaks=None)
+def written(x):
+    n = torch.tensor(2.5)
+    y = torch.tensor(3)
+    y += 1
+    return x * n.item(), int(y)
+
+
+@construct()
+def as_arguments(x):
+    n = torch.tensor(2)
+    return x.expand(n, 2, 3), x[n - 1], x[:, :n], x.sum(n - 1)
+
+
+@pytest.mark.parametrize("case", construct.cases, ids=construct.names)
+def test_construct(case: Case) -> None:
+    run_case(case)
