@@ -182,3 +182,32 @@ def test_of_equal_cuts_the_one_that_saves_an_output_is_taken():
     parts = min_cut_partition(joint)
     results = parts.forward.graph.output_node().args[0]
     assert len(results) == 2 and results[0] is results[1]
+
+
+def test_a_checkpointed_region_is_computed_again_from_what_goes_in():
+    def layers(x, w, marks):
+        graph = torch.fx.Graph()
+        value, weight = graph.placeholder("x"), graph.placeholder("w")
+        for region in range(3):
+            for op in (torch.mm, torch.tanh, torch.exp):
+                args = (value, weight) if op is torch.mm else (value,)
+                value = graph.call_function(op, args)
+                if marks:
+                    value.meta["checkpoint"] = region
+        graph.output((value,))
+        gm = torch.fx.GraphModule(torch.nn.Module(), graph)
+        return min_cut_partition(trace_joint(gm, [x, w]))
+
+    x = torch.randn(8, 8)
+    w = torch.randn(8, 8, requires_grad=True)
+    one = x.numel() * 4
+    # Each product, or what is made of it; with marks, what the regions give to one another.
+    assert layers(x, w, False).saved_bytes == 3 * one
+    parts = layers(x, w, True)
+    assert parts.saved_bytes == 3 * one and parts.saved[2:] == (
+        "exp_default",
+        "exp_default_1",
+        "exp_default_2",
+    ), parts.saved
+    again = [n for n in parts.backward.graph.nodes if n.target is torch.ops.aten.tanh.default]
+    assert len(again) == 3

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from dovetail_autograd_aot.graphs import (
     OutputInfo,
@@ -130,7 +129,6 @@ def _maker(info: OutputInfo, signature: Signature) -> _Maker:
         return lambda inputs, results, outputs: results[base]
     view = make_view(info.view, signature)
     from_input = info.kind is OutputKind.VIEW_OF_INPUT
-    cut = info.cut
     tracked = info.requires_grad and not info.is_leaf
     leaf = info.requires_grad and info.is_leaf
 
@@ -141,8 +139,6 @@ def _maker(info: OutputInfo, signature: Signature) -> _Maker:
         elif not info.view:
             tensor = tensor.view_as(tensor)
         tensor = view(tensor, results)
-        if cut:
-            return _Cut.apply(tensor)
         return tensor.requires_grad_() if leaf else tensor
 
     return regenerate
@@ -168,19 +164,6 @@ def _in_memory(info: OutputInfo, signature: Signature) -> _Maker:
     return maker
 
 
-class _Cut(torch.autograd.Function):
-    """A view that requires grad, and through which no gradient flows: as eager makes of a view
-    that was taken under no_grad."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> None:
-        return None
-
-
 def _real_parts(steps: tuple[ViewStep, ...]) -> tuple[ViewStep, ...]:
     """Real and imaginary parts as operators of their own: what they are made of does not take a
     lazy conjugate."""
@@ -190,7 +173,7 @@ def _real_parts(steps: tuple[ViewStep, ...]) -> tuple[ViewStep, ...]:
         if last is not None and last.op is aten.view_as_real.default:
             if step.op is aten.select.int and any(s.op is aten._conj.default for s in found):
                 part = aten.imag.default if step.args[1] else aten.real.default
-                found[-1] = ViewStep(part, ())
+                found[-1] = ViewStep(part, (), grad_mode=step.grad_mode)
                 continue
         found.append(step)
     return tuple(found)
@@ -210,7 +193,7 @@ def make_view(
             return [number(v, results) for v in value]
         return value
 
-    if signature.sizes == 0:
+    if signature.sizes == 0 and all(s.grad_mode for s in steps):
         static = [(s.op, s.args, dict(s.kwargs)) for s in steps]
 
         def static_view(tensor: Any, results: Sequence[Any]) -> Any:
@@ -224,7 +207,8 @@ def make_view(
         for step in steps:
             args = [number(a, results) for a in step.args]
             kwargs = {k: number(v, results) for k, v in step.kwargs}
-            tensor = step.op(tensor, *args, **kwargs)
+            with torch.set_grad_enabled(step.grad_mode and torch.is_grad_enabled()):
+                tensor = step.op(tensor, *args, **kwargs)
         return tensor
 
     return view

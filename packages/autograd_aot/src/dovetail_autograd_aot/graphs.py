@@ -11,7 +11,7 @@ are regenerated from).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 import torch
@@ -39,13 +39,13 @@ class SizeOutput:
 
 @dataclass(frozen=True)
 class ViewStep:
-    """One view operator: applied to a base with `args` and `kwargs` after the tensor. `part` picks
-    a result of an operator that returns several views."""
+    """One view operator: applied to a base with `args` and `kwargs` after the tensor, in this
+    `grad_mode`. (A view that is taken under no_grad has no gradient to give on.)"""
 
     op: OpOverload
     args: tuple[object, ...]
     kwargs: tuple[tuple[str, object], ...] = ()
-    part: int | None = None
+    grad_mode: bool = field(default=True, compare=False)
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class OutputInfo:
     `base` is, for VIEW_OF_INPUT and INPUT, the index of a primal; for FRESH and VIEW_OF_OUTPUT the
     index of a forward output; for DUPLICATE that of a user output. `view` leads from the base to
     the output. `value` is a constant's value. `is_leaf` is for outputs that require grad: a leaf
-    has no grad_fn. `cut`: no gradient flows through the view. `memory` is for a FRESH output
+    has no grad_fn. `memory` is for a FRESH output
     with a gradient of its own that lies in the memory of another tensor, where `view` leads to it:
     that of a primal or a forward output (one of the two is None).
     """
@@ -66,7 +66,6 @@ class OutputInfo:
     view: tuple[ViewStep, ...] = ()
     value: object = None
     is_leaf: bool = False
-    cut: bool = False
     memory: tuple[int | None, int | None] | None = None
 
 

@@ -175,6 +175,7 @@ class _Joint:
             finally:
                 torch._C._set_grad_enabled(grad_mode)
             self.tracer.stack_trace = None
+            self.tracer.checkpoint = None
             with torch.no_grad():
                 mutated = self._mutated()
                 inputs = Inputs(
@@ -286,6 +287,7 @@ class _Joint:
 
         for node in self.gm.graph.nodes:
             tracer.stack_trace = node.meta.get("stack_trace")
+            tracer.checkpoint = node.meta.get("checkpoint")
             self.running = node.name
             op = node.op
             if op == "placeholder":

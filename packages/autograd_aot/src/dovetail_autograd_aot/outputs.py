@@ -136,7 +136,6 @@ def classify_outputs(
                 view=tuple(sizes.replace(step) for step in plan.chain),
                 value=None if is_tensor or plan.kind is OutputKind.FRESH else value,
                 is_leaf=is_leaf,
-                cut=plan.flow is _Flow.NOTHING,
                 memory=memory,
             )
         )
@@ -165,7 +164,8 @@ class _Sizes:
 
     def replace(self, step: ViewStep) -> ViewStep:
         kwargs = tuple((k, self._value(v)) for k, v in step.kwargs)
-        return ViewStep(step.op, tuple(self._value(a) for a in step.args), kwargs, step.part)
+        args = tuple(self._value(a) for a in step.args)
+        return replace(step, args=args, kwargs=kwargs)
 
     def _value(self, value: Any) -> Any:
         if isinstance(value, Node):

@@ -81,6 +81,40 @@ class _Roles:
         self.backward = self._ancestors(
             [g for g in self.gradients if isinstance(g, Node)], self.tangent_bits
         )
+        self.regions = self._regions()
+        self.inside = self._inside()
+
+    def _inside(self) -> set[Node]:
+        """The values that the user wants computed again: those of a checkpointed region that are
+        used in it only, and are not random."""
+        outputs = set(self.forward_outputs)
+        inside: set[Node] = set()
+        for node, region in self.regions.items():
+            if node in outputs or draws_random_numbers(node):
+                continue
+            users = node.users
+            if all(self.regions.get(u) == region or self.tangent_bits[u] for u in users):
+                inside.add(node)
+        return inside
+
+    def may_recompute(self, node: Node) -> bool:
+        """Whether the backward may compute a value again; a region is computed from what goes in,
+        so what comes out of one is not."""
+        if node in self.regions and not is_view_node(node):
+            return node in self.inside
+        return may_recompute(node)
+
+    def _regions(self) -> dict[Node, int]:
+        """The checkpointed region that each node belongs to; what the backward makes of values of
+        a region alone belongs to it too."""
+        regions: dict[Node, int] = {}
+        for node in self.nodes:
+            found = {node.meta["checkpoint"]} if "checkpoint" in node.meta else set()
+            if "in_backward" in node.meta and not self.tangent_bits[node]:
+                found = {regions[n] for n in node.all_input_nodes if n in regions}
+            if len(found) == 1:
+                regions[node] = found.pop()
+        return regions
 
     def _ancestors(self, nodes: Iterable[Node], bits: dict[Node, int]) -> set[Node]:
         """What the backward must compute: ancestors of gradients that depend on a tangent."""
@@ -153,7 +187,7 @@ def _min_cut(roles: _Roles) -> set[Node]:
         network.add_edge(at, at + 1, _save_cost(node, roles))
         if node.op == "get_attr":
             continue  # a constant: both graphs hold it
-        if node.op == "placeholder" or not may_recompute(node):
+        if node.op == "placeholder" or not roles.may_recompute(node):
             network.add_edge(source, at, INFINITE)
         else:
             for read in node.all_input_nodes:
@@ -172,6 +206,8 @@ def _save_cost(node: Node, roles: _Roles) -> int:
         # Arithmetic on sizes is done again from the sizes themselves.
         return 0 if isinstance(node.target, OpOverload) else INFINITE
     if is_view_node(node) or isinstance(value, (list, tuple)) or node.op == "get_attr":
+        return INFINITE
+    if node in roles.inside:
         return INFINITE
     # One more than the bytes, so that of equal cuts the one with fewer values is taken; and the
     # one with what leaves the call anyway.

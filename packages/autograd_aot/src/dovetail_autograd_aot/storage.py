@@ -87,13 +87,22 @@ def fresh(node: Node) -> FakeTensor:
     return wrap(node, TracedStorage(node))
 
 
+def effective(chain: tuple[ViewStep, ...]) -> tuple[ViewStep, ...]:
+    """The steps that tell what is seen: as_strided looks at the storage, whatever came before.
+    (Autograd does not: the gradient goes back through all of them.)"""
+    for i in reversed(range(len(chain))):
+        if chain[i].op is aten.as_strided.default:
+            return chain[i:]
+    return chain
+
+
 def read(tracer: Tracer, tensor: FakeTensor) -> Node:
     """The current value of a traced tensor."""
     track = track_of(tensor)
     storage = track.storage
     if track.seen != storage.version:
         node = storage.node
-        for step in track.chain:
+        for step in effective(track.chain):
             node = tracer.apply_view(step, node)
         track.node = node
         track.seen = storage.version
@@ -119,17 +128,18 @@ def write(tracer: Tracer, tensor: FakeTensor, value: Node) -> None:
             "a tensor is written to of which more than one element refers to a single memory "
             "location; clone() it first"
         )
-    if not track.chain:
+    chain = effective(track.chain)
+    if not chain:
         storage.node = tracer.like(value, pattern)
         storage.version += 1
         track.node = storage.node
         track.seen = storage.version
         return
     values = [storage.node]
-    for step in track.chain[:-1]:
+    for step in chain[:-1]:
         values.append(tracer.apply_view(step, values[-1]))
     new = tracer.like(value, pattern, strides=False)
-    for step, base in zip(reversed(track.chain), reversed(values), strict=True):
+    for step, base in zip(reversed(chain), reversed(values), strict=True):
         new = _scatter(tracer, step, base, new)
     storage.node = tracer.like(new, storage.node.meta["val"])
     # The tensor itself is stale now, like every other view: its strides come from the storage.

@@ -146,6 +146,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.memo = FakeMemo()
         self.constants: dict[str, Tensor] = {}
         self.stack_trace: str | None = None
+        self.checkpoint: int | None = None  # the user's region that the operator belongs to
         self.in_backward = False
         # Operators that made a tensor another view of itself, by the tensor's id.
         self.reshaped: dict[int, list[tuple[ViewStep, bool]]] = {}
@@ -355,6 +356,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node.meta["val"] = value
         if self.stack_trace is not None:
             node.meta["stack_trace"] = self.stack_trace
+        if self.checkpoint is not None:
+            node.meta["checkpoint"] = self.checkpoint
+        if self.in_backward:
+            node.meta["in_backward"] = True
         return node
 
     def emit_clone(self, node: Node) -> Node:
@@ -408,7 +413,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> FakeTensor:
         args = tuple(self.nodes(a) for a in args)
-        step = ViewStep(func, args, tuple((kwargs or {}).items()))
+        step = ViewStep(func, args, tuple((kwargs or {}).items()), torch.is_grad_enabled())
         value = read(self, base)
         node = self.apply_view(step, value)
         track = track_of(base)
@@ -459,11 +464,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(op in _OTHER_ELEMENTS for op in steps):
             raise TraceError("as_strided of a tensor that is seen as another dtype")
         args = tuple(self.nodes(a) for a in (sizes, strides, storage_offset))
-        step = ViewStep(aten.as_strided.default, args)
-        view = wrap(self.apply_view(step, read(self, root)), storage, (step,))
-        for op in (aten._conj.default, aten._neg_view.default):
-            if steps.count(op) % 2:  # as_strided keeps what is lazy
-                view = self._step(view, op, ())
+        step = ViewStep(aten.as_strided.default, args, grad_mode=torch.is_grad_enabled())
+        lazy = [op for op in (aten._conj.default, aten._neg_view.default) if steps.count(op) % 2]
+        chain = (step,) if lazy else (*track.chain, step)
+        view = wrap(self.apply_view(step, read(self, root)), storage, chain)
+        for op in lazy:  # as_strided keeps what is lazy
+            view = self._step(view, op, ())
         return view
 
     def with_own_memory(self, node: Node) -> Node:

@@ -59,6 +59,7 @@ class Recorder:
         self.stack_trace = stack_trace
         self.operations = 0
         self.checkpoint: int | None = None  # of the region that is captured: it is computed again
+        self.checkpoint: int | None = None  # of the region that is captured: it is computed again
         self.data_env: ShapeEnv | None = None  # for symbols of what depends on data, if allowed
         self.values: dict[int, TensorValue] = {}  # id(fake) -> value
         self.data = KnownData()
@@ -229,6 +230,8 @@ class Recorder:
         node.meta["val"] = result
         node.meta["stack_trace"] = self.stack_trace()
         node.meta["operation"] = self.operations
+        if self.checkpoint is not None:
+            node.meta["checkpoint"] = self.checkpoint
         self.data.forget_if_written(node)
         if self.checkpoint is not None:
             node.meta["checkpoint"] = self.checkpoint

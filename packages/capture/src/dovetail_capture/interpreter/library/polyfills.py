@@ -243,8 +243,8 @@ def checkpoint(
     preserve_rng_state: Any = None,
     **kwargs: Any,
 ) -> Any:
-    """`torch.utils.checkpoint.checkpoint`: which values are kept for the backward and which are
-    computed again is for the compiler to decide; the results are the same."""
+    """`torch.utils.checkpoint.checkpoint`: the function's operators are marked as a region of
+    which a compiler keeps nothing for the backward, except what goes in, comes out, or is random."""
     return function(*args, **kwargs)
 
 
@@ -301,7 +301,12 @@ def _decorate(vm: Any, args: Args, kwargs: Kwargs) -> Any:
 def _checkpoint(vm: Any, args: Args, kwargs: Kwargs) -> Any:
     if "context_fn" in kwargs:
         raise GraphBreakSignal("a checkpoint with a context_fn")
-    return calls.inline(vm, cast(types.FunctionType, checkpoint), args, kwargs)
+    outer = vm.session.recorder.checkpoint
+    vm.session.recorder.checkpoint = vm.session.recorder.operations if outer is None else outer
+    try:
+        return calls.inline(vm, cast(types.FunctionType, checkpoint), args, kwargs)
+    finally:
+        vm.session.recorder.checkpoint = outer
 
 
 def _dispatch(vm: Any, real: Any, args: Args, kwargs: Kwargs) -> Any:
