@@ -6,7 +6,7 @@ import collections
 import contextlib
 import copy
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -28,14 +28,25 @@ _SIZES: dict[str, int] = {
     "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
     "v_head_dim": 8, "state_size": 8, "time_step_rank": 4, "attention_hidden_size": 32,
     "sliding_window": 16, "num_mel_bins": 16, "block_size": 8, "num_random_blocks": 1,
+    "num_queries": 4, "num_query_tokens": 4, "depth": 2, "num_blocks": 2, "out_hidden_size": 32,
+    "encoder_hidden_size": 32, "decoder_hidden_size": 32, "num_encoder_layers": 2,
+    "num_attention_layers": 2, "mamba_d_state": 8, "mamba_expand": 2, "context_length": 32,
+    "shared_expert_intermediate_size": 16, "adapter_intermediate_dim": 32, "num_latents": 4,
 }  # fmt: skip
 # When the first try does not build: as many key/value heads as heads; then only fewer layers.
+_FEWER_LAYERS = {
+    name: size
+    for name, size in _SIZES.items()
+    if "layer" in name or "token_id" in name or name in ("vocab_size", "depth", "num_blocks")
+}
 _VARIANTS: tuple[dict[str, int], ...] = (
     _SIZES,
-    {**_SIZES, "num_key_value_heads": 4, "rotary_dim": 8},
-    {name: size for name, size in _SIZES.items() if "layer" in name or "token_id" in name},
+    {**_SIZES, "num_key_value_heads": 4, "rotary_dim": 8, "head_dim": 16},
+    _FEWER_LAYERS,
 )
-_PARTS = ("text_config", "vision_config", "audio_config", "encoder", "decoder")
+# Lists of sizes, one item a stage, and what each item is brought down to.
+_STAGES = {"depths": 1, "hidden_sizes": 16, "embed_dims": 16, "encoder_hidden_sizes": 16}
+_LARGEST = 60_000_000  # parameters; larger models would take too long
 
 
 class TooLong(BaseException):
@@ -56,9 +67,18 @@ def shrink(config: Any, sizes: dict[str, int]) -> None:
         if isinstance(kinds, list):
             with contextlib.suppress(AttributeError):
                 setattr(config, name, kinds[: getattr(config, "num_hidden_layers", 2)])
-    for name in _PARTS:
-        part = getattr(config, name, None)
-        if hasattr(part, "to_dict"):
+    for name, size in _STAGES.items():
+        stages = getattr(config, name, None)
+        if sizes is not _FEWER_LAYERS and isinstance(stages, (list, tuple)):
+            with contextlib.suppress(AttributeError, TypeError):
+                setattr(config, name, type(stages)(size for _ in stages))
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = getattr(config, name, None)
+        if isinstance(rope, dict) and "head_dim" in sizes:
+            half = sizes["head_dim"] // 2
+            rope["mrope_section"] = [half - 2 * (half // 4), half // 4, half // 4]
+    for part in list(vars(config).values()):
+        if hasattr(part, "to_dict") and hasattr(part, "model_type"):
             shrink(part, sizes)
 
 
@@ -72,37 +92,95 @@ def _config(family: str, sizes: dict[str, int]) -> Any:
     return config
 
 
-def transformers_model(family: str, sizes: dict[str, int]) -> tuple[Any, dict[str, Any]]:
-    """A tiny model of a family with inputs that fit its main input."""
+def _made(config: Any) -> Any:
+    """The model of a config. Whether it is small is found out without its memory, where it can be
+    built so."""
     from transformers import AutoModel
 
-    model = AutoModel.from_config(_config(family, sizes))
+    outline = None
+    with contextlib.suppress(Exception), torch.device("meta"):
+        outline = AutoModel.from_config(copy.deepcopy(config))
+    if outline is not None:
+        _refuse_large(outline, _LARGEST)
+    return AutoModel.from_config(config)
+
+
+class _TooLarge(Exception):
+    """A model that is large even with its config shrunk."""
+
+
+def _refuse_large(model: Any, most: int) -> None:
+    count = sum(p.numel() for p in model.parameters())
+    if count > most:
+        raise _TooLarge(f"{count // 1_000_000} million parameters, even shrunk")
+
+
+def _inputs(model: Any, names: Sequence[str], all_of_them: bool) -> dict[str, Any]:
+    """Inputs for the parameters `names` of a model's forward: its main ones, or all we know."""
     config = model.config
     text = getattr(config, "text_config", None) or config
-    vocabulary = getattr(text, "vocab_size", 99)
-    ids = torch.randint(3, min(vocabulary, 99), (2, 8))
-    names = inspect.signature(model.forward).parameters
-    inputs: dict[str, Any] = {}
     vision = getattr(config, "vision_config", None) or config
     size = getattr(vision, "image_size", 32)
     height, width = size if isinstance(size, (list, tuple)) else (size, size)
-    channels = getattr(vision, "num_channels", 3)
+    channels = getattr(vision, "num_channels", getattr(vision, "in_channels", 3))
+    ids = torch.randint(3, min(getattr(text, "vocab_size", 99), 99), (2, 8))
+    bins = getattr(config, "num_mel_bins", 80)
+    inputs: dict[str, Any] = {}
     if "input_ids" in names:
         inputs["input_ids"] = ids
     if "decoder_input_ids" in names:
         inputs["decoder_input_ids"] = ids[:, :5]
-    if "pixel_values" in names and (
-        model.main_input_name == "pixel_values" or "input_ids" not in names
-        or names["pixel_values"].default is inspect.Parameter.empty
-        or family in ("clip", "siglip", "altclip", "blip", "chinese_clip", "clipseg", "groupvit")
-    ):  # fmt: skip
+    main = model.main_input_name
+    if "pixel_values" in names and (main == "pixel_values" or "input_ids" not in names):
         inputs["pixel_values"] = torch.randn(2, channels, height, width)
-    if model.main_input_name == "input_values":
+    if main == "input_values":
         inputs["input_values"] = torch.randn(2, 3200)
-    if model.main_input_name == "input_features":
-        bins = getattr(config, "num_mel_bins", 80)
+    if main == "input_features":
         inputs["input_features"] = torch.randn(2, bins, 128)
-    return model, inputs
+    if not all_of_them:
+        return inputs
+    patch = getattr(vision, "patch_size", 8)
+    patch = patch if isinstance(patch, int) else 8
+    area = channels * patch * patch
+    past = getattr(config, "context_length", 32) + max(
+        getattr(config, "lags_sequence", None) or [0]
+    )
+    others = {
+        "pixel_values": torch.randn(2, channels, height, width),
+        "bbox": torch.zeros(2, 8, 4, dtype=torch.long),
+        "past_values": torch.randn(2, past),
+        "past_time_features": torch.randn(2, past, getattr(config, "num_time_features", 0)),
+        "past_observed_mask": torch.ones(2, past),
+    }
+    if "spatial_shapes" in names:  # images of several sizes, in patches
+        others["pixel_values"] = torch.randn(2, 16, area)
+        others["pixel_attention_mask"] = torch.ones(2, 16, dtype=torch.long)
+        others["spatial_shapes"] = torch.tensor([[4, 4], [4, 4]])
+    if "grid_thw" in names:
+        others["hidden_states"] = torch.randn(16, area * getattr(vision, "temporal_patch_size", 1))
+        others["grid_thw"] = torch.tensor([[1, 4, 4]])
+    return inputs | {name: value for name, value in others.items() if name in names}
+
+
+def transformers_models(family: str, sizes: dict[str, int]) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """A tiny model of a family, with one set of inputs after the other that may fit it."""
+    model = _made(_config(family, sizes))
+    parameters = inspect.signature(model.forward).parameters
+    wanted = [
+        name for name, parameter in parameters.items() if parameter.default is parameter.empty
+    ]
+    main, everything = (_inputs(model, list(parameters), flag) for flag in (False, True))
+    if set(wanted) - {"args", "kwargs"} <= set(main):
+        yield model, main
+    yield model, everything
+    if "input_values" in main:
+        length = getattr(model.config, "max_length", 1024)
+        yield model, {**main, "input_values": torch.randn(2, 1, 3200)}
+        yield model, {**main, "input_values": torch.randn(2, length, 128)}
+    if "use_cache" in parameters and "input_ids" in main:
+        yield model, {**main, "use_cache": False}
+    if "input_features" in main:
+        yield model, {**main, "input_features": main["input_features"].transpose(1, 2)}
 
 
 def timm_families() -> list[str]:
@@ -173,9 +251,11 @@ def build(suite: str, family: str) -> tuple[Any, dict[str, Any], Any]:
     first: Exception | None = None
     for sizes in _VARIANTS:
         try:
-            return _run_eager(*transformers_model(family, sizes))
-        except TooLong:
-            raise
+            for model, inputs in transformers_models(family, sizes):
+                try:
+                    return _run_eager(model, inputs)
+                except Exception as error:
+                    first = first or error
         except Exception as error:
             first = first or error
     assert first is not None
@@ -184,8 +264,7 @@ def build(suite: str, family: str) -> tuple[Any, dict[str, Any], Any]:
 
 def _run_eager(model: Any, inputs: dict[str, Any]) -> tuple[Any, dict[str, Any], Any]:
     """The second call's output: some models settle their buffers in the first."""
-    if sum(p.numel() for p in model.parameters()) > 150_000_000:
-        raise ValueError("too large, even shrunk")
+    _refuse_large(model, 150_000_000)
     model.eval()
     eager = copy.deepcopy(model)
     with torch.no_grad():

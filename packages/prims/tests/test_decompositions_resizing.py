@@ -82,6 +82,7 @@ def test_linear_and_cubic(name, dtype):
 def test_resizing_keeps_channels_last():
     x = draw(2, 3, 4, 4).to(memory_format=torch.channels_last)
     check(aten.upsample_nearest2d.default, [x, [8, 8], 2.0, 2.0])
+    check(aten.upsample_nearest2d.default, [x, [4, 8], 1.2, 2.2])  # as many, and twice as many
     check(aten.upsample_bilinear2d.default, [x, [8, 8], False, 2.0, 2.0])
 
 

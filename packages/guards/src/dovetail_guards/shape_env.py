@@ -79,6 +79,9 @@ class ShapeEnv:
         self.sources: dict[str, Source] = {}
         self.unbacked: set[str] = set()
         self.floats: dict[str, float] = {}  # symbols of float inputs: a symbol is the float's key
+        # Sizes of inputs that the user wants nothing decided about, for as long as `keep_undecided`
+        self.undecided: set[str] = set()
+        self.keep_undecided = True
         self.frozen = False
         self.decisions: list[Decision] = []
         self.checks: list[tuple[e.BoolExpr, str]] = []  # for the compiled program to make
@@ -142,6 +145,15 @@ class ShapeEnv:
         if limits.upper != _INF:
             self._assume(e.le(symbol, int(limits.upper)), "bounds")
         return symbol
+
+    def create_undecided_size(self, hint: int, source: Source) -> e.Expr:
+        """A symbol for an input size of which nothing may be decided: not even that it is neither 0
+        nor 1. (What a compiler decides later, with `keep_undecided` off, is guarded.)"""
+        name = f"s{len(self.hints) + len(self.unbacked)}"
+        self.hints[name], self.sources[name] = hint, source
+        self._ranges[name], self._least[name] = Range(0, _INF), 0
+        self.undecided.add(name)
+        return self._by_source.setdefault(source, e.symbol(name))
 
     def create_int(self, hint: int, source: Source) -> e.Expr:
         """The expression that stands for an integer input of any sign."""
@@ -236,6 +248,16 @@ class ShapeEnv:
                 f"at run time. State what holds before, e.g. torch._check({_readable(relation)}), "
                 f"or avoid the branch"
             )
+        marked = sorted(relation.free_symbols() & self.undecided) if self.keep_undecided else []
+        if marked:
+            named = ", ".join(f"{name} ({self.sources[name]})" for name in marked)
+            raise DataDependentError(
+                f"cannot decide {relation}: {named} is marked unbacked. State what holds before, "
+                f"e.g. torch._check({_readable(relation)}), or avoid the branch"
+            )
+        return self._decide(relation, reason)
+
+    def _decide(self, relation: e.BoolExpr, reason: str) -> bool:
         truth = relation.evaluate(self.hints)
         self._assume(relation if truth else e.not_(relation), reason)
         return truth
@@ -263,7 +285,7 @@ class ShapeEnv:
         if known is not None:
             return known
         if self.unbacked.isdisjoint(relation.free_symbols()):
-            return self.guard_bool(relation, message or "checked by the program")
+            return self._decide(relation, message or "checked by the program")
         # About a run-time value: the compiled program checks it when it runs; here it is learnt.
         self.checks.append((relation, message or f"a check of the program fails: {relation}"))
         self._learn(relation)

@@ -31,7 +31,10 @@ def _clamped(place: Tensor, size: int) -> Tensor:
 
 
 def _nearest(like: Tensor, size: int, wanted: int, scale: float | None) -> list[Tap]:
-    """floor(i ratio), in float32 as eager computes it"""
+    """floor(i ratio), in float32 as eager computes it; on a CPU, as many and twice as many places
+    are taken exactly, whatever the scale"""
+    if scale is not None and like.device.type == "cpu" and wanted in (size, 2 * size):
+        scale = None
     i = iota(wanted, like, torch.float32)
     place = aten.mul.Tensor(i, _ratio(size, wanted, scale))
     return [(_clamped(cast(aten.floor.default(place), torch.int64), size), None)]
