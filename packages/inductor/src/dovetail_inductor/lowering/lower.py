@@ -70,6 +70,7 @@ RULES: Mapping[str, Rule] = {
 # at most one buffer of its own size (a row's statistics are cheap); an inlined chain is cut when
 # its body grows beyond the second pair.
 CHEAP_COST = 3
+CHEAP_COST_ON_GPU = 12  # where memory is slower beside arithmetic
 MAX_COST = 600
 MAX_LOADS = 16
 # A value that consumers expand is computed once, before, if an element costs at least this.
@@ -273,7 +274,8 @@ def _realize_if_worth_it(
     consumers = _consumers(node)
     numel = hint_of(value.numel)
     large = sum(4 * hint_of(prod(ctx.buffers[name].shape)) >= numel for name in cost.buffers)
-    several = len(consumers) > 1 and (cost.cost - cost.loads > CHEAP_COST or large > 1)
+    cheap = CHEAP_COST_ON_GPU if ctx.on_gpu else CHEAP_COST
+    several = len(consumers) > 1 and (cost.cost - cost.loads > cheap or large > 1)
     if cost.loads and (several or cost.cost > MAX_COST or cost.loads > MAX_LOADS):
         ctx.realize(value)
         return
