@@ -14,7 +14,7 @@ from dovetail_capture.api import (
 )
 from dovetail_capture.captured_frame import CapturedFrame, GraphBreak, GraphInput
 from dovetail_capture.compile_log import CompileLog
-from dovetail_capture.dim_marks import mark_dynamic, mark_static
+from dovetail_capture.dim_marks import mark_dynamic, mark_static, mark_unbacked
 from dovetail_capture.errors import (
     BackendError,
     CaptureError,
@@ -58,6 +58,7 @@ __all__ = [
     "is_compiling",
     "mark_dynamic",
     "mark_static",
+    "mark_unbacked",
     "optimize",
     "recompiles",
     "reset",

@@ -14,6 +14,7 @@ import torch
 
 _DYNAMIC = "_dovetail_dynamic_dims"
 _STATIC = "_dovetail_static_dims"
+_UNBACKED = "_dovetail_unbacked_dims"
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,11 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Marks:
-    """The marks of one tensor: dynamic dimensions with their bounds, and static ones."""
+    """The marks of one tensor: dynamic dimensions with their bounds, static and unbacked ones."""
 
     dynamic: dict[int, Bounds]
     static: frozenset[int]
+    unbacked: frozenset[int]
 
 
 def _dims(t: torch.Tensor, dim: int | Iterable[int]) -> list[int]:
@@ -61,6 +63,15 @@ def mark_static(t: torch.Tensor, dim: int | Iterable[int] | None = None) -> None
     setattr(t, _STATIC, frozenset(getattr(t, _STATIC, frozenset())) | frozenset(dims))
 
 
+def mark_unbacked(t: torch.Tensor, dim: int | Iterable[int]) -> None:
+    """Compile once for any size of `t` along `dim`, 0 and 1 included.
+
+    Nothing may be decided about such a size while the program is captured: a question that
+    `torch._check(...)` before it does not answer breaks the graph.
+    """
+    setattr(t, _UNBACKED, frozenset(getattr(t, _UNBACKED, ())) | frozenset(_dims(t, dim)))
+
+
 def marks_of(t: torch.Tensor) -> Marks | None:
     """The marks of a tensor; None if it has none (nearly always)."""
     fields: dict[str, Any] = t.__dict__
@@ -75,4 +86,8 @@ def marks_of(t: torch.Tensor) -> Marks | None:
         dynamic[limits.dim] = Bounds(limits.min, limits.max)
     dynamic |= fields.get(_DYNAMIC, {})
     static = frozenset(fields.get("_dynamo_static_indices", ())) | fields.get(_STATIC, frozenset())
-    return Marks(dynamic, static) if dynamic or static else None
+    unbacked = frozenset(fields.get("_dynamo_unbacked_indices", ()))
+    unbacked |= fields.get(_UNBACKED, frozenset())
+    if not (dynamic or static or unbacked):
+        return None
+    return Marks(dynamic, static, unbacked)

@@ -287,6 +287,7 @@ class _Attempt:
             self.session.clauses.extend(storage_guards(pairs))
         shapes = self.session.shapes
         shapes.check_marks()
+        shapes.env.keep_undecided = False  # what the backend decides is guarded
         self._guard_code_read()
         return CapturedFrame(
             self.code,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import inspect
 import types
@@ -11,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from dovetail_guards.shape_env import DataDependentError
 from dovetail_guards.source import ObjectSource, Source
 from torch.fx import Node
 
@@ -221,7 +223,8 @@ class Rebuilder:
     def _number(self, item: SymbolicNumber) -> r.Recipe:
         """A number over sizes is computed by the graph (a truth value is decided here)."""
         if isinstance(item.value, torch.SymBool) and item.value.node.hint is not None:
-            return r.Const(item.concrete())
+            with contextlib.suppress(DataDependentError):  # of a size that is marked unbacked
+                return r.Const(item.concrete())
         recorder = self.vm.session.recorder
         try:
             node = recorder.sizes.node(item.value)

@@ -34,6 +34,10 @@ class InputShapes:
         sizes: list[Any] = []
         for dim, size in enumerate(real.shape):
             bounds = None if marks is None else marks.dynamic.get(dim)
+            if marks is not None and dim in marks.unbacked:
+                expr = self.env.create_undecided_size(int(size), SizeSource(source, dim))
+                sizes.append(self.env.symint(expr))
+                continue
             static = marks is not None and dim in marks.static
             wanted = bounds is not None or self.dynamic is True
             wanted = wanted or (str(source), dim) in self.changed
