@@ -35,6 +35,7 @@ PROGRAMS: dict[str, tuple[Program, int]] = {
     "with sizes": (lambda x, y, f: x * (f * x.size(0) / x.size(1)), 2),
     "returned": (lambda x, y, f: (x * f, f * 2 + 1, f), 2),
     "arithmetic": (lambda x, y, f: x * (abs(f) ** 2 - 1 / (abs(f) + 1) + f % 0.3), 2),
+    "converted": (lambda x, y, f: x * float(f), 2),
     "largest": (lambda x, y, f: max(f, -3.0) * x, 2),
     "adam": (
         lambda x, y, f: x.detach().addcdiv(y, y.abs().sqrt() + 1e-8, value=-f / (1 - 0.9**2)), 2,

@@ -271,6 +271,8 @@ def number(cls: type, special: str) -> Handler:
     """`int(x)` and `float(x)`."""
 
     def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+        if len(args) == 1 and isinstance(args[0], SymbolicNumber):
+            return vm.constant(_SYMBOLIC_CONVERSIONS[cls](args[0].value))
         if len(args) == 1 and vm.data_of(args[0]) is not UNKNOWN:
             return vm.fold(cls, args, kwargs)
         if len(args) == 1 and isinstance(args[0], TensorValue) and vm.session.recorder.data_env:
@@ -279,8 +281,6 @@ def number(cls: type, special: str) -> Handler:
             raise GraphBreakSignal(
                 f"{cls.__name__}() of a tensor", "keep the value a tensor, or compute it outside"
             )
-        if len(args) == 1 and isinstance(args[0], SymbolicNumber):
-            return vm.constant(_SYMBOLIC_CONVERSIONS[cls](args[0].value))
         if args and isinstance(args[0], ObjectValue):
             method = operators.dunder(vm, args[0], special)
             if method is not None:
