@@ -88,8 +88,9 @@ class Counting:
                     return artifact
                 from dovetail_inductor import compile_graph
 
-                outer.count(compile_graph(gm, example_inputs))
-                return types.SimpleNamespace(run=Checked(gm).run)
+                plan = compile_graph(gm, example_inputs)
+                outer.count(plan)
+                return types.SimpleNamespace(run=Checked(gm).run, plan=plan)
 
         return Backend(Options())(gm, example_inputs)
 

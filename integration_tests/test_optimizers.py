@@ -1,0 +1,165 @@
+"""Compiled optimizers, and whole training steps, against eager's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dovetail
+from dovetail.pipeline import aot_eager
+
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "SGD": {"momentum": 0.9, "nesterov": True}, "Adam": {"amsgrad": True}, "AdamW": {},
+    "Adagrad": {}, "Adadelta": {}, "Adamax": {}, "NAdam": {}, "RMSprop": {"centered": True},
+    "Rprop": {}, "RAdam": {}, "ASGD": {}, "Adafactor": {}, "Muon": {},
+}  # fmt: skip
+# Their steps ask for the value of a tensor (how many steps there were): they run as they are.
+DATA_DEPENDENT = {"RAdam", "ASGD", "Adafactor"}
+
+
+class Counting:
+    """A backend that runs graphs as they are, and counts them."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+
+    def __call__(self, gm: Any, example_inputs: Any) -> Callable[..., Any]:
+        self.graphs += 1
+        return aot_eager(gm, example_inputs)
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+
+
+def optimizer_of(name: str, net: nn.Module, **options: Any) -> torch.optim.Optimizer:
+    params = [p for p in net.parameters() if p.dim() == 2 or name != "Muon"]
+    made: torch.optim.Optimizer = getattr(torch.optim, name)(params, lr=0.05, **options)
+    return made
+
+
+def trained(
+    name: str, options: dict[str, Any], compiled: Callable[[Any], Any], steps: int = 6
+) -> tuple[list[Tensor], dict[str, Any]]:
+    """The parameters and the state after some steps, with a rate that falls after each."""
+    net = model()
+    optimizer = optimizer_of(name, net, **options)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    # (The scheduler puts a wrapper over `step`, which counts: what is under it is compiled.)
+    step = compiled(type(optimizer).step)
+    torch.manual_seed(1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (net(torch.randn(5, 8)) ** 2).mean().backward()
+        step(optimizer)
+        schedule.step()
+    return [p.detach() for p in net.parameters()], optimizer.state_dict()
+
+
+def assert_same(ours: tuple[Any, Any], theirs: tuple[Any, Any]) -> None:
+    for a, b in zip(ours[0], theirs[0], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    our_state, their_state = ours[1]["state"], theirs[1]["state"]
+    assert our_state.keys() == their_state.keys()
+    for index, values in their_state.items():
+        assert our_state[index].keys() == values.keys()
+        for key, value in values.items():
+            if isinstance(value, Tensor):
+                torch.testing.assert_close(our_state[index][key], value, rtol=1e-4, atol=1e-6)
+            else:
+                assert our_state[index][key] == pytest.approx(value)
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_step(name: str, foreach: bool) -> None:
+    options = OPTIMIZERS[name] | ({} if name == "Muon" else {"foreach": foreach})
+    counting = Counting()
+    ours = trained(name, options, lambda step: dovetail.compile(step, backend=counting))
+    assert_same(ours, trained(name, options, lambda step: step))
+    # One graph while the state is made, one for a rate that is a constant, one for any rate.
+    assert counting.graphs <= 3 and (counting.graphs > 0 or name in DATA_DEPENDENT)
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "RMSprop"])
+def test_step_as_kernels(name: str) -> None:
+    options = OPTIMIZERS[name] | {"foreach": True}
+    ours = trained(name, options, dovetail.compile)
+    assert_same(ours, trained(name, options, lambda step: step))
+
+
+@pytest.mark.parametrize("name", sorted(set(OPTIMIZERS) - DATA_DEPENDENT))
+def test_step_is_one_graph(name: str) -> None:
+    net = model()
+    optimizer = optimizer_of(name, net, **OPTIMIZERS[name])
+    for p in net.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    counting = Counting()
+    dovetail.compile(optimizer.step, backend=counting, fullgraph=True)()
+    assert counting.graphs == 1
+
+
+def test_a_rate_that_is_a_tensor_is_no_constant() -> None:
+    def run(compiled: Callable[[Any], Any], counting: Counting) -> list[Tensor]:
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=torch.tensor(0.1), foreach=False)
+        step = compiled(torch.optim.SGD.step)
+        for i in range(4):
+            for p in net.parameters():
+                p.grad = torch.full_like(p, 0.1 * i)
+            step(optimizer)
+            optimizer.param_groups[0]["lr"].mul_(0.5)
+        return [p.detach() for p in net.parameters()]
+
+    counting = Counting()
+    ours = run(lambda step: dovetail.compile(step, backend=counting), counting)
+    for a, b in zip(ours, run(lambda step: step, counting), strict=True):
+        torch.testing.assert_close(a, b)
+    assert counting.graphs == 1
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_whole_training_step(name: str) -> None:
+    """Forward, loss, backward, step and zero_grad in one compiled function."""
+
+    def train(net: nn.Module, optimizer: Any, x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = (net(x) ** 2).mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return loss.detach()
+
+    def run(step: Callable[..., Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        net = model()
+        optimizer = optimizer_of(name, net, **OPTIMIZERS[name])
+        torch.manual_seed(1)
+        losses = [step(net, optimizer, torch.randn(5, 8)) for _ in range(5)]
+        return losses, [p.detach() for p in net.parameters()]
+
+    ours, theirs = run(dovetail.compile(train)), run(train)
+    for a, b in zip([*ours[0], *ours[1]], [*theirs[0], *theirs[1]], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_state_that_is_kept_by_tensor_is_found_again() -> None:
+    """A dictionary whose keys are tensors is looked into by what it has, not only by what the
+    captured function puts there."""
+    state: dict[Tensor, dict[str, Tensor]] = {}
+
+    def count(p: Tensor) -> Tensor:
+        if p not in state:
+            state[p] = {"step": torch.zeros(())}
+        state[p]["step"] += 1
+        return p * state[p]["step"]
+
+    compiled = dovetail.compile(count, backend="aot_eager")
+    p, q = torch.ones(2), torch.ones(2)
+    assert [compiled(p).tolist() for _ in range(3)] == [[1, 1], [2, 2], [3, 3]]
+    assert [compiled(q).tolist() for _ in range(2)] == [[1, 1], [2, 2]]
+    assert compiled(p).tolist() == [4, 4]
