@@ -57,7 +57,8 @@ def make_epilogue(signature: Signature) -> Epilogue | None:
 
 def _is_plain(info: OutputInfo) -> bool:
     leaf = info.requires_grad and info.is_leaf
-    return info.kind is OutputKind.FRESH and not leaf and info.memory is None
+    fresh = info.kind is OutputKind.FRESH and info.memory is None and info.truth is None
+    return fresh and not leaf
 
 
 def _make_write_back(
@@ -121,6 +122,9 @@ def _maker(info: OutputInfo, signature: Signature) -> _Maker:
         return lambda inputs, results, outputs: inputs[base]
     if info.kind is OutputKind.DUPLICATE:
         return lambda inputs, results, outputs: outputs[base]
+    if info.truth is not None:
+        compare, number = info.truth
+        return lambda inputs, results, outputs: compare(results[base], number)
     if info.kind is OutputKind.FRESH:
         if info.memory is not None:
             return _in_memory(info, signature)

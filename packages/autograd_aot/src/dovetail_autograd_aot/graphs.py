@@ -11,8 +11,10 @@ are regenerated from).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -57,7 +59,8 @@ class OutputInfo:
     the output. `value` is a constant's value. `is_leaf` is for outputs that require grad: a leaf
     has no grad_fn. `memory` is for a FRESH output
     with a gradient of its own that lies in the memory of another tensor, where `view` leads to it:
-    that of a primal or a forward output (one of the two is None).
+    that of a primal or a forward output (one of the two is None). `truth` makes a bool of a
+    FRESH number: compared so with that.
     """
 
     kind: OutputKind
@@ -67,6 +70,7 @@ class OutputInfo:
     value: object = None
     is_leaf: bool = False
     memory: tuple[int | None, int | None] | None = None
+    truth: tuple[Callable[[Any, int], bool], int] | None = None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -60,6 +62,7 @@ class _Planned:
     duplicate: int | None = None
     chain: tuple[ViewStep, ...] = ()
     flow: _Flow = _Flow.VIEWS
+    truth: tuple[Callable[[Any, int], bool], int] | None = None
 
 
 @dataclass(frozen=True)
@@ -92,8 +95,9 @@ def classify_outputs(
             if isinstance(plan.value, FakeTensor):
                 add(plan.value)
             else:
+                plan.truth, node = _comparison(tracer.sizes.node(plan.value))
                 tensors.append(None)
-                result.forward.append(tracer.sizes.node(plan.value))
+                result.forward.append(node)
     for mutation in mutated:
         primal = primals[mutation.index]
         # Data-only writes take no gradient back: no tangent for them.
@@ -137,6 +141,7 @@ def classify_outputs(
                 value=None if is_tensor or plan.kind is OutputKind.FRESH else value,
                 is_leaf=is_leaf,
                 memory=memory,
+                truth=plan.truth,
             )
         )
     for index, tensor in enumerate(tensors):
@@ -144,6 +149,18 @@ def classify_outputs(
             result.roots.append(tensor)
             result.differentiable.append(index)
     return result
+
+
+def _comparison(node: Any) -> tuple[Any, Any]:
+    """A symbolic truth as what is compared with a number: graphs return numbers."""
+    if isinstance(node, Node) and node.target in _COMPARISONS:
+        left, right = node.args
+        if isinstance(left, Node) and type(right) is int:
+            return (node.target, right), left
+    return None, node
+
+
+_COMPARISONS = (operator.le, operator.lt, operator.ge, operator.gt, operator.eq, operator.ne)
 
 
 def grad_flags(tensor: FakeTensor) -> tuple[bool, bool]:

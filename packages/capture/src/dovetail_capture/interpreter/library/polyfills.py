@@ -244,8 +244,31 @@ def checkpoint(
     **kwargs: Any,
 ) -> Any:
     """`torch.utils.checkpoint.checkpoint`: the function's operators are marked as a region of
-    which a compiler keeps nothing for the backward, except what goes in, comes out, or is random."""
+    which a compiler keeps nothing for the backward but what goes in, comes out, or is random."""
     return function(*args, **kwargs)
+
+
+def equal(self: Any, other: Any) -> Any:
+    """`torch.equal`."""
+    return self.shape == other.shape and (self == other).all().item()
+
+
+def allclose(
+    self: Any, other: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: Any = False
+) -> Any:
+    """`torch.allclose`."""
+    return torch.isclose(self, other, rtol, atol, equal_nan).all().item()
+
+
+def _if_data_is_symbolic(function: Any) -> Handler:
+    """A handler for what depends on data: the body of the function, where the graph may do so."""
+
+    def handler(vm: Any, args: Args, kwargs: Kwargs) -> Any:
+        if vm.session.recorder.data_env is None:
+            return PASS
+        return calls.inline(vm, function, args, kwargs)
+
+    return handler
 
 
 def interpreted(function: Any) -> Handler:
@@ -346,4 +369,8 @@ HANDLERS: dict[Any, Handler] = {
     torch.utils._contextlib._DecoratorContextManager.__call__: _decorate,
     inspect.unwrap(torch_checkpoint.checkpoint): _checkpoint,
     torch_checkpoint.checkpoint: _checkpoint,
+    torch.equal: _if_data_is_symbolic(equal),
+    torch.Tensor.equal: _if_data_is_symbolic(equal),
+    torch.allclose: _if_data_is_symbolic(allclose),
+    torch.Tensor.allclose: _if_data_is_symbolic(allclose),
 }
