@@ -1,0 +1,273 @@
+"""What autograd promises, through the whole pipeline: second derivatives, checkpointing, hooks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from dovetail_autograd_aot import JointGraph, PartitionedGraph, aot_compile, min_cut_partition
+from dovetail_prims.decompositions import core_aten_table
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import dovetail
+
+Call = Callable[..., Any]
+
+
+def network(inputs: int = 4, outputs: int = 1) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(inputs, 16), nn.SiLU(), nn.LayerNorm(16), nn.Linear(16, outputs))
+
+
+def penalty(net: nn.Module, call: Call) -> list[Tensor]:
+    """WGAN-GP: the norm of the critic's gradient is part of its loss."""
+    x = torch.randn(5, 4, requires_grad=True)
+    score = call(x)
+    (slope,) = torch.autograd.grad(score.sum(), x, create_graph=True)
+    loss = score.mean() + 10 * ((slope.norm(2, dim=1) - 1) ** 2).mean()
+    return list(torch.autograd.grad(loss, list(net.parameters()), allow_unused=True))
+
+
+def inner_step(net: nn.Module, call: Call) -> list[Tensor]:
+    """MAML: the loss after a step of gradient descent, differentiated through the step."""
+    x, y = torch.randn(6, 4), torch.randn(6, 1)
+    params = list(net.parameters())
+    slopes = torch.autograd.grad(F.mse_loss(call(x), y), params, create_graph=True)
+    names = [name for name, _ in net.named_parameters()]
+    moved = {n: p - 0.1 * g for n, p, g in zip(names, params, slopes, strict=True)}
+    after = torch.func.functional_call(net, moved, (x,))
+    return list(torch.autograd.grad(F.mse_loss(after, y), params))
+
+
+def forces(net: nn.Module, call: Call) -> list[Tensor]:
+    """Forces are minus the slope of an energy; training on them differentiates twice."""
+    places = torch.randn(7, 4, requires_grad=True)
+    (slope,) = torch.autograd.grad(call(places).sum(), places, create_graph=True)
+    loss = (-slope - torch.randn(7, 4)).square().mean()
+    found = torch.autograd.grad(loss, list(net.parameters()), allow_unused=True)
+    return [slope.detach(), *found]
+
+
+def hessian_vector(net: nn.Module, call: Call) -> list[Tensor]:
+    params = list(net.parameters())
+    slopes = torch.autograd.grad(call(torch.randn(6, 4)).square().sum(), params, create_graph=True)
+    along = sum((g * torch.ones_like(g)).sum() for g in slopes)
+    return list(torch.autograd.grad(along, params))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "dovetail"])
+@pytest.mark.parametrize("method", [penalty, inner_step, forces, hessian_vector])
+def test_second_derivatives(method: Callable[..., list[Tensor]], backend: str) -> None:
+    ours, theirs = network(), network()
+    torch.manual_seed(1)
+    expected = method(theirs, theirs)
+    torch.manual_seed(1)
+    got = method(ours, dovetail.compile(ours, backend=backend))
+    for a, b in zip(got, expected, strict=True):
+        assert (a is None) == (b is None)
+        if b is not None:
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_second_derivatives_inside_a_compiled_function() -> None:
+    def loss(net: nn.Module, x: Tensor) -> Tensor:
+        (slope,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
+        return (slope.norm(2, dim=1) - 1).square().mean()
+
+    ours, theirs = network(), network()
+    x = torch.randn(5, 4)
+    found = []
+    for net, call in ((ours, dovetail.compile(loss)), (theirs, loss)):
+        call(net, x.clone().requires_grad_()).backward()
+        found.append([p.grad for p in net.parameters()])
+    for a, b in zip(*found, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+# --- checkpointing -------------------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(32), nn.Linear(32, 128), nn.Linear(128, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = F.gelu(self.up(self.norm(x)))
+        return x + F.dropout(self.down(inner), 0.1, self.training)
+
+
+class Stack(nn.Module):
+    def __init__(self, reentrant: bool | None) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            if self.reentrant is None:
+                x = block(x)
+            else:
+                x = checkpoint(block, x, use_reentrant=self.reentrant)
+        return x
+
+
+def trained(reentrant: bool | None) -> tuple[PartitionedGraph, list[Tensor], list[Tensor]]:
+    """How the graph was cut, and the gradients, compiled and eager."""
+    torch.manual_seed(0)
+    net = Stack(reentrant)
+    twin = copy.deepcopy(net)
+    x = torch.randn(16, 32, requires_grad=True)
+    cuts: list[PartitionedGraph] = []
+
+    def partition(joint: JointGraph) -> PartitionedGraph:
+        cuts.append(min_cut_partition(joint))
+        return cuts[-1]
+
+    def backend(gm: torch.fx.GraphModule, examples: Any) -> Call:
+        return aot_compile(
+            gm, examples, forward_compiler=lambda graph, inputs: graph.forward,
+            decompositions=core_aten_table(), partition=partition,
+        )  # fmt: skip
+
+    found = []
+    for module, call in (
+        (net, dovetail.compile(net, backend=backend, fullgraph=True)),
+        (twin, twin),
+    ):
+        torch.manual_seed(2)
+        call(x).square().mean().backward()
+        found.append([p.grad for p in module.parameters()])
+    (cut,) = cuts
+    return cut, found[0], found[1]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_saves_memory(reentrant: bool) -> None:
+    plain, _, _ = trained(None)
+    cut, ours, theirs = trained(reentrant)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    # Between blocks one tensor is kept, and in each what dropout drew.
+    tensor = 16 * 32 * 4
+    assert cut.saved_bytes == (3 + 4) * tensor < plain.saved_bytes / 2
+    products = [n for n in cut.backward.graph.nodes if n.target is torch.ops.aten.addmm.default]
+    assert len(products) >= 4  # computed again
+
+
+# --- the rest ------------------------------------------------------------------------------------
+
+
+class Cube(torch.autograd.Function):
+    """With `setup_context`, and an argument that is no tensor."""
+
+    @staticmethod
+    def forward(x: Tensor, power: int) -> Tensor:
+        return x**power
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[0])
+        ctx.power = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        return 7 * gradient * x ** (ctx.power - 1), None
+
+
+class Doubled(torch.autograd.Function):
+    """Marks its input dirty."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x.mul_(2))
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return 5 * gradient
+
+
+class Largest(torch.autograd.Function):
+    """One result has no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        index = x.argmax(1)
+        ctx.mark_non_differentiable(index)
+        return x * 2, index
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, none: None) -> Tensor:
+        return 11 * gradient
+
+
+def hooked(x: Tensor) -> Tensor:
+    y = x * 2
+    y.register_hook(lambda g: g * 10)
+    return y.sin()
+
+
+def packed(x: Tensor) -> Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 2, lambda t: t / 2):
+        return (x * x).exp()
+
+
+def offloaded(x: Tensor) -> Tensor:
+    with torch.autograd.graph.save_on_cpu():
+        return (x * x).exp()
+
+
+def largest(x: Tensor) -> Tensor:
+    values, index = Largest.apply(x)
+    return values + index[:, None]
+
+
+def without_gradient(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        y = x * 3
+    return y * x + x.detach()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: Cube.apply(x, 3), lambda x: Doubled.apply(x * 1), largest, hooked, packed,
+     offloaded, without_gradient],
+    ids=["setup_context", "mark_dirty", "non_differentiable", "tensor hook", "saved tensor hooks",
+         "save_on_cpu", "no_grad"],
+)  # fmt: skip
+def test_equals_eager(function: Call) -> None:
+    found = []
+    for call in (dovetail.compile(function), function):
+        x = (torch.arange(6.0) / 6).view(2, 3).requires_grad_()
+        out = call(x)
+        out.sum().backward(retain_graph=True)
+        once = x.grad
+        assert once is not None
+        kept = once.clone()
+        out.sum().backward()
+        found.append((out.detach(), kept, x.grad))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_hooks_of_modules() -> None:
+    found = []
+    for compiled in (True, False):
+        net = network()
+        net[0].register_forward_hook(lambda module, args, output: output + 1)
+        net[3].register_forward_pre_hook(lambda module, args: (args[0] * 2,))
+        net[2].register_full_backward_hook(lambda module, before, after: (before[0] * 3,))
+        x = torch.ones(5, 4, requires_grad=True)
+        (dovetail.compile(net) if compiled else net)(x).sum().backward()
+        found.append([x.grad, *[p.grad for p in net.parameters()]])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
