@@ -139,12 +139,35 @@ def _pointwise(kernel: FusedKernel, buffers: Mapping[str, Buffer], shared: bool)
             return _transposing(rows, first, second)
     if ranked and rows and ranked[0] != rows[-1]:  # coalesce along the heaviest direction
         rows = (*(v for v in rows if v != ranked[0]), ranked[0])
+    if not shared:
+        repeating = _repeating(kernel, rows)
+        if repeating is not None:
+            return repeating
     # 8 elements a thread: 16 bytes at once of the narrow types, twice 16 of float32. Fewer where
     # there would be too few programs to hide latency behind one another.
     block = 1024
     while not shared and block > 256 and points < block * MULTIPROCESSORS * 4:
         block //= 2
     return Tiling((Axis("x", rows, block),), False, False, 4)
+
+
+def _repeating(kernel: FusedKernel, rows: tuple[Var, ...]) -> Tiling | None:
+    """Two axes where several loads are the same for every row (a normalisation's statistics and
+    weights): a thread reads its columns' once for several rows."""
+    if len(rows) < 2 or is_symbolic(rows[-1].size):
+        return None
+    last = rows[-1]
+    same = {
+        (name, index)
+        for name, index in accesses(kernel)
+        if not index.indirects() and set(index.variables()) == {last}
+    }
+    width = next((w for w in (256, 128, 64) if last.size % w == 0), 0)
+    others = prod(hint_of(v.size) for v in rows[:-1])
+    if len(same) < 2 or not width or others * last.size < 4096 * MULTIPROCESSORS * 4:
+        return None
+    axes = (Axis("y", rows[:-1], 4096 // width), Axis("x", (last,), width))
+    return Tiling(axes, False, False, 4)
 
 
 def _transposing(rows: tuple[Var, ...], first: Var, second: Var) -> Tiling:

@@ -270,6 +270,12 @@ def _realize_if_worth_it(
     if node in in_memory:
         ctx.realize(value)
         return
+    if value.widened is not None:
+        if value.widened.stored is not None:
+            return
+        in_memory_form = value.widened  # half the bytes say the same
+    else:
+        in_memory_form = value
     cost = ctx.cost(value)
     consumers = _consumers(node)
     numel = hint_of(value.numel)
@@ -277,12 +283,18 @@ def _realize_if_worth_it(
     cheap = CHEAP_COST_ON_GPU if ctx.on_gpu else CHEAP_COST
     several = len(consumers) > 1 and (cost.cost - cost.loads > cheap or large > 1)
     if cost.loads and (several or cost.cost > MAX_COST or cost.loads > MAX_LOADS):
-        ctx.realize(value)
+        _realize(ctx, value, in_memory_form)
         return
     if cost.loads and cost.cost >= EXPANDED_COST:
         numels = [_numel(c) for c in consumers]
         if numels and max(numels) >= 4 * numel:
-            ctx.realize(value)
+            _realize(ctx, value, in_memory_form)
+
+
+def _realize(ctx: Context, value: Value, form: Value) -> None:
+    ctx.realize(form)
+    if form is not value:
+        value.forget_memo()  # it is read from there now
 
 
 def _numel(node: fx.Node) -> int:

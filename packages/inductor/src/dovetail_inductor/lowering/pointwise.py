@@ -205,6 +205,8 @@ def _to_copy(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str,
     value = value_like(tensor_of(node), node.name)
     # A decomposition's own rounding: what is fused goes on in the arithmetic type.
     unrounded = kwargs.get("layout") is not None and source.dtype is arithmetic_dtype(value.dtype)
+    if source.dtype is not value.dtype and arithmetic_dtype(source.dtype) is value.dtype:
+        value.widened = source
 
     def loader(indices: Indices, mask: Expr | None) -> Expr:
         expr = ctx.load(source, indices, mask)

@@ -49,7 +49,7 @@ class Value:
     """One tensor. `stride` is the layout that its consumers were promised.
 
     A view of a value not in memory has a `base`, and `restride` says how the view lies once the
-    base does (None: not as strides).
+    base does (None: not as strides). A value that is `widened` is another one's in more bytes.
     """
 
     shape: tuple[int, ...]
@@ -61,12 +61,17 @@ class Value:
     stored: Strided | None = None
     base: Value | None = None
     restride: Restride | None = None
+    widened: Value | None = None
     _memo: dict[tuple[Indices, int], Expr] = field(default_factory=dict)
 
     @property
     def numel(self) -> int:
         """Number of elements."""
         return prod(self.shape)
+
+    def forget_memo(self) -> None:
+        """Drop what elements were made of: it is made of something else now."""
+        self._memo.clear()
 
     def forget_loader(self) -> None:
         """Drop what inlining needed, once the value is in memory."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ._common import Family, along, aten, cast, compute_dtype, count, wide
-from .normalisation import _affine, _centred_gradient, _parameter_gradients, saved_dtype
+from .normalisation import _affine, saved_dtype
 
 Norm = tuple[Tensor, Tensor, Tensor]
 
@@ -252,17 +252,26 @@ def native_batch_norm_backward(
         mean, var = (cast(along(s, 1, rank), x.dtype) for s in (running_mean, running_var))
         rstd = aten.rsqrt.default(aten.add.Tensor(var, eps))
     normal = aten.mul.Tensor(aten.sub.Tensor(x, mean), rstd)
-    to_input = None
-    if output_mask[0]:
-        w = None if weight is None else cast(along(weight, 1, rank), x.dtype)
-        scaled = g if w is None else aten.mul.Tensor(g, w)
-        if train:
-            bent = _centred_gradient(scaled, normal, rstd, dims)
-        else:
-            bent = aten.mul.Tensor(scaled, rstd)
-        to_input = cast(bent, input.dtype)
     dtype = saved_dtype(input, weight)
-    to_weight, to_bias = _parameter_gradients(g, normal, dims, dtype, output_mask[1:])
+    to_input: Tensor | None = None
+    # The weight is the same along what is summed: two sums serve all three gradients.
+    of_product = aten.sum.dim_IntList(aten.mul.Tensor(g, normal), dims, True)
+    of_gradient = aten.sum.dim_IntList(g, dims, True)
+    if output_mask[0]:
+        bent = g
+        if train:
+            number = count(x, dims)
+            bent = aten.sub.Tensor(bent, aten.div.Tensor(of_gradient, number))
+            along_normal = aten.mul.Tensor(normal, aten.div.Tensor(of_product, number))
+            bent = aten.sub.Tensor(bent, along_normal)
+        scale = rstd
+        if weight is not None:
+            scale = aten.mul.Tensor(rstd, cast(along(weight, 1, rank), x.dtype))
+        to_input = cast(aten.mul.Tensor(bent, scale), input.dtype)
+    to_weight, to_bias = (
+        cast(aten.squeeze.dims(total, dims), dtype) if wanted else None
+        for total, wanted in zip((of_product, of_gradient), output_mask[1:], strict=True)
+    )
     return to_input, to_weight, to_bias
 
 

@@ -157,6 +157,8 @@ def gather(x: FakeTensor, dim: int, index: FakeTensor, *, sparse_grad: bool = Fa
     d = wrap_dim(dim, len(x._sizes))
     if index._dtype not in (torch.int64, torch.int32) and not has_zero(index._sizes):
         raise RuntimeError("gather(): Expected dtype int32/int64 for index")
+    if has_zero(index._sizes):
+        return fresh(index._sizes, x._dtype, x._device)  # nothing is taken, of whatever
     if max(len(index._sizes), 1) != max(len(x._sizes), 1):
         raise RuntimeError("Index tensor must have the same number of dimensions as input tensor")
     for i, (have, want) in enumerate(zip(x._sizes, index._sizes, strict=False)):

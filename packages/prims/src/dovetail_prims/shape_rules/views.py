@@ -441,6 +441,9 @@ def to_copy(
     """`_to_copy`: a copy with another dtype, device or memory format."""
     if layout is not None and layout is not torch.strided:
         return NotImplemented
+    if not isinstance(x, torch.Tensor):  # a number that functorch had made a tensor of
+        like = torch.tensor(x, device="meta").dtype if dtype is None else dtype
+        return make((), (), like, torch.device(device or "cpu"))
     return make(
         x._sizes,
         _formatted(x._sizes, x, memory_format),
