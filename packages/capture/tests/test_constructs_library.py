@@ -726,6 +726,62 @@ def matching_classes(x):
     return x + len(found), found
 
 
+@construct()
+def heaps(x):
+    import heapq
+
+    heap = [5, 2, 8]
+    heapq.heapify(heap)
+    heapq.heappush(heap, 1)
+    first = heapq.heappop(heap)
+    some = [heapq.nsmallest(2, heap), heapq.nlargest(2, heap), heapq.heappushpop(heap, 0)]
+    pairs = []
+    for i in range(4):
+        heapq.heappush(pairs, (-i, x + i))
+    return x + first, some, heapq.heapreplace(heap, 7), heap, heapq.heappop(pairs)[1]
+
+
+@construct()
+def sorted_insertion(x):
+    import bisect
+
+    items = [1, 3, 5]
+    bisect.insort(items, 4)
+    bisect.insort_left(items, 3)
+    return x + bisect.bisect(items, 4), items
+
+
+@construct()
+def operators_that_change_their_argument(x):
+    import operator
+
+    items, members, table = [1], {1}, {}
+    operator.iconcat(items, [2])
+    operator.iadd(items, [3])
+    operator.imul(items, 2)
+    operator.delitem(items, 0)
+    operator.setitem(items, 0, 9)
+    operator.ior(members, {2})
+    operator.isub(members, {9})
+    operator.setitem(table, "a", 1)
+    operator.ior(table, {"b": 2})
+    return x + 1, items, members, table
+
+
+@construct(graphs=None, breaks=None)
+def packs_into_a_buffer(x):
+    import struct
+
+    buffer = bytearray(4)
+    struct.pack_into("i", buffer, 0, 7)
+    return x + 1, bytes(buffer)
+
+
+@construct()
+def vmap_of_a_scaled_sum(x):
+    return torch.func.vmap(lambda row: row.sum() * 2)(x)
+
+
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)
 def test_construct(case: Case) -> None:
     if sys.version_info < case.since:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import linecache
 import math
 import operator
@@ -388,10 +389,14 @@ class Interpreter:
             if real is constants.UNKNOWN:
                 name = getattr(fn, "__qualname__", None) or repr(fn)
                 raise GraphBreakSignal(f"a call of `{name}` with {value.describe()}")
+        copies = [c for c in (*real_args, *real_kwargs.values()) if isinstance(c, _MUTABLE)]
+        before = [_parts(copy) for copy in copies]
         try:
             result = fn(*real_args, **real_kwargs)
         except Exception as error:
             return self.raise_real(error)
+        if before != [_parts(copy) for copy in copies]:  # `fn` was only given a copy
+            raise GraphBreakSignal(f"a call of `{fn.__name__}`, which changes its arguments")
         if result is NotImplemented:
             return Constant(NotImplemented)
         return self.constant(result)
@@ -503,6 +508,14 @@ class Interpreter:
             code = frame.code
             lines.append(f'File "{code.co_filename}", line {frame.line()}, in {code.co_name}')
         return "\n".join(lines)
+
+
+_MUTABLE = (list, dict, set, collections.deque, bytearray)
+
+
+def _parts(container: Any) -> list[int]:
+    items = container.items() if isinstance(container, dict) else container
+    return [id(part) for item in items for part in (item if type(item) is tuple else (item,))]
 
 
 def source_line(filename: str, lineno: int) -> str:

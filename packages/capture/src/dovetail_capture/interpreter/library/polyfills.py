@@ -7,10 +7,12 @@ them are captured like any other code. Each does what the documentation of the o
 from __future__ import annotations
 
 import abc
+import bisect
 import collections
 import dataclasses
 import enum
 import functools
+import heapq
 import inspect
 import itertools
 import operator
@@ -260,6 +262,49 @@ def allclose(
     return torch.isclose(self, other, rtol, atol, equal_nan).all().item()
 
 
+def cov(self: Any, *, correction: Any = 1, fweights: Any = None, aweights: Any = None) -> Any:
+    """`torch.cov`: the mean of products of distances from the mean, by weights."""
+    rows = self.reshape(1, -1) if self.dim() < 2 else self
+    for weights in (fweights, aweights):
+        if weights is not None and weights.numel() > 0:
+            torch._check((weights.min() >= 0).item(), lambda: "cov(): negative weights")
+    weight: Any = None
+    if fweights is not None:
+        weight = fweights if aweights is None else fweights * aweights
+    elif aweights is not None:
+        weight = aweights
+    if weight is None:
+        total: Any = rows.shape[1]
+        mean = rows.sum(1) / total
+        norm = max(total - correction, 0)
+    else:
+        total = weight.sum()
+        mean = (rows * weight).sum(1) / total
+        if aweights is not None and correction != 0:
+            norm = total - correction * (weight * aweights).sum() / total
+        else:
+            norm = total - correction
+        norm = norm.clamp(min=0)
+    apart = rows - mean.unsqueeze(1)
+    weighted = apart if weight is None else apart * weight
+    return (torch.mm(apart, weighted.t().conj()) / norm).squeeze()
+
+
+def corrcoef(self: Any) -> Any:
+    """`torch.corrcoef`: covariances over both standard deviations."""
+    found = torch.cov(self)
+    if found.dim() == 0:
+        return found / found
+    spread = found.diag()
+    if found.is_complex():
+        spread = spread.real
+    spread = spread.sqrt()
+    found = found / spread.view(-1, 1) / spread.view(1, -1)
+    if found.is_complex():
+        return torch.complex(found.real.clip(-1, 1), found.imag.clip(-1, 1))
+    return found.clip(-1, 1)
+
+
 def _if_data_is_symbolic(function: Any) -> Handler:
     """A handler for what depends on data: the body of the function, where the graph may do so."""
 
@@ -280,7 +325,79 @@ def interpreted(function: Any) -> Handler:
     return handler
 
 
+_HEAPS: Any = heapq  # its Python functions, which the C ones do not hide
+
+
+def heappush(heap: Any, item: Any) -> Any:
+    heap.append(item)
+    _HEAPS._siftdown(heap, 0, len(heap) - 1)
+
+
+def _pop(heap: Any, sift: Any) -> Any:
+    last = heap.pop()
+    if not heap:
+        return last
+    first, heap[0] = heap[0], last
+    sift(heap, 0)
+    return first
+
+
+def heappop(heap: Any) -> Any:
+    return _pop(heap, _HEAPS._siftup)
+
+
+def heappop_max(heap: Any) -> Any:
+    return _pop(heap, _HEAPS._siftup_max)
+
+
+def _replace(heap: Any, item: Any, sift: Any) -> Any:
+    first, heap[0] = heap[0], item
+    sift(heap, 0)
+    return first
+
+
+def heapreplace(heap: Any, item: Any) -> Any:
+    return _replace(heap, item, _HEAPS._siftup)
+
+
+def heapreplace_max(heap: Any, item: Any) -> Any:
+    return _replace(heap, item, _HEAPS._siftup_max)
+
+
+def heappushpop(heap: Any, item: Any) -> Any:
+    return _replace(heap, item, _HEAPS._siftup) if heap and heap[0] < item else item
+
+
+def heapify(heap: Any) -> Any:
+    for place in reversed(range(len(heap) // 2)):
+        _HEAPS._siftup(heap, place)
+
+
+def heapify_max(heap: Any) -> Any:
+    for place in reversed(range(len(heap) // 2)):
+        _HEAPS._siftup_max(heap, place)
+
+
+def insort_right(items: Any, x: Any, lo: Any = 0, hi: Any = None, *, key: Any = None) -> Any:
+    wanted = x if key is None else key(x)
+    items.insert(bisect.bisect_right(items, wanted, lo, hi, key=key), x)
+
+
+def insort_left(items: Any, x: Any, lo: Any = 0, hi: Any = None, *, key: Any = None) -> Any:
+    wanted = x if key is None else key(x)
+    items.insert(bisect.bisect_left(items, wanted, lo, hi, key=key), x)
+
+
 _C_FUNCTIONS: dict[Any, Any] = {
+    **{
+        getattr(heapq, f.__name__): f
+        for f in (heappush, heappop, heapreplace, heappushpop, heapify)
+    },
+    _HEAPS._heappop_max: heappop_max,
+    _HEAPS._heapreplace_max: heapreplace_max,
+    _HEAPS._heapify_max: heapify_max,
+    bisect.insort_right: insort_right,
+    bisect.insort_left: insort_left,
     itertools.takewhile: takewhile,
     itertools.dropwhile: dropwhile,
     itertools.filterfalse: filterfalse,
@@ -369,6 +486,10 @@ HANDLERS: dict[Any, Handler] = {
     torch.utils._contextlib._DecoratorContextManager.__call__: _decorate,
     inspect.unwrap(torch_checkpoint.checkpoint): _checkpoint,
     torch_checkpoint.checkpoint: _checkpoint,
+    torch.cov: _if_data_is_symbolic(cov),
+    torch.Tensor.cov: _if_data_is_symbolic(cov),
+    torch.corrcoef: _if_data_is_symbolic(corrcoef),
+    torch.Tensor.corrcoef: _if_data_is_symbolic(corrcoef),
     torch.equal: _if_data_is_symbolic(equal),
     torch.Tensor.equal: _if_data_is_symbolic(equal),
     torch.allclose: _if_data_is_symbolic(allclose),

@@ -63,6 +63,11 @@ def op_setitem(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return NONE
 
 
+def op_delitem(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    operators.delitem(vm, args[0], args[1])
+    return NONE
+
+
 def op_contains(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return boolean(operators.contains(vm, args[0], args[1]))
 
@@ -429,6 +434,8 @@ _COMPARISONS = {"lt": "<", "le": "<=", "eq": "==", "ne": "!=", "gt": ">", "ge": 
 HANDLERS: dict[Any, Handler] = {
     **{getattr(operator, name): _binary(symbol) for name, symbol in _SYMBOLS.items()},
     **{getattr(operator, _INPLACE[n]): _binary(symbol, True) for n, symbol in _SYMBOLS.items()},
+    operator.iconcat: _binary("+", True),
+    operator.delitem: op_delitem,
     **{getattr(operator, name): _compare(symbol) for name, symbol in _COMPARISONS.items()},
     operator.neg: _unary("-"), operator.pos: _unary("+"), operator.invert: _unary("~"),
     operator.getitem: op_getitem, operator.setitem: op_setitem, operator.contains: op_contains,
