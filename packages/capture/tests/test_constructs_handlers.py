@@ -331,6 +331,54 @@ def handler_chooses_by_type(x):
     return y, LOG["events"][-4:]
 
 
+def _lets_a_stop_out():
+    yield 1
+    next(iter([]))
+
+
+@construct()
+def stop_iteration_out_of_a_generator(x):
+    try:
+        list(_lets_a_stop_out())
+    except RuntimeError as error:
+        cause = error.__cause__
+        return x + 1, str(error), type(cause).__name__, cause is error.__context__
+
+
+@contextlib.contextmanager
+def _logged(log):
+    log.append("in")
+    try:
+        yield
+    finally:
+        log.append("out")
+
+
+@construct()
+def stop_iteration_through_a_context_manager(x):
+    log = []
+    try:
+        with _logged(log):
+            next(iter([]))
+    except Exception as error:
+        log.append(type(error).__name__)
+    return x + 1, log
+
+
+@construct()
+def stop_iteration_thrown_in(x):
+    def waits():
+        yield 1
+        yield 2
+
+    g = waits()
+    next(g)
+    try:
+        g.throw(StopIteration("thrown"))
+    except RuntimeError as error:
+        return x + 1, repr(error.__cause__)
+
+
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)
 def test_construct(case: Case) -> None:
     run_case(case)

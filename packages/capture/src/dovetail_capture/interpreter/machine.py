@@ -170,6 +170,16 @@ class Interpreter:
                 error.value.slots["name"] = Constant(name)
             raise
 
+    def raise_for_stop(self, stop: Value) -> NoReturn:
+        """Raise what a generator raises that lets a StopIteration out."""
+        try:
+            self.raise_error(RuntimeError, "generator raised StopIteration")
+        except ProgramException as error:
+            assert isinstance(error.value, ObjectValue)
+            error.value.slots.update(__cause__=stop, __context__=stop)
+            error.value.slots["__suppress_context__"] = Constant(True)
+            raise
+
     def raise_real(self, error: Exception) -> NoReturn:
         """Raise an exception that a folded call gave."""
         args = [self.constant(arg) for arg in error.args]
@@ -442,7 +452,7 @@ class Interpreter:
         left = 0
         self.frames.append(frame)
         try:
-            left = frame.run()
+            left = self._run_generator(frame)
         except GraphBreakSignal as signal:
             self.note_break(signal)
             raise
@@ -453,6 +463,16 @@ class Interpreter:
                 generator.finished = True
         assert left != MAKE_GENERATOR
         return frame.result if left == YIELD else None
+
+    def _run_generator(self, frame: Frame) -> int:
+        if bytecode.VERSION >= (3, 12):  # an instruction of the generator's does it
+            return frame.run()
+        try:
+            return frame.run()
+        except ProgramException as error:
+            if issubclass(error.value.python_type(), StopIteration):
+                self.raise_for_stop(error.value)
+            raise
 
     def check_generators(self) -> None:
         """A generator that is dropped while it waits in a `try` or `with` block runs the end of
@@ -484,8 +504,10 @@ class Interpreter:
         try:
             frame.current = frame.decoded.instructions[frame.next_index - 1]
             if not frame._unwind(ProgramException(error)):
+                if issubclass(error.cls, StopIteration):
+                    self.raise_for_stop(error)
                 raise ProgramException(error)
-            left = frame.run()
+            left = self._run_generator(frame)
         finally:
             self.frames.pop()
             generator.running = False

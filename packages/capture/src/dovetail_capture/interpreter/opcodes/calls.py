@@ -121,7 +121,7 @@ def call_intrinsic_1(frame: Frame, inst: Instruction) -> None:
         frame.stack.append(TupleValue(frame.vm.list_items(value)))
     elif inst.arg == 3:  # an exception leaves a generator; StopIteration becomes RuntimeError
         if issubclass(value.python_type(), StopIteration):
-            frame.vm.raise_error(RuntimeError, "generator raised StopIteration")
+            frame.vm.raise_for_stop(value)
         frame.stack.append(value)
     else:
         raise GraphBreakSignal(f"the intrinsic {inst.arg} (type parameters, async generators)")
