@@ -108,11 +108,9 @@ def check(
     strides: bool = True,
     share: bool = True,
     grad: bool = True,
-    hidden_writes: bool = False,
 ) -> Any:
     """Runs `fn` eagerly and compiled, `calls` times; compares outputs, their flags, aliasing,
-    mutated inputs, gradients. Gives the compiled function. `hidden_writes`: eager's batch norm
-    writes statistics without bumping their version counters; ours bumps them."""
+    mutated inputs, gradients. Gives the compiled function."""
     eager_inputs, our_inputs = clone_inputs(inputs), clone_inputs(inputs)
     compiled = aot_compile(
         as_graph(fn, len(inputs)),
@@ -142,8 +140,7 @@ def check(
         our_bumped = [
             t._version > v for t, v in zip(tensors(our_inputs), our_versions, strict=True)
         ]
-        if not hidden_writes:
-            assert bumped == our_bumped, f"version counters: {our_bumped} != {bumped}"
+        assert bumped == our_bumped, f"version counters: {our_bumped} != {bumped}"
         if share:
             ours_share = sharing([*our_inputs, *ours])
             eager_share = sharing([*eager_inputs, *eager])

@@ -279,6 +279,16 @@ def test_writes_through_data_are_not_counted():
     assert a._version == 0
 
 
+def test_inference_tensors_have_no_version_counters():
+    with torch.inference_mode():
+        x, mean, var = torch.randn(4, 3), torch.zeros(3), torch.ones(3)
+        twin = mean.clone(), var.clone()
+        run = compiled(lambda x, m, v: (F.batch_norm(x, m, v, training=True),), x, mean, var)
+        (out,) = run(x, mean, var)
+        torch.testing.assert_close(out, F.batch_norm(x, *twin, training=True))
+        torch.testing.assert_close((mean, var), twin)
+
+
 def test_what_eagers_backward_raises_is_raised_in_the_backward():
     def fn(a):
         b = a * 1

@@ -547,16 +547,24 @@ def _write(t: Tensor, value: float) -> str:
     return "written"
 
 
-def check_program(program: Program, table: str, calls: int = 1) -> str:
-    """Compare; "ok", "eager refuses" or "refused: why". Raises `Difference`."""
-    fn = as_function(program)
+def eager_refuses(program: Program) -> str:
+    """The error that eager raises, if it does."""
     try:
-        for_tracing, _ = make_inputs(program)
-        ran = _run(fn, program)
+        ran = _run(as_function(program), program)
         for t in (*ran.outputs, *ran.inputs):
             t.is_leaf  # noqa: B018 - raises if it is a view that autograd lost track of
     except (RuntimeError, IndexError, ValueError) as error:
-        return f"eager refuses: {type(error).__name__}"
+        return type(error).__name__
+    return ""
+
+
+def check_program(program: Program, table: str, calls: int = 1) -> str:
+    """Compare; "ok", "eager refuses" or "refused: why". Raises `Difference`."""
+    fn = as_function(program)
+    refusal = eager_refuses(program)
+    if refusal:
+        return f"eager refuses: {refusal}"
+    for_tracing, _ = make_inputs(program)
     graph = as_graph(fn, len(program.inputs))
     with torch.set_grad_enabled(program.grad_mode):
         try:
@@ -571,11 +579,12 @@ def check_program(program: Program, table: str, calls: int = 1) -> str:
         except TraceError as error:
             return f"refused: {str(error)[:90]}"
     for _ in range(calls):
-        _check_call(program, fn, compiled)
+        compare_call(program, fn, compiled)
     return "ok"
 
 
-def _check_call(program: Program, fn: Callable[..., Any], compiled: Callable[..., Any]) -> None:
+def compare_call(program: Program, fn: Callable[..., Any], compiled: Callable[..., Any]) -> None:
+    """Run both and compare all that can be seen. Raises `Difference`."""
     theirs, ours = _run(fn, program), _run(compiled, program)
     _expect(len(ours.outputs) == len(theirs.outputs), "number of outputs")
     _expect(ours.versions == theirs.versions, f"versions {ours.versions}, not {theirs.versions}")

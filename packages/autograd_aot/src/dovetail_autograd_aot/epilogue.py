@@ -76,7 +76,8 @@ def _make_write_back(
     groups: list[list[tuple[int, int]]] = []
 
     def write_back(inputs: Sequence[Any], results: Sequence[Any]) -> None:
-        versions = tuple(inputs[index]._version for index in silent)
+        kept = tuple(inputs[i] for i in silent if not inputs[i].is_inference())
+        versions = tuple(t._version for t in kept)
         if data:
             if not groups:
                 groups[:] = _grouped(data, inputs)
@@ -91,8 +92,7 @@ def _make_write_back(
                         )
         for index, result in graded:
             inputs[index].copy_(results[result])
-        if silent:
-            kept = tuple(inputs[i] for i in silent)
+        if kept:
             torch._C._autograd._unsafe_set_version_counter(kept, versions)
         for index in signature.bumped:
             torch.autograd.graph.increment_version(inputs[index])

@@ -266,7 +266,8 @@ class _Joint:
         self.tracer.inputs.add(id(primal))
         self.leaves.append(leaf)
         self.grad_fns.append(primal.grad_fn)
-        self.versions[index] = primal._version
+        if not primal.is_inference():
+            self.versions[index] = primal._version
 
     # --- forward ----------------------------------------------------------------------------------
 
@@ -362,7 +363,7 @@ class _Joint:
                 else:
                     for i in self.storages[index - self.num_examples].members:
                         refuse_inner_overlap(self.examples[i], i)
-                silent = not graded and not self._tells(index)
+                silent = not graded and index in self.versions and not self._tells(index)
                 mutated.append(MutatedInput(index, data_only=not graded, silent=silent))
             elif graded:
                 members = self.storages[self.base_of[index] - self.num_examples].members

@@ -56,6 +56,8 @@ _REFUSED = (
     "aten::set_", "aten::resize_", "aten::resize_as_", "aten::_resize_output_", "aten::swap_",
     "aten::_set_data",
 )  # fmt: skip
+# Views by what they are, of which autograd does not know.
+_UNSAFE_VIEWS = ("aten::unsafe_split", "aten::unsafe_split_with_sizes")
 # In-place samplers whose functional form has another name.
 _FUNCTIONAL_NAME = {"normal_": "normal_functional"}
 
@@ -91,7 +93,7 @@ def op_info(op: OpOverload) -> OpInfo:
             return OpInfo(OpKind.WRITE, written, _functional_form(op), names)
     if _is_composite(op):
         return OpInfo(OpKind.COMPOSITE)
-    if any(r.alias_info is not None for r in schema.returns):
+    if any(r.alias_info is not None for r in schema.returns) or name in _UNSAFE_VIEWS:
         return OpInfo(OpKind.VIEW, argument_names=names)
     # (Attention's backward is tagged as random too, but takes its seed as an argument.)
     if torch.Tag.nondeterministic_seeded in op.tags and not name.endswith("_backward"):

@@ -393,9 +393,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _view(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         base = self.traced(args[0])
-        if func is aten.split.Tensor:
+        if func in (aten.split.Tensor, aten.unsafe_split.Tensor):
             return self._split(base, *args[1:], **kwargs)
-        if func is aten.split_with_sizes.default:
+        if func in (aten.split_with_sizes.default, aten.unsafe_split_with_sizes.default):
             return self._split_sizes(base, *args[1:], **kwargs)
         if func is aten.unbind.int:
             dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
