@@ -36,6 +36,11 @@ construct = Table()
 
 
 @construct()
+def numbers_classes_for_dtypes(x):
+    return torch.zeros(2, dtype=bool), torch.ones(3, dtype=int).sum() + x, x.to(float)
+
+
+@construct()
 def vmap(x):
     return torch.vmap(lambda row: row.sum() * row)(x)
 

@@ -42,6 +42,15 @@ _MAY_DO_NOTHING = frozenset(
 UNKNOWN_SIZE_HINT = "say with torch._check(...) what holds of the size, or avoid the question"
 
 
+# Classes that torch takes for dtypes; a graph's text could not name them.
+_DTYPES: dict[type, torch.dtype] = {
+    bool: torch.bool,
+    int: torch.int64,
+    float: torch.float64,
+    complex: torch.complex128,
+}
+
+
 class NotAGraphArgument(Exception):
     """A value that cannot be an argument of a graph node."""
 
@@ -58,7 +67,6 @@ class Recorder:
         self.fake_mode = FakeMode()
         self.stack_trace = stack_trace
         self.operations = 0
-        self.checkpoint: int | None = None  # of the region that is captured: it is computed again
         self.checkpoint: int | None = None  # of the region that is captured: it is computed again
         self.data_env: ShapeEnv | None = None  # for symbols of what depends on data, if allowed
         self.values: dict[int, TensorValue] = {}  # id(fake) -> value
@@ -105,6 +113,8 @@ class Recorder:
                 raise NotAGraphArgument("a torch.Generator")
             if type(real).__module__ == "numpy" and hasattr(real, "item") and not real.shape:
                 real = real.item()  # torch takes numpy's scalars for Python numbers
+            if isinstance(real, type):
+                real = _DTYPES.get(real, real)
             return real, real
         if cls is TensorValue:
             if value.node.graph is not self.graph:
@@ -230,8 +240,6 @@ class Recorder:
         node.meta["val"] = result
         node.meta["stack_trace"] = self.stack_trace()
         node.meta["operation"] = self.operations
-        if self.checkpoint is not None:
-            node.meta["checkpoint"] = self.checkpoint
         self.data.forget_if_written(node)
         if self.checkpoint is not None:
             node.meta["checkpoint"] = self.checkpoint
