@@ -206,9 +206,16 @@ def _reduction(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
     limit = PERSISTENT_LIMIT if live <= 3 else HEAVY_PERSISTENT_LIMIT
     padded = power_of_two(columns)
     if padded <= limit:
+        # What is the same for every row (weights) is read once for all rows of a program: then
+        # they are more, and so are the elements of a thread.
+        repeating = sum(
+            not index.indirects() and not set(index.variables()) & set(kernel.rows)
+            for _, index in set(accesses(kernel))
+        )
+        elements, each = (512, 256) if repeating < 2 else (max(4096, 2 * padded), 512)
         x_block = 1
         while (
-            x_block * padded < 512
+            x_block * padded < elements
             and x_block * 2 <= power_of_two(points)
             and points // (x_block * 2) >= MULTIPROCESSORS * 2
         ):
@@ -216,7 +223,7 @@ def _reduction(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
         looped = is_symbolic(kernel.column_points)  # another call's row may be longer
         if looped:
             padded = max(16, min(padded, 4096 // x_block))
-        warps = max(1, min(16, x_block * padded // 256))
+        warps = max(1, min(16, x_block * padded // each))
         axes = (Axis("x", kernel.rows, x_block), Axis("r", kernel.columns, padded))
         return Tiling(axes, True, looped, warps)
     block = 4096 if live <= 3 else 2048
