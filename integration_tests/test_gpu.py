@@ -93,7 +93,9 @@ def test_no_python_runs_between_kernels(train: bool, tmp_path: Path) -> None:
             attention_probs_dropout_prob=0.0,
         )
         model = BertModel(config).cuda().train(train)
-        compiled = dovetail.compile(model, fullgraph=True)
+        compiled = dovetail.compile(
+            model, fullgraph=True, options={"launch_bound_cudagraphs": False}
+        )
         ids = torch.randint(0, 64, (2, 16), device="cuda")
 
         def call() -> None:
@@ -201,3 +203,49 @@ def test_one_head_of_keys_serves_all_queries(mask: str) -> None:
     attention = torch.nn.functional.scaled_dot_product_attention
     got = dovetail.compile(attention, fullgraph=True)(q, k, v, masks[mask])
     torch.testing.assert_close(got, attention(q, k, v, masks[mask]), atol=1e-5, rtol=1e-4)
+
+
+def test_a_launch_bound_model_is_recorded_by_itself() -> None:
+    """New inputs, weights changed in place and weights replaced reach the replays; results of
+    earlier calls stay."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(24))).cuda().eval()
+    compiled = dovetail.compile(model, fullgraph=True)
+    kept: list[tuple[Tensor, Tensor]] = []
+    with torch.no_grad():
+        for call in range(16):
+            x = torch.randn(8, 64, device="cuda")
+            if call == 8:
+                model[3].weight.mul_(2)
+            if call == 12:
+                model[5].weight.data = torch.randn(64, 64, device="cuda")
+            kept.append((compiled(x), model(x)))
+            torch.cuda.synchronize()
+    for got, expected in kept:
+        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
+    report = dovetail.report(compiled)
+    assert report.cudagraphs == 1 and not report.cudagraph_skips, report.as_text()
+    plain = dovetail.compile(model, options={"launch_bound_cudagraphs": False})
+    with torch.no_grad():
+        for _ in range(6):
+            plain(x)
+            torch.cuda.synchronize()
+    assert dovetail.report(plain).cudagraphs == 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("train", [False, True], ids=["infer", "train"])
+@pytest.mark.parametrize("name", ["resnet18", "mobilenetv3"])
+def test_convolutions_are_laid_out_channels_last(name: str, dtype: str, train: bool) -> None:
+    """No library converts layouts around a convolution, and strides are eager's."""
+    chosen = spec(name, train, dtype)
+    case = build_case(chosen)
+    twin = Case(copy.deepcopy(case.model), case.inputs, case.loss)
+    eager = step_of(twin, twin.model, chosen)
+    step = step_of(case, dovetail.compile(case.model, fullgraph=True), chosen)
+    assert [t.stride() for t in step()] == [t.stride() for t in eager()]
+    if name == "resnet18":  # every convolution of it gains
+        with profile(activities=[ProfilerActivity.CUDA]) as events:
+            step()
+            torch.cuda.synchronize()
+        assert not [e.key for e in events.key_averages() if "nchwToNhwc" in e.key]

@@ -179,8 +179,9 @@ def _index(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, A
 def _gather(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
     source, dim, pick = args[0], args[1], args[2]
     value = value_like(tensor_of(node), node.name)
-    if not source.shape:
-        value.loader = lambda i, m: ctx.load(source, (), m)
+    if not source.shape or len(pick.shape) != len(source.shape):
+        # (Ranks differ only where there is no index, and so nothing to take.)
+        value.loader = lambda i, m: ctx.load(source, (ZERO,) * len(source.shape), m)
         return value
     dim %= len(source.shape)
 

@@ -193,14 +193,9 @@ def _largest_stride(nest: LoopNest, var: Var) -> int:
 
 
 def _divisor(size: int, wanted: int) -> int:
-    """All of `size` if it is at most `wanted`; else the divisor next above `wanted` (within a
-    factor of 4), else the next below."""
+    """All of `size` if it is at most `wanted`; else the divisor nearest to `wanted` (as a ratio)
+    within a factor of 4, else 1."""
     if size <= wanted:
         return size
-    for n in range(wanted, min(size, 4 * wanted) + 1):
-        if size % n == 0:
-            return n
-    for n in range(min(wanted, size), 0, -1):
-        if size % n == 0:
-            return n if 4 * n >= wanted else 1
-    return 1
+    near = (n for n in range(-(-wanted // 4), 4 * wanted + 1) if size % n == 0)
+    return min(near, key=lambda n: max(n / wanted, wanted / n), default=1)
