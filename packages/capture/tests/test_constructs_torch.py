@@ -569,6 +569,56 @@ def decimal_fraction_datetime(x):
     return x * float(Fraction(1, 4)), timedelta(seconds=90).total_seconds()
 
 
+@construct()
+def inference_block(x):
+    with torch.inference_mode():
+        y = x + 1
+        inside = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+        with torch.inference_mode(False):
+            normal = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+    return y * 2, inside, normal, torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+
+
+@torch.inference_mode()
+def _inferred(x):
+    return x * 3, torch.is_grad_enabled()
+
+
+@construct()
+def inference_decorator(x):
+    return _inferred(x), torch.is_grad_enabled()
+
+
+@construct()
+def inference_block_left_by_an_exception(x):
+    try:
+        with torch.inference_mode():
+            y = x + 1
+            raise ValueError
+    except ValueError:
+        return y, torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+
+
+@construct(graphs=None, breaks=None)
+def break_in_an_inference_block(x):
+    with torch.inference_mode():
+        y = x + 1
+        print("in the block")
+        y = y * 2
+        inside = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+    return y + 1, inside, torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+
+
+_weight = torch.ones(3, requires_grad=True)
+
+
+@construct()
+def inference_and_gradients(x):
+    with torch.inference_mode():
+        y = x * _weight
+    return y.requires_grad, x * _weight
+
+
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)
 def test_construct(case: Case) -> None:
     run_case(case)

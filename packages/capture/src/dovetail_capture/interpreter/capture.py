@@ -155,10 +155,10 @@ class _Attempt:
         try:
             return self._run(grad_mode)
         finally:
+            while self.session.open_modes:
+                mode = self.session.open_modes.pop()
+                mode.leave(mode.real)
             torch._C._set_grad_enabled(grad_mode)
-            leave_autocast: Any = torch.amp.autocast_mode._exit_autocast
-            while self.session.open_autocasts:
-                leave_autocast(self.session.open_autocasts.pop()[0])
 
     def _run(self, grad_mode: bool) -> _Break | _End:
         frame, vm = self.frame, self.vm
@@ -186,7 +186,7 @@ class _Attempt:
                 end = self._broken_end(rebuilder)
             rebuilder.changes()
             rebuilder.under_locks()
-            rebuilder.autocasts()
+            rebuilder.modes()
             rebuilder.grad_mode(grad_mode, torch.is_grad_enabled())
         except GraphBreakSignal as signal:
             vm.note_break(signal)

@@ -417,14 +417,13 @@ class Rebuilder:
         for lock in self.vm.session.locks:
             self.effects = [r.UnderLock(self.recipe(lock), tuple(self.effects))]
 
-    def autocasts(self) -> None:
-        """Autocast blocks that are open at a break: the graph leaves them, what follows is to find
-        them entered, by the block's own context manager."""
-        leave = torch.amp.autocast_mode._exit_autocast
-        for _, node, _ in reversed(self.vm.session.open_autocasts):
-            self.vm.session.recorder.state_change(leave, node)
-        for _, _, manager in self.vm.session.open_autocasts:
-            enter = r.GetAttr(self.recipe(manager), "__enter__")
+    def modes(self) -> None:
+        """Blocks of autocast or inference mode that are open at a break: the graph leaves them,
+        what follows is to find them entered, by the block's own context manager."""
+        for mode in reversed(self.vm.session.open_modes):
+            self.vm.session.recorder.state_change(mode.leave, mode.node)
+        for mode in self.vm.session.open_modes:
+            enter = r.GetAttr(self.recipe(mode.manager), "__enter__")
             self.effects.append(r.RunCall(r.CallFunction(enter)))
 
     def grad_mode(self, at_start: bool, at_end: bool) -> None:

@@ -71,6 +71,8 @@ class Recorder:
         self.data_env: ShapeEnv | None = None  # for symbols of what depends on data, if allowed
         self.values: dict[int, TensorValue] = {}  # id(fake) -> value
         self.data = KnownData()
+        self.inference = False  # is the program in a block of inference mode of its own?
+        self._normal: set[int] = set()  # ids of fake storages of tensors made outside of one
         self._last_placeholder: Node | None = None
         self._names: set[str] = set()
 
@@ -285,6 +287,10 @@ class Recorder:
     def bind(self, value: TensorValue) -> TensorValue:
         """Remember which value a fake belongs to (the value keeps the fake alive)."""
         self.values[id(value.fake)] = value
+        storage = id(getattr(value.fake, "_storage", None))
+        value.inference = self.inference and storage not in self._normal
+        if not value.inference:
+            self._normal.add(storage)
         return value
 
     def fold(self, result: Any) -> Value:

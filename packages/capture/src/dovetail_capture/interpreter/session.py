@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any
 
@@ -33,6 +34,18 @@ _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9]+")
 _PINNED_DICTS = ("_parameters", "_buffers")
 
 
+@dataclass(frozen=True)
+class OpenMode:
+    """A block of `torch.autocast` or `torch.inference_mode` that was entered: `leave(real)` leaves
+    it, `node` is the graph's own entering, `manager` the program's context manager."""
+
+    leave: Callable[[Any], Any]
+    real: Any
+    node: Any
+    manager: Value
+    inference: bool | None = None  # of a block of inference mode: on or off
+
+
 class Session:
     """Everything one attempt gathers. A new attempt starts from a new session."""
 
@@ -57,7 +70,7 @@ class Session:
         self.attribute_writes: dict[int, tuple[Value, DictValue]] = {}
         # (function, arguments, keyword arguments): messages, written after the graph has run
         self.calls_for_effect: list[tuple[Any, list[Value], dict[str, Value]]] = []
-        self.open_autocasts: list[tuple[Any, Any, Value]] = []  # state, node, context manager
+        self.open_modes: list[OpenMode] = []  # of the blocks that the program is in
         self.global_hooks_guarded = False
         self.error_flags: list[bool] = []  # of the open `error_on_graph_break` blocks
         self.locks: list[Value] = []  # locks that were taken; effects are replayed under them

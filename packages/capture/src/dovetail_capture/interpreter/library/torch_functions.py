@@ -14,6 +14,7 @@ from dovetail_guards.torch_state import READERS
 from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import attributes, calls, dicts
 from dovetail_capture.interpreter.recorder import NotAGraphArgument
+from dovetail_capture.interpreter.session import OpenMode
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
@@ -53,7 +54,6 @@ _C_MODULES = frozenset(
      "torch._C._linalg", "torch._C._fft"}
 )  # fmt: skip
 _UNSUPPORTED: dict[Any, str] = {
-    torch.Tensor.is_inference: "whether a tensor was made in inference mode",
     torch.manual_seed: "torch.manual_seed changes torch's global state",
     torch.seed: "torch.seed changes torch's global state",
     torch.save: "torch.save writes a file",
@@ -187,21 +187,53 @@ def autocast_enter(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     assert isinstance(manager, ObjectValue)
     names = ("device", "fast_dtype", "_enabled", "_cache_enabled")
     parts = tuple(vm.as_python(vm.get_attr(manager, name)) for name in names)
-    enter = torch.amp.autocast_mode._enter_autocast
-    node = vm.session.recorder.state_change(enter, *parts)
-    real = enter(*parts)  # type: ignore[no-untyped-call]
-    vm.session.open_autocasts.append((real, node, manager))
+    modes = torch.amp.autocast_mode
+    _enter_mode(vm, manager, modes._enter_autocast, modes._exit_autocast, parts)
     return manager
 
 
-def autocast_exit(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    """`torch.autocast.__exit__`."""
-    if not vm.session.open_autocasts:
-        raise GraphBreakSignal("the end of an autocast block that was entered before the graph")
-    real, node, _ = vm.session.open_autocasts.pop()
-    leave = torch.amp.autocast_mode._exit_autocast
-    vm.session.recorder.state_change(leave, node)
-    leave(real)  # type: ignore[no-untyped-call]
+def inference_enter(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`torch.inference_mode.__enter__`: in a graph, operations without gradient."""
+    manager = args[0]
+    assert isinstance(manager, ObjectValue)
+    wanted, before = vm.truth(vm.get_attr(manager, "mode")), torch.is_grad_enabled()
+    vm.session.recorder.state_change(_C._set_grad_enabled, not wanted)
+    _C._set_grad_enabled(not wanted)
+    mode = OpenMode(_C._set_grad_enabled, before, before, manager, inference=wanted)
+    vm.session.open_modes.append(mode)
+    vm.session.recorder.inference = wanted
+    return NONE
+
+
+def is_inference(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`tensor.is_inference()`: known of what the frame makes outside of the mode's own frames."""
+    tensor = args[0]
+    known = isinstance(tensor, TensorValue) and tensor.source is None
+    if not known or torch.is_inference_mode_enabled():
+        raise GraphBreakSignal("whether a tensor was made in inference mode")
+    assert isinstance(tensor, TensorValue)
+    return boolean(tensor.inference)
+
+
+def inference_enabled(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`torch.is_inference_mode_enabled()`."""
+    inside = [m.inference for m in vm.session.open_modes if m.inference is not None]
+    return boolean(inside[-1] if inside else torch.is_inference_mode_enabled())
+
+
+def _enter_mode(vm: Interpreter, manager: Value, enter: Any, leave: Any, parts: Any) -> None:
+    node = vm.session.recorder.state_change(enter, *parts)
+    vm.session.open_modes.append(OpenMode(leave, enter(*parts), node, manager))
+
+
+def mode_exit(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`__exit__` of `torch.autocast` and `torch.inference_mode`."""
+    if not vm.session.open_modes:
+        raise GraphBreakSignal("the end of a block that was entered before the graph")
+    mode = vm.session.open_modes.pop()
+    vm.session.recorder.state_change(mode.leave, mode.node)
+    mode.leave(mode.real)
+    vm.session.recorder.inference = vm.truth(inference_enabled(vm, [], {}))
     return boolean(False)
 
 
@@ -353,7 +385,7 @@ def autograd_apply(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 _FOLDED: tuple[Any, ...] = (
-    torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.get_default_dtype,
+    torch.is_grad_enabled, torch.get_default_dtype,
     torch.is_autocast_enabled, torch.get_autocast_dtype, torch.is_autocast_cache_enabled,
     torch.promote_types, torch.can_cast, torch.finfo, torch.iinfo,
     torch.get_default_device, torch.cuda.is_available, torch.cuda.device_count,
@@ -386,7 +418,12 @@ HANDLERS: dict[Any, Handler] = {
     _C._set_grad_enabled: set_grad_enabled,
     torch.autocast.__init__: autocast_init,
     torch.autocast.__enter__: autocast_enter,
-    torch.autocast.__exit__: autocast_exit,
+    torch.autocast.__exit__: mode_exit,
+    torch.inference_mode.__enter__: inference_enter,
+    torch.inference_mode.__exit__: mode_exit,
+    torch.is_inference_mode_enabled: inference_enabled,
+    torch.Tensor.is_inference: is_inference,
+    torch.is_inference: is_inference,
     torch.is_tensor: is_tensor,
     torch.Size: size_class,
     torch.tensor: make_tensor,

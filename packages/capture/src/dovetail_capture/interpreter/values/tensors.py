@@ -14,7 +14,8 @@ from dovetail_capture.interpreter.values.base import Value
 class TensorValue(Value):
     """A tensor of the graph. `attributes` are Python attributes set on it in the frame."""
 
-    __slots__ = ("answer", "attributes", "cls", "drawn", "fake", "node", "real")
+    __slots__ = ("answer", "attributes", "cls", "drawn", "fake", "inference", "node",
+                 "real")  # fmt: skip
 
     def __init__(
         self,
@@ -30,6 +31,7 @@ class TensorValue(Value):
         self.source = source
         self.real = real  # the user's tensor for a graph input; only its metadata may be read
         self.attributes: dict[str, Value] = {}
+        self.inference = False  # made in a block of inference mode, of the frame's own
         self.drawn: tuple[Node, float, float] | None = None  # sampler, least and greatest value
         self.answer: bool | None = None  # what each element is known to be, of a comparison
 
