@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from dovetail_inductor.loop_ir.expr import Constant, Expr, IndexValue
-from dovetail_inductor.loop_ir.index import Index, constant, indirect
+from dovetail_inductor.loop_ir.index import ZERO, Index, constant, indirect
 from dovetail_inductor.loop_ir.sizes import known_le, known_within
 from dovetail_inductor.lowering.pointwise import Rule
 from dovetail_inductor.lowering.promotion import broadcast_load, cast, number
