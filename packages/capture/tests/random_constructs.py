@@ -233,7 +233,7 @@ class ConstructStatements:
                 r.choice([
                     f"{i} = {o}.area % 50", f"{o}.grow({self.number(1)})", f"{i} = {o}.size + Box.size.name.count('s')",
                     f"{o}.size = {i}", f"{i} = sum({o}) % 60", f"STATE['log'].append(repr({o}))",
-                    f"{i} = sorted([{o}, Box(1), Box({i})])[0].w", f"w1, h1 = {o}; {i} = w1 - h1",
+                    f"{i} = sorted([{o}, Box(1), Box({i})])[0].w", f"wide, high = {o}; {i} = wide - high",
                     f"STATE['log'].append({i} in {o})", f"{i} = max({o}, Box(2)).h",
                     f"try: {i} = Shape(1)\nexcept TypeError: {i} = 4", "STATE['log'].append(Level(3).name)",
                     f"{i} = Level.LOW + {i}", f"STATE['log'].append([level.name for level in Level if level > {i}])",

@@ -638,7 +638,12 @@ def main() -> int:
     options = parser.parse_args()
     started, failures, done = time.perf_counter(), 0, 0
     stopped: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))
+
+    def stop(number: int, frame: Any) -> None:
+        stopped.append(number)
+        signal.alarm(20)  # a program that does not end is not waited for
+
+    signal.signal(signal.SIGTERM, stop)
     for seed in range(options.first, options.first + options.count):
         if stopped or time.perf_counter() - started > options.seconds:
             break
