@@ -140,9 +140,10 @@ def test_convolutions_that_lose_are_left_as_they_are() -> None:
     """Beside those that gain, one that loses gets what it had."""
 
     def fn(x: Tensor, w: Tensor, deep: Tensor) -> tuple[Tensor, ...]:
-        return (F.conv2d(F.conv2d(x, w, padding=1), deep, groups=8).relu(),)
+        return (F.conv2d(F.conv2d(x, w, padding=1), deep, groups=64).relu(),)
 
-    gm = relaid(fn, (X, W, torch.randn(8, 1, 3, 3)))
+    x = torch.randn(2, 16, 9, 10)
+    gm = relaid(fn, (x, torch.randn(64, 16, 3, 3), torch.randn(64, 1, 3, 3)))
     first, second = (n for n in gm.graph.nodes if n.target is aten.convolution.default)
     assert first.meta["val"].stride()[1] == 1
     assert second.meta["val"].is_contiguous()
