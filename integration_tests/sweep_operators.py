@@ -489,6 +489,7 @@ def as_markdown(rows: Sequence[Row]) -> str:
             text = re.sub(r"(/[\w.+-]+)+/", "", row.text).replace("|", "\\|").replace("\n", " ")
             text = text.replace("cannot capture one whole graph: ", "").split(" from check.")[0]
             lines.append(f"| {row.op} | {row.stage} | {row.dtype} | {row.outcome} | {text} |")
+    lines += ["", *_reach(rows)]
     lines += ["", "## Float32: kernels and library calls", "",
               "| op | samples | graphs | generated kernels | library calls |",
               "|" + " --- |" * 5]  # fmt: skip
@@ -497,6 +498,22 @@ def as_markdown(rows: Sequence[Row]) -> str:
             calls = ", ".join(row.extern)
             lines.append(f"| {row.op} | {row.samples} | {row.graphs} | {row.kernels} | {calls} |")
     return "\n".join(lines) + "\n"
+
+
+def _reach(rows: Sequence[Row]) -> list[str]:
+    """How many operators are generated kernels, library calls, both or neither."""
+    counted: collections.Counter[str] = collections.Counter()
+    for row in rows:
+        if row.stage == rows[0].stage and row.dtype == "float32" and row.graphs:
+            kind = "views and numbers only"
+            if row.kernels:
+                kind = "kernels and library calls" if row.extern else "generated kernels only"
+            elif row.extern:
+                kind = "library calls only"
+            counted[kind] += 1
+    lines = ["## Float32: what operators become, with their backward", "",
+             "| of all samples | operators |", "| --- | --- |"]  # fmt: skip
+    return lines + [f"| {kind} | {count} |" for kind, count in counted.most_common()]
 
 
 def main() -> None:
