@@ -54,9 +54,13 @@ def float64_step(case: Case, chosen: Spec) -> list[Tensor]:
 @pytest.mark.parametrize("train", [False, True], ids=["infer", "train"])
 @pytest.mark.parametrize("dtype", ["float32", "autocast"])
 @pytest.mark.parametrize("name", MODELS)
-def test_as_close_to_float64_as_eager(name: str, dtype: str, train: bool) -> None:
+def test_as_close_to_float64_as_eager(
+    name: str, dtype: str, train: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Values and gradients: low precision and library kernels differ from eager by rounding, so
-    both are measured against float64 and ours may err at most twice as much (and a floor)."""
+    both are measured against float64, and ours may err at most twice as much, or as much as eager
+    does somewhere in the step (which tensor the rounding hits is chance), or a floor."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # float32 is float32 here
     chosen = spec(name, train, dtype)
     case = build_case(chosen)
     reference = float64_step(case, chosen)
@@ -66,6 +70,7 @@ def test_as_close_to_float64_as_eager(name: str, dtype: str, train: bool) -> Non
     for _ in range(2):
         got = step_of(case, compiled, chosen)()
     floor = 2e-3 if dtype == "float32" else 2e-2
+    floor = max(floor, *(largest_error([e], [r]) for e, r in zip(expected, reference, strict=True)))
     for i, (g, e, r) in enumerate(zip(got, expected, reference, strict=True)):
         assert g.dtype == e.dtype and g.shape == e.shape and g.stride() == e.stride(), i
         allowed = max(floor, 2 * largest_error([e], [r]))
