@@ -271,12 +271,13 @@ def number(cls: type, special: str) -> Handler:
     """`int(x)` and `float(x)`."""
 
     def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+        if len(args) == 1 and isinstance(args[0], TensorValue):
+            if vm.data_of(args[0]) is not UNKNOWN:
+                return vm.fold(cls, args, kwargs)
+            if vm.session.recorder.data_env:
+                args = [vm.record("call_method", "item", args, {})]
         if len(args) == 1 and isinstance(args[0], SymbolicNumber):
             return vm.constant(_SYMBOLIC_CONVERSIONS[cls](args[0].value))
-        if len(args) == 1 and vm.data_of(args[0]) is not UNKNOWN:
-            return vm.fold(cls, args, kwargs)
-        if len(args) == 1 and isinstance(args[0], TensorValue) and vm.session.recorder.data_env:
-            args = [vm.record("call_method", "item", args, {})]
         if args and isinstance(args[0], TensorValue):
             raise GraphBreakSignal(
                 f"{cls.__name__}() of a tensor", "keep the value a tensor, or compute it outside"
