@@ -1,0 +1,86 @@
+"""Losses over many steps of training: compiled and eager go the same way.
+
+The models have no dropout, or, in the last tests, dropout whose numbers are eager's.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dovetail
+from dovetail.bench.models import Case, cases
+
+MODELS = ["bert", "gpt2", "resnet18", "vit"]
+
+
+def built(name: str, dropout: float) -> tuple[Case, Case]:
+    torch.manual_seed(0)
+    case = cases()[name](True)
+    for module in case.model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = dropout
+        if isinstance(getattr(module, "dropout_prob", None), float):
+            module.dropout_prob = dropout
+        if isinstance(getattr(module, "attn_dropout", None), float):
+            module.attn_dropout = dropout
+    case.model.train()
+    return case, Case(copy.deepcopy(case.model), case.inputs, case.loss)
+
+
+def curve(case: Case, call: Any, steps: int, rate: float) -> list[float]:
+    """The losses of some steps on a few batches that come again and again."""
+    optimizer = torch.optim.AdamW(case.model.parameters(), lr=rate)
+    torch.manual_seed(1)
+    batches = [{k: _shuffled(v) for k, v in case.inputs.items()} for _ in range(4)]
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad(set_to_none=True)
+        torch.manual_seed(step)
+        loss = case.loss(call(**batches[step % 4]))
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(float(loss))
+    return losses
+
+
+def _shuffled(value: Any) -> Any:
+    """Other numbers of the same kind (other rows of ids)."""
+    if not isinstance(value, Tensor) or value.dim() == 0:
+        return value
+    return value[torch.randperm(len(value))].roll(int(torch.randint(3, ())), -1).contiguous()
+
+
+def assert_same_curve(name: str, dropout: float, steps: int, tolerance: float) -> None:
+    ours, theirs = built(name, dropout)
+    got = curve(ours, dovetail.compile(ours.model, fullgraph=True), steps, 3e-4)
+    expected = curve(theirs, theirs.model, steps, 3e-4)
+    assert expected[-1] < expected[0], "it does not learn"
+    for step, (a, b) in enumerate(zip(got, expected, strict=True)):
+        close = pytest.approx(b, rel=tolerance, abs=tolerance * expected[0])
+        assert a == close, f"step {step}: {a}, eager {b}"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_short(name: str) -> None:
+    assert_same_curve(name, 0.0, 12, 5e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_long(name: str) -> None:
+    assert_same_curve(name, 0.0, 200, 2e-3)
+
+
+def test_short_with_dropout() -> None:
+    assert_same_curve("bert", 0.1, 12, 5e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_long_with_dropout(name: str) -> None:
+    assert_same_curve(name, 0.1, 200, 2e-3)
