@@ -18,7 +18,6 @@ from dovetail_prims.shape_rules.layout import (
     empty_like_strides,
     equal_sizes,
     fresh,
-    has_zero,
     infer_dense_strides,
     is_canonical,
     pointwise_layout,
