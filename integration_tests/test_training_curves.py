@@ -18,7 +18,8 @@ from dovetail.bench.models import Case, cases
 MODELS = ["bert", "gpt2", "resnet18", "vit"]
 
 
-def built(name: str, dropout: float) -> tuple[Case, Case]:
+def built(name: str, dropout: float) -> tuple[Case, Case, Case]:
+    """A model, its copy, and its copy in float64."""
     torch.manual_seed(0)
     case = cases()[name](True)
     for module in case.model.modules():
@@ -29,7 +30,15 @@ def built(name: str, dropout: float) -> tuple[Case, Case]:
         if isinstance(getattr(module, "attn_dropout", None), float):
             module.attn_dropout = dropout
     case.model.train()
-    return case, Case(copy.deepcopy(case.model), case.inputs, case.loss)
+    wide = {
+        k: v.double() if isinstance(v, Tensor) and v.is_floating_point() else v
+        for k, v in case.inputs.items()
+    }
+    return (
+        case,
+        Case(copy.deepcopy(case.model), case.inputs, case.loss),
+        Case(copy.deepcopy(case.model).double(), wide, case.loss),
+    )
 
 
 def curve(case: Case, call: Any, steps: int, rate: float) -> list[float]:
@@ -55,32 +64,38 @@ def _shuffled(value: Any) -> Any:
     return value[torch.randperm(len(value))].roll(int(torch.randint(3, ())), -1).contiguous()
 
 
-def assert_same_curve(name: str, dropout: float, steps: int, tolerance: float) -> None:
-    ours, theirs = built(name, dropout)
+def assert_same_curve(name: str, steps: int, dropout: float = 0.0) -> None:
+    """Every loss is eager's but for rounding: a ten-thousandth of it, or three times what eager
+    itself was off the curve of float64 by then. (Dropout draws other numbers in float64, so there
+    only the first counts.)"""
+    ours, theirs, wide = built(name, dropout)
     got = curve(ours, dovetail.compile(ours.model, fullgraph=True), steps, 3e-4)
     expected = curve(theirs, theirs.model, steps, 3e-4)
+    exact = expected if dropout else curve(wide, wide.model, steps, 3e-4)
     assert expected[-1] < expected[0], "it does not learn"
-    for step, (a, b) in enumerate(zip(got, expected, strict=True)):
-        close = pytest.approx(b, rel=tolerance, abs=tolerance * expected[0])
-        assert a == close, f"step {step}: {a}, eager {b}"
+    off = 0.0
+    for step, (mine, eager, true) in enumerate(zip(got, expected, exact, strict=True)):
+        off = max(off, abs(eager - true))
+        allowed = max(1e-4 * eager, 3 * off)
+        assert abs(mine - eager) <= allowed, f"step {step}: {mine}, eager {eager}, exact {true}"
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_short(name: str) -> None:
-    assert_same_curve(name, 0.0, 12, 5e-4)
+    assert_same_curve(name, 12)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_long(name: str) -> None:
-    assert_same_curve(name, 0.0, 200, 2e-3)
+    assert_same_curve(name, 200)
 
 
 def test_short_with_dropout() -> None:
-    assert_same_curve("bert", 0.1, 12, 5e-4)
+    assert_same_curve("bert", 12, 0.1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_long_with_dropout(name: str) -> None:
-    assert_same_curve(name, 0.1, 200, 2e-3)
+    assert_same_curve(name, 200, 0.1)
