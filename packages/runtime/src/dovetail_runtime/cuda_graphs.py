@@ -26,6 +26,8 @@ Input = torch.Tensor | int
 
 # An input that moved this often is copied from then on.
 _MOVES_BEFORE_COPYING = 2
+# More than this is not copied in each call for the sake of a recording that nobody asked for.
+_MOST_COPIED_BYTES = 32 << 20
 # Launches matter unless the GPU takes this many times as long as the CPU.
 _SLACK = 2.0
 
@@ -217,6 +219,10 @@ class GraphedArtifact:
             for i, v in enumerate(inputs)
             if isinstance(v, torch.Tensor) and i not in stays
         }
+        if self.only_launch_bound and _bytes(copied.values()) > _MOST_COPIED_BYTES:
+            raise RuntimeError(
+                f"{_bytes(copied.values())} bytes of inputs that move would be copied in each call"
+            )
         held = [copied.get(i, value) for i, value in enumerate(inputs)]
         # One plain run first: libraries set themselves up in their first call, which a recording
         # must not see. What it writes into inputs and draws from the generator is undone, so that a
