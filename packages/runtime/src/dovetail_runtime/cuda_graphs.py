@@ -107,6 +107,9 @@ class GraphedArtifact:
     def __post_init__(self) -> None:
         self._mutated = tuple(mutated_inputs(self.artifact.plan))
         self._one_shape = not self.artifact.plan.symbols
+        if self.artifact.plan.target != "cuda":
+            self._never = True
+            self.skip_reasons.append(f"{self.artifact.plan.name}: the plan does not run on a GPU")
 
     def __call__(self, *inputs: Input) -> tuple[Value, ...]:
         """Replay, or record first, or run directly with a reason in `skip_reasons`."""
@@ -196,8 +199,6 @@ class GraphedArtifact:
         return True
 
     def _reason_against(self, inputs: tuple[Input, ...]) -> str | None:
-        if self.artifact.plan.target != "cuda":
-            return "the plan does not run on a GPU"
         for position, value in enumerate(inputs):
             if isinstance(value, torch.Tensor) and not value.is_cuda:
                 return f"input {position} is on {value.device}, which a replay would not read again"
