@@ -11,7 +11,7 @@ import inspect
 import sys
 import weakref
 from collections.abc import Callable
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any, TypeVar, cast
 
 import torch
@@ -67,6 +67,16 @@ def is_disabled(function: Any) -> bool:
     if isinstance(function, MethodType):
         function = function.__func__
     return bool(getattr(function, "_torchdynamo_disable", False))
+
+
+def without_others_marks(function: FunctionType) -> FunctionType:
+    """What PyTorch's own compiler, once used in a process, disables in `torch.optim` for itself,
+    as it was; any other function as it is."""
+    if is_disabled(function) and function.__module__.startswith("torch.optim."):
+        original = getattr(function, "_torchdynamo_orig_callable", None)
+        if isinstance(original, FunctionType):
+            return original
+    return function
 
 
 def reason_of(function: Any) -> str:

@@ -28,7 +28,12 @@ from dovetail_capture.interpreter.values.functions import (
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
 from dovetail_capture.interpreter.wrap import EQUALITY_TYPES, is_numpy
-from dovetail_capture.marks import is_constant_result, reason_of, substitute_of
+from dovetail_capture.marks import (
+    is_constant_result,
+    reason_of,
+    substitute_of,
+    without_others_marks,
+)
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
@@ -139,6 +144,7 @@ def call_function(
     kwargs: dict[str, Value],
 ) -> Value:
     """Call a pre-existing Python function: a library handler, a graph node, or inlined."""
+    real = without_others_marks(real)
     handler = vm.handlers.get(real)
     if handler is not None:
         result = handler(vm, args, kwargs)
