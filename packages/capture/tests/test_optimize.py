@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import sys
 import threading
@@ -427,3 +428,34 @@ def test_modules_loaded_by_a_compiled_function_run_as_they_are(tmp_path: Path) -
         compiled = dc.optimize(fn, lambda gm, inputs: gm)
         for _ in range(2):
             assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 3.0))
+
+
+def test_generated_functions_of_skipped_modules_are_not_captured():
+    """What a compiler makes when its backward runs: records of our packages and of torch."""
+    point = collections.namedtuple("point", "a b")
+    made = []
+
+    class Late(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            made.append((CaptureOptions(), point(1, 2)))
+            return grad
+
+    def backend(gm, inputs):
+        return lambda *args: tuple(Late.apply(out) for out in gm.forward(*args))
+
+    def step(x):
+        y = (x * 2).sum()
+        y.backward()
+        return y
+
+    optimized = dc.optimize(step, backend)
+    optimized(X.clone().requires_grad_())
+    assert made == [(CaptureOptions(), point(1, 2))]
+    names = [event.name for event in optimized.capture_context.log.events]
+    assert not [name for name in names if "__init__" in name or name == "<lambda>"], names
+    assert any("backward" in name for name in names)  # what is the user's is looked at

@@ -40,7 +40,7 @@ from dovetail_capture.errors import (
 from dovetail_capture.guard_filter import GuardFilter, keep_guards
 from dovetail_capture.options import CaptureOptions
 from dovetail_capture.replacement import build_replacement
-from dovetail_capture.skip import is_skipped, runs_with_capture_off
+from dovetail_capture.skip import is_generated_for_skipped, is_skipped, runs_with_capture_off
 from dovetail_capture.stance import breaks_are_errors, current_stance
 
 Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
@@ -162,7 +162,8 @@ class CaptureContext:
         if getattr(func, "_torchdynamo_disable", False):
             recursive = getattr(func, "_torchdynamo_disable_recursive", True)
             return _frame_hook.SKIP if recursive is False else _frame_hook.OFF
-        if is_skipped(code) and id(code) not in self._roots:
+        skipped = is_skipped(code) or is_generated_for_skipped(code, func)
+        if skipped and id(code) not in self._roots:
             if not self._continuations.is_continuation(code):
                 return _frame_hook.SKIP
         with self._lock:

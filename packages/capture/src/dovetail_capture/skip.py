@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-from types import CodeType
+from types import CodeType, FunctionType
 
 import torch
 
@@ -58,6 +58,17 @@ def is_skipped_file(filename: str) -> bool:
 def is_skipped(code: CodeType) -> bool:
     """Is a frame of this code run plainly?"""
     return is_skipped_file(code.co_filename)
+
+
+def is_generated_for_skipped(code: CodeType, func: FunctionType) -> bool:
+    """Is this text that a skipped module had compiled: a dataclass's `__init__`, a named tuple's
+    `__new__`? It carries no file of its own; the module that it is in tells."""
+    if not code.co_filename.startswith("<"):
+        return False
+    file, name = func.__globals__.get("__file__"), func.__globals__.get("__name__")
+    if isinstance(file, str):
+        return is_skipped_file(file)
+    return isinstance(name, str) and name.startswith("namedtuple_")
 
 
 _IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
