@@ -5,8 +5,7 @@ generators, matching, star arguments, dict and set algebra, writes to tensors, f
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
+from random_statements import StatementParts
 
 PRELUDE = """
 import abc
@@ -109,23 +108,9 @@ def loud_relay(t):
 """
 
 
-class ConstructStatements:
+class ConstructStatements(StatementParts):
     """Statements that `Generator` chooses from besides the others."""
 
-    random: random.Random
-    breaks: bool
-    depth: int
-    tensors: list[str]
-    ints: list[str]
-    lists: list[str]
-    dicts: list[str]
-    emit: Callable[[str], None]
-    fresh: Callable[[str], str]
-    pick: Callable[[list[str]], str]
-    number: Callable[..., str]
-    tensor: Callable[..., str]
-    condition: Callable[..., str]
-    block: Callable[[int], None]
     shout: Callable[[], str]
     raising: Callable[[], str]
 

@@ -113,8 +113,8 @@ def delegating(n):
 """
 
 
-class MoreStatements:
-    """Statements that `Generator` chooses from besides its own."""
+class StatementParts:
+    """What the statements of all kinds are made with; `random_programs.Generator` gives it."""
 
     random: random.Random
     breaks: bool
@@ -130,6 +130,10 @@ class MoreStatements:
     tensor: Callable[..., str]
     condition: Callable[..., str]
     block: Callable[[int], None]
+
+
+class MoreStatements(StatementParts):
+    """Statements that `Generator` chooses from besides its own."""
 
     def shout(self) -> str:
         """A statement that breaks the graph, or does nothing in programs without breaks."""
