@@ -5,6 +5,8 @@ generators, matching, star arguments, dict and set algebra, writes to tensors, f
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from random_statements import StatementParts
 
 PRELUDE = """
