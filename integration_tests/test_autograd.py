@@ -271,3 +271,18 @@ def test_hooks_of_modules() -> None:
         found.append([x.grad, *[p.grad for p in net.parameters()]])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_new_placements_of_inputs_in_memory_are_reported() -> None:
+    def write_one(a: Tensor, b: Tensor) -> Tensor:
+        a.mul_(2)
+        return a + b
+
+    compiled = dovetail.compile(write_one)
+    for start in (0, 2, 4, 2):
+        memory, twin = torch.arange(20.0), torch.arange(20.0)
+        got = compiled(memory[start : start + 8], memory[4:12])
+        assert torch.equal(got, write_one(twin[start : start + 8], twin[4:12]))
+        assert torch.equal(memory, twin)
+    report = dovetail.report(compiled)
+    assert "lay in new ways" in report.as_text() and report.recompiles == ()

@@ -19,7 +19,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from dovetail_autograd_aot import JointGraph, PartitionedGraph, aot_compile, min_cut_partition
+from dovetail_autograd_aot import (
+    AotLog,
+    JointGraph,
+    PartitionedGraph,
+    aot_compile,
+    min_cut_partition,
+)
 from dovetail_inductor import compile_graph, prefer_channels_last
 from dovetail_prims.at_sizes import is_symbolic
 from dovetail_prims.decompositions import core_aten_table
@@ -71,6 +77,7 @@ class CompilerBackend:
     aot_s: float = 0.0  # joint tracing, decomposition and partitioning
     # Graphs of symbolic sizes that had to be compiled for each size, with the reasons.
     per_size_compiles: list[str] = field(default_factory=list)
+    aot: AotLog = field(default_factory=AotLog)
     _pool: GraphPool | None = None
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -101,6 +108,7 @@ class CompilerBackend:
             forward_compiler=compiler,
             decompositions=core_aten_table(),
             partition=_partition,
+            log=self.aot,
         )
         generated = sum(g.codegen_s + g.load_s for g in self.compiled[known:])
         self.aot_s += time.perf_counter() - start - generated

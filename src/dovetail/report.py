@@ -21,6 +21,7 @@ class Report:
     `per_float_compiles` frames that are compiled for each value of a float, and why.
     `cudagraphs` counts the CUDA graphs that are recorded so far; `cudagraph_skips` says why
     something was not.
+    `autograd` tells what AOT autograd did beside compiling: graphs for other placements of inputs.
     `forward_launches` counts the first graph's launches of each distinct kernel.
     `tracing_s` is capture, joint tracing, decomposition and partitioning, of all graphs.
     `kernels` and `extern_calls` are summed over the compiled graphs, one call of each.
@@ -42,6 +43,7 @@ class Report:
     cudagraphs: int
     cudagraph_skips: tuple[str, ...]
     forward_launches: tuple[tuple[str, int], ...]
+    autograd: tuple[str, ...] = ()
 
     def as_text(self) -> str:
         """The report as a person reads it."""
@@ -61,6 +63,7 @@ class Report:
         if self.cudagraphs:
             lines.append(f"{self.cudagraphs} CUDA graphs recorded")
         lines += [f"no CUDA graph: {reason}" for reason in self.cudagraph_skips]
+        lines += self.autograd
         lines += [f"library call: {op} x{count}" for op, count in self.extern_ops]
         return "\n".join(lines)
 
@@ -99,4 +102,5 @@ def report(compiled: Any) -> Report:
         forward_launches=graphs[0].launches if graphs else (),
         cudagraphs=sum(g.recorded for g in ours.graphed) if ours is not None else 0,
         cudagraph_skips=tuple(ours.cudagraph_skips) if ours is not None else (),
+        autograd=tuple(ours.aot.lines()) if ours is not None else (),
     )

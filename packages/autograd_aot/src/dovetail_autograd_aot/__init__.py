@@ -1,5 +1,6 @@
 """Ahead-of-time joint forward and backward tracing."""
 
+from dovetail_autograd_aot.aot_log import AotLog
 from dovetail_autograd_aot.compiled_function import aot_compile
 from dovetail_autograd_aot.graphs import (
     JointGraph,
@@ -15,6 +16,7 @@ from dovetail_autograd_aot.partition import default_partition, min_cut_partition
 from dovetail_autograd_aot.values import example_values
 
 __all__ = [
+    "AotLog",
     "JointGraph",
     "MutatedInput",
     "OutputInfo",

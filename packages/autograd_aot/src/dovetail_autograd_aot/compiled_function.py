@@ -17,6 +17,7 @@ from dovetail_prims.fake_tensor import FakeTensor
 from torch import Tensor
 from torch.fx import GraphModule
 
+from dovetail_autograd_aot.aot_log import AotLog
 from dovetail_autograd_aot.double_backward import DoubleBackward
 from dovetail_autograd_aot.epilogue import make_epilogue
 from dovetail_autograd_aot.graphs import JointGraph, PartitionedGraph, Signature
@@ -33,6 +34,8 @@ Compiled = Callable[..., Sequence[Any]]
 _below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
 # Backwards of one graph, each for another set of undefined tangents.
 MAX_VARIANTS = 4
+# Graphs that are kept of one captured graph, each for another way in which inputs share memory.
+MAX_PLACEMENTS = 8
 
 _graph_is_kept = torch._C._autograd._get_current_graph_task_keep_graph
 
@@ -47,6 +50,7 @@ def aot_compile(
     partition: Partitioner = min_cut_partition,
     compile_backward_now: bool = False,
     function_mode: Callable[[], Any] | None = None,
+    log: AotLog | None = None,
 ) -> Callable[..., tuple[Any, ...]]:
     """Compile `gm`, a graph over flat inputs that returns a tuple.
 
@@ -55,8 +59,9 @@ def aot_compile(
     method `run_consuming`, which takes them out of a list and drops each after its last use, the
     backward is called so, and saved tensors are freed while it runs. The backward is compiled at
     the first backward, unless `compile_backward_now`. Grad mode is that of this call.
-    `function_mode` is as for `trace_joint`.
+    `function_mode` is as for `trace_joint`. What happens later is counted in `log`.
     """
+    log = AotLog() if log is None else log
     compile_parts = functools.partial(
         _compile,
         gm,
@@ -70,16 +75,21 @@ def aot_compile(
     joint, run = compile_parts(example_inputs)
     if not joint.storages:
         return run
-    # What the graph knows of how inputs lie in storages is not guarded: one graph for each way.
+    # What the graph knows of how inputs lie in storages is not guarded: one graph for each way,
+    # the last used last.
     storages = joint.storages
     variants = {places(storages, example_inputs): run}
 
     def run_as_placed(*inputs: Any) -> tuple[Any, ...]:
         key = places(storages, inputs)
-        chosen = variants.get(key)
+        chosen = variants.pop(key, None)
         if chosen is None:
             _, chosen = compile_parts(inputs)
-            variants[key] = chosen
+            log.placements += 1
+            if len(variants) >= MAX_PLACEMENTS:
+                del variants[next(iter(variants))]
+                log.placements_dropped += 1
+        variants[key] = chosen
         return chosen(*inputs)
 
     return run_as_placed
