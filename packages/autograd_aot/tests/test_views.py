@@ -138,6 +138,13 @@ OTHERS = {
     "a part of a dtype": Program(
         1, (PLAIN,), (Step("view_dtype", (0,), (torch.int32,)), Step("zero_", (1,))), (1,)
     ),
+    "a conjugate beside its base, written to later": Program(
+        1, (Input((4, 4), torch.float64, grad="leaf"),),
+        (Step("complex", (0,)), Step("conj", (1,))), (2, 1), after=(0,),
+    ),
+    "a negative beside its base, written to later": Program(
+        1, (GRADED,), (Step("half", (0,)), Step("neg_view", (1,))), (2, 1), after=(0,),
+    ),
     "a view that autograd lost": Program(
         1, (leaf(),), (Step("alias", (0,)), Step("t", (1,), (), True), Step("slice", (2,),
         (0, 1, 3, 1))), (3,),

@@ -14,6 +14,7 @@ import random
 import sys
 import time
 import traceback
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -182,6 +183,36 @@ def _unbound(t: Tensor, count: int, dim: int, index: int) -> Tensor:
     return t.unbind(dim)[index]
 
 
+def _tensor_split(t: Tensor, count: int, dim: int, index: int) -> Tensor:
+    return t.tensor_split(count, dim)[index]
+
+
+def _split_sizes(t: Tensor, count: int, dim: int, index: int) -> Tensor:
+    return t.split([1, t.shape[dim] - 1], dim)[index]
+
+
+def _unflatten(t: Tensor, dim: int) -> Tensor:
+    return t.unflatten(dim, (-1, 2))
+
+
+def _squeeze_all(t: Tensor) -> Tensor:
+    return t.squeeze(tuple(range(t.dim())))
+
+
+def _each(parts: tuple[Tensor, ...]) -> None:
+    for number, part in enumerate(parts):
+        part.mul_(number + 2)
+
+
+def _swapped(t: Tensor) -> None:
+    """Two halves of a tensor change places, by way of a copy."""
+    half = t.shape[0] // 2
+    first, second = t[:half], t[t.shape[0] - half :]
+    kept = first.clone()
+    first.copy_(second)
+    second.copy_(kept)
+
+
 VIEWS: dict[str, tuple[Callable[..., Any], Chooser]] = {
     "transpose": (torch.transpose, _two), "permute": (torch.permute, _permutation),
     "t": (lambda t: t.t(), _nothing), "view": (Tensor.view, _factored),
@@ -199,7 +230,12 @@ VIEWS: dict[str, tuple[Callable[..., Any], Chooser]] = {
     "conj": (torch.conj, _nothing), "data": (lambda t: t.data, _nothing),
     "movedim": (torch.movedim, _two), "contiguous": (Tensor.contiguous, _nothing),
     "narrow": (lambda t, d, a, b, s: t.narrow(d, a, 1), _slice),
-    "itself": (lambda t: t, _nothing),
+    "itself": (lambda t: t, _nothing), "adjoint": (lambda t: t.mH, _nothing),
+    "matrix_t": (lambda t: t.mT, _nothing), "swapaxes": (torch.swapaxes, _two),
+    "neg_view": (torch._neg_view, _nothing), "tensor_split": (_tensor_split, _part),
+    "unflatten": (_unflatten, _dim), "squeeze_all": (_squeeze_all, _nothing),
+    "resolved": (lambda t: t.resolve_conj().resolve_neg(), _nothing),
+    "split_sizes": (_split_sizes, _part), "expand_new": (lambda t: t.expand(2, *t.shape), _nothing),
 }  # fmt: skip
 
 WRITES: dict[str, tuple[Callable[..., Any], Chooser]] = {
@@ -217,6 +253,22 @@ WRITES: dict[str, tuple[Callable[..., Any], Chooser]] = {
     "square_out": (lambda t: torch.mul(t.detach(), 0.5, out=t), _nothing),
     "fill_tensor": (lambda t: t.fill_(torch.tensor(0.5)), _nothing),
     "map_rows": (lambda t: t[0].copy_(t[-1]), _nothing),
+    "each_chunk": (lambda t: _each(t.chunk(2)), _nothing),
+    "each_split": (lambda t: _each(t.split(2, -1)), _nothing),
+    "each_row": (lambda t: _each(t.unbind(0)), _nothing),
+    "detached_mul_": (lambda t: t.detach().mul_(0.5), _nothing),
+    "data_mul_": (lambda t: t.data.mul_(0.5), _nothing),
+    "data_row": (lambda t: t.data[0].fill_(2), _nothing),
+    "swap_halves": (_swapped, _nothing), "triu_": (Tensor.triu_, _nothing),
+    "cumsum_": (lambda t: t.cumsum_(0), _nothing), "conj_physical_": (torch.conj_physical_, _nothing),
+    "fill_diagonal_": (lambda t: t.fill_diagonal_(2), _nothing),
+    "scatter_": (lambda t: t.scatter_(0, torch.zeros_like(t[:1], dtype=torch.int64), 3), _nothing),
+    "index_add_": (lambda t: t.index_add_(0, _rows(t), t[:2].clone()), _nothing),
+    "index_copy_": (lambda t: t.index_copy_(0, _rows(t), t[:2].clone()), _nothing),
+    "masked_scatter_": (lambda t: t.masked_scatter_(t == t, t.clone() + 1), _nothing),
+    "put_": (lambda t: t.put_(torch.tensor([0, -1]), t.new_tensor([2, 3])), _nothing),
+    "real_mul_": (lambda t: t.real.mul_(3), _nothing),
+    "imag_fill_": (lambda t: t.imag.fill_(3), _nothing),
 }  # fmt: skip
 
 # Of two tensors: the first is written to.
@@ -229,15 +281,21 @@ WRITES_TWO: dict[str, Callable[..., Any]] = {
     "foreach_copy_": lambda t, o: torch._foreach_copy_([t], [o]),
     "set_row": lambda t, o: t.__setitem__(0, o),
     "lerp_": lambda t, o: t.lerp_(o, 0.5),
+    "copy_data": lambda t, o: t.data.copy_(o.data),
+    "copy_chunk": lambda t, o: t.chunk(2)[0].copy_(o.chunk(2)[0]),
 }  # fmt: skip
 
 META: dict[str, tuple[Callable[..., Any], Chooser]] = {
     "t_": (Tensor.t_, _nothing), "transpose_": (Tensor.transpose_, _two),
     "squeeze_": (Tensor.squeeze_, _nothing), "unsqueeze_": (Tensor.unsqueeze_, _dim),
     "as_strided_": (Tensor.as_strided_, _as_strided), "resize_": (Tensor.resize_, _sizes),
-    "detach_": (Tensor.detach_, _nothing),
+    "detach_": (Tensor.detach_, _nothing), "squeeze_dim_": (Tensor.squeeze_, _dim),
+    "swapaxes_": (Tensor.swapaxes_, _two), "swapdims_": (Tensor.swapdims_, _two),
 }  # fmt: skip
-META_TWO: dict[str, Callable[..., Any]] = {"set_": Tensor.set_}
+META_TWO: dict[str, Callable[..., Any]] = {
+    "set_": Tensor.set_, "resize_as_": Tensor.resize_as_,
+    "set_place": lambda t, o: t.set_(o, o.storage_offset(), o.shape, o.stride()),
+}  # fmt: skip
 
 NEW: dict[str, tuple[Callable[..., Any], Chooser]] = {
     "clone": (torch.clone, _nothing), "half": (lambda t: t * 0.5, _nothing),
@@ -306,8 +364,9 @@ def make_inputs(program: Program) -> tuple[list[Tensor], list[Tensor]]:
 
 def _made(spec: Input, generator: torch.Generator) -> Tensor:
     def values(*shape: int) -> Tensor:
-        if spec.dtype in (torch.int64, torch.bool):
-            return torch.randint(0, 2, shape, generator=generator).to(spec.dtype)
+        if not (spec.dtype.is_floating_point or spec.dtype.is_complex):
+            most = 2 if spec.dtype is torch.bool else 9
+            return torch.randint(0, most, shape, generator=generator).to(spec.dtype)
         return torch.randn(shape, generator=generator, dtype=spec.dtype)
 
     if spec.layout == "transposed" and len(spec.shape) >= 2:
@@ -336,18 +395,40 @@ def _aliased(base: Tensor, relation: str) -> Tensor:
         return base.view_as(base)
     if relation == "leaf":
         return base.detach().requires_grad_()
+    plain = base.detach()
+    if relation == "elements":
+        return plain.view(_OTHER_DTYPE[plain.dtype])
+    if relation == "even":
+        return plain[::2] if plain.dim() else plain
+    if relation == "column":
+        return plain[..., -1] if plain.dim() else plain
+    if relation == "whole":
+        return plain.as_strided(
+            (plain.untyped_storage().nbytes() // plain.element_size(),), (1,), 0
+        )
     raise ValueError(relation)
 
 
-def random_input(rng: Rng, number: int) -> Input:
+_OTHER_DTYPE = {
+    torch.float32: torch.int32, torch.float64: torch.int64, torch.complex64: torch.float32,
+    torch.int64: torch.float64, torch.bool: torch.uint8, torch.int32: torch.float32,
+}  # fmt: skip
+_DTYPES = {
+    "float": [torch.float32] * 8 + [torch.float64, torch.complex64, torch.int64, torch.bool],
+    "complex": [torch.complex64] * 4 + [torch.complex128, torch.float32],
+    "integer": [torch.int64] * 3 + [torch.int32, torch.uint8, torch.bool, torch.float32],
+}
+
+
+def random_input(rng: Rng, number: int, kind: str) -> Input:
     if number and rng.random() < 0.15:
-        relations = ["same", "detached", "first half", "second half", "transposed", "view", "leaf"]
+        relations = ["same", "detached", "first half", "second half", "transposed", "view", "leaf",
+                     "elements", "even", "column", "whole"]  # fmt: skip
         return Input((), of=rng.randrange(number), relation=rng.choice(relations))
     shape = rng.choice(
         [(3, 4), (3, 4), (2, 3), (2, 3, 2), (6,), (2, 1, 3), (1,), (), (4, 4), (0, 2)]
     )
-    dtypes = [torch.float32] * 8 + [torch.float64, torch.complex64, torch.int64, torch.bool]
-    dtype = rng.choice(dtypes)
+    dtype = rng.choice(_DTYPES[kind])
     layout = rng.choice(["dense"] * 5 + ["transposed", "strided", "offset", "expanded"])
     grad = rng.choice(["none", "none", "leaf", "nonleaf"])
     if not (dtype.is_floating_point or dtype.is_complex):
@@ -361,20 +442,21 @@ def random_input(rng: Rng, number: int) -> Input:
 def random_program(seed: int) -> Program | None:
     """A program that eager accepts; None if none was found."""
     rng = Rng(seed)
+    kind = rng.choice(["float", "float", "float", "complex", "integer"])
     specs: list[Input] = []
     for number in range(rng.randint(1, 3)):
-        specs.append(random_input(rng, number))
+        specs.append(random_input(rng, number, kind))
     program = Program(seed, tuple(specs), (), (), grad_mode=rng.random() < 0.85)
     try:
         inputs, _ = make_inputs(program)
-    except RuntimeError:
+    except (RuntimeError, KeyError):
         return None
     values: list[Any] = list(inputs)
     steps: list[Step] = []
     with torch.set_grad_enabled(program.grad_mode):
         for _ in range(rng.randint(3, 14)):
             step = _random_step(rng, values)
-            if step is None or _undefined(step, values, len(specs)):
+            if step is None or _undefined(step, values, len(specs), steps):
                 continue
             try:
                 apply(step, values)
@@ -391,11 +473,21 @@ def random_program(seed: int) -> Program | None:
     return replace(program, steps=tuple(steps), outputs=tuple(outputs), after=after)
 
 
-def _undefined(step: Step, values: list[Any], inputs: int) -> bool:
+_BEHIND_AUTOGRAD = {"data_mul_", "data_row", "copy_data"}
+
+
+def _undefined(step: Step, values: list[Any], inputs: int, before: list[Step]) -> bool:
     """What eager itself does in some order only, or what is refused whenever it comes."""
     first = values[step.operands[0]]
     if step.name == "data" and first.requires_grad:
         return True  # what is written there is written behind autograd's back
+    if step.name == "neg_view" and first.dtype is torch.bool:
+        return True  # reading it is refused, if it is read
+    if step.name in _BEHIND_AUTOGRAD and first.requires_grad:
+        # What autograd kept of it would change unseen.
+        used = [values[i] for s in before for i in s.operands]
+        if any(isinstance(v, Tensor) and _one_storage(v, first) for v in used):
+            return True
     if step.name in WRITES_TWO and not first.dtype.is_floating_point and not first.is_complex():
         if values[step.operands[1]].requires_grad:
             return True  # integers and truths that require grad
@@ -404,14 +496,16 @@ def _undefined(step: Step, values: list[Any], inputs: int) -> bool:
     alone = not any(
         isinstance(v, Tensor) and v is not first and _one_storage(v, first) for v in values
     )
-    if step.name == "set_":
+    if step.name in ("set_", "set_place"):
         return not alone or first.requires_grad or any(v is first for v in values[:inputs])
     if step.name == "detach_":
         # Views of it keep a history that depends on what is asked when.
         return not alone or any(v is first for v in values[:inputs])
     if step.name == "resize_" and math.prod(step.args[0]) > first.numel():
         return True  # uninitialised memory
-    if step.name in META and first.requires_grad and (step.no_grad or not alone):
+    if step.name == "resize_as_" and values[step.operands[1]].numel() > first.numel():
+        return True
+    if step.name in (*META, "resize_as_") and first.requires_grad and (step.no_grad or not alone):
         return True  # autograd goes on with the old shape, here or in the views of it
     if step.name == "foreach_copy_" and first.dtype != values[step.operands[1]].dtype:
         return True  # makes integers require grad
@@ -706,6 +800,7 @@ def _without_step(program: Program, index: int) -> Program | None:
 def main(first: int, last: int, table: str) -> None:
     """Run seeds; print the differences cut down, and counts."""
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
     counts: Counter[str] = Counter()
     start = time.perf_counter()
     for seed in range(first, last):

@@ -272,7 +272,7 @@ _VIEW_NODES = frozenset(
     {
         "View", "Transpose", "Permute", "Select", "Slice", "Unsqueeze", "Squeeze", "Expand", "T",
         "Alias", "AsStrided", "Split", "SplitWithSizes", "Unbind", "Diagonal", "Unfold",
-        "ReshapeAlias", "ViewAsReal", "ViewAsComplex",
+        "ReshapeAlias", "ViewAsReal", "ViewAsComplex", "Conj", "NegView",
     }
 )  # fmt: skip
 
