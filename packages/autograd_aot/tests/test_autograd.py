@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from aot_testing import TABLES, as_graph, check, run_fx
-from dovetail_autograd_aot import TraceError, aot_compile
+from dovetail_autograd_aot import AotLog, TraceError, aot_compile, double_backward
 
 
 def compiled(fn, *inputs, table="core", **options):
@@ -178,9 +178,10 @@ DOUBLE = {
 def test_double_backward(name):
     fn, inputs = DOUBLE[name]
     results = []
+    log = AotLog()
     for run_compiled in (False, True):
-        values = [copy.deepcopy(i) for i in inputs]
-        run = compiled(fn, *values) if run_compiled else fn
+        values = [i.detach().double().requires_grad_(i.requires_grad) for i in inputs]
+        run = compiled(fn, *values, log=log) if run_compiled else fn
         wanted = [v for v in values if v.requires_grad]
         torch.manual_seed(3)
         outs = run(*values)
@@ -190,6 +191,36 @@ def test_double_backward(name):
         results.append((*first, *second))
     for ours, eager in zip(results[1], results[0], strict=True):
         torch.testing.assert_close(ours, eager)
+    assert log.double_backwards == 1 and not log.replays
+
+
+def test_derivatives_of_any_order_are_compiled():
+    """Each order is a graph of its own; a second call compiles nothing."""
+    log = AotLog()
+    x = torch.tensor([0.3, 1.2], dtype=torch.float64, requires_grad=True)
+    run = compiled(lambda x: (x.sin(),), x, log=log)
+    for _ in range(2):
+        (value,) = run(x)
+        for order, expected in enumerate([x.cos(), -x.sin(), -x.cos(), x.sin()]):
+            (value,) = torch.autograd.grad(value.sum(), x, create_graph=order < 3)
+            torch.testing.assert_close(value, expected)
+    assert log.double_backwards == 3 and not log.replays
+
+
+def test_a_double_backward_that_is_not_compiled_is_counted(caplog, monkeypatch):
+    monkeypatch.setattr(double_backward, "MAX_COMPILED", 1)
+    log = AotLog()
+    w = torch.randn(4, requires_grad=True)
+    run = compiled(lambda w: (w**3 * 2,), w, log=log)
+    for graded in (False, True, True):  # two kinds of calls
+        (out,) = run(w)
+        tangent = torch.ones(4, requires_grad=graded)
+        (g,) = torch.autograd.grad(out, w, tangent, create_graph=True)
+        (h,) = torch.autograd.grad(g.sum(), w)
+        torch.testing.assert_close(h, 12 * w.detach())
+    assert log.double_backwards == 1 and log.replays == {"more than 1 kinds of calls": 2}
+    assert len(caplog.records) == 1 and "uncompiled" in caplog.text
+    assert "ran uncompiled 2 times: more than 1 kinds of calls" in "\n".join(log.lines())
 
 
 def test_double_backward_to_the_tangent():

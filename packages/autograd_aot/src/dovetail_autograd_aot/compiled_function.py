@@ -71,6 +71,7 @@ def aot_compile(
         partition=partition,
         compile_backward_now=compile_backward_now,
         function_mode=function_mode,
+        log=log,
     )
     joint, run = compile_parts(example_inputs)
     if not joint.storages:
@@ -105,6 +106,7 @@ def _compile(
     partition: Partitioner,
     compile_backward_now: bool,
     function_mode: Callable[[], Any] | None,
+    log: AotLog,
 ) -> tuple[JointGraph, Callable[..., tuple[Any, ...]]]:
     joint = trace_joint(
         gm, example_inputs, decompositions=decompositions, function_mode=function_mode
@@ -126,7 +128,22 @@ def _compile(
         # What the backward's compiler assumes of symbolic sizes must be known to the guards,
         # which are made when this function returns. (So nothing is compiled later.)
         lazy.variant(0)
-    return joint, _training(gm, joint, parts, forward, lazy)
+
+    def compile_second(second: GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+        with torch.enable_grad():
+            return aot_compile(
+                second,
+                examples,
+                forward_compiler=forward_compiler,
+                backward_compiler=backward_compiler,
+                decompositions=decompositions,
+                partition=partition,
+                function_mode=function_mode,
+                log=log,
+            )
+
+    double = DoubleBackward(gm, joint, compile_second, log)
+    return joint, _training(joint, parts, forward, lazy, double)
 
 
 def _extension(joint: JointGraph) -> Callable[[tuple[Any, ...]], tuple[Any, ...]] | None:
@@ -296,16 +313,16 @@ def _without_gradients(target: Compiled, signature: Signature) -> type[torch.aut
 
 
 def _training(
-    gm: GraphModule,
     joint: JointGraph,
     parts: PartitionedGraph,
     forward: Compiled,
     lazy: _LazyBackward,
+    double: DoubleBackward,
 ) -> Callable[..., tuple[Any, ...]]:
     signature = parts.signature
     extend = _extension(joint)
     epilogue = make_epilogue(signature)
-    function = make_autograd_function(parts, forward, lazy.variant, DoubleBackward(gm, joint))
+    function = make_autograd_function(parts, forward, lazy.variant, double)
     apply = function.apply
     if not torch.is_grad_enabled():
         # Called under no_grad, with a region inside that switches gradients on.

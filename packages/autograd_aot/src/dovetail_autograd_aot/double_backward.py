@@ -1,12 +1,15 @@
 """Backward with `create_graph=True`.
 
 A compiled backward is a black box to autograd. When its result must itself be differentiable, the
-captured graph is run again with eager operators on the same inputs, and autograd differentiates
-that run with `create_graph`: slower, and exactly eager's derivatives of every order.
+captured graph and its differentiation become one graph, from inputs and incoming gradients to
+gradients (`differentiable.py`), which is compiled like any other: with a backward of its own, and
+so on for every order. Where that cannot be, the captured graph is run again with eager operators
+and autograd differentiates that run: slower, counted in the log with the reason.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from operator import attrgetter
@@ -16,11 +19,17 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
+from dovetail_autograd_aot.aot_log import AotLog
+from dovetail_autograd_aot.differentiable import Autocast, NotOneGraph, gradient_graph, run_engine
 from dovetail_autograd_aot.graphs import JointGraph, OutputKind
 from dovetail_autograd_aot.op_info import draws_random_numbers
 
 # Read at every forward, for every input: by a C loop.
 _version = attrgetter("_version")
+# Compiled differentiable backwards of one graph: for other sizes, or other incoming gradients.
+MAX_COMPILED = 8
+
+Gradients = tuple[Tensor | None, ...]
 
 
 @dataclass(frozen=True)
@@ -34,17 +43,29 @@ class Replay:
 
 
 class DoubleBackward:
-    """Runs the captured graph again to differentiate it with `create_graph`."""
+    """The differentiable backward of one captured graph. `compile_graph` makes a callable of a
+    graph and example inputs."""
 
-    def __init__(self, gm: GraphModule, joint: JointGraph) -> None:
+    def __init__(
+        self,
+        gm: GraphModule,
+        joint: JointGraph,
+        compile_graph: Callable[[GraphModule, tuple[Any, ...]], Callable[..., Gradients]],
+        log: AotLog,
+    ) -> None:
         self.gm = gm
+        self.joint = joint
+        self.compile_graph = compile_graph
+        self.log = log
+        self.compiled: dict[Any, Callable[..., Gradients]] = {}
+        self.refused: str | None = None  # why it cannot be compiled
         self.signature = joint.signature
         self.num_extra = len(joint.constants_lifted) + len(joint.storages)
         random = [n for n in joint.gm.graph.nodes if draws_random_numbers(n)]
         devices = {d for n in random for d in _devices(n)}
         self.random = any(d.type == "cpu" for d in devices)
         self.cuda_device = next((d for d in devices if d.type == "cuda"), None)
-        self.autocast = [
+        self.autocast: list[Autocast] = [
             (kind, torch.get_autocast_dtype(kind))
             for kind in ("cpu", "cuda")
             if torch.is_autocast_enabled(kind)
@@ -66,7 +87,7 @@ class DoubleBackward:
     def _tensors(self, inputs: tuple[Any, ...]) -> list[Tensor]:
         return [i for i in inputs if isinstance(i, Tensor)]
 
-    def run(self, replay: Replay, tangents: list[Tensor | None]) -> tuple[Tensor | None, ...]:
+    def run(self, replay: Replay, tangents: list[Tensor | None]) -> Gradients:
         """The gradients of the inputs, differentiable."""
         if self.mutated_matters:
             raise RuntimeError(
@@ -80,6 +101,51 @@ class DoubleBackward:
                     f"input {i} of a compiled graph was modified in place (version "
                     f"{value._version}, expected {version}) before backward with create_graph=True"
                 )
+        if all(t is None for t in tangents):
+            return (None,) * len(replay.inputs)
+        with ExitStack() as stack:
+            self._restore_random(stack, replay)
+            for kind in ("cpu", "cuda"):
+                if torch.is_autocast_enabled(kind):
+                    stack.enter_context(torch.autocast(kind, enabled=False))
+            compiled = self._compiled(replay.inputs, tangents)
+            if compiled is None:
+                return self._replayed(replay, tangents)
+            own = replay.inputs[: len(replay.inputs) - self.num_extra]
+            return compiled(*own, *[t for t in tangents if t is not None])
+
+    def _compiled(
+        self, inputs: tuple[Any, ...], tangents: list[Tensor | None]
+    ) -> Callable[..., Gradients] | None:
+        """What computes the gradients for calls like this one, if it can be compiled."""
+        if self.refused is not None:
+            return None
+        key = tuple(map(_kind_of, (*inputs, *tangents)))
+        found = self.compiled.get(key)
+        if found is not None:
+            return found
+        if len(self.compiled) >= MAX_COMPILED:
+            return None
+        given = tuple(i for i, t in enumerate(tangents) if t is not None)
+        own = inputs[: len(inputs) - self.num_extra]
+        examples = (*own, *[t for t in tangents if t is not None])
+        try:
+            gm = gradient_graph(self.gm, self.joint, given, self.autocast)
+            found = self.compile_graph(gm, examples)
+        except NotOneGraph as error:
+            self.refused = str(error)
+            return None
+        except Exception as error:
+            # Whatever it is, eager's operators tell it too, if it is the program's fault.
+            self.refused = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            return None
+        self.compiled[key] = found
+        self.log.note_double_backward()
+        return found
+
+    def _replayed(self, replay: Replay, tangents: list[Tensor | None]) -> Gradients:
+        """The same, by eager's operators."""
+        self.log.note_replay(self.refused or f"more than {MAX_COMPILED} kinds of calls")
         # Gradients are asked for aliases with a place of their own in autograd's graph, connected
         # to the real inputs. (Lifted attributes the graph reads itself: they stand for themselves.)
         inputs = replay.inputs
@@ -87,7 +153,6 @@ class DoubleBackward:
         sources = [_alias(v) if i < own else v for i, v in enumerate(inputs)]
         aliases = [v.clone() if i in self.mutated and i < own else v for i, v in enumerate(sources)]
         with ExitStack() as stack:
-            self._restore_random(stack, replay)
             for kind, dtype in self.autocast:
                 stack.enter_context(torch.autocast(kind, dtype=dtype))
             outputs = self._forward(aliases)
@@ -99,18 +164,9 @@ class DoubleBackward:
                 given.append(tangent)
         wanted = [i for i, needed in enumerate(self.signature.primals_require_grad) if needed]
         gradients: list[Tensor | None] = [None] * len(aliases)
-        if roots:
-            found = torch.autograd.graph._engine_run_backward(
-                tuple(roots),
-                tuple(given),
-                True,
-                True,
-                tuple(sources[i] for i in wanted),
-                allow_unreachable=True,
-                accumulate_grad=False,
-            )
-            for i, gradient in zip(wanted, found, strict=True):
-                gradients[i] = gradient
+        found = run_engine(roots, given, [sources[i] for i in wanted], True, True)
+        for i, gradient in zip(wanted, found, strict=True):
+            gradients[i] = gradient
         return tuple(gradients)
 
     def _forward(self, aliases: list[Any]) -> list[Any]:
@@ -143,6 +199,13 @@ class DoubleBackward:
             torch.set_rng_state(replay.random_state)
         if replay.cuda_random_state is not None:
             torch.cuda.set_rng_state(replay.cuda_random_state[1], replay.cuda_random_state[0])
+
+
+def _kind_of(value: Any) -> Any:
+    """What a compiled graph is specialised to."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.shape, value.stride(), value.dtype, value.requires_grad, value.is_leaf
 
 
 def _alias(value: Any) -> Any:
