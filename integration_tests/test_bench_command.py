@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,13 @@ from dovetail.bench.driver import Failure, Row
 from dovetail.bench.table import ratios, render
 from dovetail.bench.worker import Figures
 from dovetail.cli import main
+
+GPU_SUITE = Path(__file__).parent / "benchmarks" / "gpu_suite.py"
+
+
+def row(system: str, cold: float, speedup: float, model: str = "m", train: bool = False) -> Row:
+    figures = Figures(cold, 0.01, 0.02, speedup, 1.0, 2**20, 2**20, 0.0, 1e-7, 1e-7)
+    return Row(model, train, system, cold, cold / 2, figures)
 
 
 def test_unknown_model_and_mode(capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,16 +39,6 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_table_holds_rows_ratios_and_failures() -> None:
-    def row(system: str, cold: float, speedup: float) -> Row:
-        return Row(
-            "m",
-            False,
-            system,
-            cold,
-            cold / 2,
-            Figures(cold, 0.01, 0.02, speedup, 1.0, 2**20, 2**20, 0.0, 1e-7, 1e-7),
-        )
-
     rows = [row("torch.compile", 20.0, 1.0), row("dovetail", 5.0, 2.0)]
     text = render([*rows, Failure("m", True, "dovetail", "no compiler")])
     assert len({len(line) for line in text.splitlines()}) == 1
@@ -58,3 +58,32 @@ def test_a_small_run_writes_its_figures(tmp_path: Path, capsys: pytest.CaptureFi
     assert ours["graphs"] == 1 and ours["breaks"] == 0 and ours["kernels"] > 0
     assert ours["error_eager"] < 1e-4
     assert rows["dovetail"]["warm_s"] < rows["dovetail"]["cold_s"]
+
+
+def test_what_the_gpu_suite_says_of_all_cases() -> None:
+    spec = importlib.util.spec_from_file_location("gpu_suite", GPU_SUITE)
+    assert spec is not None and spec.loader is not None
+    suite = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(suite)
+    rows = [
+        row("torch.compile", 20.0, 1.0), row("dovetail", 5.0, 4.0),
+        row("torch.compile", 10.0, 2.0, train=True), row("dovetail", 10.0, 1.0, train=True),
+        row("dovetail", 1.0, 9.0, "alone"), Failure("alone", False, "torch.compile", "broke"),
+    ]  # fmt: skip
+    said = suite.geometric_means(rows)
+    assert said.startswith("2 cases,") and "steady state 1.41x, first call 2.0x faster" in said
+    assert "worst m train 0.50x" in said and "beside eager m train 1.00x" in said
+    assert suite.geometric_means(rows[:1]) == "no case ran under both"
+
+
+def test_the_gpu_suite_runs_small_on_the_cpu(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(GPU_SUITE), "--device", "cpu", "--dtype", "float32", "--small",
+         "--model", "opt", "--systems", "dovetail", "--rounds", "2", "--seconds", "0.1",
+         "--jobs", "2", "--json-dir", str(tmp_path)],
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "default.json").read_text())["rows"]
+    assert [(r["system"], r["train"]) for r in rows] == [("dovetail", False), ("dovetail", True)]
+    assert all(r["figures"]["graphs"] == 1 and r["figures"]["error_eager"] < 1e-4 for r in rows)

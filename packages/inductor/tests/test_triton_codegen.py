@@ -124,6 +124,46 @@ def test_float16_is_computed_in_float32(interpreter: TritonInterpreter) -> None:
     assert (got.double() - reference).abs().max() <= eager_error * 1.01
 
 
+@pytest.mark.parametrize("name", ["erf", "tanh"])
+def test_the_cheaper_functions_of_narrow_results_are_exact_enough(
+    name: str, interpreter: TritonInterpreter
+) -> None:
+    """For a 2-byte result: to half a rounding of float16, over the whole range, ends and NaN."""
+    function: Callable[[Tensor], Tensor] = getattr(torch, name)
+    special = torch.tensor([0.0, -0.0, 65504.0, -65504.0, torch.inf, -torch.inf, torch.nan])
+    x = torch.cat([torch.linspace(-6, 6, 4001), torch.logspace(-7, 0, 200), special]).half()
+    kernels = scheduled(function, (x,))[1]
+    assert any(f"dv_{name}_narrow" in k.kernel.source for k in kernels)
+    got = run(interpreter, function, (x,))
+    exact = function(x.double())
+    rounding = 2.0**-11 * exact.abs().clamp(min=2.0**-14)
+    assert ((got.double() - exact).abs() <= 1.3 * rounding)[:-1].all() and got[-1].isnan()
+
+
+@pytest.mark.parametrize("shape", [(360, 3, 2048)])
+def test_columns_that_repeat_for_every_row(
+    shape: tuple[int, ...], interpreter: TritonInterpreter
+) -> None:
+    """Large enough that a program takes several rows, whose weights it loads once."""
+
+    def scaled(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return torch.relu(x * w + b)
+
+    inputs = (torch.randn(shape), torch.randn(shape[-1]), torch.randn(shape[-1]))
+    (kernel,) = scheduled(scaled, inputs)[1]
+    assert "[16, 256]" in kernel.kernel.source
+    torch.testing.assert_close(run(interpreter, scaled, inputs), scaled(*inputs))
+
+
+@pytest.mark.parametrize("rows", [7, 512, 515])
+def test_rows_of_a_reduction_that_share_weights(rows: int, interpreter: TritonInterpreter) -> None:
+    inputs = (torch.randn(rows, 128), torch.randn(128), torch.randn(128))
+    expected = layer_norm_gelu(*inputs)
+    torch.testing.assert_close(
+        run(interpreter, layer_norm_gelu, inputs), expected, rtol=2e-5, atol=2e-5
+    )
+
+
 def test_every_kernel_compiles_for_an_h100(build_for_h100: Any) -> None:
     kernels = [k.kernel for fn, inputs in CASES.values() for k in scheduled(fn, inputs)[1]]
     narrow = tuple(torch.randn(16, 64, dtype=torch.bfloat16) for _ in range(2))

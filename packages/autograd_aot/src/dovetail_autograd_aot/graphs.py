@@ -57,10 +57,9 @@ class OutputInfo:
     `base` is, for VIEW_OF_INPUT and INPUT, the index of a primal; for FRESH and VIEW_OF_OUTPUT the
     index of a forward output; for DUPLICATE that of a user output. `view` leads from the base to
     the output. `value` is a constant's value. `is_leaf` is for outputs that require grad: a leaf
-    has no grad_fn. `memory` is for a FRESH output
-    with a gradient of its own that lies in the memory of another tensor, where `view` leads to it:
-    that of a primal or a forward output (one of the two is None). `truth` makes a bool of a
-    FRESH number: compared so with that.
+    has no grad_fn. `memory` is for a FRESH output with a gradient of its own that lies in the
+    memory of another tensor, where `view` leads to it: that of a primal or a forward output (one of
+    the two is None). `truth` makes a bool of a FRESH number: compared so with that.
     """
 
     kind: OutputKind

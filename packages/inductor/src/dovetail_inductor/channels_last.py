@@ -36,6 +36,9 @@ CONVOLUTIONS: Mapping[Any, tuple[int, ...]] = {
 }
 _GROUPS: Mapping[Any, int] = {aten.convolution.default: 8, aten.convolution_backward.default: 9}
 
+# What tells of a node where it belongs: to the user's code, to a region that is recomputed.
+_BELONGS = ("stack_trace", "checkpoint", "in_backward")
+
 # What these do depends on the strides of what they get.
 _STRIDED = {
     aten.as_strided.default,
@@ -230,6 +233,8 @@ class _Relayout:
 
     def _call(self, target: Any, operand: Node, *args: Any, **kwargs: Any) -> Node:
         node = self.graph.call_function(target, (operand, *args), kwargs)
+        # It belongs where its operand does.
+        node.meta.update({k: operand.meta[k] for k in _BELONGS if k in operand.meta})
         node.meta["val"] = propagate(target, (operand.meta["val"], *args), kwargs)
         return node
 

@@ -159,8 +159,12 @@ def _comparison(op: str) -> Rule:
         def combine(e: list[Expr]) -> Expr:
             if common is torch.bool:  # order bools as numbers
                 e = [ctx.builder.apply("cast", [x], torch.uint8) for x in e]
+            elif exact:  # what is fused has more digits than the values that are compared
+                e = [cast(ctx, x, common) for x in e]
             return ctx.builder.apply(op, e)
 
+        exact = common.itemsize < 4 and common.is_floating_point
+        exact = exact and all(isinstance(a, Value) for a in args[:2])
         return pointwise(ctx, node, args[:2], common, combine, compare=True)
 
     return rule
@@ -203,8 +207,10 @@ def _where(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, A
 def _to_copy(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
     (source,) = args
     value = value_like(tensor_of(node), node.name)
-    # A decomposition's own rounding: what is fused goes on in the arithmetic type.
-    unrounded = kwargs.get("layout") is not None and source.dtype is arithmetic_dtype(value.dtype)
+    # A decomposition's own rounding: what is fused goes on in the arithmetic type. The user's
+    # `x.to(other)` gives a layout too, and a device with it.
+    own = kwargs.get("layout") is not None and kwargs.get("device") is None
+    unrounded = own and source.dtype is arithmetic_dtype(value.dtype)
     if source.dtype is not value.dtype and arithmetic_dtype(source.dtype) is value.dtype:
         value.widened = source
 

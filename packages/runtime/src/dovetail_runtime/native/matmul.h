@@ -138,10 +138,13 @@ class LtProduct {
   LtProduct(const LtProduct&) = delete;
   LtProduct& operator=(const LtProduct&) = delete;
   ~LtProduct() {
+    if (choices_.empty()) return;
     const CublasLt& lt = *CublasLt::get();
     for (Choice& choice : choices_) {
-      lt.operation_destroy(choice.operation);
-      for (void* layout : choice.layouts) lt.layout_destroy(layout);
+      if (choice.operation != nullptr) lt.operation_destroy(choice.operation);
+      for (void* layout : choice.layouts) {
+        if (layout != nullptr) lt.layout_destroy(layout);
+      }
     }
   }
 
@@ -154,7 +157,7 @@ class LtProduct {
     // The library thinks in columns: it is asked for the transposed product, whose operands are
     // the transposed ones in the other order.
     key.batch = out.batch;
-    key.has_bias = bias != nullptr;
+    key.bias_alignment = bias != nullptr ? alignment_of(bias) : 0;
     key.has_addend = addend != nullptr;
     const Matrix& c = addend != nullptr ? *addend : out;
     if (!describe(b, key.operands[0]) || !describe(a, key.operands[1]) ||
@@ -190,7 +193,7 @@ class LtProduct {
     int64_t transposed, rows, columns, leading, batch_stride, alignment;
   };
   struct Key {
-    int64_t dtype, batch, has_bias, has_addend;
+    int64_t dtype, batch, bias_alignment, has_addend;  // of no bias: 0
     Operand operands[4];
   };
   struct Choice {
@@ -220,11 +223,15 @@ class LtProduct {
     operand.columns = columns;
     operand.leading = leading;
     operand.batch_stride = matrix.batch > 1 ? matrix.batch_stride : 0;
-    operand.alignment = 256;
-    while (reinterpret_cast<uintptr_t>(matrix.data) % static_cast<uintptr_t>(operand.alignment)) {
-      operand.alignment /= 2;
-    }
+    operand.alignment = alignment_of(matrix.data);
     return true;
+  }
+
+  // In bytes; 256 is as much as the library asks for.
+  static int64_t alignment_of(const char* data) {
+    int64_t alignment = 256;
+    while (reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(alignment)) alignment /= 2;
+    return alignment;
   }
 
   Choice* find(const Key& key, int device, const char* bias) {
@@ -256,7 +263,7 @@ class LtProduct {
     const Key& key = choice.key;
     set(CublasLt::kTransposeA, static_cast<int32_t>(key.operands[0].transposed));
     set(CublasLt::kTransposeB, static_cast<int32_t>(key.operands[1].transposed));
-    if (key.has_bias) {
+    if (key.bias_alignment != 0) {
       set(CublasLt::kEpilogue, static_cast<int32_t>(CublasLt::kEpilogueBias));
       set(CublasLt::kBiasPointer, bias);
       choice.bias = bias;
