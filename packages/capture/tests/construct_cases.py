@@ -142,6 +142,18 @@ class Outcome:
     world: Any
 
 
+def told(error: BaseException | None, first: int = 0) -> tuple[Any, ...] | None:
+    """An exception with all that its printed text says: places it passed, causes and contexts."""
+    if error is None:
+        return None
+    passed = [
+        (place.filename, place.name, place.lineno, place.colno, place.end_colno)
+        for place in traceback.extract_tb(error.__traceback__)[first:]
+    ]
+    before = (told(error.__cause__), told(error.__context__), error.__suppress_context__)
+    return (type(error), str(error), passed, *before)
+
+
 def observe(call: Callable[..., Any], function: Any, arguments: tuple[Any, ...]) -> Outcome:
     """Run a call and note what can be seen of it. `function.world`, where set, is a dictionary
     that the function changes."""
@@ -153,12 +165,7 @@ def observe(call: Callable[..., Any], function: Any, arguments: tuple[Any, ...])
         except Exception as raised:
             if "dovetail" in type(raised).__module__:
                 raise
-            lines = [
-                frame.lineno
-                for frame in traceback.extract_tb(raised.__traceback__)
-                if frame.filename == function.__code__.co_filename and frame.name != "observe"
-            ]
-            error = (type(raised), str(raised), lines[-1:] or None)
+            error = told(raised, 1)
     world = copy.deepcopy(getattr(function, "world", None))
     return Outcome(result, error, printed.getvalue(), arguments, world)
 

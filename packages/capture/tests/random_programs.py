@@ -30,13 +30,14 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 import random_constructs
 import random_statements
-from construct_cases import CountingBackend, same
+from construct_cases import CountingBackend, same, told
 from dovetail_capture import optimize
 
 PRELUDE = """
 import collections
 import functools
 import itertools
+import traceback
 from dataclasses import dataclass
 import torch
 STATE = {"n": 0, "log": []}
@@ -483,6 +484,8 @@ class Generator(random_statements.MoreStatements, random_constructs.ConstructSta
         )
         self.depth += 1
         self.emit("STATE['log'].append((type(error).__name__, str(error)))")
+        if self.breaks and r.random() < 0.3:
+            self.emit("print([place[:3] for place in traceback.extract_tb(error.__traceback__)])")
         self.depth -= 1
         self.block(1)
         if r.random() < 0.4:
@@ -537,7 +540,7 @@ def _run(call: Any, namespace: dict[str, Any], calls: list[int], needs_grad: boo
             except Exception as raised:
                 if "dovetail" in type(raised).__module__ or isinstance(raised, Warning):
                     raise
-                error = (type(raised).__name__, str(raised))
+                error = told(raised, 1)
         gc.collect(0)  # what died in a cycle has its last word
         if needs_grad and result is not None:
             gradient = _gradient(result, arguments[1])

@@ -39,6 +39,14 @@ def take_all(items: list[Any]) -> tuple[Any, ...]:
     return taken
 
 
+def hide_caller(error: BaseException) -> None:
+    """Take away the newest entry of an exception's traceback, that of the frame which handles it:
+    what it called is the same function of the user's, and has an entry of its own."""
+    entry = error.__traceback__
+    if entry is not None and entry.tb_next is not None:
+        error.__traceback__ = entry.tb_next
+
+
 def del_attribute(target: Any, name: str) -> None:
     """Delete straight from the instance."""
     slot = _slot_of(target, name)

@@ -419,14 +419,21 @@ class _Writer:
         held = [*self.arguments.values(), *self._temporaries]
         if held:
             self.emit(f"del {', '.join(held)}")
+        hide = self.constant(rebuild.hide_caller)
+        error = self.constant(BaseException)
+        self.emit("try:")
         if resumption.nested:
-            self.emit(f"return _dt_next.pop(0)(*{take}(_dt_next))")
-            return
-        self.emit(f"_dt_next = _dt_next.pop(0)(*{take}(_dt_next))")
-        self.emit(f"while {kind}(_dt_next) is {resume}:")
-        self.emit("    _dt_next = [*_dt_next]")
-        self.emit(f"    _dt_next = _dt_next.pop(0)(*{take}(_dt_next))")
-        self.emit("return _dt_next")
+            self.emit(f"    return _dt_next.pop(0)(*{take}(_dt_next))")
+        else:
+            self.emit(f"    _dt_next = _dt_next.pop(0)(*{take}(_dt_next))")
+            self.emit(f"    while {kind}(_dt_next) is {resume}:")
+            self.emit("        _dt_next = [*_dt_next]")
+            self.emit(f"        _dt_next = _dt_next.pop(0)(*{take}(_dt_next))")
+            self.emit("    return _dt_next")
+        # What the user's code raises passes through here: a traceback names his function once.
+        self.emit(f"except {error} as _dt_error:")
+        self.emit(f"    {hide}(_dt_error)")
+        self.emit("    raise")
 
     def _code_function(self, code: CodeType, globals_: str, closure: str) -> str:
         maker = self.constant(FunctionType)

@@ -157,8 +157,11 @@ class Interpreter:
             error.slots["__context__"] = handled
             if error.real is not None:
                 error.slots_mutated.add("__context__")
-        if error.real is None and "__traceback__" not in error.slots:
+        if error.real is None:
             places = tuple((frame.code, frame.current.offset) for frame in self.frames)
+            before = error.slots.get("__traceback__")
+            if isinstance(before, TracebackValue):  # it is raised once more, by name
+                places += before.places[before.first :]
             error.slots["__traceback__"] = TracebackValue(error, places)
 
     def raise_error(self, cls: type, text: str, name: str | None = None) -> NoReturn:

@@ -116,6 +116,11 @@ def _check(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return PASS if done is None else done
 
 
+def _check_with(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """What the other checks of torch come down to: the error's type comes first."""
+    return _check(vm, args[1:], kwargs) if len(args) > 1 else PASS  # type: ignore[no-any-return]
+
+
 def _check_is_size(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if not args or not isinstance(args[0], SymbolicNumber):
         return PASS  # type: ignore[no-any-return]
@@ -133,6 +138,7 @@ HANDLERS: dict[Any, Handler] = {
     torch.Tensor.item: item,
     torch.Tensor.tolist: tolist,
     **dict.fromkeys(_CHECKS, _check),
+    torch._check_with: _check_with,
     getattr(torch._check_is_size, "__wrapped__", torch._check_is_size): _check_is_size,
     torch._check_is_size: _check_is_size,
 }

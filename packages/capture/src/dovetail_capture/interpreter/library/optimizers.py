@@ -15,6 +15,7 @@ from torch.optim.optimizer import _get_value, _use_grad_for_differentiable
 
 from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import calls
+from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant
 from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
@@ -83,6 +84,13 @@ def _optimizer_step(vm: Any, real: Any, args: Args, kwargs: Kwargs) -> Any:
     return calls.inline(vm, function, [vm.held(real.__wrapped__), *args], kwargs)
 
 
+def _undisabled(vm: Any, real: Any, args: Args, kwargs: Kwargs) -> Any:
+    """What PyTorch disables for its own compiler: of `torch.optim`, captured all the same."""
+    if not real.__module__.startswith("torch.optim."):
+        raise GraphBreakSignal(f"a call of `{real.__qualname__}`, which PyTorch disables")
+    return vm.call(vm.held(real.__wrapped__), args, kwargs)
+
+
 def _as_double(vm: Any, args: Args, kwargs: Kwargs) -> Any:
     return calls.inline(vm, cast(types.FunctionType, get_value), args, kwargs)
 
@@ -93,7 +101,10 @@ def _unprofiled(vm: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 # Closures of torch.optim, by their code.
-CODE_HANDLERS = {_use_grad_for_differentiable(len).__code__: _optimizer_step}
+CODE_HANDLERS = {
+    _use_grad_for_differentiable(len).__code__: _optimizer_step,
+    torch.optim.Optimizer.zero_grad.__code__: _undisabled,
+}
 
 _NEVER = 1 << 10  # keyword only
 

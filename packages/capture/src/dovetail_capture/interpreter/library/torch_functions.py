@@ -107,7 +107,11 @@ def tensor_property(vm: Interpreter, obj: TensorValue, name: str) -> Value:
             return NONE
         source = vm.session.sources.attr(obj.source, "grad")
         return vm.wrap(obj.real.grad, source)
-    if name in ("grad_fn", "_backward_hooks", "output_nr", "_version", "_base", "_cdata"):
+    if name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        from dovetail_capture.interpreter.library.differentiation import hooks_of
+
+        return hooks_of(vm, obj, name)
+    if name in ("grad_fn", "output_nr", "_version", "_base", "_cdata"):
         if name == "grad_fn" and not obj.fake.requires_grad:
             return NONE
         raise GraphBreakSignal(f"the tensor attribute `{name}`")

@@ -60,13 +60,13 @@ def raise_varargs(frame: Frame, inst: Instruction) -> None:
         assert error is not None
         raise ProgramException(error)
     value = vm.as_exception(frame.stack.pop())
+    if value.real is not None:  # its traceback gets further entries, where Python raises it
+        raise GraphBreakSignal("raising an exception that was made before the graph")
     if cause is not None:
         if not (isinstance(cause, Constant) and cause.value is None):
             cause = vm.as_exception(cause)
         value.slots["__cause__"] = cause
         value.slots["__suppress_context__"] = boolean(True)
-        if value.real is not None:
-            value.slots_mutated |= {"__cause__", "__suppress_context__"}
     vm.note_context(value)
     raise ProgramException(value)
 

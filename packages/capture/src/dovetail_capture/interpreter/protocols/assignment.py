@@ -31,7 +31,7 @@ def set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> None:
         return
     if isinstance(obj, TensorValue):
         _, attr = attributes.class_lookup(vm, obj.cls, name)
-        if attr is not attributes.MISSING:
+        if attr is not attributes.MISSING and not (name == "grad" and _fits_grad(obj, value)):
             raise GraphBreakSignal(f"assignment to tensor attribute `{name}`")
         obj.attributes[name] = value
         return
@@ -43,6 +43,17 @@ def set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> None:
         _set_constant_attr(vm, obj, name, value)
         return
     raise GraphBreakSignal(f"assignment to attribute `{name}` of {obj.describe()}")
+
+
+def _fits_grad(obj: TensorValue, value: Value) -> bool:
+    """Can `value` become the gradient of a leaf? (What cannot, PyTorch refuses.)"""
+    if isinstance(value, Constant) and value.value is None:
+        return True
+    if not isinstance(value, TensorValue) or not obj.fake.is_leaf or value is obj:
+        return False
+    ours, theirs = obj.fake, value.fake
+    same = tuple(ours._sizes) == tuple(theirs._sizes)
+    return same and ours.dtype is theirs.dtype and bool(ours.device == theirs.device)
 
 
 def _is_borrowed(method: object, usual: object) -> bool:

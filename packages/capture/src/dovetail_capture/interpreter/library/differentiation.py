@@ -1,0 +1,245 @@
+"""`torch.autograd.grad` and `backward` of what the frame computes: part of the graph.
+
+The engine is run on fakes, which tells what gradients there are, and its call is a node: a backend
+traces through it. What `backward` does with the gradients of leaves (hooks, `.grad`) is said in
+Python and captured like the program's own code.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.library.transforms import InnerRecorder
+from dovetail_capture.interpreter.protocols import calls
+from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values.base import NONE, Constant, Value
+from dovetail_capture.interpreter.values.containers import DictValue, TupleValue
+from dovetail_capture.interpreter.values.tensors import TensorValue
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.machine import Interpreter
+
+_ENGINE: Callable[..., Any] = torch.autograd.graph._engine_run_backward
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+# --- interpreted ---------------------------------------------------------------------------------
+
+
+def leaf_gradients(
+    tensors: Any, grad_tensors: Any, retain_graph: Any, create_graph: Any, inputs: Any
+) -> Any:
+    """The leaves (or `inputs`) and their gradients. (What the interpreter does here is below.)"""
+    raise NotImplementedError
+
+
+def backward(
+    tensors: Any,
+    grad_tensors: Any = None,
+    retain_graph: Any = None,
+    create_graph: Any = False,
+    grad_variables: Any = None,
+    inputs: Any = None,
+) -> None:
+    """`torch.autograd.backward`: as the engine's AccumulateGrad does it, leaf by leaf."""
+    if grad_tensors is None:
+        grad_tensors = grad_variables
+    found = leaf_gradients(tensors, grad_tensors, retain_graph, create_graph, inputs)
+    with torch.set_grad_enabled(create_graph):
+        for leaf, gradient in found:
+            hooks: Any = leaf._backward_hooks
+            for hook in list(hooks.values()) if hooks else ():
+                changed = hook(gradient)
+                if changed is not None:
+                    gradient = changed
+            if leaf.grad is None:
+                leaf.grad = torch.empty_like(leaf).copy_(gradient)
+            elif create_graph:
+                leaf.grad = leaf.grad + gradient
+            else:
+                leaf.grad.add_(gradient)
+            hooks = leaf._post_accumulate_grad_hooks
+            for hook in list(hooks.values()) if hooks else ():
+                hook(leaf)
+
+
+# --- what is asked of the engine -----------------------------------------------------------------
+
+
+def _tensors(vm: Interpreter, value: Value) -> list[TensorValue]:
+    """A tensor, or tensors in a container."""
+    if isinstance(value, TensorValue):
+        return [value]
+    if isinstance(value, DictValue):
+        value = vm.call(vm.get_attr(value, "values"), [], {})
+    items = list(vm.iterate(value))
+    if not all(isinstance(item, TensorValue) for item in items):
+        raise GraphBreakSignal("gradients of what is no tensor")
+    return cast(list[TensorValue], items)
+
+
+def _tangents(vm: Interpreter, roots: list[TensorValue], given: Value) -> list[Value]:
+    """The gradients of the roots: those given, and ones for scalars."""
+    if isinstance(given, TensorValue):
+        items: list[Value] = [given]
+    elif given is NONE or (isinstance(given, Constant) and given.value is None):
+        items = [NONE] * len(roots)
+    else:
+        items = list(vm.iterate(given))
+    if len(items) != len(roots):
+        raise GraphBreakSignal("another number of gradients than of tensors")
+    found: list[Value] = []
+    for root, item in zip(roots, items, strict=True):
+        if isinstance(item, TensorValue):
+            same = tuple(item.fake._sizes) == tuple(root.fake._sizes)
+            if not same or item.fake.is_complex() != root.fake.is_complex():
+                raise GraphBreakSignal("a gradient of another shape than its tensor")
+            found.append(item)
+        elif not root.fake.requires_grad:
+            found.append(NONE)
+        else:
+            if root.fake.numel() != 1 or not root.fake.is_floating_point():
+                raise GraphBreakSignal("a gradient made for what is no floating-point scalar")
+            found.append(vm.record("call_function", torch.ones_like, [root], {}))
+    return found
+
+
+def _reached(roots: Iterable[TensorValue], stop: Iterable[TensorValue] = ()) -> list[Any]:
+    """The fakes of the leaves that the gradient comes to, not looking past `stop`."""
+    ends = {value.fake.grad_fn for value in stop if value.source is not None}
+    stack = [root.fake.grad_fn for root in roots]
+    seen: set[Any] = set()
+    found = []
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen or node in ends:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            found.append(variable)
+        stack += [following for following, _ in node.next_functions]
+    return found
+
+
+def _check(vm: Interpreter, roots: list[TensorValue], inputs: list[TensorValue]) -> None:
+    """Break where the frame does not know all that the engine would do."""
+    recorder = vm.session.recorder
+    if isinstance(recorder, InnerRecorder):
+        raise GraphBreakSignal("a derivative inside of a transformed function")
+    for fake in _reached(roots, inputs):
+        if id(fake) not in recorder.values:
+            raise GraphBreakSignal(
+                "a backward that goes on past the inputs of the compiled function",
+                "compile the whole of what is differentiated, or detach the input",
+            )
+    for value in recorder.values.values():
+        if value.source is None and value.fake.retains_grad:
+            raise GraphBreakSignal("the gradient of a tensor that retains it")
+
+
+def _run_engine(*args: Any, **kwargs: Any) -> Any:
+    with torch.autograd.set_multithreading_enabled(False):
+        return _ENGINE(*args, **kwargs)
+
+
+def _differentiated(
+    vm: Interpreter,
+    roots: list[TensorValue],
+    tangents: list[Value],
+    inputs: list[TensorValue],
+    flags: tuple[bool, bool, bool],
+) -> list[Value]:
+    """The gradients of `inputs`. `flags`: keep the graph, create one, allow what is unused."""
+    keep, create, unused = flags
+    arguments = [TupleValue(list(roots)), TupleValue(tangents), Constant(keep), Constant(create),
+                 TupleValue(list(inputs))]  # fmt: skip
+    options: dict[str, Value] = {
+        "allow_unreachable": Constant(unused),
+        "accumulate_grad": Constant(False),
+    }
+    found = vm.session.recorder.record(
+        "call_function", _ENGINE, cast(list[Value], arguments), options, _run_engine
+    )
+    return list(vm.iterate(found))
+
+
+def _flag(vm: Interpreter, value: Value, default: bool) -> bool:
+    return default if vm.as_python(value) is None else vm.truth(value)
+
+
+def _leaf_gradients(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    tensors, given, retain, create, wanted = args
+    roots = _tensors(vm, tensors)
+    every = vm.as_python(wanted) is None
+    inputs = [] if every else _tensors(vm, wanted)
+    _check(vm, roots, inputs)
+    values = vm.session.recorder.values
+    if every:
+        inputs = [values[id(fake)] for fake in _reached(roots)]
+        inputs.sort(key=lambda value: value.node)
+    elif not all(value.fake.is_leaf for value in inputs):
+        raise GraphBreakSignal("gradients that are accumulated in what is no leaf")
+    if not inputs:
+        raise GraphBreakSignal("a backward() that reaches no leaf")
+    tangents = _tangents(vm, roots, given)
+    creates = vm.truth(create)
+    flags = (_flag(vm, retain, creates), creates, True)
+    found = _differentiated(vm, roots, tangents, inputs, flags)
+    pairs = zip(inputs, found, strict=True)
+    return TupleValue([TupleValue([a, b]) for a, b in pairs if isinstance(b, TensorValue)])
+
+
+def _backward(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return calls.inline(vm, cast(types.FunctionType, backward), args, kwargs)
+
+
+_GRAD_SIGNATURE = inspect.signature(torch.autograd.grad)
+
+
+def _grad(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`torch.autograd.grad(outputs, inputs, ...)`."""
+    bound = _GRAD_SIGNATURE.bind(*args, **kwargs).arguments
+    option = {name: bound.get(name, NONE) for name in _GRAD_SIGNATURE.parameters}
+    if _flag(vm, option["is_grads_batched"], False):
+        return PASS  # type: ignore[no-any-return]
+    roots, inputs = _tensors(vm, option["outputs"]), _tensors(vm, option["inputs"])
+    _check(vm, roots, inputs)
+    for value in inputs:
+        for name in _HOOKS[:1]:
+            if value.source is not None and getattr(value.real, name):
+                raise GraphBreakSignal("the gradient of a tensor with a hook")
+            vm.get_attr(value, name)  # guarded
+    tangents = _tangents(vm, roots, option["grad_outputs"])
+    create = _flag(vm, option["create_graph"], False)
+    zeros = _flag(vm, option["materialize_grads"], False)
+    unused = _flag(vm, option["allow_unused"], zeros) or zeros
+    flags = (_flag(vm, option["retain_graph"], create), create, unused)
+    found = _differentiated(vm, roots, tangents, inputs, flags)
+    if zeros:
+        for i, value in enumerate(found):
+            if not isinstance(value, TensorValue):
+                found[i] = vm.record("call_function", torch.zeros_like, [inputs[i]], {})
+    return TupleValue(found)
+
+
+def hooks_of(vm: Interpreter, obj: TensorValue, name: str) -> Value:
+    """`tensor._backward_hooks` and its like: what was registered before the frame."""
+    if obj.source is None or obj.real is None:
+        if getattr(obj.fake, name):
+            raise GraphBreakSignal(f"the tensor attribute `{name}`")
+        return NONE
+    return vm.wrap(getattr(obj.real, name), vm.session.sources.attr(obj.source, name))
+
+
+HANDLERS: dict[Any, Handler] = {
+    torch.autograd.backward: _backward,
+    torch.autograd.grad: _grad,
+    leaf_gradients: _leaf_gradients,
+}
