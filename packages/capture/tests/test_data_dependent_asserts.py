@@ -99,3 +99,20 @@ def test_without_fullgraph_the_exception_is_the_programs() -> None:
     compiled = optimize(with_a_message, CountingBackend())
     with pytest.raises(ValueError, match="too big: 20"):
         compiled(torch.tensor([1, 20]))
+
+
+def of_a_whole_tensor(x: torch.Tensor) -> torch.Tensor:
+    torch._check_tensor_all(x < 11, "too big")
+    torch._check_with(ValueError, x.max().item() < 11, lambda: "too big")
+    return x + 1
+
+
+def test_torchs_checks_of_tensors() -> None:
+    backend = CountingBackend()
+    compiled = optimize(of_a_whole_tensor, backend, fullgraph=True)
+    good, bad = torch.tensor([1, 2, 3]), torch.tensor([1, 20, 3])
+    for _ in range(2):
+        assert torch.equal(compiled(good), of_a_whole_tensor(good))
+    with pytest.raises(RuntimeError, match="too big"):
+        compiled(bad)
+    assert len(backend.graphs) == 1
