@@ -13,6 +13,7 @@ from dovetail_autograd_aot import default_partition, min_cut_partition, trace_jo
 from dovetail_autograd_aot.bench import LanguageModel
 from dovetail_autograd_aot.max_flow import FlowNetwork
 from dovetail_autograd_aot.outputs import is_view_node
+from dovetail_prims import exact_comparisons
 
 
 def brute_force_cut(n, edges):
@@ -211,3 +212,36 @@ def test_a_checkpointed_region_is_computed_again_from_what_goes_in():
     ), parts.saved
     again = [n for n in parts.backward.graph.nodes if n.target is torch.ops.aten.tanh.default]
     assert len(again) == 3
+
+
+@pytest.mark.parametrize(
+    "reduce",
+    [
+        lambda a: a.amax(0),
+        lambda a: a.min(),
+        lambda a: torch.linalg.vector_norm(a, float("inf"), dim=1),
+        lambda a: a.renorm(float("inf"), 0, 0.5),
+        lambda a: torch.where(a >= a.topk(2, dim=1).values[:, -1:], a, 0.0),
+        lambda a: a.new_zeros(2, 5).scatter_reduce(0, (a > 9).long(), a, "amax"),
+        lambda a: torch.cdist(a, a.roll(1, 0), p=float("inf")),
+    ],
+)
+def test_what_is_compared_with_its_reduction_is_not_computed_again(reduce):
+    """The backward either has the mask, or what the reduction saw: another kernel's roundings
+    would leave no element that equals the largest."""
+
+    def fn(x, y):
+        return (reduce((x * y).exp() + x),)
+
+    parts = min_cut_partition(joint(fn, p(4, 5), p(4, 5)))
+    graph = parts.backward.graph
+    made_again = set()
+    for node in graph.nodes:
+        if node.op == "call_function" and made_again.intersection(node.all_input_nodes):
+            made_again.add(node)
+        elif node.target is torch.ops.aten.exp.default:
+            made_again.add(node)
+    comparing = set(exact_comparisons.COMPARISONS) | {torch.ops.aten._cdist_backward.default}
+    for node in graph.nodes:
+        if node.target in comparing:
+            assert not made_again.intersection(node.all_input_nodes[-2:]), node.format_node()

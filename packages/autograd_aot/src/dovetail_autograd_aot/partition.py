@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from dovetail_guards.sym_node import expr_of
+from dovetail_prims.exact_comparisons import compared_in_calls, exact_comparisons
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.opsets import POINTWISE_BINARY, POINTWISE_OTHER, POINTWISE_UNARY
 from torch import Tensor
@@ -83,6 +84,9 @@ class _Roles:
         )
         self.regions = self._regions()
         self.inside = self._inside()
+        # A comparison with a reduction's result holds for the value that the reduction saw.
+        self.exact = {node for node, _ in exact_comparisons(self.nodes)}
+        self.exact |= compared_in_calls(self.nodes)
 
     def _inside(self) -> set[Node]:
         """The values that the user wants computed again: those of a checkpointed region that are
@@ -102,7 +106,7 @@ class _Roles:
         so what comes out of one is not."""
         if node in self.regions and not is_view_node(node):
             return node in self.inside
-        return may_recompute(node)
+        return node not in self.exact and may_recompute(node)
 
     def _regions(self) -> dict[Node, int]:
         """The checkpointed region that each node belongs to; what the backward makes of values of

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from dovetail_guards.expr import symbol
+from dovetail_prims.exact_comparisons import exact_comparisons
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.opsets import SCALAR_FORMS
 from dovetail_runtime.plan import Size
@@ -45,8 +46,10 @@ from dovetail_inductor.lowering import (
 )
 from dovetail_inductor.lowering.externs import element, extern_call, operator_name
 from dovetail_inductor.lowering.pointwise import Rule
+from dovetail_inductor.lowering.promotion import rounded
 from dovetail_inductor.lowering.values import (
     Context,
+    Loader,
     UnsupportedGraph,
     Value,
     shape_of,
@@ -102,6 +105,9 @@ def lower(gm: fx.GraphModule, on_gpu: bool | None = None) -> LoopGraph:
     inputs: list[str | None] = []
     outputs: tuple[Strided | int | FloatSize | None, ...] = ()
     in_memory = _nodes_in_memory(gm)
+    # What a comparison finds again must not be computed twice, nor with other roundings.
+    exact = {value for _, value in exact_comparisons(gm.graph.nodes)}
+    in_memory |= exact
     padded = aligned.padded_operands(gm, on_gpu)
 
     def resolve(arg: Any) -> Any:
@@ -129,6 +135,8 @@ def lower(gm: fx.GraphModule, on_gpu: bool | None = None) -> LoopGraph:
             kwargs = {k: resolve(v) for k, v in node.kwargs.items()}
             value = env[node] = _call(ctx, node, args, kwargs, node in in_memory)
             if isinstance(value, Value):
+                if node in exact and value.loader is not None:
+                    value.loader = _rounding(ctx, value, value.loader)
                 if node in padded and value.stored is None and not _is_view(node):
                     aligned.write_padded(ctx, value, padded[node])
                 _realize_if_worth_it(ctx, node, value, in_memory)
@@ -289,6 +297,10 @@ def _realize_if_worth_it(
         numels = [_numel(c) for c in consumers]
         if numels and max(numels) >= 4 * numel:
             _realize(ctx, value, in_memory_form)
+
+
+def _rounding(ctx: Context, value: Value, loader: Loader) -> Loader:
+    return lambda indices, mask: rounded(ctx, value, loader(indices, mask))
 
 
 def _realize(ctx: Context, value: Value, form: Value) -> None:

@@ -17,6 +17,7 @@ from dovetail_inductor.lowering.promotion import (
     number,
     operand_expr,
     promote,
+    rounded,
 )
 from dovetail_inductor.lowering.values import (
     Context,
@@ -159,12 +160,11 @@ def _comparison(op: str) -> Rule:
         def combine(e: list[Expr]) -> Expr:
             if common is torch.bool:  # order bools as numbers
                 e = [ctx.builder.apply("cast", [x], torch.uint8) for x in e]
-            elif exact:  # what is fused has more digits than the values that are compared
-                e = [cast(ctx, x, common) for x in e]
+            elif tensors:
+                e = [rounded(ctx, a, x) for a, x in zip(args, e, strict=False)]
             return ctx.builder.apply(op, e)
 
-        exact = common.itemsize < 4 and common.is_floating_point
-        exact = exact and all(isinstance(a, Value) for a in args[:2])
+        tensors = all(isinstance(a, Value) for a in args[:2])
         return pointwise(ctx, node, args[:2], common, combine, compare=True)
 
     return rule

@@ -80,6 +80,12 @@ def cast(ctx: Context, expr: Expr, dtype: torch.dtype) -> Expr:
     return result
 
 
+def rounded(ctx: Context, value: Value, expr: Expr) -> Expr:
+    """An element of `value` with the digits that its type has: what is fused has more."""
+    halves = (torch.float16, torch.bfloat16)
+    return cast(ctx, expr, value.dtype) if value.dtype in halves and not value.stored else expr
+
+
 def operand_expr(
     ctx: Context,
     operand: Operand,
