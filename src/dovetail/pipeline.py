@@ -72,7 +72,6 @@ class CompilerBackend:
 
     options: Options
     compiled: list[CompiledGraph] = field(default_factory=list)
-    cudagraph_skips: list[str] = field(default_factory=list)
     graphed: list[GraphedArtifact] = field(default_factory=list)
     aot_s: float = 0.0  # joint tracing, decomposition and partitioning
     # Graphs of symbolic sizes that had to be compiled for each size, with the reasons.
@@ -88,31 +87,71 @@ class CompilerBackend:
         static = frozenset(
             i for i, v in enumerate(example_inputs) if isinstance(v, torch.nn.Parameter)
         )
+        shown = 0  # results of the forward that the caller gets; the others are for the backward
 
-        def compiler(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-            try:
-                artifact = self.compile_functional(graph, inputs)
-            except Exception as error:
-                if not is_symbolic(graph):
-                    raise
-                reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-                return PerSize(graph, reason, compiler, self.per_size_compiles.append)
-            if artifact.plan.target != "cuda" or not self._wants_graphs(training):
-                return artifact.run
-            return self._graphed(artifact, static, training)
+        def partition(joint: JointGraph) -> PartitionedGraph:
+            nonlocal shown
+            parts = _partition(joint)
+            shown = parts.signature.num_forward_outputs
+            return parts
+
+        def forward_compiler(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            return self._compile(graph, inputs, static, shown, training)
+
+        def backward_compiler(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            return self._compile(graph, inputs, frozenset(), 0, training)
 
         start, known = time.perf_counter(), len(self.compiled)
         run = aot_compile(
             gm,
             example_inputs,
-            forward_compiler=compiler,
+            forward_compiler=forward_compiler,
+            backward_compiler=backward_compiler,
             decompositions=core_aten_table(),
-            partition=_partition,
+            partition=partition,
             log=self.aot,
         )
         generated = sum(g.codegen_s + g.load_s for g in self.compiled[known:])
         self.aot_s += time.perf_counter() - start - generated
         return run
+
+    def _compile(
+        self,
+        gm: GraphModule,
+        example_inputs: Sequence[Any],
+        static: frozenset[int],
+        shown: int,
+        training: bool,
+    ) -> Callable[..., Any]:
+        """One functional graph made callable. The inputs at the positions `static` stay where they
+        are; the caller gets the first `shown` results, autograd the others."""
+        try:
+            artifact = self.compile_functional(gm, example_inputs)
+        except Exception as error:
+            if not is_symbolic(gm):
+                raise
+            reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+
+            def compile_at(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+                return self._compile(graph, inputs, static, shown, training)
+
+            return PerSize(gm, reason, compile_at, self.per_size_compiles.append)
+        asked_for = self.options.cudagraphs
+        by_itself = self.options.launch_bound_cudagraphs and not training
+        if artifact.plan.target != "cuda" or not (asked_for or by_itself):
+            return artifact.run
+        if self._pool is None:
+            self._pool = GraphPool()
+        graphed = GraphedArtifact(
+            artifact,
+            self._pool,
+            static,
+            held_outputs=frozenset(range(shown, len(artifact.plan.outputs))),
+            memory_budget=None if asked_for else LAUNCH_BOUND_BYTES,
+            only_launch_bound=not asked_for,
+        )
+        self.graphed.append(graphed)
+        return graphed
 
     def compile_functional(
         self, gm: GraphModule, example_inputs: Sequence[Any]
@@ -124,35 +163,6 @@ class CompilerBackend:
         artifact = load(plan)
         self.compiled.append(CompiledGraph(plan, planned - start, time.perf_counter() - planned))
         return artifact
-
-    def _wants_graphs(self, training: bool) -> bool:
-        options = self.options
-        return options.cudagraphs or (options.launch_bound_cudagraphs and not training)
-
-    def _graphed(
-        self, artifact: CompiledArtifact, static: frozenset[int], training: bool
-    ) -> Callable[..., Any]:
-        """The artifact behind CUDA graphs, or as it is with the reason kept."""
-        if training:
-            # What a forward saves must outlive later replays: copying it would cost more than
-            # the launches.
-            self.cudagraph_skips.append(
-                f"{artifact.plan.name}: graphs of training steps are not recorded yet"
-            )
-            return artifact.run
-        if self._pool is None:
-            self._pool = GraphPool()
-        asked_for = self.options.cudagraphs
-        graphed = GraphedArtifact(
-            artifact,
-            self._pool,
-            static,
-            memory_budget=None if asked_for else LAUNCH_BOUND_BYTES,
-            only_launch_bound=not asked_for,
-            skip_reasons=self.cudagraph_skips,
-        )
-        self.graphed.append(graphed)
-        return graphed
 
 
 def _partition(joint: JointGraph) -> PartitionedGraph:

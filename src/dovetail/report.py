@@ -19,8 +19,8 @@ class Report:
     `shape_guards` are the relations between sizes that compiled code relies on, newest frame last.
     `per_size_compiles` lists graphs of symbolic sizes that were compiled for single sizes, and
     `per_float_compiles` frames that are compiled for each value of a float, and why.
-    `cudagraphs` counts the CUDA graphs that are recorded so far; `cudagraph_skips` says why
-    something was not.
+    `cudagraphs` counts the CUDA graphs that are recorded so far; `cudagraph_skips` says what was
+    not recorded or replayed, and why.
     `autograd` tells what AOT autograd did beside compiling: graphs for other placements of inputs.
     `forward_launches` counts the first graph's launches of each distinct kernel.
     `tracing_s` is capture, joint tracing, decomposition and partitioning, of all graphs.
@@ -101,6 +101,6 @@ def report(compiled: Any) -> Report:
         tracing_s=log.capture_seconds + (ours.aot_s if ours is not None else 0.0),
         forward_launches=graphs[0].launches if graphs else (),
         cudagraphs=sum(g.recorded for g in ours.graphed) if ours is not None else 0,
-        cudagraph_skips=tuple(ours.cudagraph_skips) if ours is not None else (),
+        cudagraph_skips=tuple(s for g in ours.graphed for s in g.skips()) if ours else (),
         autograd=tuple(ours.aot.lines()) if ours is not None else (),
     )

@@ -1,6 +1,11 @@
-"""CUDA graphs: what can be decided without a GPU."""
+"""CUDA graphs, without a GPU: a pool whose graphs run the plan again, into the same memory."""
 
 from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from dovetail_runtime import (
@@ -14,7 +19,9 @@ from dovetail_runtime import (
     View,
     load,
 )
+from dovetail_runtime.artifact import CompiledArtifact
 from dovetail_runtime.cuda_graphs import GraphedArtifact, GraphPool, mutated_inputs, shape_key
+from dovetail_runtime.plan import Bind
 
 SPEC = TensorSpec((4,), (1,), torch.float32, torch.device("cpu"))
 
@@ -44,6 +51,209 @@ def test_a_key_tells_shapes_strides_and_ints_apart() -> None:
     assert all(shape_key((x, 1)) != shape_key(other) for other in others)
 
 
+@dataclass
+class Again:
+    """What a graph does: the same work on the same memory."""
+
+    artifact: CompiledArtifact
+    inputs: Sequence[Any]
+    outputs: tuple[Any, ...]
+    replays: int = 0
+
+    def replay(self) -> None:
+        self.replays += 1
+        for mine, made in zip(self.outputs, self.artifact.run(*self.inputs), strict=True):
+            if mine.data_ptr() != made.data_ptr():
+                mine.copy_(made)
+
+
+class CpuPool(GraphPool):
+    target = "cpu"
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+        self.lock = threading.RLock()
+        self.bytes = 0
+        self.graphs: list[Again] = []
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def take_turn(self) -> None:
+        pass
+
+    def warm_up(self, artifact: CompiledArtifact, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        before = [v.clone() for v in inputs]
+        outputs = artifact.run(*inputs)
+        for value, old in zip(inputs, before, strict=True):
+            value.copy_(old)
+        return outputs
+
+    def capture(
+        self, artifact: CompiledArtifact, inputs: Sequence[Any], apart: bool
+    ) -> tuple[Again, tuple[Any, ...]]:
+        # As a capture, it leaves inputs and outputs as they are.
+        graph = Again(artifact, inputs, self.warm_up(artifact, inputs))
+        self.graphs.append(graph)
+        return graph, graph.outputs
+
+    @property
+    def replays(self) -> int:
+        return sum(graph.replays for graph in self.graphs)
+
+
+def forward_plan() -> Plan:
+    """Writes to `count`; its results: x + 1, w * 2 twice (the second a view), a view of w, x."""
+    return Plan(
+        "forward", "cpu", tuple(PlanInput(n, SPEC) for n in ("x", "w", "count")), (), (), (),
+        (
+            CallAten("aten::add_.Tensor", (Ref("count"), 1)),
+            CallAten("aten::add.Tensor", (Ref("x"), 1), (), ("y",)),
+            CallAten("aten::mul.Tensor", (Ref("w"), 2), (), ("s",)),
+            View("half", "s", TensorSpec((2,), (2,), torch.float32, SPEC.device, 1)),
+            View("part", "w", TensorSpec((3,), (1,), torch.float32, SPEC.device, 1)),
+        ),
+        (), ("y", "s", "half", "part", "x"), ("count",),
+    )  # fmt: skip
+
+
+class Caller:
+    """Calls a graphed plan and compares each result with what it should be."""
+
+    def __init__(self, held: Sequence[int], max_graphs: int = 8) -> None:
+        self.pool = CpuPool()
+        self.graphed = GraphedArtifact(
+            load(forward_plan()), self.pool, held_outputs=frozenset(held), max_graphs=max_graphs
+        )
+        self.w, self.count, self.calls = torch.randn(4), torch.zeros(4), 0
+        self.kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def __call__(self, x: torch.Tensor | None = None) -> tuple[Any, ...]:
+        x = torch.randn(4) if x is None else x
+        version = self.count._version
+        got = self.graphed(x, self.w, self.count)
+        self.calls += 1
+        assert self.count.tolist() == [self.calls] * 4 and self.count._version > version
+        s = self.w * 2
+        for mine, wanted in zip(got, (x + 1, s, s[1::2], self.w[1:], x), strict=True):
+            assert torch.equal(mine, wanted) and mine.stride() == wanted.stride()
+        assert got[4] is x
+        return got
+
+    def keep(self, *results: torch.Tensor) -> None:
+        self.kept += [(r, r.clone()) for r in results]
+
+    def check_kept(self) -> None:
+        assert all(torch.equal(a, b) for a, b in self.kept)
+
+
+def test_inputs_that_stay_are_read_in_place_and_others_are_copied() -> None:
+    call = Caller(held=())
+    places = [torch.randn(4) for _ in range(12)]  # all alive: every call has `x` elsewhere
+    for x in places:
+        call.keep(*call(x)[:3])
+    call.check_kept()
+    assert call.pool.replays == 11 and call.graphed.recorded == 1 and not call.graphed.skips()
+    call.w = torch.randn(4)  # moved: once the plan runs, then there is another graph
+    for _ in range(3):
+        call()
+    assert call.pool.replays == 13 and call.graphed.recorded == 1 and len(call.pool.graphs) == 2
+    (skip,) = call.graphed.skips()
+    assert skip.startswith("forward: 1 calls ran the plan: inputs were elsewhere")
+
+
+def test_held_results_lie_in_the_graph_s_memory() -> None:
+    call = Caller(held=(1, 2, 3))
+    for _ in range(6):
+        result = call()
+        memory = result[1].data_ptr()
+        assert result[2].data_ptr() == memory + 4
+        assert result[3].data_ptr() == call.w.data_ptr() + 4  # a view of an input: always its own
+        del result
+    assert call.pool.replays == 5 and not call.graphed.skips()
+    assert call.pool.graphs[0].outputs[1].data_ptr() == memory
+    (graph,) = call.pool.graphs
+    assert graph.outputs[0].data_ptr() != call()[0].data_ptr()  # not held: a copy
+
+
+def in_turn(call: Caller) -> None:
+    """As a training loop that goes backward once in two forwards."""
+    call.keep(call()[1])
+    call.keep(call()[1])
+    call.check_kept()
+    call.kept.clear()
+
+
+def test_a_result_that_is_still_in_use_is_not_overwritten() -> None:
+    call = Caller(held=(1, 2))
+    call()
+    call.keep(call()[1])
+    replays = call.pool.replays
+    call.keep(call()[2])  # of a view alone, in the memory of another
+    call.check_kept()
+    assert call.pool.replays == replays and "still in use" in call.graphed.skips()[0]
+    call.kept.clear()
+    call()
+    assert call.pool.replays == replays + 1
+
+
+def test_results_that_are_often_in_use_are_copied() -> None:
+    call = Caller(held=(1, 2))
+    call()
+    for _ in range(6):
+        in_turn(call)
+    assert len(call.pool.graphs) == 2
+    before = call.pool.replays
+    for _ in range(4):
+        in_turn(call)
+    assert call.pool.replays == before + 8 and call.graphed.recorded == 1
+
+
+def test_what_is_alive_from_a_dropped_graph_is_never_written_to() -> None:
+    call = Caller(held=(1, 2))
+    call()
+    call.keep(*call()[1:3])
+    for _ in range(10):
+        call()
+        call.check_kept()
+    assert call.pool.replays > 5
+
+
+def test_inputs_given_away_are_dropped_after_a_replay() -> None:
+    call = Caller(held=(1, 2))
+    for _ in range(4):
+        inputs = [torch.randn(4), call.w, call.count]
+        call.graphed.run_consuming(inputs)
+        assert inputs == []
+    assert call.pool.replays == 3
+
+
+def test_memory_is_counted_and_given_back() -> None:
+    call = Caller(held=())
+    call()
+    call()
+    first = call.pool.bytes
+    assert first >= 4 * 16
+    call.w = torch.randn(4)
+    call()
+    call()
+    assert call.pool.bytes == first
+    budget = GraphedArtifact(load(plan()), CpuPool(), memory_budget=20)
+    for _ in range(3):
+        budget(*torch.ones(3, 4).unbind())
+    assert budget.recorded == 0 and "exceed the budget of 20" in budget.skips()[0]
+
+
+def refused(change: Callable[[Plan], Plan]) -> str:
+    (reason,) = GraphedArtifact(load(change(plan())), CpuPool()).skips()
+    return reason
+
+
+def test_sizes_that_depend_on_data_are_not_recorded() -> None:
+    bound = refused(lambda p: replace(p, steps=(*p.steps, Bind("n", "t", 0))))
+    assert "sizes depend on data" in bound
+
+
 def test_without_a_gpu_the_plan_runs_and_says_why() -> None:
     pool = GraphPool.__new__(GraphPool)
     graphed = GraphedArtifact(load(plan()), pool)
@@ -51,4 +261,4 @@ def test_without_a_gpu_the_plan_runs_and_says_why() -> None:
         a, b, c = torch.ones(4), torch.ones(4), torch.ones(4)
         (out,) = graphed(a, b, c)
         assert out.tolist() == [-1.0] * 4 == c.tolist() and b.tolist() == [2.0] * 4
-    assert graphed.skip_reasons == ["writes: the plan does not run on a GPU"]
+    assert graphed.skips() == ["writes: the plan does not run on a GPU"]

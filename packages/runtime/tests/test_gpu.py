@@ -158,7 +158,7 @@ def test_graphs_replay_new_inputs() -> None:
         x = torch.randn(size, device=CUDA)
         (o,) = graphed(x)
         close(o, expected(x, 4))
-    assert graphed.skip_reasons == [] and len(graphed._recordings) == 2
+    assert graphed.skips() == [] and graphed.recorded == 2
 
 
 def replayed(graphed: GraphedArtifact, x: torch.Tensor, count: int, calls: int = 6) -> None:
@@ -172,18 +172,18 @@ def test_what_launches_bound_is_recorded_by_itself() -> None:
     graphed = GraphedArtifact(load(chain(60)), GraphPool(), only_launch_bound=True)
     x = torch.randn(1000, device=CUDA)
     replayed(graphed, x, 60)
-    assert graphed.recorded == 1 and graphed.skip_reasons == []
+    assert graphed.recorded == 1 and graphed.skips() == []
     x.normal_()
     replayed(graphed, x, 60, 1)
     for _ in range(5):  # elsewhere: recorded again, then copied
         replayed(graphed, torch.randn(1000, device=CUDA), 60, 1)
-    assert graphed.recorded == 1 and graphed.skip_reasons == []
+    assert graphed.recorded == 1 and graphed.skips() == []
     busy = GraphedArtifact(load(chain(3)), GraphPool(), only_launch_bound=True)
     replayed(busy, torch.randn(100_000_000, device=CUDA), 3)
-    assert busy.recorded == 0 and "are not what takes the time" in busy.skip_reasons[0]
+    assert busy.recorded == 0 and "are not what takes the time" in busy.skips()[0]
     small = GraphedArtifact(load(chain(60)), GraphPool(), only_launch_bound=True, memory_budget=100)
     replayed(small, x, 60)
-    assert small.recorded == 0 and "budget" in small.skip_reasons[0]
+    assert small.recorded == 0 and "budget" in small.skips()[0]
 
 
 def test_replays_on_two_streams_and_inside_a_recording() -> None:
@@ -248,7 +248,7 @@ def test_graphs_with_static_and_mutated_inputs() -> None:
             close(o, x + call)
             assert same_count is count and count._version > version
             assert count.tolist() == [float(call)] * 8
-        assert graphed.skip_reasons == []
+        assert graphed.skips() == []
 
 
 def test_random_numbers_go_on_under_replay() -> None:

@@ -1,322 +1,293 @@
 """Record a loaded plan as CUDA graphs, one for each set of shapes, and replay it.
 
-Inputs are copied into memory that the graph reads, except those that stay where they are
-(parameters, buffers), whose addresses the graph holds. What a plan writes into an input is written
-there by the replay itself (if it stays) or copied back (others). Graphs of one `GraphPool` share
-memory.
+Inputs are copied into memory that the graph reads, except those that stayed where they were from
+call to call (parameters, buffers, what another graph hands out), whose addresses the graph holds.
+What a plan writes into an input is written there by the replay itself (if it stays) or copied back
+(others).
 
-When recording is impossible or does not pay, the plan simply runs, and `skip_reasons` says why.
+When recording is impossible or does not pay, the plan simply runs, and `skips` says why and, of
+single calls, how often.
 """
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from dovetail_runtime.artifact import CompiledArtifact
-from dovetail_runtime.plan import CopyInto, Plan, View
-
-Value = torch.Tensor | int | None
-Input = torch.Tensor | int
+from dovetail_runtime.graph_recording import (
+    GraphPool,
+    Input,
+    Recording,
+    Timing,
+    Value,
+    address,
+    mutated_inputs,
+    record,
+)
+from dovetail_runtime.plan import Bind, Plan
 
 # An input that moved this often is copied from then on.
 _MOVES_BEFORE_COPYING = 2
+# Results that were still in use so often when they would have been overwritten are copied.
+_WAITS_BEFORE_COPYING = 3
+# Shapes whose graph has to be recorded anew more often than this are left alone.
+_MOST_RECORDINGS = 8
 # More than this is not copied in each call for the sake of a recording that nobody asked for.
 _MOST_COPIED_BYTES = 32 << 20
 # Launches matter unless the GPU takes this many times as long as the CPU.
 _SLACK = 2.0
+# So many shapes are watched for their second call.
+_MOST_WATCHED = 64
 
-
-class GraphPool:
-    """Memory that several graphs share: one replay at a time, in the order of the calls, on
-    whatever streams these are."""
-
-    def __init__(self) -> None:
-        self.handle = torch.cuda.graph_pool_handle()
-        self.stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self.lock = threading.RLock()
-        self.bytes = 0  # of what recordings hold on to
-        self._last: torch.cuda.Stream | None = None
-
-    def take_turn(self) -> None:
-        """Before a replay: it comes after the last one, if that was on another stream."""
-        stream = torch.cuda.current_stream(self.stream.device)
-        if self._last is not None and self._last != stream:
-            stream.wait_stream(self._last)
-        self._last = stream
-
-
-@dataclass(frozen=True)
-class _Same:
-    """An output that is the input at `position` itself."""
-
-    position: int
+_MOVED = "inputs were elsewhere than when the graph was recorded"
+_IN_USE = "results of an earlier call, which a replay would have overwritten, were still in use"
 
 
 @dataclass
-class _Recording:
-    graph: torch.cuda.CUDAGraph
-    copied: dict[int, torch.Tensor]  # by position: memory of the graph's own
-    stays: tuple[int, ...]  # positions of the inputs that are read where they are
-    addresses: list[int]  # of these
-    outputs: tuple[Value | _Same, ...]
+class _Shapes:
+    """Calls with inputs of the same shapes. `stay`: addresses of the inputs that have not moved so
+    far. `moved`: what was elsewhere in the last call, of what the recording takes for static."""
 
-
-@dataclass
-class _Trial:
-    """The first calls of some shapes: is the GPU waiting for launches, and which inputs stay?"""
-
-    addresses: dict[int, int]
-    seconds: float | None = None  # of the CPU, in the call that was timed
-    begin: Any = None
-    end: Any = None
+    stay: dict[int, int]
+    timing: Timing | None = None
+    recording: Recording | None = None
+    recordings: int = 0
+    moved: dict[int, int] = field(default_factory=dict)
+    moves: Counter[int] = field(default_factory=Counter)
+    waits: int = 0
+    copied_out: set[int] = field(default_factory=set)
+    refused: bool = False
 
 
 @dataclass
 class GraphedArtifact:
     """Calls like the artifact, through CUDA graphs where that works.
 
-    `static_inputs`: positions of inputs that stay where they are between calls. `copy_outputs`:
-    hand out copies; without it an output's memory is overwritten by the next call. `max_graphs`
-    and `memory_budget` (bytes of input copies, outputs and working memory, of the whole pool) limit
-    what is recorded. `only_launch_bound`: the first calls run as they are; recorded is what the GPU
-    finishes soon after the CPU has launched it, and inputs that did not move are taken for static.
+    The first call of some shapes runs the plan; the second is recorded, and what did not move
+    between the two (and the positions `static_inputs`) is taken for static.
+
+    Results are copies, but those at the positions `held_outputs`: they lie in the graph's memory,
+    and while one is alive the plan runs instead of the graph. That is for what is short-lived: what
+    a forward saves, gradients. A stream that goes on reading one after the last reference to it is
+    gone must be waited for by the stream of the next call (`record_stream` alone does not do it).
+
+    `max_graphs` and `memory_budget` (bytes of input copies, outputs and working memory, of the
+    whole pool) limit what is recorded. `only_launch_bound`: recorded is, after one more call, what
+    the GPU finishes soon after the CPU has launched it.
     """
 
     artifact: CompiledArtifact
     pool: GraphPool
     static_inputs: frozenset[int] = frozenset()
-    copy_outputs: bool = True
+    held_outputs: frozenset[int] = frozenset()
     max_graphs: int = 8
     memory_budget: int | None = None
     only_launch_bound: bool = False
-    skip_reasons: list[str] = field(default_factory=list)
-    _recordings: dict[Any, _Recording] = field(default_factory=dict)
-    _trials: dict[Any, _Trial] = field(default_factory=dict)
-    _refused: set[Any] = field(default_factory=set)
-    _moves: dict[int, int] = field(default_factory=dict)
-    _mutated: tuple[int, ...] = ()
+    _reasons: list[str] = field(default_factory=list)
+    _plain_calls: Counter[str] = field(default_factory=Counter)
+    _shapes: dict[Any, _Shapes] = field(default_factory=dict)
     _one_shape: bool = False
     _never: bool = False
 
     def __post_init__(self) -> None:
-        self._mutated = tuple(mutated_inputs(self.artifact.plan))
-        self._one_shape = not self.artifact.plan.symbols
-        if self.artifact.plan.target != "cuda":
+        plan = self.artifact.plan
+        self._one_shape = not plan.symbols
+        reason = _reason_against(plan, self.pool)
+        if reason is not None:
             self._never = True
-            self.skip_reasons.append(f"{self.artifact.plan.name}: the plan does not run on a GPU")
+            self._reasons.append(reason)
 
     def __call__(self, *inputs: Input) -> tuple[Value, ...]:
-        """Replay, or record first, or run directly with a reason in `skip_reasons`."""
-        if self._never or torch.cuda.is_current_stream_capturing():
+        """Replay, or record first, or run directly, which `skips` then tells."""
+        if self._never or self.pool.is_capturing():
             return self.artifact.run(*inputs)
-        static = self.static_inputs
-        # Addresses tell of static inputs; and a plan without symbols has one set of shapes.
-        key: Any = ()
-        if not self._one_shape:
-            key = shape_key(v for i, v in enumerate(inputs) if i not in static)
         with self.pool.lock:
-            recording = self._recording_for(key, inputs)
-            if recording is not None:
+            ready = self._ready(inputs)
+            if isinstance(ready, Recording):
                 self.pool.take_turn()
-                return self._replay(recording, inputs)
-            if self.only_launch_bound and key not in self._refused:
-                return self._try(self._trials[key], inputs)
+                return ready.replay(inputs)
+        if ready is not None:
+            return ready.run(self.artifact, inputs)
         return self.artifact.run(*inputs)
+
+    def run_consuming(self, inputs: list[Input]) -> tuple[Value, ...]:
+        """As the artifact's: the tensors in `inputs` are given away."""
+        if not self._never and not self.pool.is_capturing():
+            with self.pool.lock:
+                ready = self._ready(tuple(inputs))
+                if isinstance(ready, Recording):
+                    self.pool.take_turn()
+                    outputs = ready.replay(tuple(inputs))
+                    inputs.clear()
+                    return outputs
+                if ready is not None:
+                    return ready.run(self.artifact, inputs)
+        return self.artifact.run_consuming(inputs)
 
     @property
     def recorded(self) -> int:
         """How many graphs are recorded."""
-        return len(self._recordings)
+        return sum(shapes.recording is not None for shapes in self._shapes.values())
+
+    def skips(self) -> list[str]:
+        """What is not recorded or replayed, and why."""
+        name = self.artifact.plan.name
+        calls = [f"{count} calls ran the plan: {why}" for why, count in self._plain_calls.items()]
+        return [f"{name}: {text}" for text in (*self._reasons, *calls)]
 
     # --- decisions ---
 
-    def _recording_for(self, key: Any, inputs: tuple[Input, ...]) -> _Recording | None:
-        """The recording of these shapes, made now if it is time; None: run the plan."""
-        if key in self._refused:
+    def _ready(self, inputs: tuple[Input, ...]) -> Recording | Timing | None:
+        """What this call goes through; None: through nothing but the plan."""
+        # Addresses tell of static inputs; and a plan without symbols has one set of shapes.
+        key: Any = ()
+        if not self._one_shape:
+            static = self.static_inputs
+            key = shape_key(v for i, v in enumerate(inputs) if i not in static)
+        shapes = self._shapes.get(key)
+        if shapes is None:
+            self._watch(key, inputs)
             return None
-        recording = self._recordings.get(key)
-        if recording is not None and not self._moved(recording, inputs):
+        if shapes.refused:
+            return None
+        recording = shapes.recording
+        if recording is None:
+            return self._decided(shapes, inputs)
+        if not recording.lies_in_place(inputs):
+            now = recording.moved(inputs)
+            del recording  # its memory may go
+            return self._after_a_move(shapes, now, inputs)
+        if shapes.moved:
+            shapes.moved = {}
+        if recording.is_free():
             return recording
-        self._recordings.pop(key, None)
-        reason = self._reason_against(inputs)
-        if reason is None and self.only_launch_bound:
-            trial = self._trials.setdefault(key, _Trial(_addresses(inputs)))
-            if not _is_over(trial):
+        in_use = recording.in_use()
+        del recording
+        return self._after_a_wait(shapes, in_use, inputs)
+
+    def _watch(self, key: Any, inputs: tuple[Input, ...]) -> None:
+        if len(self._shapes) >= _MOST_WATCHED:
+            waiting = [k for k, s in self._shapes.items() if s.recording is None]
+            del self._shapes[waiting[0]]
+        self._shapes[key] = _Shapes(_addresses(inputs))
+
+    def _decided(self, shapes: _Shapes, inputs: tuple[Input, ...]) -> Recording | Timing | None:
+        """Not the first call of these shapes, and none is recorded yet."""
+        now = _addresses(inputs)
+        shapes.stay = {i: a for i, a in shapes.stay.items() if now.get(i) == a}
+        if self.only_launch_bound:
+            if shapes.timing is None:
+                shapes.timing = Timing()
+                return shapes.timing
+            if not shapes.timing.is_over():
                 return None
-            reason = _against(trial)
-        if reason is None:
-            try:
-                made = self._record(inputs, self._stays(key, inputs))
-                self._recordings[key] = made
-                return made
-            except RuntimeError as error:
-                reason = f"recording failed: {error}"
-        self.skip_reasons.append(f"{self.artifact.plan.name}: {reason}")
-        self._refused.add(key)
+            reason = _against(shapes.timing)
+            if reason is not None:
+                self._refuse(shapes, reason)
+                return None
+        return self._recorded(shapes, inputs)
+
+    def _recorded(self, shapes: _Shapes, inputs: tuple[Input, ...]) -> Recording | None:
+        reason = self._reason_against(inputs)
+        if reason is None and shapes.recordings >= _MOST_RECORDINGS:
+            reason = f"recorded {_MOST_RECORDINGS} times, what it relies on keeps changing"
+        if reason is not None:
+            self._refuse(shapes, reason)
+            return None
+        shapes.recordings += 1
+        stays = {
+            i
+            for i in (self.static_inputs | shapes.stay.keys())
+            if shapes.moves[i] < _MOVES_BEFORE_COPYING and isinstance(inputs[i], torch.Tensor)
+        }
+        try:
+            shapes.recording = record(
+                self.artifact,
+                inputs,
+                stays,
+                self.held_outputs - shapes.copied_out,
+                self.pool,
+                _MOST_COPIED_BYTES if self.only_launch_bound else None,
+                self.memory_budget,
+            )
+        except RuntimeError as error:
+            self._refuse(shapes, f"recording failed: {error}")
+        return shapes.recording
+
+    def _refuse(self, shapes: _Shapes, reason: str) -> None:
+        shapes.refused = True
+        self._reasons.append(reason)
         self._never = self._one_shape
-        return None
 
-    def _try(self, trial: _Trial, inputs: tuple[Input, ...]) -> tuple[Value, ...]:
-        """One of the first calls: the first warms up, the second is timed."""
-        known, now = trial.addresses, _addresses(inputs)
-        trial.addresses = {i: a for i, a in now.items() if known.get(i) == a}
-        if trial.seconds is None:
-            trial.seconds = 0.0
-            return self.artifact.run(*inputs)
-        if trial.end is not None:  # timed, and the GPU is not done yet
-            return self.artifact.run(*inputs)
-        trial.begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        trial.begin.record()
-        start = time.perf_counter()
-        outputs = self.artifact.run(*inputs)
-        trial.seconds = time.perf_counter() - start
-        end.record()
-        trial.end = end
-        return outputs
+    def _after_a_move(
+        self, shapes: _Shapes, now: dict[int, int], inputs: tuple[Input, ...]
+    ) -> Recording | None:
+        """Once, the plan runs. Twice in a row, it is recorded anew: what lies at the same new place
+        both times is static there."""
+        before, shapes.moved = shapes.moved, now
+        if not before:
+            self._plain_calls[_MOVED] += 1
+            return None
+        for i, place in now.items():
+            shapes.moves[i] += 1 if before.get(i) == place else _MOVES_BEFORE_COPYING
+        return self._recorded_anew(shapes, inputs)
 
-    def _stays(self, key: Any, inputs: tuple[Input, ...]) -> tuple[int, ...]:
-        stay = set(self.static_inputs)
-        trial = self._trials.get(key)
-        if trial is not None:
-            now = _addresses(inputs)
-            stay |= {i for i, a in trial.addresses.items() if now[i] == a}
-        return tuple(sorted(i for i in stay if self._moves.get(i, 0) < _MOVES_BEFORE_COPYING))
+    def _after_a_wait(
+        self, shapes: _Shapes, in_use: set[int], inputs: tuple[Input, ...]
+    ) -> Recording | None:
+        """The plan runs; if it comes often, what was in use is copied from now on."""
+        shapes.waits += 1
+        if shapes.waits < _WAITS_BEFORE_COPYING:
+            self._plain_calls[_IN_USE] += 1
+            return None
+        shapes.waits = 0
+        shapes.copied_out |= in_use
+        return self._recorded_anew(shapes, inputs)
 
-    def _moved(self, recording: _Recording, inputs: tuple[Input, ...]) -> bool:
-        now = [_address(inputs[i]) for i in recording.stays]
-        if now == recording.addresses:
-            return False
-        for position, a, b in zip(recording.stays, now, recording.addresses, strict=True):
-            if a != b:
-                self._moves[position] = self._moves.get(position, 0) + 1
-        return True
+    def _recorded_anew(self, shapes: _Shapes, inputs: tuple[Input, ...]) -> Recording | None:
+        assert shapes.recording is not None
+        shapes.stay = dict.fromkeys(shapes.recording.stays, 0)
+        self.pool.bytes -= shapes.recording.bytes
+        shapes.recording = None
+        shapes.moved = {}
+        return self._recorded(shapes, inputs)
 
     def _reason_against(self, inputs: tuple[Input, ...]) -> str | None:
         for position, value in enumerate(inputs):
-            if isinstance(value, torch.Tensor) and not value.is_cuda:
+            if isinstance(value, torch.Tensor) and value.device != self.pool.device:
+                if value.device.type == self.pool.device.type:
+                    return f"input {position} is on {value.device}, not where the other graphs are"
                 return f"input {position} is on {value.device}, which a replay would not read again"
-            if isinstance(value, torch.Tensor) and value.device != self.pool.stream.device:
-                return f"input {position} is on {value.device}, not the device of the other graphs"
-        if len(self._recordings) >= self.max_graphs:
+        if self.recorded >= self.max_graphs:
             return f"{self.max_graphs} graphs are recorded already, for other shapes"
         return None
 
-    # --- recording and replay ---
 
-    def _record(self, inputs: tuple[Input, ...], stays: tuple[int, ...]) -> _Recording:
-        with torch.inference_mode(False), torch.no_grad():
-            return self._recorded(inputs, stays)
-
-    def _recorded(self, inputs: tuple[Input, ...], stays: tuple[int, ...]) -> _Recording:
-        copied = {
-            i: _copy_of(v)
-            for i, v in enumerate(inputs)
-            if isinstance(v, torch.Tensor) and i not in stays
-        }
-        if self.only_launch_bound and _bytes(copied.values()) > _MOST_COPIED_BYTES:
-            raise RuntimeError(
-                f"{_bytes(copied.values())} bytes of inputs that move would be copied in each call"
-            )
-        held = [copied.get(i, value) for i, value in enumerate(inputs)]
-        # One plain run first: libraries set themselves up in their first call, which a recording
-        # must not see. What it writes into inputs and draws from the generator is undone, so that a
-        # call happens once.
-        before = {i: _tensor(held[i]).detach().clone() for i in self._mutated}
-        random_state = torch.cuda.get_rng_state()
-        self.pool.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.pool.stream):
-            outputs = self.artifact.run(*held)
-            for position, value in before.items():
-                _tensor(held[position]).detach().copy_(value)
-        torch.cuda.set_rng_state(random_state)
-        torch.cuda.current_stream().wait_stream(self.pool.stream)
-        wanted = _bytes([*copied.values(), *outputs]) + _slab_bytes(self.artifact.plan)
-        if self.memory_budget is not None and self.pool.bytes + wanted > self.memory_budget:
-            raise RuntimeError(
-                f"{wanted} bytes beside the {self.pool.bytes} of other graphs exceed the budget of "
-                f"{self.memory_budget}"
-            )
-        del outputs
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool.handle, stream=self.pool.stream):
-            recorded = self.artifact.run(*held)
-        self.pool.bytes += wanted
-        places = {id(v): i for i, v in enumerate(held) if isinstance(v, torch.Tensor)}
-        return _Recording(
-            graph,
-            copied,
-            stays,
-            [_address(inputs[i]) for i in stays],
-            tuple(_Same(places[id(o)]) if id(o) in places else o for o in recorded),
-        )
-
-    def _replay(self, recording: _Recording, inputs: tuple[Input, ...]) -> tuple[Value, ...]:
-        if recording.copied:
-            with torch.no_grad():
-                torch._foreach_copy_(
-                    list(recording.copied.values()), [_tensor(inputs[i]) for i in recording.copied]
-                )
-        recording.graph.replay()
-        for position in self._mutated:
-            target = _tensor(inputs[position])
-            own = recording.copied.get(position)
-            if own is None:
-                torch.autograd.graph.increment_version(target)
-            else:
-                target.detach().copy_(own)
-        storages: dict[int, torch.UntypedStorage] = {}
-        return tuple(
-            inputs[o.position] if isinstance(o, _Same) else self._given(o, storages)
-            for o in recording.outputs
-        )
-
-    def _given(self, output: Value, storages: dict[int, torch.UntypedStorage]) -> Value:
-        if not isinstance(output, torch.Tensor) or not self.copy_outputs:
-            return output
-        if output.is_contiguous():
-            return output.clone()
-        # Other layouts by their whole memory, once: outputs may lie in the same.
-        storage = output.untyped_storage()
-        place = storage.data_ptr()
-        if place not in storages:
-            storages[place] = storage.clone()  # type: ignore[no-untyped-call]
-        made = torch.empty(0, dtype=output.dtype, device=output.device)
-        return made.set_(storages[place], output.storage_offset(), output.shape, output.stride())
+def _reason_against(plan: Plan, pool: GraphPool) -> str | None:
+    if plan.target != pool.target:
+        return "the plan does not run on a GPU"
+    if any(isinstance(step, Bind) for step in plan.steps):
+        return "sizes depend on data, which the CPU has to wait for"
+    return None
 
 
-def _is_over(trial: _Trial) -> bool:
-    return trial.end is not None and bool(trial.end.query())
-
-
-def _against(trial: _Trial) -> str | None:
-    assert trial.seconds is not None
-    gpu = trial.begin.elapsed_time(trial.end) / 1e3
-    if gpu <= _SLACK * trial.seconds:
+def _against(timing: Timing) -> str | None:
+    gpu = timing.gpu_seconds()
+    if gpu <= _SLACK * timing.seconds:
         return None
     return (
-        f"launches ({trial.seconds * 1e3:.2f} ms) are not what takes the time "
+        f"launches ({timing.seconds * 1e3:.2f} ms) are not what takes the time "
         f"({gpu * 1e3:.2f} ms on the GPU)"
     )
 
 
-def _addresses(inputs: Sequence[Input]) -> dict[int, int]:
-    return {i: v.data_ptr() for i, v in enumerate(inputs) if isinstance(v, torch.Tensor)}
-
-
-def _bytes(values: Iterable[Value]) -> int:
-    return sum(v.untyped_storage().nbytes() for v in values if isinstance(v, torch.Tensor))
-
-
-def _slab_bytes(plan: Plan) -> int:
-    """Of sizes that are known before a call."""
-    return sum(size for _, size in plan.slab_bytes if isinstance(size, int))
+def _addresses(inputs: tuple[Input, ...]) -> dict[int, int]:
+    return {i: address(v) for i, v in enumerate(inputs) if isinstance(v, torch.Tensor)}
 
 
 def shape_key(inputs: Iterable[Input]) -> tuple[Any, ...]:
@@ -324,35 +295,6 @@ def shape_key(inputs: Iterable[Input]) -> tuple[Any, ...]:
     return tuple(
         (v.shape, v.stride(), v.dtype) if isinstance(v, torch.Tensor) else v for v in inputs
     )
-
-
-def mutated_inputs(plan: Plan) -> list[int]:
-    """Positions of the inputs that the plan writes to."""
-    roots = {declared.name: declared.name for declared in plan.inputs}
-    written = set(plan.mutated)
-    for step in plan.steps:
-        if isinstance(step, View) and step.base in roots:
-            roots[step.name] = roots[step.base]
-        elif isinstance(step, CopyInto):
-            written.add(step.target)
-    names = {roots[name] for name in written if name in roots}
-    return [i for i, declared in enumerate(plan.inputs) if declared.name in names]
-
-
-def _address(value: Input) -> int:
-    return value.data_ptr() if isinstance(value, torch.Tensor) else value
-
-
-def _tensor(value: Input) -> torch.Tensor:
-    assert isinstance(value, torch.Tensor)
-    return value
-
-
-def _copy_of(value: torch.Tensor) -> torch.Tensor:
-    """Memory of the same shape and strides with the same contents."""
-    plain = value.detach()
-    made = torch.empty_strided(plain.shape, plain.stride(), dtype=plain.dtype, device=plain.device)
-    return made.copy_(plain)
 
 
 __all__ = ["GraphPool", "GraphedArtifact", "mutated_inputs", "shape_key"]

@@ -1,0 +1,333 @@
+"""One CUDA graph of a loaded plan: where its inputs lie, how it is replayed, what it hands out.
+
+A result is handed out as a copy, or as it is: then it lies in the graph's own memory, which the
+next replay writes to, and there is none while anybody still holds on to it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from dovetail_runtime.artifact import CompiledArtifact
+from dovetail_runtime.native import executor_module
+from dovetail_runtime.plan import CopyInto, Plan, View
+
+Value = torch.Tensor | int | None
+Input = torch.Tensor | int
+
+
+class Replayable(Protocol):
+    """A captured CUDA graph."""
+
+    def replay(self) -> None:
+        """Run it on the current stream."""
+
+
+class GraphPool:
+    """Memory that several graphs share: one replay at a time, in the order of the calls, on
+    whatever streams these are."""
+
+    target = "cuda"
+
+    def __init__(self) -> None:
+        self.handle = torch.cuda.graph_pool_handle()
+        self.stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self.device = self.stream.device
+        self.lock = threading.RLock()
+        self.bytes = 0  # of what recordings hold on to
+        self._last: torch.cuda.Stream | None = None
+
+    def is_capturing(self) -> bool:
+        """Whether the caller is recording a graph of his own."""
+        return torch.cuda.is_current_stream_capturing()
+
+    def take_turn(self) -> None:
+        """Before a replay: it comes after the last one, if that was on another stream."""
+        stream = torch.cuda.current_stream(self.device)
+        if self._last is not None and self._last != stream:
+            stream.wait_stream(self._last)
+        self._last = stream
+
+    def warm_up(self, artifact: CompiledArtifact, inputs: Sequence[Input]) -> tuple[Value, ...]:
+        """One plain run where the capture will be: libraries set themselves up in their first
+        call, which a capture must not see. What it writes into inputs and draws from the generator
+        is undone, so that a call happens once."""
+        written = mutated_inputs(artifact.plan)
+        before = {i: _tensor(inputs[i]).detach().clone() for i in written}
+        random_state = torch.cuda.get_rng_state(self.device)
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.stream):
+            outputs = artifact.run(*inputs)
+            for position, value in before.items():
+                _tensor(inputs[position]).detach().copy_(value)
+        torch.cuda.set_rng_state(random_state, self.device)
+        torch.cuda.current_stream(self.device).wait_stream(self.stream)
+        return outputs
+
+    def capture(
+        self, artifact: CompiledArtifact, inputs: Sequence[Input], apart: bool
+    ) -> tuple[Replayable, tuple[Value, ...]]:
+        """The graph of one call, and the results that its replays write. With `apart` no other
+        graph works in the memory of these results."""
+        graph = torch.cuda.CUDAGraph()
+        handle = torch.cuda.graph_pool_handle() if apart else self.handle
+        # Other threads may go on meanwhile.
+        with torch.cuda.graph(
+            graph, pool=handle, stream=self.stream, capture_error_mode="thread_local"
+        ):
+            outputs = artifact.run(*inputs)
+        return graph, outputs
+
+
+@dataclass(frozen=True)
+class _Same:
+    """An output that is the input at `position` itself."""
+
+    position: int
+
+
+@dataclass(frozen=True)
+class _ViewOf:
+    """An output in the memory of the input at `position`; `offset` counts from the input's."""
+
+    position: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    def of(self, inputs: Sequence[Input]) -> torch.Tensor:
+        """The output of a call."""
+        base = _tensor(inputs[self.position]).detach()
+        return base.as_strided(self.size, self.stride, base.storage_offset() + self.offset)
+
+
+class Recording:
+    """A captured graph, and what its calls have to do around its replay.
+
+    `copied` has, by position, the memory of the graph's own for inputs that move; `stays` the
+    positions of the inputs that are read where they are; `held` those of the outputs that are
+    handed out as they are.
+    """
+
+    def __init__(
+        self,
+        graph: Replayable,
+        inputs: Sequence[Input],
+        copied: dict[int, torch.Tensor],
+        stays: Sequence[int],
+        outputs: Sequence[Value],
+        held: Collection[int],
+        mutated: Sequence[int],
+        memory: int,
+    ) -> None:
+        self.graph = graph
+        self.copied = copied
+        self.stays = tuple(stays)
+        self.addresses = tuple(address(inputs[i]) for i in stays)
+        self.mutated = mutated
+        self.bytes = memory
+        memories = _Memories(inputs, copied)
+        shown = {i: memories.shown(o, i in held) for i, o in enumerate(outputs)}
+        self._elsewhere = {i: s for i, s in shown.items() if isinstance(s, _Same | _ViewOf)}
+        self._copies = {
+            i: o
+            for i, o in enumerate(outputs)
+            if isinstance(o, torch.Tensor) and i not in held and i not in self._elsewhere
+        }
+        out_of_place = self._elsewhere.keys() | self._copies.keys()
+        self._template = tuple(None if i in out_of_place else o for i, o in enumerate(outputs))
+        self.held = tuple(i for i, o in enumerate(self._template) if isinstance(o, torch.Tensor))
+        self._held_tensors = tuple(_tensor(self._template[i]) for i in self.held)
+        self._native = executor_module()
+        # By nobody but this recording.
+        self._uses_at_rest: tuple[int, ...] = self._native.storage_uses(self._held_tensors)
+
+    def lies_in_place(self, inputs: tuple[Input, ...]) -> bool:
+        """Whether the inputs that stay are where the graph reads them."""
+        return bool(self._native.lie_at(inputs, self.stays, self.addresses))
+
+    def moved(self, inputs: Sequence[Input]) -> dict[int, int]:
+        """The inputs that do not, with their addresses."""
+        now = {i: address(inputs[i]) for i in self.stays}
+        return {i: now[i] for i, a in zip(self.stays, self.addresses, strict=True) if now[i] != a}
+
+    def is_free(self) -> bool:
+        """Whether nobody holds on to a result that was handed out as it is."""
+        uses: tuple[int, ...] = self._native.storage_uses(self._held_tensors)
+        return uses == self._uses_at_rest
+
+    def in_use(self) -> set[int]:
+        """Positions of the results that somebody still holds on to."""
+        uses: tuple[int, ...] = self._native.storage_uses(self._held_tensors)
+        at_rest = self._uses_at_rest
+        return {i for i, a, b in zip(self.held, uses, at_rest, strict=True) if a != b}
+
+    def replay(self, inputs: tuple[Input, ...]) -> tuple[Value, ...]:
+        """One call."""
+        if self.copied:
+            with torch.no_grad():
+                torch._foreach_copy_(
+                    list(self.copied.values()), [_tensor(inputs[i]) for i in self.copied]
+                )
+        self.graph.replay()
+        for position in self.mutated:
+            target = _tensor(inputs[position])
+            own = self.copied.get(position)
+            if own is None:
+                torch.autograd.graph.increment_version(target)
+            else:
+                target.detach().copy_(own)
+        results: list[Value] = self._native.share_memory(self._template)
+        for i, place in self._elsewhere.items():
+            results[i] = (
+                _tensor(inputs[place.position]) if isinstance(place, _Same) else place.of(inputs)
+            )
+        storages: dict[int, torch.UntypedStorage] = {}
+        for i, output in self._copies.items():
+            results[i] = _copied_out(output, storages)
+        return tuple(results)
+
+
+class _Memories:
+    """Which input an output lies in."""
+
+    def __init__(self, inputs: Sequence[Input], copied: dict[int, torch.Tensor]) -> None:
+        tensors = {i: v for i, v in enumerate(inputs) if isinstance(v, torch.Tensor)} | copied
+        self.tensors = tensors
+        self.by_identity = {id(v): i for i, v in tensors.items()}
+        self.by_storage = {v.untyped_storage().data_ptr(): i for i, v in tensors.items()}
+
+    def shown(self, output: Value, held: bool) -> Value | _Same | _ViewOf:
+        if not isinstance(output, torch.Tensor):
+            return output
+        if id(output) in self.by_identity:
+            return _Same(self.by_identity[id(output)])
+        position = self.by_storage.get(output.untyped_storage().data_ptr())
+        if position is None or not held or not output.numel():
+            return output
+        offset = int(output.storage_offset()) - int(self.tensors[position].storage_offset())
+        return _ViewOf(position, tuple(output.shape), output.stride(), offset)
+
+
+class Timing:
+    """One call timed: is the GPU waiting for launches?"""
+
+    def __init__(self) -> None:
+        self.begin: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self.end: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self.seconds = 0.0  # of the CPU
+
+    def run(self, artifact: CompiledArtifact, inputs: Sequence[Input]) -> tuple[Value, ...]:
+        """The call."""
+        self.begin.record()
+        start = time.perf_counter()
+        outputs = artifact.run(*inputs)
+        self.seconds = time.perf_counter() - start
+        self.end.record()
+        return outputs
+
+    def is_over(self) -> bool:
+        """Whether the GPU is done."""
+        return bool(self.end.query())
+
+    def gpu_seconds(self) -> float:
+        """Of the GPU, from the first kernel to the last."""
+        return float(self.begin.elapsed_time(self.end)) / 1e3
+
+
+def record(
+    artifact: CompiledArtifact,
+    inputs: Sequence[Input],
+    stays: Collection[int],
+    held: Collection[int],
+    pool: GraphPool,
+    most_copied: int | None,
+    memory_budget: int | None,
+) -> Recording:
+    """Capture a call with these inputs, which is made by the first replay only.
+
+    Raises RuntimeError, with the reason, where capturing fails or holds more than `memory_budget`
+    bytes with the pool's other graphs, or more than `most_copied` bytes of inputs would be copied.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        copied = {
+            i: _copy_of(v)
+            for i, v in enumerate(inputs)
+            if isinstance(v, torch.Tensor) and i not in stays
+        }
+        if most_copied is not None and byte_count(copied.values()) > most_copied:
+            raise RuntimeError(
+                f"{byte_count(copied.values())} bytes of inputs that move would be copied in each "
+                f"call"
+            )
+        own = [copied.get(i, value) for i, value in enumerate(inputs)]
+        outputs = pool.warm_up(artifact, own)
+        wanted = byte_count([*copied.values(), *outputs]) + _slab_bytes(artifact.plan)
+        if memory_budget is not None and pool.bytes + wanted > memory_budget:
+            raise RuntimeError(
+                f"{wanted} bytes beside the {pool.bytes} of other graphs exceed the budget of "
+                f"{memory_budget}"
+            )
+        del outputs
+        graph, results = pool.capture(artifact, own, apart=bool(held))
+    pool.bytes += wanted
+    mutated = mutated_inputs(artifact.plan)
+    return Recording(graph, inputs, copied, sorted(stays), results, held, mutated, wanted)
+
+
+def byte_count(values: Iterable[Value]) -> int:
+    """Of the memory that tensors lie in."""
+    return sum(v.untyped_storage().nbytes() for v in values if isinstance(v, torch.Tensor))
+
+
+def address(value: Input) -> int:
+    """Of a tensor's first element; an int is its own."""
+    return value.data_ptr() if isinstance(value, torch.Tensor) else value
+
+
+def mutated_inputs(plan: Plan) -> list[int]:
+    """Positions of the inputs that the plan writes to."""
+    roots = {declared.name: declared.name for declared in plan.inputs}
+    written = set(plan.mutated)
+    for step in plan.steps:
+        if isinstance(step, View) and step.base in roots:
+            roots[step.name] = roots[step.base]
+        elif isinstance(step, CopyInto):
+            written.add(step.target)
+    names = {roots[name] for name in written if name in roots}
+    return [i for i, declared in enumerate(plan.inputs) if declared.name in names]
+
+
+def _slab_bytes(plan: Plan) -> int:
+    """Of sizes that are known before a call."""
+    return sum(size for _, size in plan.slab_bytes if isinstance(size, int))
+
+
+def _tensor(value: Input | Value) -> torch.Tensor:
+    assert isinstance(value, torch.Tensor)
+    return value
+
+
+def _copy_of(value: torch.Tensor) -> torch.Tensor:
+    """Memory of the same shape and strides with the same contents."""
+    plain = value.detach()
+    made = torch.empty_strided(plain.shape, plain.stride(), dtype=plain.dtype, device=plain.device)
+    return made.copy_(plain)
+
+
+def _copied_out(output: torch.Tensor, storages: dict[int, torch.UntypedStorage]) -> torch.Tensor:
+    if output.is_contiguous():
+        return output.clone()
+    # Other layouts by their whole memory, once: outputs may lie in the same.
+    storage = output.untyped_storage()
+    place = storage.data_ptr()
+    if place not in storages:
+        storages[place] = storage.clone()  # type: ignore[no-untyped-call]
+    made = torch.empty(0, dtype=output.dtype, device=output.device)
+    return made.set_(storages[place], output.storage_offset(), output.shape, output.stride())
