@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -24,9 +24,6 @@ from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
-
-_ENGINE: Callable[..., Any] = torch.autograd.graph._engine_run_backward
-_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 # --- interpreted ---------------------------------------------------------------------------------
@@ -66,7 +63,8 @@ def backward(
                 leaf.grad.add_(gradient)
             hooks = leaf._post_accumulate_grad_hooks
             for hook in list(hooks.values()) if hooks else ():
-                hook(leaf)
+                if hook(leaf) is not None:
+                    raise RuntimeError("Tensor post accumulate grad hooks should return None.")
 
 
 # --- what is asked of the engine -----------------------------------------------------------------
@@ -139,14 +137,40 @@ def _check(vm: Interpreter, roots: list[TensorValue], inputs: list[TensorValue])
                 "a backward that goes on past the inputs of the compiled function",
                 "compile the whole of what is differentiated, or detach the input",
             )
-    for value in recorder.values.values():
-        if value.source is None and value.fake.retains_grad:
-            raise GraphBreakSignal("the gradient of a tensor that retains it")
 
 
-def _run_engine(*args: Any, **kwargs: Any) -> Any:
+def gradients_of(
+    inputs: Sequence[torch.Tensor],
+    roots: Sequence[torch.Tensor],
+    tangents: Sequence[torch.Tensor | None],
+    keep_graph: bool,
+    create_graph: bool,
+    allow_unused: bool,
+) -> tuple[torch.Tensor | None, ...]:
+    """What the node calls: the gradients of `inputs`, given those of the `roots`. Hooks of the
+    inputs are left to the caller."""
+    hooks = [(t, t._backward_hooks) for t in inputs if t._backward_hooks]
+    for tensor, _ in hooks:
+        tensor._backward_hooks = None
+    try:
+        found: tuple[torch.Tensor | None, ...] = torch.autograd.graph._engine_run_backward(
+            tuple(roots),
+            tuple(tangents),
+            keep_graph,
+            create_graph,
+            tuple(inputs),
+            allow_unreachable=allow_unused,
+            accumulate_grad=False,
+        )
+    finally:
+        for tensor, before in hooks:
+            tensor._backward_hooks = before
+    return found
+
+
+def _on_fakes(*args: Any) -> Any:
     with torch.autograd.set_multithreading_enabled(False):
-        return _ENGINE(*args, **kwargs)
+        return gradients_of(*args)
 
 
 def _differentiated(
@@ -157,16 +181,13 @@ def _differentiated(
     flags: tuple[bool, bool, bool],
 ) -> list[Value]:
     """The gradients of `inputs`. `flags`: keep the graph, create one, allow what is unused."""
-    keep, create, unused = flags
-    arguments = [TupleValue(list(roots)), TupleValue(tangents), Constant(keep), Constant(create),
-                 TupleValue(list(inputs))]  # fmt: skip
-    options: dict[str, Value] = {
-        "allow_unreachable": Constant(unused),
-        "accumulate_grad": Constant(False),
-    }
-    found = vm.session.recorder.record(
-        "call_function", _ENGINE, cast(list[Value], arguments), options, _run_engine
-    )
+    arguments: Args = [
+        TupleValue(list(inputs)),
+        TupleValue(list(roots)),
+        TupleValue(tangents),
+        *map(Constant, flags),
+    ]
+    found = vm.session.recorder.record("call_function", gradients_of, arguments, {}, _on_fakes)
     return list(vm.iterate(found))
 
 
@@ -212,10 +233,9 @@ def _grad(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     roots, inputs = _tensors(vm, option["outputs"]), _tensors(vm, option["inputs"])
     _check(vm, roots, inputs)
     for value in inputs:
-        for name in _HOOKS[:1]:
-            if value.source is not None and getattr(value.real, name):
-                raise GraphBreakSignal("the gradient of a tensor with a hook")
-            vm.get_attr(value, name)  # guarded
+        if value.source is not None and value.real._backward_hooks:
+            raise GraphBreakSignal("the gradient of a tensor with a hook")
+        vm.get_attr(value, "_backward_hooks")  # guarded
     tangents = _tangents(vm, roots, option["grad_outputs"])
     create = _flag(vm, option["create_graph"], False)
     zeros = _flag(vm, option["materialize_grads"], False)
@@ -223,10 +243,17 @@ def _grad(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     flags = (_flag(vm, option["retain_graph"], create), create, unused)
     found = _differentiated(vm, roots, tangents, inputs, flags)
     if zeros:
-        for i, value in enumerate(found):
-            if not isinstance(value, TensorValue):
+        for i, gradient in enumerate(found):
+            if not isinstance(gradient, TensorValue):
                 found[i] = vm.record("call_function", torch.zeros_like, [inputs[i]], {})
     return TupleValue(found)
+
+
+def _retain_grad(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`tensor.retain_grad()`: of a leaf, nothing."""
+    if isinstance(args[0], TensorValue) and args[0].fake.is_leaf and args[0].fake.requires_grad:
+        return NONE
+    raise GraphBreakSignal("retain_grad() of a tensor that is no leaf")
 
 
 def hooks_of(vm: Interpreter, obj: TensorValue, name: str) -> Value:
@@ -242,4 +269,5 @@ HANDLERS: dict[Any, Handler] = {
     torch.autograd.backward: _backward,
     torch.autograd.grad: _grad,
     leaf_gradients: _leaf_gradients,
+    torch.Tensor.retain_grad: _retain_grad,
 }

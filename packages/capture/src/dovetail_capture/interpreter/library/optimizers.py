@@ -11,8 +11,13 @@ import types
 from typing import Any, cast
 
 import torch
+from torch.optim._adafactor import adafactor
+from torch.optim.asgd import asgd
 from torch.optim.optimizer import _get_value, _use_grad_for_differentiable
+from torch.optim.radam import radam
+from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
+from dovetail_capture.interpreter.library import optimizer_steps
 from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import calls
 from dovetail_capture.interpreter.signals import GraphBreakSignal
@@ -55,6 +60,22 @@ def foreach_addcdiv_(self: Any, tensors1: Any, tensors2: Any, scalars: Any) -> N
         self[i].add_(scalars[i] * tensors1[i] / tensors2[i])
 
 
+def group_tensors(tensorlistlist: Any, with_indices: Any = False) -> Any:
+    """Lists of tensors, side by side, cut up by the device and dtype of the first."""
+    groups: dict[Any, Any] = {}
+    for index, first in enumerate(tensorlistlist[0]):
+        key = (first.device, first.dtype)
+        if key not in groups:
+            groups[key] = ([[] for _ in tensorlistlist], [])
+        lists, indices = groups[key]
+        for own, every in zip(lists, tensorlistlist, strict=True):
+            if every:
+                own.append(every[index])
+        if with_indices:
+            indices.append(index)
+    return groups
+
+
 def _holds_tensor(vm: Any, value: Any) -> bool:
     if isinstance(value, ListValue):
         return any(isinstance(item, TensorValue) for item in vm.list_items(value))
@@ -91,8 +112,13 @@ def _undisabled(vm: Any, real: Any, args: Args, kwargs: Kwargs) -> Any:
     return vm.call(vm.held(real.__wrapped__), args, kwargs)
 
 
-def _as_double(vm: Any, args: Args, kwargs: Kwargs) -> Any:
-    return calls.inline(vm, cast(types.FunctionType, get_value), args, kwargs)
+def _said(function: Any) -> Handler:
+    """`function`, interpreted, in place of what it is the handler of."""
+
+    def handler(vm: Any, args: Args, kwargs: Kwargs) -> Any:
+        return calls.inline(vm, cast(types.FunctionType, function), args, kwargs)
+
+    return handler
 
 
 def _unprofiled(vm: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -109,7 +135,11 @@ CODE_HANDLERS = {
 _NEVER = 1 << 10  # keyword only
 
 HANDLERS: dict[Any, Handler] = {
-    _get_value: _as_double,
+    _get_value: _said(get_value),
+    _group_tensors_by_device_and_dtype: _said(group_tensors),
+    radam: _said(optimizer_steps.radam),
+    asgd: _said(optimizer_steps.asgd),
+    adafactor: _said(optimizer_steps.adafactor),
     torch.autograd.profiler.record_function: _unprofiled,
     torch.Tensor.add_: _spelled_out(add_, _NEVER, "alpha"),
     torch.Tensor.addcmul_: _spelled_out(addcmul_, _NEVER, "value"),

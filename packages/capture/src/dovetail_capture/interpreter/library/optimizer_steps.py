@@ -1,0 +1,156 @@
+"""Steps of optimizers that ask for the value of a tensor in PyTorch, without asking.
+
+RAdam, ASGD and Adafactor choose by how many steps there were, or by a norm. Here the choice is an
+operation of the graph, and numbers that eager has as Python floats are tensors of one double. The
+interpreter runs these bodies where `torch.optim` calls its functions of the same names.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def _as_real(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Complex tensors as pairs of real numbers; others as they are."""
+    return tuple(torch.view_as_real(t) if torch.is_complex(t) else t for t in tensors)
+
+
+def radam(
+    params: Any,
+    grads: Any,
+    exp_avgs: Any,
+    exp_avg_sqs: Any,
+    state_steps: Any,
+    decoupled_weight_decay: Any = False,
+    foreach: Any = None,
+    differentiable: Any = False,
+    capturable: Any = False,
+    has_complex: Any = False,
+    maximize: Any = False,
+    *,
+    beta1: Any,
+    beta2: Any,
+    lr: Any,
+    weight_decay: Any,
+    eps: Any,
+) -> None:
+    """Adam, rectified by the variance of its rate once the average is long enough to have one."""
+    for param, grad, mean, square, count in zip(
+        params, grads, exp_avgs, exp_avg_sqs, state_steps, strict=True
+    ):
+        param, grad, mean, square = _as_real((param, grad, mean, square))
+        if maximize:
+            grad = -grad
+        count.add_(1)
+        step = count.double()
+        if weight_decay != 0:
+            if decoupled_weight_decay:
+                param.mul_(1 - lr * weight_decay)
+            else:
+                grad = grad + weight_decay * param
+        mean.lerp_(grad, 1 - beta1)
+        square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        unbias = 1 - beta2**step
+        longest = 2 / (1 - beta2) - 1
+        length = longest - 2 * step * beta2**step / unbias
+        long_enough = length > 5.0
+        length = torch.where(long_enough, length, 6.0)  # (no root of what is negative)
+        rectified = (
+            (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
+        ).sqrt()
+        adapted = rectified * unbias.sqrt() / (square.sqrt() + eps)
+        update = mean / (1 - beta1**step) * lr
+        param.sub_(update * torch.where(long_enough, adapted, 1.0))
+
+
+def asgd(
+    params: Any,
+    grads: Any,
+    axs: Any,
+    mus: Any,
+    etas: Any,
+    state_steps: Any,
+    foreach: Any = None,
+    maximize: Any = False,
+    differentiable: Any = False,
+    capturable: Any = False,
+    has_complex: Any = False,
+    *,
+    lambd: Any,
+    lr: Any,
+    t0: Any,
+    alpha: Any,
+    weight_decay: Any,
+) -> None:
+    """Gradient descent whose parameters are averaged from step `t0` on."""
+    for param, grad, average, mu, eta, count in zip(
+        params, grads, axs, mus, etas, state_steps, strict=True
+    ):
+        param, grad, average = _as_real((param, grad, average))
+        if maximize:
+            grad = -grad
+        count.add_(1)
+        step = count.double()
+        if weight_decay != 0:
+            grad = grad + weight_decay * param
+        rate = eta.double()
+        param.mul_(1 - lambd * rate)
+        param.sub_(rate * grad)
+        average.copy_(torch.where(mu == 1, param, average + (param - average) * mu))
+        eta.copy_(lr / (1 + lambd * lr * step) ** alpha)
+        mu.copy_(1 / (step - t0).clamp(min=1))
+
+
+def adafactor(
+    params: Any,
+    grads: Any,
+    row_vars: Any,
+    col_vars: Any,
+    variances: Any,
+    state_steps: Any,
+    foreach: Any = None,
+    grad_scale: Any = None,
+    found_inf: Any = None,
+    has_complex: Any = False,
+    *,
+    d: Any,
+    lr: Any,
+    beta2_decay: Any,
+    weight_decay: Any,
+    eps1: Any,
+    eps2: Any,
+    maximize: Any,
+) -> None:
+    """Second moments of matrices by row and by column; the rate follows the parameter's size."""
+    if grad_scale is not None or found_inf is not None:
+        raise AssertionError("Grad scaling should occur outside of optimizer.step()")
+    if isinstance(lr, torch.Tensor):
+        lr = lr.reshape(())
+    for param, grad, rows, columns, variance, count in zip(
+        params, grads, row_vars, col_vars, variances, state_steps, strict=True
+    ):
+        if maximize:
+            grad = -grad
+        if eps1 is None:
+            eps1 = torch.finfo(param.dtype).eps
+        count.add_(1)
+        step = count.double()
+        fresh = step**beta2_decay
+        root = param.numel() ** 0.5
+        rate = torch.minimum(torch.zeros_like(step) + lr, step.rsqrt())
+        rate = rate * (param.norm(2).double() / root).clamp(min=eps2)
+        if weight_decay != 0:
+            param.mul_(1 - lr * weight_decay)
+        squared = grad.square()
+        if grad.dim() > 1:
+            rows.add_((squared.mean(-1, keepdim=True) - rows) * fresh)
+            columns.add_((squared.mean(-2, keepdim=True) - columns) * fresh)
+            estimate = rows @ columns / rows.mean(-2, keepdim=True).clamp(min=eps1)
+        else:
+            variance.add_((squared - variance) * fresh)
+            estimate = variance
+        update = grad * estimate.clamp(min=eps1 * eps1).rsqrt()
+        length = (update.norm(2).double() / (root * d)).clamp(min=1.0)
+        param.sub_(update * (rate / length))

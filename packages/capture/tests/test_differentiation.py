@@ -1,0 +1,102 @@
+"""Derivatives in captured code: a node of the graph, `.grad` as an effect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from dovetail_capture import explain, graph_break, optimize
+from torch import Tensor
+
+
+def graphs_of(function: Any, *args: Any) -> tuple[int, list[str]]:
+    found = explain(function)(*args)
+    return len(found.graphs), [b.reason for b in found.breaks]
+
+
+def test_grad_is_a_node() -> None:
+    def slope(x: Tensor) -> Tensor:
+        (g,) = torch.autograd.grad((x**3).sum(), x)
+        return g * 2
+
+    x = torch.arange(3.0, requires_grad=True)
+    found = explain(slope)(x)
+    assert not found.breaks and len(found.graphs) == 1
+    names = [getattr(n.target, "__name__", "") for n in found.graphs[0].graph.nodes]
+    assert names.count("gradients_of") == 1
+    torch.testing.assert_close(found.result, 6 * x.detach() ** 2)
+    assert not found.result.requires_grad and x.grad is None
+
+
+def test_backward_accumulates() -> None:
+    def step(x: Tensor) -> None:
+        (x * x).sum().backward()
+
+    call = optimize(step, lambda gm, inputs: gm.forward, fullgraph=True)
+    x = torch.ones(3, requires_grad=True)
+    call(x)
+    first = x.grad
+    assert first is not None and first.tolist() == [2, 2, 2]
+    call(x)
+    assert x.grad is first and first.tolist() == [4, 4, 4]
+
+
+def test_the_gradient_that_was_set_is_read_again() -> None:
+    def step(x: Tensor) -> Any:
+        x.grad = None
+        (x * x).sum().backward()
+        first = x.grad
+        x.grad = torch.zeros_like(x)
+        return first, x.grad
+
+    x = torch.ones(3, requires_grad=True)
+    first, second = optimize(step, lambda gm, inputs: gm.forward, fullgraph=True)(x)
+    assert first.tolist() == [2, 2, 2] and x.grad is second and second.tolist() == [0, 0, 0]
+
+
+def test_a_gradient_after_a_break() -> None:
+    def step(x: Tensor) -> Any:
+        (x * x).sum().backward()
+        graph_break()
+        assert x.grad is not None
+        return x.grad * 3
+
+    x = torch.ones(3, requires_grad=True)
+    found = optimize(step, lambda gm, inputs: gm.forward)(x)
+    assert found.tolist() == [6, 6, 6] and x.grad is not None and x.grad.tolist() == [2, 2, 2]
+
+
+def test_a_hook_is_captured_and_called_once() -> None:
+    def step(x: Tensor) -> None:
+        (x * x).sum().backward()
+
+    x = torch.ones(3, requires_grad=True)
+    x.register_hook(lambda g: g * 5)
+    optimize(step, lambda gm, inputs: gm.forward, fullgraph=True)(x)
+    assert x.grad is not None and x.grad.tolist() == [10, 10, 10]
+    x.grad = None
+    step(x)  # and is still there
+    assert x.grad is not None and x.grad.tolist() == [10, 10, 10]
+
+
+@pytest.mark.parametrize("given", [torch.zeros(2), torch.zeros(3, dtype=torch.float64)])
+def test_a_gradient_that_does_not_fit_is_refused_by_torch(given: Tensor) -> None:
+    def step(x: Tensor) -> None:
+        x.grad = given
+
+    with pytest.raises(RuntimeError):
+        optimize(step, lambda gm, inputs: gm.forward)(torch.ones(3, requires_grad=True))
+
+
+def test_what_is_past_the_inputs_breaks() -> None:
+    def past(h: Tensor) -> None:
+        (h * h).sum().backward()
+
+    def to_the_input(h: Tensor) -> Tensor:
+        return torch.autograd.grad((h * h).sum(), h)[0]
+
+    _, reasons = graphs_of(past, torch.ones(2, requires_grad=True) * 1)
+    assert any("past the inputs" in reason for reason in reasons)
+    count, reasons = graphs_of(to_the_input, torch.ones(2, requires_grad=True) * 1)
+    assert count == 1 and not reasons
