@@ -21,6 +21,7 @@ from dovetail_guards.clauses import ConstantIs, IdIs, ShapeRelation, TensorIs
 from dovetail_guards.evaluate import FrameView, argument_names, evaluate
 from dovetail_guards.explain import GuardFailure, clause_text
 from dovetail_guards.guard_set import GuardSet
+from dovetail_guards.torch_state import FUNCTION_MODES
 from dovetail_prims.node_error import blamed
 
 from dovetail_capture import _frame_hook
@@ -37,6 +38,7 @@ from dovetail_capture.errors import (
     RecompileLimitError,
     place_of,
 )
+from dovetail_capture.function_stack import no_function_modes, outside_of_modes
 from dovetail_capture.guard_filter import GuardFilter, keep_guards
 from dovetail_capture.options import CaptureOptions
 from dovetail_capture.replacement import build_replacement
@@ -166,7 +168,7 @@ class CaptureContext:
         if skipped and id(code) not in self._roots:
             if not self._continuations.is_continuation(code):
                 return _frame_hook.SKIP
-        with self._lock:
+        with self._lock, torch._C.DisableTorchFunction():  # what is read here, no mode sees
             for entry in self.hook.entries(code):
                 if _frame_hook.check_guard(entry.guard, args, func):
                     return entry  # another thread compiled it while this one waited
@@ -327,7 +329,8 @@ class CaptureContext:
     def _run_backend(self, code: CodeType, frame: CapturedFrame) -> Callable[..., Any]:
         assert frame.graph is not None
         try:
-            compiled = self.backend(frame.graph, [i.example for i in frame.inputs])
+            with no_function_modes():
+                compiled = self.backend(frame.graph, [i.example for i in frame.inputs])
         except CaptureError:
             raise
         except Exception as error:
@@ -348,7 +351,7 @@ class CaptureContext:
                 f"the backend returned {type(compiled).__qualname__} for {place_of(code)}; "
                 "it must return a callable"
             )
-        return compiled
+        return outside_of_modes(compiled) if FUNCTION_MODES else compiled
 
     def _checked_guard(
         self, code: CodeType, func: FunctionType, args: tuple[Any, ...], guards: GuardSet

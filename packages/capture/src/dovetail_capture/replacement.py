@@ -420,7 +420,7 @@ class _Writer:
         if held:
             self.emit(f"del {', '.join(held)}")
         hide = self.constant(rebuild.hide_caller)
-        error = self.constant(BaseException)
+        base = self.constant(BaseException)
         self.emit("try:")
         if resumption.nested:
             self.emit(f"    return _dt_next.pop(0)(*{take}(_dt_next))")
@@ -431,7 +431,7 @@ class _Writer:
             self.emit(f"        _dt_next = _dt_next.pop(0)(*{take}(_dt_next))")
             self.emit("    return _dt_next")
         # What the user's code raises passes through here: a traceback names his function once.
-        self.emit(f"except {error} as _dt_error:")
+        self.emit(f"except {base} as _dt_error:")
         self.emit(f"    {hide}(_dt_error)")
         self.emit("    raise")
 

@@ -8,13 +8,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.utils._device import DeviceContext
 
 _C: Any = torch._C
 
+_CPU = torch.device("cpu")
+_DEVICE_CONTEXT: Any = torch._GLOBAL_DEVICE_CONTEXT
 _AUTOCAST_DEVICES: tuple[str, ...] = tuple(_C._autocast_supported_devices())
 
 
@@ -36,9 +39,37 @@ def _deterministic() -> tuple[bool, bool]:
     )
 
 
-def _torch_function_modes() -> tuple[Any, ...]:
-    """The stack of `TorchFunctionMode`s, outermost first (compared by identity)."""
-    return tuple(_C._get_function_stack_at(i) for i in range(_C._len_torch_function_stack()))
+class FunctionModeStack:
+    """Torch's stack of `TorchFunctionMode`s as a sequence, innermost last: what guards read of a
+    mode is read through `FUNCTION_MODES[place]`."""
+
+    def __len__(self) -> int:
+        return int(_C._len_torch_function_stack())
+
+    def __getitem__(self, place: int) -> Any:
+        if not 0 <= place < len(self):
+            raise IndexError(place)
+        return _C._get_function_stack_at(place)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([self[place] for place in range(len(self))])
+
+
+FUNCTION_MODES = FunctionModeStack()
+
+
+def _torch_function_modes() -> tuple[type, ...]:
+    """The classes of the `TorchFunctionMode`s that are entered, outermost first."""
+    return tuple(type(mode) for mode in FUNCTION_MODES)
+
+
+def _default_device() -> torch.device:
+    """Where tensors are made; asked of torch, whose question the program's modes would see, only
+    if somebody has set it."""
+    is_set = getattr(_DEVICE_CONTEXT, "device_context", None) is not None
+    if is_set or any(type(mode) is DeviceContext for mode in FUNCTION_MODES):
+        return torch.get_default_device()
+    return _CPU
 
 
 def _torch_dispatch_modes() -> tuple[Any, ...]:
@@ -83,7 +114,7 @@ READERS: dict[str, Callable[[], Any]] = {
     "inference_mode": torch.is_inference_mode_enabled,
     "autocast": _autocast,
     "default_dtype": torch.get_default_dtype,
-    "default_device": torch.get_default_device,
+    "default_device": _default_device,
     "deterministic": _deterministic,
     "num_threads": torch.get_num_threads,
     "float32_matmul_precision": torch.get_float32_matmul_precision,

@@ -12,11 +12,12 @@ from dovetail_guards import clauses as c
 from dovetail_guards.guard_set import GuardSet
 from dovetail_guards.shape_env import DataDependentError
 from dovetail_guards.source import ClosureCellSource
-from dovetail_guards.torch_state import READERS
+from dovetail_guards.torch_state import FUNCTION_MODES, READERS
 from torch.fx import GraphModule, Node
 
 from dovetail_capture.captured_frame import CapturedFrame, GraphBreak, GraphInput
 from dovetail_capture.errors import GraphBreakError, NotCapturable
+from dovetail_capture.function_stack import no_function_modes
 from dovetail_capture.interpreter.aliasing import storage_guards, writes
 from dovetail_capture.interpreter.frame import BreakHere, Frame
 from dovetail_capture.interpreter.machine import Interpreter, source_line
@@ -152,8 +153,17 @@ class _Attempt:
         grad_mode = torch.is_grad_enabled()
         for name in _GUARDED_STATE:
             self.session.clauses.append(c.TorchState(name, READERS[name]()))
+        sources = self.session.sources
+        stack = sources.held(FUNCTION_MODES, "torch function mode")
+        modes = [
+            self.vm.wrap(mode, sources.item(stack, place))
+            for place, mode in enumerate(FUNCTION_MODES)
+        ]
+        self.session.function_modes = list(modes)
+        self.session.first_function_modes = modes
         try:
-            return self._run(grad_mode)
+            with no_function_modes():
+                return self._run(grad_mode)
         finally:
             while self.session.open_modes:
                 mode = self.session.open_modes.pop()

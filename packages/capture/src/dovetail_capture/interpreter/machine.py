@@ -358,6 +358,12 @@ class Interpreter:
         for value in (*args, *kwargs.values()):
             if value.__class__ is not TensorValue and value.__class__ is not Constant:
                 self._look_into(value)
+        if self.session.function_modes:
+            function = getattr(torch.Tensor, target) if kind == "call_method" else target
+            kwargs = dict(kwargs)
+            answer = library.through_modes(self, function, args, kwargs)
+            if answer is not None:
+                return answer
         return self.session.recorder.record(kind, target, args, kwargs)
 
     def _look_into(self, value: Value) -> None:
@@ -374,6 +380,13 @@ class Interpreter:
             if child.__class__ is not TensorValue and child.__class__ is not Constant:
                 self._look_into(child)
 
+    def answer_of_modes(self, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Any:
+        """What the program's function modes make of an operation that has a handler; None if
+        there are none, or none does anything."""
+        if not self.session.function_modes or not library.is_operation(fn):
+            return None
+        return library.through_modes(self, fn, args, kwargs)
+
     def call_transformed(
         self, fn: TransformValue, args: list[Value], kwargs: dict[str, Value]
     ) -> Value:
@@ -382,6 +395,10 @@ class Interpreter:
 
     def tensor_property(self, obj: TensorValue, name: str) -> Value:
         """A C attribute of a tensor: metadata is folded, tensors are recorded."""
+        if self.session.function_modes:
+            answer = library.through_modes(self, operator.attrgetter(name), [obj], {})
+            if answer is not None:
+                return answer
         return library.tensor_property(self, obj, name)
 
     def is_pure(self, fn: Any, args: list[Value]) -> bool:

@@ -169,8 +169,6 @@ class Rebuilder:
             parts = (self.recipe(item.function), self.recipe(item.receiver))
             return r.CallFunction(r.Const(types.MethodType), parts)
         if isinstance(item, NativeMethod):
-            if item.name not in dir(item.python_type()) and item.name.startswith("__"):
-                raise CannotRebuild(f"the method {item.name}")
             return self._native_method(item)
         if isinstance(item, SuperValue):
             self._check_lasts(item.cls)
@@ -425,6 +423,20 @@ class Rebuilder:
         for mode in self.vm.session.open_modes:
             enter = r.GetAttr(self.recipe(mode.manager), "__enter__")
             self.effects.append(r.RunCall(r.CallFunction(enter)))
+        self._function_modes()
+
+    def _function_modes(self) -> None:
+        """Leave torch's stack of function modes as the program does."""
+        before, now = self.vm.session.first_function_modes, self.vm.session.function_modes
+        same = 0
+        while same < min(len(before), len(now)) and before[same] is now[same]:
+            same += 1
+        for _ in before[same:]:
+            call = r.CallFunction(r.Const(torch._C._pop_torch_function_stack))
+            self.effects.append(r.RunCall(call))
+        for mode in now[same:]:
+            push: Any = torch._C._push_on_torch_function_stack
+            self.effects.append(r.RunCall(r.CallFunction(r.Const(push), (self.recipe(mode),))))
 
     def grad_mode(self, at_start: bool, at_end: bool) -> None:
         """Leave torch in the grad mode that the program has set."""

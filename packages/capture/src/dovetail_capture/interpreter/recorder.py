@@ -293,6 +293,10 @@ class Recorder:
             self._normal.add(storage)
         return value
 
+    def value_of(self, fake: torch.Tensor) -> TensorValue | None:
+        """The value that a fake belongs to."""
+        return self.values.get(id(fake))
+
     def fold(self, result: Any) -> Value:
         """A value for data that is no tensor."""
         if isinstance(result, tuple):

@@ -24,7 +24,7 @@ from dovetail_capture.interpreter.shapes import InputShapes
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.sources import SourceTable
 from dovetail_capture.interpreter.values.arrays import ArraySource
-from dovetail_capture.interpreter.values.base import Constant, Value
+from dovetail_capture.interpreter.values.base import NONE, Constant, Value
 from dovetail_capture.interpreter.values.containers import DictValue, ListValue, SetValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
@@ -70,6 +70,11 @@ class Session:
         self.attribute_writes: dict[int, tuple[Value, DictValue]] = {}
         # (function, arguments, keyword arguments): messages, written after the graph has run
         self.calls_for_effect: list[tuple[Any, list[Value], dict[str, Value]]] = []
+        # The program's stack of torch function modes, innermost last; those at the frame's start;
+        # the one that answers at this moment.
+        self.function_modes: list[Value] = []
+        self.first_function_modes: list[Value] = []
+        self.function_mode_left: Value = NONE
         self.open_modes: list[OpenMode] = []  # of the blocks that the program is in
         self.global_hooks_guarded = False
         self.error_flags: list[bool] = []  # of the open `error_on_graph_break` blocks

@@ -67,7 +67,7 @@ IDENTITY_TYPES: tuple[type, ...] = (
 )  # fmt: skip
 
 
-_RECEIVERS = (torch.Tensor, list, dict, set, collections.deque, tuple, str)
+_RECEIVERS = (torch.Tensor, list, dict, set, collections.deque, tuple, str, torch.device)
 
 
 def wrap(session: Session, real: Any, source: Source) -> Value:

@@ -10,6 +10,7 @@ from dovetail_capture.interpreter.library import (
     checks,
     container_methods,
     differentiation,
+    function_modes,
     local_classes,
     numpy_functions,
     optimizers,
@@ -51,7 +52,9 @@ HANDLERS: dict[Any, Handler] = {
     **numpy_functions.HANDLERS,
     **checks.HANDLERS,
     **local_classes.HANDLERS,
+    **function_modes.HANDLERS,
 }
+through_modes = function_modes.through_modes
 require_truth = checks.require_truth
 set_class_attr = local_classes.set_class_attr
 call_transformed = transforms.call_transformed

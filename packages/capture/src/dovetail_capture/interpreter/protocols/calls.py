@@ -147,7 +147,7 @@ def call_function(
     real = without_others_marks(real)
     handler = vm.handlers.get(real)
     if handler is not None:
-        result = handler(vm, args, kwargs)
+        result = vm.answer_of_modes(real, args, kwargs) or handler(vm, args, kwargs)
         if result is not NotImplemented:
             return result
     if vm.is_pure(real, args) and all(
@@ -437,7 +437,7 @@ def call_native(vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str,
     except TypeError:  # unhashable callable
         handler = None
     if handler is not None:
-        result = handler(vm, args, kwargs)
+        result = vm.answer_of_modes(real, args, kwargs) or handler(vm, args, kwargs)
         if result is not NotImplemented:
             return result
     if vm.is_operation(real):
@@ -451,6 +451,10 @@ def call_native(vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str,
             raise GraphBreakSignal(f"`{real.__name__}` called with {error}") from None
     if vm.is_pure(real, args) or (is_numpy(type(real), "ufunc") and "out" not in kwargs):
         return vm.fold(real, args, kwargs)
+    if isinstance(real, types.MethodWrapperType) and real.__name__ == "__get__":
+        owner = real.__self__
+        if isinstance(owner, types.GetSetDescriptorType) and isinstance(args[0], TensorValue):
+            return vm.get_attr(args[0], owner.__name__)  # `torch.Tensor.shape.__get__(tensor)`
     if isinstance(real, types.MethodWrapperType) and real.__name__ == "__call__":
         return call(vm, vm.held(real.__self__), args, kwargs)
     _, method = attributes.class_lookup(vm, type(real), "__call__")

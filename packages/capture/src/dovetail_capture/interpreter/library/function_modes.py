@@ -1,0 +1,228 @@
+"""`TorchFunctionMode`s: what the program's modes make of a torch function is captured with it.
+
+While a frame is captured torch's own stack of modes is empty; the program's is in
+`Session.function_modes`. Which function a mode would be given, and with which arguments, torch
+itself tells: the operation is begun on fakes under a mode of ours (`_Probe`), which ends it there.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
+
+from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.recorder import NotAGraphArgument, Recorder
+from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values.base import NONE, Constant, Value
+from dovetail_capture.interpreter.values.containers import (
+    DictValue,
+    ListValue,
+    SliceValue,
+    TupleValue,
+)
+from dovetail_capture.interpreter.values.tensors import TensorValue
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.machine import Interpreter
+
+_C: Any = torch._C
+
+
+class _Seen(Exception):
+    """What a mode is given first: the function, types, arguments."""
+
+    def __init__(self, given: tuple[Any, ...]) -> None:
+        super().__init__("seen")
+        self.given = given
+
+
+class _Probe(TorchFunctionMode):
+    """Ends an operation where a mode would be asked."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise _Seen((func, types, args, kwargs))
+
+
+@functools.cache
+def _makers() -> frozenset[Any]:
+    """The functions that `with torch.device(...)` gives a device."""
+    from torch.utils._device import _device_constructors
+
+    return frozenset(_device_constructors())
+
+
+def through_modes(
+    vm: Interpreter, run: Callable[..., Any], args: Args, kwargs: Kwargs
+) -> Value | None:
+    """What the program's modes make of the operation `run`; None if they leave it as it is.
+    Raises NotAGraphArgument for a Python function that no mode is asked about as a whole."""
+    session = vm.session
+    modes = session.function_modes
+    if all(mode.python_type() is DeviceContext for mode in modes):
+        if run in _makers() and _is_none(kwargs.get("device")):
+            kwargs["device"] = vm.get_attr(modes[-1], "device")
+        return None
+    try:
+        given = _given(session.recorder, run, args, kwargs)
+    except NotAGraphArgument:
+        return None
+    if given is None:
+        return None
+    func, classes, positional, named = given
+    if isinstance(run, types.FunctionType) and func is not run:
+        raise NotAGraphArgument(f"`{run.__name__}`, in which a mode is asked about `{func}`")
+    if isinstance(func, types.FunctionType):
+        # C functions tell of overriding classes only; fakes are of a class that overrides nothing.
+        classes = (torch.Tensor,) if _holds_plain_tensor(args) else ()
+    values = _Values(session.recorder)
+    call = [Constant(func), TupleValue([vm.held(cls) for cls in classes]), values.of(positional)]
+    return _ask(vm, [*call, values.of(named)])
+
+
+def _ask(vm: Interpreter, call: Args) -> Value:
+    """Let the innermost mode answer, with the others on the stack."""
+    modes = vm.session.function_modes
+    if modes[-1].python_type() is DeviceContext:
+        func, _, args, kwargs = call
+        named = dict(_named(vm, kwargs))
+        with _without_innermost(vm):
+            if vm.as_python(func) in _makers() and _is_none(named.get("device")):
+                named["device"] = vm.get_attr(vm.session.function_mode_left, "device")
+            return vm.call(func, list(vm.iterate(args)), named)
+    answer = vm.get_attr(modes[-1], "__torch_function__")
+    with _without_innermost(vm):
+        result = vm.call(answer, call, {})
+    if isinstance(result, Constant) and result.value is NotImplemented:
+        raise GraphBreakSignal("a torch function mode that answers NotImplemented")
+    return result
+
+
+def _holds_plain_tensor(args: Any) -> bool:
+    return any(
+        _holds_plain_tensor(arg.items)
+        if isinstance(arg, (TupleValue, ListValue))
+        else isinstance(arg, TensorValue) and arg.python_type() is torch.Tensor
+        for arg in args
+    )
+
+
+def _named(vm: Interpreter, kwargs: Value) -> Iterator[tuple[str, Value]]:
+    if isinstance(kwargs, DictValue):
+        for key, (_, value) in kwargs.entries.items():
+            yield key, value
+
+
+@contextmanager
+def _without_innermost(vm: Interpreter) -> Iterator[None]:
+    session = vm.session
+    before = list(session.function_modes)
+    session.function_mode_left = session.function_modes.pop()
+    try:
+        yield
+    finally:
+        session.function_modes[:] = before
+
+
+def _is_none(value: Value | None) -> bool:
+    return value is None or (isinstance(value, Constant) and value.value is None)
+
+
+def _given(recorder: Recorder, run: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+    """What a mode would be given, in fakes; None if it would not be asked."""
+    fakes = [recorder.argument(arg)[1] for arg in args]
+    named = {name: recorder.argument(arg)[1] for name, arg in kwargs.items()}
+    try:
+        with recorder.fake_mode, _Probe():
+            run(*fakes, **named)
+    except _Seen as seen:
+        return seen.given
+    except Exception:  # the operation itself says so when it is recorded
+        return None
+    return None
+
+
+class _Values:
+    """From what a mode is given back to values."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+    def of(self, real: Any) -> Value:
+        """The value of an argument."""
+        if isinstance(real, torch.Tensor):
+            found: TensorValue | None = self.recorder.value_of(real)
+            if found is None:
+                raise GraphBreakSignal("a tensor made on the way to a torch function mode")
+            return found
+        if isinstance(real, (tuple, list)):
+            items = [self.of(item) for item in real]
+            return ListValue(items) if isinstance(real, list) else TupleValue(items, type(real))
+        if isinstance(real, slice):
+            return SliceValue(self.of(real.start), self.of(real.stop), self.of(real.step))
+        if isinstance(real, dict):
+            made = DictValue()
+            made.entries = {key: (Constant(key), self.of(item)) for key, item in real.items()}
+            return made
+        return self.recorder.fold(real)
+
+
+# --- the stack -----------------------------------------------------------------------------------
+
+
+def _push(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    vm.session.function_modes.append(args[0])
+    return NONE
+
+
+def _pop(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    if not vm.session.function_modes:
+        raise GraphBreakSignal("the end of a torch function mode that was not entered")
+    return vm.session.function_modes.pop()
+
+
+def _count(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return Constant(len(vm.session.function_modes))
+
+
+def _at(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return vm.session.function_modes[vm.as_python(args[0])]  # type: ignore[no-any-return]
+
+
+def _enter_device(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`torch.device.__enter__`: a `DeviceContext` on the stack, without its own `__enter__`."""
+    vm.session.function_modes.append(vm.call(vm.held(DeviceContext), [args[0]], {}))
+    return args[0]
+
+
+def _leave_device(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    _pop(vm, args, kwargs)
+    return NONE
+
+
+def _default_device(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    for mode in reversed(vm.session.function_modes):
+        if mode.python_type() is DeviceContext:
+            device = vm.get_attr(mode, "device")
+            known = vm.as_python(device)
+            if known.index is None and known.type not in ("cpu", "meta"):
+                raise GraphBreakSignal("the number of the default device")
+            return device
+    return PASS  # type: ignore[no-any-return]
+
+
+HANDLERS: dict[Any, Handler] = {
+    _C._push_on_torch_function_stack: _push,
+    _C._pop_torch_function_stack: _pop,
+    _C._len_torch_function_stack: _count,
+    _C._get_function_stack_at: _at,
+    torch.device.__enter__: _enter_device,
+    torch.device.__exit__: _leave_device,
+    torch.get_default_device: _default_device,
+}
