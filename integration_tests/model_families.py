@@ -10,86 +10,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from model_configs import find, tiny_configs
 
-# Fields of transformers' configs, by name, at the least size that most models accept.
-_SIZES: dict[str, int] = {
-    "vocab_size": 99, "hidden_size": 32, "d_model": 32, "n_embd": 32, "dim": 32, "emb_dim": 32,
-    "embedding_size": 32, "embed_dim": 32, "word_embed_proj_dim": 32, "intermediate_size": 64,
-    "ffn_dim": 64, "d_ff": 64, "d_inner": 64, "n_inner": 64, "hidden_dim": 64,
-    "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "num_hidden_layers": 2, "n_layer": 2,
-    "n_layers": 2, "num_layers": 2, "encoder_layers": 2, "decoder_layers": 2,
-    "num_decoder_layers": 2, "num_attention_heads": 4, "n_head": 4, "n_heads": 4, "num_heads": 4,
-    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 8, "d_kv": 8, "max_position_embeddings": 64, "n_positions": 64, "n_ctx": 64,
-    "max_source_positions": 64, "max_target_positions": 64, "image_size": 32, "patch_size": 8,
-    "moe_intermediate_size": 16, "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4,
-    "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "bos_token_id": 1, "eos_token_id": 2,
-    "pad_token_id": 0, "decoder_start_token_id": 1, "type_vocab_size": 2, "projection_dim": 16,
-    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
-    "v_head_dim": 8, "state_size": 8, "time_step_rank": 4, "attention_hidden_size": 32,
-    "sliding_window": 16, "num_mel_bins": 16, "block_size": 8, "num_random_blocks": 1,
-    "num_queries": 4, "num_query_tokens": 4, "depth": 2, "num_blocks": 2, "out_hidden_size": 32,
-    "encoder_hidden_size": 32, "decoder_hidden_size": 32, "num_encoder_layers": 2,
-    "num_attention_layers": 2, "mamba_d_state": 8, "mamba_expand": 2, "context_length": 32,
-    "shared_expert_intermediate_size": 16, "adapter_intermediate_dim": 32, "num_latents": 4,
-}  # fmt: skip
-# When the first try does not build: as many key/value heads as heads; then only fewer layers.
-_FEWER_LAYERS = {
-    name: size
-    for name, size in _SIZES.items()
-    if "layer" in name or "token_id" in name or name in ("vocab_size", "depth", "num_blocks")
-}
-_VARIANTS: tuple[dict[str, int], ...] = (
-    _SIZES,
-    {**_SIZES, "num_key_value_heads": 4, "rotary_dim": 8, "head_dim": 16},
-    _FEWER_LAYERS,
-)
-# Lists of sizes, one item a stage, and what each item is brought down to.
-_STAGES = {"depths": 1, "hidden_sizes": 16, "embed_dims": 16, "encoder_hidden_sizes": 16}
-_LARGEST = 60_000_000  # parameters; larger models would take too long
+_LARGEST = 90_000_000  # parameters; larger models would take too long
 
 
 class TooLong(BaseException):
     """A family's time is over."""
-
-
-def shrink(config: Any, sizes: dict[str, int]) -> None:
-    """Bring a config's sizes down, in place, those of its parts too."""
-    for name, size in sizes.items():
-        now = getattr(config, name, None)
-        if type(now) is int and (now > size or name.endswith("_token_id")):
-            try:
-                setattr(config, name, size)
-            except (AttributeError, ValueError, NotImplementedError):
-                continue
-    for name in ("layer_types", "mlp_layer_types"):
-        kinds = getattr(config, name, None)
-        if isinstance(kinds, list):
-            with contextlib.suppress(AttributeError):
-                setattr(config, name, kinds[: getattr(config, "num_hidden_layers", 2)])
-    for name, size in _STAGES.items():
-        stages = getattr(config, name, None)
-        if sizes is not _FEWER_LAYERS and isinstance(stages, (list, tuple)):
-            with contextlib.suppress(AttributeError, TypeError):
-                setattr(config, name, type(stages)(size for _ in stages))
-    for name in ("rope_parameters", "rope_scaling"):
-        rope = getattr(config, name, None)
-        if isinstance(rope, dict) and "head_dim" in sizes:
-            half = sizes["head_dim"] // 2
-            rope["mrope_section"] = [half - 2 * (half // 4), half // 4, half // 4]
-    for part in list(vars(config).values()):
-        if hasattr(part, "to_dict") and hasattr(part, "model_type"):
-            shrink(part, sizes)
-
-
-def _config(family: str, sizes: dict[str, int]) -> Any:
-    """The default config, shrunk."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    config_class = CONFIG_MAPPING[family]
-    config = config_class()
-    shrink(config, sizes)
-    return config
 
 
 def _made(config: Any) -> Any:
@@ -115,16 +42,19 @@ def _refuse_large(model: Any, most: int) -> None:
         raise _TooLarge(f"{count // 1_000_000} million parameters, even shrunk")
 
 
-def _inputs(model: Any, names: Sequence[str], all_of_them: bool) -> dict[str, Any]:
-    """Inputs for the parameters `names` of a model's forward: its main ones, or all we know."""
+def _image_size(config: Any) -> tuple[int, int]:
+    size = find(config, "image_size", 32)
+    if isinstance(size, dict):
+        size = tuple(size.values())
+    size = size[-2:] if isinstance(size, (list, tuple)) else (size, size)
+    return int(size[0]), int(size[-1])
+
+
+def _main_inputs(model: Any, names: Sequence[str]) -> dict[str, Any]:
+    """What a model is usually given."""
     config = model.config
-    text = getattr(config, "text_config", None) or config
-    vision = getattr(config, "vision_config", None) or config
-    size = getattr(vision, "image_size", 32)
-    height, width = size if isinstance(size, (list, tuple)) else (size, size)
-    channels = getattr(vision, "num_channels", getattr(vision, "in_channels", 3))
-    ids = torch.randint(3, min(getattr(text, "vocab_size", 99), 99), (2, 8))
-    bins = getattr(config, "num_mel_bins", 80)
+    ids = torch.randint(3, max(4, min(find(config, "vocab_size", 99), 99)), (2, 8))
+    channels = find(config, "num_channels", find(config, "in_channels", 3))
     inputs: dict[str, Any] = {}
     if "input_ids" in names:
         inputs["input_ids"] = ids
@@ -132,55 +62,171 @@ def _inputs(model: Any, names: Sequence[str], all_of_them: bool) -> dict[str, An
         inputs["decoder_input_ids"] = ids[:, :5]
     main = model.main_input_name
     if "pixel_values" in names and (main == "pixel_values" or "input_ids" not in names):
-        inputs["pixel_values"] = torch.randn(2, channels, height, width)
+        inputs["pixel_values"] = torch.randn(2, channels, *_image_size(config))
     if main == "input_values":
         inputs["input_values"] = torch.randn(2, 3200)
     if main == "input_features":
-        inputs["input_features"] = torch.randn(2, bins, 128)
-    if not all_of_them:
-        return inputs
-    patch = getattr(vision, "patch_size", 8)
+        inputs["input_features"] = torch.randn(2, find(config, "num_mel_bins", 80), 128)
+    return inputs
+
+
+def _further_inputs(model: Any, names: Sequence[str]) -> dict[str, Any]:
+    """All that we know how to make, by the parameter's name."""
+    config = model.config
+    channels = find(config, "num_channels", find(config, "in_channels", 3))
+    patch = find(config, "patch_size", 8)
     patch = patch if isinstance(patch, int) else 8
+    frames = find(config, "temporal_patch_size", 1)
     area = channels * patch * patch
-    past = getattr(config, "context_length", 32) + max(
-        getattr(config, "lags_sequence", None) or [0]
-    )
-    others = {
+    lags = find(config, "lags_sequence", [0])
+    past = find(config, "context_length", 32) + max(lags)
+    ahead = find(config, "prediction_length", 8)
+    times = find(config, "num_time_features", 0)
+    several = find(config, "num_input_channels", 1)
+    hidden = find(config, "hidden_size", 32)
+    bins = find(config, "num_mel_bins", 80)
+    height, width = _image_size(config)
+    ids = torch.randint(3, max(4, min(find(config, "vocab_size", 99), 99)), (2, 8))
+    others: dict[str, Any] = {
         "pixel_values": torch.randn(2, channels, height, width),
+        "pixel_values_videos": torch.randn(2, 4, channels, height, width),
         "bbox": torch.zeros(2, 8, 4, dtype=torch.long),
-        "past_values": torch.randn(2, past),
-        "past_time_features": torch.randn(2, past, getattr(config, "num_time_features", 0)),
+        "past_values": torch.randn(2, past, several) if several > 1 else torch.randn(2, past),
+        "past_time_features": torch.randn(2, past, times),
         "past_observed_mask": torch.ones(2, past),
+        "future_values": torch.randn(2, ahead),
+        "future_time_features": torch.randn(2, ahead, times),
+        "input_features": torch.randn(2, bins, 128),
+        "input_features_mask": torch.ones(2, 128, dtype=torch.bool),
+        "input_values": torch.randn(2, 1, 3200),
+        "audio_mel": torch.randn(2, 128, find(config, "input_feat_size", bins)),
+        "audio_mel_mask": torch.zeros(2, 128, dtype=torch.bool),
+        "inputs_embeds": torch.randn(2, 8, hidden),
+        "query_embeds": torch.randn(2, 4, hidden),
+        "noise_embeds": torch.randn(2, 4, hidden),
+        "context_hidden_states": torch.randn(2, 4, hidden),
+        "action_embeds": torch.randn(2, 4, hidden),
+        "encoder_hidden_states": torch.randn(2, 4, find(config, "encoder_hidden_size", hidden)),
+        "qformer_input_ids": ids,
+        "classes_input_ids": ids,
+        "classes_attention_mask": torch.ones_like(ids),
+        "tasks_input_ids": ids,
+        "tasks_attention_mask": torch.ones_like(ids),
+        "classes_structure": torch.tensor([1, 1]),
+        "task_inputs": torch.randint(3, 99, (2, find(config, "task_seq_len", 8))),
+        "visual_feats": torch.randn(2, 4, find(config, "visual_feat_dim", 32)),
+        "visual_pos": torch.rand(2, 4, 4),
+        "is_longer": torch.zeros(2, 1, dtype=torch.bool),
+        "image_embeds": torch.randn(2, 4, hidden),
+        "image_embeds_position_mask": torch.arange(8).expand(2, 8) < 4,
+        "latents": torch.randn(2, find(config, "hidden_size", 32), 8),
+        "input": ids,
+        "inputs": torch.randn(2, 16, find(config, "d_model", 32)),
+        "states": torch.randn(2, 4, find(config, "state_dim", 17)),
+        "actions": torch.randn(2, 4, find(config, "act_dim", 4)),
+        "rewards": torch.randn(2, 4, 1),
+        "returns_to_go": torch.randn(2, 4, 1),
+        "timesteps": torch.arange(4).expand(2, 4),
+        "target_sizes": torch.tensor([[4, 4], [4, 4]]),
+        "pixel_position_ids": torch.cartesian_prod(torch.arange(4), torch.arange(4)).expand(
+            2, 16, 2
+        ),
     }
+    if "hidden_states" in names and "grid_thw" not in names:
+        others["hidden_states"] = torch.randn(2, 1, 3200)
     if "spatial_shapes" in names:  # images of several sizes, in patches
         others["pixel_values"] = torch.randn(2, 16, area)
         others["pixel_attention_mask"] = torch.ones(2, 16, dtype=torch.long)
         others["spatial_shapes"] = torch.tensor([[4, 4], [4, 4]])
-    if "grid_thw" in names:
-        others["hidden_states"] = torch.randn(16, area * getattr(vision, "temporal_patch_size", 1))
-        others["grid_thw"] = torch.tensor([[1, 4, 4]])
-    return inputs | {name: value for name, value in others.items() if name in names}
+    if "pixel_position_ids" in names:
+        others["pixel_values"] = torch.rand(2, 16, area)
+    grid = next((name for name in ("grid_thw", "image_grid_thw") if name in names), None)
+    if grid is not None:
+        others["hidden_states"] = torch.randn(16, area * frames)
+        others["pixel_values"] = torch.randn(16, area * frames)
+        others[grid] = torch.tensor([[1, 4, 4]])
+    return {name: value for name, value in others.items() if name in names}
 
 
-def transformers_models(family: str, sizes: dict[str, int]) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """A tiny model of a family, with one set of inputs after the other that may fit it."""
-    model = _made(_config(family, sizes))
+# What a forward may do without, and is given only where nothing else helps.
+_LAST = {"inputs_embeds", "query_embeds", "image_embeds", "latents", "input", "future_values"}
+
+
+def _input_sets(model: Any) -> Iterator[dict[str, Any]]:
+    """One set of inputs after the other that may fit a model."""
     parameters = inspect.signature(model.forward).parameters
-    wanted = [
+    names = list(parameters)
+    wanted = {
         name for name, parameter in parameters.items() if parameter.default is parameter.empty
-    ]
-    main, everything = (_inputs(model, list(parameters), flag) for flag in (False, True))
-    if set(wanted) - {"args", "kwargs"} <= set(main):
-        yield model, main
-    yield model, everything
+    } - {"args", "kwargs"}
+    main = _main_inputs(model, names)
+    further = _further_inputs(model, names)
+    needed = main | {name: further[name] for name in wanted if name in further}
+    usual = {name: value for name, value in further.items() if name not in _LAST}
+    if wanted <= set(main):
+        yield main
+    if wanted <= set(needed):
+        yield needed
+        if "pixel_values" in main and "pixel_values" in further:
+            yield needed | {"pixel_values": further["pixel_values"]}
+    yield usual | main
+    yield main | usual
+    if not {"input_ids", "pixel_values"} & set(main):
+        yield main | further
     if "input_values" in main:
         length = getattr(model.config, "max_length", 1024)
-        yield model, {**main, "input_values": torch.randn(2, 1, 3200)}
-        yield model, {**main, "input_values": torch.randn(2, length, 128)}
+        for shape in ((2, 1, 3200), (2, length, 128), (2, 1, 3840)):
+            yield {**needed, "input_values": torch.randn(shape)}
     if "use_cache" in parameters and "input_ids" in main:
-        yield model, {**main, "use_cache": False}
+        yield {**needed, "use_cache": False}
     if "input_features" in main:
-        yield model, {**main, "input_features": main["input_features"].transpose(1, 2)}
+        for features in (main, further):
+            yield {**needed, "input_features": features["input_features"].transpose(1, 2)}
+    images = further.get("pixel_values")
+    if images is not None and images.dim() == 4:
+        yield {**needed, "pixel_values": images.unsqueeze(1).repeat(1, 2, 1, 1, 1)}  # pairs
+        for times in (2, 4, 7):
+            yield {**needed, "pixel_values": images.repeat(1, 1, times, times)}
+    if "encoder_hidden_states" in further:
+        yield {**needed, "encoder_hidden_states": further["encoder_hidden_states"]}
+
+
+def _widened(model: Any, inputs: dict[str, Any]) -> dict[str, Any] | None:
+    """The inputs with as many features or channels as the first layer takes that sees one of them;
+    None where that is so already."""
+    seen: list[tuple[Any, Any]] = []
+
+    def note(layer: Any, arguments: tuple[Any, ...]) -> None:
+        if arguments and isinstance(arguments[0], torch.Tensor):
+            seen.append((layer, arguments[0]))
+
+    kinds = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
+    hooks = [
+        layer.register_forward_pre_hook(note)
+        for layer in model.modules()
+        if isinstance(layer, kinds)
+    ]
+    with contextlib.suppress(Exception), torch.no_grad():
+        model(**inputs)
+    for hook in hooks:
+        hook.remove()
+    for layer, given in seen:
+        linear = isinstance(layer, torch.nn.Linear)
+        axis, needs = (-1, layer.in_features) if linear else (1, layer.in_channels)
+        if given.dim() < 2 or given.shape[axis] == needs:
+            continue
+        for name, value in inputs.items():
+            if (
+                isinstance(value, torch.Tensor)
+                and value.is_floating_point()
+                and value.dim() > 1
+                and value.shape[axis] == given.shape[axis]
+            ):
+                shape = list(value.shape)
+                shape[axis] = needs
+                return {**inputs, name: torch.randn(shape)}
+        return None
+    return None
 
 
 def timm_families() -> list[str]:
@@ -249,15 +295,20 @@ def build(suite: str, family: str) -> tuple[Any, dict[str, Any], Any]:
     if suite == "timm":
         return _run_eager(*timm_model(family))
     first: Exception | None = None
-    for sizes in _VARIANTS:
+    for config in tiny_configs(family):
         try:
-            for model, inputs in transformers_models(family, sizes):
-                try:
-                    return _run_eager(model, inputs)
-                except Exception as error:
-                    first = first or error
+            model = _made(config)
         except Exception as error:
             first = first or error
+            continue
+        for inputs in _input_sets(model):
+            candidate: dict[str, Any] | None = inputs
+            while candidate is not None:
+                try:
+                    return _run_eager(model, candidate)
+                except Exception as error:
+                    first = first or error
+                    candidate = _widened(model, candidate)
     assert first is not None
     raise first
 

@@ -83,6 +83,19 @@ def unsorted(x: Tensor) -> tuple[Tensor, Tensor]:
     return y.sort()[0], y.cumsum(0)
 
 
+def grid(x: Tensor) -> Tensor:
+    n, m = (x[:, 0] > -9).sum().item(), (x[0] > -9).sum().item()
+    i, j = torch.meshgrid(torch.arange(n), torch.arange(m), indexing="ij")
+    return torch.zeros(n, m) + i.reshape(n, m) * 2 + j
+
+
+def resized(x: Tensor, mode: str = "bilinear", antialias: bool = False) -> Tensor:
+    n = (x > 0).sum().item()
+    torch._check(n > 0)
+    image = torch.stack([x, x * 2])[None]
+    return F.interpolate(image, (n, n + 1), mode=mode, antialias=antialias).sin()
+
+
 PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
     "nonzero": lambda x: x.nonzero() * 2,
     "mask": lambda x: x[x > 0].sin() * 2,
@@ -111,6 +124,10 @@ PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
     "loss": loss,
     "parts": parts,
     "sort": unsorted,
+    "grid": grid,
+    "resized": resized,
+    "resized to the nearest": lambda x: resized(x, "nearest"),
+    "resized without aliasing": lambda x: resized(x, antialias=True),
     "empty": lambda x: ((x[x > 1e9] * 2).sum(), x[x > 1e9] + 1),
 }
 

@@ -46,6 +46,32 @@ def test_linear_without_a_bias() -> None:
     assert not list(env.specialized()) and got._sizes[2] == 6 and got._strides[1] == 6
 
 
+RESIZES = [
+    ("nearest", 3, False), ("nearest", 4, False), ("nearest-exact", 5, False), ("linear", 3, False),
+    ("bilinear", 4, False), ("bilinear", 4, True), ("bicubic", 4, True), ("trilinear", 5, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("mode", "rank", "antialias"), RESIZES)
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_interpolate(mode: str, rank: int, antialias: bool, channels_last: bool) -> None:
+    env = ShapeEnv()
+    sizes = [
+        env.symint(env.create_size(n, SizeSource(LocalSource("x"), n), Dim.DYNAMIC))
+        for n in (5, 7, 6)[: rank - 2]
+    ]
+    x = torch.randn(2, 3, *[4] * (rank - 2))
+    if channels_last and rank == 4:
+        x = x.to(memory_format=torch.channels_last)
+    options = {"mode": mode, "antialias": antialias}
+    with FakeMode():
+        got = symbolic_form(torch.nn.functional.interpolate, [from_real(x), sizes], options)
+    wanted = torch.nn.functional.interpolate(x, [int(n) for n in (5, 7, 6)[: rank - 2]], **options)
+    assert not list(env.specialized())
+    assert tuple(int(n) for n in got._sizes) == wanted.shape
+    assert tuple(int(n) for n in got._strides) == wanted.stride()
+
+
 def test_others_are_pytorchs() -> None:
     x = torch.randn(2, 3, 4)
     assert batched_matmul(x, x.mT) is NotImplemented

@@ -1,7 +1,7 @@
 """Calls that PyTorch computes with the numbers of their sizes, in terms of some that it does not.
 
 Where it asks for numbers, a symbolic size would be tied to the example's. Up to 2.14 it does so for
-`matmul` of more than two dimensions, and for attention on a GPU.
+`matmul` of more than two dimensions, for attention on a GPU, and for `interpolate`.
 """
 
 from __future__ import annotations
@@ -67,6 +67,43 @@ def _attention(query: Tensor, *args: Any, **kwargs: Any) -> Any:
     return attention(query, *args, **kwargs)
 
 
+_RESIZES = {
+    **{("nearest", n + 2): f"upsample_nearest{n}d" for n in (1, 2, 3)},
+    **{("nearest-exact", n + 2): f"_upsample_nearest_exact{n}d" for n in (1, 2, 3)},
+    ("linear", 3): "upsample_linear1d",
+    ("bilinear", 4): "upsample_bilinear2d",
+    ("bicubic", 4): "upsample_bicubic2d",
+    ("trilinear", 5): "upsample_trilinear3d",
+}
+
+
+def _interpolate(
+    x: Tensor,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
+    antialias: bool = False,
+) -> Any:
+    """`interpolate` to sizes that are symbolic."""
+    name = _RESIZES.get((mode, x.dim()))
+    sizes = list(size) if isinstance(size, (list, tuple)) else [size] * (x.dim() - 2)
+    if (
+        name is None
+        or scale_factor is not None
+        or recompute_scale_factor is not None
+        or len(sizes) != x.dim() - 2
+        or not any(isinstance(n, torch.SymInt) for n in sizes)
+        or (antialias and name not in ("upsample_bilinear2d", "upsample_bicubic2d"))
+    ):
+        return NotImplemented
+    operator_ = getattr(torch.ops.aten, f"_{name}_aa" if antialias else name)
+    if "nearest" in mode:
+        return NotImplemented if align_corners is not None else operator_.default(x, sizes)
+    return operator_.default(x, sizes, bool(align_corners))
+
+
 def _broadcast(a: list[Any], b: list[Any]) -> list[Any]:
     """The sizes that both expand to; a symbolic size is never 1 (`expand` checks the rest)."""
     rank = max(len(a), len(b))
@@ -81,6 +118,7 @@ SYMBOLIC_FORMS: Mapping[Any, Callable[..., Any]] = {
     torch.Tensor.__matmul__: _matmul,
     torch.nn.functional.linear: _linear,
     torch.nn.functional.scaled_dot_product_attention: _attention,
+    torch.nn.functional.interpolate: _interpolate,
 }
 """What stands for a call, by its function, where it gives a result (not NotImplemented)."""
 

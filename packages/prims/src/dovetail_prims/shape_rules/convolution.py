@@ -12,6 +12,7 @@ from dovetail_prims.shape_rules.layout import (
     channels_last,
     contiguous,
     fresh,
+    insisted,
     suggests_channels_last,
 )
 
@@ -232,6 +233,26 @@ def adaptive_avg_pool2d_backward(grad: FakeTensor, x: FakeTensor) -> FakeTensor:
     return _like_suggested(x)
 
 
+def upsample(x: FakeTensor, output_size: Sequence[Size], *rest: Any) -> FakeTensor:
+    """The resizing of a row, an image or a volume, where PyTorch's meta kernel wants numbers."""
+    sizes = (*x._sizes[:2], *output_size)
+    if len(sizes) != len(x._sizes) or all(type(n) is int for n in (*sizes, *x._sizes)):
+        return NotImplemented  # type: ignore[no-any-return]
+    for size in sizes[1:]:
+        if not insisted(size > 0):
+            raise RuntimeError(f"Input and output sizes should be greater than 0: {sizes}")
+    strides = channels_last(sizes) if suggests_channels_last(x) else contiguous(sizes)
+    return make(sizes, strides, x._dtype, x._device)
+
+
+_UPSAMPLES = (
+    *(f"{kind}{rank}d" for kind in ("upsample_nearest", "_upsample_nearest_exact")
+      for rank in (1, 2, 3)),
+    "upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d",
+    "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
+)  # fmt: skip
+
+
 def rules() -> dict[str, Callable[..., Any]]:
     """The table of this family."""
     return {
@@ -243,4 +264,5 @@ def rules() -> dict[str, Callable[..., Any]]:
         "avg_pool2d_backward.default": max_pool2d_backward,
         "_adaptive_avg_pool2d.default": adaptive_avg_pool2d,
         "_adaptive_avg_pool2d_backward.default": adaptive_avg_pool2d_backward,
+        **{f"{name}.default": upsample for name in _UPSAMPLES},
     }

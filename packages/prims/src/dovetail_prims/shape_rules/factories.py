@@ -15,6 +15,7 @@ from dovetail_prims.shape_rules.layout import (
     contiguous,
     empty_like_strides,
     fresh,
+    insisted,
     number_dtype,
 )
 
@@ -52,7 +53,7 @@ def empty(
         return NotImplemented
     sizes = tuple(size)
     for s in sizes:
-        if s < 0:
+        if not insisted(s >= 0):
             raise RuntimeError(
                 f"Trying to create tensor with negative dimension {s}: {list(sizes)}"
             )
@@ -107,7 +108,7 @@ def _arange(start: Any, end: Any, step: Any, dtype: Any, options: dict[str, Any]
         dtype = torch.int64 if ints else torch.get_default_dtype()
     if step == 0:
         raise RuntimeError("step must be nonzero")
-    if (end < start) if step > 0 else (end > start):
+    if not insisted((end >= start) if step > 0 else (end <= start)):
         raise RuntimeError("upper bound and lower bound inconsistent with step sign")
     if all(isinstance(n, (int, torch.SymInt)) for n in numbers):
         count = end - start

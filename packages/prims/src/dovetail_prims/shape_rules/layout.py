@@ -42,6 +42,14 @@ def settled(question: Any) -> bool:
     return question if type(question) is bool else bool(question.node.answer_of_layout())
 
 
+def insisted(relation: Any) -> bool:
+    """Whether a relation that an operator itself insists on holds. One about a number that only
+    data tells does, from here on: the operator's call is its check."""
+    if isinstance(relation, torch.SymBool):
+        return bool(relation.node.expect_true("", 0))
+    return bool(relation)
+
+
 def contiguous(sizes: Sizes) -> Sizes:
     """The strides of a fresh contiguous tensor (a size of 0 counts as 1)."""
     n = len(sizes)
