@@ -619,6 +619,25 @@ def inference_and_gradients(x):
     return y.requires_grad, x * _weight
 
 
+@construct()
+def a_leaf_made_inside(x):
+    z = torch.zeros_like(x).requires_grad_()
+    return (z * _weight).relu() + x
+
+
+@construct(graphs=None, breaks=1)
+def a_leaf_made_inside_is_returned(x):
+    z = torch.zeros_like(x).requires_grad_(True)
+    y = z + 1
+    return y, z, z.is_leaf
+
+
+@construct(graphs=None, breaks=1)
+def nothing_but_a_leaf_made_inside_requires_a_gradient(x):
+    y = (x.detach().requires_grad_() * 2).sum()
+    return y
+
+
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)
 def test_construct(case: Case) -> None:
     run_case(case)

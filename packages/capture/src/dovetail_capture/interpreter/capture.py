@@ -195,6 +195,7 @@ class _Attempt:
                     raise CannotRebuild("a lock that is held")
                 end = self._broken_end(rebuilder)
             rebuilder.changes()
+            self._check_made_leaves(rebuilder)
             rebuilder.under_locks()
             rebuilder.modes()
             rebuilder.grad_mode(grad_mode, torch.is_grad_enabled())
@@ -211,6 +212,21 @@ class _Attempt:
                 step = self.first_step
             return _Break(step, _graph_break(reason), moves_back=True)
         return _End(rebuilder, end)
+
+    def _check_made_leaves(self, rebuilder: Rebuilder) -> None:
+        """A compiler differentiates a graph for the inputs that require a gradient; if none does,
+        what only requires_grad_() makes require one would come out without."""
+        made = self.session.made_leaves
+        if not made or any(value.fake.requires_grad for value in self._input_tensors()):
+            return
+        for node in rebuilder.outputs:
+            fake = node.meta.get("val")
+            if isinstance(fake, torch.Tensor) and fake.requires_grad:
+                raise CannotRebuild("what depends on requires_grad_()", min(made.values()))
+
+    def _input_tensors(self) -> list[TensorValue]:
+        values = [value for _, value in self.session.inputs]
+        return [value for value in values if isinstance(value, TensorValue)]
 
     def _broken_end(self, rebuilder: Rebuilder) -> FrameEnd:
         frame = self.frame

@@ -209,6 +209,9 @@ class Rebuilder:
     def _tensor(self, item: TensorValue) -> r.Recipe:
         if not self.vm.session.recorder.owns(item.node):
             raise CannotRebuild("a tensor of the inside of a transformed function")
+        if id(item) in self.vm.session.made_leaves:
+            born = self.vm.session.made_leaves[id(item)]
+            raise CannotRebuild("a tensor that requires_grad_() made a leaf", born)
         position = self._positions.get(item.node)
         if position is None:
             position = self._positions[item.node] = len(self.outputs)

@@ -70,6 +70,7 @@ class Session:
         self.attribute_writes: dict[int, tuple[Value, DictValue]] = {}
         # (function, arguments, keyword arguments): messages, written after the graph has run
         self.calls_for_effect: list[tuple[Any, list[Value], dict[str, Value]]] = []
+        self.made_leaves: dict[int, int] = {}  # ids of values -> the step that made them leaves
         # The program's stack of torch function modes, innermost last; those at the frame's start;
         # the one that answers at this moment.
         self.function_modes: list[Value] = []

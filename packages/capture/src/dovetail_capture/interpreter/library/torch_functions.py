@@ -167,10 +167,16 @@ def tensor_hash(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 def tensor_requires_grad_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     obj = args[0]
     assert isinstance(obj, TensorValue)
-    wanted = vm.truth(args[1]) if len(args) > 1 else True
+    given = args[1:] or list(kwargs.values())
+    wanted = vm.truth(given[0]) if given else True
     if obj.fake.requires_grad == wanted:
         return obj
-    raise GraphBreakSignal("requires_grad_() that changes a tensor")
+    if not wanted or obj.source is not None or not obj.fake.dtype.is_floating_point:
+        raise GraphBreakSignal("requires_grad_() that changes a tensor")
+    # A tensor made in the frame becomes a leaf. The graph's outputs are no leaves: it must not
+    # leave the frame.
+    vm.session.made_leaves[id(obj)] = vm.frames[0].steps
+    return vm.record("call_method", "requires_grad_", [obj], {})
 
 
 # --- torch's state -------------------------------------------------------------------------------
