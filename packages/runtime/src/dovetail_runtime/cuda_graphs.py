@@ -41,8 +41,9 @@ _MOST_RECORDINGS = 8
 _MOST_COPIED_BYTES = 32 << 20
 # Launches matter unless the GPU takes this many times as long as the CPU.
 _SLACK = 2.0
-# So many shapes are watched for their second call.
-_MOST_WATCHED = 64
+# So many shapes are watched at once, each for so many calls until it is clear which inputs move.
+_MOST_SHAPES = 64
+_MOST_WATCHED = 5
 
 _MOVED = "inputs were elsewhere than when the graph was recorded"
 _IN_USE = "results of an earlier call, which a replay would have overwritten, were still in use"
@@ -50,10 +51,13 @@ _IN_USE = "results of an earlier call, which a replay would have overwritten, we
 
 @dataclass
 class _Shapes:
-    """Calls with inputs of the same shapes. `stay`: addresses of the inputs that have not moved so
-    far. `moved`: what was elsewhere in the last call, of what the recording takes for static."""
+    """Calls with inputs of the same shapes. `places`: addresses of the inputs in the last call that
+    was watched; `moving`: those that were elsewhere than in the call before. `moved`: what was
+    elsewhere in the last call, of what the recording takes for static."""
 
-    stay: dict[int, int]
+    places: dict[int, int]
+    moving: frozenset[int] | None = None
+    watched: int = 1
     timing: Timing | None = None
     recording: Recording | None = None
     recordings: int = 0
@@ -68,8 +72,9 @@ class _Shapes:
 class GraphedArtifact:
     """Calls like the artifact, through CUDA graphs where that works.
 
-    The first call of some shapes runs the plan; the second is recorded, and what did not move
-    between the two (and the positions `static_inputs`) is taken for static.
+    The first calls of some shapes run the plan, until it is clear which inputs move from call to
+    call: the second is recorded if none did, else the first in which the same ones moved as before.
+    The others (and the positions `static_inputs`) are taken for static.
 
     Results are copies, but those at the positions `held_outputs`: they lie in the graph's memory,
     and while one is alive the plan runs instead of the graph. That is for what is short-lived: what
@@ -171,15 +176,16 @@ class GraphedArtifact:
         return self._after_a_wait(shapes, in_use, inputs)
 
     def _watch(self, key: Any, inputs: tuple[Input, ...]) -> None:
-        if len(self._shapes) >= _MOST_WATCHED:
-            waiting = [k for k, s in self._shapes.items() if s.recording is None]
-            del self._shapes[waiting[0]]
+        if len(self._shapes) >= _MOST_SHAPES:
+            del self._shapes[next(k for k, s in self._shapes.items() if s.recording is None)]
         self._shapes[key] = _Shapes(_addresses(inputs))
 
     def _decided(self, shapes: _Shapes, inputs: tuple[Input, ...]) -> Recording | Timing | None:
         """Not the first call of these shapes, and none is recorded yet."""
-        now = _addresses(inputs)
-        shapes.stay = {i: a for i, a in shapes.stay.items() if now.get(i) == a}
+        before, shapes.places = shapes.places, _addresses(inputs)
+        known, shapes.moving = shapes.moving, _differing(before, shapes.places)
+        shapes.watched += 1
+        settled = not shapes.moving or shapes.moving == known or shapes.watched >= _MOST_WATCHED
         if self.only_launch_bound:
             if shapes.timing is None:
                 shapes.timing = Timing()
@@ -190,7 +196,7 @@ class GraphedArtifact:
             if reason is not None:
                 self._refuse(shapes, reason)
                 return None
-        return self._recorded(shapes, inputs)
+        return self._recorded(shapes, inputs) if settled else None
 
     def _recorded(self, shapes: _Shapes, inputs: tuple[Input, ...]) -> Recording | None:
         reason = self._reason_against(inputs)
@@ -200,10 +206,13 @@ class GraphedArtifact:
             self._refuse(shapes, reason)
             return None
         shapes.recordings += 1
+        moving = (shapes.moving or frozenset()) - self.static_inputs
         stays = {
             i
-            for i in (self.static_inputs | shapes.stay.keys())
-            if shapes.moves[i] < _MOVES_BEFORE_COPYING and isinstance(inputs[i], torch.Tensor)
+            for i, value in enumerate(inputs)
+            if isinstance(value, torch.Tensor)
+            and i not in moving
+            and shapes.moves[i] < _MOVES_BEFORE_COPYING
         }
         try:
             shapes.recording = record(
@@ -221,7 +230,8 @@ class GraphedArtifact:
 
     def _refuse(self, shapes: _Shapes, reason: str) -> None:
         shapes.refused = True
-        self._reasons.append(reason)
+        if reason not in self._reasons:
+            self._reasons.append(reason)
         self._never = self._one_shape
 
     def _after_a_move(
@@ -251,7 +261,7 @@ class GraphedArtifact:
 
     def _recorded_anew(self, shapes: _Shapes, inputs: tuple[Input, ...]) -> Recording | None:
         assert shapes.recording is not None
-        shapes.stay = dict.fromkeys(shapes.recording.stays, 0)
+        shapes.moving = frozenset(shapes.recording.copied)
         self.pool.bytes -= shapes.recording.bytes
         shapes.recording = None
         shapes.moved = {}
@@ -288,6 +298,10 @@ def _against(timing: Timing) -> str | None:
 
 def _addresses(inputs: tuple[Input, ...]) -> dict[int, int]:
     return {i: address(v) for i, v in enumerate(inputs) if isinstance(v, torch.Tensor)}
+
+
+def _differing(before: dict[int, int], now: dict[int, int]) -> frozenset[int]:
+    return frozenset(i for i, place in now.items() if before.get(i) != place)
 
 
 def shape_key(inputs: Iterable[Input]) -> tuple[Any, ...]:

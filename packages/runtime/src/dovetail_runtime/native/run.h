@@ -520,6 +520,9 @@ class Runner {
   void keep(CallAten& step, size_t position, at::Tensor tensor) {
     if (position >= step.outputs.size() || step.outputs[position] < 0) return;
     Slot& slot = frame_.slots[step.outputs[position]];
+    if (tensor.defined() && (tensor.is_conj() || tensor.is_neg())) {
+      tensor = tensor.resolve_conj().resolve_neg();  // memory holds the values that are meant
+    }
     if (!step.expected.empty() && step.expected[position] && tensor.defined()) {
       compare(step, position, tensor, *step.expected[position]);
     }
