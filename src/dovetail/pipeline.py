@@ -23,6 +23,7 @@ from dovetail_autograd_aot import (
     AotLog,
     JointGraph,
     PartitionedGraph,
+    Signature,
     aot_compile,
     min_cut_partition,
 )
@@ -87,19 +88,19 @@ class CompilerBackend:
         static = frozenset(
             i for i, v in enumerate(example_inputs) if isinstance(v, torch.nn.Parameter)
         )
-        shown = 0  # results of the forward that the caller gets; the others are for the backward
+        kept = frozenset[int]()  # by the caller, of the forward's results
 
         def partition(joint: JointGraph) -> PartitionedGraph:
-            nonlocal shown
+            nonlocal kept
             parts = _partition(joint)
-            shown = parts.signature.num_forward_outputs
+            kept = _kept_by_the_caller(parts.signature)
             return parts
 
         def forward_compiler(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-            return self._compile(graph, inputs, static, shown, training)
+            return self._compile(graph, inputs, static, kept, training)
 
         def backward_compiler(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-            return self._compile(graph, inputs, frozenset(), 0, training)
+            return self._compile(graph, inputs, frozenset(), frozenset(), training)
 
         start, known = time.perf_counter(), len(self.compiled)
         run = aot_compile(
@@ -120,11 +121,11 @@ class CompilerBackend:
         gm: GraphModule,
         example_inputs: Sequence[Any],
         static: frozenset[int],
-        shown: int,
+        kept: frozenset[int],
         training: bool,
     ) -> Callable[..., Any]:
         """One functional graph made callable. The inputs at the positions `static` stay where they
-        are; the caller gets the first `shown` results, autograd the others."""
+        are; results are short-lived but those at the positions `kept`."""
         try:
             artifact = self.compile_functional(gm, example_inputs)
         except Exception as error:
@@ -133,7 +134,7 @@ class CompilerBackend:
             reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
 
             def compile_at(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-                return self._compile(graph, inputs, static, shown, training)
+                return self._compile(graph, inputs, static, kept, training)
 
             return PerSize(gm, reason, compile_at, self.per_size_compiles.append)
         asked_for = self.options.cudagraphs
@@ -146,7 +147,7 @@ class CompilerBackend:
             artifact,
             self._pool,
             static,
-            held_outputs=frozenset(range(shown, len(artifact.plan.outputs))),
+            held_outputs=frozenset(range(len(artifact.plan.outputs))) - kept,
             memory_budget=None if asked_for else LAUNCH_BOUND_BYTES,
             only_launch_bound=not asked_for,
         )
@@ -163,6 +164,13 @@ class CompilerBackend:
         artifact = load(plan)
         self.compiled.append(CompiledGraph(plan, planned - start, time.perf_counter() - planned))
         return artifact
+
+
+def _kept_by_the_caller(signature: Signature) -> frozenset[int]:
+    """Positions of the forward's results that become the caller's: not what is written back into
+    inputs, nor what is saved for the backward."""
+    written_back = range(signature.num_fresh, signature.num_fresh + len(signature.mutated))
+    return frozenset(range(signature.num_forward_outputs)) - frozenset(written_back)
 
 
 def _partition(joint: JointGraph) -> PartitionedGraph:
