@@ -6,7 +6,6 @@ from dovetail_capture import (
     assume_constant_result,
     disable,
     error_on_graph_break,
-    explain,
     explain_guards,
     graph_break,
     is_compiling,
@@ -21,11 +20,13 @@ from dovetail_capture import (
 
 from dovetail.backends import list_backends
 from dovetail.compiler import compile
+from dovetail.explanation import Explanation, explain
 from dovetail.options import Options
 from dovetail.report import Report, report
 
 __all__ = [
     "CaptureError",
+    "Explanation",
     "Options",
     "Report",
     "allow_in_graph",

@@ -51,9 +51,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _explain(arguments: argparse.Namespace) -> int:
     import torch
-    from dovetail_capture import explain
 
     from dovetail.bench.models import resolve
+    from dovetail.explanation import explain
 
     try:
         builder = resolve(arguments.model)

@@ -27,6 +27,10 @@ class Options:
     max_autotune: measure kernel choices instead of modelling them.
     guard_filter_fn: given a list of `dovetail_capture.GuardFilterEntry`, tells of each whether it
         is kept; what it drops is never checked.
+    activation_memory_budget: from 0 to 1, how much of what is saved for the backward by default is
+        saved; the rest is computed again. `report` and `explain` tell what is saved.
+    fallback_random: random numbers (dropout, samplers) are eager's very numbers. They always are:
+        eager's own kernels draw them, in eager's order, so this changes nothing.
     """
 
     recompile_limit: int = 8
@@ -34,6 +38,8 @@ class Options:
     launch_bound_cudagraphs: bool = True
     max_autotune: bool = False
     guard_filter_fn: Callable[..., Any] | None = None
+    activation_memory_budget: float = 1.0
+    fallback_random: bool = True
 
 
 MODES: Mapping[str, Options] = {
@@ -62,6 +68,11 @@ def resolve_options(mode: str | None, options: Mapping[str, Any] | None) -> Opti
         if name == "guard_filter_fn":
             if value is not None and not callable(value):
                 raise TypeError(f"option {name!r} takes a function, got {type(value).__name__}")
+        elif name == "activation_memory_budget":
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise TypeError(f"option {name!r} takes float, got {type(value).__name__}")
+            if not 0 <= value <= 1:
+                raise ValueError(f"option {name!r} takes a number from 0 to 1, got {value}")
         elif type(value) is not known[name]:
             raise TypeError(
                 f"option {name!r} takes {known[name].__name__}, got {type(value).__name__}"

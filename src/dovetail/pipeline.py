@@ -92,7 +92,7 @@ class CompilerBackend:
 
         def partition(joint: JointGraph) -> PartitionedGraph:
             nonlocal kept
-            parts = _partition(joint)
+            parts = cut(joint, self.options)
             kept = _kept_by_the_caller(parts.signature)
             return parts
 
@@ -173,9 +173,11 @@ def _kept_by_the_caller(signature: Signature) -> frozenset[int]:
     return frozenset(range(signature.num_forward_outputs)) - frozenset(written_back)
 
 
-def _partition(joint: JointGraph) -> PartitionedGraph:
+def cut(joint: JointGraph, options: Options) -> PartitionedGraph:
     """Cut in two after layouts are chosen, so that what is saved is saved in them."""
-    return min_cut_partition(replace(joint, gm=prefer_channels_last(joint.gm)))
+    laid_out = replace(joint, gm=prefer_channels_last(joint.gm))
+    budget = options.activation_memory_budget
+    return min_cut_partition(laid_out, activation_memory_budget=budget)
 
 
 def aot_eager(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -21,7 +21,8 @@ class Report:
     `per_float_compiles` frames that are compiled for each value of a float, and why.
     `cudagraphs` counts the CUDA graphs that are recorded so far; `cudagraph_skips` says what was
     not recorded or replayed, and why.
-    `autograd` tells what AOT autograd did beside compiling: graphs for other placements of inputs.
+    `autograd` tells of AOT autograd: bytes saved for each backward, graphs for other placements of
+    inputs, backwards with `create_graph`, compiled or not.
     `forward_launches` counts the first graph's launches of each distinct kernel.
     `tracing_s` is capture, joint tracing, decomposition and partitioning, of all graphs.
     `kernels` and `extern_calls` are summed over the compiled graphs, one call of each.
@@ -102,5 +103,5 @@ def report(compiled: Any) -> Report:
         forward_launches=graphs[0].launches if graphs else (),
         cudagraphs=sum(g.recorded for g in ours.graphed) if ours is not None else 0,
         cudagraph_skips=tuple(s for g in ours.graphed for s in g.skips()) if ours else (),
-        autograd=tuple(ours.aot.lines()) if ours is not None else (),
+        autograd=tuple(ours.aot.lines(named=False)) if ours is not None else (),
     )

@@ -8,10 +8,17 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from aot_testing import TABLES, as_graph, lift
-from dovetail_autograd_aot import default_partition, min_cut_partition, trace_joint
+from aot_testing import TABLES, as_graph, lift, run_fx
+from dovetail_autograd_aot import (
+    AotLog,
+    aot_compile,
+    default_partition,
+    min_cut_partition,
+    trace_joint,
+)
 from dovetail_autograd_aot.bench import LanguageModel
 from dovetail_autograd_aot.max_flow import FlowNetwork
+from dovetail_autograd_aot.op_info import draws_random_numbers
 from dovetail_autograd_aot.outputs import is_view_node
 from dovetail_prims import exact_comparisons
 
@@ -245,3 +252,58 @@ def test_what_is_compared_with_its_reduction_is_not_computed_again(reduce):
     for node in graph.nodes:
         if node.target in comparing:
             assert not made_again.intersection(node.all_input_nodes[-2:]), node.format_node()
+
+
+def layers(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor]:
+    for w in weights:
+        x = F.layer_norm(F.gelu(x @ w), (x.shape[-1],)) + x
+    return ((x.softmax(-1) * x).sum(),)
+
+
+def test_a_budget_bounds_what_is_saved() -> None:
+    """Fewer bytes the smaller the budget, and each time the same gradients."""
+    inputs = [torch.randn(32, 16), *(torch.randn(16, 16) for _ in range(6))]
+    for t in inputs:
+        t.requires_grad_()
+    traced = joint(layers, *inputs)
+    expected = torch.autograd.grad(layers(*inputs)[0], inputs)
+    full = min_cut_partition(traced).saved_bytes
+    sizes, again = [], []
+    for budget in (0, 0.2, 0.4, 0.6, 0.8, 1):
+        parts = min_cut_partition(traced, activation_memory_budget=budget)
+        sizes.append(parts.saved_bytes)
+        log = AotLog()
+        run = aot_compile(
+            as_graph(layers, len(inputs)), inputs, forward_compiler=run_fx, log=log,
+            decompositions=TABLES["core"],
+            partition=lambda j, budget=budget: min_cut_partition(
+                j, activation_memory_budget=budget
+            ),
+        )  # fmt: skip
+        (out,) = run(*inputs)
+        for ours, eager in zip(torch.autograd.grad(out, inputs), expected, strict=True):
+            torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-4)
+        (saved,) = log.saved
+        assert saved.bytes == parts.saved_bytes <= budget * full
+        assert f"{saved.bytes:,} bytes" in "\n".join(log.lines())
+        again.append(saved.recomputed)
+    assert sizes == sorted(sizes) and sizes[0] == 0 and len(set(sizes)) > 3
+    assert again == sorted(again, reverse=True)
+
+
+def test_a_budget_computes_nothing_random_again() -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor]:
+        return (F.dropout(x @ w, 0.5).sin().sum(),)
+
+    x, w = p(8, 8), p(8, 8)
+    parts = min_cut_partition(joint(fn, x, w), activation_memory_budget=0)
+    drawn = [n for n in parts.backward.graph.nodes if draws_random_numbers(n)]
+    products = [n for n in parts.backward.graph.nodes if n.target is torch.ops.aten.mm.default]
+    assert not drawn and len(products) == 3  # the forward's once more, and two gradients
+    assert parts.saved_bytes > 0  # what was drawn
+
+
+@pytest.mark.parametrize("budget", [-0.1, 1.1])
+def test_a_budget_is_a_part(budget: float) -> None:
+    with pytest.raises(ValueError, match="not 0 to 1"):
+        min_cut_partition(joint(lambda a: (a.sin().sum(),), p(2)), activation_memory_budget=budget)

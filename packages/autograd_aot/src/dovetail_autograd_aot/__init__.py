@@ -1,6 +1,6 @@
 """Ahead-of-time joint forward and backward tracing."""
 
-from dovetail_autograd_aot.aot_log import AotLog
+from dovetail_autograd_aot.aot_log import AotLog, SavedSet
 from dovetail_autograd_aot.compiled_function import aot_compile
 from dovetail_autograd_aot.graphs import (
     JointGraph,
@@ -22,6 +22,7 @@ __all__ = [
     "OutputInfo",
     "OutputKind",
     "PartitionedGraph",
+    "SavedSet",
     "Signature",
     "TraceError",
     "ViewStep",

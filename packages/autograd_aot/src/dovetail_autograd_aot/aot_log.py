@@ -6,7 +6,59 @@ import logging
 from collections import Counter
 from dataclasses import dataclass, field
 
+from dovetail_prims.fake_tensor import FakeTensor
+
+from dovetail_autograd_aot.graphs import PartitionedGraph
+from dovetail_autograd_aot.values import hint, value_bytes
+
 _logger = logging.getLogger("dovetail.autograd")
+
+
+# As many of the values that a graph saves are named, the largest.
+_NAMED = 8
+
+
+@dataclass(frozen=True)
+class SavedSet:
+    """What one forward keeps for its backward beyond its inputs: (name, shape and dtype, bytes),
+    the largest first; `recomputed` counts operators of the forward that the backward runs again."""
+
+    values: tuple[tuple[str, str, int], ...]
+    recomputed: int
+
+    @property
+    def bytes(self) -> int:
+        """Of all values together, at the sizes of the first call."""
+        return sum(size for _, _, size in self.values)
+
+    def as_text(self) -> str:
+        """One line, and one for each of the largest values."""
+        lines = [
+            f"saved for the backward: {len(self.values)} values, {self.bytes:,} bytes; "
+            f"{self.recomputed} operators run again"
+        ]
+        lines += [f"  {name} {kind}: {size:,} bytes" for name, kind, size in self.values[:_NAMED]]
+        if len(self.values) > _NAMED:
+            lines.append(f"  and {len(self.values) - _NAMED} more")
+        return "\n".join(lines)
+
+
+def saved_set(parts: PartitionedGraph) -> SavedSet:
+    """What a cut saves."""
+    assert parts.backward is not None
+    placeholders = [n for n in parts.backward.graph.nodes if n.op == "placeholder"]
+    found = []
+    for node in placeholders[len(parts.saved_primals) : len(parts.saved)]:
+        value = node.meta["val"]
+        kind = type(value).__name__
+        if isinstance(value, FakeTensor):
+            sizes = ", ".join(str(hint(s)) for s in value._sizes)
+            kind = f"({sizes}) {str(value._dtype).removeprefix('torch.')}"
+        found.append((node.name, kind, value_bytes(value)))
+    found.sort(key=lambda row: -row[2])
+    forward = {n.name for n in parts.forward.graph.nodes if n.op == "call_function"}
+    again = [n for n in parts.backward.graph.nodes if n.op == "call_function"]
+    return SavedSet(tuple(found), sum(n.name in forward for n in again))
 
 
 @dataclass
@@ -16,13 +68,15 @@ class AotLog:
     `placements` counts compilations of a graph anew because inputs that share memory lay otherwise
     in it, and `placements_dropped` those given up since for newer ones (they are compiled anew if
     inputs come to lie so again). `double_backwards` counts compilations of a backward with
-    `create_graph`; `replays` calls of one that ran eager's operators instead, by reason.
+    `create_graph`; `replays` calls of one that ran eager's operators instead, by reason. `saved`
+    has an entry for each graph with a backward.
     """
 
     placements: int = 0
     placements_dropped: int = 0
     double_backwards: int = 0
     replays: Counter[str] = field(default_factory=Counter)
+    saved: list[SavedSet] = field(default_factory=list)
 
     def note_double_backward(self) -> None:
         """A backward with `create_graph` was compiled."""
@@ -34,9 +88,11 @@ class AotLog:
             _logger.warning("backward with create_graph runs uncompiled: %s", reason)
         self.replays[reason] += 1
 
-    def lines(self) -> list[str]:
-        """What there is to tell, for people."""
-        found = []
+    def lines(self, *, named: bool = True) -> list[str]:
+        """What there is to tell, for people; with `named`, which values are saved."""
+        found = [kept.as_text() for kept in self.saved]
+        if not named:
+            found = [text.splitlines()[0] for text in found]
         if self.placements:
             dropped = f", {self.placements_dropped} dropped" if self.placements_dropped else ""
             found.append(

@@ -17,7 +17,7 @@ from dovetail_prims.fake_tensor import FakeTensor
 from torch import Tensor
 from torch.fx import GraphModule
 
-from dovetail_autograd_aot.aot_log import AotLog
+from dovetail_autograd_aot.aot_log import AotLog, saved_set
 from dovetail_autograd_aot.double_backward import DoubleBackward
 from dovetail_autograd_aot.epilogue import make_epilogue
 from dovetail_autograd_aot.graphs import JointGraph, PartitionedGraph, Signature
@@ -113,7 +113,13 @@ def _compile(
     )
     parts = partition(joint)
     forward = forward_compiler(parts.forward, example_values(parts.forward))
+    unresolved = [
+        i
+        for i, v in enumerate((*example_inputs, *joint.constants_lifted))
+        if isinstance(v, Tensor) and (v.is_conj() or v.is_neg())
+    ]
     if parts.backward is None:
+        forward = _resolving(forward, unresolved)
         # The captured operators must not be recorded by autograd (a Plan would not be, but the
         # forward may be any callable).
         shield = torch.is_grad_enabled() and any(
@@ -121,6 +127,7 @@ def _compile(
             for v in (*example_inputs, *joint.constants_lifted)
         )
         return joint, _inference(joint, parts, forward, shield)
+    log.saved.append(saved_set(parts))
     ends = (*_sizes_of(parts.forward), *_sizes_of(parts.backward))
     symbolic = any(isinstance(v, (torch.SymInt, torch.SymFloat)) for v in ends)
     lazy = _LazyBackward(parts, backward_compiler, 0 if symbolic else MAX_VARIANTS)
@@ -143,7 +150,21 @@ def _compile(
             )
 
     double = DoubleBackward(gm, joint, compile_second, log)
-    return joint, _training(joint, parts, forward, lazy, double)
+    return joint, _training(joint, parts, forward, lazy, double, unresolved)
+
+
+def _resolving(run: Callable[..., Any], unresolved: list[int]) -> Callable[..., Any]:
+    """`run`, given values instead of the lazy conjugates and negatives among its inputs."""
+    if not unresolved:
+        return run
+
+    def resolved(*inputs: Any) -> Any:
+        values = list(inputs)
+        for i in unresolved:
+            values[i] = values[i].resolve_conj().resolve_neg()
+        return run(*values)
+
+    return resolved
 
 
 def _extension(joint: JointGraph) -> Callable[[tuple[Any, ...]], tuple[Any, ...]] | None:
@@ -318,12 +339,13 @@ def _training(
     forward: Compiled,
     lazy: _LazyBackward,
     double: DoubleBackward,
+    unresolved: list[int],
 ) -> Callable[..., tuple[Any, ...]]:
     signature = parts.signature
     extend = _extension(joint)
     epilogue = make_epilogue(signature)
     function = make_autograd_function(parts, forward, lazy.variant, double)
-    apply = function.apply
+    apply = _resolving(function.apply, unresolved)
     if not torch.is_grad_enabled():
         # Called under no_grad, with a region inside that switches gradients on.
         apply = torch.enable_grad()(apply)

@@ -26,6 +26,7 @@ from dovetail_autograd_aot.graphs import JointGraph, PartitionedGraph, SavedAlia
 from dovetail_autograd_aot.max_flow import INFINITE, FlowNetwork
 from dovetail_autograd_aot.op_info import draws_random_numbers
 from dovetail_autograd_aot.outputs import is_view_node, view_root
+from dovetail_autograd_aot.recompute import may_run_twice, work_for_a_byte
 from dovetail_autograd_aot.values import value_bytes
 
 aten = torch.ops.aten
@@ -48,9 +49,49 @@ def default_partition(joint: JointGraph) -> PartitionedGraph:
     return _cut(joint, _used_by_backward)
 
 
-def min_cut_partition(joint: JointGraph) -> PartitionedGraph:
-    """Save the fewest bytes that the backward can be computed from cheaply."""
-    return _cut(joint, _min_cut)
+def min_cut_partition(
+    joint: JointGraph, *, activation_memory_budget: float = 1.0
+) -> PartitionedGraph:
+    """Save the fewest bytes that the backward can be computed from cheaply.
+
+    With an `activation_memory_budget` below one, only that part of the bytes between the least
+    there can be (budget 0: all that may run twice does) and those is saved, and so more is
+    computed again. What the user tagged as checkpointed regions stays as it is.
+    """
+    if not 0 <= activation_memory_budget <= 1:
+        raise ValueError(f"an activation_memory_budget of {activation_memory_budget}, not 0 to 1")
+    return _cut(joint, lambda roles: _within(roles, activation_memory_budget))
+
+
+def _within(roles: _Roles, budget: float) -> set[Node]:
+    """The minimum cut that keeps to the budget, with as little as possible computed again."""
+    best = _min_cut(roles)
+    if budget >= 1:
+        return best
+    costly = [
+        n for n in roles.nodes
+        if not roles.tangent_bits[n] and not roles.may_recompute(n) and may_run_twice(n)
+        and n not in roles.regions
+    ]  # fmt: skip
+    costly.sort(key=work_for_a_byte)
+    least = _min_cut(roles, frozenset(costly))
+    allowed = _bytes(roles, least) + budget * (_bytes(roles, best) - _bytes(roles, least))
+    # The more may run twice, the fewer bytes a cut has.
+    low, high, found = 0, len(costly), least
+    while low < high:
+        middle = (low + high) // 2
+        cut = _min_cut(roles, frozenset(costly[:middle]))
+        if _bytes(roles, cut) <= allowed:
+            high, found = middle, cut
+        else:
+            low = middle + 1
+    return found
+
+
+def _bytes(roles: _Roles, saved: set[Node]) -> int:
+    """The bytes kept beyond the primals."""
+    own = (n for n in saved if n in roles.mutated or n.op != "placeholder")
+    return sum(value_bytes(n.meta["val"]) for n in own)
 
 
 class _Roles:
@@ -80,7 +121,9 @@ class _Roles:
                 bits |= self.tangent_bits.get(source, 0)
             self.tangent_bits[node] = bits
         self.backward = self._ancestors(
-            [g for g in self.gradients if isinstance(g, Node)], self.tangent_bits
+            [g for g in self.gradients if isinstance(g, Node)]
+            + [n for n in self.nodes if n.meta.get("checked")],
+            self.tangent_bits,
         )
         self.regions = self._regions()
         self.inside = self._inside()
@@ -167,9 +210,10 @@ def _reads_tensor(node: Node) -> bool:
     return any(isinstance(n.meta.get("val"), Tensor) for n in node.all_input_nodes)
 
 
-def _min_cut(roles: _Roles) -> set[Node]:
-    """The minimum cut between what may not be computed again and what the backward uses. Only the
-    neighbourhood of the backward's uses matters: the search stops at what must not run twice."""
+def _min_cut(roles: _Roles, costly: frozenset[Node] = frozenset()) -> set[Node]:
+    """The minimum cut between what may not be computed again (`costly` may) and what the backward
+    uses. Only the neighbourhood of those uses matters: the search stops at what must not run
+    twice."""
     network = FlowNetwork(2)
     source, sink = 0, 1
     entry: dict[Node, int] = {}
@@ -191,7 +235,7 @@ def _min_cut(roles: _Roles) -> set[Node]:
         network.add_edge(at, at + 1, _save_cost(node, roles))
         if node.op == "get_attr":
             continue  # a constant: both graphs hold it
-        if node.op == "placeholder" or not roles.may_recompute(node):
+        if node.op == "placeholder" or not (roles.may_recompute(node) or node in costly):
             network.add_edge(source, at, INFINITE)
         else:
             for read in node.all_input_nodes:

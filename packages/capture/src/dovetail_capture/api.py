@@ -218,12 +218,15 @@ def run_graph(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
     return gm.forward
 
 
-def explain(target: Any, *, dynamic: bool | None = None) -> Callable[..., Explanation]:
-    """`explain(f)(*args)` runs `f` with capture on, once, and tells what was captured."""
+def explain(
+    target: Any, *, dynamic: bool | None = None, backend: Backend = run_graph
+) -> Callable[..., Explanation]:
+    """`explain(f)(*args)` runs `f` with capture on, once, and tells what was captured. `backend`
+    gets the graphs; without one they run as they are."""
 
     def run(*args: Any, **kwargs: Any) -> Explanation:
         log = CompileLog(keep_frames=True)
-        context = make_context(target, run_graph, dynamic=dynamic, log=log)
+        context = make_context(target, backend, dynamic=dynamic, log=log)
         result = Switched(target, context.hook)(*args, **kwargs)
         frames: list[FrameRecord] = log.frames
         return Explanation(

@@ -1,0 +1,71 @@
+"""What may be computed again in the backward although it costs, to save memory: in which order.
+
+An `activation_memory_budget` below one lets operators run twice that otherwise do not: those
+first that cost least for each byte of their result.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from dovetail_prims.fake_tensor import FakeTensor
+from torch._ops import OpOverload
+from torch.fx import Node
+
+from dovetail_autograd_aot.op_info import draws_random_numbers
+from dovetail_autograd_aot.values import hint, value_bytes
+
+aten = torch.ops.aten
+
+_NEVER = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+# The dimension that a product sums over, of its first factor; and which argument that is.
+_PRODUCTS: dict[Any, int] = {
+    aten.mm.default: 0,
+    aten.bmm.default: 0,
+    aten.addmm.default: 1,
+    aten.baddbmm.default: 1,
+}
+
+
+def may_run_twice(node: Node) -> bool:
+    """Whether a second run gives the same: no random numbers, nothing that data decides the shape
+    of, no operator of the user's (it may do more than it tells)."""
+    target = node.target
+    if node.op != "call_function" or not isinstance(target, OpOverload):
+        return False
+    if target.namespace not in ("aten", "prims") or any(t in target.tags for t in _NEVER):
+        return False
+    return not draws_random_numbers(node) and "checked" not in node.meta
+
+
+def work_for_a_byte(node: Node) -> float:
+    """About how many multiplications an operator does for each byte of its result."""
+    return _work(node) / max(1, value_bytes(node.meta.get("val")))
+
+
+def _work(node: Node) -> int:
+    read = [
+        n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta.get("val"), FakeTensor)
+    ]
+    made = _elements(node.meta.get("val"))
+    position = _PRODUCTS.get(node.target)
+    if position is not None:
+        factor: Any = node.args[position]
+        return made * hint(factor.meta["val"]._sizes[-1])
+    if node.target is aten.convolution.default:
+        weight: Any = node.args[1]
+        sizes = weight.meta["val"]._sizes
+        return made * math.prod(hint(s) for s in sizes[1:])
+    if "scaled_dot_product" in str(node.target) and len(read) >= 2:
+        return _elements(read[0]) * hint(read[1]._sizes[-2]) * 2
+    return made + sum(map(_elements, read))
+
+
+def _elements(value: Any) -> int:
+    if isinstance(value, FakeTensor):
+        return math.prod(hint(s) for s in value._sizes)
+    if isinstance(value, (tuple, list)):
+        return sum(map(_elements, value))
+    return 0
