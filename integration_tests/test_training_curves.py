@@ -92,8 +92,9 @@ def test_long(name: str) -> None:
     assert_same_curve(name, 200)
 
 
-def test_short_with_dropout() -> None:
-    assert_same_curve("bert", 12, 0.1)
+@pytest.mark.parametrize("name", MODELS)
+def test_short_with_dropout(name: str) -> None:
+    assert_same_curve(name, 12, 0.1)
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.kernels import FusedKernel, KernelGraph, Step
 from dovetail_inductor.scheduler.loops import merge_vars, piece_index, replace_vars
 from dovetail_inductor.scheduler.match import Group, Match, match
+from dovetail_inductor.scheduler.order import draws_random_numbers
 from dovetail_inductor.scheduler.split_reductions import GPU_RULE, contiguous_in_rows, rule_for
 
 
@@ -51,10 +52,15 @@ class _Fuser:
         self.readers: dict[str, set[int]] = {}
         self.spans: dict[int, tuple[int, int]] = {}  # of merged units: first and last position
         self.kept = {o.buffer for o in graph.outputs if isinstance(o, Strided)}
+        drawn = ""  # what the last call that drew random numbers left: they keep their order
         for position, node in enumerate(graph.nodes):
             if isinstance(node, ExternCall):
                 writes = {name for name in node.outputs if name is not None}
-                unit = _Unit(position, position, position, None, node, writes, node.reads())
+                unit = _Unit(position, position, position, None, node, writes, set(node.reads()))
+                if draws_random_numbers(node.op):
+                    unit.reads |= {drawn} - {""}
+                    drawn = f"generator after {position}"
+                    unit.writes.add(drawn)
             else:
                 unit = self._nest_unit(position, node)
             self._add(unit)

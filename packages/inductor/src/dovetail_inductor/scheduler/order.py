@@ -82,16 +82,19 @@ def _put_off(graph: KernelGraph, owned: frozenset[str]) -> list[int]:
 def _random_pairs(graph: KernelGraph) -> Iterable[tuple[int, int]]:
     """Calls that draw random numbers, each with the next: they keep their order."""
     drawing = [
-        i for i, step in enumerate(graph.steps) if isinstance(step, ExternCall) and _draws(step.op)
+        i
+        for i, step in enumerate(graph.steps)
+        if isinstance(step, ExternCall) and draws_random_numbers(step.op)
     ]
     return pairwise(drawing)
 
 
-def _draws(op: str) -> bool:
+def draws_random_numbers(op: str) -> bool:
+    """Whether an ATen operator, by its name, moves the random generator."""
     namespace, _, rest = op.partition("::")
     name, _, overload = rest.partition(".")
     packet = getattr(getattr(torch.ops, namespace), name)
     return torch.Tag.nondeterministic_seeded in getattr(packet, overload or "default").tags
 
 
-__all__ = ["order"]
+__all__ = ["draws_random_numbers", "order"]

@@ -1,0 +1,88 @@
+"""Random numbers of compiled code are eager's very numbers (`fallback_random`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import dovetail
+
+
+def factories(x: Tensor) -> Any:
+    return torch.rand(3, 4), torch.randn(5), torch.randint(0, 9, (6,)), torch.randperm(7)
+
+
+def like(x: Tensor) -> Any:
+    return torch.rand_like(x), torch.randn_like(x), torch.randint_like(x, 2, 8)
+
+
+def in_place(x: Tensor) -> Any:
+    a, b, c, d = (torch.empty(4, 5) for _ in range(4))
+    return a.uniform_(1, 2), b.normal_(3, 2), c.exponential_(2.0), d.bernoulli_(0.3)
+
+
+def more_in_place(x: Tensor) -> Any:
+    a, b, c = (torch.empty(4, 5) for _ in range(3))
+    return a.cauchy_(), b.log_normal_(), c.geometric_(0.4), torch.empty(9).random_(0, 5)
+
+
+def samplers(x: Tensor) -> Any:
+    weights = x.detach().abs() + 0.1
+    return (
+        torch.bernoulli(weights.clamp(max=1)), torch.multinomial(weights, 3),
+        torch.normal(x, 0.5), torch.normal(0.0, weights), torch.poisson(weights * 4),
+    )  # fmt: skip
+
+
+def dropouts(x: Tensor) -> Any:
+    y = F.dropout(x, 0.3) + F.alpha_dropout(x, 0.2)
+    return y * F.dropout1d(x, 0.5) + F.rrelu(x, training=True)
+
+
+def softly(x: Tensor) -> Any:
+    return F.gumbel_softmax(x, tau=0.5) + F.gumbel_softmax(x, hard=True)
+
+
+def attention(x: Tensor) -> Any:
+    q = x.view(1, 2, 4, 3)
+    return F.scaled_dot_product_attention(q, q, q, dropout_p=0.4)
+
+
+def in_the_middle(x: Tensor) -> Any:
+    """Two graphs, and eager between them, draw from one generator."""
+    y = F.dropout(x, 0.5)
+    dovetail.graph_break()
+    return F.dropout(y * torch.rand(()), 0.5), torch.rand(2)
+
+
+PROGRAMS: list[Callable[[Tensor], Any]] = [
+    factories, like, in_place, more_in_place, samplers, dropouts, softly, attention, in_the_middle,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("graded", [False, True])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_eagers_numbers(program: Callable[[Tensor], Any], graded: bool) -> None:
+    compiled = dovetail.compile(program, options={"fallback_random": True})
+    found = []
+    for call in (compiled, program):
+        x = torch.linspace(-1, 1, 24).view(4, 6).requires_grad_(graded)
+        torch.manual_seed(5)
+        results: list[Any] = []
+        for _ in range(2):
+            values = call(x)
+            results += values if isinstance(values, tuple) else (values,)
+            used = [v.sum() for v in results if v.requires_grad]
+            if used:
+                results += torch.autograd.grad(sum(used), x, retain_graph=True, allow_unused=True)
+        found.append((results, torch.get_rng_state()))
+    for ours, eager in zip(found[0][0], found[1][0], strict=True):
+        torch.testing.assert_close(ours, eager, rtol=1e-5, atol=1e-6)
+        if eager is not None and program in (factories, like, in_place, more_in_place):
+            assert torch.equal(ours, eager)
+    assert torch.equal(found[0][1], found[1][1])  # the generator stands where eager's does
