@@ -82,7 +82,7 @@ def _further_inputs(model: Any, names: Sequence[str]) -> dict[str, Any]:
     past = find(config, "context_length", 32) + max(lags)
     ahead = find(config, "prediction_length", 8)
     times = find(config, "num_time_features", 0)
-    several = find(config, "num_input_channels", 1)
+    several = find(config, "num_input_channels", 0)
     hidden = find(config, "hidden_size", 32)
     bins = find(config, "num_mel_bins", 80)
     height, width = _image_size(config)
@@ -91,7 +91,7 @@ def _further_inputs(model: Any, names: Sequence[str]) -> dict[str, Any]:
         "pixel_values": torch.randn(2, channels, height, width),
         "pixel_values_videos": torch.randn(2, 4, channels, height, width),
         "bbox": torch.zeros(2, 8, 4, dtype=torch.long),
-        "past_values": torch.randn(2, past, several) if several > 1 else torch.randn(2, past),
+        "past_values": torch.randn(2, past, *([several] if several else [])),
         "past_time_features": torch.randn(2, past, times),
         "past_observed_mask": torch.ones(2, past),
         "future_values": torch.randn(2, ahead),
@@ -127,6 +127,7 @@ def _further_inputs(model: Any, names: Sequence[str]) -> dict[str, Any]:
         "rewards": torch.randn(2, 4, 1),
         "returns_to_go": torch.randn(2, 4, 1),
         "timesteps": torch.arange(4).expand(2, 4),
+        "merge_sizes": torch.tensor([1]),
         "target_sizes": torch.tensor([[4, 4], [4, 4]]),
         "pixel_position_ids": torch.cartesian_prod(torch.arange(4), torch.arange(4)).expand(
             2, 16, 2
@@ -182,9 +183,12 @@ def _input_sets(model: Any) -> Iterator[dict[str, Any]]:
     if "input_features" in main:
         for features in (main, further):
             yield {**needed, "input_features": features["input_features"].transpose(1, 2)}
+    config = model.config
     images = further.get("pixel_values")
     if images is not None and images.dim() == 4:
-        yield {**needed, "pixel_values": images.unsqueeze(1).repeat(1, 2, 1, 1, 1)}  # pairs
+        for images_each in {find(config, "num_frames", 2), 2}:  # videos, pairs
+            several = images.unsqueeze(1).repeat(1, images_each, 1, 1, 1)
+            yield {**needed, "pixel_values": several}
         for times in (2, 4, 7):
             yield {**needed, "pixel_values": images.repeat(1, 1, times, times)}
     if "encoder_hidden_states" in further:
@@ -200,7 +204,7 @@ def _widened(model: Any, inputs: dict[str, Any]) -> dict[str, Any] | None:
         if arguments and isinstance(arguments[0], torch.Tensor):
             seen.append((layer, arguments[0]))
 
-    kinds = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
+    kinds = (torch.nn.Linear, torch.nn.LayerNorm, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
     hooks = [
         layer.register_forward_pre_hook(note)
         for layer in model.modules()
@@ -211,8 +215,12 @@ def _widened(model: Any, inputs: dict[str, Any]) -> dict[str, Any] | None:
     for hook in hooks:
         hook.remove()
     for layer, given in seen:
-        linear = isinstance(layer, torch.nn.Linear)
-        axis, needs = (-1, layer.in_features) if linear else (1, layer.in_channels)
+        if isinstance(layer, torch.nn.Linear):
+            axis, needs = -1, layer.in_features
+        elif isinstance(layer, torch.nn.LayerNorm):
+            axis, needs = -1, layer.normalized_shape[-1]
+        else:
+            axis, needs = 1, layer.in_channels
         if given.dim() < 2 or given.shape[axis] == needs:
             continue
         for name, value in inputs.items():
