@@ -96,6 +96,26 @@ def resized(x: Tensor, mode: str = "bilinear", antialias: bool = False) -> Tenso
     return F.interpolate(image, (n, n + 1), mode=mode, antialias=antialias).sin()
 
 
+def added_by_mask(x: Tensor) -> Tensor:
+    y, m = x * 2, x[:, 0] > 0
+    kept = y[~m].sin()
+    y[~m] += kept
+    y[m] += 1
+    return y.cos()
+
+
+def split(x: Tensor) -> tuple[Tensor, int]:
+    places = torch.arange(x.size(0)) % 3
+    sizes = (places[:, None] == torch.arange(3)).sum(0).tolist()
+    pieces = x.split(sizes, dim=0)
+    return torch.cat([piece * (i + 1) for i, piece in enumerate(pieces)]), sum(sizes)
+
+
+def leaf(x: Tensor) -> Tensor:
+    bias = torch.zeros_like(x).requires_grad_()
+    return (x * 2 + bias).sin()
+
+
 PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
     "nonzero": lambda x: x.nonzero() * 2,
     "mask": lambda x: x[x > 0].sin() * 2,
@@ -128,6 +148,8 @@ PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
     "resized": resized,
     "resized to the nearest": lambda x: resized(x, "nearest"),
     "resized without aliasing": lambda x: resized(x, antialias=True),
+    "added by mask": added_by_mask,
+    "split": split,
     "empty": lambda x: ((x[x > 1e9] * 2).sum(), x[x > 1e9] + 1),
 }
 
@@ -160,6 +182,25 @@ def test_programs(name: str, grad: bool) -> None:
                 torch.testing.assert_close(b, a, equal_nan=True, atol=1e-4, rtol=1e-4)
     report = dovetail.report(compiled)
     assert report.graphs == 1 and not report.per_size_compiles, report.as_text()
+
+
+def test_a_leaf_made_inside() -> None:
+    x = torch.randn(3, 4, requires_grad=True)
+    compiled = dovetail.compile(leaf, fullgraph=True)
+    torch.testing.assert_close(compiled(x), leaf(x))
+    (a,), (b,) = (torch.autograd.grad(f(x).sum(), x) for f in (compiled, leaf))
+    torch.testing.assert_close(a, b)
+
+
+def test_sizes_that_must_be_equal_are_checked_when_the_program_runs() -> None:
+    def both(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        return x[first] + x[second]
+
+    compiled = dovetail.compile(both, fullgraph=True)
+    x, first = torch.randn(6), torch.tensor([1, 0, 1, 1, 0, 0], dtype=torch.bool)
+    torch.testing.assert_close(compiled(x, first, first.flip(0)), both(x, first, first.flip(0)))
+    with pytest.raises(RuntimeError):
+        compiled(x, first, torch.ones(6, dtype=torch.bool))
 
 
 @pytest.mark.parametrize("name", ["mask", "rows by mask", "unique", "written by mask", "loss"])

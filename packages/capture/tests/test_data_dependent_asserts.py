@@ -116,3 +116,39 @@ def test_torchs_checks_of_tensors() -> None:
     with pytest.raises(RuntimeError, match="too big"):
         compiled(bad)
     assert len(backend.graphs) == 1
+
+
+def masked_sum(x: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    y[~m] += x[~m]
+    return y
+
+
+def split_by_counts(x: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+    sizes = torch.stack([m.sum(), (~m).sum()]).tolist()
+    first, second = x.split(sizes)
+    return torch.cat([second, first * 2]) + sum(sizes)
+
+
+@pytest.mark.parametrize("f", [masked_sum, split_by_counts])
+def test_sizes_that_only_data_tells_agree(
+    f: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> None:
+    backend = CountingBackend()
+    compiled = optimize(f, backend, fullgraph=True)
+    x = torch.arange(5.0)
+    for flags in ([1, 0, 0, 1, 1], [0, 0, 0, 0, 0], [1, 1, 1, 1, 0]):
+        m = torch.tensor(flags, dtype=torch.bool)
+        assert torch.equal(compiled(x, m), f(x, m))
+    assert len(backend.graphs) == 1
+
+
+def test_sizes_that_do_not_agree_raise() -> None:
+    def both(x: torch.Tensor, m: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        return x[m] + x[n]
+
+    compiled = optimize(both, CountingBackend(), fullgraph=True)
+    x, m = torch.arange(4.0), torch.tensor([True, True, False, False])
+    assert torch.equal(compiled(x, m, ~m), both(x, m, ~m))
+    with pytest.raises(RuntimeError, match=r"sizes that must be equal .*in both"):
+        compiled(x, m, torch.ones(4, dtype=torch.bool))

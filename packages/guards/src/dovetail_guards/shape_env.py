@@ -24,7 +24,10 @@ _INF = float("inf")
 
 
 class DataDependentError(RuntimeError):
-    """A decision depends on a size that is only known when the program runs."""
+    """A decision depends on a size that is only known when the program runs: on `relation`, where
+    it is one relation between sizes."""
+
+    relation: e.BoolExpr | None = None
 
 
 class FrozenError(RuntimeError):
@@ -243,11 +246,13 @@ class ShapeEnv:
             return known
         loose = sorted(relation.free_symbols() & self.unbacked)
         if loose:
-            raise DataDependentError(
+            undecided = DataDependentError(
                 f"cannot decide {relation}: {', '.join(loose)} depends on data and is only known "
                 f"at run time. State what holds before, e.g. torch._check({_readable(relation)}), "
                 f"or avoid the branch"
             )
+            undecided.relation = relation
+            raise undecided
         marked = sorted(relation.free_symbols() & self.undecided) if self.keep_undecided else []
         if marked:
             named = ", ".join(f"{name} ({self.sources[name]})" for name in marked)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
+from dovetail_guards import expr as e
 from dovetail_guards.shape_env import DataDependentError as UnknownSizeError
 from dovetail_guards.shape_env import ShapeEnv
+from dovetail_guards.sym_node import SymNode
 from dovetail_prims.data_sizes import data_symbols
 from dovetail_prims.fake_mode import FakeMode
 from dovetail_prims.fake_tensor import DataDependentError, FakeTensor, from_real
@@ -38,6 +40,16 @@ _MAY_DO_NOTHING = frozenset(
      "expand", "cpu", "cuda", "type_as"}
 )  # fmt: skip
 
+
+# Operations that want sizes to be equal (or 1, where they are broadcast): where only data tells the
+# sizes of two, they are taken to be equal.
+_SIZES_AGREE = frozenset(
+    {prefix + name for name in ("add", "sub", "mul", "truediv", "pow", "and", "or", "xor")
+     for prefix in ("", "i")}
+    | {"and_", "or_", "add_", "sub_", "mul_", "div", "div_", "pow_", "where", "maximum", "minimum",
+       "eq", "ne", "lt", "le", "gt", "ge", "copy_", "setitem", "addcmul", "lerp", "masked_fill"}
+    | {"split", "split_with_sizes", "cat", "concat", "stack", "matmul", "imatmul", "mm", "bmm"}
+)  # fmt: skip
 
 UNKNOWN_SIZE_HINT = "say with torch._check(...) what holds of the size, or avoid the question"
 
@@ -188,6 +200,8 @@ class Recorder:
                 with self.fake_mode, data_symbols(self.data_env):
                     result = _run_on_fakes(function, run, pairs, keyword_pairs)
         except UnknownSizeError as error:
+            if name in _SIZES_AGREE and self._assume_equal(error):
+                return self.record(kind, target, args, kwargs, run)
             raise GraphBreakSignal(f"`{name}`: {error}", UNKNOWN_SIZE_HINT) from error
         except Exception as error:
             raise GraphBreakSignal(
@@ -214,6 +228,27 @@ class Recorder:
         if name in SAMPLERS and isinstance(value, TensorValue):
             note_sampler(name, node, value, [pair[0] for pair in pairs])
         return value
+
+    def _assume_equal(self, error: UnknownSizeError) -> bool:
+        """Two sizes that only data tells meet in one operation: they are equal, says the operation,
+        which the graph checks when it runs. (That one of them is 1 is not among what it takes.)"""
+        relation = error.relation
+        if self.data_env is None or relation is None:
+            return False
+        equal = relation if relation.kind == "eq" else e.not_(relation)
+        if equal.kind != "eq":
+            return False
+        holds = torch.SymBool(cast(Any, SymNode(self.data_env, equal, bool)))
+        try:
+            condition = self.sizes.node(holds)
+        except NotImplementedError:
+            return False
+        place = self.stack_trace().splitlines()[-1:]
+        message = f"sizes that must be equal are not: {equal} ({''.join(place).strip()})"
+        if not self.data_env.require(equal, message):
+            return False
+        self.state_change(torch._check, condition, message)
+        return True
 
     def _numbers_for(self, name: str, pairs: Any, keyword_pairs: Any) -> tuple[Any, Any] | None:
         """Arguments with known numbers in place of tensors whose data is asked for (as sizes); None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from dovetail_guards import expr as e
@@ -11,14 +11,19 @@ from dovetail_guards.float_expr import FloatExpr
 from dovetail_guards.sym_node import SymNode
 
 from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.protocols import operators
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value
+from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
+
+
+_MOST_NUMBERS = 128  # of a tensor whose `tolist()` becomes numbers of the graph
 
 
 def _said(vm: Interpreter, args: Args, kwargs: Kwargs) -> str:
@@ -79,11 +84,24 @@ def item(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def tolist(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    """`tensor.tolist()` of what is known."""
-    known = vm.data_of(args[0])
-    if known is UNKNOWN or not isinstance(known, torch.Tensor):
+    """`tensor.tolist()`: of what is known, or of a few numbers that the data tells."""
+    tensor = args[0]
+    known = vm.data_of(tensor)
+    if isinstance(known, torch.Tensor):
+        return vm.constant(known.tolist())
+    if not isinstance(tensor, TensorValue) or vm.session.recorder.data_env is None:
         return PASS  # type: ignore[no-any-return]
-    return vm.constant(known.tolist())
+    sizes = tensor.fake._sizes
+    if not all(type(size) is int for size in sizes) or tensor.fake.numel() > _MOST_NUMBERS:
+        return PASS  # type: ignore[no-any-return]
+    return _numbers(vm, tensor)
+
+
+def _numbers(vm: Interpreter, tensor: TensorValue) -> Value:
+    if not tensor.fake.dim():
+        return vm.call(vm.get_attr(tensor, "item"), [], {})
+    parts = [operators.getitem(vm, tensor, Constant(i)) for i in range(tensor.fake._sizes[0])]
+    return ListValue([_numbers(vm, cast(TensorValue, part)) for part in parts])
 
 
 def require_truth(vm: Interpreter, condition: Value, wanted: bool) -> bool:
@@ -118,7 +136,7 @@ def _check(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 def _check_with(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """What the other checks of torch come down to: the error's type comes first."""
-    return _check(vm, args[1:], kwargs) if len(args) > 1 else PASS  # type: ignore[no-any-return]
+    return _check(vm, args[1:], kwargs) if len(args) > 1 else PASS
 
 
 def _check_is_size(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -131,10 +149,29 @@ def _check_is_size(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return PASS if done is None else done
 
 
+def _split(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`x.split(sizes)`: sizes that only data tells are checked to be parts of the whole."""
+    tensor, sizes = args[0], args[1] if len(args) > 1 else None
+    dim = args[2] if len(args) > 2 else kwargs.get("dim", Constant(0))
+    if not isinstance(sizes, (ListValue, TupleValue)) or not isinstance(tensor, TensorValue):
+        return PASS  # type: ignore[no-any-return]
+    whole, before = tensor.fake._sizes[vm.as_python(dim)], Constant(0)
+    for size in vm.iterate(sizes):
+        end = operators.binary(vm, "+", before, size, False)
+        if vm.depends_on_data(size):
+            _require(vm, size.value >= 0, "a size is not negative")  # type: ignore[attr-defined]
+        if vm.depends_on_data(end):
+            _require(vm, end.value <= whole, "parts are no more than the whole")  # type: ignore[attr-defined]
+        before = end  # type: ignore[assignment]
+    return PASS  # type: ignore[no-any-return]
+
+
 _CHECKS: tuple[Callable[..., Any], ...] = (
     torch._check, torch._check_value, torch._check_index, torch._check_type,
 )  # fmt: skip
 HANDLERS: dict[Any, Handler] = {
+    **dict.fromkeys((torch.split, torch.Tensor.split, torch.split_with_sizes), _split),
+    torch.Tensor.split_with_sizes: _split,
     torch.Tensor.item: item,
     torch.Tensor.tolist: tolist,
     **dict.fromkeys(_CHECKS, _check),
