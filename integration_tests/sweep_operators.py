@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import functools
 import importlib.util
 import itertools
 import json
@@ -193,8 +194,11 @@ def _copy(values: list[Any]) -> list[Any]:
 # --- comparing -----------------------------------------------------------------------------------
 
 
-def _different(expected: torch.Tensor, actual: torch.Tensor, exact: Callable[[], Any]) -> str:
-    """How values differ: "" if they are close, or as near to float64's as eager's are."""
+def _different(
+    expected: torch.Tensor, actual: torch.Tensor, exact: Callable[[], Any], shaken: Any = None
+) -> str:
+    """How values differ: "" if they are close, or as near to float64's as eager's are, or as far
+    from eager's as eager's own with inputs `shaken` by a rounding."""
     try:
         torch.testing.assert_close(actual, expected, equal_nan=True, check_stride=False)
         return ""
@@ -212,11 +216,15 @@ def _different(expected: torch.Tensor, actual: torch.Tensor, exact: Callable[[],
         bound = 3 * eagers.max() + 4 * torch.finfo(expected.dtype).eps * size
         if bool((ours <= bound).all()):
             return ""
+    moved = shaken() if shaken is not None and expected.dtype.itemsize >= 4 else None
+    if moved is not None and moved.shape == expected.shape and moved.dtype == expected.dtype:
+        if bool((actual - expected).abs().max() <= 2 * (moved - expected).abs().max()):
+            return ""
     return " ".join(lines[:3])
 
 
 def compare(
-    expected: Any, actual: Any, exact: Any, *, values: bool = True
+    expected: Any, actual: Any, exact: Any, shaken: Any = None, *, values: bool = True
 ) -> tuple[str, str] | None:
     """(outcome, text) if two results differ: in structure, dtype, shape, value, strides."""
     left, left_spec = pytree.tree_flatten(expected)
@@ -238,12 +246,17 @@ def compare(
         if a.requires_grad != b.requires_grad:
             return "wrong", f"result {i}: requires_grad {a.requires_grad} and {b.requires_grad}"
 
-        def reference(i: int = i) -> Any:
-            found = pytree.tree_leaves(exact()) if exact is not None else []
+        def reference(of: Any = exact, i: int = i) -> Any:
+            found = pytree.tree_leaves(of()) if of is not None else []
             return found[i] if i < len(found) else None
 
         if values and a.layout is torch.strided and not a.is_quantized:
-            text = _different(a.detach().resolve_conj(), b.detach().resolve_conj(), reference)
+            text = _different(
+                a.detach().resolve_conj(),
+                b.detach().resolve_conj(),
+                reference,
+                functools.partial(reference, shaken),
+            )
             if text:
                 return "wrong", f"result {i}: {text}"
         if a.layout is torch.strided and a.numel() > 1 and not layout:
@@ -293,6 +306,17 @@ def _widened(flat: list[Any]) -> list[Any]:
     return result
 
 
+def _shaken(flat: list[Any]) -> list[Any]:
+    """The arguments, each number off by about its rounding."""
+    result = []
+    for value in _copy(flat):
+        if isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex()):
+            off = 1 + torch.finfo(value.dtype).eps
+            value = (value.detach() * off).requires_grad_(value.requires_grad)
+        result.append(value)
+    return result
+
+
 def check(op: Any, sample: Any, stage: str, grads: bool) -> tuple[tuple[str, str] | None, Counting]:
     """Compile one sample's call; how it differs from eager (None: not at all), and the counts."""
     function = op.get_op()
@@ -322,15 +346,26 @@ def check(op: Any, sample: Any, stage: str, grads: bool) -> tuple[tuple[str, str
             except Exception:
                 return None
 
-    def part(index: int) -> Callable[[], Any]:
-        return lambda: (exact() or (None, None))[index]
+    def shaken() -> Any:
+        with torch.enable_grad():
+            try:
+                return _run(function, _shaken(flat), spec, process, grads)
+            except Exception:
+                return None
+
+    def part(index: int, of: Callable[[], Any] = exact) -> Callable[[], Any]:
+        return lambda: (of() or (None, None))[index]
 
     with torch.no_grad():
         difference = compare(
-            expected, actual, part(0), values=op.name.split(".")[-1] not in UNDEFINED
+            expected,
+            actual,
+            part(0),
+            part(0, shaken),
+            values=op.name.split(".")[-1] not in UNDEFINED,
         )
         if difference is None or difference[0] == "layout":
-            found = compare(expected_grads, actual_grads, part(1))
+            found = compare(expected_grads, actual_grads, part(1), part(1, shaken))
             # A gradient's strides are not promised by anyone.
             if found is not None and found[0] != "layout":
                 difference = found[0], "gradient: " + found[1]

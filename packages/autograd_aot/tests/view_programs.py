@@ -565,9 +565,8 @@ def _run(fn: Callable[..., Any], program: Program) -> Ran:
     before = [t._version for t in inputs]
     with torch.set_grad_enabled(program.grad_mode):
         outputs = list(fn(*inputs))
-    return Ran(
-        outputs, inputs, leaves, [t._version > v for t, v in zip(inputs, before, strict=True)]
-    )
+    bumped = [t._version > v for t, v in zip(inputs, before, strict=True) if t.numel()]
+    return Ran(outputs, inputs, leaves, bumped)
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
@@ -723,7 +722,9 @@ def _loss(program: Program, ran: Ran) -> Tensor | None:
     return torch.stack(terms).sum() if terms else None
 
 
-_NOT_DIFFERENTIABLE = ("modified by an inplace", "invalid gradient", "derivative for")
+_NOT_DIFFERENTIABLE = (
+    "modified by an inplace", "invalid gradient", "derivative for", "another view of its base has",
+)  # fmt: skip
 
 
 def _gradients(program: Program, ours: Ran, theirs: Ran) -> None:

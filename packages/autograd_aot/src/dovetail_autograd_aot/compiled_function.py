@@ -420,12 +420,15 @@ def make_autograd_function(
             chosen = backward(missing)
             arguments = [*values, *tangents.prepare(found, values, chosen.takes)]
             del values
+            replay = ctx.replay if torch.is_anomaly_check_nan_enabled() else None
             if not _graph_is_kept():
                 # As eager does node by node: `arguments` holds the saved tensors from here on.
                 ctx.maybe_clear_saved_tensors()
                 ctx.replay = None
             with _below_autograd(), torch._C._DisableAutocast():
                 results = _run_consuming(chosen.run, arguments)
+            if replay is not None and any(map(_has_nan, results)):
+                double.blame_nan(replay, found)
             if missing:
                 # As in eager: a gradient that no defined tangent reaches is None, not zero.
                 present = all_tangents & ~missing
@@ -435,6 +438,12 @@ def make_autograd_function(
             return tuple(results)
 
     return CompiledFunction
+
+
+def _has_nan(gradient: Tensor | None) -> bool:
+    if gradient is None or gradient.layout != torch.strided:
+        return False
+    return bool(gradient.isnan().any())
 
 
 def _run_consuming(compiled: Compiled, arguments: list[Any]) -> Sequence[Any]:

@@ -51,15 +51,13 @@ def symbols_of(gm: GraphModule) -> ShapeEnv | None:
 
 
 def snapshot(example: Tensor) -> FakeTensor:
-    """The metadata of an example input, real or fake, as a fake of our own."""
+    """The metadata of an example input, real or fake, as a fake of our own (never lazy)."""
     if type(example) is FakeTensor:
         return make(
             example._sizes, example._strides, example._dtype, example._device, example._offset
         )
     if example.layout is not torch.strided or example.is_quantized:
         raise TraceError(f"inputs of layout {example.layout} cannot be compiled")
-    if example.is_conj() or example.is_neg():
-        raise TraceError("an input with a lazy conjugate or negative bit: resolve_conj() it first")
     return make(
         tuple(example.shape),
         example.stride(),

@@ -247,6 +247,9 @@ class _Joint:
     ) -> None:
         if shared is None:
             storage = TracedStorage(node, primal=index)
+            storage.lazy = example.is_conj(), example.is_neg()
+        elif example.is_conj() or example.is_neg():
+            raise TraceError("a lazily conjugated or negated input that shares memory: clone it")
         else:
             storage = shared
             self.chains[index] = (place_in(example),)
@@ -506,8 +509,10 @@ def _state(condition: Any, message: str = "") -> None:
 
 @contextmanager
 def _trace_settings() -> Iterator[None]:
-    """Views are replayed, not re-strided, by autograd; the engine stays on this thread."""
+    """Views are replayed, not re-strided, by autograd; the engine stays on this thread, and looks
+    for no NaN in what has no data."""
     with (
+        torch.autograd.set_detect_anomaly(False),
         grad_mode._force_original_view_tracking(True),
         torch.autograd.set_multithreading_enabled(False),
     ):
@@ -518,7 +523,8 @@ def _trace_settings() -> Iterator[None]:
 _ERRORS_OF_BACKWARDS = (
     "modified by an inplace operation", "derivative for", "Trying to backward through",
     "is not differentiable", "invalid gradient at index", "detached in-place",
-    "isDifferentiableType", "A view was created in no_grad mode",
+    "isDifferentiableType", "is a view and its base or another view",
+    "A view was created in no_grad mode",
 )  # fmt: skip
 
 

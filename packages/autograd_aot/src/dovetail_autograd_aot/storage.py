@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from dovetail_prims.fake_tensor import FakeStorage, FakeTensor, make
+from dovetail_prims.fake_tensor import FakeStorage, FakeTensor, make, set_lazy
 from torch.fx import Node
 
 from dovetail_autograd_aot.graphs import ViewStep
@@ -29,7 +29,7 @@ class TraceError(RuntimeError):
 class TracedStorage(FakeStorage):
     """One storage: its current functional value and how often it was written."""
 
-    __slots__ = ("constant", "node", "primal", "reshaped", "root", "shared", "version")
+    __slots__ = ("constant", "lazy", "node", "primal", "reshaped", "root", "shared", "version")
 
     def __init__(
         self,
@@ -40,6 +40,7 @@ class TracedStorage(FakeStorage):
     ) -> None:
         self.node = node
         self.version = 0
+        self.lazy = (False, False)  # an input that is a lazy conjugate, a lazy negative
         self.reshaped = False  # a tensor that autograd tracks changed its shape in place
         self.shared = shared  # an input that is a whole storage, other inputs lie in it
         self.primal = primal  # the index of the input whose storage this is
@@ -67,6 +68,16 @@ def track_of(tensor: FakeTensor) -> Track:
     return track  # type: ignore[no-any-return]
 
 
+def lazy_bits(storage: TracedStorage, chain: tuple[ViewStep, ...]) -> tuple[bool, bool]:
+    """Whether autograd, and the user, see a lazy conjugate, a lazy negative. (Values of the graph
+    are never lazy.)"""
+    conj, neg = storage.lazy
+    for step in chain:
+        conj ^= step.op is aten._conj.default
+        neg ^= step.op is aten._neg_view.default
+    return conj, neg
+
+
 def wrap(
     node: Node,
     storage: TracedStorage,
@@ -76,6 +87,9 @@ def wrap(
     """A new traced tensor for the value `node`, that lies in memory as `like` does, if given."""
     val = node.meta["val"] if like is None else like
     tensor = make(val._sizes, val._strides, val._dtype, val._device, val._offset, storage)
+    lazy = lazy_bits(storage, chain)
+    if lazy != (False, False):
+        set_lazy(tensor, *lazy)
     tensor.__dict__["_aot_track"] = Track(storage, chain, node)
     if not chain and storage.root is None:
         storage.root = tensor

@@ -32,6 +32,8 @@ class Tangents:
         for i, gradient in enumerate(found):
             if not wanted[i]:
                 continue
+            if gradient is not None and (gradient.is_conj() or gradient.is_neg()):
+                gradient = gradient.resolve_conj().resolve_neg()
             if self.static[i] and gradient is not None:
                 if gradient.stride() == self.strides[i]:
                     ready.append(gradient)

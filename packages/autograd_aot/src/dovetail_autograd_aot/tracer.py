@@ -20,6 +20,7 @@ from dovetail_prims.fake_tensor import (
     from_real,
     make,
     propagate,
+    set_lazy,
     set_metadata,
 )
 from dovetail_prims.size_nodes import SizeNodes
@@ -76,6 +77,17 @@ _UNINITIALISED = frozenset(
 
 
 _COMPOSABLE = frozenset({aten.view.default, aten.permute.default, aten.t.default})
+
+
+_CHECKS = frozenset(
+    {
+        aten._assert_async.default, aten._assert_async.msg, aten.equal.default,
+        aten.allclose.default,
+    }
+)  # fmt: skip
+
+# Twice is not at all.
+_OPPOSITE = frozenset({aten._conj_physical.default, aten.conj_physical.default, aten.neg.default})
 
 
 def _composed(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -168,6 +180,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         info = op_info(func)
         kind = info.kind
         kwargs = kwargs or {}
+        if func in _CHECKS:
+            return self._check(func, args, kwargs)
         if kind is OpKind.QUERY:
             return propagate(func, args, kwargs)
         if kind is OpKind.PURE:
@@ -228,6 +242,24 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._set(func, *args)
         raise TraceError(f"{func} changes what a tensor is in place; this cannot be compiled")
 
+    def _check(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An assertion, which stays in the graph. What C++ asks of data it checks (captured
+        programs ask otherwise): taken for true, it is an assertion too."""
+        message = ""
+        if func in (aten.equal.default, aten.allclose.default):
+            a, b = args[0], args[1]
+            if func is aten.equal.default and not same_sizes(tuple(a.shape), tuple(b.shape)):
+                return False
+            message = f"{func}, which an operator checks, is false of the data"
+            with self:
+                near = a == b if func is aten.equal.default else torch.isclose(*args, **kwargs)
+                args = (near.all(),)
+        elif len(args) > 1:
+            message = args[1]
+        condition = read(self, self.traced(args[0]))
+        self._call(aten._assert_async.msg, (condition, message), {}, None).meta["checked"] = True
+        return None if not func._schema.returns else True
+
     def _fresh(self, result: Any) -> Any:
         """Traced tensors with storages of their own for recorded values."""
         if type(result) is Node:
@@ -259,9 +291,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if known is not None:
             return known[1]
         attribute = f"_constant{len(self.constants)}"
-        self.constants[attribute] = value.detach()
+        held = self.constants[attribute] = value.detach().resolve_conj().resolve_neg()
         node = self.graph.get_attr(attribute)
-        node.meta["val"] = from_real(value.detach())
+        node.meta["val"] = from_real(held)
         tensor = wrap(node, TracedStorage(node, constant=name))
         self._constant_of[id(value)] = (value, tensor)
         return tensor
@@ -312,6 +344,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             args = _composed(func, args)
             if len(args) == 1:  # t of t
                 return args[0]
+        if func in _OPPOSITE and type(args[0]) is Node:
+            if args[0].target is func:
+                return args[0].args[0]
+            if func is not aten.neg.default and not args[0].meta["val"]._dtype.is_complex:
+                return args[0]  # (the kernel would return its argument)
         key: Any = None
         if merge and func not in _UNINITIALISED:
             key = (func, merge_key(args), merge_key(tuple(kwargs.items())) if kwargs else None)
@@ -392,6 +429,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.node_op(step.op, (base, *step.args), dict(step.kwargs))
 
     def _view(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not isinstance(args[0], Tensor):  # a number, of which autograd takes the conjugate
+            return func(torch.tensor(args[0]), *args[1:]).resolve_conj()
         base = self.traced(args[0])
         if func in (aten.split.Tensor, aten.unsafe_split.Tensor):
             return self._split(base, *args[1:], **kwargs)
@@ -564,6 +603,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if tensor.requires_grad and not same_metadata(tensor, other):
             moved.storage.reshaped = True
         set_metadata(tensor, other._sizes, other._strides, other._offset, moved.storage)
+        set_lazy(tensor, other.is_conj(), other.is_neg())
         track.storage, track.chain = moved.storage, moved.chain
         track.node, track.seen = moved.node, moved.seen
         return tensor

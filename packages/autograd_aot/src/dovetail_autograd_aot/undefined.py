@@ -165,6 +165,7 @@ def _rebuilt(
 
     needed: set[Node] = set()
     stack = [g for g in gradients if g is not None]
+    stack += [n for n in nodes if n.meta.get("checked")]
     while stack:
         node = stack.pop()
         if node not in needed:

@@ -34,6 +34,11 @@ def data_symbols(env: ShapeEnv | None) -> Iterator[None]:
         _ACTIVE.env = before
 
 
+def data_symbols_are_made() -> bool:
+    """Whether this is within `data_symbols`."""
+    return getattr(_ACTIVE, "env", None) is not None
+
+
 def new_size(op: object, least: int = 0, most: int | None = None) -> Any:
     """A size that only the data tells, with what is known of it."""
     env = _env(op)

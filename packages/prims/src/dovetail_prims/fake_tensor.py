@@ -235,13 +235,38 @@ def propagate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 args, kwargs = _fakify(func, args, kwargs)
                 break
     rule = rules[func]
-    if rule is not None:
-        result = rule(*args, **kwargs)
-        if result is not NotImplemented:
-            return result
-    from dovetail_prims.fake_fallback import run_on_meta
+    result = NotImplemented if rule is None else rule(*args, **kwargs)
+    if result is NotImplemented:
+        from dovetail_prims.fake_fallback import run_on_meta
 
-    return run_on_meta(func, args, kwargs)
+        result = run_on_meta(func, args, kwargs)
+    if func in _LAZY_OPS or (args and type(args[0]) is FakeTensor and _is_lazy(args[0])):
+        _keep_lazy(func, args[0], result)
+    return result
+
+
+_LAZY_OPS = frozenset({torch.ops.aten._conj.default, torch.ops.aten._neg_view.default})
+
+
+def _is_lazy(t: Tensor) -> bool:
+    return t.is_conj() or t.is_neg()
+
+
+def set_lazy(fake: FakeTensor, conj: bool, neg: bool) -> None:
+    """Say whether a fake's values are the conjugates, the negatives, of what its memory holds."""
+    torch._C._set_conj(fake, conj)
+    torch._C._set_neg(fake, neg)
+
+
+def _keep_lazy(func: Any, base: FakeTensor, result: Any) -> None:
+    """A view is as lazy as its base, or the other way."""
+    if all(r.alias_info is None or r.alias_info.is_write for r in func._schema.returns):
+        return
+    conj = base.is_conj() ^ (func is torch.ops.aten._conj.default)
+    neg = base.is_neg() ^ (func is torch.ops.aten._neg_view.default)
+    for view in result if isinstance(result, (list, tuple)) else (result,):
+        if isinstance(view, FakeTensor) and view is not base:
+            set_lazy(view, conj, neg)
 
 
 def _load_rules() -> Mapping[Any, ShapeRule | None]:
@@ -320,12 +345,12 @@ def from_real(
         return known
     is_param = isinstance(t, torch.nn.Parameter)
     if type(t) is not Tensor and type(t) is not torch.nn.Parameter:
-        if not (is_param or type(t) is torch.nn.Buffer):
+        # (A parameter may be a tensor of the user's own kind, that says it is one.)
+        own = type(t).__torch_dispatch__ is not Tensor.__torch_dispatch__
+        if own or not (is_param or type(t) is torch.nn.Buffer):
             raise UnsupportedTensorError(f"no fake for the tensor subclass {type(t).__name__}")
     if t.layout is not torch.strided or t.is_quantized:
         raise UnsupportedTensorError(f"no fake for layout {t.layout}, dtype {t.dtype}")
-    if t.is_conj() or t.is_neg():
-        raise UnsupportedTensorError("no fake for a tensor with a lazy conjugate or negative bit")
     strides: Sizes = t.stride()
     if sizes is None:
         new_sizes: Sizes = tuple(t.shape)
@@ -334,6 +359,8 @@ def from_real(
         strides = _symbolic_strides(tuple(t.shape), strides, new_sizes)
     storage = FakeStorage() if memo is None else memo.storage_of(t)
     fake = make(new_sizes, strides, t.dtype, t.device, t.storage_offset(), storage)
+    if _is_lazy(t):
+        set_lazy(fake, t.is_conj(), t.is_neg())
     if t.requires_grad:
         fake.requires_grad_()
         if not t.is_leaf:
@@ -370,7 +397,9 @@ class _NonLeaf(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: FakeTensor) -> FakeTensor:
-        return make(x._sizes, x._strides, x._dtype, x._device, x._offset, x._storage)
+        made = make(x._sizes, x._strides, x._dtype, x._device, x._offset, x._storage)
+        set_lazy(made, x.is_conj(), x.is_neg())
+        return made
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:

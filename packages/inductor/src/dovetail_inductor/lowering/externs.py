@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from dovetail_prims.fake_tensor import FakeTensor
+from dovetail_prims.fake_tensor import FakeTensor, propagate
 from torch import fx
 
 from dovetail_inductor.loop_ir.loops import Buffer, ExternArg, ExternCall, Strided
@@ -48,14 +48,16 @@ def extern_call(
     target = op or node.target
     name = operator_name(target)
     returns = target._schema.returns  # type: ignore[union-attr]
+    laid_out: list[tuple[int, ...]] = []
     if any(r.alias_info is not None for r in returns):
         # The result shares memory with its argument, and would outlive the slab's reuse: give it
         # an argument in memory of its own.
         args = [_copied(ctx, a) if isinstance(a, Value) else a for a in args]
+        laid_out = _layouts(target, node, args, kwargs)
     new_args = tuple(_argument(ctx, a) for a in args)
     new_kwargs = tuple((k, _argument(ctx, v)) for k, v in kwargs.items())
     val = node.meta.get("val")
-    results = val if isinstance(val, tuple | list) else (val,)
+    results = val if isinstance(val, tuple | list) else (val,) if returns else ()
     values: list[Value | int | float | None] = []
     binds: list[tuple[str, str, int | None]] = []
     outputs: list[str | None] = []
@@ -67,15 +69,14 @@ def extern_call(
         if not hasattr(result, "dtype"):
             raise UnsupportedGraph(f"{node.name}: {name} returns {type(result).__name__}")
         value = value_like(result, node.name)
-        buffer = Buffer(
-            f"buf{len(ctx.buffers)}", value.dtype, value.device, value.shape, value.stride
-        )
+        stride = laid_out[len(outputs)] if laid_out else value.stride
+        buffer = Buffer(f"buf{len(ctx.buffers)}", value.dtype, value.device, value.shape, stride)
         ctx.buffers[buffer.name] = buffer
         for dim, size in enumerate(result._sizes if isinstance(result, FakeTensor) else ()):
             bound = ctx.bind(size, buffer.name, dim)
             if bound is not None:
                 binds.append(bound)
-        value.stored = Strided(buffer.name, value.shape, value.stride, 0)
+        value.stored = Strided(buffer.name, value.shape, buffer.stride, 0)
         values.append(value)
         outputs.append(buffer.name)
     only = values[0] if len(values) == 1 else None
@@ -93,7 +94,7 @@ def extern_call(
             binds=tuple(binds),
         )
     )
-    if isinstance(val, tuple | list):
+    if isinstance(val, tuple | list) or not returns:
         return tuple(values)
     assert isinstance(only, Value)
     return only
@@ -113,6 +114,26 @@ def element(ctx: Context, node: fx.Node, value: Value) -> int | float | FloatSiz
     if isinstance(number, torch.SymInt):
         return from_torch(number)
     raise UnsupportedGraph(f"{node.name}: a truth value that depends on data")
+
+
+def _layouts(
+    target: Any, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]
+) -> list[tuple[int, ...]]:
+    """How views of copies lie in memory (of the copied tensors, they may lie otherwise); none
+    where sizes are symbolic."""
+    fakes: list[Any] = []
+    for arg, own in zip(args, node.args, strict=True):
+        if isinstance(arg, Value):
+            val = own.meta["val"]  # type: ignore[union-attr]
+            if any(type(n) is not int for n in (*arg.shape, *arg.stride)):
+                return []
+            fakes.append(FakeTensor.make(arg.shape, arg.stride, arg.dtype, val.device))
+        else:
+            fakes.append(arg)
+    if any(isinstance(v, Value) for v in kwargs.values()):
+        return []
+    found = propagate(target, tuple(fakes), kwargs)
+    return [tuple(v.stride()) for v in (found if isinstance(found, (list, tuple)) else (found,))]
 
 
 def _copied(ctx: Context, value: Value) -> Value:

@@ -206,6 +206,12 @@ def _call(
         result = rule(ctx, node, args, kwargs)
         if result is not NotImplemented:
             return result
+    elif rule is not None and _is_view(node) and isinstance(args[0], Value):
+        # Loops cannot hold its elements; but of what is in memory it may be a matter of strides.
+        ctx.realize(args[0])
+        view = rule(ctx, node, args, kwargs)
+        if view.stored is not None:
+            return view
     if rule_name(node) == "mm.default":
         result = aligned.padded_product(ctx, node, args)
         if result is not NotImplemented:

@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from dovetail_prims.fake_tensor import Sizes
+from dovetail_prims.shape_rules.layout import dense_order, infer_dense_strides
+
 from ._common import Family, Number, aten, cast, iota, where
 
 Device = torch.device | None
@@ -44,7 +47,10 @@ def ones(
 
 def _physical_order(x: Tensor) -> list[int]:
     """Dimensions from the outermost in memory to the innermost, of equal strides the first first"""
-    strides = x.stride()
+    sizes: Sizes = tuple(x.shape)
+    strides: Sizes = x.stride()
+    if dense_order(sizes, strides) is None:
+        strides = infer_dense_strides(sizes, strides)
     return sorted(range(x.dim()), key=lambda d: (-int(strides[d]), d))
 
 

@@ -117,6 +117,12 @@ def _bound(x: Tensor, value: Number) -> Tensor:
 
 def clamp(self: Tensor, min: Number | None = None, max: Number | None = None) -> Tensor:
     """min(max(x, low), high); the upper bound wins where they cross"""
+    if not self.is_floating_point() and self.dtype is not torch.bool:
+        held = torch.iinfo(self.dtype)  # a bound beyond the dtype's range bounds nothing
+        if (type(min) is int and min > held.max) or (type(max) is int and max < held.min):
+            raise RuntimeError(f"clamp to [{min}, {max}] is outside the range of {self.dtype}")
+        min = None if type(min) is int and min < held.min else min
+        max = None if type(max) is int and max > held.max else max
     if min is not None:
         self = aten.maximum.default(self, _bound(self, min))
     if max is not None:

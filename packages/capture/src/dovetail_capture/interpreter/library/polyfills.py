@@ -494,4 +494,8 @@ HANDLERS: dict[Any, Handler] = {
     torch.Tensor.equal: _if_data_is_symbolic(equal),
     torch.allclose: _if_data_is_symbolic(allclose),
     torch.Tensor.allclose: _if_data_is_symbolic(allclose),
+    torch.ops.aten.equal: _if_data_is_symbolic(equal),
+    torch.ops.aten.equal.default: _if_data_is_symbolic(equal),
+    torch.ops.aten.allclose: _if_data_is_symbolic(allclose),
+    torch.ops.aten.allclose.default: _if_data_is_symbolic(allclose),
 }

@@ -1,0 +1,61 @@
+"""Assertions in graphs, what C++ checks of data, and lazy conjugates."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from aot_testing import TABLES, as_graph, run_fx
+from dovetail_autograd_aot import aot_compile
+
+
+def test_assertions_stay_in_the_graph():
+    def fn(x):
+        torch._assert_async((x > 0).all(), "not all positive")
+        return (x * 2,)
+
+    run = aot_compile(as_graph(fn, 1), [torch.ones(3)], forward_compiler=run_fx)
+    assert torch.equal(run(torch.ones(3))[0], torch.full((3,), 2.0))
+    with pytest.raises(RuntimeError, match="not all positive"):
+        run(-torch.ones(3))
+
+
+def test_what_a_backward_checks_of_data_is_checked():
+    """Singular vectors have a phase: a loss that depends on it has no gradient."""
+
+    def fn(x):
+        u, _, vh = torch.linalg.svd(x, full_matrices=False)
+        return (u, vh)
+
+    x = torch.randn(3, 3, dtype=torch.complex128, requires_grad=True)
+    run = aot_compile(as_graph(fn, 1), [x], forward_compiler=run_fx, decompositions=TABLES["core"])
+    u, vh = run(x)
+    (u.abs().sum() + vh.abs().sum()).backward()
+    expected = torch.autograd.grad(sum(p.abs().sum() for p in fn(x)), x)[0]
+    torch.testing.assert_close(x.grad, expected)
+    u, vh = run(x)
+    with pytest.raises(RuntimeError, match="is false of the data"):
+        u.imag.sum().backward()
+
+
+def test_lazy_conjugates_are_as_eager_has_them():
+    def fn(x):
+        y = x.conj()
+        z = y.resolve_conj()
+        z.mul_(2)
+        assert y.is_conj() != x.is_conj() and not z.is_conj()
+        return y, z, torch.view_as_real(z), x.mul_(3j), (x.imag * 2).sum()
+
+    for make in (torch.clone, torch.conj, lambda x: x.conj()[1:]):
+        results = []
+        for compiled in (False, True):
+            leaf = (torch.arange(4) + 1j).requires_grad_()
+            x = make(leaf * 1)
+            run = fn
+            if compiled:
+                run = aot_compile(as_graph(fn, 1), [x], forward_compiler=run_fx)
+            y, z, parts, written, loss = run(x)
+            (loss + parts.sum() + written.abs().sum()).backward()
+            results.append([y, z, parts, written, x, leaf.grad])
+        for ours, eager in zip(*reversed(results), strict=True):
+            torch.testing.assert_close(ours, eager)
+            assert ours.is_conj() == eager.is_conj()
