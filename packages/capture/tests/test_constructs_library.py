@@ -782,6 +782,44 @@ def vmap_of_a_scaled_sum(x):
     return torch.func.vmap(lambda row: row.sum() * 2)(x)
 
 
+@construct()
+def deep_copies_of_tensors(x):
+    y = {"a": [x + 1], "b": (x, 2)}
+    z = copy.deepcopy(y)
+    z["a"][0].add_(1)
+    same = copy.deepcopy([x, x])
+    turned = copy.deepcopy((x * 2).t())
+    return y, z, same, same[0] is same[1], turned, turned.is_contiguous()
+
+
+@construct(graphs=None, breaks=1)
+def deep_copies_that_share_memory(x):
+    y = x * 2
+    a, b = copy.deepcopy((y, y[0]))
+    a.add_(1)
+    return y, a, b
+
+
+@construct(graphs=None, breaks=1)
+def deep_copy_of_a_parameter(x):
+    y = x + 1
+    p = copy.deepcopy(_parameter)
+    return y * p, p.is_leaf, p.requires_grad, type(p).__name__, p is _parameter
+
+
+_parameter = torch.nn.Parameter(torch.ones(3))
+
+
+@construct(graphs=None, breaks=None)
+def deep_copy_of_a_module(x):
+    y = x + 1
+    net = copy.deepcopy(_layer)
+    return net(y).shape, len(list(net.parameters())), net is _layer
+
+
+_layer = torch.nn.Linear(3, 2)
+
+
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)
 def test_construct(case: Case) -> None:
     if sys.version_info < case.since:

@@ -460,3 +460,42 @@ def test_generated_functions_of_skipped_modules_are_not_captured():
     names = [event.name for event in optimized.capture_context.log.events]
     assert not [name for name in names if "__init__" in name or name == "<lambda>"], names
     assert any("backward" in name for name in names)  # what is the user's is looked at
+
+
+@pytest.mark.parametrize("pre", [False, True])
+def test_backward_hooks_of_modules_run_with_gradients(pre):
+    """A module with backward hooks is called by Python: a counted break, and eager's results."""
+    seen = []
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    if pre:
+        net[2].register_full_backward_pre_hook(lambda m, out: (out[0] * 2,))
+    net[2].register_full_backward_hook(lambda m, into, out: seen.append((into[0], out[0])))
+    net[0].register_full_backward_hook(lambda m, into, out: seen.append((into[0], out[0])))
+
+    def step(x):
+        y = x * 2
+        return (net(y) + 1).sum()
+
+    def gradients(call):
+        seen.clear()
+        x = X.clone().requires_grad_()
+        call(x).backward()
+        found = [x.grad, *(p.grad for p in net.parameters())]
+        net.zero_grad()
+        return [*found, *(part for pair in seen for part in pair)]
+
+    backend = Counting()
+    optimized = dc.optimize(step, backend)
+    for _ in range(3):
+        for expected, got in zip(gradients(step), gradients(optimized), strict=True):
+            torch.testing.assert_close(got, expected, rtol=0, atol=0)
+        assert len(seen) == 2
+    assert len(backend.graphs) <= 4
+    log = optimized.capture_context.log
+    assert any("backward hooks" in b.reason for b in log.breaks), log.as_text()
+    with pytest.raises(dc.GraphBreakError, match="backward hooks"):
+        dc.optimize(step, Counting(), fullgraph=True)(X.clone().requires_grad_())
+    net[2]._backward_hooks.clear()  # of a module without any, the next call is one graph
+    net[2]._backward_pre_hooks.clear()
+    net[0]._backward_hooks.clear()
+    dc.optimize(step, Counting(), fullgraph=True)(X)

@@ -22,6 +22,9 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
+from dovetail_guards import clauses as c
+
 from dovetail_capture.interpreter.library.container_methods import Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import dicts, operators
 from dovetail_capture.interpreter.signals import GraphBreakSignal
@@ -34,6 +37,7 @@ from dovetail_capture.interpreter.values.containers import (
 )
 from dovetail_capture.interpreter.values.functions import IteratorValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
@@ -310,10 +314,29 @@ def _deep(vm: Interpreter, value: Value, memo: dict[int, Value]) -> Value:
             found = vm.find_attr(value, name)
             if found is not None:
                 new.slots[name] = _deep(vm, found, memo)
+    elif isinstance(value, TensorValue) and _is_plain_tensor(vm, value):
+        if memo.setdefault(id(value.fake._storage), value) is not value:
+            raise GraphBreakSignal("copy.deepcopy of two tensors that share memory")
+        new = vm.record("call_method", "clone", [value], {})
+        assert isinstance(new, TensorValue)
+        if tuple(new.fake._strides) != tuple(value.fake._strides):
+            raise GraphBreakSignal("copy.deepcopy of a tensor with gaps or overlaps")
     else:
         raise GraphBreakSignal(f"copy.deepcopy of {value.describe()}")
     memo[id(value)] = new
     return new
+
+
+def _is_plain_tensor(vm: Interpreter, value: TensorValue) -> bool:
+    """Is it a tensor whose deep copy is its clone?"""
+    fake = value.fake
+    if fake.requires_grad or value.attributes or value.python_type() is not torch.Tensor:
+        return False
+    if value.source is not None:
+        if vm.as_python(vm.get_attr(value, "grad")) is not None or vars(value.real):
+            return False
+        vm.session.guard(c.LengthIs, vm.session.sources.attr(value.source, "__dict__"), 0)
+    return bool(fake.storage_offset() == 0) and fake.layout == torch.strided
 
 
 _COPY_HOOKS = ("__reduce_ex__", "__reduce__", "__getstate__", "__setstate__", "__copy__")

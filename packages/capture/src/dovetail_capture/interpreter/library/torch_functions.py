@@ -294,6 +294,11 @@ def module_call(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
                 continue
         found = attributes.generic_lookup(vm, module, name)
         if not isinstance(found, DictValue) or dicts.length(vm, found):
+            if "backward" in name:
+                raise GraphBreakSignal(
+                    f"a call of a {module.cls.__name__} with backward hooks, which are Python's",
+                    "register them on modules that are called outside of the compiled function",
+                )
             return calls.inline(vm, _CALL_IMPL, args, kwargs)
     return vm.call(vm.get_attr(module, "forward"), args[1:], kwargs)
 
