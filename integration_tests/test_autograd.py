@@ -319,3 +319,27 @@ def test_a_memory_budget(reentrant: bool | None) -> None:
         assert sizes[0] == sizes[1] == sizes[2]
     with pytest.raises(ValueError, match="from 0 to 1"):
         dovetail.compile(net, options={"activation_memory_budget": 2.0})
+
+
+def nan_in_the_backward(x: Tensor) -> Tensor:
+    y = x * 2
+    y = torch.sqrt(y - 2)  # infinite slope at one
+    return (y * 0).sum()
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection", "ignore:Error detected in")
+@pytest.mark.parametrize("check", [True, False])
+def test_anomaly_mode_names_the_users_line(check: bool) -> None:
+    compiled = dovetail.compile(nan_in_the_backward, fullgraph=True)
+    x = torch.ones(3, requires_grad=True)
+    with torch.autograd.set_detect_anomaly(True, check_nan=check):
+        loss = compiled(x)
+        if not check:
+            loss.backward()
+            assert x.grad is not None and x.grad.isnan().all()
+            return
+        with pytest.raises(RuntimeError, match="SqrtBackward0' returned nan") as raised:
+            loss.backward()
+    line = nan_in_the_backward.__code__.co_firstlineno + 2
+    assert f'test_autograd.py", line {line}, in nan_in_the_backward' in str(raised.value)
+    compiled(torch.full((3,), 2.0, requires_grad=True)).backward()  # and nothing is left behind

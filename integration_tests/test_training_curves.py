@@ -101,3 +101,26 @@ def test_short_with_dropout(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_long_with_dropout(name: str) -> None:
     assert_same_curve(name, 200, 0.1)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_whole_steps(name: str) -> None:
+    """Forward with dropout, loss, backward and AdamW's step in one graph."""
+    losses = []
+    ours, theirs, _ = built(name, 0.1)
+    for case, compile_it in ((ours, True), (theirs, False)):
+        optimizer = torch.optim.AdamW(case.model.parameters(), lr=3e-4)
+
+        def step(batch: Any, case: Case = case, optimizer: Any = optimizer) -> Tensor:
+            optimizer.zero_grad()
+            loss = case.loss(case.model(**batch))
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        call = dovetail.compile(step, fullgraph=True) if compile_it else step
+        torch.manual_seed(1)
+        losses.append([float(call(case.inputs)) for _ in range(4)])
+        if compile_it:
+            assert dovetail.report(call).graphs <= 2
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)

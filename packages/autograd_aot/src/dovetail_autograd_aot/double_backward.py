@@ -143,9 +143,46 @@ class DoubleBackward:
         self.log.note_double_backward()
         return found
 
+    def blame_nan(self, replay: Replay, tangents: list[Tensor | None]) -> None:
+        """In anomaly mode, for gradients that are NaN: raise eager's error with the user's line.
+
+        Compiled code cannot tell which operation it was; the captured graph, run again by eager's
+        operators, can.
+        """
+        if self.mutated_matters:
+            return
+        running: list[Node] = []
+
+        def note(node: Node, result: Any) -> None:
+            for value in result if isinstance(result, (tuple, list)) else (result,):
+                if isinstance(value, Tensor) and value.grad_fn is not None:
+                    value.grad_fn.register_prehook(lambda _: running.append(node))
+
+        with ExitStack() as stack, torch.enable_grad():
+            self._restore_random(stack, replay)
+            try:
+                self._by_eager(replay, tangents, note)
+            except RuntimeError as error:
+                if not running:
+                    raise
+                node = running[-1]
+                where = node.meta.get("stack_trace") or "  (no line is known)"
+                raise RuntimeError(
+                    f"{error}\nIt is the backward of `{node.name}` in a compiled graph:\n{where}"
+                ) from error
+
     def _replayed(self, replay: Replay, tangents: list[Tensor | None]) -> Gradients:
         """The same, by eager's operators."""
         self.log.note_replay(self.refused or f"more than {MAX_COMPILED} kinds of calls")
+        return self._by_eager(replay, tangents, None)
+
+    def _by_eager(
+        self,
+        replay: Replay,
+        tangents: list[Tensor | None],
+        note: Callable[[Node, Any], None] | None,
+    ) -> Gradients:
+        """The gradients by eager's operators; `note` is told what each node of the graph gave."""
         # Gradients are asked for aliases with a place of their own in autograd's graph, connected
         # to the real inputs. (Lifted attributes the graph reads itself: they stand for themselves.)
         inputs = replay.inputs
@@ -155,7 +192,7 @@ class DoubleBackward:
         with ExitStack() as stack:
             for kind, dtype in self.autocast:
                 stack.enter_context(torch.autocast(kind, dtype=dtype))
-            outputs = self._forward(aliases)
+            outputs = self._forward(aliases, note)
         roots = []
         given = []
         for index, tangent in zip(self.signature.differentiable, tangents, strict=True):
@@ -169,11 +206,10 @@ class DoubleBackward:
             gradients[i] = gradient
         return tuple(gradients)
 
-    def _forward(self, aliases: list[Any]) -> list[Any]:
+    def _forward(self, aliases: list[Any], note: Callable[[Node, Any], None] | None) -> list[Any]:
         """The captured graph's outputs."""
         count = len(aliases) - self.num_extra
-        outputs = Interpreter(self.gm).run(*aliases[:count])
-        return list(outputs)
+        return list(_Noting(self.gm, note).run(*aliases[:count]))
 
     def _root(self, index: int, outputs: list[Any], aliases: list[Any]) -> Tensor:
         """The tensor of the run that is forward output `index`."""
@@ -199,6 +235,20 @@ class DoubleBackward:
             torch.set_rng_state(replay.random_state)
         if replay.cuda_random_state is not None:
             torch.cuda.set_rng_state(replay.cuda_random_state[1], replay.cuda_random_state[0])
+
+
+class _Noting(Interpreter):
+    """Runs a graph and tells what each node gave."""
+
+    def __init__(self, gm: GraphModule, note: Callable[[Node, Any], None] | None) -> None:
+        super().__init__(gm)
+        self.note = note
+
+    def run_node(self, n: Node) -> Any:
+        result = super().run_node(n)
+        if self.note is not None and n.op not in ("placeholder", "output"):
+            self.note(n, result)
+        return result
 
 
 def _kind_of(value: Any) -> Any:

@@ -1,0 +1,144 @@
+"""Tensor subclasses, sparse and complex tensors: computed as eager does, or refused clearly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+import dovetail
+
+
+class Wrapped(Tensor):
+    """A tensor around a tensor, that counts what is done to it."""
+
+    inner: Tensor
+    calls = 0
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Wrapped:
+        made: Wrapped = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, inner.shape, dtype=inner.dtype, strides=inner.stride(),
+            requires_grad=inner.requires_grad,
+        )  # fmt: skip
+        return made
+
+    def __init__(self, inner: Tensor) -> None:
+        self.inner = inner
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["inner"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, Tensor], meta: Any, size: Any, stride: Any) -> Any:
+        return Wrapped(inner["inner"])
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        cls.calls += 1
+        inner, named = tree_map(
+            lambda t: t.inner if isinstance(t, Wrapped) else t, (args, kwargs or {})
+        )
+        return tree_map(lambda t: Wrapped(t) if isinstance(t, Tensor) else t, func(*inner, **named))
+
+
+def waves(x: Tensor) -> Tensor:
+    return (x * 2).sin()
+
+
+def test_a_subclass_as_an_input() -> None:
+    compiled = dovetail.compile(waves)
+    for _ in range(2):
+        before = Wrapped.calls
+        found = compiled(Wrapped(torch.arange(3.0)))
+        assert isinstance(found, Wrapped) and Wrapped.calls > before
+        torch.testing.assert_close(found.inner, waves(torch.arange(3.0)))
+    assert any("Wrapped" in b.reason for b in dovetail.report(compiled).breaks)
+    with pytest.raises(dovetail.CaptureError, match="a Wrapped as an input"):
+        dovetail.compile(waves, fullgraph=True)(Wrapped(torch.ones(3)))
+
+
+def test_a_subclass_after_a_plain_tensor_and_back() -> None:
+    compiled = dovetail.compile(waves)
+    assert type(compiled(torch.ones(3))) is Tensor
+    assert type(compiled(Wrapped(torch.ones(3)))) is Wrapped
+    assert type(compiled(torch.ones(3))) is Tensor
+
+
+def test_a_subclass_as_a_parameter() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 2)
+    expected = layer(torch.ones(2, 3)).detach()
+    layer.weight = nn.Parameter(Wrapped(layer.weight.detach()))
+    found = dovetail.compile(layer)(torch.ones(2, 3))
+    assert isinstance(found, Wrapped)
+    torch.testing.assert_close(found.inner, expected)
+
+
+def coo() -> Tensor:
+    return torch.eye(3).to_sparse()
+
+
+def csr() -> Tensor:
+    return torch.eye(3).to_sparse_csr()
+
+
+SPARSE: list[tuple[Callable[..., Any], Callable[[], Tensor]]] = [
+    (lambda s, d: torch.sparse.mm(s, d) * 2, coo), (lambda s, d: (s @ d) * 2, csr),
+    (lambda s, d: s.to_dense() + d, coo), (lambda s, d: (d * 2).to_sparse(), coo),
+    (lambda s, d: torch.sparse.sum(s * 3, 0), coo),
+    (lambda s, d: s.coalesce().values() * d[0], coo),
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize("number", range(len(SPARSE)))
+def test_sparse(number: int) -> None:
+    function, make = SPARSE[number]
+    compiled = dovetail.compile(function)
+    d = torch.arange(9.0).view(3, 3)
+    for _ in range(2):
+        found, expected = compiled(make(), d), function(make(), d)
+        assert found.layout == expected.layout
+        torch.testing.assert_close(found, expected)
+    if dovetail.report(compiled).breaks:
+        with pytest.raises(dovetail.CaptureError, match=r"sparse|layout"):
+            dovetail.compile(function, fullgraph=True)(make(), d)
+
+
+def test_sparse_gradients_of_an_embedding() -> None:
+    table = nn.Embedding(5, 3, sparse=True)
+    found = []
+    for call in (dovetail.compile(table), table):
+        table.weight.grad = None
+        call(torch.tensor([1, 2, 2])).square().sum().backward()
+        found.append(table.weight.grad)
+    assert found[0] is not None and found[1] is not None and found[0].layout == torch.sparse_coo
+    torch.testing.assert_close(found[0].to_dense(), found[1].to_dense())
+
+
+COMPLEX: list[Callable[[Tensor], Tensor]] = [
+    lambda z: (z * z.conj() + 1j).abs(), lambda z: torch.view_as_real(z * 2).sum(-1),
+    lambda z: torch.fft.ifft(torch.fft.fft(z) * z).real, lambda z: (z @ z.mT.conj()).imag,
+    lambda z: z.exp().angle() + z.real, lambda z: torch.complex(z.imag, z.real).abs().square(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("number", range(len(COMPLEX)))
+def test_complex(number: int, lazy: bool) -> None:
+    function = COMPLEX[number]
+    compiled = dovetail.compile(function)
+    found = []
+    for call in (compiled, function):
+        torch.manual_seed(0)
+        leaf = torch.randn(3, 3, dtype=torch.complex128).requires_grad_()
+        out = call(leaf.conj() if lazy else leaf)
+        found.append((out, *torch.autograd.grad(out.sum(), leaf)))
+    torch.testing.assert_close(found[0], found[1])
