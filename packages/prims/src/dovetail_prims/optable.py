@@ -1,35 +1,88 @@
-"""`python -m dovetail_prims.optable`: every op of CORE_ATEN and PRIMS, and what the rest becomes.
+"""`python -m dovetail_prims.optable > packages/prims/OPS.md`: every op of CORE_ATEN and PRIMS, and
+what the rest becomes.
 
-The table is made from the op sets and the decomposition tables; nothing in it is kept by hand.
+The table is made from the op sets, PyTorch's schemas and the decompositions themselves: what an op
+decomposes to is read off the code of its entry. Only `MEANINGS` is kept by hand.
 """
 
 from __future__ import annotations
 
+import dis
 import inspect
-from collections.abc import Callable, Mapping
+import types
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch._ops import OpOverload
 
 from dovetail_prims import opsets
 from dovetail_prims.decompositions import core_aten_table, prims_table
 
 GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("pointwise, one operand", opsets.POINTWISE_UNARY),
-    ("pointwise, two operands", opsets.POINTWISE_BINARY),
-    ("pointwise with a number", tuple(opsets.SCALAR_FORMS)),
-    ("pointwise, other", opsets.POINTWISE_OTHER),
-    ("reduction", opsets.REDUCTION),
-    ("scan", opsets.SCAN),
-    ("view", opsets.VIEW),
-    ("indexing", opsets.INDEXING),
-    ("creation", opsets.CREATION),
-    ("kept whole", opsets.EXTERN),
+    ("Pointwise, one operand", opsets.POINTWISE_UNARY),
+    ("Pointwise, two operands", opsets.POINTWISE_BINARY),
+    ("Pointwise with a number", tuple(opsets.SCALAR_FORMS)),
+    ("Pointwise, other", opsets.POINTWISE_OTHER),
+    ("Reductions", opsets.REDUCTION),
+    ("Scans", opsets.SCAN),
+    ("Views", opsets.VIEW),
+    ("Indexing", opsets.INDEXING),
+    ("Creation", opsets.CREATION),
+    ("Kept whole: library kernels and samplers", opsets.EXTERN),
 )
+MEANINGS = {
+    "abs": "\\|x\\|", "neg": "-x", "exp": "e^x", "exp2": "2^x", "expm1": "e^x - 1, exact near 0",
+    "log": "natural logarithm", "log2": "logarithm to base 2", "log10": "logarithm to base 10",
+    "log1p": "log(1 + x), exact near 0", "sqrt": "square root", "sin": "sine", "cos": "cosine",
+    "tan": "tangent", "asin": "inverse sine", "acos": "inverse cosine", "atan": "inverse tangent",
+    "sinh": "(e^x - e^-x) / 2", "cosh": "(e^x + e^-x) / 2", "tanh": "sinh x / cosh x",
+    "asinh": "inverse of sinh", "acosh": "inverse of cosh", "atanh": "inverse of tanh",
+    "erf": "2/√π ∫₀ˣ e^(-t²) dt", "erfc": "1 - erf x", "erfinv": "inverse of erf",
+    "lgamma": "log \\|Γ(x)\\|", "digamma": "Γ'(x) / Γ(x)", "floor": "largest integer ≤ x",
+    "ceil": "smallest integer ≥ x", "round": "nearest integer, half to even",
+    "trunc": "towards zero to an integer", "sign": "-1, 0 or 1", "bitwise_not": "all bits flipped",
+    "add": "a + b", "sub": "a - b", "mul": "a b", "div.Tensor": "a / b",
+    "div.Tensor_mode": "a / b, rounded down or towards zero",
+    "remainder": "a - b floor(a / b)", "fmod": "a - b trunc(a / b)", "pow": "a^b",
+    "atan2": "angle of the point (b, a)", "hypot": "√(a² + b²)",
+    "copysign": "\\|a\\| with the sign of b", "nextafter": "the number next to a towards b",
+    "maximum": "the larger; NaN if one is", "minimum": "the smaller; NaN if one is",
+    "bitwise_and": "and of bits", "bitwise_or": "or of bits", "bitwise_xor": "exclusive or of bits",
+    "bitwise_left_shift": "a 2^b of integers", "bitwise_right_shift": "floor(a / 2^b) of integers",
+    "eq": "a = b", "ne": "a ≠ b", "lt": "a < b", "le": "a ≤ b", "gt": "a > b", "ge": "a ≥ b",
+    "where": "a where the condition holds, else b", "_to_copy": "x in another dtype",
+    "clone": "x in memory of its own, in a given order", "sum": "sum over dimensions",
+    "prod": "product over a dimension", "amax": "largest over dimensions",
+    "amin": "smallest over dimensions", "argmax": "place of the first largest along a dimension",
+    "argmin": "place of the first smallest along a dimension",
+    "any": "whether one over dimensions is not 0", "all": "whether none over dimensions is 0",
+    "cumsum": "sums of the elements up to each", "cumprod": "products of the elements up to each",
+    "view": "the elements in row-major order, in another shape", "permute": "dimensions reordered",
+    "expand": "dimensions of size 1 repeated without a copy",
+    "slice": "every step-th element from start to end", "as_strided": "memory seen by strides",
+    "diagonal": "a diagonal of two dimensions, as the last", "unfold": "windows along a dimension",
+    "cat": "one after the other along a dimension", "constant_pad_nd": "edges filled or cut off",
+    "flip": "dimensions in reverse", "index": "elements at lists of indices",
+    "index_put": "elements at lists of indices replaced, or added to",
+    "gather": "elements at an index along a dimension",
+    "scatter": "elements at an index along a dimension replaced",
+    "scatter_add": "elements at an index along a dimension added to",
+    "slice_scatter": "a slice replaced", "as_strided_scatter": "what strides see replaced",
+    "diagonal_scatter": "a diagonal replaced", "full": "a number everywhere",
+    "empty": "uninitialised", "empty_strided": "uninitialised, with given strides",
+    "arange": "start, start + step, ... before end",
+}  # fmt: skip
 
 
 def _by_name(table: Mapping[OpOverload, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
     return {str(op).removeprefix("aten."): function for op, function in table.items()}
+
+
+def overload(name: str) -> OpOverload | None:
+    """`aten.<op>.<overload>`, if this torch has it."""
+    packet = getattr(torch.ops.aten, name.split(".")[0], None)
+    return getattr(packet, name.split(".")[1], None)
 
 
 def _says(function: Callable[..., Any]) -> str:
@@ -38,28 +91,110 @@ def _says(function: Callable[..., Any]) -> str:
     return text.split("\n")[0].replace("|", "\\|")
 
 
-def rows() -> list[tuple[str, str, str, str]]:
-    """(op, group, in PRIMS or how it gets there, family file) for CORE_ATEN, then all else."""
+def meaning(name: str) -> str:
+    """What an op of CORE_ATEN computes."""
+    entry = _by_name(prims_table()).get(name)
+    if entry is not None and _says(entry):
+        return _says(entry)
+    known = opsets.SCALAR_FORMS.get(name, name)
+    text = MEANINGS.get(known) or MEANINGS.get(known.split(".")[0], "")
+    return text or "PyTorch's own kernel"
+
+
+# --- what an entry calls --------------------------------------------------------------------------
+
+
+def calls(function: Callable[..., Any]) -> list[str]:
+    """The ATen ops that a decomposition may call, itself or through its helpers."""
+    return sorted(set(_calls(inspect.unwrap(function), set())))
+
+
+def _calls(function: Any, seen: set[int]) -> Iterator[str]:
+    if isinstance(function, OpOverload):
+        yield str(function).removeprefix("aten.")
+        return
+    code = getattr(function, "__code__", None)
+    ours = str(getattr(function, "__module__", "")).startswith("dovetail_prims")
+    if code is None or not ours or id(function) in seen:
+        return
+    seen.add(id(function))
+    for cell in function.__closure__ or ():
+        yield from _calls(cell.cell_contents, seen)
+    yield from _calls_of_code(code, function.__globals__, seen)
+
+
+def _calls_of_code(code: types.CodeType, names: Mapping[str, Any], seen: set[int]) -> Iterator[str]:
+    loads = [i for i in dis.get_instructions(code) if i.opname.startswith("LOAD_")]
+    for at, load in enumerate(loads):
+        if load.opname != "LOAD_GLOBAL":
+            continue
+        if load.argval == "aten":
+            op, variant = (str(i.argval) for i in loads[at + 1 : at + 3])
+            yield f"{op}.{variant}" if overload(f"{op}.{variant}") else f"{op}.default"
+        else:
+            yield from _calls(inspect.unwrap(names.get(load.argval, len)), seen)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _calls_of_code(constant, names, seen)
+
+
+# --- the page -------------------------------------------------------------------------------------
+
+
+def rows() -> list[tuple[str, str, str, str, str]]:
+    """(op, group, schema, meaning, decomposes to) for CORE_ATEN, then for all that becomes it."""
     to_prims = _by_name(prims_table())
     table = []
     for group, names in GROUPS:
         for name in names:
+            entry = to_prims.get(name)
             if name in opsets.PRIMS:
                 fate = "in PRIMS"
             else:
-                fate = _says(to_prims[name]) or f"as {opsets.SCALAR_FORMS.get(name, '')}"
-            table.append((name, group, fate, ""))
+                fate = _list(calls(entry) if entry else [opsets.SCALAR_FORMS[name]])
+            table.append((name, group, _schema(name), meaning(name), fate))
     for name, function in sorted(_by_name(core_aten_table()).items()):
-        family = function.__module__.rsplit(".", 1)[-1]
-        table.append((name, "decomposed", _says(function), family))
+        family = "Decomposed: " + function.__module__.rsplit(".", 1)[-1]
+        table.append((name, family, _schema(name), _says(function), _list(calls(function))))
     return table
 
 
+def _schema(name: str) -> str:
+    op = overload(name)
+    return "" if op is None else str(op._schema).partition("(")[2].join(("(", "")).replace("|", "/")
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(name.removesuffix(".default") for name in names)
+
+
+def _decomposed(row: tuple[str, ...]) -> str:
+    """Sorts the decomposed ops last, by family (the others stay as they are)"""
+    return row[1] if row[1].startswith("Decomposed") else ""
+
+
 def as_markdown() -> str:
-    """The table as Markdown."""
-    head = "| op | group | becomes | family |\n| --- | --- | --- | --- |\n"
-    return head + "\n".join(f"| `{r[0]}` | {r[1]} | {r[2]} | {r[3]} |" for r in rows())
+    """The page."""
+    found = rows()
+    prims = len(opsets.PRIMS)
+    whole = len([n for n in opsets.EXTERN if n in opsets.PRIMS])
+    lines = [
+        "# The op sets", "",
+        f"Made by `python -m dovetail_prims.optable` with torch {torch.__version__.split('+')[0]}.",
+        "", f"CORE_ATEN has {len(opsets.CORE_ATEN)} ops, PRIMS {prims} of them ({whole} kept whole,"
+        f" {prims - whole} computed); {len(core_aten_table())} more decompose to CORE_ATEN.",
+        "`decompose(gm, to=...)` gets there, `verify` proves it, `dovetail_prims.interpreter` runs"
+        " PRIMS in plain Python.",
+    ]  # fmt: skip
+    group = ""
+    for name, own, schema, text, fate in sorted(found, key=_decomposed):
+        if own != group:
+            group = own
+            lines += ["", f"## {group}", "", "| op | schema | meaning | decomposes to |",
+                      "| --- | --- | --- | --- |"]  # fmt: skip
+        lines.append(f"| `{name}` | `{schema}` | {text} | {fate} |")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
-    print(as_markdown())
+    print(as_markdown(), end="")
