@@ -459,14 +459,19 @@ def run_here(jobs: list[tuple[str, str]], stage: str, limits: dict[str, int], se
 
 
 def sweep(
-    jobs: list[tuple[str, str]], stage: str, limits: dict[str, int], seconds: int, batch: int = 400
+    jobs: list[tuple[str, str]],
+    stage: str,
+    limits: dict[str, int],
+    seconds: int,
+    batch: int = 400,
+    script: str = __file__,
 ) -> Iterator[Row]:
     """Sweep in child processes of `batch` jobs, so that a crash costs one of them only."""
     pending = list(jobs)
     while pending:
         part, pending = pending[:batch], pending[batch:]
         request = json.dumps({"jobs": part, "stage": stage, "limits": limits, "seconds": seconds})
-        command = [sys.executable, __file__, "--here"]
+        command = [sys.executable, script, "--here"]
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             text=True,
