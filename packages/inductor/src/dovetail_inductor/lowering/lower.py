@@ -40,6 +40,7 @@ from dovetail_inductor.lowering import (
     indexing,
     linear,
     pointwise,
+    pooling,
     reductions,
     scans,
     views,
@@ -65,6 +66,7 @@ RULES: Mapping[str, Rule] = {
     **reductions.RULES,
     **scans.RULES,
     **indexing.RULES,
+    **pooling.RULES,
     **creation.RULES,
 }
 """Lowering rules by `name.overload`; every other op is an extern call."""
