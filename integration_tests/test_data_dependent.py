@@ -116,6 +116,17 @@ def leaf(x: Tensor) -> Tensor:
     return (x * 2 + bias).sin()
 
 
+def padded(x: Tensor) -> Tensor:
+    n = x.detach().sum().long().item()
+    return F.pad(x, (n + 20, -1)).sin()
+
+
+def sampled(x: Tensor) -> Tensor:
+    n = (x > 0).sum().item()
+    grid = torch.linspace(-1, 1, 6).reshape(3, 2).expand(1, n, 3, 2)
+    return F.grid_sample(x[None, None], grid, align_corners=False).cos()
+
+
 PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
     "nonzero": lambda x: x.nonzero() * 2,
     "mask": lambda x: x[x > 0].sin() * 2,
@@ -145,6 +156,8 @@ PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
     "parts": parts,
     "sort": unsorted,
     "grid": grid,
+    "padded": padded,
+    "sampled": sampled,
     "resized": resized,
     "resized to the nearest": lambda x: resized(x, "nearest"),
     "resized without aliasing": lambda x: resized(x, antialias=True),

@@ -152,3 +152,23 @@ def test_sizes_that_do_not_agree_raise() -> None:
     assert torch.equal(compiled(x, m, ~m), both(x, m, ~m))
     with pytest.raises(RuntimeError, match=r"sizes that must be equal .*in both"):
         compiled(x, m, torch.ones(4, dtype=torch.bool))
+
+
+def seen_as_pairs(x: torch.Tensor) -> torch.Tensor:
+    n, m = x.tolist()
+    torch._check(n >= 0)
+    torch._check(m >= 0)
+    return torch.arange(n * m).reshape(n, m // 2, 2).transpose(0, 1) * 2
+
+
+def test_operators_insist_on_their_sizes() -> None:
+    backend = CountingBackend()
+    compiled = optimize(seen_as_pairs, backend, fullgraph=True)
+    for sizes in ([3, 4], [1, 6], [0, 2]):
+        x = torch.tensor(sizes)
+        assert torch.equal(compiled(x), seen_as_pairs(x))
+    for bad in ([3, 5], [-1, 2]):
+        for f in (seen_as_pairs, compiled):
+            with pytest.raises(RuntimeError):
+                f(torch.tensor(bad))
+    assert len(backend.graphs) == 1

@@ -285,7 +285,7 @@ class _Bool:
     def guard_bool(self, file: str = "", line: int = 0) -> bool:
         return self.value
 
-    bool_ = guard_bool
+    bool_ = expect_true = guard_bool
 
     def maybe_as_bool(self) -> None:
         return None

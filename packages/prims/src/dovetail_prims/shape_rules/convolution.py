@@ -245,6 +245,19 @@ def upsample(x: FakeTensor, output_size: Sequence[Size], *rest: Any) -> FakeTens
     return make(sizes, strides, x._dtype, x._device)
 
 
+def grid_sample(x: FakeTensor, grid: FakeTensor, *rest: Any) -> FakeTensor:
+    """Samples of an image at the places of a grid, where PyTorch's meta kernel wants numbers."""
+    sizes = (*x._sizes[:2], *grid._sizes[1:-1])
+    if len(sizes) != len(x._sizes) or all(type(n) is int for n in (*sizes, *x._sizes)):
+        return NotImplemented  # type: ignore[no-any-return]
+    if not insisted(x._sizes[0] == grid._sizes[0]):
+        raise RuntimeError("grid_sampler(): expected grid and input to have same batch size")
+    for size in x._sizes[2:]:
+        if not insisted(size > 0):
+            raise RuntimeError(f"grid_sampler(): empty spatial dimensions: {x._sizes}")
+    return fresh(sizes, x._dtype, x._device)
+
+
 _UPSAMPLES = (
     *(f"{kind}{rank}d" for kind in ("upsample_nearest", "_upsample_nearest_exact")
       for rank in (1, 2, 3)),
@@ -265,4 +278,6 @@ def rules() -> dict[str, Callable[..., Any]]:
         "_adaptive_avg_pool2d.default": adaptive_avg_pool2d,
         "_adaptive_avg_pool2d_backward.default": adaptive_avg_pool2d_backward,
         **{f"{name}.default": upsample for name in _UPSAMPLES},
+        "grid_sampler_2d.default": grid_sample,
+        "grid_sampler_3d.default": grid_sample,
     }

@@ -19,6 +19,7 @@ from dovetail_prims.shape_rules.layout import (
     equal_sizes,
     fresh,
     infer_dense_strides,
+    insisted,
     is_canonical,
     pointwise_layout,
     promote,
@@ -252,7 +253,7 @@ def constant_pad(x: FakeTensor, pad: Sequence[Size], value: Any = 0) -> FakeTens
     for i in range(len(pad) // 2):
         d = len(sizes) - 1 - i
         sizes[d] = sizes[d] + pad[2 * i] + pad[2 * i + 1]
-        if sizes[d] < 0:
+        if not insisted(sizes[d] >= 0):
             raise RuntimeError(
                 f"The input size {x._sizes[d]}, plus negative padding {pad[2 * i]} and "
                 f"{pad[2 * i + 1]}, resulted in a negative output size"

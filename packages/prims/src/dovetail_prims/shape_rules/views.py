@@ -13,6 +13,7 @@ from dovetail_prims.shape_rules.layout import (
     contiguous,
     empty_like_strides,
     fresh,
+    insisted,
     is_canonical,
     is_channels_last,
     is_contiguous,
@@ -88,7 +89,10 @@ def resolve_view_size(x: FakeTensor, size: Sequence[Size]) -> Sizes:
             if rest < 0 or total % rest != 0:
                 raise RuntimeError(f"shape '{list(out)}' is invalid for input of size {total}")
             return (*out[:i], total // rest, *out[i + 1 :])
-    if not same_strides(out, x._sizes) and numel(out) != numel(x._sizes):
+    # (A size that is -1 at run time would stand for the rest.)
+    if any(type(s) is not int and s < 0 for s in out):
+        raise RuntimeError(f"invalid shape {list(out)}")
+    if not same_strides(out, x._sizes) and not insisted(numel(out) == numel(x._sizes)):
         raise RuntimeError(f"shape '{list(out)}' is invalid for input of size {numel(x._sizes)}")
     return out
 
