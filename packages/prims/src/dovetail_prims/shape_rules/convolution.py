@@ -43,7 +43,7 @@ def convolution_sizes(
         if transposed:
             size = (size - 1) * stride[d] - 2 * padding[d] + kernel + output_padding[d]
         else:
-            if size + 2 * padding[d] < kernel:
+            if not insisted(size + 2 * padding[d] >= kernel):
                 raise RuntimeError(
                     f"Calculated padded input size per channel: ({size + 2 * padding[d]}). Kernel "
                     f"size: ({kernel}). Kernel size can't be greater than actual input size"

@@ -166,12 +166,26 @@ def _split(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return PASS  # type: ignore[no-any-return]
 
 
+def _view(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`x.view(sizes)`: sizes that only data tells are no -1, which would stand for another."""
+    sizes = args[1:]
+    if len(sizes) == 1 and isinstance(sizes[0], (ListValue, TupleValue)):
+        sizes = vm.iterate(sizes[0])
+    for size in sizes:
+        if isinstance(size, SymbolicNumber) and vm.depends_on_data(size):
+            relation = (size.value >= 0).node
+            if relation.env.statically_known(relation.expr) is None:
+                _require(vm, size.value >= 0, "a size is not negative")
+    return PASS  # type: ignore[no-any-return]
+
+
 _CHECKS: tuple[Callable[..., Any], ...] = (
     torch._check, torch._check_value, torch._check_index, torch._check_type,
 )  # fmt: skip
 HANDLERS: dict[Any, Handler] = {
     **dict.fromkeys((torch.split, torch.Tensor.split, torch.split_with_sizes), _split),
     torch.Tensor.split_with_sizes: _split,
+    **dict.fromkeys((torch.Tensor.view, torch.Tensor.reshape, torch.reshape), _view),
     torch.Tensor.item: item,
     torch.Tensor.tolist: tolist,
     **dict.fromkeys(_CHECKS, _check),
