@@ -170,7 +170,7 @@ def _view(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`x.view(sizes)`: sizes that only data tells are no -1, which would stand for another."""
     sizes = args[1:]
     if len(sizes) == 1 and isinstance(sizes[0], (ListValue, TupleValue)):
-        sizes = vm.iterate(sizes[0])
+        sizes = list(vm.iterate(sizes[0]))
     for size in sizes:
         if isinstance(size, SymbolicNumber) and vm.depends_on_data(size):
             relation = (size.value >= 0).node
