@@ -41,6 +41,11 @@ PROGRAMS: dict[str, tuple[Program, int]] = {
         lambda x, y, f: x.detach().addcdiv(y, y.abs().sqrt() + 1e-8, value=-f / (1 - 0.9**2)), 2,
     ),
     "library call": (lambda x, y, f: torch.addmm(x[:, :5], x, y.t(), alpha=f, beta=f).sin(), 2),
+    "square root": (lambda x, y, f: x * math.sqrt(abs(f)), 2),
+    "exponential": (lambda x, y, f: (x * math.exp(f) + math.cos(f), math.tanh(f)), 2),
+    "logarithm": (lambda x, y, f: x * (math.log(f) if f > 0 else 1.0), 3),
+    "a tensor of it": (lambda x, y, f: x * torch.tensor(f) + torch.tensor(f, dtype=torch.half), 2),
+    "lerp": (lambda x, y, f: torch.lerp(x, y, f) + x.lerp(y, f), 2),
     "branch": (lambda x, y, f: x * f if f > 0.5 else y - f, 3),
     "truth": (lambda x, y, f: x * f if f else y, 3),
     "floor": (lambda x, y, f: x * (f // 0.2), 6),  # tied to its value
@@ -83,6 +88,28 @@ def test_a_float_decides_a_result_s_dtype_no_more_than_in_eager(dtype: torch.dty
         for got, wanted in zip(compiled(x, f), (x * f, x + f, x > f), strict=True):
             assert got.dtype is wanted.dtype and torch.equal(got, wanted)
     assert dovetail.report(compiled).graphs == 1
+
+
+def test_what_a_number_has_no_root_of() -> None:
+    def fn(x: Tensor, f: float) -> Tensor:
+        try:
+            return x * math.sqrt(f)
+        except ValueError:
+            return x - 1
+
+    compiled = dovetail.compile(fn)
+    for f in (1.0, 2.0, -1.0, -2.0, 3.0):
+        torch.testing.assert_close(compiled(torch.ones(3), f), fn(torch.ones(3), f))
+
+
+def test_what_is_compiled_for_each_value_says_so() -> None:
+    """The probability of a dropout is a C++ number: each is a graph, and the report advises."""
+    compiled = dovetail.compile(lambda x, p: F.dropout(x, p))
+    for p in (0.1, 0.2, 0.3):
+        compiled(torch.ones(3), p)
+    report = dovetail.report(compiled)
+    assert report.graphs == 3 and len(report.recompiles) == 2
+    assert "expected p == 0.2" in report.recompiles[1] and "tensor" in report.recompiles[1]
 
 
 def test_special_floats() -> None:

@@ -20,6 +20,7 @@ from torch.fx import GraphModule, Node
 
 from dovetail_prims import opsets
 from dovetail_prims.fake_tensor import tensor_meta
+from dovetail_prims.number_functions import NUMBER_FUNCTIONS
 
 
 class Dialect(Enum):
@@ -48,7 +49,7 @@ _SIZE_FUNCTIONS: frozenset[Any] = frozenset(
         operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg,
         operator.truediv, operator.eq, operator.ne, operator.lt, operator.le, operator.gt,
         operator.ge, operator.pow, math.ceil, math.floor, min, max, torch.sym_max, torch.sym_min,
-        torch.sym_not, torch.sym_float, torch.sym_int, torch.sym_ite,
+        torch.sym_not, torch.sym_float, torch.sym_int, torch.sym_ite, *NUMBER_FUNCTIONS.values(),
     }
 )  # fmt: skip
 _SIZE_OPS = frozenset(

@@ -6,7 +6,6 @@ before) or built: arithmetic over the nodes of its symbols.
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +17,8 @@ from dovetail_guards.shape_env import ShapeEnv
 from dovetail_guards.sym_node import SymNode
 from torch.fx import Graph, Node
 
+from dovetail_prims.number_functions import NUMBER_FUNCTIONS
+
 aten = torch.ops.aten
 
 _FLOAT_FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -25,10 +26,7 @@ _FLOAT_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "sub": operator.sub, "mul": operator.mul, "floordiv": operator.floordiv, "mod": operator.mod,
     "pow": operator.pow, "neg": operator.neg, "pos": operator.pos, "abs": operator.abs,
     "min": torch.sym_min, "max": torch.sym_max,
-    **{
-        name: getattr(math, name)
-        for name in ("sqrt cos cosh sin sinh tan tanh asin acos atan exp log log2".split())
-    },
+    **NUMBER_FUNCTIONS,
 }  # fmt: skip
 _ATOM_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "floordiv": operator.floordiv,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -67,6 +67,13 @@ def _attention(query: Tensor, *args: Any, **kwargs: Any) -> Any:
     return attention(query, *args, **kwargs)
 
 
+def _lerp(x: Tensor, end: Tensor, weight: Any) -> Any:
+    """`lerp` by a symbolic float, which C++ takes as a number: by a tensor of it."""
+    if not isinstance(weight, torch.SymFloat):
+        return NotImplemented
+    return torch.lerp(x, end, torch.full((), cast(Any, weight), dtype=x.dtype, device=x.device))
+
+
 _RESIZES = {
     **{("nearest", n + 2): f"upsample_nearest{n}d" for n in (1, 2, 3)},
     **{("nearest-exact", n + 2): f"_upsample_nearest_exact{n}d" for n in (1, 2, 3)},
@@ -119,6 +126,8 @@ SYMBOLIC_FORMS: Mapping[Any, Callable[..., Any]] = {
     torch.nn.functional.linear: _linear,
     torch.nn.functional.scaled_dot_product_attention: _attention,
     torch.nn.functional.interpolate: _interpolate,
+    torch.lerp: _lerp,
+    torch.Tensor.lerp: _lerp,
 }
 """What stands for a call, by its function, where it gives a result (not NotImplemented)."""
 

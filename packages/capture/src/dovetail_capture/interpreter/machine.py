@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 from dovetail_guards.torch_state import READERS
+from dovetail_prims.number_functions import NUMBER_FUNCTIONS
 
 from dovetail_capture.interpreter import bytecode
 from dovetail_capture.interpreter import wrap as wrapping
@@ -61,7 +62,16 @@ SYMBOLIC_FUNCTIONS: dict[Any, Callable[..., Any]] = {
     operator.lt: operator.lt, operator.le: operator.le, operator.eq: operator.eq,
     operator.ne: operator.ne, operator.gt: operator.gt, operator.ge: operator.ge,
     torch.sym_max: torch.sym_max, torch.sym_min: torch.sym_min, torch.sym_int: torch.sym_int,
-    torch.sym_float: torch.sym_float, math.sqrt: torch.sym_sqrt,
+    torch.sym_float: torch.sym_float,
+    **{getattr(math, name): function for name, function in NUMBER_FUNCTIONS.items()},
+}  # fmt: skip
+
+# Of which numbers those of `math` have a value; others make them raise, which only numbers do.
+_HAVE_VALUE: dict[Any, Callable[[Any], Any]] = {
+    math.sqrt: lambda x: x >= 0.0, math.log: lambda x: x > 0.0, math.log2: lambda x: x > 0.0,
+    **dict.fromkeys((math.asin, math.acos), lambda x: x >= -1.0 and x <= 1.0),
+    **dict.fromkeys((math.exp, math.sinh, math.cosh), lambda x: x >= -700.0 and x <= 700.0),
+    **dict.fromkeys((math.sin, math.cos, math.tan), lambda x: x >= -1e300 and x <= 1e300),
 }  # fmt: skip
 
 _DECODED: dict[int, tuple[weakref.ref[CodeType], bytecode.DecodedCode]] = {}
@@ -410,6 +420,9 @@ class Interpreter:
         if fn in SYMBOLIC_FUNCTIONS and any(isinstance(a, SymbolicNumber) for a in args):
             if not kwargs and all(operators.is_number(a) for a in args):
                 known = [a.value for a in args]  # type: ignore[attr-defined]
+                if fn in _HAVE_VALUE and not _HAVE_VALUE[fn](*known):
+                    known = [a.value for a in map(operators.concrete, args)]  # type: ignore[attr-defined]
+                    return self.fold(fn, [Constant(number) for number in known], {})
                 return self.constant(SYMBOLIC_FUNCTIONS[fn](*known))
         real_args = [self.data_of(arg) for arg in args]
         real_kwargs = {name: self.as_python(arg) for name, arg in kwargs.items()}

@@ -347,6 +347,10 @@ def make_tensor(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         return vm.record("call_method", "clone", [args[0]], {})
     if args and isinstance(args[0], ArrayValue) and not kwargs:
         return vm.record("call_method", "clone", [args[0].tensor], {})
+    if len(args) == 1 and set(kwargs) <= {"dtype", "device"}:
+        if isinstance(args[0], SymbolicNumber) and args[0].python_type() is float:
+            options = {"dtype": Constant(torch.get_default_dtype()), **kwargs}
+            return vm.record("call_function", torch.full, [TupleValue([]), args[0]], options)
     return PASS  # type: ignore[no-any-return]
 
 

@@ -106,7 +106,7 @@ def is_number(value: Value) -> bool:
     return isinstance(value, SymbolicNumber)
 
 
-def _concrete(value: Value) -> Value:
+def concrete(value: Value) -> Value:
     """A symbolic number as the number it is in this call."""
     return Constant(value.concrete()) if isinstance(value, SymbolicNumber) else value
 
@@ -136,7 +136,7 @@ def binary(vm: Interpreter, symbol: str, left: Value, right: Value, inplace: boo
         if is_number(left) and is_number(right):
             return _fold(vm, fn, left.value, right.value)  # type: ignore[attr-defined]
         if left_class is not TensorValue and right_class is not TensorValue:
-            return binary(vm, symbol, _concrete(left), _concrete(right), inplace)
+            return binary(vm, symbol, concrete(left), concrete(right), inplace)
     if left_class is ArrayValue or right_class is ArrayValue:
         return vm.arrays.binary(vm, symbol, left, right, inplace)  # type: ignore[no-any-return]
     if left_class is TensorValue or right_class is TensorValue:
@@ -246,7 +246,7 @@ def unary(vm: Interpreter, symbol: str, operand: Value) -> Value:
     """`-x`, `+x`, `~x`."""
     fn, name = UNARY[symbol]
     if isinstance(operand, SymbolicNumber) and symbol == "~":
-        operand = _concrete(operand)
+        operand = concrete(operand)
     if isinstance(operand, (Constant, SymbolicNumber)):
         return _fold(vm, fn, operand.value)
     if isinstance(operand, TensorValue):
@@ -274,7 +274,7 @@ def compare(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
             return _fold(vm, fn, left.value, right.value)  # type: ignore[attr-defined]
         other = right if isinstance(left, SymbolicNumber) else left
         if isinstance(other, Constant) and isinstance(other.value, (int, float)):
-            return compare(vm, symbol, _concrete(left), _concrete(right))
+            return compare(vm, symbol, concrete(left), concrete(right))
     if left_class is TensorValue or right_class is TensorValue:
         other = right if left_class is TensorValue else left
         if isinstance(other, Constant) and not isinstance(other.value, (int, float, complex)):
@@ -471,13 +471,33 @@ def contains(vm: Interpreter, container: Value, item: Value) -> bool:
     )
 
 
+def _tensor_key(vm: Interpreter, key: Value) -> Value:
+    """An index of a tensor; sequences of numbers in tensors inside of it become one tensor each,
+    which PyTorch would make of their data."""
+    if not isinstance(key, TupleValue):
+        return key
+    items = [vm.tuple_item(key, i) for i in range(len(key.items))]
+    for i, item in enumerate(items):
+        if isinstance(item, (ListValue, TupleValue)):
+            parts = list(vm.iterate(item))
+            if parts and all(
+                isinstance(part, TensorValue)
+                and part.fake.dim() == 0
+                and part.fake.dtype is torch.int64
+                for part in parts
+            ):
+                stacked = vm.record("call_function", torch.stack, [ListValue(parts)], {})
+                items[i] = stacked
+    return TupleValue(items)
+
+
 def getitem(vm: Interpreter, obj: Value, key: Value) -> Value:
     """`obj[key]`."""
     cls = obj.__class__
     if cls is ArrayValue:
         return vm.arrays.getitem(vm, obj, key)  # type: ignore[no-any-return]
     if cls is TensorValue:
-        return _record(vm, operator.getitem, [obj, key])
+        return _record(vm, operator.getitem, [obj, _tensor_key(vm, key)])
     if isinstance(obj, (ListValue, TupleValue)):
         return _sequence_item(vm, obj, key)
     if isinstance(obj, DictValue):
@@ -500,7 +520,7 @@ def getitem(vm: Interpreter, obj: Value, key: Value) -> Value:
 
 def index_of(vm: Interpreter, key: Value, of: str = "list") -> int:
     """An integer index (`__index__`)."""
-    key = _concrete(key)
+    key = concrete(key)
     if isinstance(key, Constant) and hasattr(key.value, "__index__"):
         return operator.index(key.value)
     if isinstance(key, TensorValue):
@@ -547,7 +567,7 @@ def slice_of(vm: Interpreter, key: SliceValue) -> slice:
 def setitem(vm: Interpreter, obj: Value, key: Value, value: Value) -> None:
     """`obj[key] = value`."""
     if isinstance(obj, TensorValue):
-        _record(vm, operator.setitem, [obj, key, value])
+        _record(vm, operator.setitem, [obj, _tensor_key(vm, key), value])
     elif isinstance(obj, ArrayValue):
         vm.arrays.setitem(vm, obj, key, value)
     elif isinstance(obj, ListValue):
