@@ -5,7 +5,7 @@ the gradients of each operator's compiled float64 samples against finite differe
 (`torch.autograd.gradcheck`; `--what second`: those of the gradients, `gradgradcheck`). `--what
 error` runs float32 samples compiled by Dovetail and by `torch.compile` in one process, and compares
 their errors against a float64 run: `wrong` where ours is the larger by more than a rounding.
-`--table rows.jsonl` writes the counts. As in `sweep_operators.py`, operators run in child processes.
+`--table rows.jsonl` writes the counts. Operators run in child processes, as in sweep_operators.
 """
 
 from __future__ import annotations

@@ -143,13 +143,15 @@ class JointGraph:
     """A functional ATEN/CORE_ATEN graph of forward and backward together.
 
     `constants_lifted` are tensors the captured graph held as attributes, appended to its inputs;
-    after them come the `storages`.
+    after them come the `storages`. `reached` tells for each primal, as a bit set, which tangents
+    autograd has a way from (a gradient of zeros may be computed from none).
     """
 
     gm: GraphModule
     signature: Signature
     constants_lifted: tuple[torch.Tensor, ...] = ()
     storages: tuple[SharedStorage, ...] = ()
+    reached: tuple[int, ...] = ()
 
     def as_text(self) -> str:
         """The signature, then the graph as Python text."""

@@ -160,6 +160,7 @@ class _Joint:
         self.placeholders: list[Node] = []
         self.grad_fns: list[Any] = []  # of the primals, before the graph runs
         self.backward_error: str | None = None
+        self.reached: tuple[int, ...] = ()
         self.versions: dict[int, int] = {}  # of the primals, before the graph runs
 
     def trace(self, function_mode: Callable[[], Any] | None) -> JointGraph:
@@ -426,6 +427,7 @@ class _Joint:
             node.meta["val"] = make(root._sizes, strides, root._dtype, root._device)
             tangents.append(wrap(node, TracedStorage(node)))
         wanted = [leaf for leaf in leaves if leaf is not None]
+        self.reached = _reached(leaves, result.roots)
         self.tracer.in_backward = True
         with self.tracer, torch._C._DisableAutocast():
             try:
@@ -485,7 +487,8 @@ class _Joint:
         for name, value in self.tracer.constants.items():
             root.register_buffer(name, value)
         joint = _LazyGraphModule(root, self.graph, "Joint")
-        return JointGraph(joint, signature, tuple(self.lifted.values()), tuple(self.storages))
+        lifted = tuple(self.lifted.values())
+        return JointGraph(joint, signature, lifted, tuple(self.storages), self.reached)
 
     def _placeholders_first(self) -> None:
         """Tangents were made after the forward; the graph takes its inputs first."""
@@ -496,6 +499,34 @@ class _Joint:
             if last is not None and last.next is not node:
                 last.append(node)
             last = node
+
+
+def _reached(leaves: Sequence[Any], roots: Sequence[Tensor]) -> tuple[int, ...]:
+    """For each leaf, which roots autograd has a way from to it, as a bit set."""
+    index_of = {id(leaf): i for i, leaf in enumerate(leaves) if leaf is not None}
+    below: dict[Any, int] = {}  # the leaves below a node of autograd, as bits
+    for root in roots:
+        stack = [root.grad_fn]
+        while stack:
+            node = stack[-1]
+            next_nodes = [n for n, _ in node.next_functions if n is not None]  # type: ignore[union-attr]
+            missing = [n for n in next_nodes if n not in below]
+            if node not in below and missing:
+                below[node] = 0  # (seen; made whole when what is below it is known)
+                stack += missing
+                continue
+            stack.pop()
+            bits = 0
+            if type(node).__name__ == "AccumulateGrad":
+                index = index_of.get(id(node.variable))  # type: ignore[union-attr]
+                bits = 0 if index is None else 1 << index
+            for n in next_nodes:
+                bits |= below[n]
+            below[node] = bits
+    masks = [below[root.grad_fn] for root in roots]
+    return tuple(
+        sum(1 << r for r, mask in enumerate(masks) if mask >> i & 1) for i in range(len(leaves))
+    )
 
 
 def _state(condition: Any, message: str = "") -> None:

@@ -9,6 +9,7 @@ and random numbers may not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -304,7 +305,8 @@ def _cut(joint: JointGraph, choose: Callable[[_Roles], set[Node]]) -> Partitione
         saved_aliases=_aliases(roles, saved_values),
         saved_bytes=sum(value_bytes(n.meta["val"]) for n in saved_values),
         gradient_tangents=tuple(
-            roles.tangent_bits[g] if isinstance(g, Node) else 0 for g in roles.gradients
+            (roles.tangent_bits[g] | reached) if isinstance(g, Node) else 0
+            for g, reached in zip_longest(roles.gradients, joint.reached, fillvalue=0)
         ),
     )
 

@@ -125,6 +125,14 @@ _PHYSICAL = {
 }
 
 
+def _seen_as(val: FakeTensor, dtype: Any) -> bool:
+    """Whether a tensor's elements can be seen as those of another dtype: of the same size, or in
+    order along the last dimension."""
+    if dtype.itemsize == val._dtype.itemsize or not val._strides:
+        return True
+    return type(val._strides[-1]) is not int or val._strides[-1] == 1
+
+
 def _dense(val: FakeTensor) -> bool:
     """Whether a tensor fills its memory from the beginning, without gaps."""
     if val._offset != 0:
@@ -423,6 +431,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The node for a view of `base`."""
         if step.op is aten.as_strided.default:
             base = self.with_own_memory(base)
+        if step.op is aten.view.dtype and not _seen_as(base.meta["val"], step.args[0]):
+            kwargs = {"memory_format": torch.contiguous_format}
+            base = self.node_op(aten.clone.default, (base,), kwargs)
         physical = _PHYSICAL.get(step.op)
         if physical is not None:
             return self.node_op(physical, (base,), {})
@@ -456,8 +467,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         value = read(self, base)
         node = self.apply_view(step, value)
         track = track_of(base)
-        like = None
-        if not same_metadata(value.meta["val"], base):
+        like = base if func in _PHYSICAL else None
+        if like is None and not same_metadata(value.meta["val"], base):
             # After a write the value may lie otherwise in memory than the tensor does.
             place = make(base._sizes, base._strides, base._dtype, base._device, base._offset)
             like = propagate(func, (place, *values(args)), dict(kwargs or {}))

@@ -12,7 +12,14 @@ from dovetail_inductor.loop_ir.ops import arithmetic_dtype
 from dovetail_inductor.loop_ir.sizes import Dim, FloatSize
 from dovetail_inductor.lowering.pointwise import Rule
 from dovetail_inductor.lowering.promotion import number
-from dovetail_inductor.lowering.values import Context, Indices, Value, tensor_of, value_like
+from dovetail_inductor.lowering.values import (
+    Context,
+    Indices,
+    Value,
+    is_dense,
+    tensor_of,
+    value_like,
+)
 
 
 def _filled(ctx: Context, node: fx.Node, fill: bool | int | float) -> Value:
@@ -29,9 +36,11 @@ def _scalar(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, 
     return _filled(ctx, node, args[0])
 
 
-def _empty(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
-    """Any contents will do; zero is one, and lets consumers fold it."""
-    return _filled(ctx, node, 0)
+def _empty(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Any contents will do; zero is one, and lets consumers fold it. (What has gaps, or lies over
+    itself, only PyTorch makes.)"""
+    value = _filled(ctx, node, 0)
+    return value if is_dense(value.shape, value.stride) else NotImplemented
 
 
 def _arange(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
