@@ -11,13 +11,15 @@ import enum
 import functools
 import sys
 import typing
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from construct_cases import Case, Table, run_case
+from construct_cases import Case, CountingBackend, Table, run_case
+from dovetail_capture import optimize, recompiles
 
 table = Table()
 
@@ -349,3 +351,31 @@ def descriptor(x):
 @pytest.mark.parametrize("case", table.cases, ids=table.names)
 def test_construct(case: Case) -> None:
     run_case(case)
+
+
+def test_local_classes_behind_a_break_are_bounded_and_reported() -> None:
+    """Behind a break each call brings a class of its own: a few compiles, then Python, and told."""
+
+    def program(x):
+        class Scaled:
+            def __init__(self, factor):
+                self.factor = factor
+
+            def apply(self, t):
+                return t * self.factor
+
+        scaled = Scaled(3)
+        print("break")
+        return scaled.apply(x) + 1
+
+    backend = CountingBackend()
+    optimized = optimize(program, backend)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number in range(30):
+            x = torch.full((2,), float(number))
+            assert torch.equal(optimized(x), program(x))
+    assert len(backend.graphs) <= 16
+    told = recompiles(optimized)
+    assert any("another class of that name" in why and "outside" in why for why in told), told
+    assert any(why.startswith("limit") for why in told), told

@@ -173,6 +173,9 @@ def _seen_and_hint(clause: c.Clause, frame: FrameView) -> tuple[str, str]:
             text = f"its {name} {verb} {short(found)} instead of {short(expected)}"
             return text, _tensor_hint(clause, name, found)
         case c.TypeIs():
+            if _name(type(value)) == _name(clause.type_):
+                hint = "define the class outside of the function, which makes a new one each time"
+                return "its type is another class of that name", hint
             return f"its type is {_name(type(value))}", ""
         case c.IdIs():
             return (
