@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import dovetail
 
@@ -247,6 +248,25 @@ def test_a_backward_past_the_inputs_is_run_by_eager() -> None:
         found.append((out, x.grad, w.grad))
     torch.testing.assert_close(found[0], found[1])
     assert any("past the inputs" in b.reason for b in dovetail.report(compiled).breaks)
+
+
+def checkpointed(net: Net, opt: torch.optim.Optimizer, x: Tensor) -> Tensor:
+    opt.zero_grad()
+    middle = checkpoint(lambda x: torch.tanh(net.first(x)).exp(), x, use_reentrant=False)
+    loss: Tensor = net.last(middle).square().mean()
+    loss.backward()
+    opt.step()
+    return loss.detach()
+
+
+def test_a_checkpoint_is_computed_again() -> None:
+    """So its backward is not part of the graph, which would keep everything."""
+    compiled = dovetail.compile(checkpointed)
+    ours = run(checkpointed, compiled, 3, lambda net: None)
+    assert_same(ours, run(checkpointed, checkpointed, 3, lambda net: None))
+    report = dovetail.report(compiled)
+    assert any("checkpointed region" in b.reason for b in report.breaks)
+    assert any("operators run again" in line for line in report.autograd)
 
 
 def kept_by_the_middle(w: Tensor) -> Any:

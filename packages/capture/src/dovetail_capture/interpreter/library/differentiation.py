@@ -131,6 +131,11 @@ def _check(vm: Interpreter, roots: list[TensorValue], inputs: list[TensorValue])
     recorder = vm.session.recorder
     if isinstance(recorder, InnerRecorder):
         raise GraphBreakSignal("a derivative inside of a transformed function")
+    if any("checkpoint" in node.meta for node in recorder.graph.nodes):
+        raise GraphBreakSignal(
+            "a backward through a checkpointed region: one graph would keep what is in it",
+            "leave it: the backward runs compiled code, and computes the region again",
+        )
     for fake in _reached(roots, inputs):
         if id(fake) not in recorder.values:
             raise GraphBreakSignal(

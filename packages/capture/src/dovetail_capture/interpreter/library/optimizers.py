@@ -39,6 +39,8 @@ def get_value(x: Any) -> Any:
 
 
 def add_(self: Any, other: Any, *, alpha: Any) -> Any:
+    if isinstance(other, torch.Tensor):  # (or the product would be of its precision only)
+        other = other.to(torch.promote_types(self.dtype, other.dtype))
     return self.add_(alpha * other)
 
 
@@ -48,6 +50,10 @@ def addcmul_(self: Any, tensor1: Any, tensor2: Any, *, value: Any) -> Any:
 
 def addcdiv_(self: Any, tensor1: Any, tensor2: Any, *, value: Any) -> Any:
     return self.add_(value * tensor1 / tensor2)
+
+
+def full_like(self: Any, fill_value: Any, **options: Any) -> Any:
+    return torch.empty_like(self, **options).copy_(fill_value)
 
 
 def foreach_addcmul_(self: Any, tensors1: Any, tensors2: Any, scalars: Any) -> None:
@@ -141,6 +147,7 @@ HANDLERS: dict[Any, Handler] = {
     asgd: _said(optimizer_steps.asgd),
     adafactor: _said(optimizer_steps.adafactor),
     torch.autograd.profiler.record_function: _unprofiled,
+    torch.full_like: _spelled_out(full_like, 1, "fill_value"),
     torch.Tensor.add_: _spelled_out(add_, _NEVER, "alpha"),
     torch.Tensor.addcmul_: _spelled_out(addcmul_, _NEVER, "value"),
     torch.Tensor.addcdiv_: _spelled_out(addcdiv_, _NEVER, "value"),
