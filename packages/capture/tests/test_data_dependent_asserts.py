@@ -170,3 +170,19 @@ def test_operators_insist_on_their_sizes() -> None:
             with pytest.raises(RuntimeError):
                 f(torch.tensor(bad))
     assert len(backend.graphs) == 1
+
+
+def padded_by_tensors(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    more = torch.ceil(x.max() / 2).long()
+    y = torch.nn.functional.pad(x.float(), (1, 2 + more))
+    return y, torch.arange(more) + 1, x.roll(more), torch.stack([more, more])
+
+
+def test_tensors_given_for_numbers_are_items() -> None:
+    backend = CountingBackend()
+    compiled = optimize(padded_by_tensors, backend, fullgraph=True)
+    for numbers in ([1, 2, 3], [5, 9, 1], [1, 1, 1]):
+        x = torch.tensor(numbers)
+        for found, wanted in zip(compiled(x), padded_by_tensors(x), strict=True):
+            assert torch.equal(found, wanted)
+    assert len(backend.graphs) == 1

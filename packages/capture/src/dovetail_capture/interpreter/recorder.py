@@ -44,8 +44,8 @@ _MAY_DO_NOTHING = frozenset(
 # Operations that want sizes to be equal (or 1, where they are broadcast): where only data tells the
 # sizes of two, they are taken to be equal.
 _SIZES_AGREE = frozenset(
-    {prefix + name for name in ("add", "sub", "mul", "truediv", "pow", "and", "or", "xor")
-     for prefix in ("", "i")}
+    {prefix + name for prefix in ("", "i")
+     for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")}
     | {"and_", "or_", "add_", "sub_", "mul_", "div", "div_", "pow_", "where", "maximum", "minimum",
        "eq", "ne", "lt", "le", "gt", "ge", "copy_", "setitem", "addcmul", "lerp", "masked_fill"}
     | {"split", "split_with_sizes", "cat", "concat", "stack", "matmul", "imatmul", "mm", "bmm"}
@@ -196,6 +196,16 @@ class Recorder:
                         result = _run_on_fakes(function, run, pairs, keyword_pairs)
                 except (DataDependentError, UnknownSizeError):  # it asks for the data: for sizes
                     pairs, keyword_pairs = numbers
+            elif self.data_env is not None and self._may_ask(name, args, kwargs):
+                try:
+                    with self.fake_mode, data_symbols(None):
+                        result = _run_on_fakes(function, run, pairs, keyword_pairs)
+                except (DataDependentError, UnknownSizeError):
+                    # It would ask for the data by itself: the graph does so before.
+                    first = 0 if name in SIZED_MAKERS else 1
+                    args = [*args[:first], *map(self._items, args[first:])]
+                    kwargs = {key: self._items(value) for key, value in kwargs.items()}
+                    return self.record(kind, target, args, kwargs, run)
             if result is None:
                 with self.fake_mode, data_symbols(self.data_env):
                     result = _run_on_fakes(function, run, pairs, keyword_pairs)
@@ -227,6 +237,22 @@ class Recorder:
         value = self.output(node, result)
         if name in SAMPLERS and isinstance(value, TensorValue):
             note_sampler(name, node, value, [pair[0] for pair in pairs])
+        return value
+
+    def _may_ask(self, name: str, args: list[Value], kwargs: dict[str, Value]) -> bool:
+        """May an operation take one of its tensors for a whole number?"""
+        if name in ("getitem", "setitem"):  # these index by tensors
+            return False
+        first = 0 if name in SIZED_MAKERS else 1
+        return any(map(_has_number, (*args[first:], *kwargs.values())))
+
+    def _items(self, value: Value) -> Value:
+        """A value with numbers in place of the tensors inside of it that are whole numbers."""
+        if _is_number(value):
+            return self.record("call_method", "item", [value], {})
+        if isinstance(value, (ListValue, TupleValue)) and _has_number(value):
+            items = [self._items(item) for item in value.items]
+            return ListValue(items) if isinstance(value, ListValue) else TupleValue(items)
         return value
 
     def _assume_equal(self, error: UnknownSizeError) -> bool:
@@ -345,6 +371,21 @@ class Recorder:
     def from_real(self, tensor: torch.Tensor, sizes: Any = None) -> Any:
         """A fake with the metadata of a user's tensor; `sizes` may be symbolic."""
         return from_real(tensor, sizes=sizes, memo=self.fake_mode.memo)
+
+
+def _is_number(value: Any) -> bool:
+    """A tensor that is one whole number."""
+    if not isinstance(value, TensorValue) or value.fake.dim() != 0:
+        return False
+    dtype = value.fake.dtype
+    return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
+
+
+def _has_number(value: Any) -> bool:
+    """Is it, or is inside of it, a tensor that is one whole number?"""
+    if isinstance(value, (ListValue, TupleValue)):
+        return any(map(_has_number, value.items))
+    return _is_number(value)
 
 
 def _run_on_fakes(function: Any, run: Callable[..., Any], pairs: Any, keyword_pairs: Any) -> Any:
