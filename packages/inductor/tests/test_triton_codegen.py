@@ -3,6 +3,7 @@ H100 ahead of time."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -161,6 +162,23 @@ def test_rows_of_a_reduction_that_share_weights(rows: int, interpreter: TritonIn
     expected = layer_norm_gelu(*inputs)
     torch.testing.assert_close(
         run(interpreter, layer_norm_gelu, inputs), expected, rtol=2e-5, atol=2e-5
+    )
+
+
+def test_long_rows_of_a_softmax_are_folded(interpreter: TritonInterpreter) -> None:
+    """Rows that no program holds: a thread rescales its sum once for several of its elements."""
+
+    def softmax(x: Tensor) -> Tensor:
+        return (x * 2).softmax(-1)
+
+    x = torch.randn(16, 16385) * 4
+    x[0, 5:9000] = -torch.inf
+    x[1, :-1] = -torch.inf
+    x[2, 3000] = torch.nan
+    (kernel,) = scheduled(softmax, (x,))[1]
+    assert "tl.arange(0, 16)[:, None]" in kernel.kernel.source
+    torch.testing.assert_close(
+        run(interpreter, softmax, (x,)), softmax(x), rtol=2e-5, atol=1e-9, equal_nan=True
     )
 
 

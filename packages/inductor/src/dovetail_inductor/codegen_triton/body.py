@@ -14,7 +14,7 @@ import torch
 
 from dovetail_inductor.codegen_triton.edges import is_upper_edge, load_condition
 from dovetail_inductor.codegen_triton.ops import TRITON_TYPES, emit_op
-from dovetail_inductor.codegen_triton.tiling import Axis
+from dovetail_inductor.codegen_triton.tiling import Axis, Tiling
 from dovetail_inductor.loop_ir.expr import Apply, Expr, Load, Scalar
 from dovetail_inductor.loop_ir.index import FloorDiv, Index, Indirect, Mod, Var
 from dovetail_inductor.loop_ir.loops import Buffer
@@ -60,7 +60,7 @@ class BodyEmitter:
     """
 
     lines: Lines
-    axes: Sequence[Axis]
+    tiling: Tiling
     buffers: Mapping[str, Buffer]
     wide: bool  # 64-bit index arithmetic
     parameter: Callable[[str], str]
@@ -70,7 +70,7 @@ class BodyEmitter:
 
     def constant(self, value: Scalar, dtype: torch.dtype) -> str:
         """A typed one-element block."""
-        return literal(value, dtype, len(self.axes))
+        return literal(value, dtype, len(self.tiling.axes))
 
     def index_value(self, index: Index, dtype: torch.dtype, read: Callable[[Expr], str]) -> str:
         """An index as a value."""
@@ -121,7 +121,7 @@ class BodyEmitter:
 
     def masked_axes(self, free: int) -> list[Axis]:
         """The axes that a value with these free variables depends on and that have a mask."""
-        return [a for a in self.axes if a.masked and any(free >> v.id & 1 for v in a.vars)]
+        return [a for a in self.tiling.axes if a.masked and any(free >> v.id & 1 for v in a.vars)]
 
     def free_of(self, index: Index) -> int:
         """The ids of the loop variables of an index, as a bit set, those behind reads included."""
@@ -137,8 +137,7 @@ class BodyEmitter:
 
     def _zeros(self, free: int) -> str:
         """A zero block that spans the axes of `free`: an address must be as wide as its mask."""
-        shape = [a.block if any(free >> v.id & 1 for v in a.vars) else "1" for a in self.axes]
-        return f"tl.zeros([{', '.join(map(str, shape))}], tl.int32)"
+        return f"tl.zeros({self.tiling.shape(free)}, tl.int32)"
 
     def index(self, index: Index, read: Callable[[Expr], str]) -> str:
         """An index as text over the names of the loop variables."""
@@ -151,7 +150,7 @@ class BodyEmitter:
         text = " + ".join(parts)
         if not index.terms:  # a plain number is no block
             wide = self.wide or is_symbolic(index.const)  # which may be a float's bits
-            return literal(index.const, torch.int64 if wide else torch.int32, len(self.axes))
+            return literal(index.const, torch.int64 if wide else torch.int32, len(self.tiling.axes))
         return text
 
     def _atom(self, atom: Var | FloorDiv | Mod | Indirect, read: Callable[[Expr], str]) -> str:
@@ -171,7 +170,7 @@ class BodyEmitter:
     def _var_position(self, var: Var) -> int:
         """Variables are numbered by their place in the kernel, so that equal kernels read equal."""
         position = 0
-        for axis in self.axes:
+        for axis in self.tiling.axes:
             for own in axis.vars:
                 if own.id == var.id:
                     return position

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
@@ -19,6 +19,7 @@ import torch
 from dovetail_runtime.plan import TritonKernel
 
 from dovetail_inductor.codegen_triton.body import BodyEmitter, Lines, literal
+from dovetail_inductor.codegen_triton.online import online_softmax
 from dovetail_inductor.codegen_triton.ops import (
     NARROW,
     POINTER_TYPES,
@@ -30,7 +31,7 @@ from dovetail_inductor.codegen_triton.tiling import Axis, Tiling, choose
 from dovetail_inductor.loop_ir.expr import Apply, Constant, Expr, Load, walk
 from dovetail_inductor.loop_ir.handlers import interpret
 from dovetail_inductor.loop_ir.loops import Buffer, LoopNest
-from dovetail_inductor.loop_ir.sizes import any_symbolic, is_multiple, names_in
+from dovetail_inductor.loop_ir.sizes import any_symbolic, is_multiple, is_symbolic, names_in
 from dovetail_inductor.scheduler.kernels import FusedKernel
 
 _IMPORTS = "import triton\nimport triton.language as tl\n"
@@ -230,6 +231,14 @@ class _Emission:
         spread = "" if len(self.tiling.axes) == 1 else self._shape_of(position)
         if axis.block == 1:  # a number and no block: what depends on it alone is computed once
             self.lines.add(f"{name} = {start}")
+        elif axis.name == "r" and self.tiling.folds > 1:
+            width = axis.block // self.tiling.folds
+            self.lines.add(
+                f"{name} = {start} + {width} * tl.arange(0, {self.tiling.folds})[:, None] "
+                f"+ tl.arange(0, {width})[None, :]"
+            )
+            if self.wide:
+                self.lines.add(f"{name} = {name}.to(tl.int64)")
         else:
             lanes = f"tl.arange(0, {axis.block}){spread}"
             wide = ".to(tl.int64)" if self.wide else ""
@@ -296,9 +305,27 @@ class _Emission:
         axis = self.tiling.axes[-1]
         self._hoist(nests)
         accumulators = {n.buffer: self._start(n) for n in nests if n.reduction is not None}
+        if self.tiling.folds > 1 and axis.masked and not is_symbolic(axis.size):
+            # All blocks but the last need no mask.
+            masked, whole = self.tiling, axis.size // axis.block * axis.block
+            self.tiling = replace(masked, axes=(*masked.axes[:-1], replace(axis, whole=True)))
+            self._turns(nests, accumulators, f"for start in range(0, {whole}, {axis.block}):")
+            self.tiling = masked
+            self.lines.add(f"start = {whole}")
+            self._turns(nests, accumulators, None)
+        else:
+            loop = f"for start in range(0, {axis.size}, {axis.block}):"
+            self._turns(nests, accumulators, loop)
+        self._finish_all(accumulators)
+
+    def _turns(
+        self, nests: list[LoopNest], accumulators: Mapping[str, _Accumulator], loop: str | None
+    ) -> None:
+        """What is done with each block of columns: in a loop, or (None) once, with `start` set."""
         self.full, self.memo = {}, dict(self.row_memo)
-        self.lines.add(f"for start in range(0, {axis.size}, {axis.block}):")
-        self.lines.indent += 1
+        if loop is not None:
+            self.lines.add(loop)
+            self.lines.indent += 1
         self._column_index("start")
         for nest in nests:
             if nest.buffer in self.online:
@@ -313,8 +340,11 @@ class _Emission:
             self._accumulate(accumulator, value)
             for total in totals:
                 self._rescale(total, before, accumulator.value, value)
-        self.lines.indent -= 1
+        if loop is not None:
+            self.lines.indent -= 1
         self.full, self.memo = {}, {}
+
+    def _finish_all(self, accumulators: Mapping[str, _Accumulator]) -> None:
         for buffer, accumulator in accumulators.items():
             if buffer not in self.online:
                 self._finish(accumulator)
@@ -342,9 +372,15 @@ class _Emission:
 
     def _rescale(self, total: _Accumulator, before: str, maximum: str, value: str) -> None:
         """One step of the online softmax: the running sum moves to the new running maximum
-        (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018)."""
+        (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). Of a folded
+        block once for all its rows."""
         axis = self.tiling.axes[-1]
         shift = self.lines.define(f"tl.where({maximum} == float('-inf'), 0.0, {maximum})")
+        if self.tiling.folds > 1:
+            added = f"tl.broadcast_to(tl.exp({value} - {shift}), {self._block_shape()})"
+            added = self._folded(total.nest, self.lines.define(added))
+            self.lines.add(f"{total.value} = {total.value} * tl.exp({before} - {shift}) + {added}")
+            return
         step = f"{total.value} * tl.exp({before} - {shift}) + tl.exp({value} - {shift})"
         if axis.masked:
             step = f"tl.where({axis.mask}, {step}, {total.value})"
@@ -359,7 +395,7 @@ class _Emission:
     # --- reductions --------------------------------------------------------------------------
 
     def _block_shape(self) -> str:
-        return "[" + ", ".join(str(a.block) for a in self.tiling.axes) + "]"
+        return self.tiling.shape(-1)
 
     def _accumulation_dtype(self, nest: LoopNest) -> torch.dtype:
         return nest.body.dtype
@@ -370,7 +406,7 @@ class _Emission:
         if literal_only:
             return literal(value, dtype, len(self.tiling.axes))
         one = literal(value, dtype, len(self.tiling.axes))
-        shape = self._block_shape()
+        shape = self.tiling.accumulator_shape
         return one.replace(one[one.index("[") : one.index("]") + 1], shape, 1)
 
     def _start(self, nest: LoopNest) -> _Accumulator:
@@ -379,7 +415,7 @@ class _Emission:
         if nest.reduction in ("argmax", "argmin"):
             kind = "tl.int64" if self.wide else "tl.int32"
             position = self.lines.define(
-                f"tl.full({self._block_shape()}, {self.far}, {kind})", "pos"
+                f"tl.full({self.tiling.accumulator_shape}, {self.far}, {kind})", "pos"
             )
         return _Accumulator(nest, value, position)
 
@@ -401,10 +437,21 @@ class _Emission:
                 f"{accumulator.position} = tl.where({better}, {axis.name}, {accumulator.position})"
             )
             return
+        if self.tiling.folds > 1:
+            value = self._folded(nest, value)
         combined = self._combine(nest.reduction, acc, value, dtype)
-        if axis.masked:
+        if axis.masked and self.tiling.folds == 1:
             combined = f"tl.where({axis.mask}, {combined}, {acc})"
         self.lines.add(f"{acc} = {combined}")
+
+    def _folded(self, nest: LoopNest, value: str) -> str:
+        """The rows of a folded block reduced to one."""
+        axis = self.tiling.axes[-1]
+        if axis.masked:
+            neutral = self._neutral(nest, literal_only=True)
+            value = self.lines.define(f"tl.where({axis.mask}, {value}, {neutral})")
+        dtype = self._accumulation_dtype(nest)
+        return self.lines.define(self._reduce_call(nest.reduction, value, dtype, 0) + "[None, :]")
 
     def _combine(self, reduction: str | None, a: str, b: str, dtype: torch.dtype) -> str:
         if reduction == "sum":
@@ -469,7 +516,7 @@ class _Emission:
     def _emitter(self) -> BodyEmitter:
         return BodyEmitter(
             lines=self.lines,
-            axes=self.tiling.axes,
+            tiling=self.tiling,
             buffers=self.buffers,
             wide=self.wide,
             parameter=self._parameter,
@@ -509,12 +556,10 @@ class _Emission:
         masks = [a.mask for a in emitter.masked_axes(free)]
         storage = self.buffers[nest.buffer].dtype
         condition = f", {' & '.join(masks)}" if masks else ""
-        shape = ", ".join(
-            str(a.block) if any(free >> v.id & 1 for v in a.vars) else "1" for a in self.tiling.axes
-        )
-        stored = f"tl.broadcast_to({value}, [{shape}]).to({TRITON_TYPES[storage]})"
+        shape = self.tiling.shape(free)
+        stored = f"tl.broadcast_to({value}, {shape}).to({TRITON_TYPES[storage]})"
         self.lines.add(
-            f"tl.store({self._parameter(nest.buffer)} + tl.broadcast_to({offset}, [{shape}]), "
+            f"tl.store({self._parameter(nest.buffer)} + tl.broadcast_to({offset}, {shape}), "
             f"{stored}{condition})"
         )
 
@@ -522,29 +567,6 @@ class _Emission:
 def scaled(number: str, factor: int) -> str:
     """The text of a product."""
     return number if factor == 1 else f"({number}) * {factor}"
-
-
-def online_softmax(kernel: FusedKernel) -> dict[str, str]:
-    """Sums of `exp(x - max(x))` that can be accumulated in the pass of their maximum: the sum's
-    buffer -> the maximum's buffer."""
-    by_buffer = {n.buffer: n for n in kernel.nests}
-    found: dict[str, str] = {}
-    for nest in kernel.nests:
-        body = nest.body
-        if isinstance(body, Load) and body.buffer in by_buffer:
-            body = by_buffer[body.buffer].body
-        if nest.reduction != "sum" or not isinstance(body, Apply) or body.op != "exp":
-            continue
-        (shifted,) = body.args
-        if not isinstance(shifted, Apply) or shifted.op != "sub":
-            continue
-        x, subtracted = shifted.args
-        if not isinstance(subtracted, Load) or x.dtype != torch.float32:
-            continue
-        maximum = by_buffer.get(subtracted.buffer)
-        if maximum is not None and maximum.reduction == "max" and maximum.body.uid == x.uid:
-            found[nest.buffer] = maximum.buffer
-    return found
 
 
 def neutral_element(reduction: str | None, dtype: torch.dtype) -> float | int | bool:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
+from dovetail_inductor.codegen_triton.online import online_softmax
 from dovetail_inductor.loop_ir.expr import Load, walk
 from dovetail_inductor.loop_ir.handlers import count
 from dovetail_inductor.loop_ir.index import Index, Var
@@ -28,12 +29,13 @@ class Axis:
     """One tile dimension: `vars` flattened, outermost first; `block` elements a program.
 
     `name` prefixes the names in the source: `x` for the row axis, `y` for a second one, `r` for
-    columns.
+    columns. `whole`: the blocks that are spoken of do not hang over the end.
     """
 
     name: str
     vars: tuple[Var, ...]
     block: int
+    whole: bool = False
 
     @property
     def size(self) -> int:
@@ -43,7 +45,7 @@ class Axis:
     @property
     def masked(self) -> bool:
         """True if the last block hangs over the end."""
-        return not is_multiple(self.size, self.block)
+        return not self.whole and not is_multiple(self.size, self.block)
 
     @property
     def mask(self) -> str:
@@ -58,13 +60,31 @@ class Axis:
 
 @dataclass(frozen=True)
 class Tiling:
-    """The axes of a kernel. With `looped` the last axis is walked by a loop, else in one block."""
+    """The axes of a kernel. With `looped` the last axis is walked by a loop, else in one block.
+
+    `folds`: a block of columns (of one row) is so many rows of a matrix, which each thread reduces
+    by itself in every turn of the loop.
+    """
 
     axes: tuple[Axis, ...]
     columns: bool  # the last axis is the columns
     looped: bool
     num_warps: int
     num_stages: int = 1
+    folds: int = 1
+
+    def shape(self, free: int) -> str:
+        """The shape of a block that depends on the variables whose ids are in the bit set `free`,
+        as text."""
+        sizes = [a.block if any(free >> v.id & 1 for v in a.vars) else 1 for a in self.axes]
+        if self.folds > 1 and sizes[-1] != 1:
+            sizes[-2:] = [self.folds, sizes[-1] // self.folds]
+        return f"[{', '.join(map(str, sizes))}]"
+
+    @property
+    def accumulator_shape(self) -> str:
+        """The shape of what a loop over the columns carries along, as text."""
+        return self.shape(-1) if self.folds == 1 else f"[1, {self.axes[-1].block // self.folds}]"
 
     @property
     def grid_axes(self) -> tuple[Axis, ...]:
@@ -75,6 +95,10 @@ class Tiling:
     def programs(self) -> int:
         """Programs launched."""
         return prod(a.blocks for a in self.grid_axes)
+
+
+# Reductions that a folded block can be reduced by.
+_FOLDING = {None, "sum", "max"}
 
 
 def power_of_two(n: int) -> int:
@@ -226,7 +250,40 @@ def _reduction(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
         warps = max(1, min(16, x_block * padded // each))
         axes = (Axis("x", kernel.rows, x_block), Axis("r", kernel.columns, padded))
         return Tiling(axes, True, looped, warps)
+    if online_softmax(kernel) and {n.reduction for n in kernel.nests} <= _FOLDING:
+        return _folding(kernel, weight, buffers)
     block = 4096 if live <= 3 else 2048
     return Tiling(
         (Axis("x", kernel.rows, 1), Axis("r", kernel.columns, block)), True, True, block // 256
     )
+
+
+def _folding(
+    kernel: FusedKernel, weight: Mapping[Var, int], buffers: Mapping[str, Buffer]
+) -> Tiling:
+    """One row in a loop over blocks as wide as one load of every thread, some at a time: what a
+    thread does once for a block (an online softmax's rescaling) is done for all of them."""
+    warps = 8
+    last = max(kernel.columns, key=lambda v: weight.get(v, 0))
+    vector = min(
+        (_vector(index, last, buffers[name]) for name, index in set(accesses(kernel))
+         if name in buffers and index.coefficient(last) == 1),
+        default=1,
+    )  # fmt: skip
+    width = 32 * warps * vector
+    block = max(4096, 2 * width)
+    axes = (Axis("x", kernel.rows, 1), Axis("r", kernel.columns, block))
+    return Tiling(axes, True, True, warps, folds=block // width)
+
+
+def _vector(index: Index, along: Var, buffer: Buffer) -> int:
+    """How many neighbours along a loop one load of 16 bytes takes: fewer where rows are not a
+    multiple of it apart."""
+    found = 16 // buffer.dtype.itemsize
+    for var in index.variables() - {along}:
+        apart = index.coefficient(var)
+        while found > 1 and (apart is None or is_symbolic(apart) or apart % found):
+            found //= 2
+    while found > 1 and (is_symbolic(index.const) or index.const % found):
+        found //= 2
+    return max(found, 1)
