@@ -689,6 +689,19 @@ def type_constructors(x):
     )
 
 
+@construct()
+def views_are_ordered_as_sets(x):
+    d = {"a": 1, "b": 2}
+    first = d.items() >= {("a", 1)}, d.keys() > {"a"}, d.keys() < {"a", "b", "c"}
+    return x + 1, first, d.keys() <= d.keys(), {"a"} <= d.keys(), d.items() < d.items()
+
+
+@construct(graphs=None, breaks=None, make=lambda: ({"a": 1}.keys(), torch.ones(2)))
+def views_made_outside(keys, x):
+    y = x * len(keys) + ("a" in keys) + keys.__len__()
+    return y if keys else x
+
+
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)
 def test_construct(case: Case) -> None:
     run_case(case)

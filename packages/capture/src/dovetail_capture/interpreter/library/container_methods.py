@@ -217,19 +217,25 @@ def sequence_delitem(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return NONE
 
 
+def _contents(vm: Interpreter, value: Value) -> Value:
+    """The built-in container that a value is or holds; of a dict's view that was made outside of
+    the frame, only C code knows the dict."""
+    native = vm.native(value)
+    if native is value and isinstance(native, ObjectValue):
+        raise GraphBreakSignal(f"what is in {native.describe()}, made outside of the frame")
+    return native
+
+
 def native_len(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(operators.length(vm, vm.native(args[0])))
+    return Constant(operators.length(vm, _contents(vm, args[0])))
 
 
 def native_iter(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    native = vm.native(args[0])
-    if native is args[0] and isinstance(native, ObjectValue):
-        raise GraphBreakSignal(f"iteration over {native.describe()}, made outside of the frame")
-    return vm.get_iter(native)
+    return vm.get_iter(_contents(vm, args[0]))
 
 
 def native_contains(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return boolean(operators.contains(vm, vm.native(args[0]), args[1]))
+    return boolean(operators.contains(vm, _contents(vm, args[0]), args[1]))
 
 
 def native_eq(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:

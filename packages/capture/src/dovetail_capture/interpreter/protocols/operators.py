@@ -344,8 +344,15 @@ def _equal(vm: Interpreter, left: Value, right: Value) -> bool:
     return False
 
 
+def _is_like_a_set(value: Value) -> bool:
+    return isinstance(value, SetValue) or (isinstance(value, DictView) and value.kind != "values")
+
+
 def _order(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
     fn = COMPARE[symbol][0]
+    if _is_like_a_set(left) and _is_like_a_set(right):
+        sets = [frozenset(hash_key(item) for item in vm.iterate(side)) for side in (left, right)]
+        return boolean(fn(*sets))
     real_left, real_right = as_python(vm, left), as_python(vm, right)
     if real_left is not UNKNOWN and real_right is not UNKNOWN:
         return _fold(vm, fn, real_left, real_right)
