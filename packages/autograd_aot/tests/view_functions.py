@@ -134,7 +134,7 @@ def _tensor_split(t: Tensor, count: int, dim: int, index: int) -> Tensor:
 
 
 def _split_sizes(t: Tensor, count: int, dim: int, index: int) -> Tensor:
-    return t.split([1, t.shape[dim] - 1], dim)[index]
+    return t.split([min(1, t.shape[dim]), max(0, t.shape[dim] - 1)], dim)[index]
 
 
 def _unflatten(t: Tensor, dim: int) -> Tensor:

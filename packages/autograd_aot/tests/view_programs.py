@@ -227,7 +227,7 @@ def _undefined(step: Step, values: list[Any], inputs: int, before: list[Step]) -
         return True  # what is written there is written behind autograd's back
     if step.name == "neg_view" and first.dtype is torch.bool:
         return True  # reading it is refused, if it is read
-    if step.name in ("neg_view", "conj") and 0 in first.stride():
+    if step.name in ("neg_view", "conj", "adjoint") and 0 in first.stride():
         return True  # values are right, but computed from there they lie in another order
     names = {step.name, *(s.name for s in before)}
     if "view_dtype" in names and not names.isdisjoint(("addcmul_", "lerp_", "cumsum_")):
@@ -250,7 +250,7 @@ def _undefined(step: Step, values: list[Any], inputs: int, before: list[Step]) -
     if step.name == "detach_":
         # Views of it keep a history that depends on what is asked when.
         return not alone or any(v is first for v in values[:inputs])
-    if step.name == "resize_" and math.prod(step.args[0]) > first.numel():
+    if step.name == "resize_" and not 0 <= math.prod(step.args[0]) <= first.numel():
         return True  # uninitialised memory
     if step.name == "resize_as_" and values[step.operands[1]].numel() > first.numel():
         return True
