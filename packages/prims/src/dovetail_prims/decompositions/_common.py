@@ -60,8 +60,9 @@ def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     """`x` in `dtype`; no op where it has it already.
 
     To a half type the layout is given as well (and no device, as `x.to(other)` does), which says
-    nothing by itself: it marks a rounding that no one wrote. Where operators are fused it may be left out, as between fused operators of
-    half types in general; one that the user wrote is a rounding everywhere.
+    nothing by itself: it marks a rounding that no one wrote. Where operators are fused it may be
+    left out, as between fused operators of half types in general; one that the user wrote is a
+    rounding everywhere.
     """
     if x.dtype == dtype:
         return x
