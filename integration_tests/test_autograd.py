@@ -343,3 +343,17 @@ def test_anomaly_mode_names_the_users_line(check: bool) -> None:
     line = nan_in_the_backward.__code__.co_firstlineno + 2
     assert f'test_autograd.py", line {line}, in nan_in_the_backward' in str(raised.value)
     compiled(torch.full((3,), 2.0, requires_grad=True)).backward()  # and nothing is left behind
+
+
+def test_without_anomaly_mode_gradients_are_not_searched_for_nan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That would wait for the GPU in every step."""
+
+    def searched(gradient: Tensor | None) -> bool:
+        raise AssertionError("a gradient was looked at")
+
+    monkeypatch.setattr("dovetail_autograd_aot.compiled_function._has_nan", searched)
+    x = torch.full((3,), 2.0, requires_grad=True)
+    dovetail.compile(nan_in_the_backward, fullgraph=True)(x).backward()
+    assert x.grad is not None

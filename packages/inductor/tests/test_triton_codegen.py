@@ -3,7 +3,6 @@ H100 ahead of time."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 

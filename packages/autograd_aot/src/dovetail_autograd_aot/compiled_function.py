@@ -420,7 +420,7 @@ def make_autograd_function(
             chosen = backward(missing)
             arguments = [*values, *tangents.prepare(found, values, chosen.takes)]
             del values
-            replay = ctx.replay if torch.is_anomaly_check_nan_enabled() else None
+            replay = ctx.replay if _checks_for_nan() else None
             if not _graph_is_kept():
                 # As eager does node by node: `arguments` holds the saved tensors from here on.
                 ctx.maybe_clear_saved_tensors()
@@ -438,6 +438,11 @@ def make_autograd_function(
             return tuple(results)
 
     return CompiledFunction
+
+
+def _checks_for_nan() -> bool:
+    # The second says what anomaly mode would do if it was on.
+    return torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
 
 
 def _has_nan(gradient: Tensor | None) -> bool:
