@@ -314,7 +314,9 @@ def test_training_steps_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
         training.backward(training.forward())
         training.step()
         training.check()
-    assert training.recorded == 2 and not training.skips()
+    # The allocator decides where a batch lies: an input that seemed to stay may move after all.
+    assert training.recorded == 2
+    assert all("inputs were elsewhere" in line for line in training.skips().splitlines())
 
 
 @pytest.mark.parametrize("pattern", ["accumulate", "zeroed", "two forwards", "no backward",
