@@ -211,3 +211,21 @@ def test_plan_with_library_calls_runs_interpreted() -> None:
 def test_op_without_a_triton_form_is_refused() -> None:
     with pytest.raises(UnsupportedOp, match="digamma"):
         emit_op("digamma", ["x"], torch.float32, torch.float32, lambda name: None)
+
+
+def test_rows_stored_in_other_widths_than_they_are_loaded_in_are_not_folded() -> None:
+    """Then threads would exchange what they hold in every turn."""
+
+    def head(x: Tensor) -> tuple[Tensor, Tensor]:
+        part = x[:, :20001]  # whose rows are aligned, and those of its copy are not
+        return part.clone(), part.float().softmax(-1).sum(-1)
+
+    x = torch.randn(300, 20008).half()
+    gm = trace_aten(head, x, decompositions=core_aten_table())
+    graph = fuse(lower(gm), InductorOptions())
+    kernels = [s for s in graph.steps if isinstance(s, FusedKernel)]
+    texts = [emit_kernel(k, dict(graph.buffers)).kernel.source for k in kernels]
+    assert any("for start in range" in text for text in texts)
+    assert not any("[:, None] + tl.arange" in text for text in texts)
+    (folded,) = scheduled(lambda x: x.softmax(-1), (x[:, :16384].float().repeat(1, 2),))[1]
+    assert "[:, None] + tl.arange" in folded.kernel.source

@@ -251,7 +251,9 @@ def _reduction(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
         axes = (Axis("x", kernel.rows, x_block), Axis("r", kernel.columns, padded))
         return Tiling(axes, True, looped, warps)
     if online_softmax(kernel) and {n.reduction for n in kernel.nests} <= _FOLDING:
-        return _folding(kernel, weight, buffers)
+        folding = _folding(kernel, weight, buffers)
+        if folding is not None:
+            return folding
     block = 4096 if live <= 3 else 2048
     return Tiling(
         (Axis("x", kernel.rows, 1), Axis("r", kernel.columns, block)), True, True, block // 256
@@ -260,17 +262,24 @@ def _reduction(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
 
 def _folding(
     kernel: FusedKernel, weight: Mapping[Var, int], buffers: Mapping[str, Buffer]
-) -> Tiling:
+) -> Tiling | None:
     """One row in a loop over blocks as wide as one load of every thread, some at a time: what a
-    thread does once for a block (an online softmax's rescaling) is done for all of them."""
+    thread does once for a block (an online softmax's rescaling) is done for all of them.
+
+    None where loads and stores differ in width: a thread would not hold whole columns of the block,
+    and threads would have to exchange them in every turn.
+    """
     warps = 8
     last = max(kernel.columns, key=lambda v: weight.get(v, 0))
-    vector = min(
-        (_vector(index, last, buffers[name]) for name, index in set(accesses(kernel))
-         if name in buffers and index.coefficient(last) == 1),
-        default=1,
-    )  # fmt: skip
-    width = 32 * warps * vector
+    along = {
+        (name, index)
+        for name, index in accesses(kernel)
+        if name in buffers and last in index.variables()
+    }
+    vectors = {_vector(index, last, buffers[name]) for name, index in along}
+    if len(vectors) != 1 or any(index.coefficient(last) != 1 for _, index in along):
+        return None
+    width = 32 * warps * vectors.pop()
     block = max(4096, 2 * width)
     axes = (Axis("x", kernel.rows, 1), Axis("r", kernel.columns, block))
     return Tiling(axes, True, True, warps, folds=block // width)
