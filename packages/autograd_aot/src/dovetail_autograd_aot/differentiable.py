@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from dovetail_autograd_aot.graphs import JointGraph, OutputKind
+from dovetail_autograd_aot.values import attribute_of
 
 Autocast = tuple[str, torch.dtype]  # device type, dtype
 
@@ -123,19 +124,12 @@ def _lifted(graph: Graph, gm: GraphModule, joint: JointGraph, env: dict[Node, No
     found: list[Node] = []
     for tensor in joint.constants_lifted:
         for node in gm.graph.nodes:
-            if node.op == "get_attr" and _attribute(gm, node.target) is tensor:
+            if node.op == "get_attr" and attribute_of(gm, node.target) is tensor:
                 found.append(env[node])
                 break
         else:
             raise NotOneGraph("an attribute of the graph is not found")
     return found
-
-
-def _attribute(gm: GraphModule, target: str) -> Any:
-    value: Any = gm
-    for part in target.split("."):
-        value = getattr(value, part)
-    return value
 
 
 def _root(

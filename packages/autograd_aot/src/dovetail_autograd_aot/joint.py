@@ -61,6 +61,7 @@ from dovetail_autograd_aot.storage import (
     wrap,
 )
 from dovetail_autograd_aot.tracer import Tracer
+from dovetail_autograd_aot.values import attribute_of
 
 aten = torch.ops.aten
 
@@ -112,19 +113,12 @@ def _attributes_to_lift(gm: GraphModule) -> list[str]:
     returned = set(output.all_input_nodes)
     for node in gm.graph.nodes:
         if node.op == "get_attr" and node.target not in names:
-            value = _attribute(gm, node.target)
+            value = attribute_of(gm, node.target)
             if isinstance(value, Tensor) and (
                 node in returned or (value.requires_grad and torch.is_grad_enabled())
             ):
                 names.append(node.target)
     return names
-
-
-def _attribute(gm: GraphModule, target: str) -> Any:
-    value: Any = gm
-    for part in target.split("."):
-        value = getattr(value, part)
-    return value
 
 
 class _Joint:
@@ -142,7 +136,7 @@ class _Joint:
         self.gm = gm
         self.locate = locate  # let `running` tell whose backward runs, too
         self.running: str | None = None  # the node of `gm` that runs
-        self.lifted = {name: _attribute(gm, name) for name in lifted}
+        self.lifted = {name: attribute_of(gm, name) for name in lifted}
         self.examples = inputs + list(self.lifted.values())
         self.num_examples = len(self.examples)
         self.storages = self._shared(by_storage)
@@ -302,7 +296,7 @@ class _Joint:
                 if node.target in lifted:
                     env[node] = lifted[node.target]
                 else:
-                    attribute = _attribute(self.gm, node.target)
+                    attribute = attribute_of(self.gm, node.target)
                     if isinstance(attribute, Tensor):
                         attribute = tracer.constant(attribute, name=node.target)
                     env[node] = attribute

@@ -26,6 +26,14 @@ def values(value: Any) -> Any:
     return value
 
 
+def attribute_of(gm: GraphModule, target: str) -> Any:
+    """What a `get_attr` node reads."""
+    value: Any = gm
+    for part in target.split("."):
+        value = getattr(value, part)
+    return value
+
+
 def values_of(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {k: values(v) for k, v in kwargs.items()} if kwargs else kwargs
 

@@ -122,6 +122,7 @@ class GraphedArtifact:
 
     def run_consuming(self, inputs: list[Input]) -> tuple[Value, ...]:
         """As the artifact's: the tensors in `inputs` are given away."""
+        ready = None
         if not self._never and not self.pool.is_capturing():
             with self.pool.lock:
                 ready = self._ready(tuple(inputs))
@@ -130,8 +131,8 @@ class GraphedArtifact:
                     outputs = ready.replay(tuple(inputs))
                     inputs.clear()
                     return outputs
-                if ready is not None:
-                    return ready.run(self.artifact, inputs)
+        if ready is not None:
+            return ready.run(self.artifact, inputs)
         return self.artifact.run_consuming(inputs)
 
     @property
