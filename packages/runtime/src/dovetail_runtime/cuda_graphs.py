@@ -131,7 +131,7 @@ class GraphedArtifact:
                     outputs = ready.replay(tuple(inputs))
                     inputs.clear()
                     return outputs
-        if ready is not None:
+        if isinstance(ready, Timing):
             return ready.run(self.artifact, inputs)
         return self.artifact.run_consuming(inputs)
 
