@@ -227,8 +227,6 @@ def _undefined(step: Step, values: list[Any], inputs: int, before: list[Step]) -
         return True  # what is written there is written behind autograd's back
     if step.name == "neg_view" and first.dtype is torch.bool:
         return True  # reading it is refused, if it is read
-    if step.name in ("neg_view", "conj", "adjoint") and 0 in first.stride():
-        return True  # values are right, but computed from there they lie in another order
     names = {step.name, *(s.name for s in before)}
     if "view_dtype" in names and not names.isdisjoint(("addcmul_", "lerp_", "cumsum_")):
         return True  # the last bits of a sum

@@ -144,7 +144,7 @@ class JointGraph:
 
     `constants_lifted` are tensors the captured graph held as attributes, appended to its inputs;
     after them come the `storages`. `reached` tells for each primal, as a bit set, which tangents
-    autograd has a way from (a gradient of zeros may be computed from none).
+    give it a gradient (which may be zeros, and then depends on none in the graph).
     """
 
     gm: GraphModule

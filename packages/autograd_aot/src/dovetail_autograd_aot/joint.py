@@ -410,7 +410,11 @@ class _Joint:
     # --- backward ---------------------------------------------------------------------------------
 
     def _backward(self, result: Classified) -> list[Node | None]:
-        leaves = [leaf if leaf is not None and leaf.requires_grad else None for leaf in self.leaves]
+        # (One that came to require grad by a write gets no gradient.)
+        leaves = [
+            leaf if leaf is not None and example.requires_grad else None
+            for leaf, example in zip(self.leaves, self.examples, strict=True)
+        ]
         none: list[Node | None] = [None] * len(self.primals)
         if not result.roots or not any(leaf is not None for leaf in leaves):
             return none
@@ -425,15 +429,7 @@ class _Joint:
         self.tracer.in_backward = True
         with self.tracer, torch._C._DisableAutocast():
             try:
-                gradients = torch.autograd.graph._engine_run_backward(
-                    tuple(result.roots),
-                    tuple(tangents),
-                    False,
-                    False,
-                    tuple(wanted),
-                    allow_unreachable=True,
-                    accumulate_grad=False,
-                )
+                gradients = _run_engine(result.roots, tangents, wanted)
             except RuntimeError as error:
                 # Eager tells it in the backward, if there is one.
                 if not any(text in str(error) for text in _ERRORS_OF_BACKWARDS):
@@ -451,7 +447,44 @@ class _Joint:
                 nodes.append(
                     None if gradient is None else read(self.tracer, self.tracer.traced(gradient))
                 )
+        if len(tangents) > 1:
+            self._ask_which_reach(leaves, nodes, result.roots, tangents)
         return nodes
+
+    def _ask_which_reach(
+        self,
+        leaves: Sequence[Tensor | None],
+        gradients: Sequence[Node | None],
+        roots: Sequence[Tensor],
+        tangents: Sequence[FakeTensor],
+    ) -> None:
+        """Where autograd has a way from a root, but the gradient does not depend on its tangent,
+        the engine is asked: zeros may come that way (of what was overwritten), or nothing."""
+        bits: dict[Node, int] = {read(self.tracer, t): 1 << i for i, t in enumerate(tangents)}
+        for node in self.graph.nodes:
+            found = bits.get(node, 0)
+            for source in node.all_input_nodes:
+                found |= bits.get(source, 0)
+            if found:
+                bits[node] = found
+        depends = [0 if g is None else bits.get(g, 0) for g in gradients]
+        unclear = [
+            0 if g is None else mask & ~own
+            for g, mask, own in zip(gradients, self.reached, depends, strict=True)
+        ]
+        last = next(iter(reversed(self.graph.nodes)))
+        for number, (root, tangent) in enumerate(zip(roots, tangents, strict=True)):
+            asked = [i for i, mask in enumerate(unclear) if mask >> number & 1]
+            if asked:
+                with self.tracer, torch._C._DisableAutocast():
+                    wanted = [leaf for leaf in (leaves[i] for i in asked) if leaf is not None]
+                    given = _run_engine([root], [tangent], wanted)
+                for i, gradient in zip(asked, given, strict=True):
+                    depends[i] |= (gradient is not None) << number
+        self.reached = tuple(depends)
+        while last.next.op != "root":  # what was recorded meanwhile is of no use
+            last = last.next
+            last.meta.pop("checked", None)
 
     # --- the graph --------------------------------------------------------------------------------
 
@@ -493,6 +526,22 @@ class _Joint:
             if last is not None and last.next is not node:
                 last.append(node)
             last = node
+
+
+def _run_engine(
+    roots: Sequence[Tensor], tangents: Sequence[Tensor], wanted: Sequence[Tensor]
+) -> tuple[Tensor | None, ...]:
+    """The gradients of `wanted`; the graph is kept."""
+    found: tuple[Tensor | None, ...] = torch.autograd.graph._engine_run_backward(
+        tuple(roots),
+        tuple(tangents),
+        True,
+        False,
+        tuple(wanted),
+        allow_unreachable=True,
+        accumulate_grad=False,
+    )
+    return found
 
 
 def _reached(leaves: Sequence[Any], roots: Sequence[Tensor]) -> tuple[int, ...]:

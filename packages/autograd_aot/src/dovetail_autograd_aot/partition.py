@@ -305,9 +305,7 @@ def _cut(joint: JointGraph, choose: Callable[[_Roles], set[Node]]) -> Partitione
         saved_aliases=_aliases(roles, saved_values),
         saved_bytes=sum(value_bytes(n.meta["val"]) for n in saved_values),
         gradient_tangents=tuple(
-            # (Zeros may come from no tangent. What autograd has a way to may yet get nothing: the
-            # bias of a norm from the derivative of its slope.)
-            (roles.tangent_bits[g] or reached) if isinstance(g, Node) else 0
+            (roles.tangent_bits[g] | reached) if isinstance(g, Node) else 0
             for g, reached in zip_longest(roles.gradients, joint.reached, fillvalue=0)
         ),
     )

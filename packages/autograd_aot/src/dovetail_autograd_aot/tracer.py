@@ -436,8 +436,21 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             base = self.node_op(aten.clone.default, (base,), kwargs)
         physical = _PHYSICAL.get(step.op)
         if physical is not None:
-            return self.node_op(physical, (base,), {})
+            return self._of_each_element_once(physical, base)
         return self.node_op(step.op, (base, *step.args), dict(step.kwargs))
+
+    def _of_each_element_once(self, func: OpOverload, base: Node) -> Node:
+        """A pointwise operator of an expanded tensor is expanded, too: what is computed from it
+        lies in memory as eager's does."""
+        val = base.meta["val"]
+        one = base
+        for dim, (size, stride) in enumerate(zip(val._sizes, val._strides, strict=True)):
+            if type(stride) is int and stride == 0 and not same_size(size, 1):
+                one = self.node_op(aten.slice.Tensor, (one, dim, 0, 1), {})
+        result = self.node_op(func, (one,), {})
+        if one is base:
+            return result
+        return self.node_op(aten.expand.default, (result, [self.nodes(s) for s in val._sizes]), {})
 
     def _view(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(args[0], Tensor):  # a number, of which autograd takes the conjugate
