@@ -40,6 +40,9 @@ from dovetail.per_size import PerSize
 
 # What graphs that nobody asked for may hold.
 LAUNCH_BOUND_BYTES = 256 << 20
+# Results from this size on are handed out in the graph's memory: a copy would take the longer part
+# of a small model's time, and below it a graph need not have memory of its own for them.
+LARGE_OUTPUT_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -148,6 +151,7 @@ class CompilerBackend:
             self._pool,
             static,
             held_outputs=frozenset(range(len(artifact.plan.outputs))) - kept,
+            large_output=LARGE_OUTPUT_BYTES if asked_for else None,
             memory_budget=None if asked_for else LAUNCH_BOUND_BYTES,
             only_launch_bound=not asked_for,
         )

@@ -120,10 +120,16 @@ def forward_plan() -> Plan:
 class Caller:
     """Calls a graphed plan and compares each result with what it should be."""
 
-    def __init__(self, held: Sequence[int], max_graphs: int = 8) -> None:
+    def __init__(
+        self, held: Sequence[int], max_graphs: int = 8, large_output: int | None = None
+    ) -> None:
         self.pool = CpuPool()
         self.graphed = GraphedArtifact(
-            load(forward_plan()), self.pool, held_outputs=frozenset(held), max_graphs=max_graphs
+            load(forward_plan()),
+            self.pool,
+            held_outputs=frozenset(held),
+            large_output=large_output,
+            max_graphs=max_graphs,
         )
         self.w, self.count, self.calls = torch.randn(4), torch.zeros(4), 0
         self.kept: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -210,6 +216,23 @@ def test_results_that_are_often_in_use_are_copied() -> None:
     for _ in range(4):
         in_turn(call)
     assert call.pool.replays == before + 8 and call.graphed.recorded == 1
+
+
+def test_large_results_are_not_copied_until_they_are_in_use() -> None:
+    call = Caller(held=(), large_output=16)  # x + 1 and w * 2; the views of both are smaller
+    for _ in range(4):
+        result = call()
+        memory = [r.data_ptr() for r in result[:3]]
+        del result
+    outputs = call.pool.graphs[0].outputs
+    assert memory[:2] == [r.data_ptr() for r in outputs[:2]] and memory[2] != outputs[2].data_ptr()
+    for _ in range(6):  # as a loop that assigns each result to the same name
+        result = call()
+        call.check_kept()
+        call.kept.clear()
+        call.keep(*result[:3])
+    assert len(call.pool.graphs) == 2 and "still in use" in call.graphed.skips()[0]
+    assert call.pool.replays == 2 + 1 + 3
 
 
 def test_what_is_alive_from_a_dropped_graph_is_never_written_to() -> None:

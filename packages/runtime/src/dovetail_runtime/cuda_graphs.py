@@ -12,7 +12,7 @@ single calls, how often.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,10 +76,12 @@ class GraphedArtifact:
     call: the second is recorded if none did, else the first in which the same ones moved as before.
     The others (and the positions `static_inputs`) are taken for static.
 
-    Results are copies, but those at the positions `held_outputs`: they lie in the graph's memory,
-    and while one is alive the plan runs instead of the graph. That is for what is short-lived: what
-    a forward saves, gradients. A stream that goes on reading one after the last reference to it is
-    gone must be waited for by the stream of the next call (`record_stream` alone does not do it).
+    Results are copies, but those at the positions `held_outputs`, and those of at least
+    `large_output` bytes: they lie in the graph's memory, and while one is alive the plan runs
+    instead of the graph. That is for what is short-lived (what a forward saves, gradients) or costs
+    more to copy than a check (the logits of a language model). A stream that goes on reading one
+    after the last reference to it is gone must be waited for by the stream of the next call
+    (`record_stream` alone does not do it).
 
     `max_graphs` and `memory_budget` (bytes of input copies, outputs and working memory, of the
     whole pool) limit what is recorded. `only_launch_bound`: recorded is, after one more call, what
@@ -90,6 +92,7 @@ class GraphedArtifact:
     pool: GraphPool
     static_inputs: frozenset[int] = frozenset()
     held_outputs: frozenset[int] = frozenset()
+    large_output: int | None = None
     max_graphs: int = 8
     memory_budget: int | None = None
     only_launch_bound: bool = False
@@ -220,7 +223,7 @@ class GraphedArtifact:
                 self.artifact,
                 inputs,
                 stays,
-                self.held_outputs - shapes.copied_out,
+                self._handed_out(shapes),
                 self.pool,
                 _MOST_COPIED_BYTES if self.only_launch_bound else None,
                 self.memory_budget,
@@ -228,6 +231,19 @@ class GraphedArtifact:
         except RuntimeError as error:
             self._refuse(shapes, f"recording failed: {error}")
         return shapes.recording
+
+    def _handed_out(self, shapes: _Shapes) -> Callable[[Sequence[Value]], set[int]]:
+        def positions(results: Sequence[Value]) -> set[int]:
+            large = self.large_output
+            found = {
+                i
+                for i, value in enumerate(results)
+                if i in self.held_outputs
+                or (large is not None and isinstance(value, torch.Tensor) and value.nbytes >= large)
+            }
+            return found - shapes.copied_out
+
+        return positions
 
     def _refuse(self, shapes: _Shapes, reason: str) -> None:
         shapes.refused = True

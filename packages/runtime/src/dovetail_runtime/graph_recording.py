@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -245,12 +245,13 @@ def record(
     artifact: CompiledArtifact,
     inputs: Sequence[Input],
     stays: Collection[int],
-    held: Collection[int],
+    handed_out: Callable[[Sequence[Value]], Collection[int]],
     pool: GraphPool,
     most_copied: int | None,
     memory_budget: int | None,
 ) -> Recording:
-    """Capture a call with these inputs, which is made by the first replay only.
+    """Capture a call with these inputs, which is made by the first replay only. `handed_out` says
+    of a call's results which ones (by position) the recording hands out as they are.
 
     Raises RuntimeError, with the reason, where capturing fails or holds more than `memory_budget`
     bytes with the pool's other graphs, or more than `most_copied` bytes of inputs would be copied.
@@ -274,6 +275,7 @@ def record(
                 f"{wanted} bytes beside the {pool.bytes} of other graphs exceed the budget of "
                 f"{memory_budget}"
             )
+        held = handed_out(outputs)
         del outputs
         graph, results = pool.capture(artifact, own, apart=bool(held))
     pool.bytes += wanted
