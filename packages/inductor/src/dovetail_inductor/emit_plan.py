@@ -32,10 +32,16 @@ from dovetail_inductor.codegen_cpp.shape import choose_shape, host_simd_bytes
 from dovetail_inductor.codegen_triton.combined import emit_combined
 from dovetail_inductor.codegen_triton.kernel import EmittedKernel
 from dovetail_inductor.codegen_triton.kernel import emit_kernel as emit_triton
+from dovetail_inductor.codegen_triton.product import emit_product
 from dovetail_inductor.loop_ir.loops import Buffer, ExternArg, ExternCall, Strided
 from dovetail_inductor.loop_ir.sizes import Dim, FloatSize, size_expr
 from dovetail_inductor.options import InductorOptions
-from dovetail_inductor.scheduler.kernels import CombinedKernel, FusedKernel, KernelGraph
+from dovetail_inductor.scheduler.kernels import (
+    CombinedKernel,
+    FusedKernel,
+    KernelGraph,
+    ProductKernel,
+)
 from dovetail_inductor.scheduler.memory import MemoryPlan
 
 
@@ -167,12 +173,15 @@ class _Writer:
         x, y, z = (size_expr(n) for n in emitted.grid)
         self.steps.append(LaunchTriton(emitted.kernel.symbol, args, (x, y, z)))
 
-    def launch(self, kernel: FusedKernel | CombinedKernel) -> None:
+    def launch(self, kernel: FusedKernel | CombinedKernel | ProductKernel) -> None:
         """A generated kernel; equal kernels are one."""
         for name in sorted(kernel.writes() - kernel.internal, key=_number):
             self.allocate(name)
         if isinstance(kernel, CombinedKernel):
             self.launch_triton(emit_combined(kernel, self.graph.buffers))
+            return
+        if isinstance(kernel, ProductKernel):
+            self.launch_triton(emit_product(kernel, self.graph.buffers))
             return
         device = self.graph.buffers[kernel.nests[0].buffer].device
         if device.type == "cuda" if self.triton is None else self.triton:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from dovetail_runtime import CompiledArtifact, Plan, load
 from torch.fx import GraphModule
 
+from dovetail_inductor.autotune.choose import Tuner, choose_products
 from dovetail_inductor.emit_plan import emit_plan
 from dovetail_inductor.lowering.lower import lower
 from dovetail_inductor.options import InductorOptions
@@ -54,13 +55,14 @@ def compile_graph(
     options: InductorOptions | None = None,
     name: str = "graph",
     log: PassLog | None = None,
+    tuner: Tuner | None = None,
 ) -> Plan:
     """Compile a functional ATEN or CORE_ATEN graph: C++ for the CPU, Triton for a GPU.
 
     Every node needs `meta["val"]`, whose strides are promises: those of inputs must hold at run
     time, those of outputs will. A placeholder with `meta["owned"]` is freed by the call if it is
     run with `run_consuming`: that counts when steps are ordered. Ops without a lowering become ATen
-    calls in the plan.
+    calls in the plan. With a `tuner`, library calls that kernels of ours beat are replaced.
     """
     chosen = options or InductorOptions()
     passes = log or PassLog()
@@ -76,6 +78,10 @@ def compile_graph(
     # Before steps are moved for other reasons, which is then done within bounds.
     owned = _owned(gm, kernels)
     kernels = passes.run("order", lambda: order(kernels, owned))
+    # While kernels that may follow a product in one kernel have launches of their own.
+    if tuner is not None:
+        graph, measured = kernels, tuner
+        kernels = passes.run("choose_products", lambda: choose_products(graph, chosen, measured))
     # After fusion, which takes what depends on one another; before memory, as kernels move.
     kernels = passes.run("combine", lambda: combine(kernels, chosen))
     passes.show("live_bytes", lambda: live_bytes(kernels, owned).as_text())

@@ -68,7 +68,7 @@ def emit_body(kernel: FusedKernel, buffers: Mapping[str, Buffer], tiling: Tiling
 
     Raises `UnsupportedOp` for a scalar op that has no Triton form.
     """
-    return _Emission(kernel, buffers, tiling).run()
+    return Emission(kernel, buffers, tiling).run()
 
 
 def emit_kernel(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> EmittedKernel:
@@ -140,7 +140,9 @@ class _Accumulator:
 
 
 @dataclass
-class _Emission:
+class Emission:
+    """The text of one fused kernel while it is written."""
+
     kernel: FusedKernel
     buffers: Mapping[str, Buffer]
     tiling: Tiling
@@ -191,12 +193,26 @@ class _Emission:
             self.row_memo = self.memo  # all is computed at one place
             for nest in self.kernel.nests:
                 self._in_one_block(nest)
+        return self._body(self._kind())
+
+    def run_at(self, starts: Sequence[str], given: Mapping[str, str], kind: str) -> KernelBody:
+        """After what `lines` holds already: the nests at one tile, which begins at `starts` along
+        the axes. `given` are blocks that stand for what is loaded from some buffers."""
+        for position, (axis, start) in enumerate(zip(self.tiling.axes, starts, strict=True)):
+            self._axis_index(position, axis, start)
+        self.rows |= given
+        self.row_memo = self.memo
+        for nest in self.kernel.nests:
+            self._row(nest)
+        return self._body(kind)
+
+    def _body(self, kind: str) -> KernelBody:
         return KernelBody(
             "\n".join(self.lines.text),
             tuple((parameter, buffer) for buffer, parameter in self.parameters.items()),
             frozenset(self.helpers),
             self.tiling,
-            self._kind(),
+            kind,
         )
 
     def _kind(self) -> str:
@@ -519,13 +535,14 @@ class _Emission:
             tiling=self.tiling,
             buffers=self.buffers,
             wide=self.wide,
-            parameter=self._parameter,
+            parameter=self.parameter,
             forward=self._forward,
             use=self.helpers.add,
             narrow=self.narrow,
         )
 
-    def _parameter(self, buffer: str) -> str:
+    def parameter(self, buffer: str) -> str:
+        """The name of a buffer's pointer in the text."""
         if buffer not in self.parameters:
             self.parameters[buffer] = f"p{len(self.parameters)}"
         return self.parameters[buffer]
@@ -559,7 +576,7 @@ class _Emission:
         shape = self.tiling.shape(free)
         stored = f"tl.broadcast_to({value}, {shape}).to({TRITON_TYPES[storage]})"
         self.lines.add(
-            f"tl.store({self._parameter(nest.buffer)} + tl.broadcast_to({offset}, {shape}), "
+            f"tl.store({self.parameter(nest.buffer)} + tl.broadcast_to({offset}, {shape}), "
             f"{stored}{condition})"
         )
 
@@ -585,6 +602,7 @@ def neutral_element(reduction: str | None, dtype: torch.dtype) -> float | int | 
 
 
 __all__ = [
+    "Emission",
     "EmittedKernel",
     "KernelBody",
     "assemble",

@@ -15,7 +15,7 @@ from dovetail_inductor.loop_ir.expr import Apply, walk
 from dovetail_inductor.loop_ir.loops import Buffer, Strided
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.kernels import CombinedKernel, FusedKernel, KernelGraph, Step
-from dovetail_inductor.scheduler.live_bytes import live_bytes
+from dovetail_inductor.scheduler.live_bytes import live_bytes, writes_of
 
 MAX_KERNELS = 32  # in one launch
 MAX_SHAPES = 8  # of them with texts of their own, about: registers and compile time
@@ -97,9 +97,7 @@ class _Combiner:
                 if kind is not None:
                     self.kinds[position] = kind
                     self.by_kind.setdefault(kind, []).append(position)
-                self.writer |= dict.fromkeys(step.writes(), position)
-            elif not isinstance(step, CombinedKernel):
-                self.writer |= {n: position for n in step.outputs if n is not None}
+            self.writer |= dict.fromkeys(writes_of(step), position)
         self.done: set[int] = set()
         self.waiting: dict[Kind, _Launch] = {}
         self.ahead: dict[int, int] = {}  # computed before its position -> bytes of its results

@@ -112,7 +112,63 @@ class CombinedKernel:
         return f"combined {self.name}\n{indented}"
 
 
-Step = FusedKernel | CombinedKernel | ExternCall
+@dataclass(frozen=True)
+class ProductTiles:
+    """How a kernel of ours multiplies matrices: a program computes `m` x `n` elements, `k` products
+    of each at a time. With `parts` > 1 so many programs share the products of one element."""
+
+    m: int
+    n: int
+    k: int
+    warps: int
+    stages: int
+    parts: int = 1
+
+    def as_text(self) -> str:
+        """Short: `128x256x64 8 warps 3 stages`."""
+        parts = f" {self.parts} parts" if self.parts > 1 else ""
+        return f"{self.m}x{self.n}x{self.k} {self.warps} warps {self.stages} stages{parts}"
+
+
+@dataclass(frozen=True)
+class ProductKernel:
+    """A product of matrices with what follows point by point, in one kernel.
+
+    `left` is [batch,] m, k and `right` [batch,] k, n. `axes` are the loops of `epilogue` that count
+    (the batch, or the parts of k, or nothing), (m) and (n); its nests find the sums of products
+    where they load from `sums`, which is no memory.
+    """
+
+    name: str
+    left: Strided
+    right: Strided
+    axes: tuple[tuple[Var, ...], tuple[Var, ...], tuple[Var, ...]]
+    sums: str
+    epilogue: FusedKernel
+    tiles: ProductTiles
+
+    @property
+    def internal(self) -> frozenset[str]:
+        """Buffers that need no memory."""
+        return self.epilogue.internal
+
+    def writes(self) -> set[str]:
+        """Names of the buffers written, internal ones included."""
+        return self.epilogue.writes()
+
+    def reads(self) -> set[str]:
+        """Names of the buffers read that others wrote."""
+        return (self.epilogue.reads() - {self.sums}) | {self.left.buffer, self.right.buffer}
+
+    def as_text(self) -> str:
+        """Readable form."""
+        left, right = (f"{o.buffer}{list(o.shape)}" for o in (self.left, self.right))
+        head = f"product {self.name} of {left} and {right} in {self.tiles.as_text()}"
+        body = self.epilogue.as_text()
+        return head + "\n" + "\n".join("  " + line for line in body.splitlines())
+
+
+Step = FusedKernel | CombinedKernel | ProductKernel | ExternCall
 
 
 @dataclass(frozen=True)

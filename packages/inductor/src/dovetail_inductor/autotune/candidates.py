@@ -1,0 +1,102 @@
+"""Which tiles of a product are worth measuring, for an H100's multiprocessors and memories."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from dovetail_inductor.codegen_triton.tiling import MULTIPROCESSORS, power_of_two
+from dovetail_inductor.scheduler.kernels import ProductTiles
+
+MOST = 12  # candidates of one product
+SHARED_BYTES = 220 * 1024  # of tiles on their way
+MOST_PARTS = 16
+
+# Rows few enough that the weights are read once, at the memory's speed: much on its way, in as many
+# programs as fill the GPU.
+_FEW_ROWS = (
+    (16, 32, 128, 4, 6),
+    (16, 32, 256, 4, 4),
+    (16, 64, 128, 4, 5),
+    (16, 64, 256, 4, 4),
+    (16, 128, 128, 4, 4),
+    (16, 16, 256, 2, 6),
+    (16, 128, 64, 4, 6),
+)
+_SOME_ROWS = (
+    (64, 64, 64, 4, 5),
+    (64, 64, 128, 4, 4),
+    (64, 32, 128, 4, 5),
+    (32, 64, 128, 4, 5),
+    (32, 32, 128, 4, 5),
+    (64, 128, 64, 4, 4),
+    (128, 64, 64, 4, 4),
+    (128, 128, 64, 8, 4),
+    (128, 32, 128, 4, 4),
+)
+_MANY_ROWS = (
+    (128, 128, 64, 8, 4),
+    (128, 256, 64, 8, 3),
+    (256, 128, 64, 8, 3),
+    (128, 128, 64, 4, 4),
+    (128, 256, 64, 8, 4),
+    (256, 128, 64, 8, 4),
+    (128, 64, 64, 4, 4),
+    (64, 256, 64, 4, 4),
+    (64, 128, 64, 4, 5),
+    (128, 128, 128, 8, 3),
+    (64, 64, 64, 4, 5),
+    (256, 64, 64, 8, 4),
+)
+
+
+def candidates(
+    sizes: tuple[int, int, int, int], followed: bool, itemsize: int = 2
+) -> list[ProductTiles]:
+    """Tiles for a product of (batch, m, n, k), the likely ones first; none where the library is
+    known to be as fast: a large product that nothing follows."""
+    batch, m, n, k = sizes
+    few = m <= 32
+    some = batch * -(-m // 128) * -(-n // 128) < 2 * MULTIPROCESSORS
+    if not few and not some and not followed:
+        return []
+    table = _FEW_ROWS if few else _SOME_ROWS if some else _MANY_ROWS
+    rows = power_of_two(m)
+    found: dict[ProductTiles, None] = {}
+    for block_m, block_n, block_k, warps, stages in table:
+        if few and m > 16:
+            block_m = 32
+        if not few and block_m > max(16, rows):
+            continue
+        if block_n > max(32, power_of_two(n)) or block_k > max(64, power_of_two(k)):
+            continue
+        tiles = ProductTiles(block_m, block_n, block_k, warps, stages)
+        while tiles.stages > 2 and _shared(tiles, itemsize) > SHARED_BYTES:
+            tiles = replace(tiles, stages=tiles.stages - 1)
+        found |= dict.fromkeys(_in_parts(tiles, sizes))
+    return list(found)[:MOST]
+
+
+def _in_parts(tiles: ProductTiles, sizes: tuple[int, int, int, int]) -> Iterable[ProductTiles]:
+    """The tiles as they are if they keep half of the multiprocessors busy, and shared among so many
+    programs that all are."""
+    batch, m, n, k = sizes
+    programs = batch * -(-m // tiles.m) * -(-n // tiles.n)
+    if programs * 2 >= MULTIPROCESSORS or k < 4 * tiles.k:
+        yield tiles
+    if batch > 1 or programs >= MULTIPROCESSORS:
+        return
+    parts = 2
+    while programs * parts < MULTIPROCESSORS:
+        parts *= 2
+    while parts > 1 and (parts > MOST_PARTS or k < 2 * parts * tiles.k):
+        parts //= 2
+    if parts > 1:
+        yield replace(tiles, parts=parts)
+
+
+def _shared(tiles: ProductTiles, itemsize: int) -> int:
+    return tiles.stages * tiles.k * (tiles.m + tiles.n) * itemsize
+
+
+__all__ = ["candidates"]
