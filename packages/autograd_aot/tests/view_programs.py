@@ -193,7 +193,7 @@ def random_program(seed: int) -> Program | None:
     program = Program(seed, tuple(specs), (), (), grad_mode=rng.random() < 0.85)
     try:
         inputs, _ = make_inputs(program)
-    except (RuntimeError, KeyError):
+    except (RuntimeError, KeyError, IndexError):
         return None
     values: list[Any] = list(inputs)
     steps: list[Step] = []
@@ -212,8 +212,8 @@ def random_program(seed: int) -> Program | None:
         return None
     outputs = rng.sample(live, min(len(live), rng.randint(1, 4)))
     after = tuple(i for i in range(len(outputs)) if rng.random() < 0.2)
-    if any(step.name in META for step in steps):
-        after = ()  # what shares memory then may have no history in common
+    if any(step.name in META or step.name in ("data", *_BEHIND_AUTOGRAD) for step in steps):
+        after = ()  # what shares memory then may have no history, no version, in common
     return replace(program, steps=tuple(steps), outputs=tuple(outputs), after=after)
 
 
@@ -228,8 +228,10 @@ def _undefined(step: Step, values: list[Any], inputs: int, before: list[Step]) -
     if step.name == "neg_view" and first.dtype is torch.bool:
         return True  # reading it is refused, if it is read
     names = {step.name, *(s.name for s in before)}
-    if "view_dtype" in names and not names.isdisjoint(("addcmul_", "lerp_", "cumsum_")):
-        return True  # the last bits of a sum
+    if "view_dtype" in names and not names.isdisjoint(("addcmul_", "lerp_", "cumsum_", "clamp_")):
+        return True  # the last bits of a sum, the bits of a NaN
+    if step.name in META and any(_is_expanded_leaf(v) and _one_storage(v, first) for v in values):
+        return True  # autograd takes views of it again, and shares gradients out among its elements
     if step.name in _BEHIND_AUTOGRAD and first.requires_grad:
         # What autograd kept of it would change unseen.
         used = [values[i] for s in before for i in s.operands]
@@ -260,6 +262,10 @@ def _undefined(step: Step, values: list[Any], inputs: int, before: list[Step]) -
         second = values[step.operands[1]]
         return second is not first and _one_storage(first, second)  # a copy onto itself
     return False
+
+
+def _is_expanded_leaf(t: Any) -> bool:
+    return isinstance(t, Tensor) and t.requires_grad and t.numel() > 0 and 0 in t.stride()
 
 
 def _one_storage(a: Tensor, b: Tensor) -> bool:

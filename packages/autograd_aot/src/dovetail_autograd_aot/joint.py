@@ -25,6 +25,7 @@ from dovetail_autograd_aot.fast_graph import FastGraph
 from dovetail_autograd_aot.graphs import (
     JointGraph,
     MutatedInput,
+    OutputKind,
     ReshapedInput,
     SharedStorage,
     Signature,
@@ -171,6 +172,14 @@ class _Joint:
                 torch._C._set_grad_enabled(grad_mode)
             self.tracer.stack_trace = None
             self.tracer.checkpoint = None
+            for tensor in self.tracer.written_reshaped:
+                base = tensor._base
+                if grad_flags(tensor)[0] or (base is not None and grad_flags(base)[0]):
+                    # Autograd replays views in the backward of such a write, but not changes of
+                    # their shape.
+                    raise TraceError(
+                        "a write to a view after a change of shape in place, with gradients"
+                    )
             with torch.no_grad():
                 mutated = self._mutated()
                 inputs = Inputs(
@@ -182,6 +191,7 @@ class _Joint:
                     },
                 )
                 result = classify_outputs(self.tracer, outputs, inputs, mutated)
+                self._refuse_untracked_views(result)
             gradients = self._backward(result)
         return self._finish(result, mutated, gradients)
 
@@ -398,6 +408,20 @@ class _Joint:
             if steps:
                 found.append(ReshapedInput(index, *zip(*steps, strict=True)))
         return tuple(found)
+
+    def _refuse_untracked_views(self, result: Classified) -> None:
+        """A view that is taken under no_grad of an input that changes its shape: eager takes it
+        after the change, and autograd refuses it if it was taken before."""
+        reshaped = {id(p) for p in self.primals if id(p) in self.tracer.reshaped}
+        for info in result.infos:
+            if info.kind is not OutputKind.VIEW_OF_INPUT or info.base is None:
+                continue
+            untracked = info.requires_grad and not all(s.grad_mode for s in info.view)
+            if untracked and id(self.primals[info.base]) in reshaped:
+                raise TraceError(
+                    f"input {info.base} requires grad, changes its shape in place, and a view of "
+                    "it that is taken under no_grad is returned"
+                )
 
     def _tells(self, index: int) -> bool:
         """Whether an input's version counter tells of a write."""

@@ -20,8 +20,8 @@ from dovetail_autograd_aot.graphs import (
     ViewStep,
 )
 from dovetail_autograd_aot.storage import TracedStorage, TraceError, read, track_of
-from dovetail_autograd_aot.tracer import Tracer
-from dovetail_autograd_aot.values import hint, same_size
+from dovetail_autograd_aot.tracer import PHYSICAL, Tracer
+from dovetail_autograd_aot.values import hint, same_size, same_strides
 
 aten = torch.ops.aten
 
@@ -245,7 +245,7 @@ def _plan_tensor(
                 return plan
         return replace(plan, kind=OutputKind.FRESH)
     group = groups[storage]
-    if len(group) == 1:
+    if len(group) == 1 and not _lies_otherwise(value):
         return _Planned(OutputKind.FRESH, value)
     base = _base_of(group, storage)
     flow = _flow(value, base)
@@ -253,6 +253,15 @@ def _plan_tensor(
         return _Planned(OutputKind.FRESH, value)
     kind = OutputKind.FRESH if flow is _Flow.OTHER else OutputKind.VIEW_OF_OUTPUT
     return _Planned(kind, value, base=base, chain=track.chain, flow=flow)
+
+
+def _lies_otherwise(tensor: FakeTensor) -> bool:
+    """Whether a lazy conjugate or negative, of which the graph has the values, lies in memory
+    otherwise than those."""
+    track = track_of(tensor)
+    if track.storage.root is None or not any(step.op in PHYSICAL for step in track.chain):
+        return False
+    return not same_strides(track.node.meta["val"], tensor)
 
 
 def _base_of(group: list[FakeTensor], storage: TracedStorage) -> FakeTensor:

@@ -41,7 +41,7 @@ class TracedStorage(FakeStorage):
         self.node = node
         self.version = 0
         self.lazy = (False, False)  # an input that is a lazy conjugate, a lazy negative
-        self.reshaped = False  # a tensor that autograd tracks changed its shape in place
+        self.reshaped = False  # a tensor of it changed its shape in place
         self.shared = shared  # an input that is a whole storage, other inputs lie in it
         self.primal = primal  # the index of the input whose storage this is
         self.constant = constant  # the name of the attribute whose storage this is
@@ -130,8 +130,7 @@ def write(tracer: Tracer, tensor: FakeTensor, value: Node) -> None:
     if storage.constant is not None:
         raise ConstantWrittenError(storage.constant)
     if storage.reshaped and tensor._is_view():
-        # Autograd replays views in the backward of such a write, but not changes of their shape.
-        raise TraceError("a write to a view after a change of shape in place, with gradients")
+        tracer.written_reshaped.append(tensor)
     pattern = track.node.meta["val"]
     if any(type(n) is int and n == 0 for n in pattern._sizes):
         storage.version += 1  # nothing is written, but autograd may have seen it
@@ -186,6 +185,8 @@ def _scatter(tracer: Tracer, step: ViewStep, base: Node, new: Node) -> Node:
 
     op, args, kwargs = step.op, step.args, dict(step.kwargs)
     val = base.meta["val"]
+    if op is aten.alias.default:
+        return new
     if op is aten.slice.Tensor:
         return tracer.node_op(aten.slice_scatter.default, (base, new, *args), kwargs)
     if op is aten.select.int:

@@ -119,7 +119,7 @@ _OTHER_ELEMENTS = frozenset(
 
 
 # Lazy views whose values are computed at once in the graph: other views of them can be taken there.
-_PHYSICAL = {
+PHYSICAL = {
     aten._conj.default: aten._conj_physical.default,
     aten._neg_view.default: aten.neg.default,
 }
@@ -171,6 +171,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # Operators that made a tensor another view of itself, by the tensor's id.
         self.reshaped: dict[int, list[tuple[ViewStep, bool]]] = {}
         self.inputs: set[int] = set()  # ids of the traced inputs
+        # Tensors that were written to after one of their storage changed its shape in place.
+        self.written_reshaped: list[FakeTensor] = []
         self._own_copies: dict[Node, Node] = {}
         self._known: dict[Any, Any] = {}  # recorded pure operators, by operator and arguments
         self._constant_of: dict[int, tuple[Tensor, FakeTensor]] = {}
@@ -217,7 +219,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if func is aten.detach_.default:
                 return tensor
             track = track_of(tensor)
-            return wrap(read(self, tensor), track.storage, track.chain)
+            chain = track.chain
+            if tensor.requires_grad and not torch.is_grad_enabled() and func is aten.alias.default:
+                chain = (*chain, ViewStep(func, (), grad_mode=False))  # the gradient ends here
+            return wrap(read(self, tensor), track.storage, chain, like=tensor)
         if kind is OpKind.COMPOSITE:
             decomposition = self.decompositions.get(func)
             with self:
@@ -434,7 +439,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if step.op is aten.view.dtype and not _seen_as(base.meta["val"], step.args[0]):
             kwargs = {"memory_format": torch.contiguous_format}
             base = self.node_op(aten.clone.default, (base,), kwargs)
-        physical = _PHYSICAL.get(step.op)
+        if step.op is aten.alias.default:
+            return base
+        physical = PHYSICAL.get(step.op)
         if physical is not None:
             return self._of_each_element_once(physical, base)
         return self.node_op(step.op, (base, *step.args), dict(step.kwargs))
@@ -480,7 +487,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         value = read(self, base)
         node = self.apply_view(step, value)
         track = track_of(base)
-        like = base if func in _PHYSICAL else None
+        like = base if func in PHYSICAL else None
         if like is None and not same_metadata(value.meta["val"], base):
             # After a write the value may lie otherwise in memory than the tensor does.
             place = make(base._sizes, base._strides, base._dtype, base._device, base._offset)
@@ -530,6 +537,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         step = ViewStep(aten.as_strided.default, args, grad_mode=torch.is_grad_enabled())
         lazy = [op for op in (aten._conj.default, aten._neg_view.default) if steps.count(op) % 2]
         chain = (step,) if lazy else (*track.chain, step)
+        if lazy and not all(s.grad_mode for s in track.chain):
+            # (the gradient ends at what was taken under no_grad)
+            chain = (ViewStep(aten.alias.default, (), grad_mode=False), step)
         view = wrap(self.apply_view(step, read(self, root)), storage, chain)
         for op in lazy:  # as_strided keeps what is lazy
             view = self._step(view, op, ())
@@ -606,7 +616,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """set_: the tensor becomes another one's alias."""
         if type(tensor) is not FakeTensor or track_of(tensor).storage.primal is not None:
             raise TraceError(f"{func} of an input: return the tensor instead")
-        return self.become(tensor, self.traced(source))
+        other = self.traced(source)
+        # (whether values are lazily conjugated or negated is not taken over)
+        if other.is_conj() != tensor.is_conj():
+            other = self._step(other, aten._conj.default, ())
+        if other.is_neg() != tensor.is_neg():
+            other = self._step(other, aten._neg_view.default, ())
+        return self.become(tensor, other)
 
     def _become(self, tensor: Any, as_view: Callable[[FakeTensor], FakeTensor]) -> FakeTensor:
         """Make a tensor in place the view of itself that `as_view` gives."""
@@ -624,7 +640,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def become(self, tensor: FakeTensor, other: FakeTensor) -> FakeTensor:
         """Make a tensor in place what another one is."""
         moved, track = track_of(other), track_of(tensor)
-        if tensor.requires_grad and not same_metadata(tensor, other):
+        if not same_metadata(tensor, other):
             moved.storage.reshaped = True
         set_metadata(tensor, other._sizes, other._strides, other._offset, moved.storage)
         set_lazy(tensor, other.is_conj(), other.is_neg())

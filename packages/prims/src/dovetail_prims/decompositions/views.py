@@ -86,7 +86,12 @@ def clone(self: Tensor) -> Tensor:
 
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Side by side along a new dimension"""
-    dim = wrap(dim, tensors[0].dim() + 1)
+    rank = tensors[0].dim()
+    dim = wrap(dim, rank + 1)
+    if dim < rank and rank in (3, 4, 5):  # (channels-last tensors stay so)
+        sizes = list(tensors[0].shape)
+        joined = aten.cat.default(tensors, dim)
+        return aten.view.default(joined, [*sizes[:dim], len(tensors), *sizes[dim:]])
     return aten.cat.default([aten.unsqueeze.default(x, dim) for x in tensors], dim)
 
 

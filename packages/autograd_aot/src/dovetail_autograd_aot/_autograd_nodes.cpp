@@ -1,0 +1,151 @@
+// What the nodes of autograd's graph do not tell in Python: their hooks, their stream; and letting
+// go of what they saved. Plain C API; only autograd's own headers.
+
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/python_cpp_function.h>
+#include <torch/csrc/autograd/python_function.h>
+#include <torch/csrc/autograd/python_hook.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+namespace {
+
+using torch::autograd::Node;
+
+// What a weak (torch 2.11) or strong (2.15) pointer points to.
+template <typename Pointer>
+Node* pointee(const Pointer& pointer) {
+  if constexpr (requires { pointer.lock(); }) {
+    return pointer.lock().get();
+  } else {
+    return pointer.get();
+  }
+}
+
+// The node behind a Python object; null, with an error set, for anything else.
+Node* node_of(PyObject* object) {
+  if (torch::autograd::THPCppFunction_Check(object)) {
+    return reinterpret_cast<torch::autograd::THPCppFunction*>(object)->cdata.get();
+  }
+  if (THPFunction_Check(object)) {
+    Node* node = pointee(reinterpret_cast<THPFunction*>(object)->cdata);
+    if (node != nullptr) {
+      return node;
+    }
+    PyErr_SetString(PyExc_RuntimeError, "the node of this context is gone");
+    return nullptr;
+  }
+  PyErr_SetString(PyExc_TypeError, "expected a node of autograd's graph");
+  return nullptr;
+}
+
+// Appends (kind, position, dictionary of hooks); the dictionary is None for a hook of C++.
+bool append(PyObject* list, const char* kind, Py_ssize_t position, PyObject* dict) {
+  PyObject* item = Py_BuildValue("(snO)", kind, position, dict == nullptr ? Py_None : dict);
+  if (item == nullptr) {
+    return false;
+  }
+  const int failed = PyList_Append(list, item);
+  Py_DECREF(item);
+  return failed == 0;
+}
+
+PyObject* hooks(PyObject*, PyObject* object) {
+  Node* node = node_of(object);
+  if (node == nullptr) {
+    return nullptr;
+  }
+  HANDLE_TH_ERRORS
+  PyObject* found = PyList_New(0);
+  if (found == nullptr) {
+    return nullptr;
+  }
+  bool ok = true;
+  for (const auto& hook : node->tensor_pre_hooks()) {
+    auto* ours = dynamic_cast<torch::autograd::PyFunctionTensorPreHook*>(hook.get());
+    ok = ok &&
+        append(found, "tensor", ours ? static_cast<Py_ssize_t>(ours->value_idx) : 0,
+               ours ? ours->dict : nullptr);
+  }
+  for (const auto& hook : node->pre_hooks()) {
+    auto* ours = dynamic_cast<torch::autograd::PyFunctionPreHook*>(hook.get());
+    ok = ok && append(found, "pre", 0, ours ? ours->dict : nullptr);
+  }
+  for (const auto& hook : node->post_hooks()) {
+    auto* ours = dynamic_cast<torch::autograd::PyFunctionPostHook*>(hook.get());
+    ok = ok && append(found, "post", 0, ours ? ours->dict : nullptr);
+  }
+  for (size_t i = node->retains_grad_hooks().size(); i > 0; --i) {
+    ok = ok && append(found, "retain", 0, nullptr);
+  }
+  if (auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node)) {
+    auto& hook = torch::autograd::impl::post_acc_grad_hooks(leaf->variable);
+    if (hook) {
+      auto* ours = dynamic_cast<torch::autograd::PyFunctionTensorPostAccGradHooks*>(hook.get());
+      ok = ok && append(found, "accumulated", 0, ours ? ours->dict : nullptr);
+    }
+  }
+  if (!ok) {
+    Py_DECREF(found);
+    return nullptr;
+  }
+  return found;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* release(PyObject*, PyObject* object) {
+  Node* node = node_of(object);
+  if (node == nullptr) {
+    return nullptr;
+  }
+  HANDLE_TH_ERRORS
+  node->will_release_variables();
+  node->release_variables();
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* stream(PyObject*, PyObject* object) {
+  Node* node = node_of(object);
+  if (node == nullptr) {
+    return nullptr;
+  }
+  HANDLE_TH_ERRORS
+  const auto found = node->stream();
+  if (!found.has_value()) {
+    Py_RETURN_NONE;
+  }
+  return Py_BuildValue("(iL)", static_cast<int>(found->device_index()),
+                       static_cast<long long>(found->id()));
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* is_wrapped_number(PyObject*, PyObject* object) {
+  if (!THPVariable_Check(object)) {
+    PyErr_SetString(PyExc_TypeError, "expected a tensor");
+    return nullptr;
+  }
+  return PyBool_FromLong(THPVariable_Unpack(object).unsafeGetTensorImpl()->is_wrapped_number());
+}
+
+PyMethodDef methods[] = {
+    {"hooks", hooks, METH_O, "The hooks of a node: a list of (kind, position, dictionary)."},
+    {"release", release, METH_O, "Let a node go of what it saved."},
+    {"stream", stream, METH_O, "(device, stream) that a node runs on; None on the CPU."},
+    {"is_wrapped_number", is_wrapped_number, METH_O, "Whether a tensor stands for a number."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_autograd_nodes", nullptr, -1, methods,
+                          nullptr, nullptr, nullptr, nullptr};
+
+} // namespace
+
+PyMODINIT_FUNC PyInit__autograd_nodes() {
+  PyObject* module = PyModule_Create(&definition);
+  if (module != nullptr &&
+      PyModule_AddStringConstant(module, "TORCH_VERSION", DOVETAIL_TORCH_VERSION) < 0) {
+    Py_DECREF(module);
+    return nullptr;
+  }
+  return module;
+}
