@@ -6,6 +6,7 @@ frames. The hook finds the frames' entries by itself; only a miss comes here.
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
 import warnings
@@ -21,6 +22,7 @@ from dovetail_guards.clauses import ConstantIs, IdIs, ShapeRelation, TensorIs
 from dovetail_guards.evaluate import FrameView, argument_names, evaluate
 from dovetail_guards.explain import GuardFailure, clause_text
 from dovetail_guards.guard_set import GuardSet
+from dovetail_guards.source import Source
 from dovetail_guards.torch_state import FUNCTION_MODES
 from dovetail_prims.node_error import blamed
 
@@ -100,6 +102,7 @@ class CaptureContext:
         self._lock = threading.RLock()
         self._guards: dict[int, list[GuardSet]] = {}
         self._sizes: dict[int, frozenset[tuple[str, int]]] = {}
+        self._replaced: dict[int, frozenset[str]] = {}  # modules that change from call to call
         self._plain_floats: set[int] = set()  # code whose floats are not to be symbolic
         self._refused: dict[int, dict[int, str]] = {}  # operations that the backend cannot compile
         self._eager_sizes: dict[int, dict[tuple[str, int], int]] = {}
@@ -123,6 +126,7 @@ class CaptureContext:
             self._guards.clear()
             self._sizes.clear()
             self._eager_sizes.clear()
+            self._replaced.clear()
             self._plain_floats.clear()
             self._refused.clear()
             self._finalizers.clear()
@@ -290,6 +294,8 @@ class CaptureContext:
         sizes = self._sizes.get(id(code))
         if sizes:
             options = replace(options, dynamic_sizes=options.dynamic_sizes | sizes)
+        if id(code) in self._replaced:
+            options = replace(options, replaced=self._replaced[id(code)])
         if id(code) in self._plain_floats:
             options = replace(options, plain_floats=True)
         refused = self._refused.get(id(code))
@@ -385,6 +391,7 @@ class CaptureContext:
                     context._guards.pop(key, None)
                     context._sizes.pop(key, None)
                     context._eager_sizes.pop(key, None)
+                    context._replaced.pop(key, None)
                     context._plain_floats.discard(key)
                     context._refused.pop(key, None)
                     context._finalizers.pop(key, None)
@@ -401,6 +408,10 @@ class CaptureContext:
         root = self._continuations.root_code(code)
         if _same_case(failures) < self.recompile_limit and len(known) < _MOST_ENTRIES:
             self.log.add("recompile", root, reasons[-1] if reasons else "")
+            layers = root if len(known) < self.recompile_limit else None
+            replaced = frozenset().union(*(_replaced(guards, view, layers) for guards in known))
+            if replaced:
+                self._replaced[id(code)] = self._replaced.get(id(code), frozenset()) | replaced
             if self.options.dynamic is None:
                 changed = frozenset().union(*(_changed_sizes(guards, view) for guards in known))
                 self._sizes[id(code)] = self._sizes.get(id(code), frozenset()) | changed
@@ -437,6 +448,33 @@ def _same_case(failures: list[GuardFailure | None]) -> int:
 def _is_other_module(failure: GuardFailure | None) -> bool:
     clause = None if failure is None else failure.clause
     return isinstance(clause, IdIs) and isinstance(clause.obj, torch.nn.Module)
+
+
+def _replaced(guards: GuardSet, view: FrameView, method: CodeType | None) -> frozenset[str]:
+    """The modules, and parameters and buffers of modules, where `guards` wanted others of their
+    class. Not those that `method` is a method of: the layers of a model, which stay the same."""
+    found: dict[Source, Any] = {}
+    for clause in guards.clauses:
+        if isinstance(clause, IdIs) and isinstance(clause.obj, (torch.nn.Module, torch.Tensor)):
+            seen = evaluate(clause.source, view)
+            if seen is not clause.obj and type(seen) is type(clause.obj):
+                found[clause.source] = seen
+    outermost = [source for source in found if found.keys().isdisjoint(_bases(source))]
+    return frozenset(str(source) for source in outermost if not _has_method(found[source], method))
+
+
+def _bases(source: Source) -> Iterator[Source]:
+    base = getattr(source, "base", None)
+    if base is not None:
+        yield base
+        yield from _bases(base)
+
+
+def _has_method(obj: Any, method: CodeType | None) -> bool:
+    if method is None:
+        return False
+    found = inspect.getattr_static(type(obj), method.co_name, None)
+    return getattr(found, "__code__", None) is method
 
 
 def _changed_sizes(guards: GuardSet, view: FrameView) -> frozenset[tuple[str, int]]:

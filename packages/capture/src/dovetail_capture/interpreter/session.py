@@ -54,6 +54,7 @@ class Session:
     ) -> None:
         self.code = code
         self.shapes = InputShapes(options)
+        self._replaced: frozenset[str] = getattr(options, "replaced", frozenset())
         self.globals_ = globals_
         self.recorder = recorder
         if getattr(options, "fullgraph", False):
@@ -107,6 +108,14 @@ class Session:
             self._guarded.add(key)
             self.clauses.append(c.IdIs(source, obj))
 
+    def is_replaced(self, source: Source | None) -> bool:
+        """Was the module or parameter there, or a module it belongs to, another in another call?"""
+        while self._replaced and source is not None:
+            if str(source) in self._replaced:
+                return True
+            source = getattr(source, "base", None)
+        return False
+
     def guard_state(self, name: str, value: Any) -> None:
         """Guard a global setting (a reader of `torch_state`)."""
         if (c.TorchState, name) not in self._guarded:
@@ -141,6 +150,7 @@ class Session:
             type(source) is ItemSource
             and type(source.base) is InstanceAttrSource
             and source.base.name in _PINNED_DICTS
+            and not self.is_replaced(source)
         )
         known = self.known.get(id(real))
         if known is not None:

@@ -316,7 +316,7 @@ def cell_value(
 def _object(session: Session, real: Any, source: Source) -> Value:
     known = session.known.get(id(real))
     if known is not None and known.source is not None:
-        if isinstance(known, ObjectValue) and known.pinned:
+        if isinstance(known, ObjectValue) and known.pinned and not session.is_replaced(source):
             session.pin(source, real)
         else:
             session.same(known.source, source)
@@ -330,7 +330,7 @@ def _object(session: Session, real: Any, source: Source) -> Value:
     value = ObjectValue(cls, real, source)
     if type(source) is ObjectSource:
         value.pinned = True
-    elif isinstance(real, torch.nn.Module):
+    elif isinstance(real, torch.nn.Module) and not session.is_replaced(source):
         session.pin(source, real)
         session.guard(c.TypeIs, source, cls)
         value.pinned = True

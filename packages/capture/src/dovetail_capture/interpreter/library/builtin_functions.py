@@ -315,6 +315,25 @@ def to_text(vm: Interpreter, value: Value, how: str) -> str:
     return str(real) if how == "str" else repr(real)
 
 
+def format_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`format(value, spec)`, which f-strings call."""
+    value = args[0]
+    if not isinstance(value, (ObjectValue, TensorValue)) and vm.as_python(value) is not UNKNOWN:
+        return vm.fold(format, args, kwargs)
+    spec = args[1] if len(args) > 1 else Constant("")
+    if isinstance(value, ObjectValue):
+        _, method = attributes.class_lookup(vm, value.cls, "__format__")
+        if isinstance(method, types.FunctionType):
+            return vm.call(vm.held(method), [value, spec], {})
+        if method is not object.__format__:
+            raise GraphBreakSignal(f"the text of {value.describe()}")
+    if vm.as_python(spec) and not isinstance(value, TensorValue):
+        name = value.python_type().__name__
+        text = f"unsupported format string passed to {name}.__format__"
+        return vm.raise_error(TypeError, text)
+    return Constant(to_text(vm, value, "str"))
+
+
 def str_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if len(args) == 1 and not kwargs:
         return Constant(to_text(vm, args[0], "str"))
@@ -653,7 +672,8 @@ HANDLERS: dict[Any, Handler] = {
     object.__getattribute__: object_getattribute, object.__setattr__: object_setattr,
     object.__delattr__: object_delattr, object.__init__: object_init,
     object.__new__: object_new, object.__eq__: object_eq,
-    bool: bool_, int: number(int, "__int__"), float: number(float, "__float__"), str: str_,
+    bool: bool_, int: number(int, "__int__"), float: number(float, "__float__"),
+    str: str_, format: format_,
     repr: repr_, list: list_, tuple: tuple_, set: set_of(set), frozenset: set_of(frozenset),
     dict: dict_of(dict), collections.OrderedDict: dict_of(collections.OrderedDict),
     collections.defaultdict: defaultdict_, collections.deque: deque_, slice: slice_, len: len_,

@@ -491,7 +491,7 @@ for _name in ("debug", "info", "warning", "error", "critical", "log", "exception
 PURE_MODULES = frozenset({"math", "cmath", "_operator", "_bisect", "_struct", "unicodedata", "re"})
 PURE_FUNCTIONS: frozenset[Any] = frozenset(
     {
-        round, ord, chr, bin, hex, oct, ascii, format, typing.get_origin, typing.get_args,
+        round, ord, chr, bin, hex, oct, ascii, typing.get_origin, typing.get_args,
         inspect.isfunction, inspect.ismethod, inspect.isclass, inspect.getmodule, re.match,
         re.search, re.sub, re.compile, re.fullmatch, re.split, re.findall, math.prod,
         type.mro, type.__or__, type.__ror__, object.__format__, object.__hash__,

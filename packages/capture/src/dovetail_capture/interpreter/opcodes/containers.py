@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import collections.abc
+import itertools
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dovetail_capture.interpreter.bytecode import Instruction
 from dovetail_capture.interpreter.opcodes.rows import ALWAYS, FROM_313, UNTIL_312, Row
 from dovetail_capture.interpreter.protocols import dicts, operators
-from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
 from dovetail_capture.interpreter.values.containers import (
@@ -125,22 +126,34 @@ def dict_merge(frame: Frame, inst: Instruction) -> None:
 
 
 def unpack_sequence(frame: Frame, inst: Instruction) -> None:
-    items = list(frame.vm.iterate(frame.stack.pop()))
-    if len(items) != inst.arg:
-        word = "too many" if len(items) > inst.arg else "not enough"
-        frame.vm.raise_error(
-            ValueError, f"{word} values to unpack (expected {inst.arg}, got {len(items)})"
-        )
+    items = list(itertools.islice(_unpacked(frame), inst.arg + 1))  # one too many tells
+    if len(items) > inst.arg:
+        text = f"too many values to unpack (expected {inst.arg})"
+        frame.vm.raise_error(ValueError, text)
+    if len(items) < inst.arg:
+        text = f"not enough values to unpack (expected {inst.arg}, got {len(items)})"
+        frame.vm.raise_error(ValueError, text)
     frame.stack.extend(reversed(items))
+
+
+def _unpacked(frame: Frame) -> Iterator[Value]:
+    """The items of what is on the stack, which is to be taken apart."""
+    value = frame.stack.pop()
+    cls = value.python_type()
+    if isinstance(value, Constant) and not isinstance(value.value, type):
+        if not hasattr(cls, "__iter__") and not hasattr(cls, "__getitem__"):
+            text = f"cannot unpack non-iterable {cls.__name__} object"
+            frame.vm.raise_error(TypeError, text)
+    return frame.vm.iterate(value)
 
 
 def unpack_ex(frame: Frame, inst: Instruction) -> None:
     before, after = inst.arg & 0xFF, inst.arg >> 8
-    items = list(frame.vm.iterate(frame.stack.pop()))
+    items = list(_unpacked(frame))
     if len(items) < before + after:
-        frame.vm.raise_error(
-            ValueError, f"not enough values to unpack (expected at least {before + after})"
-        )
+        least = f"expected at least {before + after}, got {len(items)}"
+        text = f"not enough values to unpack ({least})"
+        frame.vm.raise_error(ValueError, text)
     middle = len(items) - after
     frame.stack.extend(reversed(items[middle:]))
     frame.stack.append(ListValue(items[before:middle]))
@@ -173,9 +186,9 @@ def _format(frame: Frame, value: Value, conversion: int, spec: Value | None) -> 
         if conversion == 3:
             real = ascii(vm.as_python(value)) if not isinstance(real, str) else real
     else:
-        real = vm.as_python(value)
-        if real is UNKNOWN:
-            real = vm.to_text(value, "str")
+        assert spec is not None
+        frame.stack.append(vm.call(Constant(format), [value, spec], {}))
+        return
     if spec is not None:
         try:
             real = format(real, vm.as_python(spec))

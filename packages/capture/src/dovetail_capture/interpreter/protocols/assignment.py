@@ -72,7 +72,7 @@ def generic_set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> No
         kind = type(attr)
         if isinstance(attr, property):
             if attr.fset is None:
-                vm.raise_error(AttributeError, f"property '{name}' has no setter")
+                vm.raise_error(AttributeError, _property_text(obj, name, "setter"))
             vm.call(vm.held(attr.fset), [obj, value], {})
             return
         if kind is types.MemberDescriptorType:
@@ -97,6 +97,10 @@ def generic_set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> No
     if not _has_instance_dict(obj.cls):
         attributes.missing(vm, obj, name)
     dicts.put(vm, obj.fields, Constant(name), value)
+
+
+def _property_text(obj: ObjectValue, name: str, what: str) -> str:
+    return f"property '{name}' of '{obj.cls.__name__}' object has no {what}"
 
 
 def _has_instance_dict(cls: type) -> bool:
@@ -155,8 +159,14 @@ def generic_del_attr(vm: Interpreter, obj: Value, name: str) -> None:
         del_attr(vm, obj, name)
         return
     _, attr = attributes.class_lookup(vm, obj.cls, name)
-    if isinstance(attr, property) and attr.fdel is not None:
+    if isinstance(attr, property):
+        if attr.fdel is None:
+            vm.raise_error(AttributeError, _property_text(obj, name, "deleter"))
         vm.call(vm.held(attr.fdel), [obj], {})
+        return
+    deleter = getattr(type(attr), "__delete__", None)
+    if isinstance(deleter, types.FunctionType):
+        vm.call(vm.held(deleter), [vm.held(attr), obj], {})
         return
     if type(attr) is types.MemberDescriptorType:
         if obj.slots.pop(name, None) is None or obj.source is not None:

@@ -139,11 +139,13 @@ def _constant_attr(vm: Interpreter, obj: Constant, name: str) -> Value:
         return BoundMethod(vm.held(attr.__func__), vm.held(type(real)))
     if kind is staticmethod:
         return vm.held(attr.__func__)
+    source = obj.source if obj.source is not None else vm.session.sources.held(real)
     try:
         found = getattr(real, name)
     except AttributeError:
+        if hasattr(real, "__dict__"):
+            vm.session.guard(c.HasInstanceAttr, source, name, False)
         return missing(vm, obj, name)
-    source = obj.source if obj.source is not None else vm.session.sources.held(real)
     if isinstance(real, (int, float, str, bytes, torch.dtype, torch.device, range)):
         return vm.constant(found)
     if callable(found) and isinstance(found, (types.MethodType, types.BuiltinMethodType)):
@@ -154,13 +156,14 @@ def _constant_attr(vm: Interpreter, obj: Constant, name: str) -> Value:
 def _module_attr(vm: Interpreter, obj: Constant, module: types.ModuleType, name: str) -> Value:
     attributes = module.__dict__
     sources = vm.session.sources
+    base = sources.held(attributes, f"module {module.__name__}")
+    key = (id(attributes), name)
+    if key in vm.session.global_writes:
+        written = vm.session.global_writes[key]
+        return written if written is not None else missing(vm, obj, name)
     if name in attributes:
-        key = (id(attributes), name)
-        if key in vm.session.global_writes:
-            written = vm.session.global_writes[key]
-            return written if written is not None else missing(vm, obj, name)
-        base = sources.held(attributes, f"module {module.__name__}")
         return vm.wrap(attributes[name], sources.item(base, name))
+    vm.session.guard(c.HasKey, base, name, False)
     try:
         found = getattr(module, name)
     except AttributeError:
@@ -514,6 +517,11 @@ def _function_attr(vm: Interpreter, obj: FunctionValue, name: str) -> Value:
             return Constant(text)
         case "__defaults__":
             return TupleValue(obj.defaults) if obj.defaults else NONE
+        case "__kwdefaults__":
+            new = DictValue()
+            for key, item in obj.kwdefaults.items():
+                dicts.put(vm, new, Constant(key), resolve(vm, item))
+            return new if obj.kwdefaults else NONE
         case "__closure__":
             return TupleValue(obj.closure) if obj.closure else NONE
         case "__annotations__":
@@ -526,6 +534,8 @@ def _function_attr(vm: Interpreter, obj: FunctionValue, name: str) -> Value:
             return NativeMethod(types.FunctionType.__get__, obj, name)
         case "__call__":
             return obj
+    if hasattr(types.FunctionType, name):
+        raise GraphBreakSignal(f"a function's {name}")
     return missing(vm, obj, name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
@@ -37,12 +38,11 @@ def get_iter(vm: Interpreter, value: Value) -> Value:
     if cls is ListValue:
         return IteratorValue(_list_items(vm, value), type(iter([])), True)  # type: ignore[arg-type]
     if cls is DictValue:
-        return IteratorValue(iter(dicts.keys(vm, value)), type(iter({})), True)  # type: ignore[arg-type]
+        return IteratorValue(_dict_keys(vm, value), type(iter({})), True)  # type: ignore[arg-type]
     if cls is DictView:
         return IteratorValue(_view_items(vm, value), type(iter({}.items())), True)  # type: ignore[arg-type]
     if cls is SetValue:
-        members = [item for _, item in value.in_order()]  # type: ignore[attr-defined]
-        return IteratorValue(iter(members), type(iter(set())), True)
+        return IteratorValue(_set_items(vm, value), type(iter(set())), True)  # type: ignore[arg-type]
     if cls is TensorValue:
         if not len(value.fake._sizes):  # type: ignore[attr-defined]
             vm.raise_error(TypeError, "iteration over a 0-d tensor")
@@ -115,19 +115,43 @@ def _tuple_items(vm: Interpreter, value: TupleValue) -> Iterator[Value]:
 
 
 def _list_items(vm: Interpreter, value: ListValue) -> Iterator[Value]:
-    index = 0
+    index, count = 0, len(value.items)
     while index < len(value.items):  # the list may grow while it is iterated
         yield vm.list_item(value, index)
         index += 1
+        if value.cls is collections.deque and len(value.items) != count:
+            vm.raise_error(RuntimeError, "deque mutated during iteration")
+
+
+def _set_items(vm: Interpreter, value: SetValue) -> Iterator[Value]:
+    members = [item for _, item in value.in_order()]
+    for item in members:
+        yield item
+        if len(value.items) != len(members):
+            vm.raise_error(RuntimeError, "Set changed size during iteration")
+
+
+def _dict_keys(vm: Interpreter, dictionary: DictValue) -> Iterator[Value]:
+    keys = dicts.keys(vm, dictionary)
+    entries = dictionary.entries
+    hashed = list(entries)
+    for key, value in zip(hashed, keys, strict=True):
+        yield value
+        if len(dictionary.entries) != len(keys):
+            ordered = dictionary.cls is collections.OrderedDict
+            text = "OrderedDict mutated" if ordered else "dictionary changed size"
+            vm.raise_error(RuntimeError, f"{text} during iteration")
+        if key not in dictionary.entries:
+            raise GraphBreakSignal("a dictionary whose keys change while it is iterated over")
 
 
 def _view_items(vm: Interpreter, view: DictView) -> Iterator[Value]:
     dictionary = vm.native(view.dictionary)
     assert isinstance(dictionary, DictValue)
     if view.kind == "keys":
-        yield from dicts.keys(vm, dictionary)
+        yield from _dict_keys(vm, dictionary)
         return
-    for key in dicts.keys(vm, dictionary):
+    for key in _dict_keys(vm, dictionary):
         item = vm.dict_item(dictionary, key)
         yield item if view.kind == "values" else TupleValue([key, item])
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import operator
 import types
+import typing
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -128,7 +130,7 @@ def dunder(vm: Interpreter, obj: Value, name: str) -> Value | None:
 
 def binary(vm: Interpreter, symbol: str, left: Value, right: Value, inplace: bool) -> Value:
     """`left <symbol> right`, or the augmented assignment's value."""
-    fn, name = BINARY[symbol]
+    fn = BINARY[symbol][0]
     left_class, right_class = left.__class__, right.__class__
     if left_class is Constant and right_class is Constant:
         return _fold(vm, fn, left.value, right.value)  # type: ignore[attr-defined]
@@ -144,35 +146,116 @@ def binary(vm: Interpreter, symbol: str, left: Value, right: Value, inplace: boo
             return _record(vm, INPLACE[symbol], [left, right])
         if left_class is not ObjectValue and right_class is not ObjectValue:
             return _record(vm, fn, [left, right])
+    if left_class is ObjectValue or right_class is ObjectValue:
+        found = _by_methods(vm, symbol, left, right, inplace)
+        if found is not None:
+            return found
     found = _container_operation(vm, symbol, left, right, inplace)
     if found is not None:
         return found
-    attempts = [(left, f"__{name}__", right), (right, f"__r{name}__", left)]
-    if inplace:
-        attempts.insert(0, (left, f"__i{name}__", right))
-    elif (
-        left_class is ObjectValue
-        and right_class is ObjectValue
-        and left.python_type() is not right.python_type()
-        and issubclass(right.python_type(), left.python_type())
-    ):
-        attempts.reverse()
-    for receiver, method_name, other in attempts:
-        if receiver.__class__ not in (ObjectValue, TensorValue):
-            continue
-        method = dunder(vm, receiver, method_name)
-        if method is not None:
-            result = vm.call(method, [other], {})
-            if not (isinstance(result, Constant) and result.value is NotImplemented):
-                return result
     real_left, real_right = as_python(vm, left), as_python(vm, right)
     if real_left is not UNKNOWN and real_right is not UNKNOWN:
         return _fold(vm, fn, real_left, real_right)
+    _known_to_python(symbol, left, right)
+    left_name, right_name = left.python_type().__name__, right.python_type().__name__
+    if symbol == "+" and isinstance(vm.native(left), (ListValue, TupleValue)):
+        text = f'can only concatenate {left_name} (not "{right_name}") to {left_name}'
+        return vm.raise_error(TypeError, text)
+    sign = f"{symbol}=" if inplace else "** or pow()" if symbol == "**" else symbol
     return vm.raise_error(
-        TypeError,
-        f"unsupported operand type(s) for {symbol}: '{left.python_type().__name__}' and "
-        f"'{right.python_type().__name__}'",
+        TypeError, f"unsupported operand type(s) for {sign}: '{left_name}' and '{right_name}'"
     )
+
+
+def _attempts(
+    vm: Interpreter, name: str, left: Value, right: Value, inplace: bool
+) -> list[tuple[Value, Any, str, Value]]:
+    """Receiver, raw method, its name, and argument of the methods to ask, in Python's order: a
+    subclass that overrides the reflected method goes first, and equal types are asked once."""
+    left_type, right_type = left.python_type(), right.python_type()
+    asked = [(left, f"__{name}__", right)]
+    if right_type is not left_type:
+        reflected = f"__r{name}__"
+        overrides = issubclass(right_type, left_type) and (
+            attributes.class_lookup(vm, right_type, reflected)[1]
+            is not attributes.class_lookup(vm, left_type, reflected)[1]
+        )
+        asked.insert(0 if overrides else 1, (right, reflected, left))
+    if inplace:
+        asked.insert(0, (left, f"__i{name}__", right))
+    return [
+        (receiver, attributes.class_lookup(vm, receiver.python_type(), method)[1], method, other)
+        for receiver, method, other in asked
+    ]
+
+
+def _by_methods(
+    vm: Interpreter, symbol: str, left: Value, right: Value, inplace: bool
+) -> Value | None:
+    """What the special methods of the operands' classes give; None if none of them answers."""
+    is_number_method = symbol not in ("+", "*")  # lists and tuples are joined after all others
+    for receiver, method, name, other in _attempts(vm, BINARY[symbol][1], left, right, inplace):
+        if method is attributes.MISSING or method is None:
+            continue
+        is_object = receiver.__class__ is ObjectValue
+        native = not is_object or vm.native(receiver) is not receiver
+        if isinstance(method, attributes.C_METHODS) and native:
+            if receiver.__class__ is TensorValue and not _unknown_to_tensors(vm, other):
+                return vm.call(dunder(vm, receiver, name), [other], {})  # type: ignore[arg-type]
+            if receiver is left and is_number_method:
+                found = _container_operation(vm, symbol, left, right, inplace)
+                if found is not None:
+                    return found
+            continue
+        if receiver.__class__ is TensorValue:
+            if _unknown_to_tensors(vm, other):
+                continue
+        elif not is_object:
+            continue
+        result = vm.call(dunder(vm, receiver, name), [other], {})  # type: ignore[arg-type]
+        if not (isinstance(result, Constant) and result.value is NotImplemented):
+            return result
+    return None
+
+
+_NUMBER_LIKE = ("__torch_function__", "__index__", "__float__", "__complex__", "__array__",
+                "__len__", "__getitem__")  # fmt: skip
+
+
+def _unknown_to_tensors(vm: Interpreter, value: Value) -> bool:
+    """Would a tensor's operator answer NotImplemented for this object?"""
+    if not isinstance(value, ObjectValue) or _is_opaque(value):
+        return False
+    cls = value.python_type()
+    return all(
+        attributes.class_lookup(vm, cls, name)[1] is attributes.MISSING for name in _NUMBER_LIKE
+    )
+
+
+def _is_opaque(value: Value) -> bool:
+    """An instance of a class whose C base holds data that capture does not know: an int's or a
+    string's subclass, a date."""
+    if not isinstance(value, ObjectValue) or value.native is not None:
+        return False
+    return any(
+        base.__flags__ & _IMMUTABLE_TYPE and base not in _KNOWN_BASES and not _is_exception(base)
+        for base in type.__dict__["__mro__"].__get__(value.cls)
+    )
+
+
+_IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: a class written in C
+_KNOWN_BASES: frozenset[type] = frozenset({object, types.SimpleNamespace, typing.Generic})
+
+
+def _is_exception(base: type) -> bool:
+    return issubclass(base, BaseException)
+
+
+def _known_to_python(symbol: str, *operands: Value) -> None:
+    """Break where C code would answer for an operand."""
+    for operand in operands:
+        if _is_opaque(operand):
+            raise GraphBreakSignal(f"`{symbol}` of {operand.describe()}")
 
 
 def _container_operation(
@@ -185,8 +268,9 @@ def _container_operation(
             if inplace:
                 vm.list_extend(left_native, right)
                 return left
-            if isinstance(right_native, ListValue):
-                return ListValue(vm.list_items(left_native) + vm.list_items(right_native))
+            if isinstance(right_native, ListValue) and left_native.cls is right_native.cls:
+                items = vm.list_items(left_native) + vm.list_items(right_native)
+                return _new_list(left, left_native, items)
         if isinstance(left_native, TupleValue) and isinstance(right_native, TupleValue):
             items = [vm.tuple_item(left_native, i) for i in range(len(left_native.items))]
             items += [vm.tuple_item(right_native, i) for i in range(len(right_native.items))]
@@ -195,29 +279,47 @@ def _container_operation(
             return TupleValue(items, left_native.cls if both or size else tuple)
     elif symbol == "*":
         if isinstance(right_native, (ListValue, TupleValue)):
-            left_native, right_native = right_native, left_native
+            left, left_native, right_native = right, right_native, left_native
+            inplace = False
         if isinstance(right_native, Constant) and isinstance(right_native.value, int):
             times = right_native.value
             if isinstance(left_native, ListValue):
-                repeated = vm.list_items(left_native) * times
                 if inplace:
-                    left_native.items, left_native.mutated = repeated, True
+                    left_native.items = vm.list_items(left_native) * times
+                    left_native.mutated = True
                     return left
-                return ListValue(repeated)
+                return _new_list(left, left_native, vm.list_items(left_native) * times)
             if isinstance(left_native, TupleValue):
                 count = len(left_native.items)
                 items = [vm.tuple_item(left_native, i) for i in range(count)] * times
                 size = _SIZE_KEEPS_TIMES and left_native.cls is torch.Size
                 return TupleValue(items, torch.Size if size else tuple)
-    elif isinstance(left_native, DictValue) and isinstance(right_native, DictValue):
-        if symbol == "|" and left is left_native:
-            merged = left_native if inplace else dicts.copy_entries(vm, left_native)
-            for key, value in dicts.items(vm, right_native):
-                dicts.put(vm, merged, key, value)
+    elif symbol == "|" and isinstance(left_native, DictValue):
+        if inplace and not isinstance(right, Constant):
+            vm.dict_update(left_native, right)
+            return left
+        if isinstance(right_native, DictValue):
+            if (left_native.cls, right_native.cls) != (dict, dict) and (
+                left is not left_native or left_native.cls is not right_native.cls
+            ):
+                raise GraphBreakSignal("`|` of dictionaries of different classes")
+            merged = dicts.copy_entries(vm, left_native)
+            vm.dict_update(merged, right_native)
             return merged
     elif symbol in "|&-^":
         return _set_operation(vm, symbol, left_native, right_native, inplace)
     return None
+
+
+def _new_list(left: Value, native: ListValue, items: list[Value]) -> ListValue:
+    """A list joined of others, or a deque of no more items than the left one may have."""
+    if native.cls is list:
+        return ListValue(items)
+    if left is not native:
+        raise GraphBreakSignal(f"a new {left.python_type().__name__} made of another")
+    new = ListValue(items if native.maxlen is None else items[-native.maxlen :], native.cls)
+    new.maxlen = native.maxlen
+    return new
 
 
 def _set_operation(
@@ -288,20 +390,24 @@ def compare(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
         if answer is not None and isinstance(result, TensorValue):
             result.answer = answer
         return result
-    for receiver, method_name, other in ((left, name, right), (right, reflected, left)):
+    asked = [(left, name, right), (right, reflected, left)]
+    left_type, right_type = left.python_type(), right.python_type()
+    if left_type is not right_type and issubclass(right_type, left_type):
+        asked.reverse()
+    for receiver, method_name, other in asked:
         if receiver.__class__ is ObjectValue:
             _, method = attributes.class_lookup(vm, receiver.python_type(), method_name)
             if isinstance(method, types.FunctionType):
                 result = vm.call(vm.held(method), [receiver, other], {})
                 if not (isinstance(result, Constant) and result.value is NotImplemented):
                     return result
-            elif symbol == "!=" and isinstance(method, attributes.C_METHODS):
-                # `object.__ne__` inverts `__eq__`.
+            elif method is object.__ne__:  # it inverts `__eq__`
                 _, equal = attributes.class_lookup(vm, receiver.python_type(), "__eq__")
                 if isinstance(equal, types.FunctionType):
                     result = vm.call(vm.held(equal), [receiver, other], {})
                     if not (isinstance(result, Constant) and result.value is NotImplemented):
                         return boolean(not truth(vm, result))
+    _known_to_python(symbol, left, right)
     if symbol in ("==", "!="):
         equal_now = _equal(vm, vm.native(left), vm.native(right))
         return boolean(equal_now == (symbol == "=="))
@@ -311,6 +417,10 @@ def compare(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
 def _equal(vm: Interpreter, left: Value, right: Value) -> bool:
     if left is right:
         return True
+    if isinstance(left, ListValue) and isinstance(right, ListValue) and left.cls is not right.cls:
+        return False  # a list and a deque
+    if isinstance(left, DictView) and "values" in (left.kind, getattr(right, "kind", "")):
+        return False  # views of values are equal to themselves alone
     for kind in (ListValue, TupleValue):
         if isinstance(left, kind) and isinstance(right, kind):
             if len(left.items) != len(right.items):
@@ -325,17 +435,24 @@ def _equal(vm: Interpreter, left: Value, right: Value) -> bool:
         second_items = {hash_key(key): item for key, item in dicts.items(vm, right)}
         if first_items.keys() != second_items.keys():
             return False
+        ordered = issubclass(left.cls, OrderedDict) and issubclass(right.cls, OrderedDict)
+        if ordered and list(first_items) != list(second_items):
+            return False
         return all(
             is_same(vm, item, second_items[key])
             or truth(vm, compare(vm, "==", item, second_items[key]))
             for key, item in first_items.items()
         )
-    if isinstance(left, (SetValue, DictView)) and isinstance(right, (SetValue, DictView)):
+    if _is_like_a_set(left) and _is_like_a_set(right):
         return {hash_key(i) for i in vm.iterate(left)} == {hash_key(i) for i in vm.iterate(right)}
     if isinstance(left, BoundMethod) and isinstance(right, BoundMethod):
         return is_same(vm, left.function, right.function) and is_same(
             vm, left.receiver, right.receiver
         )
+    if isinstance(left, ObjectValue) and isinstance(right, ObjectValue):
+        namespace = types.SimpleNamespace
+        if issubclass(left.cls, namespace) and issubclass(right.cls, namespace):
+            return _equal(vm, left.fields, right.fields)
     if isinstance(left, SliceValue) or isinstance(right, SliceValue):
         return bool(as_python(vm, left) == as_python(vm, right))
     real_left, real_right = as_python(vm, left), as_python(vm, right)
@@ -359,7 +476,8 @@ def _order(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
     kinds = (ListValue, TupleValue)
     if isinstance(left, kinds) and isinstance(right, kinds):
         for first, second in zip(vm.iterate(left), vm.iterate(right), strict=False):
-            if not truth(vm, compare(vm, "==", first, second)):
+            same = is_same(vm, first, second) or truth(vm, compare(vm, "==", first, second))
+            if not same:
                 return compare(vm, symbol, first, second)
         return boolean(fn(len(left.items), len(right.items)))
     return vm.raise_error(

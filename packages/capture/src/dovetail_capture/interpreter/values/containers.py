@@ -104,11 +104,13 @@ def hash_key(value: Value) -> Any:
         )
     if isinstance(value, (ListValue, DictValue, SetValue)):
         raise GraphBreakSignal(f"unhashable key {value.describe()}")
-    cls = value.python_type()
-    if isinstance(cls.__hash__, type(object.__hash__)) and isinstance(
-        cls.__eq__, type(object.__eq__)
-    ):
+    cls: Any = value.python_type()
+    if cls.__hash__ is object.__hash__ and cls.__eq__ is object.__eq__:
         return IdentityKey(value)
+    native = getattr(value, "native", None)
+    if isinstance(native, TupleValue):  # a named tuple, say
+        if cls.__hash__ is tuple.__hash__ and cls.__eq__ is tuple.__eq__:
+            return hash_key(native)
     import torch
 
     if issubclass(cls, torch.Tensor):
