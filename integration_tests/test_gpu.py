@@ -352,3 +352,19 @@ def test_training_steps_of_other_orders(pattern: str, monkeypatch: pytest.Monkey
         training.check()
     assert all(torch.equal(a, b) for a, b in kept)
     assert training.recorded >= 2, training.skips()
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["infer", "train"])
+def test_max_autotune_chooses_and_stays_close(train: bool) -> None:
+    """Kernels that were measured stand in the place of library calls; `report` tells of them."""
+    chosen = spec("bert", train, "bfloat16")
+    case = build_case(chosen)
+    reference = float64_step(case, chosen)
+    twin = Case(copy.deepcopy(case.model), case.inputs, case.loss)
+    expected = [t.clone() for t in step_of(twin, twin.model, chosen)()]
+    compiled = dovetail.compile(case.model, mode="max-autotune")
+    for _ in range(3):
+        got = [t.clone() for t in step_of(case, compiled, chosen)()]
+    assert largest_error(got, reference) <= max(2e-2, 2 * largest_error(expected, reference))
+    found = dovetail.report(compiled)
+    assert found.autotuned and "measured: " in found.as_text()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, overload
 
@@ -86,10 +85,6 @@ def compile(
     resolved = lookup_backend(backend, chosen)
     if disable:
         return model
-    if chosen.max_autotune:
-        warnings.warn(
-            "autotuning is not there yet: kernels are chosen by the cost model", stacklevel=2
-        )
     return optimize(
         model,
         resolved,

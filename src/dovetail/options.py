@@ -24,7 +24,8 @@ class Options:
     cudagraphs: record each compiled graph as a CUDA graph (no effect on the CPU).
     launch_bound_cudagraphs: record, after two calls, graphs without gradients that the GPU finishes
         about as fast as the CPU launches them, if they hold little memory.
-    max_autotune: measure kernel choices instead of modelling them.
+    max_autotune: on a GPU, measure kernels of ours beside the library's products of matrices, and
+        run the faster ones.
     guard_filter_fn: given a list of `dovetail_capture.GuardFilterEntry`, tells of each whether it
         is kept; what it drops is never checked.
     activation_memory_budget: from 0 to 1, how much of what is saved for the backward by default is

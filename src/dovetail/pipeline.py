@@ -27,7 +27,7 @@ from dovetail_autograd_aot import (
     aot_compile,
     min_cut_partition,
 )
-from dovetail_inductor import compile_graph, prefer_channels_last
+from dovetail_inductor import DeviceTuner, compile_graph, prefer_channels_last
 from dovetail_prims.at_sizes import is_symbolic
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_runtime import CompiledArtifact, load
@@ -81,6 +81,7 @@ class CompilerBackend:
     # Graphs of symbolic sizes that had to be compiled for each size, with the reasons.
     per_size_compiles: list[str] = field(default_factory=list)
     aot: AotLog = field(default_factory=AotLog)
+    tuner: DeviceTuner = field(default_factory=DeviceTuner)  # what it chose, under `max_autotune`
     _pool: GraphPool | None = None
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -163,7 +164,8 @@ class CompilerBackend:
     ) -> CompiledArtifact:
         """Compile a functional ATen graph: loops, kernels, plan, native program."""
         start = time.perf_counter()
-        plan = compile_graph(gm, example_inputs)
+        tuner = self.tuner if self.options.max_autotune else None
+        plan = compile_graph(gm, example_inputs, tuner=tuner)
         planned = time.perf_counter()
         artifact = load(plan)
         self.compiled.append(CompiledGraph(plan, planned - start, time.perf_counter() - planned))

@@ -1,20 +1,24 @@
-"""Products of matrices in kernels of ours: every form, run by Triton's interpreter and compiled for
-an H100; and the choice between forms by measured times."""
+"""Products of matrices in kernels of ours: every form, run by Triton's interpreter, compiled for an
+H100 and, where there is a GPU, run there; and the choice between forms by measured times."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from dovetail_inductor import InductorOptions, compile_graph
+from dovetail_inductor import DeviceTuner, InductorOptions, compile_graph
 from dovetail_inductor.autotune import choose
-from dovetail_inductor.autotune.choose import Choice, Problem
+from dovetail_inductor.autotune.candidates import candidates
+from dovetail_inductor.autotune.choose import Choice, Problem, fastest
 from dovetail_inductor.scheduler.kernels import ProductTiles
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.record import trace_aten
+from dovetail_runtime import load
+from dovetail_runtime.knobs import Knobs
 from dovetail_runtime.plan import CallAten, LaunchTriton, Plan, TritonKernel
 from dovetail_runtime.reference import ReferenceExecutor
 from dovetail_runtime.triton_build import run_in_interpreter
@@ -141,9 +145,10 @@ def test_in_one_kernel(name: str, tiles: Callable[[ProductTiles], None]) -> None
     check(fn, inputs, plan)
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in CASES if "batch" not in n and n not in ("baddbmm", "repeated_weight")]
-)
+ONE_PRODUCT = [n for n in CASES if "batch" not in n and n not in ("baddbmm", "repeated_weight")]
+
+
+@pytest.mark.parametrize("name", ONE_PRODUCT)
 def test_in_parts(name: str, tiles: Callable[[ProductTiles], None]) -> None:
     fn, inputs = CASES[name]
     tiles(PARTS)
@@ -152,3 +157,218 @@ def test_in_parts(name: str, tiles: Callable[[ProductTiles], None]) -> None:
     launches = [s for s in plan.steps if isinstance(s, LaunchTriton)]
     assert len(launches) == (4 if name == "gated" else 2)
     check(fn, inputs, plan)
+
+
+def layers(x: Tensor, *weights: Tensor) -> Tensor:
+    for w in weights:
+        x = F.gelu(x @ w)
+    return x
+
+
+def test_equal_products_are_measured_once() -> None:
+    inputs = (half(32, 256), *(half(256, 256) for _ in range(3)))
+    tuner = Chosen(1)
+    plan = compiled(layers, inputs, tuner)
+    (problem,) = tuner.problems
+    (choice,) = tuner.choices
+    assert choice.count == 3 and choice.chosen == 1
+    assert "3 x mm 32x256 by 256x256 and 1 that follow" in choice.as_text()
+    assert len(problem.plans()) == len(problem.names) == len(choice.seconds)
+    assert len(products(plan)) == 1
+    again = Chosen(0)
+    compiled(layers, inputs, again)
+    assert again.problems[0].key == problem.key, "found again in the next process"
+    other = Chosen(0)
+    compiled(layers, (half(32, 256), half(256, 256).t()), other)
+    assert other.problems[0].key != problem.key
+
+
+def test_all_forms_of_a_problem_compute_the_same() -> None:
+    """What the tuner is given to measure: each plan alone, from inputs to results."""
+    tuner = Chosen(0)
+    compiled(kept, (half(40, 512), half(512, 96), half(96)), tuner)
+    (problem,) = tuner.problems
+    plans = problem.plans()
+    assert any("parts" in name for name in problem.names)
+    made = [half(*i.spec.shape) for i in plans[0].inputs]  # type: ignore[union-attr, misc]
+    results = [ReferenceExecutor(p, launch_triton=run_in_interpreter)(*made) for p in plans]
+    for result in results[1:]:
+        for mine, library in zip(result, results[0], strict=True):
+            torch.testing.assert_close(mine, library, rtol=4e-3, atol=4e-3)
+
+
+def test_the_library_stays_unless_it_loses_by_the_margin() -> None:
+    assert fastest([1.0, 0.98, 1.2]) == 0
+    assert fastest([1.0, 0.98, 0.9]) == 2
+    assert fastest([1.0, None, None]) == 0
+    assert fastest([None, 1.0]) == 0
+    fn, inputs = CASES["gelu_mlp"]
+    assert compiled(fn, inputs, Chosen(0)) == compiled(fn, inputs, None)
+
+
+def test_others_that_read_the_product_find_it() -> None:
+    """A reduction of it comes first, so that the product cannot wait for what follows."""
+
+    def fn(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        y = x @ w
+        total = y.sum(0, keepdim=True)
+        return torch.relu(y) * 2, total @ w
+
+    inputs = (half(20, 24), half(24, 24))
+    tuner = Chosen(1)
+    check(fn, inputs, compiled(fn, inputs, tuner))
+    assert tuner.choices[0].chosen == 1
+
+
+@pytest.mark.parametrize(
+    "fn, inputs",
+    [
+        (lambda x, w: x @ w + 1, (torch.randn(8, 8), torch.randn(8, 8))),
+        (lambda x, w: torch.addmm(x, x, w, alpha=2), (half(8, 8), half(8, 8))),
+        (lambda x, w: (x @ w).relu(), (half(8, 0), half(0, 8))),
+    ],
+    ids=["float32", "scaled", "empty"],
+)
+def test_what_stays_with_the_library(fn: Callable[..., Any], inputs: tuple[Tensor, ...]) -> None:
+    tuner = Chosen(1)
+    plan = compiled(fn, inputs, tuner)
+    assert not tuner.problems and not products(plan)
+
+
+def test_a_cpu_graph_is_not_measured() -> None:
+    fn, inputs = CASES["gelu_mlp"]
+    gm = trace_aten(fn, *inputs, decompositions=core_aten_table())
+    tuner = Chosen(1)
+    assert compile_graph(gm, tuner=tuner) == compile_graph(gm)
+    assert not tuner.problems
+
+
+SIZES = [
+    (1, 16, 8192, 2048),
+    (1, 16, 128256, 2048),
+    (1, 128, 768, 3072),
+    (1, 12608, 3072, 768),
+    (1, 32, 64, 48),
+    (96, 197, 197, 64),
+    (1, 7, 3, 100000),
+]
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_candidates_fit(sizes: tuple[int, int, int, int]) -> None:
+    found = candidates(sizes, followed=True)
+    assert 1 <= len(found) <= 12
+    assert len(set(found)) == len(found)
+    for tiles in found:
+        assert tiles.stages * tiles.k * (tiles.m + tiles.n) * 2 <= 220 * 1024
+        assert sizes[0] == 1 or tiles.parts == 1
+
+
+def test_a_large_product_alone_is_the_librarys() -> None:
+    assert candidates((1, 8192, 8192, 8192), followed=False) == []
+    assert candidates((1, 8192, 8192, 8192), followed=True)
+
+
+def test_candidates_compile_for_an_h100(build_for_h100: Any) -> None:
+    """Of each table one shape, and what has edges."""
+
+    def bf(*shape: int) -> Tensor:
+        return torch.empty(*shape, dtype=torch.bfloat16)
+
+    kernels: list[TritonKernel] = []
+    for fn, inputs in (
+        (gelu_mlp, (bf(1, 128, 200), bf(96, 200), bf(96))),
+        (gated, (bf(16, 1024), bf(96, 1024), bf(96, 1024))),
+        (gelu_mlp, (bf(16, 520, 96), bf(4096, 96), bf(4096))),
+    ):
+        tuner = Chosen(0)
+        compiled(fn, inputs, tuner)
+        for problem in tuner.problems:
+            plans = problem.plans()[1:2]
+            kernels += [k for p in plans for k in p.kernels if isinstance(k, TritonKernel)]
+    binaries = build_for_h100({k.symbol: k for k in kernels}.values())
+    assert all(binary.shared_bytes <= 227 * 1024 for binary in binaries.values())
+
+
+# --- on a GPU -------------------------------------------------------------------------------------
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+TILES = [
+    ProductTiles(16, 32, 16, 4, 3),
+    ProductTiles(64, 64, 32, 4, 4),
+    ProductTiles(128, 64, 64, 8, 3),
+]
+
+
+def flat(value: Any) -> tuple[Tensor, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def check_on_gpu(fn: Callable[..., Any], inputs: Sequence[Tensor], tuner: choose.Tuner) -> None:
+    """At most a little further from float64 than eager is."""
+    gm = trace_aten(fn, *inputs, decompositions=core_aten_table())
+    artifact = load(compile_graph(gm, list(inputs), tuner=tuner))
+    exact = flat(fn(*(t.double() for t in inputs)))
+    for got, eager, wide in zip(artifact.run(*inputs), flat(fn(*inputs)), exact, strict=True):
+        assert isinstance(got, Tensor)
+        assert got.dtype == eager.dtype and got.stride() == eager.stride()
+        scale = float(wide.abs().max())
+        error = float((got.double() - wide).abs().max())
+        assert error <= 1.5 * float((eager.double() - wide).abs().max()) + 1e-3 * scale
+
+
+def on_gpu(inputs: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """The same values and layouts."""
+    return [t.cuda().to(dtype) for t in inputs]
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("tiles", TILES, ids=ProductTiles.as_text)
+@pytest.mark.parametrize("name", CASES)
+def test_in_one_kernel_on_a_gpu(
+    name: str, tiles: ProductTiles, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choose, "candidates", lambda sizes, followed: [tiles])
+    fn, inputs = CASES[name]
+    tuner = Chosen(1)
+    check_on_gpu(fn, on_gpu(inputs, dtype), tuner)
+    assert tuner.choices
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("name", ONE_PRODUCT)
+def test_in_parts_on_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "candidates", lambda sizes, followed: [PARTS])
+    fn, inputs = CASES[name]
+    check_on_gpu(fn, on_gpu(inputs, torch.bfloat16), Chosen(1))
+
+
+MEASURED: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
+    "few rows": (gated, ((16, 512), (1024, 512), (1024, 512))),
+    "some rows": (gelu_mlp, ((1, 128, 256), (512, 256), (512,))),
+    "many rows": (gelu_mlp, ((8, 512, 256), (2048, 256), (2048,))),
+    "edges": (kept, ((100, 120), (120, 77), (77,))),
+    "batches": (lambda x, w: torch.bmm(x, w.mT) * 0.5, ((6, 40, 64), (6, 40, 64))),
+}
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("name", MEASURED)
+def test_measured_on_a_gpu(name: str, tmp_path: Path) -> None:
+    """Every candidate runs and is right; the times are found again; random numbers stay."""
+    fn, sizes = MEASURED[name]
+    inputs = [torch.randn(s, device="cuda", dtype=torch.bfloat16) / 4 for s in sizes]
+    knobs = Knobs.from_environment({"DOVETAIL_CACHE_DIR": str(tmp_path)})
+    before = torch.cuda.get_rng_state()
+    tuner, again = DeviceTuner(knobs), DeviceTuner(knobs)
+    check_on_gpu(fn, inputs, tuner)
+    assert torch.equal(torch.cuda.get_rng_state(), before)
+    assert tuner.choices and not tuner.failures
+    assert all(s is not None and s > 0 for choice in tuner.choices for s in choice.seconds)
+    check_on_gpu(fn, inputs, again)
+    assert again.choices == tuner.choices

@@ -1,11 +1,13 @@
 """Loop IR, fusion, and code generation: from a functional ATen graph to a `Plan`."""
 
+from dovetail_inductor.autotune.device import DeviceTuner
 from dovetail_inductor.channels_last import prefer_channels_last
 from dovetail_inductor.lowering.values import UnsupportedGraph
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.pipeline import PassLog, compile_graph, compile_to_callable
 
 __all__ = [
+    "DeviceTuner",
     "InductorOptions",
     "PassLog",
     "UnsupportedGraph",

@@ -61,20 +61,20 @@ def candidates(
     if not few and not some and not followed:
         return []
     table = _FEW_ROWS if few else _SOME_ROWS if some else _MANY_ROWS
-    rows = power_of_two(m)
     found: dict[ProductTiles, None] = {}
     for block_m, block_n, block_k, warps, stages in table:
-        if few and m > 16:
-            block_m = 32
-        if not few and block_m > max(16, rows):
-            continue
-        if block_n > max(32, power_of_two(n)) or block_k > max(64, power_of_two(k)):
-            continue
+        block_m = max(block_m, 32) if few and m > 16 else min(block_m, _covering(m))
+        block_n, block_k = min(block_n, _covering(n)), min(block_k, _covering(k))
         tiles = ProductTiles(block_m, block_n, block_k, warps, stages)
         while tiles.stages > 2 and _shared(tiles, itemsize) > SHARED_BYTES:
             tiles = replace(tiles, stages=tiles.stages - 1)
         found |= dict.fromkeys(_in_parts(tiles, sizes))
     return list(found)[:MOST]
+
+
+def _covering(size: int) -> int:
+    """The smallest block worth using that is as long as `size`."""
+    return max(16, power_of_two(size))
 
 
 def _in_parts(tiles: ProductTiles, sizes: tuple[int, int, int, int]) -> Iterable[ProductTiles]:

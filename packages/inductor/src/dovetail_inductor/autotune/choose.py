@@ -81,6 +81,8 @@ def choose_products(graph: KernelGraph, options: InductorOptions, tuner: Tuner) 
         tiles = candidates(product.sizes, product.consumer is not None)
         if tiles:
             groups.setdefault(_key(product, tiles), []).append((product, tiles))
+    if not groups:
+        return graph
     problems = [_problem(key, *same[0], options) for key, same in groups.items()]
     chosen: list[tuple[Product, Form]] = []
     for problem, seconds, same in zip(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from dovetail_runtime import CompiledArtifact, TensorSpec, load
+from dovetail_runtime import TensorSpec, load
 from dovetail_runtime.artifact import KernelBuild, start_build
 from dovetail_runtime.disk_cache import DiskCache
 from dovetail_runtime.knobs import Knobs
@@ -24,6 +24,7 @@ from dovetail_inductor.autotune.choose import Choice, Problem
 REPLAY_MS = 2.0
 CALLS = (5, 64)
 FIRST_ROUNDS, LAST_ROUNDS, FINALISTS = 3, 9, 3
+SPREAD = 0.125  # of scratch inputs: products of long rows stay far from the largest float16
 # A result may differ from the library's by so much of its mean size, in the mean.
 CLOSE = 0.02
 
@@ -44,6 +45,10 @@ class DeviceTuner:
     def note(self, choice: Choice) -> None:
         """Keep a choice for whoever asks."""
         self.choices.append(choice)
+
+    def lines(self) -> tuple[str, ...]:
+        """What was chosen, and what went wrong, for people."""
+        return (*(c.as_text() for c in self.choices), *self.failures)
 
     def measure(self, problems: Sequence[Problem]) -> list[Seconds]:
         """The seconds of each plan of each problem, in the device's time alone; None for one that
@@ -67,7 +72,7 @@ class DeviceTuner:
 
     def _measure(self, problem: Problem, plans: Sequence[tuple[Plan, KernelBuild]]) -> Seconds:
         spec = next(i.spec for i in plans[0][0].inputs if i.spec is not None)
-        with torch.cuda.device(spec.device), torch.no_grad(), _side_stream():
+        with torch.cuda.device(spec.device), torch.no_grad(), side_stream():
             try:
                 sets = scratch_inputs(plans[0][0])
                 return self._race(problem, plans, sets)
@@ -91,18 +96,21 @@ class DeviceTuner:
                 artifact = load(plan, build=build)
                 got = tuple(t for t in artifact.run(*sets[0]) if isinstance(t, Tensor))
             except (TritonCompileError, RuntimeError) as error:
-                self.failures.append(f"{problem.names[number]}: {str(error).splitlines()[0]}")
+                first = (str(error) or type(error).__name__).splitlines()[0]
+                self.failures.append(f"{problem.names[number]}: {first}")
+                if number == 0:
+                    return (None,) * len(plans)
                 continue
             if number == 0:
-                wanted, calls = got, _calls(artifact, sets)
+                wanted, calls = got, calls_of(artifact.run, sets)
             elif not all(_close(a, b) for a, b in zip(got, wanted, strict=True)):
                 self.failures.append(f"{problem.names[number]}: another result")
                 continue
-            replays[number] = recorded(artifact, sets, calls), calls
-        first = _interleaved(replays, FIRST_ROUNDS)
-        best = sorted(first, key=first.__getitem__)[:FINALISTS]
-        last = _interleaved({n: replays[n] for n in {0, *best} if n in replays}, LAST_ROUNDS)
-        return tuple((first | last).get(n) for n in range(len(plans)))
+            replays[number] = recorded(artifact.run, sets, calls), calls
+        times = interleaved(replays, FIRST_ROUNDS)
+        best = sorted(times, key=times.__getitem__)[:FINALISTS]
+        times |= interleaved({n: replays[n] for n in sorted({0, *best})}, LAST_ROUNDS)
+        return tuple(times.get(n) for n in range(len(plans)))
 
 
 def scratch_inputs(plan: Plan) -> list[list[Tensor]]:
@@ -120,7 +128,7 @@ def scratch_inputs(plan: Plan) -> list[list[Tensor]]:
         aligned = -(-size * spec.dtype.itemsize // 64) * 64 // spec.dtype.itemsize
         memory = torch.zeros(count * aligned, dtype=spec.dtype, device=device)
         if spec.dtype.is_floating_point:
-            memory.normal_(generator=generator)
+            memory.normal_(std=SPREAD, generator=generator)
         for number, inputs in enumerate(sets):
             # with storage of its own, as offsets are promises
             own = memory[number * aligned : number * aligned + size]
@@ -144,18 +152,18 @@ def _laid_out(memory: Tensor, spec: TensorSpec) -> Tensor:
     return memory.as_strided(_numbers(spec.shape), _numbers(spec.stride), offset)
 
 
-def _calls(artifact: CompiledArtifact, sets: Sequence[Sequence[Tensor]]) -> int:
+def calls_of(run: Callable[..., object], sets: Sequence[Sequence[Tensor]]) -> int:
     """How many calls make one replay."""
 
     def some() -> None:
         for number in range(CALLS[0]):
-            artifact.run(*sets[number % len(sets)])
+            run(*sets[number % len(sets)])
 
-    each = _milliseconds(some) / CALLS[0]
+    each = milliseconds(some) / CALLS[0]
     return max(CALLS[0], len(sets), min(CALLS[1], int(REPLAY_MS / max(each, 1e-6))))
 
 
-def _milliseconds(work: Callable[[], None]) -> float:
+def milliseconds(work: Callable[[], None]) -> float:
     """What the GPU takes."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
@@ -166,7 +174,7 @@ def _milliseconds(work: Callable[[], None]) -> float:
 
 
 def recorded(
-    artifact: CompiledArtifact, sets: Sequence[Sequence[Tensor]], calls: int
+    run: Callable[..., object], sets: Sequence[Sequence[Tensor]], calls: int
 ) -> Callable[[], None]:
     """So many calls, with each set of inputs in turn, as a CUDA graph: what its replay takes is the
     device's time, whatever launches cost."""
@@ -175,26 +183,26 @@ def recorded(
     graph.capture_begin(capture_error_mode="thread_local")
     try:
         for number in range(calls):
-            artifact.run(*sets[number % len(sets)])
+            run(*sets[number % len(sets)])
     finally:
         graph.capture_end()
     graph.replay()
     return graph.replay
 
 
-def _interleaved(
+def interleaved(
     replays: dict[int, tuple[Callable[[], None], int]], rounds: int
 ) -> dict[int, float]:
     """Median seconds of one call of each, in turns."""
     samples: dict[int, list[float]] = {number: [] for number in replays}
     for _ in range(rounds):
         for number, (replay, calls) in replays.items():
-            samples[number].append(_milliseconds(replay) * 1e-3 / calls)
+            samples[number].append(milliseconds(replay) * 1e-3 / calls)
     return {number: statistics.median(found) for number, found in samples.items()}
 
 
 @contextmanager
-def _side_stream() -> Iterator[None]:
+def side_stream() -> Iterator[None]:
     """A stream of its own, on which graphs can be recorded; everything else is done before."""
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -231,4 +239,11 @@ def _read(entry: Path | None, count: int) -> Seconds | None:
     return tuple(stored) if len(stored) == count else None
 
 
-__all__ = ["DeviceTuner", "recorded", "scratch_inputs"]
+__all__ = [
+    "DeviceTuner",
+    "calls_of",
+    "interleaved",
+    "recorded",
+    "scratch_inputs",
+    "side_stream",
+]

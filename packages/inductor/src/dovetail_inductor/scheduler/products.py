@@ -253,7 +253,8 @@ def _is_ours_to_compute(
     if any(b.dtype != out.dtype for b in buffers) or out.dtype not in ROUNDINGS:
         return False
     # One row or column is no work for tensor cores.
-    return all(n > 1 for n in out.shape) and 0 not in tensors[-1].shape
+    whole = len(out.shape) == len(tensors[-1].shape)
+    return whole and all(n > 1 for n in out.shape) and 0 not in tensors[-1].shape
 
 
 def _plain(kwargs: tuple[tuple[str, ExternArg], ...]) -> bool:
