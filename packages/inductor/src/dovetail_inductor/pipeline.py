@@ -22,6 +22,7 @@ from dovetail_inductor.scheduler.live_bytes import live_bytes
 from dovetail_inductor.scheduler.memory import plan_memory
 from dovetail_inductor.scheduler.order import order
 from dovetail_inductor.scheduler.split_reductions import split_reductions
+from dovetail_inductor.scheduler.unroll_parts import unroll_parts
 
 T = TypeVar("T")
 
@@ -82,6 +83,9 @@ def compile_graph(
     if tuner is not None:
         graph, measured = kernels, tuner
         kernels = passes.run("choose_products", lambda: choose_products(graph, chosen, measured))
+    # After fusion, which compares whole loops, and after what follows a product has joined it.
+    graph = kernels
+    kernels = passes.run("unroll_parts", lambda: unroll_parts(graph, chosen))
     # After fusion, which takes what depends on one another; before memory, as kernels move.
     kernels = passes.run("combine", lambda: combine(kernels, chosen))
     passes.show("live_bytes", lambda: live_bytes(kernels, owned).as_text())

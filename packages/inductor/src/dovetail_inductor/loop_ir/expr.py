@@ -6,7 +6,7 @@ one node and `is` is equality. The order of `uid`s is a valid order of computati
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -259,9 +259,13 @@ def walk(roots: Iterable[Expr]) -> Iterator[Expr]:
 
 
 def rename(
-    builder: Builder, roots: Sequence[Expr], variables: Callable[[Var], Index]
+    builder: Builder,
+    roots: Sequence[Expr],
+    variables: Callable[[Var], Index],
+    buffers: Mapping[str, str] | None = None,
 ) -> list[Expr]:
-    """The expressions with every loop variable replaced."""
+    """The expressions with every loop variable replaced, and some buffers that are read."""
+    names = buffers or {}
     new: dict[int, Expr] = {}
 
     def index_of(index: Index) -> Index:
@@ -275,7 +279,8 @@ def rename(
             result = builder.index_value(index_of(node.index), node.dtype)
         elif isinstance(node, Load):
             mask = None if node.mask is None else new[node.mask.uid]
-            result = builder.load(node.buffer, index_of(node.index), node.dtype, mask)
+            name = names.get(node.buffer, node.buffer)
+            result = builder.load(name, index_of(node.index), node.dtype, mask)
         else:
             args = [new[a.uid] for a in node.args]
             result = builder.apply(node.op, args, node.dtype, node.attr)

@@ -1,0 +1,157 @@
+"""The pass `unroll_parts`: a loop along which a kernel's bodies change, as where tensors are
+concatenated, becomes a shorter loop that computes all parts.
+
+A rotation of pairs (rotary embeddings) computes `cat(-x[half:], x[:half])`: every element is read
+and computed once for its own place and once, behind a mask, for its partner's. With both halves in
+one turn of a loop half as long there are no masks, and what the parts share is computed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import gcd, prod
+
+from dovetail_inductor.loop_ir.expr import Apply, Builder, Constant, Expr, IndexValue, rename, walk
+from dovetail_inductor.loop_ir.index import Index, Var, variable
+from dovetail_inductor.loop_ir.loops import Buffer, LoopNest
+from dovetail_inductor.loop_ir.sizes import hint_of, is_symbolic
+from dovetail_inductor.options import InductorOptions
+from dovetail_inductor.scheduler.kernels import FusedKernel, KernelGraph, Step
+
+MOST_PARTS = 4
+# A part is at least as wide as what a few threads read at once.
+LEAST_WIDTH = 32
+# Smaller kernels need all their points to keep a GPU busy.
+LEAST_POINTS = 1 << 16
+# How reductions of floats combine two elements.
+_COMBINED = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "mul"}
+# First positions at which the other side of a comparison with a constant begins.
+_BOUNDARY = {"lt": 0, "ge": 0, "le": 1, "gt": 1}
+
+
+def unroll_parts(graph: KernelGraph, options: InductorOptions) -> KernelGraph:
+    """Kernels for a GPU with each loop that falls into a few equal parts unrolled over these.
+
+    Part k of a loop `v` of n = p * m turns is `v = k*m + j`: nests are computed for each part at
+    `j`, sums over `v` add up the parts first. Needs kernels that share no launch yet.
+    """
+    buffers = dict(graph.buffers)
+    steps: list[Step] = []
+    for step in graph.steps:
+        if isinstance(step, FusedKernel) and _on_gpu(step, buffers, options):
+            step = _unrolled(graph.builder, step, buffers)
+        steps.append(step)
+    return replace(graph, steps=tuple(steps), buffers=buffers)
+
+
+def _on_gpu(kernel: FusedKernel, buffers: Mapping[str, Buffer], options: InductorOptions) -> bool:
+    if options.triton is not None:
+        return options.triton
+    return buffers[kernel.nests[0].buffer].device.type == "cuda"
+
+
+def _unrolled(builder: Builder, kernel: FusedKernel, buffers: dict[str, Buffer]) -> FusedKernel:
+    """The kernel itself where no loop is worth it; `buffers` gets the parts of internal ones."""
+    points = prod(hint_of(v.size) for v in (*kernel.rows, *kernel.columns))
+    if points < LEAST_POINTS:
+        return kernel
+    for var in kernel.columns or kernel.rows:
+        width = _part_width(kernel, var)
+        if width is not None and _can_be_cut(kernel, var):
+            return _cut(builder, kernel, var, width, buffers)
+    return kernel
+
+
+def _part_width(kernel: FusedKernel, var: Var) -> int | None:
+    """The length of the equal parts of a loop within which no comparison changes; None if there is
+    no such comparison, or the parts are too many or too short."""
+    if is_symbolic(var.size):
+        return None
+    found: set[int] = set()
+    for node in walk([nest.body for nest in kernel.nests]):
+        if not (isinstance(node, Apply) and node.op in _BOUNDARY):
+            continue
+        index, bound = node.args
+        if not (isinstance(index, IndexValue) and isinstance(bound, Constant)):
+            continue
+        place = index.index
+        if place.terms == ((var, 1),) and not is_symbolic(place.const):
+            at = int(bound.value) - place.const + _BOUNDARY[node.op]
+            if 0 < at < var.size:
+                found.add(at)
+    if not found:
+        return None
+    width = gcd(var.size, *found)
+    return width if width >= LEAST_WIDTH and var.size // width <= MOST_PARTS else None
+
+
+def _can_be_cut(kernel: FusedKernel, var: Var) -> bool:
+    """Whether every nest is either the same for all turns of the loop, or can be computed in parts:
+    nobody in the kernel reads its result but from a register."""
+    for nest in kernel.nests:
+        if var in nest.reduce_vars:
+            if nest.reduction not in _COMBINED or not nest.body.dtype.is_floating_point:
+                return False
+        elif var in nest.vars:
+            read = any(nest.buffer in other.reads() for other in kernel.nests)
+            if nest.reduction is not None or (read and nest.buffer not in kernel.internal):
+                return False
+        elif not kernel.columns:
+            return False  # computed at every turn, though it is the same
+    return True
+
+
+def _cut(
+    builder: Builder, kernel: FusedKernel, var: Var, width: int, buffers: dict[str, Buffer]
+) -> FusedKernel:
+    part = Var(var.id, width)
+    places = [variable(part) + k * width for k in range(var.size // width)]
+    # What is handed over in registers has a register for each part.
+    names: list[dict[str, str]] = [{} for _ in places]
+    for nest in kernel.nests:
+        if var in nest.vars and nest.buffer in kernel.internal:
+            for k, own in enumerate(names):
+                own[nest.buffer] = f"{nest.buffer}_{k}"
+                buffers[own[nest.buffer]] = replace(buffers[nest.buffer], name=own[nest.buffer])
+
+    def placed(body: Expr, k: int) -> Expr:
+        return rename(builder, [body], lambda v: at(v, k), names[k])[0]
+
+    def at(v: Var, k: int) -> Index:
+        return places[k] if v == var else variable(v)
+
+    def moved(index: Index, k: int) -> Index:
+        return index.substitute(lambda v: at(v, k), lambda e: e)
+
+    nests: list[LoopNest] = []
+    for nest in kernel.nests:
+        shorter = tuple(part if v == var else v for v in nest.vars)
+        if var in nest.reduce_vars:
+            body = placed(nest.body, 0)
+            for k in range(1, len(places)):
+                body = builder.apply(_COMBINED[nest.reduction or ""], [body, placed(nest.body, k)])
+            columns = tuple(part if v == var else v for v in nest.reduce_vars)
+            nests.append(replace(nest, reduce_vars=columns, body=body))
+        elif var in nest.vars:
+            for k, own in enumerate(names):
+                nests.append(
+                    replace(
+                        nest,
+                        buffer=own.get(nest.buffer, nest.buffer),
+                        vars=shorter,
+                        body=placed(nest.body, k),
+                        index=moved(nest.index, k),
+                    )
+                )
+        else:
+            nests.append(nest)
+    replaced = {name for own in names for name in own}
+    internal = (kernel.internal - replaced).union(*(own.values() for own in names))
+    return FusedKernel(
+        kernel.name,
+        tuple(part if v == var else v for v in kernel.rows),
+        tuple(part if v == var else v for v in kernel.columns),
+        tuple(nests),
+        internal,
+    )
