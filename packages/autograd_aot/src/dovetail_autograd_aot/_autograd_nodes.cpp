@@ -8,6 +8,9 @@
 #include <torch/csrc/autograd/python_hook.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <string_view>
+#include <typeinfo>
+
 namespace {
 
 using torch::autograd::Node;
@@ -39,6 +42,14 @@ Node* node_of(PyObject* object) {
   return nullptr;
 }
 
+// A hook as one of torch's classes for Python hooks; null for another. (By the name of its type:
+// the type information of these classes is not exported.)
+template <typename Wanted, typename Hook>
+Wanted* as_python(Hook* hook, std::string_view name) {
+  const std::string_view found = typeid(*hook).name();
+  return found.find(name) == std::string_view::npos ? nullptr : static_cast<Wanted*>(hook);
+}
+
 // Appends (kind, position, dictionary of hooks); the dictionary is None for a hook of C++.
 bool append(PyObject* list, const char* kind, Py_ssize_t position, PyObject* dict) {
   PyObject* item = Py_BuildValue("(snO)", kind, position, dict == nullptr ? Py_None : dict);
@@ -62,17 +73,17 @@ PyObject* hooks(PyObject*, PyObject* object) {
   }
   bool ok = true;
   for (const auto& hook : node->tensor_pre_hooks()) {
-    auto* ours = dynamic_cast<torch::autograd::PyFunctionTensorPreHook*>(hook.get());
+    auto* ours = as_python<torch::autograd::PyFunctionTensorPreHook>(hook.get(), "23PyFunctionTensorPreHookE");
     ok = ok &&
         append(found, "tensor", ours ? static_cast<Py_ssize_t>(ours->value_idx) : 0,
                ours ? ours->dict : nullptr);
   }
   for (const auto& hook : node->pre_hooks()) {
-    auto* ours = dynamic_cast<torch::autograd::PyFunctionPreHook*>(hook.get());
+    auto* ours = as_python<torch::autograd::PyFunctionPreHook>(hook.get(), "17PyFunctionPreHookE");
     ok = ok && append(found, "pre", 0, ours ? ours->dict : nullptr);
   }
   for (const auto& hook : node->post_hooks()) {
-    auto* ours = dynamic_cast<torch::autograd::PyFunctionPostHook*>(hook.get());
+    auto* ours = as_python<torch::autograd::PyFunctionPostHook>(hook.get(), "18PyFunctionPostHookE");
     ok = ok && append(found, "post", 0, ours ? ours->dict : nullptr);
   }
   for (size_t i = node->retains_grad_hooks().size(); i > 0; --i) {
@@ -81,7 +92,7 @@ PyObject* hooks(PyObject*, PyObject* object) {
   if (auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node)) {
     auto& hook = torch::autograd::impl::post_acc_grad_hooks(leaf->variable);
     if (hook) {
-      auto* ours = dynamic_cast<torch::autograd::PyFunctionTensorPostAccGradHooks*>(hook.get());
+      auto* ours = as_python<torch::autograd::PyFunctionTensorPostAccGradHooks>(hook.get(), "32PyFunctionTensorPostAccGradHooksE");
       ok = ok && append(found, "accumulated", 0, ours ? ours->dict : nullptr);
     }
   }

@@ -1,0 +1,373 @@
+"""What one call of the autograd engine would do, read off autograd's graph.
+
+Two calls with equal descriptions record equal programs: the graph's shape, each node's saved
+numbers, the metadata and the sharing of saved tensors, hooks, and which gradients exist already.
+Numbers (sizes above all) are kept apart from the rest, the `structure`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from dovetail_autograd_aot.compiled_backward.native import nodes_module
+
+_TENSOR_TYPES = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_CONSTANTS = (
+    bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
+)  # fmt: skip
+# Nodes with state that Python does not see, nor follows from what it sees. (Hidden dtypes, devices
+# and sizes are those of gradients, which are told as the metadata of the next nodes.)
+_HIDDEN_STATE = frozenset(
+    {
+        "AsStridedBackward0", "AsStridedBackward0_copy", "AsStridedBackward1",
+        "AsStridedScatterBackward0", "BlockDiagBackward0", "ToDenseBackward0",
+        "NativeDropoutBackward0",
+    }
+)  # fmt: skip
+# Nodes without saved state that torch registers by hand.
+_PLAIN = frozenset({"CopyBackwards", "UndefinedGradBackward"})
+
+
+class NotCapturable(Exception):
+    """This pass runs on the engine; the message says why."""
+
+
+@dataclass(frozen=True)
+class EngineCall:
+    """The arguments of one call of the engine."""
+
+    outputs: tuple[Any, ...]
+    gradients: tuple[Tensor | None, ...]
+    keep_graph: bool
+    create_graph: bool
+    inputs: tuple[Any, ...]
+    allow_unreachable: bool
+    accumulate: bool
+
+    def run(self, engine: Callable[..., Any]) -> Any:
+        """Let the engine do it."""
+        return engine(
+            self.outputs,
+            self.gradients,
+            self.keep_graph,
+            self.create_graph,
+            self.inputs,
+            allow_unreachable=self.allow_unreachable,
+            accumulate_grad=self.accumulate,
+        )
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A Python function that the engine calls: where it hangs, to be replaced while recording.
+
+    `kind` is "function" (the backward of an `autograd.Function`), "tensor", "pre" or "post" (hooks
+    of a node), "leaf post" (of an AccumulateGrad) or "accumulated" (post-accumulate hooks). `leaf`
+    is the leaf that the last two belong to.
+    """
+
+    kind: str
+    owner: Any  # the node, or the dictionary of hooks
+    key: Any = None
+    leaf: int = -1
+
+    @property
+    def in_epilogue(self) -> bool:
+        """Whether it is called with a leaf whose gradient is complete."""
+        return self.kind in ("leaf post", "accumulated")
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A tensor that gets a gradient; `grad` is the one that it has already, `number` its position
+    among the tensors of the description."""
+
+    variable: Tensor
+    grad: Tensor | None
+    number: int
+
+
+@dataclass
+class Description:
+    """One call: what it depends on, and the tensors and functions that it works with."""
+
+    structure: tuple[Any, ...] = ()
+    numbers: tuple[Any, ...] = ()  # what `structure` leaves open
+    tensors: list[Tensor] = field(default_factory=list)
+    leaves: list[Leaf] = field(default_factory=list)
+    slots: list[Slot] = field(default_factory=list)
+    calls: list[Callable[..., Any]] = field(default_factory=list)
+    inlined: list[Any] = field(default_factory=list)  # contexts of compiled functions
+    nodes: list[Any] = field(default_factory=list)  # those that are executed
+
+
+Edges = Sequence[tuple[Any, int]]
+
+
+def describe(call: EngineCall) -> Description:
+    """Raises `NotCapturable`, or what autograd raises for a graph that was freed."""
+    return _Describer(call).describe()
+
+
+def alias_key(t: Tensor) -> tuple[Any, ...]:
+    """Equal for tensors that are the same elements of the same memory."""
+    return (
+        t.untyped_storage()._cdata,
+        t.storage_offset(),
+        t.shape,
+        t.stride(),
+        t.dtype,
+        t.is_conj(),
+        t.is_neg(),
+    )
+
+
+def edge_of(value: Any) -> tuple[Any, int]:
+    """Where the gradient of a root or an input arrives."""
+    if isinstance(value, GradientEdge):
+        return value.node, value.output_nr
+    if value.grad_fn is not None:
+        return value.grad_fn, value.output_nr
+    edge = get_gradient_edge(value)
+    return edge.node, edge.output_nr
+
+
+@functools.cache
+def _saved_names(kind: type) -> tuple[tuple[str, str | None], ...]:
+    """The attributes of a kind of node that hold its state, each with that of the raw value."""
+    names = [n for n in dir(kind) if n.startswith("_saved_")]
+    return tuple((n, "_raw" + n if hasattr(kind, "_raw" + n) else None) for n in names)
+
+
+@functools.cache
+def _is_generated(kind: type) -> bool:
+    return getattr(torch._C._functions, kind.__name__, None) is kind
+
+
+class _Describer:
+    def __init__(self, call: EngineCall) -> None:
+        self.call = call
+        self.native = nodes_module()
+        self.found = Description()
+        self.structure: list[Any] = []
+        self.numbers: list[Any] = []
+        self.edges: dict[Any, Edges] = {}  # of the nodes that can be reached, in order
+        self.order: dict[Any, int] = {}
+        self.executed: dict[Any, bool] = {}
+        self.classes: dict[Any, int] = {}  # number of each tensor
+        self.storages: dict[int, int] = {}
+
+    def describe(self) -> Description:
+        call = self.call
+        roots = [edge_of(r) for r in call.outputs]
+        targets = [edge_of(i) for i in call.inputs]
+        self._walk([node for node, _ in roots])
+        self._choose([node for node, _ in targets])
+        self.structure += [
+            call.accumulate,
+            call.allow_unreachable,
+            torch.are_deterministic_algorithms_enabled(),
+            torch._C._is_any_autocast_enabled(),
+            torch.get_default_dtype(),
+            tuple((self.order[n], number) for n, number in roots),
+            tuple((self.order.get(n, -1), number) for n, number in targets),
+        ]
+        for gradient in call.gradients:
+            self._value(gradient)
+        captured = set() if call.accumulate else {node for node, _ in targets}
+        for node in self.edges:
+            if self.executed[node]:
+                self._node(node)
+            elif node in captured:
+                self._hooks(node, only_tensor=True)
+        executed = self.found.nodes
+        by_time = sorted(range(len(executed)), key=lambda i: -executed[i]._sequence_nr())
+        self.structure.append(tuple(by_time))
+        self.found.structure = tuple(self.structure)
+        self.found.numbers = tuple(map(_as_key, self.numbers))
+        return self.found
+
+    # --- which nodes ------------------------------------------------------------------------------
+
+    def _walk(self, roots: list[Any]) -> None:
+        stack = list(reversed(roots))
+        while stack:
+            node = stack.pop()
+            if node in self.edges:
+                continue
+            self.order[node] = len(self.order)
+            edges = self.edges[node] = node.next_functions
+            stack += [n for n, _ in reversed(edges) if n is not None and n not in self.edges]
+
+    def _choose(self, targets: list[Any]) -> None:
+        """Which nodes the engine runs: all, or those on the way to the inputs that were named."""
+        if not targets:
+            self.executed = dict.fromkeys(self.edges, True)
+            return
+        wanted = set(targets)
+        leads: dict[Any, bool] = {}
+        for root in self.edges:
+            stack = [root]
+            while stack:
+                node = stack[-1]
+                below = [n for n, _ in self.edges[node] if n is not None]
+                missing = [n for n in below if n not in leads]
+                if node not in leads and missing:
+                    stack += missing
+                    continue
+                stack.pop()
+                leads[node] = any(leads[n] or n in wanted for n in below)
+        run_targets = self.call.accumulate
+        self.executed = {n: leads[n] or (run_targets and n in wanted) for n in self.edges}
+
+    # --- one node ---------------------------------------------------------------------------------
+
+    def _node(self, node: Any) -> None:
+        self.found.nodes.append(node)
+        kind = type(node)
+        self.structure.append(kind.__name__)
+        self.structure.append(
+            tuple((-1 if n is None else self.order[n], number) for n, number in self.edges[node])
+        )
+        for meta in node._input_metadata:
+            if meta is None:
+                self.structure.append(None)
+                continue
+            if meta.is_nested_tensor:
+                raise NotCapturable("nested tensors")
+            self.structure += [meta.dtype, meta.device, len(meta.shape)]
+            self.numbers += meta.shape
+            if meta.device.type == "cuda":
+                self._check_stream(node, meta.device)
+        name = kind.__name__
+        if name == "AccumulateGrad":
+            self._leaf(node)
+        elif issubclass(kind, BackwardCFunction):
+            self._function(node)
+        elif name in _HIDDEN_STATE or (name not in _PLAIN and not _is_generated(kind)):
+            raise NotCapturable(f"the state of {node.name()} cannot be seen")
+        else:
+            if name == "CatBackward0" and sum(n is None for n, _ in self.edges[node]) > 1:
+                raise NotCapturable("the sizes of what was concatenated cannot be seen")
+            self._saved(node, kind)
+        self._hooks(node)
+
+    def _saved(self, node: Any, kind: type) -> None:
+        for name, raw in _saved_names(kind):
+            if raw is not None:
+                self._check_unhooked(getattr(node, raw))
+            self._value(getattr(node, name))
+
+    def _check_unhooked(self, raw: Any) -> None:
+        for saved in raw if isinstance(raw, (tuple, list)) else (raw,):
+            if saved is not None and saved.unpack_hook is not None:
+                raise NotCapturable("saved-tensor hooks (checkpointing, offloading)")
+
+    def _check_stream(self, node: Any, device: torch.device) -> None:
+        stream = self.native.stream(node)
+        if stream is not None:
+            current = torch.cuda.current_stream(device)
+            if stream != (current.device_index, current.stream_id):
+                raise NotCapturable("the forward ran on another stream")
+
+    def _leaf(self, node: Any) -> None:
+        variable = node.variable
+        self.structure.append("leaf")
+        self._layout(variable)
+        grad = variable.grad
+        number = self._value(grad)
+        self.found.leaves.append(Leaf(variable, grad, number))
+
+    def _function(self, node: Any) -> None:
+        inlined = getattr(node._forward_cls, "inlined", None)
+        if inlined is None:
+            self.structure.append("opaque")
+            self._slot(Slot("function", node), functools.partial(type(node).apply, node))
+            return
+        self._check_unhooked(node._raw_saved_tensors)
+        self.structure.append(node._forward_cls)
+        self.found.inlined.append(node)
+        self._value(tuple(node.saved_tensors))
+        self._value(tuple(getattr(node, "numbers", ())))
+
+    # --- hooks ------------------------------------------------------------------------------------
+
+    def _hooks(self, node: Any, *, only_tensor: bool = False) -> None:
+        for kind, position, hooks in self.native.hooks(node):
+            if only_tensor and kind != "tensor":
+                continue
+            if hooks is None:
+                what = "retain_grad()" if kind == "retain" else f"a {kind} hook of C++"
+                raise NotCapturable(f"{what} on {node.name()}")
+            leaf = -1
+            if type(node).__name__ == "AccumulateGrad" and kind in ("post", "accumulated"):
+                leaf = len(self.found.leaves) - 1
+                kind = "leaf post" if kind == "post" else kind
+            self.structure.append((kind, position, len(hooks)))
+            for key, hook in hooks.items():
+                self._slot(Slot(kind, hooks, key, leaf), hook)
+
+    def _slot(self, slot: Slot, function: Callable[..., Any]) -> None:
+        self.found.slots.append(slot)
+        self.found.calls.append(function)
+
+    # --- values -----------------------------------------------------------------------------------
+
+    def _value(self, value: Any) -> int:
+        """Describe a value; gives a tensor's number."""
+        kind = type(value)
+        if kind in _TENSOR_TYPES:
+            return self._tensor(value)
+        if kind is int or kind is float or kind is complex:
+            self.structure.append(kind)
+            self.numbers.append(value)
+        elif kind in _CONSTANTS:
+            self.structure.append(value)
+        elif isinstance(value, (tuple, list)):
+            self.structure.append(len(value))
+            for item in value:
+                self._value(item)
+        else:
+            raise NotCapturable(f"a value of type {kind.__name__} is saved")
+        return -1
+
+    def _tensor(self, t: Tensor) -> int:
+        if t.layout is not torch.strided or t.is_quantized:
+            raise NotCapturable(f"a tensor of layout {t.layout}")
+        if self.native.is_wrapped_number(t):
+            # Operators take it as a Python number.
+            self.structure.append(("number", t.dtype))
+            self.numbers.append(t.item())
+            return -1
+        key = alias_key(t)
+        number = self.classes.get(key)
+        if number is not None:
+            self.structure.append(number)
+            return number
+        number = self.classes[key] = len(self.found.tensors)
+        self.found.tensors.append(t)
+        self.structure.append(self.storages.setdefault(key[0], len(self.storages)))
+        self._layout(t)
+        return number
+
+    def _layout(self, t: Tensor) -> None:
+        if type(t) not in _TENSOR_TYPES or t.layout is not torch.strided:
+            raise NotCapturable(f"a tensor of type {type(t).__name__}")
+        self.structure.append((t.dtype, t.device, t.ndim, t.is_conj(), t.is_neg()))
+        self.numbers += t.shape
+        self.numbers += t.stride()
+
+
+def _as_key(number: Any) -> Any:
+    """A number so that equal keys mean equal numbers (of the same type, which `structure` tells)."""
+    if type(number) is float:
+        return number.hex()
+    return repr(number) if type(number) is complex else number
