@@ -19,6 +19,7 @@ from dovetail_capture import (
 )
 
 from dovetail.backends import list_backends
+from dovetail.backward import compiled_autograd
 from dovetail.compiler import compile
 from dovetail.explanation import Explanation, explain
 from dovetail.options import Options
@@ -32,6 +33,7 @@ __all__ = [
     "allow_in_graph",
     "assume_constant_result",
     "compile",
+    "compiled_autograd",
     "disable",
     "error_on_graph_break",
     "explain",

@@ -1,6 +1,7 @@
 """Ahead-of-time joint forward and backward tracing."""
 
 from dovetail_autograd_aot.aot_log import AotLog, SavedSet
+from dovetail_autograd_aot.compiled_backward import BackwardReport, compiled_autograd
 from dovetail_autograd_aot.compiled_function import aot_compile
 from dovetail_autograd_aot.graphs import (
     JointGraph,
@@ -17,6 +18,7 @@ from dovetail_autograd_aot.values import example_values
 
 __all__ = [
     "AotLog",
+    "BackwardReport",
     "JointGraph",
     "MutatedInput",
     "OutputInfo",
@@ -27,6 +29,7 @@ __all__ = [
     "TraceError",
     "ViewStep",
     "aot_compile",
+    "compiled_autograd",
     "default_partition",
     "example_values",
     "min_cut_partition",

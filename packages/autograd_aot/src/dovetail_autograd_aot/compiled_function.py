@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from dovetail_prims.fake_tensor import FakeTensor
+from dovetail_prims.wrappers import is_wrapper
 from torch import Tensor
 from torch.fx import GraphModule
 
@@ -24,6 +25,7 @@ from dovetail_autograd_aot.graphs import JointGraph, PartitionedGraph, Signature
 from dovetail_autograd_aot.inputs import base_of, places
 from dovetail_autograd_aot.joint import Decompositions, trace_joint
 from dovetail_autograd_aot.partition import Partitioner, min_cut_partition
+from dovetail_autograd_aot.subclasses import Wrapping, compile_around
 from dovetail_autograd_aot.tangents import Tangents
 from dovetail_autograd_aot.undefined import backward_without
 from dovetail_autograd_aot.values import example_values
@@ -62,17 +64,37 @@ def aot_compile(
     `function_mode` is as for `trace_joint`. What happens later is counted in `log`.
     """
     log = AotLog() if log is None else log
-    compile_parts = functools.partial(
-        _compile,
-        gm,
-        forward_compiler=forward_compiler,
-        backward_compiler=backward_compiler or forward_compiler,
-        decompositions=decompositions,
-        partition=partition,
-        compile_backward_now=compile_backward_now,
-        function_mode=function_mode,
-        log=log,
-    )
+
+    def compile_plain(
+        plain: GraphModule, examples: Sequence[Any], wrapping: Wrapping | None = None
+    ) -> Callable[..., tuple[Any, ...]]:
+        return _compile_as_placed(
+            examples,
+            log,
+            functools.partial(
+                _compile,
+                plain,
+                forward_compiler=forward_compiler,
+                backward_compiler=backward_compiler or forward_compiler,
+                decompositions=decompositions,
+                partition=partition,
+                compile_backward_now=compile_backward_now,
+                function_mode=function_mode,
+                wrapping=wrapping,
+                log=log,
+            ),
+        )
+
+    if any(map(is_wrapper, example_inputs)):
+        return compile_around(gm, example_inputs, compile_plain)
+    return compile_plain(gm, example_inputs)
+
+
+def _compile_as_placed(
+    example_inputs: Sequence[Any],
+    log: AotLog,
+    compile_parts: Callable[[Sequence[Any]], tuple[JointGraph, Callable[..., tuple[Any, ...]]]],
+) -> Callable[..., tuple[Any, ...]]:
     joint, run = compile_parts(example_inputs)
     if not joint.storages:
         return run
@@ -106,10 +128,15 @@ def _compile(
     partition: Partitioner,
     compile_backward_now: bool,
     function_mode: Callable[[], Any] | None,
+    wrapping: Wrapping | None,
     log: AotLog,
 ) -> tuple[JointGraph, Callable[..., tuple[Any, ...]]]:
     joint = trace_joint(
-        gm, example_inputs, decompositions=decompositions, function_mode=function_mode
+        gm,
+        example_inputs,
+        decompositions=decompositions,
+        function_mode=function_mode,
+        wrapping=wrapping,
     )
     parts = partition(joint)
     forward = forward_compiler(parts.forward, example_values(parts.forward))
@@ -169,13 +196,14 @@ def _resolving(run: Callable[..., Any], unresolved: list[int]) -> Callable[..., 
 
 def _extension(joint: JointGraph) -> Callable[[tuple[Any, ...]], tuple[Any, ...]] | None:
     """Adds to the inputs what the functional graph takes besides: lifted attributes, storages."""
-    lifted, storages = joint.constants_lifted, joint.storages
+    lifted, storages, carriers = joint.constants_lifted, joint.storages, joint.carriers
     if not lifted and not storages:
         return None
 
     def extend(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        inputs = (*inputs, *lifted)
-        return (*inputs, *[base_of(shared, inputs) for shared in storages])
+        own = len(inputs) - carriers
+        given = (*inputs[:own], *lifted)
+        return (*given, *[base_of(shared, given) for shared in storages], *inputs[own:])
 
     return extend
 
@@ -214,17 +242,19 @@ class _LazyBackward:
             return found
         if missing and len(self.variants) >= self.limit:
             return self.variant(0)
-        gm = self.parts.backward
-        assert gm is not None
-        takes = (True,) * self.count
-        if missing:
-            gm, takes = self._without(gm, missing)
+        gm, takes = self.graph(missing)
         with torch.no_grad():
             made = _Variant(self.compiler(gm, example_values(gm)), takes)
         self.variants[missing] = made
         return made
 
-    def _without(self, gm: GraphModule, missing: int) -> tuple[GraphModule, tuple[bool, ...]]:
+    def graph(self, missing: int) -> tuple[GraphModule, tuple[bool, ...]]:
+        """The backward's graph without what the tangents in the bit set `missing` are needed for,
+        and which tangents it takes."""
+        gm = self.parts.backward
+        assert gm is not None
+        if not missing or not self.limit:
+            return gm, (True,) * self.count
         saved = len(self.parts.saved)
         tangents = frozenset(saved + i for i in range(self.count) if missing >> i & 1)
         masks = self.parts.gradient_tangents
@@ -344,7 +374,7 @@ def _training(
     signature = parts.signature
     extend = _extension(joint)
     epilogue = make_epilogue(signature)
-    function = make_autograd_function(parts, forward, lazy.variant, double)
+    function = make_autograd_function(parts, forward, lazy, double)
     apply = _resolving(function.apply, unresolved)
     if not torch.is_grad_enabled():
         # Called under no_grad, with a region inside that switches gradients on.
@@ -362,7 +392,7 @@ def _training(
 def make_autograd_function(
     parts: PartitionedGraph,
     forward: Compiled,
-    backward: Callable[[int], _Variant],
+    lazy: _LazyBackward,
     double: DoubleBackward,
 ) -> type[torch.autograd.Function]:
     """The `autograd.Function` over primals whose results are the forward outputs."""
@@ -376,6 +406,13 @@ def make_autograd_function(
     masks = parts.gradient_tangents
     all_tangents = (1 << len(differentiable)) - 1
     no_autocast = torch._C._is_any_autocast_enabled()
+
+    def reached(results: Sequence[Any], missing: int) -> tuple[Any, ...]:
+        if not missing:
+            return tuple(results)
+        # As in eager: a gradient that no defined tangent reaches is None, not zero.
+        present = all_tangents & ~missing
+        return tuple(r if mask & present else None for r, mask in zip(results, masks, strict=True))
 
     class CompiledFunction(torch.autograd.Function):
         """Compiled forward and backward of one graph."""
@@ -411,13 +448,10 @@ def make_autograd_function(
             values = saved.load(ctx)
             if torch.is_grad_enabled():
                 return double.run(ctx.replay, found)
-            missing = 0
-            for i, gradient in enumerate(found):
-                if gradient is None:
-                    missing |= 1 << i
+            missing = _missing(found)
             if missing == all_tangents:
                 return (None,) * len(masks)
-            chosen = backward(missing)
+            chosen = lazy.variant(missing)
             arguments = [*values, *tangents.prepare(found, values, chosen.takes)]
             del values
             replay = ctx.replay if _checks_for_nan() else None
@@ -429,15 +463,28 @@ def make_autograd_function(
                 results = _run_consuming(chosen.run, arguments)
             if replay is not None and any(map(_has_nan, results)):
                 double.blame_nan(replay, found)
-            if missing:
-                # As in eager: a gradient that no defined tangent reaches is None, not zero.
-                present = all_tangents & ~missing
-                return tuple(
-                    r if mask & present else None for r, mask in zip(results, masks, strict=True)
-                )
-            return tuple(results)
+            return reached(results, missing)
+
+        @staticmethod
+        def inlined_backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+            """The backward by its graph's operators, for whoever records them (see
+            `compiled_backward`). Saved tensors stay."""
+            found = [gradients[i] for i in differentiable]
+            missing = _missing(found)
+            if missing == all_tangents:
+                return (None,) * len(masks)
+            values = saved.load(ctx)
+            graph, takes = lazy.graph(missing)
+            with _below_autograd(), torch._C._DisableAutocast():
+                arguments = [*values, *tangents.prepare(found, values, takes)]
+                return reached(graph.forward(*arguments), missing)
 
     return CompiledFunction
+
+
+def _missing(gradients: Sequence[Any]) -> int:
+    """Which gradients are None, as a bit set."""
+    return sum(1 << i for i, gradient in enumerate(gradients) if gradient is None)
 
 
 def _checks_for_nan() -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from dovetail_autograd_aot import compiled_function
 from dovetail_autograd_aot.compiled_backward.native import nodes_module
 
 _TENSOR_TYPES = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -287,13 +288,14 @@ class _Describer:
         self.found.leaves.append(Leaf(variable, grad, number))
 
     def _function(self, node: Any) -> None:
-        inlined = getattr(node._forward_cls, "inlined", None)
-        if inlined is None:
+        function = node._forward_cls
+        ours = function.__module__ == compiled_function.__name__
+        if not ours or not hasattr(function, "inlined_backward"):
             self.structure.append("opaque")
             self._slot(Slot("function", node), functools.partial(type(node).apply, node))
             return
         self._check_unhooked(node._raw_saved_tensors)
-        self.structure.append(node._forward_cls)
+        self.structure.append(function)
         self.found.inlined.append(node)
         self._value(tuple(node.saved_tensors))
         self._value(tuple(getattr(node, "numbers", ())))

@@ -120,15 +120,15 @@ class PassCache:
             return Pass(None, reason=f"more than {MAX_GRAPHS} graphs for backwards of one kind")
         try:
             with torch.no_grad(), torch._C._DisableAutocast():
-                run, numbers, module = family.compile(program, described.tensors, self.compiler)
+                made, numbers, module = family.compile(program, described.tensors, self.compiler)
         except Exception as error:
             text = (str(error).splitlines() or [""])[0]
             return Pass(None, reason=f"the compiler refused: {type(error).__name__}: {text}")
         self.report.graphs += 1
-        self.report.symbolic += family.is_symbolic(run)
+        self.report.symbolic += made.env is not None
         self.report.opaque_calls += len(program.opaque)
         self.report.codes.append(module.code)
-        return Pass(program, run, numbers)
+        return Pass(program, made.run, numbers)
 
     # --- replaying --------------------------------------------------------------------------------
 

@@ -99,7 +99,7 @@ def replaced(
 
 def _inlining(node: Any) -> Callable[..., Any]:
     """A compiled function's backward by its graph's operators, instead of its compiled code."""
-    return lambda *gradients: node._forward_cls.inlined(node, *gradients)
+    return lambda *gradients: node._forward_cls.inlined_backward(node, *gradients)
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
