@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail_capture.interpreter.bytecode import VERSION, DecodedCode, Instruction
 from dovetail_capture.interpreter.signals import ProgramException
-from dovetail_capture.interpreter.values.base import Constant, Value
+from dovetail_capture.interpreter.values.base import NONE, Constant, Value
 from dovetail_capture.interpreter.values.containers import DictValue
 from dovetail_capture.interpreter.values.functions import CellValue, TracebackValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
@@ -131,6 +131,27 @@ class Frame:
         traceback = error.slots.get("__traceback__") if isinstance(error, ObjectValue) else None
         if isinstance(traceback, TracebackValue):
             traceback.first = min(traceback.first, len(self.vm.frames) - 1)
+
+    def delegation(self) -> Instruction | None:
+        """The SEND of the `yield from` at which the generator waits, if it waits at one. What it
+        waits for is on top of the stack."""
+        instructions = self.decoded.instructions
+        resume = instructions[self.next_index]
+        if resume.opname != "RESUME" or resume.arg & 3 != 2:
+            return None
+        at = self.next_index
+        while instructions[at].opname != "SEND":
+            at -= 1
+        return instructions[at]
+
+    def end_delegation(self, send: Instruction) -> None:
+        """Go on after a `yield from` whose generator, on top of the stack, has ended."""
+        returned = self.stack[-1].frame.result or NONE
+        if VERSION < (3, 12):
+            self.stack[-1] = returned
+        else:
+            self.stack.append(returned)
+        self.next_index = send.target
 
     def line(self) -> int:
         """The source line of the current instruction."""

@@ -46,6 +46,7 @@ from dovetail_capture.interpreter.values.containers import (
 from dovetail_capture.interpreter.values.functions import (
     CellValue,
     GeneratorValue,
+    IteratorValue,
     TracebackValue,
     TransformValue,
 )
@@ -424,6 +425,10 @@ class Interpreter:
                     known = [a.value for a in map(operators.concrete, args)]  # type: ignore[attr-defined]
                     return self.fold(fn, [Constant(number) for number in known], {})
                 return self.constant(SYMBOLIC_FUNCTIONS[fn](*known))
+        if fn in _READ_WHOLE:
+            args = [
+                ListValue(self.iterate(arg)) if isinstance(arg, _ITERATED) else arg for arg in args
+            ]
         real_args = [self.data_of(arg) for arg in args]
         real_kwargs = {name: self.as_python(arg) for name, arg in kwargs.items()}
         for value, real in zip(
@@ -535,11 +540,27 @@ class Interpreter:
         left = 0
         self.frames.append(frame)
         try:
-            frame.current = frame.decoded.instructions[frame.next_index - 1]
-            if not frame._unwind(ProgramException(error)):
-                if issubclass(error.cls, StopIteration):
-                    self.raise_for_stop(error)
-                raise ProgramException(error)
+            unhandled: ObjectValue | None = error
+            send = frame.delegation()
+            if send is not None:
+                try:
+                    item = self._throw_on(frame.stack[-1], error)
+                except ProgramException as raised:
+                    assert isinstance(raised.value, ObjectValue)
+                    unhandled = raised.value
+                else:
+                    if item is not None:
+                        left, frame.result = YIELD, item
+                        return item
+                    if not issubclass(error.cls, GeneratorExit):
+                        unhandled = None
+                        frame.end_delegation(send)
+            if unhandled is not None:
+                frame.current = frame.decoded.instructions[frame.next_index - 1]
+                if not frame._unwind(ProgramException(unhandled)):
+                    if issubclass(unhandled.cls, StopIteration):
+                        self.raise_for_stop(unhandled)
+                    raise ProgramException(unhandled)
             left = self._run_generator(frame)
         finally:
             self.frames.pop()
@@ -547,6 +568,19 @@ class Interpreter:
             if left != YIELD:
                 generator.finished = True
         return frame.result if left == YIELD else None
+
+    def _throw_on(self, receiver: Value, error: ObjectValue) -> Value | None:
+        """Throw into what a generator delegates to, or close it: its next item, if it goes on."""
+        if issubclass(error.cls, GeneratorExit):
+            close = self.find_attr(receiver, "close")
+            if close is not None:
+                self.call(close, [], {})
+            return None
+        if isinstance(receiver, GeneratorValue):
+            return self.throw_into(receiver, error)
+        if self.find_attr(receiver, "throw") is not None:
+            raise GraphBreakSignal(f"an exception thrown into {receiver.describe()}")
+        raise ProgramException(error)
 
     def note_break(self, signal: GraphBreakSignal) -> None:
         """Remember where a break arose, the first time it passes by."""
@@ -565,6 +599,9 @@ class Interpreter:
         return "\n".join(lines)
 
 
+# Pure functions that read an iterable to its end before they do anything.
+_READ_WHOLE = frozenset({str.join, bytes.join, math.prod, math.fsum})
+_ITERATED = (GeneratorValue, IteratorValue)
 _MUTABLE = (list, dict, set, collections.deque, bytearray)
 
 

@@ -160,6 +160,11 @@ class Session:
             else:
                 self.same(known.source, source)
             return known
+        if overrides_functions(type(real)):  # to look at it would call the program's method
+            raise GraphBreakSignal(
+                f"a {type(real).__name__} as an input, whose class has its own __torch_function__",
+                "pass `x.as_subclass(torch.Tensor)`, or a TorchFunctionMode in the class's stead",
+            )
         if static:
             self.pin(source, real)
         sizes = None if static else self.shapes.sizes_of(real, source)
@@ -236,6 +241,19 @@ class NumberInput(SymbolicNumber):
     def __init__(self, node: Any, value: Any, source: Source) -> None:
         super().__init__(value, source)
         self.node = node
+
+
+_PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter)
+
+
+def overrides_functions(cls: type) -> bool:
+    """Has this class of tensors a `__torch_function__` of its own, in Python?"""
+    if cls in _PLAIN_CLASSES:
+        return False
+    answer = getattr(cls, "__torch_function__", None)
+    usual: Any = torch.Tensor.__torch_function__
+    function = getattr(answer, "__func__", None)
+    return function is not None and function is not usual.__func__
 
 
 def _is_changed(value: Value) -> bool:

@@ -567,6 +567,15 @@ def pow_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def divmod_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    if any(isinstance(arg, (ObjectValue, TensorValue)) for arg in args):
+        found = operators.by_methods(vm, "divmod()", "divmod", args[0], args[1], False)
+        if found is not None:
+            return found
+        operators.refuse_opaque("divmod", *args)
+        names = " and ".join(f"'{arg.python_type().__name__}'" for arg in args)
+        vm.raise_error(TypeError, f"unsupported operand type(s) for divmod(): {names}")
+    if not any(isinstance(arg, SymbolicNumber) for arg in args):
+        return vm.fold(divmod, args, kwargs)
     return TupleValue(
         [
             operators.binary(vm, "//", args[0], args[1], False),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from dovetail_capture.interpreter.bytecode import Instruction
 from dovetail_capture.interpreter.opcodes.rows import (
@@ -121,13 +121,18 @@ def load_closure(frame: Frame, inst: Instruction) -> None:
     frame.stack.append(frame.slots[inst.arg])
 
 
+def _unbound(frame: Frame, name: str) -> NoReturn:
+    if name in frame.code.co_cellvars:
+        text = f"cannot access local variable '{name}' where it is not associated with a value"
+        frame.vm.raise_error(UnboundLocalError, text)
+    text = f"cannot access free variable '{name}' where it is not associated with a value in"
+    frame.vm.raise_error(NameError, f"{text} enclosing scope", name=name)
+
+
 def load_deref(frame: Frame, inst: Instruction) -> None:
     cell = frame.slots[inst.arg]
     if cell.content is None:
-        frame.vm.raise_error(
-            NameError, f"cannot access free variable '{inst.argval}' where it is not associated"
-            " with a value in enclosing scope",
-        )  # fmt: skip
+        _unbound(frame, inst.argval)
     frame.stack.append(frame.vm.resolve_cell(cell))
 
 
@@ -140,7 +145,7 @@ def store_deref(frame: Frame, inst: Instruction) -> None:
 def delete_deref(frame: Frame, inst: Instruction) -> None:
     cell = frame.slots[inst.arg]
     if cell.content is None:
-        frame.vm.raise_error(NameError, f"free variable '{inst.argval}' is not bound")
+        _unbound(frame, inst.argval)
     cell.content = None
     cell.mutated = True
 

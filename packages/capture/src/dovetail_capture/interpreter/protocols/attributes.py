@@ -251,7 +251,7 @@ def generic_lookup(vm: Interpreter, obj: ObjectValue, name: str) -> Value | None
     cls = obj.cls
     owner, attr = class_lookup(vm, cls, name)
     if name == "__dict__" and not isinstance(attr, property):
-        return obj.fields
+        return obj.fields if getattr(cls, "__dictoffset__", 0) else None
     if attr is not MISSING and is_data_descriptor(attr):
         return _data_descriptor(vm, obj, owner, name, attr)
     if attr is MISSING and obj.fields.origin is not None and name not in obj.fields.origin:

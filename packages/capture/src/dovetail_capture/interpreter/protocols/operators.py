@@ -147,7 +147,7 @@ def binary(vm: Interpreter, symbol: str, left: Value, right: Value, inplace: boo
         if left_class is not ObjectValue and right_class is not ObjectValue:
             return _record(vm, fn, [left, right])
     if left_class is ObjectValue or right_class is ObjectValue:
-        found = _by_methods(vm, symbol, left, right, inplace)
+        found = by_methods(vm, symbol, BINARY[symbol][1], left, right, inplace)
         if found is not None:
             return found
     found = _container_operation(vm, symbol, left, right, inplace)
@@ -156,7 +156,11 @@ def binary(vm: Interpreter, symbol: str, left: Value, right: Value, inplace: boo
     real_left, real_right = as_python(vm, left), as_python(vm, right)
     if real_left is not UNKNOWN and real_right is not UNKNOWN:
         return _fold(vm, fn, real_left, real_right)
-    _known_to_python(symbol, left, right)
+    if symbol == "*":
+        indexed = _repeated(vm, left, right)
+        if indexed is not None:
+            return binary(vm, symbol, *indexed, inplace)
+    refuse_opaque(symbol, left, right)
     left_name, right_name = left.python_type().__name__, right.python_type().__name__
     if symbol == "+" and isinstance(vm.native(left), (ListValue, TupleValue)):
         text = f'can only concatenate {left_name} (not "{right_name}") to {left_name}'
@@ -165,6 +169,18 @@ def binary(vm: Interpreter, symbol: str, left: Value, right: Value, inplace: boo
     return vm.raise_error(
         TypeError, f"unsupported operand type(s) for {sign}: '{left_name}' and '{right_name}'"
     )
+
+
+def _repeated(vm: Interpreter, left: Value, right: Value) -> tuple[Value, Value] | None:
+    """The operands of a sequence repeated as often as the `__index__` of an object says."""
+    sides = [left, right]
+    for place, value in enumerate(sides):
+        sequence = sides[1 - place].python_type()
+        if isinstance(value, ObjectValue) and issubclass(sequence, (list, tuple, str, bytes)):
+            if dunder(vm, value, "__index__") is not None:
+                sides[place] = Constant(index_of(vm, value))
+                return sides[0], sides[1]
+    return None
 
 
 def _attempts(
@@ -189,19 +205,19 @@ def _attempts(
     ]
 
 
-def _by_methods(
-    vm: Interpreter, symbol: str, left: Value, right: Value, inplace: bool
+def by_methods(
+    vm: Interpreter, symbol: str, name: str, left: Value, right: Value, inplace: bool
 ) -> Value | None:
     """What the special methods of the operands' classes give; None if none of them answers."""
     is_number_method = symbol not in ("+", "*")  # lists and tuples are joined after all others
-    for receiver, method, name, other in _attempts(vm, BINARY[symbol][1], left, right, inplace):
+    for receiver, method, special, other in _attempts(vm, name, left, right, inplace):
         if method is attributes.MISSING or method is None:
             continue
         is_object = receiver.__class__ is ObjectValue
         native = not is_object or vm.native(receiver) is not receiver
         if isinstance(method, attributes.C_METHODS) and native:
             if receiver.__class__ is TensorValue and not _unknown_to_tensors(vm, other):
-                return vm.call(dunder(vm, receiver, name), [other], {})  # type: ignore[arg-type]
+                return vm.call(dunder(vm, receiver, special), [other], {})  # type: ignore[arg-type]
             if receiver is left and is_number_method:
                 found = _container_operation(vm, symbol, left, right, inplace)
                 if found is not None:
@@ -212,7 +228,7 @@ def _by_methods(
                 continue
         elif not is_object:
             continue
-        result = vm.call(dunder(vm, receiver, name), [other], {})  # type: ignore[arg-type]
+        result = vm.call(dunder(vm, receiver, special), [other], {})  # type: ignore[arg-type]
         if not (isinstance(result, Constant) and result.value is NotImplemented):
             return result
     return None
@@ -251,7 +267,7 @@ def _is_exception(base: type) -> bool:
     return issubclass(base, BaseException)
 
 
-def _known_to_python(symbol: str, *operands: Value) -> None:
+def refuse_opaque(symbol: str, *operands: Value) -> None:
     """Break where C code would answer for an operand."""
     for operand in operands:
         if _is_opaque(operand):
@@ -407,7 +423,7 @@ def compare(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
                     result = vm.call(vm.held(equal), [receiver, other], {})
                     if not (isinstance(result, Constant) and result.value is NotImplemented):
                         return boolean(not truth(vm, result))
-    _known_to_python(symbol, left, right)
+    refuse_opaque(symbol, left, right)
     if symbol in ("==", "!="):
         equal_now = _equal(vm, vm.native(left), vm.native(right))
         return boolean(equal_now == (symbol == "=="))
