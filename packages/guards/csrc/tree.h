@@ -33,6 +33,7 @@ enum class Step : int {
   Type,
   Cell,
   Size,
+  Flatten,
 };
 
 enum class CheckKind : int {
@@ -461,6 +462,11 @@ inline Outcome evaluate_other(Node& child, PyObject* value, Mode mode, Slots slo
       if (!size_of(value, child.index, size)) return Fail;
       Ref number = Ref::steal(PyLong_FromLongLong(size));
       return number.get() ? evaluate(child, number.get(), mode, slots) : Error;
+    }
+    case Step::Flatten: {
+      if (mode == Mode::Pure) return Impure;
+      Ref found = Ref::steal(PyObject_CallMethod(value, "__tensor_flatten__", nullptr));
+      return found.get() ? evaluate(child, found.get(), mode, slots) : swallow_exception();
     }
     default: {  // Attr
       PyObject* plain = plain_attribute(value, child.key.get(), child.hash);

@@ -368,3 +368,30 @@ def test_malformed_tables_are_refused() -> None:
     with pytest.raises(TypeError, match="no tensor type"):
         clause = c.TensorIs(X, int, torch.float32, torch.device("cpu"), False, (), ())
         GuardSet([clause]).compile(f.__code__)
+
+
+class Pair:
+    """Says what it holds, as tensor subclasses do that wrap tensors."""
+
+    def __init__(self, context: Any) -> None:
+        self.context = context
+
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        if self.context is None:
+            raise ValueError
+        return ["a", "b"], self.context
+
+
+def test_what_a_tensor_subclass_says_of_itself() -> None:
+    guards = GuardSet([c.ConstantIs(s.FlattenSource(X), (["a", "b"], 2))])
+    assert both(guards, raw(Pair(2)))
+    assert not both(guards, raw(Pair(3)))
+    assert not both(guards, raw(Pair(2.0)))
+    assert not both(guards, raw(Pair(None)))
+    assert not both(guards, raw(1))
+    guard = guards.compile(f.__code__)
+    pair = Pair(2)
+    for _ in range(300):
+        assert guard(raw(pair), f)
+    pair.context = 5
+    assert not guard(raw(pair), f)

@@ -225,7 +225,16 @@ def evaluate(source: s.Source, frame: FrameView) -> Any:
             return _size(base, dim)
         case s.StrideSource(_, dim):
             return _size(base, dim, torch._C.TensorBase.stride)
+        case s.FlattenSource():
+            return _flatten(base)
     raise TypeError(f"no evaluation rule for {type(source).__name__}")
+
+
+def _flatten(base: Any) -> Any:
+    try:
+        return base.__tensor_flatten__()
+    except Exception:
+        return MISSING
 
 
 def tensor_mismatch(clause: c.TensorIs, value: Any) -> tuple[str, Any, Any] | None:

@@ -43,7 +43,7 @@ class NativeGuard(Protocol):
 
 # The numbers of `Step` and `CheckKind` in csrc/tree.h, and of `RelationKind` in csrc/guard.h.
 _ARGUMENT, _CLOSURE, _GLOBALS, _BUILTINS, _OBJECT = range(5)
-_ATTR, _INSTANCE_ATTR, _ITEM, _DICT_KEY, _TYPE, _CELL, _SIZE = range(5, 12)
+_ATTR, _INSTANCE_ATTR, _ITEM, _DICT_KEY, _TYPE, _CELL, _SIZE, _FLATTEN = range(5, 13)
 _TYPE_IS, _ID_IS, _CONSTANT_IS, _LENGTH_IS, _DICT_KEYS, _HAS_KEY, _HAS_ATTR, _TENSOR_IS = range(8)
 _CLASS_ATTRS, _FUNCTION_IS, _SLOT_EMPTY = 8, 9, 10
 _STRIDES = 1 << 16  # a dimension from here on is a stride's (kStrides in csrc/tensor_view.h)
@@ -134,6 +134,8 @@ class _Builder:
                 return self._node(source, _SIZE, base, None, dim)
             case s.StrideSource(_, dim):
                 return self._node(source, _SIZE, base, None, dim + _STRIDES)
+            case s.FlattenSource():
+                return self._node(source, _FLATTEN, base, None, 0)
         raise TypeError(f"no native rule for {type(source).__name__}")
 
     def _check(self, source: s.Source, kind: int, obj: Any, number: int = 0) -> None:

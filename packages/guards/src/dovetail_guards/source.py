@@ -177,6 +177,17 @@ class StrideSource(Source):
         return f"{self.base}.stride({self.dim})"
 
 
+@dataclass(frozen=True)
+class FlattenSource(Source):
+    """`base.__tensor_flatten__()`: what a tensor subclass says of the tensors that it wraps, the
+    names of the attributes that hold them and a context."""
+
+    base: Source
+
+    def __str__(self) -> str:
+        return f"{self.base}.__tensor_flatten__()"
+
+
 def _remember_hash(class_: type[Source]) -> None:
     """Sources nest deeply and are dict keys all the time: hash each object once."""
     plain: Callable[[Source], int] = class_.__hash__
