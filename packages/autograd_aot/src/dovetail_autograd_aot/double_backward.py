@@ -89,6 +89,11 @@ class DoubleBackward:
 
     def run(self, replay: Replay, tangents: list[Tensor | None]) -> Gradients:
         """The gradients of the inputs, differentiable."""
+        if self.joint.carriers:
+            raise RuntimeError(
+                "backward with create_graph=True through a compiled graph whose inputs are tensor "
+                "subclasses that wrap tensors"
+            )
         if self.mutated_matters:
             raise RuntimeError(
                 "backward with create_graph=True through a compiled graph that overwrites an "

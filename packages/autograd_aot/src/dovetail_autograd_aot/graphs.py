@@ -144,7 +144,9 @@ class JointGraph:
 
     `constants_lifted` are tensors the captured graph held as attributes, appended to its inputs;
     after them come the `storages`. `reached` tells for each primal, as a bit set, which tangents
-    give it a gradient (which may be zeros, and then depends on none in the graph).
+    give it a gradient (which may be zeros, and then depends on none in the graph). The last
+    `carriers` primals are read by nothing: they stand for tensor subclasses, whose gradients they
+    have.
     """
 
     gm: GraphModule
@@ -152,6 +154,7 @@ class JointGraph:
     constants_lifted: tuple[torch.Tensor, ...] = ()
     storages: tuple[SharedStorage, ...] = ()
     reached: tuple[int, ...] = ()
+    carriers: int = 0
 
     def as_text(self) -> str:
         """The signature, then the graph as Python text."""

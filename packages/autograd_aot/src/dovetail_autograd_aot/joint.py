@@ -6,6 +6,7 @@ autograd engine from the outputs back to the inputs, and reads off how outputs r
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from dovetail_prims.data_sizes import data_symbols
 from dovetail_prims.fake_tensor import FakeTensor, make
 from dovetail_prims.node_error import blame
+from dovetail_prims.wrappers import is_wrapper
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.autograd import grad_mode
@@ -61,6 +63,7 @@ from dovetail_autograd_aot.storage import (
     track_of,
     wrap,
 )
+from dovetail_autograd_aot.subclasses import Wrapping
 from dovetail_autograd_aot.tracer import Tracer
 from dovetail_autograd_aot.values import attribute_of
 
@@ -75,11 +78,13 @@ def trace_joint(
     *,
     decompositions: Decompositions | None = None,
     function_mode: Callable[[], Any] | None = None,
+    wrapping: Wrapping | None = None,
 ) -> JointGraph:
     """Trace `gm` ahead of time, forward and (where something requires grad) backward.
 
     `function_mode` makes a `TorchFunctionMode` under which the captured calls run: the place to
-    keep an operator whole that C++ would decompose. `AttentionMode` if none is given.
+    keep an operator whole that C++ would decompose. `AttentionMode` if none is given. `wrapping`
+    are the tensor subclasses at the boundary, whose plain graph `gm` is.
     """
     if function_mode is None:
         function_mode = AttentionMode
@@ -87,7 +92,9 @@ def trace_joint(
     by_storage: list[int] = []
     locate = False
     while True:
-        joint = _Joint(gm, list(example_inputs), lifted, by_storage, decompositions or {}, locate)
+        joint = _Joint(
+            gm, list(example_inputs), lifted, by_storage, decompositions or {}, locate, wrapping
+        )
         try:
             return joint.trace(function_mode)
         except ConstantWrittenError as error:
@@ -133,8 +140,11 @@ class _Joint:
         by_storage: list[int],
         decompositions: Decompositions,
         locate: bool,
+        wrapping: Wrapping | None,
     ) -> None:
         self.gm = gm
+        self.wrapping = wrapping
+        self.carriers = 0
         self.locate = locate  # let `running` tell whose backward runs, too
         self.running: str | None = None  # the node of `gm` that runs
         self.lifted = {name: attribute_of(gm, name) for name in lifted}
@@ -439,6 +449,8 @@ class _Joint:
             leaf if leaf is not None and example.requires_grad else None
             for leaf, example in zip(self.leaves, self.examples, strict=True)
         ]
+        if self.wrapping is not None:
+            leaves += [leaf for _, leaf in self.wrapping.wanted()]
         none: list[Node | None] = [None] * len(self.primals)
         if not result.roots or not any(leaf is not None for leaf in leaves):
             return none
@@ -464,21 +476,52 @@ class _Joint:
                         self.tracer.forget(node)
                 return none
         found = iter(gradients)
-        nodes: list[Node | None] = []
-        with torch.no_grad():
-            for leaf in leaves:
-                gradient = None if leaf is None else next(found)
-                nodes.append(
-                    None if gradient is None else read(self.tracer, self.tracer.traced(gradient))
-                )
+        with self.tracer, torch.no_grad():
+            pieces = [
+                [] if leaf is None else self._pieces(position, next(found))
+                for position, leaf in enumerate(leaves)
+            ]
         if len(tangents) > 1:
-            self._ask_which_reach(leaves, nodes, result.roots, tangents)
+            self._ask_which_reach(leaves, pieces, result.roots, tangents)
+        return self._gradient_nodes(pieces)
+
+    def _pieces(self, position: int, gradient: Tensor | None) -> list[Node]:
+        """The nodes of the gradient of leaf number `position`; several for a tensor subclass."""
+        if gradient is None:
+            return []
+        plain: list[Tensor] = [gradient]
+        if position >= len(self.primals) or is_wrapper(gradient):
+            if self.wrapping is None:
+                raise TraceError(f"a gradient that is a {type(gradient).__name__}")
+            plain = self.wrapping.carry(position, gradient, len(self.primals))
+        return [read(self.tracer, self.tracer.traced(t)) for t in plain]
+
+    def _gradient_nodes(self, pieces: Sequence[Sequence[Node]]) -> list[Node | None]:
+        """A gradient for each primal. Those of tensor subclasses are gradients of carriers, which
+        become the last primals."""
+        carried = {} if self.wrapping is None else self.wrapping.carried
+        count = len(self.primals)
+        nodes: list[Node | None] = [
+            p[0] if p and i not in carried else None for i, p in enumerate(pieces[:count])
+        ]
+        reached = list(self.reached[:count])
+        for position, each in carried.items():
+            for value, piece in zip(each.values, pieces[position], strict=True):
+                node = self.graph.placeholder(f"carrier_{self.carriers}")
+                node.meta["val"] = value
+                self.carriers += 1
+                self.placeholders.append(node)
+                self.primals.append(None)
+                self.leaves.append(None)
+                nodes.append(piece)
+                reached.append(self.reached[position])
+        self.reached = tuple(reached)
         return nodes
 
     def _ask_which_reach(
         self,
         leaves: Sequence[Tensor | None],
-        gradients: Sequence[Node | None],
+        gradients: Sequence[Sequence[Node]],
         roots: Sequence[Tensor],
         tangents: Sequence[FakeTensor],
     ) -> None:
@@ -491,10 +534,10 @@ class _Joint:
                 found |= bits.get(source, 0)
             if found:
                 bits[node] = found
-        depends = [0 if g is None else bits.get(g, 0) for g in gradients]
+        depends = [functools.reduce(int.__or__, [bits.get(g, 0) for g in p], 0) for p in gradients]
         unclear = [
-            0 if g is None else mask & ~own
-            for g, mask, own in zip(gradients, self.reached, depends, strict=True)
+            mask & ~own if p else 0
+            for p, mask, own in zip(gradients, self.reached, depends, strict=True)
         ]
         last = next(iter(reversed(self.graph.nodes)))
         for number, (root, tangent) in enumerate(zip(roots, tangents, strict=True)):
@@ -539,14 +582,17 @@ class _Joint:
             root.register_buffer(name, value)
         joint = _LazyGraphModule(root, self.graph, "Joint")
         lifted = tuple(self.lifted.values())
-        return JointGraph(joint, signature, lifted, tuple(self.storages), self.reached)
+        return JointGraph(
+            joint, signature, lifted, tuple(self.storages), self.reached, self.carriers
+        )
 
     def _placeholders_first(self) -> None:
         """Tangents were made after the forward; the graph takes its inputs first."""
         last: Node | None = None
-        for node in list(self.graph.nodes):
-            if node.op != "placeholder":
-                continue
+        others = [
+            n for n in self.graph.nodes if n.op == "placeholder" and n not in self.placeholders
+        ]
+        for node in (*self.placeholders, *others):
             if last is not None and last.next is not node:
                 last.append(node)
             last = node

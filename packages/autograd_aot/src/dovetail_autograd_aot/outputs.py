@@ -19,7 +19,13 @@ from dovetail_autograd_aot.graphs import (
     SizeOutput,
     ViewStep,
 )
-from dovetail_autograd_aot.storage import TracedStorage, TraceError, read, track_of
+from dovetail_autograd_aot.storage import (
+    TracedStorage,
+    TraceError,
+    read,
+    refuse_strided_twice,
+    track_of,
+)
 from dovetail_autograd_aot.tracer import PHYSICAL, Tracer
 from dovetail_autograd_aot.values import hint, same_size, same_strides
 
@@ -231,6 +237,7 @@ def _plan_tensor(
 ) -> _Planned:
     track = track_of(value)
     storage = track.storage
+    refuse_strided_twice(value)
     if storage.primal is not None:
         for index in (*inputs.members.get(storage.primal, ()), storage.primal):
             start = inputs.chains.get(index, ())

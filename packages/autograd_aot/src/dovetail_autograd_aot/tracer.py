@@ -18,6 +18,7 @@ from dovetail_prims.fake_tensor import (
     FakeMemo,
     FakeTensor,
     from_real,
+    has_other_types,
     make,
     propagate,
     set_lazy,
@@ -187,6 +188,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if has_other_types(types):
+            return NotImplemented
         info = op_info(func)
         kind = info.kind
         kwargs = kwargs or {}
@@ -220,8 +223,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return tensor
             track = track_of(tensor)
             chain = track.chain
-            if tensor.requires_grad and not torch.is_grad_enabled() and func is aten.alias.default:
-                chain = (*chain, ViewStep(func, (), grad_mode=False))  # the gradient ends here
+            if func is aten.alias.default:
+                grad_mode = torch.is_grad_enabled()
+                ends = tensor.requires_grad and not grad_mode  # the gradient, here
+                if ends or not all(s.grad_mode for s in chain):
+                    chain = (*chain, ViewStep(func, (), grad_mode=grad_mode))
             return wrap(read(self, tensor), track.storage, chain, like=tensor)
         if kind is OpKind.COMPOSITE:
             decomposition = self.decompositions.get(func)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dovetail_prims.fake_tensor import FakeMemo, FakeTensor, from_real, propagate
+from dovetail_prims.fake_tensor import FakeMemo, FakeTensor, from_real, has_other_types, propagate
 
 
 class FakeMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -30,6 +30,8 @@ class FakeMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if has_other_types(types):
+            return NotImplemented
         return propagate(func, self._fakes(args), self._fakes(kwargs) if kwargs else {})
 
     def _fakes(self, value: Any) -> Any:

@@ -98,6 +98,8 @@ class FakeTensor(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if has_other_types(types):
+            return NotImplemented
         return propagate(func, args, kwargs or {})
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -132,6 +134,14 @@ class FakeTensor(Tensor):
             self._offset,
             self.requires_grad,
         )
+
+
+def has_other_types(types: Any) -> bool:
+    """Whether a call is for a class around our tensors to answer."""
+    for cls in types:
+        if cls is not FakeTensor:
+            return True
+    return False
 
 
 def make(

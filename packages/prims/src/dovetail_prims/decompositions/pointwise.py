@@ -69,14 +69,18 @@ def _scaled(x: Tensor, value: Number) -> Tensor:
 
 def addcmul(self: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1) -> Tensor:
     """x + value a b"""
-    product = aten.mul.Tensor(_scaled(wide(tensor1), value), wide(tensor2))
-    return cast(aten.add.Tensor(wide(self), product), _promoted(self, tensor1, tensor2))
+    dtype = _promoted(self, tensor1, tensor2)
+    a, b = wide(cast(tensor1, dtype)), wide(cast(tensor2, dtype))
+    product = aten.mul.Tensor(_scaled(a, value), b)
+    return cast(aten.add.Tensor(wide(self), product), dtype)
 
 
 def addcdiv(self: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1) -> Tensor:
     """x + value a / b"""
-    quotient = aten.div.Tensor(_scaled(wide(tensor1), value), wide(tensor2))
-    return cast(aten.add.Tensor(wide(self), quotient), _promoted(self, tensor1, tensor2))
+    dtype = _promoted(self, tensor1, tensor2)
+    a, b = wide(cast(tensor1, dtype)), wide(cast(tensor2, dtype))
+    quotient = aten.div.Tensor(_scaled(a, value), b)
+    return cast(aten.add.Tensor(wide(self), quotient), dtype)
 
 
 def _promoted(*tensors: Tensor) -> torch.dtype:
