@@ -30,6 +30,7 @@ from dovetail_autograd_aot import (
 from dovetail_inductor import DeviceTuner, compile_graph, prefer_channels_last
 from dovetail_prims.at_sizes import is_symbolic
 from dovetail_prims.decompositions import core_aten_table
+from dovetail_prims.wrappers import is_wrapper
 from dovetail_runtime import CompiledArtifact, load
 from dovetail_runtime.cuda_graphs import GraphedArtifact, GraphPool
 from dovetail_runtime.plan import CallAten, LaunchCpp, LaunchTriton, Plan
@@ -89,8 +90,11 @@ class CompilerBackend:
         training = torch.is_grad_enabled() and any(
             isinstance(v, torch.Tensor) and v.requires_grad for v in example_inputs
         )
+        # (Tensor subclasses are taken apart: the graph's inputs are others then.)
         static = frozenset(
-            i for i, v in enumerate(example_inputs) if isinstance(v, torch.nn.Parameter)
+            i
+            for i, v in enumerate(example_inputs)
+            if isinstance(v, torch.nn.Parameter) and not any(map(is_wrapper, example_inputs))
         )
         kept = frozenset[int]()  # by the caller, of the forward's results
 
