@@ -71,12 +71,16 @@ def is_generated_for_skipped(code: CodeType, func: FunctionType) -> bool:
     return isinstance(name, str) and name.startswith("namedtuple_")
 
 
+_NOT_CAPTURED = (
+    "<module>", "__torch_dispatch__", "__tensor_flatten__", "__tensor_unflatten__",
+)  # fmt: skip
 _IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
 
 
 def runs_with_capture_off(code: CodeType) -> bool:
-    """Wrappers of PyTorch's own compiler (`torch.compiler.disable`, `torch.compile`), and what
-    loads modules, whose bodies run once: what they call is not ours to capture."""
-    if code.co_filename == _IMPORT_SYSTEM or code.co_name == "<module>":
+    """Wrappers of PyTorch's own compiler (`torch.compiler.disable`, `torch.compile`), what loads
+    modules, whose bodies run once, and what tensor subclasses do below autograd: what they call is
+    not ours to capture."""
+    if code.co_filename == _IMPORT_SYSTEM or code.co_name in _NOT_CAPTURED:
         return True
     return code.co_filename.startswith(_OTHER_COMPILER)

@@ -92,6 +92,24 @@ def _cudnn() -> tuple[bool, ...]:
     return (_C._get_cudnn_enabled(), _C._get_cudnn_benchmark(), _C._get_cudnn_deterministic())
 
 
+def _present(names: str) -> tuple[str, ...]:
+    return tuple(name for name in names.split() if hasattr(_C, name))
+
+
+BACKEND_FLAGS: tuple[str, ...] = _present(
+    "_get_cudnn_enabled _get_cudnn_benchmark _get_cudnn_deterministic _get_cudnn_allow_tf32"
+    " _get_mkldnn_enabled _get_mkldnn_deterministic _get_onednn_allow_tf32 _get_cublas_allow_tf32"
+    " _get_cublas_allow_fp16_reduced_precision_reduction"
+    " _get_cublas_allow_bf16_reduced_precision_reduction _get_cublas_allow_fp16_accumulation"
+)
+"""Functions of torch._C that tell what `torch.backends` is set to, those that this torch has."""
+
+
+def _backend_flags() -> tuple[Any, ...]:
+    """What `torch.backends` is set to."""
+    return tuple(getattr(_C, name)() for name in BACKEND_FLAGS)
+
+
 def _saved_tensors_hooks() -> Any:
     """The innermost pair of saved-tensor hooks, or None."""
     return _C._autograd._top_saved_tensors_default_hooks(False)
@@ -122,6 +140,7 @@ READERS: dict[str, Callable[[], Any]] = {
     "torch_dispatch_modes": _torch_dispatch_modes,
     "sdp_kernels": _sdp_kernels,
     "cudnn": _cudnn,
+    "backend_flags": _backend_flags,
     "saved_tensors_hooks": _saved_tensors_hooks,
     "stream_capturing": _stream_capturing,
     "anomaly_mode": torch.is_anomaly_enabled,

@@ -16,6 +16,7 @@ from dovetail_prims.fake_mode import FakeMode
 from dovetail_prims.fake_tensor import DataDependentError, FakeTensor, from_real
 from dovetail_prims.size_nodes import SizeNodes
 from dovetail_prims.symbolic_forms import symbolic_form
+from dovetail_prims.wrappers import is_wrapper, wrapper_of_fakes
 from torch.fx import Graph, Node
 
 from dovetail_capture.interpreter.known_data import SIZED_MAKERS, KnownData
@@ -105,9 +106,9 @@ class Recorder:
             with graph.inserting_after(self._last_placeholder):
                 node = graph.placeholder(name)
         node.meta["val"] = fake
-        if isinstance(fake, torch.Tensor):
+        if isinstance(fake, FakeTensor):
             self.sizes.bind_sizes(node, fake)
-        else:
+        elif not isinstance(fake, torch.Tensor):
             self.sizes.bind(fake, node)
         self._last_placeholder = node
         return node
@@ -323,7 +324,8 @@ class Recorder:
                 return known
             if self.data_env is not None and isinstance(result, FakeTensor):
                 self.sizes.bind_sizes(node, result)
-            return self.bind(TensorValue(node, result))
+            cls = type(result) if is_wrapper(result) else torch.Tensor
+            return self.bind(TensorValue(node, result, cls))
         if isinstance(result, (tuple, list)):
             items: list[Value] = []
             for index, item in enumerate(result):
@@ -369,7 +371,11 @@ class Recorder:
         return Constant(result)
 
     def from_real(self, tensor: torch.Tensor, sizes: Any = None) -> Any:
-        """A fake with the metadata of a user's tensor; `sizes` may be symbolic."""
+        """A fake with the metadata of a user's tensor; `sizes` may be symbolic. One that wraps
+        tensors is such a tensor around fakes."""
+        if is_wrapper(tensor):
+            with self.fake_mode:
+                return wrapper_of_fakes(tensor, self.fake_mode.memo)
         return from_real(tensor, sizes=sizes, memo=self.fake_mode.memo)
 
 

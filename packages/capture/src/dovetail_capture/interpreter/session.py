@@ -17,6 +17,7 @@ from dovetail_guards.source import (
     ObjectSource,
     Source,
 )
+from dovetail_prims.wrappers import is_wrapper
 
 from dovetail_capture.captured_frame import GraphInput
 from dovetail_capture.interpreter.recorder import Recorder
@@ -167,7 +168,8 @@ class Session:
             )
         if static:
             self.pin(source, real)
-        sizes = None if static else self.shapes.sizes_of(real, source)
+        wraps = is_wrapper(real)
+        sizes = None if static or wraps else self.shapes.sizes_of(real, source)
         try:
             clause = tensor_clause(real, source)
             fake = self.recorder.from_real(real, sizes)
@@ -177,7 +179,13 @@ class Session:
                 clause = replace(clause, sizes=fixed, strides=strides)
         except (RuntimeError, NotImplementedError) as error:  # a subclass, vmap's tensors, sparse
             raise GraphBreakSignal(f"a {type(real).__name__} as an input: {error}") from error
+        except Exception as error:
+            if not wraps:  # what a subclass of the user's raises
+                raise
+            raise GraphBreakSignal(f"a {type(real).__name__} as an input: {error}") from error
         self.clauses.append(clause)
+        if wraps:
+            self._guard_inside(real, source)
         name = _input_name(source, len(self.inputs))
         node = self.recorder.placeholder(name, fake)
         value = TensorValue(node, fake, type(real), source, real)
@@ -186,6 +194,16 @@ class Session:
         self.keep_alive.append(real)
         self.inputs.append((GraphInput(node.name, source, real, static), value))
         return value
+
+    def _guard_inside(self, real: Any, source: Source) -> None:
+        """Guard what a tensor wraps, and what it says of itself."""
+        flattened = real.__tensor_flatten__()
+        self.clauses.append(c.ConstantIs(self.sources.flattened(source), flattened))
+        for name in flattened[0]:
+            inner, place = getattr(real, name), self.sources.attr(source, name)
+            self.clauses.append(tensor_clause(inner, place))
+            if is_wrapper(inner):
+                self._guard_inside(inner, place)
 
     def number_input(self, real: int | float, source: Source) -> Value:
         """The value of a pre-existing int or float: a constant, or an input of the graph if

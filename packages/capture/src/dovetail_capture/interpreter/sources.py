@@ -11,6 +11,7 @@ from dovetail_guards.source import (
     CellContentsSource,
     ClosureSource,
     DictKeySource,
+    FlattenSource,
     GlobalSource,
     InstanceAttrSource,
     ItemSource,
@@ -44,6 +45,9 @@ class SourceTable:
 
     def attr(self, base: Source, name: str) -> Source:
         return self._get((1, id(base), name), AttrSource, base, name)
+
+    def flattened(self, base: Source) -> Source:
+        return self._get((6, id(base)), FlattenSource, base)
 
     def instance_attr(self, base: Source, name: str) -> Source:
         return self._get((2, id(base), name), InstanceAttrSource, base, name)

@@ -91,7 +91,7 @@ def tolist(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         return vm.constant(known.tolist())
     if not isinstance(tensor, TensorValue) or vm.session.recorder.data_env is None:
         return PASS  # type: ignore[no-any-return]
-    sizes = tensor.fake._sizes
+    sizes = tensor.sizes
     if not all(type(size) is int for size in sizes) or tensor.fake.numel() > _MOST_NUMBERS:
         return PASS  # type: ignore[no-any-return]
     return _numbers(vm, tensor)
@@ -100,7 +100,7 @@ def tolist(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 def _numbers(vm: Interpreter, tensor: TensorValue) -> Value:
     if not tensor.fake.dim():
         return vm.call(vm.get_attr(tensor, "item"), [], {})
-    parts = [operators.getitem(vm, tensor, Constant(i)) for i in range(tensor.fake._sizes[0])]
+    parts = [operators.getitem(vm, tensor, Constant(i)) for i in range(tensor.sizes[0])]
     return ListValue([_numbers(vm, cast(TensorValue, part)) for part in parts])
 
 
@@ -155,7 +155,7 @@ def _split(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     dim = args[2] if len(args) > 2 else kwargs.get("dim", Constant(0))
     if not isinstance(sizes, (ListValue, TupleValue)) or not isinstance(tensor, TensorValue):
         return PASS  # type: ignore[no-any-return]
-    whole, before = tensor.fake._sizes[vm.as_python(dim)], Constant(0)
+    whole, before = tensor.sizes[vm.as_python(dim)], Constant(0)
     for size in vm.iterate(sizes):
         end = operators.binary(vm, "+", before, size, False)
         if vm.depends_on_data(size):

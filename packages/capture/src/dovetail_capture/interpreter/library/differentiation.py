@@ -95,7 +95,7 @@ def _tangents(vm: Interpreter, roots: list[TensorValue], given: Value) -> list[V
     found: list[Value] = []
     for root, item in zip(roots, items, strict=True):
         if isinstance(item, TensorValue):
-            same = tuple(item.fake._sizes) == tuple(root.fake._sizes)
+            same = tuple(item.sizes) == tuple(root.sizes)
             if not same or item.fake.is_complex() != root.fake.is_complex():
                 raise GraphBreakSignal("a gradient of another shape than its tensor")
             found.append(item)

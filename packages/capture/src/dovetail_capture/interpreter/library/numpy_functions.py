@@ -57,7 +57,7 @@ def dtype_of(value: ArrayValue) -> Any:
 
 def sample(value: ArrayValue) -> Any:
     """An array of ones like the one that the value stands for."""
-    shape = tuple(int(size) for size in value.tensor.fake._sizes)
+    shape = tuple(int(size) for size in value.tensor.sizes)
     dtype = dtype_of(value)
     if value.is_scalar:
         return dtype.type(1)
@@ -113,7 +113,7 @@ def _result(vm: Interpreter, name: str, tensor: Value, like: Any) -> Value:
     """The array (or scalar) that `tensor` is, which NumPy says is like `like`."""
     if not isinstance(tensor, TensorValue) or not isinstance(like, (np.ndarray, np.generic)):
         raise GraphBreakSignal(f"the numpy function `{name}` in this form", _HINT)
-    if tuple(tensor.fake._sizes) != like.shape:
+    if tuple(tensor.sizes) != like.shape:
         raise GraphBreakSignal(f"the numpy function `{name}` in this form", _HINT)
     dtype = _torch_dtype(like.dtype)
     found: Value = tensor
@@ -341,7 +341,7 @@ def iterate(vm: Interpreter, obj: ArrayValue) -> Value:
         vm.raise_error(TypeError, "iteration over a 0-d array")
 
     def rows() -> Iterator[Value]:
-        for index in range(int(obj.tensor.fake._sizes[0])):
+        for index in range(int(obj.tensor.sizes[0])):
             yield getitem(vm, obj, Constant(index))
 
     return IteratorValue(rows(), type(iter(np.zeros(1))), True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from dovetail_guards import clauses as c
-from dovetail_guards.torch_state import READERS
+from dovetail_guards.torch_state import BACKEND_FLAGS, READERS
 
 from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import attributes, calls, dicts
@@ -116,7 +116,7 @@ def tensor_property(vm: Interpreter, obj: TensorValue, name: str) -> Value:
             return NONE
         raise GraphBreakSignal(f"the tensor attribute `{name}`")
     if name == "shape":
-        return TupleValue([vm.constant(size) for size in obj.fake._sizes], torch.Size)
+        return TupleValue([vm.constant(size) for size in obj.sizes], torch.Size)
     recorder = vm.session.recorder
     if name in _TENSOR_VALUED:
         return recorder.record(
@@ -146,7 +146,7 @@ def tensor_size(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if not isinstance(obj, TensorValue):
         return PASS  # type: ignore[no-any-return]
     dim = args[1] if len(args) > 1 else kwargs.get("dim", NONE)
-    shape = tuple(obj.fake._sizes)
+    shape = tuple(obj.sizes)
     if not isinstance(dim, Constant):
         return PASS  # type: ignore[no-any-return]
     if dim.value is None:
@@ -394,12 +394,51 @@ def _apply_target(cls: Any) -> Callable[..., Any]:
     return target
 
 
+class _Context:
+    """Interpreted: what a `forward` is given where nothing will be differentiated."""
+
+    def __init__(self, args: Any) -> None:
+        self.needs_input_grad = (False,) * len(args)
+        self.saved_tensors: Any = ()
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        self.saved_tensors = tensors
+
+    def save_for_forward(self, *tensors: Any) -> None:
+        pass
+
+    def mark_dirty(self, *tensors: Any) -> None:
+        pass
+
+    def mark_non_differentiable(self, *tensors: Any) -> None:
+        pass
+
+    def set_materialize_grads(self, value: bool) -> None:
+        pass
+
+
+def _forward_alone(function: Any, *args: Any) -> Any:
+    """Interpreted: `function.apply(*args)` without gradients."""
+    ctx = _Context(args)
+    with torch.no_grad():
+        if function.setup_context is torch.autograd.function._SingleLevelFunction.setup_context:
+            return function.forward(ctx, *args)
+        result = function.forward(*args)
+        function.setup_context(ctx, args, result)
+        return result
+
+
 def autograd_apply(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`MyFunction.apply(...)`: one node; its forward and backward are not looked into."""
     cls = vm.as_python(args[0])
     try:
         return vm.record("call_function", _apply_target(cls), args[1:], kwargs)
     except NotAGraphArgument as error:
+        wanted = torch.is_grad_enabled() and any(
+            isinstance(arg, TensorValue) and arg.fake.requires_grad for arg in args
+        )
+        if not wanted and not kwargs:  # then only what forward computes counts
+            return vm.call(Constant(_forward_alone), args, {})
         raise GraphBreakSignal(f"{cls.__name__}.apply of {error}") from None
 
 
@@ -415,6 +454,7 @@ _FOLDED: tuple[Any, ...] = (
     torch.get_float32_matmul_precision, torch._C._get_privateuse1_backend_name,
     torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.mem_efficient_sdp_enabled,
     torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.cudnn_sdp_enabled,
+    *(getattr(_C, name) for name in BACKEND_FLAGS),
 )  # fmt: skip
 
 # What those read that is not guarded for every captured frame.
@@ -426,6 +466,7 @@ _SETTINGS: dict[Any, str] = {
     torch.backends.cuda.mem_efficient_sdp_enabled: "sdp_kernels",
     torch.backends.cuda.math_sdp_enabled: "sdp_kernels",
     torch.backends.cuda.cudnn_sdp_enabled: "sdp_kernels",
+    **{getattr(_C, name): "backend_flags" for name in BACKEND_FLAGS},
 }
 
 # `apply` as the classes behind autograd.Function define it: in Python or in C.

@@ -52,7 +52,7 @@ def _fits_grad(obj: TensorValue, value: Value) -> bool:
     if not isinstance(value, TensorValue) or not obj.fake.is_leaf or value is obj:
         return False
     ours, theirs = obj.fake, value.fake
-    same = tuple(ours._sizes) == tuple(theirs._sizes)
+    same = tuple(obj.sizes) == tuple(value.sizes) and type(ours) is type(theirs)
     return same and ours.dtype is theirs.dtype and bool(ours.device == theirs.device)
 
 

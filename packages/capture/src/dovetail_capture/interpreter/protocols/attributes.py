@@ -16,6 +16,7 @@ import torch
 from dovetail_guards import clauses as c
 from dovetail_guards.clauses import MRO
 from dovetail_guards.source import Source
+from dovetail_prims.wrappers import is_wrapper_type
 
 from dovetail_capture.interpreter.protocols import dicts
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
@@ -420,6 +421,13 @@ def _tensor_attr(vm: Interpreter, obj: TensorValue, name: str) -> Value:
         return vm.held(obj.cls)
     owner, attr = class_lookup(vm, obj.cls, name)
     if attr is MISSING:
+        if is_wrapper_type(obj.cls):
+            # What it wraps is known of a value made in the frame, too.
+            if isinstance(getattr(obj.fake, name, None), torch.Tensor):
+                run = vm.session.recorder.record
+                return run("call_function", getattr, [obj, Constant(name)], {}, getattr)
+            if obj.real is None:
+                raise GraphBreakSignal(f"the attribute `{name}` of a {obj.cls.__name__}")
         if obj.real is not None and obj.source is not None:
             fields = obj.real.__dict__
             if name in fields:

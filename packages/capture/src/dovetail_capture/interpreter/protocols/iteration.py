@@ -44,7 +44,7 @@ def get_iter(vm: Interpreter, value: Value) -> Value:
     if cls is SetValue:
         return IteratorValue(_set_items(vm, value), type(iter(set())), True)  # type: ignore[arg-type]
     if cls is TensorValue:
-        if not len(value.fake._sizes):  # type: ignore[attr-defined]
+        if not len(value.sizes):  # type: ignore[attr-defined]
             vm.raise_error(TypeError, "iteration over a 0-d tensor")
         unbound = vm.record("call_method", "unbind", [value, Constant(0)], {})
         return get_iter(vm, unbound)

@@ -569,9 +569,9 @@ def length(vm: Interpreter, value: Value) -> int:
     if isinstance(value, DictView):
         return length(vm, vm.native(value.dictionary))
     if isinstance(value, TensorValue):
-        if not len(value.fake._sizes):
+        if not len(value.sizes):
             vm.raise_error(TypeError, "len() of a 0-d tensor")
-        return value.fake._sizes[0]  # type: ignore[no-any-return]
+        return value.sizes[0]  # type: ignore[no-any-return]
     if isinstance(value, Constant):
         folded = _fold(vm, len, value.value)
         assert isinstance(folded, Constant)

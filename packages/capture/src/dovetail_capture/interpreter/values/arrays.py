@@ -41,7 +41,7 @@ class ArrayValue(Value):
 
     def describe(self) -> str:
         kind = "scalar" if self.is_scalar else "array"
-        return f"a numpy {kind} of shape {tuple(self.tensor.fake._sizes)}"
+        return f"a numpy {kind} of shape {tuple(self.tensor.sizes)}"
 
     def __repr__(self) -> str:
         return f"ArrayValue({self.tensor!r})"

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from dovetail_guards.source import Source
+from dovetail_prims.fake_tensor import FakeTensor
 from torch.fx import Node
 
 from dovetail_capture.interpreter.values.base import Value
@@ -39,7 +40,13 @@ class TensorValue(Value):
         return self.cls
 
     def describe(self) -> str:
-        return f"a tensor of shape {tuple(self.fake._sizes)}"
+        return f"a tensor of shape {tuple(self.sizes)}"
+
+    @property
+    def sizes(self) -> Any:
+        """The sizes, symbolic ones as such."""
+        fake = self.fake
+        return fake._sizes if type(fake) is FakeTensor else tuple(fake.shape)
 
     def __repr__(self) -> str:
         return f"TensorValue({self.node})"
