@@ -1,4 +1,4 @@
-"""Builds `dovetail_autograd_aot._autograd_nodes` against the torch that it will be loaded beside."""
+"""Builds `dovetail_autograd_aot._autograd_nodes` against the torch it will be loaded beside."""
 
 import os
 

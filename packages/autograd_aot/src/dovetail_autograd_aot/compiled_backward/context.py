@@ -12,8 +12,9 @@ from torch.autograd.graph import GradientEdge
 
 from dovetail_autograd_aot.compiled_backward.description import EngineCall
 from dovetail_autograd_aot.compiled_backward.native import nodes_module
-from dovetail_autograd_aot.compiled_backward.passes import Compiler, Engine, PassCache
+from dovetail_autograd_aot.compiled_backward.passes import Engine, PassCache
 from dovetail_autograd_aot.compiled_backward.report import BackwardReport
+from dovetail_autograd_aot.compiled_backward.sizes import Compiler
 
 _active = threading.local()  # `stack`: the contexts that this thread is in, or None
 
@@ -66,8 +67,7 @@ class _Interception:
             cls.count += 1
             if cls.count == 1:
                 cls.original = torch.autograd.graph._engine_run_backward
-                torch.autograd.graph._engine_run_backward = _intercepted
-                torch.autograd._engine_run_backward = _intercepted  # type: ignore[attr-defined]
+                cls._install(_intercepted)
 
     @classmethod
     def leave(cls) -> None:
@@ -76,8 +76,12 @@ class _Interception:
             cls.count -= 1
             if cls.count == 0:
                 assert cls.original is not None
-                torch.autograd.graph._engine_run_backward = cls.original
-                torch.autograd._engine_run_backward = cls.original  # type: ignore[attr-defined]
+                cls._install(cls.original)
+
+    @staticmethod
+    def _install(engine: Engine) -> None:
+        for module in (torch.autograd.graph, torch.autograd):
+            setattr(module, "_engine_run_backward", engine)  # noqa: B010
 
 
 def _intercepted(outputs: Any, *args: Any, **kwargs: Any) -> Any:

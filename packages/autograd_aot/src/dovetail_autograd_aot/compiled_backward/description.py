@@ -8,6 +8,7 @@ Numbers (sizes above all) are kept apart from the rest, the `structure`.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,7 +102,10 @@ class Description:
     """One call: what it depends on, and the tensors and functions that it works with."""
 
     structure: tuple[Any, ...] = ()
-    numbers: tuple[Any, ...] = ()  # what `structure` leaves open
+    numbers: tuple[Any, ...] = ()  # what `structure` leaves open: sizes, strides, saved numbers
+    # Numbers that operators of the forward were called with (`x * 2.5`), which are saved as
+    # tensors: what autograd computes with them goes through operators, no branch depends on them.
+    scalars: tuple[Any, ...] = ()
     tensors: list[Tensor] = field(default_factory=list)
     leaves: list[Leaf] = field(default_factory=list)
     slots: list[Slot] = field(default_factory=list)
@@ -148,9 +152,8 @@ def _saved_names(kind: type) -> tuple[tuple[str, str | None], ...]:
     return tuple((n, "_raw" + n if hasattr(kind, "_raw" + n) else None) for n in names)
 
 
-@functools.cache
-def _is_generated(kind: type) -> bool:
-    return getattr(torch._C._functions, kind.__name__, None) is kind
+def _is_generated(name: str, kind: type) -> bool:
+    return getattr(torch._C._functions, name, None) is kind
 
 
 class _Describer:
@@ -160,11 +163,13 @@ class _Describer:
         self.found = Description()
         self.structure: list[Any] = []
         self.numbers: list[Any] = []
+        self.scalars: list[Any] = []
         self.edges: dict[Any, Edges] = {}  # of the nodes that can be reached, in order
         self.order: dict[Any, int] = {}
         self.executed: dict[Any, bool] = {}
         self.classes: dict[Any, int] = {}  # number of each tensor
         self.storages: dict[int, int] = {}
+        self.storage_of: list[int] = []
 
     def describe(self) -> Description:
         call = self.call
@@ -192,9 +197,23 @@ class _Describer:
         executed = self.found.nodes
         by_time = sorted(range(len(executed)), key=lambda i: -executed[i]._sequence_nr())
         self.structure.append(tuple(by_time))
+        self.structure.append(self._places_of_gradients())
         self.found.structure = tuple(self.structure)
-        self.found.numbers = tuple(map(_as_key, self.numbers))
+        self.found.numbers = tuple(map(as_key, self.numbers))
+        self.found.scalars = tuple(self.scalars)
         return self.found
+
+    def _places_of_gradients(self) -> tuple[Any, ...]:
+        """Where tensors lie in a storage that a gradient, which is written to, shares."""
+        tensors, storages = self.found.tensors, self.storage_of
+        count = Counter(storages)
+        written = {storages[leaf.number] for leaf in self.found.leaves if leaf.number >= 0}
+        crowded = {s for s in written if count[s] > 1}
+        if not crowded:
+            return ()
+        return tuple(
+            (i, tensors[i].storage_offset()) for i, s in enumerate(storages) if s in crowded
+        )
 
     # --- which nodes ------------------------------------------------------------------------------
 
@@ -253,7 +272,7 @@ class _Describer:
             self._leaf(node)
         elif issubclass(kind, BackwardCFunction):
             self._function(node)
-        elif name in _HIDDEN_STATE or (name not in _PLAIN and not _is_generated(kind)):
+        elif name in _HIDDEN_STATE or not (name in _PLAIN or _is_generated(name, kind)):
             raise NotCapturable(f"the state of {node.name()} cannot be seen")
         else:
             if name == "CatBackward0" and sum(n is None for n, _ in self.edges[node]) > 1:
@@ -347,7 +366,7 @@ class _Describer:
         if self.native.is_wrapped_number(t):
             # Operators take it as a Python number.
             self.structure.append(("number", t.dtype))
-            self.numbers.append(t.item())
+            self.scalars.append(t.item())
             return -1
         key = alias_key(t)
         number = self.classes.get(key)
@@ -356,7 +375,8 @@ class _Describer:
             return number
         number = self.classes[key] = len(self.found.tensors)
         self.found.tensors.append(t)
-        self.structure.append(self.storages.setdefault(key[0], len(self.storages)))
+        self.storage_of.append(self.storages.setdefault(key[0], len(self.storages)))
+        self.structure.append(self.storage_of[-1])
         self._layout(t)
         return number
 
@@ -368,8 +388,8 @@ class _Describer:
         self.numbers += t.stride()
 
 
-def _as_key(number: Any) -> Any:
-    """A number so that equal keys mean equal numbers (of the same type, which `structure` tells)."""
+def as_key(number: Any) -> Any:
+    """A number so that equal keys mean equal numbers (of one type, which `structure` tells)."""
     if type(number) is float:
         return number.hex()
     return repr(number) if type(number) is complex else number

@@ -17,7 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_QUEUE_ERROR = "Final callbacks can only be installed during backward pass"
+# What functions raise that need the engine itself: to queue a callback, to know which pass runs.
+_NEEDS_ENGINE = (
+    "Final callbacks can only be installed during backward pass",
+    "expected this hook to be called inside a backward call",
+)
 
 
 class Deviation(Exception):
@@ -81,9 +85,9 @@ def run_opaque(
     with keys, torch.set_grad_enabled(False):
         try:
             result = frame.calls[slot](*unflatten(spec.arguments, given))
-        except RuntimeError as error:
-            if _QUEUE_ERROR in str(error):
-                raise Deviation("a function queues a callback of the engine") from error
+        except (RuntimeError, AssertionError) as error:
+            if any(text in str(error) for text in _NEEDS_ENGINE):
+                raise Deviation("a hook asks for the engine's state") from error
             raise
     frame.done[slot] = result, given
     written = tuple(i for i, t in enumerate(given) if t._version != versions[i])
@@ -160,7 +164,7 @@ def _meta(inputs: Sequence[Tensor], layout: Sequence[int], outputs: str, slot: i
 @functools.cache
 def opaque_operator() -> Any:
     """The operator; made when it is first needed."""
-    library = torch.library.Library("dovetail_backward", "DEF")  # type: ignore[no-untyped-call]
+    library: Any = torch.library.Library("dovetail_backward", "DEF")  # type: ignore[no-untyped-call]
     library.define(
         "call(Tensor[] inputs, SymInt[] layout, str outputs, int slot) -> Tensor[]",
         tags=(torch.Tag.nondeterministic_seeded,),

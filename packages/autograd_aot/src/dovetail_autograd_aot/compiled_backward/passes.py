@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
 
 from dovetail_autograd_aot.compiled_backward.description import (
     Description,
     EngineCall,
     NotCapturable,
     Slot,
+    as_key,
     describe,
 )
 from dovetail_autograd_aot.compiled_backward.native import nodes_module
@@ -24,9 +24,19 @@ from dovetail_autograd_aot.compiled_backward.opaque import Deviation, Frame, run
 from dovetail_autograd_aot.compiled_backward.program import LeafAction, Program, accumulate
 from dovetail_autograd_aot.compiled_backward.recorder import record, replaced
 from dovetail_autograd_aot.compiled_backward.report import BackwardReport
-from dovetail_autograd_aot.compiled_backward.sizes import Family
+from dovetail_autograd_aot.compiled_backward.scalars import (
+    ScalarPasses,
+    Scalars,
+    scalar_passes,
+)
+from dovetail_autograd_aot.compiled_backward.sizes import (
+    Compiled,
+    Compiler,
+    Family,
+    Recorded,
+    take_apart,
+)
 
-Compiler = Callable[[GraphModule, list[Any]], Callable[..., Any]]
 Engine = Callable[..., Any]
 
 # Passes of one structure that are known, each with other numbers; the last used are kept.
@@ -35,17 +45,19 @@ MAX_PASSES = 256
 MAX_STRUCTURES = 64
 # Compilations of one structure; from then on passes with new numbers run on the engine.
 MAX_GRAPHS = 8
+# Records with the same sizes that are compared for scalars that change.
+MAX_RECORDS = 3
 # So often the engine takes over before a pass is its own for good.
 MAX_DEVIATIONS = 3
 
 
 @dataclass
 class Pass:
-    """A recorded pass: `run` takes the description's tensors and `numbers`; without it, the engine
-    runs such passes, because of `reason`."""
+    """A recorded pass: `compiled.run` takes the description's tensors and `numbers`. Without it the
+    engine runs such passes, because of `reason`."""
 
-    program: Program | None
-    run: Callable[..., Sequence[Any]] | None = None
+    program: Program | None = None
+    compiled: Compiled | None = None
     numbers: tuple[Any, ...] = ()
     reason: str = ""
     deviations: int = 0
@@ -55,8 +67,40 @@ class Pass:
 class Structure:
     """What is known of the passes of one structure."""
 
-    family: Family = field(default_factory=Family)
-    passes: dict[Any, Pass] = field(default_factory=dict)  # by numbers, the last used last
+    passes: dict[Any, Pass] = field(default_factory=dict)  # by numbers and scalars, newest last
+    by_sizes: dict[Any, ScalarPasses] = field(default_factory=dict)  # by numbers
+    records: dict[Any, list[tuple[Scalars, Recorded]]] = field(default_factory=dict)  # by numbers
+    graphs: int = 0
+
+    def find(self, described: Description) -> Pass | None:
+        """The pass that computes what is described."""
+        key = described.numbers, tuple(map(as_key, described.scalars))
+        known = self.passes.pop(key, None)
+        if known is not None:
+            self.passes[key] = known
+            return known
+        for_scalars = self.by_sizes.get(described.numbers)
+        if for_scalars is not None:
+            numbers = for_scalars.numbers(described.scalars)
+            if numbers is not None:
+                return Pass(for_scalars.program, for_scalars.compiled, numbers)
+        return None
+
+    def add(self, described: Description, made: Pass, recorded: Recorded | None) -> None:
+        """Keep a pass for calls like this one, and for others if it tells about them."""
+        self.passes[described.numbers, tuple(map(as_key, described.scalars))] = made
+        if len(self.passes) > MAX_PASSES:
+            del self.passes[next(iter(self.passes))]
+        if recorded is None or not described.scalars:
+            return
+        records = _last_used(self.records, described.numbers, MAX_PASSES, list)
+        records.append((described.scalars, recorded))
+        del records[:-MAX_RECORDS]
+        if made.program is not None and made.compiled is not None:
+            found = scalar_passes(made.program, made.compiled, records)
+            if found is not None:
+                _last_used(self.by_sizes, described.numbers, MAX_PASSES, lambda: found)
+                self.by_sizes[described.numbers] = found
 
 
 class PassCache:
@@ -66,6 +110,7 @@ class PassCache:
         self.compiler = compiler
         self.report = BackwardReport()
         self.structures: dict[Any, Structure] = {}  # the last used last
+        self.families: dict[Any, Family] = {}  # by skeleton, the last used last
         self._lock = threading.RLock()
 
     def run(self, call: EngineCall, engine: Engine) -> Any:
@@ -82,12 +127,10 @@ class PassCache:
             return call.run(engine)
         with self._lock:
             structure = _last_used(self.structures, described.structure, MAX_STRUCTURES, Structure)
-            known = structure.passes.pop(described.numbers, None)
-            if known is not None:
-                structure.passes[described.numbers] = known
+            known = structure.find(described)
         if known is None:
             return self._record(call, described, structure, engine)
-        if known.run is None:
+        if known.compiled is None:
             self.report.note_on_engine(known.reason)
             return call.run(engine)
         return self._replay(call, described, known, engine)
@@ -100,41 +143,50 @@ class PassCache:
         result, program = record(call, described, engine)
         if isinstance(program, str):
             self.report.note_on_engine(program)
-            made = Pass(None, reason=program)
-        else:
-            self.report.recorded += 1
             with self._lock:
-                made = self._compile(program, described, structure)
+                structure.add(described, Pass(reason=program), None)
+            return result
+        self.report.recorded += 1
         with self._lock:
-            structure.passes[described.numbers] = made
-            if len(structure.passes) > MAX_PASSES:
-                del structure.passes[next(iter(structure.passes))]
+            found = take_apart(program, described.tensors)
+            family = _last_used(self.families, found.skeleton, MAX_STRUCTURES, Family)
+            made = self._compile(program, found, family, described, structure)
+            structure.add(described, made, found)
         return result
 
-    def _compile(self, program: Program, described: Description, structure: Structure) -> Pass:
-        family = structure.family
-        found = family.find(program, described.tensors)
-        if found is not None:
-            return Pass(program, *found)
-        if family.graphs >= MAX_GRAPHS:
-            return Pass(None, reason=f"more than {MAX_GRAPHS} graphs for backwards of one kind")
+    def _compile(
+        self,
+        program: Program,
+        found: Recorded,
+        family: Family,
+        described: Description,
+        structure: Structure,
+    ) -> Pass:
+        known = family.find(found)
+        if known is not None:
+            return Pass(program, known, known.match(found) or ())
+        if structure.graphs >= MAX_GRAPHS or len(family.compiled) >= MAX_GRAPHS:
+            return Pass(reason=f"more than {MAX_GRAPHS} graphs for backwards of one kind")
+        structure.graphs += 1
         try:
             with torch.no_grad(), torch._C._DisableAutocast():
-                made, numbers, module = family.compile(program, described.tensors, self.compiler)
+                made, module = family.compile(program, found, described.tensors, self.compiler)
         except Exception as error:
             text = (str(error).splitlines() or [""])[0]
-            return Pass(None, reason=f"the compiler refused: {type(error).__name__}: {text}")
+            reason = f"the compiler refused: {type(error).__name__}: {text}"
+            self.report.note_refused(reason)
+            return Pass(reason=reason)
         self.report.graphs += 1
         self.report.symbolic += made.env is not None
         self.report.opaque_calls += len(program.opaque)
         self.report.codes.append(module.code)
-        return Pass(program, made.run, numbers)
+        return Pass(program, made, made.match(found) or ())
 
     # --- replaying --------------------------------------------------------------------------------
 
     def _replay(self, call: EngineCall, described: Description, known: Pass, engine: Engine) -> Any:
-        program = known.program
-        assert program is not None and known.run is not None
+        program, compiled = known.program, known.compiled
+        assert program is not None and compiled is not None
         frame = Frame(described.calls, program.opaque)
         try:
             with ExitStack() as stack:
@@ -142,14 +194,14 @@ class PassCache:
                 if program.opaque:
                     stack.enter_context(running(frame))
                 stack.enter_context(torch._C._DisableAutocast())
-                outputs = known.run(*described.tensors, *known.numbers)
+                outputs = compiled.run(*described.tensors, *known.numbers)
         except Exception as error:
             deviation = _deviation(error)
             if deviation is None:
                 raise
             known.deviations += 1
             if known.deviations >= MAX_DEVIATIONS:
-                known.run, known.reason = None, str(deviation)
+                known.compiled, known.reason = None, str(deviation)
             self.report.note_taken_over(str(deviation))
             return _finish_on_engine(call, described, frame, engine)
         self.report.compiled += 1

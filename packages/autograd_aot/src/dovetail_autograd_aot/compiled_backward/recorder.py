@@ -102,7 +102,7 @@ def _inlining(node: Any) -> Callable[..., Any]:
     return lambda *gradients: node._forward_cls.inlined_backward(node, *gradients)
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Recorder(TorchDispatchMode):
     """Writes down what is dispatched, until something cannot be."""
 
     def __init__(self, described: Description) -> None:
@@ -111,7 +111,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.graph = Graph()
         self.failed: str | None = None
         self.native = nodes_module()
-        self.known = WeakIdKeyDictionary()  # type: ignore[no-untyped-call]
+        self.known: Any = WeakIdKeyDictionary()
         self.inputs: dict[Any, Node] = {}  # by alias key
         self.storages: set[int] = set()
         self.opaque: dict[int, OpaqueCall] = {}
@@ -181,6 +181,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _bind(self, node: Node, result: Any, func: Any) -> None:
         """Remember which tensors a node gives."""
+        parts = as_tuple(result)
+        if any(isinstance(t, Tensor) and t.layout is not torch.strided for t in parts):
+            raise NotCapturable(f"{func} gives a tensor that is not strided")
         if isinstance(result, Tensor):
             self.known[result] = node
         elif isinstance(result, (tuple, list)):

@@ -35,6 +35,10 @@ class BackwardReport:
             _logger.warning("a backward pass runs on autograd's engine: %s", reason)
         self.on_engine[reason] += 1
 
+    def note_refused(self, reason: str) -> None:
+        """The compiler raised an error for a recorded pass."""
+        _logger.warning("a recorded backward pass is not compiled: %s", reason)
+
     def note_taken_over(self, reason: str) -> None:
         """The engine takes over."""
         if reason not in self.taken_over:
@@ -46,7 +50,8 @@ class BackwardReport:
         lines = [
             f"backward passes: {self.compiled} compiled, {self.recorded} recorded, "
             f"{sum(self.on_engine.values())} on the engine; {self.graphs} graphs "
-            f"({self.symbolic} for several sizes) with {self.opaque_calls} calls of Python functions"
+            f"({self.symbolic} for several sizes) with {self.opaque_calls} calls of Python "
+            "functions"
         ]
         lines += [f"on the engine {n} times: {reason}" for reason, n in self.on_engine.items()]
         lines += [f"taken over {n} times: {reason}" for reason, n in self.taken_over.items()]

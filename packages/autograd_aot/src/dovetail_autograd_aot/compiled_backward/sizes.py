@@ -66,8 +66,19 @@ def take_apart(program: Program, tensors: Sequence[Tensor]) -> Recorded:
         order[node] = len(order)
         nodes.append((node.op, node.target, shape(node.args), shape(node.kwargs)))
     told = program.returned, program.leaves, tuple(sorted(program.opaque.items()))
+    storages: dict[int, int] = {}
+    kinds = tuple(
+        (
+            t.dtype,
+            t.device,
+            t.is_conj(),
+            t.is_neg(),
+            storages.setdefault(t.untyped_storage()._cdata, len(storages)),
+        )
+        for t in tensors
+    )
     layouts = tuple((tuple(t.shape), t.stride()) for t in tensors)
-    return Recorded((*nodes, *told), tuple(numbers), layouts)
+    return Recorded((*nodes, *told, kinds), tuple(numbers), layouts)
 
 
 @dataclass
@@ -105,32 +116,25 @@ class Compiled:
 
 
 class Family:
-    """The graphs of one structure."""
+    """The programs of one skeleton, and their graphs."""
 
     def __init__(self) -> None:
         self.recorded: list[Recorded] = []
         self.compiled: list[Compiled] = []
 
-    @property
-    def graphs(self) -> int:
-        """How many there are."""
-        return len(self.compiled)
-
-    def find(self, program: Program, tensors: Sequence[Tensor]) -> tuple[Run, Vector] | None:
-        """A graph that computes the program, and the numbers that it takes."""
-        found = take_apart(program, tensors)
-        for compiled in self.compiled:
-            numbers = compiled.match(found)
-            if numbers is not None:
-                return compiled.run, numbers
-        return None
+    def find(self, found: Recorded) -> Compiled | None:
+        """A graph that computes the program."""
+        return next((c for c in self.compiled if c.match(found) is not None), None)
 
     def compile(
-        self, program: Program, tensors: Sequence[Tensor], compiler: Compiler
-    ) -> tuple[Compiled, Vector, GraphModule]:
-        """A graph for the program: for more sizes than its own, if others were recorded."""
-        found = take_apart(program, tensors)
-        alike = [r for r in self.recorded if r.skeleton == found.skeleton]
+        self,
+        program: Program,
+        found: Recorded,
+        tensors: Sequence[Tensor],
+        compiler: Compiler,
+    ) -> tuple[Compiled, GraphModule]:
+        """A graph for the program: for more numbers than its own, if others were recorded."""
+        alike = list(self.recorded)
         self.recorded.append(found)
         examples: list[Any] = [t.detach() for t in tensors]
         # (Lazy conjugates are left to single sizes.)
@@ -138,19 +142,18 @@ class Family:
             made = _generalise(program, tensors, [*alike, found])
             if made is not None:
                 compiled, module = made
-                numbers = tuple(found.numbers[p] for p in compiled.lifted.values())
+                numbers = [found.numbers[p] for p in compiled.lifted.values()]
                 compiled.run = compiler(module, [*examples, *numbers])
                 assert compiled.env is not None
                 compiled.env.freeze()
                 if compiled.match(found) is not None:
                     self.compiled.append(compiled)
-                    return compiled, numbers, module
+                    return compiled, module
         module = program.module()
-        single = Compiled(
-            compiler(module, examples), found.skeleton, found.numbers, found.layouts
-        )
-        self.compiled.append(single)
-        return single, (), module
+        run = compiler(module, examples)
+        compiled = Compiled(run, found.skeleton, found.numbers, found.layouts)
+        self.compiled.append(compiled)
+        return compiled, module
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -256,7 +259,9 @@ def _generalise(
         )
         layouts.append(sizes)
     strides = [
-        tuple(expressions.find(v, ()) for v in zip(*[r.layouts[i][1] for r in recorded], strict=True))
+        tuple(
+            expressions.find(v, ()) for v in zip(*[r.layouts[i][1] for r in recorded], strict=True)
+        )
         for i in range(len(tensors))
     ]
     numbers = tuple(
