@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
 import torch
 from dovetail_runtime import (
     Allocate,
@@ -20,7 +21,14 @@ from dovetail_runtime import (
     load,
 )
 from dovetail_runtime.artifact import CompiledArtifact
-from dovetail_runtime.cuda_graphs import GraphedArtifact, GraphPool, mutated_inputs, shape_key
+from dovetail_runtime.cuda_graphs import (
+    GraphedArtifact,
+    GraphPool,
+    mutated_inputs,
+    reason_against,
+    shape_key,
+)
+from dovetail_runtime.graph_recording import Timing
 from dovetail_runtime.plan import Bind
 
 SPEC = TensorSpec((4,), (1,), torch.float32, torch.device("cpu"))
@@ -278,6 +286,30 @@ def refused(change: Callable[[Plan], Plan]) -> str:
 def test_sizes_that_depend_on_data_are_not_recorded() -> None:
     bound = refused(lambda p: replace(p, steps=(*p.steps, Bind("n", "t", 0))))
     assert "sizes depend on data" in bound
+
+
+def test_few_launches_are_not_recorded_unasked() -> None:
+    few = GraphedArtifact(load(plan()), CpuPool(), only_launch_bound=True)
+    assert few.skips() == ["writes: 2 launches take no longer than a replay"]
+    assert GraphedArtifact(load(plan()), CpuPool()).skips() == []
+
+
+@pytest.mark.parametrize(
+    ("launching", "gpu", "result_bytes", "reason"),
+    [
+        (1e-3, 1.2e-3, 1000, None),
+        (1e-3, 2.5e-3, 1000, "launches (1.00 ms) are not what takes the time (2.50 ms on the GPU)"),
+        (1e-3, 1.2e-3, 10**9, "copying 1000000000 bytes of results would take longer"),
+    ],
+)
+def test_a_recording_must_pay(
+    launching: float, gpu: float, result_bytes: int, reason: str | None
+) -> None:
+    timing = Timing.__new__(Timing)
+    timing.seconds, timing.result_bytes = launching, result_bytes
+    timing.gpu_seconds = lambda: gpu  # type: ignore[method-assign]
+    found = reason_against(timing)
+    assert found == reason or (found is not None and reason is not None and reason in found)
 
 
 def test_without_a_gpu_the_plan_runs_and_says_why() -> None:

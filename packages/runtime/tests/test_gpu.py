@@ -180,8 +180,8 @@ def test_what_launches_bound_is_recorded_by_itself() -> None:
         replayed(graphed, torch.randn(1000, device=CUDA), 60, 1)
     (skip,) = graphed.skips()
     assert graphed.recorded == 1 and "calls ran the plan: inputs were elsewhere" in skip
-    busy = GraphedArtifact(load(chain(3)), GraphPool(), only_launch_bound=True)
-    replayed(busy, torch.randn(100_000_000, device=CUDA), 3)
+    busy = GraphedArtifact(load(chain(6)), GraphPool(), only_launch_bound=True)
+    replayed(busy, torch.randn(100_000_000, device=CUDA), 6)
     assert busy.recorded == 0 and "are not what takes the time" in busy.skips()[0]
     small = GraphedArtifact(load(chain(60)), GraphPool(), only_launch_bound=True, memory_budget=100)
     replayed(small, x, 60)

@@ -29,7 +29,7 @@ from dovetail_runtime.graph_recording import (
     mutated_inputs,
     record,
 )
-from dovetail_runtime.plan import Bind, Plan
+from dovetail_runtime.plan import Bind, CallAten, LaunchTriton, Plan
 
 # An input that moved this often is copied from then on.
 _MOVES_BEFORE_COPYING = 2
@@ -41,6 +41,12 @@ _MOST_RECORDINGS = 8
 _MOST_COPIED_BYTES = 32 << 20
 # Launches matter unless the GPU takes this many times as long as the CPU.
 _SLACK = 2.0
+# Fewer launches than this take no longer than a replay.
+_FEWEST_LAUNCHES = 4
+# Copying results may take so much of the time that launching takes, at this rate in bytes a second
+# (of an H100, which reads and writes them).
+_MOST_COPYING = 0.25
+_COPY_RATE = 1e12
 # So many shapes are watched at once, each for so many calls until it is clear which inputs move.
 _MOST_SHAPES = 64
 _MOST_WATCHED = 5
@@ -105,7 +111,7 @@ class GraphedArtifact:
     def __post_init__(self) -> None:
         plan = self.artifact.plan
         self._one_shape = not plan.symbols
-        reason = _reason_against(plan, self.pool)
+        reason = _reason_against(plan, self.pool, self.only_launch_bound)
         if reason is not None:
             self._never = True
             self._reasons.append(reason)
@@ -196,7 +202,7 @@ class GraphedArtifact:
                 return shapes.timing
             if not shapes.timing.is_over():
                 return None
-            reason = _against(shapes.timing)
+            reason = reason_against(shapes.timing)
             if reason is not None:
                 self._refuse(shapes, reason)
                 return None
@@ -295,22 +301,31 @@ class GraphedArtifact:
         return None
 
 
-def _reason_against(plan: Plan, pool: GraphPool) -> str | None:
+def _reason_against(plan: Plan, pool: GraphPool, only_launch_bound: bool) -> str | None:
     if plan.target != pool.target:
         return "the plan does not run on a GPU"
+    launches = sum(isinstance(step, LaunchTriton | CallAten) for step in plan.steps)
+    if only_launch_bound and launches < _FEWEST_LAUNCHES:
+        return f"{launches} launches take no longer than a replay"
     if any(isinstance(step, Bind) for step in plan.steps):
         return "sizes depend on data, which the CPU has to wait for"
     return None
 
 
-def _against(timing: Timing) -> str | None:
-    gpu = timing.gpu_seconds()
-    if gpu <= _SLACK * timing.seconds:
-        return None
-    return (
-        f"launches ({timing.seconds * 1e3:.2f} ms) are not what takes the time "
-        f"({gpu * 1e3:.2f} ms on the GPU)"
-    )
+def reason_against(timing: Timing) -> str | None:
+    """Why a recording would not make the calls of this shape faster; None if it would."""
+    gpu, launching = timing.gpu_seconds(), timing.seconds
+    if gpu > _SLACK * launching:
+        return (
+            f"launches ({launching * 1e3:.2f} ms) are not what takes the time "
+            f"({gpu * 1e3:.2f} ms on the GPU)"
+        )
+    if timing.result_bytes / _COPY_RATE > _MOST_COPYING * launching:
+        return (
+            f"copying {timing.result_bytes} bytes of results would take longer than launches "
+            f"({launching * 1e3:.2f} ms) should"
+        )
+    return None
 
 
 def _addresses(inputs: tuple[Input, ...]) -> dict[int, int]:

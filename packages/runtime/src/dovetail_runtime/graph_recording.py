@@ -222,6 +222,7 @@ class Timing:
         self.begin: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self.end: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self.seconds = 0.0  # of the CPU
+        self.result_bytes = 0  # which replays would copy
 
     def run(self, artifact: CompiledArtifact, inputs: Sequence[Input]) -> tuple[Value, ...]:
         """The call."""
@@ -230,6 +231,7 @@ class Timing:
         outputs = artifact.run(*inputs)
         self.seconds = time.perf_counter() - start
         self.end.record()
+        self.result_bytes = byte_count(o for o in outputs if all(o is not i for i in inputs))
         return outputs
 
     def is_over(self) -> bool:
