@@ -2,8 +2,8 @@
 
     python integration_tests/benchmarks/micro.py [--device cuda] [--json FILE]
 
-Times are medians of interleaved runs, in microseconds (on a GPU by device events around a batch of
-calls, so that launches overlap with the device's work). `bandwidth` counts each input read once and
+Times are medians of interleaved runs, in microseconds: on a GPU of the device alone, by events
+around a CUDA graph of a batch of calls. `of copy` counts each input read once and
 each output written once, as a share of a device-to-device copy measured in the same run.
 """
 
@@ -114,32 +114,46 @@ class Line:
 
 
 def time_us(call: Callable[[], object], device: str, batch: int) -> float:
-    """Microseconds of one call, averaged over a batch."""
+    """Microseconds of one call, when `call` makes `batch` of them."""
     if device == "cuda":
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        for _ in range(batch):
-            call()
+        call()
         end.record()
         torch.cuda.synchronize()
         return start.elapsed_time(end) * 1e3 / batch
     begin = time.perf_counter()
-    for _ in range(batch):
-        call()
+    call()
     return (time.perf_counter() - begin) * 1e6 / batch
+
+
+def repeated(call: Callable[[], object], device: str, batch: int) -> Callable[[], object]:
+    """A batch of calls: on a GPU a replay of the graph of their work."""
+
+    def batch_of_calls() -> None:
+        for _ in range(batch):
+            call()
+
+    for _ in range(3):
+        call()
+    if device != "cuda":
+        return batch_of_calls
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        batch_of_calls()
+    return graph.replay
 
 
 def interleaved_us(calls: list[Callable[[], object]], device: str, rounds: int) -> list[float]:
     """Median microseconds of each call over interleaved rounds."""
-    for call in calls:
-        for _ in range(3):
-            call()
     batch = 20 if device == "cuda" else 3
+    batches = [repeated(call, device, batch) for call in calls]
     samples: list[list[float]] = [[] for _ in calls]
     for number in range(rounds):
         order = range(len(calls)) if number % 2 else reversed(range(len(calls)))
         for i in order:
-            samples[i].append(time_us(calls[i], device, batch))
+            samples[i].append(time_us(batches[i], device, batch))
     return [statistics.median(s) for s in samples]
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from dovetail_inductor.codegen_triton.kernel import EmittedKernel, emit_kernel
 from dovetail_inductor.codegen_triton.ops import UnsupportedOp, emit_op
-from dovetail_inductor.loop_ir.loops import Strided
+from dovetail_inductor.loop_ir.loops import LoopNest, Strided
 from dovetail_inductor.lowering.lower import lower
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.pipeline import compile_graph
@@ -229,3 +229,24 @@ def test_rows_stored_in_other_widths_than_they_are_loaded_in_are_not_folded() ->
     assert not any("[:, None] + tl.arange" in text for text in texts)
     (folded,) = scheduled(lambda x: x.softmax(-1), (x[:, :16384].float().repeat(1, 2),))[1]
     assert "[:, None] + tl.arange" in folded.kernel.source
+
+
+def residual_stream(x: Tensor, *pieces: Tensor) -> tuple[Tensor, ...]:
+    """As a transformer's blocks in narrow floats, of which only the norms are in float32."""
+    found = []
+    for piece in pieces:
+        x = x + piece
+        found.append(F.layer_norm(x.float(), (x.shape[-1],)).to(x.dtype))
+    return tuple(found)
+
+
+@pytest.mark.parametrize(("dtype", "stored"), [(torch.bfloat16, 2), (torch.float32, 5)])
+def test_every_second_sum_of_a_narrow_residual_stream_is_stored(
+    dtype: torch.dtype, stored: int
+) -> None:
+    inputs = tuple(torch.randn(64, 32, dtype=dtype) for _ in range(6))
+    gm = trace_aten(residual_stream, *inputs, decompositions=core_aten_table())
+    graph = lower(gm, on_gpu=True)
+    sums = [n for n in graph.nodes if isinstance(n, LoopNest) and "add" in n.origin]
+    of_size = [n for n in sums if graph.buffers[n.buffer].shape == (64, 32)]
+    assert len(of_size) == stored, graph.as_text()

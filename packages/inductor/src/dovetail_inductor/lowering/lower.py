@@ -76,6 +76,9 @@ RULES: Mapping[str, Rule] = {
 # its body grows beyond the second pair.
 CHEAP_COST = 3
 CHEAP_COST_ON_GPU = 12  # where memory is slower beside arithmetic
+# So many buffers for narrow floats on a GPU: of the sums along a residual stream every second is
+# stored. That moves as many bytes as storing each, and rounds half as often.
+MOST_LARGE_NARROW = 2
 MAX_COST = 600
 MAX_LOADS = 16
 # A value that consumers expand is computed once, before, if an element costs at least this.
@@ -297,7 +300,10 @@ def _realize_if_worth_it(
     numel = hint_of(value.numel)
     large = sum(4 * hint_of(prod(ctx.buffers[name].shape)) >= numel for name in cost.buffers)
     cheap = CHEAP_COST_ON_GPU if ctx.on_gpu else CHEAP_COST
-    several = len(consumers) > 1 and (cost.cost - cost.loads > cheap or large > 1)
+    stored = in_memory_form.dtype
+    narrow = ctx.on_gpu and stored.is_floating_point and stored.itemsize == 2
+    most_large = MOST_LARGE_NARROW if narrow else 1
+    several = len(consumers) > 1 and (cost.cost - cost.loads > cheap or large > most_large)
     if cost.loads and (several or cost.cost > MAX_COST or cost.loads > MAX_LOADS):
         _realize(ctx, value, in_memory_form)
         return
