@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import builtins
 import collections
 import types
@@ -81,7 +82,8 @@ def is_instance(vm: Interpreter, value: Value, classinfo: Value) -> bool:
         if real is not None:
             return isinstance(real, wanted)
         return all(vm.find_attr(value, name) is not None for name in _protocol_members(wanted))
-    check = type(wanted).__instancecheck__
+    _, check = attributes.class_lookup(vm, type(wanted), "__instancecheck__")
+    _note_abstract(vm, cls, wanted)
     if isinstance(check, types.FunctionType) and not _is_library_check(check):
         return vm.truth(vm.call(vm.held(check), [classinfo, value], {}))
     return issubclass(cls, wanted)
@@ -107,7 +109,20 @@ def isinstance_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return boolean(is_instance(vm, args[0], args[1]))
 
 
+def _note_abstract(vm: Interpreter, cls: type, wanted: Any) -> None:
+    """Guard that no class is registered with an abstract one, where that may decide."""
+    if isinstance(wanted, tuple):
+        for part in wanted:
+            _note_abstract(vm, cls, part)
+    elif isinstance(wanted, abc.ABCMeta) and wanted not in attributes.read_mro(vm, cls):
+        vm.session.guard_state("abstract_classes", abc.get_cache_token())
+
+
 def issubclass_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    cls, wanted = vm.as_python(args[0]), vm.as_python(args[-1])
+    if isinstance(cls, type):
+        attributes.read_mro(vm, cls)
+        _note_abstract(vm, cls, wanted)
     return vm.fold(issubclass, args, kwargs)
 
 
@@ -120,6 +135,8 @@ def type_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def super_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    if len(args) == 1:
+        raise GraphBreakSignal("super() of a class alone")
     if args:
         cls = vm.as_python(args[0])
         return SuperValue(cls, args[1])

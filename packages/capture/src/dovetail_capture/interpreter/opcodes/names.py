@@ -49,7 +49,8 @@ def global_value(frame: Frame, name: str) -> Value:
             session.guard(c.GlobalPresent, name, False)  # type: ignore[arg-type]
         else:
             session.guard(c.HasKey, sources.held(globals_), name, False)
-        value = vm.held(_BUILTINS[name])
+        source = sources.item(sources.held(_BUILTINS, "builtins"), name)
+        value = vm.wrap(_BUILTINS[name], source)
     else:
         vm.raise_error(NameError, f"name '{name}' is not defined")
     vm.global_values[key] = value

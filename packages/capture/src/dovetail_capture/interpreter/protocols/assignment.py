@@ -68,7 +68,7 @@ def generic_set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> No
         set_attr(vm, obj, name, value)
         return
     owner, attr = attributes.class_lookup(vm, obj.cls, name)
-    if attr is not attributes.MISSING and attributes.is_data_descriptor(attr):
+    if attr is not attributes.MISSING and attributes.is_data_descriptor(vm, attr):
         kind = type(attr)
         if isinstance(attr, property):
             if attr.fset is None:

@@ -81,10 +81,21 @@ def read_mro(vm: Interpreter, cls: type) -> tuple[type, ...]:
     return mro
 
 
-def is_data_descriptor(attr: Any) -> bool:
+def is_data_descriptor(vm: Interpreter, attr: Any) -> bool:
     """Does the class attribute take precedence over the instance dictionary?"""
+    return any(special_of(vm, attr, name) is not None for name in ("__set__", "__delete__"))
+
+
+def special_of(vm: Interpreter, attr: Any, name: str) -> Any:
+    """A method of the class of a raw class attribute, a descriptor maybe; None if it has none."""
     cls = type(attr)
-    return hasattr(cls, "__set__") or hasattr(cls, "__delete__")
+    if cls.__flags__ & _IMMUTABLE_TYPE:
+        return getattr(cls, name, None)
+    found = class_lookup(vm, cls, name)[1]
+    return None if found is MISSING else found
+
+
+_IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: a class written in C
 
 
 def get_attr(vm: Interpreter, obj: Value, name: str) -> Value:
@@ -165,6 +176,10 @@ def _module_attr(vm: Interpreter, obj: Constant, module: types.ModuleType, name:
     if name in attributes:
         return vm.wrap(attributes[name], sources.item(base, name))
     vm.session.guard(c.HasKey, base, name, False)
+    if "__getattr__" in attributes:
+        vm.session.pin(sources.item(base, "__getattr__"), attributes["__getattr__"])
+    else:
+        vm.session.guard(c.HasKey, base, "__getattr__", False)
     try:
         found = getattr(module, name)
     except AttributeError:
@@ -175,7 +190,11 @@ def _module_attr(vm: Interpreter, obj: Constant, module: types.ModuleType, name:
 def _class_attr(vm: Interpreter, obj: Value, cls: type, name: str) -> Value:
     meta = type(cls)
     meta_owner, meta_attr = class_lookup(vm, meta, name)
-    if meta_attr is not MISSING and is_data_descriptor(meta_attr):
+    if meta is not type:
+        getter = class_lookup(vm, meta, "__getattribute__")[1]
+        if isinstance(getter, types.FunctionType):
+            return vm.call(vm.held(getter), [obj, Constant(name)], {})
+    if meta_attr is not MISSING and is_data_descriptor(vm, meta_attr):
         if isinstance(meta_attr, property) and isinstance(meta_attr.fget, types.FunctionType):
             return vm.call(vm.held(meta_attr.fget), [obj], {})
         return _class_metadata(vm, cls, name)
@@ -188,7 +207,10 @@ def _class_attr(vm: Interpreter, obj: Value, cls: type, name: str) -> Value:
         if type(meta_attr) in C_METHODS:
             return NativeMethod(meta_attr, obj, name)
         return vm.held(getattr(cls, name))
-    if hasattr(meta, "__getattr__"):
+    fallback = class_lookup(vm, meta, "__getattr__")[1]
+    if isinstance(fallback, types.FunctionType):
+        return vm.call(vm.held(fallback), [obj, Constant(name)], {})
+    if fallback is not MISSING:
         try:
             return vm.held(getattr(cls, name))
         except AttributeError:
@@ -253,7 +275,7 @@ def generic_lookup(vm: Interpreter, obj: ObjectValue, name: str) -> Value | None
     owner, attr = class_lookup(vm, cls, name)
     if name == "__dict__" and not isinstance(attr, property):
         return obj.fields if getattr(cls, "__dictoffset__", 0) else None
-    if attr is not MISSING and is_data_descriptor(attr):
+    if attr is not MISSING and is_data_descriptor(vm, attr):
         return _data_descriptor(vm, obj, owner, name, attr)
     if attr is MISSING and obj.fields.origin is not None and name not in obj.fields.origin:
         # Nothing on the class: `__getattr__` decides, and only then is absence guarded.
@@ -303,7 +325,7 @@ def bind_to_instance(vm: Interpreter, obj: Value, owner: type, name: str, attr: 
         return vm.call(Constant(_partial_method), call, {})
     if kind is functools.singledispatchmethod:
         return vm.call(Constant(_dispatching_method), [vm.held(attr), obj, vm.held(cls)], {})
-    getter = getattr(kind, "__get__", None)
+    getter = special_of(vm, attr, "__get__")
     if isinstance(getter, types.FunctionType):
         return vm.call(vm.held(getter), [vm.held(attr), obj, vm.held(cls)], {})
     if getter is not None and not isinstance(attr, type):
@@ -344,7 +366,7 @@ def _data_descriptor(vm: Interpreter, obj: ObjectValue, owner: type, name: str, 
             source = vm.session.sources.attr(obj.source, name)
             return vm.wrap(attr.__get__(obj.real), source)
         raise GraphBreakSignal(f"the C attribute {owner.__name__}.{name}")
-    getter = getattr(kind, "__get__", None)
+    getter = special_of(vm, attr, "__get__")
     if isinstance(getter, types.FunctionType):
         return vm.call(vm.held(getter), [vm.held(attr), obj, vm.held(obj.cls)], {})
     if name == "__class__":
@@ -569,7 +591,7 @@ def _super_attr(vm: Interpreter, obj: SuperValue, name: str) -> Value:
         attr = attributes[name]
         if is_class:
             return bind_to_class(vm, owner, name, attr, receiver, start)
-        if is_data_descriptor(attr) and isinstance(receiver, ObjectValue):
+        if is_data_descriptor(vm, attr) and isinstance(receiver, ObjectValue):
             return _data_descriptor(vm, receiver, owner, name, attr)
         return bind_to_instance(vm, receiver, owner, name, attr)
     return missing(vm, obj, name)
