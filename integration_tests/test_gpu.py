@@ -239,6 +239,29 @@ def test_a_launch_bound_model_is_recorded_by_itself() -> None:
     assert dovetail.report(plain).cudagraphs == 0
 
 
+def test_large_results_of_recorded_calls_are_never_overwritten() -> None:
+    """They lie in the graph's memory while each is dropped before the next call, and are copies
+    once they were kept."""
+    model = torch.nn.Linear(256, 50_000).cuda()
+    compiled = dovetail.compile(model, fullgraph=True, mode="reduce-overhead")
+    inputs = [torch.randn(128, 256, device="cuda") for _ in range(16)]
+    with torch.no_grad():
+        for x in inputs[:6]:
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
+        assert "in use" not in "".join(dovetail.report(compiled).cudagraph_skips)
+        peak = torch.cuda.max_memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        compiled(inputs[0])
+        assert torch.cuda.max_memory_allocated() < peak
+        kept = [compiled(x) for x in inputs]
+        views = [k[1:, ::2] for k in kept]
+        del kept
+        for x, view in zip(inputs, views, strict=True):
+            torch.testing.assert_close(view, model(x)[1:, ::2], rtol=1e-4, atol=1e-4)
+    report = dovetail.report(compiled)
+    assert report.cudagraphs == 1 and "still in use" in "".join(report.cudagraph_skips)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("train", [False, True], ids=["infer", "train"])
 @pytest.mark.parametrize("name", ["resnet18", "mobilenetv3"])
