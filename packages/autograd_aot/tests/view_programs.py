@@ -225,8 +225,8 @@ def _undefined(step: Step, values: list[Any], inputs: int, before: list[Step]) -
     first = values[step.operands[0]]
     if step.name == "data" and first.requires_grad:
         return True  # what is written there is written behind autograd's back
-    if step.name == "neg_view" and first.dtype is torch.bool:
-        return True  # reading it is refused, if it is read
+    if step.name == "neg_view" and first.dtype in (torch.bool, torch.uint8):
+        return True  # reading it is refused, if it is read; two of them cancel out in a copy
     names = {step.name, *(s.name for s in before)}
     if "view_dtype" in names and not names.isdisjoint(("addcmul_", "lerp_", "cumsum_", "clamp_")):
         return True  # the last bits of a sum, the bits of a NaN

@@ -183,7 +183,7 @@ class _Joint:
             self.tracer.stack_trace = None
             self.tracer.checkpoint = None
             for tensor in self.tracer.written_reshaped:
-                base = tensor._base
+                base: Any = tensor._base
                 if grad_flags(tensor)[0] or (base is not None and grad_flags(base)[0]):
                     # Autograd replays views in the backward of such a write, but not changes of
                     # their shape.
@@ -337,6 +337,8 @@ class _Joint:
                 env[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
             else:
                 env[node] = self.gm.get_submodule(node.target)(*args, **kwargs)
+            if self.wrapping is not None:
+                self.wrapping.look_at_inputs()
             if self.locate:
                 self._note_backward(node.name, env.get(node))
         raise TraceError("the captured graph has no output")

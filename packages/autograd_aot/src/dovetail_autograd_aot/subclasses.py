@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from dovetail_prims.fake_tensor import FakeTensor
+from dovetail_prims.node_error import blame
 from dovetail_prims.wrappers import (
     WrapperLayout,
     is_wrapper,
@@ -90,6 +91,7 @@ class Wrapping:
 
     def __init__(self, gm: GraphModule, examples: Sequence[Any]) -> None:
         self.examples = list(examples)
+        self.output_names: list[str] = []
         self.layouts, self.plain = _all_apart(examples)
         self.gm = self._over_plain(gm)
         self.leaves: dict[int, _Leaf] = {}
@@ -122,6 +124,8 @@ class Wrapping:
         for node in gm.graph.nodes:
             if node.op == "output":
                 results = torch.fx.node.map_arg(node.args[0], env.__getitem__)
+                outputs: Any = node.args[0]
+                self.output_names = [o.name if isinstance(o, Node) else "" for o in outputs]
                 graph.output(graph.call_function(self._take_outputs_apart, (results,)))
             elif node.op != "placeholder":
                 env[node] = graph.node_copy(node, env.__getitem__)
@@ -140,8 +144,8 @@ class Wrapping:
 
     def _take_outputs_apart(self, outputs: Sequence[Any]) -> list[Any]:
         """The plain outputs. Notes how the graph's own are made of them."""
-        self.outputs, self.carried, self.bumped = [], {}, []
-        self._look_at_inputs()
+        self.outputs, self.carried = [], {}
+        self.bumped = [i for i, k in self.leaves.items() if k.tensor._version != k.version]
         plain: list[Any] = []
         seen: dict[int, int] = {}
         for number, output in enumerate(outputs):
@@ -152,10 +156,15 @@ class Wrapping:
                 self.outputs.append(_Same(seen[id(output)]))
             else:
                 seen[id(output)] = number
-                self.outputs.append(self._kind_of(output, plain))
+                try:
+                    self.outputs.append(self._kind_of(output, plain))
+                except TraceError as error:
+                    blame(error, self.output_names[number])
+                    raise
         return plain
 
-    def _look_at_inputs(self) -> None:
+    def look_at_inputs(self) -> None:
+        """Refuse what the last operator did to an input that cannot be done around the graph."""
         for index, known in self.leaves.items():
             tensor = known.tensor
             if tensor.grad_fn is not known.grad_fn or (
@@ -164,8 +173,8 @@ class Wrapping:
                 raise TraceError(
                     f"input {index}, a {type(tensor).__name__}, is written to and needs gradients"
                 )
-            if tensor._version != known.version:
-                self.bumped.append(index)
+            if tensor._version == known.version:
+                continue
             now, _ = take_apart(tensor)
             if now != self.layouts[index]:
                 raise TraceError(f"input {index}, a {type(tensor).__name__}, changes its layout")
