@@ -647,6 +647,9 @@ def generator_close(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 def exception_init(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     assert isinstance(args[0], ObjectValue)
+    if len(args) > 2 and issubclass(args[0].cls, (OSError, SyntaxError, UnicodeError)):
+        # C code takes these apart; an OSError even becomes one of another class.
+        raise GraphBreakSignal(f"creation of a {args[0].cls.__name__} of several parts")
     args[0].slots["args"] = TupleValue(args[1:])
     if issubclass(args[0].cls, StopIteration):
         args[0].slots["value"] = args[1] if len(args) > 1 else NONE

@@ -273,7 +273,17 @@ def hooks_of(vm: Interpreter, obj: TensorValue, name: str) -> Value:
     return vm.wrap(getattr(obj.real, name), vm.session.sources.attr(obj.source, name))
 
 
+def _hook(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`tensor.register_hook(...)` and its like."""
+    raise GraphBreakSignal(
+        "a hook on the gradient of a tensor: what it does happens outside of the graph",
+        "register it outside of the compiled function, or say it as a torch.autograd.Function",
+    )
+
+
 HANDLERS: dict[Any, Handler] = {
+    torch.Tensor.register_hook: _hook,
+    torch.Tensor.register_post_accumulate_grad_hook: _hook,
     torch.autograd.backward: _backward,
     torch.autograd.grad: _grad,
     leaf_gradients: _leaf_gradients,

@@ -295,6 +295,8 @@ def module_call(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         found = attributes.generic_lookup(vm, module, name)
         if not isinstance(found, DictValue) or dicts.length(vm, found):
             if "backward" in name:
+                if not torch.is_grad_enabled():
+                    continue  # nothing is differentiated
                 raise GraphBreakSignal(
                     f"a call of a {module.cls.__name__} with backward hooks, which are Python's",
                     "register them on modules that are called outside of the compiled function",

@@ -392,6 +392,9 @@ def _member(vm: Interpreter, obj: ObjectValue, name: str, attr: Any) -> Value:
         obj.slots[name] = value
         return value
     if issubclass(obj.cls, BaseException):
+        parts = obj.slots.get("args")
+        if isinstance(parts, TupleValue) and parts.items and name not in ("name", "path", "obj"):
+            raise GraphBreakSignal(f"`{name}` of a {obj.cls.__name__} made in the graph")
         return NONE
     return missing(vm, obj, name)
 
