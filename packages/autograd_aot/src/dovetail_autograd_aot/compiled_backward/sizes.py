@@ -69,6 +69,7 @@ def take_apart(program: Program, tensors: Sequence[Tensor]) -> Recorded:
     storages: dict[int, int] = {}
     kinds = tuple(
         (
+            t.ndim,
             t.dtype,
             t.device,
             t.is_conj(),
