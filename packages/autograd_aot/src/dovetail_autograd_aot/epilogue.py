@@ -67,33 +67,39 @@ def _make_write_back(
     """New values into the mutated inputs. A write that autograd saw is a differentiable copy_,
     the others are hidden from it; version counters are bumped either way."""
     start = signature.num_fresh
-    data = [(m.index, start + i) for i, m in enumerate(signature.mutated) if m.data_only]
-    graded = [(m.index, start + i) for i, m in enumerate(signature.mutated) if not m.data_only]
-    silent = [m.index for m in signature.mutated if m.silent]
+    pairs = [(m, (m.index, start + i)) for i, m in enumerate(signature.mutated)]
+    hidden = [pair for m, pair in pairs if m.data_only and m.silent]
+    data = [pair for m, pair in pairs if m.data_only and not m.silent]
+    graded = [pair for m, pair in pairs if not m.data_only]
     if not signature.mutated and not signature.bumped:
         return None
     # Copies of one dtype and device go to the GPU in few launches. Both are as when first called.
-    groups: list[list[tuple[int, int]]] = []
+    groups: dict[bool, list[list[tuple[int, int]]]] = {}
+
+    def copy(silent: bool, inputs: Sequence[Any], results: Sequence[Any]) -> None:
+        if silent not in groups:
+            groups[silent] = _grouped(hidden if silent else data, inputs)
+        with torch.no_grad():
+            for group in groups[silent]:
+                if len(group) == 1:
+                    ((index, result),) = group
+                    inputs[index].copy_(results[result])
+                else:
+                    torch._foreach_copy_(
+                        [inputs[i] for i, _ in group], [results[i] for _, i in group]
+                    )
 
     def write_back(inputs: Sequence[Any], results: Sequence[Any]) -> None:
-        kept = tuple(inputs[i] for i in silent if not inputs[i].is_inference())
-        versions = tuple(t._version for t in kept)
+        if hidden:
+            kept = tuple(inputs[i] for i, _ in hidden if not inputs[i].is_inference())
+            versions = tuple(t._version for t in kept)
+            copy(True, inputs, results)
+            if kept:
+                torch._C._autograd._unsafe_set_version_counter(kept, versions)
         if data:
-            if not groups:
-                groups[:] = _grouped(data, inputs)
-            with torch.no_grad():
-                for group in groups:
-                    if len(group) == 1:
-                        ((index, result),) = group
-                        inputs[index].copy_(results[result])
-                    else:
-                        torch._foreach_copy_(
-                            [inputs[i] for i, _ in group], [results[i] for _, i in group]
-                        )
+            copy(False, inputs, results)
         for index, result in graded:
             inputs[index].copy_(results[result])
-        if kept:
-            torch._C._autograd._unsafe_set_version_counter(kept, versions)
         for index in signature.bumped:
             torch.autograd.graph.increment_version(inputs[index])
 

@@ -670,7 +670,7 @@ _ERRORS_OF_BACKWARDS = (
     "modified by an inplace operation", "derivative for", "Trying to backward through",
     "is not differentiable", "invalid gradient at index", "detached in-place",
     "isDifferentiableType", "is a view and its base or another view",
-    "A view was created in no_grad mode",
+    "A view was created in no_grad mode", "isFloatingType(grad.scalar_type())",
 )  # fmt: skip
 
 
