@@ -6,6 +6,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,10 @@ def test_table_holds_rows_ratios_and_failures() -> None:
     assert len({len(line) for line in text.splitlines()}) == 1
     assert "FAILED" in text and "1.0 MiB" in text
     assert "first call 4.0x faster" in ratios(rows) and "steady state 2.00x" in ratios(rows)
+    slower = replace(
+        rows[0], figures=replace(rows[0].figures, steady_s=3 * rows[1].figures.steady_s)
+    )
+    assert "steady state 3.00x" in ratios([slower, rows[1]], on_gpu=True)
 
 
 def test_a_small_run_writes_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,10 +75,10 @@ def test_what_the_gpu_suite_says_of_all_cases() -> None:
         row("torch.compile", 10.0, 2.0, train=True), row("dovetail", 10.0, 1.0, train=True),
         row("dovetail", 1.0, 9.0, "alone"), Failure("alone", False, "torch.compile", "broke"),
     ]  # fmt: skip
-    said = suite.geometric_means(rows)
+    said = suite.geometric_means(rows, False)
     assert said.startswith("2 cases,") and "steady state 1.41x, first call 2.0x faster" in said
     assert "worst m train 0.50x" in said and "beside eager m train 1.00x" in said
-    assert suite.geometric_means(rows[:1]) == "no case ran under both"
+    assert suite.geometric_means(rows[:1], False) == "no case ran under both"
 
 
 def test_the_gpu_suite_runs_small_on_the_cpu(tmp_path: Path) -> None:

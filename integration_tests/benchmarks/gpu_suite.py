@@ -22,7 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from dovetail.bench.driver import SYSTEMS, Failure, Row, measure_case
-from dovetail.bench.table import machine, ratios, render
+from dovetail.bench.table import machine, ratios, render, steady_ratio
 from dovetail.bench.worker import Spec
 from dovetail.options import MODES
 
@@ -41,7 +41,7 @@ MODELS: tuple[tuple[str, bool], ...] = (  # and whether it is trained
 )
 
 
-def geometric_means(rows: Sequence[Row | Failure]) -> str:
+def geometric_means(rows: Sequence[Row | Failure], on_gpu: bool) -> str:
     """Steady state and first call beside torch.compile, over the cases where both ran; the case
     with the worst steady state; and the lowest ratio to eager."""
     found: dict[tuple[str, bool], dict[str, Row]] = {}
@@ -55,7 +55,7 @@ def geometric_means(rows: Sequence[Row | Failure]) -> str:
     }
     if not both:
         return "no case ran under both"
-    steady = {c: o.figures.speedup / t.figures.speedup for c, (o, t) in both.items()}
+    steady = {c: steady_ratio(o, t, on_gpu) for c, (o, t) in both.items()}
     worst = min(steady, key=lambda case: steady[case])
     against_eager = min(both, key=lambda case: both[case][0].figures.speedup)
     return (
@@ -128,11 +128,12 @@ def main() -> int:
     failed = False
     sections = []
     print(machine(arguments.device))
+    on_gpu = arguments.device == "cuda"
     for mode in arguments.modes:
         rows = run_mode(mode, arguments)
         failed |= any(isinstance(row, Failure) for row in rows)
-        print(f"\n## {mode}, {arguments.dtype}\n\n{render(rows)}\n{ratios(rows)}")
-        print(geometric_means(rows), flush=True)
+        print(f"\n## {mode}, {arguments.dtype}\n\n{render(rows)}\n{ratios(rows, on_gpu)}")
+        print(geometric_means(rows, on_gpu), flush=True)
         data = {"machine": machine(arguments.device), "command": command}
         path = folder / f"{mode}.json"
         path.write_text(json.dumps({**data, "rows": [asdict(row) for row in rows]}, indent=1))
