@@ -86,3 +86,41 @@ def test_eagers_numbers(program: Callable[[Tensor], Any], graded: bool) -> None:
         if eager is not None and program in (factories, like, in_place, more_in_place):
             assert torch.equal(ours, eager)
     assert torch.equal(found[0][1], found[1][1])  # the generator stands where eager's does
+
+
+class Noisy(torch.autograd.Function):
+    """Draws random numbers both ways; some are of no use."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.p = p
+        return x * torch.rand_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        torch.rand(3)
+        return gradient * (torch.rand_like(x) < ctx.p).float() + torch.randn(()), None
+
+
+def noisy(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    y = Noisy.apply((x * w).sin(), 0.5)
+    z = torch.nn.functional.dropout(y.exp(), 0.3)
+    return Noisy.apply(z, 0.2), y * 2
+
+
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("backend", ["aot_eager", "dovetail"])
+def test_random_numbers_in_a_custom_backward(backend: str, both: bool) -> None:
+    compiled = dovetail.compile(noisy, backend=backend, fullgraph=True)
+    for seed in range(2):
+        found = []
+        for call in (compiled, noisy):
+            torch.manual_seed(0)
+            x, w = torch.randn(4, 5, requires_grad=True), torch.randn(5, requires_grad=True)
+            torch.manual_seed(seed)
+            first, second = call(x, w)
+            loss = first.sum() + (second.sum() if both else 0)
+            found.append((first, second, *torch.autograd.grad(loss, [x, w]), torch.rand(2)))
+        torch.testing.assert_close(found[0], found[1])

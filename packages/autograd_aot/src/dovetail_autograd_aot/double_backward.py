@@ -22,7 +22,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from dovetail_autograd_aot.aot_log import AotLog
 from dovetail_autograd_aot.differentiable import Autocast, NotOneGraph, gradient_graph, run_engine
 from dovetail_autograd_aot.graphs import JointGraph, OutputKind
-from dovetail_autograd_aot.op_info import draws_random_numbers
+from dovetail_autograd_aot.op_info import draws_in_backward, draws_random_numbers
 
 # Read at every forward, for every input: by a C loop.
 _version = attrgetter("_version")
@@ -89,6 +89,11 @@ class DoubleBackward:
 
     def run(self, replay: Replay, tangents: list[Tensor | None]) -> Gradients:
         """The gradients of the inputs, differentiable."""
+        if any(map(draws_in_backward, self.joint.gm.graph.nodes)):
+            raise RuntimeError(
+                "backward with create_graph=True through a compiled graph that draws random "
+                "numbers in its backward"
+            )
         if self.joint.carriers:
             raise RuntimeError(
                 "backward with create_graph=True through a compiled graph whose inputs are tensor "

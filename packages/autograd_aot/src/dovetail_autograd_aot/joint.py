@@ -553,7 +553,7 @@ class _Joint:
         self.reached = tuple(depends)
         while last.next.op != "root":  # what was recorded meanwhile is of no use
             last = last.next
-            last.meta.pop("checked", None)
+            last.meta["unused"] = True
 
     # --- the graph --------------------------------------------------------------------------------
 
@@ -683,9 +683,9 @@ def _eliminate_dead_code(graph: Graph) -> None:
     for node in reversed(graph.nodes):
         if node.users or node.op in ("placeholder", "output"):
             continue
-        if draws_random_numbers(node) or node.meta.get("checked"):
-            continue
-        graph.erase_node(node)
+        kept = draws_random_numbers(node) or node.meta.get("checked")
+        if not kept or node.meta.get("unused"):
+            graph.erase_node(node)
 
 
 __all__ = ["TraceError", "trace_joint"]

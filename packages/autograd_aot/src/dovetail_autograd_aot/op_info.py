@@ -101,6 +101,12 @@ def op_info(op: OpOverload) -> OpInfo:
     return OpInfo(OpKind.PURE, argument_names=names)
 
 
+def draws_in_backward(node: Node) -> bool:
+    """Whether a custom function's backward draws random numbers by this node: it belongs to the
+    backward, though it may depend on no gradient."""
+    return bool(node.meta.get("in_backward")) and draws_random_numbers(node)
+
+
 def draws_random_numbers(node: Node) -> bool:
     """Whether a node advances the random generator: one of a random operator, other than
     attention or dropout that drops nothing."""

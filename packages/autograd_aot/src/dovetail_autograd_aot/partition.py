@@ -25,7 +25,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from dovetail_autograd_aot.fast_graph import FastGraph, copy_node
 from dovetail_autograd_aot.graphs import JointGraph, PartitionedGraph, SavedAlias
 from dovetail_autograd_aot.max_flow import INFINITE, FlowNetwork
-from dovetail_autograd_aot.op_info import draws_random_numbers
+from dovetail_autograd_aot.op_info import draws_in_backward, draws_random_numbers
 from dovetail_autograd_aot.outputs import is_view_node, view_root
 from dovetail_autograd_aot.recompute import may_run_twice, work_for_a_byte
 from dovetail_autograd_aot.values import value_bytes
@@ -120,10 +120,12 @@ class _Roles:
             bits = self.tangent_bits.get(node, 0)
             for source in node.all_input_nodes:
                 bits |= self.tangent_bits.get(source, 0)
+            if draws_in_backward(node):
+                bits |= 1 << len(self.tangents)  # it waits for the backward as if for a tangent
             self.tangent_bits[node] = bits
         self.backward = self._ancestors(
             [g for g in self.gradients if isinstance(g, Node)]
-            + [n for n in self.nodes if n.meta.get("checked")],
+            + [n for n in self.nodes if n.meta.get("checked") or draws_in_backward(n)],
             self.tangent_bits,
         )
         self.regions = self._regions()
@@ -305,7 +307,9 @@ def _cut(joint: JointGraph, choose: Callable[[_Roles], set[Node]]) -> Partitione
         saved_aliases=_aliases(roles, saved_values),
         saved_bytes=sum(value_bytes(n.meta["val"]) for n in saved_values),
         gradient_tangents=tuple(
-            (roles.tangent_bits[g] | reached) if isinstance(g, Node) else 0
+            (roles.tangent_bits[g] & ~(1 << len(roles.tangents)) | reached)
+            if isinstance(g, Node)
+            else 0
             for g, reached in zip_longest(roles.gradients, joint.reached, fillvalue=0)
         ),
     )

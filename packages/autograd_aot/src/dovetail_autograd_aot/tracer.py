@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from dovetail_guards.shape_env import ShapeEnv
 from dovetail_prims.fake_tensor import (
     FakeMemo,
@@ -103,6 +105,16 @@ def _composed(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     val = base.meta["val"]
     # Only then is the shape in between of no consequence for the strides.
     return (base, args[1]) if is_contiguous(val) else args
+
+
+def _computes_again() -> bool:
+    """Whether the backward that runs is that of PyTorch's own checkpoint."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _views_memory(node: Node) -> bool:
@@ -352,12 +364,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Record one functional operator on nodes; gives its node, or its results' nodes. An
         equal pure operator recorded before is used again."""
-        if self.in_backward and not merge:
-            # A checkpointed region would have to see the numbers its forward drew, and others
-            # the generator as it is at the backward.
+        if self.in_backward and not merge and _computes_again():
             raise TraceError(
-                f"{func} in the backward: random numbers in a checkpointed region or in a custom "
-                "function's backward cannot be compiled; draw them outside"
+                f"{func} in the backward: a checkpointed region would have to see the random "
+                "numbers that its forward drew; draw them outside"
             )
         if func in _COMPOSABLE and type(args[0]) is Node and args[0].target is func:
             args = _composed(func, args)

@@ -15,6 +15,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_arg
 
 from dovetail_autograd_aot.fast_graph import FastGraph
+from dovetail_autograd_aot.op_info import draws_in_backward
 from dovetail_autograd_aot.outputs import is_view_node
 
 aten = torch.ops.aten
@@ -165,7 +166,7 @@ def _rebuilt(
 
     needed: set[Node] = set()
     stack = [g for g in gradients if g is not None]
-    stack += [n for n in nodes if n.meta.get("checked")]
+    stack += [n for n in nodes if n.meta.get("checked") or draws_in_backward(n)]
     while stack:
         node = stack.pop()
         if node not in needed:
