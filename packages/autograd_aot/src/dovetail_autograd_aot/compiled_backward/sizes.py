@@ -252,13 +252,16 @@ def _generalise(
 ) -> tuple[Compiled, GraphModule] | None:
     """The program's graph over symbols, not compiled yet."""
     expressions = _Expressions()
-    layouts = []
-    for i in range(len(tensors)):
-        sizes = tuple(
-            expressions.size(vector, i, d)
-            for d, vector in enumerate(zip(*[r.layouts[i][0] for r in recorded], strict=True))
-        )
-        layouts.append(sizes)
+    sizes = [
+        list(zip(*[r.layouts[i][0] for r in recorded], strict=True)) for i in range(len(tensors))
+    ]
+    # The smallest first: larger ones may be products of them.
+    places = [(vector, i, d) for i, own in enumerate(sizes) for d, vector in enumerate(own)]
+    for vector, i, d in sorted(places, key=lambda place: place[0][-1]):
+        expressions.size(vector, i, d)
+    layouts = [
+        tuple(expressions.size(v, i, d) for d, v in enumerate(sizes[i])) for i in range(len(sizes))
+    ]
     strides = [
         tuple(
             expressions.find(v, ()) for v in zip(*[r.layouts[i][1] for r in recorded], strict=True)
