@@ -639,6 +639,18 @@ def test_numbers_that_always_change_end_on_the_engine() -> None:
 # --- what is not captured -------------------------------------------------------------------------
 
 
+def test_native_dropout_tells_its_scale(context: compiled_autograd) -> None:
+    for train in (True, False, True, False):
+        (x,) = leaves((8, 8))
+        torch.manual_seed(0)
+        y, mask = torch.native_dropout(x, 0.25, train)
+        with context:
+            y.square().sum().backward()
+        scale = 1 / 0.75 if train else 1.0
+        torch.testing.assert_close(x.grad, 2 * y.detach() * mask * scale)
+    assert context.report.compiled == 2
+
+
 def test_what_cannot_be_seen_is_the_engines(context: compiled_autograd) -> None:
     for _ in range(2):
         x, y = leaves((6,), (4, 4))
@@ -765,6 +777,35 @@ def test_threads_share_a_context() -> None:
         thread.join()
     assert not failures
     assert context.report.graphs <= 4
+
+
+def test_hooks_of_a_shared_parameter_in_threads() -> None:
+    context = compiled_autograd(Counting())
+    (w,) = leaves((64, 64))
+    seen: list[int] = []
+    w.register_hook(lambda g: seen.append(threading.get_ident()))
+    failures: list[BaseException] = []
+
+    def work(compiled: bool, size: int) -> None:
+        try:
+            for step in range(15):
+                y = (torch.ones(size + step % 5, 64) @ w).sum()
+                if compiled:
+                    with context:
+                        (g,) = torch.autograd.grad(y, w)
+                else:
+                    (g,) = torch.autograd.grad(y, w)
+                assert torch.equal(g, torch.full((64, 64), float(size + step % 5)))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(i % 2 == 0, 10 * i + 2)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert len(seen) == 60
 
 
 def test_aot_pieces_are_part_of_the_graph() -> None:

@@ -7,6 +7,7 @@ from contextlib import ContextDecorator
 from typing import Any
 
 import torch
+from dovetail_prims.fake_tensor import FakeTensor
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
@@ -121,6 +122,8 @@ def _engine_call(
     """The arguments, if they are what autograd's functions pass."""
     inputs = () if inputs is None else inputs
     if not all(isinstance(v, (Tensor, GradientEdge)) for v in (*outputs, *inputs)):
+        return None
+    if any(isinstance(v, FakeTensor) for v in outputs):  # (something is being captured)
         return None
     return EngineCall(
         tuple(outputs),

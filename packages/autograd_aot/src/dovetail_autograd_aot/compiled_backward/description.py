@@ -8,6 +8,7 @@ Numbers (sizes above all) are kept apart from the rest, the `structure`.
 from __future__ import annotations
 
 import functools
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dovetail_autograd_aot import compiled_function
 from dovetail_autograd_aot.compiled_backward.native import nodes_module
@@ -31,7 +33,6 @@ _HIDDEN_STATE = frozenset(
     {
         "AsStridedBackward0", "AsStridedBackward0_copy", "AsStridedBackward1",
         "AsStridedScatterBackward0", "BlockDiagBackward0", "ToDenseBackward0",
-        "NativeDropoutBackward0",
     }
 )  # fmt: skip
 # Nodes without saved state that torch registers by hand.
@@ -85,6 +86,19 @@ class Slot:
     def in_epilogue(self) -> bool:
         """Whether it is called with a leaf whose gradient is complete."""
         return self.kind in ("leaf post", "accumulated")
+
+
+class Replaced:
+    """Stands for a Python function of the engine, on one thread; elsewhere it is the function."""
+
+    def __init__(self, original: Callable[..., Any], here: Callable[..., Any], thread: int) -> None:
+        self.original = original
+        self.here = here
+        self.thread = thread
+
+    def __call__(self, *args: Any) -> Any:
+        called = self.here if threading.get_ident() == self.thread else self.original
+        return called(*args)
 
 
 @dataclass(frozen=True)
@@ -156,6 +170,40 @@ def _is_generated(name: str, kind: type) -> bool:
     return getattr(torch._C._functions, name, None) is kind
 
 
+class _DropoutScale(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Catches the factor that dropout's backward is called with; nothing is computed."""
+
+    scale = 1.0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is not torch.ops.aten.native_dropout_backward.default:
+            return func(*args, **(kwargs or {}))
+        self.scale = float(args[2])
+        return args[0]
+
+
+def _dropout_scale(node: Any) -> float:
+    """Whether dropout was training is not told, but shows in what its node does."""
+    meta, *others = node._input_metadata
+    gradient = torch.empty((), dtype=meta.dtype, device=meta.device).expand(meta.shape)
+    with _DropoutScale() as caught, torch.no_grad():  # type: ignore[no-untyped-call]
+        node(gradient, *[None for _ in others])
+    return float(caught.scale)
+
+
+def _autocast() -> tuple[Any, ...]:
+    return tuple(
+        torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        for kind in ("cpu", "cuda")
+    )
+
+
 class _Describer:
     def __init__(self, call: EngineCall) -> None:
         self.call = call
@@ -181,7 +229,7 @@ class _Describer:
             call.accumulate,
             call.allow_unreachable,
             torch.are_deterministic_algorithms_enabled(),
-            torch._C._is_any_autocast_enabled(),
+            *_autocast(),
             torch.get_default_dtype(),
             tuple((self.order[n], number) for n, number in roots),
             tuple((self.order.get(n, -1), number) for n, number in targets),
@@ -278,6 +326,8 @@ class _Describer:
             if name == "CatBackward0" and sum(n is None for n, _ in self.edges[node]) > 1:
                 raise NotCapturable("the sizes of what was concatenated cannot be seen")
             self._saved(node, kind)
+            if name == "NativeDropoutBackward0":
+                self._value(_dropout_scale(node))
         self._hooks(node)
 
     def _saved(self, node: Any, kind: type) -> None:
@@ -334,7 +384,9 @@ class _Describer:
                 kind = "leaf post" if kind == "post" else kind
             self.structure.append((kind, position, len(hooks)))
             for key, hook in hooks.items():
-                self._slot(Slot(kind, hooks, key, leaf), hook)
+                # (Another thread may have replaced it for a while, to record.)
+                function = hook.original if isinstance(hook, Replaced) else hook
+                self._slot(Slot(kind, hooks, key, leaf), function)
 
     def _slot(self, slot: Slot, function: Callable[..., Any]) -> None:
         self.found.slots.append(slot)

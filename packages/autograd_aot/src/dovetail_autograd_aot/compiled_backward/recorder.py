@@ -25,6 +25,7 @@ from dovetail_autograd_aot.compiled_backward.description import (
     Description,
     EngineCall,
     NotCapturable,
+    Replaced,
     Slot,
     alias_key,
 )
@@ -79,7 +80,7 @@ def replaced(
     inlined = described.inlined
     try:
         for number, (slot, function) in functions:
-            made = stand_in(number, slot, function)
+            made = Replaced(function, stand_in(number, slot, function), threading.get_ident())
             if slot.kind == "function":
                 slot.owner.apply = made
             else:
