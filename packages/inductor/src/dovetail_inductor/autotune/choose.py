@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -17,7 +17,16 @@ from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.kernels import KernelGraph, ProductKernel, ProductTiles, Step
 from dovetail_inductor.scheduler.live_bytes import writes_of
 from dovetail_inductor.scheduler.memory import plan_memory
-from dovetail_inductor.scheduler.products import Form, Product, find_products
+from dovetail_inductor.scheduler.products import (
+    Form,
+    Product,
+    ProductGroup,
+    find_groups,
+    find_products,
+)
+
+Key = tuple[tuple[str, str], ...]
+Work = Product | ProductGroup
 
 MARGIN = 0.97  # a kernel of ours must take less than this part of the library's time
 
@@ -27,9 +36,17 @@ class Problem:
     """Several plans that compute the same. `key` says what they were made from, as parts that can
     be told apart; `names` are the plans', the first the one to beat."""
 
-    key: tuple[tuple[str, str], ...]
+    key: Key
     names: tuple[str, ...]
     plans: Callable[[], Sequence[Plan]]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Work, with the tiles to try."""
+
+    work: Work
+    tiles: list[ProductTiles]
 
 
 @dataclass(frozen=True)
@@ -76,23 +93,56 @@ def choose_products(graph: KernelGraph, options: InductorOptions, tuner: Tuner) 
     def on_gpu(buffer: Buffer) -> bool:
         return buffer.device.type == "cuda" if options.triton is None else options.triton
 
-    groups: dict[tuple[tuple[str, str], ...], list[tuple[Product, list[ProductTiles]]]] = {}
-    for product in find_products(graph, on_gpu):
-        tiles = candidates(product.sizes, product.consumer is not None)
+    products = find_products(graph, on_gpu)
+    asked: dict[Key, list[_Asked]] = {}
+    every: list[Work] = [*products, *find_groups(products)]
+    for work in every:
+        tiles = _candidates(work)
         if tiles:
-            groups.setdefault(_key(product, tiles), []).append((product, tiles))
-    if not groups:
+            asked.setdefault(_key(work, tiles), []).append(_Asked(work, tiles))
+    if not asked:
         return graph
-    problems = [_problem(key, *same[0], options) for key, same in groups.items()]
-    chosen: list[tuple[Product, Form]] = []
-    for problem, seconds, same in zip(
-        problems, tuner.measure(problems), groups.values(), strict=True
-    ):
+    problems = [_problem(key, same[0], options) for key, same in asked.items()]
+    times = dict(zip(asked, tuner.measure(problems), strict=True))
+    # Of a group: only if it is faster than the best of each of its members.
+    best_alone: dict[int, float] = {}
+    chosen: dict[int, tuple[Work, Form]] = {}
+    for problem in problems:
+        same, seconds = asked[problem.key], times[problem.key]
         best = fastest(seconds)
-        tuner.note(Choice(_describe(same[0][0]), len(same), best, problem.names, seconds))
-        if best:
-            chosen += [(product, _form(product, tiles[best - 1])) for product, tiles in same]
-    return _with_forms(graph, chosen)
+        if isinstance(same[0].work, ProductGroup):
+            best = _beats_members(same[0].work, best, seconds, best_alone)
+        tuner.note(Choice(_describe(same[0].work), len(same), best, problem.names, seconds))
+        for one in same:
+            if isinstance(one.work, Product):
+                best_alone[one.work.position] = seconds[best] or 0.0
+            if best:
+                form = _form(one.work, one.tiles[best - 1])
+                chosen |= dict.fromkeys(sorted(_calls(one.work)), (one.work, form))
+    return _with_forms(graph, {id(work): form for work, form in chosen.values()}.values())
+
+
+def _beats_members(
+    group: ProductGroup,
+    best: int,
+    seconds: Sequence[float | None],
+    best_alone: Mapping[int, float],
+) -> int:
+    """`best` if it beats the members' own best forms, else 0."""
+    mine, theirs = seconds[best], [best_alone.get(p.position, 0.0) for p in group.members]
+    measured = all(theirs) and mine is not None
+    return best if measured and mine is not None and mine < MARGIN * sum(theirs) else 0
+
+
+def _calls(work: Work) -> set[int]:
+    members = work.members if isinstance(work, ProductGroup) else (work,)
+    return {p.position for p in members}
+
+
+def _candidates(work: Work) -> list[ProductTiles]:
+    if isinstance(work, Product):
+        return candidates(work.sizes, work.target is not None)
+    return candidates(work.sizes, False)
 
 
 def fastest(seconds: Sequence[float | None]) -> int:
@@ -102,55 +152,74 @@ def fastest(seconds: Sequence[float | None]) -> int:
     return best if seconds[0] is not None and times[best] < MARGIN * times[0] else 0
 
 
-def _form(product: Product, tiles: ProductTiles) -> Form:
-    found = product.in_one(tiles) if tiles.parts == 1 else product.in_parts(tiles)
+def _form(work: Work, tiles: ProductTiles) -> Form:
+    if isinstance(work, ProductGroup):
+        return work.form(tiles)
+    found = work.in_one(tiles) if tiles.parts == 1 else work.in_parts(tiles)
     assert found is not None
     return found
 
 
-def _problem(
-    key: tuple[tuple[str, str], ...],
-    product: Product,
-    tiles: Sequence[ProductTiles],
-    options: InductorOptions,
-) -> Problem:
+def _problem(key: Key, asked: _Asked, options: InductorOptions) -> Problem:
+    work = asked.work
+
     def plans() -> list[Plan]:
-        forms = [product.library(), *(_form(product, t) for t in tiles)]
-        return [_plan(product.graph, form, options) for form in forms]
+        forms = [work.library(), *(_form(work, t) for t in asked.tiles)]
+        return [_plan(work.graph, work.positions, form, options) for form in forms]
 
-    return Problem(key, ("library", *(t.as_text() for t in tiles)), plans)
+    return Problem(key, ("library", *(t.as_text() for t in asked.tiles)), plans)
 
 
-def _key(product: Product, tiles: Sequence[ProductTiles]) -> tuple[tuple[str, str], ...]:
+def _key(work: Work, tiles: Sequence[ProductTiles]) -> Key:
     """What a measurement depends on, without the names of one graph."""
-    graph, call = product.graph, product.call
-    tensors = [a for a in call.args if isinstance(a, Strided)]
-    operands = [
-        (t.shape, t.stride, (t.offset + graph.buffers[t.buffer].offset) % 8) for t in tensors
-    ]
-    first = product.in_one(tiles[0])
-    assert first is not None and isinstance(first.steps[0], ProductKernel)
-    consumer = product.consumer
+    members = work.members if isinstance(work, ProductGroup) else (work,)
+    parts = [part for product in members for part in _key_of(product)]
+    # what an element is read for that others of a group make, too
+    readers: dict[int | None, int] = {p.consumer: i for i, p in enumerate(members)}
+    readers.pop(None, None)
     return (
-        ("operator", call.op),
-        ("operands", repr((operands, product.out.stride, str(product.out.dtype)))),
-        # the name of a kernel is a digest of its text
-        ("kernel", emit_product(first.steps[0], graph.buffers).kernel.symbol),
-        ("consumer", emit_kernel(consumer, graph.buffers).kernel.symbol if consumer else ""),
+        ("products", str(len(members))),
+        *parts,
+        ("readers", repr([readers.get(p.adder) for p in members])),
         ("candidates", repr(list(tiles))),
     )
 
 
-def _describe(product: Product) -> str:
-    batch, m, n, k = product.sizes
-    name = product.call.op.removeprefix("aten::").removesuffix(".out")
+def _key_of(product: Product) -> Key:
+    graph, call, kernel = product.graph, product.call, product.kernel
+    tensors = [a for a in call.args if isinstance(a, Strided)]
+    operands = [
+        (t.shape, t.stride, (t.offset + graph.buffers[t.buffer].offset) % 8) for t in tensors
+    ]
+    form = product.in_one(ProductTiles(16, 16, 16, 4, 1))
+    assert form is not None
+    (one,) = (s for s in form.steps if isinstance(s, ProductKernel))
+    return (
+        ("operator", call.op),
+        ("operands", repr((operands, product.out.stride, str(product.out.dtype)))),
+        # the name of a kernel is a digest of its text
+        ("kernel", emit_product(one, graph.buffers).kernel.symbol),
+        ("consumer", emit_kernel(kernel, graph.buffers).kernel.symbol if kernel else ""),
+        ("taken in", str(product.target is not None)),
+    )
+
+
+def _describe(work: Work) -> str:
+    if isinstance(work, ProductGroup):
+        return f"{len(work.members)} in one launch, {_describe(work.members[0])} and so on"
+    batch, m, n, k = work.sizes
+    name = work.call.op.removeprefix("aten::").removesuffix(".out")
     sizes = f"{m}x{k} by {k}x{n}" if batch == 1 else f"{batch} of {m}x{k} by {k}x{n}"
-    followers = len(product.consumer.nests) if product.consumer is not None else 0
+    kernel = work.kernel
+    followers = 0 if kernel is None else len(kernel.nests)
     return f"{name} {sizes}" + (f" and {followers} that follow" if followers else "")
 
 
-def _plan(graph: KernelGraph, form: Form, options: InductorOptions) -> Plan:
-    """A form as a call of its own, from all that it reads to all that others need of it."""
+def _plan(
+    graph: KernelGraph, positions: Collection[int], form: Form, options: InductorOptions
+) -> Plan:
+    """A form as a call of its own, from all that it reads to all that others need of it.
+    `positions` are where it stands in the graph."""
     buffers = {**graph.buffers, **form.buffers}
     reads: dict[str, None] = {}
     writes: dict[str, None] = {}
@@ -158,37 +227,30 @@ def _plan(graph: KernelGraph, form: Form, options: InductorOptions) -> Plan:
         reads |= dict.fromkeys(sorted(step.reads() - writes.keys()))
         writes |= dict.fromkeys(sorted(writes_of(step)))
     outside = {o.buffer for o in graph.outputs if isinstance(o, Strided)}
-    inside = {id(s) for s in form.steps}
-    for step in graph.steps:
-        if id(step) not in inside and not writes_of(step) & writes.keys():
+    for position, step in enumerate(graph.steps):
+        if position not in positions:
             outside |= step.reads()
     outputs = [buffers[name] for name in writes if name in outside]
     alone = KernelGraph(
-        tuple(reads),
+        tuple(sorted(reads)),
         {},
         buffers,
         form.steps,
-        tuple(Strided(b.name, b.shape, b.stride, 0) for b in outputs),
+        tuple(Strided(b.name, b.shape, b.stride, 0) for b in sorted(outputs, key=lambda b: b.name)),
         graph.builder,
     )
     return emit_plan(alone, plan_memory(alone), options, "candidate")
 
 
-def _with_forms(graph: KernelGraph, chosen: Sequence[tuple[Product, Form]]) -> KernelGraph:
+def _with_forms(graph: KernelGraph, chosen: Collection[Form]) -> KernelGraph:
     """The graph with forms in the place of library calls and the kernels that they take in."""
-    placed: dict[int, tuple[Step, ...]] = {}
-    buffers: dict[str, Buffer] = {}
-    gone: set[int] = set()
-    for product, form in chosen:
-        placed[product.target] = form.steps
-        buffers |= form.buffers
-        gone.add(product.position)
-        gone |= {i for i, s in enumerate(graph.steps) if s is product.consumer}
+    placed = {at: steps for form in chosen for at, steps in form.placed.items()}
+    gone = frozenset().union(*(form.replaced for form in chosen))
     steps: list[Step] = []
     for position, step in enumerate(graph.steps):
         steps += placed.get(position, () if position in gone else (step,))
-    known: Mapping[str, Buffer] = {**graph.buffers, **buffers}
-    return replace(graph, steps=tuple(steps), buffers=known)
+    more = {name: b for form in chosen for name, b in form.buffers.items()}
+    return replace(graph, steps=tuple(steps), buffers={**graph.buffers, **more})
 
 
 __all__ = ["Choice", "Problem", "Tuner", "choose_products", "fastest"]

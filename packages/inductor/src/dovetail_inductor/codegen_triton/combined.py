@@ -9,9 +9,10 @@ from collections.abc import Mapping
 
 from dovetail_inductor.codegen_triton.kernel import EmittedKernel, KernelBody, assemble, emit_body
 from dovetail_inductor.codegen_triton.ops import POINTER_TYPES
+from dovetail_inductor.codegen_triton.product import emit_products
 from dovetail_inductor.codegen_triton.tiling import choose
 from dovetail_inductor.loop_ir.loops import Buffer
-from dovetail_inductor.scheduler.kernels import CombinedKernel
+from dovetail_inductor.scheduler.kernels import CombinedKernel, FusedKernel, ProductKernel
 
 
 def emit_combined(combined: CombinedKernel, buffers: Mapping[str, Buffer]) -> EmittedKernel:
@@ -19,8 +20,12 @@ def emit_combined(combined: CombinedKernel, buffers: Mapping[str, Buffer]) -> Em
 
     Raises `UnsupportedOp` for a scalar op that has no Triton form.
     """
+    products = [k for k in combined.kernels if isinstance(k, ProductKernel)]
+    if products:
+        return emit_products(products, buffers)
     classes: dict[tuple[object, ...], list[KernelBody]] = {}
     for kernel in combined.kernels:
+        assert isinstance(kernel, FusedKernel), "products share launches with products"
         body = emit_body(kernel, buffers, choose(kernel, buffers, shared=True))
         types = tuple(POINTER_TYPES[buffers[b].dtype] for _, b in body.parameters)
         classes.setdefault((body.text, types), []).append(body)

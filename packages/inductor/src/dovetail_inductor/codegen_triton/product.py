@@ -7,11 +7,17 @@ of one operand run at about the same time, so that these are read from the cache
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import prod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from dovetail_inductor.codegen_triton.body import Lines
-from dovetail_inductor.codegen_triton.kernel import Emission, EmittedKernel, assemble
+from dovetail_inductor.codegen_triton.kernel import (
+    Emission,
+    EmittedKernel,
+    KernelBody,
+    assemble,
+    scaled,
+)
 from dovetail_inductor.codegen_triton.tiling import Axis, Tiling
 from dovetail_inductor.loop_ir.loops import Buffer, Strided
 from dovetail_inductor.scheduler.kernels import ProductKernel
@@ -20,52 +26,111 @@ from dovetail_inductor.scheduler.kernels import ProductKernel
 GROUP = 8
 
 
+@dataclass(frozen=True)
+class ProductText:
+    """The statements of a product for the program numbered `pid`: those that make the tile of sums
+    `acc` of the matrices at p0 and p1, and those that use it."""
+
+    multiply: str
+    use: KernelBody
+
+
 def emit_product(product: ProductKernel, buffers: Mapping[str, Buffer]) -> EmittedKernel:
     """Triton source of a product. Needs known sizes below 2**31.
 
     Raises `UnsupportedOp` for a scalar op that has no Triton form.
     """
+    text = product_text(product, buffers)
+    body = text.use
+    lines = f"    pid = tl.program_id(0)\n{text.multiply}\n{body.text}"
+    programs = body.tiling.programs
+    return assemble(
+        body.kind, "", lines, body.parameters, body.helpers, body.tiling, programs, buffers
+    )
+
+
+def emit_products(
+    products: Sequence[ProductKernel], buffers: Mapping[str, Buffer]
+) -> EmittedKernel:
+    """Triton source of products side by side that share the left matrix and are multiplied in the
+    same loop, with the right matrix chosen before."""
+    texts = [product_text(product, buffers) for product in products]
+    assert len({text.multiply for text in texts}) == 1, "products whose loops differ"
+    functions = f"@triton.jit\ndef sums(pid, p0, p1):\n{texts[0].multiply}\n    return acc\n\n\n"
+    parameters: list[tuple[str, str]] = [("p0", products[0].left.buffer)]
+    choosing, using = ["    pid = tl.program_id(0)"], ["    acc = sums(own, p0, right)"]
+    start = 0
+    for number, text in enumerate(texts):
+        body, last = text.use, number == len(texts) - 1
+        formal = ", ".join(["pid", "acc", *(name for name, _ in body.parameters)])
+        functions += f"@triton.jit\ndef use{number}({formal}):\n{body.text}\n\n\n"
+        mine = ["p0", *(f"p{len(parameters) + i}" for i in range(len(body.parameters) - 1))]
+        parameters += zip(mine[1:], (b for _, b in body.parameters[1:]), strict=True)
+        first, start = start, start + body.tiling.programs
+        test = "else:" if last else f"{'elif' if number else 'if'} pid < {start}:"
+        own = [f"own = pid - {first}", f"right = {mine[1]}"]
+        choosing += [f"    {test}", *(f"        {line}" for line in own)]
+        using += [f"    {test}", f"        use{number}({', '.join(['own', 'acc', *mine])})"]
+    helpers = {h for text in texts for h in text.use.helpers}
+    lines = "\n".join([*choosing, *using])
+    tiling = texts[0].use.tiling
+    return assemble("products", functions, lines, parameters, helpers, tiling, start, buffers)
+
+
+def product_text(product: ProductKernel, buffers: Mapping[str, Buffer]) -> ProductText:
+    """The statements of a product."""
     tiles = product.tiles
     outer, rows, columns = product.axes
     z = (Axis("z", outer, 1),) if outer else ()
-    axes = (*z, Axis("y", rows, tiles.m), Axis("x", columns, tiles.n))
-    tiling = Tiling(axes, False, False, tiles.warps, tiles.stages)
+    # Of a single row or column the others of a tile are zeros: it is their sum.
+    y, x = Axis("y", rows, tiles.m if rows else 1), Axis("x", columns, tiles.n if columns else 1)
+    tiling = Tiling((*z, y, x), False, False, tiles.warps, tiles.stages)
+    multiply = Lines()
+    _place(multiply, tiling.axes, tiles.parts)
+    _multiply(multiply, product)
     emission = Emission(product.epilogue, buffers, tiling)
-    pointers = [emission.parameter(o.buffer) for o in (product.left, product.right)]
-    _place(emission.lines, axes)
-    _multiply(emission.lines, product, pointers)
-    starts = [f"py * {tiles.m}", f"px * {tiles.n}"]
+    for operand in (product.left, product.right):
+        emission.parameter(operand.buffer)
+    _place(emission.lines, tiling.axes, tiles.parts)
+    if not rows:
+        emission.lines.add("acc = tl.sum(acc, 0)[None, :]")
+    if not columns:
+        emission.lines.add("acc = tl.sum(acc, 1)[:, None]")
+    starts = [scaled("py", y.block), scaled("px", x.block)]
     sums = "acc"
     if outer:
         starts.insert(0, "pz")
         sums = emission.lines.define("acc[None, :, :]")
-    body = emission.run_at(starts, {product.sums: sums}, "product")
-    return assemble(
-        body.kind, "", body.text, body.parameters, body.helpers, tiling, tiling.programs, buffers
-    )
+    use = emission.run_at(starts, {product.sums: sums}, "product")
+    return ProductText("\n".join(multiply.text), use)
 
 
-def _place(lines: Lines, axes: tuple[Axis, ...]) -> None:
-    """The numbers of the tile that a program computes: pz, py and px."""
+def _place(lines: Lines, axes: tuple[Axis, ...], parts: int) -> None:
+    """The numbers of a program's tile: pz, py and px. Parts of one are neighbours."""
     down, right = axes[-2].blocks, axes[-1].blocks
-    lines.add("pid = tl.program_id(0)")
-    if len(axes) == 3:
+    pid = "pid"
+    if parts > 1:
+        lines.add(f"pz = pid % {parts}")
+        lines.add(f"tile = pid // {parts}")
+        pid = "tile"
+    elif len(axes) == 3:
         lines.add(f"pz = pid // {down * right}")
-        lines.add(f"pid = pid % {down * right}")
+        lines.add(f"tile = pid % {down * right}")
+        pid = "tile"
     if down <= GROUP:
-        lines.add(f"py = pid % {down}")
-        lines.add(f"px = pid // {down}")
+        lines.add(f"py = {pid} % {down}" if down > 1 else "py = 0")
+        lines.add(f"px = {pid} // {down}" if down > 1 else f"px = {pid}")
         return
     height = f"{GROUP}"
-    lines.add(f"top = pid // {GROUP * right} * {GROUP}")
+    lines.add(f"top = {pid} // {GROUP * right} * {GROUP}")
     if down % GROUP:
         lines.add(f"height = tl.minimum({down} - top, {GROUP})")
         height = "height"
-    lines.add(f"py = top + pid % {GROUP * right} % {height}")
-    lines.add(f"px = pid % {GROUP * right} // {height}")
+    lines.add(f"py = top + {pid} % {GROUP * right} % {height}")
+    lines.add(f"px = {pid} % {GROUP * right} // {height}")
 
 
-def _multiply(lines: Lines, product: ProductKernel, pointers: list[str]) -> None:
+def _multiply(lines: Lines, product: ProductKernel) -> None:
     """The sums of one tile, as `acc`."""
     tiles, left, right = product.tiles, product.left, product.right
     m, k = left.shape[-2:]
@@ -81,10 +146,12 @@ def _multiply(lines: Lines, product: ProductKernel, pointers: list[str]) -> None
         end = f"{begin} + {length}"
         if length * tiles.parts > k:
             end = f"tl.minimum({end}, {k})"
-    at_left = _address(left, ("am", f"({begin} + kk[None, :])"), left.stride[-2:])
-    at_right = _address(right, (f"({begin} + kk[:, None])", "bn"), right.stride[-2:])
-    lines.add(f"a = {pointers[0]} + {at_left}")
-    lines.add(f"b = {pointers[1]} + {at_right}")
+    batched = bool(product.axes[0]) and tiles.parts == 1
+    at_left = _address(left, ("am", f"({begin} + kk[None, :])"), left.stride[-2:], batched)
+    at_right = _address(right, (f"({begin} + kk[:, None])", "bn"), right.stride[-2:], batched)
+    right_pointer = "p1" if right.buffer != left.buffer else "p0"
+    lines.add(f"a = p0 + {at_left}")
+    lines.add(f"b = {right_pointer} + {at_right}")
     lines.add(f"for k in range({begin}, {end}, {tiles.k}):")
     lines.indent += 1
     for name, edge, k_spread in (("a", along_m, "[None, :]"), ("b", along_n, "[:, None]")):
@@ -106,29 +173,26 @@ def _along(
     matrix; the condition that their loads need.
 
     Where the tile hangs over, positions begin again: what is computed there is not stored. Where
-    they are neighbours in memory that would tear vectors apart, so loads are masked instead.
+    they are neighbours in memory that would tear vectors apart, so loads are masked instead; so are
+    those of a single row or column.
     """
-    wrapped = size % block != 0 and stride != 1
+    wrapped = size % block != 0 and stride != 1 and size != 1
     wrap = f" % {size}" if wrapped else ""
     positions = f"({number} * {block} + tl.arange(0, {block}))"
     lines.add(f"{name} = ({positions}{wrap}){spread}")
     return f"({name} < {size})" if size % block and not wrapped else None
 
 
-def _address(operand: Strided, positions: tuple[str, str], strides: tuple[int, ...]) -> str:
+def _address(
+    operand: Strided, positions: tuple[str, str], strides: tuple[int, ...], batched: bool
+) -> str:
     """Offsets of a tile of an operand."""
     terms = [t if c == 1 else f"{t} * {c}" for t, c in zip(positions, strides, strict=True)]
-    if len(operand.shape) == 3:
+    if batched:
         terms.append(f"pz * {operand.stride[0]}")
     if operand.offset:
         terms.append(str(operand.offset))
     return " + ".join(terms)
 
 
-def shared_bytes(product: ProductKernel, itemsize: int) -> int:
-    """Bytes of shared memory that the tiles of the operands on their way take."""
-    tiles = product.tiles
-    return prod((tiles.stages, tiles.k, tiles.m + tiles.n, itemsize))
-
-
-__all__ = ["emit_product", "shared_bytes"]
+__all__ = ["emit_product", "emit_products", "product_text"]

@@ -313,6 +313,30 @@ def mask_loads(builder: Builder, root: Expr, mask: Expr) -> Expr:
     return new[root.uid]
 
 
+def replace_loads(
+    builder: Builder, root: Expr, buffer: str, element: Callable[[Load, Index, Expr | None], Expr]
+) -> Expr:
+    """The expression with something else in the place of what is read from a buffer; `element` is
+    given the load, its index and its mask."""
+    new: dict[int, Expr] = {}
+    for node in walk([root]):
+        result: Expr = node
+        if isinstance(node, Load | IndexValue):
+            index = node.index.substitute(variable, lambda value: new[value.uid])
+            if isinstance(node, IndexValue):
+                result = builder.index_value(index, node.dtype)
+            else:
+                mask = None if node.mask is None else new[node.mask.uid]
+                if node.buffer == buffer:
+                    result = element(node, index, mask)
+                else:
+                    result = builder.load(node.buffer, index, node.dtype, mask)
+        elif isinstance(node, Apply):
+            result = builder.apply(node.op, [new[a.uid] for a in node.args], node.dtype, node.attr)
+        new[node.uid] = result
+    return new[root.uid]
+
+
 def loads(roots: Iterable[Expr]) -> list[Load]:
     """Every load below `roots`."""
     return [node for node in walk(roots) if isinstance(node, Load)]

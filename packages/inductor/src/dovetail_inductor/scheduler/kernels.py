@@ -86,33 +86,6 @@ class FusedKernel:
 
 
 @dataclass(frozen=True)
-class CombinedKernel:
-    """Fused kernels that do not depend on one another, computed by one launch side by side."""
-
-    name: str
-    kernels: tuple[FusedKernel, ...]
-
-    @property
-    def internal(self) -> frozenset[str]:
-        """Buffers that need no memory."""
-        return frozenset().union(*(k.internal for k in self.kernels))
-
-    def writes(self) -> set[str]:
-        """Names of the buffers written, internal ones included."""
-        return set().union(*(k.writes() for k in self.kernels))
-
-    def reads(self) -> set[str]:
-        """Names of the buffers read that others wrote."""
-        return set().union(*(k.reads() for k in self.kernels))
-
-    def as_text(self) -> str:
-        """Readable form."""
-        body = "\n".join(kernel.as_text() for kernel in self.kernels)
-        indented = "\n".join("  " + line for line in body.splitlines())
-        return f"combined {self.name}\n{indented}"
-
-
-@dataclass(frozen=True)
 class ProductTiles:
     """How a kernel of ours multiplies matrices: a program computes `m` x `n` elements, `k` products
     of each at a time. With `parts` > 1 so many programs share the products of one element."""
@@ -168,6 +141,33 @@ class ProductKernel:
         return head + "\n" + "\n".join("  " + line for line in body.splitlines())
 
 
+@dataclass(frozen=True)
+class CombinedKernel:
+    """Kernels that do not depend on one another, computed by one launch side by side."""
+
+    name: str
+    kernels: tuple[FusedKernel | ProductKernel, ...]
+
+    @property
+    def internal(self) -> frozenset[str]:
+        """Buffers that need no memory."""
+        return frozenset().union(*(k.internal for k in self.kernels))
+
+    def writes(self) -> set[str]:
+        """Names of the buffers written, internal ones included."""
+        return set().union(*(k.writes() for k in self.kernels))
+
+    def reads(self) -> set[str]:
+        """Names of the buffers read that others wrote."""
+        return set().union(*(k.reads() for k in self.kernels))
+
+    def as_text(self) -> str:
+        """Readable form."""
+        body = "\n".join(kernel.as_text() for kernel in self.kernels)
+        indented = "\n".join("  " + line for line in body.splitlines())
+        return f"combined {self.name}\n{indented}"
+
+
 Step = FusedKernel | CombinedKernel | ProductKernel | ExternCall
 
 
@@ -191,7 +191,7 @@ class KernelGraph:
         found: list[FusedKernel] = []
         for step in self.steps:
             if isinstance(step, CombinedKernel):
-                found += step.kernels
+                found += [k for k in step.kernels if isinstance(k, FusedKernel)]
             elif isinstance(step, FusedKernel):
                 found.append(step)
         return found

@@ -9,17 +9,18 @@ with it, as where it goes through memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 
-from dovetail_inductor.loop_ir.expr import Builder, Expr
+from dovetail_inductor.loop_ir.expr import Builder, Expr, Load, replace_loads
 from dovetail_inductor.loop_ir.index import Index, Var, linear, variable
 from dovetail_inductor.loop_ir.loops import Buffer, ExternArg, ExternCall, LoopNest, Strided
 from dovetail_inductor.loop_ir.sizes import any_symbolic
 from dovetail_inductor.scheduler.kernels import (
+    CombinedKernel,
     FusedKernel,
     KernelGraph,
     ProductKernel,
@@ -33,27 +34,40 @@ from dovetail_inductor.scheduler.match import Group, match
 # The operands of a product come last; one before them is added to it.
 OPERATORS = ("aten::mm.out", "aten::addmm.out", "aten::bmm.out", "aten::baddbmm.out")
 ROUNDINGS = {torch.bfloat16: "round_bf16", torch.float16: "round_f16"}
+# Products of other widths share a launch if so wide a tile divides them, in one column of tiles.
+WIDEST, SHORT = 256, 128
 FARTHEST = 2**31 - 2**16  # kernels of ours count in 32 bits
 
 
 @dataclass(frozen=True)
 class Form:
-    """Steps that compute a product and what follows, and the buffers that they need besides."""
+    """Steps that compute products and what reads them: which stand at which position of the graph,
+    in the place of those at the positions `replaced`, and the buffers that they need besides."""
 
-    steps: tuple[Step, ...]
+    placed: Mapping[int, tuple[Step, ...]]
+    replaced: frozenset[int]
     buffers: Mapping[str, Buffer] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The steps, in order."""
+        return tuple(s for at in sorted(self.placed) for s in self.placed[at])
 
 
 @dataclass(frozen=True)
 class Product:
-    """A library call that multiplies matrices, at `position`; `consumer` is a kernel that reads the
-    result point by point, if there is one, and `target` where one kernel for both can stand."""
+    """A library call that multiplies matrices, at `position`.
+
+    `consumer` is the position of a kernel that reads the result and is measured with it; where it
+    reads point by point, `target` is where one kernel for both can stand. `sole_reader` is the
+    position of the only step that reads the result, if there is but one and it is a kernel.
+    """
 
     graph: KernelGraph
     position: int
-    consumer: FusedKernel | None
-    target: int
-    internal: bool  # nobody but the consumer reads the result
+    consumer: int | None = None
+    target: int | None = None
+    sole_reader: int | None = None
 
     @property
     def call(self) -> ExternCall:
@@ -63,11 +77,28 @@ class Product:
         return step
 
     @property
+    def kernel(self) -> FusedKernel | None:
+        """The consumer."""
+        return None if self.consumer is None else _kernel_at(self.graph, self.consumer)
+
+    @property
     def out(self) -> Buffer:
         """The result."""
         (name,) = self.call.outputs
         assert name is not None
         return self.graph.buffers[name]
+
+    @cached_property
+    def adder(self) -> int | None:
+        """The sole reader, if it can add up parts of each element where it reads it: if what is
+        added to the product can be found from an element's place."""
+        if self.sole_reader is None or len(self.out.shape) != 2:
+            return None
+        nests = _kernel_at(self.graph, self.sole_reader).nests
+        loads = [load for nest in nests for load in nest.loads if load.buffer == self.out.name]
+        in_rows = self.out.stride == (self.out.shape[1], 1)
+        plain = len(self.call.args) == 2 or not any(d.index.indirects() for d in loads)
+        return self.sole_reader if in_rows and plain and loads else None
 
     @property
     def operands(self) -> tuple[Strided, Strided]:
@@ -83,32 +114,54 @@ class Product:
         batch = left.shape[0] if len(left.shape) == 3 else 1
         return batch, left.shape[-2], right.shape[-1], left.shape[-1]
 
+    @property
+    def positions(self) -> frozenset[int]:
+        """Where the steps stand that a form replaces."""
+        return frozenset(
+            {self.position} if self.consumer is None else {self.position, self.consumer}
+        )
+
     @cached_property
     def _vars(self) -> tuple[Var, ...]:
         return tuple(Var(i, n) for i, n in enumerate(self.out.shape))
 
     def library(self) -> Form:
         """The steps as they are."""
-        return Form((self.call, self.consumer) if self.consumer is not None else (self.call,))
+        return Form({at: (self.graph.steps[at],) for at in self.positions}, self.positions)
 
     def in_one(self, tiles: ProductTiles) -> Form | None:
-        """One kernel of ours; None if the consumer's loops are other loops."""
-        builder, index = self.graph.builder, self._index(self._vars)
-        sums = f"sums of {self.out.name}"
-        nest = self._nest(builder.load(sums, index, torch.float32))
-        found = self._with_consumer(nest)
-        if found is None:
-            return None
-        kernel, pieces = found
-        outer = pieces[self._vars[0]] if len(self._vars) == 3 else ()
-        axes = (outer, pieces[self._vars[-2]], pieces[self._vars[-1]])
-        left, right = self.operands
-        return Form((ProductKernel(kernel.name, left, right, axes, sums, kernel, tiles),))
+        """One kernel of ours for the product and, where it reads point by point, its consumer; None
+        if its loops are other loops."""
+        if self.target is None:
+            placed: dict[int, tuple[Step, ...]] = dict(self.library().placed)
+            return Form({**placed, self.position: (self.alone(tiles),)}, self.positions)
+        found = self._product(self.kernel, tiles)
+        return Form({self.target: (found,)}, self.positions) if found else None
+
+    def alone(self, tiles: ProductTiles) -> ProductKernel:
+        """A kernel of ours for the product alone."""
+        found = self._product(None, tiles)
+        assert found is not None
+        return found
 
     def in_parts(self, tiles: ProductTiles) -> Form | None:
         """A kernel of ours that sums parts of the inner dimension, and one that adds them up."""
-        assert len(self._vars) == 2
-        builder = self.graph.builder
+        first, whole = self.parts(tiles)
+        placed: dict[int, tuple[Step, ...]] = {self.position: (first,)}
+        buffers = {whole.name: whole}
+        if self.consumer is not None and self.consumer == self.adder:
+            adding = self.adding_up(_kernel_at(self.graph, self.consumer), whole)
+            return Form({**placed, self.consumer: (adding,)}, self.positions, buffers)
+        second = self.total(self.kernel if self.target is not None else None, whole)
+        if second is None:
+            return None
+        if self.target in (None, self.position):
+            return Form({self.position: (first, second)}, self.positions, buffers)
+        assert self.target is not None
+        return Form({**placed, self.target: (second,)}, self.positions, buffers)
+
+    def parts(self, tiles: ProductTiles) -> tuple[ProductKernel, Buffer]:
+        """The kernel that sums parts of the inner dimension, and where it leaves them."""
         m, n = self.out.shape
         whole = Buffer(
             f"{self.out.name}_parts", torch.float32, self.out.device,
@@ -116,58 +169,167 @@ class Product:
         )  # fmt: skip
         loops = tuple(Var(i, size) for i, size in enumerate(whole.shape))
         index = linear([variable(v) for v in loops], whole.stride)
-        sums = f"sums of {self.out.name}"
-        body = builder.load(sums, index, torch.float32)
-        nest = LoopNest(whole.name, loops, (), None, body, index, self.call.origin)
-        kernel = FusedKernel(whole.name, loops, (), (nest,))
-        left, right = self.operands
-        axes = ((loops[0],), (loops[1],), (loops[2],))
-        first = ProductKernel(whole.name, left, right, axes, sums, kernel, tiles)
-        place = linear([variable(v) for v in self._vars], whole.stride[1:])
-        total: Expr | None = None
-        for part in range(tiles.parts):
-            own = builder.load(whole.name, place + part * m * n, torch.float32)
-            total = own if total is None else builder.apply("add", [total, own])
-        assert total is not None
-        found = self._with_consumer(self._nest(total))
+        body = self.graph.builder.load(self._sums, index, torch.float32)
+        own = tuple(v for v in loops if v.size != 1)
+        nest = LoopNest(whole.name, own, (), None, body, index, self.call.origin)
+        kernel = FusedKernel(whole.name, own, (), (nest,))
+        axes = tuple((v,) if v.size != 1 else () for v in loops)
+        return self._kernel_of(kernel, axes, tiles), whole
+
+    def total(self, consumer: FusedKernel | None, whole: Buffer) -> FusedKernel | None:
+        """The kernel that adds up parts, with a consumer that reads point by point."""
+        index = linear([variable(v) for v in self._vars], whole.stride[1:])
+        found = self._with_consumer(self._nest(self._sum_of_parts(whole, index, None)), consumer)
         if found is None:
             return None
         second = found[0]
-        nests, (rows,) = merge_vars(builder, second.nests, [second.rows])
-        return Form((first, replace(second, rows=rows, nests=tuple(nests))), {whole.name: whole})
+        nests, (rows,) = merge_vars(self.graph.builder, second.nests, [second.rows])
+        return replace(second, rows=rows, nests=tuple(nests))
+
+    def adding_up(self, reader: FusedKernel, whole: Buffer) -> FusedKernel:
+        """A kernel that reads nothing of the product but its elements, wherever, adding up their
+        parts itself."""
+        builder, (_, n) = self.graph.builder, self.out.shape
+
+        def element(load: Load, index: Index, mask: Expr | None) -> Expr:
+            sums = self._sum_of_parts(whole, index, mask)
+            return self._rounded(sums, (index.floordiv(n), index.mod(n)), mask)
+
+        nests = tuple(
+            replace(nest, body=replace_loads(builder, nest.body, self.out.name, element))
+            for nest in reader.nests
+        )
+        return replace(reader, nests=nests)
 
     # --- building ---------------------------------------------------------------------------------
 
-    def _index(self, variables: Sequence[Var]) -> Index:
-        return linear([variable(v) for v in variables], self.out.stride)
+    @property
+    def _sums(self) -> str:
+        return f"sums of {self.out.name}"
 
-    def _nest(self, sums: Expr) -> LoopNest:
-        """The loops that make the result of the sums: with what is added, rounded."""
+    def _product(self, consumer: FusedKernel | None, tiles: ProductTiles) -> ProductKernel | None:
+        """One kernel for the product and a consumer."""
+        index = linear([variable(v) for v in self._vars], self.out.stride)
+        sums = self.graph.builder.load(self._sums, index, torch.float32)
+        found = self._with_consumer(self._nest(sums), consumer)
+        if found is None:
+            return None
+        kernel, pieces = found
+        axes = [pieces.get(v, ()) for v in self._vars]
+        return self._kernel_of(kernel, ((), *axes)[-3:], tiles)
+
+    def _kernel_of(
+        self, epilogue: FusedKernel, axes: tuple[tuple[Var, ...], ...], tiles: ProductTiles
+    ) -> ProductKernel:
+        outer, rows, columns = axes
+        loops = (outer, rows, columns)
+        return ProductKernel(epilogue.name, *self.operands, loops, self._sums, epilogue, tiles)
+
+    def _sum_of_parts(self, whole: Buffer, index: Index, mask: Expr | None) -> Expr:
+        """The sum of products at a place of the result, of its parts."""
+        builder = self.graph.builder
+        total: Expr | None = None
+        for part in range(whole.shape[0]):
+            place = index + part * whole.stride[0]
+            own = builder.load(whole.name, place, torch.float32, mask)
+            total = own if total is None else builder.apply("add", [total, own])
+        assert total is not None
+        return total
+
+    def _rounded(self, sums: Expr, place: Sequence[Index], mask: Expr | None) -> Expr:
+        """An element of the result: with what is added, rounded."""
         builder, body = self.graph.builder, sums
         if len(self.call.args) == 3:
             added = self.call.args[0]
             assert isinstance(added, Strided)
             lead = len(self.out.shape) - len(added.shape)
             indices = [
-                variable(v) if n != 1 else Index(0, ())
-                for v, n in zip(self._vars[lead:], added.shape, strict=True)
+                i if n != 1 else Index(0, ())
+                for i, n in zip(place[lead:], added.shape, strict=True)
             ]
-            place = linear(indices, added.stride, added.offset)
-            own = builder.load(added.buffer, place, torch.float32)
+            at = linear(indices, added.stride, added.offset)
+            own = builder.load(added.buffer, at, torch.float32, mask)
             body = builder.apply("add", [body, own])
-        body = builder.apply(ROUNDINGS[self.out.dtype], [body])
-        index = self._index(self._vars)
-        return LoopNest(self.out.name, self._vars, (), None, body, index, self.call.origin)
+        return builder.apply(ROUNDINGS[self.out.dtype], [body])
+
+    def _nest(self, sums: Expr) -> LoopNest:
+        """The loops that make the result of the sums."""
+        place = [variable(v) for v in self._vars]
+        body, index = self._rounded(sums, place, None), linear(place, self.out.stride)
+        own = tuple(v for v in self._vars if v.size != 1)
+        return LoopNest(self.out.name, own, (), None, body, index, self.call.origin)
 
     def _with_consumer(
-        self, nest: LoopNest
+        self, nest: LoopNest, consumer: FusedKernel | None
     ) -> tuple[FusedKernel, dict[Var, tuple[Var, ...]]] | None:
         """The loops of the result and the consumer's as one kernel, and the loops that take the
         place of each of the former's."""
-        if self.consumer is None:
-            kernel = FusedKernel(f"{self.out.name}_product", self._vars, (), (nest,))
-            return kernel, {v: (v,) for v in self._vars}
-        return _joined(self.graph.builder, nest, self.consumer, self.internal)
+        if consumer is None:
+            kernel = FusedKernel(f"{self.out.name}_product", nest.vars, (), (nest,))
+            return kernel, {v: (v,) for v in nest.vars}
+        return _joined(self.graph.builder, nest, consumer, self.sole_reader is not None)
+
+
+def _kernel_at(graph: KernelGraph, position: int) -> FusedKernel:
+    kernel = graph.steps[position]
+    assert isinstance(kernel, FusedKernel)
+    return kernel
+
+
+@dataclass(frozen=True)
+class ProductGroup:
+    """Products with the same left operand, computed side by side in one launch."""
+
+    members: tuple[Product, ...]
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """As of one product with all right operands beside one another."""
+        batch, m, _, k = self.members[0].sizes
+        return batch, m, sum(p.sizes[2] for p in self.members), k
+
+    @property
+    def graph(self) -> KernelGraph:
+        """The graph that they are of."""
+        return self.members[0].graph
+
+    @property
+    def positions(self) -> frozenset[int]:
+        """Where the steps stand that a form replaces."""
+        return frozenset().union(*(p.positions for p in self.members))
+
+    def library(self) -> Form:
+        """The steps as they are."""
+        return Form({at: (self.graph.steps[at],) for at in self.positions}, self.positions)
+
+    def form(self, tiles: ProductTiles) -> Form:
+        """One launch for the products, whole or in parts, and after it what reads them."""
+        steps: dict[int, FusedKernel] = {
+            p.consumer: _kernel_at(self.graph, p.consumer)
+            for p in self.members
+            if p.consumer is not None
+        }
+        buffers: dict[str, Buffer] = {}
+        kernels: list[ProductKernel] = []
+        totals: list[Step] = []
+        for product in self.members:
+            if tiles.parts == 1:
+                kernels.append(product.alone(tiles))
+                continue
+            kernel, whole = product.parts(tiles)
+            kernels.append(kernel)
+            buffers[whole.name] = whole
+            at = product.adder
+            if at is not None and at in steps:
+                steps[at] = product.adding_up(steps[at], whole)
+                continue
+            total = product.total(None, whole)
+            assert total is not None
+            totals.append(total)
+        launch = CombinedKernel(f"{kernels[0].name}_and_more", tuple(kernels))
+        first = min(p.position for p in self.members)
+        placed: dict[int, tuple[Step, ...]] = {at: (step,) for at, step in steps.items()}
+        return Form({**placed, first: (launch, *totals)}, self.positions, buffers)
 
 
 def _joined(
@@ -199,12 +361,7 @@ def _joined(
 
 def find_products(graph: KernelGraph, on_gpu: Callable[[Buffer], bool]) -> list[Product]:
     """The products that kernels of ours could compute, in order. No two have the same consumer."""
-    readers: dict[str, list[int]] = {}
-    writer: dict[str, int] = {}
-    for position, step in enumerate(graph.steps):
-        for name in step.reads():
-            readers.setdefault(name, []).append(position)
-        writer |= dict.fromkeys(writes_of(step), position)
+    readers, writer = _readers_and_writers(graph)
     kept = {o.buffer for o in graph.outputs if isinstance(o, Strided)}
     taken: set[int] = set()
     found: list[Product] = []
@@ -213,25 +370,76 @@ def find_products(graph: KernelGraph, on_gpu: Callable[[Buffer], bool]) -> list[
         step = graph.steps[position]
         if not isinstance(step, ExternCall) or not _is_ours_to_compute(step, graph, on_gpu):
             continue
-        alone = Product(graph, position, None, position, False)
-        name = alone.out.name
-        for at in readers.get(name, ()):
-            kernel = graph.steps[at]
-            if at in taken or not isinstance(kernel, FusedKernel) or kernel.columns:
-                continue
-            internal = readers[name] == [at] and name not in kept
-            target = at
-            if readers[name][0] != at:  # somebody waits for the product: can all be computed there?
-                if any(writer.get(r, -1) > position for r in kernel.reads()):
-                    continue
-                target = position
-            joined = Product(graph, position, kernel, target, internal)
-            if joined.in_one(ProductTiles(16, 16, 16, 4, 1)) is not None:
-                taken.add(at)
-                alone = joined
-                break
-        found.append(alone)
+        product = Product(graph, position)
+        name = product.out.name
+        at = readers.get(name, [])
+        if len(at) == 1 and name not in kept and isinstance(graph.steps[at[0]], FusedKernel):
+            product = replace(product, sole_reader=at[0])
+        joined = _consumers(product, [p for p in at if p not in taken], at[:1], writer)
+        product = next(joined, product)
+        if product.consumer is None and product.adder not in (None, *taken):
+            product = replace(product, consumer=product.adder)
+        if product.consumer is not None:
+            taken.add(product.consumer)
+        found.append(product)
     return found[::-1]
+
+
+def _readers_and_writers(graph: KernelGraph) -> tuple[dict[str, list[int]], dict[str, int]]:
+    readers: dict[str, list[int]] = {}
+    writer: dict[str, int] = {}
+    for position, step in enumerate(graph.steps):
+        for name in step.reads():
+            readers.setdefault(name, []).append(position)
+        writer |= dict.fromkeys(writes_of(step), position)
+    return readers, writer
+
+
+def _consumers(
+    product: Product, readers: Sequence[int], first: Sequence[int], writer: Mapping[str, int]
+) -> Iterator[Product]:
+    """The product with each of its readers that one kernel can compute it with."""
+    for at in readers:
+        kernel = product.graph.steps[at]
+        if not isinstance(kernel, FusedKernel) or kernel.columns:
+            continue
+        target = at
+        if at not in first:  # somebody waits for the product: can all be computed there?
+            if any(writer.get(r, -1) > product.position for r in kernel.reads()):
+                continue
+            target = product.position
+        joined = replace(product, consumer=at, target=target)
+        if joined.in_one(ProductTiles(16, 16, 16, 4, 1)) is not None:
+            yield joined
+
+
+def find_groups(products: Sequence[Product]) -> list[ProductGroup]:
+    """Products of the same left matrix, all operands of which are there when the first is due."""
+    if not products:
+        return []
+    _, writer = _readers_and_writers(products[0].graph)
+    groups: dict[Strided, list[Product]] = {}
+    for product in products:
+        left, right = product.operands
+        mine = groups.setdefault(left, [])
+        first = mine[0].position if mine else product.position
+        needed = [right, *product.call.args[:-2]]
+        there = all(writer.get(o.buffer, -1) < first for o in needed if isinstance(o, Strided))
+        if there and len(left.shape) == 2 and (not mine or _alike(mine[0], product)):
+            mine.append(product)
+    return [ProductGroup(tuple(found)) for found in groups.values() if len(found) > 1]
+
+
+def _alike(a: Product, b: Product) -> bool:
+    """Whether two products of the same left matrix are multiplied by the same loop: none has tiles
+    that hang over, unless they are of one size."""
+    left, right = a.operands
+    other = b.operands[1]
+    if left.buffer in (right.buffer, other.buffer) or right.offset != other.offset:
+        return False
+    _, m, n, _ = a.sizes
+    same = n == b.sizes[2] or (m <= SHORT and n % WIDEST == 0 and b.sizes[2] % WIDEST == 0)
+    return same and right.stride == other.stride
 
 
 def _is_ours_to_compute(
@@ -252,9 +460,7 @@ def _is_ours_to_compute(
         return False
     if any(b.dtype != out.dtype for b in buffers) or out.dtype not in ROUNDINGS:
         return False
-    # One row or column is no work for tensor cores.
-    whole = len(out.shape) == len(tensors[-1].shape)
-    return whole and all(n > 1 for n in out.shape) and 0 not in tensors[-1].shape
+    return len(out.shape) == len(tensors[-1].shape) and 0 not in (*out.shape, *tensors[-1].shape)
 
 
 def _plain(kwargs: tuple[tuple[str, ExternArg], ...]) -> bool:
@@ -262,4 +468,4 @@ def _plain(kwargs: tuple[tuple[str, ExternArg], ...]) -> bool:
     return all(name in ("alpha", "beta") and value == 1 for name, value in kwargs)
 
 
-__all__ = ["Form", "Product", "find_products"]
+__all__ = ["Form", "Product", "ProductGroup", "find_groups", "find_products"]
