@@ -3,6 +3,7 @@
 
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/functions/tensor.h>
 #include <torch/csrc/autograd/python_cpp_function.h>
 #include <torch/csrc/autograd/python_function.h>
 #include <torch/csrc/autograd/python_hook.h>
@@ -131,6 +132,43 @@ PyObject* stream(PyObject*, PyObject* object) {
   END_HANDLE_TH_ERRORS
 }
 
+PyObject* numbers(c10::SymIntArrayRef values) {
+  PyObject* found = PyTuple_New(static_cast<Py_ssize_t>(values.size()));
+  for (size_t i = 0; found != nullptr && i < values.size(); ++i) {
+    PyObject* number = PyLong_FromLongLong(values[i].expect_int());
+    if (number == nullptr) {
+      Py_CLEAR(found);
+      break;
+    }
+    PyTuple_SET_ITEM(found, static_cast<Py_ssize_t>(i), number);
+  }
+  return found;
+}
+
+// Of the backward of a write to a view: the node of the operator that wrote, and where base and
+// view lie. None for other nodes, and where the view is not made by strides.
+PyObject* written_view(PyObject*, PyObject* object) {
+  Node* node = node_of(object);
+  if (node == nullptr) {
+    return nullptr;
+  }
+  HANDLE_TH_ERRORS
+  auto* copy = dynamic_cast<torch::autograd::CopySlices*>(node);
+  if (copy == nullptr || copy->view_fn != nullptr) {
+    Py_RETURN_NONE;
+  }
+  PyObject* inner = torch::autograd::functionToPyObject(copy->fn);
+  if (inner == nullptr) {
+    return nullptr;
+  }
+  return Py_BuildValue("(NNNLNNL)", inner, numbers(copy->base.sym_sizes()),
+                       numbers(copy->base.sym_strides()),
+                       static_cast<long long>(copy->base.sym_storage_offset().expect_int()),
+                       numbers(copy->view.sym_sizes()), numbers(copy->view.sym_strides()),
+                       static_cast<long long>(copy->view.sym_storage_offset().expect_int()));
+  END_HANDLE_TH_ERRORS
+}
+
 PyObject* is_wrapped_number(PyObject*, PyObject* object) {
   if (!THPVariable_Check(object)) {
     PyErr_SetString(PyExc_TypeError, "expected a tensor");
@@ -143,6 +181,8 @@ PyMethodDef methods[] = {
     {"hooks", hooks, METH_O, "The hooks of a node: a list of (kind, position, dictionary)."},
     {"release", release, METH_O, "Let a node go of what it saved."},
     {"stream", stream, METH_O, "(device, stream) that a node runs on; None on the CPU."},
+    {"written_view", written_view, METH_O,
+     "(node, sizes, strides, offset of the base, and of the view) of a write to a view."},
     {"is_wrapped_number", is_wrapped_number, METH_O, "Whether a tensor stands for a number."},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -35,8 +35,11 @@ _HIDDEN_STATE = frozenset(
         "AsStridedScatterBackward0", "BlockDiagBackward0", "ToDenseBackward0",
     }
 )  # fmt: skip
-# Nodes without saved state that torch registers by hand.
+# Nodes that torch does not generate; of these two, edges and metadata tell everything.
 _PLAIN = frozenset({"CopyBackwards", "UndefinedGradBackward"})
+_OTHERS = frozenset(
+    {"CopySlices", "DelayedError", "Error", "NotImplemented", "SendRpcBackward", "UndefinedGrad"}
+)
 
 
 class NotCapturable(Exception):
@@ -166,8 +169,12 @@ def _saved_names(kind: type) -> tuple[tuple[str, str | None], ...]:
     return tuple((n, "_raw" + n if hasattr(kind, "_raw" + n) else None) for n in names)
 
 
-def _is_generated(name: str, kind: type) -> bool:
-    return getattr(torch._C._functions, name, None) is kind
+def _tells_its_state(kind: type) -> bool:
+    """Whether Python sees all that the backward of such a node depends on."""
+    name = kind.__name__
+    if name in _HIDDEN_STATE or name in _OTHERS:
+        return False
+    return name in _PLAIN or getattr(torch._C._functions, name, None) is kind
 
 
 class _DropoutScale(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -320,21 +327,34 @@ class _Describer:
             self._leaf(node)
         elif issubclass(kind, BackwardCFunction):
             self._function(node)
-        elif name in _HIDDEN_STATE or not (name in _PLAIN or _is_generated(name, kind)):
-            raise NotCapturable(f"the state of {node.name()} cannot be seen")
+        elif name == "CopySlices":
+            self._written_view(node)
         else:
             if name == "CatBackward0" and sum(n is None for n, _ in self.edges[node]) > 1:
                 raise NotCapturable("the sizes of what was concatenated cannot be seen")
-            self._saved(node, kind)
-            if name == "NativeDropoutBackward0":
-                self._value(_dropout_scale(node))
+            self._saved(node)
         self._hooks(node)
 
-    def _saved(self, node: Any, kind: type) -> None:
+    def _saved(self, node: Any) -> None:
+        kind: Any = type(node)
+        if not _tells_its_state(kind):
+            raise NotCapturable(f"the state of {node.name()} cannot be seen")
         for name, raw in _saved_names(kind):
             if raw is not None:
                 self._check_unhooked(getattr(node, raw))
             self._value(getattr(node, name))
+        if kind.__name__ == "NativeDropoutBackward0":
+            self._value(_dropout_scale(node))
+
+    def _written_view(self, node: Any) -> None:
+        """The backward of a write to a view holds that of the operator that wrote."""
+        found = self.native.written_view(node)
+        if found is None or found[0] is None:
+            raise NotCapturable("the state of a write to a view cannot be seen")
+        inner, *place = found
+        self.structure.append(type(inner).__name__)
+        self._value(tuple(place))
+        self._saved(inner)
 
     def _check_unhooked(self, raw: Any) -> None:
         for saved in raw if isinstance(raw, (tuple, list)) else (raw,):
