@@ -154,6 +154,26 @@ def trained(reentrant: bool | None) -> tuple[PartitionedGraph, list[Tensor], lis
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
+def test_statistics_in_a_checkpoint_are_updated_as_often_as_in_eager(reentrant: bool) -> None:
+    found = []
+    for compile_it in (True, False):
+        torch.manual_seed(0)
+        first, norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+        def step(x: Tensor, first: nn.Module = first, norm: nn.Module = norm) -> Tensor:
+            return checkpoint(lambda t: norm(first(t)).relu(), x.sin(), use_reentrant=reentrant)
+
+        call = dovetail.compile(step) if compile_it else step
+        x = torch.randn(6, 4, requires_grad=True)
+        for _ in range(2):
+            call(x).square().sum().backward()
+        found.append([x.grad, first.weight.grad, *norm.buffers()])
+        if compile_it:
+            assert any("running statistics" in b.reason for b in dovetail.report(call).breaks)
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
 def test_a_checkpoint_saves_memory(reentrant: bool) -> None:
     plain, _, _ = trained(None)
     cut, ours, theirs = trained(reentrant)

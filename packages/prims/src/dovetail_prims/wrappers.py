@@ -22,6 +22,9 @@ from dovetail_prims.fake_tensor import (
 )
 
 
+_TORCHS_OWN = ("torch.distributed", "torch.nested", "torch.masked", "torch.sparse")
+
+
 @dataclass(frozen=True, eq=False)
 class WrapperLayout:
     """What a wrapping tensor is, without the plain tensors inside: `parts` are None for a plain
@@ -110,6 +113,8 @@ def wrapper_of_fakes(real: Any, memo: FakeMemo) -> Any:
         own = getattr(type(real).__torch_function__, "__func__", None)
         if own is not Tensor.__torch_function__.__func__:  # type: ignore[attr-defined]
             raise UnsupportedTensorError("its class has a __torch_function__ of its own")
+    if type(real).__module__.startswith(_TORCHS_OWN):
+        raise UnsupportedTensorError("PyTorch's own subclasses do more than their protocol says")
     if real.layout is not torch.strided:
         raise UnsupportedTensorError(f"no fake for layout {real.layout}")
     layout, plain = take_apart(real)

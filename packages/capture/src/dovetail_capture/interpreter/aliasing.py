@@ -53,14 +53,26 @@ def _writes_unseen(node: Node) -> bool:
         return False
     name = _name(node)
     if name in _STATISTICS:
-        flag, place, default = _STATISTICS[name]
-        given = node.kwargs.get(flag, node.args[place] if len(node.args) > place else default)
-        return given is not False
+        return _is_in_training(node)
     if name == "set_grad_enabled" or name == "_set_grad_enabled":
         return False
     if isinstance(node.target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return _schema_writes(node.target)
     return "out" in node.kwargs or (name.endswith("_") and not name.endswith("__"))
+
+
+def _is_in_training(node: Node) -> bool:
+    flag, place, default = _STATISTICS[_name(node)]
+    given = node.kwargs.get(flag, node.args[place] if len(node.args) > place else default)
+    return given is not False
+
+
+def updates_statistics(node: Node) -> bool:
+    """Does this node write to running statistics that it is given?"""
+    if node.op != "call_function" or _name(node) not in _STATISTICS or not _is_in_training(node):
+        return False
+    mean = node.kwargs.get("running_mean", node.args[1] if len(node.args) > 1 else None)
+    return mean is not None
 
 
 def may_write(node: Node) -> bool:

@@ -19,6 +19,7 @@ from dovetail_prims.symbolic_forms import symbolic_form
 from dovetail_prims.wrappers import is_wrapper, wrapper_of_fakes
 from torch.fx import Graph, Node
 
+from dovetail_capture.interpreter.aliasing import updates_statistics
 from dovetail_capture.interpreter.known_data import SIZED_MAKERS, KnownData
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.value_ranges import SAMPLERS, note_sampler
@@ -307,6 +308,11 @@ class Recorder:
         self.data.forget_if_written(node)
         if self.checkpoint is not None:
             node.meta["checkpoint"] = self.checkpoint
+            if updates_statistics(node) and node.meta["val"].requires_grad:
+                raise GraphBreakSignal(
+                    "running statistics that a checkpoint updates twice",
+                    "checkpoint what comes before and after the normalisation",
+                )
         self.operations += 1
         return node
 
