@@ -47,6 +47,9 @@ from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
+# Exceptions that have fields besides `args`, which C code sets.
+_WITH_FIELDS = (StopIteration, SystemExit, ImportError, OSError, SyntaxError, UnicodeError)
+
 
 class Rebuilder:
     """Writes recipes. `outputs` are the graph nodes that the recipes use, in output order;
@@ -276,6 +279,10 @@ class Rebuilder:
             found = item.slots.get("args")
             args_ = self._all(found.items) if isinstance(found, TupleValue) else ()
         new = self._remember(item, self._new(item, args_))
+        if issubclass(item.cls, _WITH_FIELDS):
+            base = next(base for base in item.cls.__mro__ if base.__module__ == "builtins")
+            init = r.CallFunction(r.Const(base.__init__), (new, *args_))  # type: ignore[misc]
+            self.effects.append(r.RunCall(init))
         if isinstance(native, ListValue):
             self.effects.append(r.ReplaceContents(new, "list", self._all(native.items)))
         elif isinstance(native, SetValue):

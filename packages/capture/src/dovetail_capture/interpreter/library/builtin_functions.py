@@ -317,6 +317,9 @@ def to_text(vm: Interpreter, value: Value, how: str) -> str:
             if isinstance(method, types.FunctionType):
                 return str(vm.as_python(vm.call(vm.held(method), [value], {})))
         if issubclass(value.cls, BaseException):
+            usual = (BaseException.__str__, KeyError.__str__)
+            if value.real is not None and how == "str" and value.cls.__str__ not in usual:
+                raise GraphBreakSignal(f"the text of {value.describe()}")
             parts = [vm.as_python(part) for part in vm.iterate(vm.get_attr(value, "args"))]
             if not any(part is UNKNOWN for part in parts):
                 plain = BaseException(*parts)
