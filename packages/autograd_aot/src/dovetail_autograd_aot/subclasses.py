@@ -125,7 +125,8 @@ class Wrapping:
             if node.op == "output":
                 results = torch.fx.node.map_arg(node.args[0], env.__getitem__)
                 outputs: Any = node.args[0]
-                self.output_names = [o.name if isinstance(o, Node) else "" for o in outputs]
+                single = isinstance(outputs, Node)  # one node that gives a tuple
+                self.output_names = [] if single else [getattr(o, "name", "") for o in outputs]
                 graph.output(graph.call_function(self._take_outputs_apart, (results,)))
             elif node.op != "placeholder":
                 env[node] = graph.node_copy(node, env.__getitem__)
@@ -159,7 +160,8 @@ class Wrapping:
                 try:
                     self.outputs.append(self._kind_of(output, plain))
                 except TraceError as error:
-                    blame(error, self.output_names[number])
+                    if self.output_names:
+                        blame(error, self.output_names[number])
                     raise
         return plain
 
