@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from dovetail_autograd_aot import aot_compile, compiled_autograd
+from dovetail_autograd_aot.compiled_backward import passes
 from dovetail_prims.decompositions import core_aten_table
 from torch import Tensor, nn
 
@@ -624,16 +625,52 @@ def test_an_attribute_that_changes_is_recorded_anew(context: compiled_autograd) 
         torch.testing.assert_close(found, expected)
 
 
-def test_numbers_that_always_change_end_on_the_engine() -> None:
+def test_numbers_that_make_graph_after_graph_end_on_the_engine() -> None:
     context = compiled_autograd(Counting())
-    (x,) = leaves((20,))
-    for start in range(12):
-        y = x[start:].flip(0).unfold(0, 2, start + 1).sum()
+    (x,) = leaves((4,))
+    # (With the exponent 1, the derivative has the exponent 0, which is never made symbolic.)
+    for power in [1.0 + 0.5 * i for i in range(11)]:
+        y = (x.abs() + 1).pow(power).sum()
         (expected,) = torch.autograd.grad(y, x, retain_graph=True)
         with context:
             (found,) = torch.autograd.grad(y, x)
-        assert torch.equal(found, expected)
-    assert context.report.graphs <= 8
+        torch.testing.assert_close(found, expected)
+    assert context.report.graphs == passes.MAX_GRAPHS
+    assert context.report.recorded == 11
+    with context:
+        torch.autograd.grad((x.abs() + 1).pow(6.0).sum(), x)
+    assert context.report.on_engine == {"more than 8 graphs for backwards of one kind": 1}
+
+
+def test_a_function_that_never_settles_is_the_engines() -> None:
+    context = compiled_autograd(Counting())
+    for step in range(9):
+        (x,) = leaves((3,))
+        h = x.sin()
+        h.register_hook(lambda g, step=step: None if step else g * 2)
+        with context:
+            h.sum().backward()
+        torch.testing.assert_close(x.grad, x.detach().cos() * (1 if step else 2))
+    assert sum(context.report.taken_over.values()) == passes.MAX_DEVIATIONS
+    assert sum(context.report.on_engine.values()) == 8 - passes.MAX_DEVIATIONS
+
+
+def test_the_last_used_passes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "MAX_STRUCTURES", 2)
+    monkeypatch.setattr(passes, "MAX_PASSES", 2)
+    context = compiled_autograd(Counting())
+    (x,) = leaves((3,))
+
+    def run(function: Callable[[Tensor], Tensor], size: int = 3) -> int:
+        before = context.report.recorded
+        y = function(x.detach()[:1].repeat(size).requires_grad_()).sum()
+        with context:
+            y.backward()
+        return context.report.recorded - before
+
+    assert [run(f) for f in (torch.sin, torch.exp, torch.sin)] == [1, 1, 0]
+    assert [run(f) for f in (torch.tan, torch.sin, torch.exp)] == [1, 0, 1]
+    assert [run(torch.exp, n) for n in (3, 4, 3, 5, 3, 4)] == [0, 1, 0, 1, 0, 1]
 
 
 # --- what is not captured -------------------------------------------------------------------------

@@ -47,7 +47,7 @@ MAX_STRUCTURES = 64
 MAX_GRAPHS = 8
 # Records with the same sizes that are compared for scalars that change.
 MAX_RECORDS = 3
-# So often the engine takes over before a pass is its own for good.
+# So often the engine takes over before passes of a structure are its own for good.
 MAX_DEVIATIONS = 3
 
 
@@ -60,7 +60,6 @@ class Pass:
     compiled: Compiled | None = None
     numbers: tuple[Any, ...] = ()
     reason: str = ""
-    deviations: int = 0
 
 
 @dataclass
@@ -71,9 +70,13 @@ class Structure:
     by_sizes: dict[Any, ScalarPasses] = field(default_factory=dict)  # by numbers
     records: dict[Any, list[tuple[Scalars, Recorded]]] = field(default_factory=dict)  # by numbers
     graphs: int = 0
+    deviations: int = 0
+    reason: str = ""  # why the engine runs all such passes from now on
 
     def find(self, described: Description) -> Pass | None:
         """The pass that computes what is described."""
+        if self.reason:
+            return Pass(reason=self.reason)
         key = described.numbers, tuple(map(as_key, described.scalars))
         known = self.passes.pop(key, None)
         if known is not None:
@@ -133,7 +136,7 @@ class PassCache:
         if known.compiled is None:
             self.report.note_on_engine(known.reason)
             return call.run(engine)
-        return self._replay(call, described, known, engine)
+        return self._replay(call, described, known, structure, engine)
 
     # --- recording --------------------------------------------------------------------------------
 
@@ -184,7 +187,14 @@ class PassCache:
 
     # --- replaying --------------------------------------------------------------------------------
 
-    def _replay(self, call: EngineCall, described: Description, known: Pass, engine: Engine) -> Any:
+    def _replay(
+        self,
+        call: EngineCall,
+        described: Description,
+        known: Pass,
+        structure: Structure,
+        engine: Engine,
+    ) -> Any:
         program, compiled = known.program, known.compiled
         assert program is not None and compiled is not None
         frame = Frame(described.calls, program.opaque)
@@ -199,9 +209,9 @@ class PassCache:
             deviation = _deviation(error)
             if deviation is None:
                 raise
-            known.deviations += 1
-            if known.deviations >= MAX_DEVIATIONS:
-                known.compiled, known.reason = None, str(deviation)
+            structure.deviations += 1
+            if structure.deviations >= MAX_DEVIATIONS:
+                structure.reason = str(deviation)
             self.report.note_taken_over(str(deviation))
             return _finish_on_engine(call, described, frame, engine)
         self.report.compiled += 1
