@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -152,7 +152,10 @@ class PassCache:
         self.report.recorded += 1
         with self._lock:
             found = take_apart(program, described.tensors)
-            family = _last_used(self.families, found.skeleton, MAX_STRUCTURES, Family)
+            family = _last_used(
+                self.families, found.skeleton, MAX_STRUCTURES, lambda: Family(found.skeleton)
+            )
+            found = replace(found, skeleton=family.skeleton)  # (one object for all)
             made = self._compile(program, found, family, described, structure)
             structure.add(described, made, found)
         return result
@@ -167,7 +170,7 @@ class PassCache:
     ) -> Pass:
         known = family.find(found)
         if known is not None:
-            return Pass(program, known, known.match(found) or ())
+            return Pass(program.replayed(), known, known.match(found) or ())
         if structure.graphs >= MAX_GRAPHS or len(family.compiled) >= MAX_GRAPHS:
             return Pass(reason=f"more than {MAX_GRAPHS} graphs for backwards of one kind")
         structure.graphs += 1
@@ -183,7 +186,7 @@ class PassCache:
         self.report.symbolic += made.env is not None
         self.report.opaque_calls += len(program.opaque)
         self.report.codes.append(module.code)
-        return Pass(program, made, made.match(found) or ())
+        return Pass(program.replayed(), made, made.match(found) or ())
 
     # --- replaying --------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import torch
@@ -49,6 +49,10 @@ class Program:
     def module(self) -> GraphModule:
         """The graph, callable."""
         return GraphModule(torch.nn.Module(), self.graph, "Backward")
+
+    def replayed(self) -> Program:
+        """What is kept to replay it: all but the graph."""
+        return replace(self, graph=Graph())
 
 
 def accumulate(variable: Tensor, gradient: Tensor) -> None:

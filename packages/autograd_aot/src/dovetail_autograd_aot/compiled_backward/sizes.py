@@ -119,7 +119,8 @@ class Compiled:
 class Family:
     """The programs of one skeleton, and their graphs."""
 
-    def __init__(self) -> None:
+    def __init__(self, skeleton: tuple[Any, ...]) -> None:
+        self.skeleton = skeleton
         self.recorded: list[Recorded] = []
         self.compiled: list[Compiled] = []
 
