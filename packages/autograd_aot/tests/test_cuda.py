@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from aot_testing import TABLES, as_graph, run_fx
-from dovetail_autograd_aot import aot_compile, trace_joint
+from dovetail_autograd_aot import aot_compile, compiled_autograd, trace_joint
 
 pytestmark = [
     pytest.mark.gpu,
@@ -96,3 +96,41 @@ def test_autocast():
             return (F.layer_norm(F.linear(x, w), (16,)).float(),)
 
     compare(fn, leaf(4, 16), leaf(16, 16), tolerance=2e-2)
+
+
+def test_compiled_autograd_trains_with_dropout():
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, 16), torch.nn.Dropout(0.2), torch.nn.GELU(), torch.nn.Linear(16, 4)
+    ).cuda()
+    context = compiled_autograd(lambda gm, _: gm.forward)
+    for step in range(4):
+        x = torch.randn(6, 8, device="cuda")
+        grads = []
+        for compiled in (False, True):
+            model.zero_grad()
+            torch.manual_seed(step)
+            loss = model(x).square().mean()
+            if compiled:
+                with context:
+                    loss.backward()
+            else:
+                loss.backward()
+            grads.append([p.grad for p in model.parameters()])
+        torch.testing.assert_close(*grads)
+    assert context.report.compiled == 3 and not context.report.on_engine
+
+
+def test_compiled_autograd_leaves_other_streams_to_the_engine():
+    context = compiled_autograd(lambda gm, _: gm.forward)
+    side = torch.cuda.Stream()
+    for _ in range(3):
+        x = leaf(64, 64)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            y = x.sin().sum()
+        torch.cuda.current_stream().wait_stream(side)
+        with context:
+            y.backward()
+        torch.cuda.synchronize()
+        torch.testing.assert_close(x.grad, x.detach().cos())
+    assert context.report.on_engine == {"the forward ran on another stream": 3}
