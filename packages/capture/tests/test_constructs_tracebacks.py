@@ -6,6 +6,8 @@ every entry of their tracebacks (name, file, line, columns), their causes and th
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import sys
 import traceback
 from pathlib import Path
@@ -87,6 +89,26 @@ def breaks_at_three_levels(x):
 def raised_by_an_operator(x):
     print("break")
     return x @ x
+
+
+@construct(graphs=None, breaks=None)
+def raised_by_a_c_function_that_calls_back(x):
+    try:
+        x = x * 2
+        functools.reduce(lambda a, b: a + b, [1, 2, print])
+    finally:
+        x = x + 1
+        print("finally")
+
+
+@construct(graphs=None, breaks=None)
+def raised_by_a_c_function(x):
+    try:
+        x = x * 2
+        list(itertools.accumulate([1, 2, print]))
+    finally:
+        x = x + 1
+        print("finally")
 
 
 @construct(graphs=None, breaks=None)

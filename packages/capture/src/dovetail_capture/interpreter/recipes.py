@@ -6,6 +6,7 @@ import collections
 import contextlib
 import functools
 import inspect
+import os
 import types
 import weakref
 from collections.abc import Iterable
@@ -47,6 +48,7 @@ from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
+_OWN_FILES = os.path.dirname(os.path.abspath(rebuild.__file__)) + os.sep
 # Exceptions that have fields besides `args`, which C code sets.
 _WITH_FIELDS = (StopIteration, SystemExit, ImportError, OSError, SyntaxError, UnicodeError)
 
@@ -313,7 +315,11 @@ class Rebuilder:
         if not isinstance(traceback, TracebackValue) or traceback.error is not item:
             return new
         passed = traceback.places[traceback.first :]
-        places = tuple(rebuild.place_of_error(code, offset) for code, offset in passed)
+        places = tuple(
+            rebuild.place_of_error(code, offset)
+            for code, offset in passed
+            if not code.co_filename.startswith(_OWN_FILES)  # C code, said in Python by us
+        )
         return r.CallFunction(r.Const(rebuild.with_traceback), (new, r.Const(places)))
 
     def _fill_dict(self, target: r.Recipe, item: DictValue) -> None:
