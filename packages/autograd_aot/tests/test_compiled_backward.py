@@ -2,6 +2,7 @@
 
 import copy
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -862,6 +863,39 @@ def test_hooks_of_a_shared_parameter_in_threads() -> None:
         thread.join()
     assert not failures
     assert len(seen) == 60
+
+
+def test_saved_tensors_are_given_away() -> None:
+    class Consuming:
+        def __init__(self, gm: torch.fx.GraphModule) -> None:
+            self.gm = gm
+            self.freed: list[bool] = []
+
+        def __call__(self, *inputs: Tensor) -> Any:
+            return self.gm(*inputs)
+
+        def run_consuming(self, inputs: list[Tensor]) -> Any:
+            results = self.gm(*inputs)
+            seen = [weakref.ref(t) for t in inputs]
+            inputs.clear()
+            self.freed.append(any(ref() is None for ref in seen))
+            return results
+
+    made: list[Consuming] = []
+
+    def compiler(gm: torch.fx.GraphModule, examples: list[Any]) -> Any:
+        made.append(Consuming(gm))
+        run = aot_compile(gm, examples, forward_compiler=lambda g, _: made[-1])
+        return run
+
+    context = compiled_autograd(compiler)
+    for keep in (False, False, True):
+        (x,) = leaves((3,))
+        y = x.exp().sum()
+        with context:
+            y.backward(retain_graph=keep)
+        assert torch.equal(x.grad, x.detach().exp())
+    assert made[-1].freed == [True, False]
 
 
 def test_aot_pieces_are_part_of_the_graph() -> None:

@@ -295,6 +295,9 @@ def _run_forward(
             def plain(*inputs: Any) -> tuple[Any, ...]:
                 return tuple(target(*inputs))
 
+            consume = getattr(target, "run_consuming", None)
+            if consume is not None:  # whoever calls may give the inputs away, too
+                setattr(plain, "run_consuming", consume)  # noqa: B010
             return plain
 
         def with_epilogue(*inputs: Any) -> tuple[Any, ...]:
@@ -460,7 +463,7 @@ def make_autograd_function(
                 ctx.maybe_clear_saved_tensors()
                 ctx.replay = None
             with _below_autograd(), torch._C._DisableAutocast():
-                results = _run_consuming(chosen.run, arguments)
+                results = run_consuming(chosen.run, arguments)
             if replay is not None and any(map(_has_nan, results)):
                 double.blame_nan(replay, found)
             return reached(results, missing)
@@ -498,7 +501,7 @@ def _has_nan(gradient: Tensor | None) -> bool:
     return bool(gradient.isnan().any())
 
 
-def _run_consuming(compiled: Compiled, arguments: list[Any]) -> Sequence[Any]:
+def run_consuming(compiled: Compiled, arguments: list[Any]) -> Sequence[Any]:
     """Call a compiled graph; if it can take its inputs out of the list, each is freed after its
     last use."""
     consume: Callable[[list[Any]], Sequence[Any]] | None

@@ -36,6 +36,7 @@ from dovetail_autograd_aot.compiled_backward.sizes import (
     Recorded,
     take_apart,
 )
+from dovetail_autograd_aot.compiled_function import run_consuming
 
 Engine = Callable[..., Any]
 
@@ -126,7 +127,7 @@ class PassCache:
             return call.run(engine)
         except RuntimeError as error:
             # Freed, or changed in place since: if that matters, the engine says so as ever.
-            self.report.note_on_engine(str(error).split(".", 1)[0])
+            self.report.note_on_engine(str(error).split(":", 1)[0].split(". ", 1)[0])
             return call.run(engine)
         with self._lock:
             structure = _last_used(self.structures, described.structure, MAX_STRUCTURES, Structure)
@@ -207,7 +208,12 @@ class PassCache:
                 if program.opaque:
                     stack.enter_context(running(frame))
                 stack.enter_context(torch._C._DisableAutocast())
-                outputs = compiled.run(*described.tensors, *known.numbers)
+                arguments = [*described.tensors, *known.numbers]
+                if not program.opaque and not call.keep_graph:
+                    # Nothing can ask for the saved tensors again: they are freed as it runs.
+                    described.tensors.clear()
+                    _release(described)
+                outputs = run_consuming(compiled.run, arguments)
         except Exception as error:
             deviation = _deviation(error)
             if deviation is None:
@@ -221,12 +227,17 @@ class PassCache:
         with torch.no_grad():
             _leaves(program, described, outputs)
         if not call.keep_graph:
-            release = nodes_module().release
-            for node in described.nodes:
-                release(node)
+            _release(described)
         if program.returned is None:
             return ()
         return tuple(None if i is None else outputs[i] for i in program.returned)
+
+
+def _release(described: Description) -> None:
+    """Let the nodes go of what they saved, as the engine does node by node."""
+    release = nodes_module().release
+    for node in described.nodes:
+        release(node)
 
 
 def _check_mode(call: EngineCall) -> None:
