@@ -35,6 +35,13 @@ _HIDDEN_STATE = frozenset(
         "AsStridedScatterBackward0", "BlockDiagBackward0", "ToDenseBackward0",
     }
 )  # fmt: skip
+# Nodes that do otherwise where the graph is kept: what they hand to their kernel is a copy then.
+_ASK_IF_KEPT = frozenset(
+    {
+        "BatchNormNoUpdateBackward0", "BatchNormWithUpdateBackward0", "CudnnBatchNormBackward0",
+        "CudnnRnnBackward0", "MiopenRnnBackward0",
+    }
+)  # fmt: skip
 # Nodes that torch does not generate; of these two, edges and metadata tell everything.
 _PLAIN = frozenset({"CopyBackwards", "UndefinedGradBackward"})
 _OTHERS = frozenset(
@@ -318,10 +325,11 @@ class _Describer:
                 continue
             if meta.is_nested_tensor:
                 raise NotCapturable("nested tensors")
-            self.structure += [meta.dtype, meta.device, len(meta.shape)]
-            self.numbers += meta.shape
-            if meta.device.type == "cuda":
-                self._check_stream(node, meta.device)
+            shape, device = meta.shape, meta.device
+            self.structure += [meta.dtype, device, len(shape)]
+            self.numbers += shape
+            if device.type == "cuda":
+                self._check_stream(node, device)
         name = kind.__name__
         if name == "AccumulateGrad":
             self._leaf(node)
@@ -333,6 +341,8 @@ class _Describer:
             if name == "CatBackward0" and sum(n is None for n, _ in self.edges[node]) > 1:
                 raise NotCapturable("the sizes of what was concatenated cannot be seen")
             self._saved(node)
+            if name in _ASK_IF_KEPT:
+                self.structure.append(self.call.keep_graph)
         self._hooks(node)
 
     def _saved(self, node: Any) -> None:
