@@ -529,7 +529,8 @@ def as_markdown(rows: Sequence[Row]) -> str:
             text = re.sub(r"(/[\w.+-]+)+/", "", row.text).replace("|", "\\|").replace("\n", " ")
             text = text.replace("cannot capture one whole graph: ", "").split(" from check.")[0]
             lines.append(f"| {row.op} | {row.stage} | {row.dtype} | {row.outcome} | {text} |")
-    lines += ["", *_reach(rows)]
+    for stage in STAGES:
+        lines += _reach(rows, stage)
     lines += ["", "## Float32: kernels and library calls", "",
               "| op | samples | graphs | generated kernels | library calls |",
               "|" + " --- |" * 5]  # fmt: skip
@@ -540,18 +541,20 @@ def as_markdown(rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _reach(rows: Sequence[Row]) -> list[str]:
+def _reach(rows: Sequence[Row], stage: str) -> list[str]:
     """How many operators are generated kernels, library calls, both or neither."""
     counted: collections.Counter[str] = collections.Counter()
     for row in rows:
-        if row.stage == rows[0].stage and row.dtype == "float32" and row.graphs:
+        if row.stage == stage and row.dtype == "float32" and row.graphs:
             kind = "views and numbers only"
             if row.kernels:
                 kind = "kernels and library calls" if row.extern else "generated kernels only"
             elif row.extern:
                 kind = "library calls only"
             counted[kind] += 1
-    lines = ["## Float32: what operators become, with their backward", "",
+    if not counted:
+        return []
+    lines = ["", f"## Float32, stage `{stage}`: what operators become, with their backward", "",
              "| of all samples | operators |", "| --- | --- |"]  # fmt: skip
     return lines + [f"| {kind} | {count} |" for kind, count in counted.most_common()]
 

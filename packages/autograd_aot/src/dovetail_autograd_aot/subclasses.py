@@ -349,14 +349,16 @@ class _TakeApart(torch.autograd.Function):
     def forward(ctx: Any, tensor: Any) -> tuple[Tensor, ...]:
         ctx.layout, plain = take_apart(tensor)
         ctx.set_materialize_grads(False)
+        ctx.kinds = [(t.shape, t.dtype, t.device) for t in plain]
         return tuple(t.detach() for t in plain)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        defined = [g for g in gradients if g is not None]
-        if len(defined) != len(gradients):
-            raise TraceError("a tensor subclass with the gradient of a part of it")
-        return put_together(ctx.layout, defined)
+        whole = [
+            torch.zeros(sizes, dtype=dtype, device=device) if gradient is None else gradient
+            for gradient, (sizes, dtype, device) in zip(gradients, ctx.kinds, strict=True)
+        ]
+        return put_together(ctx.layout, whole)
 
 
 class _Make(torch.autograd.Function):
