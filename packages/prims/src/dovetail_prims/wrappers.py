@@ -21,7 +21,6 @@ from dovetail_prims.fake_tensor import (
     from_real,
 )
 
-
 _TORCHS_OWN = ("torch.distributed", "torch.nested", "torch.masked", "torch.sparse")
 
 
