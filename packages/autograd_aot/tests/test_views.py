@@ -195,6 +195,12 @@ REFUSED = {
         Program(1, (Input((3, 4), layout="expanded"),), (Step("masked_fill_", (0,)),), ()),
         "single memory location",
     ),
+    "as_strided of a diagonal, written": (
+        Program(1, (Input((2, 1, 3), grad="nonleaf"),),
+                (Step("diagonal", (0,), (0, 0, 2)), Step("as_strided", (1,), ((3,), (1,))),
+                 Step("mul_", (0,), (3,))), (2,)),
+        "as_strided of another view",
+    ),
     "as_strided on itself": (
         Program(1, (PLAIN,), (Step("as_strided", (0,), ((2, 2), (1, 1))),
                               Step("foreach_mul_", (1,))), ()),

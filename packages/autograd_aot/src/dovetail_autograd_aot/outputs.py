@@ -23,7 +23,7 @@ from dovetail_autograd_aot.storage import (
     TracedStorage,
     TraceError,
     read,
-    refuse_strided_twice,
+    refuse_strided_views,
     track_of,
 )
 from dovetail_autograd_aot.tracer import PHYSICAL, Tracer
@@ -237,7 +237,7 @@ def _plan_tensor(
 ) -> _Planned:
     track = track_of(value)
     storage = track.storage
-    refuse_strided_twice(value)
+    refuse_strided_views(value)
     if storage.primal is not None:
         for index in (*inputs.members.get(storage.primal, ()), storage.primal):
             start = inputs.chains.get(index, ())

@@ -115,7 +115,7 @@ def read(tracer: Tracer, tensor: FakeTensor) -> Node:
     track = track_of(tensor)
     storage = track.storage
     if track.seen != storage.version:
-        refuse_strided_twice(tensor)
+        refuse_strided_views(tensor)
         node = storage.node
         for step in effective(track.chain):
             node = tracer.apply_view(step, node)
@@ -124,16 +124,16 @@ def read(tracer: Tracer, tensor: FakeTensor) -> Node:
     return track.node
 
 
-def refuse_strided_twice(tensor: FakeTensor) -> None:
+def refuse_strided_views(tensor: FakeTensor) -> None:
     """Once its base is written to, autograd takes a view anew, by one as_strided of the base; the
-    gradient of as_strided of as_strided is another."""
+    gradient of as_strided of another view is another."""
     track = track_of(tensor)
     if track.seen == track.storage.version:
         return
-    # (The first leads to an input that lies in a storage.)
-    count = sum(s.op is aten.as_strided.default for s in track.chain) - track.storage.shared
-    if count > 1 and tensor.requires_grad:
-        raise TraceError("a tensor that as_strided was applied to twice, and its base written to")
+    # (The first of a shared storage leads to an input that lies in it.)
+    later = track.chain[1 + track.storage.shared :]
+    if tensor.requires_grad and any(step.op is aten.as_strided.default for step in later):
+        raise TraceError("a tensor that is as_strided of another view, and its base written to")
 
 
 def write(tracer: Tracer, tensor: FakeTensor, value: Node) -> None:
