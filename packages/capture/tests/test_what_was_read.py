@@ -422,3 +422,33 @@ def test_a_subclass_with_its_own_torch_function_is_left_alone() -> None:
     assert type(result) is Logs
     assert torch.equal(result.as_subclass(torch.Tensor), expected.as_subclass(torch.Tensor))
     assert "__torch_function__" in run.capture_context.log.breaks[0].reason
+
+
+def test_other_registrations_recompile_nothing() -> None:
+    class Abstract(abc.ABC):
+        pass
+
+    class Plain:
+        pass
+
+    class Other:
+        pass
+
+    def backend(gm: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        graphs.append(gm)
+        Abstract.register(type("Imported", (), {}))  # as a module does that is imported meanwhile
+        return gm.forward
+
+    graphs: list[torch.fx.GraphModule] = []
+    plain, x = Plain(), torch.ones(3)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x * (2 if isinstance(plain, Abstract) else 3)
+
+    compiled = optimize(f, backend)
+    for _ in range(3):
+        assert torch.equal(compiled(x), x * 3)
+        Abstract.register(Other)
+    assert len(graphs) == 1
+    Abstract.register(Plain)
+    assert torch.equal(compiled(x), x * 2) and len(graphs) == 2

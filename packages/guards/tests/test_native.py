@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import ctypes
 import gc
 import sys
@@ -395,3 +396,24 @@ def test_what_a_tensor_subclass_says_of_itself() -> None:
         assert guard(raw(pair), f)
     pair.context = 5
     assert not guard(raw(pair), f)
+
+
+def test_answers_about_abstract_classes_are_asked_again() -> None:
+    class Abstract(metaclass=abc.ABCMeta):
+        pass
+
+    class First:
+        pass
+
+    class Second:
+        pass
+
+    Abstract.register(First)
+    answers = c.AbstractAnswers(((First, Abstract, True), (Second, Abstract, False)))
+    guards = GuardSet([answers])
+    assert both(guards, raw(0))
+    Abstract.register(type("Other", (), {}))
+    assert both(guards, raw(0)) and "First is a subclass of" in guards.as_text()
+    Abstract.register(Second)
+    assert not both(guards, raw(0))
+    assert "a class was registered" in str(guards.explain_failure(FrameView(raw(0), f)))

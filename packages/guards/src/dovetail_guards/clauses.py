@@ -6,6 +6,7 @@ evaluator reads the very same data and is the oracle and the explainer of the fa
 
 from __future__ import annotations
 
+import abc
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -194,6 +195,14 @@ class TorchState(Clause):
 
     name: str
     value: Any
+
+
+@dataclass(frozen=True)
+class AbstractAnswers(Clause):
+    """Whether `cls` counts as a subclass for each (cls, abstract class, answer): classes may be
+    registered with abstract ones at any time."""
+
+    answers: tuple[tuple[type, abc.ABCMeta, bool], ...]
 
 
 @dataclass(frozen=True)

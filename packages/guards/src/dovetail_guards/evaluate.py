@@ -7,6 +7,7 @@ about it fails.
 
 from __future__ import annotations
 
+import abc
 import math
 from collections import OrderedDict
 from collections.abc import Callable
@@ -336,10 +337,22 @@ def changed_class_attr(clause: c.ClassAttrsAre, value: Any) -> str | None:
     return None
 
 
+def counts_as(cls: type, abstract: abc.ABCMeta) -> bool:
+    """What `ABCMeta` says, whatever a metaclass derived from it would do."""
+    return abc.ABCMeta.__subclasscheck__(abstract, cls)
+
+
+def answers_hold(clause: c.AbstractAnswers) -> bool:
+    """Whether classes still count as subclasses of what they did."""
+    return all(counts_as(cls, other) == answer for cls, other, answer in clause.answers)
+
+
 def check(clause: c.Clause, frame: FrameView) -> bool:
     """Does this clause hold in this frame?"""
     if isinstance(clause, c.TorchState):
         return constants_equal(READERS[clause.name](), clause.value)
+    if isinstance(clause, c.AbstractAnswers):
+        return answers_hold(clause)
     if isinstance(clause, c.GlobalPresent):
         return dict.__contains__(frame.func.__globals__, clause.name) == clause.present
     if isinstance(clause, c.ShapeRelation):

@@ -110,6 +110,11 @@ def clause_text(clause: c.Clause) -> str:
             return f"{_names(clause.sources)} share no storage"
         case c.TorchState():
             return f"torch's {clause.name} is {short(clause.value)}"
+        case c.AbstractAnswers():
+            return " and ".join(
+                f"{cls.__qualname__} is {'a' if answer else 'no'} subclass of {other.__qualname__}"
+                for cls, other, answer in clause.answers
+            )
         case c.ShapeRelation():
             return _relation_text(clause)
     return str(clause)
@@ -146,6 +151,8 @@ def _seen_and_hint(clause: c.Clause, frame: FrameView) -> tuple[str, str]:
         case c.TorchState():
             seen = short(READERS[clause.name]())
             return f"it is {seen}", f"call it with the {clause.name} it was compiled under"
+        case c.AbstractAnswers():
+            return "a class was registered", "register classes before the first call"
         case c.GlobalPresent():
             word = "missing" if clause.present else "there"
             return f"it is {word}", "do not define or delete globals between calls"

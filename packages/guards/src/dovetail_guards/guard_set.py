@@ -21,6 +21,7 @@ _RANK: dict[type[c.Clause], int] = {
     c.ConstantIs: 1,
     c.TypeIs: 1,
     c.TorchState: 2,
+    c.AbstractAnswers: 2,
     c.IdIs: 3,
     c.LengthIs: 3,
     c.GlobalPresent: 3,

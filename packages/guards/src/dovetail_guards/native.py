@@ -5,6 +5,7 @@ The extension is loaded and proved on import of this module, not of the package.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Sequence
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -13,7 +14,7 @@ import torch
 
 from dovetail_guards import clauses as c
 from dovetail_guards import source as s
-from dovetail_guards.evaluate import argument_names, constants_equal
+from dovetail_guards.evaluate import answers_hold, argument_names, constants_equal
 from dovetail_guards.native_load import load_native
 from dovetail_guards.torch_state import READERS
 
@@ -172,6 +173,8 @@ class _Builder:
                 self._check(clause.source, _FUNCTION_IS, parts)
             case c.TorchState():
                 self._state(clause)
+            case c.AbstractAnswers():
+                self.states.append((-1, None, False, _asked_again(clause), True))
             case c.SameObject():
                 self._relation(_SAME_OBJECT, clause.sources)
             case c.DistinctObjects():
@@ -206,6 +209,23 @@ class _Builder:
         )
         program, depth = expr.program(tuple(name for name, _ in clause.symbols))
         self.relations.append((_SHAPE, operands, program, depth))
+
+
+def _asked_again(clause: c.AbstractAnswers) -> Callable[[], bool]:
+    """Whether the answers still hold, asked again only after some class was registered."""
+    known: object = None
+
+    def holds() -> bool:
+        nonlocal known
+        now = abc.get_cache_token()
+        if now == known:
+            return True
+        if not answers_hold(clause):
+            return False
+        known = now
+        return True
+
+    return holds
 
 
 def _tensor_table(clause: c.TensorIs) -> tuple[Any, ...]:

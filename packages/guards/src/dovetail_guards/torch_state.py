@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import abc
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -127,11 +126,6 @@ def _handles_exception() -> bool:
     return sys.exception() is not None
 
 
-def _abstract_classes() -> Any:
-    """Changes whenever a class is registered with an abstract one: what `isinstance` goes by."""
-    return abc.get_cache_token()
-
-
 READERS: dict[str, Callable[[], Any]] = {
     "handles_exception": _handles_exception,
     "grad_mode": torch.is_grad_enabled,
@@ -146,7 +140,6 @@ READERS: dict[str, Callable[[], Any]] = {
     "torch_dispatch_modes": _torch_dispatch_modes,
     "sdp_kernels": _sdp_kernels,
     "cudnn": _cudnn,
-    "abstract_classes": _abstract_classes,
     "backend_flags": _backend_flags,
     "saved_tensors_hooks": _saved_tensors_hooks,
     "stream_capturing": _stream_capturing,

@@ -280,6 +280,9 @@ class _Attempt:
                 by_class.setdefault(cls, []).append(row)
         for cls, rows in by_class.items():
             clauses.append(c.ClassAttrsAre(held(cls), tuple(rows)))
+        asked = self.session.abstract_answers
+        if asked:
+            clauses.append(c.AbstractAnswers(tuple((*pair, said) for pair, said in asked.items())))
         for real in self.vm.function_defaults:
             parts = (real.__code__, real.__defaults__, real.__kwdefaults__)
             clauses.append(c.FunctionIs(held(real), *parts))

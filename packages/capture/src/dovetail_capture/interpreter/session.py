@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -63,6 +64,7 @@ class Session:
         self.sources = SourceTable()
         self.clauses: list[c.Clause] = []
         self._guarded: set[Any] = set()
+        self.abstract_answers: dict[tuple[type, abc.ABCMeta], bool] = {}  # what was asked of ABCs
         self.known: dict[int, Value] = {}  # id of a pre-existing object -> its value
         self.keep_alive: list[Any] = []  # the objects whose ids `known` speaks of
         self.inputs: list[tuple[GraphInput, TensorValue | NumberInput]] = []

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from dovetail_guards.evaluate import counts_as
 
 from dovetail_capture.interpreter.library import checks, local_classes, polyfills
 from dovetail_capture.interpreter.library.container_methods import (
@@ -115,7 +116,8 @@ def _note_abstract(vm: Interpreter, cls: type, wanted: Any) -> None:
         for part in wanted:
             _note_abstract(vm, cls, part)
     elif isinstance(wanted, abc.ABCMeta) and wanted not in attributes.read_mro(vm, cls):
-        vm.session.guard_state("abstract_classes", abc.get_cache_token())
+        if id(cls) not in vm.session.stand_ins:  # whose classes are others in each call
+            vm.session.abstract_answers[cls, wanted] = counts_as(cls, wanted)
 
 
 def issubclass_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
