@@ -399,8 +399,9 @@ def test_what_a_tensor_subclass_says_of_itself() -> None:
 
 
 def test_answers_about_abstract_classes_are_asked_again() -> None:
-    class Abstract(metaclass=abc.ABCMeta):
-        pass
+    class Abstract(abc.ABC):
+        @abc.abstractmethod
+        def name(self) -> str: ...
 
     class First:
         pass
