@@ -4,8 +4,8 @@
 
 Times are medians of interleaved runs, in microseconds: on a GPU of the device alone, by events
 around a CUDA graph of a batch of calls (the copy's as they are: it is faster outside of a graph).
-`of copy` counts each input read once and
-each output written once, as a share of a device-to-device copy measured in the same run.
+`of copy` counts each input read once and each output written once, as a share of a device-to-device
+copy measured in the same run.
 """
 
 from __future__ import annotations

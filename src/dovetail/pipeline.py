@@ -41,8 +41,8 @@ from dovetail.per_size import PerSize
 
 # What graphs that nobody asked for may hold.
 LAUNCH_BOUND_BYTES = 256 << 20
-# Results from this size on are handed out in the graph's memory: a copy would take the longer part
-# of a small model's time, and below it a graph need not have memory of its own for them.
+# Results from this size on are handed out in the graph's memory. Smaller ones are copied in about
+# the time of a launch, and for them a graph need not have memory of its own.
 LARGE_OUTPUT_BYTES = 8 << 20
 
 
@@ -91,11 +91,8 @@ class CompilerBackend:
             isinstance(v, torch.Tensor) and v.requires_grad for v in example_inputs
         )
         # (Tensor subclasses are taken apart: the graph's inputs are others then.)
-        static = frozenset(
-            i
-            for i, v in enumerate(example_inputs)
-            if isinstance(v, torch.nn.Parameter) and not any(map(is_wrapper, example_inputs))
-        )
+        places = () if any(map(is_wrapper, example_inputs)) else enumerate(example_inputs)
+        static = frozenset(i for i, v in places if isinstance(v, torch.nn.Parameter))
         kept = frozenset[int]()  # by the caller, of the forward's results
 
         def partition(joint: JointGraph) -> PartitionedGraph:

@@ -424,6 +424,20 @@ def test_a_subclass_with_its_own_torch_function_is_left_alone() -> None:
     assert "__torch_function__" in run.capture_context.log.breaks[0].reason
 
 
+def test_a_static_torch_function_counts_as_the_class_s_own() -> None:
+    class Doubles(torch.Tensor):
+        @staticmethod
+        def __torch_function__(function, types_, args=(), kwargs=None):
+            with torch._C.DisableTorchFunctionSubclass():
+                plain = [a.as_subclass(torch.Tensor) if type(a) is Doubles else a for a in args]
+                return function(*plain, **(kwargs or {})) * 2
+
+    run, _ = counted(lambda t: t + 1)
+    x = torch.ones(3).as_subclass(Doubles)
+    assert torch.equal(run(x), torch.full((3,), 4.0))
+    assert "__torch_function__" in run.capture_context.log.breaks[0].reason
+
+
 def test_other_registrations_recompile_nothing() -> None:
     class Abstract(abc.ABC):
         pass

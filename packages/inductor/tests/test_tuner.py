@@ -113,6 +113,15 @@ def test_what_is_wrong_or_does_not_run_is_left_out(clock: Clock, tmp_path: Path)
     assert tuner.failures == ["1: too much shared memory", "2: another result"]
 
 
+def test_a_result_that_is_wrong_in_a_corner_alone_is_told() -> None:
+    wanted = torch.randn(64, 64)
+    rounded, torn = wanted * 1.004, wanted.clone()
+    torn[-1, -1] += wanted.abs().max()
+    assert device._close(rounded, wanted) and not device._close(torn, wanted)
+    assert not device._close(torch.full_like(wanted, torch.nan), wanted)
+    assert device._close(torch.ones(0), torch.ones(0))
+
+
 def test_a_library_that_does_not_run_is_not_kept(clock: Clock, tmp_path: Path) -> None:
     clock.times = {"sum": -1.0, "twice": 1.0}
     tuner = DeviceTuner(knobs(tmp_path))

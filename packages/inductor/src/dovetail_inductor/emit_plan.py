@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+import torch
 from dovetail_runtime import (
     Allocate,
     CallAten,
@@ -72,7 +73,7 @@ class _Writer:
     graph: KernelGraph
     memory: MemoryPlan
     simd_bytes: int
-    triton: bool | None
+    on_gpu: Callable[[torch.device], bool]
     checked: frozenset[str]
     steps: list[Step] = field(default_factory=list)
     kernels: dict[str, Kernel] = field(default_factory=dict)
@@ -184,7 +185,7 @@ class _Writer:
             self.launch_triton(emit_product(kernel, self.graph.buffers))
             return
         device = self.graph.buffers[kernel.nests[0].buffer].device
-        if device.type == "cuda" if self.triton is None else self.triton:
+        if self.on_gpu(device):
             self.launch_triton(emit_triton(kernel, self.graph.buffers))
             return
         shape = choose_shape(kernel, self.simd_bytes)
@@ -211,7 +212,7 @@ def emit_plan(graph: KernelGraph, memory: MemoryPlan, options: InductorOptions, 
     """
     simd = options.simd_bytes or host_simd_bytes()
     on_gpu = any(b.device.type == "cuda" for b in graph.buffers.values())
-    writer = _Writer(graph, memory, simd, options.triton, _addressed_by_strides(graph))
+    writer = _Writer(graph, memory, simd, options.on_gpu, _addressed_by_strides(graph))
     symbols = _symbols(graph)
     writer.bound |= {binding.name for binding in symbols}
     writer.unchecked += graph.checks

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 
 @dataclass(frozen=True)
 class InductorOptions:
@@ -37,3 +39,7 @@ class InductorOptions:
     combine_bytes: int = 32 << 20
     simd_bytes: int | None = None
     triton: bool | None = None
+
+    def on_gpu(self, device: torch.device) -> bool:
+        """Whether code for tensors on a device is Triton's."""
+        return device.type == "cuda" if self.triton is None else self.triton

@@ -84,8 +84,7 @@ def compile_graph(
         graph, measured = kernels, tuner
         kernels = passes.run("choose_products", lambda: choose_products(graph, chosen, measured))
     # After fusion, which compares whole loops, and after what follows a product has joined it.
-    graph = kernels
-    kernels = passes.run("unroll_parts", lambda: unroll_parts(graph, chosen))
+    kernels = passes.run("unroll_parts", lambda: unroll_parts(kernels, chosen))
     # After fusion, which takes what depends on one another; before memory, as kernels move.
     kernels = passes.run("combine", lambda: combine(kernels, chosen))
     passes.show("live_bytes", lambda: live_bytes(kernels, owned).as_text())

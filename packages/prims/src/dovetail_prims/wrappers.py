@@ -73,6 +73,15 @@ def is_wrapper(value: Any) -> bool:
     return cls is not FakeTensor and isinstance(value, Tensor) and is_wrapper_type(cls)
 
 
+def overrides_functions(cls: type[Tensor]) -> bool:
+    """Has this class of tensors a `__torch_function__` of its own?"""
+    answer: Any = cls.__torch_function__
+    if answer is torch._C._disabled_torch_function_impl:
+        return False
+    usual: Any = Tensor.__torch_function__
+    return getattr(answer, "__func__", None) is not usual.__func__
+
+
 def take_apart(tensor: Any) -> tuple[WrapperLayout, list[Tensor]]:
     """The layout of a wrapping tensor, and the plain tensors inside, in order."""
     names, context = tensor.__tensor_flatten__()
@@ -108,10 +117,8 @@ def _put_together(layout: WrapperLayout, plain: Iterator[Tensor]) -> Any:
 
 def wrapper_of_fakes(real: Any, memo: FakeMemo) -> Any:
     """A tensor like a wrapping tensor, around fakes of what is inside."""
-    if type(real).__torch_function__ is not torch._C._disabled_torch_function_impl:
-        own = getattr(type(real).__torch_function__, "__func__", None)
-        if own is not Tensor.__torch_function__.__func__:  # type: ignore[attr-defined]
-            raise UnsupportedTensorError("its class has a __torch_function__ of its own")
+    if overrides_functions(type(real)):
+        raise UnsupportedTensorError("its class has a __torch_function__ of its own")
     if type(real).__module__.startswith(_TORCHS_OWN):
         raise UnsupportedTensorError("PyTorch's own subclasses do more than their protocol says")
     if real.layout is not torch.strided:

@@ -18,7 +18,7 @@ from dovetail_guards.source import (
     ObjectSource,
     Source,
 )
-from dovetail_prims.wrappers import is_wrapper
+from dovetail_prims.wrappers import is_wrapper, overrides_functions
 
 from dovetail_capture.captured_frame import GraphInput
 from dovetail_capture.interpreter.recorder import Recorder
@@ -261,19 +261,6 @@ class NumberInput(SymbolicNumber):
     def __init__(self, node: Any, value: Any, source: Source) -> None:
         super().__init__(value, source)
         self.node = node
-
-
-_PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter)
-
-
-def overrides_functions(cls: type) -> bool:
-    """Has this class of tensors a `__torch_function__` of its own, in Python?"""
-    if cls in _PLAIN_CLASSES:
-        return False
-    answer = getattr(cls, "__torch_function__", None)
-    usual: Any = torch.Tensor.__torch_function__
-    function = getattr(answer, "__func__", None)
-    return function is not None and function is not usual.__func__
 
 
 def _is_changed(value: Value) -> bool:

@@ -12,7 +12,7 @@ from dovetail_inductor.autotune.candidates import candidates
 from dovetail_inductor.codegen_triton.kernel import emit_kernel
 from dovetail_inductor.codegen_triton.product import emit_product
 from dovetail_inductor.emit_plan import emit_plan
-from dovetail_inductor.loop_ir.loops import Buffer, Strided
+from dovetail_inductor.loop_ir.loops import Strided
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.kernels import KernelGraph, ProductKernel, ProductTiles, Step
 from dovetail_inductor.scheduler.live_bytes import writes_of
@@ -89,11 +89,7 @@ def choose_products(graph: KernelGraph, options: InductorOptions, tuner: Tuner) 
     Needs steps in an order of computation, and gives such an order. Equal products are measured
     once.
     """
-
-    def on_gpu(buffer: Buffer) -> bool:
-        return buffer.device.type == "cuda" if options.triton is None else options.triton
-
-    products = find_products(graph, on_gpu)
+    products = find_products(graph, lambda buffer: options.on_gpu(buffer.device))
     asked: dict[Key, list[_Asked]] = {}
     every: list[Work] = [*products, *find_groups(products)]
     for work in every:

@@ -6,7 +6,7 @@ one node and `is` is equality. The order of `uid`s is a valid order of computati
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -262,10 +262,10 @@ def rename(
     builder: Builder,
     roots: Sequence[Expr],
     variables: Callable[[Var], Index],
-    buffers: Mapping[str, str] | None = None,
+    element: Callable[[Load, Index, Expr | None], Expr] | None = None,
 ) -> list[Expr]:
-    """The expressions with every loop variable replaced, and some buffers that are read."""
-    names = buffers or {}
+    """The expressions with every loop variable replaced, and every load by what `element` makes of
+    it, its index and its mask."""
     new: dict[int, Expr] = {}
 
     def index_of(index: Index) -> Index:
@@ -273,14 +273,18 @@ def rename(
 
     for node in walk(roots):
         result: Expr
-        if isinstance(node, Constant) or (node.free == 0 and not node.args):
+        same = node.free == 0 and not node.args and not (element and isinstance(node, Load))
+        if isinstance(node, Constant) or same:
             result = node
         elif isinstance(node, IndexValue):
             result = builder.index_value(index_of(node.index), node.dtype)
         elif isinstance(node, Load):
             mask = None if node.mask is None else new[node.mask.uid]
-            name = names.get(node.buffer, node.buffer)
-            result = builder.load(name, index_of(node.index), node.dtype, mask)
+            index = index_of(node.index)
+            if element is None:
+                result = builder.load(node.buffer, index, node.dtype, mask)
+            else:
+                result = element(node, index, mask)
         else:
             args = [new[a.uid] for a in node.args]
             result = builder.apply(node.op, args, node.dtype, node.attr)
@@ -309,30 +313,6 @@ def mask_loads(builder: Builder, root: Expr, mask: Expr) -> Expr:
                 zero = builder.constant(0, args[0].dtype)
                 args = [builder.apply("where", [mask, args[0], zero])]
             result = builder.apply(node.op, args, node.dtype, node.attr)
-        new[node.uid] = result
-    return new[root.uid]
-
-
-def replace_loads(
-    builder: Builder, root: Expr, buffer: str, element: Callable[[Load, Index, Expr | None], Expr]
-) -> Expr:
-    """The expression with something else in the place of what is read from a buffer; `element` is
-    given the load, its index and its mask."""
-    new: dict[int, Expr] = {}
-    for node in walk([root]):
-        result: Expr = node
-        if isinstance(node, Load | IndexValue):
-            index = node.index.substitute(variable, lambda value: new[value.uid])
-            if isinstance(node, IndexValue):
-                result = builder.index_value(index, node.dtype)
-            else:
-                mask = None if node.mask is None else new[node.mask.uid]
-                if node.buffer == buffer:
-                    result = element(node, index, mask)
-                else:
-                    result = builder.load(node.buffer, index, node.dtype, mask)
-        elif isinstance(node, Apply):
-            result = builder.apply(node.op, [new[a.uid] for a in node.args], node.dtype, node.attr)
         new[node.uid] = result
     return new[root.uid]
 

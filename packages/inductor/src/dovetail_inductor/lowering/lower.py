@@ -77,8 +77,8 @@ RULES: Mapping[str, Rule] = {
 CHEAP_COST = 3
 CHEAP_COST_ON_GPU = 12  # where memory is slower beside arithmetic
 # So many buffers for narrow floats on a GPU: of the sums along a residual stream every fourth is
-# stored. Reading again what is added to it takes little more time than storing each sum (1 to 2% of
-# a transformer's), and a fourth of the roundings that its error comes from are left.
+# stored. Reading again what is added to it takes a little more time than storing each sum, and a
+# fourth of the roundings that its error comes from are left.
 MOST_LARGE_NARROW = 4
 MAX_COST = 600
 MAX_LOADS = 16

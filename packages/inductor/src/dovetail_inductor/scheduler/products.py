@@ -15,7 +15,7 @@ from functools import cached_property
 
 import torch
 
-from dovetail_inductor.loop_ir.expr import Builder, Expr, Load, replace_loads
+from dovetail_inductor.loop_ir.expr import Builder, Expr, Load, rename
 from dovetail_inductor.loop_ir.index import Index, Var, linear, variable
 from dovetail_inductor.loop_ir.loops import Buffer, ExternArg, ExternCall, LoopNest, Strided
 from dovetail_inductor.loop_ir.sizes import any_symbolic
@@ -192,14 +192,14 @@ class Product:
         builder, (_, n) = self.graph.builder, self.out.shape
 
         def element(load: Load, index: Index, mask: Expr | None) -> Expr:
+            if load.buffer != self.out.name:
+                return builder.load(load.buffer, index, load.dtype, mask)
             sums = self._sum_of_parts(whole, index, mask)
             return self._rounded(sums, (index.floordiv(n), index.mod(n)), mask)
 
-        nests = tuple(
-            replace(nest, body=replace_loads(builder, nest.body, self.out.name, element))
-            for nest in reader.nests
-        )
-        return replace(reader, nests=nests)
+        bodies = rename(builder, [nest.body for nest in reader.nests], variable, element)
+        nests = (replace(n, body=body) for n, body in zip(reader.nests, bodies, strict=True))
+        return replace(reader, nests=tuple(nests))
 
     # --- building ---------------------------------------------------------------------------------
 

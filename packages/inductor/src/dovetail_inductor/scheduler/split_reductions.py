@@ -51,8 +51,7 @@ MAX_PARTS = 256
 
 def rule_for(buffer: Buffer, options: InductorOptions) -> SplitRule:
     """The rule of the device on which a buffer is computed."""
-    on_gpu = buffer.device.type == "cuda" if options.triton is None else options.triton
-    return GPU_RULE if on_gpu else CPU_RULE
+    return GPU_RULE if options.on_gpu(buffer.device) else CPU_RULE
 
 
 def split_reductions(graph: LoopGraph, options: InductorOptions) -> LoopGraph:

@@ -8,11 +8,19 @@ one turn of a loop half as long there are no masks, and what the parts share is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from math import gcd, prod
 
-from dovetail_inductor.loop_ir.expr import Apply, Builder, Constant, Expr, IndexValue, rename, walk
+from dovetail_inductor.loop_ir.expr import (
+    Apply,
+    Builder,
+    Constant,
+    Expr,
+    IndexValue,
+    Load,
+    rename,
+    walk,
+)
 from dovetail_inductor.loop_ir.index import Index, Var, variable
 from dovetail_inductor.loop_ir.loops import Buffer, LoopNest
 from dovetail_inductor.loop_ir.sizes import hint_of, is_symbolic
@@ -39,16 +47,11 @@ def unroll_parts(graph: KernelGraph, options: InductorOptions) -> KernelGraph:
     buffers = dict(graph.buffers)
     steps: list[Step] = []
     for step in graph.steps:
-        if isinstance(step, FusedKernel) and _on_gpu(step, buffers, options):
-            step = _unrolled(graph.builder, step, buffers)
+        if isinstance(step, FusedKernel):
+            device = buffers[step.nests[0].buffer].device
+            step = _unrolled(graph.builder, step, buffers) if options.on_gpu(device) else step
         steps.append(step)
     return replace(graph, steps=tuple(steps), buffers=buffers)
-
-
-def _on_gpu(kernel: FusedKernel, buffers: Mapping[str, Buffer], options: InductorOptions) -> bool:
-    if options.triton is not None:
-        return options.triton
-    return buffers[kernel.nests[0].buffer].device.type == "cuda"
 
 
 def _unrolled(builder: Builder, kernel: FusedKernel, buffers: dict[str, Buffer]) -> FusedKernel:
@@ -116,7 +119,11 @@ def _cut(
                 buffers[own[nest.buffer]] = replace(buffers[nest.buffer], name=own[nest.buffer])
 
     def placed(body: Expr, k: int) -> Expr:
-        return rename(builder, [body], lambda v: at(v, k), names[k])[0]
+        def element(load: Load, index: Index, mask: Expr | None) -> Expr:
+            name = names[k].get(load.buffer, load.buffer)
+            return builder.load(name, index, load.dtype, mask)
+
+        return rename(builder, [body], lambda v: at(v, k), element)[0]
 
     def at(v: Var, k: int) -> Index:
         return places[k] if v == var else variable(v)
