@@ -1,11 +1,13 @@
 """The GPU suite: eager, torch.compile and Dovetail, model after model and mode after mode.
 
     python integration_tests/benchmarks/gpu_suite.py [--modes default reduce-overhead max-autotune]
-        [--model NAME_OR_MODULE:FUNCTION ...] [--jobs N] [--json-dir DIR] [--write RESULTS.md]
+        [--model NAME_OR_MODULE:FUNCTION ...] [--gpus N] [--jobs N] [--json-dir DIR]
+        [--write RESULTS.md]
 
-Each system has a process of its own, with eager interleaved in each. With `--jobs N`, N processes
-prepare at once and then time in turns: steady state is measured alone, first calls are not (they
-compare systems only, on a machine with cores to spare).
+Each system has a process of its own, with eager interleaved in each. With `--gpus N`, N cases run
+at once, each on a GPU of its own. With `--jobs N`, N processes a GPU prepare at once and then time
+in turns: steady state is measured alone, first calls are not (they compare systems only, on a
+machine with cores to spare).
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
+from queue import SimpleQueue
 
 from dovetail.bench.driver import SYSTEMS, Failure, Row, measure_case
 from dovetail.bench.table import machine, ratios, render, steady_ratio
@@ -79,9 +82,20 @@ def run_mode(mode: str, arguments: argparse.Namespace) -> list[Row | Failure]:
     """All cases under one mode, in the order of `MODELS`."""
     named = [(name, train) for name in arguments.model for train in (False, True)]
     cases = named or [case for case in MODELS if not arguments.only or case[0] in arguments.only]
-    with tempfile.NamedTemporaryFile() as turns, ThreadPoolExecutor(arguments.jobs) as pool:
+    # A slot is a GPU (None: the only one) and its number; a GPU has as many as it has jobs.
+    slots: SimpleQueue[int | None] = SimpleQueue()
+    for slot in range(arguments.gpus * arguments.jobs):
+        slots.put(slot % arguments.gpus if arguments.gpus > 1 else None)
+    with tempfile.TemporaryDirectory() as turns, ThreadPoolExecutor(slots.qsize()) as pool:
 
         def measured(case: tuple[str, bool]) -> list[Row | Failure]:
+            gpu = slots.get()
+            try:
+                return on_gpu(case, gpu)
+            finally:
+                slots.put(gpu)
+
+        def on_gpu(case: tuple[str, bool], gpu: int | None) -> list[Row | Failure]:
             spec = Spec(
                 system="eager",
                 model=case[0],
@@ -92,7 +106,7 @@ def run_mode(mode: str, arguments: argparse.Namespace) -> list[Row | Failure]:
                 small=arguments.small,
                 steady_s=arguments.seconds,
                 overhead=False,
-                turns=turns.name if arguments.jobs > 1 else None,
+                turns=str(Path(turns) / f"gpu{gpu}") if arguments.jobs > 1 else None,
             )
             return measure_case(
                 spec,
@@ -100,6 +114,7 @@ def run_mode(mode: str, arguments: argparse.Namespace) -> list[Row | Failure]:
                 arguments.rounds,
                 arguments.timeout,
                 lambda line: print(line, file=sys.stderr, flush=True),
+                gpu,
             )
 
         return [row for rows in pool.map(measured, cases) for row in rows]
@@ -118,7 +133,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=1.5)
     parser.add_argument("--timeout", type=float, default=600.0)
-    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--gpus", type=int, default=1, help="cases at once, each on its own GPU")
+    parser.add_argument("--jobs", type=int, default=1, help="processes a GPU, timing in turns")
     parser.add_argument("--json-dir", type=Path, default=None)
     parser.add_argument("--write", type=Path, default=None, help="a results page to write")
     arguments = parser.parse_args()

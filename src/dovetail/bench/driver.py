@@ -50,10 +50,11 @@ class Failure:
     reason: str
 
 
-def _environment(cache: Path) -> dict[str, str]:
-    """The worker's environment: each compiler's disk caches below `cache`."""
+def _environment(cache: Path, gpu: int | None) -> dict[str, str]:
+    """The worker's environment: each compiler's disk caches below `cache`, and the one GPU seen."""
     return {
         **os.environ,
+        **({} if gpu is None else {"CUDA_VISIBLE_DEVICES": str(gpu)}),
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "torch"),
         "TRITON_CACHE_DIR": str(cache / "triton"),
         "DOVETAIL_CACHE_DIR": str(cache / "dovetail"),
@@ -91,15 +92,21 @@ def _merge(rounds: Sequence[Figures]) -> Figures:
 
 
 def measure_case(
-    spec: Spec, systems: Sequence[str], rounds: int, timeout_s: float, progress: Progress
+    spec: Spec,
+    systems: Sequence[str],
+    rounds: int,
+    timeout_s: float,
+    progress: Progress,
+    gpu: int | None = None,
 ) -> list[Row | Failure]:
-    """All systems on one case, interleaved: one process per system and round."""
+    """All systems on one case, interleaved: one process per system and round; on the GPU of that
+    number where the machine has several."""
     compilers = [s for s in systems if s != "eager"]
     found: dict[str, list[Figures]] = {s: [] for s in systems}
     failures: dict[str, Failure] = {}
     what = f"{spec.model} {'training' if spec.train else 'inference'}"
     with tempfile.TemporaryDirectory(prefix="dovetail-bench-") as cache:
-        environment = _environment(Path(cache))
+        environment = _environment(Path(cache), gpu)
 
         def attempt(system: str, number: int) -> None:
             if system in failures:
