@@ -22,6 +22,7 @@ from dovetail_inductor.scheduler.live_bytes import live_bytes
 from dovetail_inductor.scheduler.memory import plan_memory
 from dovetail_inductor.scheduler.order import order
 from dovetail_inductor.scheduler.split_reductions import split_reductions
+from dovetail_inductor.scheduler.unpadded import write_unpadded
 from dovetail_inductor.scheduler.unroll_parts import unroll_parts
 
 T = TypeVar("T")
@@ -79,7 +80,9 @@ def compile_graph(
     # Before steps are moved for other reasons, which is then done within bounds.
     owned = _owned(gm, kernels)
     kernels = passes.run("order", lambda: order(kernels, owned))
-    # While kernels that may follow a product in one kernel have launches of their own.
+    # While kernels that may follow a product in one kernel have launches of their own: first what
+    # needs no measuring.
+    kernels = passes.run("write_unpadded", lambda: write_unpadded(kernels, chosen))
     if tuner is not None:
         graph, measured = kernels, tuner
         kernels = passes.run("choose_products", lambda: choose_products(graph, chosen, measured))

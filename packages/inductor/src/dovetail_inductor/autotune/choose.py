@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from dovetail_runtime.plan import Plan
@@ -14,7 +14,7 @@ from dovetail_inductor.codegen_triton.product import emit_product
 from dovetail_inductor.emit_plan import emit_plan
 from dovetail_inductor.loop_ir.loops import Strided
 from dovetail_inductor.options import InductorOptions
-from dovetail_inductor.scheduler.kernels import KernelGraph, ProductKernel, ProductTiles, Step
+from dovetail_inductor.scheduler.kernels import KernelGraph, ProductKernel, ProductTiles
 from dovetail_inductor.scheduler.live_bytes import writes_of
 from dovetail_inductor.scheduler.memory import plan_memory
 from dovetail_inductor.scheduler.products import (
@@ -23,6 +23,7 @@ from dovetail_inductor.scheduler.products import (
     ProductGroup,
     find_groups,
     find_products,
+    with_forms,
 )
 
 Key = tuple[tuple[str, str], ...]
@@ -115,7 +116,7 @@ def choose_products(graph: KernelGraph, options: InductorOptions, tuner: Tuner) 
             if best:
                 form = _form(one.work, one.tiles[best - 1])
                 chosen |= dict.fromkeys(sorted(_calls(one.work)), (one.work, form))
-    return _with_forms(graph, {id(work): form for work, form in chosen.values()}.values())
+    return with_forms(graph, {id(work): form for work, form in chosen.values()}.values())
 
 
 def _beats_members(
@@ -236,17 +237,6 @@ def _plan(
         graph.builder,
     )
     return emit_plan(alone, plan_memory(alone), options, "candidate")
-
-
-def _with_forms(graph: KernelGraph, chosen: Collection[Form]) -> KernelGraph:
-    """The graph with forms in the place of library calls and the kernels that they take in."""
-    placed = {at: steps for form in chosen for at, steps in form.placed.items()}
-    gone = frozenset().union(*(form.replaced for form in chosen))
-    steps: list[Step] = []
-    for position, step in enumerate(graph.steps):
-        steps += placed.get(position, () if position in gone else (step,))
-    more = {name: b for form in chosen for name, b in form.buffers.items()}
-    return replace(graph, steps=tuple(steps), buffers={**graph.buffers, **more})
 
 
 __all__ = ["Choice", "Problem", "Tuner", "choose_products", "fastest"]

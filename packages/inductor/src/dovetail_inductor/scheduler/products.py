@@ -9,7 +9,7 @@ with it, as where it goes through memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -61,6 +61,8 @@ class Product:
     `consumer` is the position of a kernel that reads the result and is measured with it; where it
     reads point by point, `target` is where one kernel for both can stand. `sole_reader` is the
     position of the only step that reads the result, if there is but one and it is a kernel.
+    `narrow` is the right matrix without its last columns, where those of the result are not read:
+    padding for the library's sake.
     """
 
     graph: KernelGraph
@@ -68,13 +70,14 @@ class Product:
     consumer: int | None = None
     target: int | None = None
     sole_reader: int | None = None
+    narrow: Strided | None = None
 
     @property
     def call(self) -> ExternCall:
-        """The library call."""
+        """The library call, of what is read of its result."""
         step = self.graph.steps[self.position]
         assert isinstance(step, ExternCall)
-        return step
+        return step if self.narrow is None else replace(step, args=(*step.args[:-1], self.narrow))
 
     @property
     def kernel(self) -> FusedKernel | None:
@@ -83,10 +86,13 @@ class Product:
 
     @property
     def out(self) -> Buffer:
-        """The result."""
+        """The result, or what is read of it."""
         (name,) = self.call.outputs
         assert name is not None
-        return self.graph.buffers[name]
+        whole = self.graph.buffers[name]
+        if self.narrow is None:
+            return whole
+        return replace(whole, shape=(whole.shape[0], self.narrow.shape[1]))
 
     @cached_property
     def adder(self) -> int | None:
@@ -368,7 +374,7 @@ def find_products(graph: KernelGraph, on_gpu: Callable[[Buffer], bool]) -> list[
     # From the end: of two products that one kernel reads, the later one takes it in.
     for position in range(len(graph.steps) - 1, -1, -1):
         step = graph.steps[position]
-        if not isinstance(step, ExternCall) or not _is_ours_to_compute(step, graph, on_gpu):
+        if not isinstance(step, ExternCall) or not is_ours_to_compute(step, graph, on_gpu):
             continue
         product = Product(graph, position)
         name = product.out.name
@@ -413,6 +419,17 @@ def _consumers(
             yield joined
 
 
+def with_forms(graph: KernelGraph, chosen: Collection[Form]) -> KernelGraph:
+    """The graph with forms in the place of library calls and the kernels that they take in."""
+    placed = {at: steps for form in chosen for at, steps in form.placed.items()}
+    gone = frozenset().union(*(form.replaced for form in chosen))
+    steps: list[Step] = []
+    for position, step in enumerate(graph.steps):
+        steps += placed.get(position, () if position in gone else (step,))
+    more = {name: b for form in chosen for name, b in form.buffers.items()}
+    return replace(graph, steps=tuple(steps), buffers={**graph.buffers, **more})
+
+
 def find_groups(products: Sequence[Product]) -> list[ProductGroup]:
     """Products of the same left matrix, all operands of which are there when the first is due."""
     if not products:
@@ -442,9 +459,10 @@ def _alike(a: Product, b: Product) -> bool:
     return same and right.stride == other.stride
 
 
-def _is_ours_to_compute(
+def is_ours_to_compute(
     call: ExternCall, graph: KernelGraph, on_gpu: Callable[[Buffer], bool]
 ) -> bool:
+    """Whether a kernel of ours can do what a library call does."""
     if call.op not in OPERATORS or not _plain(call.kwargs) or call.after:
         return False
     (name,) = call.outputs
@@ -468,4 +486,12 @@ def _plain(kwargs: tuple[tuple[str, ExternArg], ...]) -> bool:
     return all(name in ("alpha", "beta") and value == 1 for name, value in kwargs)
 
 
-__all__ = ["Form", "Product", "ProductGroup", "find_groups", "find_products"]
+__all__ = [
+    "Form",
+    "Product",
+    "ProductGroup",
+    "find_groups",
+    "find_products",
+    "is_ours_to_compute",
+    "with_forms",
+]
