@@ -171,7 +171,15 @@ class ConstructStatements(StatementParts):
                 f"{t} = {t} + torch.rand_like({t})", f"{i} = random.randint(0, 5)",
                 f"{i} = random.choice([1, 2, {i}])", f"{t} = torch.nn.functional.dropout({t}, 0.5)",
                 "STATE['log'].append(round(random.random(), 3))", f"{t} = {t} * torch.randn(3)",
-                f"{i} = random.sample(range(9), 2)[0]",
+                f"{i} = random.sample(range(9), 2)[0]", f"{t} = {t} * random.random()",
+                f"{t} = {t} + random.uniform(-1, {self.number(1)})", f"random.seed({self.number(1)})",
+                f"{t} = {t} + random.randrange(1, 5) * random.gauss(0, 1)",
+                f"STATE['log'].append(random.randint(0, 9) + {i})",
+                f"if random.random() < 0.5: {t} = {t} - 1",
+                "items.append(random.choice([0.5, 1.5]))",
+                f"{i} = {i} + random.getrandbits(2)", "random.shuffle(STATE['log'])",
+                f"if random.random() < 0.3: random.setstate(random.getstate())",
+                f"{t} = {t} * sum(random.choices([1, 2, 3], k=2))",
             ])
         )  # fmt: skip
 

@@ -11,7 +11,7 @@ from dovetail_guards.shape_env import ShapeEnv
 from dovetail_guards.source import Source
 from torch.fx import GraphModule
 
-from dovetail_capture.recipe import Effect, FrameEnd
+from dovetail_capture.recipe import CallFunction, Effect, FrameEnd
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ class CapturedFrame:
     """A captured stretch of a frame: from its start (or a continuation's) to a return or break.
 
     `graph` is a TORCH-dialect graph whose placeholders follow `inputs`, with a tuple output; None
-    when nothing was recorded. `effects` are replayed in order after the graph has run, before
+    when nothing was recorded. `draws` are made in order before the graph runs: calls for random
+    numbers, what they give is fetched by a `DrawSource`. `effects` are replayed in order after the graph has run, before
     `end`. `break_` is set when `end` is a graph break. `shape_env` holds the symbolic sizes (None
     if there are none); what is assumed of them is not among `guards`, see `all_guards`.
     """
@@ -65,6 +66,7 @@ class CapturedFrame:
     end: FrameEnd
     break_: GraphBreak | None = None
     shape_env: ShapeEnv | None = None
+    draws: tuple[CallFunction, ...] = ()
 
     def all_guards(self) -> GuardSet:
         """`guards`, and what was assumed of symbolic sizes so far.
@@ -84,7 +86,7 @@ class CapturedFrame:
         lines.append(self.all_guards().as_text())
         if self.graph is not None:
             lines.append(self.graph.code)
-        lines.append(f"  {len(self.effects)} effects; end: {self.end}")
+        lines.append(f"  {len(self.draws)} draws, {len(self.effects)} effects; end: {self.end}")
         if self.break_ is not None:
             lines.append(self.break_.as_text())
         return "\n".join(lines)

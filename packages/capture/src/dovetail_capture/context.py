@@ -340,8 +340,8 @@ class CaptureContext:
         except CaptureError:
             raise
         except Exception as error:
-            if frame.shape_env is not None and frame.shape_env.floats:
-                raise _NeedsPlainFloats from error  # what it refuses may be a symbolic float
+            if frame.draws or (frame.shape_env is not None and frame.shape_env.floats):
+                raise _NeedsPlainFloats from error  # what it refuses may be a symbolic number
             operation = _operation_of(frame.graph, error)
             if operation is not None and not (self.options.fullgraph or breaks_are_errors()):
                 if operation not in self._refused.get(id(code), {}):

@@ -105,6 +105,11 @@ def export_graph(
         frame = capture(code, func, raw, options=replace(options, fullgraph=True))
     if frame.break_ is not None:
         raise GraphBreakError(frame.break_)
+    if frame.draws:
+        raise CaptureError(
+            f"cannot export {place_of(func.__code__)}: it draws random numbers with Python's "
+            "`random`. Take them as arguments, or draw with torch"
+        )
     for effect in frame.effects:
         if not _writes_what_is_there(effect, FrameView(raw, func)):
             _refuse_outside_effect(effect, func)

@@ -140,3 +140,15 @@ def new_function(
             annotations = dict(zip(annotations[::2], annotations[1::2], strict=True))
         function.__annotations__ = annotations
     return function
+
+
+def evaluate(expr: Any, names: tuple[str, ...], *values: int) -> int:
+    """A whole number that depends on sizes and other numbers."""
+    number: int = expr.evaluate(dict(zip(names, values, strict=True)))
+    return number
+
+
+def shuffled(generator: Any, items: list[Any]) -> list[Any]:
+    """The list, shuffled."""
+    generator.shuffle(items)
+    return items

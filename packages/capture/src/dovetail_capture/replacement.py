@@ -4,9 +4,9 @@ The code is generated as Python source text with the frame's signature and compi
 then patched into its constants. Names matter only by position: an argument keeps its place, free
 variables keep their order, everything of ours starts with `_dt_`.
 
-The order of events: everything that existed before (each `Fetch`, each graph input) is read; the
-compiled graph runs; effects are replayed in order, values being rebuilt where they are first
-needed; the frame returns, or goes on behind a graph break.
+The order of events: random numbers are drawn; everything that existed before (each `Fetch`, each
+graph input) is read; the compiled graph runs; effects are replayed in order, values being rebuilt
+where they are first needed; the frame returns, or goes on behind a graph break.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from dovetail_capture.bytecode import encode_lines
 from dovetail_capture.captured_frame import CapturedFrame, GraphInput
 from dovetail_capture.continuation import Resume, Resumption
 from dovetail_capture.interpreter.values.arrays import ArraySource
+from dovetail_capture.interpreter.values.draws import DrawSource
 from dovetail_capture.recipe import (
     Build,
     CallFunction,
@@ -155,6 +156,8 @@ class _Writer:
             return self.arguments[source.name]
         if isinstance(source, s.ObjectSource):
             return self.constant(source.obj, source.label)
+        if isinstance(source, DrawSource):
+            return f"_dt_draw{source.index}" + ("" if source.item is None else f"[{source.item}]")
         expression = self._read(source)
         known = self._source_keys.get(expression)
         if known is None:
@@ -356,7 +359,11 @@ class _Writer:
     ) -> None:
         """All statements, in the order the module's docstring gives."""
         roots: list[Recipe | Effect | FrameEnd] = [*frame.effects, frame.end]
-        for recipe in _walk(roots, self._uses):
+        recipes = _walk([*frame.draws, *roots], self._uses)
+        for place, call in enumerate(frame.draws):
+            self.emit(f"_dt_draw{place} = {self._call(call)}")
+            self._temporaries.append(f"_dt_draw{place}")
+        for recipe in recipes:
             if isinstance(recipe, Fetch):
                 self.source(recipe.source)
         if frame.graph is not None:

@@ -202,9 +202,9 @@ class ShapeEnv:
         self._ranges[name] = bounds if bounds is not None else Range(0, _INF)
         return e.symbol(name)
 
-    def create_unbacked_float(self) -> FloatExpr:
-        """A symbol for a float known only at run time."""
-        symbol = self.create_unbacked(Range())
+    def create_unbacked_float(self, keys: Range | None = None) -> FloatExpr:
+        """A symbol for a float known only at run time; `keys` are the limits of its key."""
+        symbol = self.create_unbacked(keys or Range())
         assert symbol.symbol_name is not None
         self.floats[symbol.symbol_name] = float("nan")
         return FloatExpr(INPUT, (symbol,))

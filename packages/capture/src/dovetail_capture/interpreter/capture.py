@@ -181,6 +181,9 @@ class _Attempt:
             except BreakHere:
                 pass
             except DataDependentError as error:
+                if self.session.draws:
+                    text = f"a random number (or what follows from it) as a Python value: {error}"
+                    raise GraphBreakSignal(text, "draw it outside, or use torch.where") from error
                 raise GraphBreakSignal(str(error), UNKNOWN_SIZE_HINT) from error
             except ProgramException as error:
                 name = error.value.python_type().__name__
@@ -327,6 +330,7 @@ class _Attempt:
             outcome.end,
             break_,
             shapes.env if shapes.env.hints else None,
+            tuple(self.session.draws),
         )
 
 

@@ -255,6 +255,12 @@ class Interpreter:
             return not isinstance(value.value, int) and value.value.node.hint is None
         return isinstance(value, TensorValue) and value.answer is None
 
+    def decided(self, truth: SymbolicNumber) -> Value:
+        """A comparison of random numbers is decided at once, or by Python: no graph hands it on."""
+        if self.session.recorder.data_env is None and truth.value.node.hint is None:
+            return self.constant(bool(truth.value))
+        return truth
+
     def data_of(self, value: Value) -> Any:
         """The real object that a value stands for, which may be a tensor with known data, or
         `constants.UNKNOWN`."""

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from dovetail_guards import clauses as c
+from dovetail_guards.float_expr import key_of
+from dovetail_guards.ranges import Range
 from dovetail_guards.source import (
     ClosureCellSource,
     InstanceAttrSource,
@@ -28,9 +30,11 @@ from dovetail_capture.interpreter.sources import SourceTable
 from dovetail_capture.interpreter.values.arrays import ArraySource
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value
 from dovetail_capture.interpreter.values.containers import DictValue, ListValue, SetValue
+from dovetail_capture.interpreter.values.draws import DrawSource
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.recipe import CallFunction
 
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9]+")
 _PINNED_DICTS = ("_parameters", "_buffers")
@@ -74,6 +78,11 @@ class Session:
         self.attribute_writes: dict[int, tuple[Value, DictValue]] = {}
         # (function, arguments, keyword arguments): messages, written after the graph has run
         self.calls_for_effect: list[tuple[Any, list[Value], dict[str, Value]]] = []
+        # Calls for random numbers, made before the graph runs; the ints among what they give, by
+        # their symbols
+        self.draws: list[CallFunction] = []
+        self.drawn_symbols: dict[str, Source] = {}
+        self.drawn_examples: dict[str, int] = {}
         self.made_leaves: dict[int, int] = {}  # ids of values -> the step that made them leaves
         # The program's stack of torch function modes, innermost last; those at the frame's start;
         # the one that answers at this moment.
@@ -128,7 +137,7 @@ class Session:
     def distinct(self, first: Source | None, second: Source | None) -> None:
         """Guard that two sources give different objects. An object without a source is made in
         the frame: it is no other."""
-        made = (type(None), ClosureCellSource)  # guards do not speak of the frame's own cells
+        made = (type(None), ClosureCellSource, DrawSource)  # of which no guard speaks
         if isinstance(first, made) or isinstance(second, made) or first is second:
             return
         key = (c.DistinctObjects, id(first), id(second))
@@ -222,6 +231,32 @@ class Session:
             known = self.numbers[source] = NumberInput(node, size, source)
             self.inputs.append((GraphInput(node.name, source, real, False), known))
         return known
+
+    def draw(self, call: CallFunction) -> DrawSource:
+        """Let the replacement code make a call for a random number."""
+        self.draws.append(call)
+        return DrawSource(len(self.draws) - 1)
+
+    def drawn_number(
+        self, example: int | float, source: DrawSource, limits: tuple[float, float] | None
+    ) -> Value:
+        """A random number: an input of the graph of which only the limits are known."""
+        env = self.shapes.env
+        size: Any
+        if isinstance(example, int):
+            bounds = Range() if limits is None else Range(int(limits[0]), int(limits[1]))
+            expr = env.create_unbacked(bounds)
+            assert expr.symbol_name is not None
+            self.drawn_symbols[expr.symbol_name] = source
+            self.drawn_examples[expr.symbol_name] = example
+            size = env.symint(expr)
+        else:
+            keys = None if limits is None else Range(*map(key_of, limits))
+            size = env.symfloat(env.create_unbacked_float(keys))
+        node = self.recorder.placeholder(_input_name(source, len(self.inputs)), size)
+        value = NumberInput(node, size, source)
+        self.inputs.append((GraphInput(node.name, source, example, False), value))
+        return value
 
     def array_input(self, tensor: torch.Tensor, source: Source) -> TensorValue:
         """The tensor over the memory of a pre-existing array: an input of fixed sizes."""

@@ -389,7 +389,10 @@ def compare(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
         return vm.arrays.compare(vm, symbol, left, right)  # type: ignore[no-any-return]
     if isinstance(left, SymbolicNumber) or isinstance(right, SymbolicNumber):
         if is_number(left) and is_number(right):
-            return _fold(vm, fn, left.value, right.value)  # type: ignore[attr-defined]
+            result = _fold(vm, fn, left.value, right.value)  # type: ignore[attr-defined]
+            if vm.session.draws and isinstance(result, SymbolicNumber):
+                return vm.decided(result)
+            return result
         other = right if isinstance(left, SymbolicNumber) else left
         if isinstance(other, Constant) and isinstance(other.value, (int, float)):
             return compare(vm, symbol, concrete(left), concrete(right))
@@ -638,6 +641,12 @@ def getitem(vm: Interpreter, obj: Value, key: Value) -> Value:
     if cls is ArrayValue:
         return vm.arrays.getitem(vm, obj, key)  # type: ignore[no-any-return]
     if cls is TensorValue:
+        if (
+            isinstance(key, SymbolicNumber)
+            and key.python_type() is int
+            and key.value.node.hint is None
+        ):
+            return _record(vm, torch.select, [obj, Constant(0), key])
         return _record(vm, operator.getitem, [obj, _tensor_key(vm, key)])
     if isinstance(obj, (ListValue, TupleValue)):
         return _sequence_item(vm, obj, key)
