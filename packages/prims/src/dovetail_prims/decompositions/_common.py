@@ -6,6 +6,7 @@ and it says exactly which op is meant.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -43,6 +44,30 @@ def lookup(name: str) -> OpOverload | None:
         return None
     found: OpOverload = getattr(packet, overload)
     return found
+
+
+def made_for(name: str, function: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+    """An entry (none, where this torch lacks the op) that hands `function` the values of all the
+    op's arguments, in order: for functions that serve several ops."""
+    op = lookup(name)
+    if op is None:
+        return {}
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    empty = inspect.Parameter.empty
+    parameters = []
+    for a in op._schema.arguments:
+        default = a.default_value if a.has_default_value() else empty
+        parameters.append(inspect.Parameter(a.name, kinds[a.kwarg_only], default=default))
+    signature = inspect.Signature(parameters)
+
+    def entry(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        return function(*given.arguments.values())
+
+    entry.__signature__ = signature  # type: ignore[attr-defined]
+    entry.__doc__ = function.__doc__
+    return {name: entry}
 
 
 def resolve(family: Family) -> dict[OpOverload, Callable[..., Any]]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from ._common import Family, aten, cast, constant, count, iota, reduce_loss, where, wide
+from ._common import Family, Number, aten, cast, constant, count, iota, reduce_loss, where, wide
 
 NONE, MEAN, SUM = 0, 1, 2
 
@@ -208,7 +209,117 @@ def soft_margin_loss_backward(
     return cast(aten.mul.Tensor(slope, g), self.dtype)
 
 
+def _rows(x: Tensor) -> Tensor:
+    """A vector as a matrix of one row"""
+    return x if x.dim() == 2 else aten.view.default(x, [1, -1])
+
+
+def _margins(
+    self: Tensor, target: Tensor, margin: Number, weight: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """margin - x[t] + x, whether it counts (positive, and not the target's own), and the rows'
+    weights over the number of classes"""
+    x, t = wide(_rows(self)), aten.view.default(target, [-1, 1])
+    gap = aten.add.Tensor(aten.sub.Tensor(margin, aten.gather.default(x, 1, t)), x)
+    other = aten.ne.Tensor(t, aten.unsqueeze.default(iota(x.shape[1], x), 0))
+    counts = aten.logical_and.default(other, aten.gt.Scalar(gap, 0))
+    if weight is None:
+        share = constant(1 / x.shape[1], x)
+    else:
+        share = aten.div.Tensor(wide(aten.index.Tensor(weight, [t])), x.shape[1])
+    return gap, counts, share
+
+
+def multi_margin_loss(
+    self: Tensor,
+    target: Tensor,
+    p: Number = 1,
+    margin: Number = 1,
+    weight: Tensor | None = None,
+    reduction: int = MEAN,
+) -> Tensor:
+    """max(0, margin - x[t] + x[i])^p, the mean over the classes i but t"""
+    gap, counts, share = _margins(self, target, margin, weight)
+    if p == 2:
+        gap = aten.mul.Tensor(gap, gap)
+    loss = where(counts, aten.mul.Tensor(gap, share), 0.0)
+    loss = reduce_loss(aten.sum.dim_IntList(loss, [1]), reduction)
+    if reduction == NONE:
+        loss = aten.view.default(loss, target.shape)
+    return cast(loss, self.dtype)
+
+
+def multi_margin_loss_backward(
+    grad_output: Tensor,
+    self: Tensor,
+    target: Tensor,
+    p: Number,
+    margin: Number,
+    weight: Tensor | None = None,
+    reduction: int = MEAN,
+) -> Tensor:
+    """Each class pushed down that counts, the target up by the sum of that"""
+    gap, counts, share = _margins(self, target, margin, weight)
+    g = aten.mul.Tensor(aten.view.default(wide(grad_output), [-1, 1]), share)
+    if reduction == MEAN:
+        g = aten.div.Tensor(g, gap.shape[0])
+    slope = g if p == 1 else aten.mul.Tensor(aten.mul.Tensor(gap, 2.0), g)
+    slope = where(counts, slope, 0.0)
+    own = aten.neg.default(aten.sum.dim_IntList(slope, [1], True))
+    t = aten.view.default(target, [-1, 1])
+    here = aten.eq.Tensor(t, aten.unsqueeze.default(iota(gap.shape[1], gap), 0))
+    return cast(aten.view.default(where(here, own, slope), self.shape), self.dtype)
+
+
+def _label_pairs(self: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """(row, place in the list of labels, class): whether the class is that label, and
+    1 - x[label] + x[class]; labels count up to the first negative one"""
+    x, t = wide(_rows(self)), _rows(target)
+    ended = aten.cumsum.default(cast(aten.lt.Scalar(t, 0), torch.int64), 1)
+    valid = aten.eq.Scalar(ended, 0)
+    label = where(valid, t, 0)
+    hit = aten.eq.Tensor(aten.unsqueeze.default(label, 2), iota(x.shape[1], x))
+    hit = aten.logical_and.default(hit, aten.unsqueeze.default(valid, 2))
+    labelled = aten.unsqueeze.default(aten.gather.default(x, 1, label), 2)
+    gap = aten.add.Tensor(aten.sub.Tensor(1.0, labelled), aten.unsqueeze.default(x, 1))
+    outside = aten.logical_not.default(aten.any.dims(hit, [1], True))
+    counts = aten.logical_and.default(aten.unsqueeze.default(valid, 2), outside)
+    return hit, where(counts, aten.relu.default(gap), 0.0)
+
+
+def multilabel_margin_loss_forward(
+    self: Tensor, target: Tensor, reduction: int
+) -> tuple[Tensor, Tensor]:
+    """max(0, 1 - x[label] + x[i]) summed over the labels and the classes i that are none, over the
+    number of classes; and which classes are labels"""
+    hit, gap = _label_pairs(self, target)
+    loss = aten.div.Tensor(aten.sum.dim_IntList(gap, [1, 2]), gap.shape[2])
+    loss = reduce_loss(loss, reduction)
+    if reduction == NONE:
+        loss = aten.view.default(loss, target.shape[:-1])
+    labels = cast(aten.any.dims(hit, [1]), self.dtype)
+    return cast(loss, self.dtype), aten.view.default(labels, target.shape)
+
+
+def multilabel_margin_loss_backward(
+    grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, is_target: Tensor
+) -> Tensor:
+    """Classes that count are pushed down for each label, and the label up"""
+    hit, gap = _label_pairs(self, target)
+    g = aten.div.Tensor(aten.view.default(wide(grad_output), [-1, 1]), gap.shape[2])
+    if reduction == MEAN:
+        g = aten.div.Tensor(g, gap.shape[0])
+    pairs = cast(aten.gt.Scalar(gap, 0), gap.dtype)
+    up = aten.mul.Tensor(cast(hit, gap.dtype), aten.sum.dim_IntList(pairs, [2], True))
+    total = aten.sum.dim_IntList(aten.sub.Tensor(pairs, up), [1])
+    return cast(aten.view.default(aten.mul.Tensor(total, g), self.shape), self.dtype)
+
+
 TABLE: Family = {
+    "multi_margin_loss.default": multi_margin_loss,
+    "multi_margin_loss_backward.default": multi_margin_loss_backward,
+    "multilabel_margin_loss_forward.default": multilabel_margin_loss_forward,
+    "multilabel_margin_loss_backward.default": multilabel_margin_loss_backward,
     "nll_loss_forward.default": nll_loss_forward,
     "nll_loss_backward.default": nll_loss_backward,
     "nll_loss2d_forward.default": nll_loss_forward,

@@ -1,7 +1,9 @@
-"""Ops of no family: diagonals, membership, scatters that reduce, weight norm, bilinear sums."""
+"""Ops of no family: diagonals, membership, scatters that reduce, weight norm, bilinear sums, and
+the arithmetic that few graphs hold."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,12 +16,15 @@ from ._common import (
     aten,
     cast,
     constant,
+    contiguous,
+    floating,
     reshape,
     where,
     wide,
     wrap,
     zeros,
 )
+from .reductions import linalg_vector_norm
 
 
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
@@ -183,7 +188,111 @@ def isin_number(
     return (aten.ne if invert else aten.eq).Scalar(elements, test_element)
 
 
+def linalg_cross(self: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
+    """The vector at right angles to both, of three components along `dim`"""
+
+    def component(x: Tensor, i: int) -> Tensor:
+        return aten.slice.Tensor(x, dim, i % 3, i % 3 + 1)
+
+    def product(i: int, j: int) -> Tensor:
+        return aten.mul.Tensor(component(self, i), component(other, j))
+
+    parts = [aten.sub.Tensor(product(i + 1, i + 2), product(i + 2, i + 1)) for i in range(3)]
+    return aten.cat.default(parts, dim)
+
+
+def ldexp(self: Tensor, other: Tensor) -> Tensor:
+    """x 2^n; for whole n in two steps, as 2^n alone may be too large a number"""
+    if other.is_floating_point():
+        return aten.mul.Tensor(self, aten.pow.Scalar(2.0, other))
+    x = floating(self)
+    half = aten.bitwise_right_shift.Tensor_Scalar(cast(other, torch.int64), 1)
+    out = cast(x, torch.float64)
+    for n in (half, aten.sub.Tensor(cast(other, torch.int64), half)):
+        out = aten.mul.Tensor(out, aten.exp2.default(cast(n, torch.float64)))
+    return cast(out, x.dtype)
+
+
+def _power_of_two(exponent: Tensor) -> Tensor:
+    """2^|n| exactly, |n| < 1024, in float64: the product of a power for each bit of n"""
+    whole = aten.abs.default(exponent)
+    out: Tensor | None = None
+    for bit in range(10):
+        on = aten.ne.Scalar(aten.bitwise_and.Scalar(whole, 1 << bit), 0)
+        factor = where(on, constant(2.0 ** (1 << bit), whole, torch.float64), 1.0)
+        out = factor if out is None else aten.mul.Tensor(out, factor)
+    assert out is not None
+    return out
+
+
+def frexp(self: Tensor) -> tuple[Tensor, Tensor]:
+    """x = m 2^n with m in [1/2, 1)"""
+    x = cast(self, torch.float64)
+    finite = aten.lt.Scalar(aten.abs.default(x), math.inf)
+    small = aten.lt.Scalar(aten.abs.default(x), 2.0**-900)  # up to there, subnormals too
+    x = where(small, aten.mul.Tensor(x, 2.0**200), x)
+    some = aten.logical_and.default(finite, aten.ne.Scalar(x, 0))
+    log = aten.log2.default(where(some, aten.abs.default(x), 1.0))
+    n = cast(aten.floor.default(log), torch.int64)
+    n = aten.minimum.default(n, constant(1023, n))
+    power = _power_of_two(n)
+    m = where(aten.lt.Scalar(n, 0), aten.mul.Tensor(x, power), aten.div.Tensor(x, power))
+    # A logarithm beside a whole number may have come out on its other side.
+    for off, wrong in ((-1, aten.lt.Scalar(aten.abs.default(m), 1.0)),
+                       (1, aten.ge.Scalar(aten.abs.default(m), 2.0))):  # fmt: skip
+        m = where(wrong, aten.mul.Tensor(m, 2.0**-off), m)
+        n = where(wrong, aten.add.Tensor(n, off), n)
+    n = aten.add.Tensor(n, where(small, constant(-199, n), 1))
+    m = where(some, aten.mul.Tensor(m, 0.5), x)
+    return cast(m, self.dtype), cast(where(some, n, 0), torch.int32)
+
+
+def renorm(self: Tensor, p: Number, dim: int, maxnorm: Number) -> Tensor:
+    """Each slice across `dim` scaled down to the p-norm `maxnorm`, if it is longer"""
+    dims = [d for d in range(self.dim()) if d != wrap(dim, self.dim())]
+    length = linalg_vector_norm(wide(self), p, dims, True)
+    scale = aten.div.Tensor(maxnorm, aten.add.Tensor(length, 1e-7))
+    scale = where(aten.gt.Scalar(length, maxnorm), scale, 1.0)
+    return contiguous(aten.mul.Tensor(self, cast(scale, self.dtype)))
+
+
+def rrelu(
+    self: Tensor,
+    noise: Tensor,
+    lower: Number = 0.125,
+    upper: Number = 1 / 3,
+    training: bool = False,
+    generator: Any = None,
+) -> Any:
+    """Without training, the mean slope below 0 (with it, eager draws for those elements alone)"""
+    if training:
+        return NotImplemented
+    return aten.leaky_relu.default(self, (lower + upper) / 2), aten.clone.default(noise)
+
+
+def rrelu_backward(
+    grad_output: Tensor,
+    self: Tensor,
+    noise: Tensor,
+    lower: Number,
+    upper: Number,
+    training: bool,
+    self_is_result: bool,
+) -> Tensor:
+    """The slopes that were drawn, or the mean one below 0"""
+    if training and upper - lower > 1e-6:
+        return aten.mul.Tensor(grad_output, noise)
+    slope = (lower + upper) / 2
+    return aten.leaky_relu_backward.default(grad_output, self, slope, self_is_result)
+
+
 TABLE: Family = {
+    "linalg_cross.default": linalg_cross,
+    "ldexp.Tensor": ldexp,
+    "frexp.Tensor": frexp,
+    "renorm.default": renorm,
+    "rrelu_with_noise_functional.default": rrelu,
+    "rrelu_with_noise_backward.default": rrelu_backward,
     "_stack.default": stack,
     "_is_all_true.default": is_all_true,
     "_is_any_true.default": is_any_true,

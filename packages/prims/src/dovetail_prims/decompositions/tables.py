@@ -21,6 +21,7 @@ from . import (
     activations_backward,
     batch_norm,
     creation,
+    distances,
     foreach,
     indexing,
     linear,
@@ -28,16 +29,23 @@ from . import (
     normalisation,
     padding,
     pointwise,
+    ranges,
     reductions,
     rest,
+    sampling,
     softmax,
     to_prims,
     upsampling,
     views,
+    windows,
 )
 from ._common import resolve
 
 FAMILIES = (
+    ranges,
+    distances,
+    sampling,
+    windows,
     activations,
     activations_backward,
     softmax,

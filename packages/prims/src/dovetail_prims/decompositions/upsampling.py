@@ -3,17 +3,19 @@
 Each output position along a dimension reads a few input positions ("taps") with weights that sum
 to 1; dimensions are independent. Forward: for each dimension, gather each tap, weigh, add.
 Backward: weigh the gradient by each tap and add it where the tap lay.
+Antialiased resizing differs in that a shrinking kernel reaches more positions.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ._common import Family, along, aten, cast, constant, iota, wide, zeros
+from ._common import Family, along, aten, cast, constant, iota, made_for, where, wide, zeros
 
 Tap = tuple[Tensor, Tensor | None]  # positions read, and weights (None: all 1)
 Taps = Callable[[Tensor, int, int, float | None], list[Tap]]
@@ -72,17 +74,24 @@ def _linear(align_corners: bool) -> Taps:
     return taps
 
 
-def _cubic_near(x: Tensor) -> Tensor:
+def cubic_near(x: Tensor, a: float = CUBIC) -> Tensor:
     """The kernel within one position: ((A + 2) x - (A + 3)) x² + 1"""
-    inner = aten.sub.Tensor(aten.mul.Tensor(x, CUBIC + 2), CUBIC + 3)
+    inner = aten.sub.Tensor(aten.mul.Tensor(x, a + 2), a + 3)
     return aten.add.Tensor(aten.mul.Tensor(aten.mul.Tensor(inner, x), x), 1.0)
 
 
-def _cubic_far(x: Tensor) -> Tensor:
+def cubic_far(x: Tensor, a: float = CUBIC) -> Tensor:
     """The kernel between one and two positions: ((A x - 5 A) x + 8 A) x - 4 A"""
-    inner = aten.sub.Tensor(aten.mul.Tensor(x, CUBIC), 5 * CUBIC)
-    inner = aten.add.Tensor(aten.mul.Tensor(inner, x), 8 * CUBIC)
-    return aten.sub.Tensor(aten.mul.Tensor(inner, x), 4 * CUBIC)
+    inner = aten.sub.Tensor(aten.mul.Tensor(x, a), 5 * a)
+    inner = aten.add.Tensor(aten.mul.Tensor(inner, x), 8 * a)
+    return aten.sub.Tensor(aten.mul.Tensor(inner, x), 4 * a)
+
+
+def cubic_weights(t: Tensor) -> list[Tensor]:
+    """Of the four neighbours of what lies t past the second"""
+    rest = aten.sub.Tensor(1.0, t)
+    outer = [cubic_far(aten.add.Tensor(x, 1.0)) for x in (t, rest)]
+    return [outer[0], cubic_near(t), cubic_near(rest), outer[1]]
 
 
 def _cubic(align_corners: bool) -> Taps:
@@ -92,18 +101,59 @@ def _cubic(align_corners: bool) -> Taps:
         place = _position(like, size, wanted, scale, align_corners)
         whole = aten.floor.default(place)
         t = aten.sub.Tensor(place, whole)
-        rest = aten.sub.Tensor(1.0, t)
-        weights = [
-            _cubic_far(aten.add.Tensor(t, 1.0)),
-            _cubic_near(t),
-            _cubic_near(rest),
-            _cubic_far(aten.add.Tensor(rest, 1.0)),
-        ]
+        weights = cubic_weights(t)
         start = cast(whole, torch.int64)
         places = [_clamped(aten.add.Tensor(start, k), size) for k in (-1, 0, 1, 2)]
         return list(zip(places, weights, strict=True))
 
     return taps
+
+
+def _triangle(x: Tensor) -> Tensor:
+    """1 - |x| within one position"""
+    return aten.relu.default(aten.sub.Tensor(1.0, aten.abs.default(x)))
+
+
+def _bell(x: Tensor) -> Tensor:
+    """The cubic kernel, with the coefficient -1/2 that eager's antialiased resizing takes"""
+    x = aten.abs.default(x)
+    near, far = cubic_near(x, -0.5), cubic_far(x, -0.5)
+    return where(aten.lt.Scalar(x, 1.0), near, where(aten.lt.Scalar(x, 2.0), far, 0.0))
+
+
+def _antialiased(kernel: Callable[[Tensor], Tensor], reach: float) -> Callable[[bool], Taps]:
+    """All positions within the kernel's reach, which is widened where the output is smaller"""
+
+    def aligned(align_corners: bool) -> Taps:
+        def taps(like: Tensor, size: int, wanted: int, scale: float | None) -> list[Tap]:
+            if align_corners:
+                ratio = (size - 1) / (wanted - 1) if wanted > 1 else 0.0
+            else:
+                ratio = _ratio(size, wanted, scale)
+            wide_by = max(ratio, 1.0)
+            support = reach * wide_by
+            i = iota(wanted, like, like.dtype)
+            centre = aten.mul.Tensor(aten.add.Tensor(i, 0.5), ratio)
+            low = aten.relu.default(
+                cast(aten.add.Tensor(aten.sub.Tensor(centre, support), 0.5), torch.int64)
+            )
+            high = cast(aten.add.Tensor(aten.add.Tensor(centre, support), 0.5), torch.int64)
+            high = aten.minimum.default(high, constant(size, high))
+            found = []
+            for k in range(min(2 * math.ceil(support) + 1, size)):
+                place = aten.add.Tensor(low, k)
+                gap = aten.sub.Tensor(cast(place, like.dtype), centre)
+                weight = kernel(aten.mul.Tensor(aten.add.Tensor(gap, 0.5), 1.0 / wide_by))
+                weight = where(aten.lt.Tensor(place, high), weight, 0.0)
+                found.append((_clamped(place, size), weight))
+            total = found[0][1]
+            for _, weight in found[1:]:
+                total = aten.add.Tensor(total, weight)
+            return [(place, aten.div.Tensor(weight, total)) for place, weight in found]
+
+        return taps
+
+    return aligned
 
 
 def _suggested_format(x: Tensor) -> torch.memory_format:
@@ -160,151 +210,33 @@ def _resize_backward(
     return _formatted(cast(out, grad.dtype), _suggested_format(grad))
 
 
-def _plain(taps: Taps, rank: int) -> Any:
-    """Forward and backward, in the signature of `rank` dimensions, without align_corners"""
+def _pair(name: str, taps: Callable[[bool], Taps], rank: int) -> Family:
+    """Forward and backward of an op of (tensor, sizes, align_corners if it has one, scales)"""
 
-    def forward1(self: Tensor, output_size: Sequence[int], scales: float | None = None) -> Tensor:
+    def forward(self: Tensor, output_size: Sequence[int], *rest: Any) -> Tensor:
         """A weighted gather along each dimension"""
-        return _resize(self, output_size, taps, [scales])
+        return _resize(self, output_size, taps(rest[0] is True), rest[-rank:])
 
-    def backward1(
-        grad_output: Tensor,
-        output_size: Sequence[int],
-        input_size: Sequence[int],
-        scales: float | None = None,
+    def backward(
+        grad_output: Tensor, output_size: Sequence[int], input_size: Sequence[int], *rest: Any
     ) -> Tensor:
         """A weighted add along each dimension"""
-        return _resize_backward(grad_output, input_size, taps, [scales])
+        return _resize_backward(grad_output, input_size, taps(rest[0] is True), rest[-rank:])
 
-    def forward2(
-        self: Tensor,
-        output_size: Sequence[int],
-        scales_h: float | None = None,
-        scales_w: float | None = None,
-    ) -> Tensor:
-        """A weighted gather along each dimension"""
-        return _resize(self, output_size, taps, [scales_h, scales_w])
-
-    def backward2(
-        grad_output: Tensor,
-        output_size: Sequence[int],
-        input_size: Sequence[int],
-        scales_h: float | None = None,
-        scales_w: float | None = None,
-    ) -> Tensor:
-        """A weighted add along each dimension"""
-        return _resize_backward(grad_output, input_size, taps, [scales_h, scales_w])
-
-    def forward3(
-        self: Tensor,
-        output_size: Sequence[int],
-        scales_d: float | None = None,
-        scales_h: float | None = None,
-        scales_w: float | None = None,
-    ) -> Tensor:
-        """A weighted gather along each dimension"""
-        return _resize(self, output_size, taps, [scales_d, scales_h, scales_w])
-
-    def backward3(
-        grad_output: Tensor,
-        output_size: Sequence[int],
-        input_size: Sequence[int],
-        scales_d: float | None = None,
-        scales_h: float | None = None,
-        scales_w: float | None = None,
-    ) -> Tensor:
-        """A weighted add along each dimension"""
-        return _resize_backward(grad_output, input_size, taps, [scales_d, scales_h, scales_w])
-
-    return ((forward1, backward1), (forward2, backward2), (forward3, backward3))[rank - 1]
-
-
-def _aligned(taps: Callable[[bool], Taps], rank: int) -> Any:
-    """The same with align_corners"""
-
-    def forward1(
-        self: Tensor,
-        output_size: Sequence[int],
-        align_corners: bool,
-        scales: float | None = None,
-    ) -> Tensor:
-        """A weighted gather along each dimension"""
-        return _resize(self, output_size, taps(align_corners), [scales])
-
-    def backward1(
-        grad_output: Tensor,
-        output_size: Sequence[int],
-        input_size: Sequence[int],
-        align_corners: bool,
-        scales: float | None = None,
-    ) -> Tensor:
-        """A weighted add along each dimension"""
-        return _resize_backward(grad_output, input_size, taps(align_corners), [scales])
-
-    def forward2(
-        self: Tensor,
-        output_size: Sequence[int],
-        align_corners: bool,
-        scales_h: float | None = None,
-        scales_w: float | None = None,
-    ) -> Tensor:
-        """A weighted gather along each dimension"""
-        return _resize(self, output_size, taps(align_corners), [scales_h, scales_w])
-
-    def backward2(
-        grad_output: Tensor,
-        output_size: Sequence[int],
-        input_size: Sequence[int],
-        align_corners: bool,
-        scales_h: float | None = None,
-        scales_w: float | None = None,
-    ) -> Tensor:
-        """A weighted add along each dimension"""
-        scales = [scales_h, scales_w]
-        return _resize_backward(grad_output, input_size, taps(align_corners), scales)
-
-    def forward3(
-        self: Tensor,
-        output_size: Sequence[int],
-        align_corners: bool,
-        scales_d: float | None = None,
-        scales_h: float | None = None,
-        scales_w: float | None = None,
-    ) -> Tensor:
-        """A weighted gather along each dimension"""
-        scales = [scales_d, scales_h, scales_w]
-        return _resize(self, output_size, taps(align_corners), scales)
-
-    def backward3(
-        grad_output: Tensor,
-        output_size: Sequence[int],
-        input_size: Sequence[int],
-        align_corners: bool,
-        scales_d: float | None = None,
-        scales_h: float | None = None,
-        scales_w: float | None = None,
-    ) -> Tensor:
-        """A weighted add along each dimension"""
-        scales = [scales_d, scales_h, scales_w]
-        return _resize_backward(grad_output, input_size, taps(align_corners), scales)
-
-    return ((forward1, backward1), (forward2, backward2), (forward3, backward3))[rank - 1]
-
-
-def _family() -> Family:
-    pairs = {
-        **{f"upsample_nearest{n}d": _plain(_nearest, n) for n in (1, 2, 3)},
-        **{f"_upsample_nearest_exact{n}d": _plain(_nearest_exact, n) for n in (1, 2, 3)},
-        "upsample_linear1d": _aligned(_linear, 1),
-        "upsample_bilinear2d": _aligned(_linear, 2),
-        "upsample_trilinear3d": _aligned(_linear, 3),
-        "upsample_bicubic2d": _aligned(_cubic, 2),
+    return {
+        **made_for(f"{name}.default", forward),
+        **made_for(f"{name}_backward.default", backward),
     }
-    table = {}
-    for name, (forward, backward) in pairs.items():
-        table[f"{name}.default"] = forward
-        table[f"{name}_backward.default"] = backward
-    return table
 
 
-TABLE: Family = _family()
+_KINDS: tuple[tuple[str, Callable[[bool], Taps], int], ...] = (
+    *((f"upsample_nearest{n}d", lambda align: _nearest, n) for n in (1, 2, 3)),
+    *((f"_upsample_nearest_exact{n}d", lambda align: _nearest_exact, n) for n in (1, 2, 3)),
+    ("upsample_linear1d", _linear, 1),
+    ("upsample_bilinear2d", _linear, 2),
+    ("upsample_trilinear3d", _linear, 3),
+    ("upsample_bicubic2d", _cubic, 2),
+    ("_upsample_bilinear2d_aa", _antialiased(_triangle, 1.0), 2),
+    ("_upsample_bicubic2d_aa", _antialiased(_bell, 2.0), 2),
+)
+TABLE: Family = {op: entry for kind in _KINDS for op, entry in _pair(*kind).items()}

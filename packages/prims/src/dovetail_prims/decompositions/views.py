@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ._common import Family, aten, contiguous, reshape, wrap
+from ._common import Family, aten, contiguous, lookup, made_for, reshape, wrap
 
 _ROW_MAJOR = torch.contiguous_format
 
@@ -180,7 +181,76 @@ def neg_view(self: Tensor) -> Tensor:
     return aten.neg.default(self)
 
 
+def _fresh(view: Tensor) -> Tensor:
+    """A row-major copy"""
+    return aten.clone.default(view, memory_format=_ROW_MAJOR)
+
+
+def narrow_copy(self: Tensor, dim: int, start: int, length: int) -> Tensor:
+    """A copy of a piece"""
+    if start < 0:
+        start = start + self.shape[dim]
+    return _fresh(aten.slice.Tensor(self, dim, start, start + length))
+
+
+def view_copy(self: Tensor, size: Sequence[int]) -> Tensor:
+    """A copy in another shape"""
+    return _fresh(reshape(self, size))
+
+
+def _copy_of(name: str) -> Family:
+    """The entry of the copy that stands for the view called `name`"""
+    view = lookup(name)
+
+    def function(*args: Any) -> Any:
+        """A copy of what the view shows"""
+        assert view is not None
+        shown = view(*args[: 2 if name == "expand.default" else None])  # (less its last flag)
+        return [_fresh(x) for x in shown] if isinstance(shown, (list, tuple)) else _fresh(shown)
+
+    return made_for(name.replace(".", "_copy."), function)
+
+
+def _padded(x: Tensor, dim: int, before: int, after: int) -> Tensor:
+    """Zeros at both ends of a dimension"""
+    pads = [0, 0] * (x.dim() - dim - 1) + [before, after]
+    return aten.constant_pad_nd.default(x, pads)
+
+
+def block_diag(tensors: Sequence[Tensor]) -> Tensor:
+    """Matrices (or rows, or numbers) along the diagonal of a matrix of zeros"""
+    blocks = [x if x.dim() == 2 else aten.view.default(x, [1, x.numel()]) for x in tensors]
+    width, left, rows = sum(x.shape[1] for x in blocks), 0, []
+    for x in blocks:
+        rows.append(_padded(x, 1, left, width - left - x.shape[1]))
+        left = left + x.shape[1]
+    return aten.cat.default(rows, 0)
+
+
+def chunk_cat(tensors: Sequence[Tensor], dim: int, num_chunks: int) -> Tensor:
+    """Each tensor cut along `dim` into so many chunks (the last filled up with zeros), and all
+    first chunks one after the other, then all second ones, ..."""
+    dim = wrap(dim, tensors[0].dim())
+    rows = []
+    for x in tensors:
+        x = _padded(x, dim, 0, -x.shape[dim] % num_chunks)
+        rows.append(reshape(x, [*x.shape[:dim], num_chunks, -1]))
+    return aten.cat.default(rows, dim + 1)
+
+
+_COPIED = (
+    "alias.default", "as_strided.default", "diagonal.default", "expand.default", "permute.default",
+    "split_with_sizes.default", "squeeze.default", "squeeze.dim", "squeeze.dims", "t.default",
+    "transpose.int", "unbind.int", "unfold.default", "unsqueeze.default",
+)  # fmt: skip
+
 TABLE: Family = {
+    **{copy: entry for name in _COPIED for copy, entry in _copy_of(name).items()},
+    "narrow_copy.default": narrow_copy,
+    "view_copy.default": view_copy,
+    "_reshape_copy.default": view_copy,
+    "block_diag.default": block_diag,
+    "_chunk_cat.default": chunk_cat,
     "_conj.default": conj,
     "_neg_view.default": neg_view,
     "t.default": t,

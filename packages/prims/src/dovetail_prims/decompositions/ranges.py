@@ -1,0 +1,72 @@
+"""Evenly spaced numbers, counted from both ends.
+
+Eager rounds `start + step i` once, by a fused multiply-add; here it is taken in float64, where
+nothing is lost of a product of float32 numbers, and rounded once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._common import Family, Number, aten, cast, compute_dtype, iota, made_for, where
+
+_DOUBLE = torch.float64
+
+
+def _spaced(
+    start: Tensor | Number, end: Tensor | Number, steps: int, dtype: torch.dtype, device: Any
+) -> Tensor:
+    """The positions, in float64"""
+
+    def exact(x: Tensor | Number) -> Tensor:
+        if not isinstance(x, Tensor):
+            if not dtype.is_floating_point:
+                x = int(x)
+            x = aten.full.default([], x, dtype=dtype, device=device)
+        elif x.device != device:
+            x = aten._to_copy.default(x, device=device)
+        return cast(cast(x, dtype), _DOUBLE)
+
+    first, last = exact(start), exact(end)
+    step = aten.div.Tensor(aten.sub.Tensor(last, first), max(steps - 1, 1))
+    narrow = compute_dtype(dtype)
+    if not dtype.is_floating_point:
+        narrow = torch.float32 if device.type == "cuda" else _DOUBLE
+    step = cast(cast(step, narrow), _DOUBLE)
+    i = iota(steps, first)
+    up = aten.add.Tensor(first, aten.mul.Tensor(step, cast(i, _DOUBLE)))
+    left = cast(aten.sub.Tensor(steps - 1, i), _DOUBLE)
+    down = aten.sub.Tensor(last, aten.mul.Tensor(step, left))
+    early = aten.lt.Scalar(i, max(steps // 2, 1))
+    return cast(where(early, up, down), narrow)
+
+
+def _range(name: str) -> Family:
+    """linspace or logspace, of numbers or of tensors"""
+
+    def function(start: Any, end: Any, steps: int, *rest: Any) -> Any:
+        """Numbers (or their logarithms) at equal distances, both ends included"""
+        *base, dtype, _, device, _ = rest
+        given = [x.device for x in (start, end) if isinstance(x, Tensor)]
+        device = torch.device(device) if device else (given or [torch.device("cpu")])[0]
+        dtype = dtype or torch.get_default_dtype()
+        if dtype.is_complex or any(isinstance(x, complex) for x in (start, end)):
+            return NotImplemented
+        at = _spaced(start, end, steps, dtype, device)
+        if base:
+            full = aten.full.default([], base[0], dtype=_DOUBLE, device=device)
+            at = aten.pow.Tensor_Tensor(full, cast(at, _DOUBLE))
+        return cast(at, dtype)
+
+    return made_for(name, function)
+
+
+TABLE: Family = {
+    op: entry
+    for name in ("linspace", "logspace")
+    for overload in ("default", "Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor")
+    for op, entry in _range(f"{name}.{overload}").items()
+}

@@ -1,0 +1,140 @@
+"""Windows, sampled images, distances, searches and margin losses against eager's ops."""
+
+import math
+
+import pytest
+import torch
+from dovetail_prims.decompositions import core_aten_table
+from dovetail_prims.decompositions.checking import assert_matches_eager, name_of
+from dovetail_prims.opsets import CORE_ATEN
+
+aten = torch.ops.aten
+DTYPES = (torch.float64, torch.float32)
+
+
+def check(op, args, kwargs=None, **flags):
+    seen = assert_matches_eager(core_aten_table(), op, args, kwargs or {}, **flags)
+    left = {name_of(o) for o in seen} - set(CORE_ATEN)
+    assert not left, f"{op} leaves {left}"
+
+
+def test_im2col():
+    x = torch.randn(2, 3, 7, 8)
+    for geometry in (
+        ([2, 3], [1, 1], [0, 0], [1, 1]), ([3, 2], [2, 1], [2, 1], [2, 3]),
+        ([1, 1], [1, 1], [0, 0], [1, 1]),
+    ):  # fmt: skip
+        for own in (x, x[0], x.contiguous(memory_format=torch.channels_last)):
+            check(aten.im2col.default, [own, *geometry])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_fractional_pooling(dtype):
+    torch.manual_seed(0)
+    for rank, kernel, output in (
+        (2, [2, 3], [4, 3]),
+        (2, [1, 2], [1, 1]),
+        (3, [2, 2, 1], [3, 1, 4]),
+    ):
+        x = torch.randn(2, 3, *(9, 8, 7)[:rank], dtype=dtype).round(decimals=1)
+        x[0, 0, :4] = -math.inf
+        x[1, 1, 3, 2] = math.nan
+        forward = getattr(aten, f"fractional_max_pool{rank}d").default
+        backward = getattr(aten, f"fractional_max_pool{rank}d_backward").default
+        for own in (x, x[0]):
+            samples = torch.rand(*((2, 3) if own is x else (1, 3)), rank, dtype=dtype)
+            check(forward, [own, kernel, output, samples])
+            value, indices = forward(own, kernel, output, samples)
+            check(backward, [torch.randn_like(value), own, kernel, output, indices])
+
+
+def test_unpooling():
+    x = torch.randn(2, 3, 8, 8)
+    value, indices = aten.max_pool2d_with_indices(x, [2, 2])
+    check(aten.max_unpool2d.default, [value, indices, [8, 9]])
+    check(aten.max_unpool2d.default, [value[0], indices[0], [8, 8]])
+    value, indices = aten.max_pool3d_with_indices(x, [2, 2, 2])
+    check(aten.max_unpool3d.default, [value, indices, [3, 8, 8], [2, 2, 2], [0, 0, 0]])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("align", (False, True))
+def test_grid_sampler(dtype, align):
+    torch.manual_seed(0)
+    for shape, places in (
+        ((2, 3, 5, 4), (3, 6)),
+        ((1, 2, 3, 4, 5), (2, 3, 4)),
+        ((1, 1, 1, 1), (4, 4)),
+    ):
+        x = torch.randn(shape, dtype=dtype)
+        grid = torch.randn(shape[0], *places, len(places), dtype=dtype) * 1.5
+        for mode in (0, 1, 2) if len(places) == 2 else (0, 1):
+            for padding in (0, 1, 2):
+                op = getattr(aten, f"grid_sampler_{len(places)}d").default
+                check(op, [x, grid, mode, padding, align])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("p", (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, math.inf))
+def test_distances(dtype, p):
+    torch.manual_seed(0)
+    a, b = torch.randn(2, 4, 3, dtype=dtype), torch.randn(5, 3, dtype=dtype)
+    a[0, 1] = b[2]
+    a[1, 0, 1] = b[1, 1]
+    for mode in (None, 2):
+        check(aten._cdist_forward.default, [a, b[None], p, mode])
+    distance = aten._cdist_forward.default(a, b[None], p, 2)
+    back = [torch.randn_like(distance), a, b.expand(2, 5, 3), p, distance]
+    check(aten._cdist_backward.default, back)
+    check(aten._cdist_forward.default, [torch.randn(30, 3, dtype=dtype), b, p, None])
+    rows = torch.cat([b, b[1:2], torch.randn(6, 3, dtype=dtype)])
+    check(aten._pdist_forward.default, [rows, p])
+    distance = aten._pdist_forward.default(rows, p)
+    check(aten._pdist_backward.default, [torch.randn_like(distance), rows, p, distance])
+
+
+def test_the_pairs_of_many_rows():
+    """Row and column of each pair, where the square root needs all its digits."""
+    x = torch.arange(3001.0, dtype=torch.float64)[:, None] ** 1.25
+    got = core_aten_table()[aten._pdist_forward.default](x, 1.0)
+    assert torch.equal(got, torch.nn.functional.pdist(x, 1.0))
+
+
+@pytest.mark.parametrize("right", (False, True))
+def test_searches(right):
+    torch.manual_seed(0)
+    for length in (0, 1, 2, 3, 8, 21):
+        line = torch.randn(length).sort().values
+        rows = torch.randint(0, 5, (2, length)).sort().values
+        values = torch.cat([torch.randn(2, 7), torch.tensor([[math.nan], [math.inf]])], 1)
+        if length:
+            values[0, 0] = line[0]
+        for kwargs in ({}, {"out_int32": True}):
+            check(aten.bucketize.Tensor, [values, line], {"right": right, **kwargs})
+        picks = torch.randint(-1, 7, (2, 3))
+        check(aten.searchsorted.Tensor, [rows, picks], {"side": "right" if right else "left"})
+        check(aten.searchsorted.Tensor, [line, torch.tensor(0.3)], {"right": right})
+        back = torch.arange(length).flip(0)
+        check(aten.searchsorted.Tensor, [line.flip(0), values], {"right": right, "sorter": back})
+
+
+@pytest.mark.parametrize("dtype", (*DTYPES, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("reduction", (0, 1, 2))
+def test_margin_losses(dtype, reduction):
+    torch.manual_seed(0)
+    x, target = torch.randn(4, 5).to(dtype), torch.tensor([0, 3, 4, 2])
+    weight = torch.rand(5).to(dtype)
+    wide = dtype is not torch.bfloat16
+    for own, labels in ((x, target), (x[0], target[:1])) if wide else ():
+        for p, w in ((1, None), (2, weight), (1, weight)):
+            check(aten.multi_margin_loss.default, [own, labels, p, 0.7, w, reduction])
+            loss = aten.multi_margin_loss.default(own, labels, p, 0.7, w, reduction)
+            grad = torch.randn_like(loss)
+            args = [grad, own, labels, p, 0.7, w, reduction]
+            check(aten.multi_margin_loss_backward.default, args)
+    several = torch.tensor([[1, 3, -1, 2, 0], [-1, 0, 1, 2, 3], [4, 4, 2, 1, 0], [0, 0, -1, 0, -1]])
+    for own, labels in ((x, several), (x[0], several[0])) if wide else ():
+        check(aten.multilabel_margin_loss_forward.default, [own, labels, reduction])
+        loss, hits = aten.multilabel_margin_loss_forward.default(own, labels, reduction)
+        args = [torch.randn_like(loss), own, labels, reduction, hits]
+        check(aten.multilabel_margin_loss_backward.default, args)
