@@ -53,9 +53,10 @@ class CapturedFrame:
 
     `graph` is a TORCH-dialect graph whose placeholders follow `inputs`, with a tuple output; None
     when nothing was recorded. `draws` are made in order before the graph runs: calls for random
-    numbers, what they give is fetched by a `DrawSource`. `effects` are replayed in order after the graph has run, before
-    `end`. `break_` is set when `end` is a graph break. `shape_env` holds the symbolic sizes (None
-    if there are none); what is assumed of them is not among `guards`, see `all_guards`.
+    numbers, what they give is fetched by a `DrawSource`. `effects` are replayed in order after the
+    graph has run, before `end`. `break_` is set when `end` is a graph break. `shape_env` holds the
+    symbolic sizes (None if there are none); what is assumed of them is not among `guards`, see
+    `all_guards`.
     """
 
     code: CodeType

@@ -32,6 +32,16 @@ def _slot_of(target: Any, name: str) -> Any:
     return None
 
 
+def go_on(iterator: Any, place: int) -> Any:
+    """An iterator over a container, moved to a place: of a list by index, else after so many
+    steps."""
+    if hasattr(iterator, "__setstate__"):
+        iterator.__setstate__(place)
+    else:
+        next(islice(iterator, place, place), None)
+    return iterator
+
+
 def take_all(items: list[Any]) -> tuple[Any, ...]:
     """The items of a list, which holds them no longer."""
     taken = tuple(items)

@@ -7,7 +7,8 @@ therefore compared by identity (`eq=False`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from dovetail_guards.source import Source
@@ -200,3 +201,30 @@ class FrameEnd:
     stack: tuple[Recipe | None, ...] = ()  # None is a NULL on the value stack
     locals_: tuple[tuple[str, Recipe], ...] = ()
     cells: tuple[tuple[str, Recipe], ...] = field(default=())  # cellvars: name, recipe of the cell
+
+
+def parts_of(owner: Any) -> Iterator[Any]:
+    """Recipes directly inside a recipe, an effect or a frame end."""
+    for f in fields(owner):
+        pending = [getattr(owner, f.name)]
+        while pending:
+            part = pending.pop(0)
+            if isinstance(part, Recipe):
+                yield part
+            elif isinstance(part, Effect):
+                yield from parts_of(part)
+            elif isinstance(part, tuple) and not isinstance(owner, Const):
+                pending[:0] = part
+
+
+def below(roots: Sequence[Any], uses: dict[int, int]) -> list[Recipe]:
+    """All recipes below `roots`, each once, in order of first need; counts their uses."""
+    found: list[Recipe] = []
+    stack = [part for root in roots for part in parts_of(root)][::-1]
+    while stack:
+        recipe = stack.pop()
+        uses[id(recipe)] = uses.get(id(recipe), 0) + 1
+        if uses[id(recipe)] == 1:
+            found.append(recipe)
+            stack.extend(list(parts_of(recipe))[::-1])
+    return found

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import builtins
 import keyword
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
@@ -50,6 +50,7 @@ from dovetail_capture.recipe import (
     SetCell,
     SetGlobal,
     UnderLock,
+    below,
 )
 
 _VARARGS, _VARKEYWORDS = 0x04, 0x08
@@ -359,7 +360,7 @@ class _Writer:
     ) -> None:
         """All statements, in the order the module's docstring gives."""
         roots: list[Recipe | Effect | FrameEnd] = [*frame.effects, frame.end]
-        recipes = _walk([*frame.draws, *roots], self._uses)
+        recipes = below([*frame.draws, *roots], self._uses)
         for place, call in enumerate(frame.draws):
             self.emit(f"_dt_draw{place} = {self._call(call)}")
             self._temporaries.append(f"_dt_draw{place}")
@@ -544,30 +545,3 @@ def _output_count(frame: CapturedFrame) -> int:
     output = next(node for node in reversed(frame.graph.graph.nodes) if node.op == "output")
     outputs = output.args[0]
     return len(outputs) if isinstance(outputs, (tuple, list)) else 1
-
-
-def _parts(owner: Any) -> Iterator[Any]:
-    """Recipes directly inside a recipe, an effect or a frame end."""
-    for f in fields(owner):
-        pending = [getattr(owner, f.name)]
-        while pending:
-            part = pending.pop(0)
-            if isinstance(part, Recipe):
-                yield part
-            elif isinstance(part, Effect):
-                yield from _parts(part)
-            elif isinstance(part, tuple) and not isinstance(owner, Const):
-                pending[:0] = part
-
-
-def _walk(roots: Sequence[Any], uses: dict[int, int]) -> list[Recipe]:
-    """All recipes below `roots`, each once, in order of first need; counts their uses."""
-    found: list[Recipe] = []
-    stack = [part for root in roots for part in _parts(root)][::-1]
-    while stack:
-        recipe = stack.pop()
-        uses[id(recipe)] = uses.get(id(recipe), 0) + 1
-        if uses[id(recipe)] == 1:
-            found.append(recipe)
-            stack.extend(list(_parts(recipe))[::-1])
-    return found

@@ -496,6 +496,8 @@ class SymNode:
     def bitwise_xor(self, other: SymNode) -> SymNode:
         return self._bitwise(other, lambda a, b: a ^ b)
 
+    xor = bitwise_xor
+
     # --- comparisons and logic ----------------------------------------------------------------
 
     def _compare(

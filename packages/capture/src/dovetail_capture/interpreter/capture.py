@@ -198,6 +198,7 @@ class _Attempt:
                     raise CannotRebuild("a lock that is held")
                 end = self._broken_end(rebuilder)
             rebuilder.changes()
+            rebuilder.check_iterators()
             self._check_made_leaves(rebuilder)
             rebuilder.under_locks()
             rebuilder.modes()

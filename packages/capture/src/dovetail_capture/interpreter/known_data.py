@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from dovetail_capture.interpreter.aliasing import may_write
 
 _MOST_ELEMENTS = 64
+_NUMBERS = (torch.bool, torch.int8, torch.int16, torch.int32, torch.int64)
 _MAKERS = frozenset({"tensor", "as_tensor", "scalar_tensor", "arange"})
 SIZED_MAKERS = frozenset({"zeros", "ones", "full", "empty", "rand", "randn", "eye", "arange"})
 _ARITHMETIC = frozenset(
@@ -34,8 +35,8 @@ class KnownData:
 
     def __init__(self) -> None:
         self._of: dict[int, torch.Tensor] = {}
-        # Those of one whole number. (Where they are asked for, tensors have no data.)
-        self._numbers: dict[int, int] = {}
+        # Those of one number or truth value. (Where they are asked for, tensors have no data.)
+        self._numbers: dict[int, Any] = {}
 
     def __bool__(self) -> bool:
         return bool(self._of)
@@ -91,8 +92,9 @@ class KnownData:
             return
         if isinstance(real, torch.Tensor) and tuple(real.shape) == tuple(result._sizes):
             self._of[id(result)] = real
-            if real.numel() == 1 and not (real.is_floating_point() or real.is_complex()):
-                self._numbers[id(result)] = int(real)
+            # (As an index, uint8 is a mask.)
+            if real.numel() == 1 and real.dtype in _NUMBERS:
+                self._numbers[id(result)] = real.item()  # an index of True is not one of 1
 
     def _knows(self, tensors: Iterable[torch.Tensor]) -> bool:
         return all(id(tensor) in self._of for tensor in tensors)

@@ -199,12 +199,13 @@ class Interpreter:
         args = [self.constant(arg) for arg in error.args]
         self.raise_exception(type(error), args)
 
-    def as_exception(self, value: Value) -> ObjectValue:
+    def as_exception(self, value: Value, what: str = "exceptions") -> ObjectValue:
         """What `raise value` raises."""
         if isinstance(value, Constant) and isinstance(value.value, type):
-            value = self.call(value, [], {})
-        if not isinstance(value, ObjectValue) or not issubclass(value.cls, BaseException):
-            self.raise_error(TypeError, "exceptions must derive from BaseException")
+            if BaseException in value.value.__mro__:
+                value = self.call(value, [], {})
+        if not isinstance(value, ObjectValue) or BaseException not in value.cls.__mro__:
+            self.raise_error(TypeError, f"{what} must derive from BaseException")
         assert isinstance(value, ObjectValue)
         return value
 
@@ -348,9 +349,21 @@ class Interpreter:
             for real_key, real in mapping.value.items():
                 dicts.put(self, target, self.held(real_key), self.held(real))
             return
-        for pair in self.iterate(mapping):
-            key, value = self.iterate(pair)
-            dicts.put(self, target, key, value)
+        for place, pair in enumerate(self.iterate(mapping)):
+            try:
+                parts = list(self.iterate(pair))
+            except ProgramException as error:
+                if not issubclass(error.value.python_type(), TypeError):
+                    raise
+                text = f"cannot convert dictionary update sequence element #{place} to a sequence"
+                self.raise_error(TypeError, text)
+            if len(parts) != 2:
+                self.raise_error(
+                    ValueError,
+                    f"dictionary update sequence element #{place} has length {len(parts)}; "
+                    "2 is required",
+                )
+            dicts.put(self, target, *parts)
 
     def resolve_cell(self, cell: CellValue) -> Value:
         """The content of a cell that is not empty."""
@@ -490,6 +503,10 @@ class Interpreter:
             return None
         if generator.running:
             self.raise_error(ValueError, "generator already executing")
+        if not generator.started and sent is not None and sent is not NONE:
+            if not isinstance(sent, Constant) or sent.value is not None:
+                text = "can't send non-None value to a just-started generator"
+                self.raise_error(TypeError, text)
         frame = generator.frame
         frame.stack.append(sent or NONE)
         generator.started = generator.running = True

@@ -16,12 +16,13 @@ import torch
 from dovetail_guards.shape_env import DataDependentError
 from dovetail_guards.source import ObjectSource, Source
 from torch.fx import Node
+from torch.utils import _pytree as pytree
 
 from dovetail_capture import rebuild
 from dovetail_capture import recipe as r
 from dovetail_capture._frame_hook import Switched
 from dovetail_capture.interpreter.machine import Interpreter
-from dovetail_capture.interpreter.protocols import dicts
+from dovetail_capture.interpreter.protocols import dicts, operators
 from dovetail_capture.interpreter.signals import CannotRebuild
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
@@ -65,6 +66,7 @@ class Rebuilder:
         self._open: set[int] = set()
         self._keep_alive: list[Value] = []
         self._positions: dict[Node, int] = {}
+        self._at_places: list[tuple[r.Recipe, IteratorValue]] = []
 
     # --- values --------------------------------------------------------------------------------
 
@@ -190,14 +192,47 @@ class Rebuilder:
             options = tuple((name, r.Const(option)) for name, option in item.options.items())
             transform = r.Const(item.transform)
             return r.CallFunction(transform, (self.recipe(item.function),), options)
-        if isinstance(item, IteratorValue) and item.plain:
-            rest = r.Build("tuple", self._all(list(item.iterator)))
-            return r.CallFunction(r.Const(iter), (rest,))
+        if isinstance(item, IteratorValue) and (item.plain or item.over is not None):
+            return self._iterator(item)
         if isinstance(item, GeneratorValue) and item.finished:
             return r.CallFunction(r.Const(iter), (r.Build("tuple", ()),))
         made = isinstance(item, (IteratorValue, GeneratorValue, TransformValue))
         born = item.born if made else 0  # type: ignore[attr-defined]
         raise CannotRebuild(item.describe(), born)
+
+    def _iterator(self, item: IteratorValue) -> r.Recipe:
+        """What is left of an iterator, over the same container or of the same parts."""
+        if item.plain or item.ended or item.over is None:
+            rest = r.Build("tuple", () if item.ended else self._all(list(item.iterator)))
+            return r.CallFunction(r.Const(iter), (rest,))
+        if item.cls is enumerate:
+            iterator, start = item.over
+            count = r.Const(self.vm.as_python(start) + item.taken)
+            return r.CallFunction(r.Const(enumerate), (self.recipe(iterator), count))
+        new = r.CallFunction(r.Const(item.remake), self._all(item.over))
+        if item.size is None:
+            return new
+        container = self.vm.native(item.over[0])
+        if isinstance(container, ListValue) and container.cls is list:
+            place = item.taken if item.remake is iter else item.size - 1 - item.taken
+        elif operators.length(self.vm, container) == item.size:
+            place = item.taken
+        else:
+            raise CannotRebuild(f"{item.describe()}, whose container has changed,", item.born)
+        found = r.CallFunction(r.Const(rebuild.go_on), (new, r.Const(place)))
+        if item.over[0].source is not None or container is not item.over[0]:
+            self._at_places.append((found, item))
+        return found
+
+    def check_iterators(self) -> None:
+        """An iterator over what existed before goes on where it is once all changes are made: no
+        effect may need it before."""
+        uses: dict[int, int] = {}
+        if self._at_places:
+            r.below(self.effects, uses)
+        for found, item in self._at_places:
+            if id(found) in uses:
+                raise CannotRebuild(f"{item.describe()}, kept in what existed before,", item.born)
 
     def _native_method(self, item: NativeMethod) -> r.Recipe:
         """A C method bound to its receiver: by name, unless (through `super`) another has it."""
@@ -214,6 +249,8 @@ class Rebuilder:
     def _tensor(self, item: TensorValue) -> r.Recipe:
         if not self.vm.session.recorder.owns(item.node):
             raise CannotRebuild("a tensor of the inside of a transformed function")
+        if item.cls is torch.nn.Parameter:
+            return self._parameter(item)
         if id(item) in self.vm.session.made_leaves:
             born = self.vm.session.made_leaves[id(item)]
             raise CannotRebuild("a tensor that requires_grad_() made a leaf", born)
@@ -222,6 +259,28 @@ class Rebuilder:
             position = self._positions[item.node] = len(self.outputs)
             self.outputs.append(item.node)
         new = self._remember(item, r.GraphOutput(position))
+        for name, value in item.attributes.items():
+            self.effects.append(r.SetAttr(new, name, self.recipe(value)))
+        return new
+
+    def _parameter(self, item: TensorValue) -> r.Recipe:
+        """A parameter made in the frame (a copy of one): of what the graph gives, a leaf is made.
+        What has been computed from it would not know that leaf."""
+        wanted = item.fake.requires_grad
+        if wanted:
+            for user in item.node.users:
+                made = pytree.tree_leaves(user.meta.get("val"))
+                if any(_needs_gradient(part) and part is not item.fake for part in made):
+                    born = self.vm.session.made_leaves[id(item)]
+                    raise CannotRebuild("a parameter made here, and what is computed with it", born)
+        recorder = self.vm.session.recorder
+        node = recorder.graph.call_method("detach", (item.node,))
+        with recorder.fake_mode:
+            node.meta["val"] = item.fake.detach()
+        self.outputs.append(node)
+        output = r.GraphOutput(len(self.outputs) - 1)
+        parts = (output, r.Const(wanted))
+        new = self._remember(item, r.CallFunction(r.Const(torch.nn.Parameter), parts))
         for name, value in item.attributes.items():
             self.effects.append(r.SetAttr(new, name, self.recipe(value)))
         return new
@@ -459,6 +518,10 @@ class Rebuilder:
         if at_start != at_end:
             call = r.CallFunction(r.Const(torch._C._set_grad_enabled), (r.Const(at_end),))
             self.effects.append(r.RunCall(call))
+
+
+def _needs_gradient(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def _is_own_traceback(item: ObjectValue, slot: Value) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import abc
 import builtins
 import collections
+import functools
+import inspect
 import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -74,10 +76,13 @@ def is_instance(vm: Interpreter, value: Value, classinfo: Value) -> bool:
             return issubclass(cls, torch.nn.Parameter)
         if wanted.__module__ == "torch" and wanted.__name__.endswith("Tensor"):
             if wanted is not torch.Tensor:  # torch.FloatTensor and its like
-                return bool(value.fake.dtype == getattr(wanted, "dtype", None))
+                fake = value.fake
+                return fake.dtype == getattr(wanted, "dtype", None) and fake.device.type == "cpu"
             return True
         return issubclass(cls, wanted)
     attributes.read_mro(vm, cls)
+    if cls is wanted:  # no `__instancecheck__` is asked then
+        return True
     if getattr(wanted, "_is_protocol", False):
         real = getattr(value, "real", None)
         if real is not None:
@@ -143,7 +148,11 @@ def super_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         cls = vm.as_python(args[0])
         return SuperValue(cls, args[1])
     frame = vm.frames[-1]
-    slot = frame.decoded.slot_of["__class__"]
+    if not frame.code.co_argcount and not frame.code.co_flags & inspect.CO_VARARGS:
+        vm.raise_error(RuntimeError, "super(): no arguments")
+    slot = frame.decoded.slot_of.get("__class__")
+    if slot is None:
+        vm.raise_error(RuntimeError, "super(): __class__ cell not found")
     cls = vm.as_python(vm.resolve_cell(frame.slots[slot]))
     if frame.slots[0] is None:
         raise GraphBreakSignal("super() without a receiver")
@@ -161,7 +170,8 @@ def callable_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         return boolean(callable(value.value))
     if isinstance(value, (BoundMethod, NativeMethod, FunctionValue)):
         return boolean(True)
-    return boolean(callable(value.python_type()))
+    _, method = attributes.class_lookup(vm, value.python_type(), "__call__")
+    return boolean(method is not attributes.MISSING)
 
 
 def id_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -452,10 +462,6 @@ def _stop(vm: Interpreter, generator: GeneratorValue) -> NoReturn:
     vm.raise_exception(StopIteration, [] if result is None or result is NONE else [result])
 
 
-def _plain(iterators: Args) -> bool:
-    return all(isinstance(i, IteratorValue) and i.plain for i in iterators)
-
-
 def zip_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     iterators = [vm.get_iter(arg) for arg in args]
     strict = "strict" in kwargs and vm.truth(kwargs["strict"])
@@ -472,7 +478,8 @@ def zip_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
                 row.append(item)
             yield TupleValue(row)
 
-    return IteratorValue(items(), zip, _plain(iterators))
+    remake = functools.partial(zip, strict=True) if strict else zip
+    return IteratorValue(items(), zip, over=iterators, remake=remake)
 
 
 def _check_strict(vm: Interpreter, iterators: Args, ended: int) -> None:
@@ -496,15 +503,15 @@ def enumerate_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         for index, item in enumerate(vm.iterate(iterator), start):
             yield TupleValue([Constant(index), item])
 
-    return IteratorValue(items(), enumerate, _plain([iterator]))
+    return IteratorValue(items(), enumerate, over=[iterator, Constant(start)])
 
 
 def map_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    rows = zip_(vm, args[1:], {})
+    iterators = [vm.get_iter(arg) for arg in args[1:]]
+    rows = zip_(vm, list(iterators), {})
     fn = args[0]
-    return IteratorValue(
-        (vm.call(fn, list(vm.iterate(row)), {}) for row in vm.iterate(rows)), map, False
-    )
+    items = (vm.call(fn, list(vm.iterate(row)), {}) for row in vm.iterate(rows))
+    return IteratorValue(items, map, over=[fn, *iterators])
 
 
 def filter_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -512,9 +519,9 @@ def filter_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     keep: Callable[[Value], Value] = lambda item: item  # noqa: E731
     if not (isinstance(fn, Constant) and fn.value is None):
         keep = lambda item: vm.call(fn, [item], {})  # noqa: E731
-    return IteratorValue(
-        (item for item in vm.iterate(args[1]) if vm.truth(keep(item))), filter, False
-    )
+    iterator = vm.get_iter(args[1])
+    items = (item for item in vm.iterate(iterator) if vm.truth(keep(item)))
+    return IteratorValue(items, filter, over=[fn, iterator])
 
 
 def reversed_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -523,10 +530,21 @@ def reversed_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         return vm.call(method, [], {})
     if isinstance(args[0], ObjectValue) and args[0].native is None:
         count = operators.length(vm, args[0])
-        items = [vm.getitem(args[0], Constant(i)) for i in reversed(range(count))]
-        return IteratorValue(iter(items), reversed, True)
-    items = list(vm.iterate(args[0]))
-    return IteratorValue(iter(items[::-1]), reversed, True)
+        items = (vm.getitem(args[0], Constant(i)) for i in reversed(range(count)))
+        return IteratorValue(items, reversed)
+    native = vm.native(args[0])
+    if isinstance(native, ListValue) and native.cls is list:
+        over, size = [args[0]], len(native.items)
+        backwards = _backwards(vm, native)
+        return IteratorValue(backwards, type(reversed([])), over=over, size=size, remake=reversed)
+    return IteratorValue(iter(list(vm.iterate(args[0]))[::-1]), reversed, True)
+
+
+def _backwards(vm: Interpreter, items: ListValue) -> Iterator[Value]:
+    index = len(items.items) - 1
+    while 0 <= index < len(items.items):  # the list may change while it is iterated
+        yield vm.list_item(items, index)
+        index -= 1
 
 
 def sorted_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -574,12 +592,12 @@ def extremum(symbol: str) -> Handler:
 def abs_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(args[0], TensorValue):
         return vm.record("call_method", "abs", args, {})
-    if isinstance(args[0], SymbolicNumber):
+    if isinstance(args[0], SymbolicNumber) and args[0].python_type() is not bool:
         return vm.constant(abs(args[0].value))
     method = operators.dunder(vm, args[0], "__abs__")
     if isinstance(method, BoundMethod):
         return vm.call(method, [], {})
-    return vm.fold(abs, args, kwargs)
+    return vm.fold(abs, [operators.concrete(arg) for arg in args], kwargs)
 
 
 def pow_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -628,6 +646,11 @@ def generator_send(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 def generator_throw(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     generator = _generator(args[0])
     error = args[2] if len(args) > 2 and args[2] is not NONE else args[1]
+    kind = vm.as_python(error) if isinstance(error, Constant) else error.python_type()
+    if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+        name = error.python_type().__name__
+        text = f"exceptions must be classes or instances deriving from BaseException, not {name}"
+        vm.raise_error(TypeError, text)
     value = vm.throw_into(generator, vm.as_exception(error))
     return value if value is not None else _stop(vm, generator)
 

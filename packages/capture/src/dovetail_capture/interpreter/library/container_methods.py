@@ -165,8 +165,16 @@ def list_reverse(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 def list_sort(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     target = _list(vm, args[0])
-    target.items = list(sorted_items(vm, vm.list_items(target), kwargs))
-    target.mutated = True
+    if len(args) > 1:
+        vm.raise_error(TypeError, "sort() takes no positional arguments")
+    items = list(vm.list_items(target))
+    target.items, target.mutated = [], True  # what the keys see meanwhile
+    try:
+        items = list(sorted_items(vm, items, kwargs))
+    finally:
+        changed, target.items = bool(target.items), items
+    if changed:
+        vm.raise_error(ValueError, "list modified during sort")
     return NONE
 
 
@@ -231,7 +239,10 @@ def native_len(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def native_iter(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return vm.get_iter(_contents(vm, args[0]))
+    iterator = vm.get_iter(_contents(vm, args[0]))
+    if isinstance(iterator, IteratorValue) and iterator.over:
+        iterator.over = [args[0]]  # the object, not its part
+    return iterator
 
 
 def native_contains(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:

@@ -159,7 +159,8 @@ def _function(vm: Interpreter, value: FunctionValue) -> types.FunctionType:
     real = types.FunctionType(value.code, value.globals_, value.name, None, cells)
     if value.attributes is not None:
         for key, item in dicts.items(vm, value.attributes):
-            setattr(real, vm.as_python(key), stand_in(vm, item))
+            name = vm.as_python(key)
+            setattr(real, name, _entry(vm, name, item))
     if isinstance(value.annotations, TupleValue):
         names = [vm.as_python(item) for item in vm.iterate(value.annotations)]
         real.__annotations__ = dict(zip(names[::2], names[1::2], strict=True))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import collections.abc
 import itertools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dovetail_capture.interpreter.bytecode import Instruction
 from dovetail_capture.interpreter.opcodes.rows import ALWAYS, FROM_313, UNTIL_312, Row
 from dovetail_capture.interpreter.protocols import dicts, operators
+from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
 from dovetail_capture.interpreter.values.containers import (
@@ -24,6 +25,7 @@ from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.frame import Frame
+    from dovetail_capture.interpreter.machine import Interpreter
 
 
 def _pop_many(frame: Frame, count: int) -> list[Value]:
@@ -229,27 +231,68 @@ def match_keys(frame: Frame, inst: Instruction) -> None:
     frame.stack.append(TupleValue(found))
 
 
+_MATCHES_SELF = 1 << 22  # Py_TPFLAGS_MATCH_SELF: `case int(n)` and of classes derived from it
+
+
+def _check_match_args(
+    vm: Interpreter, cls: type, match_args: Any, count: int, matches_self: bool
+) -> None:
+    if not isinstance(match_args, tuple):
+        if match_args is UNKNOWN:
+            raise GraphBreakSignal(f"__match_args__ of {cls.__name__}")
+        kind = type(match_args).__name__
+        vm.raise_error(TypeError, f"{cls.__name__}.__match_args__ must be a tuple (got {kind})")
+    allowed = 1 if matches_self else len(match_args)
+    if count > allowed:
+        vm.raise_error(
+            TypeError,
+            f"{cls.__name__}() accepts {allowed} positional sub-pattern{'s' * (allowed != 1)} "
+            f"({count} given)",
+        )
+    for name in match_args[:count]:
+        if not isinstance(name, str):
+            kind = type(name).__name__
+            vm.raise_error(TypeError, f"__match_args__ elements must be strings (got {kind})")
+
+
+def _refused_pattern(pattern: Any) -> None:
+    """Python's own error about a pattern that is no class."""
+    match None:
+        case pattern():
+            pass
+
+
 def match_class(frame: Frame, inst: Instruction) -> None:
     vm = frame.vm
     names = vm.as_python(frame.stack.pop())
     cls_value = frame.stack.pop()
     subject = frame.stack.pop()
-    if not isinstance(cls_value, Constant) or not vm.is_instance(subject, cls_value):
+    cls = vm.as_python(cls_value)
+    if cls is UNKNOWN:
+        raise GraphBreakSignal(f"a pattern of {cls_value.describe()}")
+    if not isinstance(cls, type):
+        try:
+            _refused_pattern(cls)
+        except TypeError as error:
+            vm.raise_real(error)
+    if not vm.is_instance(subject, cls_value):
         frame.stack.append(NONE)
         return
-    cls = cls_value.value
     count = inst.arg
-    matches_self = cls in (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str,
-                           tuple)  # fmt: skip
     values: list[Value] = []
-    if matches_self and count:
-        values.append(subject)
-    else:
-        match_args = getattr(cls, "__match_args__", ())
-        if count > len(match_args):
-            vm.raise_error(TypeError, f"{cls.__name__}() accepts {len(match_args)} sub-patterns")
-        names = (*match_args[:count], *names)
-    for name in names:
+    if count:
+        found = vm.find_attr(cls_value, "__match_args__")
+        matches_self = found is None and bool(cls.__flags__ & _MATCHES_SELF)
+        match_args = () if found is None else vm.as_python(found)
+        _check_match_args(vm, cls, match_args, count, matches_self)
+        if matches_self:
+            values.append(subject)
+        else:
+            names = (*match_args[:count], *names)
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            text = f"{cls.__name__}() got multiple sub-patterns for attribute {name!r}"
+            vm.raise_error(TypeError, text)
         value = vm.find_attr(subject, name)
         if value is None:
             frame.stack.append(NONE)

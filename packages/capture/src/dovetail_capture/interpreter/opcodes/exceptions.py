@@ -64,7 +64,7 @@ def raise_varargs(frame: Frame, inst: Instruction) -> None:
         raise GraphBreakSignal("raising an exception that was made before the graph")
     if cause is not None:
         if not (isinstance(cause, Constant) and cause.value is None):
-            cause = vm.as_exception(cause)
+            cause = vm.as_exception(cause, "exception causes")
         value.slots["__cause__"] = cause
         value.slots["__suppress_context__"] = boolean(True)
     vm.note_context(value)

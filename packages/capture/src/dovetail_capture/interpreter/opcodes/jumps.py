@@ -17,6 +17,7 @@ from dovetail_capture.interpreter.opcodes.rows import (
 )
 from dovetail_capture.interpreter.opcodes.stack import constant_value, nothing
 from dovetail_capture.interpreter.values.base import Constant, Value, boolean
+from dovetail_capture.interpreter.values.functions import IteratorValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.frame import Frame
@@ -109,7 +110,10 @@ def end_for(frame: Frame, inst: Instruction) -> None:
 
 
 def get_iter(frame: Frame, inst: Instruction) -> None:
-    frame.stack.append(frame.vm.get_iter(frame.stack.pop()))
+    iterator = frame.vm.get_iter(frame.stack.pop())
+    if isinstance(iterator, IteratorValue) and not iterator.born:
+        iterator.born = frame.vm.frames[0].steps
+    frame.stack.append(iterator)
 
 
 def return_value(frame: Frame, inst: Instruction) -> int:

@@ -376,7 +376,7 @@ def instantiate(
         instance = call(vm, vm.held(new), [class_value, *args], kwargs)
     else:
         instance = native_new(vm, owner, cls, args, kwargs)
-    if not issubclass(instance.python_type(), cls):
+    if cls not in instance.python_type().__mro__:  # a metaclass's __subclasscheck__ is not asked
         return instance
     init_owner, init = attributes.class_lookup(vm, cls, "__init__")
     if isinstance(init, types.FunctionType):

@@ -26,6 +26,13 @@ if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
 
 
+_LIST_ITERATOR: type = type(iter([]))
+_DEQUE_ITERATOR: type = type(iter(collections.deque()))
+_VIEW_ITERATORS: dict[str, type] = {
+    "keys": type(iter({})), "values": type(iter({}.values())), "items": type(iter({}.items())),
+}  # fmt: skip
+
+
 def get_iter(vm: Interpreter, value: Value) -> Value:
     """`iter(value)`."""
     cls = value.__class__
@@ -36,11 +43,15 @@ def get_iter(vm: Interpreter, value: Value) -> Value:
     if cls is TupleValue:
         return IteratorValue(_tuple_items(vm, value), type(iter(())), True)  # type: ignore[arg-type]
     if cls is ListValue:
-        return IteratorValue(_list_items(vm, value), type(iter([])), True)  # type: ignore[arg-type]
+        kind = _DEQUE_ITERATOR if value.cls is collections.deque else _LIST_ITERATOR  # type: ignore[attr-defined]
+        return IteratorValue(_list_items(vm, value), kind, over=[value], size=len(value.items))  # type: ignore[arg-type, attr-defined]
     if cls is DictValue:
-        return IteratorValue(_dict_keys(vm, value), type(iter({})), True)  # type: ignore[arg-type]
+        size = len(dicts.keys(vm, value))  # type: ignore[arg-type]
+        return IteratorValue(_dict_keys(vm, value), type(iter({})), over=[value], size=size)  # type: ignore[arg-type]
     if cls is DictView:
-        return IteratorValue(_view_items(vm, value), type(iter({}.items())), True)  # type: ignore[arg-type]
+        size = len(dicts.keys(vm, vm.native(value.dictionary)))  # type: ignore[attr-defined, arg-type]
+        kind = _VIEW_ITERATORS[value.kind]  # type: ignore[attr-defined]
+        return IteratorValue(_view_items(vm, value), kind, over=[value], size=size)  # type: ignore[arg-type]
     if cls is SetValue:
         return IteratorValue(_set_items(vm, value), type(iter(set())), True)  # type: ignore[arg-type]
     if cls is TensorValue:
@@ -63,7 +74,7 @@ def _constant_iter(vm: Interpreter, value: Constant) -> Value:
             return vm.raise_error(TypeError, f"type object '{real.__name__}' is not iterable")
         # An Enum class: its members are fixed.
         return IteratorValue(
-            iter([vm.held(item) for item in list(cast(Any, real))]), type(iter([])), True
+            iter([vm.held(item) for item in list(cast(Any, real))]), _LIST_ITERATOR, True
         )
     try:
         iterator = iter(real)
@@ -91,7 +102,7 @@ def _object_iter(vm: Interpreter, value: ObjectValue) -> Value:
         if getitem is attributes.MISSING:
             name = value.cls.__name__
             return vm.raise_error(TypeError, f"'{name}' object is not iterable")
-        return IteratorValue(_by_index(vm, value), type(iter([])), False)
+        return IteratorValue(_by_index(vm, value), _LIST_ITERATOR)
     bound = attributes.bind_to_instance(vm, value, owner, "__iter__", method)
     return vm.call(bound, [], {})
 
@@ -160,7 +171,10 @@ def next_value(vm: Interpreter, iterator: Value) -> Value | None:
     """The next item, or None at the end."""
     cls = iterator.__class__
     if cls is IteratorValue:
-        return next(iterator.iterator, None)  # type: ignore[attr-defined]
+        item: Value | None = next(iterator.iterator, None)  # type: ignore[attr-defined]
+        iterator.taken += item is not None  # type: ignore[attr-defined]
+        iterator.ended |= item is None  # type: ignore[attr-defined]
+        return item
     if cls is GeneratorValue:
         return vm.resume(iterator, None)  # type: ignore[arg-type]
     if _is_native_iterator(vm, iterator):

@@ -108,6 +108,14 @@ def is_number(value: Value) -> bool:
     return isinstance(value, SymbolicNumber)
 
 
+def _number(value: Any) -> Any:
+    """What arithmetic is done with: torch's classes do not expect numbers that are settled."""
+    number = value.value
+    if value.__class__ is SymbolicNumber and number.node.constant is not None:
+        return number.node.constant
+    return number
+
+
 def concrete(value: Value) -> Value:
     """A symbolic number as the number it is in this call."""
     return Constant(value.concrete()) if isinstance(value, SymbolicNumber) else value
@@ -136,7 +144,7 @@ def binary(vm: Interpreter, symbol: str, left: Value, right: Value, inplace: boo
         return _fold(vm, fn, left.value, right.value)  # type: ignore[attr-defined]
     if isinstance(left, SymbolicNumber) or isinstance(right, SymbolicNumber):
         if is_number(left) and is_number(right):
-            return _fold(vm, fn, left.value, right.value)  # type: ignore[attr-defined]
+            return _fold(vm, fn, _number(left), _number(right))
         if left_class is not TensorValue and right_class is not TensorValue:
             return binary(vm, symbol, concrete(left), concrete(right), inplace)
     if left_class is ArrayValue or right_class is ArrayValue:
@@ -363,10 +371,10 @@ def _set_operation(
 def unary(vm: Interpreter, symbol: str, operand: Value) -> Value:
     """`-x`, `+x`, `~x`."""
     fn, name = UNARY[symbol]
-    if isinstance(operand, SymbolicNumber) and symbol == "~":
+    if isinstance(operand, SymbolicNumber) and (symbol == "~" or operand.python_type() is bool):
         operand = concrete(operand)
     if isinstance(operand, (Constant, SymbolicNumber)):
-        return _fold(vm, fn, operand.value)
+        return _fold(vm, fn, _number(operand))
     if isinstance(operand, TensorValue):
         return _record(vm, fn, [operand])
     if isinstance(operand, ArrayValue):

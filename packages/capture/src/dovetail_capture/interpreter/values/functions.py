@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
@@ -101,15 +101,31 @@ class IteratorValue(Value):
     """An iterator over values that the interpreter drives.
 
     `plain` says that running it early is invisible to the program, so that what is left of it can
-    be rebuilt as an iterator over a tuple. `born` is the step of the top frame that made it.
+    be rebuilt as an iterator over a tuple. Otherwise `remake` makes it of `over`: other iterators
+    and functions, or the container that it goes through, which had `size` items when it began.
+    `taken` counts its steps; it has `ended` for good when one gave nothing. `born` is the step of
+    the top frame that made it.
     """
 
-    __slots__ = ("born", "cls", "iterator", "plain")
+    __slots__ = ("born", "cls", "ended", "iterator", "over", "plain", "remake", "size", "taken")
 
-    def __init__(self, iterator: Iterator[Value], cls: type, plain: bool) -> None:
+    def __init__(
+        self,
+        iterator: Iterator[Value],
+        cls: type,
+        plain: bool = False,
+        over: list[Value] | None = None,
+        size: int | None = None,
+        remake: Callable[..., Any] | None = None,
+    ) -> None:
         self.iterator = iterator
         self.cls = cls
         self.plain = plain
+        self.over = over
+        self.size = size
+        self.remake = remake or (cls if size is None else iter)
+        self.taken = 0
+        self.ended = False
         self.source = None
         self.born = 0
 
