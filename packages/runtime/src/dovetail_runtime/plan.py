@@ -117,7 +117,7 @@ class TritonKernel:
 
     `signature` gives each parameter's Triton type in order ("*fp32", "i32", "i64", "constexpr"),
     `constexprs` the values of the constexpr parameters by name, `aligned` the names of pointer and
-    int parameters known divisible by 16.
+    int parameters known divisible by 16. With `asserts` its `tl.device_assert`s hold.
     """
 
     symbol: str
@@ -127,6 +127,7 @@ class TritonKernel:
     num_warps: int
     num_stages: int
     aligned: tuple[str, ...] = ()
+    asserts: bool = False
 
 
 Kernel = CppKernel | TritonKernel

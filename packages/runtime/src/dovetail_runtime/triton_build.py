@@ -115,6 +115,7 @@ class TritonBuilder:
                 "num_warps": kernel.num_warps,
                 "num_stages": kernel.num_stages,
                 "fp_fusion": True,
+                "asserts": kernel.asserts,
                 "arch": self._arch,
             }
             pending.append(_Pending(kernel, self._pool.submit(job), key))

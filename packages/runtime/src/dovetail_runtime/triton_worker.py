@@ -52,6 +52,8 @@ def compile_kernel(job: dict[str, Any], directory: str) -> dict[str, Any]:
         "num_warps": job["num_warps"],
         "num_stages": job["num_stages"],
         "enable_fp_fusion": job["fp_fusion"],
+        "debug": job["asserts"],
+        "sanitize_overflow": False,
     }
     target = GPUTarget("cuda", job["arch"], 32)
     kernel = triton.compile(source, target=target, options=options)

@@ -387,9 +387,12 @@ class _Emitter:
         for nest in nests:
             # A store may change what memory holds, and so what a load gives, only where this kernel
             # itself is the reader; those reads are forwarded.
-            value = interpret([nest.body], w, w.memo)[0]
+            value = interpret(nest.values, w, w.memo)[0]
             if nest.reduction is not None:
                 self._update(nest, value)
+                continue
+            if nest.scatter is not None:
+                w.scatter(self.place(nest.buffer), nest.index, nest.scatter.combine, value)
                 continue
             if nest.buffer not in self.kernel.internal:
                 w.store(self.place(nest.buffer), nest.index, value)

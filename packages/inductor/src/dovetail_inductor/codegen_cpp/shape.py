@@ -15,6 +15,7 @@ from dovetail_inductor.loop_ir.handlers import count
 from dovetail_inductor.loop_ir.index import Index, Var
 from dovetail_inductor.loop_ir.sizes import hint_of, is_multiple
 from dovetail_inductor.scheduler.kernels import FusedKernel
+from dovetail_inductor.scheduler.loops import distinct_variables
 
 # Elements of a vectorised dimension that one work item of a pointwise kernel covers.
 BLOCK = 4096
@@ -77,7 +78,7 @@ def choose_shape(kernel: FusedKernel, simd_bytes: int, threads: int | None = Non
     if vector is not None:
         lanes = simd_bytes // _widest(kernel, vector)
     by_row = vector is not None and bool(kernel.columns) and vector in kernel.rows
-    cost = sum(count([n.body]).cost + 1 for n in kernel.nests)
+    cost = sum(count(n.values).cost + 1 for n in kernel.nests)
     block: int | None = None
     if kernel.columns:
         items = tuple(v for v in kernel.rows if v is not vector)
@@ -91,6 +92,10 @@ def choose_shape(kernel: FusedKernel, simd_bytes: int, threads: int | None = Non
             per_item *= min(block, hint_of(vector.size))
         if vector is not None:
             loops = (*loops, vector)
+    elif any(nest.scatter is not None for nest in kernel.nests):
+        items, loops, block = _scatter_loops(kernel, vector, lanes, threads)
+        own = (v for v in kernel.rows if v not in items)
+        per_item = min(hint_of(prod(v.size for v in own)), block or 2**62)
     else:
         rest = [v for v in kernel.rows if v is not vector]
         inner: list[Var] = []
@@ -106,6 +111,8 @@ def choose_shape(kernel: FusedKernel, simd_bytes: int, threads: int | None = Non
         loops = (*inner, vector) if vector is not None else tuple(inner)
     unroll = 4 if not by_row and vector is not None and _reduces_cheaply(kernel, vector) else 1
     tile = _choose_tile(kernel, vector, lanes) if vector is not None and block is None else None
+    if any(nest.scatter is not None for nest in kernel.nests):
+        tile = None
     if tile is not None:
         items = tuple(v for v in kernel.rows if v is not vector and v is not tile)
         loops = (vector,) if vector is not None else ()
@@ -118,6 +125,26 @@ def choose_shape(kernel: FusedKernel, simd_bytes: int, threads: int | None = Non
         work *= -(-vector.size // block)
     grain = max(1, GRAIN_COST // max(1, per_item * cost))
     return KernelShape(items, loops, vector, lanes, block, by_row, work, grain, unroll, tile)
+
+
+def _scatter_loops(
+    kernel: FusedKernel, vector: Var | None, lanes: int, threads: int | None
+) -> tuple[tuple[Var, ...], tuple[Var, ...], int | None]:
+    """The items, the loops and the block of a kernel with a scatter: what several points write to
+    one place is combined in order, within one item."""
+    apart = set(kernel.rows)
+    for nest in kernel.nests:
+        if nest.scatter is not None:
+            apart &= distinct_variables(nest.index)
+    threads = threads or torch.get_num_threads()
+    items = tuple(v for v in kernel.rows if v in apart and v is not vector) if threads > 1 else ()
+    loops = tuple(v for v in kernel.rows if v not in items and v is not vector)
+    if vector is None:
+        return items, loops, None
+    block = None
+    if vector in apart and threads > 1 and hint_of(prod(v.size for v in items)) < 2 * threads:
+        block = lanes * max(1, -(-hint_of(vector.size) // (lanes * threads)))
+    return items, (*loops, vector), block
 
 
 def _reduces_cheaply(kernel: FusedKernel, vector: Var) -> bool:
@@ -189,7 +216,7 @@ def _accesses(kernel: FusedKernel) -> list[tuple[Index, Expr | None, int]]:
         full = kernel.is_full(nest) or not kernel.columns
         if nest.buffer not in kernel.internal:
             found.append((nest.index, None, columns if full else 1))
-        for node in walk([nest.body]):
+        for node in walk(nest.values):
             if isinstance(node, Load) and node.buffer not in inside:
                 found.append((node.index, node, columns if node.free & column_bits else 1))
     return found
@@ -198,7 +225,7 @@ def _accesses(kernel: FusedKernel) -> list[tuple[Index, Expr | None, int]]:
 def _choose_vector(kernel: FusedKernel) -> Var | None:
     """The variable along which most accesses are contiguous; None if vectors cannot help."""
     for nest in kernel.nests:
-        for node in walk([nest.body]):
+        for node in walk(nest.values):
             if isinstance(node, Apply) and node.op in SCALAR_ONLY_ON_INTEGERS:
                 if not node.dtype.is_floating_point:
                     return None
@@ -228,7 +255,7 @@ def _widest(kernel: FusedKernel, vector: Var) -> int:
     widest = 4
     inside = kernel.writes()
     for nest in kernel.nests:
-        for node in walk([nest.body]):
+        for node in walk(nest.values):
             if not node.free >> vector.id & 1:
                 continue
             if node.dtype is not torch.bool:

@@ -275,6 +275,17 @@ template <class T, class X, class I> DV void sti(T* p, X x, I at, int n) {
   for (int i = 0; i < n; ++i) ((R<T>*)p)[at[i]] = r[i];
 }
 
+// p[i] = f(p[i], x): for one element, for lanes side by side, for lanes at given places in order.
+template <class T, class X, class F> DV void up1(T* p, X x, F f) { st1(p, (X)f(ld1(p), x)); }
+template <class T, class X, class F> DV void up(T* p, X x, int n, F f) {
+  constexpr int N = lanes<X>;
+  if (n == N) st(p, f(ld<N>(p), x));
+  else stn(p, f(ldn<N>(p, n), x), n);
+}
+template <class T, class X, class I, class F> DV void upi(T* p, X x, I at, int n, F f) {
+  for (int i = 0; i < n; ++i) up1(p + at[i], (decltype(ld1(p)))x[i], f);
+}
+
 // --- rounding, roots, fused multiply-add ---------------------------------------------------------
 
 #define DV_ROUND(name, mode, scalar)                                                              \

@@ -17,7 +17,16 @@ from dovetail_inductor.codegen_cpp.syntax import (
 )
 from dovetail_inductor.loop_ir.expr import Apply, Expr, Load, Scalar
 from dovetail_inductor.loop_ir.index import Index, Var
-from dovetail_inductor.loop_ir.loops import Buffer
+from dovetail_inductor.loop_ir.loops import Buffer, Combine
+
+# How a scatter combines what is there (a) with what comes (b).
+_UPDATES: dict[Combine, str] = {
+    "store": "[](auto, auto b) { return b; }",
+    "add": "[](auto a, auto b) { return a + b; }",
+    "mul": "[](auto a, auto b) { return a * b; }",
+    "max": "[](auto a, auto b) { return vmax(a, b); }",
+    "min": "[](auto a, auto b) { return vmin(a, b); }",
+}
 
 
 @dataclass(frozen=True)
@@ -206,6 +215,30 @@ class Writer:
             assert mask is not None
             text = f"{mask.text} ? {text} : decltype({text}){{}}"
         return text, vector
+
+    def scatter(self, place: Place, index: Index, combine: Combine, value: Name) -> None:
+        """Combine a value with memory at a computed place, of vectors lane after lane."""
+
+        def read(expr: Expr) -> Name:
+            return self.memo[expr.uid]
+
+        p = place.pointer
+        update = _UPDATES[combine]
+        if self.vector is None:
+            self.line(f"up1({p} + {self._scalar_index(index, read)}, {value.text}, {update});")
+            return
+        n = "n" if self.tail else str(self.lanes)
+        hidden = any(read(a.value).vector for a in index.indirects())
+        stride = index.coefficient(self.vector)
+        if stride == 1 and not hidden:  # no two lanes write to one place
+            address = f"{p} + {self._scalar_index(index, read)}"
+            self.line(f"up({address}, {self.as_vector(value)}, {n}, {update});")
+            return
+        if stride == 0 and not hidden:
+            at = f"bc<{self.lanes}>((int64_t)({self._scalar_index(index, read)}))"
+        else:
+            at = self.vector_index(index, read)
+        self.line(f"upi({p}, {self.as_vector(value)}, {at}, {n}, {update});")
 
     def store(self, place: Place, index: Index, value: Name) -> None:
         """Write a value to memory."""

@@ -48,8 +48,9 @@ def emit_combined(combined: CombinedKernel, buffers: Mapping[str, Buffer]) -> Em
     helpers = {h for bodies in classes.values() for h in bodies[0].helpers}
     tiling = next(iter(classes.values()))[0].tiling
     return assemble(
-        "combined", functions, "\n".join(lines), parameters, helpers, tiling, start, buffers
-    )
+        "combined", functions, "\n".join(lines), parameters, helpers, tiling, start, buffers,
+        any(body.scatters for bodies in classes.values() for body in bodies),
+    )  # fmt: skip
 
 
 def _branch(number: int, members: list[tuple[int, list[str]]], start: int, last: bool) -> list[str]:

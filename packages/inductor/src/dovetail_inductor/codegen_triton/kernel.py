@@ -30,7 +30,7 @@ from dovetail_inductor.codegen_triton.ops import (
 from dovetail_inductor.codegen_triton.tiling import Axis, Tiling, choose
 from dovetail_inductor.loop_ir.expr import Apply, Constant, Expr, Load, walk
 from dovetail_inductor.loop_ir.handlers import interpret
-from dovetail_inductor.loop_ir.loops import Buffer, LoopNest
+from dovetail_inductor.loop_ir.loops import Buffer, Combine, LoopNest
 from dovetail_inductor.loop_ir.sizes import any_symbolic, is_multiple, is_symbolic, names_in
 from dovetail_inductor.scheduler.kernels import FusedKernel
 
@@ -61,6 +61,7 @@ class KernelBody:
     helpers: frozenset[str]
     tiling: Tiling
     kind: str
+    scatters: bool = False
 
 
 def emit_body(kernel: FusedKernel, buffers: Mapping[str, Buffer], tiling: Tiling) -> KernelBody:
@@ -87,6 +88,7 @@ def emit_kernel(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> EmittedKe
         body.tiling,
         body.tiling.programs,
         buffers,
+        body.scatters,
     )
 
 
@@ -99,8 +101,12 @@ def assemble(
     tiling: Tiling,
     programs: int,
     buffers: Mapping[str, Buffer],
+    asserts: bool = False,
 ) -> EmittedKernel:
-    """A kernel named by its content: `functions` are those that `text`, its statements, calls."""
+    """A kernel named by its content: `functions` are those that `text`, its statements, calls.
+
+    With `asserts` it stops the device where an index is out of bounds.
+    """
     symbols = names_in(text)
     signature = (
         *((name, POINTER_TYPES[buffers[b].dtype]) for name, b in parameters),
@@ -114,7 +120,7 @@ def assemble(
     )
     head = f"({', '.join(name for name, _ in signature)}):\n{text}\n"
     before = helper_source({*helpers, *size_helpers(text)}) + functions
-    content = repr((before, head, signature, aligned, tiling.num_warps, tiling.num_stages))
+    content = repr((before, head, signature, aligned, asserts, tiling.num_warps, tiling.num_stages))
     symbol = f"{kind}_{hashlib.sha256(content.encode()).hexdigest()[:12]}"
     libdevice = _LIBDEVICE if "libdevice." in before + text else ""
     source = f"{_IMPORTS}{libdevice}\n\n{before}@triton.jit\ndef {symbol}{head}"
@@ -126,6 +132,7 @@ def assemble(
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
         aligned=aligned,
+        asserts=asserts,
     )
     return EmittedKernel(kernel, tuple(b for _, b in parameters), symbols, (programs, 1, 1))
 
@@ -169,7 +176,7 @@ class Emission:
         return all(
             nest.reduction is None and self.buffers[nest.buffer].dtype.itemsize == 2
             for nest in self.kernel.nests
-            if any(isinstance(n, Apply) and n.op in NARROW for n in walk([nest.body]))
+            if any(isinstance(n, Apply) and n.op in NARROW for n in walk(nest.values))
         )
 
     @property
@@ -213,6 +220,7 @@ class Emission:
             frozenset(self.helpers),
             self.tiling,
             kind,
+            any(nest.scatter is not None for nest in self.kernel.nests),
         )
 
     def _kind(self) -> str:
@@ -293,7 +301,10 @@ class Emission:
             self._row(nest)
 
     def _row(self, nest: LoopNest) -> None:
-        (value,) = interpret([nest.body], self._emitter(), self.row_memo)
+        value = interpret(nest.values, self._emitter(), self.row_memo)[0]
+        if nest.scatter is not None:
+            self._scatter(nest, nest.scatter.combine, value)
+            return
         self.rows[nest.buffer] = value
         self._store(nest, value)
 
@@ -579,6 +590,24 @@ class Emission:
             f"tl.store({self.parameter(nest.buffer)} + tl.broadcast_to({offset}, {shape}), "
             f"{stored}{condition})"
         )
+
+    def _scatter(self, nest: LoopNest, combine: Combine, value: str) -> None:
+        """Write to computed places, none of them out of bounds, also where assertions are off."""
+        emitter = self._emitter()
+        memo = self.row_memo
+        shape = self.tiling.shape(sum(1 << var.id for var in nest.vars))
+        masks = [a.mask for a in emitter.masked_axes(sum(1 << var.id for var in nest.vars))]
+        for atom in nest.index.indirects():
+            place = memo[atom.value.uid]
+            masks.append(f"({place} >= 0) & ({place} < {atom.size})")
+        storage = TRITON_TYPES[self.buffers[nest.buffer].dtype]
+        pointer = f"{self.parameter(nest.buffer)} + tl.broadcast_to("
+        pointer += f"{emitter.index(nest.index, lambda e: memo[e.uid])}, {shape})"
+        stored = f"tl.broadcast_to({value}, {shape}).to({storage})"
+        condition = f", tl.broadcast_to({' & '.join(masks)}, {shape})" if masks else ""
+        call = "tl.store" if combine == "store" else f"tl.atomic_{combine}"
+        order = "" if combine == "store" else ', sem="relaxed"'
+        self.lines.add(f"{call}({pointer}, {stored}{condition}{order})")
 
 
 def scaled(number: str, factor: int) -> str:

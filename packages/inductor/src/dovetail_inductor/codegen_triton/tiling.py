@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from math import prod
 
 from dovetail_inductor.codegen_triton.online import online_softmax
-from dovetail_inductor.loop_ir.expr import Load, walk
 from dovetail_inductor.loop_ir.handlers import count
 from dovetail_inductor.loop_ir.index import Index, Var
 from dovetail_inductor.loop_ir.loops import Buffer
@@ -111,9 +110,9 @@ def accesses(kernel: FusedKernel) -> list[tuple[str, Index]]:
     own = kernel.writes()
     found = [(n.buffer, n.index) for n in kernel.nests if n.buffer not in kernel.internal]
     for nest in kernel.nests:
-        for node in walk([nest.body]):
-            if isinstance(node, Load) and node.buffer not in own:
-                found.append((node.buffer, node.index))
+        for load in nest.loads:
+            if load.buffer not in own:
+                found.append((load.buffer, load.index))
     return found
 
 
@@ -226,7 +225,7 @@ def _reduction(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
     along_columns = sum(w for v, w in weight.items() if v in kernel.columns)
     if along_rows > along_columns and kernel.rows and hint_of(kernel.rows[-1].size) >= 8:
         return _across(kernel)
-    live = sum(count([nest.body]).loads for nest in kernel.nests)
+    live = sum(count(nest.values).loads for nest in kernel.nests)
     limit = PERSISTENT_LIMIT if live <= 3 else HEAVY_PERSISTENT_LIMIT
     padded = power_of_two(columns)
     if padded <= limit:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
+from typing import Literal
 
 import torch
 from dovetail_runtime.plan import Size, SizeExpr
 
-from dovetail_inductor.loop_ir.expr import Builder, Expr, Load, loads
+from dovetail_inductor.loop_ir.expr import Builder, Expr, Load, loads, rename
 from dovetail_inductor.loop_ir.handlers import Printer, dtype_name, interpret
 from dovetail_inductor.loop_ir.index import Index, Var
 from dovetail_inductor.loop_ir.sizes import FloatSize, any_symbolic, hint_of
@@ -71,12 +72,28 @@ def same_strides(shape: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...])
     return all(n == 1 or x == y for n, x, y in zip(shape, a, b, strict=True))
 
 
+Combine = Literal["store", "add", "mul", "max", "min"]
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """How a pointwise nest writes to places that it computes.
+
+    What is there already, and what several points write to one place, is combined; of several
+    stores to one place one wins. The memory is that of the buffer `over`, which another node has
+    written and nobody else reads.
+    """
+
+    combine: Combine
+    over: str
+
+
 @dataclass(frozen=True)
 class LoopNest:
     """`for v in vars: buffer[index] = reduce(reduction, body for r in reduce_vars)`.
 
-    Pointwise when `reduction` is None (then there are no `reduce_vars`). `index` is over `vars`,
-    and different points write different elements.
+    Pointwise when `reduction` is None (then there are no `reduce_vars`). `index` is over `vars`;
+    it reads no memory, and different points write different elements, unless there is a `scatter`.
     """
 
     buffer: str
@@ -87,6 +104,7 @@ class LoopNest:
     index: Index
     origin: str  # the FX node it was made for
     after: frozenset[str] = frozenset()  # buffers that sizes in it are read from
+    scatter: Scatter | None = None
 
     @property
     def points(self) -> int:
@@ -104,13 +122,26 @@ class LoopNest:
         return any_symbolic(v.size for v in (*self.vars, *self.reduce_vars))
 
     @cached_property
+    def values(self) -> tuple[Expr, ...]:
+        """What is computed at a point: the body, and what the index is made of."""
+        return (self.body, *(atom.value for atom in self.index.indirects()))
+
+    @cached_property
     def loads(self) -> tuple[Load, ...]:
-        """Every load in the body."""
-        return tuple(loads([self.body]))
+        """Every load of memory."""
+        return tuple(loads(self.values))
 
     @cached_property
     def _reads(self) -> frozenset[str]:
-        return self.after.union(load.buffer for load in self.loads)
+        over = () if self.scatter is None else (self.scatter.over,)
+        return self.after.union((load.buffer for load in self.loads), over)
+
+    def renamed(self, builder: Builder, variables: Callable[[Var], Index]) -> LoopNest:
+        """The nest's computation with every variable replaced; its loops stay as they are."""
+        old = self.values
+        new = {o.uid: n for o, n in zip(old, rename(builder, old, variables), strict=True)}
+        index = self.index.substitute(variables, lambda value: new[value.uid])
+        return replace(self, body=new[self.body.uid], index=index)
 
     def reads(self) -> frozenset[str]:
         """Names of the buffers read, those included that only a size is read from."""
@@ -119,14 +150,20 @@ class LoopNest:
     def as_text(self) -> str:
         """Readable form."""
         printer = Printer()
-        value = interpret([self.body], printer)[0]
+        value, *places = interpret(self.values, printer)
         loops = ", ".join(f"{v} < {v.size}" for v in self.vars)
         head = f"for {loops or 'once'}"
         if self.reduction is not None:
             head += f" reduce {', '.join(f'{v} < {v.size}' for v in self.reduce_vars)}"
             value = f"{self.reduction}({value})"
         lines = [f"{head}:  # {self.origin}", *(f"    {line}" for line in printer.lines)]
-        return "\n".join([*lines, f"    {self.buffer}[{self.index}] = {value}"])
+        at = str(self.index)
+        for atom, place in zip(self.index.indirects(), places, strict=True):
+            at = at.replace(str(atom), place)
+        sign = "="
+        if self.scatter is not None:
+            sign = f"{self.scatter.combine} over {self.scatter.over}"
+        return "\n".join([*lines, f"    {self.buffer}[{at}] {sign} {value}"])
 
 
 # An argument of an extern call: a tensor in memory, a literal, or a (nested) tuple of arguments.

@@ -43,6 +43,7 @@ from dovetail_inductor.lowering import (
     pooling,
     reductions,
     scans,
+    scatters,
     views,
 )
 from dovetail_inductor.lowering.externs import element, extern_call, operator_name
@@ -66,6 +67,7 @@ RULES: Mapping[str, Rule] = {
     **reductions.RULES,
     **scans.RULES,
     **indexing.RULES,
+    **scatters.RULES,
     **pooling.RULES,
     **creation.RULES,
 }
@@ -224,6 +226,8 @@ def _call(
             return result
     if rule_name(node) == "addmm.default" and not in_memory and linear.adds_a_row(args, kwargs):
         return linear.product_plus_row(ctx, node, args)
+    if rule_name(node) == "convolution.default" and linear.adds_channels(ctx, args):
+        return linear.convolution_plus_channels(ctx, node, args)
     return extern_call(ctx, node, args, kwargs)
 
 

@@ -55,7 +55,11 @@ def kind_of(
         return None  # which program works for which kernel would be computed in every one
     if len(kernel.nests) > MAX_NESTS or traffic(kernel, buffers) > options.combine_bytes:
         return None
-    applied = {node.uid for node in walk(n.body for n in kernel.nests) if isinstance(node, Apply)}
+    applied = {
+        node.uid
+        for node in walk(v for n in kernel.nests for v in n.values)
+        if isinstance(node, Apply)
+    }
     tiling = choose(kernel, buffers, shared=True)
     return (
         "reduction" if tiling.columns else "pointwise", len(applied) <= LIGHT_OPS,

@@ -39,6 +39,9 @@ class _Unit:
     # the loads of each outside buffer or own buffer, as (index, bytes)
     accesses: dict[str, list[Index]] = field(default_factory=lambda: defaultdict(list))
     across: bool = False  # holds a reduction whose neighbours in memory are other rows
+    # What scatters of it write or write over: another kernel must be through with it, or begin
+    # after it.
+    whole: set[str] = field(default_factory=set)
     stores: dict[str, Index] = field(default_factory=dict)
 
 
@@ -143,6 +146,8 @@ class _Fuser:
     def merge(self, a: _Unit, b: _Unit) -> _Unit | None:
         """The unit of both, or None if they cannot be one kernel."""
         assert a.group is not None and b.group is not None
+        if not self._may_scatter(a, b):
+            return None
         for access_a, access_b in self._common_accesses(a, b):
             found = match(a.group, b.group, access_a, access_b)
             if found is None or not self._profitable(found, a, b):
@@ -152,6 +157,14 @@ class _Fuser:
             if self._same_points(a, b, indices_a, indices_b):
                 return self._merged(a, b, found, indices_a, indices_b)
         return None
+
+    def _may_scatter(self, a: _Unit, b: _Unit) -> bool:
+        """False if a scatter forbids one kernel for both. On a CPU, where a scatter goes through
+        its points in order, nothing else should."""
+        whole = a.whole | b.whole
+        if whole & a.writes & b.reads:
+            return False
+        return not whole or self.options.on_gpu(self.graph.buffers[next(iter(whole))].device)
 
     def _common_accesses(self, a: _Unit, b: _Unit) -> Iterable[tuple[Index, Index]]:
         produced = sorted(b.reads & a.writes, key=lambda n: (-self.graph.buffers[n].nbytes, n))
@@ -185,6 +198,8 @@ class _Fuser:
     def _profitable(self, found: Match, a: _Unit, b: _Unit) -> bool:
         rows = prod(hint_of(v.size) for v in found.rows)
         columns = prod(hint_of(v.size) for v in found.columns)
+        if found.columns and (a.whole or b.whole):
+            return False  # a scatter does each point once, and a later pass may do it again
         if found.columns and rows < self.options.min_rows and columns > self.options.max_columns:
             return False  # no parallelism would be left
         if found.columns and self._serializes(found, a, b):
@@ -341,6 +356,8 @@ def _fill_accesses(unit: _Unit) -> None:
     assert unit.group is not None
     for nest in unit.group.nests:
         unit.stores[nest.buffer] = nest.index
+        if nest.scatter is not None:
+            unit.whole |= {nest.buffer, nest.scatter.over}
         for load in nest.loads:
             unit.accesses[load.buffer].append(load.index)
 
@@ -399,7 +416,7 @@ def _merge_order(group: Group) -> list[tuple[Var, ...]]:
     def key(var: Var, columns: bool) -> int:
         best = 0
         for nest in group.nests:
-            if not columns:
+            if not columns and nest.scatter is None:
                 best = max(best, _step(nest.index, var))
                 if best:
                     break

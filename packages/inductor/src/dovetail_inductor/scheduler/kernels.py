@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -171,6 +171,27 @@ class CombinedKernel:
 Step = FusedKernel | CombinedKernel | ProductKernel | ExternCall
 
 
+def scatters(steps: Sequence[Step]) -> dict[str, str]:
+    """Every buffer that a scatter writes -> the one whose memory it takes, in order."""
+    found: dict[str, str] = {}
+    for kernel in kernels_of(steps):
+        for nest in kernel.nests:
+            if nest.scatter is not None:
+                found[nest.buffer] = nest.scatter.over
+    return found
+
+
+def kernels_of(steps: Sequence[Step]) -> list[FusedKernel]:
+    """The fused kernels among some steps, those that share a launch included."""
+    found: list[FusedKernel] = []
+    for step in steps:
+        if isinstance(step, CombinedKernel):
+            found += [k for k in step.kernels if isinstance(k, FusedKernel)]
+        elif isinstance(step, FusedKernel):
+            found.append(step)
+    return found
+
+
 @dataclass(frozen=True)
 class KernelGraph:
     """Kernels and extern calls in order; the rest as in `LoopGraph`."""
@@ -188,13 +209,7 @@ class KernelGraph:
     @property
     def kernels(self) -> list[FusedKernel]:
         """The fused kernels, those that share a launch included."""
-        found: list[FusedKernel] = []
-        for step in self.steps:
-            if isinstance(step, CombinedKernel):
-                found += [k for k in step.kernels if isinstance(k, FusedKernel)]
-            elif isinstance(step, FusedKernel):
-                found.append(step)
-        return found
+        return kernels_of(self.steps)
 
     @property
     def externs(self) -> list[ExternCall]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dovetail_inductor.loop_ir.loops import Buffer, ExternCall, Strided
-from dovetail_inductor.scheduler.kernels import KernelGraph, Step
+from dovetail_inductor.scheduler.kernels import KernelGraph, Step, scatters
 
 
 def writes_of(step: Step) -> set[str]:
@@ -59,15 +59,21 @@ def live_bytes(graph: KernelGraph, owned: frozenset[str] = frozenset()) -> LiveB
     use. Of the inputs, those in `owned` count: the call frees them."""
     buffers: Mapping[str, Buffer] = graph.buffers
     last = last_uses(graph.steps, graph.outputs)
+    # What a scatter writes over goes on in what it writes.
+    over: dict[str, str] = {}
+    for name, before in scatters(graph.steps).items():
+        root = over[name] = over.get(before, before)
+        last[root] = max(last[root], last.pop(name))
     alive = {name for name in owned if name in last}
     total = sum(buffers[name].nbytes for name in alive)
     at: list[int] = []
     for position, step in enumerate(graph.steps):
-        for name in writes_of(step) - alive:
+        written = {over.get(name, name) for name in writes_of(step)}
+        for name in written - alive:
             alive.add(name)
             total += buffers[name].nbytes
         at.append(total)
-        for name in step.reads() | writes_of(step):
+        for name in written.union(over.get(name, name) for name in step.reads()):
             if name in alive and last[name] == position:
                 alive.discard(name)
                 total -= buffers[name].nbytes

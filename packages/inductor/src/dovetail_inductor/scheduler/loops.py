@@ -7,10 +7,16 @@ from dataclasses import replace
 from itertools import pairwise
 from math import prod
 
-from dovetail_inductor.loop_ir.expr import Builder, IndexValue, Load, divisors, rename, walk
+from dovetail_inductor.loop_ir.expr import Builder, IndexValue, Load, divisors, walk
 from dovetail_inductor.loop_ir.index import Index, Var, variable
 from dovetail_inductor.loop_ir.loops import LoopNest
-from dovetail_inductor.loop_ir.sizes import any_symbolic
+from dovetail_inductor.loop_ir.sizes import (
+    any_symbolic,
+    hint_of,
+    is_multiple,
+    known_le,
+    known_within,
+)
 
 # For a variable, the variables that replace it, outermost first.
 Pieces = Mapping[Var, tuple[Var, ...]]
@@ -34,14 +40,8 @@ def replace_vars(
 
     if all(pieces[v] == (v,) for v in (*nest.vars, *nest.reduce_vars)):
         return nest
-    (body,) = rename(builder, [nest.body], lambda v: indices[v])
-    return replace(
-        nest,
-        vars=spread(nest.vars),
-        reduce_vars=spread(nest.reduce_vars),
-        body=body,
-        index=nest.index.substitute(lambda v: indices[v], lambda e: e),
-    )
+    renamed = nest.renamed(builder, lambda v: indices[v])
+    return replace(renamed, vars=spread(nest.vars), reduce_vars=spread(nest.reduce_vars))
 
 
 def position_index(nest: LoopNest) -> Index:
@@ -54,7 +54,7 @@ def all_indices(nest: LoopNest) -> list[Index]:
     found = [nest.index]
     if nest.reduction in ("argmax", "argmin"):
         found.append(position_index(nest))
-    for node in walk([nest.body]):
+    for node in walk(nest.values):
         if isinstance(node, Load | IndexValue):
             found.append(node.index)
     return found
@@ -90,6 +90,32 @@ def split_divisions(builder: Builder, nest: LoopNest) -> LoopNest:
         next_id += len(sizes)
     indices = {v: piece_index(p) for v, p in pieces.items()}
     return replace_vars(builder, nest, pieces, indices)
+
+
+def distinct_variables(index: Index) -> set[Var]:
+    """Variables of which two values give different indices, whatever the values of the others and
+    of what is read from memory.
+
+    As a digit of a number: what has a smaller coefficient adds up to less than its own, and what
+    has a larger one moves in steps of more than it and they can reach.
+    """
+    found: set[Var] = set()
+    for atom, own in index.terms:
+        if not isinstance(atom, Var):
+            continue
+        others = [(a, c) for a, c in index.terms if a is not atom]
+        inner = [(a, c) for a, c in others if hint_of(c) < hint_of(own)]
+        outer = [c for a, c in others if hint_of(c) >= hint_of(own)]
+        below = Index(0, tuple(inner)).bounds
+        if known_le(0, own) is not True or not known_within(*below, own):
+            continue
+        step = min(outer, key=hint_of, default=None)
+        if step is None or (
+            known_within(0, own * (atom.size - 1) + below[1], step)
+            and all(is_multiple(c, step) for c in outer)
+        ):
+            found.add(atom)
+    return found
 
 
 def merge_vars(
@@ -137,11 +163,8 @@ def _with_merged(
     for run in runs:
         for v in run:
             indices[v] = variable(merged[v]) if v is run[-1] else Index(0, ())
-    (body,) = rename(builder, [nest.body], lambda v: indices[v])
     return replace(
-        nest,
+        nest.renamed(builder, lambda v: indices[v]),
         vars=tuple(dict.fromkeys(merged[v] for v in nest.vars)),
         reduce_vars=tuple(dict.fromkeys(merged[v] for v in nest.reduce_vars)),
-        body=body,
-        index=nest.index.substitute(lambda v: indices[v], lambda e: e),
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from dovetail_inductor.loop_ir.loops import ExternCall, LoopNest, Strided
-from dovetail_inductor.scheduler.kernels import FusedKernel, KernelGraph, Step
+from dovetail_inductor.scheduler.kernels import FusedKernel, KernelGraph, Step, scatters
 
 ALIGNMENT = 64
 
@@ -167,6 +167,22 @@ def _write_over(
     return roots
 
 
+def _scattered_over(
+    graph: KernelGraph, first: Mapping[str, int], last: dict[str, int], own_memory: set[str]
+) -> dict[str, str]:
+    """The buffers that scatters write -> the ones whose memory they take, which live on as long;
+    `last` and `own_memory` are brought up to date."""
+    roots: dict[str, str] = {}
+    for name, over in scatters(graph.steps).items():
+        root = roots.get(over, over)
+        if root in first:
+            roots[name] = root
+            last[root] = max(last[root], last[name])
+            if name in own_memory:
+                own_memory.add(root)
+    return roots
+
+
 def plan_memory(graph: KernelGraph, owned: frozenset[str] = frozenset()) -> MemoryPlan:
     """Pack the buffers that live and die within a call into one slab a device. `owned` are the
     inputs that the call frees.
@@ -195,6 +211,9 @@ def plan_memory(graph: KernelGraph, owned: frozenset[str] = frozenset()) -> Memo
         if isinstance(out, Strided) and out.buffer in first:
             own_memory.add(out.buffer)
             last[out.buffer] = len(graph.steps)
+    written = first
+    scattered = _scattered_over(graph, first, last, own_memory)
+    first = {name: position for name, position in written.items() if name not in scattered}
     if any(isinstance(s, ExternCall) and not s.out_variant for s in graph.steps):
         own_memory |= _at_least(LARGE_BYTES, "cuda", first, graph)
     # Offsets in the slab are numbers.
@@ -207,6 +226,8 @@ def plan_memory(graph: KernelGraph, owned: frozenset[str] = frozenset()) -> Memo
     if large - own_memory and _slab_raises_peak(graph, first, last, own_memory, owned):
         own_memory |= large
     written_over = _write_over(graph, own_memory, first, last)
+    for name, root in scattered.items():
+        written_over[name] = written_over.get(root, root)
     slab = sorted(
         (name for name in first if name not in own_memory),
         key=lambda name: (-graph.buffers[name].nbytes, first[name], name),
@@ -229,4 +250,4 @@ def plan_memory(graph: KernelGraph, owned: frozenset[str] = frozenset()) -> Memo
         placed.append((offset, offset + size, born, dies, buffer.device))
         placed.sort(key=lambda p: p[0])
         slab_bytes[buffer.device] = max(slab_bytes.get(buffer.device, 0), offset + size)
-    return MemoryPlan(offsets, slab_bytes, first, last, written_over)
+    return MemoryPlan(offsets, slab_bytes, written, last, written_over)

@@ -26,6 +26,7 @@ from dovetail_inductor.scheduler.kernels import (
     ProductKernel,
     ProductTiles,
     Step,
+    scatters,
 )
 from dovetail_inductor.scheduler.live_bytes import writes_of
 from dovetail_inductor.scheduler.loops import merge_vars, piece_index, replace_vars
@@ -369,7 +370,9 @@ def find_products(graph: KernelGraph, on_gpu: Callable[[Buffer], bool]) -> list[
     """The products that kernels of ours could compute, in order. No two have the same consumer."""
     readers, writer = _readers_and_writers(graph)
     kept = {o.buffer for o in graph.outputs if isinstance(o, Strided)}
-    taken: set[int] = set()
+    # A scatter reads where it writes, which a measured kernel may not.
+    scattering = {i for i, step in enumerate(graph.steps) if scatters([step])}
+    taken = set(scattering)
     found: list[Product] = []
     # From the end: of two products that one kernel reads, the later one takes it in.
     for position in range(len(graph.steps) - 1, -1, -1):
@@ -379,7 +382,8 @@ def find_products(graph: KernelGraph, on_gpu: Callable[[Buffer], bool]) -> list[
         product = Product(graph, position)
         name = product.out.name
         at = readers.get(name, [])
-        if len(at) == 1 and name not in kept and isinstance(graph.steps[at[0]], FusedKernel):
+        alone = len(at) == 1 and name not in kept and at[0] not in scattering
+        if alone and isinstance(graph.steps[at[0]], FusedKernel):
             product = replace(product, sole_reader=at[0])
         joined = _consumers(product, [p for p in at if p not in taken], at[:1], writer)
         product = next(joined, product)

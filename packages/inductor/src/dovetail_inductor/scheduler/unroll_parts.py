@@ -93,6 +93,8 @@ def _can_be_cut(kernel: FusedKernel, var: Var) -> bool:
     """Whether every nest is either the same for all turns of the loop, or can be computed in parts:
     nobody in the kernel reads its result but from a register."""
     for nest in kernel.nests:
+        if nest.scatter is not None:
+            return False
         if var in nest.reduce_vars:
             if nest.reduction not in _COMBINED or not nest.body.dtype.is_floating_point:
                 return False
