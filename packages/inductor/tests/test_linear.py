@@ -1,8 +1,15 @@
-"""Products with a bias: added by the library call, or by the kernels that read the product."""
+"""Products and convolutions with a bias: added by the library call, or by the kernels that read the
+product."""
 
 import pytest
 import torch
 import torch.nn.functional as F
+from dovetail_inductor import InductorOptions, compile_graph
+from dovetail_prims.decompositions import core_aten_table
+from dovetail_prims.record import trace_aten
+from dovetail_runtime.plan import CallAten, LaunchTriton
+from dovetail_runtime.reference import ReferenceExecutor
+from dovetail_runtime.triton_build import run_in_interpreter
 
 R = torch.randn
 
@@ -72,3 +79,43 @@ def test_not_finite_biases(check, value):
     b = R(8).double()
     b[3] = value
     check(lambda x, w, b: F.linear(x, w, b).exp(), R(5, 4).double(), R(8, 4).double(), b)
+
+
+CONVOLUTIONS = {
+    "2d": (F.conv2d, (R(2, 3, 8, 8), R(4, 3, 3, 3), R(4))),
+    "1d_groups": (lambda x, w, b: F.conv1d(x, w, b, groups=3), (R(2, 3, 8), R(3, 1, 3), R(3))),
+    "transposed": (
+        lambda x, w, b: F.conv_transpose2d(x, w, b, stride=2),
+        (R(2, 3, 8, 8), R(3, 4, 3, 3), R(4)),
+    ),
+    "no_batch": (F.conv2d, (R(3, 8, 8), R(4, 3, 3, 3), R(4))),
+    "3d_strided_bias": (F.conv3d, (R(1, 2, 5, 6, 7), R(4, 2, 2, 2, 2), R(8)[::2])),
+    "channels_last": (
+        F.conv2d,
+        (R(2, 8, 8, 8).to(memory_format=torch.channels_last), R(4, 8, 3, 3), R(4)),
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_readers_add_a_convolutions_bias_on_a_gpu(name, dtype):
+    """There the library adds it in a kernel of its own, to what it has rounded."""
+    fn, inputs = CONVOLUTIONS[name]
+    inputs = [t.to(dtype) for t in inputs]
+
+    def block(x, w, b):
+        return fn(x, w, b).relu()
+
+    gm = trace_aten(block, *inputs, decompositions=core_aten_table())
+    plan = compile_graph(gm, inputs, options=InductorOptions(triton=True))
+    (call,) = (s for s in plan.steps if isinstance(s, CallAten))
+    assert call.op == "aten::convolution" and call.args[2] is None
+    assert sum(isinstance(s, LaunchTriton) for s in plan.steps) == 1
+    (got,) = ReferenceExecutor(plan, launch_triton=run_in_interpreter)(*inputs)
+    x, w, b = inputs
+    exact, eager = block(x.double(), w.double(), b.double()), block(*inputs)
+    product = fn(x, w, None)
+    own_kernel = (product + b.view(-1, *(1,) * (w.ndim - 2))).relu()
+    assert got.stride() == eager.stride() and got.dtype == eager.dtype
+    assert (got - exact).abs().max() <= (own_kernel - exact).abs().max() + 1e-6

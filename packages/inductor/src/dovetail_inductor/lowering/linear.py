@@ -1,4 +1,5 @@
-"""Products with a bias: what the library call adds itself, and what the consumers' kernels add."""
+"""Products and convolutions with a bias: what the library call adds itself, and what the consumers'
+kernels add."""
 
 from __future__ import annotations
 
@@ -8,9 +9,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from dovetail_inductor.loop_ir.expr import Expr
 from dovetail_inductor.lowering.externs import extern_call
 from dovetail_inductor.lowering.pointwise import pointwise
-from dovetail_inductor.lowering.values import Context, Value, tensor_of
+from dovetail_inductor.lowering.values import Context, Indices, Value, tensor_of
 
 # Wide enough that a product rounded before the bias is added is as good as one rounded after.
 WIDE = (torch.float32, torch.float64)
@@ -40,4 +42,28 @@ def product_plus_row(ctx: Context, node: fx.Node, args: Sequence[Any]) -> Value:
     assert isinstance(product, Value)
     return pointwise(
         ctx, node, (product, args[0]), tensor_of(node).dtype, lambda e: ctx.builder.apply("add", e)
+    )
+
+
+def adds_channels(ctx: Context, args: Sequence[Any]) -> bool:
+    """True for a convolution with a bias on a GPU, where the library adds that in a kernel of its
+    own, after rounding."""
+    return ctx.on_gpu and isinstance(args[2], Value) and args[2].dtype.is_floating_point
+
+
+def convolution_plus_channels(ctx: Context, node: fx.Node, args: Sequence[Any]) -> Value:
+    """A convolution, and the addition of its bias for the kernels that read it."""
+    product = extern_call(ctx, node, (*args[:2], None, *args[3:]), {})
+    assert isinstance(product, Value)
+    bias = args[2]
+    rank = len(product.shape)
+
+    def channel(indices: Indices, mask: Expr | None) -> Expr:
+        return ctx.load(bias, indices[1:2], mask)
+
+    ones = (1,) * (rank - 2)
+    shape, stride = (1, *bias.shape, *ones), (0, 1, *(0 for _ in ones))
+    rows = Value(shape, stride, bias.dtype, bias.device, node.name, loader=channel)
+    return pointwise(
+        ctx, node, (product, rows), tensor_of(node).dtype, lambda e: ctx.builder.apply("add", e)
     )
