@@ -178,7 +178,7 @@ class ConstructStatements(StatementParts):
                 f"if random.random() < 0.5: {t} = {t} - 1",
                 "items.append(random.choice([0.5, 1.5]))",
                 f"{i} = {i} + random.getrandbits(2)", "random.shuffle(STATE['log'])",
-                f"if random.random() < 0.3: random.setstate(random.getstate())",
+                "if random.random() < 0.3: random.setstate(random.getstate())",
                 f"{t} = {t} * sum(random.choices([1, 2, 3], k=2))",
             ])
         )  # fmt: skip

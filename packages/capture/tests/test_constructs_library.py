@@ -800,7 +800,7 @@ def deep_copies_that_share_memory(x):
     return y, a, b
 
 
-@construct(graphs=None, breaks=1)
+@construct()
 def deep_copy_of_a_parameter(x):
     y = x + 1
     p = copy.deepcopy(_parameter)
@@ -810,7 +810,7 @@ def deep_copy_of_a_parameter(x):
 _parameter = torch.nn.Parameter(torch.ones(3))
 
 
-@construct(graphs=None, breaks=None)
+@construct()
 def deep_copy_of_a_module(x):
     y = x + 1
     net = copy.deepcopy(_layer)

@@ -387,7 +387,7 @@ class Recorder:
 
 def _is_number(value: Any) -> bool:
     """A tensor that is one whole number."""
-    if not isinstance(value, TensorValue) or value.fake.dim() != 0:
+    if not isinstance(value, TensorValue) or len(value.sizes) != 0:  # dim() would ask Python
         return False
     dtype = value.fake.dtype
     return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import copy
 import dataclasses
 import functools
 import importlib.metadata
@@ -19,25 +18,19 @@ import types
 import typing
 import warnings
 import weakref
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
-
-import torch
-from dovetail_guards import clauses as c
 
 from dovetail_capture.interpreter.library.container_methods import Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import dicts, operators
+from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
-    ListValue,
-    SetValue,
     TupleValue,
 )
 from dovetail_capture.interpreter.values.functions import IteratorValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
-from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
@@ -152,39 +145,43 @@ def reduce_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def chain_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return IteratorValue(
-        (item for part in args for item in vm.iterate(part)), itertools.chain, False
-    )
+    return IteratorValue((item for part in args for item in vm.iterate(part)), itertools.chain)
 
 
 def chain_from_iterable(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    parts = args[-1]
-    return IteratorValue(
-        (item for part in vm.iterate(parts) for item in vm.iterate(part)), itertools.chain, False
-    )
+    parts = vm.get_iter(args[-1])
+    items = (item for part in vm.iterate(parts) for item in vm.iterate(part))
+    return IteratorValue(items, itertools.chain)
 
 
 def islice_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     bounds = [vm.as_python(arg) for arg in args[1:]]
-    items = itertools.islice(vm.iterate(args[0]), *bounds)
-    return IteratorValue(items, itertools.islice, False)
+    try:
+        items = itertools.islice(vm.iterate(vm.get_iter(args[0])), *bounds)
+    except (TypeError, ValueError) as error:
+        return vm.raise_real(error)
+    return IteratorValue(items, itertools.islice)
 
 
 def repeat_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if len(args) == 1 and not kwargs:
-        return IteratorValue(itertools.repeat(args[0]), itertools.repeat, False)
+        return IteratorValue(itertools.repeat(args[0]), itertools.repeat, over=[args[0]])
     times = vm.as_python(args[1] if len(args) > 1 else kwargs["times"])
     return IteratorValue(itertools.repeat(args[0], times), itertools.repeat, True)
 
 
 def count_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     bounds = [vm.as_python(arg) for arg in args]
-    items = (Constant(number) for number in itertools.count(*bounds))
-    return IteratorValue(items, itertools.count, False)
+    named = {name: vm.as_python(arg) for name, arg in kwargs.items()}
+    if any(bound is UNKNOWN for bound in (*bounds, *named.values())):
+        raise GraphBreakSignal("itertools.count() of unusual numbers")
+    items = (Constant(number) for number in itertools.count(*bounds, **named))
+    return IteratorValue(items, itertools.count)
 
 
 def cycle_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return IteratorValue(itertools.cycle(list(vm.iterate(args[0]))), itertools.cycle, False)
+    items = itertools.cycle(vm.iterate(vm.get_iter(args[0])))
+    return IteratorValue(items, itertools.cycle)
 
 
 def _combinatoric(fn: Any) -> Handler:
@@ -205,24 +202,22 @@ def product_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def pairwise_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    items = list(vm.iterate(args[0]))
+    items = vm.iterate(vm.get_iter(args[0]))
     rows = (TupleValue(row) for row in itertools.pairwise(items))
-    return IteratorValue(rows, itertools.pairwise, True)
+    return IteratorValue(rows, itertools.pairwise)
 
 
 def zip_longest_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     fill = kwargs.get("fillvalue", NONE)
-    pools = [list(vm.iterate(arg)) for arg in args]
-    rows = (TupleValue(row) for row in itertools.zip_longest(*pools, fillvalue=fill))
-    return IteratorValue(rows, itertools.zip_longest, True)
+    parts = [vm.iterate(vm.get_iter(arg)) for arg in args]
+    rows = (TupleValue(row) for row in itertools.zip_longest(*parts, fillvalue=fill))
+    return IteratorValue(rows, itertools.zip_longest)
 
 
 def starmap_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    def items() -> Iterator[Value]:
-        for row in vm.iterate(args[1]):
-            yield vm.call(args[0], list(vm.iterate(row)), {})
-
-    return IteratorValue(items(), itertools.starmap, False)
+    rows = vm.get_iter(args[1])
+    items = (vm.call(args[0], list(vm.iterate(row)), {}) for row in vm.iterate(rows))
+    return IteratorValue(items, itertools.starmap, over=[args[0], rows])
 
 
 # --- messages: written after the graph has run ---------------------------------------------------
@@ -252,119 +247,6 @@ def is_dataclass(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     value = args[0]
     target = value.value if isinstance(value, Constant) else value.python_type()
     return boolean(dataclasses.is_dataclass(target))
-
-
-def copy_copy(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    value = args[0]
-    if isinstance(value, (Constant, TupleValue)):
-        return value
-    if isinstance(value, ListValue):
-        return ListValue(vm.list_items(value), value.cls)
-    if isinstance(value, DictValue):
-        return dicts.copy_entries(vm, value)
-    if isinstance(value, SetValue):
-        return SetValue(value.items.values(), value.cls)
-    if isinstance(value, ObjectValue):
-        method = operators.dunder(vm, value, "__copy__")
-        if method is not None:
-            return vm.call(method, [], {})
-        if _is_copied_by_parts(value):
-            new = _empty_copy(value)
-            for key, item in dicts.items(vm, value.fields):
-                dicts.put(vm, new.fields, key, item)
-            for name in _slot_names(value.cls):
-                found = vm.find_attr(value, name)
-                if found is not None:
-                    new.slots[name] = found
-            return new
-    raise GraphBreakSignal(f"copy.copy of {value.describe()}")
-
-
-def deep_copy(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return _deep(vm, args[0], {})
-
-
-def _deep(vm: Interpreter, value: Value, memo: dict[int, Value]) -> Value:
-    known = memo.get(id(value))
-    if known is not None:
-        return known
-    new: Value
-    if isinstance(value, Constant):
-        return value
-    if isinstance(value, TupleValue):
-        new = TupleValue([_deep(vm, item, memo) for item in vm.iterate(value)], value.cls)
-    elif isinstance(value, ListValue):
-        new = memo[id(value)] = ListValue([], value.cls)
-        new.items = [_deep(vm, item, memo) for item in vm.list_items(value)]
-    elif isinstance(value, DictValue):
-        new = memo[id(value)] = DictValue(value.cls)
-        for key, item in dicts.items(vm, value):
-            dicts.put(vm, new, _deep(vm, key, memo), _deep(vm, item, memo))
-    elif isinstance(value, SetValue):
-        new = SetValue([_deep(vm, item, memo) for item in value.items.values()], value.cls)
-    elif isinstance(value, ObjectValue) and hasattr(value.cls, "__deepcopy__"):
-        method = operators.dunder(vm, value, "__deepcopy__")
-        assert method is not None
-        new = vm.call(method, [DictValue()], {})
-    elif isinstance(value, ObjectValue) and _is_copied_by_parts(value):
-        new = memo[id(value)] = _empty_copy(value)
-        for key, item in dicts.items(vm, value.fields):
-            dicts.put(vm, new.fields, key, _deep(vm, item, memo))
-        for name in _slot_names(value.cls):
-            found = vm.find_attr(value, name)
-            if found is not None:
-                new.slots[name] = _deep(vm, found, memo)
-    elif isinstance(value, TensorValue) and _is_plain_tensor(vm, value):
-        if memo.setdefault(id(value.fake._storage), value) is not value:
-            raise GraphBreakSignal("copy.deepcopy of two tensors that share memory")
-        new = vm.record("call_method", "clone", [value], {})
-        assert isinstance(new, TensorValue)
-        if tuple(new.fake._strides) != tuple(value.fake._strides):
-            raise GraphBreakSignal("copy.deepcopy of a tensor with gaps or overlaps")
-    else:
-        raise GraphBreakSignal(f"copy.deepcopy of {value.describe()}")
-    memo[id(value)] = new
-    return new
-
-
-def _is_plain_tensor(vm: Interpreter, value: TensorValue) -> bool:
-    """Is it a tensor whose deep copy is its clone?"""
-    fake = value.fake
-    if fake.requires_grad or value.attributes or value.python_type() is not torch.Tensor:
-        return False
-    if value.source is not None:
-        if vm.as_python(vm.get_attr(value, "grad")) is not None or vars(value.real):
-            return False
-        vm.session.guard(c.LengthIs, vm.session.sources.attr(value.source, "__dict__"), 0)
-    return bool(fake.storage_offset() == 0) and fake.layout == torch.strided
-
-
-_COPY_HOOKS = ("__reduce_ex__", "__reduce__", "__getstate__", "__setstate__", "__copy__")
-
-
-def _is_copied_by_parts(value: ObjectValue) -> bool:
-    """Is a copy of this object made of copies of its attributes and slots?"""
-    cls = value.cls
-    if value.native is not None or issubclass(cls, BaseException):
-        return False
-    made_by_object = cls.__new__ is object.__new__
-    hooks = (name for name in _COPY_HOOKS if hasattr(object, name))
-    plain = all(getattr(cls, name) is getattr(object, name) for name in hooks)
-    return made_by_object and plain and not hasattr(cls, "__getnewargs__")
-
-
-def _empty_copy(value: ObjectValue) -> ObjectValue:
-    return ObjectValue(value.cls)
-
-
-def _slot_names(cls: type) -> list[str]:
-    """The names of a class's `__slots__`, those of its bases included."""
-    return [
-        name
-        for owner in cls.__mro__
-        for name, attr in vars(owner).items()
-        if isinstance(attr, types.MemberDescriptorType)
-    ]
 
 
 def context_get(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -477,7 +359,7 @@ HANDLERS: dict[Any, Handler] = {
     itertools.zip_longest: zip_longest_, itertools.starmap: starmap_,
     warnings.warn: deferred(warnings.warn),
     dataclasses.fields: dataclass_fields, dataclasses.is_dataclass: is_dataclass,
-    copy.copy: copy_copy, copy.deepcopy: deep_copy, inspect.signature: inspect_signature,
+    inspect.signature: inspect_signature,
     contextvars.ContextVar.get: context_get, weakref.ReferenceType.__call__: weakref_call,
     weakref.ReferenceType: weakref_new,
     **{getattr(cls, name): lock_enter for cls in _LOCKS for name in ("__enter__", "acquire")},

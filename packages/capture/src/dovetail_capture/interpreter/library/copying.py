@@ -1,0 +1,228 @@
+"""`copy.copy` and `copy.deepcopy`, of modules with their parameters too."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import re
+import struct
+import types
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from dovetail_guards import clauses as c
+from torch.nn import Module, Parameter
+
+from dovetail_capture.interpreter.library.container_methods import Args, Handler, Kwargs
+from dovetail_capture.interpreter.library.transforms import InnerRecorder
+from dovetail_capture.interpreter.protocols import dicts, operators
+from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values.base import Constant, Value
+from dovetail_capture.interpreter.values.containers import (
+    DictValue,
+    ListValue,
+    SetValue,
+    TupleValue,
+)
+from dovetail_capture.interpreter.values.functions import BoundMethod, FunctionValue
+from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.tensors import TensorValue
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.machine import Interpreter
+
+
+# A copy of one of these is it itself.
+_SHARED = (
+    int, float, complex, str, bytes, type, range, type(None), type(...), type(NotImplemented),
+    property, weakref.ref, enum.Enum, re.Pattern, torch.dtype, torch.device, torch.layout,
+    torch.memory_format, types.CodeType, types.FunctionType, types.BuiltinFunctionType,
+)  # fmt: skip
+
+
+class _Memo(DictValue):
+    """What `__deepcopy__` is given: it only hands it on."""
+
+    __slots__ = ("copies",)
+
+    def __init__(self, copies: dict[int, Value]) -> None:
+        super().__init__()
+        self.copies = copies
+
+
+def copy_copy(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    value = args[0]
+    if isinstance(value, TupleValue) or _is_shared(value):
+        return value
+    if isinstance(value, ListValue):
+        return ListValue(vm.list_items(value), value.cls)
+    if isinstance(value, DictValue):
+        return dicts.copy_entries(vm, value)
+    if isinstance(value, SetValue):
+        return SetValue(value.items.values(), value.cls)
+    if isinstance(value, ObjectValue):
+        method = operators.dunder(vm, value, "__copy__")
+        if method is not None:
+            return vm.call(method, [], {})
+        if _is_copied_by_parts(value):
+            return _by_parts(vm, value, ObjectValue(value.cls), None)
+    raise GraphBreakSignal(f"copy.copy of {value.describe()}")
+
+
+def deep_copy(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    memo = args[1] if len(args) > 1 else kwargs.get("memo")
+    return _deep(vm, args[0], memo.copies if isinstance(memo, _Memo) else {})
+
+
+def _deep(vm: Interpreter, value: Value, memo: dict[int, Value]) -> Value:
+    known = memo.get(id(value))
+    if known is not None:
+        return known
+    new: Value
+    if _is_shared(value):
+        return value
+    if isinstance(value, BoundMethod):
+        new = BoundMethod(value.function, _deep(vm, value.receiver, memo))
+    elif isinstance(value, TupleValue):
+        new = TupleValue([_deep(vm, item, memo) for item in vm.iterate(value)], value.cls)
+    elif isinstance(value, ListValue):
+        new = memo[id(value)] = ListValue([], value.cls)
+        new.items = [_deep(vm, item, memo) for item in vm.list_items(value)]
+    elif isinstance(value, DictValue):
+        new = memo[id(value)] = DictValue(value.cls)
+        for key, item in dicts.items(vm, value):
+            dicts.put(vm, new, _deep(vm, key, memo), _deep(vm, item, memo))
+    elif isinstance(value, SetValue):
+        new = SetValue([_deep(vm, item, memo) for item in value.items.values()], value.cls)
+    elif isinstance(value, ObjectValue) and hasattr(value.cls, "__deepcopy__"):
+        method = operators.dunder(vm, value, "__deepcopy__")
+        assert method is not None
+        new = vm.call(method, [_Memo(memo)], {})
+    elif isinstance(value, ObjectValue) and _is_copied_by_parts(value):
+        made = memo[id(value)] = ObjectValue(value.cls)
+        new = _by_parts(vm, value, made, memo)
+    elif isinstance(value, TensorValue) and value.python_type() is Parameter:
+        new = _parameter(vm, value)
+    elif isinstance(value, TensorValue) and _is_plain_tensor(vm, value):
+        if memo.setdefault(id(value.fake._storage), value) is not value:
+            raise GraphBreakSignal("copy.deepcopy of two tensors that share memory")
+        new = vm.record("call_method", "clone", [value], {})
+        assert isinstance(new, TensorValue)
+        if tuple(new.fake._strides) != tuple(value.fake._strides):
+            raise GraphBreakSignal("copy.deepcopy of a tensor with gaps or overlaps")
+    else:
+        raise GraphBreakSignal(f"copy.deepcopy of {value.describe()}")
+    memo[id(value)] = new
+    return new
+
+
+def _is_plain_tensor(vm: Interpreter, value: TensorValue) -> bool:
+    """Is it a tensor whose deep copy is its clone?"""
+    fake = value.fake
+    if fake.requires_grad or value.attributes or value.python_type() is not torch.Tensor:
+        return False
+    if value.source is not None:
+        if vm.as_python(vm.get_attr(value, "grad")) is not None or vars(value.real):
+            return False
+        vm.session.guard(c.LengthIs, vm.session.sources.attr(value.source, "__dict__"), 0)
+    return bool(fake.storage_offset() == 0) and fake.layout == torch.strided
+
+
+def _is_shared(value: Value) -> bool:
+    if isinstance(value, Constant):
+        return isinstance(value.value, _SHARED)
+    return isinstance(value, FunctionValue)
+
+
+def _parameter(vm: Interpreter, value: TensorValue) -> Value:
+    """The copy of a parameter: a leaf of its own, as `Parameter.__deepcopy__` makes it."""
+    recorder = vm.session.recorder
+    if isinstance(recorder, InnerRecorder) or recorder.checkpoint is not None:
+        raise GraphBreakSignal("copy.deepcopy of a parameter in a transformed function")
+    if recorder.inference or value.fake.layout != torch.strided:
+        raise GraphBreakSignal(f"copy.deepcopy of {value.describe()}, a parameter")
+    data = vm.record("call_method", "detach", [value], {})
+    new = vm.record("call_method", "clone", [data], {})
+    assert isinstance(new, TensorValue)
+    new.cls = Parameter
+    if value.fake.requires_grad:
+        vm.session.made_leaves[id(new)] = vm.frames[0].steps
+        vm.record("call_method", "requires_grad_", [new], {})
+    return new
+
+
+def _by_parts(
+    vm: Interpreter, value: ObjectValue, new: ObjectValue, memo: dict[int, Value] | None
+) -> ObjectValue:
+    """Fill a copy with the attributes and slots of `value`, or (with `memo`) copies of them."""
+    state = DictValue()
+    for key, item in dicts.items(vm, value.fields):
+        dicts.put(vm, state, key, item)
+    slots: dict[str, Value] = {}
+    for name in _slot_names(value.cls):
+        found = vm.find_attr(value, name)
+        if found is not None:
+            slots[name] = found
+    getter = getattr(value.cls, "__getstate__")  # noqa: B009
+    setter = getattr(value.cls, "__setstate__", None)
+    if slots and (getter is not _GETSTATE or setter is not None):
+        raise GraphBreakSignal(f"a copy of {value.describe()}, with slots and a state of its own")
+    if getter is not _GETSTATE:
+        given = vm.call(vm.get_attr(value, "__getstate__"), [], {})
+        if not isinstance(given, DictValue):
+            raise GraphBreakSignal(f"a copy of {value.describe()}, whose state is no dict")
+        state = given
+    if memo is not None:
+        copied = _deep(vm, state, memo)
+        assert isinstance(copied, DictValue)
+        state = copied
+        slots = {name: _deep(vm, item, memo) for name, item in slots.items()}
+    empty = not state.entries and getter is _GETSTATE
+    if setter is None or empty or _is_updated(setter, state):
+        for key, item in dicts.items(vm, state):
+            dicts.put(vm, new.fields, key, item)
+        new.slots.update(slots)
+    else:
+        vm.call(vm.get_attr(new, "__setstate__"), [state], {})
+    return new
+
+
+def _is_updated(setter: Any, state: DictValue) -> bool:
+    """Does `__setstate__` set these attributes and no other?"""
+    names = {key.value for key, _ in state.entries.values() if isinstance(key, Constant)}
+    return setter is Module.__setstate__ and names >= _OF_MODULES
+
+
+_OF_MODULES = vars(Module()).keys() - {"training"}
+_POINTER = struct.calcsize("P")
+_COPY_HOOKS = ("__reduce_ex__", "__reduce__")
+_GETSTATE = object.__getstate__
+
+
+def _is_copied_by_parts(value: ObjectValue) -> bool:
+    """Is a copy of this object made of copies of its attributes and slots?"""
+    cls = value.cls
+    if value.native is not None or issubclass(cls, BaseException):
+        return False
+    made_by_object = cls.__new__ is object.__new__
+    plain = all(getattr(cls, name) is getattr(object, name) for name in _COPY_HOOKS)
+    if hasattr(cls, "__getnewargs__") or hasattr(cls, "__getnewargs_ex__"):
+        return False
+    # C code that keeps more in its objects than attributes cannot be copied so.
+    parts = [cls.__dictoffset__ > 0, cls.__weakrefoffset__ > 0, *_slot_names(cls)]
+    size = object.__basicsize__ + _POINTER * sum(map(bool, parts))
+    return made_by_object and plain and cls.__basicsize__ <= size
+
+
+def _slot_names(cls: type) -> list[str]:
+    """The names of a class's `__slots__`, those of its bases included."""
+    return [
+        name
+        for owner in cls.__mro__
+        for name, attr in vars(owner).items()
+        if isinstance(attr, types.MemberDescriptorType)
+    ]
+
+
+HANDLERS: dict[Any, Handler] = {copy.copy: copy_copy, copy.deepcopy: deep_copy}
