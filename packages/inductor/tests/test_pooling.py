@@ -46,7 +46,7 @@ def externs(plan: Plan) -> list[str]:
     return [step.op for step in plan.steps if isinstance(step, CallAten)]
 
 
-def check(fn: Any, *inputs: Tensor) -> Plan:
+def check_on_gpu(fn: Any, *inputs: Tensor) -> Plan:
     plan, got = run(fn, *inputs)
     assert not externs(plan)
     for mine, wanted in zip(got, fn(*inputs), strict=True):
@@ -61,7 +61,7 @@ def test_equal_to_eager(case: int) -> None:
     layout = LAST if case % 2 else torch.contiguous_format
     x = torch.randn(2, 3, 7, 9).contiguous(memory_format=layout)
     grad = torch.randn_like(pooled(x, *geometry)[0])
-    check(lambda x, g: (*pooled(x, *geometry), *gradient(x, g, *geometry)), x, grad)
+    check_on_gpu(lambda x, g: (*pooled(x, *geometry), *gradient(x, g, *geometry)), x, grad)
 
 
 def test_ties_nan_and_infinities() -> None:
@@ -77,8 +77,8 @@ def test_ties_nan_and_infinities() -> None:
 
 
 def test_without_a_batch_and_of_integers() -> None:
-    check(lambda x: pooled(x, [2, 2]), torch.randn(3, 8, 8))
-    check(lambda x: pooled(x, [3, 3], [2, 2], [1, 1]), torch.randint(-9, 9, (2, 3, 8, 8)))
+    check_on_gpu(lambda x: pooled(x, [2, 2]), torch.randn(3, 8, 8))
+    check_on_gpu(lambda x: pooled(x, [3, 3], [2, 2], [1, 1]), torch.randint(-9, 9, (2, 3, 8, 8)))
 
 
 def test_half_precision_adds_in_float32() -> None:
@@ -96,7 +96,7 @@ def test_fused_with_what_is_around() -> None:
         return value + 1, index
 
     x, scale = torch.randn(2, 4, 12, 12), torch.randn(4, 1, 1)
-    plan = check(stem, x, scale)
+    plan = check_on_gpu(stem, x, scale)
     assert sum(isinstance(s, LaunchTriton) for s in plan.steps) == 1
 
     def back(x: Tensor, grad: Tensor, index: Tensor) -> tuple[Tensor]:
@@ -105,17 +105,128 @@ def test_fused_with_what_is_around() -> None:
         return (torch.where(x > 0, made, 0),)
 
     index = pooled(x, [3, 3], [2, 2], [1, 1])[1]
-    plan = check(back, x, torch.randn(2, 4, 6, 6), index)
+    plan = check_on_gpu(back, x, torch.randn(2, 4, 6, 6), index)
     assert sum(isinstance(s, LaunchTriton) for s in plan.steps) == 1
 
 
-def test_large_and_dilated_windows_stay_library_calls() -> None:
-    x = torch.randn(1, 2, 16, 16)
-    plan, _ = run(lambda x: pooled(x, [6, 6]), x)
-    assert externs(plan) == ["aten::max_pool2d_with_indices"]
-    geometry = ([2, 2], [2, 2], [0, 0], [2, 2], False)
-    plan, _ = run(lambda x, g: gradient(x, g, *geometry), x, torch.randn(1, 2, 7, 7))
-    assert externs(plan) == ["aten::max_pool2d_with_indices_backward"]
+def test_large_and_dilated_windows() -> None:
+    x = SPECIAL[torch.randint(0, len(SPECIAL), (1, 2, 9, 8))]
+    x[0, 0] = -torch.inf
+    for geometry in (
+        ([6, 7], [2, 3], [3, 2], [1, 1], True), ([2, 3], [2, 1], [1, 1], [2, 3], False),
+    ):  # fmt: skip
+        grad = torch.randn_like(pooled(x, *geometry)[0])
+        plan, (value, index, back) = run(
+            lambda x, g, q=geometry: (*pooled(x, *q), *gradient(x, g, *q)), x, grad
+        )
+        assert not externs(plan)
+        assert torch.equal(index, pooled(x, *geometry)[1])
+        torch.testing.assert_close(value, pooled(x, *geometry)[0], equal_nan=True)
+        torch.testing.assert_close(back, gradient(x, grad, *geometry)[0])
+
+
+# kernel, stride, padding, ceil_mode, count_include_pad, divisor_override
+AVERAGES: list[tuple[Any, ...]] = [
+    ([3, 3], [2, 2], [1, 1], False, True, None), ([3, 2], [], [0, 0], True, False, None),
+    ([2, 3], [1, 2], [1, 1], True, True, None), ([2, 2], [3, 3], [1, 1], True, False, 7),
+    ([7, 5], [2, 1], [3, 2], False, False, None), ([1, 1], [2, 2], [0, 0], False, True, None),
+]  # fmt: skip
+
+
+def averaged(x: Tensor, g: Tensor, *geometry: Any) -> tuple[Tensor, Tensor]:
+    ops = (aten.avg_pool2d, aten.avg_pool2d_backward)
+    if len(geometry[0]) == 3:
+        ops = (aten.avg_pool3d, aten.avg_pool3d_backward)
+    return ops[0].default(x, *geometry), ops[1].default(g, x, *geometry)
+
+
+@pytest.mark.parametrize("case", range(len(AVERAGES)))
+@pytest.mark.parametrize("triton", (True, False))
+def test_averages(case: int, triton: bool, check: Any) -> None:
+    geometry = AVERAGES[case]
+    layout = LAST if case % 2 else torch.contiguous_format
+    x = torch.randn(2, 3, 7, 9).contiguous(memory_format=layout)
+    if triton:
+        grad = torch.randn_like(aten.avg_pool2d.default(x, *geometry))
+        check_on_gpu(lambda x, g: averaged(x, g, *geometry), x, grad)
+        if case != 4:
+            return
+    x = x.double()
+    grad = torch.randn_like(aten.avg_pool2d.default(x, *geometry))
+    made = check(lambda x, g: averaged(x, g, *geometry), x, grad)
+    assert len(made.externs) == (case == 4)  # large windows are the library's on a CPU
+
+
+def test_averages_in_three_dimensions_and_of_halves() -> None:
+    geometry = ([3, 2, 2], [2, 1, 2], [1, 0, 1], True, False, None)
+    x = torch.randn(1, 2, 5, 4, 6)
+    grad = torch.randn_like(aten.avg_pool3d.default(x, *geometry))
+    check_on_gpu(lambda x, g: averaged(x, g, *geometry), x, grad)
+    x = torch.randn(1, 2, 9, 9).half()
+    _, got = run(lambda x: (aten.avg_pool2d.default(x, [3, 3]),), x)
+    assert torch.equal(got[0], aten.avg_pool2d.default(x.double(), [3, 3]).half())
+
+
+def adaptive(x: Tensor, g: Tensor, size: list[int]) -> tuple[Tensor, ...]:
+    rank = len(size)
+    average = getattr(aten, f"_adaptive_avg_pool{rank}d").default
+    largest = getattr(aten, f"adaptive_max_pool{rank}d").default
+    value, index = largest(x, size)
+    return (
+        average(x, size), getattr(aten, f"_adaptive_avg_pool{rank}d_backward").default(g, x),
+        value, index, getattr(aten, f"adaptive_max_pool{rank}d_backward").default(g, x, index),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("size", ([3, 4], [7, 9], [12, 5], [1, 9], [5, 1], [2, 3, 4]), ids=str)
+def test_adaptive(size: list[int], check: Any) -> None:
+    x = torch.randn(2, 2, *(5, 7, 9)[-len(size) :])
+    grad = torch.randn(2, 2, *size)
+    check_on_gpu(lambda x, g: adaptive(x, g, size), x, grad)
+    made = check(lambda x, g: adaptive(x, g, size)[:2], x, grad)
+    assert not made.externs
+    # Of maxima the library's kernels are faster on a CPU.
+    assert len(check(lambda x, g: adaptive(x, g, size)[2:], x, grad).externs) == 2
+
+
+def test_maxima_in_three_dimensions() -> None:
+    geometry = ([3, 2, 2], [2, 1, 2], [1, 0, 1], [1, 2, 1], True)
+    pool = aten.max_pool3d_with_indices.default
+    back = aten.max_pool3d_with_indices_backward.default
+    x = torch.randn(1, 2, 5, 4, 6).round()
+    grad = torch.randn_like(pool(x, *geometry)[0])
+
+    def both(x: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+        value, index = pool(x, *geometry)
+        return value, index, back(g, x, *geometry, index)
+
+    check_on_gpu(both, x, grad)
+
+
+def test_what_is_faster_on_a_cpu(check: Any) -> None:
+    geometry = ([3, 3], [2, 2], [1, 1], [1, 1], False)
+    for layout, calls in ((LAST, 0), (torch.contiguous_format, 1)):
+        x = torch.randn(2, 8, 9, 9).contiguous(memory_format=layout)
+        grad = torch.randn_like(pooled(x, *geometry)[0])
+        both = lambda x, g: (*pooled(x, *geometry), *gradient(x, g, *geometry))  # noqa: E731
+        assert len(check(both, x, grad).externs) == calls
+    large = ([5, 5], [1, 1], [2, 2], [1, 1], False)
+    assert check(lambda x: pooled(x, *large), x).externs
+
+
+def test_columns(check: Any) -> None:
+    for kernel, dilation, pad, step in (
+        ([2, 3], [1, 1], [1, 0], [1, 2]), ([3, 2], [2, 1], [2, 1], [2, 3]),
+        ([6, 5], [1, 1], [3, 3], [1, 1]),
+    ):  # fmt: skip
+        x = torch.randn(2, 2, 7, 6)
+        columns = aten.im2col.default(x, kernel, dilation, pad, step)
+        geometry = (kernel, dilation, pad, step)
+        fold = lambda c, g=geometry: (aten.col2im.default(c, [7, 6], *g),)  # noqa: E731
+        check_on_gpu(fold, torch.randn_like(columns))
+        assert not check(fold, torch.randn_like(columns)).externs
+        unfold = lambda x, g=geometry: aten.im2col.default(x, *g)  # noqa: E731
+        assert not check(unfold, x).externs
 
 
 def test_the_kernels_compile_for_an_h100(build_for_h100: Any) -> None:
