@@ -31,6 +31,30 @@ def test_scans_of_other_types(check):
     check(lambda x: (x.cumsum(0), x[0, 0].cumsum(0)), torch.randn(0, 3).new_ones(1, 3))
 
 
+@pytest.mark.parametrize("length", [1, 16, 70])
+def test_running_extremes(check, length):
+    def fn(x, k):
+        return *x.cummax(1), *x.cummin(0), *k.cummax(-1), *x.relu().cummin(1)
+
+    x = torch.randint(-9, 9, (3, length, 2)) / 4  # with equal elements
+    x[0, length // 2] = torch.nan
+    x[1, : length // 3] = -torch.inf
+    checked = check(fn, x, torch.randint(-3, 3, (2, length), dtype=torch.int32))
+    assert checked.externs == []
+    check(lambda x: (*x.cummax(0), *x[0].cummin(0)), torch.randn(3, 0))
+    check(lambda x: (*x.cummax(0), x.logcumsumexp(0)), torch.tensor(2.0))
+
+
+@pytest.mark.parametrize("length", [1, 17, 300])
+def test_running_logarithms(check, length):
+    x = torch.randn(3, length, 2) * 20
+    x[0, : length // 2] = -torch.inf
+    x[1, length // 2] = torch.inf
+    x[2, length // 2, 1] = torch.nan
+    checked = check(lambda x: (x.logcumsumexp(1), x.double().logcumsumexp(1)), x)
+    assert checked.externs == []
+
+
 def test_positions_of_a_mask(check):
     """As a model makes them of its attention mask."""
 

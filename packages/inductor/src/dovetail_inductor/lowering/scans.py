@@ -1,4 +1,4 @@
-"""Lowering rules of running sums and products.
+"""Lowering rules of running sums, products, extremes and logarithms of sums of exponentials.
 
 A scan is made of reductions: each position reduces a piece of its row up to itself, and adds the
 running total of the pieces before, which is a scan of a shorter row. With pieces of `PIECE`
@@ -9,6 +9,7 @@ after the other they would be n; vectors and threads make up for the difference.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,9 +33,8 @@ from dovetail_inductor.lowering.values import (
 
 PIECE = 16
 
-_COMBINE = {"sum": ("add", 0), "prod": ("mul", 1)}
-
 Element = Callable[[Indices, Expr | None], Expr]
+Body = Callable[[Indices, Index], Expr]
 
 
 def _reduced(
@@ -43,7 +43,7 @@ def _reduced(
     name: str,
     shape: tuple[int, ...],
     reduction: str,
-    body: Callable[[Indices, Index], Expr],
+    body: Body,
 ) -> Value:
     """A row-major value of `shape` in memory: `body(indices, r)` reduced over `PIECE` values r."""
     dtype = arithmetic_dtype(like.dtype)
@@ -55,20 +55,83 @@ def _reduced(
     return value
 
 
+@dataclass(frozen=True)
+class _Kind:
+    """One kind of scan: its neutral element (`start`), how two totals combine, and how pieces are
+    reduced."""
+
+    start: int | float
+    combine: Callable[[Context, Expr, Expr], Expr]
+    reduction: str = ""
+
+    def reduced(
+        self, ctx: Context, like: Value, name: str, shape: tuple[int, ...], body: Body
+    ) -> Element:
+        """The total of `PIECE` elements each."""
+        if self.reduction:
+            total = _reduced(ctx, like, name, shape, self.reduction, body)
+            return lambda indices, mask: ctx.load(total, indices, mask)
+        # log(sum(exp(x))), from the largest of them
+        b, dtype = ctx.builder, arithmetic_dtype(like.dtype)
+        largest = _reduced(ctx, like, f"{name}_largest", shape, "max", body)
+
+        def finite(indices: Indices, mask: Expr | None) -> tuple[Expr, Expr]:
+            top = ctx.load(largest, indices, mask)
+            infinite = b.apply("isinf", [top])
+            return b.apply("where", [infinite, b.constant(0.0, dtype), top]), infinite
+
+        def share(indices: Indices, r: Index) -> Expr:
+            top, _ = finite(indices, None)
+            return b.apply("exp", [b.apply("sub", [body(indices, r), top])])
+
+        shares = _reduced(ctx, like, f"{name}_shares", shape, "sum", share)
+
+        def result(indices: Indices, mask: Expr | None) -> Expr:
+            top, infinite = finite(indices, mask)
+            log = b.apply("log", [ctx.load(shares, indices, mask)])
+            own = ctx.load(largest, indices, mask)
+            return b.apply("where", [infinite, own, b.apply("add", [top, log])])
+
+        return result
+
+
+def _by(op: str) -> Callable[[Context, Expr, Expr], Expr]:
+    return lambda ctx, x, y: ctx.builder.apply(op, [x, y])
+
+
+def _log_add(ctx: Context, x: Expr, y: Expr) -> Expr:
+    """log(exp(x) + exp(y))"""
+    b = ctx.builder
+    top = b.apply("maximum", [x, y])
+    gap = b.apply("sub", [b.apply("minimum", [x, y]), top])
+    sum_ = b.apply("add", [top, b.apply("log1p", [b.apply("exp", [gap])])])
+    return b.apply("where", [b.apply("isinf", [top]), top, sum_])
+
+
+_SUM, _PRODUCT = _Kind(0, _by("add"), "sum"), _Kind(1, _by("mul"), "prod")
+_LOGARITHM = _Kind(-torch.inf, _log_add)
+
+
+def _extreme(reduction: str, dtype: torch.dtype) -> _Kind:
+    limits = torch.iinfo(dtype) if not dtype.is_floating_point else None
+    start = torch.inf if limits is None else limits.max
+    if reduction == "max":
+        start = -torch.inf if limits is None else limits.min
+    return _Kind(start, _by(f"{reduction}imum"), reduction)
+
+
 def _scan(
     ctx: Context,
     like: Value,
     shape: tuple[int, ...],
     dim: int,
-    reduction: str,
+    kind: _Kind,
     element: Element,
     level: int = 0,
 ) -> Element:
-    """The running reduction of `element`, whose indices are of `shape`, along `dim`."""
+    """The running total of `element`, whose indices are of `shape`, along `dim`."""
     b = ctx.builder
-    dtype = arithmetic_dtype(like.dtype)
-    combine, start = _COMBINE[reduction]
-    identity = b.constant(start, dtype)
+    identity = b.constant(kind.start, arithmetic_dtype(like.dtype))
     n = shape[dim]
     pieces = -(-n // PIECE)
 
@@ -83,7 +146,7 @@ def _scan(
         return guarded(inside, at)
 
     others = (*shape[:dim], *shape[dim + 1 :])
-    own = _reduced(ctx, like, f"own{level}", (*others, pieces, PIECE), reduction, up_to)
+    own = kind.reduced(ctx, like, f"own{level}", (*others, pieces, PIECE), up_to)
     before: Element | None = None
     if pieces > 1:
 
@@ -92,55 +155,88 @@ def _scan(
             return guarded(in_range(ctx, at[dim], 0, n), at)
 
         shorter = (*shape[:dim], pieces, *shape[dim + 1 :])
-        totals = _reduced(ctx, like, f"total{level}", shorter, reduction, whole)
-        before = _scan(
-            ctx, like, shorter, dim, reduction, lambda i, m: ctx.load(totals, i, m), level + 1
-        )
+        totals = kind.reduced(ctx, like, f"total{level}", shorter, whole)
+        before = _scan(ctx, like, shorter, dim, kind, totals, level + 1)
 
     def result(indices: Indices, mask: Expr | None) -> Expr:
         at = indices[dim]
         piece = at.floordiv(PIECE)
         rest = (*indices[:dim], *indices[dim + 1 :])
-        expr = ctx.load(own, (*rest, piece, at.mod(PIECE)), mask)
+        expr = own((*rest, piece, at.mod(PIECE)), mask)
         if before is None:
             return expr
         later = in_range(ctx, at, PIECE, n)
         both = later if mask is None else b.apply("bitwise_and", [later, mask])
         prior = before((*indices[:dim], piece - 1, *indices[dim + 1 :]), both)
-        return b.apply(combine, [expr, b.apply("where", [later, prior, identity])])
+        return kind.combine(ctx, expr, b.apply("where", [later, prior, identity]))
 
     return result
 
 
-def _rule(reduction: str) -> Rule:
+def _rule(kind: _Kind) -> Rule:
     def rule(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        source: Value = args[0]
         value = value_like(tensor_of(node), node.name)
         if not value.dtype.is_floating_point and value.dtype is not torch.int64:
             return NotImplemented  # wraps in its own type, which lanes do not have
+        return _scanned(ctx, value, args[0], args[1], kind)
 
-        def element(indices: Indices, mask: Expr | None) -> Expr:
-            expr = ctx.load(source, indices, mask)
-            if value.dtype != source.dtype:
-                expr = cast(ctx, expr, value.dtype)
-            return ctx.builder.apply("cast", [expr], arithmetic_dtype(value.dtype))
+    return rule
 
-        if source.shape and is_symbolic(source.shape[args[1] % len(source.shape)]):
-            return NotImplemented  # in how many stages it is best done depends on the size
-        if not source.shape or 0 in source.shape:
-            value.loader = element
-            return value
-        if source.stored is None:
-            ctx.realize(source)
-        value.loader = _scan(
-            ctx, value, source.shape, args[1] % len(source.shape), reduction, element
-        )
+
+def _scanned(ctx: Context, value: Value, source: Value, dim: int, kind: _Kind) -> Any:
+    """`value` made the running total of `source`"""
+
+    def element(indices: Indices, mask: Expr | None) -> Expr:
+        expr = ctx.load(source, indices, mask)
+        if value.dtype != source.dtype:
+            expr = cast(ctx, expr, value.dtype)
+        return ctx.builder.apply("cast", [expr], arithmetic_dtype(value.dtype))
+
+    if source.shape and is_symbolic(source.shape[dim % len(source.shape)]):
+        return NotImplemented  # in how many stages it is best done depends on the size
+    if not source.shape or 0 in source.shape:
+        value.loader = element
         return value
+    if source.stored is None:
+        ctx.realize(source)
+    value.loader = _scan(ctx, value, source.shape, dim % len(source.shape), kind, element)
+    return value
+
+
+def _extremes(reduction: str) -> Rule:
+    """cummax, cummin: the running extreme, and where it was met last"""
+
+    def rule(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        source, b = args[0], ctx.builder
+        value, index = (value_like(v, node.name) for v in node.meta["val"])
+        if value.dtype is torch.bool:
+            return NotImplemented
+        kind = _extreme(reduction, value.dtype)
+        if _scanned(ctx, value, source, args[1], kind) is NotImplemented:
+            return NotImplemented
+        if not source.shape or 0 in source.shape:
+            index.loader = lambda indices, mask: b.constant(0, torch.int64)
+            return value, index
+        dim = args[1] % len(source.shape)
+        ctx.realize(value)
+
+        def record(indices: Indices, mask: Expr | None) -> Expr:
+            own = ctx.load(source, indices, mask)
+            met = b.apply("eq", [own, ctx.load(value, indices, mask)])
+            if value.dtype.is_floating_point:
+                met = b.apply("bitwise_or", [met, b.apply("isnan", [own])])
+            return b.apply("where", [met, b.index_value(indices[dim]), b.constant(0, torch.int64)])
+
+        index.loader = _scan(ctx, index, source.shape, dim, _extreme("max", torch.int64), record)
+        return value, index
 
     return rule
 
 
 RULES: dict[str, Rule] = {
-    "cumsum.default": _rule("sum"),
-    "cumprod.default": _rule("prod"),
+    "cumsum.default": _rule(_SUM),
+    "cumprod.default": _rule(_PRODUCT),
+    "logcumsumexp.default": _rule(_LOGARITHM),
+    "cummax.default": _extremes("max"),
+    "cummin.default": _extremes("min"),
 }
