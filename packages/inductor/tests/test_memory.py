@@ -11,6 +11,9 @@ from dovetail_inductor.scheduler.memory import LARGE_BYTES, SMALLER_BYTES, plan_
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_runtime import Allocate, View, load
+from dovetail_runtime.plan import LaunchTriton
+from dovetail_runtime.reference import ReferenceExecutor
+from dovetail_runtime.triton_build import run_in_interpreter
 from torch import Tensor
 
 
@@ -81,6 +84,38 @@ def test_a_kernel_writes_over_what_dies_in_it() -> None:
     allocated = [s for s in plan.steps if isinstance(s, Allocate)]
     assert len(views) == 2 and len(allocated) == 1  # the last result leaves the call
     got = load(plan).run(x, *weights)[0]
+    torch.testing.assert_close(got, convolutions(x, *weights), rtol=1e-4, atol=1e-4)
+
+
+def mlp(x: Tensor, image: Tensor, kernel: Tensor, *weights: Tensor) -> Tensor:
+    """Rows of a batch between products; the library makes the convolution's result itself."""
+    x = x * torch.conv2d(image, kernel).sum()
+    for up, down in zip(weights[::2], weights[1::2], strict=True):
+        x = torch.nn.functional.gelu(x @ up) @ down
+    return x
+
+
+def mlp_inputs() -> tuple[Tensor, ...]:
+    r = torch.randn
+    weights = [r(64, 1024) / 8, r(1024, 64) / 32, r(64, 1024) / 8, r(1024, 64) / 32]
+    return (r(4, 128, 64), r(1, 2, 8, 8), r(2, 2, 3, 3), *weights)
+
+
+def test_on_a_gpu_a_kernel_writes_over_what_dies_in_it() -> None:
+    """Also a tensor of another shape in the same memory."""
+    memory = plan_memory(on_gpu(mlp, *mlp_inputs()))
+    assert len(memory.written_over) == 2
+
+
+def test_triton_kernels_write_over_what_dies_in_them() -> None:
+    x, weights = torch.randn(1, 32, 128, 128), [torch.randn(32, 32, 3, 3) / 17 for _ in range(3)]
+    gm = trace_aten(convolutions, x, *weights)
+    plan = compile_graph(gm, options=InductorOptions(triton=True))
+    views = {s.name: s.base for s in plan.steps if isinstance(s, View)}
+    launches = [s for s in plan.steps if isinstance(s, LaunchTriton)]
+    over = [s for s in launches if len({views.get(a, a) for a in s.args}) < len(s.args)]
+    assert len(over) == 2
+    (got,) = ReferenceExecutor(plan, launch_triton=run_in_interpreter)(x, *weights)
     torch.testing.assert_close(got, convolutions(x, *weights), rtol=1e-4, atol=1e-4)
 
 

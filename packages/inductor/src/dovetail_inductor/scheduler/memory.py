@@ -93,10 +93,11 @@ def _dies_under(
     position: int,
     graph: KernelGraph,
     usable: set[str],
-    own_memory: set[str],
+    sources: set[str],
     last: Mapping[str, int],
 ) -> dict[str, str]:
-    """Buffers that a kernel can write over others which it reads for the last time.
+    """Buffers that a kernel can write over others, of the `sources`, which it reads for the last
+    time.
 
     Only what is read at the very point that is written, and for the value written alone: then no
     compiler can put the write before the read.
@@ -109,16 +110,11 @@ def _dies_under(
             continue
         target = graph.buffers[nest.buffer]
         used = _needed_by(nest, kernel)
-        for name in sorted(set().union(*(n.reads() for n in used)) & usable & own_memory):
+        for name in sorted(set().union(*(n.reads() for n in used)) & usable & sources):
             source = graph.buffers[name]
             if last[name] != position or name in found.values() or name in kernel.writes():
                 continue
-            if (source.dtype, source.shape, source.stride, source.offset) != (
-                target.dtype,
-                target.shape,
-                target.stride,
-                target.offset,
-            ):
+            if (source.dtype, source.extent) != (target.dtype, target.extent):
                 continue
             readers = [n for n in kernel.nests if name in n.reads()]
             reads = [load for n in readers for load in n.loads if load.buffer == name]
@@ -144,22 +140,21 @@ def _write_over(
 ) -> dict[str, str]:
     """The reuses of a graph; `last` is brought up to date, and what reuses leaves the slab.
 
-    On a CPU only: its library calls take their results from another allocator than kernels do, so
-    that memory which a kernel's input leaves is not there for its output.
+    Of large buffers only, which otherwise are in memory twice while such a kernel runs; and on a
+    CPU library calls take their results from another allocator than kernels do, so that memory
+    which a kernel's input leaves is not there for its output.
     """
     leaving = len(graph.steps)
-    usable = {
-        name
-        for name in _at_least(LARGE_BYTES, "cpu", first, graph)
-        if last[name] < leaving and not graph.buffers[name].is_symbolic
-    }
+    on_gpu = _at_least(LARGE_BYTES, "cuda", first, graph)
+    large = on_gpu | _at_least(LARGE_BYTES, "cpu", first, graph)
+    usable = {n for n in large if last[n] < leaving and not graph.buffers[n].is_symbolic}
     for step in graph.steps:
         makes_new = isinstance(step, ExternCall) and step.op.partition(".")[0] in _MAKES_NEW
         if isinstance(step, ExternCall) and not step.out_variant and not makes_new:
             usable -= set(step.outputs)
     roots: dict[str, str] = {}
     for position, step in enumerate(graph.steps):
-        found = _dies_under(step, position, graph, usable, own_memory, last)
+        found = _dies_under(step, position, graph, usable, own_memory | on_gpu, last)
         for name, source in found.items():
             root = roots[name] = roots.get(source, source)
             last[root] = last[name]
