@@ -170,6 +170,15 @@ def kinds(x):
     ])  # fmt: skip
 
 
+def by_keywords(x):
+    return x + random.choices(weights=[0.5, 0.5, 1.0], population=[1, 2, 3], k=1)[0]
+
+
+def step_seeded(x, step):
+    random.seed(step)
+    return x * random.random() + step
+
+
 def bound_method(x):
     draw = random.random
     return x * draw() + (lambda: draw())()
@@ -179,7 +188,7 @@ def bound_method(x):
     "function",
     [scaled, returned, computed, in_a_loop, own_generator, seeded, put_back, state_returned,
      lists_of_numbers, chosen_number, cropped, row, drawn_size, draw_of_a_draw, root, kinds,
-     bound_method],
+     bound_method, by_keywords],
 )  # fmt: skip
 def test_one_graph(function: Callable[..., Any]) -> None:
     captured = check(function, graphs=1, breaks=0)
@@ -249,6 +258,16 @@ def test_limits_that_change_with_sizes() -> None:
     assert random.getstate() == state and len(backend.graphs) == 1
 
 
+def test_a_seed_that_changes() -> None:
+    captured = optimize(step_seeded, backend := CountingBackend())
+    for step in (3, 8, 5, 2, 9, 11):
+        wanted, state = step_seeded(torch.ones(2), step), random.getstate()
+        random.seed(0)
+        assert same(wanted, captured(torch.ones(2), step)) and random.getstate() == state
+    assert len(backend.graphs) == 2  # one for the first step, one for all others
+    assert not captured.capture_context.log.breaks
+
+
 def test_a_replaced_function_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     captured = optimize(lambda x: x * random.random(), CountingBackend())
     captured(torch.ones(2))
@@ -310,7 +329,11 @@ def printed(x):
 
 
 def too_big(x):
-    return x + 1, random.getrandbits(64), random.randrange(10**30)
+    return x + 1, random.getrandbits(64), random.randrange(10**30), random.getrandbits(40) * 2**40
+
+
+def very_many(x):
+    return [x + random.random() for _ in range(70)]
 
 
 def mixed(x):
@@ -329,8 +352,8 @@ def made_here(x):
 @pytest.mark.parametrize(
     ("function", "breaks"),
     [(branch, 1), (layer, 1), (order_of_layers, 1), (list_item, 1), (rounded, 1), (truncated, 1),
-     (as_key, 1), (as_text, 1), (iterations, 1), (printed, 1), (too_big, 2), (mixed, 1),
-     (looked_into, 1)],
+     (as_key, 1), (as_text, 1), (iterations, 1), (printed, 1), (too_big, 3), (mixed, 1),
+     (looked_into, 1), (very_many, 1)],
 )  # fmt: skip
 def test_breaks(function: Callable[..., Any], breaks: int) -> None:
     wanted = observe(function, lambda: (torch.arange(12.0).reshape(3, 4),), 6)
@@ -382,6 +405,27 @@ def too_many_arguments(x):
     return x + random.random(3)
 
 
+class Noisy(torch.autograd.Function):
+    """Draws where capture does not look."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.by = random.random()
+        return x * ctx.by
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.by
+
+
+def own_function(x):
+    return Noisy.apply(x + 1)
+
+
+def half_open(x):
+    return x + 1, random.randrange(5, None)
+
+
 def known_state(x, state):
     random.setstate(state)
     return x + random.random()
@@ -389,7 +433,17 @@ def known_state(x, state):
 
 @pytest.mark.parametrize(
     "function",
-    [empty_range, not_a_number, from_nothing, too_many, wrong_state, too_many_arguments, made_here],
+    [
+        empty_range,
+        not_a_number,
+        from_nothing,
+        too_many,
+        wrong_state,
+        too_many_arguments,
+        half_open,
+        own_function,
+        made_here,
+    ],
 )
 def test_wrong_use(function: Callable[..., Any]) -> None:
     make = lambda: (torch.ones(3),)  # noqa: E731

@@ -41,10 +41,11 @@ _TRIED = (
     "choice", "choices", "sample",
 )  # fmt: skip
 _NAMES = (*_TRIED, "getstate", "setstate", "shuffle")
-_TAKE_ANY_NUMBERS = ("uniform", "gauss", "normalvariate")
+_TAKE_ANY_NUMBERS = ("seed", "uniform", "gauss", "normalvariate")
 _PLAIN = (int, float, str, bytes, type(None), range)
 _INT64 = 2**63 - 1
-_MOST_NUMBERS = 128  # of a list of draws
+_MOST = 2**32 - 1  # a graph computes with 64 bits, Python with as many as it takes
+_MOST_NUMBERS = 64  # that one graph takes
 Limits = tuple[float, float] | None
 
 
@@ -103,10 +104,11 @@ def _called(
         session.draw(call)
         return NONE
     if name in ("choice", "choices", "sample"):
-        kind, limits = _kind_of([*tried, *(part.example for part in named.values())][0])
+        kind, limits = _kind_of(_population(tried, {k: v.example for k, v in named.items()}))
         return _results(session, call, example, kind, limits)
     limits = None if named else _limits(name, [part.limits for part in parts])
-    return _results(session, call, example, type(example), limits)
+    most = _MOST if all(part.symbol is None for part in parts) else _INT64
+    return _results(session, call, example, type(example), limits, most)
 
 
 def _shuffled(vm: Interpreter, owner: r.Recipe, items: ListValue) -> Value:
@@ -123,14 +125,21 @@ def _shuffled(vm: Interpreter, owner: r.Recipe, items: ListValue) -> Value:
 
 
 def _results(
-    session: Session, call: r.CallFunction, example: Any, kind: type, limits: Limits
+    session: Session,
+    call: r.CallFunction,
+    example: Any,
+    kind: type,
+    limits: Limits,
+    most: int = _MOST,
 ) -> Value:
     """The numbers that a draw gives: one, or a list of them."""
     many = example if type(example) is list else []
-    if kind not in (int, float) or len(many) > _MOST_NUMBERS:
-        raise _break("a random choice among what are not a few numbers of one type")
-    if kind is int and (limits is None or max(map(abs, limits)) > _INT64):
-        raise _break("a random number that may take more than 64 bits")
+    if kind not in (int, float):
+        raise _break("a random choice among what are not numbers of one type")
+    if len(many) + len(session.draws) > _MOST_NUMBERS:
+        raise _break(f"more than {_MOST_NUMBERS} random numbers for one graph")
+    if kind is int and (limits is None or max(map(abs, limits)) > most):
+        raise _break("a random number that may take more than 32 bits")
     source = session.draw(call)
     if type(example) is not list:
         return session.drawn_number(example, source, limits)
@@ -226,8 +235,15 @@ def _kind_of(population: Any) -> tuple[type, Limits]:
     return kinds.pop(), (min(members), max(members)) if ordered else None
 
 
+def _population(given: Sequence[Any], named: dict[str, Any]) -> Any:
+    """What is chosen from: the first parameter of `choice`, `choices` and `sample`."""
+    return given[0] if given else named.get("population", named.get("seq"))
+
+
 def _limits(name: str, parts: Sequence[Any]) -> Limits:
     """Between which numbers all draws are, for arguments within these limits."""
+    if not all(isinstance(end, (int, float)) for part in parts for end in part or (None,)):
+        return None
     if name in ("random", "betavariate"):
         return 0.0, 1.0
     if name == "getrandbits":

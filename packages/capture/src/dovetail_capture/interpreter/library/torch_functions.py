@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import types
 import weakref
 from collections.abc import Callable
@@ -433,8 +434,12 @@ def _forward_alone(function: Any, *args: Any) -> Any:
 def autograd_apply(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`MyFunction.apply(...)`: one node; its forward and backward are not looked into."""
     cls = vm.as_python(args[0])
+    drawn = random.getstate()
     try:
-        return vm.record("call_function", _apply_target(cls), args[1:], kwargs)
+        result = vm.record("call_function", _apply_target(cls), args[1:], kwargs)
+        if random.getstate() != drawn:  # a compiler would draw once, and for good
+            raise GraphBreakSignal(f"{cls.__name__}.apply, which draws Python's random numbers")
+        return result
     except NotAGraphArgument as error:
         wanted = torch.is_grad_enabled() and any(
             isinstance(arg, TensorValue) and arg.fake.requires_grad for arg in args
@@ -442,6 +447,8 @@ def autograd_apply(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         if not wanted and not kwargs:  # then only what forward computes counts
             return vm.call(Constant(_forward_alone), args, {})
         raise GraphBreakSignal(f"{cls.__name__}.apply of {error}") from None
+    finally:
+        random.setstate(drawn)
 
 
 _FOLDED: tuple[Any, ...] = (
