@@ -10,11 +10,16 @@ from __future__ import annotations
 
 
 import collections
+import copy
+import dataclasses as dc
+import enum
 import contextlib
 import functools
 import itertools
+import math
 import operator
 import sys
+import types
 import typing
 from pathlib import Path
 
@@ -1072,6 +1077,417 @@ def strangeflow(x):
             return str(e)
 
     return (x + 1, f(), g(), h(), k(), m(), n(), o(), p(), q(), r(), s(), out)
+
+
+@any_graphs
+def builtins_kw(x):
+    out = []
+    out += [
+        sum([1, 2], start=5),
+        list(enumerate(iterable="ab", start=2)),
+        sorted([3, 1], reverse=True, key=None),
+        max([1, 2], key=lambda v: -v, default=3),
+        min([], default=None),
+        int("12", base=3),
+        str(object=5),
+        str(b"ab", encoding="ascii"),
+        str(b"ab", "utf8"),
+        round(number=2.567, ndigits=1),
+        pow(base=2, exp=3, mod=5),
+        complex(real=1, imag=2),
+        list(zip([1], [2], strict=True)),
+        dict(a=1, **{"b": 2}),
+        dict({"a": 1}, c=2),
+        "a,b".split(sep=","),
+        "a b".split(maxsplit=1),
+        "aXb".replace("X", "-"),
+        print.__name__,
+        collections.deque(iterable=[1, 2], maxlen=1),
+        collections.Counter(a=2),
+        collections.OrderedDict([("a", 1)], b=2),
+        collections.defaultdict(int, a=1)["z"],
+        list(itertools.accumulate([1, 2], initial=5)),
+        list(itertools.accumulate([1, 2, 3], func=max)),
+        list(itertools.product([1], repeat=2)),
+        list(itertools.repeat(object=1, times=2)),
+        list(itertools.islice([1, 2, 3], 2)),
+        functools.reduce(lambda a, b: a + b, [1, 2], 10),
+        list(itertools.combinations(iterable=[1, 2], r=1)),
+        list(itertools.permutations([1, 2], r=1)),
+        list(itertools.groupby([1, 1], key=None)) and 1,
+        list(itertools.zip_longest([1], [2, 3], fillvalue=0)),
+        isinstance(1, int),
+        math.isclose(1, 1.05, rel_tol=0.1),
+        math.prod([2, 3], start=4),
+        math.log(8, 2),
+        math.perm(5),
+        math.dist((1,), (2,)),
+        "{a}".format(a=1),
+        "%(q)s" % {"q": 2},
+        "abc".encode(encoding="utf8"),
+        int.from_bytes(bytes=b"\x01", byteorder="big"),
+        (5).to_bytes(length=2, byteorder="big"),
+        bytes("a", encoding="utf8"),
+        slice(1, 2, 3),
+        list(range(1, 5, 2)),
+        sorted({2: 1, 1: 2}.items(), key=operator.itemgetter(1)),
+        operator.attrgetter("a.b")(types.SimpleNamespace(a=types.SimpleNamespace(b=3))),
+        operator.methodcaller("split", ",", maxsplit=1)("a,b,c"),
+        list(map(operator.add, [1], [2])),
+        functools.partial(max, key=lambda v: -v)(1, 2),
+        bool(),
+        int(),
+        float(),
+        str(),
+        list(),
+        tuple(),
+        dict(),
+        set(),
+        frozenset([1]),
+        bytes(2),
+        getattr(5, "real"),
+        abs(-2),
+        divmod(7, 2),
+        ascii("a"),
+        format(3.14, ".1f"),
+        hash("a") == hash("a"),
+        any(()),
+        all(()),
+        ord("a"),
+        chr(97),
+        next(iter([]), 9),
+        vars(types.SimpleNamespace(a=1)),
+        type("N", (), {"a": 1}).a,
+        callable(len),
+        callable(3),
+        issubclass(bool, int),
+        id(None) == id(None),
+        memoryview(b"ab")[0],
+        bytearray(b"a") + b"b",
+        float.fromhex("0x1p1"),
+        {**{"a": 1}},
+        dict.fromkeys([1, 2], 0),
+        [1, 2].index(2, 0, 5),
+        "abab".find("b", 2),
+        "abab".count("a", 1),
+        (1, 2, 1).count(1),
+        [3, 1].copy(),
+        {1: 2}.pop(5, None),
+        {1, 2}.union([3], [4]),
+        {1}.issubset([1, 2]),
+        {1, 2}.difference([1], [2]),
+        {1}.symmetric_difference([2]),
+        frozenset([1]) | {2},
+        {1, 2} >= {1},
+        {1}.isdisjoint({2}),
+        "a".join(["x", "y"]),
+        "ab".center(6, "*"),
+        "a".ljust(3),
+        "12".isnumeric(),
+        "ab".partition("b"),
+    ]
+    return (x + 1, out)
+
+
+def gl():
+    global COUNTER, LISTG
+    COUNTER += 1
+    LISTG = LISTG + [COUNTER]
+    return COUNTER
+
+
+COUNTER = 0
+LISTG = []
+
+
+def globs(x):
+    r = [gl(), gl()]
+    import sys as s2
+
+    m = s2.modules[__name__]
+    m.COUNTER += 10
+    r.append(COUNTER - r[0])
+    r.append(globals()["COUNTER"] - r[0])
+    m.NEWG = x
+    r.append(NEWG is x)
+    del m.NEWG
+    r.append("NEWG" in globals())
+    r.append(hasattr(m, "NEWG"))
+    r.append(LISTG[-1] - r[0])
+    return (x + 1, [r[1] - r[0]] + r[2:])
+
+
+@any_graphs
+def nested_data(x):
+    d = {"a": [{"b": (x, {"c": [1, 2]})}], "z": collections.OrderedDict(q=x)}
+    d["a"][0]["b"][1]["c"][0] += 5
+    d["a"].append(d["a"][0])
+    d["self"] = d
+    d["z"]["r"] = d["a"]
+    e = d["a"][1]
+    e["new"] = x + 1
+    (p, *q), r = [[1, 2, 3], 4]
+    d["a"][0]["b"][1]["c"][1:1] = [7, 8]
+    l = [0] * 5
+    l[::2] = [1, 2, 3]
+    l[1:4:2] = (9, 9)
+    try:
+        l[::2] = [1]
+    except ValueError as ex:
+        l.append(str(ex))
+    del l[1:3]
+    l[len(l) :] = ["end"]
+    l.insert(-100, "f")
+    l.insert(100, "e")
+    l *= 1
+    m = [[]] * 2
+    m[0] += [1]
+    try:
+        l["a"]
+    except TypeError as ex:
+        l.append(str(ex))
+    try:
+        del l[100]
+    except IndexError as ex:
+        l.append(str(ex))
+    try:
+        l[100] = 1
+    except IndexError as ex:
+        l.append(str(ex))
+    try:
+        (1, 2)[0] = 1
+    except TypeError as ex:
+        l.append(str(ex))
+    try:
+        "a"[0] = "b"
+    except TypeError as ex:
+        l.append(str(ex))
+    try:
+        l[:] = 5
+    except TypeError as ex:
+        l.append(str(ex))
+    return (d["a"], d["self"] is d, d["a"][0] is e, p, q, r, l, m, d["z"]["r"] is d["a"])
+
+
+@any_graphs
+def texts(x):
+    d = {"a": 1, 2: [3, (4,)]}
+    dd = collections.defaultdict(list, {"a": [1]})
+    od = collections.OrderedDict(a=1)
+    dq = collections.deque([1, 2], maxlen=3)
+    c = collections.Counter("aab")
+    s = {1, 2, 3}
+    f = frozenset([1])
+    e = ValueError("x", 1)
+    NTl = collections.namedtuple("NTl", "p q", defaults=[5])
+    n = NTl(1)
+
+    @dc.dataclass
+    class DCx:
+        a: int = 1
+        b: list = dc.field(default_factory=list)
+        c: int = dc.field(default=3, repr=False)
+
+    return (
+        x + 1,
+        [
+            str(v)
+            for v in (
+                d,
+                dd,
+                od,
+                dq,
+                c,
+                s,
+                f,
+                e,
+                d.keys(),
+                d.values(),
+                d.items(),
+                n,
+                DCx(),
+                range(3),
+                slice(1, 2),
+                (1,),
+                [None, True],
+                {},
+                set(),
+                (),
+                b"a",
+                1.0,
+                1e100,
+                -0.0,
+                1j,
+                float("inf"),
+                "q\n",
+                Ellipsis,
+                NotImplemented,
+                int,
+                len,
+                types.SimpleNamespace(a=1),
+                torch.float32,
+                torch.device("cpu"),
+                x.shape,
+                torch.strided,
+                od.keys(),
+                dd.items(),
+                collections.ChainMap({1: 2}),
+                iter,
+                type(None),
+                list[int],
+                int | None,
+                enum.Enum,
+                functools.partial(int, base=2) and 1,
+                memoryview and 1,
+            )
+        ],
+        [
+            repr(v)
+            for v in (
+                e,
+                KeyError("k"),
+                "a'b",
+                n,
+                dq,
+                dd,
+                c,
+                OSError(2, "No"),
+                StopIteration(3),
+                KeyError(),
+                AssertionError((1, 2)),
+            )
+        ],
+        f"{d} {dq!r} {n!s:>20} {c}",
+        str(KeyError("k")),
+        str(OSError(2, "No", "f")),
+        n._replace(q=2),
+        "%s %r" % (dq, dd),
+        dq == collections.deque([1, 2]),
+        dd == {"a": [1]},
+        list(od.items())[0],
+        len(c),
+        c.most_common(),
+        json_ok(d),
+    )
+
+
+def json_ok(d):
+    import json
+
+    return json.dumps({"a": [1, 2.5, None, True]}, sort_keys=True)
+
+
+@any_graphs
+def tensor_in(x):
+    l = [x, x + 1]
+    out = [x in l, l.index(x), any((v is x for v in l))]
+    d = {x: 1}
+    out.append(d[x])
+    out.append(x in d)
+    s = {x}
+    out.append(x in s)
+    out.append(len({x, x}))
+    t = (x, 1)
+    out.append(t.index(x))
+    out.append(1 in [1, x])
+    try:
+        out.append(x + 1 in [x])
+    except RuntimeError as e:
+        out.append(str(e))
+    try:
+        out.append([x] == [x + 0])
+    except RuntimeError as e:
+        out.append(str(e))
+    out.append([x] == [x])
+    out.append((x,) == (x,))
+    out.append({"a": x} == {"a": x})
+    out.append([x, 1] == [x, 2])
+    out.append([x] == [x, 1])
+    out.append(x is None or x == None)
+    return out
+
+
+@any_graphs
+def views_alias(x):
+    a = x.clone()
+    b = a[0]
+    c = a.view(-1)
+    d = a.t()
+    e = a.unsqueeze(0)
+    f = a.detach()
+    b += 1
+    c[5] = 50
+    d[0, 1] = 7
+    e.mul_(2)
+    f[0, 0] = -1
+    g = a.split(1)
+    g[0].zero_()
+    h = a.unbind(1)
+    h[2].add_(3)
+    i = a.narrow(1, 0, 1)
+    i.fill_(9)
+    j = a.flatten()
+    j[1] = 77
+    k = a.reshape(3, 2)
+    k[2, 1] = 88
+    l = a.contiguous()
+    l is a
+    m = a.to(torch.float32)
+    n = m is a
+    a.data.add_(1)
+    o = a.diagonal()
+    o.copy_(torch.tensor([1.0, 2.0]))
+    p = a.expand(2, 2, 3)
+    q = a.chunk(3, 1)[1]
+    q.sub_(1)
+    r = torch.as_strided(a, (2,), (3,))
+    r.mul_(10)
+    s = a.real if False else a.T
+    s[1, 1] = -5
+    x.add_(a)
+    return (a, b, c, d, e, f, g, h, i, j, k, n, o, q, r, s, l is a)
+
+
+@any_graphs
+def keywords_of_c_functions(x):
+    table = collections.OrderedDict(a=1)
+    queue = collections.deque(iterable=[1, 2], maxlen=1)
+    made = table.pop("z", default=5), table.setdefault("q", default=6)
+    keys = collections.OrderedDict.fromkeys(iterable=[1], value=2)
+    out = []
+    for bad in (
+        lambda: next(iter([]), default=1),
+        lambda: [1].append(object=1),
+        lambda: len(),
+        lambda: enumerate(),
+        lambda: itertools.count(begin=2),
+        lambda: itertools.repeat(1, n=2),
+        lambda: itertools.combinations([1]),
+    ):
+        try:
+            out.append(bad())
+        except TypeError as error:
+            out.append(str(error))
+    return x + 1, queue, made, keys, list(itertools.permutations(iterable=[1, 2], r=1)), out
+
+
+def annotated(x, function):
+    def inner(a: int) -> str:
+        return a
+
+    inner.__annotations__["b"] = 1
+    return x + 1, inner.__annotations__, function.__annotations__
+
+
+def _with_annotations():
+    def given(a: int) -> str:
+        return a
+
+    return torch.ones(2), given
+
+
+construct(graphs=None, breaks=None, make=_with_annotations)(annotated)
+any_graphs(globs)
 
 
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)

@@ -77,7 +77,8 @@ def is_instance(vm: Interpreter, value: Value, classinfo: Value) -> bool:
         if wanted.__module__ == "torch" and wanted.__name__.endswith("Tensor"):
             if wanted is not torch.Tensor:  # torch.FloatTensor and its like
                 fake = value.fake
-                return fake.dtype == getattr(wanted, "dtype", None) and fake.device.type == "cpu"
+                on_cpu = fake.device.type == "cpu"
+                return on_cpu and bool(fake.dtype == getattr(wanted, "dtype", None))
             return True
         return issubclass(cls, wanted)
     attributes.read_mro(vm, cls)
@@ -275,7 +276,10 @@ def locals_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def globals_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return vm.held(vm.frames[-1].globals_)
+    real = vm.frames[-1].globals_
+    if any(place == id(real) for place, _ in vm.session.global_writes):
+        raise GraphBreakSignal("globals() where a global was assigned in this graph")
+    return vm.held(real)
 
 
 # --- conversion ----------------------------------------------------------------------------------
@@ -417,7 +421,8 @@ def defaultdict_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def deque_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    new = ListValue(vm.iterate(args[0]) if args else [], collections.deque)
+    items = args[0] if args else kwargs.get("iterable")
+    new = ListValue([] if items is None else vm.iterate(items), collections.deque)
     maxlen = args[1] if len(args) > 1 else kwargs.get("maxlen", NONE)
     new.maxlen = vm.as_python(maxlen)
     if new.maxlen is not None:

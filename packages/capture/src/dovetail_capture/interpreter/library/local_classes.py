@@ -161,7 +161,9 @@ def _function(vm: Interpreter, value: FunctionValue) -> types.FunctionType:
         for key, item in dicts.items(vm, value.attributes):
             name = vm.as_python(key)
             setattr(real, name, _entry(vm, name, item))
-    if isinstance(value.annotations, TupleValue):
+    if isinstance(value.annotations, DictValue):
+        real.__annotations__ = _entry(vm, "__annotations__", value.annotations)
+    elif isinstance(value.annotations, TupleValue):
         names = [vm.as_python(item) for item in vm.iterate(value.annotations)]
         real.__annotations__ = dict(zip(names[::2], names[1::2], strict=True))
     vm.session.known[id(real)] = value

@@ -175,7 +175,11 @@ def count_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     named = {name: vm.as_python(arg) for name, arg in kwargs.items()}
     if any(bound is UNKNOWN for bound in (*bounds, *named.values())):
         raise GraphBreakSignal("itertools.count() of unusual numbers")
-    items = (Constant(number) for number in itertools.count(*bounds, **named))
+    try:
+        numbers = itertools.count(*bounds, **named)
+    except TypeError as error:
+        return vm.raise_real(error)
+    items = (Constant(number) for number in numbers)
     return IteratorValue(items, itertools.count)
 
 
@@ -188,7 +192,11 @@ def _combinatoric(fn: Any) -> Handler:
     def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         items = list(vm.iterate(args[0]))
         rest = [vm.as_python(arg) for arg in args[1:]]
-        rows = (TupleValue(row) for row in fn(items, *rest))
+        try:
+            found = fn(items, *rest)
+        except (TypeError, ValueError) as error:
+            return vm.raise_real(error)
+        rows = (TupleValue(row) for row in found)
         return IteratorValue(rows, fn, True)
 
     return handler

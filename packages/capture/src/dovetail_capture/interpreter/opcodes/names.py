@@ -29,6 +29,9 @@ def global_value(frame: Frame, name: str) -> Value:
     vm, globals_ = frame.vm, frame.globals_
     session = vm.session
     key = (id(globals_), name)
+    opened = session.known.get(id(globals_))
+    if isinstance(opened, DictValue) and opened.mutated:
+        raise GraphBreakSignal("a global read where `globals()` was changed in this graph")
     if session.global_writes and key in session.global_writes:
         written = session.global_writes[key]
         if written is not None:

@@ -558,7 +558,18 @@ def _function_attr(vm: Interpreter, obj: FunctionValue, name: str) -> Value:
         case "__closure__":
             return TupleValue(obj.closure) if obj.closure else NONE
         case "__annotations__":
-            return obj.annotations if obj.annotations is not None else DictValue()
+            if isinstance(obj.annotations, TupleValue):  # names and values in turn
+                flat = [
+                    vm.tuple_item(obj.annotations, i) for i in range(len(obj.annotations.items))
+                ]
+                obj.annotations = DictValue()
+                for of_what, annotation in zip(flat[::2], flat[1::2], strict=True):
+                    dicts.put(vm, obj.annotations, of_what, annotation)
+            elif obj.source is not None:
+                raise GraphBreakSignal("the __annotations__ of a function that is given")
+            elif obj.annotations is None:
+                obj.annotations = DictValue()
+            return obj.annotations
         case "__type_params__":
             return TupleValue([])
         case "__class__":

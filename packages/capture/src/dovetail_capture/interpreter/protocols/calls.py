@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import logging
@@ -147,7 +148,7 @@ def call_function(
     real = without_others_marks(real)
     handler = vm.handlers.get(real)
     if handler is not None:
-        result = vm.answer_of_modes(real, args, kwargs) or handler(vm, args, kwargs)
+        result = _handle(vm, handler, real, args, kwargs)
         if result is not NotImplemented:
             return result
     if vm.is_pure(real, args) and all(
@@ -351,7 +352,7 @@ def instantiate(
     """`cls(*args, **kwargs)`; `by_type`: whatever its metaclass's `__call__` does."""
     handler = vm.handlers.get(cls)
     if handler is not None:
-        result = handler(vm, args, kwargs)
+        result = _handle(vm, handler, cls, args, kwargs)
         if result is not NotImplemented:
             return result
     if typing.is_typeddict(cls):
@@ -430,6 +431,60 @@ def _refuse_custom_write(real: Any) -> None:
             )
 
 
+def _handle(
+    vm: Interpreter, handler: Any, real: Any, args: list[Value], kwargs: dict[str, Value]
+) -> Value:
+    """What the handler of a function gives; NotImplemented if it leaves the call as it is."""
+    if kwargs and not (_reads_keywords(handler) or vm.is_operation(real)):
+        args, kwargs = _by_place(real, args, kwargs)
+    answer = vm.answer_of_modes(real, args, kwargs)
+    if answer is not None:
+        return answer  # type: ignore[no-any-return]
+    try:
+        return handler(vm, args, kwargs)  # type: ignore[no-any-return]
+    except (IndexError, KeyError):  # a handler takes what it needs by place or name
+        name = getattr(real, "__qualname__", repr(real))
+        raise GraphBreakSignal(f"{name} with fewer arguments than it takes") from None
+
+
+@functools.cache
+def _reads_keywords(handler: Any) -> bool:
+    """Does a handler of a C function look at its keyword arguments at all?"""
+    code = getattr(handler, "__code__", None)
+    if code is None or code.co_argcount < 3:
+        return True
+    name = code.co_varnames[2]
+    for instruction in dis.get_instructions(code):
+        read = instruction.argval
+        if instruction.opname.startswith("LOAD") and (read == name or name in _pair(read)):
+            return True
+    return False
+
+
+def _pair(read: Any) -> tuple[Any, ...]:
+    return read if isinstance(read, tuple) else ()
+
+
+def _by_place(
+    real: Any, args: list[Value], kwargs: dict[str, Value]
+) -> tuple[list[Value], dict[str, Value]]:
+    """The arguments of a C function with those given by name put in their places."""
+    args, kwargs = list(args), dict(kwargs)
+    try:
+        parameters = list(inspect.signature(real).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    for parameter in parameters[len(args) :]:
+        name = parameter.name
+        if name not in kwargs or parameter.kind is not parameter.POSITIONAL_OR_KEYWORD:
+            break
+        args.append(kwargs.pop(name))
+    if kwargs:
+        name = getattr(real, "__qualname__", repr(real))
+        raise GraphBreakSignal(f"keyword arguments of the C function {name}")
+    return args, kwargs
+
+
 def call_native(vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """Call a C function or method descriptor, or another callable object known at capture."""
     try:
@@ -437,7 +492,7 @@ def call_native(vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str,
     except TypeError:  # unhashable callable
         handler = None
     if handler is not None:
-        result = vm.answer_of_modes(real, args, kwargs) or handler(vm, args, kwargs)
+        result = _handle(vm, handler, real, args, kwargs)
         if result is not NotImplemented:
             return result
     if vm.is_operation(real):

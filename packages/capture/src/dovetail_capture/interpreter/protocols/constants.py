@@ -41,7 +41,9 @@ def as_python(vm: Interpreter, value: Any) -> Any:
         return value.cls(items)
     if cls is ListValue:
         items = [as_python(vm, item) for item in vm.list_items(value)]
-        return UNKNOWN if UNKNOWN in _by_identity(items) else value.cls(items)
+        if UNKNOWN in _by_identity(items):
+            return UNKNOWN
+        return value.cls(items, value.maxlen) if value.cls is collections.deque else items
     if cls is DictValue:
         result = {}
         for key, item in dicts.items(vm, value):
@@ -49,7 +51,10 @@ def as_python(vm: Interpreter, value: Any) -> Any:
             if real_key is UNKNOWN or real_item is UNKNOWN:
                 return UNKNOWN
             result[real_key] = real_item
-        return collections.OrderedDict(result) if value.cls is not dict else result
+        if value.cls is collections.defaultdict:
+            factory = as_python(vm, value.default_factory or Constant(None))
+            return UNKNOWN if factory is UNKNOWN else value.cls(factory, result)
+        return value.cls(result) if value.cls is not dict else result
     if cls is SetValue:
         items = [as_python(vm, item) for item in value.items.values()]
         return UNKNOWN if UNKNOWN in _by_identity(items) else value.cls(items)
@@ -58,7 +63,11 @@ def as_python(vm: Interpreter, value: Any) -> Any:
         return UNKNOWN if UNKNOWN in _by_identity(parts) else slice(*parts)
     if cls is DictView:
         items = [as_python(vm, item) for item in vm.iterate(value)]
-        return UNKNOWN if UNKNOWN in _by_identity(items) else items
+        if UNKNOWN in _by_identity(items):
+            return UNKNOWN
+        if value.kind == "values":
+            return dict(enumerate(items)).values()
+        return dict.fromkeys(items).keys() if value.kind == "keys" else dict(items).items()
     return UNKNOWN
 
 

@@ -169,6 +169,8 @@ def binary(vm: Interpreter, symbol: str, left: Value, right: Value, inplace: boo
         if indexed is not None:
             return binary(vm, symbol, *indexed, inplace)
     refuse_opaque(symbol, left, right)
+    if symbol == "%" and issubclass(left.python_type(), (str, bytes)):
+        raise GraphBreakSignal(f"a text formatted with {right.describe()}")
     left_name, right_name = left.python_type().__name__, right.python_type().__name__
     if symbol == "+" and isinstance(vm.native(left), (ListValue, TupleValue)):
         text = f'can only concatenate {left_name} (not "{right_name}") to {left_name}'
@@ -731,6 +733,11 @@ def setitem(vm: Interpreter, obj: Value, key: Value, value: Value) -> None:
     elif isinstance(obj, ListValue):
         obj.mutated = True
         if isinstance(key, SliceValue):
+            if not isinstance(value, ObjectValue) and not hasattr(value.python_type(), "__iter__"):
+                try:
+                    [*obj.items][slice_of(vm, key)] = None  # type: ignore[call-overload]
+                except TypeError as error:  # in the words of this Python
+                    vm.raise_real(error)
             items = list(vm.iterate(value))
             try:
                 obj.items[slice_of(vm, key)] = items
