@@ -10,7 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from dovetail.bench import measure
 from dovetail.bench.driver import Failure, Row
 from dovetail.bench.table import ratios, render
 from dovetail.bench.worker import Figures
@@ -92,3 +94,19 @@ def test_the_gpu_suite_runs_small_on_the_cpu(tmp_path: Path) -> None:
     rows = json.loads((tmp_path / "default.json").read_text())["rows"]
     assert [(r["system"], r["train"]) for r in rows] == [("dovetail", False), ("dovetail", True)]
     assert all(r["figures"]["graphs"] == 1 and r["figures"]["error_eager"] < 1e-4 for r in rows)
+
+
+def test_errors_are_scaled_by_each_tensor() -> None:
+    one, large = torch.tensor([1.0, -1.0, 2.0, 0.0]), torch.tensor([100.0, 0.0])
+    values = [one + torch.tensor([0.0, 0.0, 0.1, 0.0]), large + torch.tensor([0.0, 1.0])]
+    assert measure.largest_error(values, [one, large]) == pytest.approx(0.05)
+    root = 0.1 / 6**0.5  # the mean squares' roots are 0.05 and 6**0.5 / 2
+    assert measure.mean_error(values, [one, large]) == pytest.approx(root)
+    with pytest.raises(ValueError, match="2 values beside 1"):
+        measure.mean_error(values, [one])
+
+
+def test_an_error_of_what_is_nearly_zero_is_not_relative_to_it() -> None:
+    large, tiny = torch.full((4,), 10.0), torch.full((4,), 1e-9)
+    assert measure.mean_error([large, 2 * tiny], [large, tiny]) == pytest.approx(1e-7)
+    assert measure.largest_error([large, 2 * tiny], [large, tiny]) == pytest.approx(1e-7)

@@ -21,7 +21,9 @@ after round, with eager interleaved in every process. `vs eager` is the median o
 (above 1: faster than eager). Beside torch.compile, steady states are compared by that ratio on a
 CPU, and by their times on a GPU, where eager's own time differs between processes. Errors are
 relative to the largest value of each tensor (or to a thousandth of the largest of all, for
-gradients that are zero but for rounding); `err f64` is against the same model in float64.
+gradients that are zero but for rounding); `err f64` is against the same model in float64, and
+`rms f64` the root mean square of all errors instead of the largest, relative to that of the values:
+the largest of some million errors is as much chance as precision.
 `first call` is cold, `tracing` (capture, joint tracing, decomposition) is part of it, `2nd process`
 finds the first one's caches. `a layer`: generated kernels in one layer's forward.
 """

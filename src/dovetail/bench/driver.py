@@ -88,6 +88,7 @@ def _merge(rounds: Sequence[Figures]) -> Figures:
         tracing_s=rounds[0].tracing_s,
         error_eager=rounds[0].error_eager,
         error_float64=rounds[0].error_float64,
+        mean_float64=rounds[0].mean_float64,
     )
 
 
@@ -136,7 +137,10 @@ def measure_case(
             attempt("eager", 0)
         elif "eager" in systems:
             found["eager"] = [
-                eager_figures(f.eager_s, f.eager_peak_bytes, f.eager_error_float64) for f in beside
+                eager_figures(
+                    f.eager_s, f.eager_peak_bytes, f.eager_error_float64, f.eager_mean_float64
+                )
+                for f in beside
             ]
     results: list[Row | Failure] = []
     for system in systems:

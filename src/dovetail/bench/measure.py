@@ -146,3 +146,21 @@ def largest_error(values: Sequence[Tensor], references: Sequence[Tensor]) -> flo
         difference = (value.detach().double() - reference.detach().double()).abs().max()
         worst = max(worst, float(difference) / scale)
     return worst
+
+
+def mean_error(values: Sequence[Tensor], references: Sequence[Tensor]) -> float:
+    """Root of the mean square of value - reference, each tensor scaled by its reference's root mean
+    square: the worst tensor's. Unlike a largest error it hardly depends on the numbers drawn.
+
+    Small tensors are scaled as in `largest_error`.
+    """
+    if len(values) != len(references):
+        raise ValueError(f"{len(values)} values beside {len(references)} references")
+
+    def size(t: Tensor) -> float:
+        return float(t.detach().double().square().mean().sqrt())
+
+    pairs = [(v, r) for v, r in zip(values, references, strict=True) if r.numel()]
+    floor = max(1e-3 * max((size(r) for _, r in pairs), default=0.0), 1e-6)
+    errors = (size(v.detach().double() - r) / max(size(r), floor) for v, r in pairs)
+    return max(errors, default=0.0)

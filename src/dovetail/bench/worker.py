@@ -47,7 +47,8 @@ class Spec:
 
 @dataclass(frozen=True)
 class Figures:
-    """What one worker found. Seconds, bytes; errors are relative to each tensor's largest value;
+    """What one worker found. Seconds, bytes; errors are relative to each tensor's largest value,
+    `mean` ones the root mean square of all its errors, relative to that of its values;
     `speedup` is eager's time over this system's, pair by pair, in one process. The `eager_` fields
     are eager's, measured beside the system."""
 
@@ -61,6 +62,8 @@ class Figures:
     error_eager: float | None
     error_float64: float | None
     eager_error_float64: float | None
+    mean_float64: float | None = None
+    eager_mean_float64: float | None = None
     graphs: int | None = None
     breaks: int | None = None
     recompiles: int | None = None
@@ -155,8 +158,10 @@ def _float64(case: Case, spec: Spec) -> list[Tensor]:
     return [t.clone() for t in step_of(wide, wide.model, plain)()]
 
 
-def eager_figures(steady_s: float, peak_bytes: int | None, error: float | None) -> Figures:
-    """Eager's own row: its seconds, its peak in bytes, its error against float64."""
+def eager_figures(
+    steady_s: float, peak_bytes: int | None, error: float | None, mean: float | None
+) -> Figures:
+    """Eager's own row: its seconds, its peak in bytes, its errors against float64."""
     return Figures(
         first_s=0.0,
         steady_s=steady_s,
@@ -167,7 +172,9 @@ def eager_figures(steady_s: float, peak_bytes: int | None, error: float | None) 
         eager_peak_bytes=peak_bytes,
         error_eager=0.0,
         error_float64=error,
+        mean_float64=mean,
         eager_error_float64=error,
+        eager_mean_float64=mean,
     )
 
 
@@ -200,10 +207,12 @@ def _measured(spec: Spec, alone: Callable[[], None]) -> Figures:
     reference64 = _float64(case, spec) if spec.thorough else []
     expected = [t.clone() for t in eager()] if spec.thorough else []
     eager_error = measure.largest_error(expected, reference64) if spec.thorough else None
+    eager_mean = measure.mean_error(expected, reference64) if spec.thorough else None
     if spec.system == "eager":
         alone()
         steady = measure.median_seconds(eager, spec.device, spec.steady_s / 2)
-        return eager_figures(steady, measure.peak_bytes(eager, spec.device), eager_error)
+        peak = measure.peak_bytes(eager, spec.device)
+        return eager_figures(steady, peak, eager_error, eager_mean)
     start = time.perf_counter()  # imports of the compiler count: a user waits for them too
     compiled = _compiled(spec, case.model)
     step = step_of(case, compiled, spec)
@@ -222,18 +231,20 @@ def _measured(spec: Spec, alone: Callable[[], None]) -> Figures:
         least=4 if spec.thorough else 2,
     )
     counts = _counts(compiled, case) if spec.system == "dovetail" else {}
-    peak = measure.peak_bytes(step, spec.device) if spec.thorough else None
+    own_peak = measure.peak_bytes(step, spec.device) if spec.thorough else None
     return Figures(
         first_s=first,
         steady_s=steady,
         eager_s=eager_s,
         speedup=speedup,
         overhead_us=_overhead_us(spec) if spec.overhead else None,
-        peak_bytes=peak,
+        peak_bytes=own_peak,
         eager_peak_bytes=measure.peak_bytes(eager, spec.device) if spec.thorough else None,
         error_eager=measure.largest_error(got, expected) if spec.thorough else None,
         error_float64=measure.largest_error(got, reference64) if spec.thorough else None,
+        mean_float64=measure.mean_error(got, reference64) if spec.thorough else None,
         eager_error_float64=eager_error,
+        eager_mean_float64=eager_mean,
         **counts,
     )
 
