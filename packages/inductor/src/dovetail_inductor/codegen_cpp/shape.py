@@ -224,14 +224,17 @@ def _accesses(kernel: FusedKernel) -> list[tuple[Index, Expr | None, int]]:
 
 def _choose_vector(kernel: FusedKernel) -> Var | None:
     """The variable along which most accesses are contiguous; None if vectors cannot help."""
+    scalar_only = 0  # the variables that a value without a vector form depends on
     for nest in kernel.nests:
         for node in walk(nest.values):
             if isinstance(node, Apply) and node.op in SCALAR_ONLY_ON_INTEGERS:
                 if not node.dtype.is_floating_point:
-                    return None
+                    scalar_only |= node.free
     accesses = _accesses(kernel)
     best: tuple[float, Var] | None = None
     for var in (*kernel.rows, *kernel.columns):
+        if scalar_only >> var.id & 1:
+            continue
         score = 0.0
         for index, load, weight in accesses:
             stride = index.coefficient(var)

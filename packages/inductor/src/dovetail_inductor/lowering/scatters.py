@@ -397,8 +397,9 @@ def _scatter_reduce(
 def _index_reduce(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     base, dim, index, source, name = args[:5]
     include_self = args[5] if len(args) > 5 else kwargs.get("include_self", True)
-    if not base.shape or len(index.shape) != 1:
-        return NotImplemented
+    if not base.shape or not index.shape:
+        points = _along(ctx, base, dim, index, source, base.dtype)
+        return _reduce(ctx, node, base, points, name, include_self)
     dim %= len(base.shape)
     _cheap(ctx, source, index)
 

@@ -83,6 +83,28 @@ def index_put_impl(
     return aten.index_put.default(self, indices, values, accumulate)
 
 
+def index_put(self: Tensor, indices: Indices, values: Tensor, accumulate: bool = False) -> Tensor:
+    """Of values added where a mask holds, each place reads its own: it has as many before it as
+    the mask holds there. (Whether there are as many values as the mask holds, a store asks the
+    library; the gradient of indexing by the same mask has.)"""
+    places = [(d, m) for d, m in enumerate(indices) if m is not None]
+    if not accumulate or len(places) != 1 or places[0][1].dtype != torch.bool:
+        return NotImplemented
+    ((first, mask),) = places
+    rank = mask.dim()
+    if rank == 0 or values.dim() != self.dim() - rank + 1:
+        return NotImplemented
+    if type(values.shape[first]) is int and values.shape[first] == 1:
+        return NotImplemented
+    before = aten.cumsum.default(cast(reshape(mask, [-1]), torch.int64), 0)
+    place = where(mask, aten.sub.Tensor(aten.view.default(before, mask.shape), 1), 0)
+    lead, rest = list(self.shape[:first]), list(self.shape[first + rank :])
+    read = aten.index.Tensor(values, [*[None] * first, place])
+    mask = aten.view.default(mask, [*[1] * first, *mask.shape, *[1] * len(rest)])
+    read = aten.expand.default(read, [*lead, *self.shape[first : first + rank], *rest])
+    return where(mask, aten.add.Tensor(self, read), self)
+
+
 def unsafe_index_put(
     self: Tensor, indices: Indices, values: Tensor, accumulate: bool = False
 ) -> Tensor:
@@ -156,6 +178,7 @@ TABLE: Family = {
     "index_copy.default": index_copy,
     "index_fill.int_Scalar": index_fill_number,
     "index_fill.int_Tensor": index_fill_tensor,
+    "index_put.default": index_put,
     "_index_put_impl.default": index_put_impl,
     "_unsafe_index_put.default": unsafe_index_put,
     "_unsafe_index.Tensor": unsafe_index,

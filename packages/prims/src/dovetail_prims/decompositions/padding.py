@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from ._common import Family, aten, constant, contiguous, iota, zeros
+from ._common import Family, aten, cast, constant, contiguous, iota, wide, zeros
 
 # (positions along the padded dimension, size of the unpadded one) -> positions read there
 Fold = Callable[[Tensor, int], Tensor]
@@ -48,14 +48,49 @@ def _pad(self: Tensor, padding: Sequence[int], fold: Fold) -> Tensor:
     return out
 
 
-def _pad_backward(grad: Tensor, self: Tensor, padding: Sequence[int], fold: Fold) -> Tensor:
-    out = contiguous(grad)
+# (gradient, dimension, positions before, after) -> what the first and the last get from beyond
+Edges = Callable[[Tensor, int, int, int], tuple[Tensor, Tensor]]
+
+
+def _laid(x: Tensor, dim: int, before: int, after: int) -> Tensor:
+    """Zeros before and after along a dimension; a negative number of them cuts off"""
+    sides = [0, 0] * (x.dim() - 1 - dim) + [before, after]
+    return aten.constant_pad_nd.default(x, sides)
+
+
+def _mirrored(grad: Tensor, dim: int, before: int, after: int) -> tuple[Tensor, Tensor]:
+    """The margins turned round, beside the edge elements"""
+    total = grad.shape[dim]
+    size = total - before - after
+    low = aten.flip.default(aten.slice.Tensor(grad, dim, 0, before), [dim])
+    high = aten.flip.default(aten.slice.Tensor(grad, dim, total - after, total), [dim])
+    return _laid(low, dim, 1, size - 1 - before), _laid(high, dim, size - 1 - after, 1)
+
+
+def _gathered(grad: Tensor, dim: int, before: int, after: int) -> tuple[Tensor, Tensor]:
+    """The margins' sums, on the edge elements"""
+    total = grad.shape[dim]
+    size = total - before - after
+    low = aten.sum.dim_IntList(aten.slice.Tensor(grad, dim, 0, before), [dim], True)
+    high = aten.sum.dim_IntList(aten.slice.Tensor(grad, dim, total - after, total), [dim], True)
+    return _laid(low, dim, 0, size - 1), _laid(high, dim, size - 1, 0)
+
+
+def _pad_backward(
+    grad: Tensor, self: Tensor, padding: Sequence[int], fold: Fold, edges: Edges
+) -> Tensor:
+    out = wide(contiguous(grad))
     for dim, before, after in _sides(padding, self.dim()):
+        if all(type(n) is int and n >= 0 for n in (before, after)):
+            low, high = edges(out, dim, before, after)
+            out = _laid(out, dim, -before, -after)
+            out = aten.add.Tensor(aten.add.Tensor(out, low), high)
+            continue
         place = _places(self, self.shape[dim], before, after, fold)
         size = list(out.shape)
         size[dim] = self.shape[dim]
-        out = aten.index_put.default(zeros(size, grad), [*[None] * dim, place], out, True)
-    return out
+        out = aten.index_put.default(zeros(size, out), [*[None] * dim, place], out, True)
+    return cast(out, grad.dtype)
 
 
 def reflection_pad(self: Tensor, padding: Sequence[int]) -> Tensor:
@@ -65,7 +100,7 @@ def reflection_pad(self: Tensor, padding: Sequence[int]) -> Tensor:
 
 def reflection_pad_backward(grad_output: Tensor, self: Tensor, padding: Sequence[int]) -> Tensor:
     """Each place's gradients summed"""
-    return _pad_backward(grad_output, self, padding, _reflect)
+    return _pad_backward(grad_output, self, padding, _reflect, _mirrored)
 
 
 def replication_pad(self: Tensor, padding: Sequence[int]) -> Tensor:
@@ -75,7 +110,7 @@ def replication_pad(self: Tensor, padding: Sequence[int]) -> Tensor:
 
 def replication_pad_backward(grad_output: Tensor, self: Tensor, padding: Sequence[int]) -> Tensor:
     """Each place's gradients summed"""
-    return _pad_backward(grad_output, self, padding, _replicate)
+    return _pad_backward(grad_output, self, padding, _replicate, _gathered)
 
 
 TABLE: Family = {

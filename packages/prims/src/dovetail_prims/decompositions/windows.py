@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ._common import Family, along, aten, cast, constant, iota, reshape, where, zeros
+from .upsampling import formatted, suggested_format
 
 
 def _pair(x: Sequence[int]) -> tuple[int, int]:
@@ -143,8 +144,8 @@ def _unpool(self: Tensor, indices: Tensor, output_size: Sequence[int]) -> Tensor
 
 
 def max_unpool2d(self: Tensor, indices: Tensor, output_size: Sequence[int]) -> Tensor:
-    """Back where it came from"""
-    return _unpool(self, indices, output_size)
+    """Back where it came from, in the layout of what comes"""
+    return formatted(_unpool(self, indices, output_size), suggested_format(self))
 
 
 def max_unpool3d(
