@@ -288,7 +288,7 @@ INTEGER_UNARY = ("abs", "neg", "floor", "ceil", "round", "trunc", "sign", "bitwi
 FLOAT_UNARY = (
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "sin", "cos", "tan", "asin",
     "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "erfinv",
-    "lgamma", "digamma",
+    "lgamma",
 )  # fmt: skip
 RULES: dict[str, Callable[..., Any]] = {
     **{f"{name}.default": _unary(getattr(torch, name), False) for name in INTEGER_UNARY},

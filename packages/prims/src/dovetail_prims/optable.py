@@ -39,7 +39,7 @@ MEANINGS = {
     "sinh": "(e^x - e^-x) / 2", "cosh": "(e^x + e^-x) / 2", "tanh": "sinh x / cosh x",
     "asinh": "inverse of sinh", "acosh": "inverse of cosh", "atanh": "inverse of tanh",
     "erf": "2/√π ∫₀ˣ e^(-t²) dt", "erfc": "1 - erf x", "erfinv": "inverse of erf",
-    "lgamma": "log \\|Γ(x)\\|", "digamma": "Γ'(x) / Γ(x)", "floor": "largest integer ≤ x",
+    "lgamma": "log \\|Γ(x)\\|", "floor": "largest integer ≤ x",
     "ceil": "smallest integer ≥ x", "round": "nearest integer, half to even",
     "trunc": "towards zero to an integer", "sign": "-1, 0 or 1", "bitwise_not": "all bits flipped",
     "add": "a + b", "sub": "a - b", "mul": "a b", "div.Tensor": "a / b",

@@ -204,26 +204,6 @@ DV double erfinv_double(double x) {
 template <class X> DV X erfinv_(X x) {
   return each(x, [](E<X> v) -> E<X> { return (E<X>)erfinv_double(v); });
 }
-// digamma by recurrence up to 10 and its asymptotic series, reflected for negative arguments.
-DV double digamma_double(double x) {
-  if (x == 0) return -__builtin_copysign(__builtin_inf(), x);
-  double r = 0;
-  if (x < 0) {
-    double whole = __builtin_trunc(x);
-    if (whole == x) return __builtin_nan("");
-    const double pi = 3.14159265358979323846;
-    r = -pi / __builtin_tan(pi * (x - whole));
-    x = 1 - x;
-  }
-  for (; x < 10; x += 1) r -= 1 / x;
-  double z = 1 / (x * x);
-  double s = z * (1. / 12 - z * (1. / 120 - z * (1. / 252 - z * (1. / 240 - z * (5. / 660 -
-             z * (691. / 32760 - z / 12))))));
-  return r + __builtin_log(x) - 0.5 / x - s;
-}
-template <class X> DV X digamma_(X x) {
-  return each(x, [](E<X> v) -> E<X> { return (E<X>)digamma_double(v); });
-}
 
 }  // namespace dovetail_simd
 using namespace dovetail_simd;

@@ -86,7 +86,7 @@ _CALLS = {
     "erfc": "erfc_", "erfinv": "erfinv_", "sin": "sin_", "cos": "cos_", "tan": "tan_",
     "asin": "asin_", "acos": "acos_", "atan": "atan_", "sinh": "sinh_", "cosh": "cosh_",
     "asinh": "asinh_", "acosh": "acosh_", "atanh": "atanh_", "lgamma": "lgamma_",
-    "digamma": "digamma_", "pow": "pow_", "atan2": "atan2_", "hypot": "hypot_",
+    "pow": "pow_", "atan2": "atan2_", "hypot": "hypot_",
     "copysign": "copysign_", "nextafter": "nextafter_",
 }  # fmt: skip
 

@@ -213,8 +213,6 @@ _LIBDEVICE = {
 
 def has_triton_form(aten_op: str, dtype: torch.dtype) -> bool:
     """False for the ATen ops (`name.overload`) of CORE_ATEN that stay library calls on a GPU."""
-    if aten_op == "digamma.default":
-        return False
     return aten_op != "pow.Tensor_Tensor" or dtype.is_floating_point
 
 

@@ -100,7 +100,6 @@ SCALAR_OPS: dict[str, ScalarOp] = {
     "acosh": ScalarOp(1, cost=40),
     "atanh": ScalarOp(1, cost=40),
     "lgamma": ScalarOp(1, cost=100),
-    "digamma": ScalarOp(1, cost=100),
     "pow": ScalarOp(2, cost=40),  # integers: exponent >= 0
     "atan2": ScalarOp(2, cost=50),
     "hypot": ScalarOp(2, cost=10),

@@ -266,7 +266,7 @@ def _pow(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any
 _FLOAT_UNARY = (
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "sin",
     "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf",
-    "erfc", "erfinv", "lgamma", "digamma", "sigmoid",
+    "erfc", "erfinv", "lgamma", "sigmoid",
 )  # fmt: skip
 
 RULES: dict[str, Rule] = {

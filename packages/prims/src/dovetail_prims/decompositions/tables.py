@@ -34,6 +34,7 @@ from . import (
     rest,
     sampling,
     softmax,
+    special_functions,
     to_prims,
     upsampling,
     views,
@@ -42,6 +43,7 @@ from . import (
 from ._common import resolve
 
 FAMILIES = (
+    special_functions,
     ranges,
     distances,
     sampling,
