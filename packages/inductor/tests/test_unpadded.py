@@ -57,6 +57,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small products count as large ones."""
     monkeypatch.setattr(unpadded, "TILES", ProductTiles(16, 16, 16, 4, 2))
     monkeypatch.setattr(unpadded, "LEAST_TILES", 1)
+    monkeypatch.setattr(unpadded, "LEAST_OF_PEAK", 0)
     monkeypatch.setattr(aligned, "PRODUCT_RATE", 1.0)
 
 
@@ -103,3 +104,14 @@ def test_a_large_head_is_in_memory_once(build_for_h100: Any) -> None:
 def test_the_library_stays_where_it_pays(tokens: int, width: int) -> None:
     """Few tiles fill no GPU; much to multiply hides the copy."""
     assert any(isinstance(s, CallAten) for s in head_of(tokens, width, 50257).steps)
+
+
+def test_the_library_stays_where_little_memory_is_saved() -> None:
+    def model(x: Tensor, w: Tensor, up: Tensor) -> Tensor:
+        return ((x @ up).relu() @ up.t()) @ w.t()
+
+    x, w, up = (
+        torch.empty(*shape, dtype=torch.bfloat16, device="meta")
+        for shape in ((8192, 768), (20001, 768), (768, 80000))
+    )
+    assert sum(isinstance(s, CallAten) for s in compiled(model, (x, w, up)).steps) == 3

@@ -15,6 +15,7 @@ from dovetail_inductor.loop_ir.index import Index, Var, linear, variable
 from dovetail_inductor.loop_ir.loops import Buffer, ExternCall, LoopNest, Strided
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.kernels import FusedKernel, KernelGraph, ProductTiles, Step
+from dovetail_inductor.scheduler.live_bytes import live_bytes
 from dovetail_inductor.scheduler.products import Form, Product, is_ours_to_compute, with_forms
 
 # On an H100 two programs with such tiles share a multiprocessor: one writes while the other
@@ -23,11 +24,14 @@ from dovetail_inductor.scheduler.products import Form, Product, is_ours_to_compu
 TILES = ProductTiles(128, 128, 64, 8, 3)
 LEAST_TILES = 8 * 132
 MOST_MULTIPLIED = 1024
+# Where a loss reads the result anyway, which could then copy it, the library is faster. So the
+# memory must count: this part of what the call needs at its peak.
+LEAST_OF_PEAK = 0.3
 
 
 def write_unpadded(graph: KernelGraph, options: InductorOptions) -> KernelGraph:
     """Put one kernel in the place of a padded product and the copy of its part that is wanted,
-    where copying takes longer than what the library is faster by."""
+    where that saves much memory and takes hardly longer."""
 
     def on_gpu(buffer: Buffer) -> bool:
         return options.on_gpu(buffer.device)
@@ -63,7 +67,8 @@ def _in_place(graph: KernelGraph, position: int) -> Form | None:
             apart = replace(graph, steps=(*graph.steps[:at], alone, *graph.steps[at + 1 :]))
             narrow, unused = _narrowed(graph, position, columns)
             product = Product(apart, position, at, position, at, narrow)
-            form = product.in_one(TILES) if _pays(product) else None
+            pays = _is_fast(product) and _saves(graph, graph.buffers[nest.buffer])
+            form = product.in_one(TILES) if pays else None
             others = _reading_the_copy(graph.builder, readers, whole, nest)
             if form is not None and others is not None:
                 placed = {**others, **form.placed}
@@ -153,9 +158,13 @@ def _reading_the_copy(
     return None if beyond else found
 
 
-def _pays(product: Product) -> bool:
+def _is_fast(product: Product) -> bool:
     _, m, n, k = product.sizes
     return -(-m // TILES.m) * -(-n // TILES.n) >= LEAST_TILES and k <= MOST_MULTIPLIED
+
+
+def _saves(graph: KernelGraph, copy: Buffer) -> bool:
+    return copy.nbytes >= LEAST_OF_PEAK * live_bytes(graph).bytes
 
 
 __all__ = ["write_unpadded"]
