@@ -106,3 +106,22 @@ def test_a_graph_at_given_sizes() -> None:
     out, count = at(torch.ones(5, 3))
     assert out.shape == (1, 5, 3) and count == 5
     assert [n.op for n in at.graph.nodes] == ["placeholder", "call_function", "output"]
+
+
+def test_shapes_by_decomposition_where_a_meta_kernel_wants_numbers() -> None:
+    _, x = symbolic(4, 6)
+    _, image = symbolic(2, 3, 8, 9)
+    labels = from_real(torch.zeros(4, dtype=torch.int64), sizes=[x._sizes[0]])
+    with FakeMode():
+        assert tuple(map(str, torch.renorm(x, 2, 0, 1.0).shape)) == ("s0", "s1")
+        assert [str(n) for n in aten.diagonal_copy.default(image, 0, 0, 1).shape[:2]] == [
+            "s2",
+            "s3",
+        ]
+        columns = F.unfold(image, 3, 1, 1, 2)
+        assert str(columns.shape[0]) == "s0" and columns.shape[1] == 9 * image.shape[1]
+        folded = aten.col2im.default(columns, image.shape[2:], [3, 3], [1, 1], [1, 1], [2, 2])
+        assert folded.shape == image.shape
+        assert F.multi_margin_loss(x, labels, reduction="none").shape == x.shape[:1]
+    with pytest.raises(RuntimeError), FakeMode():
+        F.multi_margin_loss(x, labels[:2])

@@ -2,7 +2,8 @@
 
 A twin has the sizes, strides, offset and dtype of its fake on device "meta". Results are wrapped
 as fakes on the right device; a result that views an argument (the schema says so, and the meta
-kernel gave it the argument's storage) shares the argument's `FakeStorage`.
+kernel gave it the argument's storage) shares the argument's `FakeStorage`. Some meta kernels refuse
+symbolic sizes: then the op's decomposition tells, if it has one.
 """
 
 from __future__ import annotations
@@ -90,6 +91,11 @@ class _Twins:
         elif self.device.type == "cpu" and fake._device.type != "cpu":
             self.device = fake._device
 
+    def symbolic(self) -> bool:
+        """Whether a size or stride is no number."""
+        lengths = (n for f in self.to_fake.values() for n in (*f._sizes, *f._strides))
+        return any(type(n) is not int for n in lengths)
+
     def to_twins(self, value: Any) -> Any:
         if type(value) is FakeTensor:
             return self.twin(value)
@@ -122,6 +128,12 @@ def run_on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
             raise FakeTensorError(
                 f"{func} has neither a shape rule nor a meta kernel: {error}"
             ) from error
+        except RuntimeError:
+            if written or not twins.symbolic():
+                raise
+            result = NotImplemented
+    if result is NotImplemented:
+        return _taken_apart(func, args, kwargs)
     device = explicit or twins.device or _CPU
 
     def wrap(value: Any) -> Any:
@@ -146,6 +158,19 @@ def run_on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     if written:
         _update_written(func, args, kwargs, written, twins)
     return wrapped
+
+
+def _taken_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The results of an op's decomposition on the fakes."""
+    from dovetail_prims.decompositions import core_aten_table
+    from dovetail_prims.fake_mode import FakeMode
+
+    entry = core_aten_table().get(func)
+    with FakeMode():
+        result = NotImplemented if entry is None else entry(*args, **kwargs)
+    if result is NotImplemented:
+        raise FakeTensorError(f"{func}: PyTorch's meta kernel takes no symbolic sizes")
+    return result
 
 
 def _has_mask(indices: Any) -> bool:

@@ -155,7 +155,7 @@ def bucketize(self: Tensor, boundaries: Tensor, out_int32: bool, right: bool) ->
 
 TABLE: Family = {
     "_cdist_forward.default": cdist,
-    "_cdist_backward.default": cdist_backward,
+    **made_for("_cdist_backward.default", cdist_backward),
     "_pdist_forward.default": pdist,
     "_pdist_backward.default": pdist_backward,
     **made_for("searchsorted.Tensor", searchsorted),

@@ -258,6 +258,16 @@ def grid_sample(x: FakeTensor, grid: FakeTensor, *rest: Any) -> FakeTensor:
     return fresh(sizes, x._dtype, x._device)
 
 
+def col2im(
+    x: FakeTensor, output_size: Sequence[Size], kernel_size: Sequence[int], *rest: Any
+) -> FakeTensor:
+    """An image of columns, where PyTorch's meta kernel wants numbers."""
+    if all(type(n) is int for n in (*output_size, *x._sizes)) or len(x._sizes) not in (2, 3):
+        return NotImplemented  # type: ignore[no-any-return]
+    channels = x._sizes[-2] // (kernel_size[0] * kernel_size[-1])
+    return fresh((*x._sizes[:-2], channels, *output_size), x._dtype, x._device)
+
+
 _UPSAMPLES = (
     *(f"{kind}{rank}d" for kind in ("upsample_nearest", "_upsample_nearest_exact")
       for rank in (1, 2, 3)),
@@ -278,6 +288,7 @@ def rules() -> dict[str, Callable[..., Any]]:
         "_adaptive_avg_pool2d.default": adaptive_avg_pool2d,
         "_adaptive_avg_pool2d_backward.default": adaptive_avg_pool2d_backward,
         **{f"{name}.default": upsample for name in _UPSAMPLES},
+        "col2im.default": col2im,
         "grid_sampler_2d.default": grid_sample,
         "grid_sampler_3d.default": grid_sample,
     }
