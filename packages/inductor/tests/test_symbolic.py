@@ -270,3 +270,35 @@ def test_floor_division_of_negative_numbers() -> None:
     for shape in [(2, 3), (8, 6), (5, 9)]:
         x = torch.randn(shape)
         torch.testing.assert_close(run(x)[0], fn(x))
+
+
+def _added(x: Tensor, target: Tensor, index: Tensor) -> Tensor:
+    return target.index_add(0, index, x.exp())
+
+
+SCATTERS: dict[str, Callable[..., Tensor]] = {
+    "index_add": _added,
+    "index_put": lambda x, target, index: torch.index_put(target, (index,), x),
+    "scatter_add": lambda x, target, index: torch.scatter_add(
+        target, 0, index.unsqueeze(1).expand(x.shape[0], x.shape[1]), x
+    ),
+    "embedding": lambda x, target, index: torch.ops.aten.embedding_dense_backward(
+        x, index, target.shape[0], -1, False
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCATTERS)
+@pytest.mark.parametrize("triton", [False, True])
+def test_scatters_of_all_sizes(name: str, triton: bool) -> None:
+    fn = SCATTERS[name]
+    examples = [torch.zeros(7, 6), torch.zeros(9, 6), torch.zeros(7, dtype=torch.int64)]
+    plan = compile_graph(traced(fn, examples), options=InductorOptions(triton=triton))
+    assert not any(isinstance(s, CallAten) for s in plan.steps)
+    run: Any = ReferenceExecutor(plan, launch_triton=run_in_interpreter) if triton else load(plan)
+    for rows, places, columns in ((7, 9, 6), (3, 40, 33), (70, 71, 5), (0, 3, 4), (130, 130, 1)):
+        x, target = torch.randn(rows, columns), torch.randn(places, columns)
+        index = torch.randperm(places)[:rows]
+        if name != "index_put" and rows:
+            index[-1] = index[0]
+        torch.testing.assert_close(run(x, target, index)[0], fn(x, target, index))

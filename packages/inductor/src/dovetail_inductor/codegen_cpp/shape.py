@@ -206,26 +206,36 @@ def _single_pass(kernel: FusedKernel) -> bool:
     return len(passing) <= 1
 
 
-def _accesses(kernel: FusedKernel) -> list[tuple[Index, Expr | None, int]]:
-    """(address, load or None for a store, weight) of everything that touches memory."""
+def _accesses(kernel: FusedKernel) -> list[tuple[Index, Expr | None, float]]:
+    """(address, load or None for a store, weight) of everything that touches memory. In a kernel
+    without columns a load counts by the part of the points at which it reads something new."""
     inside = kernel.writes()
     columns = max(1, hint_of(kernel.column_points))
     column_bits = sum(1 << v.id for v in kernel.columns)
-    found: list[tuple[Index, Expr | None, int]] = []
+    found: list[tuple[Index, Expr | None, float]] = []
     for nest in kernel.nests:
         full = kernel.is_full(nest) or not kernel.columns
         if nest.buffer not in kernel.internal:
             found.append((nest.index, None, columns if full else 1))
         for node in walk(nest.values):
             if isinstance(node, Load) and node.buffer not in inside:
-                found.append((node.index, node, columns if node.free & column_bits else 1))
+                weight: float = columns if node.free & column_bits else 1
+                if not kernel.columns:
+                    same = (hint_of(v.size) for v in kernel.rows if not node.free >> v.id & 1)
+                    weight = 1 / max(1, prod(same))
+                found.append((node.index, node, weight))
     return found
 
 
 def _choose_vector(kernel: FusedKernel) -> Var | None:
     """The variable along which most accesses are contiguous; None if vectors cannot help."""
-    scalar_only = 0  # the variables that a value without a vector form depends on
+    # The variables that a value without a vector form depends on; and what a scatter finds its
+    # places by, as it writes lane after lane.
+    scalar_only = 0
     for nest in kernel.nests:
+        if nest.scatter is not None:
+            for place in nest.values[1:]:
+                scalar_only |= place.free
         for node in walk(nest.values):
             if isinstance(node, Apply) and node.op in SCALAR_ONLY_ON_INTEGERS:
                 if not node.dtype.is_floating_point:

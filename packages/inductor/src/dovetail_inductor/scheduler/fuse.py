@@ -202,7 +202,7 @@ class _Fuser:
             return False  # a scatter does each point once, and a later pass may do it again
         if found.columns and rows < self.options.min_rows and columns > self.options.max_columns:
             return False  # no parallelism would be left
-        if found.columns and self._serializes(found, a, b):
+        if found.columns and (self._serializes(found, a, b) or self._strides(found, a, b)):
             return False
         assert a.group is not None and b.group is not None
         if len(a.group.nests) + len(b.group.nests) > self.options.max_nests:
@@ -231,6 +231,23 @@ class _Fuser:
             least = rule.result_across if across else rule.result
             if tasks < rule.enough_tasks and columns >= least:
                 return True
+        return False
+
+    def _strides(self, found: Match, a: _Unit, b: _Unit) -> bool:
+        """True if, for the sake of a small pointwise nest, a CPU would walk through a large one
+        with its neighbours in memory in the outer loop."""
+        assert a.group is not None and b.group is not None
+        if a.group.columns or b.group.columns:
+            return False
+        if self.options.on_gpu(self.graph.buffers[next(iter(a.writes))].device):
+            return False
+        for group, pieces in ((a.group, found.pieces_a), (b.group, found.pieces_b)):
+            for nest in group.nests:
+                steps = {v: _step(nest.index, v) for v in nest.vars}
+                columns = [s for v, s in steps.items() if pieces[v][-1] in found.columns]
+                rows = [s for v, s in steps.items() if pieces[v][-1] in found.rows]
+                if columns and rows and max(columns) > min(rows):
+                    return True
         return False
 
     def _merged(

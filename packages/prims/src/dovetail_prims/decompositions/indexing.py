@@ -117,6 +117,34 @@ def unsafe_index(self: Tensor, indices: Indices) -> Tensor:
     return aten.index.Tensor(self, indices)
 
 
+def _held(self: Tensor, indices: Indices) -> list[Tensor | None]:
+    """Indices with those out of bounds at the nearest end"""
+    held: list[Tensor | None] = []
+    for dim, index in enumerate(indices):
+        if index is not None:
+            last = self.shape[dim] - 1
+            index = aten.minimum.default(index, constant(last, index))
+            index = aten.maximum.default(index, constant(-last - 1, index))
+        held.append(index)
+    return held
+
+
+def unsafe_masked_index(self: Tensor, mask: Tensor, indices: Indices, fill: Number) -> Tensor:
+    """index where a mask holds, a number elsewhere"""
+    if 0 in self.shape:
+        return NotImplemented
+    return where(mask, aten.index.Tensor(self, _held(self, indices)), fill)
+
+
+def unsafe_masked_index_put_accumulate(
+    self: Tensor, mask: Tensor, indices: Indices, values: Tensor
+) -> Tensor:
+    """Values added where a mask holds"""
+    if 0 in self.shape:
+        return aten.clone.default(self)
+    return aten.index_put.default(self, _held(self, indices), where(mask, values, 0), True)
+
+
 def take(self: Tensor, index: Tensor) -> Tensor:
     """Elements by their place in row-major order"""
     return aten.index.Tensor(reshape(self, [-1]), [index])
@@ -182,6 +210,8 @@ TABLE: Family = {
     "_index_put_impl.default": index_put_impl,
     "_unsafe_index_put.default": unsafe_index_put,
     "_unsafe_index.Tensor": unsafe_index,
+    "_unsafe_masked_index.default": unsafe_masked_index,
+    "_unsafe_masked_index_put_accumulate.default": unsafe_masked_index_put_accumulate,
     "take.default": take,
     "select_backward.default": select_backward,
     "slice_backward.default": slice_backward,
