@@ -289,7 +289,7 @@ def _run(function: Any, flat: list[Any], spec: Any, process: Any, grads: bool) -
     for output in outputs:
         real = output.abs() if output.is_complex() else output
         weight = torch.randn(output.shape, generator=generator, dtype=torch.float64)
-        cotangents.append(weight.to(real.dtype).to(output.dtype))
+        cotangents.append(weight.to(real.dtype).to(output.device, output.dtype))
     return result, torch.autograd.grad(outputs, leaves, cotangents, allow_unused=True)
 
 
@@ -391,7 +391,9 @@ def _reason(error: BaseException) -> str:
     return f"{type(cause).__name__}: {text[:260]} [{place}]"
 
 
-def sweep_one(name: str, op: Any, dtype_name: str, stage: str, limit: int) -> Row:
+def sweep_one(
+    name: str, op: Any, dtype_name: str, stage: str, limit: int, device: str = "cpu"
+) -> Row:
     """All samples (at most `limit`) of one operator in one dtype."""
     dtype = DTYPES[dtype_name]
     differentiable = dtype.is_floating_point or dtype.is_complex
@@ -401,7 +403,9 @@ def sweep_one(name: str, op: Any, dtype_name: str, stage: str, limit: int) -> Ro
     extern: set[str] = set()
     torch.manual_seed(3)
     try:
-        samples = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=grads), limit))
+        samples = list(
+            itertools.islice(op.sample_inputs(device, dtype, requires_grad=grads), limit)
+        )
     except TooLong:
         raise
     except Exception as error:
@@ -438,7 +442,9 @@ def _over(signum: int, frame: Any) -> None:
     raise TooLong
 
 
-def run_here(jobs: list[tuple[str, str]], stage: str, limits: dict[str, int], seconds: int) -> None:
+def run_here(
+    jobs: list[tuple[str, str]], stage: str, limits: dict[str, int], seconds: int, device: str
+) -> None:
     """Sweep in this process; one JSON line an operator and dtype on standard output. An operator
     that was cut off ends the process: it may have left an import half done."""
     known = operators()
@@ -448,7 +454,7 @@ def run_here(jobs: list[tuple[str, str]], stage: str, limits: dict[str, int], se
     for name, dtype in jobs:
         signal.setitimer(signal.ITIMER_PROF, seconds)
         try:
-            row = sweep_one(name, known[name], dtype, stage, limits[dtype])
+            row = sweep_one(name, known[name], dtype, stage, limits[dtype], device)
         except TooLong:
             row = Row(name, dtype, stage, 0, "time", f"more than {seconds} s of processor time")
         finally:
@@ -465,12 +471,15 @@ def sweep(
     seconds: int,
     batch: int = 400,
     script: str = __file__,
+    device: str = "cpu",
 ) -> Iterator[Row]:
     """Sweep in child processes of `batch` jobs, so that a crash costs one of them only."""
     pending = list(jobs)
     while pending:
         part, pending = pending[:batch], pending[batch:]
-        request = json.dumps({"jobs": part, "stage": stage, "limits": limits, "seconds": seconds})
+        request = json.dumps(
+            {"jobs": part, "stage": stage, "limits": limits, "seconds": seconds, "device": device}
+        )
         command = [sys.executable, script, "--here"]
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -568,6 +577,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=100, help="of float32")
     parser.add_argument("--others", type=int, default=3, help="samples of the other dtypes")
     parser.add_argument("--seconds", type=int, default=60, help="processor time for an operator")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--shard", default="0/1", help="I/N: only every N-th, from the I-th")
     parser.add_argument("--json", help="append the rows to this file, and skip what it has")
     parser.add_argument("--in-process", action="store_true", help="these ops, without a child")
@@ -585,13 +595,13 @@ def main() -> None:
     if arguments.here:
         request = json.load(sys.stdin)
         jobs = [(name, dtype) for name, dtype in request["jobs"]]
-        run_here(jobs, request["stage"], request["limits"], request["seconds"])
+        settings = (request[key] for key in ("stage", "limits", "seconds", "device"))
+        run_here(jobs, *settings)
         return
     limits = dict.fromkeys(DTYPES, arguments.others) | {"float32": arguments.samples}
     if arguments.in_process:
-        run_here(
-            jobs_of(arguments.ops, arguments.dtypes), arguments.stage, limits, arguments.seconds
-        )
+        jobs = jobs_of(arguments.ops, arguments.dtypes)
+        run_here(jobs, arguments.stage, limits, arguments.seconds, arguments.device)
         return
     jobs = jobs_of(arguments.ops or sorted(operators()), arguments.dtypes)
     if arguments.json:
@@ -603,7 +613,8 @@ def main() -> None:
         jobs = [job for job in jobs if (*job, arguments.stage) not in have]
     first, step = map(int, arguments.shard.split("/"))
     totals: collections.Counter[str] = collections.Counter()
-    for row in sweep(jobs[first::step], arguments.stage, limits, arguments.seconds):
+    seconds, device = arguments.seconds, arguments.device
+    for row in sweep(jobs[first::step], arguments.stage, limits, seconds, device=device):
         totals[row.outcome] += 1
         print(f"{row.op:40} {row.dtype:9} {row.samples:3} {row.outcome:8} {row.text}", flush=True)
         if arguments.json:
