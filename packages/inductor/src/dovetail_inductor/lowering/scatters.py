@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from dovetail_prims.fake_tensor import FakeTensor
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from dovetail_inductor.loop_ir.expr import Expr
 from dovetail_inductor.loop_ir.index import ZERO, Index, constant, linear
@@ -66,9 +67,15 @@ class _Target:
     def begin_as(self, base: Value, node: fx.Node) -> None:
         """Begin as `base`, the first argument of `node`."""
         ctx, stored = self.ctx, base.stored
-        if stored is not None and len(node.all_input_nodes[0].users) == 1:
+        reads = pytree.tree_leaves((node.args, node.kwargs))
+        made = reads[0]
+        if stored is not None and len(made.users) == 1 and reads.count(made) == 1:
             # What another scatter has written, and nobody else reads, needs no copy.
-            scattered = {n.buffer for n in ctx.nodes if isinstance(n, LoopNest) and n.scatter}
+            scattered = {
+                n.buffer
+                for n in ctx.nodes
+                if isinstance(n, LoopNest) and n.scatter and n.origin == made.name
+            }
             buffer = ctx.buffers[stored.buffer]
             same = (buffer.dtype, buffer.stride) == (self.dtype, self.value.stride)
             if buffer.name in scattered and same and stored.covers(buffer):
