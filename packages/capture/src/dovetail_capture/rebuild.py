@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from _thread import allocate_lock, start_new_thread
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import islice
+from operator import is_
 from types import CodeType, FrameType, FunctionType, MemberDescriptorType, TracebackType
 from typing import Any
 
@@ -42,6 +43,23 @@ def go_on(iterator: Any, place: int) -> Any:
     return iterator
 
 
+def rest_of_set(items: set[Any], left: tuple[Any, ...], size: int) -> Iterator[Any]:
+    """An iterator over a set of so many members that has these left: the set's own, unless its
+    order is another one."""
+    order = list(set.__iter__(items))
+    if len(order) == size and all(map(is_, order[size - len(left) :], left)):
+        return go_on(set.__iter__(items), size - len(left))  # type: ignore[no-any-return]
+    return _while_sized(items, left, size)
+
+
+def _while_sized(items: set[Any], left: tuple[Any, ...], size: int) -> Iterator[Any]:
+    for step in range(len(left) + 1):
+        if set.__len__(items) != size:
+            raise RuntimeError("Set changed size during iteration")
+        if step < len(left):
+            yield left[step]
+
+
 def take_all(items: list[Any]) -> tuple[Any, ...]:
     """The items of a list, which holds them no longer."""
     taken = tuple(items)
@@ -73,8 +91,12 @@ def replace_list(target: list[Any], items: Iterable[Any]) -> None:
 
 
 def replace_set(target: set[Any], items: Iterable[Any]) -> None:
-    set.clear(target)
-    set.update(target, items)
+    """Only what differs is touched: iterators over the set may be under way."""
+    wanted = {item: item for item in items}
+    for member in list(set.__iter__(target)):
+        if type(wanted.get(member, wanted)) is not type(member):
+            set.discard(target, member)
+    set.update(target, wanted)
 
 
 def replace_deque(target: deque[Any], items: Iterable[Any]) -> None:

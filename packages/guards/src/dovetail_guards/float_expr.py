@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Union
 
@@ -21,6 +21,9 @@ FloatLike = Union["FloatExpr", e.Expr, float]
 
 EXACT = 2**52
 """Integers up to here, and floors of their quotients, are exact in double precision."""
+
+MOST_PARTS = 128
+"""An expression of more parts than this is not kept: the floats in it become plain numbers."""
 
 _MAGNITUDE = 2**63 - 1
 
@@ -75,10 +78,16 @@ OPERATIONS: dict[str, Callable[..., float | bool]] = {
 
 @dataclass(frozen=True)
 class FloatExpr:
-    """`op(*args)`, a float (or, for comparisons, a bool)."""
+    """`op(*args)`, a float (or, for comparisons, a bool). `parts` counts the operations and
+    operands in it."""
 
     op: str
     args: tuple[FloatLike, ...]
+    parts: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        below = (arg.parts if isinstance(arg, FloatExpr) else 1 for arg in self.args)
+        object.__setattr__(self, "parts", 1 + sum(below))
 
     def free_symbols(self) -> frozenset[str]:
         """Names of all symbols in it."""

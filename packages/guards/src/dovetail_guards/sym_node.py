@@ -19,6 +19,7 @@ from dovetail_guards import sym_layout
 from dovetail_guards.float_expr import (
     EXACT,
     INFINITE_KEY,
+    MOST_PARTS,
     OPERATIONS,
     FloatExpr,
     FloatLike,
@@ -378,8 +379,11 @@ class SymNode:
     def _float_op(self, op: Text, pytype: type, *others: SymNode) -> SymNode:
         if op in ("mul", "truediv") and others[0].expr == 1.0 and self.pytype is float:
             return self
-        operands = tuple(_operand(node) for node in (self, *others))
-        return self._new(FloatExpr(op, operands), pytype)
+        nodes = (self, *others)
+        made = FloatExpr(op, tuple(_operand(node) for node in nodes))
+        if made.parts > MOST_PARTS:  # what walks expressions recurses, and takes its time
+            return self._new(OPERATIONS[op](*(node._specialize() for node in nodes)), pytype)
+        return self._new(made, pytype)
 
     def _binary(
         self, other: SymNode, op: Text, whole: Callable[[e.Expr, e.Expr], e.Expr]

@@ -102,6 +102,7 @@ class Interpreter:
         self.class_reads: dict[tuple[type, str], Any] = {}
         self.function_defaults: dict[Any, tuple[list[Any], dict[str, Any]]] = {}
         self.global_values: dict[tuple[int, str], Value] = {}
+        self.copied: set[int] = set()  # the containers that `as_python` is in
         self.class_attribute_values: dict[tuple[type, str], Value] = {}
 
     # --- values of real objects ----------------------------------------------------------------

@@ -213,16 +213,30 @@ class Rebuilder:
         if item.size is None:
             return new
         container = self.vm.native(item.over[0])
+        if isinstance(container, DictView):
+            container = self.vm.native(container.dictionary)
         if isinstance(container, ListValue) and container.cls is list:
             place = item.taken if item.remake is iter else item.size - 1 - item.taken
-        elif operators.length(self.vm, container) == item.size:
+        elif operators.length(self.vm, container) == item.size and self._as_begun(item, container):
             place = item.taken
         else:
             raise CannotRebuild(f"{item.describe()}, whose container has changed,", item.born)
         found = r.CallFunction(r.Const(rebuild.go_on), (new, r.Const(place)))
+        if isinstance(container, SetValue):  # one made anew may have another order
+            assert item.members is not None
+            left = r.Build("tuple", self._all(member for _, member in item.members[place:]))
+            parts = (self.recipe(item.over[0]), left, r.Const(item.size))
+            found = r.CallFunction(r.Const(rebuild.rest_of_set), parts)
         if item.over[0].source is not None or container is not item.over[0]:
             self._at_places.append((found, item))
         return found
+
+    def _as_begun(self, item: IteratorValue, container: Value) -> bool:
+        """Has the container that an iterator goes through the members of when it began?"""
+        keys = [key for key, _ in item.members or ()]
+        if isinstance(container, DictValue):
+            return list(dicts.materialise(self.vm, container)) == keys
+        return not isinstance(container, SetValue) or container.items.keys() == set(keys)
 
     def check_iterators(self) -> None:
         """An iterator over what existed before goes on where it is once all changes are made: no
@@ -395,12 +409,7 @@ class Rebuilder:
 
     def _function(self, item: FunctionValue) -> r.Recipe:
         defaults = r.Build("tuple", self._all(item.defaults)) if item.defaults else None
-        kwdefaults = None
-        if item.kwdefaults:
-            flat: list[r.Recipe] = []
-            for name, value in item.kwdefaults.items():
-                flat += (r.Const(name), self.recipe(value))
-            kwdefaults = r.Build("dict", tuple(flat))
+        kwdefaults = None if item.kwdefaults is None else self.recipe(item.kwdefaults)
         new = r.NewFunction(
             item.code,
             r.Const(item.globals_),
@@ -412,9 +421,9 @@ class Rebuilder:
         )
         self._remember(item, new)
         if item.attributes is not None:
-            for key, value in dicts.items(self.vm, item.attributes):
-                name = self.vm.as_python(key)
-                self.effects.append(r.SetAttr(new, name, self.recipe(value)))
+            self.effects.append(r.SetAttr(new, "__dict__", self.recipe(item.attributes)))
+        for name, value in item.special.items():
+            self.effects.append(r.SetAttr(new, name, self.recipe(value)))
         return new
 
     # --- changes to what existed before -----------------------------------------------------------

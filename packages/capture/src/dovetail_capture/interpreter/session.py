@@ -134,11 +134,17 @@ class Session:
             self._guarded.add((c.TorchState, name))
             self.clauses.append(c.TorchState(name, value))
 
+    def can_relate(self, first: Source | None, second: Source | None) -> bool:
+        """Can guards speak of both objects?"""
+        made = (type(None), ClosureCellSource, DrawSource)
+        return not isinstance(first, made) and not isinstance(second, made)
+
     def distinct(self, first: Source | None, second: Source | None) -> None:
         """Guard that two sources give different objects. An object without a source is made in
         the frame: it is no other."""
-        made = (type(None), ClosureCellSource, DrawSource)  # of which no guard speaks
-        if isinstance(first, made) or isinstance(second, made) or first is second:
+        if first is None or second is None or first is second:
+            return
+        if not self.can_relate(first, second):
             return
         key = (c.DistinctObjects, id(first), id(second))
         if key not in self._guarded:

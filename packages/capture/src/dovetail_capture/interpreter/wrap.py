@@ -117,7 +117,7 @@ def _is_passed(source: Source) -> bool:
     """Does the object come from the frame's arguments or closure, maybe in a container?"""
     while isinstance(source, (ItemSource, CellContentsSource)) or (
         isinstance(source, AttrSource)
-        and source.name in ("__closure__", "__func__", "__defaults__")
+        and source.name in ("__closure__", "__func__", "__defaults__", "__kwdefaults__")
     ):
         source = source.base
     return isinstance(source, (LocalSource, ClosureSource))
@@ -154,11 +154,7 @@ def _function(session: Session, real: types.FunctionType, source: Source) -> Val
     if real.__kwdefaults__ is None:
         session.guard(c.ConstantIs, base, None)
     else:
-        session.guard(c.DictKeysAre, base, tuple(real.__kwdefaults__))
-        value.kwdefaults = {
-            name: Lazy(item, sources.item(base, name))  # type: ignore[misc]
-            for name, item in real.__kwdefaults__.items()
-        }
+        value.kwdefaults = wrap(session, real.__kwdefaults__, base)  # type: ignore[assignment]
     base = sources.attr(source, "__closure__")
     value.closure = tuple(
         _cell(session, cell, sources.item(base, index))  # type: ignore[misc]

@@ -21,12 +21,20 @@ from dovetail_capture.interpreter.library.container_methods import (
     Kwargs,
     sorted_items,
 )
-from dovetail_capture.interpreter.protocols import assignment, attributes, calls, dicts, operators
+from dovetail_capture.interpreter.protocols import (
+    assignment,
+    attributes,
+    calls,
+    dicts,
+    iteration,
+    operators,
+)
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
+    DictView,
     ListValue,
     SetValue,
     SliceValue,
@@ -538,16 +546,25 @@ def reversed_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         items = (vm.getitem(args[0], Constant(i)) for i in reversed(range(count)))
         return IteratorValue(items, reversed)
     native = vm.native(args[0])
-    if isinstance(native, ListValue) and native.cls is list:
+    if isinstance(native, ListValue):
         over, size = [args[0]], len(native.items)
-        backwards = _backwards(vm, native)
-        return IteratorValue(backwards, type(reversed([])), over=over, size=size, remake=reversed)
+        backwards = _backwards(vm, native, size)
+        kind = type(reversed(native.cls()))
+        return IteratorValue(backwards, kind, over=over, size=size, remake=reversed)
+    if isinstance(native, (DictValue, DictView)):
+        iterator = iteration.dict_iterator(vm, native, backwards=True)
+        iterator.over = [args[0]]
+        return iterator
     return IteratorValue(iter(list(vm.iterate(args[0]))[::-1]), reversed, True)
 
 
-def _backwards(vm: Interpreter, items: ListValue) -> Iterator[Value]:
-    index = len(items.items) - 1
-    while 0 <= index < len(items.items):  # the list may change while it is iterated
+def _backwards(vm: Interpreter, items: ListValue, size: int) -> Iterator[Value]:
+    index = size - 1
+    while True:
+        if items.cls is collections.deque:
+            iteration.check_size(vm, items, size)
+        if not 0 <= index < len(items.items):  # the list may change while it is iterated
+            return
         yield vm.list_item(items, index)
         index -= 1
 

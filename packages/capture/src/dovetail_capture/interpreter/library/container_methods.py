@@ -6,7 +6,7 @@ import collections
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dovetail_capture.interpreter.protocols import dicts, operators
+from dovetail_capture.interpreter.protocols import dicts, iteration, operators
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, TRUE, Constant, Value, boolean
@@ -385,8 +385,9 @@ def dict_view(kind: str) -> Handler:
 
 
 def dict_reversed(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    keys = dicts.keys(vm, _dict(vm, args[0]))
-    return IteratorValue(iter(keys[::-1]), type(reversed({})), True)
+    iterator = iteration.dict_iterator(vm, _dict(vm, args[0]), backwards=True)
+    iterator.over = [args[0]]  # the object, not its part
+    return iterator
 
 
 def dict_or(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:

@@ -160,7 +160,9 @@ def _function(vm: Interpreter, value: FunctionValue) -> types.FunctionType:
     if value.attributes is not None:
         for key, item in dicts.items(vm, value.attributes):
             name = vm.as_python(key)
-            setattr(real, name, _entry(vm, name, item))
+            real.__dict__[name] = _entry(vm, name, item)
+    for name, item in value.special.items():
+        setattr(real, name, _entry(vm, name, item))
     if isinstance(value.annotations, DictValue):
         real.__annotations__ = _entry(vm, "__annotations__", value.annotations)
     elif isinstance(value.annotations, TupleValue):

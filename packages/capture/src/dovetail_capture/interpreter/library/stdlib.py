@@ -78,11 +78,11 @@ def op_truth(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def op_is(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return boolean(operators.is_same(vm, args[0], args[1]))
+    return boolean(operators.is_object(vm, args[0], args[1]))
 
 
 def op_is_not(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return boolean(not operators.is_same(vm, args[0], args[1]))
+    return boolean(not operators.is_object(vm, args[0], args[1]))
 
 
 def op_index(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:

@@ -89,8 +89,7 @@ def _set_part(frame: Frame, fn: FunctionValue, flag: int, part: Any) -> None:
     if flag == 1:
         fn.defaults = tuple(vm.iterate(part))
     elif flag == 2:
-        pairs = dicts.items(vm, part)
-        fn.kwdefaults = {key.value: value for key, value in pairs}  # type: ignore[attr-defined]
+        fn.kwdefaults = part
     elif flag == 4:
         fn.annotations = part
     elif flag == 8:

@@ -56,7 +56,7 @@ def compare_op(frame: Frame, inst: Instruction) -> None:
 def is_op(frame: Frame, inst: Instruction) -> None:
     right = frame.stack.pop()
     left = frame.stack.pop()
-    frame.stack.append(boolean(operators.is_same(frame.vm, left, right) != bool(inst.arg)))
+    frame.stack.append(boolean(operators.is_object(frame.vm, left, right) != bool(inst.arg)))
 
 
 def contains_op(frame: Frame, inst: Instruction) -> None:

@@ -112,7 +112,10 @@ def _set_function_attr(vm: Interpreter, obj: FunctionValue, name: str, value: Va
         obj.name = value.value
     if name in ("__code__", "__defaults__", "__kwdefaults__", "__dict__") or obj.source is not None:
         raise GraphBreakSignal(f"assignment to a function's {name}")
-    dicts.put(vm, attributes.function_fields(obj), Constant(name), value)
+    if name in attributes.FUNCTION_FIELDS:
+        obj.special[name] = value
+    else:
+        dicts.put(vm, attributes.function_fields(obj), Constant(name), value)
 
 
 def _set_constant_attr(vm: Interpreter, obj: Constant, name: str, value: Value) -> None:
@@ -147,6 +150,8 @@ def del_attr(vm: Interpreter, obj: Value, name: str) -> None:
             generic_del_attr(vm, obj, name)
         return
     if isinstance(obj, FunctionValue):
+        if name in attributes.FUNCTION_FIELDS:
+            raise GraphBreakSignal(f"deletion of a function's {name}")
         if not dicts.delete(vm, attributes.function_fields(obj), name):
             attributes.missing(vm, obj, name)
         return

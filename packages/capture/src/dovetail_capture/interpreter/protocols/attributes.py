@@ -529,10 +529,13 @@ def _native_method_attr(vm: Interpreter, obj: NativeMethod, name: str) -> Value:
 
 
 def _function_attr(vm: Interpreter, obj: FunctionValue, name: str) -> Value:
-    fields = function_fields(obj)
-    found = dicts.get(vm, fields, name)
+    found = obj.special.get(name)
+    if found is None and name not in FUNCTION_FIELDS and obj.attributes is not None:
+        found = dicts.get(vm, obj.attributes, name)
     if found is not None:
         return found
+    if obj.source is not None and name == "__dict__":
+        raise GraphBreakSignal("the __dict__ of a function that is given")
     match name:
         case "__name__":
             return Constant(obj.name)
@@ -541,7 +544,7 @@ def _function_attr(vm: Interpreter, obj: FunctionValue, name: str) -> Value:
         case "__code__":
             return Constant(obj.code)
         case "__dict__":
-            return fields
+            return function_fields(obj)
         case "__module__":
             return vm.constant(obj.globals_.get("__name__"))
         case "__doc__":
@@ -551,10 +554,7 @@ def _function_attr(vm: Interpreter, obj: FunctionValue, name: str) -> Value:
         case "__defaults__":
             return TupleValue(obj.defaults) if obj.defaults else NONE
         case "__kwdefaults__":
-            new = DictValue()
-            for key, item in obj.kwdefaults.items():
-                dicts.put(vm, new, Constant(key), resolve(vm, item))
-            return new if obj.kwdefaults else NONE
+            return obj.kwdefaults or NONE
         case "__closure__":
             return TupleValue(obj.closure) if obj.closure else NONE
         case "__annotations__":
@@ -581,6 +581,12 @@ def _function_attr(vm: Interpreter, obj: FunctionValue, name: str) -> Value:
     if hasattr(types.FunctionType, name):
         raise GraphBreakSignal(f"a function's {name}")
     return missing(vm, obj, name)
+
+
+FUNCTION_FIELDS = frozenset(
+    name for name, attr in vars(types.FunctionType).items() if hasattr(attr, "__set__")
+)
+"""The attributes of functions that are not in their `__dict__`."""
 
 
 def function_fields(obj: FunctionValue) -> DictValue:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from dovetail_capture.interpreter.frame import Frame
-from dovetail_capture.interpreter.protocols import attributes
+from dovetail_capture.interpreter.protocols import attributes, dicts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.recorder import NotAGraphArgument
 from dovetail_capture.interpreter.signals import GraphBreakSignal
@@ -256,8 +256,15 @@ def _call_made_function(
 ) -> Value:
     if fn.code.co_flags & _ASYNC:
         raise GraphBreakSignal(f"a call of the coroutine function {fn.code.co_qualname}")
-    slots = bind(vm, fn.code, fn.defaults, fn.kwdefaults, args, kwargs)
+    slots = bind(vm, fn.code, fn.defaults, keyword_defaults(vm, fn), args, kwargs)
     return vm.run_frame(Frame(vm, fn.code, fn.globals_, slots, fn.closure))
+
+
+def keyword_defaults(vm: Interpreter, fn: FunctionValue) -> dict[str, Any]:
+    """The defaults of keyword-only arguments."""
+    if fn.kwdefaults is None:
+        return {}
+    return {key: item for key, (_, item) in dicts.materialise(vm, fn.kwdefaults).items()}
 
 
 def bind(

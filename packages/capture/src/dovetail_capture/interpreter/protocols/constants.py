@@ -34,6 +34,23 @@ def as_python(vm: Interpreter, value: Any) -> Any:
         return value.value
     if isinstance(value, SymbolicNumber):
         return value.concrete()
+    if cls in _CONTAINERS:
+        if id(value) in vm.copied:
+            return UNKNOWN  # it contains itself
+        vm.copied.add(id(value))
+        try:
+            return _container(vm, value)
+        finally:
+            vm.copied.discard(id(value))
+    return UNKNOWN
+
+
+_CONTAINERS = frozenset({TupleValue, ListValue, DictValue, SetValue, SliceValue, DictView})
+
+
+def _container(vm: Interpreter, value: Any) -> Any:
+    """A copy of a container, or UNKNOWN."""
+    cls = value.__class__
     if cls is TupleValue:
         items = [as_python(vm, vm.tuple_item(value, i)) for i in range(len(value.items))]
         if UNKNOWN in _by_identity(items):
@@ -61,14 +78,12 @@ def as_python(vm: Interpreter, value: Any) -> Any:
     if cls is SliceValue:
         parts = [as_python(vm, part) for part in (value.start, value.stop, value.step)]
         return UNKNOWN if UNKNOWN in _by_identity(parts) else slice(*parts)
-    if cls is DictView:
-        items = [as_python(vm, item) for item in vm.iterate(value)]
-        if UNKNOWN in _by_identity(items):
-            return UNKNOWN
-        if value.kind == "values":
-            return dict(enumerate(items)).values()
-        return dict.fromkeys(items).keys() if value.kind == "keys" else dict(items).items()
-    return UNKNOWN
+    items = [as_python(vm, item) for item in vm.iterate(value)]  # of a view
+    if UNKNOWN in _by_identity(items):
+        return UNKNOWN
+    if value.kind == "values":
+        return dict(enumerate(items)).values()
+    return dict.fromkeys(items).keys() if value.kind == "keys" else dict(items).items()
 
 
 class _by_identity:

@@ -6,7 +6,7 @@ import collections
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
-from dovetail_capture.interpreter.protocols import attributes, dicts
+from dovetail_capture.interpreter.protocols import attributes, dicts, operators
 from dovetail_capture.interpreter.protocols.constants import from_python
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.arrays import ArrayValue
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
 _LIST_ITERATOR: type = type(iter([]))
 _DEQUE_ITERATOR: type = type(iter(collections.deque()))
-_VIEW_ITERATORS: dict[str, type] = {
-    "keys": type(iter({})), "values": type(iter({}.values())), "items": type(iter({}.items())),
-}  # fmt: skip
 
 
 def get_iter(vm: Interpreter, value: Value) -> Value:
@@ -44,16 +41,12 @@ def get_iter(vm: Interpreter, value: Value) -> Value:
         return IteratorValue(_tuple_items(vm, value), type(iter(())), True)  # type: ignore[arg-type]
     if cls is ListValue:
         kind = _DEQUE_ITERATOR if value.cls is collections.deque else _LIST_ITERATOR  # type: ignore[attr-defined]
-        return IteratorValue(_list_items(vm, value), kind, over=[value], size=len(value.items))  # type: ignore[arg-type, attr-defined]
-    if cls is DictValue:
-        size = len(dicts.keys(vm, value))  # type: ignore[arg-type]
-        return IteratorValue(_dict_keys(vm, value), type(iter({})), over=[value], size=size)  # type: ignore[arg-type]
-    if cls is DictView:
-        size = len(dicts.keys(vm, vm.native(value.dictionary)))  # type: ignore[attr-defined, arg-type]
-        kind = _VIEW_ITERATORS[value.kind]  # type: ignore[attr-defined]
-        return IteratorValue(_view_items(vm, value), kind, over=[value], size=size)  # type: ignore[arg-type]
+        size = len(value.items)  # type: ignore[attr-defined]
+        return IteratorValue(_list_items(vm, value, size), kind, over=[value], size=size)  # type: ignore[arg-type]
+    if cls is DictValue or cls is DictView:
+        return dict_iterator(vm, value, backwards=False)  # type: ignore[arg-type]
     if cls is SetValue:
-        return IteratorValue(_set_items(vm, value), type(iter(set())), True)  # type: ignore[arg-type]
+        return _set_iterator(vm, value)  # type: ignore[arg-type]
     if cls is TensorValue:
         if not len(value.sizes):  # type: ignore[attr-defined]
             vm.raise_error(TypeError, "iteration over a 0-d tensor")
@@ -125,46 +118,79 @@ def _tuple_items(vm: Interpreter, value: TupleValue) -> Iterator[Value]:
         yield vm.tuple_item(value, index)
 
 
-def _list_items(vm: Interpreter, value: ListValue) -> Iterator[Value]:
-    index, count = 0, len(value.items)
-    while index < len(value.items):  # the list may grow while it is iterated
+def _list_items(vm: Interpreter, value: ListValue, count: int) -> Iterator[Value]:
+    index = 0
+    while True:  # the list may grow while it is iterated
+        if value.cls is collections.deque:
+            check_size(vm, value, count)
+        if index >= len(value.items):
+            return
         yield vm.list_item(value, index)
         index += 1
-        if value.cls is collections.deque and len(value.items) != count:
-            vm.raise_error(RuntimeError, "deque mutated during iteration")
 
 
-def _set_items(vm: Interpreter, value: SetValue) -> Iterator[Value]:
-    members = [item for _, item in value.in_order()]
-    for item in members:
+def check_size(vm: Interpreter, container: Value, size: int) -> None:
+    """A step of an iterator over a container that had this size when it began."""
+    if operators.length(vm, container) == size:
+        return
+    kind = container.python_type()
+    text = "OrderedDict mutated" if kind is collections.OrderedDict else "dictionary changed size"
+    if kind is collections.deque:
+        text = "deque mutated"
+    elif isinstance(container, SetValue):
+        text = "Set changed size"
+    vm.raise_error(RuntimeError, f"{text} during iteration")
+
+
+def _set_iterator(vm: Interpreter, value: SetValue) -> IteratorValue:
+    members = value.in_order()
+    items = _set_items(vm, value, members)
+    made = IteratorValue(items, type(iter(set())), value.cls is frozenset, [value], len(members))
+    made.members = members
+    return made
+
+
+def _set_items(
+    vm: Interpreter, value: SetValue, members: list[tuple[Any, Value]]
+) -> Iterator[Value]:
+    for key, item in members:
+        check_size(vm, value, len(members))
+        if key not in value.items:
+            raise GraphBreakSignal("a set whose members change while it is iterated over")
         yield item
-        if len(value.items) != len(members):
-            vm.raise_error(RuntimeError, "Set changed size during iteration")
+    check_size(vm, value, len(members))
 
 
-def _dict_keys(vm: Interpreter, dictionary: DictValue) -> Iterator[Value]:
-    keys = dicts.keys(vm, dictionary)
-    entries = dictionary.entries
-    hashed = list(entries)
-    for key, value in zip(hashed, keys, strict=True):
-        yield value
-        if len(dictionary.entries) != len(keys):
-            ordered = dictionary.cls is collections.OrderedDict
-            text = "OrderedDict mutated" if ordered else "dictionary changed size"
-            vm.raise_error(RuntimeError, f"{text} during iteration")
+def dict_iterator(vm: Interpreter, value: DictValue | DictView, backwards: bool) -> IteratorValue:
+    """`iter` or `reversed` of a dictionary or of a view of one."""
+    kind = "keys"
+    dictionary: Value = value
+    if isinstance(value, DictView):
+        kind, dictionary = value.kind, vm.native(value.dictionary)
+    assert isinstance(dictionary, DictValue)
+    members = [(key, item) for key, (item, _) in dicts.materialise(vm, dictionary).items()]
+    steps = members[::-1] if backwards else members
+    remake = reversed if backwards else iter
+    cls = type(remake(getattr({}, kind)()))
+    items = _dict_items(vm, dictionary, kind, steps)
+    made = IteratorValue(items, cls, over=[value], size=len(members), remake=remake)
+    made.members = members
+    return made
+
+
+def _dict_items(
+    vm: Interpreter, dictionary: DictValue, kind: str, members: list[tuple[Any, Value]]
+) -> Iterator[Value]:
+    for key, value in members:
+        check_size(vm, dictionary, len(members))
         if key not in dictionary.entries:
             raise GraphBreakSignal("a dictionary whose keys change while it is iterated over")
-
-
-def _view_items(vm: Interpreter, view: DictView) -> Iterator[Value]:
-    dictionary = vm.native(view.dictionary)
-    assert isinstance(dictionary, DictValue)
-    if view.kind == "keys":
-        yield from _dict_keys(vm, dictionary)
-        return
-    for key in _dict_keys(vm, dictionary):
-        item = vm.dict_item(dictionary, key)
-        yield item if view.kind == "values" else TupleValue([key, item])
+        if kind == "keys":
+            yield value
+        else:
+            item = vm.dict_item(dictionary, value)
+            yield item if kind == "values" else TupleValue([value, item])
+    check_size(vm, dictionary, len(members))
 
 
 def next_value(vm: Interpreter, iterator: Value) -> Value | None:

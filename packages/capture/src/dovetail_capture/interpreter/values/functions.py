@@ -37,17 +37,18 @@ class FunctionValue(Value):
     """A function made in the frame by MAKE_FUNCTION."""
 
     __slots__ = ("annotations", "attributes", "closure", "code", "defaults", "globals_",
-                 "kwdefaults", "name", "top_globals")  # fmt: skip
+                 "kwdefaults", "name", "special", "top_globals")  # fmt: skip
 
     def __init__(self, code: CodeType, globals_: dict[str, Any]) -> None:
         self.code = code
         self.globals_ = globals_
         self.name = code.co_name
         self.defaults: tuple[Value, ...] = ()
-        self.kwdefaults: dict[str, Value] = {}
+        self.kwdefaults: DictValue | None = None
         self.closure: tuple[CellValue, ...] = ()
         self.annotations: Value | None = None
         self.attributes: DictValue | None = None
+        self.special: dict[str, Value] = {}  # attributes that are not in its `__dict__`
         self.source = None
 
     def python_type(self) -> type:
@@ -102,12 +103,14 @@ class IteratorValue(Value):
 
     `plain` says that running it early is invisible to the program, so that what is left of it can
     be rebuilt as an iterator over a tuple. Otherwise `remake` makes it of `over`: other iterators
-    and functions, or the container that it goes through, which had `size` items when it began.
+    and functions, or the container that it goes through, which had `size` items when it began
+    (`members`: their hash keys and values, of a set or dictionary).
     `taken` counts its steps; it has `ended` for good when one gave nothing. `born` is the step of
     the top frame that made it.
     """
 
-    __slots__ = ("born", "cls", "ended", "iterator", "over", "plain", "remake", "size", "taken")
+    __slots__ = ("born", "cls", "ended", "iterator", "members", "over", "plain", "remake", "size",
+                 "taken")  # fmt: skip
 
     def __init__(
         self,
@@ -123,6 +126,7 @@ class IteratorValue(Value):
         self.plain = plain
         self.over = over
         self.size = size
+        self.members: list[tuple[Any, Value]] | None = None
         self.remake = remake or (cls if size is None else iter)
         self.taken = 0
         self.ended = False
