@@ -335,6 +335,18 @@ def test_deterministic_algorithms_are_the_librarys_on_a_gpu() -> None:
     assert not any(isinstance(n, ExternCall) for n in lower(gm, on_gpu=True).nodes)
 
 
+def test_a_large_narrow_target_is_the_librarys_on_a_gpu() -> None:
+    """It would have to lie in memory in float32 as well."""
+    fn, (_, index) = CASES["embedding"]
+    for rows, dtype, ours in (
+        (4, torch.bfloat16, False), (4, torch.float32, True), (40, torch.bfloat16, True),
+    ):  # fmt: skip
+        inputs = floats(3, rows, 24).to(dtype), index[:, :rows]
+        gm = trace_aten(fn, *inputs, decompositions=core_aten_table())
+        nodes = lower(gm, on_gpu=True).nodes
+        assert ours == (not any(isinstance(n, ExternCall) for n in nodes))
+
+
 def test_memory_of_a_scatter_is_counted_once() -> None:
     """What it writes is what it was begun with, and lives as long as its last reader needs it."""
 

@@ -9,6 +9,7 @@ ops to the library there.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from dovetail_inductor.loop_ir.expr import Expr
 from dovetail_inductor.loop_ir.index import ZERO, Index, constant, linear
 from dovetail_inductor.loop_ir.loops import Combine, LoopNest, Scatter, Strided
 from dovetail_inductor.loop_ir.ops import arithmetic_dtype
-from dovetail_inductor.loop_ir.sizes import any_symbolic
+from dovetail_inductor.loop_ir.sizes import any_symbolic, hint_of
 from dovetail_inductor.lowering.indexing import broadcast_shape, checked_index
 from dovetail_inductor.lowering.pointwise import Rule
 from dovetail_inductor.lowering.promotion import broadcast_load, cast, number
@@ -37,6 +38,9 @@ from dovetail_inductor.lowering.values import (
 # A source element that costs more is computed before, where loops run in parallel.
 SOURCE_COST = 12
 
+# A target of narrow elements is left to the library if it is so many times as large as the source.
+LARGER_TARGET = 4
+
 # At a point of the source: where it goes in the target, and what it brings.
 Point = Callable[[Indices], tuple[Sequence[Index], Expr]]
 
@@ -51,9 +55,16 @@ def _accumulated(dtype: torch.dtype, combine: Combine) -> torch.dtype:
     return torch.int32 if dtype.itemsize < 4 else dtype
 
 
-def _in_any_order(ctx: Context) -> bool:
-    """Whether what several elements make of one place may depend on their order."""
-    return not (ctx.on_gpu and torch.are_deterministic_algorithms_enabled())
+def _is_ours(ctx: Context, value: Value, combine: Combine, shape: Sequence[int]) -> bool:
+    """Whether to combine elements of a source of this shape by a kernel of ours: on a GPU not where
+    what several elements make of one place must not depend on their order, nor where a large target
+    of narrow elements would have to lie in memory in wider ones."""
+    if not ctx.on_gpu:
+        return True
+    if torch.are_deterministic_algorithms_enabled():
+        return False
+    wider = _accumulated(value.dtype, combine).itemsize > value.dtype.itemsize
+    return not wider or hint_of(value.numel) <= LARGER_TARGET * hint_of(prod(shape))
 
 
 class _Target:
@@ -161,14 +172,14 @@ def _index_put(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[st
     combine: Combine = "store"
     if accumulate:
         combine = "max" if value.dtype is torch.bool else "add"
-    if not _in_any_order(ctx):
-        return NotImplemented
     picks += [None] * (len(base.shape) - len(picks))
     shape = broadcast_shape([p.shape for p in used])
     dims = [d for d, p in enumerate(picks) if p is not None]
     lead = dims[0] if dims == list(range(dims[0], dims[-1] + 1)) else 0
     others = [base.shape[d] for d, p in enumerate(picks) if p is None]
     whole = (*others[:lead], *shape, *others[lead:])
+    if not _is_ours(ctx, value, combine, whole):
+        return NotImplemented
     _cheap(ctx, source, *used)
 
     def point(indices: Indices) -> tuple[Sequence[Index], Expr]:
@@ -252,7 +263,7 @@ def _scatter(combine: Combine) -> Rule:
         base, dim, index, source = args[:4]
         value = value_like(tensor_of(node), node.name)
         how: Combine = "max" if combine == "add" and value.dtype is torch.bool else combine
-        if kwargs or len(args) > 4 or not _in_any_order(ctx):
+        if kwargs or len(args) > 4 or not _is_ours(ctx, value, how, index.shape):
             return NotImplemented
         target = _Target(ctx, value, how)
         target.begin_as(base, node)
@@ -350,7 +361,7 @@ def _reduce(
 ) -> Any:
     value = value_like(tensor_of(node), node.name)
     reduction = _Reduction(ctx, name, value.dtype)
-    if value.dtype is torch.bool or not _in_any_order(ctx):
+    if value.dtype is torch.bool or not _is_ours(ctx, value, reduction.combine, points[0]):
         return NotImplemented
     if ctx.on_gpu and reduction.combine == "mul":
         return NotImplemented  # there is no such atomic
@@ -423,7 +434,7 @@ def _embedding_backward(
 ) -> Any:
     gradient, index, rows, padding, by_frequency = args
     value = value_like(tensor_of(node), node.name)
-    if by_frequency or not _in_any_order(ctx):
+    if by_frequency or not _is_ours(ctx, value, "add", gradient.shape):
         return NotImplemented
     b = ctx.builder
     _cheap(ctx, gradient, index)
