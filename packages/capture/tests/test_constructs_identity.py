@@ -239,8 +239,11 @@ def of_items(x, items, others):
     return items[0] is others[0], items[0] is items[1], x + 1
 
 
+BIG, SMALL, LITERAL = 1000, 5, "abc"
+
+
 def literals(x, a, b):
-    return a is 1000, a is 5, a is "abc", b is not "abc", x + 1
+    return a is BIG, a is SMALL, a is LITERAL, b is not LITERAL, x + 1
 
 
 @pytest.mark.parametrize(

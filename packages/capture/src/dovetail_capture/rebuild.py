@@ -96,7 +96,8 @@ def replace_set(target: set[Any], items: Iterable[Any]) -> None:
     for member in list(set.__iter__(target)):
         if type(wanted.get(member, wanted)) is not type(member):
             set.discard(target, member)
-    set.update(target, wanted)
+    for item in wanted:
+        set.add(target, item)
 
 
 def replace_deque(target: deque[Any], items: Iterable[Any]) -> None:
