@@ -178,7 +178,7 @@ def _copy(values: list[Any]) -> list[Any]:
         storage = value.untyped_storage()
         if storage._cdata not in storages:
             storages[storage._cdata] = storage.clone()
-        copy = torch.empty(0, dtype=value.dtype)
+        copy = torch.empty(0, dtype=value.dtype, device=value.device)
         copy.set_(  # type: ignore[call-overload]
             storages[storage._cdata], value.storage_offset(), value.shape, value.stride()
         )
