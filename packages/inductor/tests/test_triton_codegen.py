@@ -19,7 +19,7 @@ from dovetail_inductor.scheduler.fuse import fuse
 from dovetail_inductor.scheduler.kernels import FusedKernel, KernelGraph
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.record import trace_aten
-from dovetail_runtime.plan import LaunchCpp, LaunchTriton
+from dovetail_runtime.plan import CallAten, LaunchCpp, LaunchTriton, TritonKernel
 from dovetail_runtime.reference import ReferenceExecutor
 from dovetail_runtime.triton_build import TritonInterpreter, run_in_interpreter
 from torch import Tensor
@@ -250,3 +250,26 @@ def test_every_fourth_sum_of_a_narrow_residual_stream_is_stored(
     sums = [n for n in graph.nodes if isinstance(n, LoopNest) and "add" in n.origin]
     of_size = [n for n in sums if graph.buffers[n.buffer].shape == (64, 32)]
     assert len(of_size) == stored, graph.as_text()
+
+
+def test_rare_ops_as_triton_kernels(build_for_h100: Any) -> None:
+    """What decomposes to arithmetic alone, scans of pairs, and searches: in the interpreter, and
+    compiled for an H100."""
+
+    def fn(x: Tensor, row: Tensor) -> tuple[Tensor, ...]:
+        special = torch.special
+        return (
+            special.bessel_y1(x.abs()), special.i1(x), special.ndtri(x.sigmoid()), torch.digamma(x),
+            special.airy_ai(x), special.scaled_modified_bessel_k0(x.abs()), torch.polygamma(2, x),
+            *x.cummax(1), x.logcumsumexp(1), torch.searchsorted(row, x), torch.cdist(x, x, 1.0),
+            torch.linspace(0, 1, 9),
+        )  # fmt: skip
+
+    inputs = (torch.randn(3, 20) * 3, torch.randn(9).sort().values)
+    gm = trace_aten(fn, *inputs, decompositions=core_aten_table())
+    plan = compile_graph(gm, inputs, options=InductorOptions(triton=True))
+    assert not any(isinstance(s, CallAten) for s in plan.steps)
+    got = ReferenceExecutor(plan, launch_triton=run_in_interpreter)(*inputs)
+    for mine, wanted in zip(got, fn(*inputs), strict=True):
+        torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5)
+    build_for_h100([k for k in plan.kernels if isinstance(k, TritonKernel)])

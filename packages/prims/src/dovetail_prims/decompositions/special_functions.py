@@ -416,8 +416,7 @@ def _digamma(x: Tensor) -> Tensor:
     mirrored = aten.sub.Tensor(value, _mul(_cotangent(x), math.pi))
     pole = aten.eq.Tensor(x, aten.round.default(x))
     out = where(below, where(pole, math.nan, mirrored), value)
-    at_zero = aten.copysign.Tensor(aten.full_like.default(x, -math.inf), aten.neg.default(x))
-    return where(aten.eq.Scalar(x, 0), at_zero, out)
+    return where(aten.eq.Scalar(x, 0), _over(-1.0, x), out)  # an infinity, by the sign of 0
 
 
 def polygamma(n: int, self: Tensor) -> Any:
