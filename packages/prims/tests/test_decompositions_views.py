@@ -42,7 +42,8 @@ def test_signatures_match_schemas():
 
 
 def test_no_entry_for_core_ops():
-    assert not {name_of(op) for op in core_aten_table()} & set(CORE_ATEN)
+    """But what is taken apart in one case alone: index_put adding by a mask"""
+    assert {name_of(op) for op in core_aten_table()} & set(CORE_ATEN) <= {"index_put.default"}
 
 
 def test_promotion_table():

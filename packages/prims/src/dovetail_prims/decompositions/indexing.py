@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,7 +84,7 @@ def index_put_impl(
     return aten.index_put.default(self, indices, values, accumulate)
 
 
-def index_put(self: Tensor, indices: Indices, values: Tensor, accumulate: bool = False) -> Tensor:
+def index_put(self: Tensor, indices: Indices, values: Tensor, accumulate: bool = False) -> Any:
     """Of values added where a mask holds, each place reads its own: it has as many before it as
     the mask holds there. (Whether there are as many values as the mask holds, a store asks the
     library; the gradient of indexing by the same mask has.)"""
@@ -129,7 +130,7 @@ def _held(self: Tensor, indices: Indices) -> list[Tensor | None]:
     return held
 
 
-def unsafe_masked_index(self: Tensor, mask: Tensor, indices: Indices, fill: Number) -> Tensor:
+def unsafe_masked_index(self: Tensor, mask: Tensor, indices: Indices, fill: Number) -> Any:
     """index where a mask holds, a number elsewhere"""
     if 0 in self.shape:
         return NotImplemented
