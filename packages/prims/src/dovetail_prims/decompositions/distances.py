@@ -157,7 +157,7 @@ TABLE: Family = {
     "_cdist_forward.default": cdist,
     **made_for("_cdist_backward.default", cdist_backward),
     "_pdist_forward.default": pdist,
-    "_pdist_backward.default": pdist_backward,
+    **made_for("_pdist_backward.default", pdist_backward),
     **made_for("searchsorted.Tensor", searchsorted),
     **made_for("bucketize.Tensor", bucketize),
 }
