@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
+from dovetail_inductor.loop_ir.expr import Builder, Expr
 from dovetail_inductor.loop_ir.loops import ExternCall, LoopGraph, LoopNest, Node, Strided
 from dovetail_inductor.scheduler import loops
 
 
 def remove_dead(graph: LoopGraph) -> LoopGraph:
-    """Drop nests whose result nobody reads, and nests that compute no element.
+    """Drop nests whose result nobody reads, and nests that compute no element; what reduces no
+    element is written at once, as a block of a kernel has one element at least.
 
     Extern calls stay: one that draws random numbers moves the generator.
     """
@@ -19,9 +23,34 @@ def remove_dead(graph: LoopGraph) -> LoopGraph:
         if isinstance(node, LoopNest) and node.buffer not in live:
             continue
         live |= node.reads()
-        if isinstance(node, ExternCall) or all(v.size != 0 for v in node.vars):
+        if isinstance(node, ExternCall):
             kept.append(node)
+        elif all(v.size != 0 for v in node.vars):
+            kept.append(_of_nothing(graph.builder, node))
     return replace(graph, nodes=tuple(reversed(kept)))
+
+
+def _of_nothing(builder: Builder, nest: LoopNest) -> LoopNest:
+    """The nest, or what it writes if it reduces no element."""
+    if all(v.size != 0 for v in nest.reduce_vars) or nest.reduction is None:
+        return nest
+    body = _neutral(builder, nest.reduction, nest.body.dtype)
+    return replace(nest, reduce_vars=(), reduction=None, body=body)
+
+
+def _neutral(builder: Builder, reduction: str, dtype: torch.dtype) -> Expr:
+    known = {"sum": 0, "prod": 1, "any": False, "all": True}
+    if reduction in known:
+        return builder.constant(known[reduction], dtype)
+    if reduction not in ("max", "min"):
+        raise ValueError(f"{reduction} of no element")
+    lowest = reduction == "max"
+    if dtype.is_floating_point:
+        return builder.constant(float("-inf" if lowest else "inf"), dtype)
+    if dtype is torch.bool:
+        return builder.constant(not lowest, dtype)
+    limits = torch.iinfo(dtype)
+    return builder.constant(limits.min if lowest else limits.max, dtype)
 
 
 def split_divisions(graph: LoopGraph) -> LoopGraph:

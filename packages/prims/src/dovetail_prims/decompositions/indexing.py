@@ -93,7 +93,7 @@ def index_put(self: Tensor, indices: Indices, values: Tensor, accumulate: bool =
         return NotImplemented
     ((first, mask),) = places
     rank = mask.dim()
-    if rank == 0 or values.dim() != self.dim() - rank + 1:
+    if rank == 0 or values.dim() != self.dim() - rank + 1 or mask.device != self.device:
         return NotImplemented
     if type(values.shape[first]) is int and values.shape[first] == 1:
         return NotImplemented

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dovetail_prims.shape_rules.factories import device_of
+
 from ._common import Family, Number, aten, cast, compute_dtype, iota, made_for, where
 
 _DOUBLE = torch.float64
@@ -51,7 +53,7 @@ def _range(name: str) -> Family:
         """Numbers (or their logarithms) at equal distances, both ends included"""
         *base, dtype, _, device, _ = rest
         given = [x.device for x in (start, end) if isinstance(x, Tensor)]
-        device = torch.device(device) if device else (given or [torch.device("cpu")])[0]
+        device = device_of(device) if device else (given or [torch.device("cpu")])[0]
         dtype = dtype or torch.get_default_dtype()
         if dtype.is_complex or any(isinstance(x, complex) for x in (start, end)):
             return NotImplemented

@@ -82,6 +82,8 @@ def logsumexp(self: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tensor
     """log(sum(exp(x))), shifted by the largest finite element"""
     x = wide(floating(self))
     dims = dims_of(x, dim)
+    if any(type(x.shape[d]) is int and x.shape[d] == 0 for d in dims):  # none is the largest
+        return aten.log.default(aten.sum.dim_IntList(floating(self), dims, keepdim))
     top = aten.amax.default(x, dims, True)
     top = where(aten.isinf.default(top), 0.0, top)
     total = aten.sum.dim_IntList(aten.exp.default(aten.sub.Tensor(x, top)), dims, keepdim)

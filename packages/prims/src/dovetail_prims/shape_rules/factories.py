@@ -22,7 +22,7 @@ from dovetail_prims.shape_rules.layout import (
 _CPU = torch.device("cpu")
 
 
-def _device(given: Any) -> torch.device:
+def device_of(given: Any) -> torch.device:
     """The device argument of a factory; an index-less CUDA device means the current one."""
     if given is None:
         return _CPU
@@ -58,7 +58,7 @@ def empty(
                 f"Trying to create tensor with negative dimension {s}: {list(sizes)}"
             )
     return make(
-        sizes, _strides(sizes, memory_format), dtype or torch.get_default_dtype(), _device(device)
+        sizes, _strides(sizes, memory_format), dtype or torch.get_default_dtype(), device_of(device)
     )
 
 
@@ -88,7 +88,7 @@ def empty_strided(
     pin_memory: Any = None,
 ) -> FakeTensor:
     """`empty_strided`."""
-    return make(tuple(size), tuple(stride), dtype or torch.get_default_dtype(), _device(device))
+    return make(tuple(size), tuple(stride), dtype or torch.get_default_dtype(), device_of(device))
 
 
 def full(size: Sequence[Size], fill_value: Any, *, dtype: Any = None, **options: Any) -> Any:
@@ -161,7 +161,7 @@ def like(
     else:
         strides = _strides(x._sizes, memory_format)
     return make(
-        x._sizes, strides, dtype or x._dtype, x._device if device is None else _device(device)
+        x._sizes, strides, dtype or x._dtype, x._device if device is None else device_of(device)
     )
 
 
@@ -175,7 +175,7 @@ def new(
     pin_memory: Any = None,
 ) -> FakeTensor:
     """`new_empty`, `new_zeros`, `new_ones`, `new_full`: contiguous, dtype and device of `x`."""
-    return fresh(tuple(size), dtype or x._dtype, x._device if device is None else _device(device))
+    return fresh(tuple(size), dtype or x._dtype, x._device if device is None else device_of(device))
 
 
 def new_empty_strided(
@@ -189,7 +189,7 @@ def new_empty_strided(
     pin_memory: Any = None,
 ) -> FakeTensor:
     """`new_empty_strided`."""
-    place = x._device if device is None else _device(device)
+    place = x._device if device is None else device_of(device)
     return make(tuple(size), tuple(stride), dtype or x._dtype, place)
 
 

@@ -5,36 +5,32 @@ from __future__ import annotations
 import abc
 import builtins
 import collections
-import functools
 import inspect
 import types
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from dovetail_guards.evaluate import counts_as
 
-from dovetail_capture.interpreter.library import checks, local_classes, polyfills
+from dovetail_capture.interpreter.library import checks, local_classes
 from dovetail_capture.interpreter.library.container_methods import (
     Args,
     Handler,
     Kwargs,
-    sorted_items,
 )
 from dovetail_capture.interpreter.protocols import (
     assignment,
     attributes,
     calls,
     dicts,
-    iteration,
     operators,
 )
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
-from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
+from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
-    DictView,
     ListValue,
     SetValue,
     SliceValue,
@@ -43,8 +39,6 @@ from dovetail_capture.interpreter.values.containers import (
 from dovetail_capture.interpreter.values.functions import (
     BoundMethod,
     FunctionValue,
-    GeneratorValue,
-    IteratorValue,
     NativeMethod,
     SuperValue,
 )
@@ -444,255 +438,7 @@ def slice_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return SliceValue(args[0], args[1], args[2] if len(args) > 2 else NONE)
 
 
-# --- iteration -----------------------------------------------------------------------------------
-
-
-def len_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return vm.constant(operators.length(vm, args[0]))
-
-
-def iter_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    if len(args) > 1:
-        until: Any = polyfills.iterate_until
-        return calls.inline(vm, until, args, kwargs)
-    return vm.get_iter(args[0])
-
-
-def next_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    value = vm.next_value(args[0])
-    if value is not None:
-        return value
-    if len(args) > 1:
-        return args[1]
-    if isinstance(args[0], GeneratorValue):
-        _stop(vm, args[0])
-    return vm.raise_exception(StopIteration, [])
-
-
-def _stop(vm: Interpreter, generator: GeneratorValue) -> NoReturn:
-    """Raise the StopIteration of a generator that has just returned."""
-    result = generator.frame.result
-    vm.raise_exception(StopIteration, [] if result is None or result is NONE else [result])
-
-
-def zip_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    iterators = [vm.get_iter(arg) for arg in args]
-    strict = "strict" in kwargs and vm.truth(kwargs["strict"])
-
-    def items() -> Iterator[Value]:
-        while iterators:
-            row = []
-            for position, iterator in enumerate(iterators):
-                item = vm.next_value(iterator)
-                if item is None:
-                    if strict:
-                        _check_strict(vm, iterators, position)
-                    return
-                row.append(item)
-            yield TupleValue(row)
-
-    remake = functools.partial(zip, strict=True) if strict else zip
-    return IteratorValue(items(), zip, over=iterators, remake=remake)
-
-
-def _check_strict(vm: Interpreter, iterators: Args, ended: int) -> None:
-    """The error of `zip(strict=True)` when the iterator at place `ended` ends first."""
-    if ended:
-        earlier = " " if ended == 1 else "s 1-"
-        text = f"zip() argument {ended + 1} is shorter than argument{earlier}{ended}"
-        vm.raise_error(ValueError, text)
-    for place, iterator in enumerate(iterators[1:], 1):
-        if vm.next_value(iterator) is not None:
-            earlier = " " if place == 1 else "s 1-"
-            text = f"zip() argument {place + 1} is longer than argument{earlier}{place}"
-            vm.raise_error(ValueError, text)
-
-
-def enumerate_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    iterator = vm.get_iter(args[0])
-    start = vm.as_python(args[1] if len(args) > 1 else kwargs.get("start", Constant(0)))
-
-    def items() -> Iterator[Value]:
-        for index, item in enumerate(vm.iterate(iterator), start):
-            yield TupleValue([Constant(index), item])
-
-    return IteratorValue(items(), enumerate, over=[iterator, Constant(start)])
-
-
-def map_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    iterators = [vm.get_iter(arg) for arg in args[1:]]
-    rows = zip_(vm, list(iterators), {})
-    fn = args[0]
-    items = (vm.call(fn, list(vm.iterate(row)), {}) for row in vm.iterate(rows))
-    return IteratorValue(items, map, over=[fn, *iterators])
-
-
-def filter_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    fn = args[0]
-    keep: Callable[[Value], Value] = lambda item: item  # noqa: E731
-    if not (isinstance(fn, Constant) and fn.value is None):
-        keep = lambda item: vm.call(fn, [item], {})  # noqa: E731
-    iterator = vm.get_iter(args[1])
-    items = (item for item in vm.iterate(iterator) if vm.truth(keep(item)))
-    return IteratorValue(items, filter, over=[fn, iterator])
-
-
-def reversed_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    method = operators.dunder(vm, args[0], "__reversed__")
-    if isinstance(args[0], ObjectValue) and isinstance(method, BoundMethod):
-        return vm.call(method, [], {})
-    if isinstance(args[0], ObjectValue) and args[0].native is None:
-        count = operators.length(vm, args[0])
-        items = (vm.getitem(args[0], Constant(i)) for i in reversed(range(count)))
-        return IteratorValue(items, reversed)
-    native = vm.native(args[0])
-    if isinstance(native, ListValue):
-        over, size = [args[0]], len(native.items)
-        backwards = _backwards(vm, native, size)
-        kind = type(reversed(native.cls()))
-        return IteratorValue(backwards, kind, over=over, size=size, remake=reversed)
-    if isinstance(native, (DictValue, DictView)):
-        iterator = iteration.dict_iterator(vm, native, backwards=True)
-        iterator.over = [args[0]]
-        return iterator
-    return IteratorValue(iter(list(vm.iterate(args[0]))[::-1]), reversed, True)
-
-
-def _backwards(vm: Interpreter, items: ListValue, size: int) -> Iterator[Value]:
-    index = size - 1
-    while True:
-        if items.cls is collections.deque:
-            iteration.check_size(vm, items, size)
-        if not 0 <= index < len(items.items):  # the list may change while it is iterated
-            return
-        yield vm.list_item(items, index)
-        index -= 1
-
-
-def sorted_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return ListValue(sorted_items(vm, list(vm.iterate(args[0])), kwargs))
-
-
-def sum_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    total = args[1] if len(args) > 1 else kwargs.get("start", Constant(0))
-    for item in vm.iterate(args[0]):
-        total = operators.binary(vm, "+", total, item, False)
-    return total
-
-
-def any_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return boolean(any(vm.truth(item) for item in vm.iterate(args[0])))
-
-
-def all_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return boolean(all(vm.truth(item) for item in vm.iterate(args[0])))
-
-
-def extremum(symbol: str) -> Handler:
-    """`min` and `max`."""
-
-    def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-        items = list(vm.iterate(args[0])) if len(args) == 1 else list(args)
-        key = kwargs.get("key", NONE)
-        if not items:
-            if "default" in kwargs:
-                return kwargs["default"]
-            return vm.fold(min if symbol == "<" else max, [ListValue([])], {})  # its ValueError
-        best, best_key = None, None
-        for item in items:
-            item_key = item if key is NONE else vm.call(key, [item], {})
-            if best is None or vm.truth(
-                operators.compare(vm, symbol, item_key, best_key)  # type: ignore[arg-type]
-            ):
-                best, best_key = item, item_key
-        assert best is not None
-        return best
-
-    return handler
-
-
-def abs_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    if isinstance(args[0], TensorValue):
-        return vm.record("call_method", "abs", args, {})
-    if isinstance(args[0], SymbolicNumber) and args[0].python_type() is not bool:
-        return vm.constant(abs(args[0].value))
-    method = operators.dunder(vm, args[0], "__abs__")
-    if isinstance(method, BoundMethod):
-        return vm.call(method, [], {})
-    return vm.fold(abs, [operators.concrete(arg) for arg in args], kwargs)
-
-
-def pow_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    if len(args) == 2 and not kwargs:
-        return operators.binary(vm, "**", args[0], args[1], False)
-    return vm.fold(pow, args, kwargs)
-
-
-def divmod_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    if any(isinstance(arg, (ObjectValue, TensorValue)) for arg in args):
-        found = operators.by_methods(vm, "divmod()", "divmod", args[0], args[1], False)
-        if found is not None:
-            return found
-        operators.refuse_opaque("divmod", *args)
-        names = " and ".join(f"'{arg.python_type().__name__}'" for arg in args)
-        vm.raise_error(TypeError, f"unsupported operand type(s) for divmod(): {names}")
-    if not any(isinstance(arg, SymbolicNumber) for arg in args):
-        return vm.fold(divmod, args, kwargs)
-    return TupleValue(
-        [
-            operators.binary(vm, "//", args[0], args[1], False),
-            operators.binary(vm, "%", args[0], args[1], False),
-        ]
-    )
-
-
-def print_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    raise GraphBreakSignal("print()", "remove the print, or do it outside of compiled code")
-
-
-# --- generators ----------------------------------------------------------------------------------
-
-
-def _generator(value: Value) -> GeneratorValue:
-    if not isinstance(value, GeneratorValue):
-        raise GraphBreakSignal("a generator that was made outside of the graph")
-    return value
-
-
-def generator_send(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    generator = _generator(args[0])
-    value = vm.resume(generator, args[1])
-    return value if value is not None else _stop(vm, generator)
-
-
-def generator_throw(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    generator = _generator(args[0])
-    error = args[2] if len(args) > 2 and args[2] is not NONE else args[1]
-    kind = vm.as_python(error) if isinstance(error, Constant) else error.python_type()
-    if not (isinstance(kind, type) and issubclass(kind, BaseException)):
-        name = error.python_type().__name__
-        text = f"exceptions must be classes or instances deriving from BaseException, not {name}"
-        vm.raise_error(TypeError, text)
-    value = vm.throw_into(generator, vm.as_exception(error))
-    return value if value is not None else _stop(vm, generator)
-
-
-def generator_close(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    generator = _generator(args[0])
-    if generator.started and not generator.finished:
-        stop = ObjectValue(GeneratorExit)
-        stop.base_new = GeneratorExit
-        stop.slots["args"] = TupleValue([])
-        try:
-            value = vm.throw_into(generator, stop)
-        except ProgramException as error:
-            if not issubclass(error.value.python_type(), (GeneratorExit, StopIteration)):
-                raise
-        else:
-            if value is not None:
-                vm.raise_error(RuntimeError, "generator ignored GeneratorExit")
-    generator.finished = True
-    return NONE
+# --- exceptions, functions, types -----------------------------------------------------------------
 
 
 def exception_init(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -755,13 +501,8 @@ HANDLERS: dict[Any, Handler] = {
     str: str_, format: format_,
     repr: repr_, list: list_, tuple: tuple_, set: set_of(set), frozenset: set_of(frozenset),
     dict: dict_of(dict), collections.OrderedDict: dict_of(collections.OrderedDict),
-    collections.defaultdict: defaultdict_, collections.deque: deque_, slice: slice_, len: len_,
-    iter: iter_, next: next_, zip: zip_, enumerate: enumerate_, map: map_, filter: filter_,
-    reversed: reversed_, sorted: sorted_, sum: sum_, any: any_, all: all_, min: extremum("<"),
-    max: extremum(">"), abs: abs_, pow: pow_, divmod: divmod_, print: print_,
-    types.GeneratorType.send: generator_send, types.GeneratorType.throw: generator_throw,
-    types.GeneratorType.close: generator_close, types.GeneratorType.__next__: next_,
-    types.GeneratorType.__iter__: iter_, BaseException.__init__: exception_init,
+    collections.defaultdict: defaultdict_, collections.deque: deque_, slice: slice_,
+    BaseException.__init__: exception_init,
     StopIteration.__init__: exception_init,
     BaseException.with_traceback: exception_with_traceback, BaseException.__str__: exception_str,
     types.FunctionType.__get__: function_get, types.MethodType: method_type,

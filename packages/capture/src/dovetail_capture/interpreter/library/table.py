@@ -13,6 +13,7 @@ from dovetail_capture.interpreter.library import (
     differentiation,
     draws,
     function_modes,
+    iteration_functions,
     local_classes,
     numpy_functions,
     optimizers,
@@ -45,6 +46,7 @@ __all__ = [
 HANDLERS: dict[Any, Handler] = {
     **container_methods.HANDLERS,
     **builtin_functions.HANDLERS,
+    **iteration_functions.HANDLERS,
     **stdlib.HANDLERS,
     **torch_functions.HANDLERS,
     **polyfills.HANDLERS,
