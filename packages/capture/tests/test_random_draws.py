@@ -540,3 +540,37 @@ def test_a_backend_without_symbolic_numbers() -> None:
     captured = optimize(scaled, backend)
     assert same(observe(scaled, make, 3), observe(captured, make, 3))
     assert taken and captured.capture_context.log.breaks
+
+
+def test_a_drawn_divisor_that_may_be_zero_breaks_the_graph() -> None:
+    """Nothing in the graph would tell that it is zero, least of all if the quotient is not used."""
+
+    def unused(x):
+        n = random.randrange(9)
+        n // (n % 2)
+        return x + 1
+
+    compiled = optimize(unused, CountingBackend())
+    for seed in range(6):
+        found = []
+        for function in (unused, compiled):
+            random.seed(seed)
+            try:
+                found.append(function(torch.ones(2)).tolist())
+            except ZeroDivisionError as error:
+                found.append(str(error))
+        assert found[0] == found[1], seed
+
+
+def test_a_drawn_divisor_that_is_not_zero_stays_in_the_graph() -> None:
+    def inverse(x):
+        return x * (100 // random.randint(1, 9))
+
+    backend = CountingBackend()
+    compiled = optimize(inverse, backend, fullgraph=True)
+    for seed in range(4):
+        random.seed(seed)
+        expected = inverse(torch.ones(2))
+        random.seed(seed)
+        assert torch.equal(compiled(torch.ones(2)), expected)
+    assert len(backend.graphs) == 1

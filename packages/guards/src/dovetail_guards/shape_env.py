@@ -81,6 +81,8 @@ class ShapeEnv:
         self.hints: dict[str, int] = {}
         self.sources: dict[str, Source] = {}
         self.unbacked: set[str] = set()
+        # Run-time values of which the compiled program checks nothing: all must be decided.
+        self.unchecked: set[str] = set()
         self.floats: dict[str, float] = {}  # symbols of float inputs: a symbol is the float's key
         # Sizes of inputs that the user wants nothing decided about, for as long as `keep_undecided`
         self.undecided: set[str] = set()
@@ -289,7 +291,8 @@ class ShapeEnv:
         known = self.statically_known(relation)
         if known is not None:
             return known
-        if self.unbacked.isdisjoint(relation.free_symbols()):
+        symbols = relation.free_symbols()
+        if self.unbacked.isdisjoint(symbols) or not self.unchecked.isdisjoint(symbols):
             return self._decide(relation, message or "checked by the program")
         # About a run-time value: the compiled program checks it when it runs; here it is learnt.
         self.checks.append((relation, message or f"a check of the program fails: {relation}"))

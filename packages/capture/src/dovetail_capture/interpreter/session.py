@@ -253,6 +253,7 @@ class Session:
             bounds = Range() if limits is None else Range(int(limits[0]), int(limits[1]))
             expr = env.create_unbacked(bounds)
             assert expr.symbol_name is not None
+            env.unchecked.add(expr.symbol_name)  # the graph may not even take it
             self.drawn_symbols[expr.symbol_name] = source
             self.drawn_examples[expr.symbol_name] = example
             size = env.symint(expr)
