@@ -574,3 +574,27 @@ def test_a_drawn_divisor_that_is_not_zero_stays_in_the_graph() -> None:
         random.seed(seed)
         assert torch.equal(compiled(torch.ones(2)), expected)
     assert len(backend.graphs) == 1
+
+
+def test_a_divisor_of_drawn_and_other_numbers_breaks_the_graph() -> None:
+    """Nor is anything known of an expression that has a drawn number beside a size."""
+
+    def program(x, n):
+        n = random.choice([1, 2, n])
+        c = (n + len(x)) % 30
+        try:
+            len(x) // (c % 2)
+        except LookupError:
+            return x
+        return x + 1
+
+    compiled = optimize(program, CountingBackend())
+    for seed in range(8):
+        found = []
+        for function in (program, compiled):
+            random.seed(seed)
+            try:
+                found.append(function(torch.ones(3), seed).tolist())
+            except ZeroDivisionError as error:
+                found.append(str(error))
+        assert found[0] == found[1], seed

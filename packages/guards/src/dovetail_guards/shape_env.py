@@ -292,8 +292,10 @@ class ShapeEnv:
         if known is not None:
             return known
         symbols = relation.free_symbols()
-        if self.unbacked.isdisjoint(symbols) or not self.unchecked.isdisjoint(symbols):
+        if self.unbacked.isdisjoint(symbols):
             return self._decide(relation, message or "checked by the program")
+        if not self.unchecked.isdisjoint(symbols):
+            return self.guard_bool(relation)
         # About a run-time value: the compiled program checks it when it runs; here it is learnt.
         self.checks.append((relation, message or f"a check of the program fails: {relation}"))
         self._learn(relation)
