@@ -6,6 +6,7 @@ and it says exactly which op is meant.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
 
 
 class _Packet(Protocol):
@@ -227,3 +229,25 @@ def reduce_loss(loss: Tensor, reduction: int) -> Tensor:
     dims = list(range(loss.dim()))
     total = aten.sum.dim_IntList(loss, dims)
     return total if reduction == 2 else aten.div.Tensor(total, count(loss, dims))
+
+
+def of_known_sizes(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A decomposition that decides on sizes: the op is left whole where those depend on data."""
+
+    @functools.wraps(function)
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        leaves = pytree.tree_leaves((args, kwargs))
+        given = [n for a in leaves for n in (a.shape if isinstance(a, Tensor) else (a,))]
+        if any(map(depends_on_data, given)):
+            return NotImplemented
+        return function(*args, **kwargs)
+
+    return inner
+
+
+def depends_on_data(size: Any) -> bool:
+    """True for a size that is known when the program runs only."""
+    if not isinstance(size, torch.SymInt):
+        return False
+    env, expr = getattr(size.node, "env", None), size.node.expr
+    return env is not None and not env.unbacked.isdisjoint(expr.free_symbols())

@@ -15,6 +15,7 @@ from ._common import (
     broadcast,
     cast,
     constant,
+    depends_on_data,
     iota,
     reshape,
     times,
@@ -95,7 +96,9 @@ def index_put(self: Tensor, indices: Indices, values: Tensor, accumulate: bool =
     rank = mask.dim()
     if rank == 0 or values.dim() != self.dim() - rank + 1 or mask.device != self.device:
         return NotImplemented
-    if type(values.shape[first]) is int and values.shape[first] == 1:
+    if depends_on_data(values.shape[first]):
+        return NotImplemented  # there may be none, and what is not used is read, too
+    if type(values.shape[first]) is int and values.shape[first] in (0, 1):
         return NotImplemented
     before = aten.cumsum.default(cast(reshape(mask, [-1]), torch.int64), 0)
     place = where(mask, aten.sub.Tensor(aten.view.default(before, mask.shape), 1), 0)

@@ -8,7 +8,18 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from ._common import Family, along, aten, cast, constant, iota, reshape, where, wide
+from ._common import (
+    Family,
+    along,
+    aten,
+    cast,
+    constant,
+    iota,
+    of_known_sizes,
+    reshape,
+    where,
+    wide,
+)  # fmt: skip
 from .upsampling import cubic_weights
 
 LINEAR, NEAREST, CUBIC = 0, 1, 2
@@ -94,6 +105,6 @@ def grid_sampler(
 
 
 TABLE: Family = {
-    "grid_sampler_2d.default": grid_sampler,
-    "grid_sampler_3d.default": grid_sampler,
+    "grid_sampler_2d.default": of_known_sizes(grid_sampler),
+    "grid_sampler_3d.default": of_known_sizes(grid_sampler),
 }

@@ -18,7 +18,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._common import Family, along, aten, cast, constant, iota, made_for, where, wide, zeros
+from ._common import (
+    Family,
+    along,
+    aten,
+    cast,
+    constant,
+    iota,
+    made_for,
+    of_known_sizes,
+    where,
+    wide,
+    zeros,
+)  # fmt: skip
 
 Tap = tuple[Tensor, Tensor | None]  # positions read, and weights (None: all 1)
 Taps = Callable[[Tensor, int, int, float | None], list[Tap]]
@@ -390,4 +402,8 @@ _KINDS: tuple[tuple[str, _Kind, int], ...] = (
     ("_upsample_bilinear2d_aa", _Kind(_antialiased(_triangle, 1.0), None), 2),
     ("_upsample_bicubic2d_aa", _Kind(_antialiased(_bell, 2.0), None), 2),
 )
-TABLE: Family = {op: entry for kind in _KINDS for op, entry in _pair(*kind).items()}
+TABLE: Family = {
+    op: of_known_sizes(entry) if "_aa" in op else entry
+    for kind in _KINDS
+    for op, entry in _pair(*kind).items()
+}

@@ -21,7 +21,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from dovetail_capture.interpreter.library.container_methods import Args, Handler, Kwargs
-from dovetail_capture.interpreter.protocols import dicts, operators
+from dovetail_capture.interpreter.protocols import dicts, identity, operators
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
@@ -78,11 +78,11 @@ def op_truth(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def op_is(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return boolean(operators.is_object(vm, args[0], args[1]))
+    return boolean(identity.is_object(vm, args[0], args[1]))
 
 
 def op_is_not(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return boolean(not operators.is_object(vm, args[0], args[1]))
+    return boolean(not identity.is_object(vm, args[0], args[1]))
 
 
 def op_index(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dovetail_capture.interpreter.bytecode import VERSION, Instruction
 from dovetail_capture.interpreter.opcodes.jumps import branch_truth
 from dovetail_capture.interpreter.opcodes.rows import ALWAYS, FROM_312, UNTIL_311, Handler, Row
-from dovetail_capture.interpreter.protocols import operators
+from dovetail_capture.interpreter.protocols import identity, operators
 from dovetail_capture.interpreter.values.base import boolean
 from dovetail_capture.interpreter.values.containers import SliceValue
 
@@ -56,7 +56,7 @@ def compare_op(frame: Frame, inst: Instruction) -> None:
 def is_op(frame: Frame, inst: Instruction) -> None:
     right = frame.stack.pop()
     left = frame.stack.pop()
-    frame.stack.append(boolean(operators.is_object(frame.vm, left, right) != bool(inst.arg)))
+    frame.stack.append(boolean(identity.is_object(frame.vm, left, right) != bool(inst.arg)))
 
 
 def contains_op(frame: Frame, inst: Instruction) -> None:

@@ -516,45 +516,6 @@ def _order(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
     )
 
 
-def is_object(vm: Interpreter, left: Value, right: Value) -> bool:
-    """The program's `left is right`. Whether equal numbers, strings and the like are one object
-    is known of small numbers and of what comes from one place, and guarded where it can be."""
-    if left is right or (left.source is not None and left.source is right.source):
-        return True
-    cls = left.python_type()
-    if cls is not right.python_type() or cls not in _MADE_ANEW:
-        return is_same(vm, left, right)
-    if isinstance(left, Constant) and isinstance(right, Constant):
-        made = left.source is None and right.source is None
-        same = left.value is right.value
-        if same and (made or left.value in _EMPTY):
-            return True
-        if vm.session.can_relate(left.source, right.source):
-            relate = vm.session.same if same else vm.session.distinct
-            relate(left.source, right.source)  # type: ignore[arg-type]
-            return same
-        equal = left.value == right.value or left.value != left.value
-    elif isinstance(left, (Constant, SymbolicNumber)) and isinstance(
-        right, (Constant, SymbolicNumber)
-    ):
-        equal = truth(vm, compare(vm, "==", left, right))
-    else:
-        return is_same(vm, left, right)
-    if not equal:
-        return False
-    if cls is int:
-        number = as_python(vm, left)
-        if _SMALLEST <= number <= _SMALL:
-            as_python(vm, right)
-            return True
-    raise GraphBreakSignal(f"whether {left.describe()} is the same object as an equal one")
-
-
-_MADE_ANEW = (int, float, complex, str, bytes, tuple)
-_EMPTY = ("", b"", ())
-_SMALLEST, _SMALL = -5, 256  # the numbers of which Python has one object each
-
-
 def is_same(vm: Interpreter, left: Value, right: Value) -> bool:
     """`left is right`. Guards that pre-existing objects that differ go on to differ."""
     if left is right:
