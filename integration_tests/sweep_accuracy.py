@@ -34,6 +34,7 @@ from sweep_operators import (
     operators,
     sweep,
 )
+from torch.autograd.gradcheck import GradcheckError
 from torch.utils import _pytree as pytree
 
 import dovetail
@@ -75,7 +76,7 @@ def gradcheck(op: Any, sample: Any, second: bool) -> str:
             nondet_tol=op.gradcheck_nondet_tol or 1e-12,
             check_batched_grad=False,
         )
-    except torch.autograd.gradcheck.GradcheckError as error:  # type: ignore[attr-defined]
+    except GradcheckError as error:
         return " ".join(str(error).split())[:300]
     return ""
 
