@@ -72,6 +72,10 @@ def test_grid_sampler(dtype, align):
             for padding in (0, 1, 2):
                 op = getattr(aten, f"grid_sampler_{len(places)}d").default
                 check(op, [x, grid, mode, padding, align])
+                backward = getattr(aten, f"grid_sampler_{len(places)}d_backward").default
+                grad = torch.randn(*x.shape[:2], *places, dtype=dtype)
+                for mask in ([True, True], [False, True]):
+                    check(backward, [grad, x, grid, mode, padding, align, mask])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

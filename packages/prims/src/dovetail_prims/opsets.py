@@ -97,7 +97,7 @@ EXTERN = (
     "adaptive_max_pool2d.default", "adaptive_max_pool2d_backward.default",
     "adaptive_max_pool3d.default", "adaptive_max_pool3d_backward.default",
     "_adaptive_avg_pool3d.default", "_adaptive_avg_pool3d_backward.default",
-    "grid_sampler_2d_backward.default", "grid_sampler_3d_backward.default", "median.default",
+    "median.default",
     "median.dim", "nanmedian.default", "nanmedian.dim", "kthvalue.default", "mode.default",
     "searchsorted.Scalar", "bucketize.Scalar", "histc.default", "index_reduce.default",
     "_embedding_bag.default", "_embedding_bag_dense_backward.default",

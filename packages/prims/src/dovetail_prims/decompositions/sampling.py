@@ -1,8 +1,9 @@
-"""Images read at fractional places: grid_sampler."""
+"""Images read at fractional places: grid_sampler, with its gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import product
 
 import torch
@@ -19,8 +20,9 @@ from ._common import (
     reshape,
     where,
     wide,
+    zeros,
 )  # fmt: skip
-from .upsampling import cubic_weights
+from .upsampling import cubic_slopes, cubic_weights
 
 LINEAR, NEAREST, CUBIC = 0, 1, 2
 ZEROS, BORDER, REFLECTION = 0, 1, 2
@@ -34,77 +36,185 @@ def _placed(x: Tensor, size: int, align_corners: bool) -> Tensor:
     return aten.div.Tensor(aten.sub.Tensor(aten.mul.Tensor(shifted, size), 1.0), 2.0)
 
 
-def _held(x: Tensor, size: int, padding: int, align_corners: bool) -> Tensor:
-    """A position brought into the image, as the padding says"""
+def _held(x: Tensor, size: int, padding: int, align_corners: bool) -> tuple[Tensor, Tensor | None]:
+    """A position brought into the image, as the padding says, and how fast it moves there (None:
+    as fast as outside)"""
     if padding == ZEROS:
-        return x
+        return x, None
+    turns: Tensor | None = None
     if padding == REFLECTION:
         low, span = (0.0, size - 1) if align_corners else (-0.5, size)
         if span == 0:
             x = aten.mul.Tensor(x, 0.0)
         else:
-            distance = aten.abs.default(aten.sub.Tensor(x, low))
+            shifted = aten.sub.Tensor(x, low)
+            distance = aten.abs.default(shifted)
             flips = aten.floor.default(aten.div.Tensor(distance, span))
             rest = aten.fmod.Scalar(distance, float(span))
             odd = aten.ne.Scalar(aten.fmod.Scalar(flips, 2.0), 0)
             x = aten.add.Tensor(where(odd, aten.sub.Tensor(float(span), rest), rest), low)
-    return aten.minimum.default(aten.relu.default(x), constant(size - 1, x))
+            turns = aten.logical_xor.default(odd, aten.lt.Scalar(shifted, 0))
+    within = aten.logical_and.default(aten.gt.Scalar(x, 0), aten.lt.Scalar(x, size - 1))
+    speed = cast(within, x.dtype)
+    if turns is not None:
+        speed = where(turns, aten.neg.default(speed), speed)
+    return aten.minimum.default(aten.relu.default(x), constant(size - 1, x)), speed
 
 
-Tap = tuple[Tensor, Tensor, Tensor | None]  # a place, whether it is inside, its weight
+@dataclass(frozen=True)
+class _Tap:
+    """A place along one dimension, whether it is inside, its weight (None: 1) and how this grows
+    with the grid's number (None: not at all)."""
+
+    place: Tensor
+    inside: Tensor
+    weight: Tensor | None
+    slope: Tensor | None
 
 
-def _taps(x: Tensor, size: int, mode: int, padding: int, align_corners: bool) -> list[Tap]:
+def _taps(x: Tensor, size: int, mode: int, padding: int, align_corners: bool) -> list[_Tap]:
     """The positions read along one dimension"""
     x = _placed(x, size, align_corners)
+    rate = (size - 1) / 2 if align_corners else size / 2
     weights: Sequence[Tensor | None] = [None]
+    slopes: Sequence[Tensor | None] = [None]
+    speed: Tensor | None = None
     if mode != CUBIC:
-        x = _held(x, size, padding, align_corners)
+        x, speed = _held(x, size, padding, align_corners)
     start = aten.round.default(x) if mode == NEAREST else aten.floor.default(x)
     offsets: tuple[int, ...] = (0,)
     if mode == LINEAR:
         far = aten.sub.Tensor(x, start)
         weights, offsets = [aten.sub.Tensor(1.0, far), far], (0, 1)
+        up = aten.full_like.default(x, rate) if speed is None else aten.mul.Tensor(speed, rate)
+        slopes = [aten.neg.default(up), up]
     elif mode == CUBIC:
-        weights, offsets = [*cubic_weights(aten.sub.Tensor(x, start))], (-1, 0, 1, 2)
-    taps: list[Tap] = []
-    for offset, weight in zip(offsets, weights, strict=True):
+        far = aten.sub.Tensor(x, start)
+        weights, offsets = cubic_weights(far), (-1, 0, 1, 2)
+        slopes = [aten.mul.Tensor(slope, rate) for slope in cubic_slopes(far)]
+    taps: list[_Tap] = []
+    for offset, weight, slope in zip(offsets, weights, slopes, strict=True):
         place = aten.add.Tensor(start, offset) if offset else start
         if mode == CUBIC:
-            place = _held(place, size, padding, align_corners)
+            place, _ = _held(place, size, padding, align_corners)
         inside = aten.logical_and.default(aten.ge.Scalar(place, 0), aten.lt.Scalar(place, size))
-        taps.append((cast(where(inside, place, 0.0), torch.int64), inside, weight))
+        place = cast(where(inside, place, 0.0), torch.int64)
+        taps.append(_Tap(place, inside, weight, slope))
     return taps
+
+
+def _all_taps(
+    x: Tensor, grid: Tensor, mode: int, padding: int, align_corners: bool
+) -> tuple[list[Tensor], list[list[_Tap]]]:
+    """Batch and channel of each element of the result, and the taps along each dimension"""
+    rank = x.dim() - 2
+    shape = grid.shape[1:-1]
+    taps = []
+    for d, size in enumerate(x.shape[2:]):  # (the grid names the last dimension first)
+        own = aten.select.int(wide(grid), -1, rank - 1 - d)
+        own = reshape(own, [x.shape[0], 1, *shape])
+        taps.append(_taps(own, size, mode, padding, align_corners))
+    return [along(iota(n, x), d, rank + 2) for d, n in enumerate(x.shape[:2])], taps
+
+
+def _product(*factors: Tensor | None) -> Tensor | None:
+    """Of those that are there"""
+    found: Tensor | None = None
+    for factor in factors:
+        if factor is not None:
+            found = factor if found is None else aten.mul.Tensor(found, factor)
+    return found
+
+
+def _sum(parts: Iterable[Tensor]) -> Tensor:
+    total: Tensor | None = None
+    for part in parts:
+        total = part if total is None else aten.add.Tensor(total, part)
+    assert total is not None
+    return total
+
+
+def _inside_only(value: Tensor, taps: Iterable[_Tap]) -> Tensor:
+    """0 outside of the image"""
+    for tap in taps:
+        value = where(tap.inside, value, 0.0)
+    return value
+
+
+def _weighed(value: Tensor, *factors: Tensor | None) -> Tensor:
+    factor = _product(*factors)
+    return value if factor is None else aten.mul.Tensor(value, factor)
 
 
 def grid_sampler(
     input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> Tensor:
     """Each place's neighbours, by distance (all dimensions independent), 0 outside"""
-    x, where_to = wide(input), wide(grid)
-    rank = x.dim() - 2
-    sizes, shape = x.shape[2:], grid.shape[1:-1]
-    by_dim = []
-    for d, size in enumerate(sizes):  # (the grid names the last dimension first)
-        own = aten.select.int(where_to, -1, rank - 1 - d)
-        own = reshape(own, [x.shape[0], 1, *shape])
-        by_dim.append(_taps(own, size, interpolation_mode, padding_mode, align_corners))
-    lead = [along(iota(n, x), d, rank + 2) for d, n in enumerate(x.shape[:2])]
-    total: Tensor | None = None
+    x = wide(input)
+    lead, by_dim = _all_taps(x, grid, interpolation_mode, padding_mode, align_corners)
+    parts = []
     for taps in product(*by_dim):
-        part = aten.index.Tensor(x, [*lead, *(place for place, _, _ in taps)])
-        weight: Tensor | None = None
-        for _, inside, own_weight in taps:
-            part = where(inside, part, 0.0)
-            if own_weight is not None:
-                weight = own_weight if weight is None else aten.mul.Tensor(weight, own_weight)
-        part = part if weight is None else aten.mul.Tensor(part, weight)
-        total = part if total is None else aten.add.Tensor(total, part)
-    assert total is not None
-    return cast(total, input.dtype)
+        read = _inside_only(aten.index.Tensor(x, [*lead, *(t.place for t in taps)]), taps)
+        parts.append(_weighed(read, *(t.weight for t in taps)))
+    return cast(_sum(parts), input.dtype)
+
+
+def grid_sampler_backward(
+    grad_output: Tensor,
+    input: Tensor,
+    grid: Tensor,
+    interpolation_mode: int,
+    padding_mode: int,
+    align_corners: bool,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None]:
+    """What each place read, weighed and added there; and how the sum grows with the place"""
+    x, grad = wide(input), wide(grad_output)
+    lead, by_dim = _all_taps(x, grid, interpolation_mode, padding_mode, align_corners)
+    to_input: Tensor | None = None
+    if output_mask[0]:
+        to_input = zeros(x.shape, x)
+        for taps in product(*by_dim):
+            part = _inside_only(_weighed(grad, *(t.weight for t in taps)), taps)
+            places = [*lead, *(t.place for t in taps)]
+            to_input = aten.index_put.default(to_input, places, part, True)
+        to_input = cast(to_input, input.dtype)
+    if not output_mask[1]:
+        return to_input, None
+    if interpolation_mode == NEAREST:
+        return to_input, zeros(grid.shape, grid)
+    reads = [
+        (taps, _inside_only(aten.index.Tensor(x, [*lead, *(t.place for t in taps)]), taps))
+        for taps in product(*by_dim)
+    ]
+    numbers = []
+    for d in reversed(range(len(by_dim))):
+        grown = _sum(
+            _weighed(read, *(t.slope if k == d else t.weight for k, t in enumerate(taps)))
+            for taps, read in reads
+        )
+        number = aten.sum.dim_IntList(aten.mul.Tensor(grad, grown), [1])
+        numbers.append(aten.unsqueeze.default(number, -1))
+    return to_input, cast(aten.cat.default(numbers, -1), grid.dtype)
+
+
+def cudnn_grid_sampler(self: Tensor, grid: Tensor) -> Tensor:
+    """The one kind that cuDNN has: linear, 0 outside, corners aligned"""
+    return grid_sampler(self, grid, LINEAR, ZEROS, True)
+
+
+def cudnn_grid_sampler_backward(
+    self: Tensor, grid: Tensor, grad_output: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of the one kind that cuDNN has"""
+    return grid_sampler_backward(grad_output, self, grid, LINEAR, ZEROS, True, [True, True])
 
 
 TABLE: Family = {
     "grid_sampler_2d.default": of_known_sizes(grid_sampler),
     "grid_sampler_3d.default": of_known_sizes(grid_sampler),
+    "grid_sampler_2d_backward.default": of_known_sizes(grid_sampler_backward),
+    "grid_sampler_3d_backward.default": of_known_sizes(grid_sampler_backward),
+    "cudnn_grid_sampler.default": of_known_sizes(cudnn_grid_sampler),
+    "cudnn_grid_sampler_backward.default": of_known_sizes(cudnn_grid_sampler_backward),
 }

@@ -109,6 +109,23 @@ def cubic_weights(t: Tensor) -> list[Tensor]:
     return [outer[0], cubic_near(t), cubic_near(rest), outer[1]]
 
 
+def cubic_slopes(t: Tensor) -> list[Tensor]:
+    """How those weights grow with t"""
+    a, rest = CUBIC, aten.sub.Tensor(1.0, t)
+
+    def quadratic(x: Tensor, square: float, linear: float, number: float) -> Tensor:
+        inner = aten.add.Tensor(aten.mul.Tensor(x, square), linear)
+        return aten.add.Tensor(aten.mul.Tensor(inner, x), number)
+
+    def near(x: Tensor) -> Tensor:
+        return quadratic(x, 3 * (a + 2), -2 * (a + 3), 0.0)
+
+    def far(x: Tensor) -> Tensor:
+        return quadratic(aten.add.Tensor(x, 1.0), 3 * a, -10 * a, 8 * a)
+
+    return [far(t), near(t), aten.neg.default(near(rest)), aten.neg.default(far(rest))]
+
+
 def _cubic(align_corners: bool) -> Taps:
     """The four neighbours, by the cubic kernel of their distances"""
 
