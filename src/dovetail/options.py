@@ -26,6 +26,10 @@ class Options:
         about as fast as the CPU launches them, if they hold little memory.
     max_autotune: on a GPU, measure kernels of ours beside the library's products of matrices, and
         run the faster ones.
+    constant_weights: in calls without gradients, what is computed of parameters and buffers alone
+        (casts, layouts, a batch norm's scale times the weights before it) is computed once, and
+        again after a weight was written to. What its version counter does not tell is not seen:
+        writes through `.data`, and a batch norm's statistics in training that is not compiled.
     guard_filter_fn: given a list of `dovetail_capture.GuardFilterEntry`, tells of each whether it
         is kept; what it drops is never checked.
     activation_memory_budget: from 0 to 1, how much of what is saved for the backward by default is
@@ -38,6 +42,7 @@ class Options:
     cudagraphs: bool = False
     launch_bound_cudagraphs: bool = True
     max_autotune: bool = False
+    constant_weights: bool = False
     guard_filter_fn: Callable[..., Any] | None = None
     activation_memory_budget: float = 1.0
     fallback_random: bool = True

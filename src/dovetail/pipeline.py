@@ -27,7 +27,12 @@ from dovetail_autograd_aot import (
     aot_compile,
     min_cut_partition,
 )
-from dovetail_inductor import DeviceTuner, compile_graph, prefer_channels_last
+from dovetail_inductor import (
+    DeviceTuner,
+    compile_graph,
+    prefer_channels_last,
+    prepare_weights,
+)
 from dovetail_prims.at_sizes import is_symbolic
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.wrappers import is_wrapper
@@ -38,6 +43,7 @@ from torch.fx import GraphModule
 
 from dovetail.options import Options
 from dovetail.per_size import PerSize
+from dovetail.weights import ConstantWeights
 
 # What graphs that nobody asked for may hold.
 LAUNCH_BOUND_BYTES = 256 << 20
@@ -82,6 +88,7 @@ class CompilerBackend:
     # Graphs of symbolic sizes that had to be compiled for each size, with the reasons.
     per_size_compiles: list[str] = field(default_factory=list)
     aot: AotLog = field(default_factory=AotLog)
+    weights: list[ConstantWeights] = field(default_factory=list)  # under `constant_weights`
     tuner: DeviceTuner = field(default_factory=DeviceTuner)  # what it chose, under `max_autotune`
     _pool: GraphPool | None = None
 
@@ -91,18 +98,32 @@ class CompilerBackend:
             isinstance(v, torch.Tensor) and v.requires_grad for v in example_inputs
         )
         # (Tensor subclasses are taken apart: the graph's inputs are others then.)
-        places = () if any(map(is_wrapper, example_inputs)) else enumerate(example_inputs)
+        wrapped = any(map(is_wrapper, example_inputs))
+        places = () if wrapped else enumerate(example_inputs)
         static = frozenset(i for i, v in places if isinstance(v, torch.nn.Parameter))
+        keeps_weights = self.options.constant_weights and not training and not wrapped
         kept = frozenset[int]()  # by the caller, of the forward's results
+        constant = frozenset[int]()
+        silent = False  # does it write inputs without their version counters' telling?
 
         def partition(joint: JointGraph) -> PartitionedGraph:
-            nonlocal kept
+            nonlocal kept, constant, silent
             parts = cut(joint, self.options)
+            silent |= any(m.silent for m in parts.signature.mutated)
             kept = _kept_by_the_caller(parts.signature)
+            if keeps_weights and not joint.storages:
+                constant = _never_written(gm, parts.signature)
             return parts
 
         def forward_compiler(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-            return self._compile(graph, inputs, static, kept, training)
+            split = prepare_weights(graph, constant) if constant else None
+            if split is None:
+                return self._compile(graph, inputs, static, kept, training)
+            given = [*inputs, *split.prepared]
+            known = static.union(range(len(inputs), len(given)))
+            run = self._compile(split.rest, given, known, kept, training)
+            self.weights.append(ConstantWeights(split, run))
+            return self.weights[-1]
 
         def backward_compiler(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             return self._compile(graph, inputs, frozenset(), frozenset(), training)
@@ -119,7 +140,19 @@ class CompilerBackend:
         )
         generated = sum(g.codegen_s + g.load_s for g in self.compiled[known:])
         self.aot_s += time.perf_counter() - start - generated
-        return run
+        return self._telling(run) if silent and self.options.constant_weights else run
+
+    def _telling(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """`run`, after which nothing is known of weights."""
+
+        def run_and_tell(*inputs: Any) -> Any:
+            try:
+                return run(*inputs)
+            finally:
+                for weights in self.weights:
+                    weights.forget()
+
+        return run_and_tell
 
     def _compile(
         self,
@@ -171,6 +204,15 @@ class CompilerBackend:
         artifact = load(plan)
         self.compiled.append(CompiledGraph(plan, planned - start, time.perf_counter() - planned))
         return artifact
+
+
+def _never_written(gm: GraphModule, signature: Signature) -> frozenset[int]:
+    """Positions of the parameters and buffers among the inputs that the graph does not write."""
+    inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    written = {m.index for m in signature.mutated} | set(signature.bumped)
+    written.update(r.index for r in signature.reshaped)
+    static = {i for i, node in enumerate(inputs) if node.meta.get("static", False)}
+    return frozenset(static - written)
 
 
 def _kept_by_the_caller(signature: Signature) -> frozenset[int]:

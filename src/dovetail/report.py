@@ -24,6 +24,7 @@ class Report:
     `autograd` tells of AOT autograd: bytes saved for each backward, graphs for other placements of
     inputs, backwards with `create_graph`, compiled or not.
     `autotuned` tells what was measured and chosen under `max_autotune`.
+    `constant_weights` tells what is computed of weights once, under that option.
     `forward_launches` counts the first graph's launches of each distinct kernel.
     `tracing_s` is capture, joint tracing, decomposition and partitioning, of all graphs.
     `kernels` and `extern_calls` are summed over the compiled graphs, one call of each.
@@ -47,6 +48,7 @@ class Report:
     forward_launches: tuple[tuple[str, int], ...]
     autograd: tuple[str, ...] = ()
     autotuned: tuple[str, ...] = ()
+    constant_weights: tuple[str, ...] = ()
 
     def as_text(self) -> str:
         """The report as a person reads it."""
@@ -67,6 +69,7 @@ class Report:
             lines.append(f"{self.cudagraphs} CUDA graphs recorded")
         lines += [f"no CUDA graph: {reason}" for reason in self.cudagraph_skips]
         lines += self.autograd
+        lines += self.constant_weights
         lines += [f"measured: {choice}" for choice in self.autotuned]
         lines += [f"library call: {op} x{count}" for op, count in self.extern_ops]
         return "\n".join(lines)
@@ -108,4 +111,5 @@ def report(compiled: Any) -> Report:
         cudagraph_skips=tuple(s for g in ours.graphed for s in g.skips()) if ours else (),
         autograd=tuple(ours.aot.lines(named=False)) if ours is not None else (),
         autotuned=ours.tuner.lines() if ours is not None else (),
+        constant_weights=tuple(w.as_text() for w in ours.weights) if ours is not None else (),
     )

@@ -20,7 +20,8 @@ class GraphInput:
 
     `source` says where the value is fetched from at run time. `example` is the real value seen at
     capture (a tensor; an int or float when symbolic). A `static` input (a parameter or buffer
-    whose identity a guard pins) is bound at compile time instead of being fetched at each call.
+    whose identity a guard pins) is bound at compile time instead of being fetched at each call; its
+    placeholder has it as `meta["static"]`.
     """
 
     name: str

@@ -2,6 +2,7 @@
 
 from dovetail_inductor.autotune.device import DeviceTuner
 from dovetail_inductor.channels_last import prefer_channels_last
+from dovetail_inductor.constant_weights import PreparedGraph, prepare_weights
 from dovetail_inductor.lowering.values import UnsupportedGraph
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.pipeline import PassLog, compile_graph, compile_to_callable
@@ -10,8 +11,10 @@ __all__ = [
     "DeviceTuner",
     "InductorOptions",
     "PassLog",
+    "PreparedGraph",
     "UnsupportedGraph",
     "compile_graph",
     "compile_to_callable",
     "prefer_channels_last",
+    "prepare_weights",
 ]

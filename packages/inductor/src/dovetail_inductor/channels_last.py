@@ -24,6 +24,7 @@ from dovetail_prims.shape_rules.layout import (
 )
 from torch.fx import Graph, GraphModule, Node
 
+from dovetail_inductor.fx_nodes import fake_of, is_view
 from dovetail_inductor.loop_ir.sizes import hint_of
 from dovetail_inductor.lowering.values import shape_of
 
@@ -90,7 +91,7 @@ def _work(node: Node) -> float:
 def _sizes(node: Node, operand: int) -> list[int]:
     """The sizes of one of a convolution's operands, in the call that is compiled."""
     argument = node.args[CONVOLUTIONS[node.target][operand]]
-    return [hint_of(n) for n in shape_of(_fake(argument), node.name)]
+    return [hint_of(n) for n in shape_of(fake_of(argument), node.name)]
 
 
 def _is_candidate(node: Node, device_type: str) -> bool:
@@ -98,19 +99,13 @@ def _is_candidate(node: Node, device_type: str) -> bool:
 
     In 4 bytes those of one channel a group are not: their gradients take twice as long.
     """
-    x = _fake(node.args[CONVOLUTIONS[node.target][-2]])
+    x = fake_of(node.args[CONVOLUTIONS[node.target][-2]])
     if x._device.type != device_type or len(x._sizes) != 4:
         return False
     if x._dtype.itemsize == 2:
         return True
     groups: Any = node.args[_GROUPS[node.target]]
     return x._dtype is torch.float32 and groups == 1
-
-
-def _fake(node: Any) -> FakeTensor:
-    value = node.meta["val"]
-    assert isinstance(value, FakeTensor)
-    return value
 
 
 class _Relayout:
@@ -171,7 +166,7 @@ class _Relayout:
         if source in self.values:
             copy.meta["val"] = self.values[source][node.args[1]]
             self._note(node, copy)
-            if node in self.changed and _is_view(node):
+            if node in self.changed and is_view(node):
                 self.changed.update(node.all_input_nodes)
 
     def _visit_convolution(self, node: Node) -> None:
@@ -201,7 +196,7 @@ class _Relayout:
 
     def _channels_last(self, operand: Any, user: Node) -> Node:
         """A 4-d tensor of the new graph in channels-last."""
-        value = _fake(operand)
+        value = fake_of(operand)
         if is_channels_last(value._sizes, value._strides):
             return operand  # type: ignore[no-any-return]
         if operand not in self.laid_out:
@@ -215,11 +210,11 @@ class _Relayout:
         """A node of the source, in the new graph and in its former layout."""
         if node not in self.changed:
             return self.copied[node]
-        if node not in self.restored and _is_view(node):
+        if node not in self.restored and is_view(node):
             # The view of a restored tensor: it may be one that is not dense.
             self.restored[node] = self.graph.node_copy(node, self._as_before)
         if node not in self.restored:
-            before = _fake(node)
+            before = fake_of(node)
             order = dense_order(before._sizes, before._strides)
             if order is None:
                 raise _CannotRestore
@@ -237,15 +232,6 @@ class _Relayout:
         node.meta.update({k: operand.meta[k] for k in _BELONGS if k in operand.meta})
         node.meta["val"] = propagate(target, (operand.meta["val"], *args), kwargs)
         return node
-
-
-def _is_view(node: Node) -> bool:
-    if node.target is operator.getitem:
-        return _is_view(node.all_input_nodes[0])
-    target = node.target
-    return isinstance(target, torch._ops.OpOverload) and any(
-        r.alias_info is not None for r in target._schema.returns
-    )
 
 
 def _sees_strides(node: Node) -> bool:

@@ -205,6 +205,7 @@ class Session:
             self._guard_inside(real, source)
         name = _input_name(source, len(self.inputs))
         node = self.recorder.placeholder(name, fake)
+        node.meta["static"] = static
         value = TensorValue(node, fake, type(real), source, real)
         self.recorder.bind(value)
         self.known[id(real)] = value

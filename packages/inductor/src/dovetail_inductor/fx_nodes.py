@@ -1,0 +1,30 @@
+"""What passes over FX graphs ask of a node."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from dovetail_prims.fake_tensor import FakeTensor
+from torch.fx import Node
+
+
+def fake_of(node: Any) -> FakeTensor:
+    """The fake of a node that is a tensor."""
+    value = node.meta["val"]
+    assert isinstance(value, FakeTensor)
+    return value
+
+
+def is_view(node: Node) -> bool:
+    """Whether a node is a view of what it gets, or a part of several such."""
+    if node.target is operator.getitem:
+        return is_view(node.all_input_nodes[0])
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and any(
+        r.alias_info is not None for r in target._schema.returns
+    )
+
+
+__all__ = ["fake_of", "is_view"]
