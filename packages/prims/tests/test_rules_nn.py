@@ -167,3 +167,12 @@ def test_backend_choice(dtype: torch.dtype) -> None:
     assert choose_backend(wide, wide, wide, None, 0.0, False, False) == "flash_attention_for_cpu"
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         assert choose_backend(wide, wide, wide, None, 0.0, False, False) == "math"
+
+
+def test_draws_for_parameters() -> None:
+    for x in layouts((4, 5), torch.float32):
+        x.fill_(0.5)
+        check(aten._sample_dirichlet.default, x)
+        check(aten._dirichlet_grad.default, x, x.clone(), x + 1)
+        check(aten._standard_gamma_grad.default, x, x.clone())
+        check(aten.binomial.default, x.ceil(), x.clone())

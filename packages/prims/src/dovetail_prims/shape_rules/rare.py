@@ -9,6 +9,7 @@ import torch
 
 from dovetail_prims.fake_tensor import DataDependentError, FakeTensor, Size, Sizes, make
 from dovetail_prims.shape_rules.layout import (
+    broadcast,
     channels_last,
     contiguous,
     fresh,
@@ -260,9 +261,20 @@ def nonzero_static(x: FakeTensor, *, size: Size, fill_value: int = -1) -> FakeTe
     return fresh((size, len(x._sizes)), torch.int64, x._device)
 
 
+def drawn(*parameters: Any) -> FakeTensor:
+    """Random numbers for a distribution's parameters, or their derivatives: contiguous ones."""
+    tensors = [p for p in parameters if isinstance(p, FakeTensor)]
+    sizes = broadcast([t._sizes for t in tensors])
+    return fresh(sizes, tensors[0]._dtype, tensors[0]._device)
+
+
+_DRAWN = ("_sample_dirichlet", "_dirichlet_grad", "_standard_gamma_grad", "binomial")
+
+
 def rules() -> dict[str, Callable[..., Any]]:
     """The table of this family."""
     return {
+        **{f"{name}.default": drawn for name in _DRAWN},
         "geqrf.default": geqrf,
         "nonzero_static.default": nonzero_static,
         "max_unpool2d.default": max_unpool2d,
