@@ -757,6 +757,80 @@ def weak_reference(x):
     return r() is p, r().x + 1
 
 
+class Gone:
+    pass
+
+
+@construct(breaks=1)
+def weak_reference_to_what_is_gone(x):
+    import weakref
+
+    thing = Gone()
+    r = weakref.ref(thing)
+    del thing
+    return x + 1, r()
+
+
+class HasSlot:
+    __slots__ = ("y",)
+
+    def __init__(self):
+        self.y = 3
+
+
+class Hides(HasSlot):
+    @property
+    def y(self):
+        return super().y + 1
+
+    @y.setter
+    def y(self, value):
+        super(Hides, type(self)).y.__set__(self, value)
+
+
+class HidesArgs(ValueError):
+    @property
+    def args(self):
+        return super().args + (1,)
+
+
+@construct(graphs=None, breaks=None)
+def attributes_that_a_class_hides(x):
+    return x + 1, Hides().y, HidesArgs(5).args
+
+
+@construct()
+def descriptors_through_super(x):
+    error = super(HidesArgs, HidesArgs).args
+    return x + 1, error is HidesArgs.args, error is ValueError.args
+
+
+class NoModule:
+    __module__ = None
+
+    def __init__(self, n):
+        self.n = n
+
+    def twice(self, x):
+        return x * self.n
+
+
+@construct()
+def class_without_a_module(x):
+    return NoModule(2).twice(x), isinstance(NoModule(1), NoModule)
+
+
+@construct()
+def equal_methods(x):
+    a, b, items, others = NoModule(1), NoModule(1), [1], [1]
+    same = a.twice == a.twice, items.append == items.append, a.__repr__ == a.__repr__
+    differ = a.twice == b.twice, items.append == others.append, items.append == items.pop
+    odd = a.twice != a.twice, items.__len__ != items.__len__, a.twice is a.twice
+    kinds = type(items.append).__name__, type(items.__len__).__name__, callable(items.pop)
+    classes = NoModule.mro == NoModule.mro, NoModule.__init_subclass__ == Gone.__init_subclass__
+    return x + 1, same, differ, odd, kinds, classes, hasattr(items.pop, "__call__")
+
+
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)
 def test_construct(case: Case) -> None:
     run_case(case)

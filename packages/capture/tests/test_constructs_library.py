@@ -158,6 +158,69 @@ def fib(n):
     return n if n < 2 else fib(n - 1) + fib(n - 2)
 
 
+@functools.cache
+def cached_list(n):
+    return [n]
+
+
+@functools.lru_cache(typed=True)
+def cached_kind(n):
+    return type(n).__name__
+
+
+class Recipe:
+    def __init__(self, names):
+        self.axes = {name: [i] for i, name in enumerate(names)}
+
+
+@functools.cache
+def cached_recipe(names):
+    return Recipe(names.split())
+
+
+@functools.cache
+def cached_order(names):
+    recipe = cached_recipe(names)
+    return [axis for axes in recipe.axes.values() for axis in axes], tuple(recipe.axes)
+
+
+@construct()
+def what_is_read_of_cached_objects(x):
+    order, names = cached_order("b a")
+    again = cached_order("b a")[0]
+    return x.permute(order), names, cached_recipe("b a").axes["a"][0], order is again
+
+
+@construct(graphs=None, breaks=None)
+def a_cached_object_is_returned(x):
+    return x * 2, cached_recipe("c d"), cached_order("c d")[0]
+
+
+@construct(graphs=None, breaks=None)
+def a_part_of_a_cached_object_changes(x):
+    cached_recipe.cache_clear()
+    cached_recipe("e f").axes["e"] += [7]
+    print("a break")
+    return x * len(cached_recipe("e f").axes["e"])
+
+
+@construct(graphs=None, breaks=None)
+def cached_objects(x):
+    first, second = cached_list(3), cached_list(3)
+    first.append(len(first))
+    del first[2:]
+    kinds = cached_kind(1), cached_kind(1.0), cached_kind(True)
+    try:
+        cached_list([])
+    except TypeError as error:
+        return x + 1, first is second, second, kinds, error
+
+
+@construct()
+def cached_recursion(x):
+    return x * (fib(80) % 7)
+
+
 class Props:
     def __init__(self, v):
         self.v = v

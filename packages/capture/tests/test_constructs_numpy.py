@@ -200,6 +200,78 @@ def errors_of_shapes(a, b):
         return a + 1, type(error).__name__
 
 
+def odd_numbers():
+    floats = np.array([0.0, -0.0, 1.0, -2.0, 3.5, np.nan, np.inf, -np.inf])
+    return floats, np.array([1, -2, 3]), np.array([1, 200, 255], np.uint8)
+
+
+@construct(make=odd_numbers)
+def numbers_that_torch_takes_otherwise(a, i, u):
+    return np.sign(a), a % 2.5, a % -1, 2.0 % a, i // 2, i % 3, i**2, u == 255, i[u - u]
+
+
+@construct(breaks=None, graphs=None, make=odd_numbers)
+def numbers_that_torch_does_not_take(a, i, u):
+    with np.errstate(all="ignore"):
+        whole = i // np.array([0, 1, 2]), i % (i - 1), u > -1, 2 ** (i * i)
+    try:
+        2**i
+    except ValueError as error:
+        return whole, error
+    return whole
+
+
+@construct(breaks=None, graphs=None, make=odd_numbers)
+def made_of_arrays(a, i, u):
+    return np.array([i, i]), np.full((2,), i[0]), np.linspace(i[0], i[2], 3), np.arange(i[2])
+
+
+@construct(breaks=None, graphs=None, make=odd_numbers)
+def dtypes_without_kernels(a, i, u):
+    b, c, w = a > 1, a * 1j, i.astype(np.uint32)
+    return abs(b), np.argmax(b), abs(c), c * c == c, w < w, w.max(), np.sort(w)
+
+
+@construct(breaks=None, graphs=None, make=lambda: (np.ones(1), np.zeros(1, np.int64)))
+def an_index_that_ones_do_not_fit(a, i):
+    try:
+        return a[i]
+    except IndexError:
+        return "none"
+
+
+def test_the_base_of_a_result_is_an_array() -> None:
+    from construct_cases import CountingBackend
+    from dovetail_capture import optimize
+
+    found = optimize(lambda a: a[1:] + 1, CountingBackend())(np.arange(3.0))
+    assert found.base is None or isinstance(found.base, np.ndarray)
+
+
+def test_a_write_beside_arrays() -> None:
+    """What a graph writes to is its own, or the frame runs plainly."""
+    from construct_cases import CountingBackend
+    from dovetail_capture import optimize
+
+    def own(a, b):
+        c = a + b
+        c -= b
+        return c
+
+    def given(x, a):
+        x.add_(1)
+        return x, a + 1
+
+    a, b = np.arange(3.0), np.ones(3)
+    assert np.array_equal(optimize(own, CountingBackend())(a, b), a)
+    for shared in (False, True):
+        x = torch.zeros(3, dtype=torch.float64)
+        array = x.numpy() if shared else np.zeros(3)
+        found = optimize(given, CountingBackend())(x, array)
+        assert found[0] is x and np.array_equal(found[1], array + 1)
+        assert np.array_equal(array, np.full(3, float(shared)))
+
+
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)
 def test_construct(case: Case) -> None:
     run_case(case)

@@ -646,6 +646,17 @@ def nothing_but_a_leaf_made_inside_requires_a_gradient(x):
     return y
 
 
+@construct()
+def new_tensors_of_sizes(x):
+    given = x.new(x.shape), x.new(torch.Size((2, *x.size()))), x.new(torch.Size()), x.new(3, 4)
+    return [t.zero_() for t in given], x.new([2.0, 5.0]), x.new((3, 4))
+
+
+@construct()
+def a_function_class_of_torchs_own(x):
+    return nn.CrossMapLRN2d(2)(x.reshape(1, 2, -1, 1))
+
+
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)
 def test_construct(case: Case) -> None:
     run_case(case)

@@ -253,8 +253,8 @@ class CaptureContext:
                 return _frame_hook.SKIP
         has_graph = frame.graph is not None
         text = ""
-        if not has_graph and frame.break_ is None:
-            new_code = code  # nothing to compile on this path: the user's code is the fastest
+        if frame.break_ is None and self.keeps_code(frame):
+            new_code = code
         else:
             compiled = self._run_backend(code, frame) if has_graph else None
             try:
@@ -283,6 +283,11 @@ class CaptureContext:
         if self.log.keep_frames:
             self.log.frames.append(FrameRecord(frame, text))
         return self.hook.add(code, guard, new_code)
+
+    def keeps_code(self, frame: CapturedFrame) -> bool:
+        """Does an unbroken frame go on with the user's code? Where there is nothing to compile,
+        it is the fastest."""
+        return frame.graph is None
 
     def _captured(self, code: CodeType, func: FunctionType, args: tuple[Any, ...]) -> CapturedFrame:
         options = self.options

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from dovetail_capture._frame_hook import Switched, skip_code
+from dovetail_capture.skip import module_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -72,7 +73,7 @@ def is_disabled(function: Any) -> bool:
 def without_others_marks(function: FunctionType) -> FunctionType:
     """What PyTorch's own compiler, once used in a process, disables in `torch.optim` for itself,
     as it was; any other function as it is."""
-    if is_disabled(function) and function.__module__.startswith("torch.optim."):
+    if is_disabled(function) and module_of(function).startswith("torch.optim."):
         original = getattr(function, "_torchdynamo_orig_callable", None)
         if isinstance(original, FunctionType):
             return original

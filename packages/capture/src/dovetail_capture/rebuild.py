@@ -43,6 +43,11 @@ def go_on(iterator: Any, place: int) -> Any:
     return iterator
 
 
+def as_array(tensor: Any) -> Any:
+    """The array of a tensor's memory. Its base is an array, too: programs look into that."""
+    return tensor.numpy().view()
+
+
 def rest_of_set(items: set[Any], left: tuple[Any, ...], size: int) -> Iterator[Any]:
     """An iterator over a set of so many members that has these left: the set's own, unless its
     order is another one."""

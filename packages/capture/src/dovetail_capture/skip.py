@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import os
 from types import CodeType, FunctionType
+from typing import Any
 
 import torch
 
@@ -26,6 +27,12 @@ _OTHER_COMPILER = os.path.join(os.path.dirname(torch.__file__), "_dynamo") + os.
 # the break is worth a graph of its own.
 _MODULES = os.path.join(os.path.dirname(torch.__file__), "nn", "modules") + os.sep
 _CAPTURED = tuple(f"{_MODULES}{name}.py" for name in ("container", "transformer"))
+
+
+def module_of(obj: Any) -> str:
+    """The module that a class or function says it is from: it may say none."""
+    name = getattr(obj, "__module__", None)
+    return name if isinstance(name, str) else ""
 
 
 @functools.cache

@@ -40,6 +40,14 @@ def writes(graph: Graph, fakes: Iterable[Any]) -> bool:
     return any(seen_otherwise(node) or _writes_unseen(node) for node in graph.nodes)
 
 
+def writes_to_inputs(graph: Graph, inputs: Iterable[tuple[Any, Any]]) -> bool:
+    """Of a graph that `writes`: is it to what it was given, for all that is known? (`copy_` is how
+    an array that the graph made is written to; the versions tell of all others.)"""
+    if any(fake.is_inference() or fake._version for _, fake in inputs):
+        return True
+    return any(_writes_unseen(node) and node.target != "copy_" for node in graph.nodes)
+
+
 def _name(node: Node) -> str:
     if isinstance(node.target, str):
         return node.target

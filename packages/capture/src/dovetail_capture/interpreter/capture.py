@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 from dovetail_capture.captured_frame import CapturedFrame, GraphBreak, GraphInput
 from dovetail_capture.errors import GraphBreakError, NotCapturable
 from dovetail_capture.function_stack import no_function_modes
-from dovetail_capture.interpreter.aliasing import storage_guards, writes
+from dovetail_capture.interpreter.aliasing import storage_guards, writes, writes_to_inputs
 from dovetail_capture.interpreter.frame import BreakHere, Frame
 from dovetail_capture.interpreter.machine import Interpreter, source_line
 from dovetail_capture.interpreter.protocols.attributes import MISSING
@@ -30,6 +30,7 @@ from dovetail_capture.interpreter.signals import (
     GraphBreakSignal,
     ProgramException,
 )
+from dovetail_capture.interpreter.values.arrays import ArraySource
 from dovetail_capture.interpreter.values.base import Lazy, Value
 from dovetail_capture.interpreter.values.functions import CellValue, HandlerMark
 from dovetail_capture.interpreter.values.tensors import TensorValue
@@ -199,6 +200,7 @@ class _Attempt:
                 end = self._broken_end(rebuilder)
             rebuilder.changes()
             rebuilder.check_iterators()
+            rebuilder.check_caches()
             self._check_made_leaves(rebuilder)
             rebuilder.under_locks()
             rebuilder.modes()
@@ -317,7 +319,11 @@ class _Attempt:
         ]
         if writes(graph, (fake for _, fake in tensors)):
             pairs = [(graph_input.source, graph_input.example) for graph_input, _ in tensors]
-            self.session.clauses.extend(storage_guards(pairs))
+            tensors_only = [pair for pair in pairs if not isinstance(pair[0], ArraySource)]
+            if len(tensors_only) < len(pairs) and writes_to_inputs(graph, tensors):
+                reason = "a write to an input of a graph that takes numpy arrays, too"
+                raise NotCapturable(_graph_break(GraphBreakSignal(reason, "copy it first")))
+            self.session.clauses.extend(storage_guards(tensors_only))
         shapes = self.session.shapes
         shapes.check_marks()
         shapes.env.keep_undecided = False  # what the backend decides is guarded

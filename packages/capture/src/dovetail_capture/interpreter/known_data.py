@@ -15,6 +15,7 @@ from torch.fx import Node
 from torch.utils._pytree import tree_flatten, tree_map
 
 from dovetail_capture.interpreter.aliasing import may_write
+from dovetail_capture.skip import module_of
 
 _MOST_ELEMENTS = 64
 _NUMBERS = (torch.bool, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -115,5 +116,5 @@ def _slice(bounds: list[Any]) -> slice:
 
 def _is_foreign(target: Any) -> bool:
     """Is it a function of the program's, of which nothing is known?"""
-    module = getattr(target, "__module__", None) or "torch"
+    module = module_of(target) or "torch"
     return callable(target) and module.partition(".")[0] not in ("torch", "_operator", "builtins")

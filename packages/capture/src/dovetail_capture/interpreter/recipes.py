@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from dovetail_capture import rebuild
 from dovetail_capture import recipe as r
 from dovetail_capture._frame_hook import Switched
+from dovetail_capture.interpreter import cached_calls
 from dovetail_capture.interpreter.machine import Interpreter
 from dovetail_capture.interpreter.protocols import dicts, operators
 from dovetail_capture.interpreter.signals import CannotRebuild
@@ -149,7 +150,7 @@ class Rebuilder:
                 return r.Const(source.obj)
             return r.Fetch(source)
         if isinstance(item, ArrayValue):
-            array = r.CallFunction(r.GetAttr(self.recipe(item.tensor), "numpy"))
+            array = r.CallFunction(r.Const(rebuild.as_array), (self.recipe(item.tensor),))
             empty = r.Build("tuple", ())
             return (
                 r.CallFunction(r.GetAttr(array, "__getitem__"), (empty,))
@@ -237,6 +238,11 @@ class Rebuilder:
         if isinstance(container, DictValue):
             return list(dicts.materialise(self.vm, container)) == keys
         return not isinstance(container, SetValue) or container.items.keys() == set(keys)
+
+    def check_caches(self) -> None:
+        """What a cache keeps stays inside, and as it was made."""
+        for kept in self.vm.session.cached_calls.values():
+            cached_calls.check(kept, self._made)
 
     def check_iterators(self) -> None:
         """An iterator over what existed before goes on where it is once all changes are made: no

@@ -23,6 +23,7 @@ from dovetail_guards.source import (
 from dovetail_prims.wrappers import is_wrapper, overrides_functions
 
 from dovetail_capture.captured_frame import GraphInput
+from dovetail_capture.interpreter.cached_calls import Kept
 from dovetail_capture.interpreter.recorder import Recorder
 from dovetail_capture.interpreter.shapes import InputShapes
 from dovetail_capture.interpreter.signals import GraphBreakSignal
@@ -68,6 +69,7 @@ class Session:
         self.sources = SourceTable()
         self.clauses: list[c.Clause] = []
         self._guarded: set[Any] = set()
+        self.cached_calls: dict[Any, Kept] = {}  # of what `functools.cache` wraps
         self.abstract_answers: dict[tuple[type, abc.ABCMeta], bool] = {}  # what was asked of ABCs
         self.known: dict[int, Value] = {}  # id of a pre-existing object -> its value
         self.keep_alive: list[Any] = []  # the objects whose ids `known` speaks of

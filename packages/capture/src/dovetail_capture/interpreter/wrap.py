@@ -26,7 +26,12 @@ from dovetail_guards.source import (
 
 from dovetail_capture.interpreter.session import Session
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.arrays import ArraySource, ArrayValue, array_parts
+from dovetail_capture.interpreter.values.arrays import (
+    ArraySource,
+    ArrayValue,
+    array_parts,
+    check_dtype,
+)
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
@@ -43,6 +48,7 @@ from dovetail_capture.interpreter.values.functions import (
 )
 from dovetail_capture.interpreter.values.objects import ObjectValue, StandIn
 from dovetail_capture.marks import is_marked
+from dovetail_capture.skip import module_of
 
 
 def is_numpy(cls: type, name: str) -> bool:
@@ -93,7 +99,7 @@ def wrap(session: Session, real: Any, source: Source) -> Value:
         return _equality(session, real, source)
     if cls.__module__ == "numpy" and cls.__name__ == "ndarray":
         return _array(session, real, source)
-    if cls.__module__.partition(".")[0] == "numpy" and is_numpy(cls, "dtype"):
+    if module_of(cls).partition(".")[0] == "numpy" and is_numpy(cls, "dtype"):
         return _equality(session, real, source)
     return _object(session, real, source)
 
@@ -190,6 +196,7 @@ def _array(session: Session, real: Any, source: Source) -> Value:
         tensor = torch.from_numpy(real)
     except (TypeError, ValueError) as error:  # an odd dtype, negative strides
         raise GraphBreakSignal(f"a numpy array as an input: {error}") from None
+    check_dtype(tensor.dtype)
     _guard_type(session, real, source)
     for path, expected in array_parts(real):
         place = source

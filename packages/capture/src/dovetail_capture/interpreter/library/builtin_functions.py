@@ -45,6 +45,7 @@ from dovetail_capture.interpreter.values.functions import (
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.skip import module_of
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
@@ -100,8 +101,8 @@ def is_instance(vm: Interpreter, value: Value, classinfo: Value) -> bool:
 
 def _is_library_check(check: types.FunctionType) -> bool:
     """ABCMeta and the like: they decide by the class alone."""
-    return check.__module__ in ("abc", "typing", "_py_abc", "torch", "torch._tensor") or (
-        check.__module__.startswith("torch.")
+    return module_of(check) in ("abc", "typing", "_py_abc", "torch", "torch._tensor") or (
+        module_of(check).startswith("torch.")
     )
 
 

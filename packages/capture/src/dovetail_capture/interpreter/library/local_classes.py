@@ -28,6 +28,7 @@ from dovetail_capture.interpreter.values.base import NONE, Constant, Value
 from dovetail_capture.interpreter.values.containers import DictValue, TupleValue
 from dovetail_capture.interpreter.values.functions import CellValue, FunctionValue
 from dovetail_capture.interpreter.values.objects import ObjectValue, StandIn
+from dovetail_capture.skip import module_of
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
@@ -84,7 +85,7 @@ def make_class(
         raise GraphBreakSignal(f"creation of the class {name}, whose metaclass is {meta.__name__}")
     for base in resolved:
         hook = getattr(base.__init_subclass__, "__func__", None)
-        if hook is not None and hook.__module__.partition(".")[0] not in _QUIET_MODULES:
+        if hook is not None and module_of(hook).partition(".")[0] not in _QUIET_MODULES:
             raise GraphBreakSignal(f"creation of the class {name}: {hook.__qualname__} runs then")
     if resolved is not real_bases:
         entries["__orig_bases__"] = real_bases

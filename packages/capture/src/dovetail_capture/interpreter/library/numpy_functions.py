@@ -18,7 +18,7 @@ from dovetail_capture.interpreter.library import numpy_on_tensors as twins
 from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.arrays import ArrayValue
+from dovetail_capture.interpreter.values.arrays import ArrayValue, check_dtype
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
 from dovetail_capture.interpreter.values.functions import IteratorValue
@@ -38,14 +38,14 @@ _MOST_ELEMENTS = 1 << 24  # arrays of ones are made to ask NumPy: not of giants
 
 def _torch_dtype(dtype: Any) -> torch.dtype:
     try:
-        return torch.from_numpy(np.empty((), dtype)).dtype
+        return check_dtype(torch.from_numpy(np.empty((), dtype)).dtype)
     except TypeError as error:
         raise GraphBreakSignal(f"a numpy array of dtype {dtype}", _HINT) from error
 
 
 def _numpy_dtype(dtype: torch.dtype) -> Any:
     try:
-        return torch.empty((), dtype=dtype).numpy().dtype
+        return torch.empty((), dtype=check_dtype(dtype)).numpy().dtype
     except TypeError as error:
         raise GraphBreakSignal(f"a numpy array of {dtype}", _HINT) from error
 
@@ -86,12 +86,15 @@ def _holds_array(vm: Interpreter, value: Value) -> bool:
 
 
 def _ask(vm: Interpreter, fn: Any, args: Args, kwargs: Kwargs) -> Any:
-    """What `fn` gives for arrays of ones, or its exception raised in the program."""
+    """What `fn` gives for arrays of ones, or its exception raised in the program. Whether an index
+    is one that there is depends on the number: Python is to tell."""
     known = [_known(vm, arg) for arg in args]
     named = {name: _known(vm, arg) for name, arg in kwargs.items()}
     try:
         with np.errstate(all="ignore"):
             return fn(*known, **named)
+    except IndexError as error:
+        raise GraphBreakSignal(f"an index of a numpy array: {error}", _HINT) from None
     except Exception as error:
         return vm.raise_real(error)
 
@@ -153,6 +156,8 @@ def mapped(
         except TypeError as error:
             raise GraphBreakSignal(f"the numpy function `{name}`: {error}", _HINT) from None
         like = _ask(vm, fn, args, kwargs)
+        if computes_in_result and any(_is_complex(vm, arg) for arg in args):
+            raise GraphBreakSignal(f"the numpy function `{name}` of complex numbers", _HINT)
         dtype = None
         if computes_in_result and isinstance(like, (np.ndarray, np.generic)):
             computed = like.dtype
@@ -161,24 +166,67 @@ def mapped(
                 numbers = [
                     n for n in numbers if isinstance(n, (np.ndarray, np.generic, int, float))
                 ]
+                if not numbers:
+                    raise GraphBreakSignal(f"the numpy function `{name}` in this form", _HINT)
                 computed = np.result_type(*numbers)
             dtype = _torch_dtype(computed)
+            if computed.kind in "iu":
+                _check_whole_numbers(name, args, np.iinfo(computed))
         tensors = [_as_tensors(vm, arg, dtype) for arg in args]
         if tensors and (needs_tensors or isinstance(tensors[0], Constant)) and dtype is not None:
             tensors = [_number_as_tensor(vm, arg, dtype) for arg in tensors]
         named = {key: _as_tensors(vm, arg, dtype) for key, arg in kwargs.items() if key != "dtype"}
+        _try(vm, name, twin, tensors, named)
         found = vm.call(Constant(twin), tensors, named)
         return _result(vm, name, found, like)
 
     return handler
 
 
+def _check_whole_numbers(name: str, args: Args, limits: Any) -> None:
+    """Refuse what NumPy and torch do differently with some whole numbers: a zero that divides, a
+    negative exponent, a number beyond the dtype that is compared with."""
+    second = args[1].value if len(args) > 1 and isinstance(args[1], Constant) else None
+    least = {"floor_divide": 1, "remainder": 1, "power": 0}.get(name)
+    if least is not None and (second is None or second < least):
+        raise GraphBreakSignal(f"the numpy function `{name}` of any whole numbers", _HINT)
+    for arg in args:
+        number = arg.value if isinstance(arg, Constant) else 0
+        if isinstance(number, int) and not limits.min <= number <= limits.max:
+            raise GraphBreakSignal(f"`{name}` of {number} and {limits.dtype} numbers", _HINT)
+
+
+def _is_complex(vm: Interpreter, value: Value) -> bool:
+    if isinstance(value, (TupleValue, ListValue)):
+        return any(_is_complex(vm, item) for item in vm.iterate(value))
+    return isinstance(value, ArrayValue) and bool(value.tensor.fake.dtype.is_complex)
+
+
+def _try(vm: Interpreter, name: str, twin: Callable[..., Any], args: Args, named: Kwargs) -> None:
+    """Call the twin on tensors of ones: torch has no kernels for some dtypes, and tells when one
+    is called."""
+
+    def real(value: Value) -> Any:
+        if isinstance(value, TensorValue):
+            return torch.ones(tuple(map(int, value.sizes)), dtype=value.fake.dtype)
+        if isinstance(value, (TupleValue, ListValue)):
+            return value.cls([real(item) for item in vm.iterate(value)])
+        return vm.as_python(value)
+
+    try:
+        twin(*map(real, args), **{key: real(value) for key, value in named.items()})
+    except Exception as error:
+        raise GraphBreakSignal(f"the numpy function `{name}`: {error}", _HINT) from None
+
+
 def made(fn: Any) -> Handler:
     """A function that makes an array of numbers alone: made anew by each call."""
 
     def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-        if args and isinstance(args[0], (ArrayValue, TensorValue)):
+        if args and isinstance(args[0], (ArrayValue, TensorValue)) and fn in _CONVERT:
             return _converted(vm, fn, args, kwargs)
+        if any(_holds_array(vm, arg) for arg in (*args, *kwargs.values())):
+            raise GraphBreakSignal(f"`{fn.__name__}` of numpy arrays", _HINT)
         like = _ask(vm, fn, args, kwargs)
         if like.size > 4096 and not np.all(like == like.flat[0]):
             raise GraphBreakSignal(f"a numpy array of {like.size} different numbers", _HINT)
@@ -241,7 +289,8 @@ def tensor_of(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 def astype(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`array.astype(dtype)`."""
     array = args[0]
-    assert isinstance(array, ArrayValue)
+    if not isinstance(array, ArrayValue):  # of a subclass
+        return PASS  # type: ignore[no-any-return]
     like = _ask(vm, lambda a, *rest, **named: a.astype(*rest, **named), args, kwargs)
     dtype = Constant(_torch_dtype(like.dtype))
     tensor = vm.record("call_method", "to", [array.tensor, dtype], {"copy": Constant(True)})
@@ -311,10 +360,19 @@ def _refuse_input(array: ArrayValue) -> None:
         )
 
 
+def _as_index(vm: Interpreter, key: Value) -> Value:
+    """What torch takes for an index: of bytes, it would make a mask."""
+    if isinstance(key, ArrayValue):
+        return _as_tensors(vm, key, None if key.tensor.fake.dtype == torch.bool else torch.int64)
+    if isinstance(key, TupleValue):
+        return TupleValue([_as_index(vm, item) for item in vm.iterate(key)])
+    return _as_tensors(vm, key, None)
+
+
 def getitem(vm: Interpreter, obj: ArrayValue, key: Value) -> Value:
     """`array[key]`."""
     like = _ask(vm, lambda a, k: a[k], [obj, key], {})
-    found = vm.getitem(obj.tensor, _as_tensors(vm, key, None))
+    found = vm.getitem(obj.tensor, _as_index(vm, key))
     return _result(vm, "__getitem__", found, like)
 
 
@@ -327,7 +385,7 @@ def setitem(vm: Interpreter, obj: ArrayValue, key: Value, value: Value) -> None:
 
     _ask(vm, assign, [obj, key, value], {})
     dtype = obj.tensor.fake.dtype
-    parts = [obj.tensor, _as_tensors(vm, key, None), _as_tensors(vm, value, dtype)]
+    parts = [obj.tensor, _as_index(vm, key), _as_tensors(vm, value, dtype)]
     vm.call(Constant(_set), parts, {})
 
 
@@ -351,10 +409,11 @@ def iterate(vm: Interpreter, obj: ArrayValue) -> Value:
 
 UFUNC_OF: dict[str, Any] = {}
 HANDLERS: dict[Any, Handler] = {}
+_CONVERT: set[Any] = set()
 
 _SAME_NAMES = (
     "exp", "log", "log2", "log10", "log1p", "expm1", "sqrt", "square", "sin", "cos", "tan",
-    "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "floor", "ceil", "trunc", "sign",
+    "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "floor", "ceil", "trunc",
     "reciprocal", "negative", "positive", "absolute", "maximum", "minimum", "add", "subtract",
     "multiply", "true_divide", "floor_divide", "power", "greater", "greater_equal", "less",
     "less_equal", "equal", "not_equal", "logical_and", "logical_or", "logical_xor",
@@ -421,7 +480,8 @@ def _fill_tables() -> None:
         twin = getattr(torch, _TORCH_NAMES.get(name, name))
         needs = name in _NEED_TENSORS
         HANDLERS[getattr(np, name)] = mapped(getattr(np, name), twin, needs_tensors=needs)
-    HANDLERS[np.remainder] = mapped(np.remainder, torch.remainder)
+    HANDLERS[np.sign] = mapped(np.sign, twins.sign)
+    HANDLERS[np.remainder] = mapped(np.remainder, twins.remainder)
     HANDLERS[np.rint] = mapped(np.rint, torch.round)
     for symbol, name in (("&", "and"), ("|", "or"), ("^", "xor")):
         ufunc = getattr(np, _SYMBOLS[symbol])
@@ -432,6 +492,7 @@ def _fill_tables() -> None:
         HANDLERS[getattr(np, name)] = mapped(getattr(np, name), twin, computes)
     for name, (twin, computes) in _METHODS.items():
         HANDLERS[getattr(np.ndarray, name)] = mapped(getattr(np.ndarray, name), twin, computes)
+    _CONVERT.update((np.array, np.asarray))
     HANDLERS[np.linalg.norm] = mapped(np.linalg.norm, twins.norm)
     HANDLERS[np.where] = _where
     for fn in (np.zeros, np.ones, np.full, np.arange, np.linspace, np.eye, np.array, np.asarray):

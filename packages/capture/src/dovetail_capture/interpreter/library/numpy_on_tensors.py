@@ -36,6 +36,18 @@ def var(
     return torch.var(a, dim=_dims(a, axis), correction=ddof, keepdim=keepdims)
 
 
+def sign(x: Any) -> Any:
+    signs = torch.sign(x)
+    return torch.where(torch.isnan(x), x, signs) if x.is_floating_point() else signs
+
+
+def remainder(x1: Any, x2: Any) -> Any:
+    rest = torch.remainder(x1, x2)
+    if not rest.is_floating_point():
+        return rest
+    return torch.where(rest == 0, torch.copysign(torch.zeros_like(rest), x2), rest)
+
+
 def prod(a: Any, axis: Any = None, dtype: Any = None) -> Any:
     return torch.prod(a) if axis is None else torch.prod(a, dim=axis)
 

@@ -24,6 +24,7 @@ from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant
 from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.skip import module_of
 
 
 def in_grad_mode_of(step: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -113,7 +114,7 @@ def _optimizer_step(vm: Any, real: Any, args: Args, kwargs: Kwargs) -> Any:
 
 def _undisabled(vm: Any, real: Any, args: Args, kwargs: Kwargs) -> Any:
     """What PyTorch disables for its own compiler: of `torch.optim`, captured all the same."""
-    if not real.__module__.startswith("torch.optim."):
+    if not module_of(real).startswith("torch.optim."):
         raise GraphBreakSignal(f"a call of `{real.__qualname__}`, which PyTorch disables")
     return vm.call(vm.held(real.__wrapped__), args, kwargs)
 

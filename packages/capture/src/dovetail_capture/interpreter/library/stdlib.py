@@ -275,7 +275,10 @@ def weakref_call(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     reference = args[0]
     assert isinstance(reference, ObjectValue)
     if reference.real is None:
-        return reference.slots["target"]
+        wanted = reference.slots["target"]
+        if any(wanted is slot for frame in vm.frames for slot in frame.slots):
+            return wanted  # a variable keeps it alive
+        raise GraphBreakSignal("a call of a weak reference made here: its target may be gone")
     target = reference.real()
     if target is None or reference.source is None:
         raise GraphBreakSignal("a weak reference whose target is gone")

@@ -157,6 +157,13 @@ def tensor_size(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return vm.constant(shape[dim.value])
 
 
+def tensor_new(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`x.new(sizes)`: a graph's text has tuples for sizes, and in these `new` sees data."""
+    if len(args) == 2 and isinstance(args[1], TupleValue) and args[1].cls is torch.Size:
+        return vm.call(Constant(torch.Tensor.new_empty), args, kwargs)
+    return PASS  # type: ignore[no-any-return]
+
+
 def tensor_iter(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return vm.get_iter(args[0])
 
@@ -392,7 +399,7 @@ def _apply_target(cls: Any) -> Callable[..., Any]:
 
         target.__name__ = f"{cls.__name__}_apply"
         target.__qualname__ = f"{cls.__qualname__}.apply"
-        target.__module__ = cls.__module__
+        target.__module__ = f"apply.{cls.__module__}"  # fx looks up what says that it is torch's
         _APPLY_TARGETS[cls] = target
     return target
 
@@ -501,6 +508,7 @@ HANDLERS: dict[Any, Handler] = {
     torch.Tensor.__iter__: tensor_iter,
     torch.Tensor.__hash__: tensor_hash,
     torch.Tensor.size: tensor_size,
+    torch.Tensor.new: tensor_new,
     torch.Tensor.requires_grad_: tensor_requires_grad_,
     torch.compiler.is_compiling: always(True),
     torch.compiler.is_dynamo_compiling: always(True),

@@ -241,7 +241,7 @@ def bind_to_class(
         return vm.wrap_class_attr(owner, name, attr)
     if not hasattr(kind, "__get__") or kind in (property, types.MemberDescriptorType):
         return vm.wrap_class_attr(owner, name, attr)
-    return vm.held(getattr(cls, name))
+    return vm.held(attr.__get__(None, cls))  # through `super`, cls.name may be another
 
 
 # --- objects -------------------------------------------------------------------------------------
@@ -345,19 +345,28 @@ def _dispatching_method(method: Any, obj: Any, cls: Any) -> Any:
     )
 
 
+# What guards read as `obj.name`, which only gives what this descriptor does if no class hides it.
+_KNOWN_BY_NAME = (types.MemberDescriptorType, types.GetSetDescriptorType)
+
+
 def _data_descriptor(vm: Interpreter, obj: ObjectValue, owner: type, name: str, attr: Any) -> Value:
     kind = type(attr)
     if isinstance(attr, property):
         if attr.fget is None:
             return missing(vm, obj, name)
         return vm.call(vm.held(attr.fget), [obj], {})
-    if kind is types.MemberDescriptorType or kind is _NAMED_TUPLE_FIELD:
-        return _member(vm, obj, name, attr)
     if kind is types.GetSetDescriptorType:
         if name == "__dict__":
             return obj.fields
         if name == "__class__":
             return vm.held(obj.cls)
+    if kind in _KNOWN_BY_NAME and class_lookup(vm, obj.cls, name)[1] is not attr:
+        raise GraphBreakSignal(
+            f"the attribute {owner.__name__}.{name} that {obj.cls.__name__} hides"
+        )
+    if kind is types.MemberDescriptorType or kind is _NAMED_TUPLE_FIELD:
+        return _member(vm, obj, name, attr)
+    if kind is types.GetSetDescriptorType:
         if name in obj.slots:
             return obj.slots[name]
         if name in _EXCEPTION_FIELDS and obj.real is None:
@@ -517,6 +526,8 @@ def _bound_method_attr(vm: Interpreter, obj: BoundMethod, name: str) -> Value:
         return Constant(types.MethodType)
     if name == "__call__":
         return obj
+    if name in types.MethodType.__dict__ and name != "__doc__":
+        return _native_attr(vm, obj, name)
     return get_attr(vm, obj.function, name)
 
 
@@ -525,7 +536,7 @@ def _native_method_attr(vm: Interpreter, obj: NativeMethod, name: str) -> Value:
         return obj.receiver
     if name in ("__name__", "__qualname__", "__doc__"):
         return Constant(getattr(obj.descriptor, name))
-    return missing(vm, obj, name)
+    return _native_attr(vm, obj, name)
 
 
 def _function_attr(vm: Interpreter, obj: FunctionValue, name: str) -> Value:

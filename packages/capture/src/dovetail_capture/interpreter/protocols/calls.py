@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
+from dovetail_capture.interpreter import cached_calls
 from dovetail_capture.interpreter.frame import Frame
 from dovetail_capture.interpreter.protocols import attributes, dicts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.recorder import NotAGraphArgument
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value
-from dovetail_capture.interpreter.values.containers import DictValue, TupleValue
+from dovetail_capture.interpreter.values.containers import DictValue, TupleValue, hash_key
 from dovetail_capture.interpreter.values.functions import (
     BoundMethod,
     CellValue,
@@ -90,7 +91,7 @@ def call(vm: Interpreter, fn: Value, args: list[Value], kwargs: dict[str, Value]
                 # "Warn once": the cache is what makes it once, so the cached call itself is made.
                 vm.session.calls_for_effect.append((real, list(args), dict(kwargs)))
                 return NONE
-            return call(vm, vm.held(real.__wrapped__), args, kwargs)
+            return _call_cached(vm, real, args, kwargs)
         if kind is types.MethodType:
             bound = [vm.held(real.__self__), *args]
             return call(vm, vm.held(real.__func__), bound, kwargs)
@@ -122,6 +123,23 @@ def call(vm: Interpreter, fn: Value, args: list[Value], kwargs: dict[str, Value]
     if cls is TransformValue:
         return vm.call_transformed(fn, args, kwargs)  # type: ignore[arg-type]
     raise GraphBreakSignal(f"a call of {fn.describe()}")
+
+
+def _call_cached(vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """A call through `functools.cache`: interpreted once for equal arguments (`cached_calls`)."""
+    parts = [*args, *kwargs.values()]
+    typed = real.cache_parameters()["typed"]
+    kinds = tuple(part.python_type() for part in parts) if typed else ()
+    key = (id(real), len(args), *kwargs, *map(hash_key, parts), *kinds)
+    known = vm.session.cached_calls.get(key)
+    if known is None:
+        result = call(vm, vm.held(real.__wrapped__), args, kwargs)
+        name = getattr(real, "__qualname__", repr(real))
+        known = cached_calls.keep(name, result, vm.frames[0].steps)
+        if known is None:
+            raise GraphBreakSignal(f"an object that `{name}` made and keeps in its cache")
+        vm.session.cached_calls[key] = known
+    return known.result
 
 
 def _switched_function(vm: Interpreter, fn: ObjectValue) -> Value | None:

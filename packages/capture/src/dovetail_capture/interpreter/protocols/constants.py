@@ -20,6 +20,7 @@ from dovetail_capture.interpreter.values.containers import (
 from dovetail_capture.interpreter.values.functions import IteratorValue
 from dovetail_capture.interpreter.values.symbolic import SYMBOLIC_TYPES, SymbolicNumber
 from dovetail_capture.interpreter.wrap import is_numpy
+from dovetail_capture.skip import module_of
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
@@ -111,7 +112,7 @@ def from_python(vm: Interpreter, real: Any) -> Value:
         return ListValue([from_python(vm, item) for item in real], cls)
     if cls is tuple:
         return TupleValue([from_python(vm, item) for item in real])
-    if cls.__module__.startswith("torch") and issubclass(cls, tuple):
+    if module_of(cls).startswith("torch") and issubclass(cls, tuple):
         return TupleValue([from_python(vm, item) for item in real], cls)
     if cls is dict or cls is collections.OrderedDict:
         value = DictValue(cls)

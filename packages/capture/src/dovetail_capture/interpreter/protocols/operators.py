@@ -92,6 +92,8 @@ _ON_SYMBOLS: dict[Any, Callable[..., Any]] = {
 def _fold(vm: Interpreter, fn: Callable[..., Any], *args: Any) -> Value:
     try:
         result = _ON_SYMBOLS.get(fn, fn)(*args)
+        if type(result) is torch.SymInt and not _fits(result):
+            result = fn(*(int(arg) if type(arg) is torch.SymInt else arg for arg in args))
     except DataDependentError:
         raise
     except Exception as error:
@@ -99,12 +101,23 @@ def _fold(vm: Interpreter, fn: Callable[..., Any], *args: Any) -> Value:
     return from_python(vm, result)
 
 
+_MOST = 2**62  # of numbers that guards compute with, in 64 bits
+
+
+def _fits(number: torch.SymInt) -> bool:
+    """Can guards compute a symbolic number, as it is in this call?"""
+    node = number.node
+    coefficients = [coefficient for _, coefficient in getattr(node.expr, "terms", ())]
+    return all(-_MOST < part < _MOST for part in (node.hint or 0, *coefficients))
+
+
 def is_number(value: Value) -> bool:
     """An int, float or bool, known or symbolic: arithmetic on it may stay symbolic. (Not one of a
     subclass, an enum's member say, which symbols know nothing of.)"""
     cls = value.__class__
     if cls is Constant:
-        return type(value.value) in (int, float, bool)  # type: ignore[attr-defined]
+        number = value.value  # type: ignore[attr-defined]
+        return type(number) in (float, bool) or (type(number) is int and -_MOST < number < _MOST)
     return isinstance(value, SymbolicNumber)
 
 
@@ -474,10 +487,8 @@ def _equal(vm: Interpreter, left: Value, right: Value) -> bool:
         )
     if _is_like_a_set(left) and _is_like_a_set(right):
         return {hash_key(i) for i in vm.iterate(left)} == {hash_key(i) for i in vm.iterate(right)}
-    if isinstance(left, BoundMethod) and isinstance(right, BoundMethod):
-        return is_same(vm, left.function, right.function) and is_same(
-            vm, left.receiver, right.receiver
-        )
+    if isinstance(left, _METHODS) or isinstance(right, _METHODS):
+        return _equal_methods(vm, left, right)
     if isinstance(left, ObjectValue) and isinstance(right, ObjectValue):
         namespace = types.SimpleNamespace
         if issubclass(left.cls, namespace) and issubclass(right.cls, namespace):
@@ -488,6 +499,27 @@ def _equal(vm: Interpreter, left: Value, right: Value) -> bool:
     if real_left is not UNKNOWN and real_right is not UNKNOWN:
         return bool(real_left == real_right)
     return False
+
+
+_METHODS = (BoundMethod, NativeMethod)
+
+
+def _equal_methods(vm: Interpreter, left: Value, right: Value) -> bool:
+    """Methods are equal that are one function of one object."""
+    if left.python_type() is not right.python_type():
+        return False
+    parts: list[tuple[Value, Any]] = []
+    for side in (left, right):
+        if isinstance(side, NativeMethod):
+            parts.append((side.receiver, side.descriptor))
+        elif isinstance(side, BoundMethod):
+            parts.append((side.receiver, side.function))
+        else:
+            raise GraphBreakSignal(f"`==` of {left.describe()} and {right.describe()}")
+    (first, function), (second, other) = parts
+    if isinstance(function, Value):
+        return is_same(vm, function, other) and is_same(vm, first, second)
+    return function is other and is_same(vm, first, second)
 
 
 def _is_like_a_set(value: Value) -> bool:

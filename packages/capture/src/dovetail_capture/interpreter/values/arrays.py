@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from dovetail_guards.source import Source
 
+from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Value
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
@@ -45,6 +47,16 @@ class ArrayValue(Value):
 
     def __repr__(self) -> str:
         return f"ArrayValue({self.tensor!r})"
+
+
+_FEW_KERNELS = (torch.uint16, torch.uint32, torch.uint64)
+
+
+def check_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of an array, if torch computes with it as NumPy does."""
+    if dtype in _FEW_KERNELS:
+        raise GraphBreakSignal(f"a numpy array of {dtype}, for which torch has few functions")
+    return dtype
 
 
 def array_parts(real: Any) -> tuple[tuple[str, Any], ...]:

@@ -81,6 +81,8 @@ class NativeMethod(Value):
         self.source = None
 
     def python_type(self) -> type:
+        if isinstance(self.descriptor, types.WrapperDescriptorType):
+            return types.MethodWrapperType
         return types.BuiltinMethodType
 
 

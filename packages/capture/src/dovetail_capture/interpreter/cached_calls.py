@@ -1,0 +1,85 @@
+"""Calls through `functools.cache`: made once for equal arguments.
+
+What such a call makes lives on in Python's cache, so that later calls find the same object. The
+interpreter makes objects of its own instead. Nobody can tell while they stay inside the captured
+stretch and are as they were made; where one leaves it or is changed, the call is left to Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail_capture.interpreter.signals import CannotRebuild
+from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
+from dovetail_capture.interpreter.values.containers import (
+    DictValue,
+    ListValue,
+    SetValue,
+    TupleValue,
+)
+from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
+from dovetail_capture.interpreter.values.tensors import TensorValue
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a cached function made: `parts` is all of it that has an identity and was made here.
+    `born` is the step of the top frame that called it."""
+
+    name: str
+    result: Value
+    parts: tuple[tuple[Value, tuple[int, ...]], ...]
+    born: int
+
+
+def keep(name: str, result: Value, born: int) -> Kept | None:
+    """`result` as it is now; None if it holds what has an identity that cannot be followed."""
+    parts = _parts(result)
+    return None if parts is None else Kept(name, result, parts, born)
+
+
+def check(kept: Kept, leaving: Container[int]) -> None:
+    """Refuse what has changed since it was made, or leaves (values, by id)."""
+    if _parts(kept.result) != kept.parts or any(id(part) in leaving for part, _ in kept.parts):
+        text = f"an object that `{kept.name}` made and keeps in its cache"
+        raise CannotRebuild(text, kept.born)
+
+
+def _parts(result: Value) -> tuple[tuple[Value, tuple[int, ...]], ...] | None:
+    """The mutable values that a value consists of, each with the ids of what it holds."""
+    found: dict[int, tuple[Value, tuple[int, ...]]] = {}
+    waiting: list[Any] = [result]
+    while waiting:
+        value = waiting.pop()
+        if id(value) in found:
+            continue
+        held = _held(value)
+        if held is None:
+            return None
+        if not isinstance(value, TupleValue) and held is not _NOTHING:
+            found[id(value)] = value, tuple(map(id, held))
+        waiting += held
+    return tuple(found.values())
+
+
+_NOTHING: list[Any] = []
+
+
+def _held(value: Any) -> list[Any] | None:
+    """What a value made in the frame holds."""
+    plain = (Constant, Lazy, TensorValue, SymbolicNumber)
+    if isinstance(value, plain) or value.source is not None:
+        return _NOTHING
+    if isinstance(value, (TupleValue, ListValue)):
+        return list(value.items)
+    if isinstance(value, SetValue):
+        return list(value.items.values())
+    if isinstance(value, DictValue):
+        return [part for entry in value.entries.values() for part in entry]
+    if isinstance(value, ObjectValue):
+        native = [] if value.native is None else [value.native]
+        return [value.fields, *native, *value.slots.values(), *value.new_args]
+    return None
