@@ -78,3 +78,19 @@ def test_write_through_a_conjugate():
         return (y + 1,)
 
     check(fn, [torch.randn(4, dtype=torch.complex64)], table="core")
+
+
+def test_a_mask_on_the_cpu_for_a_tensor_elsewhere():
+    from aot_testing import as_graph
+    from dovetail_autograd_aot import trace_joint
+    from dovetail_prims.fake_tensor import FakeTensor
+
+    inputs = [
+        FakeTensor.make(shape, stride, torch.float32, torch.device("meta")).requires_grad_()
+        for shape, stride in (((2, 3, 4), (12, 4, 1)), ((4,), (1,)))
+    ]
+    joint = trace_joint(as_graph(set_item, 2), inputs)
+    ops = [str(n.target) for n in joint.gm.graph.nodes if n.op == "call_function"]
+    assert "aten.where.self" in ops
+    moved = next(n for n in joint.gm.graph.nodes if "_to_copy" in str(n.target))
+    assert moved.meta["val"].device.type == "meta"

@@ -30,7 +30,8 @@ def _written_where(x: Tensor, mask: Any, values: Tensor) -> Any:
         values = values[0]
     if values.dim() > rest:
         return NotImplemented  # a value for each place: how many depends on the mask
-    places = mask.reshape(tuple(mask.shape) + (1,) * rest)
+    # (Of a tensor on a GPU, the mask may lie on the CPU.)
+    places = mask.to(x.device).reshape(tuple(mask.shape) + (1,) * rest)
     return torch.where(places, values.to(x.dtype), x)
 
 
