@@ -598,3 +598,43 @@ def test_a_divisor_of_drawn_and_other_numbers_breaks_the_graph() -> None:
             except ZeroDivisionError as error:
                 found.append(str(error))
         assert found[0] == found[1], seed
+
+
+def test_the_number_that_gauss_keeps() -> None:
+    """`gauss` makes two numbers and keeps one: known when the program has drawn."""
+
+    def kept(x):
+        y = OWN.gauss(0, 1)
+        return x + y, OWN.gauss_next is None
+
+    def handed_on(x):
+        before = OWN.gauss_next
+        return x + OWN.gauss(0, 1), before, OWN.gauss_next
+
+    for function in (kept, handed_on):
+        make = lambda: (torch.ones(2),)  # noqa: E731
+        expected = observe(function, make, 3)
+        assert same(observe(optimize(function, CountingBackend()), make, 3), expected)
+
+
+class DrawsInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * random.random()
+
+
+def test_a_backward_that_draws_breaks_the_graph() -> None:
+    backend = CountingBackend()
+    compiled = optimize(lambda x: DrawsInBackward.apply(x + 1).sum(), backend)
+    x = torch.ones(2, requires_grad=True)
+    for seed in range(3):
+        random.seed(seed)
+        (found,) = torch.autograd.grad(compiled(x), x)
+        random.seed(seed)
+        assert torch.equal(found, torch.full((2,), random.random()))
+    assert len(compiled.capture_context.log.breaks) == 1
+    assert not any("apply" in gm.code for gm in backend.graphs)

@@ -76,6 +76,7 @@ def _called(
     session = vm.session
     _check_place(session, generator)
     owner = _place(generator.source)
+    generator.fields.read["gauss_next"] = GeneratorState(None)  # whatever it will be
     first = args[0] if args else kwargs.get("x")
     if name == "getstate" and first is None:
         return GeneratorState(session.draw(r.CallFunction(r.GetAttr(owner, name))))

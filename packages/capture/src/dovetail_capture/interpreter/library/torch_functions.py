@@ -438,13 +438,24 @@ def _forward_alone(function: Any, *args: Any) -> Any:
         return result
 
 
+def _names_random(function: Any) -> bool:
+    """Does the code of a function name Python's `random`, or something of it?"""
+    code = getattr(function, "__code__", None)
+    named = [function.__globals__.get(name) for name in code.co_names] if code else []
+    return any(
+        value is random or isinstance(getattr(value, "__self__", value), random.Random)
+        for value in named
+    )
+
+
 def autograd_apply(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`MyFunction.apply(...)`: one node; its forward and backward are not looked into."""
     cls = vm.as_python(args[0])
     drawn = random.getstate()
     try:
         result = vm.record("call_function", _apply_target(cls), args[1:], kwargs)
-        if random.getstate() != drawn:  # a compiler would draw once, and for good
+        if random.getstate() != drawn or _names_random(cls.backward):
+            # a compiler would draw once, and for good
             raise GraphBreakSignal(f"{cls.__name__}.apply, which draws Python's random numbers")
         return result
     except NotAGraphArgument as error:

@@ -23,11 +23,12 @@ class DrawSource(Source):
 
 
 class GeneratorState(Value):
-    """What `getstate()` gave: known when the program runs only, and handed on as it is."""
+    """What `getstate()` gave: known when the program runs only, and handed on as it is. Without a
+    source, a part of the state that follows from a draw."""
 
     __slots__ = ()
 
-    def __init__(self, source: DrawSource) -> None:
+    def __init__(self, source: DrawSource | None) -> None:
         self.source = source
 
     def python_type(self) -> type:
