@@ -35,6 +35,17 @@ def test_layer_norm(dtype):
             check(aten.native_layer_norm_backward.default, args)
 
 
+def test_the_gradient_of_one_element_normalised_is_nothing():
+    """By no difference of products, of which one may be rounded and the other not."""
+    x, g, weight = torch.randn(5, 1), torch.randn(5, 1), torch.randn(1)
+    _, mean, rstd = aten.native_layer_norm.default(x, [1], weight, None, 1e-5)
+    args = [g, x, [1], mean, rstd, weight, None, [True, False, False]]
+    op = aten.native_layer_norm_backward.default
+    result, seen = run_expanded(core_aten_table(), op, args, {})
+    assert not result[0].any() and aten.sum.dim_IntList not in seen
+    assert sum(op is aten.sub.Tensor for op in seen) == 1  # of the mean
+
+
 def test_layer_norm_layout_and_mixed_dtypes():
     x = draw(3, 4, 5, dtype=torch.float32).permute(2, 0, 1)
     check(aten.native_layer_norm.default, [x, [4], None, None, 1e-5])

@@ -1,5 +1,7 @@
 """The ops of no family against eager's."""
 
+import math
+
 import pytest
 import torch
 from dovetail_prims.decompositions import core_aten_table
@@ -69,3 +71,17 @@ def test_randint_draws_the_same_numbers():
     ours = entry(10, [20], device=torch.device("cpu"))
     torch.manual_seed(3)
     assert torch.equal(ours, torch.randint(10, (20,)))
+
+
+@pytest.mark.parametrize("size", (0, 1, 3, 20))
+def test_places_that_are_not_zero(size):
+    torch.manual_seed(0)
+    for x in (
+        torch.randn(3, 4, 2) > 0,
+        torch.randint(0, 2, (7,)),
+        torch.tensor([[0.0, -0.0, math.nan], [1.0, 0.0, math.inf]]).t(),
+        torch.zeros(4),
+        torch.zeros(0, 3),
+    ):
+        check(aten.nonzero_static.default, [x], {"size": size})
+        check(aten.nonzero_static.default, [x], {"size": size, "fill_value": 5})

@@ -204,7 +204,33 @@ def masked_scatter(self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     return aten.view.default(where(mask, taken, base), shape)
 
 
+def nonzero_static(self: Tensor, *, size: int, fill_value: int = -1) -> Any:
+    """Each true place's number, counted in row-major order, put where it stands among them"""
+    shape = self.shape
+    if any(type(n) is not int for n in (*shape, size)):
+        return NotImplemented
+    if 0 in (*shape, size) or not shape:
+        return aten.full.default(
+            [size, len(shape)], fill_value, dtype=torch.int64, device=self.device
+        )
+    holds = reshape(aten.ne.Scalar(self, 0), [-1])
+    before = aten.sub.Tensor(aten.cumsum.default(cast(holds, torch.int64), 0), 1)
+    fits = aten.logical_and.default(holds, aten.lt.Scalar(before, size))
+    place = where(fits, before, size)  # (what is not wanted goes behind the end)
+    numbers = aten.full.default([size + 1], -1, dtype=torch.int64, device=self.device)
+    numbers = aten.index_put.default(numbers, [place], iota(holds.shape[0], self))
+    numbers = aten.slice.Tensor(numbers, 0, 0, size)
+    columns, step = [], 1
+    for n in reversed(shape):
+        own = aten.div.Tensor_mode(numbers, step, rounding_mode="floor")
+        own = where(aten.lt.Scalar(numbers, 0), fill_value, aten.remainder.Scalar(own, n))
+        columns.append(aten.unsqueeze.default(own, 1))
+        step *= n
+    return aten.cat.default(columns[::-1], 1)
+
+
 TABLE: Family = {
+    "nonzero_static.default": nonzero_static,
     "index_select.default": index_select,
     "index_add.default": index_add,
     "index_copy.default": index_copy,

@@ -75,6 +75,11 @@ def _parameter_gradients(
 def _centred_gradient(g: Tensor, normal: Tensor, rstd: Tensor, dims: Sequence[int]) -> Tensor:
     """rstd (g - mean(g) - x̂ mean(g x̂)): the gradient through mean and variance"""
     n = count(g, dims)
+    if type(n) is int and n == 1:
+        # g less its mean is nothing, and must not be a rounding's rest where a GPU computes
+        # g, a product, once rounded and once not.
+        bent = aten.mul.Tensor(normal, aten.mul.Tensor(g, normal))
+        return aten.neg.default(aten.mul.Tensor(bent, rstd))
     mean_g = aten.div.Tensor(aten.sum.dim_IntList(g, dims, True), n)
     mean_gx = aten.div.Tensor(aten.sum.dim_IntList(aten.mul.Tensor(g, normal), dims, True), n)
     inner = aten.sub.Tensor(aten.sub.Tensor(g, mean_g), aten.mul.Tensor(normal, mean_gx))
