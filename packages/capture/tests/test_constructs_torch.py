@@ -657,6 +657,38 @@ def a_function_class_of_torchs_own(x):
     return nn.CrossMapLRN2d(2)(x.reshape(1, 2, -1, 1))
 
 
+@torch.jit.script
+def _scripted(x, n: int):
+    return x * n + 1
+
+
+_scripted_module = torch.jit.script(nn.Linear(3, 3))
+
+
+def _asked(function, *args):
+    try:
+        return function(*args)
+    except (AssertionError, RuntimeError) as error:
+        return type(error).__name__
+
+
+@construct()
+def what_a_gpu_can_do(x):
+    facts = torch.cuda.is_bf16_supported(), torch.cuda.is_bf16_supported(including_emulation=False)
+    return x + 1, facts, _asked(torch.cuda.get_device_capability, torch.device("cuda", 0))
+
+
+@construct()
+def a_script_is_captured_as_the_function_it_was_made_from(x):
+    return _scripted(x, 3) - _scripted(n=2, x=x)
+
+
+@construct(graphs=None, breaks=1)
+def a_module_in_torchscript(x):
+    y = _scripted_module(x.new_ones(2, 3)) * 2
+    return y.shape, x + 1
+
+
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)
 def test_construct(case: Case) -> None:
     run_case(case)

@@ -334,6 +334,27 @@ def folded(fn: Callable[..., Any]) -> Handler:
     return run
 
 
+def of_gpu(fn: Callable[..., Any]) -> Handler:
+    """A fact of a GPU, run at capture. Which GPU is the current one is not guarded: that matters
+    where there are several."""
+
+    def run(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+        given = [vm.as_python(arg) for arg in args]
+        by_name = {name: vm.as_python(arg) for name, arg in kwargs.items()}
+        device = by_name.get("device", given[0] if given else None)
+        named = type(device) is int or getattr(device, "index", None) is not None
+        if not named and torch.cuda.device_count() > 1:
+            raise GraphBreakSignal(
+                f"{fn.__name__} of the current device, of several", "name the device"
+            )
+        try:
+            return vm.held(fn(*given, **by_name))
+        except Exception as error:
+            return vm.raise_real(error)
+
+    return run
+
+
 def refused(reason: str) -> Handler:
     """A call that breaks the graph."""
 
@@ -484,6 +505,11 @@ _FOLDED: tuple[Any, ...] = (
     *(getattr(_C, name) for name in BACKEND_FLAGS),
 )  # fmt: skip
 
+_OF_GPU = (
+    torch.cuda.get_device_capability, torch.cuda.get_device_name, torch.cuda.current_device,
+    torch.cuda.get_device_properties, torch.cuda.is_bf16_supported,
+)  # fmt: skip
+
 # What those read that is not guarded for every captured frame.
 _SETTINGS: dict[Any, str] = {
     torch.get_num_threads: "num_threads",
@@ -539,6 +565,7 @@ HANDLERS: dict[Any, Handler] = {
     **{getattr(apply, "__func__", apply): autograd_apply for apply in _APPLIES},
     torch._assert: lambda vm, args, kwargs: _torch_assert(vm, args, kwargs),
     **{fn: folded(fn) for fn in _FOLDED},
+    **{fn: of_gpu(fn) for fn in _OF_GPU},
     **{fn: refused(reason) for fn, reason in _UNSUPPORTED.items()},
 }
 

@@ -8,6 +8,7 @@ import inspect
 import logging
 import types
 import typing
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -60,6 +61,8 @@ def _breaks_as_before(vm: Interpreter, args: list[Value], kwargs: dict[str, Valu
     return NONE
 
 
+_SCRIPTED = "_torchdynamo_inline"  # what torch.jit calls the Python function behind a script
+
 _OWN_API: dict[tuple[str, str], Any] = {
     ("dovetail_capture.api", "graph_break"): _graph_break,
     ("dovetail_capture.api", "is_compiling"): lambda vm, args, kwargs: Constant(True),
@@ -111,12 +114,13 @@ def call(vm: Interpreter, fn: Value, args: list[Value], kwargs: dict[str, Value]
         if method is attributes.MISSING:
             name = fn.python_type().__name__
             return vm.raise_error(TypeError, f"'{name}' object is not callable")
-        handler = vm.handlers.get(fn.python_type().__call__)
-        if handler is not None:
-            return handler(vm, [fn, *args], kwargs)
-        inner = _switched_function(vm, fn)  # type: ignore[arg-type]
+        inner = _inner_function(vm, fn)  # type: ignore[arg-type]
         if inner is not None:
             return call(vm, inner, args, kwargs)
+        known = fn.python_type().__call__
+        handler = vm.handlers.get(known) if isinstance(known, Hashable) else None
+        if handler is not None:
+            return handler(vm, [fn, *args], kwargs)
         return call(
             vm, attributes.bind_to_instance(vm, fn, owner, "__call__", method), args, kwargs
         )
@@ -138,12 +142,31 @@ def _call_cached(vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str
         known = cached_calls.keep(name, result, vm.frames[0].steps)
         if known is None:
             raise GraphBreakSignal(f"an object that `{name}` made and keeps in its cache")
+        if known.parts and all(isinstance(part, (Constant, TupleValue)) for part in parts):
+            given = [vm.as_python(part) for part in parts]
+            if UNKNOWN not in given:  # then it is Python's own object, which others may change
+                named = dict(zip(kwargs, given[len(args) :], strict=True))
+                known = cached_calls.Kept(name, vm.held(real(*given[: len(args)], **named)), (), 0)
         vm.session.cached_calls[key] = known
     return known.result
 
 
-def _switched_function(vm: Interpreter, fn: ObjectValue) -> Value | None:
-    """The function inside one of our own wrappers (`optimize`, `disable`), already in capture."""
+def _inner_function(vm: Interpreter, fn: ObjectValue) -> Value | None:
+    """The function inside one of our own wrappers (`optimize`, `disable`), already in capture, or
+    the one that a TorchScript function was made from."""
+    if fn.cls is torch.jit.ScriptFunction:
+        if fn.source is None or not hasattr(fn.real, _SCRIPTED):
+            raise GraphBreakSignal(
+                "a call of a TorchScript function whose Python source is not there",
+                "call the Python function in its stead",
+            )
+        source = vm.session.sources.attr(fn.source, _SCRIPTED)
+        return vm.wrap(getattr(fn.real, _SCRIPTED), source)
+    if issubclass(fn.cls, torch.jit.ScriptModule):
+        raise GraphBreakSignal(
+            f"a call of a TorchScript module, a {fn.cls.__name__}",
+            "compile the module that it was made from",
+        )
     if fn.cls.__module__ != "dovetail_capture._frame_hook" or fn.source is None:
         return None
     if fn.real.context is None:
