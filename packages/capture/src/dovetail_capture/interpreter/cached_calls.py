@@ -1,8 +1,9 @@
 """Calls through `functools.cache`: made once for equal arguments.
 
-What such a call makes lives on in Python's cache, so that later calls find the same object. The
-interpreter makes objects of its own instead. Nobody can tell while they stay inside the captured
-stretch and are as they were made; where one leaves it or is changed, the call is left to Python.
+What such a call makes lives on in Python's cache, so that later calls find the same object. Where
+the arguments are plain, that object is used. Otherwise (sizes that are symbols) the interpreter
+makes objects of its own. Nobody can tell while they stay inside the captured stretch and are as
+they were made; where one leaves it or is changed, the call is left to Python.
 """
 
 from __future__ import annotations
