@@ -91,15 +91,53 @@ rebuild_get_item(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t 
 }
 
 static int
-clear_dict(PyObject *dict)
+clear_ordered(PyObject *dict)
 {
-    if (PyODict_Check(dict) && PyDict_GET_SIZE(dict) > 0) { /* its order is kept apart */
-        PyObject *done = PyObject_CallMethod((PyObject *)&PyODict_Type, "clear", "O", dict);
-        Py_XDECREF(done);
-        return done == NULL ? -1 : 0;
+    PyObject *done = PyObject_CallMethod((PyObject *)&PyODict_Type, "clear", "O", dict);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+/* Are these one key, for all that can be told without running anybody's `__eq__`? */
+static int
+is_one_key(PyObject *left, PyObject *right)
+{
+    if (left == right) {
+        return 1;
     }
-    PyDict_Clear(dict);
-    return 0;
+    if (PyUnicode_CheckExact(left) && PyUnicode_CheckExact(right)) {
+        return PyUnicode_Compare(left, right) == 0;
+    }
+    return PyLong_CheckExact(left) && PyLong_CheckExact(right)
+           && PyObject_RichCompareBool(left, right, Py_EQ) == 1;
+}
+
+/* Delete what is not among the first of the new items, in their order. What stays keeps its place:
+ * iterators over the dict may be under way. */
+static int
+drop_others(PyObject *dict, PyObject *items)
+{
+    PyObject *others = PyList_New(0), *key, *value;
+    Py_ssize_t place = 0, at = 0;
+    if (others == NULL) {
+        return -1;
+    }
+    int failed = 0;
+    while (!failed && PyDict_Next(dict, &place, &key, &value)) {
+        PyObject *pair = at < PyList_GET_SIZE(items) ? PyList_GET_ITEM(items, at) : NULL;
+        if (pair != NULL && PyTuple_Check(pair) && PyTuple_GET_SIZE(pair) == 2
+            && is_one_key(key, PyTuple_GET_ITEM(pair, 0))) {
+            at++;
+        }
+        else {
+            failed = PyList_Append(others, key) < 0;
+        }
+    }
+    for (Py_ssize_t i = 0; !failed && i < PyList_GET_SIZE(others); i++) {
+        failed = PyDict_DelItem(dict, PyList_GET_ITEM(others, i)) < 0;
+    }
+    Py_DECREF(others);
+    return failed ? -1 : 0;
 }
 
 static PyObject *
@@ -111,7 +149,7 @@ rebuild_replace_dict(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssiz
     }
     PyObject *dict = args[0], *items = args[1];
     int ordered = PyODict_Check(dict);
-    int failed = clear_dict(dict) < 0;
+    int failed = (ordered ? clear_ordered(dict) : drop_others(dict, items)) < 0;
     for (Py_ssize_t i = 0; !failed && i < PyList_GET_SIZE(items); i++) {
         PyObject *pair = Py_NewRef(PyList_GET_ITEM(items, i));
         if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2) {

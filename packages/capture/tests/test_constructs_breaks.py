@@ -418,6 +418,34 @@ def comprehension_with_closures_after_a_break(x):
     return total + sum(loud(t) for t in [i, x]), i
 
 
+@construct(graphs=None, breaks=None)
+def keys_that_change_places_behind_breaks(x):
+    seen = []
+    for change in ("swap", "again", "first", "value", "clear"):
+        d = {1: 1, "b": 2, 3.5: 3}
+        try:
+            for k in d:
+                print(k)
+                seen.append(k)
+                if len(seen) % 7 == 6:
+                    break
+                if change == "swap":
+                    d[len(seen) + 10] = d.pop(k)
+                elif change == "again" and len(seen) < 12:
+                    d[k] = d.pop(k)
+                elif change == "first":
+                    d[next(iter(d))] = 0
+                elif change == "value":
+                    d["b"] += 1
+                elif change == "clear":
+                    d.clear()
+                    d.update({5: 1, 6: 2, 7: 3})
+        except RuntimeError as error:
+            seen.append(str(error))
+        seen.append(list(d.items()))
+    return x + 1, seen
+
+
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)
 def test_construct(case: Case) -> None:
     run_case(case)

@@ -168,6 +168,8 @@ class CaptureContext:
         if getattr(func, "_torchdynamo_disable", False):
             recursive = getattr(func, "_torchdynamo_disable_recursive", True)
             return _frame_hook.SKIP if recursive is False else _frame_hook.OFF
+        if torch._C._get_tracing_state() is not None:  # of torch.jit.trace, which is to see it all
+            return None
         skipped = is_skipped(code) or is_generated_for_skipped(code, func)
         if skipped and id(code) not in self._roots:
             if not self._continuations.is_continuation(code):

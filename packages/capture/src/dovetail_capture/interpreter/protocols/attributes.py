@@ -258,7 +258,13 @@ def _object_attr(vm: Interpreter, obj: ObjectValue, name: str) -> Value:
                 raise
             return _fallback(vm, obj, name)
     found = generic_lookup(vm, obj, name)
-    return found if found is not None else _fallback(vm, obj, name)
+    if found is not None:
+        return found
+    if obj.real is not None and class_lookup(vm, cls, "__getattr__")[1] is MISSING:
+        # Only code of C runs here: that of a class which finds attributes in its own way.
+        if hasattr(obj.real, name) and not (cls.__dictoffset__ and name in obj.real.__dict__):
+            raise GraphBreakSignal(f"the attribute `{name}` that C code of {cls.__name__} gives")
+    return _fallback(vm, obj, name)
 
 
 def generic_get_attr(vm: Interpreter, obj: Value, name: str) -> Value:
