@@ -20,6 +20,8 @@ def _written_where(x: Tensor, mask: Any, values: Tensor) -> Any:
     """`x` with `values` wherever the mask holds; the derivative would be a sum of `grad[mask]`."""
     if not isinstance(mask, Tensor) or mask.dtype is not torch.bool or mask.dim() == 0:
         return NotImplemented
+    if mask.device != x.device and mask.device.type != "cpu":
+        return NotImplemented  # eager refuses it
     rest = x.dim() - mask.dim()
     if values.dim() == rest + 1 and isinstance(values.shape[0], torch.SymInt):
         if values.shape[0].node.hint is None:
@@ -30,7 +32,6 @@ def _written_where(x: Tensor, mask: Any, values: Tensor) -> Any:
         values = values[0]
     if values.dim() > rest:
         return NotImplemented  # a value for each place: how many depends on the mask
-    # (Of a tensor on a GPU, the mask may lie on the CPU.)
     places = mask.to(x.device).reshape(tuple(mask.shape) + (1,) * rest)
     return torch.where(places, values.to(x.dtype), x)
 
