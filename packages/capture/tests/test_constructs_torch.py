@@ -647,6 +647,14 @@ def nothing_but_a_leaf_made_inside_requires_a_gradient(x):
 
 
 @construct()
+def dropout_in_place(x):
+    y, z = x + 1, x.reshape(1, 2, 3) + 1
+    dropped = F.dropout(y, 1.0, inplace=True), F.dropout2d(z, 1.0, True, True)
+    nothing = F.dropout(x, 0.5, False) is x, F.dropout(x, 0.5, False, True) is x
+    return dropped, y, z, nothing
+
+
+@construct()
 def new_tensors_of_sizes(x):
     given = x.new(x.shape), x.new(torch.Size((2, *x.size()))), x.new(torch.Size()), x.new(3, 4)
     return [t.zero_() for t in given], x.new([2.0, 5.0]), x.new((3, 4))

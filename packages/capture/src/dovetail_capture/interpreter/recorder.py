@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -41,6 +41,12 @@ _MAY_DO_NOTHING = frozenset(
      "contiguous", "to", "float", "double", "half", "bfloat16", "int", "long", "bool", "type",
      "expand", "cpu", "cuda", "type_as"}
 )  # fmt: skip
+
+
+def _in_place(name: str, pairs: Sequence[Any], keyword_pairs: Mapping[str, Any]) -> bool:
+    """May a dropout have written to its argument? (They take `input, p, training, inplace`.)"""
+    at = pairs[3][1] if len(pairs) > 3 else keyword_pairs.get("inplace", (False, False))[1]
+    return "dropout" in name and bool(at)
 
 
 # Operations that want sizes to be equal (or 1, where they are broadcast): where only data tells the
@@ -222,7 +228,11 @@ class Recorder:
             ) from error
         if isinstance(result, torch.Tensor):
             known = self.values.get(id(result))
-            if known is not None and name in _MAY_DO_NOTHING:
+            if (
+                known is not None
+                and name in _MAY_DO_NOTHING
+                and not _in_place(name, pairs, keyword_pairs)
+            ):
                 return known
         elif not _holds_tensor(result):
             if result is None:  # called for its effect on a tensor
