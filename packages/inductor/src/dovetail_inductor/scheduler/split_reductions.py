@@ -2,17 +2,21 @@
 
 A sum of a million elements to one would run on one core, and its rounding errors would pile up in
 a few accumulators. So: first each of `parts` pieces of the reduced range to a result of its own,
-then the pieces' results.
+then the pieces' results. What a variance sums, squares of distances from a mean, is cut so that the
+elements are read once: each piece sums squares of distances from its own mean, which is known when
+its elements have just been read (Chan, Golub and LeVeque, "Algorithms for Computing the Sample
+Variance", 1983).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
 import torch
 
-from dovetail_inductor.loop_ir.expr import Builder, mask_loads
+from dovetail_inductor.loop_ir.expr import Apply, Builder, Expr, mask_loads
 from dovetail_inductor.loop_ir.index import Var, linear, variable
 from dovetail_inductor.loop_ir.loops import Buffer, LoopGraph, LoopNest, Node
 from dovetail_inductor.options import InductorOptions
@@ -60,13 +64,20 @@ def split_reductions(graph: LoopGraph, options: InductorOptions) -> LoopGraph:
         return graph
     buffers = dict(graph.buffers)
     nodes: list[Node] = []
+    sums: dict[Expr, _Cut] = {}  # sums that were cut, by what they add up in the first stage
     for node in graph.nodes:
-        if isinstance(node, LoopNest):
-            rule = rule_for(buffers[node.buffer], options)
-            if _wants_split(node, rule):
-                nodes += _split(graph.builder, node, buffers, rule)
-                continue
-        nodes.append(node)
+        if not isinstance(node, LoopNest):
+            nodes.append(node)
+            continue
+        rule = rule_for(buffers[node.buffer], options)
+        cut = _cut(graph.builder, node, rule) if _wants_split(node, rule) else None
+        if cut is None:
+            nodes.append(node)
+            continue
+        pieces = _two_stages(graph.builder, node, cut, buffers)
+        nodes += _about_own_means(graph.builder, cut, sums, *pieces) or pieces
+        if node.reduction == "sum":
+            sums.setdefault(cut.whole.body, cut)
     return replace(graph, nodes=tuple(nodes), buffers=buffers)
 
 
@@ -94,9 +105,23 @@ def contiguous_in_rows(nest: LoopNest) -> bool:
     return bool(nest.vars) and not along
 
 
-def _split(
-    builder: Builder, nest: LoopNest, buffers: dict[str, Buffer], rule: SplitRule
-) -> list[LoopNest]:
+@dataclass(frozen=True)
+class _Cut:
+    """A reduction whose loops are cut: `outer` are the pieces, `rest` runs through one of them;
+    `even` if all pieces have as many elements."""
+
+    whole: LoopNest
+    outer: tuple[Var, ...]
+    rest: tuple[Var, ...]
+    even: bool = True
+
+    @property
+    def parts(self) -> str:
+        """The buffer of the pieces' results."""
+        return f"{self.whole.buffer}_parts"
+
+
+def _cut(builder: Builder, nest: LoopNest, rule: SplitRule) -> _Cut | None:
     per_result = nest.iterations // nest.points
     piece = rule.piece_across if contiguous_in_rows(nest) else rule.piece
     wanted = min(rule.aim // _tasks(nest, rule), per_result // piece, MAX_PARTS)
@@ -118,20 +143,18 @@ def _split(
         outer.append(big)
         parts *= share
     if parts == 1:
-        return _split_unevenly(builder, nest, buffers, wanted)
+        return _cut_unevenly(builder, nest, wanted)
     indices = {v: piece_index(p) for v, p in pieces.items()}
     whole = replace_vars(builder, nest, pieces, indices)
     rest = tuple(v for v in whole.reduce_vars if v not in outer)
-    return _two_stages(builder, nest, whole, tuple(outer), rest, buffers)
+    return _Cut(whole, tuple(outer), rest)
 
 
-def _split_unevenly(
-    builder: Builder, nest: LoopNest, buffers: dict[str, Buffer], wanted: int
-) -> list[LoopNest]:
+def _cut_unevenly(builder: Builder, nest: LoopNest, wanted: int) -> _Cut | None:
     """Pieces of equal size but for the last, whose surplus elements are masked."""
     v = max(nest.reduce_vars, key=lambda v: v.size)
     if nest.reduction != "sum" or v.size < 2 * wanted:
-        return [nest]
+        return None
     length = -(-v.size // wanted)
     next_id = 1 + max(w.id for w in (*nest.vars, *nest.reduce_vars))
     big, small = Var(next_id, -(-v.size // length)), Var(next_id + 1, length)
@@ -146,35 +169,69 @@ def _split_unevenly(
     zero = builder.constant(0, body.dtype)
     whole = replace(whole, body=builder.apply("where", [inside, body, zero]))
     rest = tuple(w for w in whole.reduce_vars if w is not big and w != big)
-    return _two_stages(builder, nest, whole, (big,), rest, buffers)
+    return _Cut(whole, (big,), rest, even=False)
 
 
 def _two_stages(
-    builder: Builder,
-    nest: LoopNest,
-    whole: LoopNest,
-    outer: tuple[Var, ...],
-    rest: tuple[Var, ...],
-    buffers: dict[str, Buffer],
-) -> list[LoopNest]:
+    builder: Builder, nest: LoopNest, cut: _Cut, buffers: dict[str, Buffer]
+) -> tuple[LoopNest, LoopNest]:
     target = buffers[nest.buffer]
-    name = f"{nest.buffer}_parts"
     results = prod(v.size for v in nest.vars)
-    parts = prod(v.size for v in outer)
+    parts = prod(v.size for v in cut.outer)
     dtype = nest.body.dtype
-    buffers[name] = Buffer(name, dtype, target.device, (parts, results), (results, 1))
-    row = linear([variable(v) for v in outer], _row_major(outer))
+    buffers[cut.parts] = Buffer(cut.parts, dtype, target.device, (parts, results), (results, 1))
+    row = linear([variable(v) for v in cut.outer], _row_major(cut.outer))
     column = linear([variable(v) for v in nest.vars], _row_major(nest.vars))
     address = row * results + column
     first = replace(
-        whole, buffer=name, vars=(*outer, *nest.vars), reduce_vars=rest, index=address,
-        origin=f"{nest.origin}_parts",
+        cut.whole, buffer=cut.parts, vars=(*cut.outer, *nest.vars), reduce_vars=cut.rest,
+        index=address, origin=f"{nest.origin}_parts",
     )  # fmt: skip
-    if not rest:
+    if not cut.rest:
         first = replace(first, reduction=None)
-    body = builder.load(name, address, dtype)
-    second = replace(nest, reduce_vars=outer, body=body)
-    return [first, second]
+    body = builder.load(cut.parts, address, dtype)
+    return first, replace(nest, reduce_vars=cut.outer, body=body)
+
+
+def _about_own_means(
+    builder: Builder, cut: _Cut, sums: Mapping[Expr, _Cut], first: LoopNest, second: LoopNest
+) -> tuple[LoopNest, LoopNest] | None:
+    """The stages of a sum of `(x - mean) ** 2` whose pieces do not wait for the mean, if the sums
+    of x are cut in the same way: of n elements of a piece that add up to `s`,
+    `sum((x - mean) ** 2) == sum((x - s / n) ** 2) + n * (s / n - mean) ** 2`."""
+    found = _distance(first)
+    if found is None:
+        return None
+    x, mean = found
+    known = sums.get(x)
+    if known is None or not (known.even and cut.even and cut.rest):
+        return None
+    if (known.outer, known.rest, known.whole.vars) != (cut.outer, cut.rest, cut.whole.vars):
+        return None
+    count = builder.constant(prod(v.size for v in cut.rest), x.dtype)
+    total = builder.load(known.parts, first.index, x.dtype)
+    own = builder.apply("div", [total, count])
+    distance = builder.apply("sub", [x, own])
+    away = builder.apply("sub", [own, mean])
+    square = builder.apply("mul", [builder.apply("mul", [away, away]), count])
+    return (
+        replace(first, body=builder.apply("mul", [distance, distance])),
+        replace(second, body=builder.apply("add", [second.body, square])),
+    )
+
+
+def _distance(nest: LoopNest) -> tuple[Expr, Expr] | None:
+    """The x and the mean of a reduction of `(x - mean) ** 2`, if the mean is one of each result."""
+    body = nest.body
+    if nest.reduction != "sum" or not (isinstance(body, Apply) and body.op == "mul"):
+        return None
+    distance, again = body.args
+    if distance is not again or not (isinstance(distance, Apply) and distance.op == "sub"):
+        return None
+    x, mean = distance.args
+    pieces = sum(1 << v.id for v in (*nest.reduce_vars, *nest.vars)) & mean.free
+    rows = sum(1 << v.id for v in nest.vars)
+    return (x, mean) if pieces & ~rows == 0 and x.dtype.is_floating_point else None
 
 
 def _row_major(variables: tuple[Var, ...]) -> list[int]:
