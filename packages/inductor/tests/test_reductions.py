@@ -6,6 +6,8 @@ import torch.nn.functional as F
 from dovetail_inductor import InductorOptions, compile_graph
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
+from dovetail_runtime import load
+from dovetail_runtime.plan import LaunchCpp, LaunchTriton
 from dovetail_runtime.reference import ReferenceExecutor
 from dovetail_runtime.triton_build import run_in_interpreter
 
@@ -105,3 +107,53 @@ def test_no_elements_in_a_triton_kernel(name):
     assert not any("tl.load" in k.source for k in plan.kernels)
     (got,) = ReferenceExecutor(plan, launch_triton=run_in_interpreter)(x)
     torch.testing.assert_close(got, fn(x), equal_nan=True)
+
+
+def with_outlier(x):
+    x = x.clone()
+    x[:, 3] = 1e4
+    return x
+
+
+FAR_FROM_ZERO = {
+    "far from zero": lambda: torch.randn(4, 49_152) + 1000,
+    "of one value": lambda: torch.full((3, 65_536), 0.1),
+    "with an outlier": lambda: with_outlier(torch.randn(4, 49_152)),
+    "across": lambda: torch.randn(16_384, 16) + 100,
+}
+
+
+@pytest.mark.parametrize("triton", [False, True])
+@pytest.mark.parametrize("name", FAR_FROM_ZERO)
+def test_a_variance_in_pieces_reads_once_and_is_exact(name, triton):
+    x = FAR_FROM_ZERO[name]()
+    dim = 0 if name == "across" else 1
+
+    def fn(x):
+        return torch.var_mean(x, dim)
+
+    gm = trace_aten(fn, x, decompositions=core_aten_table())
+    plan = compile_graph(gm, [x], options=InductorOptions(triton=triton))
+    (given,) = (i.name for i in plan.inputs)
+    launches = [s for s in plan.steps if isinstance(s, LaunchCpp | LaunchTriton)]
+    assert len(launches) == 2
+    args = [s.tensors if isinstance(s, LaunchCpp) else s.args for s in launches]
+    assert [given in names for names in args] == [True, False]
+    if triton:
+        got = ReferenceExecutor(plan, launch_triton=run_in_interpreter)(x)
+    else:
+        got = load(plan)(x)
+    for ours, eager, exact in zip(got, fn(x), fn(x.double()), strict=True):
+        error, eagers = ((t - exact).abs().max() for t in (ours, eager))
+        assert error <= 2 * eagers + 1e-6 * exact.abs().max() + 1e-12 * x.square().max()
+
+
+def test_squares_about_something_else_than_the_mean(check):
+    """What the sums of the pieces say of distances from anything that a row has."""
+    x, y = torch.randn(4, 49_152) + 5, torch.randn(4, 1)
+
+    def fn(x, y):
+        total = x.sum(1, keepdim=True)
+        return total, ((x - y) ** 2).sum(1), ((x - total * 1e-4) ** 2).sum(1)
+
+    check(fn, x, y, rtol=1e-4)
