@@ -75,6 +75,20 @@ def test_outputs_keep_their_layout() -> None:
     assert copies(gm) >= 3
 
 
+@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+def test_upsampling_between_convolutions_keeps_the_layout(mode: str) -> None:
+    def fn(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        y = F.conv2d(x, w, padding=1)
+        wide = F.interpolate(y, scale_factor=2, mode=mode)
+        skip = F.conv2d(wide, w, padding=1)
+        both = torch.cat([wide, skip], 1)
+        return wide, F.conv2d(both.relu(), w.repeat(1, 2, 1, 1))
+
+    gm = relaid(fn, (X, W * 0.1))
+    (cat,) = (n for n in gm.graph.nodes if n.target is aten.cat.default)
+    assert cat.meta["val"].stride()[1] == 1
+
+
 def test_views_that_the_layout_does_not_allow() -> None:
     def fn(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
         y = F.conv2d(x, w, padding=1)

@@ -10,7 +10,8 @@ would see the difference, get the layout that they had.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from math import prod
 from typing import Any
 
@@ -151,6 +152,9 @@ class _Relayout:
         copy = self._copy(node, self.copied.__getitem__)
         try:
             self._propagate(node, copy)
+            if _takes_pixels(copy):
+                self.copied[node] = self._channels_last(copy)
+                self._note(node, self.copied[node])
         except RuntimeError:  # a view that this layout does not allow
             self.graph.erase_node(copy)
             self._copy(node, self._as_before)
@@ -194,13 +198,14 @@ class _Relayout:
             if not same_strides(before._strides, after._strides):
                 self.changed.add(node)
 
-    def _channels_last(self, operand: Any, user: Node) -> Node:
-        """A 4-d tensor of the new graph in channels-last."""
+    def _channels_last(self, operand: Any, user: Node | None = None) -> Node:
+        """A 4-d tensor of the new graph in channels-last, for a node that is there or for what
+        comes next."""
         value = fake_of(operand)
         if is_channels_last(value._sizes, value._strides):
             return operand  # type: ignore[no-any-return]
         if operand not in self.laid_out:
-            with self.graph.inserting_before(user):
+            with nullcontext() if user is None else self.graph.inserting_before(user):
                 self.laid_out[operand] = self._call(
                     aten.clone.default, operand, memory_format=torch.channels_last
                 )
@@ -232,6 +237,17 @@ class _Relayout:
         node.meta.update({k: operand.meta[k] for k in _BELONGS if k in operand.meta})
         node.meta["val"] = propagate(target, (operand.meta["val"], *args), kwargs)
         return node
+
+
+def _takes_pixels(copy: Node) -> bool:
+    """Whether this is `x[picks]` of a tensor in channels-last (upsampling is). It becomes loops,
+    unless there is a mask among the picks, and loops write any layout at no cost."""
+    if copy.target is not aten.index.Tensor or len(fake_of(copy)._sizes) != 4:
+        return False
+    x, picks = fake_of(copy.args[0]), copy.args[1]
+    assert isinstance(picks, Sequence)
+    masks = any(p is not None and fake_of(p)._dtype in (torch.bool, torch.uint8) for p in picks)
+    return is_channels_last(x._sizes, x._strides) and not masks
 
 
 def _sees_strides(node: Node) -> bool:
