@@ -41,8 +41,9 @@ def test_fractional_pooling(dtype):
         x[1, 1, 3, 2] = math.nan
         forward = getattr(aten, f"fractional_max_pool{rank}d").default
         backward = getattr(aten, f"fractional_max_pool{rank}d_backward").default
-        for own in (x, x[0]):
-            samples = torch.rand(*((2, 3) if own is x else (1, 3)), rank, dtype=dtype)
+        for own in (x, x[0], x[:0]):
+            batch = own.shape[0] if own.dim() == x.dim() else 1
+            samples = torch.rand(batch, 3, rank, dtype=dtype)
             check(forward, [own, kernel, output, samples])
             value, indices = forward(own, kernel, output, samples)
             check(backward, [torch.randn_like(value), own, kernel, output, indices])

@@ -101,7 +101,8 @@ def _fractional_backward(grad: Tensor, self: Tensor, rank: int, indices: Tensor)
     """Added where each window's largest lay"""
     keep = list(self.shape[: self.dim() - rank])
     flat = zeros([*keep, math.prod(self.shape[self.dim() - rank :])], self)
-    where_to, what = (reshape(v, [*keep, -1]) for v in (indices, grad))
+    count = math.prod(grad.shape[len(keep) :])  # (not -1: the batch may be empty)
+    where_to, what = (reshape(v, [*keep, count]) for v in (indices, grad))
     return reshape(aten.scatter_add.default(flat, len(keep), where_to, what), self.shape)
 
 
@@ -138,7 +139,8 @@ def _unpool(self: Tensor, indices: Tensor, output_size: Sequence[int]) -> Tensor
     """Each element put back where it came from, zeros elsewhere"""
     keep = list(self.shape[: self.dim() - len(output_size)])
     flat = zeros([*keep, math.prod(output_size)], self)
-    places, values = (reshape(v, [*keep, -1]) for v in (indices, self))
+    count = math.prod(self.shape[len(keep) :])
+    places, values = (reshape(v, [*keep, count]) for v in (indices, self))
     made = aten.scatter.src(flat, len(keep), places, values)
     return aten.view.default(made, [*keep, *output_size])
 
