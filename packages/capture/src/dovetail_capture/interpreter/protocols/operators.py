@@ -14,6 +14,7 @@ from dovetail_guards.shape_env import DataDependentError
 
 from dovetail_capture.interpreter.protocols import attributes, dicts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python, from_python
+from dovetail_capture.interpreter.protocols.operator_tables import BINARY, COMPARE, INPLACE, UNARY
 from dovetail_capture.interpreter.recorder import NotAGraphArgument
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.value_ranges import decided
@@ -40,43 +41,6 @@ from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
-
-# symbol -> (function, dunder name)
-BINARY: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
-    "+": (operator.add, "add"),
-    "&": (operator.and_, "and"),
-    "//": (operator.floordiv, "floordiv"),
-    "<<": (operator.lshift, "lshift"),
-    "@": (operator.matmul, "matmul"),
-    "*": (operator.mul, "mul"),
-    "%": (operator.mod, "mod"),
-    "|": (operator.or_, "or"),
-    "**": (operator.pow, "pow"),
-    ">>": (operator.rshift, "rshift"),
-    "-": (operator.sub, "sub"),
-    "/": (operator.truediv, "truediv"),
-    "^": (operator.xor, "xor"),
-}
-INPLACE: dict[str, Callable[[Any, Any], Any]] = {
-    "+": operator.iadd, "&": operator.iand, "//": operator.ifloordiv, "<<": operator.ilshift,
-    "@": operator.imatmul, "*": operator.imul, "%": operator.imod, "|": operator.ior,
-    "**": operator.ipow, ">>": operator.irshift, "-": operator.isub, "/": operator.itruediv,
-    "^": operator.ixor,
-}  # fmt: skip
-COMPARE: dict[str, tuple[Callable[[Any, Any], Any], str, str]] = {
-    "<": (operator.lt, "__lt__", "__gt__"),
-    "<=": (operator.le, "__le__", "__ge__"),
-    "==": (operator.eq, "__eq__", "__eq__"),
-    "!=": (operator.ne, "__ne__", "__ne__"),
-    ">": (operator.gt, "__gt__", "__lt__"),
-    ">=": (operator.ge, "__ge__", "__le__"),
-}
-UNARY: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "-": (operator.neg, "__neg__"),
-    "+": (operator.pos, "__pos__"),
-    "~": (operator.invert, "__invert__"),
-}
-
 
 # Is a torch.Size plus a tuple a torch.Size? (of this version of torch)
 _SIZE_KEEPS = type(torch.Size((1,)) + (1,)) is torch.Size
