@@ -14,6 +14,7 @@ import itertools
 import operator
 
 import pytest
+import dovetail_capture
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -702,6 +703,53 @@ def views_made_outside(keys, x):
     return y if keys else x
 
 
+@construct()
+def the_order_of_members_that_collide(x):
+    folded, made = {-3, (6 % 5), 5}, {int(x.shape[0]), 5, -3}
+    many = set([17, 1, 2, 3, 4])
+    keys = set({17: 0, 1: 1, 2: 2, 3: 3, 4: 4}), {*{17: 0, 1: 1, 2: 2}}
+    changed = set(folded)
+    changed |= {13, 21}
+    changed.discard(5)
+    changed.add(29)
+    sets = (
+        folded,
+        made,
+        many,
+        *keys,
+        changed,
+        many.copy(),
+        many | {33, 65},
+        frozenset(many),
+        {*many},
+    )
+    return x + 1, [list(s) for s in sets], [list(set(s)) for s in sets], min(many), many.pop()
+
+
+_COLLIDING = {8, 16, 0, 24}
+
+
+@construct()
+def the_order_of_a_set_that_was_there(x):
+    mine = set(_COLLIDING)
+    mine.add(32)
+    return x * 2, list(_COLLIDING), list(mine), list(_COLLIDING | {40, 48, 56}), list({*_COLLIDING})
+
+
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)
 def test_construct(case: Case) -> None:
     run_case(case)
+
+
+def test_sets_come_back_in_the_order_of_their_tables() -> None:
+    there = {8, 16, 0, 24}
+
+    def program(x):
+        folded, more = {-3, (6 % 5), 5}, set(there)
+        more |= {40, 48, 56}
+        return x + 1, folded, more, frozenset(more), set([17, 1, 2, 3, 4])
+
+    compiled = dovetail_capture.optimize(program, lambda gm, inputs: gm.forward)
+    x = torch.ones(2)
+    for got, expected in zip(compiled(x)[1:], program(x)[1:], strict=True):
+        assert list(got) == list(expected)

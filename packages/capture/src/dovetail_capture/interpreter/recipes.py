@@ -132,6 +132,17 @@ class Rebuilder:
         self._made[id(item)] = new
         return new
 
+    def _set(self, item: SetValue) -> r.Recipe:
+        """Made of its members one by one, or as a copy, if only so they come in the same order."""
+        keys, added = [key for key, _ in item.in_order()], set[Any]()
+        for key in item.items:
+            added.add(key)
+        if keys != list(added) and all(isinstance(v, Constant) for v in item.items.values()):
+            whole = frozenset(item.table())
+            if keys == list(set(whole)):
+                return r.CallFunction(r.Const(item.cls), (r.Const(whole),))
+        return r.Build(item.cls.__name__, self._all(item.items.values()))
+
     def _all(self, items: Iterable[Any]) -> tuple[r.Recipe, ...]:
         return tuple(self.recipe(item) for item in items)
 
@@ -168,7 +179,7 @@ class Rebuilder:
         if isinstance(item, DictValue):
             return self._dict(item)
         if isinstance(item, SetValue):
-            return r.Build(item.cls.__name__, self._all(item.items.values()))
+            return self._set(item)
         if isinstance(item, SliceValue):
             return r.Build("slice", self._all((item.start, item.stop, item.step)))
         if isinstance(item, ObjectValue):

@@ -273,7 +273,8 @@ def _set(session: Session, real: Any, source: Source) -> Value:
         raise GraphBreakSignal("a set whose members are not constants")
     if type(source) is not ObjectSource:
         session.guard(c.ConstantIs, source, type(real)(real))
-    value = SetValue([Constant(item) for item in real], type(real), source)
+    members = [Constant(item) for item in real]
+    value = SetValue(members, type(real), source, copied=frozenset(real))
     return _remember(session, real, value)  # type: ignore[no-any-return]
 
 
@@ -381,7 +382,7 @@ def _native_part(session: Session, real: Any, source: Source, base: type) -> Val
         kinds = (collections.OrderedDict, collections.defaultdict, dict)
         kind = next(kind for kind in kinds if isinstance(real, kind))
         return DictValue(kind, source, real)
-    return SetValue([Constant(item) for item in real], base, source)
+    return SetValue([Constant(item) for item in real], base, source, copied=frozenset(real))
 
 
 _WRAPPERS: dict[type, Callable[[Session, Any, Source], Value]] = {

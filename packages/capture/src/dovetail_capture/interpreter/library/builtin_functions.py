@@ -393,11 +393,19 @@ def tuple_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return TupleValue(vm.iterate(args[0]) if args else [])
 
 
+def new_set_value(vm: Interpreter, args: Args, cls: type) -> SetValue:
+    """The set of what one argument, or none, gives."""
+    made = SetValue([], cls)
+    if args:
+        made.update(vm.iterate(args[0]), vm.native(args[0]))
+    return made
+
+
 def set_of(cls: type) -> Handler:
     """`set(x)` and `frozenset(x)`."""
 
     def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-        return SetValue(vm.iterate(args[0]) if args else [], cls)
+        return new_set_value(vm, args, cls)
 
     return handler
 
@@ -548,7 +556,7 @@ def new_tuple(vm: Interpreter, cls: type, args: Args, kwargs: Kwargs) -> Value:
 
 
 def new_set(vm: Interpreter, cls: type, args: Args, kwargs: Kwargs) -> Value:
-    value = ObjectValue(cls, native=SetValue(vm.iterate(args[0]) if args else []))
+    value = ObjectValue(cls, native=new_set_value(vm, args, set))
     value.base_new = set
     return value
 

@@ -428,15 +428,14 @@ def set_remove(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 def set_update(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     target = _set(vm, args[0])
     for other in args[1:]:
-        for item in vm.iterate(other):
-            target.items.setdefault(hash_key(item), item)
+        target.update(vm.iterate(other), vm.native(other))
     target.mutated = True
     return NONE
 
 
 def set_copy(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     target = _set(vm, args[0])
-    return SetValue(target.items.values(), target.cls)
+    return target.copy()
 
 
 def set_pop(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -451,13 +450,14 @@ def set_pop(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 def set_init(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     target = _set(vm, args[0])
     if len(args) > 1 and target.cls is set:
-        target.items = {hash_key(item): item for item in vm.iterate(args[1])}
+        target.items, target.copied = {}, None
+        target.update(vm.iterate(args[1]), vm.native(args[1]))
     return NONE
 
 
 def set_clear(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     target = _set(vm, args[0])
-    target.items, target.mutated = {}, True
+    target.items, target.copied, target.mutated = {}, None, True
     return NONE
 
 

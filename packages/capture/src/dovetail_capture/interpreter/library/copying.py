@@ -60,7 +60,7 @@ def copy_copy(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(value, DictValue):
         return dicts.copy_entries(vm, value)
     if isinstance(value, SetValue):
-        return SetValue(value.items.values(), value.cls)
+        return value.copy()
     if isinstance(value, ObjectValue):
         method = operators.dunder(vm, value, "__copy__")
         if method is not None:

@@ -103,8 +103,7 @@ def list_extend(frame: Frame, inst: Instruction) -> None:
 def set_update(frame: Frame, inst: Instruction) -> None:
     items = frame.stack.pop()
     target = frame.stack[-inst.arg]
-    for item in frame.vm.iterate(items):
-        target.items.setdefault(hash_key(item), item)
+    target.update(frame.vm.iterate(items), frame.vm.native(items))
     target.mutated = True
 
 

@@ -121,7 +121,7 @@ def from_python(vm: Interpreter, real: Any) -> Value:
         value.mutated = False
         return value
     if cls is set:
-        return SetValue([from_python(vm, item) for item in real], set)
+        return SetValue([from_python(vm, item) for item in real], set, copied=frozenset(real))
     if cls is slice:
         return SliceValue(*(from_python(vm, p) for p in (real.start, real.stop, real.step)))
     if cls in (zip, map, enumerate, reversed) or "iterator" in cls.__name__:

@@ -341,10 +341,14 @@ def _set_operation(
         items = {key: item for key, item in first.items() if key not in second}
         if symbol == "^":
             items |= {key: item for key, item in second.items() if key not in first}
+    copied: Any = None
+    if isinstance(left, SetValue) and isinstance(right, SetValue):
+        function = INPLACE[symbol] if inplace else BINARY[symbol][0]
+        copied = function(left.table(), right.table())
     if inplace and isinstance(left, SetValue) and left.cls is set:
-        left.items, left.mutated = items, True
+        left.items, left.mutated, left.copied = items, True, copied
         return left
-    return SetValue(items.values(), left.cls if isinstance(left, SetValue) else set)
+    return SetValue(items.values(), left.cls if isinstance(left, SetValue) else set, copied=copied)
 
 
 def unary(vm: Interpreter, symbol: str, operand: Value) -> Value:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from dovetail_guards.source import Source
@@ -155,13 +156,19 @@ class DictValue(Value):
 
 
 class SetValue(Value):
-    """A set or frozenset."""
+    """A set or frozenset. `copied` is a set with a hash table that it had before its latest
+    members came and others went: in which order members are iterated depends on that."""
 
-    __slots__ = ("cls", "items", "mutated")
+    __slots__ = ("cls", "copied", "items", "mutated")
 
     def __init__(
-        self, items: Iterable[Value], cls: type = set, source: Source | None = None
+        self,
+        items: Iterable[Value],
+        cls: type = set,
+        source: Source | None = None,
+        copied: AbstractSet[Any] | None = None,
     ) -> None:
+        self.copied = copied
         self.items: dict[Any, Value] = {}
         for item in items:
             self.items.setdefault(hash_key(item), item)
@@ -178,7 +185,45 @@ class SetValue(Value):
             return list(self.items.items())
         if any(isinstance(key, IdentityKey) for key in self.items):
             return list(self.items.items())  # the order of addresses, which no program can know
-        return [(key, self.items[key]) for key in set(self.items)]
+        return [(key, self.items[key]) for key in self.table()]
+
+    def table(self) -> set[Any]:
+        """The keys, in a hash table like that of the set."""
+        table: set[Any] = set() if self.copied is None else set(self.copied)
+        for key in [key for key in table if key not in self.items]:
+            table.discard(key)
+        for (
+            key
+        ) in self.items:  # one by one: `set(self.items)` would choose the table's size at once
+            table.add(key)
+        return table
+
+    def copy(self) -> SetValue:
+        """What its method `copy` gives."""
+        made = SetValue([], self.cls)
+        made.update((item for _, item in self.in_order()), self)
+        return made
+
+    def update(self, items: Iterable[Value], other: Value) -> None:
+        """Add the members of `other`, which `items` goes through. How the table grows depends on
+        whether that is a set, a dictionary or anything else."""
+        table = self.table()
+        keys: dict[Any, None] = {}
+        for item in items:
+            key = hash_key(item)
+            keys[key] = None
+            self.items.setdefault(key, item)
+        if any(isinstance(key, IdentityKey) for key in self.items):
+            return
+        if isinstance(other, SetValue):
+            table.update(other.table())
+        elif isinstance(other, Constant) and isinstance(other.value, frozenset):
+            table.update(other.value)
+        elif isinstance(other, DictValue):
+            table.update(keys)
+        else:
+            return
+        self.copied = table
 
 
 class DictView(Value):
