@@ -24,6 +24,7 @@ import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import dovetail_capture
 import pytest
 import torch
 
@@ -881,6 +882,34 @@ def deep_copy_of_a_module(x):
 
 
 _layer = torch.nn.Linear(3, 2)
+
+
+@pytest.mark.parametrize("kind", ["number", "list", "global"])
+def test_a_cached_function_that_changes_something_is_called_once(kind: str) -> None:
+    def programs():
+        log: list[int] = []
+        total = 0
+
+        @functools.cache
+        def cached(n):
+            nonlocal total
+            if kind == "global":
+                total += n
+            else:
+                log.append(n)
+            return [n] if kind == "list" else n * 2
+
+        def program(x):
+            made = cached(3)
+            return x * (made[0] if kind == "list" else made), total, list(log)
+
+        return program
+
+    eager, compiled = programs(), dovetail_capture.optimize(programs(), lambda gm, _: gm.forward)
+    for _ in range(3):
+        x = torch.ones(2)
+        got, expected = compiled(x), eager(x)
+        assert torch.equal(got[0], expected[0]) and got[1:] == expected[1:]
 
 
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)

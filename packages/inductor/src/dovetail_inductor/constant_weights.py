@@ -56,8 +56,9 @@ def prepare_weights(gm: GraphModule, constant: Collection[int]) -> PreparedGraph
     graph, env = Graph(), dict[Node, Node]()
     for node in gm.graph.nodes:
         env[node] = graph.node_copy(node, env.__getitem__)
-    _absorb(graph, _constants(graph, constant))
-    return _split(gm, graph, _constants(graph, constant))
+    known = _constants(graph, constant)
+    _absorb(graph, known)  # which adds to them
+    return _split(gm, graph, known)
 
 
 def _constants(graph: Graph, positions: Collection[int]) -> set[Node]:

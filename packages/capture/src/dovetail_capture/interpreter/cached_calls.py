@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dovetail_capture.interpreter.signals import CannotRebuild
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
@@ -20,9 +20,13 @@ from dovetail_capture.interpreter.values.containers import (
     SetValue,
     TupleValue,
 )
+from dovetail_capture.interpreter.values.functions import CellValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.session import Session
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,33 @@ def keep(name: str, result: Value, born: int) -> Kept | None:
     """`result` as it is now; None if it holds what has an identity that cannot be followed."""
     parts = _parts(result)
     return None if parts is None else Kept(name, result, parts, born)
+
+
+def changes(session: Session) -> list[Any]:
+    """What the program has changed so far of what was there before, to be compared with itself."""
+    found: list[Any] = [len(session.calls_for_effect)]
+    found += [(place, id(value)) for place, value in session.global_writes.items()]
+    for value, fields in session.attribute_writes.values():
+        found.append((id(value), *map(id, _members(fields))))
+    for value in session.known.values():
+        for part in (value, getattr(value, "native", None), getattr(value, "fields", None)):
+            if getattr(part, "mutated", False):
+                found.append((id(part), *map(id, _members(part))))
+        if isinstance(value, ObjectValue):
+            slots = sorted(value.slots_mutated)
+            found += [(id(value), name, id(value.slots[name])) for name in slots]
+        if isinstance(value, TensorValue):
+            found += [(id(value), name, id(held)) for name, held in value.attributes.items()]
+    return found
+
+
+def _members(changed: Any) -> list[Any]:
+    """What a cell, or a container, that was there before holds now."""
+    if isinstance(changed, CellValue):
+        return [changed.content]
+    if isinstance(changed, DictValue):
+        return [*changed.deleted, *(part for entry in changed.entries.values() for part in entry)]
+    return list(changed.items.values() if isinstance(changed, SetValue) else changed.items)
 
 
 def check(kept: Kept, leaving: Container[int]) -> None:

@@ -14,6 +14,7 @@ from dovetail_guards.torch_state import BACKEND_FLAGS, READERS
 
 from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import attributes, calls, dicts
+from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.recorder import NotAGraphArgument
 from dovetail_capture.interpreter.session import OpenMode
 from dovetail_capture.interpreter.signals import GraphBreakSignal
@@ -341,7 +342,11 @@ def of_gpu(fn: Callable[..., Any]) -> Handler:
     def run(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         given = [vm.as_python(arg) for arg in args]
         by_name = {name: vm.as_python(arg) for name, arg in kwargs.items()}
+        if UNKNOWN in given or UNKNOWN in by_name.values():
+            raise GraphBreakSignal(f"{fn.__name__} of a device that is not known")
         device = by_name.get("device", given[0] if given else None)
+        if isinstance(device, str):
+            device = torch.device(device)
         named = type(device) is int or getattr(device, "index", None) is not None
         if not named and torch.cuda.device_count() > 1:
             raise GraphBreakSignal(

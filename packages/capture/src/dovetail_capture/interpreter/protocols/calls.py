@@ -137,8 +137,10 @@ def _call_cached(vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str
     key = (id(real), len(args), *kwargs, *map(hash_key, parts), *kinds)
     known = vm.session.cached_calls.get(key)
     if known is None:
+        name, before = getattr(real, "__qualname__", repr(real)), cached_calls.changes(vm.session)
         result = call(vm, vm.held(real.__wrapped__), args, kwargs)
-        name = getattr(real, "__qualname__", repr(real))
+        if cached_calls.changes(vm.session) != before:
+            raise GraphBreakSignal(f"a call of `{name}`, which is cached and changes something")
         known = cached_calls.keep(name, result, vm.frames[0].steps)
         if known is None:
             raise GraphBreakSignal(f"an object that `{name}` made and keeps in its cache")

@@ -192,9 +192,7 @@ class SetValue(Value):
         table: set[Any] = set() if self.copied is None else set(self.copied)
         for key in [key for key in table if key not in self.items]:
             table.discard(key)
-        for (
-            key
-        ) in self.items:  # one by one: `set(self.items)` would choose the table's size at once
+        for key in self.items:  # one by one: all at once, the table would be of another size
             table.add(key)
         return table
 
