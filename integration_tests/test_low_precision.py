@@ -33,3 +33,42 @@ def test_a_rounding_that_the_user_wrote(name: str) -> None:
     assert torch.equal(got, fn(*inputs))
     # It matters: without the rounding the result is another.
     assert not torch.allclose(got, inputs[0] * 2, rtol=0, atol=1e-5)
+
+
+def test_a_rounding_before_arithmetic_in_its_type_is_left_to_memory() -> None:
+    """The end of a norm: closer to the exact result than eager's, which rounds twice."""
+
+    def fn(x: Tensor, scale: Tensor, weight: Tensor) -> Tensor:
+        return (x.float() * scale).to(x.dtype) * weight
+
+    inputs = (
+        torch.randn(64, 300).bfloat16(), torch.rand(64, 1), torch.rand(300).bfloat16() + 1,
+    )  # fmt: skip
+    got = dovetail.compile(fn, fullgraph=True)(*inputs)
+    exact = inputs[0].double() * inputs[1].double() * inputs[2].double()
+    assert torch.equal(got, exact.float().bfloat16())
+    assert not torch.equal(got, fn(*inputs))
+
+
+def test_a_rounding_that_is_read_in_two_ways() -> None:
+    """High and low halves of a number: the sum of both is the number."""
+
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        high = x.bfloat16()
+        low = (x - high.float()).bfloat16()
+        return high * 2, low * 2
+
+    x = torch.randn(300)
+    got = dovetail.compile(fn, fullgraph=True)(x)
+    for ours, eager in zip(got, fn(x), strict=True):
+        assert torch.equal(ours, eager)
+
+
+def test_a_rounding_behind_a_view_and_in_wider_arithmetic() -> None:
+    def fn(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        narrow = x.bfloat16().view(30, 10).t()
+        return narrow.float() * 3, x.half() * y
+
+    inputs = (torch.randn(300), torch.randn(300))
+    for ours, eager in zip(dovetail.compile(fn, fullgraph=True)(*inputs), fn(*inputs), strict=True):
+        assert torch.equal(ours, eager)

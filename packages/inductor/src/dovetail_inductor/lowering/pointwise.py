@@ -10,6 +10,7 @@ from torch import fx
 
 from dovetail_inductor.loop_ir.expr import Expr
 from dovetail_inductor.loop_ir.ops import arithmetic_dtype
+from dovetail_inductor.lowering.narrowing import goes_on_in_float32
 from dovetail_inductor.lowering.promotion import (
     Operand,
     broadcast_load,
@@ -210,7 +211,7 @@ def _to_copy(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str,
     # A decomposition's own rounding: what is fused goes on in the arithmetic type. The user's
     # `x.to(other)` gives a layout too, and a device with it.
     own = kwargs.get("layout") is not None and kwargs.get("device") is None
-    unrounded = own and source.dtype is arithmetic_dtype(value.dtype)
+    unrounded = source.dtype is arithmetic_dtype(value.dtype) and (own or goes_on_in_float32(node))
     if source.dtype is not value.dtype and arithmetic_dtype(source.dtype) is value.dtype:
         value.widened = source
 
