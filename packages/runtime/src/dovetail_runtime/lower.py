@@ -50,11 +50,13 @@ class TritonBinary:
 
     entry: str
     cubin: bytes
-    parameters: tuple[str, ...]  # per launched parameter: "pointer", "i32" or "i64"
+    # Per launched parameter: "pointer", "aligned pointer" (a launch checks that it is a multiple of
+    # 16), "i32" or "i64".
+    parameters: tuple[str, ...]
     shared_bytes: int
     threads: int
-    scratch_parameters: int  # null pointers to append
-    global_scratch_bytes: int = 0
+    scratch_parameters: int  # pointers to append: to global scratch memory, and null
+    scratch_bytes: int = 0  # of global scratch memory for each program, aligned to 128 bytes
 
 
 @dataclass(frozen=True)
@@ -253,16 +255,16 @@ class _Lowering:
             )
         args = []
         for kind, argument in zip(binary.parameters, step.args, strict=True):
-            if isinstance(argument, str) != (kind == "pointer"):
+            if isinstance(argument, str) != kind.endswith("pointer"):
                 raise PlanError(f"{self.plan.name}: {step.kernel}: {argument!r} given for a {kind}")
             if isinstance(argument, str):
-                args.append((0, self._tensor(argument)))
+                args.append((0, self._tensor(argument), int(kind == "aligned pointer")))
             else:
-                args.append((4 if kind == "i32" else 8, self._number(argument)))
+                args.append((4 if kind == "i32" else 8, self._number(argument), 0))
         return (
             LAUNCH_TRITON, step.kernel, binary.entry, binary.cubin, tuple(args),
             self._numbers(step.grid), binary.shared_bytes, binary.threads,
-            binary.scratch_parameters,
+            binary.scratch_parameters, binary.scratch_bytes,
         )  # fmt: skip
 
     def _call_aten(self, step: CallAten) -> tuple[Any, ...]:

@@ -158,10 +158,9 @@ class TritonBuilder:
 def _read(kernel: TritonKernel, entry: Path) -> TritonBinary:
     """The binary stored in a cache entry."""
     stored = json.loads((entry / "kernel.json").read_text())
-    if stored["clusters"] != 1 or stored["global_scratch_bytes"]:
+    if stored["clusters"] != 1:
         raise TritonCompileError(
-            f"kernel {kernel.symbol!r} wants thread block clusters or global scratch memory, "
-            "which the executor does not give"
+            f"kernel {kernel.symbol!r} wants thread block clusters, which the executor has not"
         )
     kinds = tuple(
         "pointer" if kind.startswith("*") else kind
@@ -174,13 +173,23 @@ def _read(kernel: TritonKernel, entry: Path) -> TritonBinary:
             f"kernel {kernel.symbol!r} has parameters of type {unknown}: a launch passes pointers, "
             "i32 and i64 only"
         )
+    scratch_parameters = stored["ptx_parameters"] - len(kinds)
+    scratch_bytes = stored["global_scratch_bytes"]
+    if scratch_bytes:
+        # It holds descriptors of tensors, and the hardware that reads them checks no address.
+        names = [name for name, kind in kernel.signature if kind != "constexpr"]
+        kinds = tuple(
+            "aligned pointer" if kind == "pointer" and name in kernel.aligned else kind
+            for name, kind in zip(names, kinds, strict=True)
+        )
     return TritonBinary(
         entry=stored["entry"],
         cubin=(entry / "kernel.cubin").read_bytes(),
         parameters=kinds,
         shared_bytes=stored["shared_bytes"],
         threads=stored["threads"],
-        scratch_parameters=stored["ptx_parameters"] - len(kinds),
+        scratch_parameters=scratch_parameters,
+        scratch_bytes=scratch_bytes,
     )
 
 

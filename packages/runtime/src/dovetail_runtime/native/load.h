@@ -205,8 +205,9 @@ class Loader {
     launch.cubin.assign(bytes, static_cast<size_t>(size));
     Items arguments(t[4]);
     for (Py_ssize_t i = 0; i < arguments.size(); ++i) {
-      Items pair(arguments[i]);
-      launch.arguments.push_back({static_cast<int>(to_int(pair[0])), index(pair[1])});
+      Items own(arguments[i]);
+      launch.arguments.push_back(
+          {static_cast<int>(to_int(own[0])), index(own[1]), to_int(own[2]) != 0});
     }
     std::vector<int32_t> grid = to_indices(t[5]);
     TORCH_CHECK(grid.size() == 3, "a grid has three dimensions");
@@ -214,6 +215,9 @@ class Loader {
     launch.shared_bytes = static_cast<int>(to_int(t[6]));
     launch.threads = static_cast<int>(to_int(t[7]));
     launch.scratch_parameters = static_cast<int>(to_int(t[8]));
+    launch.scratch_bytes = to_int(t[9]);
+    TORCH_CHECK(launch.scratch_bytes == 0 || launch.scratch_parameters > 0, launch.name,
+                " takes no pointer to its scratch memory");
     return launch;
   }
 

@@ -90,13 +90,16 @@ struct LaunchCpp {
 struct TritonArgument {
   int bytes;  // 0: a pointer (slot), 4 or 8: an integer (size)
   int32_t index;
+  bool aligned;  // a pointer to be checked
 };
 
 struct LaunchTriton {
   std::string name, entry, cubin;
   std::vector<TritonArgument> arguments;
   SizeIndex grid[3];
-  int shared_bytes, threads, scratch_parameters;
+  int shared_bytes, threads;
+  int scratch_parameters;  // appended pointers: the first to scratch memory, the others null
+  int64_t scratch_bytes;   // of global memory for each program
   void* function = nullptr;  // CUfunction, once loaded
 };
 

@@ -25,6 +25,8 @@ struct Frame {
   std::vector<Block> blocks;             // CPU slabs
   std::vector<c10::DataPtr> device_slabs;
   std::vector<char*> slab_data;
+  c10::DataPtr scratch;  // of GPU kernels, one after the other
+  size_t scratch_bytes = 0;
   c10::Stack stack;
   std::vector<void*> pointers;
   std::vector<int64_t> integers;
@@ -52,6 +54,8 @@ struct Frame {
     for (Block& block : blocks) slab_pool().give_back(block);
     blocks.clear();
     device_slabs.clear();
+    scratch.clear();
+    scratch_bytes = 0;
   }
 };
 
@@ -365,22 +369,41 @@ class Runner {
       if (grid[d] <= 0) return;
     }
     size_t count = step.arguments.size();
-    // Each parameter's value, then the pointers to them that the driver wants.
-    frame_.integers.assign(count + 1, 0);
+    // Each parameter's value, those of the appended ones (scratch memory, null), then the pointers
+    // to them that the driver wants.
+    frame_.integers.assign(count + 2, 0);
+    if (step.scratch_bytes != 0) {
+      void* scratch = scratch_of(static_cast<size_t>(step.scratch_bytes * grid[0] * grid[1] * grid[2]));
+      frame_.integers[count] = reinterpret_cast<int64_t>(scratch);
+    }
     frame_.pointers.resize(count + step.scratch_parameters);
     for (size_t i = 0; i < count; ++i) {
       const TritonArgument& argument = step.arguments[i];
       if (argument.bytes == 0) {
         frame_.integers[i] = reinterpret_cast<int64_t>(frame_.slots[argument.index].data);
+        TORCH_CHECK(!argument.aligned || frame_.integers[i] % 16 == 0, "the memory of '",
+                    program_.slots[argument.index].name, "' begins at ", frame_.integers[i],
+                    ", and not at a multiple of 16 bytes: pass a copy of this tensor (x.clone())");
       } else {
         frame_.integers[i] = values()[argument.index];  // little endian: the low half is an i32
       }
       frame_.pointers[i] = &frame_.integers[i];
     }
     for (int i = 0; i < step.scratch_parameters; ++i) {
-      frame_.pointers[count + i] = &frame_.integers[count];
+      frame_.pointers[count + i] = &frame_.integers[count + (i == 0 ? 0 : 1)];
     }
     launch_on_gpu(step, grid, frame_.pointers.data(), frame_.cuda_stream);
+  }
+
+  // Memory that a launch works in: the launches of a call share it, as each begins when the one
+  // before has ended; calls do not, as each holds on to its own. The allocator aligns it to 512
+  // bytes, and in a recording gives it from the graph's memory.
+  void* scratch_of(size_t bytes) {
+    if (bytes > frame_.scratch_bytes) {
+      frame_.scratch = c10::GetAllocator(c10::kCUDA)->allocate(bytes);
+      frame_.scratch_bytes = bytes;
+    }
+    return frame_.scratch.get();
   }
 
   void push(const AtenArgument& argument, c10::Stack& stack) {
