@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from dovetail_prims.decompositions import core_aten_table
 from dovetail_runtime import CallAten, LaunchCpp, Plan, load
 from dovetail_runtime.knobs import Knobs
 from dovetail_runtime.triton_build import TritonBuilder
+
+sys.path.insert(0, str(Path(__file__).parent))  # tests import what is beside them
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from dovetail_inductor import DeviceTuner, InductorOptions, compile_graph
 from dovetail_inductor.autotune import choose
 from dovetail_inductor.autotune.candidates import candidates
 from dovetail_inductor.autotune.choose import Choice, Problem, fastest
+from dovetail_inductor.options import Gpu
 from dovetail_inductor.scheduler.kernels import ProductTiles
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.record import trace_aten
@@ -145,7 +146,7 @@ def tiles(monkeypatch: pytest.MonkeyPatch) -> Callable[[ProductTiles], None]:
     """Makes these tiles the only candidate."""
 
     def set_to(only: ProductTiles) -> None:
-        monkeypatch.setattr(choose, "candidates", lambda sizes, followed: [only])
+        monkeypatch.setattr(choose, "candidates", lambda sizes, followed, gpu: [only])
 
     return set_to
 
@@ -328,7 +329,7 @@ SIZES = [
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_candidates_fit(sizes: tuple[int, int, int, int]) -> None:
-    found = candidates(sizes, followed=True)
+    found = candidates(sizes, True, Gpu())
     assert 1 <= len(found) <= 12
     assert len(set(found)) == len(found)
     for tiles in found:
@@ -337,8 +338,8 @@ def test_candidates_fit(sizes: tuple[int, int, int, int]) -> None:
 
 
 def test_a_large_product_alone_is_the_librarys() -> None:
-    assert candidates((1, 8192, 8192, 8192), followed=False) == []
-    assert candidates((1, 8192, 8192, 8192), followed=True)
+    assert candidates((1, 8192, 8192, 8192), False, Gpu()) == []
+    assert candidates((1, 8192, 8192, 8192), True, Gpu())
 
 
 def test_candidates_compile_for_an_h100(build_for_h100: Any) -> None:
@@ -403,7 +404,7 @@ def on_gpu(inputs: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
 def test_in_one_kernel_on_a_gpu(
     name: str, tiles: ProductTiles, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choose, "candidates", lambda sizes, followed: [tiles])
+    monkeypatch.setattr(choose, "candidates", lambda sizes, followed, gpu: [tiles])
     fn, inputs = CASES[name]
     tuner = Chosen(1)
     check_on_gpu(fn, on_gpu(inputs, dtype), tuner)
@@ -414,7 +415,7 @@ def test_in_one_kernel_on_a_gpu(
 @needs_gpu
 @pytest.mark.parametrize("name", ONE_PRODUCT)
 def test_in_parts_on_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose, "candidates", lambda sizes, followed: [PARTS])
+    monkeypatch.setattr(choose, "candidates", lambda sizes, followed, gpu: [PARTS])
     fn, inputs = CASES[name]
     check_on_gpu(fn, on_gpu(inputs, torch.bfloat16), Chosen(1))
 

@@ -6,6 +6,17 @@ from dataclasses import dataclass
 
 import torch
 
+HOPPER = 9  # major number of its compute capability
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What the choice of a kernel's form depends on: how many multiprocessors, and whether a copy
+    engine reads tiles by descriptors of tensors (from Hopper on). By default an H100's."""
+
+    multiprocessors: int = 132
+    descriptors: bool = True
+
 
 @dataclass(frozen=True)
 class InductorOptions:
@@ -25,6 +36,8 @@ class InductorOptions:
     simd_bytes: width of the vector registers to generate code for; None asks the host.
     triton: generate Triton kernels; None does so for graphs on a GPU. (Set on a CPU, the plan runs
         in the reference executor under Triton's interpreter.)
+    gpu: what to choose the forms of kernels for; None asks the GPU, and takes an H100's where a
+        graph is on none.
     """
 
     fuse: bool = True
@@ -39,7 +52,15 @@ class InductorOptions:
     combine_bytes: int = 32 << 20
     simd_bytes: int | None = None
     triton: bool | None = None
+    gpu: Gpu | None = None
 
     def on_gpu(self, device: torch.device) -> bool:
         """Whether code for tensors on a device is Triton's."""
         return device.type == "cuda" if self.triton is None else self.triton
+
+    def gpu_of(self, device: torch.device) -> Gpu:
+        """What kernels for tensors on a device are chosen for."""
+        if self.gpu is not None or device.type != "cuda":
+            return self.gpu or Gpu()
+        found = torch.cuda.get_device_properties(device)
+        return Gpu(found.multi_processor_count, found.major >= HOPPER)

@@ -6,10 +6,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from dovetail_inductor.codegen_triton.tiling import MULTIPROCESSORS, power_of_two
+from dovetail_inductor.options import Gpu
 from dovetail_inductor.scheduler.kernels import ProductTiles
 
 MOST = 12  # candidates of one product
 SHARED_BYTES = 220 * 1024  # of tiles on their way
+SHARED_LIMIT = 227 * 1024 - 1024  # of all that a program keeps, but for barriers
 MOST_PARTS = 16
 
 # Rows few enough that the weights are read once, at the memory's speed: much on its way, in as many
@@ -48,13 +50,26 @@ _MANY_ROWS = (
     (64, 64, 64, 4, 5),
     (256, 64, 64, 8, 4),
 )
+# Of persistent kernels the last number is that of programs on a multiprocessor. Where operands are
+# described no addresses are kept in registers, which leaves them for larger tiles.
+_PERSISTENT_DESCRIBED = (
+    (128, 256, 64, 8, 3, 1),
+    (128, 128, 64, 8, 4, 1),
+    (256, 128, 64, 8, 3, 1),
+    (128, 128, 64, 4, 3, 2),
+)
+_PERSISTENT = (
+    (128, 128, 64, 8, 4, 1),
+    (128, 256, 64, 8, 3, 1),
+)
 
 
 def candidates(
-    sizes: tuple[int, int, int, int], followed: bool, itemsize: int = 2
+    sizes: tuple[int, int, int, int], followed: bool, gpu: Gpu, itemsize: int = 2
 ) -> list[ProductTiles]:
     """Tiles for a product of (batch, m, n, k), the likely ones first; none where the library is
-    known to be as fast: a large product that nothing follows."""
+    known to be as fast: a large product that nothing follows. `gpu.descriptors` tells whether they
+    may describe the operands."""
     batch, m, n, k = sizes
     few = m <= 32
     some = batch * -(-m // 128) * -(-n // 128) < 2 * MULTIPROCESSORS
@@ -62,6 +77,8 @@ def candidates(
         return []
     table = _FEW_ROWS if few else _SOME_ROWS if some else _MANY_ROWS
     found: dict[ProductTiles, None] = {}
+    if not few and not some:
+        found |= dict.fromkeys(_persistent(sizes, gpu, itemsize))
     for block_m, block_n, block_k, warps, stages in table:
         block_m = max(block_m, 32) if few and m > 16 else min(block_m, _covering(m))
         block_n, block_k = min(block_n, _covering(n)), min(block_k, _covering(k))
@@ -70,6 +87,28 @@ def candidates(
             tiles = replace(tiles, stages=tiles.stages - 1)
         found |= dict.fromkeys(_in_parts(tiles, sizes))
     return list(found)[:MOST]
+
+
+def _persistent(
+    sizes: tuple[int, int, int, int], gpu: Gpu, itemsize: int
+) -> Iterable[ProductTiles]:
+    """Tiles of persistent kernels, if each of their programs has several: those whose operands the
+    copy engine reads, if it can, and few of the others."""
+    batch, m, n, k = sizes
+    table = [(row, True) for row in _PERSISTENT_DESCRIBED] if gpu.descriptors else []
+    table += [(row, False) for row in _PERSISTENT[: 1 if table else None]]
+    for (block_m, block_n, block_k, warps, stages, each), descriptors in table:
+        block_m, block_n = min(block_m, _covering(m)), min(block_n, _covering(n))
+        programs = each * gpu.multiprocessors
+        if batch * -(-m // block_m) * -(-n // block_n) <= programs:
+            continue
+        tiles = ProductTiles(block_m, block_n, min(block_k, _covering(k)), warps, stages)
+        # What ends a tile has memory of its own, beside that of the next tile's operands: sums
+        # change hands in it, rounded or (as a part of several dimensions) not.
+        ending = block_m * block_n * (itemsize if batch == 1 else 4)
+        while tiles.stages > 2 and _shared(tiles, itemsize) + ending > SHARED_LIMIT:
+            tiles = replace(tiles, stages=tiles.stages - 1)
+        yield replace(tiles, programs=programs, descriptors=descriptors)
 
 
 def _covering(size: int) -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from dovetail_runtime.plan import Plan
 
 from dovetail_inductor.autotune.candidates import candidates
+from dovetail_inductor.codegen_triton.descriptors import described
 from dovetail_inductor.codegen_triton.kernel import emit_kernel
 from dovetail_inductor.codegen_triton.product import emit_product
 from dovetail_inductor.emit_plan import emit_plan
@@ -94,7 +95,7 @@ def choose_products(graph: KernelGraph, options: InductorOptions, tuner: Tuner) 
     asked: dict[Key, list[_Asked]] = {}
     every: list[Work] = [*products, *find_groups(products)]
     for work in every:
-        tiles = _candidates(work)
+        tiles = _candidates(work, options)
         if tiles:
             asked.setdefault(_key(work, tiles), []).append(_Asked(work, tiles))
     if not asked:
@@ -136,10 +137,14 @@ def _calls(work: Work) -> set[int]:
     return {p.position for p in members}
 
 
-def _candidates(work: Work) -> list[ProductTiles]:
-    if isinstance(work, Product):
-        return candidates(work.sizes, work.target is not None)
-    return candidates(work.sizes, False)
+def _candidates(work: Work, options: InductorOptions) -> list[ProductTiles]:
+    members = work.members if isinstance(work, ProductGroup) else (work,)
+    gpu = options.gpu_of(members[0].out.device)
+    if not isinstance(work, Product):
+        return candidates(work.sizes, False, gpu)
+    if not all(described(operand, work.graph.buffers) for operand in work.operands):
+        gpu = replace(gpu, descriptors=False)
+    return candidates(work.sizes, work.target is not None, gpu)
 
 
 def fastest(seconds: Sequence[float | None]) -> int:

@@ -3,14 +3,19 @@
 A program multiplies tiles of the operands in a loop, in tensor cores and float32, and then computes
 the nests of the epilogue on the tile of sums as any kernel does its own. Programs that share rows
 of one operand run at about the same time, so that these are read from the cache.
+
+A persistent kernel does so in a loop over tiles. Triton makes one loop of it and of the one inside
+(`flatten`), so that the loads of the next tile are on their way while one is ended.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import indent
 
 from dovetail_inductor.codegen_triton.body import Lines
+from dovetail_inductor.codegen_triton.descriptors import Described, described
 from dovetail_inductor.codegen_triton.kernel import (
     Emission,
     EmittedKernel,
@@ -24,13 +29,16 @@ from dovetail_inductor.scheduler.kernels import ProductKernel
 
 # So many tiles, one below the other, are computed before those to their right.
 GROUP = 8
+# The number of the tile that a persistent kernel ends.
+ENDED = "ended"
 
 
 @dataclass(frozen=True)
 class ProductText:
-    """The statements of a product for the program numbered `pid`: those that make the tile of sums
-    `acc` of the matrices at p0 and p1, and those that use it."""
+    """The statements of a product: what is done once, then, for the tile numbered `pid`, those that
+    make the tile of sums `acc` of the matrices at p0 and p1, and those that use it."""
 
+    before: str
     multiply: str
     use: KernelBody
 
@@ -41,11 +49,29 @@ def emit_product(product: ProductKernel, buffers: Mapping[str, Buffer]) -> Emitt
     Raises `UnsupportedOp` for a scalar op that has no Triton form.
     """
     text = product_text(product, buffers)
-    body = text.use
-    lines = f"    pid = tl.program_id(0)\n{text.multiply}\n{body.text}"
-    programs = body.tiling.programs
+    body, programs = text.use, text.use.tiling.programs
+    if product.tiles.programs:
+        tiles, programs = programs, min(product.tiles.programs, programs)
+        lines = _in_turns(text, tiles, programs)
+    else:
+        lines = f"    pid = tl.program_id(0)\n{text.before}{text.multiply}\n{body.text}"
     return assemble(
         body.kind, "", lines, body.parameters, body.helpers, body.tiling, programs, buffers
+    )
+
+
+def _in_turns(text: ProductText, tiles: int, programs: int) -> str:
+    """The statements of a program that computes every tile whose number is its own but for a
+    multiple of `programs`.
+
+    Loads run ahead of what ends a tile, which therefore counts tiles for itself: nothing of the
+    next tile's place is kept while one is ended.
+    """
+    loop = f"tl.range(first, {tiles}, {programs}, flatten=True)"
+    return (
+        f"    first = tl.program_id(0)\n{text.before}    {ENDED} = first - {programs}\n"
+        f"    for pid in {loop}:\n{indent(text.multiply, '    ')}\n"
+        f"        {ENDED} += {programs}\n{indent(text.use.text, '    ')}"
     )
 
 
@@ -54,6 +80,7 @@ def emit_products(
 ) -> EmittedKernel:
     """Triton source of products side by side that share the left matrix and are multiplied in the
     same loop, with the right matrix chosen before."""
+    assert not any(p.tiles.programs or p.tiles.descriptors for p in products), "not side by side"
     texts = [product_text(product, buffers) for product in products]
     assert len({text.multiply for text in texts}) == 1, "products whose loops differ"
     functions = f"@triton.jit\ndef sums(pid, p0, p1):\n{texts[0].multiply}\n    return acc\n\n\n"
@@ -85,13 +112,16 @@ def product_text(product: ProductKernel, buffers: Mapping[str, Buffer]) -> Produ
     # Of a single row or column the others of a tile are zeros: it is their sum.
     y, x = Axis("y", rows, tiles.m if rows else 1), Axis("x", columns, tiles.n if columns else 1)
     tiling = Tiling((*z, y, x), False, False, tiles.warps, tiles.stages)
-    multiply = Lines()
-    _place(multiply, tiling.axes, tiles.parts)
-    _multiply(multiply, product)
+    before, multiply = Lines(), Lines()
+    _place(multiply, tiling.axes, tiles.parts, "pid")
+    if tiles.descriptors:
+        _multiply_described(before, multiply, product, buffers)
+    else:
+        _multiply(multiply, product)
     emission = Emission(product.epilogue, buffers, tiling)
     for operand in (product.left, product.right):
         emission.parameter(operand.buffer)
-    _place(emission.lines, tiling.axes, tiles.parts)
+    _place(emission.lines, tiling.axes, tiles.parts, ENDED if tiles.programs else "pid")
     if not rows:
         emission.lines.add("acc = tl.sum(acc, 0)[None, :]")
     if not columns:
@@ -102,20 +132,21 @@ def product_text(product: ProductKernel, buffers: Mapping[str, Buffer]) -> Produ
         starts.insert(0, "pz")
         sums = emission.lines.define("acc[None, :, :]")
     use = emission.run_at(starts, {product.sums: sums}, "product")
-    return ProductText("\n".join(multiply.text), use)
+    once = "".join(f"{line}\n" for line in before.text)
+    return ProductText(once, "\n".join(multiply.text), use)
 
 
-def _place(lines: Lines, axes: tuple[Axis, ...], parts: int) -> None:
-    """The numbers of a program's tile: pz, py and px. Parts of one are neighbours."""
+def _place(lines: Lines, axes: tuple[Axis, ...], parts: int, pid: str) -> None:
+    """The numbers of the tile numbered `pid` along the axes: pz, py and px. Parts of one are
+    neighbours."""
     down, right = axes[-2].blocks, axes[-1].blocks
-    pid = "pid"
     if parts > 1:
-        lines.add(f"pz = pid % {parts}")
-        lines.add(f"tile = pid // {parts}")
+        lines.add(f"pz = {pid} % {parts}")
+        lines.add(f"tile = {pid} // {parts}")
         pid = "tile"
     elif len(axes) == 3:
-        lines.add(f"pz = pid // {down * right}")
-        lines.add(f"tile = pid % {down * right}")
+        lines.add(f"pz = {pid} // {down * right}")
+        lines.add(f"tile = {pid} % {down * right}")
         pid = "tile"
     if down <= GROUP:
         lines.add(f"py = {pid} % {down}" if down > 1 else "py = 0")
@@ -139,14 +170,8 @@ def _multiply(lines: Lines, product: ProductKernel) -> None:
     lines.add(f"kk = tl.arange(0, {tiles.k})")
     along_m = _along(lines, "am", "py", tiles.m, m, left.stride[-2], "[:, None]")
     along_n = _along(lines, "bn", "px", tiles.n, n, right.stride[-1], "[None, :]")
-    begin, end = "0", str(k)
-    if tiles.parts > 1:
-        length = -(-k // (tiles.k * tiles.parts)) * tiles.k
-        begin = lines.define(f"pz * {length}", "begin")
-        end = f"{begin} + {length}"
-        if length * tiles.parts > k:
-            end = f"tl.minimum({end}, {k})"
-    batched = bool(product.axes[0]) and tiles.parts == 1
+    begin, end = _inner(lines, product)
+    batched = _batched(product)
     at_left = _address(left, ("am", f"({begin} + kk[None, :])"), left.stride[-2:], batched)
     at_right = _address(right, (f"({begin} + kk[:, None])", "bn"), right.stride[-2:], batched)
     right_pointer = "p1" if right.buffer != left.buffer else "p0"
@@ -164,6 +189,48 @@ def _multiply(lines: Lines, product: ProductKernel) -> None:
     lines.add(f"a += {tiles.k * left.stride[-1]}")
     lines.add(f"b += {tiles.k * right.stride[-2]}")
     lines.indent -= 1
+
+
+def _multiply_described(
+    before: Lines, lines: Lines, product: ProductKernel, buffers: Mapping[str, Buffer]
+) -> None:
+    """The sums of one tile, as `acc`, of operands that are read by descriptors, made `before`."""
+    tiles = product.tiles
+    batch = "pz" if _batched(product) else "0"
+    right_pointer = "p1" if product.right.buffer != product.left.buffer else "p0"
+    left, right = _described(product.left, buffers), _described(product.right, buffers)
+    left.define(before, "left", "p0", (tiles.m, tiles.k))
+    right.define(before, "right", right_pointer, (tiles.k, tiles.n))
+    lines.add(f"acc = tl.zeros([{tiles.m}, {tiles.n}], tl.float32)")
+    begin, end = _inner(lines, product)
+    lines.add(f"for k in range({begin}, {end}, {tiles.k}):")
+    lines.indent += 1
+    at_left, at_right = (scaled("py", tiles.m), "k"), ("k", scaled("px", tiles.n))
+    lines.add(f"a_tile = {left.load('left', at_left, (tiles.m, tiles.k), batch)}")
+    lines.add(f"b_tile = {right.load('right', at_right, (tiles.k, tiles.n), batch)}")
+    lines.add("acc = tl.dot(a_tile, b_tile, acc)")
+    lines.indent -= 1
+
+
+def _described(operand: Strided, buffers: Mapping[str, Buffer]) -> Described:
+    found = described(operand, buffers)
+    assert found is not None, "no descriptor describes this operand"
+    return found
+
+
+def _batched(product: ProductKernel) -> bool:
+    return bool(product.axes[0]) and product.tiles.parts == 1
+
+
+def _inner(lines: Lines, product: ProductKernel) -> tuple[str, str]:
+    """Where the loop over the inner dimension begins and ends."""
+    k, tiles = product.left.shape[-1], product.tiles
+    if tiles.parts == 1:
+        return "0", str(k)
+    length = -(-k // (tiles.k * tiles.parts)) * tiles.k
+    begin = lines.define(f"pz * {length}", "begin")
+    end = f"{begin} + {length}"
+    return begin, f"tl.minimum({end}, {k})" if length * tiles.parts > k else end
 
 
 def _along(

@@ -88,7 +88,12 @@ class FusedKernel:
 @dataclass(frozen=True)
 class ProductTiles:
     """How a kernel of ours multiplies matrices: a program computes `m` x `n` elements, `k` products
-    of each at a time. With `parts` > 1 so many programs share the products of one element."""
+    of each at a time. With `parts` > 1 so many programs share the products of one element.
+
+    With `programs` the kernel is persistent: (at most) so many programs compute all tiles, in
+    turns, and read the next one's operands while they end one. With `descriptors` the GPU's copy
+    engine reads the operands, by descriptors of tensors.
+    """
 
     m: int
     n: int
@@ -96,11 +101,15 @@ class ProductTiles:
     warps: int
     stages: int
     parts: int = 1
+    programs: int = 0
+    descriptors: bool = False
 
     def as_text(self) -> str:
-        """Short: `128x256x64 8 warps 3 stages`."""
-        parts = f" {self.parts} parts" if self.parts > 1 else ""
-        return f"{self.m}x{self.n}x{self.k} {self.warps} warps {self.stages} stages{parts}"
+        """Short: `128x256x64 8 warps 3 stages persistent TMA`."""
+        text = f"{self.m}x{self.n}x{self.k} {self.warps} warps {self.stages} stages"
+        text += f" {self.parts} parts" if self.parts > 1 else ""
+        text += " persistent" if self.programs else ""
+        return text + (" TMA" if self.descriptors else "")
 
 
 @dataclass(frozen=True)
