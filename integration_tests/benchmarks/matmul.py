@@ -3,10 +3,15 @@ pointwise kernel beside kernels of ours for both, as measured and chosen by the 
 
     python integration_tests/benchmarks/matmul.py [--only NAME ...] [--candidates]
         [--torch-compile] [--keep-cache] [--json FILE]
+    python integration_tests/benchmarks/matmul.py --forms [--only NAME ...]
 
 Times are microseconds of the device's work alone, medians of interleaved replays of CUDA graphs
 whose calls take their inputs in turn, so that weights come from memory. `tune s` is what compiling
 and measuring the candidates took. Exits with 1 if a result is wrong, or a candidate does not run.
+
+`--forms` compares the best of each form instead, as the compiler measured them: a program for each
+tile; persistent kernels, whose programs compute several; and those whose operands the GPU's copy
+engine reads (TMA).
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from dovetail_inductor import DeviceTuner, compile_graph
+from dovetail_inductor.autotune.choose import Choice
 from dovetail_inductor.autotune.device import (
     calls_of,
     interleaved,
@@ -56,6 +62,10 @@ def linear_gelu(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
 
 def linear_gelu_tanh(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.gelu(F.linear(x, w, b), approximate="tanh")
+
+
+def linear_silu(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.silu(F.linear(x, w, b))
 
 
 def linear_residual(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
@@ -100,6 +110,7 @@ def cases() -> dict[str, tuple[Fn, Sizes]]:
         "llama-16 q": (product, ((16, 2048), (2048, 2048))),
         "llama-16 k": (product, ((16, 2048), (512, 2048))),
         "llama-16 head": (product, ((16, 2048), (128256, 2048))),
+        "llama-2048 up": (linear_silu, ((2048, 2048), (8192, 2048), (8192,))),
         "llama-2048 gate": (gated, ((2048, 2048), (8192, 2048), (8192, 2048))),
         "scores": (scaled_scores, ((96, 197, 64), (96, 197, 64))),
         "edges": (linear_gelu, ((1000, 500), (777, 500), (777,))),
@@ -119,6 +130,7 @@ class Line:
     tune_s: float
     choices: tuple[str, ...]
     failures: tuple[str, ...]
+    measured: tuple[Choice, ...]
 
     @property
     def wrong(self) -> bool:
@@ -135,6 +147,41 @@ class Line:
         )
 
 
+FORMS_OF = (
+    "bert-32 up", "bert-32 down", "bert-32 backward", "gpt2 up", "vit up", "vit down",
+    "llama-2048 gate", "llama-2048 up", "scores",
+)  # fmt: skip
+FORMS = ("library", "tiles", "persistent", "persistent TMA")
+
+
+def form_of(candidate: str) -> str:
+    """Which form a candidate's name tells of."""
+    if candidate == "library":
+        return candidate
+    return next((form for form in FORMS[:1:-1] if candidate.endswith(form)), "tiles")
+
+
+def table_of_forms(name: str, line: Line) -> list[str]:
+    """A row for each product that was measured: the best of each form in microseconds, and its
+    tiles."""
+    rows = []
+    for choice in line.measured:
+        best = dict.fromkeys(FORMS, (float("inf"), ""))
+        for candidate, seconds in zip(choice.names, choice.seconds, strict=True):
+            if seconds is not None:
+                form = form_of(candidate)
+                best[form] = min(best[form], (seconds * 1e6, candidate))
+        shown = (
+            f"{us:.1f}" + ("" if form == "library" else f" ({tiles.removesuffix(form).strip()})")
+            if tiles
+            else ""
+            for form, (us, tiles) in best.items()
+        )
+        rows.append(f"| {name}: {choice.what} | {' | '.join(shown)} |")
+    return rows
+
+
+FORMS_HEADER = f"| product | {' us | '.join(FORMS)} us |\n|---|{'---|' * len(FORMS)}"
 HEADER = (
     "| product | library us | chosen us | ratio | torch.compile us | err f64 | err f64 library "
     "| tune s |\n|---|---|---|---|---|---|---|---|"
@@ -184,6 +231,7 @@ def measure(name: str, fn: Fn, sizes: Sizes, knobs: Knobs, theirs: bool) -> Line
     return Line(
         name, seconds[0] * 1e6, seconds[1] * 1e6, seconds[2] * 1e6 if theirs else None,
         errors[0], errors[1], tune_s, (*choices, *tables), tuple(tuner.failures),
+        tuple(tuner.choices),
     )  # fmt: skip
 
 
@@ -194,28 +242,33 @@ def main() -> int:
     parser.add_argument("--candidates", action="store_true", help="the times of all candidates")
     parser.add_argument("--torch-compile", action="store_true", help="max-autotune beside ours")
     parser.add_argument("--keep-cache", action="store_true", help="use earlier measurements")
+    parser.add_argument("--forms", action="store_true", help="the best of each form")
     parser.add_argument("--json", type=Path, default=None)
     arguments = parser.parse_args()
     torch.manual_seed(0)
     print(machine("cuda"))
-    print(HEADER)
+    print(FORMS_HEADER if arguments.forms else HEADER)
+    only = arguments.only or (FORMS_OF if arguments.forms else ())
     lines: list[Line] = []
+    rows: list[str] = []
     with tempfile.TemporaryDirectory() as fresh, torch.no_grad():
         knobs = Knobs.from_environment()
         if not arguments.keep_cache:
             knobs = replace(knobs, cache_dir=Path(fresh))
         for name, (fn, sizes) in cases().items():
-            if arguments.only and name not in arguments.only:
+            if only and name not in only:
                 continue
-            lines.append(measure(name, fn, sizes, knobs, arguments.torch_compile))
-            print(lines[-1].as_text(), flush=True)
+            lines.append(line := measure(name, fn, sizes, knobs, arguments.torch_compile))
+            rows += (own := table_of_forms(name, line) if arguments.forms else [line.as_text()])
+            print("\n".join(own), flush=True)
             if arguments.candidates:
-                print("\n".join(lines[-1].choices), flush=True)
+                print("\n".join(line.choices), flush=True)
     bad = [f"{line.name}: {f}" for line in lines for f in line.failures]
     bad += [f"{line.name}: wrong result ({line.error64:.1e})" for line in lines if line.wrong]
     print("\n".join(bad))
     if arguments.json:
-        table = [*HEADER.splitlines(), *(line.as_text() for line in lines)]
+        header = FORMS_HEADER if arguments.forms else HEADER
+        table = [*header.splitlines(), *rows]
         command = " ".join(["python", "integration_tests/benchmarks/matmul.py", *sys.argv[1:]])
         data = {"machine": machine("cuda"), "command": command, "lines": table}
         arguments.json.write_text(json.dumps(data))

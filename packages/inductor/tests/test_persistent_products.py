@@ -145,9 +145,33 @@ def test_candidates_are_persistent_where_programs_have_several_tiles() -> None:
     assert any(not t.programs for t in found) and len(found) <= 12
     other = candidates(LARGE, True, Gpu(multiprocessors=108, descriptors=False))
     assert not any(t.descriptors for t in other)
-    assert {t.programs for t in other} == {0, 108}
+    assert {t.programs for t in other} == {0, 108, 216}
+    batches = candidates((96, 197, 197, 64), True, Gpu())
+    assert any(t.descriptors for t in batches) and len(batches) <= 12
+    (some, *_) = candidates((1, 4096, 768, 3072), True, Gpu())
+    assert some.descriptors and some.programs == 132
     for sizes in ((1, 16, 8192, 2048), (1, 128, 768, 3072), (4, 128, 128, 64)):
         assert not any(t.programs for t in candidates(sizes, True, Gpu()))
+
+
+@pytest.mark.parametrize("sizes", [LARGE, (96, 197, 197, 64), (1, 4096, 768, 3072)], ids=str)
+def test_persistent_candidates_fit(sizes: tuple[int, int, int, int]) -> None:
+    """What ends a tile (at most with the sums as they are) has memory beside the operands."""
+    for tiles in candidates(sizes, True, Gpu()):
+        operands = tiles.stages * tiles.k * (tiles.m + tiles.n) * 2
+        ending = tiles.m * tiles.n * (2 if sizes[0] == 1 else 4) if tiles.programs else 0
+        assert operands + ending <= 227 * 1024
+
+
+def test_products_in_one_launch_are_not_persistent(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [PERSISTENT, ProductTiles(16, 32, 16, 4, 2)]
+    monkeypatch.setattr(choose, "candidates", lambda sizes, followed, gpu: asked)
+    fn, inputs = CASES["gated"]
+    tuner = Chosen(1, group=1.0)
+    plan = compiled(fn, inputs, tuner)
+    assert "2 in one launch" in tuner.choices[-1].what
+    assert not any("tl.range" in k.source for k in plan.kernels if isinstance(k, TritonKernel))
+    check(fn, inputs, plan)
 
 
 def test_a_form_says_what_it_is() -> None:

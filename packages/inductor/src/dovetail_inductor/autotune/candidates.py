@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from dovetail_inductor.codegen_triton.tiling import MULTIPROCESSORS, power_of_two
@@ -13,6 +13,8 @@ MOST = 12  # candidates of one product
 SHARED_BYTES = 220 * 1024  # of tiles on their way
 SHARED_LIMIT = 227 * 1024 - 1024  # of all that a program keeps, but for barriers
 MOST_PARTS = 16
+
+Table = Sequence[tuple[int, ...]]
 
 # Rows few enough that the weights are read once, at the memory's speed: much on its way, in as many
 # programs as fill the GPU.
@@ -40,6 +42,7 @@ _MANY_ROWS = (
     (128, 128, 64, 8, 4),
     (128, 256, 64, 8, 3),
     (256, 128, 64, 8, 3),
+    (128, 128, 64, 4, 3),
     (128, 128, 64, 4, 4),
     (128, 256, 64, 8, 4),
     (256, 128, 64, 8, 4),
@@ -50,18 +53,35 @@ _MANY_ROWS = (
     (64, 64, 64, 4, 5),
     (256, 64, 64, 8, 4),
 )
+# Many small matrices (attention's), with few steps along the inner dimension.
+_MANY_BATCHES = (
+    (128, 128, 64, 8, 4),
+    (128, 128, 64, 4, 3),
+    (128, 64, 64, 4, 4),
+    (64, 128, 64, 4, 5),
+    (64, 64, 64, 4, 5),
+    (64, 256, 64, 4, 4),
+    (128, 256, 64, 8, 3),
+    (256, 64, 64, 8, 4),
+)
 # Of persistent kernels the last number is that of programs on a multiprocessor. Where operands are
 # described no addresses are kept in registers, which leaves them for larger tiles.
-_PERSISTENT_DESCRIBED = (
+_PERSISTENT_MANY = (
     (128, 256, 64, 8, 3, 1),
     (128, 128, 64, 8, 4, 1),
     (256, 128, 64, 8, 3, 1),
     (128, 128, 64, 4, 3, 2),
 )
-_PERSISTENT = (
+_PERSISTENT_SOME = (
     (128, 128, 64, 8, 4, 1),
-    (128, 256, 64, 8, 3, 1),
+    (128, 64, 64, 4, 4, 2),
 )
+_PERSISTENT_BATCHES = (
+    (128, 128, 64, 8, 3, 1),
+    (64, 128, 64, 4, 4, 2),
+    (64, 64, 64, 4, 3, 3),
+)
+_UNDESCRIBED = 1  # so many of them are tried without descriptors where there are descriptors
 
 
 def candidates(
@@ -75,10 +95,12 @@ def candidates(
     some = batch * -(-m // 128) * -(-n // 128) < 2 * MULTIPROCESSORS
     if not few and not some and not followed:
         return []
-    table = _FEW_ROWS if few else _SOME_ROWS if some else _MANY_ROWS
+    table: Table = _FEW_ROWS
     found: dict[ProductTiles, None] = {}
-    if not few and not some:
-        found |= dict.fromkeys(_persistent(sizes, gpu, itemsize))
+    if not few:
+        one = (_SOME_ROWS, _PERSISTENT_SOME) if some else (_MANY_ROWS, _PERSISTENT_MANY)
+        table, persistent = one if some or batch == 1 else (_MANY_BATCHES, _PERSISTENT_BATCHES)
+        found |= dict.fromkeys(_persistent(persistent, sizes, gpu, itemsize))
     for block_m, block_n, block_k, warps, stages in table:
         block_m = max(block_m, 32) if few and m > 16 else min(block_m, _covering(m))
         block_n, block_k = min(block_n, _covering(n)), min(block_k, _covering(k))
@@ -90,13 +112,16 @@ def candidates(
 
 
 def _persistent(
-    sizes: tuple[int, int, int, int], gpu: Gpu, itemsize: int
+    rows: Table,
+    sizes: tuple[int, int, int, int],
+    gpu: Gpu,
+    itemsize: int,
 ) -> Iterable[ProductTiles]:
     """Tiles of persistent kernels, if each of their programs has several: those whose operands the
     copy engine reads, if it can, and few of the others."""
     batch, m, n, k = sizes
-    table = [(row, True) for row in _PERSISTENT_DESCRIBED] if gpu.descriptors else []
-    table += [(row, False) for row in _PERSISTENT[: 1 if table else None]]
+    table = [(row, True) for row in rows] if gpu.descriptors else []
+    table += [(row, False) for row in rows[: _UNDESCRIBED if table else None]]
     for (block_m, block_n, block_k, warps, stages, each), descriptors in table:
         block_m, block_n = min(block_m, _covering(m)), min(block_n, _covering(n))
         programs = each * gpu.multiprocessors

@@ -140,8 +140,8 @@ def _calls(work: Work) -> set[int]:
 def _candidates(work: Work, options: InductorOptions) -> list[ProductTiles]:
     members = work.members if isinstance(work, ProductGroup) else (work,)
     gpu = options.gpu_of(members[0].out.device)
-    if not isinstance(work, Product):
-        return candidates(work.sizes, False, gpu)
+    if not isinstance(work, Product):  # which share no persistent kernel
+        return [t for t in candidates(work.sizes, False, gpu) if not t.programs]
     if not all(described(operand, work.graph.buffers) for operand in work.operands):
         gpu = replace(gpu, descriptors=False)
     return candidates(work.sizes, work.target is not None, gpu)
