@@ -633,6 +633,21 @@ def a_leaf_made_inside(x):
     return (z * _weight).relu() + x
 
 
+@construct()
+def a_leaf_made_by_assignment(x):
+    z = torch.zeros_like(x)
+    z.requires_grad = False
+    before = z.requires_grad
+    z.requires_grad = True
+    return (z * _weight).relu() + x, before, z.requires_grad
+
+
+@construct(graphs=None, breaks=1)
+def an_input_that_is_made_to_require_a_gradient(x):
+    x.requires_grad = True
+    return (x * 2).sum(), x.requires_grad
+
+
 @construct(graphs=None, breaks=1)
 def a_leaf_made_inside_is_returned(x):
     z = torch.zeros_like(x).requires_grad_(True)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 from typing import TYPE_CHECKING
+
+import torch
 
 from dovetail_capture.interpreter.protocols import attributes, dicts
 from dovetail_capture.interpreter.signals import GraphBreakSignal
@@ -15,6 +18,8 @@ from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
+
+_REQUIRES_GRAD = inspect.getattr_static(torch.Tensor, "requires_grad")
 
 
 def set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> None:
@@ -31,6 +36,9 @@ def set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> None:
         return
     if isinstance(obj, TensorValue):
         _, attr = attributes.class_lookup(vm, obj.cls, name)
+        if attr is _REQUIRES_GRAD and isinstance(value, Constant) and type(value.value) is bool:
+            vm.call(vm.get_attr(obj, "requires_grad_"), [value], {})
+            return
         if attr is not attributes.MISSING and not (name == "grad" and _fits_grad(obj, value)):
             raise GraphBreakSignal(f"assignment to tensor attribute `{name}`")
         obj.attributes[name] = value
