@@ -1,8 +1,8 @@
 """The GPU suite: eager, torch.compile and Dovetail, model after model and mode after mode.
 
     python integration_tests/benchmarks/gpu_suite.py [--modes default reduce-overhead max-autotune]
-        [--model NAME_OR_MODULE:FUNCTION ...] [--gpus N] [--jobs N] [--json-dir DIR]
-        [--write RESULTS.md]
+        [--model NAME_OR_MODULE:FUNCTION ...] [--what inference training]
+        [--gpus N] [--jobs N] [--json-dir DIR] [--write RESULTS.md]
 
 Each system has a process of its own, with eager interleaved in each. With `--gpus N`, N cases run
 at once, each on a GPU of its own. With `--jobs N`, N processes a GPU prepare at once and then time
@@ -80,7 +80,7 @@ def _title(model: str, train: bool) -> str:
 
 def run_mode(mode: str, arguments: argparse.Namespace) -> list[Row | Failure]:
     """All cases under one mode, in the order of `MODELS`."""
-    named = [(name, train) for name in arguments.model for train in (False, True)]
+    named = [(name, what == "training") for name in arguments.model for what in arguments.what]
     cases = named or [case for case in MODELS if not arguments.only or case[0] in arguments.only]
     # A slot is a GPU (None: the only one) and its number; a GPU has as many as it has jobs.
     slots: SimpleQueue[int | None] = SimpleQueue()
@@ -127,6 +127,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=["default"])
     parser.add_argument("--model", action="append", default=[], help="instead of the suite's")
+    both = ("inference", "training")
+    parser.add_argument("--what", nargs="+", choices=both, default=both, help="of --model's")
     parser.add_argument("--only", nargs="+", default=[], help="some of the suite's models")
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
