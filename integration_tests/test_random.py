@@ -88,6 +88,69 @@ def test_eagers_numbers(program: Callable[[Tensor], Any], graded: bool) -> None:
     assert torch.equal(found[0][1], found[1][1])  # the generator stands where eager's does
 
 
+SAMPLERS: dict[str, Callable[[Tensor], Any]] = {
+    "normal_": lambda t: t.normal_(1, 2),
+    "uniform_": lambda t: t.uniform_(-1, 3),
+    "bernoulli_": lambda t: t.bernoulli_(0.3),
+    "bernoulli_.Tensor": lambda t: t.bernoulli_(torch.tensor(0.3)),
+    "exponential_": lambda t: t.exponential_(2.0),
+    "log_normal_": lambda t: t.log_normal_(),
+    "geometric_": lambda t: t.geometric_(0.4),
+    "cauchy_": lambda t: t.cauchy_(),
+    "random_": lambda t: t.random_(),
+    "random_.to": lambda t: t.random_(100),
+    "random_.from": lambda t: t.random_(-5, 100),
+    "random_.from without an end": lambda t: t.random_(3, None),
+    "dropout": lambda t: t.copy_(F.dropout(t, 0.3)),
+}
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": lambda t: t.t(),
+    "columns": lambda t: t[:, :7],
+    "steps": lambda t: t[::2, 1::2],
+    "transposed columns": lambda t: t[:, :7].t(),
+    "three dimensions": lambda t: t.view(2, -1, 10)[..., ::2].permute(2, 0, 1),
+    "few": lambda t: t[:3, :3],
+}
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_samplers_that_write_to_tensors_with_gaps(sampler: str) -> None:
+    def call(x: Tensor) -> Any:
+        y = x * 1
+        for view in LAYOUTS.values():
+            SAMPLERS[sampler](view(y))
+            SAMPLERS[sampler](view(x))
+        return y, torch.randn(3), torch.rand(2)
+
+    kinds = ("normal_", "uniform_", "dropout")
+    dtypes = (torch.float32, torch.complex64) if sampler in kinds[:2] else (torch.float32,)
+    for dtype in dtypes:
+        # (10 rows, then some other number: from then on for any number)
+        compiled = dovetail.compile(call, fullgraph=True, backend="aot_eager")
+        for rows in (10, 12, 14) if sampler in kinds else (10,):
+            found = []
+            for function in (compiled, call):
+                x = torch.ones(rows, 10, dtype=dtype)
+                torch.manual_seed(5)
+                found.append((*function(x), x))
+            for ours, eager in zip(*found, strict=True):
+                assert torch.equal(ours, eager)
+
+
+def test_samplers_in_kernels() -> None:
+    def call(x: Tensor) -> Any:
+        y = x * 2
+        return y[:, :7].normal_() + 1, y[::2, 1::2].bernoulli_(0.4) * 2, y + torch.randn(3, 1)
+
+    compiled = dovetail.compile(call, fullgraph=True)
+    found = []
+    for function in (compiled, call):
+        torch.manual_seed(5)
+        found.append(function(torch.ones(3, 10)))
+    for ours, eager in zip(*found, strict=True):
+        assert torch.equal(ours, eager)
+
+
 class Noisy(torch.autograd.Function):
     """Draws random numbers both ways; some are of no use."""
 

@@ -149,6 +149,12 @@ OTHERS = {
         1, (leaf(),), (Step("alias", (0,)), Step("t", (1,), (), True), Step("slice", (2,),
         (0, 1, 3, 1))), (3,),
     ),
+    "an alias and its view, written to unseen, the alias again later": Program(
+        1, (leaf(),),
+        (Step("add", (0, 0)), Step("alias", (1,)), Step("lerp_", (2, 0)), Step("t", (2,)),
+         Step("fill_diagonal_", (4,), (), True)),
+        (3, 5), after=(0,),
+    ),
 }  # fmt: skip
 
 RELATIONS = ["same", "detached", "first half", "second half", "transposed"]

@@ -301,8 +301,8 @@ def _flow(value: FakeTensor, base: FakeTensor) -> _Flow:
     if not base.requires_grad:
         return _Flow.OTHER
     node = value.grad_fn
-    target = base.grad_fn
-    while node is not None and node is not target:
+    targets = _with_aliased(base.grad_fn)
+    while node is not None and node not in targets:
         if type(node).__name__ == "AccumulateGrad":
             own = base.is_leaf and node.variable is base  # type: ignore[attr-defined]
             return _Flow.VIEWS if own else _Flow.OTHER
@@ -310,6 +310,16 @@ def _flow(value: FakeTensor, base: FakeTensor) -> _Flow:
             return _Flow.OTHER
         node = node.next_functions[0][0]
     return _Flow.NOTHING if node is None else _Flow.VIEWS
+
+
+def _with_aliased(node: Any) -> list[Any]:
+    """A node of autograd and those that it passes gradients on to as they are: an alias has
+    another one after each write that autograd does not see."""
+    found = [node]
+    while type(node).__name__ == "AliasBackward0":
+        node = node.next_functions[0][0]
+        found.append(node)
+    return found
 
 
 _VIEW_OPS = frozenset(

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from dovetail_autograd_aot.op_info import OpInfo, OpKind, default_arguments, op_info
+from dovetail_autograd_aot.samplers import drawn, is_sampler
 from dovetail_autograd_aot.storage import TraceError, fresh, read
 from dovetail_autograd_aot.storage import write as write_value
 from dovetail_autograd_aot.values import flatten, same_sizes
@@ -75,7 +76,15 @@ def write(
     rest = tracer.without_generator(func, rest)
     allowed = {a.name for a in form._schema.arguments}
     rest = {k: v for k, v in rest.items() if k in allowed}
-    result = _run_form(tracer, form, tuple(positional), rest)
+    result = None
+    if is_sampler(func, info):
+
+        def run(canvas: FakeTensor, numbers: tuple[Any, ...]) -> Any:
+            return _run_form(tracer, form, (canvas, *numbers), rest)
+
+        result = drawn(tracer, func, _target(tracer, targets[0]), tuple(positional[1:]), run)
+    if result is None:
+        result = _run_form(tracer, form, tuple(positional), rest)
     results = list(result) if isinstance(result, (list, tuple)) else [result]
     if any(isinstance(t, (list, tuple)) for t in targets):
         written = [t for group in targets for t in group]
