@@ -3,7 +3,7 @@ pointwise kernel beside kernels of ours for both, as measured and chosen by the 
 
     python integration_tests/benchmarks/matmul.py [--only NAME ...] [--candidates]
         [--torch-compile] [--keep-cache] [--json FILE]
-    python integration_tests/benchmarks/matmul.py --forms [--only NAME ...]
+    python integration_tests/benchmarks/matmul.py --forms [--only NAME ...] [--tiles TILES ...]
 
 Times are microseconds of the device's work alone, medians of interleaved replays of CUDA graphs
 whose calls take their inputs in turn, so that weights come from memory. `tune s` is what compiling
@@ -11,7 +11,8 @@ and measuring the candidates took. Exits with 1 if a result is wrong, or a candi
 
 `--forms` compares the best of each form instead, as the compiler measured them: a program for each
 tile; persistent kernels, whose programs compute several; and those whose operands the GPU's copy
-engine reads (TMA).
+engine reads (TMA). `--tiles` are further persistent kernels to measure for products of many rows:
+six numbers between commas, m, n and k of a tile, warps, stages, programs on a multiprocessor.
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from dovetail_inductor import DeviceTuner, compile_graph
+from dovetail_inductor.autotune import choose
+from dovetail_inductor.autotune.candidates import candidates
 from dovetail_inductor.autotune.choose import Choice
 from dovetail_inductor.autotune.device import (
     calls_of,
@@ -36,6 +40,8 @@ from dovetail_inductor.autotune.device import (
     scratch_inputs,
     side_stream,
 )
+from dovetail_inductor.options import Gpu
+from dovetail_inductor.scheduler.kernels import ProductTiles
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_runtime import load
@@ -235,6 +241,22 @@ def measure(name: str, fn: Fn, sizes: Sizes, knobs: Knobs, theirs: bool) -> Line
     )  # fmt: skip
 
 
+def try_besides(further: Sequence[tuple[int, ...]]) -> None:
+    """Have the compiler measure further persistent kernels in this process."""
+
+    def more(sizes: tuple[int, int, int, int], followed: bool, gpu: Gpu) -> list[ProductTiles]:
+        found = candidates(sizes, followed, gpu)
+        if not any(t.programs for t in found):
+            return found
+        for m, n, k, warps, stages, each in further:
+            tiles = ProductTiles(m, n, k, warps, stages)
+            programs = each * gpu.multiprocessors
+            found.append(replace(tiles, programs=programs, descriptors=gpu.descriptors))
+        return list(dict.fromkeys(found))
+
+    mock.patch.object(choose, "candidates", more).start()
+
+
 def main() -> int:
     """Run and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -243,8 +265,12 @@ def main() -> int:
     parser.add_argument("--torch-compile", action="store_true", help="max-autotune beside ours")
     parser.add_argument("--keep-cache", action="store_true", help="use earlier measurements")
     parser.add_argument("--forms", action="store_true", help="the best of each form")
+    parser.add_argument("--tiles", nargs="+", default=[], help="persistent kernels to try besides")
     parser.add_argument("--json", type=Path, default=None)
     arguments = parser.parse_args()
+    if arguments.tiles:
+        further = [tuple(int(n) for n in text.split(",")) for text in arguments.tiles]
+        try_besides(further)
     torch.manual_seed(0)
     print(machine("cuda"))
     print(FORMS_HEADER if arguments.forms else HEADER)

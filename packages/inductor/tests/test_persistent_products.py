@@ -176,8 +176,8 @@ def test_products_in_one_launch_are_not_persistent(monkeypatch: pytest.MonkeyPat
 
 def test_a_form_says_what_it_is() -> None:
     """In `dovetail.report`."""
-    assert PERSISTENT.as_text() == "16x32x16 4 warps 2 stages persistent"
-    assert DESCRIBED.as_text() == "16x32x16 4 warps 2 stages persistent TMA"
+    assert PERSISTENT.as_text() == "16x32x16 4 warps 2 stages 5 programs persistent"
+    assert DESCRIBED.as_text() == "16x32x16 4 warps 2 stages 5 programs persistent TMA"
 
 
 def test_which_gpu_kernels_are_chosen_for() -> None:

@@ -64,13 +64,15 @@ _MANY_BATCHES = (
     (128, 256, 64, 8, 3),
     (256, 64, 64, 8, 4),
 )
-# Of persistent kernels the last number is that of programs on a multiprocessor. Where operands are
-# described no addresses are kept in registers, which leaves them for larger tiles.
+# Of persistent kernels the last number is that of programs on a multiprocessor: of two, one
+# multiplies while the other ends a tile. Where operands are described no addresses are kept in
+# registers, which leaves them for larger tiles.
 _PERSISTENT_MANY = (
     (128, 256, 64, 8, 3, 1),
     (128, 128, 64, 8, 4, 1),
     (256, 128, 64, 8, 3, 1),
     (128, 128, 64, 4, 3, 2),
+    (128, 128, 64, 8, 2, 2),
 )
 _PERSISTENT_SOME = (
     (128, 128, 64, 8, 4, 1),

@@ -105,10 +105,10 @@ class ProductTiles:
     descriptors: bool = False
 
     def as_text(self) -> str:
-        """Short: `128x256x64 8 warps 3 stages persistent TMA`."""
+        """Short: `128x256x64 8 warps 3 stages 132 programs persistent TMA`."""
         text = f"{self.m}x{self.n}x{self.k} {self.warps} warps {self.stages} stages"
         text += f" {self.parts} parts" if self.parts > 1 else ""
-        text += " persistent" if self.programs else ""
+        text += f" {self.programs} programs persistent" if self.programs else ""
         return text + (" TMA" if self.descriptors else "")
 
 
