@@ -2,6 +2,8 @@
 
 import torch
 import torch.nn.functional as F
+from dovetail_inductor.lowering.lower import lower
+from dovetail_prims import trace_aten
 
 
 def test_pointwise_chain_is_one_kernel(check):
@@ -62,3 +64,17 @@ def test_matmul_epilogue(check):
 
     result = check(fn, torch.randn(32, 40), torch.randn(40, 24), torch.randn(24))
     assert result.launches == 1 and result.externs == ["aten::mm.out"]
+
+
+def test_points_that_become_waves_are_not_rounded_on_a_gpu():
+    """Rounded to a half type in memory, times 2**9, an angle would be off by whole turns."""
+
+    def fn(origin, direction, depth):
+        points = origin[:, None] + direction[:, None] * depth[..., None]
+        angles = points[..., None] * 2.0 ** torch.arange(8)
+        return angles.sin().flatten(-2)
+
+    inputs = [torch.randn(16, 3), torch.randn(16, 3), torch.rand(16, 5)]
+    gm = trace_aten(fn, *(x.bfloat16() for x in inputs))
+    stored = lower(gm, on_gpu=True).buffers.values()
+    assert not [b for b in stored if b.dtype is torch.bfloat16 and b.shape == (16, 5, 3)]

@@ -86,6 +86,7 @@ MAX_COST = 600
 MAX_LOADS = 16
 # A value that consumers expand is computed once, before, if an element costs at least this.
 EXPANDED_COST = 5
+EXPANDED_COST_IF_NARROW = 12  # the same on a GPU of half types, which memory would round
 EXPANDED_COST_OF_PLACES = 12  # the same of what is made of places alone, and reads nothing
 
 
@@ -313,7 +314,8 @@ def _realize_if_worth_it(
     if cost.loads and (several or cost.cost > MAX_COST or cost.loads > MAX_LOADS):
         _realize(ctx, value, in_memory_form)
         return
-    if cost.cost >= (EXPANDED_COST if cost.loads else EXPANDED_COST_OF_PLACES):
+    dear = EXPANDED_COST_IF_NARROW if narrow else EXPANDED_COST
+    if cost.cost >= (dear if cost.loads else EXPANDED_COST_OF_PLACES):
         numels = [_numel(c) for c in consumers]
         if numels and max(numels) >= 4 * numel:
             _realize(ctx, value, in_memory_form)
