@@ -213,7 +213,7 @@ def test_persistent_candidates_compile_for_an_h100(build_for_h100: Any) -> None:
 
 GPU_TILES = [
     ProductTiles(64, 64, 32, 4, 4, programs=4, descriptors=True),
-    ProductTiles(128, 256, 64, 8, 3, programs=2, descriptors=True),
+    ProductTiles(128, 256, 64, 8, 2, programs=2, descriptors=True),
     ProductTiles(64, 64, 32, 4, 4, descriptors=True),
 ]
 SIZED: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
