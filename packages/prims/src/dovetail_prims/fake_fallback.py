@@ -21,6 +21,7 @@ from dovetail_prims.fake_tensor import (
     FakeTensor,
     FakeTensorError,
     Sizes,
+    UnsupportedTensorError,
     make,
     set_metadata,
 )
@@ -29,6 +30,7 @@ _DisableDispatch = torch._C._DisableTorchDispatch
 _DisableFunction = torch._C.DisableTorchFunction
 _META = torch.device("meta")
 _CPU = torch.device("cpu")
+_QUANTIZED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
 
 _DATA_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 # Ops that read data without saying so in their tags.
@@ -113,6 +115,9 @@ def run_on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         raise DataDependentError(str(func))
     if composite:
         return func.decompose(*args, **kwargs)
+    for value in (*args, *kwargs.values()):
+        if type(value) is torch.dtype and value in _QUANTIZED:
+            raise UnsupportedTensorError(f"no fake for dtype {value} ({func})")
     twins = _Twins()
     meta_kwargs = dict(kwargs)
     explicit = kwargs.get("device")
@@ -141,6 +146,8 @@ def run_on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
             fake = twins.to_fake.get(id(value))
             if fake is not None:
                 return fake
+            if value.layout is not torch.strided:
+                raise UnsupportedTensorError(f"no fake for layout {value.layout} ({func})")
             storage = _shared_storage(value, twins) if views else None
             return make(
                 tuple(value.shape),

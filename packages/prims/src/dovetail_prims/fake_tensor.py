@@ -226,6 +226,7 @@ def propagate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
     This is what `__torch_dispatch__` calls; a tracer that already stands below autograd may call it
     directly. Real tensors among the arguments count as constants; writing to one is an error.
+    Raises UnsupportedTensorError where a sparse or quantized tensor comes out.
     """
     rules = FakeTensor.rules
     if rules is None:
@@ -244,6 +245,8 @@ def propagate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if isinstance(a, Tensor) and type(a) is not FakeTensor:
                 args, kwargs = _fakify(func, args, kwargs)
                 break
+        if kwargs.get("layout") not in _HAVE_STRIDES:
+            raise UnsupportedTensorError(f"no fake for layout {kwargs['layout']} ({func})")
     rule = rules[func]
     result = NotImplemented if rule is None else rule(*args, **kwargs)
     if result is NotImplemented:
@@ -255,6 +258,7 @@ def propagate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return result
 
 
+_HAVE_STRIDES = (None, torch.strided)
 _LAZY_OPS = frozenset({torch.ops.aten._conj.default, torch.ops.aten._neg_view.default})
 
 

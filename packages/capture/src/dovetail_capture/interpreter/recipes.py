@@ -267,15 +267,20 @@ class Rebuilder:
 
     def _native_method(self, item: NativeMethod) -> r.Recipe:
         """A C method bound to its receiver: by name, unless (through `super`) another has it."""
-        receiver = item.receiver
-        of_class = isinstance(receiver, Constant) and isinstance(receiver.value, type)
-        cls = receiver.value if of_class else receiver.python_type()  # type: ignore[attr-defined]
-        if not isinstance(receiver, ObjectValue) and not of_class:
+        receiver, bind = item.receiver, r.Const(item.descriptor.__get__)
+        if isinstance(receiver, Constant) and isinstance(receiver.value, type):
+            cls = receiver.value
+            if isinstance(item.descriptor, types.ClassMethodDescriptorType):
+                if inspect.getattr_static(cls, item.name, None) is item.descriptor:
+                    return r.GetAttr(self.recipe(receiver), item.name)
+                return r.CallFunction(bind, (r.Const(None), r.Const(cls)))
+            # A method of its metaclass: its name may be one of the class's own.
+            return r.CallFunction(bind, (self.recipe(receiver), r.Const(type(cls))))
+        cls = receiver.python_type()
+        by_name = not isinstance(receiver, ObjectValue)
+        if by_name or inspect.getattr_static(cls, item.name, None) is item.descriptor:
             return r.GetAttr(self.recipe(receiver), item.name)
-        if inspect.getattr_static(cls, item.name, None) is item.descriptor:
-            return r.GetAttr(self.recipe(receiver), item.name)
-        instance = r.Const(None) if of_class else self.recipe(receiver)
-        return r.CallFunction(r.Const(item.descriptor.__get__), (instance, r.Const(cls)))
+        return r.CallFunction(bind, (self.recipe(receiver), r.Const(cls)))
 
     def _tensor(self, item: TensorValue) -> r.Recipe:
         if not self.vm.session.recorder.owns(item.node):
@@ -360,6 +365,9 @@ class Rebuilder:
                     for key, value in dicts.items(self.vm, keywords)
                 ),
             )
+        if item.base_new is types.MappingProxyType:
+            mapping = self.recipe(item.slots["mapping"])
+            return r.CallFunction(r.Const(types.MappingProxyType), (mapping,))
         if item.base_new is weakref.ReferenceType:
             target = self.recipe(item.slots["target"])
             return r.CallFunction(r.Const(weakref.ref), (target,))

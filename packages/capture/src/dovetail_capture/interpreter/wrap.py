@@ -68,7 +68,7 @@ IDENTITY_TYPES: tuple[type, ...] = (
     types.WrapperDescriptorType, types.MethodWrapperType, types.ClassMethodDescriptorType,
     types.GetSetDescriptorType, types.MemberDescriptorType, types.ModuleType, types.CodeType,
     types.GenericAlias, types.UnionType, type, functools._lru_cache_wrapper, property, staticmethod,
-    classmethod, torch._ops.OpOverload, torch._ops.OpOverloadPacket, types.MappingProxyType,
+    classmethod, torch._ops.OpOverload, torch._ops.OpOverloadPacket,
     torch.Generator, re.Pattern, re.Match, torch.torch_version.TorchVersion,
 )  # fmt: skip
 
@@ -351,6 +351,17 @@ def _object(session: Session, real: Any, source: Source) -> Value:
     return _remember(session, real, value)  # type: ignore[no-any-return]
 
 
+def _mapping_proxy(session: Session, real: Any, source: Source) -> Value:
+    """Its identity says which mapping it shows; what is read of that is guarded there."""
+    session.pin(source, real)
+    known = session.known.get(id(real))
+    if known is None:
+        known = _remember(session, real, ObjectValue(type(real), real, source))
+        known.pinned = True
+        known.fields.origin = None
+    return known
+
+
 def _has_another_dict(real: Any) -> bool:
     """True if C code of its class gives it attributes elsewhere than in the dictionary that Python
     objects have: `threading.local`, which has one for each thread."""
@@ -404,5 +415,6 @@ _WRAPPERS: dict[type, Callable[[Session, Any, Source], Value]] = {
     types.FunctionType: _function,
     types.BuiltinMethodType: _builtin_method,
     types.CellType: _cell,
+    types.MappingProxyType: _mapping_proxy,
     StandIn: lambda session, real, source: real.value,
 }

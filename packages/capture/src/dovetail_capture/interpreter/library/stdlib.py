@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail_capture.interpreter.library.container_methods import Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import dicts, identity, operators
+from dovetail_capture.interpreter.protocols.attributes import class_lookup
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
@@ -92,19 +93,50 @@ def op_index(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 # --- functools -----------------------------------------------------------------------------------
 
 
+class _OwnCall(functools.partial):  # type: ignore[type-arg]
+    __slots__ = ()
+
+    def __call__(self, *args: Any) -> Any: ...
+
+
+# Up to Python 3.12 only partials that are called as the class itself is.
+_TAKES_ALL_APART = functools.partial(_OwnCall(len)).func is len
+_PARTIAL_PARTS = ("func", "args", "keywords")
+
+
 def partial_new(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     value = ObjectValue(functools.partial)
     value.base_new = functools.partial
     keywords = DictValue()
     function, first = args[0], list(args[1:])
-    if function.python_type() is functools.partial and not _has_attributes(function):
-        parts = [vm.get_attr(function, name) for name in ("func", "args", "keywords")]
+    if _is_taken_apart(vm, function.python_type()) and not _has_attributes(function):
+        parts = _partial_parts(vm, function)
         function, first = parts[0], [*vm.iterate(parts[1]), *first]
         vm.dict_update(keywords, parts[2])
     for name, item in kwargs.items():
         dicts.put(vm, keywords, Constant(name), item)
     value.slots.update(func=function, args=TupleValue(first), keywords=keywords)
     return value
+
+
+def _is_taken_apart(vm: Interpreter, cls: type) -> bool:
+    """Does a partial of a `cls` hold what that one holds, not the `cls` itself?"""
+    if not issubclass(cls, functools.partial):
+        return False
+    return _TAKES_ALL_APART or class_lookup(vm, cls, "__call__")[0] is functools.partial
+
+
+def _partial_parts(vm: Interpreter, partial: Value) -> list[Value]:
+    """The function, arguments and keywords of a partial, as C reads them: not by their names,
+    which a subclass may use for attributes of its own."""
+    if isinstance(partial, Constant):
+        real = partial.value
+        return [vm.held(functools.partial.__dict__[n].__get__(real)) for n in _PARTIAL_PARTS]
+    cls = partial.python_type()
+    for name in (*_PARTIAL_PARTS, "__getattribute__"):
+        if class_lookup(vm, cls, name)[0] not in (functools.partial, object):
+            raise GraphBreakSignal(f"a {cls.__name__}, whose `{name}` is not that of partial")
+    return [vm.get_attr(partial, name) for name in _PARTIAL_PARTS]
 
 
 def _has_attributes(value: Value) -> bool:
@@ -116,13 +148,7 @@ def _has_attributes(value: Value) -> bool:
 
 
 def partial_call(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    partial = args[0]
-    if isinstance(partial, Constant):
-        real = partial.value
-        parts = [vm.held(real.func), vm.held(real.args), vm.held(real.keywords)]
-    else:
-        parts = [vm.get_attr(partial, name) for name in ("func", "args", "keywords")]
-    function, first, keywords = parts
+    function, first, keywords = _partial_parts(vm, args[0])
     native = vm.native(keywords)
     assert isinstance(native, DictValue)
     merged = {vm.as_python(key): value for key, value in dicts.items(vm, native)}

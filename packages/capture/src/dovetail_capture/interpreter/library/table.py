@@ -15,6 +15,7 @@ from dovetail_capture.interpreter.library import (
     function_modes,
     iteration_functions,
     local_classes,
+    mapping_proxies,
     numpy_functions,
     optimizers,
     polyfills,
@@ -58,6 +59,7 @@ HANDLERS: dict[Any, Handler] = {
     **numpy_functions.HANDLERS,
     **checks.HANDLERS,
     **local_classes.HANDLERS,
+    **mapping_proxies.HANDLERS,
     **function_modes.HANDLERS,
 }
 through_modes = function_modes.through_modes

@@ -665,9 +665,6 @@ def getitem(vm: Interpreter, obj: Value, key: Value) -> Value:
     if isinstance(obj, Constant):
         real = obj.value
         real_key = as_python(vm, key)
-        if isinstance(real, types.MappingProxyType) and real_key in real:
-            source = obj.source or vm.session.sources.held(real)
-            return vm.wrap(real[real_key], vm.session.sources.item(source, real_key))
         if real_key is not UNKNOWN:
             return _fold(vm, operator.getitem, real, real_key)
     method = dunder(vm, obj, "__getitem__")
