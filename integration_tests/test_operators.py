@@ -138,3 +138,37 @@ def test_custom_operator_that_no_graph_can_hold(custom: object, which: str) -> N
     torch.testing.assert_close(dovetail.compile(f)(x), f(x))
     with pytest.raises(dovetail.CaptureError, match=which):
         dovetail.compile(f, fullgraph=True)(x)
+
+
+@pytest.mark.parametrize(
+    ("backend", "mode", "padding"),
+    [("aot_eager", mode, padding) for mode in ("sum", "mean", "max") for padding in (None, 2)]
+    + [("dovetail", "mean", 2), ("dovetail", "max", None)],
+)
+def test_gradients_of_bags(backend: str, mode: str, padding: int | None) -> None:
+    def call(
+        table: Tensor, places: Tensor, offsets: Tensor, own: Tensor | None, last: bool, often: bool
+    ) -> Tensor:
+        return torch.nn.functional.embedding_bag(
+            places, table, offsets, mode=mode, padding_idx=padding, per_sample_weights=own,
+            include_last_offset=last, scale_grad_by_freq=often and mode != "max",
+        )  # fmt: skip
+
+    generator = torch.Generator().manual_seed(1)
+    compiled = dovetail.compile(call, fullgraph=True, backend=backend)
+    # (some bags are empty, one has nothing but padding)
+    for starts, kind in (([0, 3, 3, 5, 5, 12], torch.int64), ([0, 3, 3, 5, 11], torch.int32),
+                         ([0, 3, 4, 4], torch.int64)):  # fmt: skip
+        places = torch.randint(0, 9, (12,), generator=generator, dtype=kind)
+        places[3:5] = 2
+        offsets = torch.tensor(starts, dtype=kind)
+        for weighed in (False, True) if mode == "sum" and len(starts) != 4 else (False,):
+            table = torch.randn(9, 4, generator=generator, requires_grad=True)
+            own = torch.randn(12, generator=generator, requires_grad=True) if weighed else None
+            leaves = [table] if own is None else [table, own]
+            found = []
+            for function in (compiled, call):
+                result = function(table, places, offsets, own, len(starts) == 6, len(starts) == 4)
+                seed = torch.arange(1.0, result.numel() + 1).view(result.shape)
+                found.append((result, *torch.autograd.grad(result, leaves, seed)))
+            torch.testing.assert_close(found[0], found[1])
