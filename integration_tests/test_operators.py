@@ -172,3 +172,9 @@ def test_gradients_of_bags(backend: str, mode: str, padding: int | None) -> None
                 seed = torch.arange(1.0, result.numel() + 1).view(result.shape)
                 found.append((result, *torch.autograd.grad(result, leaves, seed)))
             torch.testing.assert_close(found[0], found[1])
+
+
+def test_counts_in_a_kernel_are_exact() -> None:
+    x = torch.randn(5000, generator=torch.Generator().manual_seed(3))
+    compiled = dovetail.compile(lambda x: torch.histc(x * 2, 100, -1.3, 2.7), fullgraph=True)
+    assert torch.equal(compiled(x), torch.histc(x * 2, 100, -1.3, 2.7))

@@ -256,6 +256,23 @@ def renorm(self: Tensor, p: Number, dim: int, maxnorm: Number) -> Tensor:
     return contiguous(aten.mul.Tensor(self, cast(scale, self.dtype)))
 
 
+def histc(self: Tensor, bins: int = 100, min: Number = 0, max: Number = 0) -> Any:
+    """How many numbers lie in each of equal steps from `min` to `max`; the last has both ends"""
+    if not min < max < math.inf or min == -math.inf:
+        return NotImplemented  # the range is the data's, or an error
+    if self.dtype not in (torch.float32, torch.float64) or self.device.type != "cpu" or bins < 1:
+        return NotImplemented
+    x = reshape(self, [-1])
+    low, high = constant(min, x), constant(max, x)
+    inside = aten.logical_and.default(aten.ge.Tensor(x, low), aten.le.Tensor(x, high))
+    # (rounded as the library rounds it)
+    place = aten.mul.Tensor(aten.sub.Tensor(x, low), bins)
+    place = aten.div.Tensor(place, aten.sub.Tensor(high, low))
+    place = cast(where(inside, place, 0.0), torch.int64)
+    place = aten.minimum.default(place, constant(bins - 1, place))
+    return aten.index_put.default(zeros([bins], x), [place], cast(inside, x.dtype), True)
+
+
 def rrelu(
     self: Tensor,
     noise: Tensor,
@@ -291,6 +308,7 @@ TABLE: Family = {
     "ldexp.Tensor": ldexp,
     "frexp.Tensor": frexp,
     "renorm.default": renorm,
+    "histc.default": histc,
     "rrelu_with_noise_functional.default": rrelu,
     "rrelu_with_noise_backward.default": rrelu_backward,
     "_stack.default": stack,
