@@ -14,6 +14,8 @@ import collections
 import enum
 import functools
 import inspect
+import pickle
+import threading
 import types
 
 import pytest
@@ -276,6 +278,146 @@ def sparse_factories(x, index, size):
 def quantized(x, index, size):
     small = torch.quantize_per_tensor(x * 0.3, 0.1, 0, torch.qint8)
     return small.is_quantized, small.int_repr() + 1, small.dequantize() * 2
+
+
+# --- iterators over what is long -------------------------------------------------------------------
+
+LONG = 10**6
+
+
+@construct(graphs=None, breaks=None)
+def long_range_over_breaks(x):
+    """Pyro's queues try a million times."""
+    for i in range(LONG):
+        print(end="")
+        x = x + i
+        if i == 2:
+            break
+    for a, b in zip(range(LONG), "ab"):
+        print(end="")
+        x = x + a
+    return x
+
+
+@construct(graphs=None, breaks=None)
+def what_is_left_of_constant_iterators(x):
+    numbers, letters, spent = iter(range(3, 30, 5)), iter("abcd"), iter(b"ab")
+    backwards = reversed(range(LONG))
+    first = next(numbers), next(letters), list(spent), next(backwards)
+    print(end="")
+    return x + next(backwards), first, list(numbers), list(letters), list(spent), type(backwards)
+
+
+# --- keys by pickle --------------------------------------------------------------------------------
+
+
+class Memoised:
+    """As linear operators keep what their methods gave."""
+
+    def __init__(self, x):
+        self.x = x
+        self.kept = {}
+
+    def scaled(self, **given):
+        key = pickle.dumps(given)
+        if key not in self.kept:
+            self.kept[key] = self.x * given.get("scale", 1)
+        return self.kept[key]
+
+
+@construct()
+def keys_by_pickle(x):
+    held = Memoised(x)
+    first, second = held.scaled(scale=2, kind="a", none=None), held.scaled()
+    again = held.scaled(scale=2, kind="a", none=None)
+    return first + second, again is first, list(held.kept)
+
+
+@construct(graphs=None, breaks=None)
+def pickled_objects_that_are_one(x):
+    text = "".join(["o", "ne"])
+    return x + 1, pickle.dumps({"a": text, "b": text}), pickle.dumps([1]), pickle.dumps({}, 2)
+
+
+# --- attributes of each thread ---------------------------------------------------------------------
+
+
+class Manager:
+    """As TensorLy keeps its backend."""
+
+    local = threading.local()
+    default = 3
+
+    @classmethod
+    def use(cls, value):
+        cls.local.backend = value
+
+    @classmethod
+    def current(cls):
+        return cls.local.__dict__.get("backend", cls.default)
+
+
+@construct(graphs=None, breaks=None)
+def attributes_of_this_thread(x):
+    Manager.use(7)
+    y = x + Manager.current() + Manager.local.backend
+    del Manager.local.backend
+    return y + Manager.current(), hasattr(Manager.local, "backend")
+
+
+def test_an_attribute_that_a_thread_gets_later() -> None:
+    def function(x):
+        return x + getattr(Manager.local, "later", 1)
+
+    compiled = optimize(function, backend=run_graph)
+    assert compiled(torch.zeros(1)).item() == 1
+    Manager.local.later = 9
+    try:
+        assert compiled(torch.zeros(1)).item() == 9
+    finally:
+        del Manager.local.later
+
+
+# --- functions given to an autograd function -------------------------------------------------------
+
+
+class Applied(torch.autograd.Function):
+    """As GPyTorch's kernels: a distance is among the arguments."""
+
+    @staticmethod
+    def forward(ctx, x, scale, distance, other):
+        ctx.save_for_backward(distance(x))
+        return distance(x) * scale + other
+
+    @staticmethod
+    def backward(ctx, grad):
+        (y,) = ctx.saved_tensors
+        return grad * y, None, None, grad
+
+
+def distance(y):
+    return y * y + 1
+
+
+def _with_gradient():
+    return (torch.arange(3.0, requires_grad=True), torch.ones(3, requires_grad=True))
+
+
+@construct(make=_with_gradient)
+def function_for_an_autograd_function(x, y):
+    made = Applied.apply(x, 2.5, distance, y), Applied.apply(x, 2, torch.neg, y)
+    return [m + 1 for m in made]
+
+
+def test_a_function_for_an_autograd_function_has_gradients() -> None:
+    def loss(x, y):
+        return (Applied.apply(x, 2.5, distance, y) * Applied.apply(y, 2, torch.neg, x)).sum()
+
+    grads = []
+    for function in (loss, optimize(loss, backend=run_graph)):
+        x, y = _with_gradient()
+        grads.append(torch.autograd.grad(function(x, y), (x, y)))
+    torch.testing.assert_close(grads[1], grads[0], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)

@@ -214,6 +214,11 @@ class Rebuilder:
 
     def _iterator(self, item: IteratorValue) -> r.Recipe:
         """What is left of an iterator, over the same container or of the same parts."""
+        over = item.over[0] if item.plain and item.over else None
+        if isinstance(over, Constant) and type(over.value) in (range, str, bytes):
+            # Of a range only its ends are written down: it may be long.
+            left = over.value[:0] if item.ended else over.value[item.taken :]
+            return r.CallFunction(r.Const(iter), (r.Const(left),))
         if item.plain or item.ended or item.over is None:
             rest = r.Build("tuple", () if item.ended else self._all(list(item.iterator)))
             return r.CallFunction(r.Const(iter), (rest,))

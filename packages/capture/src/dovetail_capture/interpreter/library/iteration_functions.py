@@ -143,6 +143,8 @@ def reversed_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         count = operators.length(vm, args[0])
         items = (vm.getitem(args[0], Constant(i)) for i in reversed(range(count)))
         return IteratorValue(items, reversed)
+    if isinstance(args[0], Constant) and type(args[0].value) is range:
+        return vm.get_iter(Constant(args[0].value[::-1]))
     native = vm.native(args[0])
     if isinstance(native, ListValue):
         over, size = [args[0]], len(native.items)

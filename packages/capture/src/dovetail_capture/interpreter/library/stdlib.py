@@ -12,6 +12,7 @@ import itertools
 import logging
 import math
 import operator
+import pickle
 import re
 import threading
 import types
@@ -339,6 +340,22 @@ def lock_exit(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return NONE
 
 
+_PICKLED = (type(None), bool, int, float, str)
+
+
+def pickle_dumps(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`pickle.dumps` of a dictionary of plain values, as caches of methods make keys of keyword
+    arguments. Two equal strings in it may be one object, which the bytes tell: not those."""
+    real = vm.as_python(args[0]) if len(args) == 1 and not kwargs else UNKNOWN
+    if type(real) is not dict:
+        return NotImplemented  # type: ignore[no-any-return]
+    parts = [*real, *real.values()]
+    texts = [part for part in parts if type(part) is str]
+    if any(type(part) not in _PICKLED for part in parts) or len(set(texts)) < len(texts):
+        return NotImplemented  # type: ignore[no-any-return]
+    return Constant(pickle.dumps(real))
+
+
 def inspect_signature(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     target = args[0]
     real = _real_callable(vm, target)
@@ -396,7 +413,7 @@ HANDLERS: dict[Any, Handler] = {
     itertools.zip_longest: zip_longest_, itertools.starmap: starmap_,
     warnings.warn: deferred(warnings.warn),
     dataclasses.fields: dataclass_fields, dataclasses.is_dataclass: is_dataclass,
-    inspect.signature: inspect_signature,
+    inspect.signature: inspect_signature, pickle.dumps: pickle_dumps,
     contextvars.ContextVar.get: context_get, weakref.ReferenceType.__call__: weakref_call,
     weakref.ReferenceType: weakref_new,
     **{getattr(cls, name): lock_enter for cls in _LOCKS for name in ("__enter__", "acquire")},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import types
 import weakref
@@ -430,6 +431,26 @@ def _apply_target(cls: Any) -> Callable[..., Any]:
     return target
 
 
+def _apply_holding(cls: Any, args: list[Value]) -> tuple[Callable[..., Any], list[Value]]:
+    """The target for these arguments, and those that the graph gives it: a graph cannot name the
+    functions among them (a kernel's distance, say), so that the target holds them."""
+    held = {
+        place: arg.value
+        for place, arg in enumerate(args)
+        if isinstance(arg, Constant) and callable(arg.value) and not isinstance(arg.value, type)
+    }
+    whole = _apply_target(cls)
+    if not held:
+        return whole, args
+
+    def target(*given: Any) -> Any:
+        rest = iter(given)
+        return whole(*(held[i] if i in held else next(rest) for i in range(len(args))))
+
+    functools.update_wrapper(target, whole)
+    return target, [arg for place, arg in enumerate(args) if place not in held]
+
+
 class _Context:
     """Interpreted: what a `forward` is given where nothing will be differentiated."""
 
@@ -479,7 +500,8 @@ def autograd_apply(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     cls = vm.as_python(args[0])
     drawn = random.getstate()
     try:
-        result = vm.record("call_function", _apply_target(cls), args[1:], kwargs)
+        target, given = _apply_holding(cls, list(args[1:]))
+        result = vm.record("call_function", target, given, kwargs)
         if random.getstate() != drawn or _names_random(cls.backward):
             # a compiler would draw once, and for good
             raise GraphBreakSignal(f"{cls.__name__}.apply, which draws Python's random numbers")

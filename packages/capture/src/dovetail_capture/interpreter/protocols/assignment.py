@@ -103,8 +103,15 @@ def generic_set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> No
             return
         raise GraphBreakSignal(f"assignment to {owner.__name__}.{name}")
     if not _has_instance_dict(obj.cls):
+        _refuse_what_c_does(vm, obj.cls, "__setattr__", name)
         attributes.missing(vm, obj, name)
     dicts.put(vm, obj.fields, Constant(name), value)
+
+
+def _refuse_what_c_does(vm: Interpreter, cls: type, method: str, name: str) -> None:
+    """Break where C code keeps the attributes of a class (`threading.local`, in each thread)."""
+    if attributes.class_lookup(vm, cls, method)[1] is not getattr(object, method):
+        raise GraphBreakSignal(f"`{method}` of `{name}`, which C code of {cls.__name__} does")
 
 
 def _property_text(obj: ObjectValue, name: str, what: str) -> str:
@@ -186,4 +193,6 @@ def generic_del_attr(vm: Interpreter, obj: Value, name: str) -> None:
             raise GraphBreakSignal(f"deletion of the slot `{name}`")
         return
     if not dicts.delete(vm, obj.fields, name):
+        if not _has_instance_dict(obj.cls):
+            _refuse_what_c_does(vm, obj.cls, "__delattr__", name)
         attributes.missing(vm, obj, name)

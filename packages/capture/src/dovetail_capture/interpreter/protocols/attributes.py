@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import threading
 import types
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -262,7 +263,10 @@ def _object_attr(vm: Interpreter, obj: ObjectValue, name: str) -> Value:
         return found
     if obj.real is not None and class_lookup(vm, cls, "__getattr__")[1] is MISSING:
         # Only code of C runs here: that of a class which finds attributes in its own way.
-        if hasattr(obj.real, name) and not (cls.__dictoffset__ and name in obj.real.__dict__):
+        found_by_c = hasattr(obj.real, name)
+        if found_by_c and cls.__dictoffset__ and name in obj.real.__dict__:
+            found_by_c = False
+        if found_by_c or cls is threading.local:  # absence, too, is another one in each thread
             raise GraphBreakSignal(f"the attribute `{name}` that C code of {cls.__name__} gives")
     return _fallback(vm, obj, name)
 

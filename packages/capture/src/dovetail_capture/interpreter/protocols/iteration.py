@@ -75,7 +75,8 @@ def _constant_iter(vm: Interpreter, value: Constant) -> Value:
         return vm.raise_error(TypeError, str(error))
     if iterator is real:
         raise GraphBreakSignal(f"the iterator {value.describe()} from outside of the frame")
-    return IteratorValue((from_python(vm, item) for item in iterator), type(iterator), True)
+    items = (from_python(vm, item) for item in iterator)
+    return IteratorValue(items, type(iterator), True, over=[value])
 
 
 def _is_native_iterator(vm: Interpreter, value: Value) -> bool:
