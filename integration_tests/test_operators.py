@@ -178,3 +178,35 @@ def test_counts_in_a_kernel_are_exact() -> None:
     x = torch.randn(5000, generator=torch.Generator().manual_seed(3))
     compiled = dovetail.compile(lambda x: torch.histc(x * 2, 100, -1.3, 2.7), fullgraph=True)
     assert torch.equal(compiled(x), torch.histc(x * 2, 100, -1.3, 2.7))
+
+
+FACTORIES: dict[str, Callable[[Tensor], Tensor]] = {
+    "full": lambda t: torch.full((3, 4), 2, out=t),
+    "zeros": lambda t: torch.zeros(3, 4, out=t),
+    "ones": lambda t: torch.ones((3, 4), out=t),
+    "arange": lambda t: torch.arange(4, out=t[0]),
+    "arange.start_step": lambda t: torch.arange(1, 9, 2, out=t[1]),
+    "linspace": lambda t: torch.linspace(0, 1, 4, out=t[0]),
+    "logspace": lambda t: torch.logspace(0, 1, 4, out=t[0]),
+    "eye": lambda t: torch.eye(3, 4, out=t),
+    "eye of a part": lambda t: torch.eye(3, out=t[:, :3]),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", FACTORIES)
+def test_factories_with_out(name: str, dtype: torch.dtype) -> None:
+    function = FACTORIES[name]
+    for layout in (lambda t: t, lambda t: t.t()):
+
+        def call(x: Tensor, layout: Callable[[Tensor], Tensor] = layout) -> tuple[Tensor, Tensor]:
+            y = x * 1
+            result = function(layout(y))
+            function(layout(x))
+            return y, result + 1
+
+        found = []
+        for run in (dovetail.compile(call, fullgraph=True, backend="aot_eager"), call):
+            x = torch.full(layout(torch.empty(3, 4)).shape, 7, dtype=dtype)
+            found.append((*run(x), x))
+        torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)

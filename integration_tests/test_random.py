@@ -137,6 +137,43 @@ def test_samplers_that_write_to_tensors_with_gaps(sampler: str) -> None:
                 assert torch.equal(ours, eager)
 
 
+def _row(t: Tensor) -> Tensor:
+    return t[(0,) * (t.dim() - 1)]
+
+
+INTO: dict[str, Callable[[Tensor], Any]] = {
+    "rand": lambda t: torch.rand(t.shape, out=t),
+    "randn": lambda t: torch.randn(t.shape, out=t),
+    "randint": lambda t: torch.randint(9, t.shape, out=t),
+    "randint.low": lambda t: torch.randint(-3, 9, t.shape, out=t),
+    "randperm": lambda t: torch.randperm(t.shape[-1], out=_row(t)),
+    "normal": lambda t: torch.normal(1.0, 2.0, t.shape, out=t),
+    "normal, means": lambda t: torch.normal(torch.arange(float(t.shape[-1])), 2.0, out=_row(t)),
+    "normal, deviations": lambda t: torch.normal(1.0, torch.full(t.shape, 0.5), out=t),
+    "normal, both": lambda t: torch.normal(torch.zeros(t.shape), torch.ones(t.shape), out=t),
+    "bernoulli": lambda t: torch.bernoulli(torch.full(t.shape, 0.3), out=t),
+}
+
+
+@pytest.mark.parametrize("sampler", INTO)
+def test_samplers_with_out(sampler: str) -> None:
+    def call(x: Tensor) -> Any:
+        y = x * 1
+        for view in (*LAYOUTS.values(), torch.Tensor.contiguous):
+            INTO[sampler](view(y))
+            INTO[sampler](view(x))
+        return y, torch.randn(3), torch.rand(2)
+
+    compiled = dovetail.compile(call, fullgraph=True, backend="aot_eager")
+    found = []
+    for function in (compiled, call):
+        x = torch.ones(10, 10)
+        torch.manual_seed(5)
+        found.append((*function(x), x))
+    for ours, eager in zip(*found, strict=True):
+        assert torch.equal(ours, eager)
+
+
 def test_samplers_in_kernels() -> None:
     def call(x: Tensor) -> Any:
         y = x * 2

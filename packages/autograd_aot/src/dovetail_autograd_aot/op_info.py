@@ -61,6 +61,8 @@ _UNSAFE_VIEWS = ("aten::unsafe_split", "aten::unsafe_split_with_sizes")
 # In-place samplers whose functional form has another name.
 _FUNCTIONAL_NAME = {"normal_": "normal_functional"}
 
+_OPTIONS = {"dtype", "layout", "device", "pin_memory"}
+
 
 @functools.cache
 def op_info(op: OpOverload) -> OpInfo:
@@ -138,6 +140,7 @@ def _functional_form(op: OpOverload) -> OpOverload | None:
     namespace, base = op._schema.name.split("::")
     library = getattr(torch.ops, namespace)
     wanted = [a for a in op._schema.arguments if not (a.is_out or a.name == "out")]
+    is_out = len(wanted) < len(op._schema.arguments)
     candidates: list[str] = [base + "_functional"]
     if base in _FUNCTIONAL_NAME:
         candidates.insert(0, _FUNCTIONAL_NAME[base])
@@ -157,7 +160,9 @@ def _functional_form(op: OpOverload) -> OpOverload | None:
             form = getattr(packet, overload)
             if form._schema.is_mutable:
                 continue
-            arguments = form._schema.arguments
+            # (a factory with `out` has no dtype or device but the tensor's)
+            extra = _OPTIONS - {a.name for a in wanted} if is_out else set()
+            arguments = [a for a in form._schema.arguments if a.name not in extra]
             if [(a.name, _plain(a)) for a in arguments] == [(a.name, _plain(a)) for a in wanted]:
                 return form  # type: ignore[no-any-return]
     return None

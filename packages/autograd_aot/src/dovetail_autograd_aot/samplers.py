@@ -15,14 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from dovetail_prims.fake_tensor import FakeTensor
-from dovetail_prims.shape_rules.layout import is_contiguous, numel, settled, sorted_by_stride
+from dovetail_prims.shape_rules.layout import (
+    broadcast,
+    is_contiguous,
+    numel,
+    settled,
+    sorted_by_stride,
+)
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Node
 
 from dovetail_autograd_aot.constants import untraced
 from dovetail_autograd_aot.op_info import OpInfo
-from dovetail_autograd_aot.storage import fresh, read
+from dovetail_autograd_aot.storage import TraceError, fresh, read
 
 if TYPE_CHECKING:
     from dovetail_autograd_aot.tracer import Tracer
@@ -127,6 +133,50 @@ def _real_normal(tensor: FakeTensor, args: tuple[Any, ...], draw: Draw) -> Tenso
     order = sorted_by_stride(sizes, tensor._strides)[::-1]
     result = flat.reshape([sizes[d] for d in order])
     return result.permute([order.index(d) for d in range(len(order))])
+
+
+def _as_normal(out: Tensor, mean: Tensor | float, std: Tensor | float) -> None:
+    """`normal` of tensors, as eager draws it into its result."""
+    if isinstance(std, Tensor):
+        out.normal_()
+        first = mean if isinstance(mean, Tensor) else torch.full((), mean, dtype=out.dtype)
+        out.copy_(torch.addcmul(first.to(out.device), out, std))
+    else:
+        out.normal_(0, std)
+        out.add_(mean)
+
+
+# What eager does to the tensor given as `out`, once it has the right size.
+INTO: dict[OpOverload, Callable[..., Any]] = {
+    aten.rand.out: lambda out, size: out.uniform_(0, 1),
+    aten.randint.out: lambda out, high, size: out.random_(0, high),
+    aten.randint.low_out: lambda out, low, high, size: out.random_(low, high),
+    aten.normal.float_float_out: lambda out, mean, std, size: out.normal_(mean, std),
+    aten.randperm.out: lambda out, n: out.copy_(torch.randperm(n, dtype=out.dtype)),
+    aten.bernoulli.out: lambda out, p: out.bernoulli_(p),
+    aten.normal.Tensor_float_out: lambda out, mean, std=1.0: _as_normal(out, mean, std),
+    aten.normal.float_Tensor_out: _as_normal,
+    aten.normal.Tensor_Tensor_out: _as_normal,
+}
+
+
+def drawn_into(
+    tracer: Tracer, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """A sampler of `INTO` with the tensor that it writes to, which has the right size."""
+    kwargs = dict(tracer.without_generator(func, kwargs))
+    out = kwargs.pop("out")
+    shapes = [a.shape for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
+    size: Any = broadcast(shapes) if shapes else kwargs.get("size", args[-1])
+    size = (size,) if func is aten.randperm.out else size
+    if tuple(size) != tuple(out.shape):
+        raise TraceError(
+            f"{func}: the result has shape {list(size)}, but the tensor written to "
+            f"{list(out.shape)}; resizing in place cannot be compiled"
+        )
+    with tracer:
+        INTO[func](out, *args, **kwargs)
+    return out
 
 
 @functools.cache

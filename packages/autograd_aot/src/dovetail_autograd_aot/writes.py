@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from dovetail_autograd_aot.op_info import OpInfo, OpKind, default_arguments, op_info
-from dovetail_autograd_aot.samplers import drawn, is_sampler
+from dovetail_autograd_aot.samplers import INTO, drawn, drawn_into, is_sampler
 from dovetail_autograd_aot.storage import TraceError, fresh, read
 from dovetail_autograd_aot.storage import write as write_value
 from dovetail_autograd_aot.values import flatten, same_sizes
@@ -59,6 +59,8 @@ def write(
         return _batch_norm(tracer, args, kwargs)
     if func is aten.cudnn_batch_norm.default:
         return _cudnn_batch_norm(tracer, args, kwargs)
+    if func in INTO:
+        return drawn_into(tracer, func, args, kwargs)
     form = info.functional
     if form is None:
         raise TraceError(f"{func} writes to an argument and has no functional form")
@@ -76,6 +78,9 @@ def write(
     rest = tracer.without_generator(func, rest)
     allowed = {a.name for a in form._schema.arguments}
     rest = {k: v for k, v in rest.items() if k in allowed}
+    if is_out and isinstance(targets[0], Tensor):
+        for option in {"dtype", "device"} & (allowed - set(names)):
+            rest[option] = getattr(targets[0], option)
     result = None
     if is_sampler(func, info):
 
