@@ -9,7 +9,7 @@ from dovetail_inductor.codegen_triton.tiling import MULTIPROCESSORS, power_of_tw
 from dovetail_inductor.options import Gpu
 from dovetail_inductor.scheduler.kernels import ProductTiles
 
-MOST = 12  # candidates of one product
+MOST = 10  # candidates of one product
 SHARED_BYTES = 220 * 1024  # of tiles on their way
 SHARED_LIMIT = 227 * 1024 - 1024  # of all that a program keeps, but for barriers
 MOST_PARTS = 16
@@ -69,10 +69,8 @@ _MANY_BATCHES = (
 # registers, which leaves them for larger tiles.
 _PERSISTENT_MANY = (
     (128, 256, 64, 8, 3, 1),
-    (128, 128, 64, 8, 4, 1),
-    (256, 128, 64, 8, 3, 1),
     (128, 128, 64, 4, 3, 2),
-    (128, 128, 64, 8, 2, 2),
+    (128, 128, 64, 4, 3, 1),
 )
 _PERSISTENT_SOME = (
     (128, 128, 64, 8, 4, 1),
