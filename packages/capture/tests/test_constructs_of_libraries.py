@@ -308,6 +308,43 @@ def what_is_left_of_constant_iterators(x):
     return x + next(backwards), first, list(numbers), list(letters), list(spent), type(backwards)
 
 
+# --- negative numbers to the power of tensors ------------------------------------------------------
+
+
+@construct()
+def signs_by_parity(x):
+    """As e3nn's irreps take the parity: the graph's code has `(-1) ** k` in it."""
+    in_place = -2
+    in_place **= x
+    return x * (-1) ** x, pow(-1, x), (-2.5) ** x, -(2**x), in_place, (-2) ** x.shape[0] + x
+
+
+# --- dictionaries that transforms give -------------------------------------------------------------
+
+LINEAR = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh())
+
+
+def _parameters():
+    return torch.ones(2, 3), {name: p.detach().clone() for name, p in LINEAR.named_parameters()}
+
+
+def _loss(parameters, x):
+    return torch.func.functional_call(LINEAR, parameters, (x,)).pow(2).mean()
+
+
+@construct(make=_parameters)
+def gradients_by_name(x, parameters):
+    grads = torch.func.grad(_loss)(parameters, x)
+    return {name: p - 0.1 * grads[name] for name, p in parameters.items()}, list(grads), grads
+
+
+@construct(graphs=None, breaks=None, make=_parameters)
+def gradients_by_name_over_a_break(x, parameters):
+    grads, loss = torch.func.grad_and_value(_loss)(parameters, x)
+    print(end="")
+    return grads, loss + 1, [type(grad) for grad in grads.values()]
+
+
 # --- keys by pickle --------------------------------------------------------------------------------
 
 
@@ -370,12 +407,18 @@ def test_an_attribute_that_a_thread_gets_later() -> None:
         return x + getattr(Manager.local, "later", 1)
 
     compiled = optimize(function, backend=run_graph)
+    seen = []
     assert compiled(torch.zeros(1)).item() == 1
     Manager.local.later = 9
     try:
         assert compiled(torch.zeros(1)).item() == 9
+        other = threading.Thread(target=lambda: seen.append(compiled(torch.zeros(1)).item()))
+        other.start()
+        other.join()
     finally:
         del Manager.local.later
+    assert seen == [1]
+    assert compiled(torch.zeros(1)).item() == 1
 
 
 # --- functions given to an autograd function -------------------------------------------------------

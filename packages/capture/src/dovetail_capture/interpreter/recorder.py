@@ -29,6 +29,7 @@ from dovetail_capture.interpreter.values.containers import (
     ListValue,
     SliceValue,
     TupleValue,
+    hash_key,
 )
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SYMBOLIC_TYPES, SymbolicNumber
@@ -306,6 +307,9 @@ class Recorder:
                 f"the backend cannot compile `{name}`: {why}",
                 "call it outside of the compiled function, or compile with another backend",
             )
+        powers = target is operator.pow and isinstance(result, torch.Tensor)
+        if powers and isinstance(pairs[0][0], (int, float)):
+            target = torch.pow  # fx would print `-1 ** x`, which is `-(1 ** x)`
         node = self.graph.create_node(
             kind,
             target,
@@ -343,25 +347,27 @@ class Recorder:
             cls = type(result) if is_wrapper(result) else torch.Tensor
             return self.bind(TensorValue(node, result, cls))
         if isinstance(result, (tuple, list)):
-            items: list[Value] = []
-            for index, item in enumerate(result):
-                if isinstance(item, (torch.Tensor, tuple, list)) and _holds_tensor(item):
-                    known = self.values.get(id(item))
-                    if known is not None:
-                        items.append(known)
-                        continue
-                    part = self.graph.create_node(
-                        "call_function", operator.getitem, (node, index), {}
-                    )
-                    part.meta["val"] = item
-                    part.meta["stack_trace"] = node.meta["stack_trace"]
-                    items.append(self.output(part, item))
-                else:
-                    items.append(self.fold(item))
-            if isinstance(result, list):
-                return ListValue(items)
-            return TupleValue(items, type(result))
+            items = [self._part(node, index, item) for index, item in enumerate(result)]
+            return ListValue(items) if isinstance(result, list) else TupleValue(items, type(result))
+        if type(result) is dict:
+            value = DictValue()
+            for key, item in result.items():
+                kept = self.fold(key)
+                value.entries[hash_key(kept)] = (kept, self._part(node, key, item))
+            return value
         return self.fold(result)
+
+    def _part(self, node: Node, key: Any, item: Any) -> Value:
+        """The value of a part of a node's result."""
+        if not _holds_tensor(item):
+            return self.fold(item)
+        known = self.values.get(id(item))
+        if known is not None:
+            return known
+        part = self.graph.create_node("call_function", operator.getitem, (node, key), {})
+        part.meta["val"] = item
+        part.meta["stack_trace"] = node.meta["stack_trace"]
+        return self.output(part, item)
 
     def bind(self, value: TensorValue) -> TensorValue:
         """Remember which value a fake belongs to (the value keeps the fake alive)."""
@@ -384,6 +390,8 @@ class Recorder:
             return ListValue([self.fold(item) for item in result])
         if isinstance(result, SYMBOLIC_TYPES):
             return SymbolicNumber(result)
+        if _holds_tensor(result):
+            raise GraphBreakSignal(f"a {type(result).__name__} of tensors as an operation's result")
         return Constant(result)
 
     def from_real(self, tensor: torch.Tensor, sizes: Any = None) -> Any:
@@ -422,4 +430,6 @@ def _holds_tensor(result: Any) -> bool:
         return True
     if isinstance(result, (tuple, list)):
         return any(_holds_tensor(item) for item in result)
+    if isinstance(result, dict):
+        return any(_holds_tensor(item) for item in result.values())
     return False

@@ -266,7 +266,11 @@ def _object_attr(vm: Interpreter, obj: ObjectValue, name: str) -> Value:
         found_by_c = hasattr(obj.real, name)
         if found_by_c and cls.__dictoffset__ and name in obj.real.__dict__:
             found_by_c = False
-        if found_by_c or cls is threading.local:  # absence, too, is another one in each thread
+        if cls is threading.local and not found_by_c:  # that of this thread has it not
+            assert obj.source is not None
+            here = vm.session.sources.attr(obj.source, "__dict__")
+            vm.session.guard(c.HasKey, here, name, False)
+        if found_by_c:
             raise GraphBreakSignal(f"the attribute `{name}` that C code of {cls.__name__} gives")
     return _fallback(vm, obj, name)
 
