@@ -101,7 +101,7 @@ EXTERN = (
     "median.dim", "nanmedian.default", "nanmedian.dim", "kthvalue.default", "mode.default",
     "searchsorted.Scalar", "bucketize.Scalar", "histc.default", "index_reduce.default",
     "_embedding_bag.default", "_embedding_bag_dense_backward.default",
-    "_embedding_bag_per_sample_weights_backward.default", "_euclidean_dist.default",
+    "_euclidean_dist.default",
     "_ctc_loss.default", "_ctc_loss_backward.default", "gcd.default", "lcm.default",
     "igamma.default", "igammac.default", "special_zeta.default", "tril_indices.default",
     "triu_indices.default", "_int_mm.default",

@@ -39,7 +39,7 @@ def embedding_bag_backward(
     scale_grad_by_freq: bool,
     mode: int,
     sparse: bool,
-    per_sample_weights: Tensor | None = None,
+    per_sample_weights: Tensor | None,
     padding_idx: int = -1,
 ) -> Any:
     """Each row's part of its bag's gradient, added to the row; of a maximum, to where it stood"""
