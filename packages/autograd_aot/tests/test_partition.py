@@ -192,6 +192,21 @@ def test_of_equal_cuts_the_one_that_saves_an_output_is_taken():
     assert len(results) == 2 and results[0] is results[1]
 
 
+def test_logits_that_are_returned_are_saved_with_their_rows_statistics():
+    """Not the log-probabilities of the same size, which would be held beside the logits."""
+
+    def fn(x, w, target):
+        logits = x @ w
+        return F.cross_entropy(logits, target), logits
+
+    inputs = (torch.randn(64, 8), torch.randn(8, 500, requires_grad=True), torch.arange(64))
+    parts = min_cut_partition(trace_joint(as_graph(fn, 3), inputs, decompositions=TABLES["core"]))
+    results = parts.forward.graph.output_node().args[0]
+    assert results[1] in results[2:]
+    others = [n for n in results[2:] if n is not results[1] and n.op == "call_function"]
+    assert others and all(n.meta["val"].numel() <= 64 for n in others)
+
+
 def test_a_checkpointed_region_is_computed_again_from_what_goes_in():
     def layers(x, w, marks):
         graph = torch.fx.Graph()

@@ -108,7 +108,8 @@ def step_of(case: Case, call: Any, spec: Spec) -> Step:
     return train if spec.train else infer
 
 
-def _compiled(spec: Spec, target: Any) -> Any:
+def compile_by(spec: Spec, target: Any) -> Any:
+    """`target` compiled by the system of `spec`, which is not eager."""
     if spec.system == "torch.compile":
         return torch.compile(target, mode=spec.mode)  # noqa: TID251
     import dovetail
@@ -123,7 +124,7 @@ def _overhead_us(spec: Spec) -> float:
         return x + 1
 
     x = torch.ones(4, device=spec.device)
-    compiled = _compiled(spec, add_one)
+    compiled = compile_by(spec, add_one)
     with torch.no_grad():
         compiled(x)
         return measure.per_call_us(lambda: compiled(x)) - measure.per_call_us(lambda: add_one(x))
@@ -227,7 +228,7 @@ def _measured(spec: Spec, alone: Callable[[], None]) -> Figures:
         peak = measure.peak_bytes(eager, spec.device)
         return eager_figures(steady, peak, eager_error, eager_mean)
     start = time.perf_counter()  # imports of the compiler count: a user waits for them too
-    compiled = _compiled(spec, case.model)
+    compiled = compile_by(spec, case.model)
     step = step_of(case, compiled, spec)
     got = step()
     measure.synchronize(spec.device)

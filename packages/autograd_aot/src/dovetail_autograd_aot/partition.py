@@ -34,6 +34,8 @@ aten = torch.ops.aten
 
 Partitioner = Callable[[JointGraph], PartitionedGraph]
 
+# What the forward returns counts for so much less among what may be saved.
+RETURNED_DISCOUNT = 8
 _CHEAP_NAMES = frozenset(POINTWISE_UNARY + POINTWISE_BINARY + POINTWISE_OTHER)
 _CHEAP = frozenset(
     {
@@ -260,9 +262,11 @@ def _save_cost(node: Node, roles: _Roles) -> int:
         return INFINITE
     if node in roles.inside:
         return INFINITE
-    # One more than the bytes, so that of equal cuts the one with fewer values is taken; and the
-    # one with what leaves the call anyway.
-    return value_bytes(value) + (node not in roles.returned)
+    size = value_bytes(value)
+    if node in roles.returned:
+        # It leaves the call anyway, and most callers hold it until the backward is over.
+        return size - size // RETURNED_DISCOUNT
+    return size + 1  # so that of equal cuts the one with fewer values is taken
 
 
 def may_recompute(node: Node) -> bool:
