@@ -72,3 +72,46 @@ def test_a_rounding_behind_a_view_and_in_wider_arithmetic() -> None:
     inputs = (torch.randn(300), torch.randn(300))
     for ours, eager in zip(dovetail.compile(fn, fullgraph=True)(*inputs), fn(*inputs), strict=True):
         assert torch.equal(ours, eager)
+
+
+def test_what_is_expanded_far_is_not_rounded_in_memory() -> None:
+    """Points of rays times high frequencies: a rounded point is another point."""
+
+    def waves(origin: Tensor, direction: Tensor, depth: Tensor) -> Tensor:
+        points = origin[:, None] + direction[:, None] * depth[..., None]
+        angles = points[..., None] * 2.0 ** torch.arange(10, dtype=depth.dtype)
+        both = torch.cat([angles.sin(), angles.cos()], -1).flatten(-2)
+        return torch.cat([points, both], -1)
+
+    inputs = (torch.randn(4, 3), torch.randn(4, 3), torch.rand(4, 9))
+    half = [x.bfloat16() for x in inputs]
+    exact = waves(*(x.double() for x in half))
+
+    def error(got: Tensor) -> float:
+        return float((got.double() - exact).abs().max())
+
+    assert error(dovetail.compile(waves, fullgraph=True)(*half)) < 1e-2 < error(waves(*half))
+
+
+def test_what_a_backward_reads_again_is_not_rounded_once_more() -> None:
+    """A product's result is saved, not the half type that a sigmoid of it would be."""
+
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        weights = (x @ w).sigmoid().float()
+        return (weights - weights.mean(0)).pow(2).sum()
+
+    torch.manual_seed(0)
+    x, w = torch.randn(64, 16).bfloat16(), 0.05 * torch.randn(16, 8)
+    exact, eager, compiled = (
+        w.bfloat16().to(dtype).requires_grad_() for dtype in (torch.float64, *2 * [torch.bfloat16])
+    )
+    weights = (x.double() @ exact).sigmoid()
+    (weights - weights.mean(0)).pow(2).sum().backward()
+    fn(x, eager).backward()
+    dovetail.compile(fn, fullgraph=True)(x, compiled).backward()
+
+    def error(of: Tensor) -> float:
+        assert of.grad is not None and exact.grad is not None
+        return float((of.grad.double() - exact.grad).norm() / exact.grad.norm())
+
+    assert error(compiled) < 0.5 * error(eager)

@@ -130,11 +130,26 @@ class _Roles:
             + [n for n in self.nodes if n.meta.get("checked") or draws_in_backward(n)],
             self.tangent_bits,
         )
+        self.in_memory = self._in_memory()
         self.regions = self._regions()
         self.inside = self._inside()
         # A comparison with a reduction's result holds for the value that the reduction saw.
         self.exact = {node for node, _ in exact_comparisons(self.nodes)}
         self.exact |= compared_in_calls(self.nodes)
+
+    def _in_memory(self) -> set[Node]:
+        """The values of the forward that are made or read, themselves or through views, by what
+        is not computed twice: products, reductions, calls. The rest may never leave a kernel."""
+        found: set[Node] = set()
+        for node in reversed(self.nodes):
+            if self.tangent_bits[node]:
+                continue
+            if not may_recompute(node):
+                found.add(node)
+                found.update(node.all_input_nodes)
+            elif node in found and is_view_node(node):
+                found.update(node.all_input_nodes)
+        return found
 
     def _inside(self) -> set[Node]:
         """The values that the user wants computed again: those of a checkpointed region that are
@@ -266,7 +281,9 @@ def _save_cost(node: Node, roles: _Roles) -> int:
     if node in roles.returned:
         # It leaves the call anyway, and most callers hold it until the backward is over.
         return size - size // RETURNED_DISCOUNT
-    return size + 1  # so that of equal cuts the one with fewer values is taken
+    # Of equal cuts the one with fewer values is taken; then the one that saves what has to be in
+    # memory anyway: the forward writes less, and half types are not rounded once more.
+    return size + (2 if node in roles.in_memory else 3)
 
 
 def may_recompute(node: Node) -> bool:

@@ -26,6 +26,8 @@ from dovetail_inductor.loop_ir.loops import (
     Strided,
     same_strides,
 )
+from dovetail_inductor.loop_ir.ops import STORED_DTYPES
+from dovetail_inductor.loop_ir.ops import arithmetic_dtype
 from dovetail_inductor.loop_ir.sizes import (
     Dim,
     FloatSize,
@@ -86,7 +88,10 @@ MAX_COST = 600
 MAX_LOADS = 16
 # A value that consumers expand is computed once, before, if an element costs at least this.
 EXPANDED_COST = 5
-EXPANDED_COST_IF_NARROW = 12  # the same on a GPU of half types, which memory would round
+EXPANDED_COST_IF_NARROW = 12  # the same of half types, which memory would round
+# Expanded so many times, its bytes are few beside those of what reads it: half types are kept in
+# float32, as they would be if each reader computed them.
+WIDE_IF_EXPANDED = 16
 EXPANDED_COST_OF_PLACES = 12  # the same of what is made of places alone, and reads nothing
 
 
@@ -234,10 +239,11 @@ def _call(
 
 
 def _is_loop_like(node: fx.Node, args: list[Any]) -> bool:
-    """True if loops can compute it: real dtypes, one device (0-d CPU tensors stay extern)."""
+    """True if loops can compute it: dtypes that they hold, one device (0-d CPU tensors stay
+    extern)."""
     val = node.meta.get("val")
     results = [v for v in (val if isinstance(val, tuple | list) else (val,)) if v is not None]
-    if any(v.dtype.is_complex for v in results):
+    if any(v.dtype not in STORED_DTYPES for v in results):
         return False
     device = results[0].device
     if device.type == "cuda" and not has_triton_form(rule_name(node), results[0].dtype):
@@ -245,7 +251,7 @@ def _is_loop_like(node: fx.Node, args: list[Any]) -> bool:
 
     def fits(arg: Any) -> bool:
         if isinstance(arg, Value):
-            return arg.device == device and not arg.dtype.is_complex
+            return arg.device == device and arg.dtype in STORED_DTYPES
         return all(map(fits, arg)) if isinstance(arg, list | tuple) else True
 
     if rule_name(node) == "nextafter.default" and results[0].dtype.itemsize < 4:
@@ -308,8 +314,8 @@ def _realize_if_worth_it(
     large = sum(4 * hint_of(prod(ctx.buffers[name].shape)) >= numel for name in cost.buffers)
     cheap = CHEAP_COST_ON_GPU if ctx.on_gpu else CHEAP_COST
     stored = in_memory_form.dtype
-    narrow = ctx.on_gpu and stored.is_floating_point and stored.itemsize == 2
-    most_large = MOST_LARGE_NARROW if narrow else 1
+    narrow = stored.is_floating_point and stored.itemsize == 2
+    most_large = MOST_LARGE_NARROW if narrow and ctx.on_gpu else 1
     several = len(consumers) > 1 and (cost.cost - cost.loads > cheap or large > most_large)
     if cost.loads and (several or cost.cost > MAX_COST or cost.loads > MAX_LOADS):
         _realize(ctx, value, in_memory_form)
@@ -317,7 +323,9 @@ def _realize_if_worth_it(
     dear = EXPANDED_COST_IF_NARROW if narrow else EXPANDED_COST
     if cost.cost >= (dear if cost.loads else EXPANDED_COST_OF_PLACES):
         numels = [_numel(c) for c in consumers]
-        if numels and max(numels) >= 4 * numel:
+        if numels and max(numels) >= WIDE_IF_EXPANDED * numel and in_memory_form is value:
+            _realize_wide(ctx, value)
+        elif numels and max(numels) >= 4 * numel:
             _realize(ctx, value, in_memory_form)
 
 
@@ -329,6 +337,21 @@ def _realize(ctx: Context, value: Value, form: Value) -> None:
     ctx.realize(form)
     if form is not value:
         value.forget_memo()  # it is read from there now
+
+
+def _realize_wide(ctx: Context, value: Value) -> None:
+    """Keep a value in memory for loops as what it is in registers, float32 for half types.
+
+    Whoever wants the value itself in memory still gets it in its own type, as a copy of that.
+    """
+    dtype = arithmetic_dtype(value.dtype)
+    if dtype is value.dtype:
+        ctx.realize(value)
+        return
+    wide = replace(value, dtype=dtype, _memo={})
+    ctx.realize(wide)
+    value.loader = lambda indices, mask: ctx.load(wide, indices, mask)
+    value.forget_memo()
 
 
 def _numel(node: fx.Node) -> int:
