@@ -26,8 +26,7 @@ from dovetail_inductor.loop_ir.loops import (
     Strided,
     same_strides,
 )
-from dovetail_inductor.loop_ir.ops import STORED_DTYPES
-from dovetail_inductor.loop_ir.ops import arithmetic_dtype
+from dovetail_inductor.loop_ir.ops import STORED_DTYPES, arithmetic_dtype
 from dovetail_inductor.loop_ir.sizes import (
     Dim,
     FloatSize,
