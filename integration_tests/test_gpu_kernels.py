@@ -1,0 +1,127 @@
+"""Every kind of generated kernel on a GPU, small, without a library call: values and gradients
+against eager's on a CPU in float64.
+
+Under `compute-sanitizer --tool racecheck` (or memcheck) all that it checks here is ours:
+`compute-sanitizer --tool racecheck python -m pytest -m gpu integration_tests/test_gpu_kernels.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import dovetail
+
+sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
+import micro
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+
+Fn = Callable[..., Tensor]
+
+
+def new(*shape: int) -> Tensor:
+    return torch.randn(*shape)
+
+
+def ids(below: int, *shape: int) -> Tensor:
+    return torch.randint(0, below, shape)
+
+
+def tied_rows(x: Tensor, index: Tensor) -> Tensor:
+    return torch.zeros_like(x).index_add(0, index, x)
+
+
+def clipped_steps(x: Tensor, y: Tensor) -> Tensor:
+    """Statistics of a tensor, then what uses them, as gradient clipping does."""
+    norm = (x.pow(2).sum() + y.pow(2).sum()).sqrt()
+    return torch.cat([x * (1 / norm).clamp(max=1), y / (norm + 1)])
+
+
+CASES: dict[str, tuple[Fn, Callable[[], tuple[Tensor, ...]]]] = {
+    "chain": (micro.chain12, lambda: (new(67, 130), new(67, 130))),
+    "softmax": (micro.softmax, lambda: (new(33, 300),)),
+    "softmax of long rows": (micro.softmax, lambda: (new(3, 20_000),)),
+    "softmax of columns": (lambda x: x.softmax(0), lambda: (new(200, 60),)),
+    "log softmax": (lambda x: x.log_softmax(-1), lambda: (new(20, 5000),)),
+    "layer norm": (micro.layer_norm_gelu, lambda: (new(70, 96), new(96), new(96))),
+    "layer norm of long rows": (
+        micro.layer_norm_gelu, lambda: (new(5, 9001), new(9001), new(9001))
+    ),
+    "rms norm, rotary": (
+        micro.rms_norm_rotary,
+        lambda: (new(40, 8, 64), new(64), new(40, 1, 64).cos(), new(40, 1, 64).sin()),
+    ),
+    "batch norm": (
+        lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True),
+        lambda: (new(8, 12, 17, 9), new(12), new(12)),
+    ),
+    "group norm": (lambda x: F.group_norm(x, 4), lambda: (new(3, 16, 11, 11),)),
+    "squared differences": (micro.squared_differences, lambda: (new(700, 300), new(700, 300))),
+    "cross entropy": (micro.cross_entropy, lambda: (new(30, 7001), ids(7001, 30))),
+    "transpose": (micro.transpose_add, lambda: (new(90, 70), new(70, 90))),
+    "permute": (lambda x: x.permute(2, 0, 3, 1).contiguous() * 2, lambda: (new(6, 33, 20, 18),)),
+    "sums of columns": (lambda x: x.sum(0), lambda: (new(3000, 40),)),
+    "sums of the middle": (lambda x: (x * x).sum(1), lambda: (new(9, 500, 33),)),
+    "variance": (lambda x: x.var(-1), lambda: (new(20, 3000),)),
+    "variance of all": (lambda x: x.var(), lambda: (new(300, 1000),)),
+    "largest": (lambda x: x.amax(-1), lambda: (new(50, 900),)),
+    "place of the largest": (lambda x: x.argmax(-1).float(), lambda: (new(50, 3000),)),
+    "logsumexp": (lambda x: x.logsumexp(0), lambda: (new(500, 70),)),
+    "product": (lambda x: (1 + 0.01 * x).prod(-1), lambda: (new(30, 700),)),
+    "cumulated sums": (lambda x: x.cumsum(-1), lambda: (new(20, 3000),)),
+    "cumulated sums of columns": (lambda x: x.cumsum(0), lambda: (new(900, 30),)),
+    "embedding": (lambda t, i: F.embedding(i, t) * 2, lambda: (new(50, 33), ids(50, 40, 9))),
+    "added rows": (tied_rows, lambda: (new(64, 40), ids(64, 64))),
+    "scattered": (
+        lambda x, i, v: x.scatter_add(1, i, v), lambda: (new(20, 50), ids(50, 20, 90), new(20, 90))
+    ),
+    "gathered": (lambda x, i: x.gather(1, i), lambda: (new(20, 50), ids(50, 20, 90))),
+    "max pooling": (lambda x: F.max_pool2d(x, 3, 2, 1), lambda: (new(4, 6, 21, 21),)),
+    "average pooling": (lambda x: F.avg_pool2d(x, 3, 2, 1), lambda: (new(4, 6, 21, 21),)),
+    "resized": (
+        lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), lambda: (new(2, 5, 13, 13),)
+    ),
+    "padded": (lambda x: F.pad(x, (2, 1, 3, 0), mode="reflect"), lambda: (new(2, 5, 13, 13),)),
+    "joined": (lambda x, y: torch.cat([x, y * 2, x[:, :3]], 1), lambda: (new(50, 20), new(50, 7))),
+    "statistics and their use": (clipped_steps, lambda: (new(400, 30), new(200, 30))),
+}  # fmt: skip
+
+
+def moved(inputs: tuple[Tensor, ...], device: str, dtype: torch.dtype) -> list[Tensor]:
+    return [
+        t.to(device, dtype).requires_grad_() if t.is_floating_point() else t.to(device)
+        for t in inputs
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_equals_eager(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    fn, make = CASES[name]
+    inputs = tuple(t.to(dtype) if t.is_floating_point() else t for t in make())
+    exact_in, gpu_in = moved(inputs, "cpu", torch.float64), moved(inputs, "cuda", dtype)
+    compiled = dovetail.compile(fn, fullgraph=True)
+    exact, got = fn(*exact_in), compiled(*gpu_in)
+    weights = torch.randn(exact.shape).to(dtype)
+    pairs = [(got, exact)]
+    if exact.requires_grad:
+        torch.autograd.backward(got, weights.to(got))
+        torch.autograd.backward(exact, weights.double())
+        found = zip(gpu_in, exact_in, strict=True)
+        pairs += [(g.grad, e.grad) for g, e in found if g.grad is not None and e.grad is not None]
+    tolerance = 2e-5 if dtype is torch.float32 else 3e-2
+    for ours, reference in pairs:
+        error = (ours.detach().cpu().double() - reference.detach()).abs().max()
+        assert error <= tolerance * max(1.0, float(reference.detach().abs().max()))
+    assert dovetail.report(compiled).extern_calls == 0
