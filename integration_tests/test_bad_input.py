@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,20 @@ def test_a_marked_size_that_the_program_fixes_is_refused() -> None:
     dovetail.mark_dynamic(x, 0)
     with pytest.raises(dovetail.CaptureError, match="is marked dynamic, but the program needs"):
         dovetail.compile(lambda x: x + torch.tensor(x.size(0)))(x)
+
+
+@pytest.mark.parametrize(
+    "function, x, kind",
+    [
+        (lambda x: torch.linalg.cholesky(x) * 2, -torch.eye(3), torch.linalg.LinAlgError),
+        (lambda x: torch.linalg.inv(x) * 2, torch.zeros(3, 3), torch.linalg.LinAlgError),
+        (lambda x: x.t() + x.t(), torch.zeros(3, 3).to(torch.uint16), NotImplementedError),
+    ],
+)
+def test_what_a_library_call_raises_has_its_own_type(
+    function: Callable[[Tensor], Tensor], x: Tensor, kind: type[Exception]
+) -> None:
+    for call in (function, dovetail.compile(function)):
+        with pytest.raises(kind) as error:
+            call(x)
+        assert error.type is kind

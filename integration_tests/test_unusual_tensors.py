@@ -141,3 +141,48 @@ def test_complex(number: int, lazy: bool) -> None:
         out = call(leaf.conj() if lazy else leaf)
         found.append((out, *torch.autograd.grad(out.sum(), leaf)))
     torch.testing.assert_close(found[0], found[1])
+
+
+LAZY: list[Callable[[Tensor], Tensor]] = [
+    lambda z: z.conj().imag, lambda z: z[:, 1::2].conj(), lambda z: z[:, :1].expand(4, 3).conj(),
+    lambda z: z[1:, 1:3].conj().imag, lambda z: z[1:].conj(), lambda z: z.mT[:, ::2].conj().imag,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(LAZY)))
+def test_lazy_inputs_with_gaps_overlaps_and_offsets(number: int) -> None:
+    def several(x: Tensor) -> tuple[Tensor, ...]:
+        return x + 1, x.mT * 2, x.clone(), x.reshape(-1)[1:], x.mT
+
+    found = []
+    for call in (dovetail.compile(several), several):
+        torch.manual_seed(0)
+        leaf = torch.randn(4, 4, dtype=torch.complex64).requires_grad_()
+        results = call(LAZY[number](leaf))
+        total = sum(((r * r.conj()).real.sum() for r in results), torch.zeros(()))
+        found.append((*results, *torch.autograd.grad(total, leaf)))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-5)
+    assert [t.stride() for t in found[0]] == [t.stride() for t in found[1]]
+
+
+# Dtypes that kernels of ours do not hold: moved, chosen and converted by eager's own.
+RARE = [
+    torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2,
+    torch.float8_e8m0fnu,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", RARE, ids=str)
+def test_rare_dtypes_are_moved_and_converted(dtype: torch.dtype) -> None:
+    def moved(x: Tensor, m: Tensor) -> tuple[Tensor, ...]:
+        chosen = (torch.where(m, x, x.flip(0)),) if dtype not in RARE[3:] else ()
+        return (
+            x.t(), x.reshape(4, 5).t().contiguous(), x[1:], x.t().clone(), torch.zeros_like(x),
+            x.float() * 2, (x.float() + 1).to(dtype), x.view(torch.uint8), *chosen,
+        )  # fmt: skip
+
+    x = torch.arange(20).reshape(5, 4).float().to(dtype)
+    m = torch.arange(20).reshape(5, 4) % 3 == 0
+    for ours, theirs in zip(dovetail.compile(moved)(x, m), moved(x, m), strict=True):
+        assert ours.dtype == theirs.dtype and ours.stride() == theirs.stride()
+        torch.testing.assert_close(ours.float(), theirs.float(), equal_nan=True)

@@ -86,6 +86,13 @@ def test_resizing_keeps_channels_last():
     check(aten.upsample_bilinear2d.default, [x, [8, 8], False, 2.0, 2.0])
 
 
+def test_padding_keeps_channels_last_and_no_other_layout():
+    x = draw(2, 3, 4, 5)
+    for laid in (x.to(memory_format=torch.channels_last), x.permute(1, 0, 2, 3), x.mT):
+        check(aten.reflection_pad2d.default, [laid, [1, 2, 1, 0]])
+        check(aten.replication_pad2d.default, [laid, [1, 2, 1, 0]])
+
+
 def lists():
     torch.manual_seed(0)
     xs = [torch.rand(3, 4) * 0.8 + 0.1, torch.rand(5) * 0.8 + 0.1]

@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+from dovetail_prims.fake_tensor import FakeTensor
 from rule_checks import aten, check, layouts
 
 SHAPES = [
@@ -106,3 +107,10 @@ def test_reductions_and_scans(shape: tuple[int, ...]) -> None:
             check(aten.sum.dim_IntList, x, [])
             check(aten.sum.dim_IntList, x > 0, None, True)
             check(aten.argmax.default, x, None, True)
+
+
+@pytest.mark.parametrize("sizes", (0, -1, [2, -1, 2], [2, 2]), ids=str)
+def test_pieces_of_impossible_sizes_are_refused_as_eager_does(sizes):
+    for x in (torch.ones(3), FakeTensor.make((3,), (1,), torch.float32, torch.device("cpu"))):
+        with pytest.raises(RuntimeError, match="split"):
+            x.split(sizes)

@@ -26,6 +26,7 @@ class OpKind(Enum):
     COMPOSITE = "composite"  # C++ decomposes it
     PURE = "pure"
     RANDOM = "random"  # draws random numbers: never merged, moved or dropped
+    CHECK = "check"  # gives nothing and writes nothing: it is there for what it raises or does
     REFUSED = "refused"  # set_, resize_: change what a tensor is
 
 
@@ -95,6 +96,8 @@ def op_info(op: OpOverload) -> OpInfo:
             return OpInfo(OpKind.WRITE, written, _functional_form(op), names)
     if _is_composite(op):
         return OpInfo(OpKind.COMPOSITE)
+    if not schema.returns and any("Tensor" in _plain(a) for a in schema.arguments):
+        return OpInfo(OpKind.CHECK, argument_names=names)
     if any(r.alias_info is not None for r in schema.returns) or name in _UNSAFE_VIEWS:
         return OpInfo(OpKind.VIEW, argument_names=names)
     # (Attention's backward is tagged as random too, but takes its seed as an argument.)

@@ -265,6 +265,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             kwargs = self.without_generator(func, kwargs)
             result = self.emit(func, self.nodes(args), self.nodes_of(kwargs), merge=False)
             return self._fresh(result)
+        if kind is OpKind.CHECK:
+            node = self._call(func, self.nodes(args), self.nodes_of(kwargs), None)
+            node.meta["checked"] = True
+            return None
         if kind is OpKind.METADATA:
             return self._change_metadata(info, func, args, kwargs)
         if func in (aten.resize_.default, aten.resize_as_.default):

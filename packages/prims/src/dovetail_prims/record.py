@@ -96,13 +96,16 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _has_effect(node: Node) -> bool:
-    """Whether an unused node must stay: it writes to an argument, or draws random numbers."""
+    """Whether an unused node must stay: it writes to an argument, draws random
+    numbers, or is there for what it checks (it gives nothing)."""
     if node.op in ("placeholder", "output"):
         return True
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return False
-    return bool(schema.is_mutable) or torch.Tag.nondeterministic_seeded in node.target.tags  # type: ignore[union-attr]
+    if schema.is_mutable or not schema.returns:
+        return True
+    return torch.Tag.nondeterministic_seeded in node.target.tags  # type: ignore[union-attr]
 
 
 def trace_aten(

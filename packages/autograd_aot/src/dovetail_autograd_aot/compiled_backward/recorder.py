@@ -329,7 +329,8 @@ def _has_effect(node: Node) -> bool:
     target = node.target
     if not isinstance(target, OpOverload):
         return False
-    return bool(op_info(target).written) or draws_random_numbers(node)
+    info = op_info(target)
+    return bool(info.written) or info.kind is OpKind.CHECK or draws_random_numbers(node)
 
 
 def _copied(result: Any) -> Any:

@@ -112,6 +112,16 @@ SCALAR_OPS: dict[str, ScalarOp] = {
 REDUCTIONS = ("sum", "prod", "max", "min", "argmax", "argmin", "any", "all")
 
 
+# What loops read and write. Values of other dtypes (complex numbers, 8-bit floats, the wide
+# unsigned integers, ...) are touched by library calls alone.
+STORED_DTYPES = frozenset(
+    {
+        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+        torch.float16, torch.bfloat16, torch.float32, torch.float64,
+    }
+)  # fmt: skip
+
+
 def arithmetic_dtype(storage: torch.dtype) -> torch.dtype:
     """The dtype a stored value has inside a loop body."""
     if storage in (torch.float16, torch.bfloat16):

@@ -272,10 +272,12 @@ def _expand(node: Node, recorder: _Recorder, made: dict[Node, Any]) -> Any:
 
 
 def _has_effect(node: Node) -> bool:
-    """Whether a node nobody uses must stay: it writes to an argument, or draws random numbers."""
+    """Whether a node nobody uses must stay: it writes to an argument, draws random
+    numbers, or is there for what it checks (it gives nothing)."""
     if node.op in ("placeholder", "output"):
         return True
     if not isinstance(node.target, OpOverload):
         return False
     random = torch.Tag.nondeterministic_seeded in node.target.tags
-    return random or bool(node.target._schema.is_mutable)
+    schema = node.target._schema
+    return random or bool(schema.is_mutable) or not schema.returns

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from ._common import Family, aten, cast, constant, contiguous, iota, wide, zeros
+from .upsampling import formatted, suggested_format
 
 # (positions along the padded dimension, size of the unpadded one) -> positions read there
 Fold = Callable[[Tensor, int], Tensor]
@@ -45,7 +47,8 @@ def _pad(self: Tensor, padding: Sequence[int], fold: Fold) -> Tensor:
     for dim, before, after in _sides(padding, self.dim()):
         place = _places(self, self.shape[dim], before, after, fold)
         out = aten.index.Tensor(out, [*[None] * dim, place])
-    return out
+    on_cpu = self.device.type == "cpu"
+    return formatted(out, suggested_format(self) if on_cpu else torch.contiguous_format)
 
 
 # (gradient, dimension, positions before, after) -> what the first and the last get from beyond

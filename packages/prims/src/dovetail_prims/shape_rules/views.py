@@ -310,7 +310,15 @@ def split(x: FakeTensor, split_size: Size, dim: int = 0) -> list[FakeTensor]:
     """Equal pieces along a dimension (the last one may be smaller)."""
     dim = wrap_dim(dim, len(x._sizes))
     size = x._sizes[dim]
+    if split_size < 0:
+        raise RuntimeError(
+            f"split expects split_size be non-negative, but got split_size={split_size}"
+        )
     if type(split_size) is int and split_size == 0:
+        if size != 0:
+            raise RuntimeError(
+                f"split_size can only be 0 if dimension size is 0, but got dimension size of {size}"
+            )
         return [slice_(x, dim, 0, size)]
     # The number of pieces is the length of a Python list: a symbolic one becomes a guard here.
     pieces: list[FakeTensor] = []
@@ -327,6 +335,11 @@ def split_with_sizes(x: FakeTensor, split_sizes: Sequence[Size], dim: int = 0) -
     dim = wrap_dim(dim, len(x._sizes))
     total: Size = 0
     for s in split_sizes:
+        if s < 0:
+            raise RuntimeError(
+                "split_with_sizes expects split_sizes have only non-negative entries, but got "
+                f"split_sizes={list(split_sizes)}"
+            )
         total = total + s
     if total != x._sizes[dim]:
         raise RuntimeError(
