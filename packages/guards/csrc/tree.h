@@ -34,6 +34,7 @@ enum class Step : int {
   Cell,
   Size,
   Flatten,
+  Call,
 };
 
 enum class CheckKind : int {
@@ -466,6 +467,11 @@ inline Outcome evaluate_other(Node& child, PyObject* value, Mode mode, Slots slo
     case Step::Flatten: {
       if (mode == Mode::Pure) return Impure;
       Ref found = Ref::steal(PyObject_CallMethod(value, "__tensor_flatten__", nullptr));
+      return found.get() ? evaluate(child, found.get(), mode, slots) : swallow_exception();
+    }
+    case Step::Call: {  // of a Python function, the node's key
+      if (mode == Mode::Pure) return Impure;
+      Ref found = Ref::steal(PyObject_CallOneArg(child.key.get(), value));
       return found.get() ? evaluate(child, found.get(), mode, slots) : swallow_exception();
     }
     default: {  // Attr

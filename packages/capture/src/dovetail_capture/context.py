@@ -103,6 +103,7 @@ class CaptureContext:
         self._guards: dict[int, list[GuardSet]] = {}
         self._sizes: dict[int, frozenset[tuple[str, int]]] = {}
         self._replaced: dict[int, frozenset[str]] = {}  # modules that change from call to call
+        self._with_graphs: set[int] = set()  # code of which some version has a graph, or breaks
         self._plain_floats: set[int] = set()  # code whose floats are not to be symbolic
         self._refused: dict[int, dict[int, str]] = {}  # operations that the backend cannot compile
         self._eager_sizes: dict[int, dict[tuple[str, int], int]] = {}
@@ -127,6 +128,7 @@ class CaptureContext:
             self._sizes.clear()
             self._eager_sizes.clear()
             self._replaced.clear()
+            self._with_graphs.clear()
             self._plain_floats.clear()
             self._refused.clear()
             self._finalizers.clear()
@@ -274,6 +276,8 @@ class CaptureContext:
             guards = keep_guards(guards, self.guard_filter_fn, code, func, args)
         guard = self._checked_guard(code, func, args, guards)
         self._remember(code, guards)
+        if has_graph or resumption is not None:
+            self._with_graphs.add(id(code))
         self.log.add(
             "frame" if has_graph or frame.break_ is not None else "no graph",
             self._continuations.root_code(code),
@@ -400,6 +404,7 @@ class CaptureContext:
                     context._eager_sizes.pop(key, None)
                     context._replaced.pop(key, None)
                     context._plain_floats.discard(key)
+                    context._with_graphs.discard(key)
                     context._refused.pop(key, None)
                     context._finalizers.pop(key, None)
 
@@ -432,7 +437,8 @@ class CaptureContext:
         self.log.add("limit", root, message)
         if self.options.fullgraph:
             raise RecompileLimitError(message)
-        if not self._continuations.is_continuation(code):  # what a loop does is told by the log
+        # What a loop does is told by the log; without a graph, nothing is lost.
+        if not self._continuations.is_continuation(code) and id(code) in self._with_graphs:
             warnings.warn(message, RuntimeWarning, stacklevel=2)
         return False
 

@@ -43,6 +43,12 @@ def go_on(iterator: Any, place: int) -> Any:
     return iterator
 
 
+def advance(iterator: Iterator[Any], steps: int) -> None:
+    """Take steps of an iterator, the one after its last item included."""
+    for _ in range(steps):
+        next(iterator, None)
+
+
 def as_array(tensor: Any) -> Any:
     """The array of a tensor's memory. Its base is an array, too: programs look into that."""
     return tensor.numpy().view()

@@ -19,6 +19,7 @@ from types import CellType, CodeType, FunctionType
 from typing import Any
 
 from dovetail_guards import source as s
+from dovetail_guards.iterators import READERS
 from torch import from_numpy
 
 from dovetail_capture import rebuild
@@ -192,6 +193,8 @@ class _Writer:
                 return f"{self.source(base)}.cell_contents"
             case s.SizeSource(base, dim):
                 return f"{self.source(base)}.size({dim})"
+            case s.IteratorSource(base, part):
+                return f"{self.constant(READERS[part])}({self.source(base)})"
             case ArraySource(base):
                 return f"{self.constant(from_numpy)}({self.source(base)})"
             case s.StrideSource(base, dim):

@@ -20,6 +20,7 @@ import torch
 from dovetail_guards import clauses as c
 from dovetail_guards import source as s
 from dovetail_guards.float_expr import key_of
+from dovetail_guards.iterators import READERS as ITERATOR_READERS
 from dovetail_guards.torch_state import READERS
 
 
@@ -228,12 +229,21 @@ def evaluate(source: s.Source, frame: FrameView) -> Any:
             return _size(base, dim, torch._C.TensorBase.stride)
         case s.FlattenSource():
             return _flatten(base)
+        case s.IteratorSource(_, part):
+            return _iterator_part(base, part)
     raise TypeError(f"no evaluation rule for {type(source).__name__}")
 
 
 def _flatten(base: Any) -> Any:
     try:
         return base.__tensor_flatten__()
+    except Exception:
+        return MISSING
+
+
+def _iterator_part(base: Any, part: str) -> Any:
+    try:
+        return ITERATOR_READERS[part](base)
     except Exception:
         return MISSING
 

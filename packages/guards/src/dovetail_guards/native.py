@@ -15,6 +15,7 @@ import torch
 from dovetail_guards import clauses as c
 from dovetail_guards import source as s
 from dovetail_guards.evaluate import answers_hold, argument_names, constants_equal
+from dovetail_guards.iterators import READERS as ITERATOR_READERS
 from dovetail_guards.native_load import load_native
 from dovetail_guards.torch_state import READERS
 
@@ -44,7 +45,7 @@ class NativeGuard(Protocol):
 
 # The numbers of `Step` and `CheckKind` in csrc/tree.h, and of `RelationKind` in csrc/guard.h.
 _ARGUMENT, _CLOSURE, _GLOBALS, _BUILTINS, _OBJECT = range(5)
-_ATTR, _INSTANCE_ATTR, _ITEM, _DICT_KEY, _TYPE, _CELL, _SIZE, _FLATTEN = range(5, 13)
+_ATTR, _INSTANCE_ATTR, _ITEM, _DICT_KEY, _TYPE, _CELL, _SIZE, _FLATTEN, _CALL = range(5, 14)
 _TYPE_IS, _ID_IS, _CONSTANT_IS, _LENGTH_IS, _DICT_KEYS, _HAS_KEY, _HAS_ATTR, _TENSOR_IS = range(8)
 _CLASS_ATTRS, _FUNCTION_IS, _SLOT_EMPTY = 8, 9, 10
 _STRIDES = 1 << 16  # a dimension from here on is a stride's (kStrides in csrc/tensor_view.h)
@@ -137,6 +138,8 @@ class _Builder:
                 return self._node(source, _SIZE, base, None, dim + _STRIDES)
             case s.FlattenSource():
                 return self._node(source, _FLATTEN, base, None, 0)
+            case s.IteratorSource(_, part):
+                return self._node(source, _CALL, base, ITERATOR_READERS[part], 0)
         raise TypeError(f"no native rule for {type(source).__name__}")
 
     def _check(self, source: s.Source, kind: int, obj: Any, number: int = 0) -> None:

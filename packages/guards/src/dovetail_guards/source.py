@@ -188,6 +188,18 @@ class FlattenSource(Source):
         return f"{self.base}.__tensor_flatten__()"
 
 
+@dataclass(frozen=True)
+class IteratorSource(Source):
+    """A part of a built-in iterator, read without moving it: `part` is a name of
+    `iterators.READERS`."""
+
+    base: Source
+    part: str
+
+    def __str__(self) -> str:
+        return f"{self.part}({self.base})"
+
+
 def _remember_hash(class_: type[Source]) -> None:
     """Sources nest deeply and are dict keys all the time: hash each object once."""
     plain: Callable[[Source], int] = class_.__hash__

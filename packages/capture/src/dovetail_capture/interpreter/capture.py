@@ -199,6 +199,7 @@ class _Attempt:
                     raise CannotRebuild("a lock that is held")
                 end = self._broken_end(rebuilder)
             rebuilder.changes()
+            rebuilder.iterator_steps()
             rebuilder.check_iterators()
             rebuilder.check_caches()
             self._check_made_leaves(rebuilder)

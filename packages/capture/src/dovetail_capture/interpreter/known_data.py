@@ -15,6 +15,7 @@ from torch.fx import Node
 from torch.utils._pytree import tree_flatten, tree_map
 
 from dovetail_capture.interpreter.aliasing import may_write
+from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.skip import module_of
 
 _MOST_ELEMENTS = 64
@@ -89,8 +90,9 @@ class KnownData:
         try:
             with torch.no_grad():
                 real = run(*real_args, **real_kwargs)
-        except Exception:  # the fake did not mind; the graph will tell
-            return
+        except Exception as error:  # the program may handle it: not the graph is to raise it
+            text = f"`{name}`, which fails for this data: {type(error).__name__}: {error}"
+            raise GraphBreakSignal(text) from error
         if isinstance(real, torch.Tensor) and tuple(real.shape) == tuple(result._sizes):
             self._of[id(result)] = real
             # (As an index, uint8 is a mask.)

@@ -46,6 +46,7 @@ from dovetail_capture.interpreter.values.containers import (
 from dovetail_capture.interpreter.values.functions import (
     CellValue,
     GeneratorValue,
+    HeldIterator,
     IteratorValue,
     TracebackValue,
     TransformValue,
@@ -625,7 +626,7 @@ class Interpreter:
 
 # Pure functions that read an iterable to its end before they do anything.
 _READ_WHOLE = frozenset({str.join, bytes.join, math.prod, math.fsum})
-_ITERATED = (GeneratorValue, IteratorValue)
+_ITERATED = (GeneratorValue, HeldIterator, IteratorValue)
 _MUTABLE = (list, dict, set, collections.deque, bytearray)
 
 

@@ -255,6 +255,13 @@ class Rebuilder:
             return list(dicts.materialise(self.vm, container)) == keys
         return not isinstance(container, SetValue) or container.items.keys() == set(keys)
 
+    def iterator_steps(self) -> None:
+        """The steps of iterators that existed before come first: no change is seen by them."""
+        self.effects[:0] = [
+            r.RunCall(r.CallFunction(r.Const(rebuild.advance), (self.recipe(it), r.Const(count))))
+            for it, count in self.vm.session.iterator_steps
+        ]
+
     def check_caches(self) -> None:
         """What a cache keeps stays inside, and as it was made."""
         for kept in self.vm.session.cached_calls.values():
@@ -498,7 +505,7 @@ class Rebuilder:
 
     def _object_changes(self, value: ObjectValue) -> None:
         fields = value.fields
-        if fields.mutated:
+        if fields.mutated and fields.is_instance_dict:
             target = self.recipe(value)
             before = object.__getattribute__(value.real, "__dict__")
             for key, (_, item) in list(fields.entries.items()):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import abc
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import CodeType
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from dovetail_guards import clauses as c
 from dovetail_guards.float_expr import key_of
+from dovetail_guards.iterators import over
 from dovetail_guards.ranges import Range
 from dovetail_guards.source import (
     ClosureCellSource,
@@ -32,6 +33,7 @@ from dovetail_capture.interpreter.values.arrays import ArraySource
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value
 from dovetail_capture.interpreter.values.containers import DictValue, ListValue, SetValue
 from dovetail_capture.interpreter.values.draws import DrawSource
+from dovetail_capture.interpreter.values.functions import HeldIterator
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
@@ -75,6 +77,11 @@ class Session:
         self.keep_alive: list[Any] = []  # the objects whose ids `known` speaks of
         self.inputs: list[tuple[GraphInput, TensorValue | NumberInput]] = []
         self.numbers: dict[Source, NumberInput] = {}
+        # Steps of iterators that existed before: (iterator, how many in a row), in their order;
+        # what a step takes steps of itself is not among them. All that were stepped, by their ids.
+        self.iterator_steps: list[tuple[HeldIterator, int]] = []
+        self.steps_within = 0
+        self.stepped: dict[int, HeldIterator] = {}
         self.global_writes: dict[tuple[int, str], Value | None] = {}
         self.global_dicts: dict[int, dict[str, Any]] = {}
         self.attribute_writes: dict[int, tuple[Value, DictValue]] = {}
@@ -276,6 +283,42 @@ class Session:
         self.inputs.append((GraphInput(node.name, source, tensor, False), value))
         return value
 
+    def note_iterator_step(self, iterator: HeldIterator) -> None:
+        """Let the replacement code take a step of an iterator that existed before."""
+        self.stepped[id(iterator)] = iterator
+        if self.steps_within:
+            return
+        steps = self.iterator_steps
+        count = steps.pop()[1] if steps and steps[-1][0] is iterator else 0
+        steps.append((iterator, count + 1))
+
+    def _relate_iterators(self) -> None:
+        """What iterators go through is none of what the frame changes, unless it is now: only then
+        do they still give what they were seen to have left."""
+        for iterator in self.stepped.values():
+            container = over(iterator.real)
+            if container is None:
+                continue
+            place = self.sources.iterator_part(iterator.origin, "over")
+            for changed, source in self._changed_places(isinstance(container, dict)):
+                if changed != id(container):
+                    self.distinct(place, source)
+
+    def _changed_places(self, namespaces: bool) -> Iterator[tuple[int, Source | None]]:
+        """The ids and sources of what existed before and has changed: containers, and with
+        `namespaces` what holds attributes and globals."""
+        for key, value in self.known.items():
+            if not _is_changed(value):
+                continue
+            yield key, value.source
+            if namespaces and _attributes_changed(value):
+                assert value.source is not None
+                held = object.__getattribute__(value.real, "__dict__")
+                yield id(held), self.sources.attr(value.source, "__dict__")
+        if namespaces:
+            for globals_ in self.global_dicts.values():
+                yield id(globals_), self.sources.held(globals_)
+
     def relate_inputs(self, inputs: list[GraphInput]) -> None:
         """Guard that different inputs stay different tensors."""
         if len(inputs) > 1:
@@ -284,6 +327,7 @@ class Session:
             ]
             self.clauses.append(c.DistinctObjects(tuple(sources)))
         changed = [value for value in self.known.values() if _is_changed(value)]
+        self._relate_iterators()
         for cls in {value.python_type() for value in changed}:
             # A change to one of them must not be a change to another.
             sources = [
@@ -320,6 +364,29 @@ def _is_changed(value: Value) -> bool:
             or (native is not None and _is_changed(native))
         )
     return False
+
+
+def _attributes_changed(value: Value) -> TypeGuard[ObjectValue]:
+    if not isinstance(value, ObjectValue):
+        return False
+    return value.fields.mutated and value.fields.is_instance_dict
+
+
+def changed_container(session: Session, container: Any) -> bool:
+    """Has the frame changed this container, which existed before?"""
+    known = session.known.get(id(container))
+    if known is not None and _is_changed(known):
+        return True
+    if not isinstance(container, dict):
+        return False
+    if session.attribute_writes or any(
+        globals_ is container for globals_ in session.global_dicts.values()
+    ):
+        return True
+    return any(
+        _attributes_changed(value) and object.__getattribute__(value.real, "__dict__") is container
+        for value in session.known.values()
+    )
 
 
 def tensor_clause(real: torch.Tensor, source: Source) -> c.TensorIs:

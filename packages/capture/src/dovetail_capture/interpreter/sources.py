@@ -15,6 +15,7 @@ from dovetail_guards.source import (
     GlobalSource,
     InstanceAttrSource,
     ItemSource,
+    IteratorSource,
     LocalSource,
     ObjectSource,
     Source,
@@ -57,6 +58,9 @@ class SourceTable:
 
     def key(self, base: Source, index: int) -> Source:
         return self._get((4, id(base), index), DictKeySource, base, index)
+
+    def iterator_part(self, base: Source, part: str) -> Source:
+        return self._get((7, id(base), part), IteratorSource, base, part)
 
     def cell(self, base: Source) -> Source:
         return self._get((5, id(base)), CellContentsSource, base)

@@ -7,18 +7,21 @@ import enum
 import functools
 import inspect
 import re
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from dovetail_guards import clauses as c
+from dovetail_guards import iterators
 from dovetail_guards.source import (
     AttrSource,
     CellContentsSource,
     ClosureCellSource,
     ClosureSource,
     ItemSource,
+    IteratorSource,
     LocalSource,
     ObjectSource,
     Source,
@@ -44,6 +47,7 @@ from dovetail_capture.interpreter.values.functions import (
     BoundMethod,
     CellValue,
     FunctionValue,
+    HeldIterator,
     NativeMethod,
 )
 from dovetail_capture.interpreter.values.objects import ObjectValue, StandIn
@@ -121,7 +125,7 @@ def _identity(session: Session, real: Any, source: Source) -> Value:
 
 def _is_passed(source: Source) -> bool:
     """Does the object come from the frame's arguments or closure, maybe in a container?"""
-    while isinstance(source, (ItemSource, CellContentsSource)) or (
+    while isinstance(source, (ItemSource, CellContentsSource, IteratorSource)) or (
         isinstance(source, AttrSource)
         and source.name in ("__closure__", "__func__", "__defaults__", "__kwdefaults__")
     ):
@@ -326,6 +330,8 @@ def _object(session: Session, real: Any, source: Source) -> Value:
             session.same(known.source, source)
         return known
     cls = type(real)
+    if isinstance(real, threading.local) and cls.__init__ is object.__init__:
+        return _thread_local(session, real, source)
     if _has_another_dict(real):
         raise GraphBreakSignal(
             f"an object of the class {cls.__qualname__}, which looks its attributes up in C",
@@ -360,6 +366,24 @@ def _mapping_proxy(session: Session, real: Any, source: Source) -> Value:
         known.pinned = True
         known.fields.origin = None
     return known
+
+
+def _iterator(session: Session, real: Any, source: Source) -> Value:
+    known = _known(session, real, source)
+    if known is not None:
+        return known
+    _guard_type(session, real, source)
+    return _remember(session, real, HeldIterator(real, source))  # type: ignore[no-any-return]
+
+
+def _thread_local(session: Session, real: threading.local, source: Source) -> Value:
+    """Its attributes are in a dictionary of this thread, which guards find as Python does."""
+    _guard_type(session, real, source)
+    value = ObjectValue(type(real), real, source)
+    fields = wrap(session, real.__dict__, session.sources.attr(source, "__dict__"))
+    assert isinstance(fields, DictValue)
+    value.fields = fields
+    return _remember(session, real, value)  # type: ignore[no-any-return]
 
 
 def _has_another_dict(real: Any) -> bool:
@@ -416,5 +440,6 @@ _WRAPPERS: dict[type, Callable[[Session, Any, Source], Value]] = {
     types.BuiltinMethodType: _builtin_method,
     types.CellType: _cell,
     types.MappingProxyType: _mapping_proxy,
+    **dict.fromkeys(iterators.READABLE, _iterator),
     StandIn: lambda session, real, source: real.value,
 }

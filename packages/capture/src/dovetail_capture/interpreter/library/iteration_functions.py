@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -18,6 +19,7 @@ from dovetail_capture.interpreter.library.container_methods import (
 )
 from dovetail_capture.interpreter.protocols import (
     calls,
+    held_iterators,
     iteration,
     operators,
 )
@@ -40,6 +42,20 @@ from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
+
+
+class Steps(Iterator[Value]):
+    """Goes on for as long as `step` gives an item; asks it again after it has given none, as
+    built-in iterators over others do."""
+
+    def __init__(self, step: Callable[[], Value | None]) -> None:
+        self.step = step
+
+    def __next__(self) -> Value:
+        item = self.step()
+        if item is None:
+            raise StopIteration
+        return item
 
 
 # --- iteration -----------------------------------------------------------------------------------
@@ -77,62 +93,34 @@ def zip_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     iterators = [vm.get_iter(arg) for arg in args]
     strict = "strict" in kwargs and vm.truth(kwargs["strict"])
 
-    def items() -> Iterator[Value]:
-        while iterators:
-            row = []
-            for position, iterator in enumerate(iterators):
-                item = vm.next_value(iterator)
-                if item is None:
-                    if strict:
-                        _check_strict(vm, iterators, position)
-                    return
-                row.append(item)
-            yield TupleValue(row)
-
     remake = functools.partial(zip, strict=True) if strict else zip
-    return IteratorValue(items(), zip, over=iterators, remake=remake)
-
-
-def _check_strict(vm: Interpreter, iterators: Args, ended: int) -> None:
-    """The error of `zip(strict=True)` when the iterator at place `ended` ends first."""
-    if ended:
-        earlier = " " if ended == 1 else "s 1-"
-        text = f"zip() argument {ended + 1} is shorter than argument{earlier}{ended}"
-        vm.raise_error(ValueError, text)
-    for place, iterator in enumerate(iterators[1:], 1):
-        if vm.next_value(iterator) is not None:
-            earlier = " " if place == 1 else "s 1-"
-            text = f"zip() argument {place + 1} is longer than argument{earlier}{place}"
-            vm.raise_error(ValueError, text)
+    steps = Steps(held_iterators.rows(vm, iterators, strict))
+    return IteratorValue(steps, zip, over=iterators, remake=remake)
 
 
 def enumerate_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     iterator = vm.get_iter(args[0])
     start = vm.as_python(args[1] if len(args) > 1 else kwargs.get("start", Constant(0)))
 
-    def items() -> Iterator[Value]:
-        for index, item in enumerate(vm.iterate(iterator), start):
-            yield TupleValue([Constant(index), item])
+    numbers = itertools.count(start)
 
-    return IteratorValue(items(), enumerate, over=[iterator, Constant(start)])
+    def step() -> Value | None:
+        item = vm.next_value(iterator)
+        return None if item is None else TupleValue([Constant(next(numbers)), item])
+
+    return IteratorValue(Steps(step), enumerate, over=[iterator, Constant(start)])
 
 
 def map_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     iterators = [vm.get_iter(arg) for arg in args[1:]]
-    rows = zip_(vm, list(iterators), {})
-    fn = args[0]
-    items = (vm.call(fn, list(vm.iterate(row)), {}) for row in vm.iterate(rows))
-    return IteratorValue(items, map, over=[fn, *iterators])
+    steps = Steps(held_iterators.mapped(vm, args[0], iterators))
+    return IteratorValue(steps, map, over=[args[0], *iterators])
 
 
 def filter_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    fn = args[0]
-    keep: Callable[[Value], Value] = lambda item: item  # noqa: E731
-    if not (isinstance(fn, Constant) and fn.value is None):
-        keep = lambda item: vm.call(fn, [item], {})  # noqa: E731
     iterator = vm.get_iter(args[1])
-    items = (item for item in vm.iterate(iterator) if vm.truth(keep(item)))
-    return IteratorValue(items, filter, over=[fn, iterator])
+    steps = Steps(held_iterators.filtered(vm, args[0], iterator))
+    return IteratorValue(steps, filter, over=[args[0], iterator])
 
 
 def reversed_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:

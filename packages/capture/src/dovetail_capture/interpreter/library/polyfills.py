@@ -461,7 +461,8 @@ def _dispatch(vm: Any, real: Any, args: Args, kwargs: Kwargs) -> Any:
 
 def _plain_repr(vm: Any, real: Any, args: Args, kwargs: Kwargs) -> Any:
     """A dataclass's `__repr__` without its watch over recursion, which asks for ids and threads."""
-    return vm.call(vm.held(real.__wrapped__), args, kwargs)
+    place = real.__code__.co_freevars.index("user_function")
+    return vm.call(vm.held(real.__closure__[place].cell_contents), args, kwargs)
 
 
 # Closures of the standard library, by their code: each of them is a function of its own.

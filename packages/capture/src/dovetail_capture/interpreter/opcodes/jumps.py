@@ -16,8 +16,9 @@ from dovetail_capture.interpreter.opcodes.rows import (
     Row,
 )
 from dovetail_capture.interpreter.opcodes.stack import constant_value, nothing
-from dovetail_capture.interpreter.values.base import Constant, Value, boolean
-from dovetail_capture.interpreter.values.functions import IteratorValue
+from dovetail_capture.interpreter.protocols import held_iterators
+from dovetail_capture.interpreter.values.base import Constant, Lazy, Value, boolean
+from dovetail_capture.interpreter.values.functions import HeldIterator, IteratorValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.frame import Frame
@@ -97,7 +98,13 @@ def jump_or_pop(wanted: bool) -> Handler:
 
 
 def for_iter(frame: Frame, inst: Instruction) -> None:
-    item = frame.vm.next_value(frame.stack[-1])
+    iterator = frame.stack[-1]
+    item: Value | Lazy | None
+    if isinstance(iterator, HeldIterator):
+        stored = frame.decoded.instructions[frame.next_index].opname == "STORE_FAST"
+        item = held_iterators.next_item(frame.vm, iterator, lazily=stored)
+    else:
+        item = frame.vm.next_value(iterator)
     if item is None:
         frame.stack.pop()
         frame.next_index = inst.target + _AFTER_LOOP

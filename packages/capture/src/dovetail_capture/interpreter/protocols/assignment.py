@@ -92,7 +92,7 @@ def generic_set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> No
             if obj.real is not None:
                 obj.slots_mutated.add(name)
             return
-        if name == "__dict__" and isinstance(value, DictValue):
+        if name == "__dict__" and isinstance(value, DictValue) and obj.fields.is_instance_dict:
             dicts.clear(vm, obj.fields)
             for key, item in dicts.items(vm, value):
                 dicts.put(vm, obj.fields, key, item)
@@ -102,7 +102,7 @@ def generic_set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> No
             vm.call(vm.held(setter), [vm.held(attr), obj, value], {})
             return
         raise GraphBreakSignal(f"assignment to {owner.__name__}.{name}")
-    if not _has_instance_dict(obj.cls):
+    if not _has_instance_dict(obj):
         _refuse_what_c_does(vm, obj.cls, "__setattr__", name)
         attributes.missing(vm, obj, name)
     dicts.put(vm, obj.fields, Constant(name), value)
@@ -118,8 +118,8 @@ def _property_text(obj: ObjectValue, name: str, what: str) -> str:
     return f"property '{name}' of '{obj.cls.__name__}' object has no {what}"
 
 
-def _has_instance_dict(cls: type) -> bool:
-    return getattr(cls, "__dictoffset__", 0) != 0
+def _has_instance_dict(obj: ObjectValue) -> bool:
+    return getattr(obj.cls, "__dictoffset__", 0) != 0 or not obj.fields.is_instance_dict
 
 
 def _set_function_attr(vm: Interpreter, obj: FunctionValue, name: str, value: Value) -> None:
@@ -193,6 +193,6 @@ def generic_del_attr(vm: Interpreter, obj: Value, name: str) -> None:
             raise GraphBreakSignal(f"deletion of the slot `{name}`")
         return
     if not dicts.delete(vm, obj.fields, name):
-        if not _has_instance_dict(obj.cls):
+        if not _has_instance_dict(obj):
             _refuse_what_c_does(vm, obj.cls, "__delattr__", name)
         attributes.missing(vm, obj, name)

@@ -120,7 +120,8 @@ def find_attr(vm: Interpreter, obj: Value, name: str) -> Value | None:
 def missing(vm: Interpreter, obj: Value, name: str) -> NoReturn:
     """Raise AttributeError."""
     cls = obj.python_type()
-    text = f"'{cls.__name__}' object has no attribute '{name}'"
+    kind = "_thread._local" if cls is threading.local else cls.__name__
+    text = f"'{kind}' object has no attribute '{name}'"
     if isinstance(obj, Constant) and isinstance(obj.value, types.ModuleType):
         text = f"module '{obj.value.__name__}' has no attribute '{name}'"
     elif isinstance(obj, Constant) and isinstance(obj.value, type):
@@ -266,10 +267,6 @@ def _object_attr(vm: Interpreter, obj: ObjectValue, name: str) -> Value:
         found_by_c = hasattr(obj.real, name)
         if found_by_c and cls.__dictoffset__ and name in obj.real.__dict__:
             found_by_c = False
-        if cls is threading.local and not found_by_c:  # that of this thread has it not
-            assert obj.source is not None
-            here = vm.session.sources.attr(obj.source, "__dict__")
-            vm.session.guard(c.HasKey, here, name, False)
         if found_by_c:
             raise GraphBreakSignal(f"the attribute `{name}` that C code of {cls.__name__} gives")
     return _fallback(vm, obj, name)
@@ -288,7 +285,8 @@ def generic_lookup(vm: Interpreter, obj: ObjectValue, name: str) -> Value | None
     cls = obj.cls
     owner, attr = class_lookup(vm, cls, name)
     if name == "__dict__" and not isinstance(attr, property):
-        return obj.fields if getattr(cls, "__dictoffset__", 0) else None
+        has_dict = getattr(cls, "__dictoffset__", 0) or not obj.fields.is_instance_dict
+        return obj.fields if has_dict else None
     if attr is not MISSING and is_data_descriptor(vm, attr):
         return _data_descriptor(vm, obj, owner, name, attr)
     if attr is MISSING and obj.fields.origin is not None and name not in obj.fields.origin:

@@ -6,7 +6,12 @@ import collections
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
-from dovetail_capture.interpreter.protocols import attributes, dicts, operators
+from dovetail_capture.interpreter.protocols import (
+    attributes,
+    dicts,
+    held_iterators,
+    operators,
+)
 from dovetail_capture.interpreter.protocols.constants import from_python
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.arrays import ArrayValue
@@ -18,7 +23,11 @@ from dovetail_capture.interpreter.values.containers import (
     SetValue,
     TupleValue,
 )
-from dovetail_capture.interpreter.values.functions import GeneratorValue, IteratorValue
+from dovetail_capture.interpreter.values.functions import (
+    GeneratorValue,
+    HeldIterator,
+    IteratorValue,
+)
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
@@ -35,7 +44,7 @@ def get_iter(vm: Interpreter, value: Value) -> Value:
     cls = value.__class__
     if cls is ArrayValue:
         return vm.arrays.iterate(vm, value)  # type: ignore[no-any-return]
-    if cls is IteratorValue or cls is GeneratorValue:
+    if cls is IteratorValue or cls is GeneratorValue or cls is HeldIterator:
         return value
     if cls is TupleValue:
         return IteratorValue(_tuple_items(vm, value), type(iter(())), True)  # type: ignore[arg-type]
@@ -204,11 +213,10 @@ def next_value(vm: Interpreter, iterator: Value) -> Value | None:
         return item
     if cls is GeneratorValue:
         return vm.resume(iterator, None)  # type: ignore[arg-type]
+    if cls is HeldIterator:
+        return held_iterators.next_item(vm, iterator)  # type: ignore[arg-type,no-any-return]
     if _is_native_iterator(vm, iterator):
-        raise GraphBreakSignal(
-            f"a step of a {iterator.python_type().__name__} that was made outside of the graph",
-            "iterate over a list or tuple, or make the iterator in the compiled function",
-        )
+        raise held_iterators.cannot_step(iterator)
     try:
         return vm.call_method(iterator, "__next__", [])
     except ProgramException as error:

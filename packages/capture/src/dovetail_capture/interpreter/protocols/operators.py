@@ -15,6 +15,7 @@ from dovetail_guards.shape_env import DataDependentError
 from dovetail_capture.interpreter.protocols import attributes, dicts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python, from_python
 from dovetail_capture.interpreter.protocols.operator_tables import BINARY, COMPARE, INPLACE, UNARY
+from dovetail_capture.interpreter.protocols.tensor_index import tensor_key
 from dovetail_capture.interpreter.recorder import NotAGraphArgument
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.value_ranges import decided
@@ -32,6 +33,7 @@ from dovetail_capture.interpreter.values.containers import (
 from dovetail_capture.interpreter.values.functions import (
     BoundMethod,
     GeneratorValue,
+    HeldIterator,
     IteratorValue,
     NativeMethod,
 )
@@ -590,7 +592,7 @@ def length(vm: Interpreter, value: Value) -> int:
         assert isinstance(folded, Constant)
         return int(folded.value)
     method = dunder(vm, value, "__len__")
-    if method is None or isinstance(value, (IteratorValue, GeneratorValue)):
+    if method is None or isinstance(value, (IteratorValue, GeneratorValue, HeldIterator)):
         vm.raise_error(TypeError, f"object of type '{value.python_type().__name__}' has no len()")
     assert method is not None
     result = vm.call(method, [], {})
@@ -625,39 +627,19 @@ def contains(vm: Interpreter, container: Value, item: Value) -> bool:
     )
 
 
-def _tensor_key(vm: Interpreter, key: Value) -> Value:
-    """An index of a tensor; sequences of numbers in tensors inside of it become one tensor each,
-    which PyTorch would make of their data."""
-    if not isinstance(key, TupleValue):
-        return key
-    items = [vm.tuple_item(key, i) for i in range(len(key.items))]
-    for i, item in enumerate(items):
-        if isinstance(item, (ListValue, TupleValue)):
-            parts = list(vm.iterate(item))
-            if parts and all(
-                isinstance(part, TensorValue)
-                and part.fake.dim() == 0
-                and part.fake.dtype is torch.int64
-                for part in parts
-            ):
-                stacked = vm.record("call_function", torch.stack, [ListValue(parts)], {})
-                items[i] = stacked
-    return TupleValue(items)
-
-
 def getitem(vm: Interpreter, obj: Value, key: Value) -> Value:
     """`obj[key]`."""
     cls = obj.__class__
     if cls is ArrayValue:
         return vm.arrays.getitem(vm, obj, key)  # type: ignore[no-any-return]
-    if cls is TensorValue:
+    if isinstance(obj, TensorValue):
         if (
             isinstance(key, SymbolicNumber)
             and key.python_type() is int
             and key.value.node.hint is None
         ):
             return _record(vm, torch.select, [obj, Constant(0), key])
-        return _record(vm, operator.getitem, [obj, _tensor_key(vm, key)])
+        return _record(vm, operator.getitem, [obj, tensor_key(vm, obj, key)])
     if isinstance(obj, (ListValue, TupleValue)):
         return _sequence_item(vm, obj, key)
     if isinstance(obj, DictValue):
@@ -724,7 +706,7 @@ def slice_of(vm: Interpreter, key: SliceValue) -> slice:
 def setitem(vm: Interpreter, obj: Value, key: Value, value: Value) -> None:
     """`obj[key] = value`."""
     if isinstance(obj, TensorValue):
-        _record(vm, operator.setitem, [obj, _tensor_key(vm, key), value])
+        _record(vm, operator.setitem, [obj, tensor_key(vm, obj, key), value])
     elif isinstance(obj, ArrayValue):
         vm.arrays.setitem(vm, obj, key, value)
     elif isinstance(obj, ListValue):

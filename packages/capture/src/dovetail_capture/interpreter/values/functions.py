@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail_guards.source import Source
 
-from dovetail_capture.interpreter.values.base import Value
+from dovetail_capture.interpreter.values.base import Lazy, Value
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.frame import Frame
@@ -137,6 +137,21 @@ class IteratorValue(Value):
 
     def python_type(self) -> type:
         return self.cls
+
+
+class HeldIterator(Value):
+    """A built-in iterator that existed before the frame ran; `step` gives its next item, None at
+    the end (see `protocols.held_iterators`, which makes it)."""
+
+    __slots__ = ("origin", "real", "step")
+
+    def __init__(self, real: Any, source: Source) -> None:
+        self.real = real
+        self.source = self.origin = source
+        self.step: Callable[[], Value | Lazy | None] | None = None
+
+    def python_type(self) -> type:
+        return type(self.real)
 
 
 class HandlerMark(Value):

@@ -22,7 +22,8 @@ class StandIn:
 class ObjectValue(Value):
     """An instance of a Python class, pre-existing (`real` is it) or made in the frame.
 
-    `fields` is its instance dictionary (an overlay over the real one); `slots` hold what
+    `fields` is its instance dictionary (an overlay over the real one), or the dictionary that an
+    instance of `threading.local` has in this thread; `slots` hold what
     `__slots__` and C-level members hold; `native` is the list, dict, tuple or set that a subclass
     of one consists of; `pinned` says that a guard pins the object's identity.
     """

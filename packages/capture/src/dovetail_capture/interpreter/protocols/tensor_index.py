@@ -1,0 +1,92 @@
+"""What a tensor is indexed by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values.base import Constant, Value
+from dovetail_capture.interpreter.values.containers import ListValue, SliceValue, TupleValue
+from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
+from dovetail_capture.interpreter.values.tensors import TensorValue
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.machine import Interpreter
+
+
+_INDEX_TYPES = (torch.int64, torch.int32, torch.uint8, torch.bool)
+
+
+def tensor_key(vm: Interpreter, obj: TensorValue, key: Value) -> Value:
+    """An index of the tensor `obj`; sequences of numbers in tensors inside of it become one tensor
+    each, which PyTorch would make of their data.
+
+    Breaks the graph at numbers in lists that lie outside of the tensor, and at tensors that are no
+    indices: the program may handle the IndexError, which only the graph would raise.
+    """
+    if not isinstance(key, TupleValue):
+        _check(vm, obj, [key])
+        return key
+    items = [vm.tuple_item(key, i) for i in range(len(key.items))]
+    _check(vm, obj, items)
+    for i, item in enumerate(items):
+        if isinstance(item, (ListValue, TupleValue)):
+            parts = list(vm.iterate(item))
+            if parts and all(
+                isinstance(part, TensorValue)
+                and part.fake.dim() == 0
+                and part.fake.dtype is torch.int64
+                for part in parts
+            ):
+                stacked = vm.record("call_function", torch.stack, [ListValue(parts)], {})
+                items[i] = stacked
+    return TupleValue(items)
+
+
+def _check(vm: Interpreter, obj: TensorValue, items: list[Value]) -> None:
+    for item in items:
+        if isinstance(item, TensorValue) and item.fake.dtype not in _INDEX_TYPES:
+            raise GraphBreakSignal(f"a tensor of {item.fake.dtype} as an index")
+    widths = [_dimensions_of(item) for item in items]
+    if None in widths or not any(isinstance(item, (ListValue, TupleValue)) for item in items):
+        return
+    given = sum(width for width in widths if width is not None and width >= 0)
+    dim = 0
+    for item, width in zip(items, widths, strict=True):
+        if isinstance(item, (ListValue, TupleValue)) and dim < len(obj.sizes):
+            size = obj.sizes[dim]
+            for number in _numbers(vm, item):
+                if type(size) is int and not -size <= number < size:
+                    raise GraphBreakSignal(f"index {number} of a dimension of size {size}")
+        assert width is not None
+        dim += len(obj.sizes) - given if width < 0 else width
+
+
+def _dimensions_of(item: Value) -> int | None:
+    """How many dimensions a part of an index takes; -1: all that are left, None: not known."""
+    if isinstance(item, (SliceValue, SymbolicNumber, ListValue, TupleValue)):
+        return 1
+    if not isinstance(item, Constant) or isinstance(item.value, bool):
+        return None
+    if item.value is None:
+        return 0
+    return -1 if item.value is Ellipsis else 1
+
+
+def _numbers(vm: Interpreter, item: Value) -> Iterator[int]:
+    """The whole numbers in nested lists; nothing of lists with anything else."""
+    real: Any = vm.as_python(item)
+    pending = list(real) if isinstance(real, (list, tuple)) else []
+    found = []
+    while pending:
+        part = pending.pop()
+        if isinstance(part, (list, tuple)):
+            pending.extend(part)
+        elif type(part) is int:
+            found.append(part)
+        else:
+            return
+    yield from found

@@ -1,0 +1,127 @@
+"""Reads what built-in iterators have still to give, without moving them.
+
+`__reduce__` of an iterator tells what it goes through and where it is; `gc.get_referents` tells the
+dictionary or set of an iterator that has only copies of its items to show. Each reader raises
+TypeError for an iterator that it cannot read, and what the iterator itself would raise.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+MOST_READ = 64
+"""How many items ahead are read at most."""
+
+MOST_COPIED = 1000
+"""The size of the largest dictionary or set that is read: all of it is copied for that."""
+
+Reader = Callable[[Any], Any]
+
+
+def _forwards(base: Any) -> Reader:
+    read = base.__getitem__  # a subclass may have another, which its iterator does not call
+
+    def rest(iterator: Any) -> tuple[Any, ...]:
+        _, (sequence, *_), *place = iterator.__reduce__()
+        if not place:  # it has ended, and let go of the sequence
+            return ()
+        start = place[0] or 0
+        return tuple(read(sequence, slice(start, start + MOST_READ)))
+
+    return rest
+
+
+def _backwards(base: Any) -> Reader:
+    read = base.__getitem__
+
+    def rest(iterator: Any) -> tuple[Any, ...]:
+        _, (sequence, *_), *place = iterator.__reduce__()
+        if not place or not 0 <= place[0] < len(sequence):  # it has ended, or will at its next step
+            return ()
+        if not isinstance(sequence, base):
+            raise TypeError(f"an iterator over a {type(sequence).__name__}")
+        last = place[0] - MOST_READ
+        return tuple(read(sequence, slice(place[0], last if last >= 0 else None, -1)))
+
+    return rest
+
+
+def _copied(iterator: Any) -> tuple[Any, ...]:
+    container = over(iterator)
+    if container is None:
+        return ()
+    if len(container) > MOST_COPIED:
+        raise TypeError("too large to be copied")
+    _, (items,) = iterator.__reduce__()
+    return tuple(items[:MOST_READ])
+
+
+def _repeated(iterator: Any) -> tuple[Any, ...]:
+    try:
+        count = min(iterator.__length_hint__(), MOST_READ)
+    except TypeError:  # without end
+        count = MOST_READ
+    return tuple(itertools.islice(itertools.repeat(gc.get_referents(iterator)[-1]), count))
+
+
+_TABLES: tuple[dict[Any, Any], ...] = ({}, OrderedDict())
+# Iterators over what may change meanwhile.
+_OVER_CHANGING: dict[type, Reader] = {
+    type(iter([])): _forwards(list),
+    type(reversed([])): _backwards(list),
+    type(iter(set())): _copied,
+    **{
+        type(step(view)): _copied
+        for table in _TABLES
+        for view in (table, table.values(), table.items())
+        for step in (iter, reversed)
+    },
+}
+_RESTS: dict[type, Reader] = {
+    **_OVER_CHANGING,
+    type(iter(())): _forwards(tuple),
+    type(iter(range(0))): _forwards(range),
+    type(iter("")): _forwards(str),
+    type(iter("\u00e9")): _forwards(str),
+    type(iter(b"")): _forwards(bytes),
+    reversed: _backwards(tuple),
+    itertools.repeat: _repeated,
+}
+_PARTS: frozenset[type] = frozenset({enumerate, zip, map, filter})
+READABLE: frozenset[type] = frozenset({*_RESTS, *_PARTS})
+"""The types of iterators that can be read."""
+
+
+def rest(iterator: Any) -> tuple[Any, ...]:
+    """The next items that an iterator over a container gives, `MOST_READ` at most."""
+    reader = _RESTS.get(type(iterator))
+    if reader is None:
+        raise TypeError(f"a {type(iterator).__name__} does not go through a container")
+    found: tuple[Any, ...] = reader(iterator)
+    return found
+
+
+def over(iterator: Any) -> Any:
+    """The list, dictionary or set that an iterator goes through; None where there is none, or it
+    has let go of it at its end."""
+    found = gc.get_referents(iterator) if type(iterator) in _OVER_CHANGING else ()
+    return next((held for held in found if isinstance(held, (list, dict, set, frozenset))), None)
+
+
+def parts(iterator: Any) -> tuple[Any, ...]:
+    """What an iterator takes its items from: iterator and next number of an `enumerate`, whether it
+    is strict and the iterators of a `zip`, function and iterators of a `map` or `filter`."""
+    if type(iterator) not in _PARTS:
+        raise TypeError(f"a {type(iterator).__name__} has no parts")
+    _, held, *strict = iterator.__reduce__()
+    if type(iterator) is zip:
+        return (bool(strict and strict[0]), *held)
+    return tuple(held)
+
+
+READERS: dict[str, Reader] = {"rest": rest, "over": over, "parts": parts}
+"""The parts that an `IteratorSource` names."""
