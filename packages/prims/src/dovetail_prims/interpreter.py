@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from dovetail_prims.opsets import EXTERN
+from dovetail_prims.opsets import EXTERN, LOOPING_FUNCTIONS
 
 
 class PrimsError(RuntimeError):
@@ -312,6 +312,11 @@ RULES: dict[str, Callable[..., Any]] = {
     "bitwise_xor.Tensor": _binary(operator.xor),
     "bitwise_left_shift.Tensor": _binary(operator.lshift),
     "bitwise_right_shift.Tensor": _binary(operator.rshift),
+    "gcd.default": _binary(torch.gcd),
+    **{
+        f"{name}.default": _binary(getattr(torch.ops.aten, name).default)
+        for name in LOOPING_FUNCTIONS
+    },
     "eq.Tensor": _binary(operator.eq),
     "ne.Tensor": _binary(operator.ne),
     "lt.Tensor": _binary(operator.lt),

@@ -8,6 +8,17 @@ Pointwise ops broadcast and promote types as ATen does; PRIMS narrows that (see 
 
 from __future__ import annotations
 
+# Functions of two numbers whose definitions go on as long as the numbers say.
+LOOPING_FUNCTIONS = (
+    "igamma", "igammac", "special_zeta", "special_chebyshev_polynomial_t",
+    "special_chebyshev_polynomial_u", "special_chebyshev_polynomial_v",
+    "special_chebyshev_polynomial_w", "special_shifted_chebyshev_polynomial_t",
+    "special_shifted_chebyshev_polynomial_u", "special_shifted_chebyshev_polynomial_v",
+    "special_shifted_chebyshev_polynomial_w", "special_hermite_polynomial_h",
+    "special_hermite_polynomial_he", "special_laguerre_polynomial_l",
+    "special_legendre_polynomial_p",
+)  # fmt: skip
+
 POINTWISE_UNARY = (
     "abs.default", "neg.default", "exp.default", "exp2.default", "expm1.default", "log.default",
     "log2.default", "log10.default", "log1p.default", "sqrt.default", "rsqrt.default",
@@ -26,7 +37,8 @@ POINTWISE_BINARY = (
     "bitwise_and.Tensor", "bitwise_or.Tensor", "bitwise_xor.Tensor",
     "bitwise_left_shift.Tensor", "bitwise_right_shift.Tensor",
     "logical_and.default", "logical_or.default", "logical_xor.default",
-    "eq.Tensor", "ne.Tensor", "lt.Tensor", "le.Tensor", "gt.Tensor", "ge.Tensor",
+    "eq.Tensor", "ne.Tensor", "lt.Tensor", "le.Tensor", "gt.Tensor", "ge.Tensor", "gcd.default",
+    *(f"{name}.default" for name in LOOPING_FUNCTIONS),
 )  # fmt: skip
 
 # The dispatcher refuses a number in a `.Tensor` slot of these ops, so a graph that is to run as it
@@ -102,9 +114,8 @@ EXTERN = (
     "searchsorted.Scalar", "bucketize.Scalar", "histc.default", "index_reduce.default",
     "_embedding_bag.default", "_embedding_bag_dense_backward.default",
     "_euclidean_dist.default",
-    "_ctc_loss.default", "_ctc_loss_backward.default", "gcd.default", "lcm.default",
-    "igamma.default", "igammac.default", "special_zeta.default", "tril_indices.default",
-    "triu_indices.default", "_int_mm.default",
+    "_ctc_loss.default", "_ctc_loss_backward.default",
+    "tril_indices.default", "triu_indices.default", "_int_mm.default",
 )  # fmt: skip
 
 CORE_ATEN = (

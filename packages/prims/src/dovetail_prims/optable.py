@@ -48,6 +48,18 @@ MEANINGS = {
     "atan2": "angle of the point (b, a)", "hypot": "√(a² + b²)",
     "copysign": "\\|a\\| with the sign of b", "nextafter": "the number next to a towards b",
     "maximum": "the larger; NaN if one is", "minimum": "the smaller; NaN if one is",
+    "gcd": "the greatest common divisor", "igamma": "γ(a, x) / Γ(a)", "igammac": "Γ(a, x) / Γ(a)",
+    "special_zeta": "Σ (q + k)^-x over k ≥ 0",
+    **{
+        f"special_{shifted}chebyshev_polynomial_{kind}":
+        f"the {order} kind's Chebyshev polynomial of degree n{' at 2x - 1' if shifted else ''}"
+        for shifted in ("", "shifted_")
+        for kind, order in zip("tuvw", ("first", "second", "third", "fourth"), strict=True)
+    },
+    "special_hermite_polynomial_h": "Hermite's polynomial of degree n, of weight e^(-x²)",
+    "special_hermite_polynomial_he": "Hermite's polynomial of degree n, of weight e^(-x²/2)",
+    "special_laguerre_polynomial_l": "Laguerre's polynomial of degree n",
+    "special_legendre_polynomial_p": "Legendre's polynomial of degree n",
     "bitwise_and": "and of bits", "bitwise_or": "or of bits", "bitwise_xor": "exclusive or of bits",
     "bitwise_left_shift": "a 2^b of integers", "bitwise_right_shift": "floor(a / 2^b) of integers",
     "eq": "a = b", "ne": "a ≠ b", "lt": "a < b", "le": "a ≤ b", "gt": "a > b", "ge": "a ≥ b",

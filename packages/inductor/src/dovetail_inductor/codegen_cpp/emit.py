@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from dovetail_inductor.codegen_cpp.functions import source_of
 from dovetail_inductor.codegen_cpp.shape import KernelShape, is_transposed
 from dovetail_inductor.codegen_cpp.syntax import ARITHMETIC, STORAGE, index_text, literal
 from dovetail_inductor.codegen_cpp.writer import Name, Place, Writer
@@ -121,6 +122,8 @@ class _Emitter:
         ]
         if symbols:
             head.insert(0, SIZE_FUNCTIONS)
+        if w.functions:
+            head.insert(0, source_of(frozenset(w.functions)))
         for place, symbol in enumerate(symbols):
             head.append(f"  const int64_t size_{symbol} = sizes[{place}];")
         for buffer, name in self.pointers.items():

@@ -183,6 +183,18 @@ template <class X> DV X pow_(X x, X y) {
     return (E<X>)r;
   });
 }
+// By Euclid, of the sizes: an integer without an opposite is its own.
+template <class X> DV X gcd_(X x, X y) {
+  return each(x, y, [](E<X> v, E<X> w) -> E<X> {
+    E<X> a = v < 0 ? (E<X>)(0 - v) : v, b = w < 0 ? (E<X>)(0 - w) : w;
+    while (a != 0) {
+      const E<X> rest = b % a;
+      b = a;
+      a = rest;
+    }
+    return b;
+  });
+}
 // The inverse of erf: Winitzki's estimate, then Newton steps in double.
 DV double erfinv_double(double x) {
   if (!(x > -1 && x < 1)) {

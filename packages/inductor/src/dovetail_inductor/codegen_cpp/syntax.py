@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from dovetail_inductor.loop_ir.expr import Expr, Scalar
+from dovetail_inductor.loop_ir.functions import LOOPING
 from dovetail_inductor.loop_ir.index import FloorDiv, Index, Indirect, Mod, Var
 
 ARITHMETIC = {
@@ -87,7 +88,7 @@ _CALLS = {
     "asin": "asin_", "acos": "acos_", "atan": "atan_", "sinh": "sinh_", "cosh": "cosh_",
     "asinh": "asinh_", "acosh": "acosh_", "atanh": "atanh_", "lgamma": "lgamma_",
     "pow": "pow_", "atan2": "atan2_", "hypot": "hypot_",
-    "copysign": "copysign_", "nextafter": "nextafter_",
+    "copysign": "copysign_", "nextafter": "nextafter_", "gcd": "gcd_",
 }  # fmt: skip
 
 # Integer division traps on zero, which the lanes beyond a loop's end may hold.
@@ -125,10 +126,14 @@ def op_text(
         if source is torch.bool:
             return f"from_mask<{target}>({args[0]})"
         return f"cast<{target}>({args[0]})"
+    if op in LOOPING:
+        wide = [f"cast<double>({a})" for a in args]
+        limit = literal(torch.finfo(dtype).max, torch.float64)
+        return f"cast<{target}>(dv_{op}({', '.join(wide)}, {limit}))"
     return f"{_CALLS[op]}({', '.join(args)})"
 
 
 def supported_ops() -> set[str]:
     """The scalar ops that `op_text` can spell."""
     other = {"neg", "bitwise_not", "reciprocal", "check_index", "cast", "from_bits"}
-    return set(_INFIX) | set(_BITS) | set(_COMPARE) | set(_CALLS) | other
+    return set(_INFIX) | set(_BITS) | set(_COMPARE) | set(_CALLS) | set(LOOPING) | other

@@ -16,6 +16,7 @@ from dovetail_inductor.codegen_triton.edges import is_upper_edge, load_condition
 from dovetail_inductor.codegen_triton.ops import TRITON_TYPES, emit_op
 from dovetail_inductor.codegen_triton.tiling import Axis, Tiling
 from dovetail_inductor.loop_ir.expr import Apply, Expr, Load, Scalar
+from dovetail_inductor.loop_ir.functions import LOOPING
 from dovetail_inductor.loop_ir.index import FloorDiv, Index, Indirect, Mod, Var
 from dovetail_inductor.loop_ir.loops import Buffer
 from dovetail_inductor.loop_ir.sizes import is_symbolic
@@ -84,6 +85,10 @@ class BodyEmitter:
             outside = f" | ~({valid})" if valid else ""
             self.lines.add(f'tl.device_assert(({text}){outside}, "index out of bounds")')
             return args[0]
+        if op in LOOPING or op == "gcd":  # lanes out of use shall not keep the loop going
+            valid = " & ".join(a.mask for a in self.masked_axes(expr.free))
+            if valid:
+                args = [args[0], self.lines.define(f"tl.where({valid}, {args[1]}, 0)")]
         operand = expr.args[1 if op == "where" else 0].dtype
         return self.lines.define(emit_op(op, args, operand, expr.dtype, self.use, self.narrow))
 

@@ -10,6 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from dovetail_inductor.codegen_triton import functions
+from dovetail_inductor.loop_ir.functions import LOOPING
+
 TRITON_TYPES: Mapping[torch.dtype, str] = {
     torch.float64: "tl.float64",
     torch.float32: "tl.float32",
@@ -146,6 +149,16 @@ HELPERS: Mapping[str, tuple[tuple[str, ...], str]] = {
         "    r = a - (a // b) * b\n"
         "    return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)",
     ),
+    "dv_gcd": (
+        (),
+        "def dv_gcd(a, b):\n"
+        "    a, b = tl.broadcast(tl.abs(a), tl.abs(b))\n"
+        "    while tl.max((a != 0).to(tl.int32), axis=None) != 0:\n"
+        "        rest = b % tl.where(a == 0, 1, a)\n"
+        "        b = tl.where(a == 0, b, a)\n"
+        "        a = tl.where(a == 0, a, rest)\n"
+        "    return b",
+    ),
     "dv_remainder": (
         ("dv_fmod",),
         "def dv_remainder(a, b):\n"
@@ -177,6 +190,8 @@ def size_helpers(text: str) -> set[str]:
 def helper_source(names: set[str]) -> str:
     """The text of these helpers and of those they call, callees first."""
     known = {**HELPERS, **SIZE_HELPERS}
+    if not names <= known.keys():
+        known |= functions.helpers()
     ordered: list[str] = []
 
     def visit(name: str) -> None:
@@ -307,6 +322,13 @@ def emit_op(
     if op in _FLOAT_CALLS:
         name = _FLOAT_CALLS[op]
         return helper(name) if name in HELPERS else f"{name}({a})"
+    if op == "gcd":
+        return helper("dv_gcd")
+    if op in LOOPING:
+        use(f"dv_{op}")
+        wide = [f"{arg}.to(tl.float64)" for arg in args]
+        limit = repr(torch.finfo(operand).max)
+        return f"dv_{op}({', '.join(wide)}, {limit}).to({TRITON_TYPES[result]})"
     if op in _LIBDEVICE and floating:
         return f"libdevice.{op}({', '.join(args)})"
     raise UnsupportedOp(f"{op} on {operand} has no Triton form")

@@ -12,6 +12,8 @@ from typing import Literal
 
 import torch
 
+from dovetail_inductor.loop_ir.functions import LOOPING
+
 ResultKind = Literal["same", "bool", "attr"]
 
 
@@ -105,6 +107,8 @@ SCALAR_OPS: dict[str, ScalarOp] = {
     "hypot": ScalarOp(2, cost=10),
     "copysign": ScalarOp(2),
     "nextafter": ScalarOp(2, cost=6),
+    **{name: ScalarOp(2, cost=200) for name in LOOPING},  # of float64, whatever their operands
+    "gcd": ScalarOp(2, cost=100),  # integers
 }
 
 # How a reduction combines values. `argmax` and `argmin` give the int64 position of the first

@@ -270,6 +270,15 @@ _FLOAT_UNARY = (
     "erfc", "erfinv", "lgamma", "sigmoid",
 )  # fmt: skip
 
+# The scalar functions that loop by their ATen names
+_LOOPING = {
+    "special_zeta": "zeta", "igamma": "igamma", "igammac": "igammac",
+    **{f"special_{shifted}chebyshev_polynomial_{kind}": f"{shifted}chebyshev_{kind}"
+       for shifted in ("", "shifted_") for kind in "tuvw"},
+    "special_hermite_polynomial_h": "hermite_h", "special_hermite_polynomial_he": "hermite_he",
+    "special_laguerre_polynomial_l": "laguerre_l", "special_legendre_polynomial_p": "legendre_p",
+}  # fmt: skip
+
 RULES: dict[str, Rule] = {
     **{f"{op}.default": _unary(op) for op in _FLOAT_UNARY},
     "neg.default": _unary("neg"),
@@ -296,6 +305,8 @@ RULES: dict[str, Rule] = {
     "hypot.default": _binary("hypot"),
     "copysign.Tensor": _binary("copysign"),
     "nextafter.default": _binary("nextafter"),
+    "gcd.default": _binary("gcd"),
+    **{f"{name}.default": _binary(op) for name, op in _LOOPING.items()},
     "maximum.default": _extreme("maximum"),
     "minimum.default": _extreme("minimum"),
     "bitwise_and.Tensor": _binary("bitwise_and"),

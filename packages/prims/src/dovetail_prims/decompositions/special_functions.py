@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._common import Family, aten, cast, floating, made_for, where
+from ._common import Family, aten, cast, constant, floating, made_for, where
 
 _DOUBLE = torch.float64
 _POINTS = 40
@@ -423,10 +423,12 @@ def polygamma(n: int, self: Tensor) -> Any:
     """The derivatives of digamma; below 1/2 by reflection (5.15.6)"""
     if n == 0:
         return aten.digamma.default(self)
-    if n > 20:
-        return NotImplemented  # powers beyond what float64 holds well
     given = floating(self)
     x = cast(given, _DOUBLE)
+    if n > 20:  # (powers beyond what float64 holds well)
+        zeta = aten.special_zeta.default(constant(n + 1.0, x), x)
+        factor = (1.0 if n % 2 else -1.0) * _factorial(n)
+        return cast(_mul(zeta, factor), given.dtype)
     mirrored = aten.lt.Scalar(x, 0.5)
     at = where(mirrored, aten.sub.Tensor(1.0, x), x)
     sign = 1.0 if n % 2 else -1.0
@@ -449,6 +451,11 @@ def polygamma(n: int, self: Tensor) -> Any:
     end, there = (math.inf, 0.0) if n == 1 else (-math.inf, sign * math.inf)
     out = where(aten.eq.Scalar(x, end), there, out)
     return cast(out, given.dtype)
+
+
+def _factorial(n: int) -> float:
+    """n!, or infinity"""
+    return float(math.factorial(n)) if n <= 170 else math.inf
 
 
 def mvlgamma(self: Tensor, p: int) -> Tensor:

@@ -26,6 +26,7 @@ from . import (
     foreach,
     indexing,
     linear,
+    looping_functions,
     losses,
     normalisation,
     padding,
@@ -45,6 +46,7 @@ from ._common import resolve
 
 FAMILIES = (
     special_functions,
+    looping_functions,
     ranges,
     distances,
     sampling,

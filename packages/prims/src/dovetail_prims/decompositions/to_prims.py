@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail_prims.opsets import POINTWISE_UNARY, SCALAR_FORMS
+from dovetail_prims.opsets import LOOPING_FUNCTIONS, POINTWISE_UNARY, SCALAR_FORMS
 
 from ._common import (
     Family,
@@ -474,10 +474,12 @@ def _family() -> Family:
             table[name] = _unary(op)
     for name in ("add", "sub", "mul", "remainder", "fmod"):
         table[f"{name}.Tensor"] = _binary(f"{name}.Tensor")
-    for name in ("div.Tensor", "atan2.default", "hypot.default", "copysign.Tensor"):
+    looping = (f"{name}.default" for name in LOOPING_FUNCTIONS)
+    for name in ("div.Tensor", "atan2.default", "hypot.default", "copysign.Tensor", *looping):
         table[name] = _binary(name, to_float=True)
     for name in ("pow.Tensor_Tensor", "maximum.default", "minimum.default", "nextafter.default"):
         table[name] = _binary(name)
+    table["gcd.default"] = _binary("gcd.default")
     for name in ("and", "or", "xor", "left_shift", "right_shift"):
         table[f"bitwise_{name}.Tensor"] = _binary(f"bitwise_{name}.Tensor")
     for name in ("eq", "ne", "lt", "le", "gt", "ge"):

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from dovetail_prims.fake_tensor import FakeTensor, ShapeRule, make
+from dovetail_prims.opsets import LOOPING_FUNCTIONS
 from dovetail_prims.shape_rules.layout import (
     COMPLEX,
     FLOATING,
@@ -99,6 +100,14 @@ def binary_float(a: Any, b: Any) -> FakeTensor:
     """A binary op whose result is floating point (`atan2` ...)."""
     tensors, number = _split(a, b)
     return pointwise_out(tensors, as_float(promote((a, b))), number)
+
+
+def binary_of_floats(a: Any, b: Any) -> FakeTensor:
+    """A binary op that takes no integers (`igamma`). Raises NotImplementedError, as eager does."""
+    dtype = promote((a, b))
+    if not dtype.is_floating_point:
+        raise NotImplementedError(f"an incomplete gamma function of {_plain(dtype)}")
+    return binary_float(a, b)
 
 
 def compare(a: Any, b: Any) -> FakeTensor:
@@ -285,7 +294,9 @@ def rules() -> dict[str, Callable[..., Any]]:
         table[f"div.{overload}"] = divide
         table[f"div_.{overload}"] = divided
     table["floor_divide.default"] = binary
-    table["atan2.default"] = binary_float
+    for name in ("atan2", *LOOPING_FUNCTIONS):
+        table[f"{name}.default"] = binary_float
+    table["igamma.default"] = table["igammac.default"] = binary_of_floats
     for name in ("maximum", "minimum", "hypot", "nextafter", "fmax", "fmin", "gcd", "lcm"):
         table[f"{name}.default"] = binary
     table["copysign.Tensor"] = table["copysign.Scalar"] = binary_float
