@@ -16,9 +16,15 @@ from dovetail_inductor.loop_ir.loops import LoopGraph
 from dovetail_inductor.lowering.lower import lower
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.pipeline import compile_graph
-from dovetail_inductor.scheduler.combine import MAX_KERNELS, combine
+from dovetail_inductor.scheduler.combine import (
+    LEAST_BYTES,
+    MAX_KERNELS,
+    PEAK_BYTES,
+    combine,
+)
 from dovetail_inductor.scheduler.fuse import fuse
 from dovetail_inductor.scheduler.kernels import CombinedKernel, KernelGraph
+from dovetail_inductor.scheduler.live_bytes import live_bytes
 from dovetail_inductor.scheduler.split_reductions import split_reductions
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
@@ -89,6 +95,21 @@ def test_what_waits_or_comes_early_is_bounded() -> None:
             assert sum(graph.buffers[n].nbytes for n in names) <= few.combine_bytes
     assert sizes, "some share a launch"
     check(linears, *inputs, options=few)
+
+
+def test_what_comes_early_does_not_raise_the_peak() -> None:
+    def wide_in_the_middle(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        early, late = weights[:2], weights[2:]
+        (x,) = linears(x, *early)
+        return linears((x @ x.t()) @ x, *late)
+
+    inputs = [torch.randn(2048, 256), *(torch.randn(256, 256) / 16 for _ in range(8))]
+    graph = scheduled(wide_in_the_middle, *inputs)
+    combined = combine(graph, GPU)
+    assert live_bytes(graph).bytes > 2 * LEAST_BYTES
+    assert live_bytes(combined).bytes <= live_bytes(graph).bytes + PEAK_BYTES
+    # Two launches instead of one: before the peak (with the first operand's cast), and behind it.
+    assert [len(s.kernels) for s in combined.steps if isinstance(s, CombinedKernel)] == [3, 6]
 
 
 def test_a_launch_has_a_largest_number_of_kernels() -> None:

@@ -25,6 +25,8 @@ LIGHT_OPS = 6  # a light kernel does at most so many operations a point
 # call's peak, but not less than so much.
 PEAK_PART = 16
 LEAST_BYTES = 2 << 20
+# Results that are there early may raise the peak itself by so much, or up to `LEAST_BYTES` in all.
+PEAK_BYTES = 1 << 16
 
 # What a launch has in common: pointwise or not, light or not, warps, loop or not, device.
 Kind = tuple[object, ...]
@@ -36,7 +38,7 @@ def combine(graph: KernelGraph, options: InductorOptions) -> KernelGraph:
     A candidate waits, as long as nobody needs its result, for others of its kind; when a launch is
     due, later candidates of its kind whose operands are there join it. Waiting keeps operands
     alive, and joining early results: `options.combine_bytes` bounds the bytes of each, and so does
-    a part of the call's peak.
+    a part of the call's peak. What joins early does not raise that peak.
     """
     if not options.combine:
         return graph
@@ -86,8 +88,11 @@ class _Combiner:
     def __init__(self, graph: KernelGraph, options: InductorOptions) -> None:
         self.graph = graph
         self.limit = options.combine_bytes
-        part = live_bytes(graph).bytes // PEAK_PART
-        self.longer_limit = min(self.limit, max(LEAST_BYTES, part))
+        live = live_bytes(graph)
+        self.live = live.at
+        self.peak_limit = max(LEAST_BYTES, live.bytes + PEAK_BYTES)
+        self.longer_limit = min(self.limit, max(LEAST_BYTES, live.bytes // PEAK_PART))
+        self.position = 0  # of the step whose turn it is
         self.kept = {o.buffer for o in graph.outputs if isinstance(o, Strided)}
         self.kinds: dict[int, Kind] = {}
         self.writer: dict[str, int] = {}  # buffer -> position of the step that writes it
@@ -109,6 +114,7 @@ class _Combiner:
 
     def run(self) -> list[Step]:
         for position, step in enumerate(self.graph.steps):
+            self.position = position
             self.ahead.pop(position, None)
             if position in self.done:
                 continue
@@ -181,7 +187,9 @@ class _Combiner:
                 break
             written = kernel.writes() - kernel.internal
             early = sum(self.graph.buffers[name].nbytes for name in written)
-            if early + sum(self.ahead.values()) > self.longer_limit:
+            ahead = early + sum(self.ahead.values())
+            until_then = max(self.live[self.position : position], default=0)
+            if ahead > self.longer_limit or until_then + ahead > self.peak_limit:
                 break
             self.ahead[position] = early
             self._join(launch, position, kernel)

@@ -17,8 +17,11 @@ ALIGNMENT = 64
 # the whole call, would add up with what the calls hold at their peak. Below this size a place in
 # the slab costs less time than an allocation and next to no memory.
 LARGE_BYTES = 1 << 20
-# So do smaller ones where their slab would raise the call's peak by more than `SLAB_PEAK`.
+# So do smaller ones, and all large ones, where their slab would raise the call's peak by more than
+# this, and more than a few allocations are worth.
 SMALLER_BYTES = 1 << 18
+GPU_SLAB_PEAK = 1.004
+WORTH_BYTES = 1 << 19
 
 # On a CPU a slab is kept between calls, which saves the page faults of fresh memory. Large buffers
 # get memory of their own there only where the slab would raise the call's peak by more than this.
@@ -47,9 +50,10 @@ def _slab_raises_peak(
     last: Mapping[str, int],
     own_memory: set[str],
     owned: frozenset[str],
+    much: float = SLAB_PEAK,
 ) -> bool:
-    """True if a slab of all that may lie in one adds up to more, with what lives beside it, than
-    buffers that come and go."""
+    """True if a slab of all that may lie in one, with what lives beside it, adds up to more than
+    `much` times what buffers that come and go take."""
     births: dict[int, list[str]] = {0: sorted(owned)}
     deaths: dict[int, list[str]] = {}
     last_of_owned = {name: 0 for name in owned}
@@ -75,7 +79,7 @@ def _slab_raises_peak(
             nbytes = graph.buffers[name].nbytes
             live -= nbytes
             outside -= nbytes if name in own_memory else 0
-    return slab + outside_peak > SLAB_PEAK * live_peak
+    return slab + outside_peak > max(much * live_peak, live_peak + WORTH_BYTES)
 
 
 def _at_least(limit: int, device: str, names: Iterable[str], graph: KernelGraph) -> set[str]:
@@ -215,7 +219,7 @@ def plan_memory(graph: KernelGraph, owned: frozenset[str] = frozenset()) -> Memo
     own_memory |= {name for name in first if graph.buffers[name].is_symbolic}
     for limit in (LARGE_BYTES, SMALLER_BYTES):
         more = _at_least(limit, "cuda", first, graph) - own_memory
-        if more and _slab_raises_peak(graph, first, last, own_memory, owned):
+        if more and _slab_raises_peak(graph, first, last, own_memory, owned, GPU_SLAB_PEAK):
             own_memory |= more
     large = _at_least(LARGE_BYTES, "cpu", first, graph)
     if large - own_memory and _slab_raises_peak(graph, first, last, own_memory, owned):
