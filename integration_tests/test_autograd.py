@@ -377,3 +377,31 @@ def test_without_anomaly_mode_gradients_are_not_searched_for_nan(
     x = torch.full((3,), 2.0, requires_grad=True)
     dovetail.compile(nan_in_the_backward, fullgraph=True)(x).backward()
     assert x.grad is not None
+
+
+# --- recurrent layers ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("backend", ["aot_eager", "dovetail"])
+def test_lstm_whose_kernel_keeps_a_workspace(backend: str, checkpointed: bool) -> None:
+    def loss(net: nn.LSTM, x: Tensor) -> Tensor:
+        if checkpointed:
+            out = checkpoint(lambda x: net(x)[0].sin(), x, use_reentrant=False)
+            return out.square().sum()
+        out, (hidden, cell) = net(x)
+        return out.square().sum() + hidden.sum() * cell.sum()
+
+    net = nn.LSTM(4, 5, 2, batch_first=True, bidirectional=True)
+    x = torch.randn(3, 6, 4, requires_grad=True)
+    wanted = [x, *net.parameters()]
+    ours = torch.autograd.grad(dovetail.compile(loss, backend=backend)(net, x), wanted)
+    torch.testing.assert_close(ours, torch.autograd.grad(loss(net, x), wanted))
+
+
+def test_gradients_of_an_lstm_inside_the_graph() -> None:
+    def slopes(net: nn.LSTM, x: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(net(x)[0].sum(), [x, *net.parameters()])
+
+    net, x = nn.LSTM(4, 5), torch.randn(3, 6, 4, requires_grad=True)
+    torch.testing.assert_close(dovetail.compile(slopes)(net, x), slopes(net, x))

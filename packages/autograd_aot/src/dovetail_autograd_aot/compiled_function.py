@@ -34,6 +34,23 @@ Compiler = Callable[[GraphModule, list[Any]], Callable[..., Any]]
 Compiled = Callable[..., Sequence[Any]]
 
 _below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
+_grad_enabled = torch.is_grad_enabled
+_set_grad = torch._C._set_grad_enabled
+
+
+def _unrecorded(call: Callable[..., Any], *args: Any) -> Any:
+    """`call`, with kernels run as eager runs them where gradients are wanted: below autograd and
+    its tracking of views, with gradients switched on. Some kernels ask (oneDNN's LSTM makes the
+    workspace for its backward only then), also where a backward computes them again."""
+    with _below_autograd():
+        before = _grad_enabled()
+        _set_grad(True)
+        try:
+            return call(*args)
+        finally:
+            _set_grad(before)
+
+
 # Backwards of one graph, each for another set of undefined tangents.
 MAX_VARIANTS = 4
 # Graphs that are kept of one captured graph, each for another way in which inputs share memory.
@@ -328,16 +345,8 @@ def _run_forward(
 
         return recorded
 
-    set_grad = torch._C._set_grad_enabled
-    grad_enabled = torch.is_grad_enabled
-
     def shielded(*inputs: Any) -> tuple[Any, ...]:
-        before = grad_enabled()
-        set_grad(False)
-        try:
-            results = target(*inputs)
-        finally:
-            set_grad(before)
+        results = _unrecorded(target, *inputs)
         if epilogue is None:
             return tuple(results)
         return epilogue(inputs, results)
@@ -356,8 +365,7 @@ def _without_gradients(target: Compiled, signature: Signature) -> type[torch.aut
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> tuple[Any, ...]:
             ctx.count = len(inputs)
-            with _below_autograd():
-                results = tuple(target(*inputs))
+            results = tuple(_unrecorded(target, *inputs))
             ctx.mark_non_differentiable(
                 *[
                     r
@@ -439,12 +447,11 @@ def make_autograd_function(
             ctx.replay = double.remember(inputs)
             # Below autograd's view tracking: a result that is a view of another must come out
             # as a tensor of its own, or autograd would refuse to let users write to it.
-            with _below_autograd():
-                if no_autocast:
-                    with torch._C._DisableAutocast():
-                        results = list(forward(*inputs))
-                else:
-                    results = list(forward(*inputs))
+            if no_autocast:
+                with torch._C._DisableAutocast():
+                    results = list(_unrecorded(forward, *inputs))
+            else:
+                results = list(_unrecorded(forward, *inputs))
             outputs = results[:count]
             values = results[count:]
             for output, index, geometry in aliases:
@@ -476,8 +483,8 @@ def make_autograd_function(
                 # As eager does node by node: `arguments` holds the saved tensors from here on.
                 ctx.maybe_clear_saved_tensors()
                 ctx.replay = None
-            with _below_autograd(), torch._C._DisableAutocast():
-                results = run_consuming(chosen.run, arguments)
+            with torch._C._DisableAutocast():
+                results = _unrecorded(run_consuming, chosen.run, arguments)
             if replay is not None and any(map(_has_nan, results)):
                 double.blame_nan(replay, found)
             return reached(results, missing)

@@ -260,7 +260,8 @@ def _addressed_by_strides(graph: KernelGraph) -> frozenset[str]:
 
     A result that goes from one library call to the next as it is is theirs to lay out; so is, on a
     GPU, one that leaves the call, as the sizes of attention's auxiliary results are known only to
-    its kernels there.
+    its kernels there. A library's workspace, which its operator's metadata give no bytes (that of
+    oneDNN's LSTM, for its backward), is of any size.
     """
     found: set[str] = set()
     for step in graph.steps:
@@ -273,7 +274,8 @@ def _addressed_by_strides(graph: KernelGraph) -> frozenset[str]:
     for out in graph.outputs:
         if isinstance(out, Strided):
             buffer = graph.buffers[out.buffer]
-            if buffer.device.type == "cpu" or not out.covers(buffer):
+            workspace = buffer.dtype is torch.uint8 and buffer.shape == (0,)
+            if (buffer.device.type == "cpu" and not workspace) or not out.covers(buffer):
                 found.add(out.buffer)
     return frozenset(found)
 
