@@ -215,7 +215,9 @@ def _across(kernel: FusedKernel) -> Tiling:
     elements = 4096 if columns * x.block >= 4096 else 2048
     r = Axis("r", kernel.columns, min(power_of_two(columns), max(16, elements // x.block)))
     looped = is_symbolic(r.size) or r.blocks > 1
-    return Tiling((x, r), True, looped, 8 if r.block * x.block >= 2048 else 4)
+    tile = r.block * x.block
+    # Few elements are summed within a warp: between warps sums go through shared memory.
+    return Tiling((x, r), True, looped, 8 if tile >= 2048 else max(1, min(4, tile // 128)))
 
 
 def _reduction(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
