@@ -20,7 +20,7 @@ LARGE_BYTES = 1 << 20
 # So do smaller ones, and all large ones, where their slab would raise the call's peak by more than
 # this, and more than a few allocations are worth.
 SMALLER_BYTES = 1 << 18
-GPU_SLAB_PEAK = 1.004
+GPU_SLAB_PEAK = 1.002
 WORTH_BYTES = 1 << 19
 
 # On a CPU a slab is kept between calls, which saves the page faults of fresh memory. Large buffers
