@@ -5,7 +5,8 @@ all) compiles each family's model (evaluation mode, gradients on) down to kernel
 outputs and parameter gradients of two calls with eager. Where they differ by more than rounding,
 both are measured against float64, and ours may err at most three times as much.
 
-`--backend aot_eager` leaves code generation out, which is several times faster.
+`--backend aot_eager` leaves code generation out, which is several times faster; `--backend gpu` is
+the whole pipeline with model and inputs on a GPU, whose products are not rounded to TF32.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import torch
 from family_sweep import Row, Sweep, first_line, where_raised
 from model_families import TooLong, build, leaves
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 import dovetail
 
 ROUNDING = 1e-4  # relative to a tensor's largest value
 FLOAT64_FACTOR = 3.0
+GPU = "gpu"
 
 
 def step(model: nn.Module, call: Any, inputs: dict[str, Any]) -> list[Tensor]:
@@ -29,10 +32,8 @@ def step(model: nn.Module, call: Any, inputs: dict[str, Any]) -> list[Tensor]:
     model.zero_grad(set_to_none=True)
     torch.manual_seed(1)
     outputs = list(leaves(call(**inputs)))
-    loss = sum(
-        (t.double().nan_to_num().square().mean() for t in outputs if differentiable(t)),
-        start=torch.zeros((), dtype=torch.float64),
-    )
+    losses = [t.double().nan_to_num().square().mean() for t in outputs if differentiable(t)]
+    loss = torch.stack(losses).sum() if losses else torch.zeros((), requires_grad=True)
     loss.backward()
     gradients = [p.new_zeros(p.shape) if p.grad is None else p.grad for p in model.parameters()]
     return [t.detach().clone() for t in [*outputs, *gradients]]
@@ -91,10 +92,19 @@ def difference(
     return ""
 
 
+def on_gpu(model: nn.Module, inputs: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
+    """Both on a GPU, where float32 is float32."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    moved = pytree.tree_map(lambda v: v.cuda() if isinstance(v, Tensor) else v, inputs)
+    return model.cuda(), moved
+
+
 def sweep_one(suite: str, family: str, backend: str = "dovetail") -> Row:
     """Build, run eager, compile, compare."""
     try:
         model, inputs, _ = build(suite, family)
+        if backend == GPU:
+            model, inputs = on_gpu(model, inputs)
     except TooLong:
         return Row(suite, family, "not built", "time limit")
     except Exception as failure:
@@ -108,7 +118,7 @@ def sweep_one(suite: str, family: str, backend: str = "dovetail") -> Row:
         return Row(suite, family, "not built", first_line(failure))
     if any(error(a, b) > ROUNDING for a, b in zip(again, expected, strict=True)):
         return Row(suite, family, "not built", "eager differs from call to call")
-    compiled = dovetail.compile(model, backend=backend)
+    compiled = dovetail.compile(model, backend="dovetail" if backend == GPU else backend)
     try:
         for _ in range(2):
             found = step(model, compiled, inputs)
@@ -128,7 +138,7 @@ def sweep_one(suite: str, family: str, backend: str = "dovetail") -> Row:
     return Row(suite, family, "ok", text)
 
 
-SWEEP = Sweep(__file__, __doc__ or "", sweep_one, 120, "backend", ("dovetail",))
+SWEEP = Sweep(__file__, __doc__ or "", sweep_one, 120, "backend", ("dovetail", "aot_eager", GPU))
 
 if __name__ == "__main__":
     SWEEP.main()
