@@ -236,6 +236,7 @@ class Generator(random_statements.MoreStatements, random_constructs.ConstructSta
             self.global_effect, self.comprehension, self.text, self.function, self.in_place,
             self.nonlocal_, self.collection, self.match_, self.higher_order, self.generator_,
             self.generators, self.classes, self.closures, self.comprehensions, self.deleting,
+            self.stepping, self.stepping,
             self.operators, self.operators, self.floats, self.floats, self.random_numbers,
             self.local_class, self.shapes, self.relays, self.matching, self.stars, self.algebra,
             self.algebra, self.formats, self.walrus, self.global_name, self.deep_nonlocal,

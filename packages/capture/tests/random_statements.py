@@ -326,6 +326,43 @@ class MoreStatements(StatementParts):
         )  # fmt: skip
         self.lists.append(name)
 
+    def stepping(self) -> None:
+        """A loop over an iterator that is begun before, with breaks before and inside of it."""
+        r, i, t = self.random, self.pick(self.ints), self.pick(self.tensors)
+        it, items, log = self.fresh("it"), self.fresh("l"), "STATE['log']"
+        self.emit(f"{items} = [1, {i}, {self.number(1)}, 4]")
+        inner = [
+            f"iter({items})", f"reversed({items})", f"iter(range({r.randint(0, 6)}))",
+            f"iter({{'a': {i}, 'b': 2, 'c': 3}}.items())", "iter({3, 1, 2})", f"iter(tuple({items}))",
+            "reversed({'x': 1, 'y': 2})", f"itertools.repeat({i}, 3)", "iter('pqrs')",
+            f"(v + 1 for v in {items})",
+        ]  # fmt: skip
+        a, b = r.choice(inner), r.choice(inner)
+        outer = [
+            a, f"enumerate({a}, {self.number(2)})", f"zip({a}, {b})", f"enumerate(zip({a}, {b}))",
+            f"map(lambda v, w: (v, w, {i}), {a}, {b})", f"filter(None, {a})",
+            f"zip({a}, {b}, strict=True)", f"zip(enumerate({a}), {b})", f"itertools.chain({a}, {b})",
+            f"itertools.islice({a}, 3)",
+        ]  # fmt: skip
+        self.emit(f"{it} = {r.choice(outer)}")
+        self.emit("try:")
+        if r.random() < 0.6:
+            self.emit(f"    {log}.append(next({it}, 'none'))")
+        self.emit(f"    {self.shout()}")
+        self.emit(f"    for v in {it}:")
+        self.emit(f"        {log}.append(v); {t} = {t} + 1")
+        for line in r.sample([
+            f"if {self.condition(1)}: {self.shout()}", f"if len({items}) < 6: {items}.append(9)",
+            f"if len({log}) % 3 == 1: break", f"if {items}: {items}.pop()", f"next({it}, None)",
+            self.shout(), f"{items}[0:1] = [7]",
+        ], r.randint(0, 2)):  # fmt: skip
+            self.emit(f"        {line}")
+        self.emit("except (RuntimeError, ValueError) as error:")
+        self.emit(f"    {log}.append(str(error))")
+        if r.random() < 0.5:
+            self.emit(f"{i} = sum(1 for _ in {it}); {log}.append(next({it}, None))")
+        self.lists.append(items)
+
     def deleting(self) -> None:
         name, i = self.fresh("d"), self.pick(self.ints)
         self.emit(f"{name} = {self.number(1)}")

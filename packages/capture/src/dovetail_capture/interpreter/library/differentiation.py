@@ -129,7 +129,7 @@ def _reached(roots: Iterable[TensorValue], stop: Iterable[TensorValue] = ()) -> 
 def _check(vm: Interpreter, roots: list[TensorValue], inputs: list[TensorValue]) -> None:
     """Break where the frame does not know all that the engine would do."""
     recorder = vm.session.recorder
-    if isinstance(recorder, InnerRecorder):
+    if isinstance(recorder, InnerRecorder) and not recorder.differentiates:
         raise GraphBreakSignal("a derivative inside of a transformed function")
     if any("checkpoint" in node.meta for node in recorder.graph.nodes):
         raise GraphBreakSignal(

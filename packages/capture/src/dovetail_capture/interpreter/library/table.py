@@ -6,6 +6,7 @@ import types
 from typing import Any
 
 from dovetail_capture.interpreter.library import (
+    autograd_functions,
     builtin_functions,
     checks,
     container_methods,
@@ -53,6 +54,7 @@ HANDLERS: dict[Any, Handler] = {
     **polyfills.HANDLERS,
     **optimizers.HANDLERS,
     **transforms.HANDLERS,
+    **autograd_functions.HANDLERS,
     **differentiation.HANDLERS,
     **draws.HANDLERS,
     **copying.HANDLERS,

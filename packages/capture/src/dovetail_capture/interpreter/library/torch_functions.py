@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import random
 import types
-import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +13,6 @@ from dovetail_guards.torch_state import BACKEND_FLAGS, READERS
 from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import attributes, calls, dicts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
-from dovetail_capture.interpreter.recorder import NotAGraphArgument
 from dovetail_capture.interpreter.session import OpenMode
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue
@@ -412,109 +408,6 @@ _OF_NUMBERS: tuple[Any, ...] = (
     torch.div, torch.floor_divide, torch.true_divide, torch.remainder, torch.add, torch.sub,
     torch.mul,
 )  # fmt: skip
-_APPLY_TARGETS: weakref.WeakKeyDictionary[type, Callable[..., Any]] = weakref.WeakKeyDictionary()
-
-
-def _apply_target(cls: Any) -> Callable[..., Any]:
-    """`cls.apply` as a plain function, which a graph can name; always the same one for a class."""
-    target = _APPLY_TARGETS.get(cls)
-    if target is None:
-        apply = cls.apply
-
-        def target(*args: Any) -> Any:
-            return apply(*args)
-
-        target.__name__ = f"{cls.__name__}_apply"
-        target.__qualname__ = f"{cls.__qualname__}.apply"
-        target.__module__ = f"apply.{cls.__module__}"  # fx looks up what says that it is torch's
-        _APPLY_TARGETS[cls] = target
-    return target
-
-
-def _apply_holding(cls: Any, args: list[Value]) -> tuple[Callable[..., Any], list[Value]]:
-    """The target for these arguments, and those that the graph gives it: a graph cannot name the
-    functions among them (a kernel's distance, say), so that the target holds them."""
-    held = {
-        place: arg.value
-        for place, arg in enumerate(args)
-        if isinstance(arg, Constant) and callable(arg.value) and not isinstance(arg.value, type)
-    }
-    whole = _apply_target(cls)
-    if not held:
-        return whole, args
-
-    def target(*given: Any) -> Any:
-        rest = iter(given)
-        return whole(*(held[i] if i in held else next(rest) for i in range(len(args))))
-
-    functools.update_wrapper(target, whole)
-    return target, [arg for place, arg in enumerate(args) if place not in held]
-
-
-class _Context:
-    """Interpreted: what a `forward` is given where nothing will be differentiated."""
-
-    def __init__(self, args: Any) -> None:
-        self.needs_input_grad = (False,) * len(args)
-        self.saved_tensors: Any = ()
-
-    def save_for_backward(self, *tensors: Any) -> None:
-        self.saved_tensors = tensors
-
-    def save_for_forward(self, *tensors: Any) -> None:
-        pass
-
-    def mark_dirty(self, *tensors: Any) -> None:
-        pass
-
-    def mark_non_differentiable(self, *tensors: Any) -> None:
-        pass
-
-    def set_materialize_grads(self, value: bool) -> None:
-        pass
-
-
-def _forward_alone(function: Any, *args: Any) -> Any:
-    """Interpreted: `function.apply(*args)` without gradients."""
-    ctx = _Context(args)
-    with torch.no_grad():
-        if function.setup_context is torch.autograd.function._SingleLevelFunction.setup_context:
-            return function.forward(ctx, *args)
-        result = function.forward(*args)
-        function.setup_context(ctx, args, result)
-        return result
-
-
-def _names_random(function: Any) -> bool:
-    """Does the code of a function name Python's `random`, or something of it?"""
-    code = getattr(function, "__code__", None)
-    named = [function.__globals__.get(name) for name in code.co_names] if code else []
-    return any(
-        value is random or isinstance(getattr(value, "__self__", value), random.Random)
-        for value in named
-    )
-
-
-def autograd_apply(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    """`MyFunction.apply(...)`: one node; its forward and backward are not looked into."""
-    cls = vm.as_python(args[0])
-    drawn = random.getstate()
-    try:
-        target, given = _apply_holding(cls, list(args[1:]))
-        result = vm.record("call_function", target, given, kwargs)
-        if random.getstate() != drawn or _names_random(cls.backward):
-            # a compiler would draw once, and for good
-            raise GraphBreakSignal(f"{cls.__name__}.apply, which draws Python's random numbers")
-        return result
-    except NotAGraphArgument as error:
-        wanted = torch.is_grad_enabled() and any(
-            isinstance(arg, TensorValue) and arg.fake.requires_grad for arg in args
-        )
-        if not wanted and not kwargs:  # then only what forward computes counts
-            return vm.call(Constant(_forward_alone), args, {})
-        raise GraphBreakSignal(f"{cls.__name__}.apply of {error}") from None
-    finally:
-        random.setstate(drawn)
 
 
 _FOLDED: tuple[Any, ...] = (
@@ -548,9 +441,6 @@ _SETTINGS: dict[Any, str] = {
     torch.backends.cuda.cudnn_sdp_enabled: "sdp_kernels",
     **{getattr(_C, name): "backend_flags" for name in BACKEND_FLAGS},
 }
-
-# `apply` as the classes behind autograd.Function define it: in Python or in C.
-_APPLIES = [vars(cls)["apply"] for cls in torch.autograd.Function.__mro__ if "apply" in vars(cls)]
 
 HANDLERS: dict[Any, Handler] = {
     torch.nn.Module.__call__: module_call,
@@ -589,7 +479,6 @@ HANDLERS: dict[Any, Handler] = {
     torch.overrides.has_torch_function_variadic: always(False),
     _C._log_api_usage_once: always(None),
     _C._is_torch_function_enabled: always(True),
-    **{getattr(apply, "__func__", apply): autograd_apply for apply in _APPLIES},
     torch._assert: lambda vm, args, kwargs: _torch_assert(vm, args, kwargs),
     **{fn: folded(fn) for fn in _FOLDED},
     **{fn: of_gpu(fn) for fn in _OF_GPU},

@@ -24,6 +24,7 @@ from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.containers import DictValue, ListValue, TupleValue
 from dovetail_capture.interpreter.values.functions import TransformValue
+from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
@@ -45,13 +46,15 @@ class _Slot:
 class InnerRecorder(Recorder):
     """Records the graph of a transformed function inside of another graph."""
 
+    differentiates = False  # may it ask for derivatives?
+
     def __init__(self, outer: Recorder) -> None:
         super().__init__(outer.stack_trace)
         self.outer = outer
         # Fakes and what they stand for are known throughout; inputs belong to the outermost graph.
         self.fake_mode = outer.fake_mode
         self.values = outer.values
-        self.captured: list[TensorValue] = []
+        self.captured: list[Value] = []
         self._inner: dict[Node, Node] = {}
 
     def placeholder(self, name: str, fake: Any) -> Node:
@@ -71,7 +74,19 @@ class InnerRecorder(Recorder):
                 self._inner[value.node] = node
                 self.captured.append(value)
             return node, value.fake
+        if isinstance(value, SymbolicNumber):
+            return self._number(value)
         return super().argument(value)
+
+    def _number(self, value: SymbolicNumber) -> tuple[Any, Any]:
+        """A number that the sizes of the arguments tell, or that comes from around."""
+        try:
+            return super().argument(value)
+        except (NotImplementedError, RuntimeError):
+            self.outer.argument(value)  # may raise as well
+        node = super().placeholder(f"captured{len(self.captured)}", value.value)
+        self.captured.append(value)
+        return node, value.value
 
     def owns(self, node: Node) -> bool:
         return node.graph is self.graph or self.outer.owns(node)
@@ -195,7 +210,7 @@ class _Inner:
     graph: GraphModule
     template: Any
     tensors: list[TensorValue]
-    captured: list[TensorValue]
+    captured: list[Value]
 
 
 def _one_of(fake: torch.Tensor, dim: int) -> torch.Tensor:

@@ -1,0 +1,337 @@
+"""`torch.autograd.Function`: one node, whose forward and backward were captured as well.
+
+Both are interpreted, forward on the arguments and backward on what forward has left in its context,
+and recorded into graphs of their own. The node applies a function of autograd that runs these
+graphs. So all that they read from around them is guarded, tensors that they close over are
+arguments of the node, and functions may be among the arguments. What backward needs is saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.function import _SingleLevelFunction, once_differentiable
+from torch.fx import GraphModule
+
+from dovetail_capture.interpreter.changes import no_changes
+from dovetail_capture.interpreter.library.container_methods import Args, Handler, Kwargs
+from dovetail_capture.interpreter.library.transforms import InnerRecorder
+from dovetail_capture.interpreter.protocols.constants import UNKNOWN
+from dovetail_capture.interpreter.recorder import NotAGraphArgument
+from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
+from dovetail_capture.interpreter.values.base import Constant, Value
+from dovetail_capture.interpreter.values.containers import TupleValue
+from dovetail_capture.interpreter.values.tensors import TensorValue
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.machine import Interpreter
+
+
+# --- interpreted ----------------------------------------------------------------------------------
+
+
+class _Context:
+    """What `forward` and `backward` are given."""
+
+    def __init__(self, needs_input_grad: Any) -> None:
+        self.needs_input_grad = needs_input_grad
+        self.saved_tensors: Any = ()
+        self.materialize_grads = True
+        self.dirty_tensors: Any = ()
+        self.non_differentiable: Any = ()
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        self.saved_tensors = tensors
+
+    def save_for_forward(self, *tensors: Any) -> None:
+        pass
+
+    def mark_dirty(self, *tensors: Any) -> None:
+        self.dirty_tensors = tensors
+
+    def mark_non_differentiable(self, *tensors: Any) -> None:
+        self.non_differentiable = tensors
+
+    def set_materialize_grads(self, value: bool) -> None:
+        self.materialize_grads = value
+
+
+def _run_forward(function: Any, needs_input_grad: Any, *args: Any) -> Any:
+    ctx = _Context(needs_input_grad)
+    if function.setup_context is _SingleLevelFunction.setup_context:
+        return ctx, function.forward(ctx, *args)
+    result = function.forward(*args)
+    function.setup_context(ctx, args, result)
+    return ctx, result
+
+
+def _run_backward(function: Any, ctx: Any, *gradients: Any) -> Any:
+    return function.backward(ctx, *gradients)
+
+
+# --- the node -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """The graphs of a function on the `given` tensors among its arguments, and then `captured`.
+
+    `forward` gives `count` results (one by itself if not `many`), then what is saved; `backward`
+    takes the gradients of the results and what was saved, and gives a gradient, or None, for each
+    tensor among the arguments; without it `original` applies the function itself. `dirty` and
+    `plain` are the places of arguments that forward writes to, and of results that are not
+    differentiable.
+    """
+
+    cls: Any
+    forward: GraphModule
+    backward: GraphModule | None
+    captured: list[Value]
+    original: Callable[[Any], Any]
+    given: int
+    count: int
+    many: bool
+    dirty: tuple[int, ...]
+    plain: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Around:
+    """What a function takes from around it: nothing that autograd looks at."""
+
+    values: tuple[Any, ...]
+
+
+_SAVED = object()
+
+
+def _is_kept(part: Any, around: _Around) -> bool:
+    """Is it kept for backward as it is? (Autograd watches over what it saves.)"""
+    return not isinstance(part, torch.Tensor) or any(part is value for value in around.values)
+
+
+def _requires_grad(arg: Any) -> bool:
+    return isinstance(arg, torch.Tensor) and arg.requires_grad
+
+
+def _is_once_differentiable(function: Any) -> bool:
+    code = once_differentiable(_run_backward).__code__
+    while function is not None:
+        if getattr(function, "__code__", None) is code:
+            return True
+        function = getattr(function, "__wrapped__", None)
+    return False
+
+
+def _target(pieces: _Pieces) -> Callable[..., Any]:
+    """What the node calls."""
+    cls, count = pieces.cls, pieces.count
+    run_forward, run_backward = pieces.forward.forward, pieces.backward
+
+    def forward(ctx: Any, around: _Around, *tensors: Any) -> Any:
+        found = run_forward(*tensors, *around.values)
+        results, saved = found[:count], found[count:]
+        kept = [_is_kept(part, around) for part in saved]
+        ctx.save_for_backward(*(p for p, keep in zip(saved, kept, strict=True) if not keep))
+        ctx.kept = [(part if keep else _SAVED) for part, keep in zip(saved, kept, strict=True)]
+        if pieces.dirty:
+            ctx.mark_dirty(*(tensors[place] for place in pieces.dirty))
+        if pieces.plain:
+            ctx.mark_non_differentiable(*(results[place] for place in pieces.plain))
+        return tuple(results) if pieces.many else results[0]
+
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        assert run_backward is not None
+        tensors = iter(ctx.saved_tensors)
+        saved = (next(tensors) if part is _SAVED else part for part in ctx.kept)
+        return (None, *run_backward(*gradients, *saved))
+
+    once = _is_once_differentiable(getattr(cls, "backward", None))
+    members = {
+        "forward": staticmethod(forward),
+        "backward": staticmethod(once_differentiable(backward) if once else backward),
+    }
+    made: Any = type(cls.__name__, (torch.autograd.Function,), members)
+    apply: Any = made.apply
+
+    def target(*args: Any) -> Any:
+        given, around = args[: pieces.given], _Around(args[pieces.given :])
+        if run_backward is None and torch.is_grad_enabled() and any(map(_requires_grad, given)):
+            return pieces.original(given)  # a graph that was captured for inference
+        return apply(around, *given)
+
+    target.__name__ = f"{cls.__name__}_apply"
+    target.__qualname__ = f"{cls.__qualname__}.apply"
+    target.__module__ = f"apply.{cls.__module__}"  # fx looks up what says that it is torch's
+    return target
+
+
+# --- capture --------------------------------------------------------------------------------------
+
+
+class _FunctionRecorder(InnerRecorder):
+    """Records a forward, or a backward inside of what its forward recorded."""
+
+    differentiates = True
+
+
+def _inside(vm: Interpreter, inner: InnerRecorder, args: Args) -> Args:
+    """The arguments as forward sees them: tensors are its own."""
+    inside: Args = []
+    for arg in args:
+        if isinstance(arg, TensorValue):
+            with inner.fake_mode, torch.no_grad():
+                fake = arg.fake.detach().requires_grad_(arg.fake.requires_grad)
+            node = inner.argument_placeholder(len(inside), fake)
+            arg = inner.bind(TensorValue(node, fake, arg.cls))
+        inside.append(arg)
+    return inside
+
+
+def _attribute(vm: Interpreter, ctx: Value, name: str) -> list[Value]:
+    return list(vm.iterate(vm.get_attr(ctx, name)))
+
+
+def _results_of(result: Value) -> tuple[list[Value], bool]:
+    """The results of a forward, and whether it gives several."""
+    many = isinstance(result, TupleValue) and result.cls is tuple
+    results: list[Value] = list(result.items) if many else [result]  # type: ignore[attr-defined]
+    if not all(isinstance(one, TensorValue) for one in results):
+        raise GraphBreakSignal("a function of autograd whose results are not all tensors")
+    return results, many
+
+
+def _capture(vm: Interpreter, fn: Value, cls: Any, args: Args, wanted: bool) -> _Pieces:
+    session = vm.session
+    outer = session.recorder
+    inner = _FunctionRecorder(outer)
+    given = _inside(vm, inner, args)
+    tensors = [arg for arg in given if isinstance(arg, TensorValue)]
+    needs = TupleValue([Constant(wanted and _needs_gradient(arg)) for arg in args])
+    session.recorder = inner
+    try:
+        with torch.no_grad():
+            pair = vm.call(Constant(_run_forward), [fn, needs, *given], {})
+        assert isinstance(pair, TupleValue)
+        ctx, result = pair.items
+        results, many = _results_of(result)
+        dirty, plain = (
+            tuple(_place(marked, among) for marked in _attribute(vm, ctx, name))
+            for name, among in (("dirty_tensors", tensors), ("non_differentiable", results))
+        )
+        backward: GraphModule | None = None
+        saved: list[Value] = []
+        if wanted:
+            if len(results) > 1 and not vm.truth(vm.get_attr(ctx, "materialize_grads")):
+                raise GraphBreakSignal("a function of autograd that tells absent gradients apart")
+            backward, saved = _capture_backward(vm, fn, ctx, given, results)
+        outputs = tuple(inner.argument(value)[0] for value in (*results, *saved))
+        inner.graph.output(outputs)
+    except NotAGraphArgument as error:
+        raise GraphBreakSignal(f"a function of autograd that gives {error}") from None
+    finally:
+        session.recorder = outer
+    forward = GraphModule(torch.nn.Module(), inner.graph)
+    captured: list[Value] = list(inner.captured)
+    original, counts = _original(vm, cls, args), (len(tensors), len(results))
+    return _Pieces(cls, forward, backward, captured, original, *counts, many, dirty, plain)
+
+
+def _original(vm: Interpreter, cls: Any, args: Args) -> Callable[[Any], Any]:
+    """The function itself, applied to the tensors among the arguments and the others as they are
+    now."""
+    others = {
+        place: vm.as_python(arg)
+        for place, arg in enumerate(args)
+        if not isinstance(arg, TensorValue)
+    }
+    apply = cls.apply
+
+    def original(tensors: Any) -> Any:
+        if any(other is UNKNOWN for other in others.values()):
+            raise RuntimeError(f"{cls.__qualname__}.apply was captured without its backward")
+        rest = iter(tensors)
+        return apply(*(others[i] if i in others else next(rest) for i in range(len(args))))
+
+    return original
+
+
+def _needs_gradient(arg: Value) -> bool:
+    return isinstance(arg, TensorValue) and bool(arg.fake.requires_grad)
+
+
+def _is_none(value: Value) -> bool:
+    return isinstance(value, Constant) and value.value is None
+
+
+def _place(value: Value, among: list[Any]) -> int:
+    for place, one in enumerate(among):
+        if one is value:
+            return place
+    raise GraphBreakSignal("a function of autograd that marks another tensor than one of its own")
+
+
+def _capture_backward(
+    vm: Interpreter, fn: Value, ctx: Value, given: Args, results: list[Value]
+) -> tuple[GraphModule, list[Value]]:
+    """The graph of backward, and what it takes of the forward's tensors."""
+    session = vm.session
+    forward = session.recorder
+    inner = _FunctionRecorder(forward)
+    gradients: Args = []
+    for place, result in enumerate(results):
+        assert isinstance(result, TensorValue)
+        with inner.fake_mode, torch.no_grad():
+            fake = torch.empty_like(result.fake, memory_format=torch.contiguous_format)
+        node = inner.argument_placeholder(place, fake)
+        gradients.append(inner.bind(TensorValue(node, fake)))
+    leaves = dict(session.made_leaves)
+    session.recorder = inner
+    try:
+        with torch.no_grad(), no_changes(vm, given, "a backward that changes what it does not own"):
+            found = vm.call(Constant(_run_backward), [fn, ctx, *gradients], {})
+    except ProgramException as error:
+        name = error.value.python_type().__name__
+        raise GraphBreakSignal(f"a backward that raises {name}") from None
+    finally:
+        session.recorder = forward
+        session.made_leaves = leaves
+    several = isinstance(found, TupleValue)
+    parts = list(found.items) if several else [found]  # type: ignore[attr-defined]
+    while len(parts) > len(given) and _is_none(parts[-1]):
+        parts.pop()
+    if len(parts) != len(given):
+        raise GraphBreakSignal("a backward that gives not as many gradients as there are arguments")
+    outputs = []
+    for arg, part in zip(given, parts, strict=True):
+        absent = _is_none(part)
+        if not absent and not (isinstance(arg, TensorValue) and isinstance(part, TensorValue)):
+            raise GraphBreakSignal(f"a backward that gives {part.describe()} as a gradient")
+        if isinstance(arg, TensorValue):
+            outputs.append(None if absent else inner.argument(part)[0])
+    inner.graph.output(tuple(outputs))
+    return GraphModule(torch.nn.Module(), inner.graph), inner.captured
+
+
+def apply(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`MyFunction.apply(...)`."""
+    fn, given = args[0], list(args[1:])
+    cls = vm.as_python(fn)
+    if kwargs:
+        raise GraphBreakSignal(f"{cls.__name__}.apply with keyword arguments")
+    recorder = vm.session.recorder
+    if isinstance(recorder, InnerRecorder) and not isinstance(recorder, _FunctionRecorder):
+        raise GraphBreakSignal(f"{cls.__name__}.apply inside of a transformed function")
+    wanted = torch.is_grad_enabled() and any(map(_needs_gradient, given))
+    pieces = _capture(vm, fn, cls, given, wanted)
+    tensors = [arg for arg in given if isinstance(arg, TensorValue)]
+    return vm.record("call_function", _target(pieces), [*tensors, *pieces.captured], {})
+
+
+# `apply` as the classes behind autograd.Function define it: in Python or in C.
+_APPLIES = [vars(cls)["apply"] for cls in torch.autograd.Function.__mro__ if "apply" in vars(cls)]
+
+HANDLERS: dict[Any, Handler] = {getattr(method, "__func__", method): apply for method in _APPLIES}

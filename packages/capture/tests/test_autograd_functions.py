@@ -1,0 +1,329 @@
+"""Functions of autograd: forward and backward are captured with all that they read."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dovetail_capture import optimize
+from torch.autograd.function import once_differentiable
+
+sys.path.insert(0, str(Path(__file__).parent))
+from construct_cases import CountingBackend, same
+
+WORLD: dict[str, Any] = {}
+
+
+class Scaled(torch.autograd.Function):
+    """Reads a table of the module, in both directions."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * WORLD["scale"]
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * WORLD["scale"]
+
+
+class Given(torch.autograd.Function):
+    """Is given a function, of which backward takes the derivative."""
+
+    @staticmethod
+    def forward(ctx, function, x):
+        ctx.function = function
+        ctx.save_for_backward(x)
+        return function(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        with torch.enable_grad():
+            x = x.detach().requires_grad_(True)
+            y = ctx.function(x)
+        return None, torch.autograd.grad(y, x, grad)[0]
+
+
+class Several(torch.autograd.Function):
+    """Results of which one is no number to differentiate, an intermediate value, an attribute."""
+
+    @staticmethod
+    def forward(ctx, x, y, power=2):
+        z = x**power
+        found = (z * y).sort(dim=0)
+        ctx.mark_non_differentiable(found.indices)
+        ctx.save_for_backward(z, found.indices)
+        ctx.power, ctx.x = power, x
+        return found.values, found.indices, z + 1
+
+    @staticmethod
+    def backward(ctx, by_values, by_indices, by_z):
+        z, indices = ctx.saved_tensors
+        back = torch.zeros_like(z).scatter(0, indices, by_values)
+        by_y = (back * z) if ctx.needs_input_grad[1] else None
+        return (back + by_z) * ctx.power * ctx.x, by_y, None
+
+
+class InPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(3)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 5
+
+
+class Itself(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        return x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return -grad
+
+
+class Apart(torch.autograd.Function):
+    """With its context set up apart, and no second derivative."""
+
+    @staticmethod
+    def forward(x, y):
+        return x * y, x + y
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs, output[1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, a, b):
+        x, y, total = ctx.saved_tensors
+        return a * y + b * total, a * x + b
+
+
+class Counting(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        WORLD["forwards"] += 1
+        return Scaled.apply(x) * WORLD["forwards"]
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+class CountingBackwards(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        WORLD["backwards"] += 1
+        return grad * WORLD["backwards"]
+
+
+class Mixed(torch.autograd.Function):
+    """As `custom_fwd` and `custom_bwd` make them."""
+
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        return grad @ weight.T, x.T @ grad
+
+
+def reads_a_table(x, y):
+    return Scaled.apply(x + 1) * y
+
+
+def closes_over_a_tensor(x, y):
+    factor = y * 2
+    return Given.apply(lambda v: v.sin() * factor + WORLD["scale"], x)
+
+
+def closes_over_functions(x, y):
+    def inner(v, power=WORLD["power"]):
+        return v**power
+
+    def outer(v):
+        return inner(v) + inner(v, power=1) * y.detach()
+
+    return Given.apply(outer, x * 1) + Given.apply(torch.exp, y)
+
+
+def several_results(x, y):
+    values, indices, z = Several.apply(x, y, WORLD["power"])
+    assert not indices.requires_grad
+    return values * 2 + z * indices
+
+
+def several_for_one(x, y):
+    return Several.apply(x, y.detach())[2]
+
+
+def in_place(x, y):
+    z = x * 1
+    w = InPlace.apply(z)
+    return w * y + (w is z)
+
+
+def itself(x, y):
+    z = Itself.apply(x)
+    return z * y + (z is x)
+
+
+def apart(x, y):
+    a, b = Apart.apply(x, y)
+    return a * b
+
+
+def changes_in_forward(x, y):
+    z = Counting.apply(x)
+    return z + y * WORLD["forwards"]
+
+
+def changes_in_backward(x, y):
+    return CountingBackwards.apply(x) * y
+
+
+def changes_before(x, y):
+    WORLD["scale"] = WORLD["scale"] + 1
+    return Scaled.apply(x) * y
+
+
+def mixed(x, y):
+    a, b = x.outer(y), y.outer(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return Mixed.apply(a, b).float() * (a @ b)
+
+
+def made_here(x, y):
+    class Here(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, v):
+            return v * WORLD["scale"]
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * 7
+
+    return Here.apply(x) * y
+
+
+def undifferentiated(x, y):
+    with torch.no_grad():
+        z = Several.apply(x, y)[0] + Given.apply(lambda v: v * 2, x)
+    return z * x
+
+
+PROGRAMS: list[tuple[Callable[..., Any], int | None]] = [
+    (reads_a_table, 2), (closes_over_a_tensor, 2), (closes_over_functions, 2),
+    (several_results, 2), (several_for_one, 1), (in_place, 1), (itself, 1), (apart, 1),
+    (changes_in_forward, None), (changes_in_backward, None), (changes_before, None), (mixed, None),
+    (made_here, None), (undifferentiated, 1),
+]  # fmt: skip
+
+
+def _observe(function: Callable[..., Any], second: bool) -> list[Any]:
+    """Results, gradients, and gradients of those, in a world that changes."""
+    WORLD.clear()
+    WORLD.update(scale=2.0, power=2, forwards=0, backwards=0)
+    seen: list[Any] = []
+    for call in range(4):
+        if call == 2:
+            WORLD.update(scale=5.0, power=3)
+        x = (torch.arange(3.0) + 1).requires_grad_()
+        y = (torch.arange(3.0).flip(0) * 0.5 + 1 + call).requires_grad_()
+        result = function(x, y)
+        seen.append(result.detach())
+        first = torch.autograd.grad(
+            (result**2).sum(), (x, y), create_graph=second, allow_unused=True
+        )
+        seen += [None if part is None else part.detach() for part in first]
+        if second:
+            total = sum((part**2).sum() for part in first if part is not None)
+            seen += torch.autograd.grad(total, (x, y), allow_unused=True)
+        seen.append(dict(WORLD))
+    return seen
+
+
+@pytest.mark.parametrize("second", [False, True])
+@pytest.mark.parametrize(
+    ("program", "graphs"), PROGRAMS, ids=[program.__name__ for program, _ in PROGRAMS]
+)
+def test_programs(program: Any, graphs: int | None, second: bool) -> None:
+    if second and program in (closes_over_a_tensor, closes_over_functions):
+        with pytest.raises(RuntimeError) as plain:
+            _observe(program, second)
+        with pytest.raises(RuntimeError) as error:
+            _observe(optimize(program, CountingBackend()), second)
+        assert str(error.value) == str(plain.value)
+        return
+    expected = _observe(program, second)
+    backend = CountingBackend()
+    compiled = optimize(program, backend)
+    found = _observe(compiled, second)
+    log = compiled.capture_context.log
+    assert same(found, expected), f"{found}\n{expected}\n{log.as_text()}"
+    assert graphs is None or len(backend.graphs) == graphs, log.as_text()
+    assert graphs is None or not log.breaks, log.as_text()
+
+
+def test_what_a_backward_changes_breaks_the_graph() -> None:
+    compiled = optimize(changes_in_backward, CountingBackend())
+    _observe(compiled, False)
+    assert "a backward that changes" in compiled.capture_context.log.breaks[0].reason
+
+
+def test_parameters_that_are_closed_over_are_those_of_the_moment() -> None:
+    layer = torch.nn.Linear(3, 3)
+    backend = CountingBackend()
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return Given.apply(lambda v: layer(v).relu(), x).sum()
+
+    compiled = optimize(loss, backend)
+    for _ in range(3):
+        x = torch.randn(2, 3, requires_grad=True)
+        found, expected = compiled(x), loss(x)
+        assert torch.equal(found, expected)
+        for wanted, got in zip(
+            *(torch.autograd.grad(v, x) for v in (expected, found)), strict=True
+        ):
+            assert torch.equal(wanted, got)
+        with torch.no_grad():
+            layer.weight.mul_(1.5)
+    assert len(backend.graphs) == 1
+    x = torch.randn(2, 3)
+    assert not compiled(x).requires_grad and torch.equal(compiled(x), loss(x))
+
+
+def test_sizes_that_change() -> None:
+    backend = CountingBackend()
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        half = x.shape[0] // 2
+        return Given.apply(lambda v: v.view(half, 2).sum(1).sin() * half, x)
+
+    compiled = optimize(program, backend, dynamic=True)
+    for size in (4, 6, 8, 10):
+        x = torch.randn(size, requires_grad=True)
+        found, expected = compiled(x), program(x)
+        assert torch.equal(found, expected)
+        grads = [torch.autograd.grad(v.sum(), x)[0] for v in (found, expected)]
+        assert torch.equal(*grads)
+    assert len(backend.graphs) == 1, compiled.capture_context.log.as_text()
