@@ -17,6 +17,9 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
+from dovetail_prims.fake_tensor import FakeTensor, Sizes
+from dovetail_prims.shape_rules.layout import reads_as_channels_last
+
 
 class _Packet(Protocol):
     """An ATen op: its overloads are attributes. (One that returns several tensors is unpacked.)"""
@@ -175,6 +178,29 @@ def contiguous(x: Tensor) -> Tensor:
     if x.is_contiguous():
         return x
     return aten.clone.default(x, memory_format=torch.contiguous_format)
+
+
+def suggested_format(x: Tensor) -> torch.memory_format:
+    """channels_last where eager takes x for that layout, as its kernels keep it"""
+    sizes: Sizes = tuple(x.shape)
+    strides: Sizes = x.stride()
+    if isinstance(x, FakeTensor):
+        sizes, strides = x._sizes, x._strides
+    if not reads_as_channels_last(sizes, strides):
+        return torch.contiguous_format
+    return torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+
+
+def formatted(x: Tensor, wanted: torch.memory_format) -> Tensor:
+    """x in a memory format; no op where it has it"""
+    if x.is_contiguous(memory_format=wanted):
+        return x
+    return aten.clone.default(x, memory_format=wanted)
+
+
+def format_on_cpu(x: Tensor) -> torch.memory_format:
+    """What eager's kernels for the CPU alone keep: x's suggested format"""
+    return suggested_format(x) if x.device.type == "cpu" else torch.contiguous_format
 
 
 def reshape(x: Tensor, size: Sequence[int]) -> Tensor:

@@ -6,7 +6,19 @@ import math
 
 from torch import Tensor
 
-from ._common import Family, Number, aten, cast, constant, floating, times, where, wide, wrap
+from ._common import (
+    Family,
+    Number,
+    aten,
+    cast,
+    constant,
+    contiguous,
+    floating,
+    times,
+    where,
+    wide,
+    wrap,
+)
 
 SQRT_HALF = math.sqrt(0.5)
 SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
@@ -116,7 +128,7 @@ def log_sigmoid_forward(self: Tensor) -> tuple[Tensor, Tensor]:
     low = aten.minimum.default(x, constant(0, x))
     out = cast(aten.sub.Tensor(low, aten.log1p.default(z)), self.dtype)
     if self.device.type == "cpu":
-        return out, cast(z, self.dtype)
+        return contiguous(out), contiguous(cast(z, self.dtype))
     return out, aten.empty.memory_format([0], dtype=self.dtype, device=self.device)
 
 

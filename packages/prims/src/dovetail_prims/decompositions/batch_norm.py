@@ -11,7 +11,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._common import Family, along, aten, cast, compute_dtype, count, wide
+from ._common import (
+    Family,
+    along,
+    aten,
+    cast,
+    compute_dtype,
+    count,
+    formatted,
+    suggested_format,
+    wide,
+)
 from .normalisation import _affine, saved_dtype
 
 Norm = tuple[Tensor, Tensor, Tensor]
@@ -22,6 +32,17 @@ def _blend(running: Tensor, new: Tensor, momentum: float) -> Tensor:
     new = cast(new, compute_dtype(running.dtype))
     kept = aten.mul.Tensor(wide(running), 1 - momentum)
     return cast(aten.add.Tensor(kept, aten.mul.Tensor(new, momentum)), running.dtype)
+
+
+def _laid_out(out: Tensor, input: Tensor) -> Tensor:
+    """On a CPU: row-major where the input can be read so, else channels_last where it can be read
+    so or has such strides, else row-major"""
+    if input.device.type != "cpu" or input.is_contiguous():
+        return out
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(input.dim())
+    if last is not None and input.is_contiguous(memory_format=last):
+        return formatted(out, last)
+    return formatted(out, suggested_format(input))
 
 
 def _train(
@@ -42,7 +63,7 @@ def _train(
     normal = aten.mul.Tensor(aten.sub.Tensor(x, mean), rstd)
     w = None if weight is None else along(weight, 1, rank)
     b = None if bias is None else along(bias, 1, rank)
-    out = cast(_affine(normal, w, b), input.dtype)
+    out = _laid_out(cast(_affine(normal, w, b), input.dtype), input)
     mean, var, rstd = (aten.squeeze.dims(s, dims) for s in (mean, var, rstd))
     new_mean = new_var = None
     if running_mean is not None:
@@ -81,7 +102,7 @@ def _evaluate(
     kept = saved_dtype(input, weight, bias, running_mean)
     nothing = aten.full.default([0], 0, dtype=kept, device=input.device)
     return (
-        cast(out, input.dtype),
+        _laid_out(cast(out, input.dtype), input),
         nothing,
         aten.full.default([0], 0, dtype=kept, device=input.device),
     )

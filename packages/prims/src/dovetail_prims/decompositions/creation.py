@@ -10,7 +10,7 @@ from torch import Tensor
 from dovetail_prims.fake_tensor import Sizes
 from dovetail_prims.shape_rules.layout import dense_order, infer_dense_strides
 
-from ._common import Family, Number, aten, cast, iota, where
+from ._common import Family, Number, aten, cast, contiguous, iota, where
 
 Device = torch.device | None
 Layout = torch.layout | None
@@ -284,12 +284,12 @@ def _band(self: Tensor, diagonal: int) -> Tensor:
 
 def tril(self: Tensor, diagonal: int = 0) -> Tensor:
     """0 above the diagonal"""
-    return where(aten.le.Scalar(_band(self, diagonal), 0), self, 0)
+    return contiguous(where(aten.le.Scalar(_band(self, diagonal), 0), self, 0))
 
 
 def triu(self: Tensor, diagonal: int = 0) -> Tensor:
     """0 below the diagonal"""
-    return where(aten.ge.Scalar(_band(self, diagonal), 0), self, 0)
+    return contiguous(where(aten.ge.Scalar(_band(self, diagonal), 0), self, 0))
 
 
 TABLE: Family = {

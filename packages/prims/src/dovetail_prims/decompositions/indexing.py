@@ -15,6 +15,7 @@ from ._common import (
     broadcast,
     cast,
     constant,
+    contiguous,
     depends_on_data,
     iota,
     reshape,
@@ -37,7 +38,7 @@ def index_select(self: Tensor, dim: int, index: Tensor) -> Tensor:
     if self.dim() == 0:
         return aten.clone.default(self)
     index = aten.unsqueeze.default(index, 0) if index.dim() == 0 else index
-    return aten.index.Tensor(self, _at(wrap(dim, self.dim()), index))
+    return contiguous(aten.index.Tensor(self, _at(wrap(dim, self.dim()), index)))
 
 
 def _put(self: Tensor, dim: int, index: Tensor, values: Tensor, accumulate: bool) -> Tensor:
@@ -56,12 +57,12 @@ def index_add(
 ) -> Tensor:
     """Slices added at given places"""
     source = times(source, alpha)
-    return _put(self, dim, index, source, True)
+    return contiguous(_put(self, dim, index, source, True))
 
 
 def index_copy(self: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     """Slices written at given places"""
-    return _put(self, dim, index, source, False)
+    return contiguous(_put(self, dim, index, source, False))
 
 
 def index_fill_number(self: Tensor, dim: int, index: Tensor, value: Number) -> Tensor:

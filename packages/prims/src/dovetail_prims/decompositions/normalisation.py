@@ -11,7 +11,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._common import Family, aten, cast, compute_dtype, contiguous, count, wide
+from ._common import (
+    Family,
+    aten,
+    cast,
+    compute_dtype,
+    contiguous,
+    count,
+    formatted,
+    suggested_format,
+    wide,
+)
 
 Norm = tuple[Tensor, Tensor, Tensor]
 
@@ -184,6 +194,8 @@ def native_group_norm(
     w = None if weight is None else _group_parameter(weight, group, rank, x.dtype)
     b = None if bias is None else _group_parameter(bias, group, rank, x.dtype)
     out = aten.view.default(cast(_affine(out, w, b), input.dtype), input.shape)
+    if input.device.type == "cpu":
+        out = formatted(out, suggested_format(input))
     kept = saved_dtype(input, weight, bias)
     stats = [cast(aten.view.default(s, [N, group]), kept) for s in (mean, rstd)]
     return out, stats[0], stats[1]

@@ -7,11 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
 
-from ._common import Family, aten, cast, constant, contiguous, iota, wide, zeros
-from .upsampling import formatted, suggested_format
+from ._common import (
+    Family,
+    aten,
+    cast,
+    constant,
+    contiguous,
+    format_on_cpu,
+    formatted,
+    iota,
+    wide,
+    zeros,
+)
 
 # (positions along the padded dimension, size of the unpadded one) -> positions read there
 Fold = Callable[[Tensor, int], Tensor]
@@ -47,8 +56,7 @@ def _pad(self: Tensor, padding: Sequence[int], fold: Fold) -> Tensor:
     for dim, before, after in _sides(padding, self.dim()):
         place = _places(self, self.shape[dim], before, after, fold)
         out = aten.index.Tensor(out, [*[None] * dim, place])
-    on_cpu = self.device.type == "cpu"
-    return formatted(out, suggested_format(self) if on_cpu else torch.contiguous_format)
+    return formatted(out, format_on_cpu(self))
 
 
 # (gradient, dimension, positions before, after) -> what the first and the last get from beyond

@@ -24,9 +24,11 @@ from ._common import (
     aten,
     cast,
     constant,
+    formatted,
     iota,
     made_for,
     of_known_sizes,
+    suggested_format,
     where,
     wide,
     zeros,
@@ -186,21 +188,6 @@ def _antialiased(kernel: Callable[[Tensor], Tensor], reach: float) -> Callable[[
         return taps
 
     return aligned
-
-
-def suggested_format(x: Tensor) -> torch.memory_format:
-    """channels_last where x has that layout, as eager's kernels keep it"""
-    wanted = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
-    if wanted is not None and not x.is_contiguous() and x.is_contiguous(memory_format=wanted):
-        return wanted
-    return torch.contiguous_format
-
-
-def formatted(x: Tensor, wanted: torch.memory_format) -> Tensor:
-    """x in a memory format; no op where it has it"""
-    if x.is_contiguous(memory_format=wanted):
-        return x
-    return aten.clone.default(x, memory_format=wanted)
 
 
 def _resize(

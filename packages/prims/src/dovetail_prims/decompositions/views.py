@@ -8,7 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._common import Family, aten, contiguous, lookup, made_for, reshape, wrap
+from ._common import (
+    Family,
+    aten,
+    contiguous,
+    format_on_cpu,
+    formatted,
+    lookup,
+    made_for,
+    reshape,
+    wrap,
+)
 
 _ROW_MAJOR = torch.contiguous_format
 
@@ -125,7 +135,9 @@ def roll(self: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tenso
             continue
         tail = aten.slice.Tensor(out, dim, cut, length)
         out = aten.cat.default([tail, aten.slice.Tensor(out, dim, 0, cut)], dim)
-    return contiguous(aten.clone.default(out)) if out is self else out
+    return (
+        contiguous(aten.clone.default(out)) if out is self else formatted(out, format_on_cpu(self))
+    )
 
 
 def rot90(self: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
@@ -148,7 +160,8 @@ def pixel_shuffle(self: Tensor, upscale_factor: int) -> Tensor:
     split_up = reshape(self, [*batch, channels // (r * r), r, r, height, width])
     order = [*range(rank), rank, rank + 3, rank + 1, rank + 4, rank + 2]
     moved = aten.clone.default(aten.permute.default(split_up, order), memory_format=_ROW_MAJOR)
-    return aten.view.default(moved, [*batch, channels // (r * r), height * r, width * r])
+    out = aten.view.default(moved, [*batch, channels // (r * r), height * r, width * r])
+    return formatted(out, format_on_cpu(self))
 
 
 def pixel_unshuffle(self: Tensor, downscale_factor: int) -> Tensor:
@@ -159,7 +172,8 @@ def pixel_unshuffle(self: Tensor, downscale_factor: int) -> Tensor:
     split_up = reshape(self, [*batch, channels, height // r, r, width // r, r])
     order = [*range(rank), rank, rank + 2, rank + 4, rank + 1, rank + 3]
     moved = aten.clone.default(aten.permute.default(split_up, order), memory_format=_ROW_MAJOR)
-    return aten.view.default(moved, [*batch, channels * r * r, height // r, width // r])
+    out = aten.view.default(moved, [*batch, channels * r * r, height // r, width // r])
+    return formatted(out, format_on_cpu(self))
 
 
 def channel_shuffle(self: Tensor, groups: int) -> Tensor:
@@ -168,7 +182,7 @@ def channel_shuffle(self: Tensor, groups: int) -> Tensor:
     split_up = reshape(self, [n, groups, channels // groups, *rest])
     order = [0, 2, 1, *range(3, split_up.dim())]
     moved = aten.clone.default(aten.permute.default(split_up, order), memory_format=_ROW_MAJOR)
-    return aten.view.default(moved, self.shape)
+    return formatted(aten.view.default(moved, self.shape), format_on_cpu(self))
 
 
 def conj(self: Tensor) -> Tensor:

@@ -8,8 +8,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._common import Family, along, aten, cast, constant, iota, reshape, where, zeros
-from .upsampling import formatted, suggested_format
+from ._common import (
+    Family,
+    along,
+    aten,
+    cast,
+    constant,
+    formatted,
+    iota,
+    reshape,
+    suggested_format,
+    where,
+    zeros,
+)
 
 
 def _pair(x: Sequence[int]) -> tuple[int, int]:

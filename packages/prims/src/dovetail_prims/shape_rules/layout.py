@@ -153,8 +153,12 @@ def suggests_channels_last(t: FakeTensor) -> bool:
 
     True if the strides grow in the order C, W, H, N and it is not just as well read as contiguous.
     """
-    sizes, strides = t._sizes, t._strides
-    if len(sizes) not in (4, 5) or t._canonical:
+    return not t._canonical and reads_as_channels_last(t._sizes, t._strides)
+
+
+def reads_as_channels_last(sizes: Sizes, strides: Sizes) -> bool:
+    """`suggests_channels_last` of sizes and strides."""
+    if len(sizes) not in (4, 5):
         return False
     low: Size = 0
     if strides[1] == 0:

@@ -15,6 +15,7 @@ from dovetail_prims.shape_rules.layout import (
     empty_like_strides,
     equal_sizes,
     fresh,
+    is_channels_last,
     is_contiguous,
     pointwise_out,
     promote,
@@ -150,6 +151,8 @@ def batch_norm(
         out = make(x._sizes, empty_like_strides(x), x._dtype, x._device)
     elif is_contiguous(x._sizes, x._strides):
         out = _like_contiguous(x)
+    elif is_channels_last(x._sizes, x._strides):
+        out = make(x._sizes, channels_last(x._sizes), x._dtype, x._device)
     else:
         out = _like_suggested(x)
     saved: Sizes = (x._sizes[1],) if training or x._device.type != "cpu" else (0,)

@@ -1,0 +1,99 @@
+"""Decompositions lay out their results as eager's kernels do, whatever the argument's layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from dovetail_prims.decompositions import core_aten_table
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+TABLE = core_aten_table()
+
+
+class Compare(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs each operator and its decomposition, and compares the results' strides."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.different: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        expected = func(*args, **(kwargs or {}))
+        if func in TABLE and not func._schema.is_mutable:
+            found = TABLE[func](*args, **(kwargs or {}))
+            if found is NotImplemented:
+                return expected
+            for ours, theirs in zip(tree_leaves(found), tree_leaves(expected), strict=True):
+                if isinstance(theirs, Tensor) and theirs.numel():
+                    dims = zip(theirs.shape, ours.stride(), theirs.stride(), strict=True)
+                    if any(n != 1 and a != b for n, a, b in dims):
+                        self.different.append(f"{func}: {ours.stride()}, not {theirs.stride()}")
+        return expected
+
+
+def laid_out() -> Iterator[Tensor]:
+    """Tensors of four dimensions in the layouts that operators tell apart."""
+    for n, c, h, w in ((2, 4, 4, 6), (1, 4, 4, 6), (2, 1, 4, 6), (2, 4, 1, 1)):
+        yield torch.randn(n, c, h, w)
+        yield torch.randn(n, h, w, c).permute(0, 3, 1, 2)  # channels last
+        yield torch.randn(h * w, n, c).permute(1, 2, 0).unflatten(2, (h, w))
+        yield torch.randn(n, h, w, 2 * c).permute(0, 3, 1, 2)[:, ::2]
+        yield torch.randn(n, c, w, h).mT
+        yield torch.randn(c, n, h, w).transpose(0, 1)
+        if n > 1:
+            yield torch.randn(n, 1, h, w).expand(n, c, h, w)
+        yield torch.randn(n, 2 * c, h + 2, w + 2)[:, ::2, 1:-1, 2:]
+
+
+def _norm(x: Tensor, training: bool) -> Tensor:
+    channels = x.shape[1]
+    return F.batch_norm(x, torch.zeros(channels), torch.ones(channels), training=training)
+
+
+FIRST = torch.tensor([0])
+FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
+    "group_norm": lambda x: F.group_norm(x, x.shape[1]),
+    "batch_norm": lambda x: _norm(x, False),
+    "batch_norm_training": lambda x: _norm(x, True),
+    "layer_norm": lambda x: F.layer_norm(x, x.shape[1:]),
+    "nearest": lambda x: F.interpolate(x, scale_factor=2),
+    "bilinear": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
+    "pad": lambda x: F.pad(x, (1, 0, 0, 1)),
+    "pad_replicate": lambda x: F.pad(x, (1, 0, 0, 1), mode="replicate"),
+    "pixel_shuffle": lambda x: F.pixel_shuffle(torch.cat([x] * 4, 1), 2),
+    "pixel_unshuffle": lambda x: F.pixel_unshuffle(x, 1),
+    "channel_shuffle": lambda x: F.channel_shuffle(x, 1),
+    "softmax": lambda x: x.softmax(1),
+    "cumsum": lambda x: x.cumsum(1),
+    "index_add": lambda x: x.index_add(1, FIRST, x[:, :1]),
+    "index_copy": lambda x: x.index_copy(1, FIRST, x[:, :1]),
+    "index_select": lambda x: x.index_select(1, FIRST),
+    "tril": lambda x: x.tril(),
+    "triu": lambda x: x.triu(),
+    "roll": lambda x: x.roll(1, 2),
+    "flip": lambda x: x.flip(1),
+    "logsigmoid": F.logsigmoid,
+    "gelu": F.gelu,
+    "where": lambda x: torch.where(x > 0, x, 0.0),
+    "var_mean": lambda x: torch.var_mean(x, 1),
+    "max": lambda x: x.max(1),
+    "norm": lambda x: x.norm(dim=1),
+    "unfold": lambda x: F.unfold(x, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_layouts(name: str) -> None:
+    mode = Compare()
+    with torch.no_grad(), mode:
+        for x in laid_out():
+            FUNCTIONS[name](x)
+    assert not mode.different
