@@ -180,6 +180,30 @@ def test_counts_in_a_kernel_are_exact() -> None:
     assert torch.equal(compiled(x), torch.histc(x * 2, 100, -1.3, 2.7))
 
 
+def test_counts_as_far_as_the_numbers_reach() -> None:
+    """Which the data say: also that there is no such range."""
+    x = torch.randn(500, generator=torch.Generator().manual_seed(3))
+    compiled = dovetail.compile(lambda x: torch.histc(x * 2, 17), fullgraph=True)
+    for own in (x, x * 0 + 3, x.abs().log()):
+        assert torch.equal(compiled(own), torch.histc(own * 2, 17))
+    for wrong in (torch.inf, -torch.inf, torch.nan):
+        with pytest.raises(RuntimeError, match="not finite"):
+            compiled(torch.cat([x[1:], torch.tensor([wrong])]))
+
+
+def test_derivatives_of_functions_that_loop() -> None:
+    def fn(a: Tensor, x: Tensor) -> Tensor:
+        zeta = torch.special.zeta(a + 1.5, x)
+        return torch.igamma(a, x) + torch.igammac(a, x * 2) * 3 + zeta + torch.polygamma(22, x)
+
+    generator = torch.Generator().manual_seed(5)
+    a, x = (torch.rand(40, generator=generator, dtype=torch.float64) * 9 + 0.1 for _ in range(2))
+    x.requires_grad_()
+    compiled = dovetail.compile(fn, fullgraph=True)
+    results = [torch.autograd.grad(f(a, x).sum(), x) for f in (compiled, fn)]
+    torch.testing.assert_close(*results, rtol=1e-9, atol=0)
+
+
 FACTORIES: dict[str, Callable[[Tensor], Tensor]] = {
     "full": lambda t: torch.full((3, 4), 2, out=t),
     "zeros": lambda t: torch.zeros(3, 4, out=t),

@@ -179,7 +179,7 @@ class libdevice:
 def _known(name, function):
     def call(*args):
         with np.errstate(all="ignore"):
-            data = function(*(a.handle.data for a in args)).astype(np.float64)
+            data = function(*(a.handle.data for a in args)).astype(args[0].handle.data.dtype)
         return tl.core.tensor(TensorHandle(data, args[0].dtype.scalar), args[0].type)
 
     setattr(libdevice, name, staticmethod(call))
@@ -207,7 +207,6 @@ def test_triton(build_for_h100: Any) -> None:
         return (
             *polynomials, torch.igamma(a, n.abs() + x), torch.igammac(a, n.abs() + x),
             special.zeta(a + 1, n.abs() + 0.5), special.zeta(n.abs() + 2, -a),
-            torch.gcd(n.long(), (a * 10).long()),
         )  # fmt: skip
 
     x, n = pairs((-1.5, -0.9, -0.1, 0.4, 0.8, 1.0), (-1, 0, 1, 2, 5, 12, 80))

@@ -114,6 +114,14 @@ CASES: dict[str, tuple[Fn, tuple[Any, ...]]] = {
         lambda x, v: torch.as_strided_scatter(x.t(), v, (3, 4), (1, 3)),
         (floats(6, 8), floats(3, 4)),
     ),
+    "as_strided_scatter of gaps": (
+        lambda x, v: torch.as_strided_scatter(x[:, 1::2], v, (3, 4), (8, 1), 0),
+        (floats(6, 8), floats(3, 4)),
+    ),
+    "as_strided_scatter beyond": (
+        lambda x, v: torch.as_strided_scatter(x[1:3, 1:4], v, (2, 4), (20, 3), 5) + 1,
+        (floats(6, 8), floats(2, 4)),
+    ),
     "max_unpool": (
         lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2),
         (floats(2, 3, 8, 10),),

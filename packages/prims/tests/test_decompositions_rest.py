@@ -6,6 +6,7 @@ import pytest
 import torch
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.decompositions.checking import assert_matches_eager, name_of
+from dovetail_prims.decompositions.embedding_bags import MAX, MEAN, SUM, embedding_bag_of
 from dovetail_prims.opsets import CORE_ATEN
 
 aten = torch.ops.aten
@@ -101,4 +102,33 @@ def test_histc(dtype):
         check(aten.histc.default, [x, bins, low, high])
         check(aten.histc.default, [x[:, ::3].t(), bins, low, high])
     check(aten.histc.default, [x[:0], 3, 0, 1])
-    check(aten.histc.default, [x[1:], 3])  # as far as the numbers reach: the library's
+    check(aten.histc.default, [x[1:], 30])  # as far as the numbers reach
+    check(aten.histc.default, [x[1:2, :1], 4, 2, 2])
+    for far in (2.0**23, 1e8, -1e10):
+        check(aten.histc.default, [torch.tensor([far, far], dtype=dtype), 5])
+    with pytest.raises(RuntimeError, match="not finite"):
+        core_aten_table()[aten.histc.default](x, 7)
+
+
+@pytest.mark.parametrize("mode", (SUM, MEAN, MAX))
+@pytest.mark.parametrize("last", (False, True))
+@pytest.mark.parametrize("padding", (-1, 3))
+def test_bags(mode, last, padding):
+    """As the library's, an empty bag, padding and NaN included; on a CPU sums are the library's."""
+    generator = torch.Generator().manual_seed(0)
+    table = torch.randn(10, 5, generator=generator)
+    table[2, 1] = table[7, 0] = math.nan
+    rows = torch.randint(0, 10, (20,), generator=generator)
+    offsets = torch.tensor([0, 4, 4, 9, 20] if last else [0, 4, 4, 9])
+    weights = torch.rand(20, generator=generator) if mode == SUM else None
+    args = [table, rows, offsets, False, mode, False, weights, last, padding]
+    wanted = aten._embedding_bag.default(*args)
+    got = embedding_bag_of(table, rows, offsets, mode, weights, last, padding)
+    for mine, theirs in zip(got, wanted, strict=True):
+        if mine.shape == theirs.shape and (mode != SUM or mine.is_floating_point()):
+            torch.testing.assert_close(mine, theirs, equal_nan=True)
+    entry = core_aten_table()[aten._embedding_bag.default]
+    assert (entry(*args) is NotImplemented) == (mode == SUM)
+    if mode != SUM:
+        check(aten._embedding_bag.default, args)
+        check(aten._embedding_bag_forward_only.default, args)

@@ -115,7 +115,7 @@ EXTERN = (
     "_embedding_bag.default", "_embedding_bag_dense_backward.default",
     "_euclidean_dist.default",
     "_ctc_loss.default", "_ctc_loss_backward.default",
-    "tril_indices.default", "triu_indices.default", "_int_mm.default",
+    "tril_indices.default", "triu_indices.default", "_int_mm.default", "_assert_async.msg",
 )  # fmt: skip
 
 CORE_ATEN = (

@@ -85,7 +85,7 @@ class BodyEmitter:
             outside = f" | ~({valid})" if valid else ""
             self.lines.add(f'tl.device_assert(({text}){outside}, "index out of bounds")')
             return args[0]
-        if op in LOOPING or op == "gcd":  # lanes out of use shall not keep the loop going
+        if op in LOOPING:  # lanes out of use shall not keep the loop going
             valid = " & ".join(a.mask for a in self.masked_axes(expr.free))
             if valid:
                 args = [args[0], self.lines.define(f"tl.where({valid}, {args[1]}, 0)")]

@@ -39,7 +39,7 @@ class _Triton:
 
     def call(self, name: str, arguments: Sequence[str], numbers: Sequence[float | None]) -> str:
         if name == "like":
-            return f"tl.full({arguments[0]}.shape, {arguments[1]}, tl.float64)"
+            return f"tl.full({arguments[0]}.shape, {arguments[1]}, {arguments[0]}.dtype)"
         if name == "some":
             return f"tl.max({arguments[0]}.to(tl.int32), axis=None) != 0"
         if name == "where":
@@ -72,10 +72,14 @@ def _block(expressions: Expressions, body: Sequence[ast.stmt], depth: int) -> li
         elif isinstance(statement, ast.Return):
             assert statement.value is not None
             lines.append(f"{indent}return {expressions.text(statement.value)}")
-        elif isinstance(statement, ast.While | ast.If):
-            word = "while" if isinstance(statement, ast.While) else "if"
-            lines.append(f"{indent}{word} {expressions.text(statement.test)}:")
+        elif isinstance(statement, ast.If):
+            lines.append(f"{indent}if {expressions.text(statement.test)}:")
             lines += _block(expressions, statement.body, depth + 1)
+        elif isinstance(statement, ast.While):
+            # (a reduction in the loop's head is more than some Tritons can lay out)
+            test = f"more = {expressions.text(statement.test)}"
+            lines += [f"{indent}{test}", f"{indent}while more:"]
+            lines += [*_block(expressions, statement.body, depth + 1), f"{indent}    {test}"]
         elif not isinstance(statement, ast.Expr):  # (a docstring)
             raise NotImplementedError(
                 f"a function of loop bodies cannot say {ast.unparse(statement)}"

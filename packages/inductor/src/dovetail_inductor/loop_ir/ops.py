@@ -108,7 +108,7 @@ SCALAR_OPS: dict[str, ScalarOp] = {
     "copysign": ScalarOp(2),
     "nextafter": ScalarOp(2, cost=6),
     **{name: ScalarOp(2, cost=200) for name in LOOPING},  # of float64, whatever their operands
-    "gcd": ScalarOp(2, cost=100),  # integers
+    "gcd": ScalarOp(2, cost=100),  # integers, on a CPU
 }
 
 # How a reduction combines values. `argmax` and `argmin` give the int64 position of the first

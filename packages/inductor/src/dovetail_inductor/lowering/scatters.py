@@ -287,9 +287,12 @@ def _as_strided_scatter(
     sizes = (*shape, *stride, *value.shape, *value.stride, start)
     if any_symbolic(sizes) or value.stride != base.stride:
         return NotImplemented
+    if 0 in value.shape or 0 in shape:
+        return NotImplemented
     last = start + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
     if not is_dense(value.shape, value.stride) or not 0 <= start <= last < value.numel:
-        return NotImplemented  # of memory between or around the elements
+        view = (tuple(shape), tuple(stride), start)
+        return _through_memory(ctx, value, base, source, view, last)
     target = _Target(ctx, value, "store")
     target.begin_as(base, node)
 
@@ -298,6 +301,39 @@ def _as_strided_scatter(
 
     target.put(tuple(shape), "store", point, (*stride, 1))
     return target.result()
+
+
+def _through_memory(
+    ctx: Context,
+    value: Value,
+    base: Value,
+    source: Value,
+    view: tuple[tuple[int, ...], tuple[int, ...], int],
+    last: int,
+) -> Value:
+    """What a strided view of memory replaces, where that has gaps between the elements, or reaches
+    beyond them: the memory as one row, with the base in it, then what is seen through the view."""
+    shape, stride, start = view
+    before = max(0, -start)
+    end = sum((n - 1) * s for n, s in zip(value.shape, value.stride, strict=True))
+    length = before + max(end, last) + 1
+    row = Value((length,), (1,), value.dtype, value.device, value.origin)
+    memory = _Target(ctx, row, "store")
+    nothing = ctx.builder.constant(0, arithmetic_dtype(memory.dtype))
+    memory.begin(lambda indices: nothing)
+
+    def base_point(indices: Indices) -> tuple[Sequence[Index], Expr]:
+        return (*indices, constant(before)), _brought(ctx, base, indices, value.dtype)
+
+    def point(indices: Indices) -> tuple[Sequence[Index], Expr]:
+        return (*indices, constant(before + start)), _brought(ctx, source, indices, value.dtype)
+
+    memory.put(value.shape, "store", base_point, (*value.stride, 1))
+    memory.put(shape, "store", point, (*stride, 1))
+    stored = memory.result().stored
+    assert stored is not None
+    value.stored = Strided(stored.buffer, value.shape, value.stride, stored.offset + before)
+    return value
 
 
 # --- reductions -----------------------------------------------------------------------------------

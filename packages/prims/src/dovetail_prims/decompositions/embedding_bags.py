@@ -1,18 +1,22 @@
-"""Gradients of embedding_bag: bags of a table's rows, summed up or their maxima.
+"""embedding_bag and its gradients: bags of a table's rows, summed up or their maxima.
 
-(The bags themselves are the library's: it adds up as many rows as the data say, in one pass.)
+(Sums and long means are the library's, which adds up as many rows as the data say in one pass: it is
+up to four times as fast as a sum into computed places on a CPU, where ours is faster for maxima and
+few means, and 1.4 to 11 times as fast on a GPU, for all of them.)
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ._common import Family, aten, cast, constant, where, zeros
+from ._common import Family, aten, cast, constant, iota, of_known_sizes, where, zeros
 
 SUM, MEAN, MAX = 0, 1, 2
+FEW = 500  # indices whose means a CPU computes faster than it calls the library
 
 
 def _bags(indices: Tensor, offsets: Tensor, bag_of: Tensor) -> Tensor:
@@ -26,6 +30,97 @@ def _bags(indices: Tensor, offsets: Tensor, bag_of: Tensor) -> Tensor:
     begins = aten.index_put.default(begins, [offsets], one, True)
     begun = aten.cumsum.default(aten.slice.Tensor(begins, 0, 0, count), 0)
     return aten.sub.Tensor(begun, 1)
+
+
+def _sizes(bag_of: Tensor, kept: Tensor | None, bags: int, indices: Tensor) -> Tensor:
+    """How many rows each bag has"""
+    one = constant(1, indices) if kept is None else cast(kept, indices.dtype)
+    return aten.index_put.default(zeros([bags], indices), [bag_of], one, True)
+
+
+def _maxima(
+    rows: Tensor, bag_of: Tensor, kept: Tensor | None, bags: int, indices: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The largest of each column of a bag's rows, and the index of the first that has it
+    (or 0). A number takes the place of a smaller one: a NaN stays if it is the first row's, and
+    others are passed over."""
+    count, width = rows.shape
+    at = iota(count, rows)
+    own = at if kept is None else where(kept, at, count)
+    firsts = aten.full.default([bags], count, dtype=torch.int64, device=rows.device)
+    firsts = aten.scatter_reduce.two(firsts, 0, bag_of, own, "amin")
+    first = aten.eq.Tensor(aten.index_select.default(firsts, 0, bag_of), at)
+    passed = aten.logical_and.default(
+        aten.isnan.default(rows), aten.logical_not.default(aten.unsqueeze.default(first, 1))
+    )
+    if kept is not None:
+        dropped = aten.unsqueeze.default(aten.logical_not.default(kept), 1)
+        passed = aten.logical_or.default(passed, dropped)
+    rows = where(passed, -math.inf, rows)
+    wide = aten.expand.default(aten.unsqueeze.default(bag_of, 1), [count, width])
+    least = aten.full.default([bags, width], -math.inf, dtype=rows.dtype, device=rows.device)
+    top = aten.scatter_reduce.two(least, 0, wide, rows, "amax")
+    best = aten.index_select.default(top, 0, bag_of)
+    hit = aten.logical_or.default(aten.eq.Tensor(rows, best), aten.isnan.default(rows))
+    place = where(hit, aten.unsqueeze.default(own, 1), count)
+    nowhere = aten.full.default([bags, width], count, dtype=torch.int64, device=rows.device)
+    place = aten.scatter_reduce.two(nowhere, 0, wide, place, "amin")
+    some = aten.lt.Scalar(place, count)
+    found = aten.index.Tensor(indices, [where(some, place, 0)])
+    return where(some, top, 0.0), where(some, found, 0)
+
+
+def embedding_bag_of(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    mode: int,
+    per_sample_weights: Tensor | None,
+    include_last_offset: bool,
+    padding_idx: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The bags; which bag an index is in; how many rows a bag has; of maxima, where they stand"""
+    bags = offsets.shape[0] - include_last_offset
+    bag_of = _bags(indices, offsets, zeros([0], offsets))
+    rows = aten.index_select.default(weight, 0, indices)
+    kept = aten.ne.Scalar(indices, padding_idx) if padding_idx >= 0 else None
+    sizes = _sizes(bag_of, kept, bags, indices)
+    names = cast(bag_of, indices.dtype)
+    if mode == MAX:
+        top, place = _maxima(rows, bag_of, kept, bags, indices)
+        return top, names, sizes, place
+    if per_sample_weights is not None:
+        rows = aten.mul.Tensor(rows, aten.unsqueeze.default(per_sample_weights, 1))
+    if kept is not None:
+        rows = where(aten.unsqueeze.default(kept, 1), rows, 0.0)
+    total = aten.index_put.default(zeros([bags, weight.shape[1]], weight), [bag_of], rows, True)
+    if mode == MEAN:
+        divisor = aten.unsqueeze.default(aten.clamp_min.default(sizes, 1), 1)
+        total = aten.div.Tensor(total, divisor)
+    return total, names, sizes, aten.clone.default(sizes)
+
+
+def embedding_bag(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = SUM,
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> Any:
+    """Of maxima, and of few means, rows compared or added into their bags; on a CPU"""
+    if weight.device.type != "cpu" or indices.numel() == 0:
+        return NotImplemented
+    count = indices.shape[0]
+    few = mode == MEAN and isinstance(count, int) and count <= FEW
+    if (mode != MAX and not few) or offsets.numel() <= include_last_offset:
+        return NotImplemented
+    last = include_last_offset
+    given = (weight, indices, offsets, mode, per_sample_weights, last, padding_idx)
+    return embedding_bag_of(*given)
 
 
 def embedding_bag_backward(
@@ -81,6 +176,8 @@ def per_sample_weights_backward(
 
 
 TABLE: Family = {
+    "_embedding_bag.default": of_known_sizes(embedding_bag),
+    "_embedding_bag_forward_only.default": of_known_sizes(embedding_bag),
     "_embedding_bag_backward.default": embedding_bag_backward,
     "_embedding_bag_per_sample_weights_backward.default": per_sample_weights_backward,
 }
