@@ -463,6 +463,53 @@ def test_a_function_for_an_autograd_function_has_gradients() -> None:
     torch.testing.assert_close(grads[1], grads[0], rtol=0, atol=0)
 
 
+# --- partials of subclasses, proxies that are compared ---------------------------------------------
+
+
+class Twice(functools.partial):
+    kind = "twice"
+
+    def twice(self, *args):
+        return self(*args) * 2
+
+
+class Keeping(functools.partial):
+    def __new__(cls, function, *args):
+        made = super().__new__(cls, function, *args)
+        made.extra = 5
+        return made
+
+    def __call__(self, *args):
+        return super().__call__(*args) * self.extra
+
+
+@construct()
+def partials_of_subclasses(x):
+    first, second, third = Twice(torch.mul, 3), Keeping(torch.add, x), functools.partial(torch.sub)
+    third.note = "kept"
+    inner = Twice(functools.partial(torch.mul, x), 2)
+    return (first(x), first.twice(x), first.kind, second(x), second.extra, second.args, inner(),
+            inner.func is torch.mul, third.note, vars(second), functools.partial(second, 1)())  # fmt: skip
+
+
+@construct()
+def partials_that_leave(x):
+    made = Keeping(torch.add, x)
+    made.more = [x + 1]
+    return made, functools.partial(torch.mul, other=2)(x), Twice(torch.neg, x)
+
+
+PROXIES = types.MappingProxyType({"a": 1}), types.MappingProxyType({"a": 1})
+
+
+@construct()
+def proxies_that_are_compared(x):
+    one, other = PROXIES
+    made = types.MappingProxyType({"k": x})
+    return (one == other, one == {"a": 1}, {"a": 2} == one, one != other, one != {"a": 2}, one == 1,
+            made == made, made == {"k": x}, vars(Twice) == vars(Twice), vars(Twice) == one, x + 1)  # fmt: skip
+
+
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)
 def test_construct(case: Case) -> None:
     run_case(case)

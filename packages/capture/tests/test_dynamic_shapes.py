@@ -228,3 +228,14 @@ def test_parameters_stay_static() -> None:
     assert len(graphs) == 1
     sizes = [n.meta["val"]._sizes for n in graphs[0].graph.nodes if n.op == "placeholder"]
     assert sum(all(type(s) is int for s in own) for own in sizes) == 2
+
+
+def test_a_comparison_of_sizes_as_a_flag_of_an_operation() -> None:
+    """Torch's flags are no symbols: which of both it is, is guarded."""
+
+    def flags(x: torch.Tensor) -> Any:
+        n = x.shape[0]
+        found = x.sum(0, keepdim=n > 3), torch.sort(x, descending=n > 3)[0]
+        return found, torch.tensor(n > 3), torch.full((2,), n > 3), x * (n > 3)
+
+    assert count(flags, [(2, 3), (3, 3), (4, 3), (5, 3), (6, 3)], dynamic=True) == 2

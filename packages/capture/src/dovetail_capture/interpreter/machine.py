@@ -276,6 +276,10 @@ class Interpreter:
         """Let the graph check that the condition is as wanted; False if it cannot."""
         return library.require_truth(self, condition, wanted)
 
+    def behind_proxy(self, value: Value) -> Value:
+        """The mapping that a mapping proxy shows; any other value itself."""
+        return library.mapping_of(self, value)
+
     def get_iter(self, value: Value) -> Value:
         return iteration.get_iter(self, value)
 

@@ -367,16 +367,7 @@ class Rebuilder:
     def _object(self, item: ObjectValue) -> r.Recipe:
         self._check_lasts(item.cls)
         if item.base_new is functools.partial:
-            function, args, keywords = (item.slots[n] for n in ("func", "args", "keywords"))
-            assert isinstance(args, TupleValue) and isinstance(keywords, DictValue)
-            return r.CallFunction(
-                r.Const(functools.partial),
-                (self.recipe(function), *self._all(args.items)),
-                tuple(
-                    (self.vm.as_python(key), self.recipe(value))
-                    for key, value in dicts.items(self.vm, keywords)
-                ),
-            )
+            return self._partial(item)
         if item.base_new is types.MappingProxyType:
             mapping = self.recipe(item.slots["mapping"])
             return r.CallFunction(r.Const(types.MappingProxyType), (mapping,))
@@ -408,6 +399,24 @@ class Rebuilder:
         for name, slot in item.slots.items():
             if name not in made and not _is_own_traceback(item, slot):
                 self._set_slot(item, new, name, slot)
+        return new
+
+    def _partial(self, item: ObjectValue) -> r.Recipe:
+        """A partial, of a subclass maybe, and the attributes that were set on it."""
+        function, args, keywords = (item.slots[n] for n in ("func", "args", "keywords"))
+        assert isinstance(args, TupleValue) and isinstance(keywords, DictValue)
+        new = r.CallFunction(
+            r.Const(functools.partial.__new__),
+            (r.Const(item.cls), self.recipe(function), *self._all(args.items)),
+            tuple(
+                (self.vm.as_python(key), self.recipe(value))
+                for key, value in dicts.items(self.vm, keywords)
+            ),
+        )
+        self._remember(item, new)
+        for key, value in dicts.materialise(self.vm, item.fields).values():
+            name = self.vm.as_python(key)
+            self.effects.append(r.SetAttr(new, name, self.recipe(value), raw=True))
         return new
 
     def _set_slot(self, item: ObjectValue, target: r.Recipe, name: str, slot: Value) -> None:

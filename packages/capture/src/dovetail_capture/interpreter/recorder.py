@@ -144,6 +144,9 @@ class Recorder:
                 raise NotAGraphArgument("a tensor of the inside of a transformed function")
             return value.node, value.fake
         if isinstance(value, SymbolicNumber):
+            if isinstance(value.value, torch.SymBool) and value.value.node.hint is not None:
+                truth = value.concrete()  # torch's flags are no symbols: it is guarded
+                return truth, truth
             return self.sizes.node(value.value), value.value
         if cls is TupleValue:
             pairs = [self.argument(self._looked_at(item)) for item in value.items]

@@ -106,7 +106,24 @@ _PARTIAL_PARTS = ("func", "args", "keywords")
 
 
 def partial_new(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    value = ObjectValue(functools.partial)
+    return partial_of_class(vm, functools.partial, args, kwargs)
+
+
+def partial_by_name(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`functools.partial.__new__(cls, function, ...)`."""
+    cls = vm.as_python(args[0])
+    if not isinstance(cls, type) or not issubclass(cls, functools.partial):
+        raise GraphBreakSignal("`partial.__new__` of what is no partial's class")
+    return partial_of_class(vm, cls, list(args[1:]), kwargs)
+
+
+def partial_of_class(vm: Interpreter, cls: type, args: Args, kwargs: Kwargs) -> Value:
+    """A new partial of `cls`. One that Python would refuse is left to it."""
+    if not args or not issubclass(cls, functools.partial):
+        raise GraphBreakSignal(f"a {cls.__name__} of no function")
+    if any(class_lookup(vm, cls, name)[0] is not functools.partial for name in _PARTIAL_PARTS):
+        raise GraphBreakSignal(f"creation of a {cls.__name__}, which hides what partials have")
+    value = ObjectValue(cls)
     value.base_new = functools.partial
     keywords = DictValue()
     function, first = args[0], list(args[1:])
@@ -401,6 +418,7 @@ HANDLERS: dict[Any, Handler] = {
     operator.not_: op_not, operator.truth: op_truth, operator.is_: op_is,
     operator.is_not: op_is_not, operator.index: op_index,
     functools.partial: partial_new, functools.partial.__call__: partial_call,
+    functools.partial.__new__: partial_by_name,
     functools.reduce: reduce_, itertools.chain: chain_,
     itertools.chain.__dict__["from_iterable"]: chain_from_iterable,
     itertools.islice: islice_, itertools.repeat: repeat_, itertools.count: count_,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from typing import Any
 
@@ -38,6 +39,7 @@ __all__ = [
     "is_instance",
     "is_operation",
     "is_pure",
+    "mapping_of",
     "numpy_functions",
     "require_truth",
     "set_class_attr",
@@ -66,10 +68,14 @@ HANDLERS: dict[Any, Handler] = {
 }
 through_modes = function_modes.through_modes
 require_truth = checks.require_truth
+mapping_of = mapping_proxies.mapping_of
 set_class_attr = local_classes.set_class_attr
 call_transformed = transforms.call_transformed
 CODE_HANDLERS = {**polyfills.CODE_HANDLERS, **optimizers.CODE_HANDLERS}
-NEW_HANDLERS = builtin_functions.NEW_HANDLERS
+NEW_HANDLERS = {
+    **builtin_functions.NEW_HANDLERS,
+    functools.partial: stdlib.partial_of_class,
+}
 PURE_CLASSES: frozenset[type] = stdlib.PURE_CLASSES | torch_functions.PURE_CLASSES
 
 _NUMPY_EFFECTS = frozenset({"copyto", "put", "place", "putmask", "put_along_axis", "fill_diagonal",

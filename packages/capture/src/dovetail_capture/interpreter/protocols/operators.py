@@ -248,6 +248,7 @@ def _is_opaque(value: Value) -> bool:
     )
 
 
+_PROXY = types.MappingProxyType
 _IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: a class written in C
 _KNOWN_BASES: frozenset[type] = frozenset({object, types.SimpleNamespace, typing.Generic})
 
@@ -402,6 +403,10 @@ def compare(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
         if answer is not None and isinstance(result, TensorValue):
             result.answer = answer
         return result
+    if symbol in ("==", "!=") and _PROXY in (left.python_type(), right.python_type()):
+        behind = vm.behind_proxy(left), vm.behind_proxy(right)
+        if behind[0] is not left or behind[1] is not right:
+            return compare(vm, symbol, *behind)
     asked = [(left, name, right), (right, reflected, left)]
     left_type, right_type = left.python_type(), right.python_type()
     if left_type is not right_type and issubclass(right_type, left_type):
