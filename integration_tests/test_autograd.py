@@ -379,7 +379,7 @@ def test_without_anomaly_mode_gradients_are_not_searched_for_nan(
     assert x.grad is not None
 
 
-# --- recurrent layers ------------------------------------------------------------------------------
+# --- recurrent layers ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])

@@ -150,3 +150,33 @@ def test_what_a_library_call_raises_has_its_own_type(
         with pytest.raises(kind) as error:
             call(x)
         assert error.type is kind
+
+
+# What eager refuses for another reason than a shape: types, options, sizes of what is written.
+REFUSED: list[Callable[[Tensor], Tensor]] = [
+    lambda x: x.flip(0, 0), lambda x: x.masked_fill(x, 1.0), lambda x: torch.where(x, x, x),
+    lambda x: x.index_select(0, x), lambda x: x & 1, lambda x: x.bitwise_not(),
+    lambda x: torch.gcd(x, x), lambda x: x.int().softmax(0), lambda x: x.clamp(),
+    lambda x: torch.nn.functional.gelu(x, approximate="foo"),
+    lambda x: torch.add(x, 1, alpha=1j), lambda x: x.int().add(1, alpha=1.5),
+    lambda x: torch.lerp(x, x, x.double()), lambda x: torch.div(x, 1, rounding_mode="foo"),
+    lambda x: x.scatter_reduce(0, x.long(), x, "foo"),
+    lambda x: x.index_put((torch.tensor([0, 1, 2, 0]),), x),
+    lambda x: x.index_reduce(0, torch.tensor([0]), x, "prod"),
+    lambda x: torch.nn.functional.smooth_l1_loss(x, x, beta=-1.0),
+    lambda x: torch.nn.functional.huber_loss(x, x, delta=-1.0),
+    lambda x: torch.slice_scatter(x, x, 0, 0, 1), lambda x: torch.select_scatter(x, x, 0, 0),
+    lambda x: torch.as_strided_scatter(x, x, (2,), (1,)), lambda x: torch.hypot(x.int(), x.int()),
+    lambda x: torch.heaviside(x, x.double()), lambda x: x.split(-1)[0], lambda x: x.split(0)[0],
+    lambda x: torch.full((2,), 1j, dtype=torch.float32) + x[0],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(REFUSED)))
+def test_what_eager_refuses_is_refused_with_the_same_type(number: int) -> None:
+    kinds = []
+    for call in (REFUSED[number], dovetail.compile(REFUSED[number])):
+        with pytest.raises(Exception) as error:
+            call(torch.ones(3))
+        kinds.append(error.type)
+    assert kinds[0] is kinds[1]

@@ -13,6 +13,7 @@ from typing import Any
 from dovetail_prims import fake_queries
 from dovetail_prims.fake_tensor import ShapeRule
 from dovetail_prims.shape_rules import (
+    argument_checks,
     attention,
     convolution,
     data_dependent,
@@ -63,4 +64,5 @@ def default_rules() -> RuleTable:
     by_name: dict[str, ShapeRule] = {}
     for table in tables:
         by_name.update({f"aten.{name}": rule for name, rule in table().items()})
+    argument_checks.checked(by_name)
     return RuleTable(by_name)

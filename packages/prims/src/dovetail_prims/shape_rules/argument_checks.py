@@ -1,0 +1,279 @@
+"""What eager's kernels refuse beyond shapes: dtypes, options, sizes of what is written.
+
+A shape rule that does not look at such an argument would let a program run that eager stops. Each
+check takes its op's arguments and raises what eager raises; the op's in-place form has the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from dovetail_prims.fake_tensor import FakeTensor
+from dovetail_prims.shape_rules.layout import broadcast, insisted, wrap_dim
+
+Check = Callable[..., None]
+
+_INDEX = (torch.int64, torch.int32)
+_REDUCE = ("sum", "prod", "mean", "amax", "amin")
+
+
+def _is_whole(dtype: torch.dtype) -> bool:
+    return not dtype.is_floating_point and not dtype.is_complex
+
+
+def _dtype(x: Any) -> torch.dtype | None:
+    return x._dtype if isinstance(x, FakeTensor) else None
+
+
+def _of_bits(name: str) -> Check:
+    def check(*operands: Any, **kwargs: Any) -> None:
+        if any(d is not None and not _is_whole(d) for d in map(_dtype, operands)):
+            raise NotImplementedError(f'"{name}" is not implemented for floating point numbers')
+        if any(type(x) in (float, complex) for x in operands):
+            raise NotImplementedError(f'"{name}" is not implemented for floating point numbers')
+
+    return check
+
+
+def _of_floats(name: str) -> Check:
+    def check(*operands: Any, **kwargs: Any) -> None:
+        if all(d is None or _is_whole(d) for d in map(_dtype, operands)):
+            raise NotImplementedError(f'"{name}" is not implemented for whole numbers')
+
+    return check
+
+
+def _alpha(x: FakeTensor, other: Any, alpha: Any = 1, **kwargs: Any) -> None:
+    if isinstance(alpha, int):
+        return
+    dtypes = [d for d in (_dtype(x), _dtype(other)) if d is not None]
+    if isinstance(alpha, complex) and not any(d.is_complex for d in dtypes):
+        raise RuntimeError(
+            "For non-complex input tensors, argument alpha must not be a complex number."
+        )
+    whole = all(map(_is_whole, dtypes)) and not isinstance(other, float | complex)
+    if isinstance(alpha, float) and whole:
+        raise RuntimeError(
+            "For integral input tensors, argument alpha must not be a floating point number."
+        )
+
+
+def _mask(x: FakeTensor, mask: FakeTensor, *rest: Any) -> None:
+    if mask._dtype is not torch.bool:
+        raise RuntimeError(
+            f"masked_fill only supports boolean masks, but got mask with dtype {mask._dtype}"
+        )
+
+
+def _condition(condition: FakeTensor, *rest: Any) -> None:
+    if condition._dtype not in (torch.bool, torch.uint8):
+        raise RuntimeError(
+            "where expected condition to be a boolean tensor, but got a tensor with dtype "
+            f"{condition._dtype}"
+        )
+
+
+def _positions(x: FakeTensor, dim: int, index: FakeTensor, *rest: Any, **kwargs: Any) -> None:
+    if index._dtype not in _INDEX:
+        raise RuntimeError("Expected dtype int32 or int64 for index")
+
+
+def _dims_once(x: FakeTensor, dims: Any) -> None:
+    wrapped = [wrap_dim(d, len(x._sizes)) for d in dims]
+    for d in wrapped:
+        if wrapped.count(d) > 1:
+            raise RuntimeError(f"dim {d} appears multiple times in the list of dims")
+
+
+def _approximation(x: FakeTensor, *, approximate: str = "none") -> None:
+    if approximate not in ("none", "tanh"):
+        raise RuntimeError("approximate argument must be either none or tanh.")
+
+
+def _bounds(x: FakeTensor, low: Any = None, high: Any = None, **kwargs: Any) -> None:
+    low, high = kwargs.get("min", low), kwargs.get("max", high)
+    if low is None and high is None:
+        raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
+
+
+def _weight(x: FakeTensor, end: FakeTensor, weight: FakeTensor) -> None:
+    for name, t in (("end", end), ("weight", weight)):
+        if t._dtype is not x._dtype:
+            raise RuntimeError(f"expected dtype {x._dtype} for `{name}` but got dtype {t._dtype}")
+
+
+def _rounding(x: Any, other: Any, *, rounding_mode: str | None = None) -> None:
+    if rounding_mode not in (None, "trunc", "floor"):
+        raise RuntimeError(
+            "div expected rounding_mode to be one of None, 'trunc', or 'floor' but found "
+            f"'{rounding_mode}'"
+        )
+
+
+def _reduce(*args: Any, reduce: str | None = None, **kwargs: Any) -> None:
+    found = args[4] if len(args) > 4 else reduce
+    if found not in _REDUCE:
+        raise RuntimeError(
+            f"reduce argument must be either sum, prod, mean, amax or amin, got {found}"
+        )
+
+
+def _reduce_by(*args: Any, reduce: str) -> None:
+    if reduce not in ("add", "multiply"):
+        raise RuntimeError("reduce argument must be either add or multiply.")
+
+
+def _beta(x: Any, target: Any, reduction: int = 1, beta: float = 1.0) -> None:
+    if beta < 0:
+        raise RuntimeError("smooth_l1_loss does not support negative values for beta.")
+
+
+def _delta(x: Any, target: Any, reduction: int = 1, delta: float = 1.0) -> None:
+    if delta <= 0:
+        raise RuntimeError("huber_loss does not support non-positive values for delta.")
+
+
+def _same_dtype(x: Any, values: Any) -> None:
+    if _dtype(x) is not _dtype(values):
+        raise RuntimeError("heaviside is not yet implemented for tensors with different dtypes.")
+
+
+def _number(size: Any, value: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> None:
+    if isinstance(value, complex) and dtype is not None and not dtype.is_complex:
+        raise RuntimeError(f"value cannot be converted to type {dtype} without overflow")
+
+
+def _fits(part: tuple[Any, ...], src: FakeTensor) -> None:
+    sizes = src._sizes
+    if len(part) != len(sizes) or not all(
+        insisted(a == b) for a, b in zip(part, sizes, strict=True)
+    ):
+        raise RuntimeError(
+            "expected src to have a size equal to the slice of self. src size = "
+            f"{list(sizes)}, slice size = {list(part)}"
+        )
+
+
+def _as_many(
+    x: FakeTensor, dim: int, index: FakeTensor, source: FakeTensor, *rest: Any, **kwargs: Any
+) -> None:
+    if not source._sizes or not index._sizes:
+        return
+    length = source._sizes[wrap_dim(dim, len(source._sizes))]
+    if not insisted(index._sizes[0] == length):
+        raise RuntimeError(
+            f"Number of indices ({index._sizes[0]}) should be equal to source.size(dim) ({length})"
+        )
+
+
+def _selected(x: FakeTensor, src: FakeTensor, dim: int, index: Any) -> None:
+    at = wrap_dim(dim, len(x._sizes))
+    _fits((*x._sizes[:at], *x._sizes[at + 1 :]), src)
+
+
+def _sliced(
+    x: FakeTensor,
+    src: FakeTensor,
+    dim: int = 0,
+    start: Any = None,
+    end: Any = None,
+    step: Any = 1,
+) -> None:
+    _fits(tuple(torch.ops.aten.slice.Tensor(x, dim, start, end, step).shape), src)
+
+
+def _diagonal(
+    x: FakeTensor, src: FakeTensor, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> None:
+    _fits(tuple(torch.ops.aten.diagonal.default(x, offset, dim1, dim2).shape), src)
+
+
+def _strided(x: FakeTensor, src: FakeTensor, size: Any, *rest: Any) -> None:
+    _fits(tuple(size), src)
+
+
+def _values(x: FakeTensor, indices: Any, values: FakeTensor, accumulate: bool = False) -> None:
+    if any(i is not None and i._dtype in (torch.bool, torch.uint8) for i in indices):
+        return  # as many places as the data say
+    used = [d for d, i in enumerate(indices) if i is not None]
+    picked = broadcast([indices[d]._sizes for d in used])
+    rest = [n for d, n in enumerate(x._sizes) if d not in used]
+    first = used[0] if used == list(range(used[0], used[-1] + 1)) else 0
+    places = (*rest[:first], *picked, *rest[first:])
+    given = values._sizes
+    off = len(given) - len(places)
+    # Broadcasting; sizes beyond the places' own must be 1.
+    wanted = (1,) * off + places[max(-off, 0) :]
+    pairs = zip(given, wanted, strict=True)
+    if not all((type(n) is int and n == 1) or insisted(n == m) for n, m in pairs):
+        raise RuntimeError(
+            f"shape mismatch: value tensor of shape {list(given)} cannot be broadcast to indexing "
+            f"result of shape {list(places)}"
+        )
+
+
+CHECKS: Mapping[str, Check] = {
+    **{
+        f"{name}.{overload}": _of_bits(name)
+        for name in ("bitwise_and", "bitwise_or", "bitwise_xor")
+        for overload in ("Tensor", "Scalar")
+    },
+    "bitwise_not.default": _of_bits("bitwise_not"),
+    "gcd.default": _of_bits("gcd"),
+    "lcm.default": _of_bits("lcm"),
+    "hypot.default": _of_floats("hypot"),
+    "_softmax.default": lambda x, *rest: _of_floats("softmax")(x),
+    "_log_softmax.default": lambda x, *rest: _of_floats("log_softmax")(x),
+    "add.Tensor": _alpha,
+    "sub.Tensor": _alpha,
+    "masked_fill.Scalar": _mask,
+    "masked_fill.Tensor": _mask,
+    "where.self": _condition,
+    "index_select.default": _positions,
+    "flip.default": _dims_once,
+    "gelu.default": _approximation,
+    "clamp.default": _bounds,
+    "clamp.Tensor": _bounds,
+    "lerp.Tensor": _weight,
+    "div.Tensor_mode": _rounding,
+    "div.Scalar_mode": _rounding,
+    "scatter_reduce.two": _reduce,
+    "scatter.reduce": _reduce_by,
+    "scatter.value_reduce": _reduce_by,
+    "smooth_l1_loss.default": _beta,
+    "huber_loss.default": _delta,
+    "heaviside.default": _same_dtype,
+    "full.default": _number,
+    "select_scatter.default": _selected,
+    "slice_scatter.default": _sliced,
+    "diagonal_scatter.default": _diagonal,
+    "as_strided_scatter.default": _strided,
+    "index_put.default": _values,
+    "index_reduce.default": _as_many,
+}
+"""Checks by op name; the op's rule, or its meta kernel, answers after its check."""
+
+
+def checked(table: dict[str, Callable[..., Any]]) -> None:
+    """Put the checks before the rules of `table`, in place."""
+    for name, check in CHECKS.items():
+        base, _, overload = name.partition(".")
+        table.setdefault(f"aten.{name}", _no_rule)
+        for form in (f"aten.{name}", f"aten.{base}_.{overload}"):
+            if form in table:
+                table[form] = _after(check, table[form])
+
+
+def _no_rule(*args: Any, **kwargs: Any) -> Any:
+    return NotImplemented
+
+
+def _after(check: Check, rule: Callable[..., Any]) -> Callable[..., Any]:
+    def both(*args: Any, **kwargs: Any) -> Any:
+        check(*args, **kwargs)
+        return rule(*args, **kwargs)
+
+    return both
