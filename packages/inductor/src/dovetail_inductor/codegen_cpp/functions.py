@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from dovetail_inductor.codegen_cpp.syntax import literal
-from dovetail_inductor.loop_ir.function_text import Expressions
+from dovetail_inductor.loop_ir.function_text import Expressions, turns
 from dovetail_inductor.loop_ir.functions import FUNCTIONS, Function, with_callees
 
 _CALLS = {
@@ -112,6 +112,10 @@ class _Statements:
             inner = self.block(statement.body, set(known))
             lines = [f"{word} ({text(statement.test)}) {{", *(f"  {n}" for n in inner), "}"]
             return lines
+        if isinstance(statement, ast.For):
+            inner = self.block(statement.body, set(known))
+            head = f"for (int turn = 0; turn < {turns(statement)}; ++turn) {{"
+            return [head, *(f"  {n}" for n in inner), "}"]
         if isinstance(statement, ast.Expr):
             return []  # a docstring
         raise NotImplementedError(f"a function of loop bodies cannot say {ast.unparse(statement)}")

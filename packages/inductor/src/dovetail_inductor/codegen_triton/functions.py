@@ -8,7 +8,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from dovetail_inductor.loop_ir.function_text import Expressions
+from dovetail_inductor.loop_ir.function_text import Expressions, turns
 from dovetail_inductor.loop_ir.functions import FUNCTIONS, LOOPING, Function
 
 _CALLS = {
@@ -74,6 +74,9 @@ def _block(expressions: Expressions, body: Sequence[ast.stmt], depth: int) -> li
             lines.append(f"{indent}return {expressions.text(statement.value)}")
         elif isinstance(statement, ast.If):
             lines.append(f"{indent}if {expressions.text(statement.test)}:")
+            lines += _block(expressions, statement.body, depth + 1)
+        elif isinstance(statement, ast.For):
+            lines.append(f"{indent}for _ in tl.static_range({turns(statement)}):")
             lines += _block(expressions, statement.body, depth + 1)
         elif isinstance(statement, ast.While):
             # (a reduction in the loop's head is more than some Tritons can lay out)

@@ -100,3 +100,14 @@ class Expressions:
         for power in reversed(powers[:-1]):
             text = f"({text} * {x} + {coefficient(power)})"
         return text
+
+
+def turns(loop: ast.For) -> int:
+    """How often a loop over a range of a known length runs. Raises NotImplementedError for any
+    other loop."""
+    over = loop.iter
+    if isinstance(over, ast.Call) and ast.unparse(over.func) == "range" and len(over.args) == 1:
+        (count,) = over.args
+        if isinstance(count, ast.Constant) and isinstance(count.value, int):
+            return count.value
+    raise NotImplementedError(f"a function of loop bodies cannot loop over {ast.unparse(over)}")

@@ -1,7 +1,7 @@
 """Scalar functions that loop as long as their arguments say, each written once for every target.
 
-A function is text in a small part of Python: assignments, `while some(...)`, `if some(...)` and one
-`return`, over float64 numbers (of one lane or of all of a block) and truths. `some` is true where
+A function is text in a small part of Python: assignments, `while some(...)`, `if some(...)`,
+`for _ in range(4)` and one `return`, over float64 numbers (of one lane or of all of a block) and truths. `some` is true where
 a truth holds in any lane, so that a loop runs until its last lane is done; what a lane that is done
 computes is not kept (`where`). `like(x, c)` is the number c in the shape of x; `horner(x, NAME)`
 the polynomial of the coefficients NAME, `nested(u, x, NAME)` the polynomial in u whose coefficients
@@ -64,11 +64,12 @@ def {name}(x, n, limit):
     beyond = where(abs(now) > limit, like(x, 1.0), like(x, 0.0))
     going = k < n
     while some(going):
-        next = {step}
-        before = where(k < n, now, before)
-        now = where(k < n, next, now)
-        beyond = where((k < n) & (abs(next) > limit), beyond + 1.0, beyond)
-        k = k + 1.0
+        for _ in range(4):
+            next = {step}
+            before = where(k < n, now, before)
+            beyond = where((k < n) & (abs(next) > limit), beyond + 1.0, beyond)
+            now = where(k < n, next, now)
+            k = k + 1.0
         going = (k < n) & (now == now) & (beyond < 3.0)
     now = where(beyond > 0.0, now * INFINITY, now)
     now = where(beyond > 2.0, like(x, NAN), now)
