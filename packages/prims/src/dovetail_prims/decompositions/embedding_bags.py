@@ -1,8 +1,8 @@
 """embedding_bag and its gradients: bags of a table's rows, summed up or their maxima.
 
-(Sums and long means are the library's, which adds up as many rows as the data say in one pass: it is
-up to four times as fast as a sum into computed places on a CPU, where ours is faster for maxima and
-few means, and 1.4 to 11 times as fast on a GPU, for all of them.)
+(Sums and long means are the library's, which adds up as many rows as the data say in one pass: on a
+CPU it is up to four times as fast as a sum into computed places, but for maxima and few means; on a
+GPU 1.4 to 11 times as fast, for all of them.)
 """
 
 from __future__ import annotations
