@@ -97,3 +97,13 @@ def test_layouts(name: str) -> None:
         for x in laid_out():
             FUNCTIONS[name](x)
     assert not mode.different
+
+
+def test_a_norm_of_one_pixel_is_row_major() -> None:
+    """The strides of dimensions of one element decide in which format a resize goes on."""
+    x = torch.randn(2, 4, 1, 1).as_strided((2, 4, 1, 1), (4, 1, 4, 4))
+    ones = torch.ones(4)
+    op = torch.ops.aten.native_batch_norm.default
+    for training in (False, True):
+        args = (x, ones, ones, ones.clone(), ones.clone(), training, 0.1, 1e-5)
+        assert TABLE[op](*args)[0].stride() == op(*args)[0].stride()

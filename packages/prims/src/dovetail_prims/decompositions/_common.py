@@ -18,7 +18,8 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from dovetail_prims.fake_tensor import FakeTensor, Sizes
-from dovetail_prims.shape_rules.layout import reads_as_channels_last
+from dovetail_prims.shape_rules.layout import channels_last, reads_as_channels_last, same_strides
+from dovetail_prims.shape_rules.layout import contiguous as row_major
 
 
 class _Packet(Protocol):
@@ -192,9 +193,15 @@ def suggested_format(x: Tensor) -> torch.memory_format:
 
 
 def formatted(x: Tensor, wanted: torch.memory_format) -> Tensor:
-    """x in a memory format; no op where it has it"""
+    """x in a memory format; no op where it has exactly its strides (those of dimensions of one
+    element, too, tell eager's kernels in which format their input is)"""
+    strides = channels_last if wanted is not torch.contiguous_format else row_major
     if x.is_contiguous(memory_format=wanted):
-        return x
+        if isinstance(x, FakeTensor):
+            if same_strides(x._strides, strides(x._sizes)):
+                return x
+        elif x.stride() == strides(tuple(x.shape)):
+            return x
     return aten.clone.default(x, memory_format=wanted)
 
 

@@ -37,8 +37,10 @@ def _blend(running: Tensor, new: Tensor, momentum: float) -> Tensor:
 def _laid_out(out: Tensor, input: Tensor) -> Tensor:
     """On a CPU: row-major where the input can be read so, else channels_last where it can be read
     so or has such strides, else row-major"""
-    if input.device.type != "cpu" or input.is_contiguous():
+    if input.device.type != "cpu":
         return out
+    if input.is_contiguous():
+        return formatted(out, torch.contiguous_format)
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(input.dim())
     if last is not None and input.is_contiguous(memory_format=last):
         return formatted(out, last)
