@@ -81,7 +81,7 @@ def hurwitz(x: Any, q: Any) -> Any:
 def test_zeta() -> None:
     x, q = pairs((1.01, 1.5, 2, 3, 7.5, 20), (1e-3, 0.3, 1, 2.5, 9, 11.7, 28, 1000))
     beside(special.zeta, x, q, hurwitz)
-    x, q = pairs((2, 3, 8), (-0.3, -0.49, -5.3, -15.7, -17.2, -40.6))
+    x, q = pairs((2, 3, 8), (-0.3, -0.49, -5.3, -15.7, -47.2, -50.6, -80.45))
     beside(special.zeta, x, q, hurwitz)
 
 

@@ -205,10 +205,10 @@ def zeta(x, q, limit):
     on in q with period 1, without the sum over those below q.'''
     ahead = where(like(x, limit) > 1e300, like(x, 8.0), like(x, 3.0))
     whole = (q != floor(q)) & (x == floor(x))
-    ok = (x > 1.0) & ((q > 0.0) | (whole & (q > -16.0)))
+    ok = (x > 1.0) & ((q > 0.0) | (whole & (q > -48.0)))
     out = zeta_terms(where(ok, x, like(x, 2.0)), where(ok, q, like(q, 16.0)), ahead)
     out = where(x == x, where(q == q, out, q), x)
-    below = (x > 1.0) & whole & (q <= -16.0)
+    below = (x > 1.0) & whole & (q <= -48.0)
     if some(below):
         m = where(below, x, like(x, 2.0))
         at = where(below, q, like(q, -0.25))
