@@ -283,6 +283,36 @@ def test_programs(program: Any, graphs: int | None, second: bool) -> None:
     assert graphs is None or not log.breaks, log.as_text()
 
 
+class Branching(torch.autograd.Function):
+    """Is not captured whole: Python decides by the data."""
+
+    @staticmethod
+    def forward(ctx, x):
+        y = x.exp()
+        ctx.set_materialize_grads(False)
+        ctx.big = bool(x.sum() > 2)
+        ctx.save_for_backward(y if ctx.big else x, x)
+        return y * (2 if ctx.big else 3)
+
+    @staticmethod
+    def backward(ctx, grad):
+        kept, x = ctx.saved_tensors
+        return grad * kept * 2 + x
+
+
+def test_a_forward_that_breaks_saves_for_its_backward() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return Branching.apply(x * 2).sum()
+
+    compiled = optimize(program, CountingBackend())
+    for data in (torch.ones(3), -torch.ones(3), torch.ones(3)):
+        x = data.requires_grad_()
+        grads = [torch.autograd.grad(function(x), x)[0] for function in (program, compiled)]
+        assert torch.equal(*grads)
+    reasons = [one.reason for one in compiled.capture_context.log.breaks]
+    assert not any("assignment" in reason for reason in reasons), reasons
+
+
 def test_what_a_backward_changes_breaks_the_graph() -> None:
     compiled = optimize(changes_in_backward, CountingBackend())
     _observe(compiled, False)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from dovetail_capture import optimize
+from dovetail_capture import graph_break, optimize
 
 sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import Case, CountingBackend, Table, run_case, same
@@ -222,6 +222,65 @@ def _cycle():
 
 
 construct(graphs=None, breaks=None, make=_cycle)(text_of_given_cycle)
+
+
+# --- an object's `__dict__` -------------------------------------------------------------------------
+
+
+class Held:
+    pass
+
+
+def _held():
+    held = Held()
+    held.a = 1
+    return (torch.arange(6.0).reshape(2, 3), held)
+
+
+@construct(make=_held)
+def instance_dictionaries_leave(x, held):
+    return held.__dict__, held.__dict__ is vars(held), held.__dict__.keys(), x + 1, held
+
+
+@construct(make=_held)
+def instance_dictionaries_of_what_is_made(x, held):
+    made = Held()
+    made.b = x + 1
+    names = vars(made)
+    names["c"] = 2
+    made.itself = names
+    return made, names, names is made.__dict__, made.c
+
+
+@construct(graphs=None, breaks=None, make=_held)
+def instance_dictionaries_over_a_break(x, held):
+    names, made = vars(held), Held()
+    others = made.__dict__
+    held.z = x + 1
+    steps = iter(others)
+    graph_break()
+    names["y"] = x * 2
+    others["r"] = 5
+    made.q = 4
+    return held.y, made.r, others["q"], names is held.__dict__, sorted(others), names["z"], steps
+
+
+def test_a_dictionary_may_be_an_objects_own_in_another_call() -> None:
+    def first(x, held, names):
+        names["a"] = 5
+        return x + held.a
+
+    def second(x, held, names):
+        held.a = 7
+        return x + names["a"]
+
+    for function, apart, shared in ((first, 1.0, 5.0), (second, 3.0, 7.0)):
+        compiled = optimize(function, CountingBackend())
+        for own in (False, True, False):
+            _, held = _held()
+            names = vars(held) if own else {"a": 3}
+            wanted = shared if own else apart
+            assert compiled(torch.zeros(1), held, names).item() == wanted
 
 
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)

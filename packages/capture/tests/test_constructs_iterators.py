@@ -240,6 +240,35 @@ def a_long_loop(x):
     return x
 
 
+class Sorted(OrderedDict):
+    pass
+
+
+def _views() -> tuple[Any, ...]:
+    views = {"a": 1, "b": 2}.keys(), {"c": torch.ones(3)}.values(), Sorted(a=1).items()
+    return torch.ones(3), *views, vars(Sorted).keys()
+
+
+@construct(graphs=1, breaks=0, make=_views)
+def views_as_arguments(x, keys, values, items, names):
+    return (len(keys), [*keys], [v * x for v in values], dict(items), type(items).__name__,
+            "a" in keys, keys is values, "__doc__" in names, keys == {"a", "b"}, x + 1)  # fmt: skip
+
+
+@construct(graphs=1, breaks=1)
+def views_over_a_break(x):
+    ordered, plain = OrderedDict(a=x, b=2), {"p": x}
+    keys, values, items = ordered.keys(), ordered.values(), plain.items()
+    graph_break()
+    ordered["c"] = 3
+    return type(keys).__name__, [*keys], [*values][2], [v + 1 for _, v in items], len(keys)
+
+
+@construct(graphs=1, breaks=0)
+def whose_thread_it_is(x):
+    return x + 1, threading.get_ident() == threading.main_thread().ident
+
+
 LOCAL = threading.local()
 
 

@@ -1,4 +1,4 @@
-"""Reads what built-in iterators have still to give, without moving them.
+"""Reads what built-in iterators have still to give, without moving them, and what views show.
 
 `__reduce__` of an iterator tells what it goes through and where it is; `gc.get_referents` tells the
 dictionary or set of an iterator that has only copies of its items to show. Each reader raises
@@ -123,5 +123,19 @@ def parts(iterator: Any) -> tuple[Any, ...]:
     return tuple(held)
 
 
-READERS: dict[str, Reader] = {"rest": rest, "over": over, "parts": parts}
+VIEWS: dict[type, str] = {
+    type(getattr(table, kind)()): kind for table in _TABLES for kind in ("keys", "values", "items")
+}
+"""The types of views of dictionaries, and what each shows."""
+
+
+def viewed(view: Any) -> Any:
+    """The dictionary of a view."""
+    if type(view) not in VIEWS:
+        raise TypeError(f"a {type(view).__name__} is no view of a dictionary")
+    (dictionary,) = (held for held in gc.get_referents(view) if isinstance(held, dict))
+    return dictionary
+
+
+READERS: dict[str, Reader] = {"rest": rest, "over": over, "parts": parts, "viewed": viewed}
 """The parts that an `IteratorSource` names."""

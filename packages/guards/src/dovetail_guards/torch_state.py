@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -144,4 +145,5 @@ READERS: dict[str, Callable[[], Any]] = {
     "saved_tensors_hooks": _saved_tensors_hooks,
     "stream_capturing": _stream_capturing,
     "anomaly_mode": torch.is_anomaly_enabled,
+    "thread": threading.get_ident,
 }

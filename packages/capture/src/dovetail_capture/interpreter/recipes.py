@@ -151,6 +151,8 @@ class Rebuilder:
             self._check_lasts(item.value)
             return r.Const(item.value)
         source = item.source
+        if isinstance(item, DictValue) and item.is_instance_dict:
+            return r.GetAttr(self.recipe(item.holder), "__dict__")
         if isinstance(item, TensorValue) and source is None:
             return self._tensor(item)
         if isinstance(item, SymbolicNumber) and source is None:
@@ -425,7 +427,8 @@ class Rebuilder:
             parts = (target, r.Const(name), self.recipe(slot))
             self.effects.append(r.RunCall(r.CallFunction(r.Const(object.__setattr__), parts)))
         else:
-            self.effects.append(r.SetAttr(target, name, self.recipe(slot), raw=True))
+            raw = not issubclass(item.cls, torch._C._FunctionBase)  # its fields are C functions
+            self.effects.append(r.SetAttr(target, name, self.recipe(slot), raw=raw))
 
     def _new(self, item: ObjectValue, args: tuple[r.Recipe, ...]) -> r.Recipe:
         """A new object with the parts that its class's `__new__` takes."""

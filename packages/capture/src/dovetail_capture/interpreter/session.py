@@ -16,8 +16,10 @@ from dovetail_guards.iterators import over
 from dovetail_guards.ranges import Range
 from dovetail_guards.source import (
     ClosureCellSource,
+    ClosureSource,
     InstanceAttrSource,
     ItemSource,
+    LocalSource,
     ObjectSource,
     Source,
 )
@@ -74,6 +76,8 @@ class Session:
         self.cached_calls: dict[Any, Kept] = {}  # of what `functools.cache` wraps
         self.abstract_answers: dict[tuple[type, abc.ABCMeta], bool] = {}  # what was asked of ABCs
         self.known: dict[int, Value] = {}  # id of a pre-existing object -> its value
+        # ids of the instance dictionaries of known objects -> their values
+        self.instance_dicts: dict[int, DictValue] = {}
         self.keep_alive: list[Any] = []  # the objects whose ids `known` speaks of
         self.inputs: list[tuple[GraphInput, TensorValue | NumberInput]] = []
         self.numbers: dict[Source, NumberInput] = {}
@@ -304,6 +308,22 @@ class Session:
                 if changed != id(container):
                     self.distinct(place, source)
 
+    def _relate_dictionaries(self) -> None:
+        """A dictionary that was passed is no object's `__dict__`, unless it is now: a change to
+        one of both would be a change to the other."""
+        passed = [value for value in self.known.values() if _is_passed_dict(value)]
+        holders = [fields.holder for fields in self.instance_dicts.values()]
+        for value in passed:
+            for holder in holders:
+                assert isinstance(holder, ObjectValue) and holder.source is not None
+                if not (value.mutated or holder.fields.mutated):
+                    continue
+                if holder.pinned:
+                    place = self.sources.held(object.__getattribute__(holder.real, "__dict__"))
+                else:
+                    place = self.sources.attr(holder.source, "__dict__")
+                self.distinct(value.source, place)
+
     def _changed_places(self, namespaces: bool) -> Iterator[tuple[int, Source | None]]:
         """The ids and sources of what existed before and has changed: containers, and with
         `namespaces` what holds attributes and globals."""
@@ -328,6 +348,7 @@ class Session:
             self.clauses.append(c.DistinctObjects(tuple(sources)))
         changed = [value for value in self.known.values() if _is_changed(value)]
         self._relate_iterators()
+        self._relate_dictionaries()
         for cls in {value.python_type() for value in changed}:
             # A change to one of them must not be a change to another.
             sources = [
@@ -364,6 +385,10 @@ def _is_changed(value: Value) -> bool:
             or (native is not None and _is_changed(native))
         )
     return False
+
+
+def _is_passed_dict(value: Value) -> TypeGuard[DictValue]:
+    return isinstance(value, DictValue) and isinstance(value.source, (LocalSource, ClosureSource))
 
 
 def _attributes_changed(value: Value) -> TypeGuard[ObjectValue]:

@@ -38,6 +38,7 @@ from dovetail_capture.interpreter.values.arrays import (
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
+    DictView,
     ListValue,
     SetValue,
     SliceValue,
@@ -257,6 +258,11 @@ def _list(session: Session, real: Any, source: Source) -> Value:
 
 
 def _dict(session: Session, real: Any, source: Source) -> Value:
+    fields = session.instance_dicts.get(id(real))
+    if fields is not None:
+        assert fields.holder is not None and fields.holder.source is not None
+        session.same(session.sources.attr(fields.holder.source, "__dict__"), source)
+        return fields
     known = _known(session, real, source)
     if known is not None:
         return known
@@ -347,9 +353,17 @@ def _object(session: Session, real: Any, source: Source) -> Value:
     else:
         session.guard(c.TypeIs, source, cls)
     try:
-        value.fields.origin = object.__getattribute__(real, "__dict__")
+        attributes = value.fields.origin = object.__getattribute__(real, "__dict__")
     except AttributeError:
         value.fields.origin = None
+    else:
+        seen = session.known.get(id(attributes))
+        if isinstance(seen, DictValue) and seen.source is not None:  # by another way
+            session.same(seen.source, session.sources.attr(source, "__dict__"))
+            value.fields = seen
+        else:
+            session.instance_dicts[id(attributes)] = value.fields
+            session.keep_alive.append(attributes)
     for base in (tuple, list, dict, set, frozenset, collections.deque):
         if issubclass(cls, base):
             value.native = _native_part(session, real, source, base)
@@ -374,6 +388,18 @@ def _iterator(session: Session, real: Any, source: Source) -> Value:
         return known
     _guard_type(session, real, source)
     return _remember(session, real, HeldIterator(real, source))  # type: ignore[no-any-return]
+
+
+def _view(session: Session, real: Any, source: Source) -> Value:
+    """A view of a dictionary: what it shows is guarded there."""
+    known = _known(session, real, source)
+    if known is not None:
+        return known
+    _guard_type(session, real, source)
+    place = session.sources.iterator_part(source, "viewed")
+    value = DictView(wrap(session, iterators.viewed(real), place), iterators.VIEWS[type(real)])
+    value.source = source
+    return _remember(session, real, value)  # type: ignore[no-any-return]
 
 
 def _thread_local(session: Session, real: threading.local, source: Source) -> Value:
@@ -441,5 +467,6 @@ _WRAPPERS: dict[type, Callable[[Session, Any, Source], Value]] = {
     types.CellType: _cell,
     types.MappingProxyType: _mapping_proxy,
     **dict.fromkeys(iterators.READABLE, _iterator),
+    **dict.fromkeys(iterators.VIEWS, _view),
     StandIn: lambda session, real, source: real.value,
 }

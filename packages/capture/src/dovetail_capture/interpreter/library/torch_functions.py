@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -420,6 +421,7 @@ _FOLDED: tuple[Any, ...] = (
     torch.are_deterministic_algorithms_enabled, torch.get_num_threads,
     torch.cuda.is_current_stream_capturing,
     torch.get_float32_matmul_precision, torch._C._get_privateuse1_backend_name,
+    threading.get_ident,
     torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.mem_efficient_sdp_enabled,
     torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.cudnn_sdp_enabled,
     *(getattr(_C, name) for name in BACKEND_FLAGS),
@@ -432,6 +434,7 @@ _OF_GPU = (
 
 # What those read that is not guarded for every captured frame.
 _SETTINGS: dict[Any, str] = {
+    threading.get_ident: "thread",
     torch.get_num_threads: "num_threads",
     torch.cuda.is_current_stream_capturing: "stream_capturing",
     torch.get_float32_matmul_precision: "float32_matmul_precision",

@@ -19,6 +19,8 @@ from dovetail_capture.interpreter.values.tensors import TensorValue
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
 
+# What `save_for_backward` and its like set, on the context of a function of autograd.
+_CONTEXT_FIELDS = ("to_save", "dirty_tensors", "non_differentiable", "materialize_grads")
 _REQUIRES_GRAD = inspect.getattr_static(torch.Tensor, "requires_grad")
 
 
@@ -91,6 +93,10 @@ def generic_set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> No
             obj.slots[name] = value
             if obj.real is not None:
                 obj.slots_mutated.add(name)
+            return
+        if name in _CONTEXT_FIELDS and issubclass(obj.cls, torch._C._FunctionBase):
+            obj.slots[name] = value
+            obj.slots_mutated.add(name)
             return
         if name == "__dict__" and isinstance(value, DictValue) and obj.fields.is_instance_dict:
             dicts.clear(vm, obj.fields)

@@ -82,9 +82,11 @@ def _container(vm: Interpreter, value: Any) -> Any:
     items = [as_python(vm, item) for item in vm.iterate(value)]  # of a view
     if UNKNOWN in _by_identity(items):
         return UNKNOWN
+    ordered = issubclass(value.dictionary.python_type(), collections.OrderedDict)
+    table: Any = collections.OrderedDict if ordered else dict
     if value.kind == "values":
-        return dict(enumerate(items)).values()
-    return dict.fromkeys(items).keys() if value.kind == "keys" else dict(items).items()
+        return table(enumerate(items)).values()
+    return table.fromkeys(items).keys() if value.kind == "keys" else table(items).items()
 
 
 class _by_identity:

@@ -124,6 +124,7 @@ class DictValue(Value):
 
     `entries` maps hash keys to (key, value). While `origin` is set the entries are an overlay
     over the pre-existing dict: keys not in them are looked up there one by one, each guarded.
+    `holder` is the object whose instance dictionary it is.
     """
 
     __slots__ = (
@@ -131,6 +132,7 @@ class DictValue(Value):
         "default_factory",
         "deleted",
         "entries",
+        "holder",
         "is_instance_dict",
         "mutated",
         "origin",
@@ -146,6 +148,7 @@ class DictValue(Value):
         self.deleted: set[Any] = set()  # keys of the origin that the overlay hides
         self.mutated = False
         self.is_instance_dict = False
+        self.holder: Value | None = None
         self.default_factory: Value | None = None
 
     def python_type(self) -> type:
@@ -235,13 +238,14 @@ class DictView(Value):
         self.source = None
 
     def python_type(self) -> type:
-        return _VIEW_TYPES[self.kind]
+        return _VIEW_TYPES[issubclass(self.dictionary.python_type(), _ORDERED), self.kind]
 
 
-_VIEW_TYPES: dict[str, type] = {
-    "keys": type({}.keys()),
-    "values": type({}.values()),
-    "items": type({}.items()),
+_ORDERED = collections.OrderedDict
+_VIEW_TYPES: dict[tuple[bool, str], type] = {
+    (issubclass(cls, _ORDERED), kind): type(getattr(cls(), kind)())
+    for cls in (dict, _ORDERED)
+    for kind in ("keys", "values", "items")
 }
 
 DICT_TYPES: tuple[type, ...] = (dict, collections.OrderedDict, collections.defaultdict)

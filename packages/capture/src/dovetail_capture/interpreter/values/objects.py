@@ -40,6 +40,7 @@ class ObjectValue(Value):
         self.native: Value | None = native
         self.fields = DictValue(dict, source)
         self.fields.is_instance_dict = True
+        self.fields.holder = self
         self.slots: dict[str, Value] = {}
         self.slots_mutated: set[str] = set()
         self.pinned = False
