@@ -22,7 +22,7 @@ from dovetail_autograd_aot.aot_log import AotLog, saved_set
 from dovetail_autograd_aot.double_backward import DoubleBackward
 from dovetail_autograd_aot.epilogue import make_epilogue
 from dovetail_autograd_aot.graphs import JointGraph, PartitionedGraph, Signature
-from dovetail_autograd_aot.inputs import base_of, places
+from dovetail_autograd_aot.inputs import base_of, overlapping, places
 from dovetail_autograd_aot.joint import Decompositions, trace_joint
 from dovetail_autograd_aot.partition import Partitioner, min_cut_partition
 from dovetail_autograd_aot.subclasses import Wrapping, compile_around
@@ -113,15 +113,21 @@ def _compile_as_placed(
     compile_parts: Callable[[Sequence[Any]], tuple[JointGraph, Callable[..., tuple[Any, ...]]]],
 ) -> Callable[..., tuple[Any, ...]]:
     joint, run = compile_parts(example_inputs)
-    if not joint.storages:
+    own = len(example_inputs)
+    apart = [pair for pair in joint.apart if max(pair) < own]
+    if not joint.storages and not apart:
         return run
     # What the graph knows of how inputs lie in storages is not guarded: one graph for each way,
     # the last used last.
     storages = joint.storages
-    variants = {places(storages, example_inputs): run}
+
+    def placed(inputs: Sequence[Any]) -> tuple[Any, ...]:
+        return places(storages, inputs) + overlapping(apart, inputs)
+
+    variants = {placed(example_inputs): run}
 
     def run_as_placed(*inputs: Any) -> tuple[Any, ...]:
-        key = places(storages, inputs)
+        key = placed(inputs)
         chosen = variants.pop(key, None)
         if chosen is None:
             _, chosen = compile_parts(inputs)

@@ -155,6 +155,7 @@ class JointGraph:
     storages: tuple[SharedStorage, ...] = ()
     reached: tuple[int, ...] = ()
     carriers: int = 0
+    apart: tuple[tuple[int, int], ...] = ()
 
     def as_text(self) -> str:
         """The signature, then the graph as Python text."""

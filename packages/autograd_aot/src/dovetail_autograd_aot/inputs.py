@@ -144,6 +144,17 @@ def places(shared: Sequence[SharedStorage], inputs: Sequence[Any]) -> tuple[Any,
     return tuple(found)
 
 
+def overlapping(apart: Sequence[tuple[int, int]], inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """How those inputs lie that overlap although those of the first call did not."""
+    found: list[Any] = []
+    for pair in apart:
+        a, b = (inputs[index] for index in pair)
+        if storage_key(a) == storage_key(b) and memory_overlaps(a, b):
+            places = a.storage_offset(), b.storage_offset()
+            found.append((*pair, *places, a.untyped_storage().nbytes()))
+    return tuple(found)
+
+
 def refuse_inner_overlap(example: Tensor, index: int) -> None:
     """An expanded input cannot be written back: several elements are one."""
     sizes_strides = zip(example.shape, example.stride(), strict=True)

@@ -151,6 +151,7 @@ class _Joint:
         self.examples = inputs + list(self.lifted.values())
         self.num_examples = len(self.examples)
         self.storages = self._shared(by_storage)
+        self.apart: list[tuple[int, int]] = []
         self.chains: dict[int, tuple[ViewStep, ...]] = {}  # of inputs that are views of storages
         self.base_of = {  # the input that is its storage, by input
             member: self.num_examples + i
@@ -399,11 +400,12 @@ class _Joint:
     def _need_storage_if_overlapped(self, index: int) -> None:
         example = self.examples[index]
         key = storage_key(example)
-        for other in self.examples:
+        for number, other in enumerate(self.examples):
             if other is example or not _in_storage(other, key):
                 continue
             if memory_overlaps(example, other):
                 raise StorageNeededError(index)
+            self.apart.append((index, number))
 
     def _reshaped(self) -> tuple[ReshapedInput, ...]:
         """The inputs that became other views of themselves."""
@@ -585,8 +587,9 @@ class _Joint:
         joint = _LazyGraphModule(root, self.graph, "Joint")
         lifted = tuple(self.lifted.values())
         return JointGraph(
-            joint, signature, lifted, tuple(self.storages), self.reached, self.carriers
-        )
+            joint, signature, lifted, tuple(self.storages), self.reached, self.carriers,
+            tuple(self.apart),
+        )  # fmt: skip
 
     def _placeholders_first(self) -> None:
         """Tangents were made after the forward; the graph takes its inputs first."""

@@ -95,9 +95,13 @@ class _Run:
         self.symbols = bind_symbols(plan.symbols, inputs)
         self._define()
         self.tensors: dict[str, torch.Tensor | None] = {c.name: c.value for c in plan.constants}
+        # Inputs and their views, as the compiler saw them.
+        self.seen: dict[str, TensorSpec] = {}
         for declared, value in zip(plan.inputs, inputs, strict=True):
             if isinstance(value, torch.Tensor):
                 self.tensors[declared.name] = value
+                if declared.spec is not None:
+                    self.seen[declared.name] = declared.spec
         self.slabs = {
             device: _filled(evaluate(size, self.symbols), torch.device(device))
             for device, size in plan.slab_bytes
@@ -137,7 +141,9 @@ class _Run:
                 self._allocate(step)
             case View():
                 base = self._tensor(step.base)
-                self.tensors[step.name] = self._over(base.untyped_storage(), step.spec)
+                moved = self._moved_bytes(step.base) // step.spec.dtype.itemsize
+                self.tensors[step.name] = self._over(base.untyped_storage(), step.spec, moved)
+                self.seen[step.name] = step.spec
             case LaunchCpp():
                 self._launch_cpp(step)
             case LaunchTriton():
@@ -178,11 +184,23 @@ class _Run:
             storage = slab[start : start + nbytes] if nbytes else _filled(0, step.spec.device)
         self.tensors[step.name] = self._over(storage, step.spec)
 
-    def _over(self, storage: torch.UntypedStorage, spec: TensorSpec) -> torch.Tensor:
+    def _moved_bytes(self, name: str) -> int:
+        """By how much a tensor begins further on in its storage than the compiler saw: an input may
+        be another piece of a larger tensor than the first call's."""
+        seen = self.seen.get(name)
+        if seen is None:
+            return 0
+        tensor = self._tensor(name)
+        moved = int(tensor.storage_offset()) - self._int(seen.offset)
+        return moved * tensor.dtype.itemsize
+
+    def _over(
+        self, storage: torch.UntypedStorage, spec: TensorSpec, moved: int = 0
+    ) -> torch.Tensor:
         empty = torch.empty(0, dtype=spec.dtype, device=spec.device)
         return empty.set_(
             storage,
-            self._int(spec.offset),
+            self._int(spec.offset) + moved,
             self._ints(spec.shape),
             self._ints(spec.stride),
         )

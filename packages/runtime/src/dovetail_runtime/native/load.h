@@ -440,7 +440,9 @@ class Loader {
       }
     }
     for (InputInfo& input : program_.inputs) {
-      if (input.slot >= 0) input.needs_data = needs_data[input.slot];
+      if (input.slot < 0) continue;
+      input.needs_data = needs_data[input.slot];
+      program_.slots[input.slot].input = &input.spec;
     }
   }
 

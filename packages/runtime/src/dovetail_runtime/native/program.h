@@ -57,6 +57,7 @@ struct SlotInfo {
   SlotIndex root = -1;         // a view: whose storage it looks at
   const Spec* spec = nullptr;  // a view or an allocation in the slab
   bool in_slab = false;
+  const Spec* input = nullptr;  // an input as the compiler saw it; a call's may begin elsewhere
 };
 
 using CppFunction = void (*)(void* const*, const int64_t*, int64_t, int64_t);

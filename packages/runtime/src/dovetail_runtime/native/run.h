@@ -206,7 +206,8 @@ class Runner {
     if (info.root >= 0) {
       c10::TensorImpl* base = materialize(info.root);
       c10::Storage storage = base->storage();
-      set_owned(slot, over_storage(std::move(storage), *info.spec));
+      int64_t moved = moved_bytes(info.root) / info.spec->itemsize;
+      set_owned(slot, over_storage(std::move(storage), *info.spec, moved));
       if (!base->is_inference() && !slot.impl->is_inference()) {
         slot.impl->set_version_counter(base->version_counter());
       }
@@ -263,14 +264,25 @@ class Runner {
     slot.owned = std::move(tensor);
   }
 
-  at::Tensor over_storage(c10::Storage&& storage, const Spec& spec) {
+  // By how many bytes a tensor begins further on in its storage than the compiler saw: an input may
+  // be another piece of a larger tensor than the first call's, and its views are where it is.
+  int64_t moved_bytes(SlotIndex index) {
+    const SlotInfo& info = program_.slots[index];
+    const Spec* seen = info.input != nullptr ? info.input : info.root >= 0 ? info.spec : nullptr;
+    c10::TensorImpl* impl = frame_.slots[index].impl;
+    if (seen == nullptr || impl == nullptr) return 0;
+    return (impl->storage_offset() - values()[seen->offset]) * seen->itemsize;
+  }
+
+  at::Tensor over_storage(c10::Storage&& storage, const Spec& spec, int64_t moved = 0) {
     Ints shape, stride;
     gather(spec.shape, shape);
     gather(spec.stride, stride);
     c10::DispatchKeySet keys(spec.device.is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU);
     at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
         std::move(storage), keys, c10::scalarTypeToTypeMeta(spec.dtype));
-    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(shape, stride, values()[spec.offset]);
+    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(
+        shape, stride, values()[spec.offset] + moved);
     return tensor;
   }
 
@@ -337,6 +349,7 @@ class Runner {
       TORCH_CHECK(root.impl != nullptr, "a view of the undefined tensor '", info.name, "'");
       start = static_cast<char*>(root.impl->storage().mutable_data());
       if (start == nullptr) return;
+      start += moved_bytes(step.root);
     }
     frame_.slots[step.slot].data = start + bytes;
   }

@@ -156,6 +156,17 @@ def tensor_size(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return vm.constant(shape[dim.value])
 
 
+def tensor_storage_offset(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`x.storage_offset()`: where an input begins in its storage is not guarded, so that pieces of
+    one tensor share a graph."""
+    obj = args[0]
+    if isinstance(obj, TensorValue):
+        inputs = [value for _, value in vm.session.inputs if isinstance(value, TensorValue)]
+        if any(obj.fake._storage is value.fake._storage for value in inputs):
+            raise GraphBreakSignal("storage_offset() of an input or of a view of one")
+    return PASS  # type: ignore[no-any-return]
+
+
 def tensor_new(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`x.new(sizes)`: a graph's text has tuples for sizes, and in these `new` sees data."""
     if len(args) == 2 and isinstance(args[1], TupleValue) and args[1].cls is torch.Size:
@@ -465,6 +476,7 @@ HANDLERS: dict[Any, Handler] = {
     torch.Tensor.__iter__: tensor_iter,
     torch.Tensor.__hash__: tensor_hash,
     torch.Tensor.size: tensor_size,
+    torch.Tensor.storage_offset: tensor_storage_offset,
     torch.Tensor.new: tensor_new,
     torch.Tensor.requires_grad_: tensor_requires_grad_,
     torch.compiler.is_compiling: always(True),

@@ -1,0 +1,139 @@
+"""Inputs that lie elsewhere in their storage than the first call's: batches cut out of a data set,
+experts' weights out of a stack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import dovetail
+
+Fn = Callable[..., Any]
+
+
+def turned_product(x: Tensor) -> Tensor:
+    return (x @ x.t()).sin()
+
+
+def views_out(x: Tensor) -> tuple[Tensor, ...]:
+    return x.t(), x[1:], x.view(-1), (x * 2).t()
+
+
+def written_view(x: Tensor) -> tuple[Tensor, Tensor]:
+    v = x[1:]
+    v.mul_(2)
+    return v, x @ x
+
+
+def windows(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x[:, :3] @ x[:3], x.unfold(0, 2, 1).sum()
+
+
+def strided(x: Tensor) -> Tensor:
+    return torch.as_strided(x, (2, 2), (1, 2)) + 1
+
+
+def strided_in_storage(x: Tensor) -> Tensor:
+    return torch.as_strided(x, (2, 2), (1, 2), 3) @ torch.ones(2, 2)
+
+
+def asked(x: Tensor) -> Tensor:
+    return x * x.storage_offset()
+
+
+def library_calls(x: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.linalg.svdvals(x[1:4].t()), x.diagonal().sort().values
+
+
+def other_type(x: Tensor) -> Tensor:
+    return x.view(torch.int32)[:, :2].t() + 1
+
+
+def filled(x: Tensor) -> Tensor:
+    made = torch.empty(6, 6)
+    made.t().copy_(x)
+    return made @ x.t()
+
+
+FUNCTIONS: list[Fn] = [
+    turned_product, views_out, written_view, windows, strided, strided_in_storage, asked,
+    library_calls, other_type, filled,
+]  # fmt: skip
+
+
+def results(fn: Fn, memory: Tensor, start: int, grads: bool) -> list[Tensor]:
+    """What it returns, then what it wrote to and the gradient of all memory."""
+    memory = memory.clone().requires_grad_(grads)
+    out = fn(memory[start : start + 36].view(6, 6))
+    found = list(out) if isinstance(out, tuple) else [out]
+    if grads:
+        torch.autograd.backward(torch.stack([t.square().sum() for t in found]).sum())
+        assert memory.grad is not None
+        found.append(memory.grad)
+    return [t.detach() for t in [*found, memory]]
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "dovetail"])
+@pytest.mark.parametrize("fn", FUNCTIONS, ids=lambda fn: str(fn.__name__))
+@pytest.mark.parametrize("starts", [(0, 36, 7), (36, 0, 72)], ids=str)
+def test_an_input_elsewhere_in_its_storage(fn: Fn, starts: tuple[int, ...], backend: str) -> None:
+    torch.manual_seed(0)
+    memory = torch.randn(120)
+    compiled = dovetail.compile(fn, backend=backend)
+    for start in starts:
+        for grads in (False, True):
+            if grads and fn in (written_view, other_type):
+                continue  # writes to a leaf's view; integers
+            found = results(compiled, memory, start, grads)
+            expected = results(fn, memory, start, grads)
+            for ours, eager in zip(found, expected, strict=True):
+                assert ours.shape == eager.shape and ours.stride() == eager.stride()
+                torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-4)
+    report = dovetail.report(compiled)
+    if fn is asked:
+        assert "storage_offset" in report.breaks[0].reason
+    else:
+        assert report.graphs <= 2 and not report.breaks  # with gradients, and without
+
+
+def test_a_loop_over_experts() -> None:
+    """Each call is given another piece of a stack of weights; the backward reads them again."""
+
+    def expert(x: Tensor, w: Tensor) -> Tensor:
+        return (x @ w).sin() @ w.t()
+
+    stack = torch.randn(4, 8, 16)
+    compiled = dovetail.compile(expert)
+    for fn in (expert, compiled):
+        x = torch.randn(5, 8, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        weights = stack.clone().requires_grad_()
+        total = torch.zeros(5, 8)
+        for number in range(4):
+            total = total + fn(x, weights[number])
+        total.square().mean().backward()
+        if fn is expert:
+            expected = [x.grad, weights.grad]
+    torch.testing.assert_close([x.grad, weights.grad], expected)
+    assert dovetail.report(compiled).graphs == 1
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "dovetail"])
+def test_inputs_apart_and_then_over_one_another(backend: str) -> None:
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        x.add_(1)
+        return y.t() @ y
+
+    compiled = dovetail.compile(fn, backend=backend)
+    memory = torch.randn(120)
+    for first, second in ((0, 36), (0, 0), (0, 6), (36, 36), (36, 72), (36, 42), (0, 36)):
+        ours, eager = memory.clone(), memory.clone()
+        found, expected = (
+            f(m[first : first + 36].view(6, 6), m[second : second + 36].view(6, 6))
+            for f, m in ((compiled, ours), (fn, eager))
+        )
+        torch.testing.assert_close(found, expected)
+        assert torch.equal(ours, eager)
