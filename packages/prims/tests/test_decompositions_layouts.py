@@ -87,6 +87,12 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "max": lambda x: x.max(1),
     "norm": lambda x: x.norm(dim=1),
     "unfold": lambda x: F.unfold(x, 1),
+    "fold": lambda x: F.fold(F.unfold(x, 1), x.shape[2:], 1),
+    "mvlgamma": lambda x: (x.abs() + 3).mvlgamma(2),
+    "put": lambda x: x.put(FIRST, torch.ones(1)),
+    "masked_index": lambda x: torch.ops.aten._unsafe_masked_index(
+        x, x > 0, [None, torch.arange(x.shape[1])], 0
+    ),
 }  # fmt: skip
 
 

@@ -114,3 +114,16 @@ def test_pieces_of_impossible_sizes_are_refused_as_eager_does(sizes):
     for x in (torch.ones(3), FakeTensor.make((3,), (1,), torch.float32, torch.device("cpu"))):
         with pytest.raises(RuntimeError, match="split"):
             x.split(sizes)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (2, 1, 3), (2, 3, 4, 5)])
+def test_what_has_memory_of_its_own_is_row_major(shape: tuple[int, ...]) -> None:
+    for x in layouts(shape):
+        check(aten.view_copy.default, x, [-1])
+        check(aten.view_copy.default, x, [x.numel(), 1])
+        check(aten.view_copy.default, x, [x.numel() + 1])
+        size = x.abs()
+        check(aten.normal.Tensor_Tensor, x, size)
+        check(aten.normal.Tensor_Tensor, x, size[:1] if shape else size)
+        check(aten.normal.Tensor_float, x, 1.0)
+        check(aten.normal.float_Tensor, 0.0, size)

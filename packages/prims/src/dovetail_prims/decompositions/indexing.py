@@ -138,7 +138,7 @@ def unsafe_masked_index(self: Tensor, mask: Tensor, indices: Indices, fill: Numb
     """index where a mask holds, a number elsewhere"""
     if 0 in self.shape:
         return NotImplemented
-    return where(mask, aten.index.Tensor(self, _held(self, indices)), fill)
+    return contiguous(where(mask, aten.index.Tensor(self, _held(self, indices)), fill))
 
 
 def unsafe_masked_index_put_accumulate(

@@ -65,11 +65,17 @@ def _bitwise_number(name: str) -> Callable[..., Any]:
 
 
 def put(self: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
-    """Elements written by their place in row-major order"""
-    flat = reshape(self, [-1])
+    """Elements written by their place in row-major order; memory keeps its own"""
     values = reshape(source, list(index.shape))
-    out = aten.index_put.default(flat, [index], values, accumulate)
-    return aten.view.default(out, self.shape)
+    if self.is_contiguous():
+        out = aten.index_put.default(reshape(self, [-1]), [index], values, accumulate)
+        return aten.view.default(out, self.shape)
+    rest = aten.where.self(aten.lt.Scalar(index, 0), aten.add.Tensor(index, self.numel()), index)
+    places: list[Tensor] = []
+    for size in reversed(self.shape[1:]):
+        places.insert(0, aten.remainder.Scalar(rest, size))
+        rest = aten.div.Tensor_mode(rest, size, rounding_mode="floor")
+    return aten.index_put.default(self, [rest, *places], values, accumulate)
 
 
 def masked_scatter_backward(grad_output: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:

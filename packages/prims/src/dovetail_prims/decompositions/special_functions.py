@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._common import Family, aten, cast, constant, floating, made_for, where
+from ._common import Family, aten, cast, constant, contiguous, floating, made_for, where
 
 _DOUBLE = torch.float64
 _POINTS = 40
@@ -465,7 +465,9 @@ def mvlgamma(self: Tensor, p: int) -> Tensor:
     total = aten.lgamma.default(x)
     for j in range(1, p):
         total = aten.add.Tensor(total, aten.lgamma.default(aten.sub.Tensor(x, j / 2)))
-    return cast(aten.add.Tensor(total, p * (p - 1) / 4 * math.log(math.pi)), given.dtype)
+    return contiguous(
+        cast(aten.add.Tensor(total, p * (p - 1) / 4 * math.log(math.pi)), given.dtype)
+    )
 
 
 def _special(name: str, function: Callable[[Tensor], Tensor], says: str) -> Family:

@@ -11,6 +11,7 @@ import torch
 from dovetail_prims.fake_tensor import FakeTensor, Size, Sizes, make
 from dovetail_prims.shape_rules.layout import (
     FLOATING,
+    broadcast,
     channels_last,
     contiguous,
     empty_like_strides,
@@ -203,6 +204,13 @@ def sample_like(x: FakeTensor, *rest: Any, **options: Any) -> FakeTensor:
     return make(x._sizes, empty_like_strides(x), x._dtype, x._device)
 
 
+def normal(mean: Any, std: Any, *rest: Any, **options: Any) -> FakeTensor:
+    """`normal` of tensors: a sample for each pair, contiguous."""
+    tensors = [x for x in (mean, std) if isinstance(x, FakeTensor)]
+    sizes = broadcast([x._sizes for x in tensors])
+    return fresh(sizes, tensors[0]._dtype, tensors[0]._device)
+
+
 def in_place(x: FakeTensor, *rest: Any, **options: Any) -> FakeTensor:
     """A sampler that overwrites its argument."""
     return x
@@ -235,6 +243,9 @@ def rules() -> dict[str, Callable[..., Any]]:
         "bernoulli.default": bernoulli,
         "bernoulli.p": bernoulli,
         "normal_functional.default": sample_like,
+        "normal.Tensor_Tensor": normal,
+        "normal.Tensor_float": normal,
+        "normal.float_Tensor": normal,
         "uniform.default": sample_like,
         "exponential.default": sample_like,
         "bernoulli_.float": in_place,

@@ -152,6 +152,11 @@ def view(x: FakeTensor, size: Sequence[Size]) -> FakeTensor:
     return _view_of(x, sizes, strides, x._offset)
 
 
+def view_copy(x: FakeTensor, size: Sequence[Size]) -> FakeTensor:
+    """A row-major copy in another shape, whether or not there is such a view."""
+    return fresh(resolve_view_size(x, size), x._dtype, x._device)
+
+
 def unsafe_view(x: FakeTensor, size: Sequence[Size]) -> FakeTensor:
     """`_unsafe_view`: a view whose input dies; by its schema not an alias."""
     seen = view(x, size)
@@ -496,6 +501,7 @@ def rules() -> dict[str, Callable[..., Any]]:
         "permute.default": permute,
         "view.default": view,
         "_unsafe_view.default": unsafe_view,
+        "view_copy.default": view_copy,
         "view.dtype": view_dtype,
         "_reshape_alias.default": lambda x, size, stride: as_strided(x, size, stride),
         "expand.default": expand,
