@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -311,18 +312,31 @@ class Session:
     def _relate_dictionaries(self) -> None:
         """A dictionary that was passed is no object's `__dict__`, unless it is now: a change to
         one of both would be a change to the other."""
-        passed = [value for value in self.known.values() if _is_passed_dict(value)]
         holders = [fields.holder for fields in self.instance_dicts.values()]
-        for value in passed:
+        for value in self.known.values():
+            if not _is_passed_dict(value) or self._is_of_this_call(value.source):
+                continue
+            others: list[Source] = []
             for holder in holders:
                 assert isinstance(holder, ObjectValue) and holder.source is not None
                 if not (value.mutated or holder.fields.mutated):
                     continue
                 if holder.pinned:
-                    place = self.sources.held(object.__getattribute__(holder.real, "__dict__"))
+                    attributes = object.__getattribute__(holder.real, "__dict__")
+                    others.append(self.sources.held(attributes))
                 else:
-                    place = self.sources.attr(holder.source, "__dict__")
-                self.distinct(value.source, place)
+                    self.distinct(value.source, self.sources.attr(holder.source, "__dict__"))
+            if others and value.source is not None:
+                self.clauses.append(c.DistinctObjects((value.source, *others)))
+
+    def _is_of_this_call(self, source: Source | None) -> bool:
+        """Is it the dictionary that Python makes of keyword arguments?"""
+        code = self.code
+        if not (code.co_flags & inspect.CO_VARKEYWORDS and isinstance(source, LocalSource)):
+            return False
+        place = code.co_argcount + code.co_kwonlyargcount
+        place += bool(code.co_flags & inspect.CO_VARARGS)
+        return source.name == code.co_varnames[place]
 
     def _changed_places(self, namespaces: bool) -> Iterator[tuple[int, Source | None]]:
         """The ids and sources of what existed before and has changed: containers, and with
