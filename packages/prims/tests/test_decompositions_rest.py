@@ -102,6 +102,7 @@ def test_histc(dtype):
         check(aten.histc.default, [x, bins, low, high])
         check(aten.histc.default, [x[:, ::3].t(), bins, low, high])
     check(aten.histc.default, [x[:0], 3, 0, 1])
+    check(aten.histc.default, [x[:0], 3])
     check(aten.histc.default, [x[1:], 30])  # as far as the numbers reach
     check(aten.histc.default, [x[1:2, :1], 4, 2, 2])
     for far in (2.0**23, 1e8, -1e10):

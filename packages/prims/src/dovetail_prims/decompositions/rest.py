@@ -284,8 +284,10 @@ def histc(self: Tensor, bins: int = 100, min: Number = 0, max: Number = 0) -> An
     known = min < max < math.inf and min > -math.inf
     if self.dtype not in (torch.float32, torch.float64) or self.device.type != "cpu" or bins < 1:
         return NotImplemented
-    if not known and (min != max or self.numel() == 0):
-        return NotImplemented  # an error, or nothing to count
+    if not known and min != max:
+        return NotImplemented  # an error
+    if not known and self.numel() == 0:
+        return zeros([bins], self)
     x = reshape(self, [-1])
     if known:
         low, high = constant(min, x), constant(max, x)
