@@ -168,6 +168,9 @@ REFUSED: list[Callable[[Tensor], Tensor]] = [
     lambda x: torch.slice_scatter(x, x, 0, 0, 1), lambda x: torch.select_scatter(x, x, 0, 0),
     lambda x: torch.as_strided_scatter(x, x, (2,), (1,)), lambda x: torch.hypot(x.int(), x.int()),
     lambda x: torch.heaviside(x, x.double()), lambda x: x.split(-1)[0], lambda x: x.split(0)[0],
+    lambda x: torch.nn.functional.gelu(x.int()), lambda x: torch.nn.functional.elu(x.int()),
+    lambda x: x.int() ** -1, lambda x: torch.addcdiv(x.int(), x.int(), x.int()),
+    lambda x: torch.nn.functional.mse_loss(x.int(), x.int()), lambda x: x.int().frac(),
     lambda x: torch.full((2,), 1j, dtype=torch.float32) + x[0],
 ]  # fmt: skip
 

@@ -186,3 +186,21 @@ def test_rare_dtypes_are_moved_and_converted(dtype: torch.dtype) -> None:
     for ours, theirs in zip(dovetail.compile(moved)(x, m), moved(x, m), strict=True):
         assert ours.dtype == theirs.dtype and ours.stride() == theirs.stride()
         torch.testing.assert_close(ours.float(), theirs.float(), equal_nan=True)
+
+
+BYTES: list[Callable[[Tensor], Tensor]] = [
+    lambda x: x.all(1), lambda x: x.any(1), lambda x: x.all(-1), lambda x: x.any(),
+    lambda x: (x.float() * 3 - 300).to(torch.uint8), lambda x: (x.double() - 99).to(torch.int8),
+    lambda x: nn.functional.interpolate(x, size=(6, 15), mode="bicubic"),
+    lambda x: nn.functional.interpolate(x, size=(3, 4), mode="bilinear", antialias=True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(BYTES)))
+def test_bytes(number: int) -> None:
+    """Truths of bytes are bytes; floats beyond a byte give its low bits; images keep to 0..255."""
+    torch.manual_seed(0)
+    x = torch.randint(0, 255, (2, 3, 6, 8), dtype=torch.uint8)
+    x[0, 0] = 0
+    found, expected = dovetail.compile(BYTES[number])(x), BYTES[number](x)
+    assert found.dtype == expected.dtype and torch.equal(found, expected)

@@ -51,7 +51,9 @@ template <class M, class X> DV X sel(M m, X a, X b) {
   return __builtin_convertvector(m, V<typename signed_of<sizeof(E<X>)>::type, lanes<X>>) ? a : b;
 }
 template <class T, class X> DV like<T, X> cast(X x) {
-  if constexpr (is_scalar<X>) return (T)x;
+  // A float that a narrow integer does not hold gives its low bits, as eager's kernels have it.
+  if constexpr (is_float<E<X>> && sizeof(T) < 4) return cast<T>(cast<int32_t>(x));
+  else if constexpr (is_scalar<X>) return (T)x;
   else return __builtin_convertvector(x, like<T, X>);
 }
 template <class T> DV T from_mask(bool m) { return (T)m; }
@@ -253,10 +255,12 @@ template <class X> DV auto narrow(half*, X x) { return narrow_half(x); }
 template <class T, class X> DV void st1(T* p, X x) { *(R<T>*)p = (R<T>)narrow(p, x); }
 template <class T, class X> DV void st(T* p, X x) {
   auto r = narrow(p, x);
+  static_assert(sizeof r == sizeof(T) * lanes<X>, "a store of another type");
   __builtin_memcpy(p, &r, sizeof r);
 }
 template <class T, class X> DV void stn(T* p, X x, int n) {
   auto r = narrow(p, x);
+  static_assert(sizeof r == sizeof(T) * lanes<X>, "a store of another type");
 #if defined(__AVX512F__)
   if constexpr (lanes<X> == 16 && sizeof(T) == 4) {
     __builtin_ia32_storeups512_mask((float*)p, bits<V<float, 16>>(r),

@@ -97,7 +97,13 @@ def _truth(reduction: str) -> Rule:
         def element(indices: Indices) -> Expr:
             return ctx.builder.apply("cast", [ctx.load(source, indices)], torch.bool)
 
-        reduce_into(ctx, value, source, dims, reduction, element)
+        if value.dtype is torch.bool:
+            reduce_into(ctx, value, source, dims, reduction, element)
+            return value
+        # Of bytes the truth is a byte, too: 0 or 1.
+        truth = replace(value, dtype=torch.bool, _memo={})
+        reduce_into(ctx, truth, source, dims, reduction, element)
+        value.loader = lambda at, mask: cast(ctx, ctx.load(truth, at, mask), value.dtype)
         return value
 
     return rule

@@ -190,9 +190,7 @@ def _antialiased(kernel: Callable[[Tensor], Tensor], reach: float) -> Callable[[
     return aligned
 
 
-def _resize(
-    self: Tensor, size: Sequence[int], taps: Taps, scales: Sequence[float | None]
-) -> Tensor:
+def _resize(self: Tensor, size: Sequence[int], taps: Taps, scales: Sequence[float | None]) -> Any:
     """Each spatial dimension in turn: gather each tap, weigh, add"""
     rank = self.dim()
     out = wide(self)
@@ -202,6 +200,8 @@ def _resize(
         for place, weight in taps(out, self.shape[dim], wanted, scale):
             part = aten.index.Tensor(out, [*[None] * dim, place])
             if weight is not None:
+                if not self.dtype.is_floating_point:
+                    return NotImplemented  # bytes are weighed in a fixed point of the library's
                 part = aten.mul.Tensor(part, along(weight, dim, rank))
             parts.append(part)
         out = parts[0]
@@ -377,7 +377,7 @@ class _Kind:
 def _pair(name: str, kind: _Kind, rank: int) -> Family:
     """Forward and backward of an op of (tensor, sizes, align_corners if it has one, scales)"""
 
-    def forward(self: Tensor, output_size: Sequence[int], *rest: Any) -> Tensor:
+    def forward(self: Tensor, output_size: Sequence[int], *rest: Any) -> Any:
         """A weighted gather along each dimension"""
         return _resize(self, output_size, kind.taps(rest[0] is True), rest[-rank:])
 

@@ -39,8 +39,8 @@ def _of_bits(name: str) -> Check:
 
 
 def _of_floats(name: str) -> Check:
-    def check(*operands: Any, **kwargs: Any) -> None:
-        if all(d is None or _is_whole(d) for d in map(_dtype, operands)):
+    def check(x: FakeTensor, *rest: Any, **kwargs: Any) -> None:
+        if _is_whole(x._dtype):
             raise NotImplementedError(f'"{name}" is not implemented for whole numbers')
 
     return check
@@ -89,6 +89,7 @@ def _dims_once(x: FakeTensor, dims: Any) -> None:
 
 
 def _approximation(x: FakeTensor, *, approximate: str = "none") -> None:
+    _of_floats("gelu")(x)
     if approximate not in ("none", "tanh"):
         raise RuntimeError("approximate argument must be either none or tanh.")
 
@@ -215,6 +216,23 @@ def _values(x: FakeTensor, indices: Any, values: FakeTensor, accumulate: bool = 
         )
 
 
+def _exponent(x: FakeTensor, exponent: Any) -> None:
+    if isinstance(exponent, int) and exponent < 0 and _is_whole(x._dtype):
+        raise RuntimeError("Integers to negative integer powers are not allowed.")
+
+
+def _quotient(x: FakeTensor, dividend: Any, divisor: Any, **kwargs: Any) -> None:
+    if _is_whole(dividend._dtype) and _is_whole(divisor._dtype):
+        raise RuntimeError("Integer division with addcdiv is no longer supported")
+
+
+# Of whole numbers there is no kernel.
+_FLOATS_ONLY = (
+    "hypot", "_softmax", "_log_softmax", "silu", "elu", "softplus", "hardswish", "hardsigmoid",
+    "mish", "log_sigmoid_forward", "leaky_relu", "softshrink", "frac", "nextafter", "mse_loss",
+    "_prelu_kernel", "glu",
+)  # fmt: skip
+
 CHECKS: Mapping[str, Check] = {
     **{
         f"{name}.{overload}": _of_bits(name)
@@ -224,9 +242,12 @@ CHECKS: Mapping[str, Check] = {
     "bitwise_not.default": _of_bits("bitwise_not"),
     "gcd.default": _of_bits("gcd"),
     "lcm.default": _of_bits("lcm"),
-    "hypot.default": _of_floats("hypot"),
-    "_softmax.default": lambda x, *rest: _of_floats("softmax")(x),
-    "_log_softmax.default": lambda x, *rest: _of_floats("log_softmax")(x),
+    **{f"{name}.default": _of_floats(name) for name in _FLOATS_ONLY},
+    "gelu.default": _approximation,
+    "lerp.Scalar": _of_floats("lerp"),
+    "round.decimals": _of_floats("round"),
+    "pow.Tensor_Scalar": _exponent,
+    "addcdiv.default": _quotient,
     "add.Tensor": _alpha,
     "sub.Tensor": _alpha,
     "masked_fill.Scalar": _mask,
@@ -234,7 +255,6 @@ CHECKS: Mapping[str, Check] = {
     "where.self": _condition,
     "index_select.default": _positions,
     "flip.default": _dims_once,
-    "gelu.default": _approximation,
     "clamp.default": _bounds,
     "clamp.Tensor": _bounds,
     "lerp.Tensor": _weight,
