@@ -291,3 +291,21 @@ def test_without_fullgraph_breaks_stay_clean() -> None:
                     torch.testing.assert_close(found, expected, equal_nan=True, msg=name)
                 else:
                     assert found == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("chosen", [0, 5, 16], ids=["none", "some", "all"])
+def test_a_scatter_of_what_a_mask_left(chosen: int) -> None:
+    """Where the mask holds nowhere (or everywhere) its source (or the other's) is empty."""
+
+    def fn(h: Tensor, mask: Tensor) -> Tensor:
+        wide = mask.unsqueeze(-1)
+        h = h.masked_scatter(wide, h[mask] * 2)
+        return h.masked_scatter(~wide, h[~mask] * 3)
+
+    mask = (torch.randperm(16) < chosen).view(2, 8)
+    h = torch.randn(2, 8, 4)
+    ours, eager = (h.clone().requires_grad_() for _ in range(2))
+    got, expected = dovetail.compile(fn)(ours, mask), fn(eager, mask)
+    for out in (got, expected):
+        out.square().sum().backward()
+    torch.testing.assert_close([got, ours.grad], [expected, eager.grad])

@@ -224,3 +224,22 @@ def test_random_numbers_in_a_custom_backward(backend: str, both: bool) -> None:
             loss = first.sum() + (second.sum() if both else 0)
             found.append((first, second, *torch.autograd.grad(loss, [x, w]), torch.rand(2)))
         torch.testing.assert_close(found[0], found[1])
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x: torch.rand((2, 3), generator=None) + x,
+        lambda x: torch.randn((2, 3), generator=None, dtype=x.dtype) + x,
+        lambda x: torch.randint(5, (2, 3), generator=None) + x,
+        lambda x: torch.randint(2, 5, (2, 3), generator=None) + x,
+        lambda x: torch.randperm(3, generator=None) + x,
+    ],
+    ids=["rand", "randn", "randint", "randint from", "randperm"],
+)
+def test_no_generator_given_by_name(draw: Callable[[Tensor], Tensor]) -> None:
+    compiled = dovetail.compile(draw, fullgraph=True, options={"fallback_random": True})
+    torch.manual_seed(3)
+    got = compiled(torch.zeros(3))
+    torch.manual_seed(3)
+    assert torch.equal(got, draw(torch.zeros(3)))

@@ -161,6 +161,16 @@ def _dense(val: FakeTensor) -> bool:
     return True
 
 
+# The same samplers without a generator, which is what is meant by None.
+_PLAIN_SAMPLERS = {
+    aten.rand.generator: aten.rand.default,
+    aten.randn.generator: aten.randn.default,
+    aten.randint.generator: aten.randint.default,
+    aten.randint.low_generator: aten.randint.low,
+    aten.randperm.generator: aten.randperm.default,
+}
+
+
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records into `graph`. `decompositions` maps an operator to a function of tensors that
     computes it from others (`NotImplemented` leaves it whole)."""
@@ -256,6 +266,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kind is OpKind.WRITE:
             return writes.write(self, func, info, args, kwargs)
         if kind is OpKind.RANDOM:
+            if func in _PLAIN_SAMPLERS and kwargs.get("generator") is None:
+                func, kwargs = _PLAIN_SAMPLERS[func], self.without_generator(func, kwargs)
             decomposition = self.decompositions.get(func)
             if decomposition is not None:
                 with self:

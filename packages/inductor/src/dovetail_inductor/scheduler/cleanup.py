@@ -20,13 +20,13 @@ def remove_dead(graph: LoopGraph) -> LoopGraph:
     live = {o.buffer for o in graph.outputs if isinstance(o, Strided)}
     kept: list[Node] = []
     for node in reversed(graph.nodes):
-        if isinstance(node, LoopNest) and node.buffer not in live:
-            continue
-        live |= node.reads()
         if isinstance(node, ExternCall):
             kept.append(node)
-        elif all(v.size != 0 for v in node.vars):
+        elif node.buffer in live and all(v.size != 0 for v in node.vars):
             kept.append(_of_nothing(graph.builder, node))
+        else:
+            continue  # and what it alone reads is not needed either
+        live |= node.reads()
     return replace(graph, nodes=tuple(reversed(kept)))
 
 

@@ -200,8 +200,9 @@ def masked_scatter(self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     mask = reshape(aten.expand.default(mask, shape), [-1])
     base = reshape(aten.expand.default(self, shape), [-1])
     rank = aten.cumsum.default(cast(mask, torch.int64), 0)
-    place = where(mask, aten.sub.Tensor(rank, 1), 0)
-    taken = aten.index.Tensor(reshape(source, [-1]), [place])
+    # Places that the mask leaves out read an element in front: source may be empty.
+    behind = aten.cat.default([zeros([1], source), reshape(source, [-1])])
+    taken = aten.index.Tensor(behind, [where(mask, rank, 0)])
     return aten.view.default(where(mask, taken, base), shape)
 
 
