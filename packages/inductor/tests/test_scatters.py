@@ -118,6 +118,14 @@ CASES: dict[str, tuple[Fn, tuple[Any, ...]]] = {
         lambda x, v: torch.as_strided_scatter(x[:, 1::2], v, (3, 4), (8, 1), 0),
         (floats(6, 8), floats(3, 4)),
     ),
+    "results with gaps": (
+        lambda x, v: (
+            torch.diagonal_scatter(x[:, 1::2], v[:3], 1),
+            torch.slice_scatter(x[:, 1::2] + 0, v[None], 0, 1, 2),
+            torch.select_scatter(x.t()[1::2], v, 1, 2),
+        ),
+        (floats(4, 8), floats(4)),
+    ),
     "as_strided_scatter beyond": (
         lambda x, v: torch.as_strided_scatter(x[1:3, 1:4], v, (2, 4), (20, 3), 5) + 1,
         (floats(6, 8), floats(2, 4)),

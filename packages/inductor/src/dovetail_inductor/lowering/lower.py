@@ -55,6 +55,7 @@ from dovetail_inductor.lowering.values import (
     Loader,
     UnsupportedGraph,
     Value,
+    is_dense,
     shape_of,
     static_shape,
     tensor_of,
@@ -420,6 +421,10 @@ def _output(ctx: Context, value: Any, node: Any) -> Strided | int | FloatSize | 
     if same_strides(promised.shape, stored.stride, promised.stride):
         return replace(stored, stride=promised.stride)  # users see all of them
     # Laid out otherwise than promised: a copy in the promised layout.
+    if not is_dense(promised.shape, promised.stride):
+        spread = scatters.with_gaps(ctx, value, promised.stride)
+        if spread is not None:
+            return spread
     promised.loader = lambda indices, mask: ctx.load(value, indices, mask)
     return ctx.realize(promised)
 

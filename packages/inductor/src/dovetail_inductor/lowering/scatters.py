@@ -303,6 +303,26 @@ def _as_strided_scatter(
     return target.result()
 
 
+def with_gaps(ctx: Context, value: Value, stride: tuple[int, ...]) -> Strided | None:
+    """The elements in memory with these strides, which leave gaps between them; None if some would
+    lie at one place, or if the strides are known at run time only."""
+    if any_symbolic((*value.shape, *stride)) or 0 in value.shape:
+        return None
+    last = 0
+    for step, size in sorted((s, n) for s, n in zip(stride, value.shape, strict=True) if n != 1):
+        if step <= last:
+            return None
+        last += (size - 1) * step
+    row = Value((last + 1,), (1,), value.dtype, value.device, value.origin)
+    memory = _Target(ctx, row, "store")
+    nothing = ctx.builder.constant(0, arithmetic_dtype(memory.dtype))
+    memory.begin(lambda indices: nothing)
+    memory.put(value.shape, "store", lambda at: (at, ctx.load(value, at)), stride)
+    stored = memory.result().stored
+    assert stored is not None
+    return Strided(stored.buffer, value.shape, stride, stored.offset)
+
+
 def _through_memory(
     ctx: Context,
     value: Value,
