@@ -305,7 +305,7 @@ def tensor_attributes(x):
         x.T, x.mT, z.H, z.mH, z.real, z.imag, x.data, x.grad, x.is_leaf, x.requires_grad, x.dtype,
         x.device.type, x.ndim, x.itemsize, x.nbytes, x.layout, x.is_cuda, x.is_sparse,
         x.is_quantized, x.is_complex(), x.is_floating_point(), x.element_size(), x.stride(),
-        x.storage_offset(), x.is_contiguous(), x.numel(), x.dim(), x.nelement(), x.get_device(),
+        z[1].storage_offset(), x.is_contiguous(), x.numel(), x.dim(), x.nelement(), x.get_device(),
     )  # fmt: skip
 
 
