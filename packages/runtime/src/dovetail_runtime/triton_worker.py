@@ -57,6 +57,12 @@ def compile_kernel(job: dict[str, Any], directory: str) -> dict[str, Any]:
     }
     target = GPUTarget("cuda", job["arch"], 32)
     kernel = triton.compile(source, target=target, options=options)
+    if packs_undefined_halves(kernel.asm["ptx"]):
+        os.environ[_NO_LLVM_PASSES] = "1"
+        try:
+            kernel = triton.compile(source, target=target, options=options)
+        finally:
+            del os.environ[_NO_LLVM_PASSES]
     metadata = kernel.metadata
     return {
         "cubin": base64.b64encode(kernel.asm["cubin"]).decode(),
@@ -68,6 +74,25 @@ def compile_kernel(job: dict[str, Any], directory: str) -> dict[str, Any]:
         "global_scratch_bytes": getattr(metadata, "global_scratch_size", 0) or 0,
         "clusters": getattr(metadata, "num_ctas", 1),
     }
+
+
+_NO_LLVM_PASSES = "DISABLE_LLVM_OPT"  # Triton reads it before each compile
+_PACK = re.compile(r"mov\.b32\s+%r\d+,\s*\{\s*(%rs\d+),\s*(%rs\d+)\s*\}")
+_WRITTEN = re.compile(r"^\s*(?:@!?%p\d+\s+)?[\w.]+\s+(?:\{([^}]*)\}|(%rs\d+))\s*,", re.MULTILINE)
+
+
+def packs_undefined_halves(ptx: str) -> bool:
+    """Whether two 16-bit registers become one of 32 bits, and one of them is written nowhere.
+
+    LLVM packs small integers so, where it needs only one result of two. The assembler takes the
+    whole register for undefined: sums of places came out as 0 (Triton 3.6, an H100).
+    """
+    packed = {name for pair in _PACK.findall(ptx) for name in pair}
+    if not packed:
+        return False
+    for group, single in _WRITTEN.findall(ptx):
+        packed.difference_update(re.findall(r"%rs\d+", group) if group else (single,))
+    return bool(packed)
 
 
 def count_parameters(ptx: str, entry: str) -> int:
