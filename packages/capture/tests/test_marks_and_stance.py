@@ -275,3 +275,40 @@ def test_functions_made_anew_by_each_call_do_not_recompile():
     assert len(backend.graphs) == 1
     assert caller(torch.ones(1), 5) == 6  # what the function closes over is guarded
     assert run(torch.ones(1), lambda u: u * 7) == 8
+
+
+def mask_unless_compiled(t):
+    return None if torch.compiler.is_compiling() else t > 0
+
+
+def test_what_raises_because_it_is_compiled_is_told_that_it_is_not():
+    def fn(t):
+        return t * mask_unless_compiled(t).shape[0]
+
+    backend = CountingBackend()
+    t = torch.randn(3)
+    assert torch.equal(dc.optimize(fn, backend, fullgraph=True)(t), fn(t))
+    assert len(backend.graphs) == 1
+
+
+def test_a_break_behind_what_raises_because_it_is_compiled():
+    def fn(t):
+        u = t * mask_unless_compiled(t).shape[0]
+        dc.graph_break()
+        return u + (1 if torch.compiler.is_compiling() else 2)
+
+    t = torch.randn(3)
+    assert torch.equal(dc.optimize(fn, CountingBackend())(t), t * 3 + 1)
+
+
+def test_what_raises_compiled_or_not_raises():
+    def fn(t, n):
+        scale = 2 if torch.compiler.is_compiling() else 3
+        if n < 0:
+            raise ValueError(f"{n} is negative")
+        return t * scale
+
+    compiled, t = dc.optimize(fn, CountingBackend()), torch.randn(3)
+    with pytest.raises(ValueError, match="-1 is negative"):
+        compiled(t, -1)
+    assert torch.equal(compiled(t, 1), t * 2)

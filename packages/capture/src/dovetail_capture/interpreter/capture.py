@@ -79,9 +79,16 @@ def _capture(
 ) -> CapturedFrame:
     stop_at = -1
     break_: GraphBreak | None = None
+    compiling = True
     while True:
-        attempt = _Attempt(code, func, args, options, stop_at)
+        attempt = _Attempt(code, func, args, options, stop_at, compiling)
         outcome = attempt.run()
+        if attempt.raises and attempt.session.asked_compiling and compiling:
+            # What raises only because it was told that it is compiled is told that it is not.
+            other = _Attempt(code, func, args, options, stop_at, compiling=False)
+            found = other.run()
+            if not other.raises:
+                attempt, outcome, compiling = other, found, False
         if isinstance(outcome, _Break):
             if 0 <= stop_at <= attempt.first_step:
                 raise NotCapturable(outcome.graph_break)
@@ -113,7 +120,8 @@ class _End:
 
 
 class _Attempt:
-    """One run over the frame. `stop_at` is the step of the top frame to end before, or -1."""
+    """One run over the frame. `stop_at` is the step of the top frame to end before, or -1;
+    `compiling` is what a program learns that asks whether it is compiled."""
 
     def __init__(
         self,
@@ -122,12 +130,15 @@ class _Attempt:
         args: tuple[Any, ...],
         options: Any,
         stop_at: int,
+        compiling: bool,
     ) -> None:
         self.code = code
         self.stop_at = stop_at
+        self.raises = False  # an exception of the program's leaves the frame
         refused = getattr(options, "refused", None)
         self.recorder = Recorder(lambda: self.vm.stack_trace(), refused)
         self.session = Session(code, func.__globals__, self.recorder, options)
+        self.session.compiling = compiling
         self.vm = Interpreter(self.session, options, DEBUG)
         sources = self.session.sources
         slots: list[Any] = [
@@ -188,6 +199,7 @@ class _Attempt:
                 raise GraphBreakSignal(str(error), UNKNOWN_SIZE_HINT) from error
             except ProgramException as error:
                 name = error.value.python_type().__name__
+                self.raises = True
                 raise GraphBreakSignal(f"the frame raises {name}: {_message(vm, error)}") from None
             vm.check_generators()
             rebuilder = Rebuilder(vm)

@@ -80,6 +80,8 @@ class Session:
         # ids of the instance dictionaries of known objects -> their values
         self.instance_dicts: dict[int, DictValue] = {}
         self.keep_alive: list[Any] = []  # the objects whose ids `known` speaks of
+        # What a program learns that asks whether it is compiled, and whether one did.
+        self.compiling, self.asked_compiling = True, False
         self.inputs: list[tuple[GraphInput, TensorValue | NumberInput]] = []
         self.numbers: dict[Source, NumberInput] = {}
         # Steps of iterators that existed before: (iterator, how many in a row), in their order;

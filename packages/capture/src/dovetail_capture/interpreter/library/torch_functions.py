@@ -332,6 +332,12 @@ def always(answer: Any) -> Handler:
     return lambda vm, args, kwargs: value
 
 
+def is_compiling(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """Whether the program is compiled: yes, unless it raises for that answer alone."""
+    vm.session.asked_compiling = True
+    return Constant(vm.session.compiling)
+
+
 def folded(fn: Callable[..., Any]) -> Handler:
     """Run at capture; the settings it reads are guarded: most of them for every captured frame."""
     setting = _SETTINGS.get(fn)
@@ -479,8 +485,8 @@ HANDLERS: dict[Any, Handler] = {
     torch.Tensor.storage_offset: tensor_storage_offset,
     torch.Tensor.new: tensor_new,
     torch.Tensor.requires_grad_: tensor_requires_grad_,
-    torch.compiler.is_compiling: always(True),
-    torch.compiler.is_dynamo_compiling: always(True),
+    torch.compiler.is_compiling: is_compiling,
+    torch.compiler.is_dynamo_compiling: is_compiling,
     torch.compiler.is_exporting: always(False),
     **{getattr(torch.jit, name): always(False) for name in ("is_scripting", "is_tracing")},
     torch._jit_internal.is_scripting: always(False),

@@ -50,6 +50,10 @@ def _graph_break(vm: Interpreter, args: list[Value], kwargs: dict[str, Value]) -
     raise GraphBreakSignal(f"graph_break() was called{': ' + message if message else ''}")
 
 
+def _is_compiling(vm: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return vm.call(Constant(torch.compiler.is_compiling), args, kwargs)
+
+
 # Functions of this package's own API, which imports the interpreter and so cannot be imported here.
 def _breaks_are_errors(vm: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     vm.session.error_flags.append(vm.truth(vm.get_attr(args[0], "flag")))
@@ -65,7 +69,7 @@ _SCRIPTED = "_torchdynamo_inline"  # what torch.jit calls the Python function be
 
 _OWN_API: dict[tuple[str, str], Any] = {
     ("dovetail_capture.api", "graph_break"): _graph_break,
-    ("dovetail_capture.api", "is_compiling"): lambda vm, args, kwargs: Constant(True),
+    ("dovetail_capture.api", "is_compiling"): _is_compiling,
     ("dovetail_capture.stance", "error_on_graph_break.__enter__"): _breaks_are_errors,
     ("dovetail_capture.stance", "error_on_graph_break.__exit__"): _breaks_as_before,
     # Once torch.compile has run, every module's __init__ also notes the module's age for it.
