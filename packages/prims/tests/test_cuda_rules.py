@@ -196,3 +196,9 @@ def test_backend_choice(name: str, dtype: torch.dtype) -> None:
         fakes = [from_real(x.detach()) for x in (q, k, v)]
         fake_mask = None if mask is None else from_real(mask)
         assert choose_backend(*fakes, fake_mask, 0.0, causal, grad) == names[number]
+
+
+def test_samples_by_cudnn() -> None:
+    x, grid = torch.randn(2, 5, 7, 9, device="cuda"), torch.rand(2, 4, 6, 2, device="cuda") * 2 - 1
+    for image in (x, x.contiguous(memory_format=torch.channels_last)):
+        check(aten.cudnn_grid_sampler.default, image, grid)

@@ -91,3 +91,18 @@ def test_attention_on_a_gpu_stays_symbolic(dtype: torch.dtype) -> None:
         got = symbolic_form(torch.nn.functional.scaled_dot_product_attention, [q, q, q], {})
     assert not list(env.specialized())
     assert tuple(map(str, got._sizes)) == tuple(map(str, q._sizes)) and got.dtype == dtype
+
+
+def test_samples_by_cudnn_have_a_rule() -> None:
+    """A convention of eager's on a GPU, for which PyTorch has no meta kernel."""
+    gpu = torch.device("cuda")
+    x = make((2, 5, 7, 9), (315, 63, 9, 1), torch.float16, gpu, 0)
+    grid = make((2, 4, 6, 2), (48, 12, 2, 1), torch.float16, gpu, 0)
+    with FakeMode():
+        got = torch.ops.aten.cudnn_grid_sampler.default(x, grid)
+        with pytest.raises(RuntimeError, match="same batch size"):
+            torch.ops.aten.cudnn_grid_sampler.default(
+                x, make((3, 4, 6, 2), (48, 12, 2, 1), torch.float16, gpu, 0)
+            )
+    assert got.shape == (2, 5, 4, 6) and got.is_contiguous()
+    assert got.dtype is torch.float16 and got.device.type == "cuda"

@@ -258,6 +258,16 @@ def grid_sample(x: FakeTensor, grid: FakeTensor, *rest: Any) -> FakeTensor:
     return fresh(sizes, x._dtype, x._device)
 
 
+def cudnn_grid_sample(x: FakeTensor, grid: FakeTensor) -> FakeTensor:
+    """The same in cuDNN, for which PyTorch has no meta kernel."""
+    found = grid_sample(x, grid)
+    if found is not NotImplemented:
+        return found
+    if x._sizes[0] != grid._sizes[0]:
+        raise RuntimeError("grid_sampler(): expected grid and input to have same batch size")
+    return fresh((*x._sizes[:2], *grid._sizes[1:-1]), x._dtype, x._device)
+
+
 def col2im(
     x: FakeTensor, output_size: Sequence[Size], kernel_size: Sequence[int], *rest: Any
 ) -> FakeTensor:
@@ -291,4 +301,5 @@ def rules() -> dict[str, Callable[..., Any]]:
         "col2im.default": col2im,
         "grid_sampler_2d.default": grid_sample,
         "grid_sampler_3d.default": grid_sample,
+        "cudnn_grid_sampler.default": cudnn_grid_sample,
     }
