@@ -301,6 +301,18 @@ def test_a_break_behind_what_raises_because_it_is_compiled():
     assert torch.equal(dc.optimize(fn, CountingBackend())(t), t * 3 + 1)
 
 
+def test_a_break_in_what_cleans_up_after_what_raises_because_it_is_compiled():
+    def fn(t):
+        dc.graph_break()
+        try:
+            return t * mask_unless_compiled(t).shape[0]
+        finally:
+            dc.graph_break()
+
+    t = torch.randn(3)
+    assert torch.equal(dc.optimize(fn, CountingBackend())(t), fn(t))
+
+
 def test_what_raises_compiled_or_not_raises():
     def fn(t, n):
         scale = 2 if torch.compiler.is_compiling() else 3

@@ -134,7 +134,8 @@ class _Attempt:
     ) -> None:
         self.code = code
         self.stop_at = stop_at
-        self.raises = False  # an exception of the program's leaves the frame
+        # An exception of the program's leaves the frame, or is handled where the graph breaks.
+        self.raises = False
         refused = getattr(options, "refused", None)
         self.recorder = Recorder(lambda: self.vm.stack_trace(), refused)
         self.session = Session(code, func.__globals__, self.recorder, options)
@@ -220,6 +221,7 @@ class _Attempt:
             rebuilder.grad_mode(grad_mode, torch.is_grad_enabled())
         except GraphBreakSignal as signal:
             vm.note_break(signal)
+            self.raises |= any(one.handled is not None for one in vm.frames)
             if self.session.error_flags and self.session.error_flags[-1]:
                 raise GraphBreakError(_graph_break(signal)) from None
             return _Break(max(frame.steps - 1, self.first_step), _graph_break(signal))
