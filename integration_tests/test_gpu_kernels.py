@@ -128,3 +128,11 @@ def test_equals_eager(name: str, dtype: torch.dtype) -> None:
         error = (ours.detach().cpu().double() - reference.detach()).abs().max()
         assert error <= tolerance * max(1.0, float(reference.detach().abs().max()))
     assert dovetail.report(compiled).extern_calls == 0
+
+
+def test_rows_that_begin_between_16_bytes() -> None:
+    """The first call's began at a multiple of 16 bytes, which its kernel was compiled for."""
+    compiled = dovetail.compile(lambda row: row.sin() * 2, fullgraph=True)
+    for row in torch.randn(5, 33, device="cuda"):
+        torch.testing.assert_close(compiled(row), row.sin() * 2)
+    assert dovetail.report(compiled).graphs == 1

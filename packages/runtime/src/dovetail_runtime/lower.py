@@ -50,8 +50,8 @@ class TritonBinary:
 
     entry: str
     cubin: bytes
-    # Per launched parameter: "pointer", "aligned pointer" (a launch checks that it is a multiple of
-    # 16), "i32" or "i64".
+    # Per launched parameter: "pointer", "aligned pointer" (a launch copies an input that does not
+    # begin at a multiple of 16), "i32" or "i64".
     parameters: tuple[str, ...]
     shared_bytes: int
     threads: int

@@ -1,6 +1,7 @@
 // Runs a loaded plan. Holds no GIL; touches no Python object.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -27,6 +28,7 @@ struct Frame {
   std::vector<char*> slab_data;
   c10::DataPtr scratch;  // of GPU kernels, one after the other
   size_t scratch_bytes = 0;
+  std::vector<at::Tensor> copies;  // of inputs that do not begin where kernels expect it
   c10::Stack stack;
   std::vector<void*> pointers;
   std::vector<int64_t> integers;
@@ -56,6 +58,7 @@ struct Frame {
     device_slabs.clear();
     scratch.clear();
     scratch_bytes = 0;
+    copies.clear();
   }
 };
 
@@ -393,10 +396,11 @@ class Runner {
     for (size_t i = 0; i < count; ++i) {
       const TritonArgument& argument = step.arguments[i];
       if (argument.bytes == 0) {
-        frame_.integers[i] = reinterpret_cast<int64_t>(frame_.slots[argument.index].data);
-        TORCH_CHECK(!argument.aligned || frame_.integers[i] % 16 == 0, "the memory of '",
-                    program_.slots[argument.index].name, "' begins at ", frame_.integers[i],
-                    ", and not at a multiple of 16 bytes: pass a copy of this tensor (x.clone())");
+        void* data = frame_.slots[argument.index].data;
+        if (argument.aligned && reinterpret_cast<uintptr_t>(data) % 16 != 0) {
+          data = aligned_copy(argument.index);
+        }
+        frame_.integers[i] = reinterpret_cast<int64_t>(data);
       } else {
         frame_.integers[i] = values()[argument.index];  // little endian: the low half is an i32
       }
@@ -406,6 +410,29 @@ class Runner {
       frame_.pointers[count + i] = &frame_.integers[count + (i == 0 ? 0 : 1)];
     }
     launch_on_gpu(step, grid, frame_.pointers.data(), frame_.cuda_stream);
+  }
+
+  // Kernels are compiled for memory that begins at a multiple of 16 bytes, as that of the first
+  // call's tensors did: a row of odd length further on is copied. What is written to cannot be.
+  void* aligned_copy(SlotIndex index) {
+    const SlotInfo& info = program_.slots[index];
+    const std::vector<SlotIndex>& mutated = program_.mutated;
+    bool only_read = info.input != nullptr &&
+                     std::find(mutated.begin(), mutated.end(), index) == mutated.end();
+    at::Tensor tensor = tensor_of(materialize(index));
+    for (int64_t d = 0; d < tensor.dim(); ++d) {
+      only_read &= tensor.size(d) <= 1 || tensor.stride(d) != 0;  // not expanded
+    }
+    TORCH_CHECK(only_read, "the memory of '", info.name, "' begins at ",
+                reinterpret_cast<uintptr_t>(frame_.slots[index].data),
+                ", and not at a multiple of 16 bytes: pass a copy of this tensor (x.clone())");
+    c10::DispatchKeySet keys(c10::DispatchKey::CUDA);
+    at::Tensor copy(at::detail::empty_strided_generic(
+        tensor.sizes(), tensor.strides(), c10::GetAllocator(c10::kCUDA), keys,
+        tensor.scalar_type()));
+    copy.copy_(tensor);
+    frame_.copies.push_back(copy);
+    return copy.mutable_data_ptr();
   }
 
   // Memory that a launch works in: the launches of a call share it, as each begins when the one
