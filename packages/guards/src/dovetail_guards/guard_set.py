@@ -39,11 +39,13 @@ _RANK: dict[type[c.Clause], int] = {
 
 
 def source_depth(source: s.Source) -> int:
-    """How many steps lie between a source and its root."""
-    depth = 0
-    while (base := getattr(source, "base", None)) is not None:
-        source, depth = base, depth + 1
-    return depth
+    """How many steps lie between a source and its root; counted once for each source."""
+    known: int | None = source.__dict__.get("_depth")
+    if known is None:
+        base = getattr(source, "base", None)
+        known = 0 if base is None else source_depth(base) + 1
+        source.__dict__["_depth"] = known
+    return known
 
 
 def _order(clause: c.Clause) -> tuple[bool, int, int]:

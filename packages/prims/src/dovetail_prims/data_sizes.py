@@ -8,8 +8,6 @@ symbols of `env`, and `.item()` gives a new symbolic number. Outside of it, both
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -23,15 +21,20 @@ from dovetail_prims.fake_tensor import DataDependentError
 _ACTIVE = threading.local()
 
 
-@contextmanager
-def data_symbols(env: ShapeEnv | None) -> Iterator[None]:
+class data_symbols:
     """Let data-dependent operators on fakes make symbols of `env` (None: refuse them)."""
-    before = getattr(_ACTIVE, "env", None)
-    _ACTIVE.env = env
-    try:
-        yield
-    finally:
-        _ACTIVE.env = before
+
+    __slots__ = ("_before", "_env")
+
+    def __init__(self, env: ShapeEnv | None) -> None:
+        self._env = env
+
+    def __enter__(self) -> None:
+        self._before = getattr(_ACTIVE, "env", None)
+        _ACTIVE.env = self._env
+
+    def __exit__(self, *error: object) -> None:
+        _ACTIVE.env = self._before
 
 
 def data_symbols_are_made() -> bool:

@@ -79,6 +79,8 @@ class KnownData:
         self, name: str, run: Callable[..., Any], args: Any, kwargs: dict[str, Any], result: Any
     ) -> None:
         """Learn the data of an operation's result from that of its arguments."""
+        if name not in _MAKERS and not (self._of and name in _ARITHMETIC):  # nearly all there are
+            return
         tensors = [v for v in tree_flatten((args, kwargs))[0] if isinstance(v, torch.Tensor)]
         if not self._knows(tensors) or name not in (_ARITHMETIC if tensors else _MAKERS):
             return

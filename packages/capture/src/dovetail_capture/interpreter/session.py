@@ -74,6 +74,8 @@ class Session:
         self.sources = SourceTable()
         self.clauses: list[c.Clause] = []
         self._guarded: set[Any] = set()
+        # What makes the values of the objects of a class, of those met (`wrap`)
+        self.wrappers: dict[type, Callable[[Session, Any, Source], Value]] = {}
         self.cached_calls: dict[Any, Kept] = {}  # of what `functools.cache` wraps
         self.abstract_answers: dict[tuple[type, abc.ABCMeta], bool] = {}  # what was asked of ABCs
         self.known: dict[int, Value] = {}  # id of a pre-existing object -> its value

@@ -78,35 +78,46 @@ IDENTITY_TYPES: tuple[type, ...] = (
 )  # fmt: skip
 
 
+_CONTAINERS = (tuple, list, dict, set, frozenset, collections.deque)
 _RECEIVERS = (torch.Tensor, list, dict, set, collections.deque, tuple, str, torch.device)
+
+
+Wrapper = Callable[[Session, Any, Source], Value]
 
 
 def wrap(session: Session, real: Any, source: Source) -> Value:
     """The value of a pre-existing object."""
     cls = type(real)
-    wrapper = _WRAPPERS.get(cls)
-    if wrapper is not None:
-        return wrapper(session, real, source)
+    wrapper = _WRAPPERS.get(cls) or session.wrappers.get(cls)
+    if wrapper is None:
+        wrapper = _wrapper_for(real, cls)
+        if real.__class__ is cls:  # another object may say something else of its class
+            session.wrappers[cls] = wrapper
+    return wrapper(session, real, source)
+
+
+def _wrapper_for(real: Any, cls: type) -> Wrapper:
+    """What makes the values of objects of a class that is none of those in the table."""
     if isinstance(real, torch.Tensor):
-        return session.tensor_input(real, source)
+        return Session.tensor_input
     if isinstance(real, (type, types.ModuleType, torch._ops.OpOverloadPacket)):
-        return _identity(session, real, source)
+        return _identity
     if isinstance(real, enum.Enum) or (
         type(cls).__name__ == "pybind11_type"
         and (
             hasattr(cls, "__members__")  # an enum written in C++
         )
     ):
-        return _identity(session, real, source)
+        return _identity
     if is_numpy(cls, "ufunc") or is_numpy(cls, "_ArrayFunctionDispatcher"):
-        return _identity(session, real, source)
+        return _identity
     if is_numpy(cls, "generic"):
-        return _equality(session, real, source)
+        return _equality
     if cls.__module__ == "numpy" and cls.__name__ == "ndarray":
-        return _array(session, real, source)
+        return _array
     if module_of(cls).partition(".")[0] == "numpy" and is_numpy(cls, "dtype"):
-        return _equality(session, real, source)
-    return _object(session, real, source)
+        return _equality
+    return _object
 
 
 def _equality(session: Session, real: Any, source: Source) -> Value:
@@ -364,10 +375,9 @@ def _object(session: Session, real: Any, source: Source) -> Value:
         else:
             session.instance_dicts[id(attributes)] = value.fields
             session.keep_alive.append(attributes)
-    for base in (tuple, list, dict, set, frozenset, collections.deque):
-        if issubclass(cls, base):
-            value.native = _native_part(session, real, source, base)
-            break
+    if issubclass(cls, _CONTAINERS):
+        base = next(base for base in _CONTAINERS if issubclass(cls, base))
+        value.native = _native_part(session, real, source, base)
     return _remember(session, real, value)  # type: ignore[no-any-return]
 
 
@@ -446,7 +456,7 @@ def _native_part(session: Session, real: Any, source: Source, base: type) -> Val
     return SetValue([Constant(item) for item in real], base, source, copied=frozenset(real))
 
 
-_WRAPPERS: dict[type, Callable[[Session, Any, Source], Value]] = {
+_WRAPPERS: dict[type, Wrapper] = {
     **dict.fromkeys(EQUALITY_TYPES, _equality),
     **dict.fromkeys(IDENTITY_TYPES, _identity),
     int: lambda session, real, source: session.number_input(real, source),
