@@ -3,7 +3,8 @@
 A scan is made of reductions: each position reduces a piece of its row up to itself, and adds the
 running total of the pieces before, which is a scan of a shorter row. With pieces of `PIECE`
 elements a row of n takes about `PIECE` * n steps, all of them independent of one another, where one
-after the other they would be n; vectors and threads make up for the difference.
+after the other they would be n; a GPU's threads make up for the difference. A CPU's do not: there
+the library, which goes along each row once, is up to thirty times as fast, and stays.
 """
 
 from __future__ import annotations
@@ -176,6 +177,8 @@ def _scan(
 def _rule(kind: _Kind) -> Rule:
     def rule(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         value = value_like(tensor_of(node), node.name)
+        if not ctx.on_gpu:
+            return NotImplemented
         if not value.dtype.is_floating_point and value.dtype is not torch.int64:
             return NotImplemented  # wraps in its own type, which lanes do not have
         return _scanned(ctx, value, args[0], args[1], kind)
@@ -209,7 +212,7 @@ def _extremes(reduction: str) -> Rule:
     def rule(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         source, b = args[0], ctx.builder
         value, index = (value_like(v, node.name) for v in node.meta["val"])
-        if value.dtype is torch.bool:
+        if value.dtype is torch.bool or not ctx.on_gpu:
             return NotImplemented
         kind = _extreme(reduction, value.dtype)
         if _scanned(ctx, value, source, args[1], kind) is NotImplemented:
