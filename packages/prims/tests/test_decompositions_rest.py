@@ -88,29 +88,6 @@ def test_places_that_are_not_zero(size):
         check(aten.nonzero_static.default, [x], {"size": size, "fill_value": 5})
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_histc(dtype):
-    x = torch.randn(50, 40, generator=torch.Generator().manual_seed(0)).to(dtype)
-    x[0, :4] = torch.tensor([1.0, -1.0, math.nan, math.inf])
-    for bins, low, high in (
-        (10, -1, 1),
-        (100, -1.3, 2.7),
-        (7, -0.1, 0.3),
-        (1, 0, 3),
-        (9, -3, 1e-3),
-    ):
-        check(aten.histc.default, [x, bins, low, high])
-        check(aten.histc.default, [x[:, ::3].t(), bins, low, high])
-    check(aten.histc.default, [x[:0], 3, 0, 1])
-    check(aten.histc.default, [x[:0], 3])
-    check(aten.histc.default, [x[1:], 30])  # as far as the numbers reach
-    check(aten.histc.default, [x[1:2, :1], 4, 2, 2])
-    for far in (2.0**23, 1e8, -1e10):
-        check(aten.histc.default, [torch.tensor([far, far], dtype=dtype), 5])
-    with pytest.raises(RuntimeError, match="not finite"):
-        core_aten_table()[aten.histc.default](x, 7)
-
-
 @pytest.mark.parametrize("mode", (SUM, MEAN, MAX))
 @pytest.mark.parametrize("last", (False, True))
 @pytest.mark.parametrize("padding", (-1, 3))

@@ -23,6 +23,7 @@ COMPARISONS = frozenset(
 )
 _VIEWS = frozenset((*VIEW, "squeeze.dim", "squeeze.default", "t.default", "transpose.int",
                     "_unsafe_view.default", "_reshape_alias.default"))  # fmt: skip
+_PICKING = frozenset(("gather.default", "index.Tensor", "index_select.default"))
 _POINTWISE = frozenset(POINTWISE_UNARY + POINTWISE_BINARY + POINTWISE_OTHER)
 _NEAR = 12  # nodes between a comparison and the reduction that it belongs to
 
@@ -98,6 +99,8 @@ def _reduced(node: Node, values: Container[Node]) -> Node | None:
         seen += 1
         if node.op != "call_function":
             continue
+        if _name(node) in _PICKING:  # of what a scatter made, each place reads its own
+            stack.append(node.all_input_nodes[0])
         if _name(node) in _POINTWISE or not isinstance(node.target, OpOverload):
             stack += node.all_input_nodes  # (a getitem too)
             continue

@@ -262,51 +262,6 @@ def renorm(self: Tensor, p: Number, dim: int, maxnorm: Number) -> Tensor:
     return contiguous(aten.mul.Tensor(self, cast(scale, self.dtype)))
 
 
-def _reach(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The smallest and the largest number. The program ends with an error if one is not finite."""
-    low, high = aten.amin.default(x, []), aten.amax.default(x, [])
-    finite = aten.lt.Scalar(aten.abs.default(aten.sub.Tensor(high, low)), math.inf)
-    aten._assert_async.msg(finite, "torch.histc: the range of the numbers is not finite")
-    return low, high
-
-
-def _places(x: Tensor, low: Tensor, high: Tensor, bins: int) -> Tensor:
-    """The step that a number is in, rounded as the library rounds it"""
-    place = aten.mul.Tensor(aten.sub.Tensor(x, low), bins)
-    return aten.div.Tensor(place, aten.sub.Tensor(high, low))
-
-
-def histc(self: Tensor, bins: int = 100, min: Number = 0, max: Number = 0) -> Any:
-    """How many numbers lie in each of equal steps from `min` to `max` (or as far as the numbers
-    themselves reach, if those are equal); the last has both ends. (On a GPU, whose threads would
-    wait for each other at every bin, the library, which counts in shared memory, is a hundred times
-    as fast.)"""
-    known = min < max < math.inf and min > -math.inf
-    if self.dtype not in (torch.float32, torch.float64) or self.device.type != "cpu" or bins < 1:
-        return NotImplemented
-    if not known and min != max:
-        return NotImplemented  # an error
-    if not known and self.numel() == 0:
-        return zeros([bins], self)
-    x = reshape(self, [-1])
-    if known:
-        low, high = constant(min, x), constant(max, x)
-        place = _places(x, low, high, bins)
-    else:
-        low, high = _reach(x)
-        # A single number lies between what is 1 from it on both sides, if its type tells those.
-        single = aten.eq.Tensor(low, high)
-        below, above = aten.sub.Tensor(low, 1.0), aten.add.Tensor(high, 1.0)
-        told = aten.eq.Scalar(aten.sub.Tensor(above, below), 2.0)
-        place = _places(x, where(single, below, low), where(single, above, high), bins)
-        lost = aten.logical_and.default(single, aten.logical_not.default(told))
-        place = where(lost, float(bins // 2), place)
-    inside = aten.logical_and.default(aten.ge.Tensor(x, low), aten.le.Tensor(x, high))
-    place = cast(where(inside, place, 0.0), torch.int64)
-    place = aten.minimum.default(place, constant(bins - 1, place))
-    return aten.index_put.default(zeros([bins], self), [place], cast(inside, self.dtype), True)
-
-
 def rrelu(
     self: Tensor,
     noise: Tensor,
@@ -315,16 +270,18 @@ def rrelu(
     training: bool = False,
     generator: Any = None,
 ) -> Any:
-    """Slopes drawn for what is not above 0; without training, the mean slope. (On a CPU eager draws
-    for those elements alone, so that how many are drawn depends on the data: the library's.)"""
+    """Slopes drawn for what is not above 0; without training, the mean slope; row-major, as what
+    `rrelu` calls is. (On a CPU eager draws for those elements alone: as many as the data say, one
+    after the other. To draw them takes as long as the library's whole kernel.)"""
     if training:
         if self.device.type == "cpu" or self.dtype not in (torch.float32, torch.float64):
             return NotImplemented
         drawn = cast(aten.uniform.default(noise, 0.0, 1.0, generator=generator), torch.float64)
         drawn = aten.add.Tensor(aten.mul.Tensor(drawn, upper - lower), lower)
         held = where(aten.le.Scalar(self, 0), cast(drawn, noise.dtype), 1.0)
-        return aten.mul.Tensor(self, held), held
-    return aten.leaky_relu.default(self, (lower + upper) / 2), aten.clone.default(noise)
+        return aten.mul.Tensor(contiguous(self), held), held
+    mean = aten.leaky_relu.default(contiguous(self), (lower + upper) / 2)
+    return mean, aten.clone.default(noise)
 
 
 def rrelu_backward(
@@ -338,7 +295,7 @@ def rrelu_backward(
 ) -> Tensor:
     """The slopes that were drawn, or the mean one below 0"""
     if training and upper - lower > 1e-6:
-        return aten.mul.Tensor(grad_output, noise)
+        return aten.mul.Tensor(noise, grad_output)
     slope = (lower + upper) / 2
     return aten.leaky_relu_backward.default(grad_output, self, slope, self_is_result)
 
@@ -348,7 +305,6 @@ TABLE: Family = {
     "ldexp.Tensor": ldexp,
     "frexp.Tensor": frexp,
     "renorm.default": renorm,
-    "histc.default": histc,
     "rrelu_with_noise_functional.default": rrelu,
     "rrelu_with_noise_backward.default": rrelu_backward,
     "_stack.default": stack,
