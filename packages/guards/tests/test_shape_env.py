@@ -235,3 +235,15 @@ def test_torch_takes_the_sizes() -> None:
     wide = (meta + 1).unsqueeze(0)
     assert expr_of(wide.size(2)) is e.symbol("s1")
     assert holds(env, 5, 8)
+
+
+def test_truth_values_take_part_in_arithmetic_as_numbers():
+    env = ShapeEnv()
+    number = env.symint(env.create_size(5, size(0), Dim.DYNAMIC)).node
+    for name in ("add", "sub", "mul", "floordiv", "mod", "sym_min", "sym_max", "pow"):
+        assert getattr(number, name)(number.wrap_bool(True)).pytype is int, name
+        assert getattr(number.wrap_bool(True), name)(number).pytype is int, name
+    assert number.add(number.wrap_bool(True)).hint == 6
+    assert number.wrap_bool(True).sub(number).hint == -4
+    assert number.wrap_bool(True).neg().hint == -1
+    assert number.eq(number.wrap_bool(True)).hint is False

@@ -388,9 +388,15 @@ class SymNode:
     def _binary(
         self, other: SymNode, op: Text, whole: Callable[[e.Expr, e.Expr], e.Expr]
     ) -> SymNode:
-        if self.pytype is int and other.pytype is int:
-            return self._new(whole(_whole(self), _whole(other)), int)
-        return self._float_op(op, float, other)
+        left, right = self._number(), other._number()
+        if left.pytype is int and right.pytype is int:
+            return self._new(whole(_whole(left), _whole(right)), int)
+        return left._float_op(op, float, right)
+
+    def _number(self) -> SymNode:
+        """What takes part in arithmetic: for a truth value the int that it is. (PyTorch 2.11 gives
+        plain ones, too.)"""
+        return self.wrap_int(int(self.guard_bool())) if self.pytype is bool else self
 
     def add(self, other: SymNode) -> SymNode:
         return self._binary(other, "add", lambda a, b: a + b)
@@ -422,6 +428,8 @@ class SymNode:
         return divide
 
     def truediv(self, other: SymNode) -> SymNode:
+        if bool in (self.pytype, other.pytype):
+            return self._number().truediv(other._number())
         if other.pytype is float and not other.guard_bool_nonzero():
             raise ZeroDivisionError("float division by zero")
         if self.pytype is int and other.pytype is int:
@@ -443,6 +451,8 @@ class SymNode:
     float_truediv = truediv
 
     def pow(self, other: SymNode) -> SymNode:
+        if bool in (self.pytype, other.pytype):
+            return self._number().pow(other._number())
         power = other.constant
         if self.pytype is int and other.pytype is int:
             if power is None:
@@ -457,15 +467,19 @@ class SymNode:
     def neg(self) -> SymNode:
         if self.pytype is int:
             return self._new(-_whole(self), int)
+        if self.pytype is bool:
+            return self._number().neg()
         return self._float_op("neg", float)
 
     def pos(self) -> SymNode:
-        return self
+        return self._number()
 
     def abs(self) -> SymNode:
         if self.pytype is int:
             whole = _whole(self)
             return self._new(self.env.simplify(e.max_(whole, -whole)), int)
+        if self.pytype is bool:
+            return self._number()
         return self._float_op("abs", float)
 
     def sym_min(self, other: SymNode) -> SymNode:
@@ -481,15 +495,15 @@ class SymNode:
         return total
 
     def lshift(self, other: SymNode) -> SymNode:
-        return self._new(_whole(self) * 2 ** other.guard_int(), int)
+        return self._new(_whole(self._number()) * 2 ** other._number().guard_int(), int)
 
     def rshift(self, other: SymNode) -> SymNode:
-        return self._new(_whole(self) // 2 ** other.guard_int(), int)
+        return self._new(_whole(self._number()) // 2 ** other._number().guard_int(), int)
 
     def _bitwise(self, other: SymNode, op: Callable[[int, int], int]) -> SymNode:
-        if self.pytype is bool:
+        if self.pytype is bool and other.pytype is bool:
             return self.wrap_bool(bool(op(self.guard_bool(), other.guard_bool())))
-        return self.wrap_int(op(self.guard_int(), other.guard_int()))
+        return self.wrap_int(op(self._number().guard_int(), other._number().guard_int()))
 
     def bitwise_and(self, other: SymNode) -> SymNode:
         return self._bitwise(other, lambda a, b: a & b)
@@ -512,6 +526,8 @@ class SymNode:
         if self.pytype is bool and other.pytype is bool and op in ("eq", "ne"):
             same = self.guard_bool() == other.guard_bool()
             return self.wrap_bool(same == (op == "eq"))
+        if bool in (self.pytype, other.pytype):
+            return self._number()._compare(other._number(), op, whole)
         return self._float_op(op, bool, other)
 
     def eq(self, other: SymNode) -> SymNode:

@@ -445,7 +445,7 @@ class Interpreter:
         """Run a pure function on known arguments."""
         if fn in SYMBOLIC_FUNCTIONS and any(isinstance(a, SymbolicNumber) for a in args):
             if not kwargs and all(operators.is_number(a) for a in args):
-                known = [a.value for a in args]  # type: ignore[attr-defined]
+                known = [operators.settled(a.value) for a in args]  # type: ignore[attr-defined]
                 if fn in _HAVE_VALUE and not _HAVE_VALUE[fn](*known):
                     known = [a.value for a in map(operators.concrete, args)]  # type: ignore[attr-defined]
                     return self.fold(fn, [Constant(number) for number in known], {})

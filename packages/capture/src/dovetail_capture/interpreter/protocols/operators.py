@@ -95,6 +95,19 @@ def _number(value: Any) -> Any:
     return number
 
 
+def settled(number: Any) -> Any:
+    """A number, or for a truth value that depends on sizes the one that it is in this call, by a
+    guard: torch's class for those knows no arithmetic."""
+    return bool(number) if type(number) is torch.SymBool else number
+
+
+def _operands(symbol: str, left: Any, right: Any) -> tuple[Any, Any]:
+    truths = (bool, torch.SymBool)
+    if symbol in ("&", "|") and type(left) in truths and type(right) in truths:
+        return left, right
+    return settled(left), settled(right)
+
+
 def concrete(value: Value) -> Value:
     """A symbolic number as the number it is in this call."""
     return Constant(value.concrete()) if isinstance(value, SymbolicNumber) else value
@@ -123,7 +136,7 @@ def binary(vm: Interpreter, symbol: str, left: Value, right: Value, inplace: boo
         return _fold(vm, fn, left.value, right.value)  # type: ignore[attr-defined]
     if isinstance(left, SymbolicNumber) or isinstance(right, SymbolicNumber):
         if is_number(left) and is_number(right):
-            return _fold(vm, fn, _number(left), _number(right))
+            return _fold(vm, fn, *_operands(symbol, _number(left), _number(right)))
         if left_class is not TensorValue and right_class is not TensorValue:
             return binary(vm, symbol, concrete(left), concrete(right), inplace)
     if left_class is ArrayValue or right_class is ArrayValue:
@@ -383,7 +396,7 @@ def compare(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
         return vm.arrays.compare(vm, symbol, left, right)  # type: ignore[no-any-return]
     if isinstance(left, SymbolicNumber) or isinstance(right, SymbolicNumber):
         if is_number(left) and is_number(right):
-            result = _fold(vm, fn, left.value, right.value)  # type: ignore[attr-defined]
+            result = _fold(vm, fn, settled(left.value), settled(right.value))  # type: ignore[attr-defined]
             if vm.session.draws and isinstance(result, SymbolicNumber):
                 return vm.decided(result)
             return result
