@@ -234,3 +234,87 @@ def test_factories_with_out(name: str, dtype: torch.dtype) -> None:
             x = torch.full(layout(torch.empty(3, 4)).shape, 7, dtype=dtype)
             found.append((*run(x), x))
         torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+
+
+# --- what eager refuses ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [3, -1])
+def test_classes_out_of_range(bad: int) -> None:
+    def fn(x: Tensor) -> Tensor:
+        return torch.nn.functional.one_hot(x, 3).float() * 2
+
+    compiled = dovetail.compile(fn, fullgraph=True)
+    classes = torch.tensor([[0, 1, 2], [2, 2, 1]]).t()
+    got, wanted = compiled(classes), fn(classes)
+    assert torch.equal(got, wanted) and got.stride() == wanted.stride()
+    with pytest.raises(RuntimeError, match="Class values must be"):
+        compiled(torch.tensor([[0, bad, 2], [2, 2, 1]]).t())
+
+
+def test_one_hot_of_as_many_classes_as_a_size_says() -> None:
+    compiled = dovetail.compile(
+        lambda x, y: torch.nn.functional.one_hot(x, y.shape[0]), fullgraph=True, dynamic=True
+    )
+    for n in (5, 7):
+        assert torch.equal(compiled(torch.tensor([0, 4]), torch.ones(n)), torch.eye(n)[[0, 4]])
+    with pytest.raises(RuntimeError, match="smaller than num_classes"):
+        compiled(torch.tensor([0, 9]), torch.ones(8))
+
+
+@pytest.mark.parametrize("bad", [1.5, -0.1, float("nan")])
+def test_cross_entropy_of_what_is_no_probability(bad: float) -> None:
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        return torch.nn.functional.binary_cross_entropy(x * 1, y)
+
+    compiled = dovetail.compile(fn, fullgraph=True)
+    x, y = torch.tensor([0.0, 1.0, 0.3], requires_grad=True), torch.tensor([0.0, 0.5, 1.0])
+    torch.testing.assert_close(compiled(x, y), fn(x, y))
+    wrong = torch.tensor([0.5, bad, 0.5])
+    with pytest.raises(RuntimeError, match="all elements of input should be between"):
+        compiled(wrong.requires_grad_(), y)
+    with pytest.raises(RuntimeError, match="all elements of target should be between"):
+        compiled(x, wrong.detach())
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int64], ids=str)
+@pytest.mark.parametrize("include", [False, True])
+def test_means_of_whole_numbers_wrap_as_eagers(dtype: torch.dtype, include: bool) -> None:
+    """Sum and count alike: 255 elements and the one that is there are none in eight bits."""
+
+    def fn(x: Tensor, where: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+        by_place = x.scatter_reduce(0, where, source, "mean", include_self=include)
+        return by_place, x.index_reduce(0, where, source, "mean", include_self=include)
+
+    compiled = dovetail.compile(fn, fullgraph=True)
+    where = torch.tensor([0, 0, 1, 1, 1] + [2] * 255)
+    source = torch.tensor([100, 100, -3, -4, -100] + [3] * 255).to(dtype)
+    x = torch.tensor([100, -7, 5, 4]).to(dtype)
+    torch.testing.assert_close(compiled(x, where, source), fn(x, where, source))
+
+
+@pytest.mark.parametrize("alpha", [0, 1, 3, -2])
+def test_truth_values_scaled_and_added(alpha: int) -> None:
+    def fn(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        return torch.add(a, b, alpha=alpha), torch.add(a, True, alpha=alpha), a.clone().add_(b)
+
+    a = torch.tensor([True, True, False, False])
+    b = torch.tensor([True, False, True, False])
+    torch.testing.assert_close(dovetail.compile(fn, fullgraph=True)(a, b), fn(a, b))
+
+
+REFUSED: dict[str, Callable[[Tensor], object]] = {
+    "max_pool2d": lambda x: torch.nn.functional.max_pool2d(x, 2),
+    "max_pool3d": lambda x: torch.nn.functional.max_pool3d(x[None], 2),
+    "adaptive_max_pool2d": lambda x: torch.nn.functional.adaptive_max_pool2d(x, 2),
+    "logcumsumexp": lambda x: x.logcumsumexp(0),
+    "addcmul": lambda x: torch.addcmul(x, x, x),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_has_no_kernel_for_truth_values(name: str) -> None:
+    x = torch.ones(2, 4, 4, dtype=torch.bool)
+    for function in (REFUSED[name], dovetail.compile(REFUSED[name])):
+        with pytest.raises(NotImplementedError, match="not implemented for 'Bool'"):
+            function(x)

@@ -1,7 +1,8 @@
 """Calls that PyTorch computes with the numbers of their sizes, in terms of some that it does not.
 
 Where it asks for numbers, a symbolic size would be tied to the example's. Up to 2.14 it does so for
-`matmul` of more than two dimensions, for attention on a GPU, and for `interpolate`.
+`matmul` of more than two dimensions, for attention on a GPU, and for `interpolate`. And `one_hot`,
+of which it traces another form, without the checks that eager makes.
 """
 
 from __future__ import annotations
@@ -74,6 +75,20 @@ def _lerp(x: Tensor, end: Tensor, weight: Any) -> Any:
     return torch.lerp(x, end, torch.full((), cast(Any, weight), dtype=x.dtype, device=x.device))
 
 
+def _one_hot(x: Tensor, num_classes: Any = -1) -> Any:
+    """`one_hot` of a given number of classes: row-major, and the classes checked on a CPU."""
+    if x.dtype is not torch.int64 or (type(num_classes) is int and num_classes < 0):
+        return NotImplemented
+    if type(num_classes) is int and num_classes == 0:
+        raise RuntimeError("one_hot: there must be a class")
+    if x.device.type == "cpu":
+        torch._assert_async((x >= 0).all(), "Class values must be non-negative.")
+        few = (x < num_classes).all()
+        torch._assert_async(few, "Class values must be smaller than num_classes.")
+    classes = torch.arange(num_classes, device=x.device)
+    return (x.contiguous().unsqueeze(-1) == classes).to(torch.int64)
+
+
 _RESIZES = {
     **{("nearest", n + 2): f"upsample_nearest{n}d" for n in (1, 2, 3)},
     **{("nearest-exact", n + 2): f"_upsample_nearest_exact{n}d" for n in (1, 2, 3)},
@@ -126,6 +141,7 @@ SYMBOLIC_FORMS: Mapping[Any, Callable[..., Any]] = {
     torch.nn.functional.linear: _linear,
     torch.nn.functional.scaled_dot_product_attention: _attention,
     torch.nn.functional.interpolate: _interpolate,
+    torch.nn.functional.one_hot: _one_hot,
     torch.lerp: _lerp,
     torch.Tensor.lerp: _lerp,
 }

@@ -107,7 +107,7 @@ def _scaled(op: str) -> Rule:
 
         def combine(e: list[Expr]) -> Expr:
             if common is torch.bool:
-                if op == "sub" or alpha not in (0, 1):
+                if op == "sub" or not isinstance(alpha, int):
                     raise UnsupportedGraph(f"{node.name}: {op} of bool with alpha={alpha}")
                 return b.apply("bitwise_or", e) if alpha else e[0]
             scaled = (

@@ -449,11 +449,16 @@ def _reduce(
     count = counted.result()
 
     def mean(indices: Indices, mask: Expr | None) -> Expr:
-        kind = arithmetic_dtype(total.dtype)
-        most = b.apply("maximum", [ctx.load(count, indices, mask), one])
-        divide = "div" if kind.is_floating_point else "floordiv"
-        quotient = [ctx.load(total, indices, mask), b.apply("cast", [most], kind)]
-        return cast(ctx, b.apply(divide, quotient), value.dtype)
+        sum_, divisor = ctx.load(total, indices, mask), ctx.load(count, indices, mask)
+        if value.dtype.is_floating_point:
+            most = b.apply("maximum", [divisor, one])
+            quotient = b.apply("div", [sum_, b.apply("cast", [most], sum_.dtype)])
+            return cast(ctx, quotient, value.dtype)
+        # Both wrap in the type of the result, as eager's do.
+        sum_, divisor = cast(ctx, sum_, value.dtype), cast(ctx, divisor, value.dtype)
+        nothing, unit = (b.constant(n, value.dtype) for n in (0, 1))
+        divisor = b.apply("where", [b.apply("eq", [divisor, nothing]), unit, divisor])
+        return b.apply("floordiv", [sum_, divisor])
 
     value.loader = mean
     return value

@@ -140,7 +140,13 @@ def huber_loss_backward(
 def binary_cross_entropy(
     self: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN
 ) -> Tensor:
-    """-(t log x + (1 - t) log(1 - x)), each logarithm at least -100"""
+    """-(t log x + (1 - t) log(1 - x)), each logarithm at least -100; on a CPU the program ends with
+    eager's error if a number is no probability"""
+    if self.device.type == "cpu":
+        for name, given in (("input", self), ("target", target)):
+            within = aten.logical_and.default(aten.ge.Scalar(given, 0), aten.le.Scalar(given, 1))
+            message = f"all elements of {name} should be between 0 and 1"
+            aten._assert_async.msg(aten.all.default(within), message)
     x, t = wide(self), wide(target)
     floor = constant(-100.0, x)
     log_x = aten.maximum.default(aten.log.default(x), floor)

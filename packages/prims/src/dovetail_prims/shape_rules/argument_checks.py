@@ -46,6 +46,14 @@ def _of_floats(name: str) -> Check:
     return check
 
 
+def _not_of_bools(name: str) -> Check:
+    def check(x: FakeTensor, *rest: Any, **kwargs: Any) -> None:
+        if x._dtype is torch.bool:
+            raise NotImplementedError(f"\"{name}\" not implemented for 'Bool'")
+
+    return check
+
+
 def _alpha(x: FakeTensor, other: Any, alpha: Any = 1, **kwargs: Any) -> None:
     if isinstance(alpha, int):
         return
@@ -230,8 +238,12 @@ def _quotient(x: FakeTensor, dividend: Any, divisor: Any, **kwargs: Any) -> None
 _FLOATS_ONLY = (
     "hypot", "_softmax", "_log_softmax", "silu", "elu", "softplus", "hardswish", "hardsigmoid",
     "mish", "log_sigmoid_forward", "leaky_relu", "softshrink", "frac", "nextafter", "mse_loss",
-    "_prelu_kernel", "glu",
+    "_prelu_kernel", "glu", "logcumsumexp",
 )  # fmt: skip
+
+# Of truth values there is none.
+_NOT_OF_BOOLS = ("max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_max_pool2d",
+                 "adaptive_max_pool3d", "addcmul")  # fmt: skip
 
 CHECKS: Mapping[str, Check] = {
     **{
@@ -243,6 +255,7 @@ CHECKS: Mapping[str, Check] = {
     "gcd.default": _of_bits("gcd"),
     "lcm.default": _of_bits("lcm"),
     **{f"{name}.default": _of_floats(name) for name in _FLOATS_ONLY},
+    **{f"{name}.default": _not_of_bools(name) for name in _NOT_OF_BOOLS},
     "gelu.default": _approximation,
     "lerp.Scalar": _of_floats("lerp"),
     "round.decimals": _of_floats("round"),
