@@ -1,5 +1,6 @@
 """How many kernels common patterns become, and that they agree with eager."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from dovetail_inductor.lowering.lower import lower
@@ -78,3 +79,24 @@ def test_points_that_become_waves_are_not_rounded_on_a_gpu():
     gm = trace_aten(fn, *(x.bfloat16() for x in inputs))
     stored = lower(gm, on_gpu=True).buffers.values()
     assert not [b for b in stored if b.dtype is torch.bfloat16 and b.shape == (16, 5, 3)]
+
+
+@pytest.mark.parametrize("rows", [32, 32 * 1024])
+def test_the_residual_stream_is_not_rounded_while_a_gpus_cache_holds_it(rows):
+    def fn(x, *parts):
+        found = []
+        for part in parts:  # the sum is read by a norm and by the next sum
+            x = x + part
+            wide = x.float()
+            found.append((wide * wide.square().mean(-1, keepdim=True).rsqrt()).to(x.dtype))
+        return x, *found
+
+    inputs = [torch.zeros(rows, 512, dtype=torch.bfloat16) for _ in range(10)]
+    gm = trace_aten(fn, *inputs)
+    graph = lower(gm, on_gpu=True)
+    made = [b for b in graph.buffers.values() if b.shape == (rows, 512)]
+    outputs = {output.buffer for output in graph.outputs}
+    sums = [b for b in made if b.name.startswith("buf") and b.name not in outputs]
+    rounded = [b for b in sums if b.dtype is torch.bfloat16]
+    assert len(rounded) == (0 if rows == 32 else 2)  # of a large one some sums, not each
+    assert {b.dtype for b in made if b.name in outputs} == {torch.bfloat16}
