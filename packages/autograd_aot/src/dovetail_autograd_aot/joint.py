@@ -15,6 +15,7 @@ import torch
 from dovetail_prims.data_sizes import data_symbols
 from dovetail_prims.fake_tensor import FakeTensor, make
 from dovetail_prims.node_error import blame
+from dovetail_prims.stated import STATES
 from dovetail_prims.wrappers import is_wrapper
 from torch import Tensor
 from torch._ops import OpOverload
@@ -330,7 +331,7 @@ class _Joint:
                     return list(outputs)
                 raise TraceError("the captured graph must return a tuple")
             kwargs = torch.fx.node.map_arg(node.kwargs, value) if node.kwargs else {}
-            if node.target is torch._check:
+            if node.target in STATES:
                 _state(*args)
             elif op == "call_function":
                 env[node] = node.target(*args, **kwargs)

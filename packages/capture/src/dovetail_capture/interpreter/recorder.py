@@ -15,6 +15,7 @@ from dovetail_prims.data_sizes import data_symbols
 from dovetail_prims.fake_mode import FakeMode
 from dovetail_prims.fake_tensor import DataDependentError, FakeTensor, from_real
 from dovetail_prims.size_nodes import SizeNodes
+from dovetail_prims.stated import STATE
 from dovetail_prims.symbolic_forms import symbolic_form
 from dovetail_prims.wrappers import is_wrapper, wrapper_of_fakes
 from torch.fx import Graph, Node
@@ -289,7 +290,7 @@ class Recorder:
         message = f"sizes that must be equal are not: {equal} ({''.join(place).strip()})"
         if not self.data_env.require(equal, message):
             return False
-        self.state_change(torch._check, condition, message)
+        self.state_change(STATE, condition, message)
         return True
 
     def _numbers_for(self, name: str, pairs: Any, keyword_pairs: Any) -> tuple[Any, Any] | None:

@@ -9,6 +9,7 @@ import torch
 from dovetail_guards import expr as e
 from dovetail_guards.float_expr import FloatExpr
 from dovetail_guards.sym_node import SymNode
+from dovetail_prims.stated import STATE
 
 from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import operators
@@ -56,7 +57,7 @@ def _require(vm: Interpreter, condition: Any, message: str) -> Value | None:
         return None
     if loose and isinstance(graph_condition, torch.fx.Node):
         args = (graph_condition, message) if message else (graph_condition,)
-        recorder.state_change(torch._check, *args)
+        recorder.state_change(STATE, *args)
     return NONE
 
 

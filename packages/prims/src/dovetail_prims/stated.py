@@ -1,0 +1,34 @@
+"""What a graph states of its sizes and numbers: `torch._check` with a text for a message.
+
+PyTorch before 2.12 takes only a function that makes the message, which a graph cannot hold.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx.node import has_side_effect
+
+
+@has_side_effect
+def check(condition: Any, message: str = "") -> None:
+    """`torch._check`: raises RuntimeError with `message` where `condition` does not hold."""
+    torch._check(condition, (lambda: message) if message else None)
+
+
+def _takes_text() -> bool:
+    try:
+        torch._check(False, "")
+    except TypeError:
+        return False
+    except RuntimeError:
+        pass
+    return True
+
+
+STATE = torch._check if _takes_text() else check
+"""The target of the node that states a condition."""
+
+STATES = (torch._check, check)
+"""The targets that state one, in graphs that others made, too."""
