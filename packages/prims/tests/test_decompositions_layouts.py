@@ -105,6 +105,53 @@ def test_layouts(name: str) -> None:
     assert not mode.different
 
 
+def _loss(function: Any, reduction: str) -> Callable[[Tensor], Any]:
+    """A loss beside a target of every layout."""
+
+    def losses(x: Tensor) -> Any:
+        return [
+            function(x.sigmoid(), y.detach().sigmoid(), reduction=reduction)
+            for y in laid_out()
+            if y.shape == x.shape
+        ]
+
+    return losses
+
+
+GRADIENTS: dict[str, Callable[[Tensor], Any]] = {
+    **{
+        f"{function.__name__} {reduction}": _loss(function, reduction)
+        for function in (
+            F.mse_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy,
+            F.soft_margin_loss, F.kl_div, F.l1_loss,
+        )
+        for reduction in ("none", "mean")
+    },
+    "glu": lambda x: F.glu(torch.cat([x, x], 3), 3),
+    "rrelu": lambda x: F.rrelu(x, training=False),
+    **{
+        mode: lambda x, mode=mode: F.interpolate(x, scale_factor=2, mode=mode)  # type: ignore[misc]
+        for mode in ("nearest", "bilinear", "bicubic")
+    },
+    **{
+        mode: lambda x, mode=mode: F.pad(x, (0, 0, 0, 0), mode=mode)  # type: ignore[misc]
+        for mode in ("replicate", "reflect")
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_layouts_of_gradients(name: str) -> None:
+    mode = Compare()
+    with mode:
+        for x in laid_out():
+            leaf = x.requires_grad_()
+            results = tree_leaves(GRADIENTS[name](leaf))
+            torch.autograd.grad([r.sum() for r in results], leaf)
+            torch.autograd.grad(GRADIENTS[name](leaf), leaf, [torch.randn_like(r) for r in results])
+    assert not mode.different
+
+
 def test_a_norm_of_one_pixel_is_row_major() -> None:
     """The strides of dimensions of one element decide in which format a resize goes on."""
     x = torch.randn(2, 4, 1, 1).as_strided((2, 4, 1, 1), (4, 1, 4, 4))

@@ -87,6 +87,48 @@ def test_convolution(case: tuple[object, ...], dtype: torch.dtype) -> None:
                 check(aten.convolution_backward.default, *args, [False, True, False], loose=True)
 
 
+@pytest.mark.parametrize("dtype", (*DTYPES, torch.float16))
+def test_small_convolutions_in_three_dimensions(dtype: torch.dtype) -> None:
+    """Which library computes them decides on the result's format."""
+    kinds = itertools.product(
+        (1, 2), (1, 3, 4), (1, 4), (False, True), ((1, 1, 0), (2, 1, 1), (1, 2, 0))
+    )
+    for batch, kernel, groups, transposed, (stride, dilation, more) in kinds:
+        if more and not transposed:
+            continue
+        x, weight = (
+            zeros(batch, 4, 7, 7, 7, dtype=dtype),
+            zeros(4, 4 // groups, *[kernel] * 3, dtype=dtype),
+        )
+        last = torch.channels_last_3d
+        rest = ([stride] * 3, [0] * 3, [dilation] * 3, transposed, [more] * 3, groups)
+        for a, b in (
+            (x.to(memory_format=last), weight),
+            (x, weight.to(memory_format=last)),
+            (x, weight),
+        ):
+            check(aten.convolution.default, a, b, None, *rest, loose=True)
+            out = aten.convolution.default(a, b, None, *rest)
+            args = (out, a, b, None, *rest, [True, True, False])
+            check(aten.convolution_backward.default, *args, loose=True)
+
+
+def test_what_keeps_channels_last_on_a_cpu() -> None:
+    for x in layouts((2, 4, 6, 5)):
+        check(aten.pixel_shuffle.default, x, 2)
+        check(aten.channel_shuffle.default, x, 2)
+        for kind in ("reflection", "replication"):
+            check(getattr(aten, f"{kind}_pad2d").default, x, [1, 2, 0, 3])
+            check(getattr(aten, f"{kind}_pad3d").default, x, [1, 2, 0, 3, 1, 1])
+    for x in layouts((2, 3, 4, 4, 3)):
+        for kind in ("reflection", "replication"):
+            check(getattr(aten, f"{kind}_pad3d").default, x, [1, 1, 0, 1, 2, 0])
+    for shape in ((2, 3), (2, 3, 4), (2, 3, 4, 5)):
+        for x in layouts(shape):
+            w = torch.ones(3)
+            check(aten._batch_norm_with_update.default, x, w, w, w + 0, w + 1, 0.1, 1e-5)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(2, 4, 9, 9), (4, 9, 9), (2, 1, 8, 8), (1, 3, 1, 1)])
 def test_pooling(shape: tuple[int, ...], dtype: torch.dtype) -> None:

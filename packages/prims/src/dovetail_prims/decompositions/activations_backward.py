@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor
 
-from ._common import Family, Number, aten, cast, where, wide, wrap
+from ._common import Family, Number, aten, cast, contiguous, where, wide, wrap
 from .activations import GELU_CUBIC, SQRT_2_OVER_PI, SQRT_HALF
 
 INV_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
@@ -135,7 +135,7 @@ def log_sigmoid_backward(grad_output: Tensor, self: Tensor, buffer: Tensor) -> T
 
 
 def glu_backward(grad_output: Tensor, self: Tensor, dim: int) -> Tensor:
-    """g σ(b) and g a σ(b) (1 - σ(b)), side by side"""
+    """g σ(b) and g a σ(b) (1 - σ(b)), side by side, row-major as eager's"""
     dim = wrap(dim, self.dim())
     half = self.shape[dim] // 2
     g = wide(grad_output)
@@ -143,7 +143,7 @@ def glu_backward(grad_output: Tensor, self: Tensor, dim: int) -> Tensor:
     s = aten.sigmoid.default(wide(aten.slice.Tensor(self, dim, half, half * 2)))
     left = aten.mul.Tensor(g, s)
     right = aten.mul.Tensor(aten.mul.Tensor(left, a), aten.sub.Tensor(1.0, s))
-    return cast(aten.cat.default([left, right], dim), self.dtype)
+    return contiguous(cast(aten.cat.default([left, right], dim), self.dtype))
 
 
 def threshold_backward(grad_output: Tensor, self: Tensor, threshold: Number) -> Tensor:

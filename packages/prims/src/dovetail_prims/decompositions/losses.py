@@ -5,7 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._common import Family, Number, aten, cast, constant, count, iota, reduce_loss, where, wide
+from ._common import (
+    Family,
+    Number,
+    aten,
+    cast,
+    constant,
+    contiguous,
+    count,
+    iota,
+    reduce_loss,
+    where,
+    wide,
+)
 
 NONE, MEAN, SUM = 0, 1, 2
 
@@ -87,10 +99,11 @@ def mse_loss(self: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
 
 
 def mse_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int) -> Tensor:
-    """2 (x - t) g"""
+    """2 (x - t) g, row-major as eager's"""
     difference = aten.sub.Tensor(wide(self), wide(target))
     g = _mean_scale(difference, wide(grad_output), reduction)
-    return cast(aten.mul.Tensor(aten.mul.Tensor(difference, 2.0), g), self.dtype)
+    slope = aten.mul.Tensor(aten.mul.Tensor(difference, 2.0), g)
+    return contiguous(cast(slope, self.dtype))
 
 
 def smooth_l1_loss(
@@ -108,14 +121,14 @@ def smooth_l1_loss(
 def smooth_l1_loss_backward(
     grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, beta: float
 ) -> Tensor:
-    """d / beta, at most 1 in size"""
+    """d / beta, at most 1 in size, row-major as eager's"""
     d = aten.sub.Tensor(wide(self), wide(target))
     g = _mean_scale(d, wide(grad_output), reduction)
     slope = aten.sign.default(d)
     if beta != 0:
         inside = aten.lt.Scalar(aten.abs.default(d), beta)
         slope = where(inside, aten.div.Tensor(d, beta), slope)
-    return cast(aten.mul.Tensor(slope, g), self.dtype)
+    return contiguous(cast(aten.mul.Tensor(slope, g), self.dtype))
 
 
 def huber_loss(self: Tensor, target: Tensor, reduction: int = MEAN, delta: float = 1.0) -> Tensor:
@@ -130,11 +143,11 @@ def huber_loss(self: Tensor, target: Tensor, reduction: int = MEAN, delta: float
 def huber_loss_backward(
     grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, delta: float
 ) -> Tensor:
-    """d, at most delta in size"""
+    """d, at most delta in size, row-major as eager's"""
     d = aten.sub.Tensor(wide(self), wide(target))
     g = _mean_scale(d, wide(grad_output), reduction)
     held = aten.minimum.default(aten.maximum.default(d, constant(-delta, d)), constant(delta, d))
-    return cast(aten.mul.Tensor(held, g), self.dtype)
+    return contiguous(cast(aten.mul.Tensor(held, g), self.dtype))
 
 
 def binary_cross_entropy(
@@ -151,8 +164,9 @@ def binary_cross_entropy(
     floor = constant(-100.0, x)
     log_x = aten.maximum.default(aten.log.default(x), floor)
     log_1x = aten.maximum.default(aten.log1p.default(aten.neg.default(x)), floor)
+    # (the input first: the loss is laid out as it is)
     loss = aten.sub.Tensor(
-        aten.mul.Tensor(aten.sub.Tensor(t, 1.0), log_1x), aten.mul.Tensor(t, log_x)
+        aten.mul.Tensor(log_1x, aten.sub.Tensor(t, 1.0)), aten.mul.Tensor(log_x, t)
     )
     if weight is not None:
         loss = aten.mul.Tensor(loss, wide(weight))

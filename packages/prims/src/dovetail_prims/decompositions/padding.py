@@ -101,7 +101,7 @@ def _pad_backward(
         size = list(out.shape)
         size[dim] = self.shape[dim]
         out = aten.index_put.default(zeros(size, out), [*[None] * dim, place], out, True)
-    return cast(out, grad.dtype)
+    return formatted(cast(out, grad.dtype), format_on_cpu(self))
 
 
 def reflection_pad(self: Tensor, padding: Sequence[int]) -> Tensor:

@@ -363,15 +363,18 @@ def _resize_backward(
             part = out if weight is None else aten.mul.Tensor(out, along(weight, dim, rank))
             total = aten.index_put.default(total, [*[None] * dim, place], part, True)
         out = total
-    return formatted(cast(out, grad.dtype), suggested_format(grad))
+    keeps = suggested_format(grad) if kind.keeps_format else torch.contiguous_format
+    return formatted(cast(out, grad.dtype), keeps)
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """A way of resizing: what each output reads, and within which reach (None: far)."""
+    """A way of resizing: what each output reads, and within which reach (None: far); whether the
+    gradient has its own gradient's memory format (or is row-major)."""
 
     taps: Callable[[bool], Taps]
     reach: Reach | None
+    keeps_format: bool = True
 
 
 def _pair(name: str, kind: _Kind, rank: int) -> Family:
@@ -402,9 +405,9 @@ _KINDS: tuple[tuple[str, _Kind, int], ...] = (
     ("upsample_linear1d", _LINEAR, 1),
     ("upsample_bilinear2d", _LINEAR, 2),
     ("upsample_trilinear3d", _LINEAR, 3),
-    ("upsample_bicubic2d", _Kind(_cubic, Reach(1, 2, 0.5, 0.5)), 2),
+    ("upsample_bicubic2d", _Kind(_cubic, Reach(1, 2, 0.5, 0.5), False), 2),
     ("_upsample_bilinear2d_aa", _Kind(_antialiased(_triangle, 1.0), None), 2),
-    ("_upsample_bicubic2d_aa", _Kind(_antialiased(_bell, 2.0), None), 2),
+    ("_upsample_bicubic2d_aa", _Kind(_antialiased(_bell, 2.0), None, False), 2),
 )
 TABLE: Family = {
     op: of_known_sizes(entry) if "_aa" in op else entry

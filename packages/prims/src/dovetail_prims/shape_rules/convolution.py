@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from dovetail_prims.fake_tensor import FakeTensor, Size, Sizes, make
+from dovetail_prims.fake_tensor import FakeTensor, Size, Sizes, hint_of, make
 from dovetail_prims.shape_rules.layout import (
     channels_last,
     contiguous,
@@ -53,12 +55,46 @@ def convolution_sizes(
     return tuple(out)
 
 
-def _output_channels_last(x: FakeTensor, weight: FakeTensor) -> bool:
-    """Whether a convolution works in channels-last: input or weight is laid out so."""
-    if x._dtype is torch.float64:
-        # No vendor library: eager's own kernels know channels-last only in 2d on CPU.
-        if x._device.type != "cpu" or len(x._sizes) == 5:
+@dataclass(frozen=True)
+class _Windows:
+    """How a convolution's windows lie."""
+
+    stride: Sequence[Size]
+    dilation: Sequence[Size]
+    transposed: bool
+    output_padding: Sequence[Size]
+    groups: Size
+
+
+def _by_onednn(x: FakeTensor, weight: FakeTensor, windows: _Windows) -> bool:
+    """Whether a convolution in three dimensions on a CPU is oneDNN's, by PyTorch's conditions: its
+    own kernels know no channels-last there. (Of symbolic sizes the examples' tell.)"""
+    if x._dtype is torch.float64 or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    groups, batch = windows.groups, hint_of(x._sizes[0])
+    if windows.transposed:
+        pairs = zip(windows.output_padding, windows.stride, strict=True)
+        if any(more >= step for more, step in pairs):
             return False
+    if x._dtype is torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if x._dtype is torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    height, width = weight._sizes[-2:]
+    spread = any(n != 1 for n in (*windows.stride, *windows.dilation, height, width))
+    if not spread and batch < 16 and torch.get_num_threads() == 1:
+        return False
+    large = batch > 1 or math.prod(map(hint_of, x._sizes[:4])) > 20480
+    return bool(large or groups != 1 or (height > 3 and width > 3))
+
+
+def _output_channels_last(x: FakeTensor, weight: FakeTensor, windows: _Windows) -> bool:
+    """Whether a convolution works in channels-last: input or weight is laid out so."""
+    if x._device.type == "cpu":
+        if len(x._sizes) == 5 and not _by_onednn(x, weight, windows):
+            return False
+    elif x._dtype is torch.float64:
+        return False  # no vendor library
     return suggests_channels_last(x) or suggests_channels_last(weight)
 
 
@@ -89,7 +125,8 @@ def convolution(
     sizes = convolution_sizes(
         x._sizes, weight._sizes, stride, padding, dilation, transposed, output_padding, groups
     )
-    if len(sizes) in (4, 5) and _output_channels_last(x, weight):
+    windows = _Windows(stride, dilation, transposed, output_padding, groups)
+    if len(sizes) in (4, 5) and _output_channels_last(x, weight, windows):
         return make(sizes, channels_last(sizes), x._dtype, x._device)
     return fresh(sizes, x._dtype, x._device)
 
@@ -108,7 +145,8 @@ def convolution_backward(
     output_mask: Sequence[bool],
 ) -> tuple[FakeTensor | None, FakeTensor | None, FakeTensor | None]:
     """Gradients of input, weight, bias."""
-    last = len(x._sizes) in (4, 5) and _output_channels_last(x, weight)
+    windows = _Windows(stride, dilation, transposed, output_padding, groups)
+    last = len(x._sizes) in (4, 5) and _output_channels_last(x, weight, windows)
 
     def like(t: FakeTensor) -> FakeTensor:
         strides = channels_last(t._sizes) if last else contiguous(t._sizes)

@@ -177,6 +177,22 @@ def batch_norm_no_stats(
     return batch_norm(x, weight, bias, None, None, training, momentum, eps)
 
 
+def batch_norm_with_update(
+    x: FakeTensor,
+    weight: FakeTensor | None,
+    bias: FakeTensor | None,
+    running_mean: FakeTensor,
+    running_var: FakeTensor,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """`_batch_norm_with_update`; on a CPU nothing is reserved for the backward."""
+    if x._device.type != "cpu":
+        return NotImplemented
+    found = batch_norm(x, weight, bias, running_mean, running_var, True, momentum, eps)
+    return *found, fresh((0,), torch.uint8, x._device)
+
+
 def cudnn_batch_norm(
     x: FakeTensor,
     weight: FakeTensor,
@@ -322,6 +338,7 @@ def rules() -> dict[str, Callable[..., Any]]:
         "native_group_norm.default": group_norm,
         "native_batch_norm.default": batch_norm,
         "_native_batch_norm_legit.default": batch_norm,
+        "_batch_norm_with_update.default": batch_norm_with_update,
         "_native_batch_norm_legit.no_stats": batch_norm_no_stats,
         "native_batch_norm_backward.default": batch_norm_backward,
         "cudnn_batch_norm.default": cudnn_batch_norm,

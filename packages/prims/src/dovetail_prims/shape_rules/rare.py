@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from dovetail_prims.fake_fallback import run_on_meta
 from dovetail_prims.fake_tensor import DataDependentError, FakeTensor, Size, Sizes, make
 from dovetail_prims.shape_rules.layout import (
     broadcast,
@@ -256,6 +257,25 @@ def max_unpool2d(x: FakeTensor, indices: FakeTensor, output_size: Sequence[Size]
     return fresh(sizes, x._dtype, x._device)
 
 
+def _in_format(name: str) -> dict[str, Callable[..., Any]]:
+    """The rule of an op whose kernel for the CPU keeps channels-last, of which its meta kernel does
+    not know."""
+
+    def rule(x: FakeTensor, *args: Any) -> Any:
+        found = run_on_meta(getattr(torch.ops.aten, name).default, (x, *args), {})
+        if x._device.type != "cpu" or len(x._sizes) < 4 or not suggests_channels_last(x):
+            return found
+        return make(found._sizes, channels_last(found._sizes), x._dtype, x._device)
+
+    return {f"{name}.default": rule}
+
+
+_KEEPING_FORMAT = (
+    "pixel_shuffle", "channel_shuffle", "replication_pad2d", "replication_pad3d",
+    "reflection_pad2d", "reflection_pad3d",
+)  # fmt: skip
+
+
 def nonzero_static(x: FakeTensor, *, size: Size, fill_value: int = -1) -> FakeTensor:
     """Positions of what is not zero, as many as asked for."""
     return fresh((size, len(x._sizes)), torch.int64, x._device)
@@ -275,6 +295,7 @@ def rules() -> dict[str, Callable[..., Any]]:
     """The table of this family."""
     return {
         **{f"{name}.default": drawn for name in _DRAWN},
+        **{op: rule for name in _KEEPING_FORMAT for op, rule in _in_format(name).items()},
         "geqrf.default": geqrf,
         "nonzero_static.default": nonzero_static,
         "max_unpool2d.default": max_unpool2d,
