@@ -342,6 +342,47 @@ def test_parameters_that_are_closed_over_are_those_of_the_moment() -> None:
     assert not compiled(x).requires_grad and torch.equal(compiled(x), loss(x))
 
 
+class Keeps(torch.autograd.Function):
+    """Keeps what it computes in a list that is not its own."""
+
+    @staticmethod
+    def forward(ctx, x, layer, kept):
+        y = layer(x).sin()
+        kept.append(y)
+        ctx.save_for_backward(y)
+        return y * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.saved_tensors[0], None, None
+
+
+def test_what_a_forward_that_nothing_differentiates_keeps_is_given_by_the_graph() -> None:
+    layer = torch.nn.Linear(3, 3)
+
+    def run(x):
+        kept: list[torch.Tensor] = []
+        return Keeps.apply(x, layer, kept) + x, kept
+
+    backend = CountingBackend()
+    compiled = optimize(run, backend, fullgraph=True)
+    for grad_mode in (False, True):
+        with torch.set_grad_enabled(grad_mode):
+            for _ in range(2):
+                x = torch.randn(2, 3)
+                found, expected = compiled(x), run(x)
+                assert torch.equal(found[0], expected[0]) and len(found[1]) == 1
+                assert torch.equal(found[1][0], expected[1][0])
+                assert not found[0].requires_grad and not found[1][0].requires_grad
+    assert len(backend.graphs) == 2
+    x = torch.randn(2, 3, requires_grad=True)  # a node of autograd again, and a break
+    broken = optimize(run, CountingBackend())
+    found, expected = broken(x), run(x)
+    assert torch.equal(found[1][0], expected[1][0])
+    wanted, got = (torch.autograd.grad(r[0].sum(), x)[0] for r in (expected, found))
+    assert torch.equal(wanted, got)
+
+
 def test_sizes_that_change() -> None:
     backend = CountingBackend()
 

@@ -4,6 +4,7 @@ the capture just before it."""
 from __future__ import annotations
 
 import gc
+from dataclasses import dataclass, replace
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -28,6 +29,7 @@ from dovetail_capture.interpreter.session import Session
 from dovetail_capture.interpreter.signals import (
     CannotRebuild,
     GraphBreakSignal,
+    InnerTensor,
     ProgramException,
 )
 from dovetail_capture.interpreter.values.arrays import ArraySource
@@ -79,16 +81,22 @@ def _capture(
 ) -> CapturedFrame:
     stop_at = -1
     break_: GraphBreak | None = None
-    compiling = True
+    way = _Way()
     while True:
-        attempt = _Attempt(code, func, args, options, stop_at, compiling)
+        attempt = _Attempt(code, func, args, options, stop_at, way)
         outcome = attempt.run()
-        if attempt.raises and attempt.session.asked_compiling and compiling:
+        if attempt.raises and attempt.session.asked_compiling and way.compiling:
             # What raises only because it was told that it is compiled is told that it is not.
-            other = _Attempt(code, func, args, options, stop_at, compiling=False)
+            other = _Attempt(code, func, args, options, stop_at, replace(way, compiling=False))
             found = other.run()
             if not other.raises:
-                attempt, outcome, compiling = other, found, False
+                attempt, outcome, way = other, found, other.way
+        if attempt.leaks and attempt.session.applied_functions:
+            # What a forward that nothing differentiates keeps elsewhere is the graph's to give.
+            other = _Attempt(code, func, args, options, stop_at, replace(way, inlines=True))
+            found = other.run()
+            if not other.leaks:
+                attempt, outcome, way = other, found, other.way
         if isinstance(outcome, _Break):
             if 0 <= stop_at <= attempt.first_step:
                 raise NotCapturable(outcome.graph_break)
@@ -119,9 +127,17 @@ class _End:
         self.end = end
 
 
+@dataclass(frozen=True)
+class _Way:
+    """How a frame is captured: what a program learns that asks whether it is compiled, and whether
+    functions of autograd that nothing differentiates are inlined."""
+
+    compiling: bool = True
+    inlines: bool = False
+
+
 class _Attempt:
-    """One run over the frame. `stop_at` is the step of the top frame to end before, or -1;
-    `compiling` is what a program learns that asks whether it is compiled."""
+    """One run over the frame. `stop_at` is the step of the top frame to end before, or -1."""
 
     def __init__(
         self,
@@ -130,16 +146,19 @@ class _Attempt:
         args: tuple[Any, ...],
         options: Any,
         stop_at: int,
-        compiling: bool,
+        way: _Way,
     ) -> None:
         self.code = code
         self.stop_at = stop_at
+        self.way = way
         # An exception of the program's leaves the frame, or is handled where the graph breaks.
         self.raises = False
+        self.leaks = False  # a tensor left the function that it is inside of
         refused = getattr(options, "refused", None)
         self.recorder = Recorder(lambda: self.vm.stack_trace(), refused)
         self.session = Session(code, func.__globals__, self.recorder, options)
-        self.session.compiling = compiling
+        self.session.compiling = way.compiling
+        self.session.inlines_functions = way.inlines
         self.vm = Interpreter(self.session, options, DEBUG)
         sources = self.session.sources
         slots: list[Any] = [
@@ -228,6 +247,7 @@ class _Attempt:
         except CannotRebuild as error:
             reason = GraphBreakSignal(f"{error} is alive where the captured stretch ends")
             vm.note_break(reason)
+            self.leaks = isinstance(error, InnerTensor)
             step = max(error.born - 1, self.first_step)
             if 0 <= self.stop_at <= step:
                 step = self.first_step

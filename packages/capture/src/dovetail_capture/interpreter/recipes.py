@@ -24,7 +24,7 @@ from dovetail_capture._frame_hook import Switched
 from dovetail_capture.interpreter import cached_calls
 from dovetail_capture.interpreter.machine import Interpreter
 from dovetail_capture.interpreter.protocols import dicts, operators
-from dovetail_capture.interpreter.signals import CannotRebuild
+from dovetail_capture.interpreter.signals import CannotRebuild, InnerTensor
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
 from dovetail_capture.interpreter.values.containers import (
@@ -298,7 +298,7 @@ class Rebuilder:
 
     def _tensor(self, item: TensorValue) -> r.Recipe:
         if not self.vm.session.recorder.owns(item.node):
-            raise CannotRebuild("a tensor of the inside of a transformed function")
+            raise InnerTensor
         if item.cls is torch.nn.Parameter:
             return self._parameter(item)
         if id(item) in self.vm.session.made_leaves:

@@ -84,6 +84,9 @@ class Session:
         self.keep_alive: list[Any] = []  # the objects whose ids `known` speaks of
         # What a program learns that asks whether it is compiled, and whether one did.
         self.compiling, self.asked_compiling = True, False
+        # Are functions of autograd that nothing differentiates part of the graph around them, and
+        # was one of them a node instead?
+        self.inlines_functions, self.applied_functions = False, False
         self.inputs: list[tuple[GraphInput, TensorValue | NumberInput]] = []
         self.numbers: dict[Source, NumberInput] = {}
         # Steps of iterators that existed before: (iterator, how many in a row), in their order;

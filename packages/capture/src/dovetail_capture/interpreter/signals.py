@@ -28,6 +28,14 @@ class CannotRebuild(Exception):
         self.born = born
 
 
+class InnerTensor(CannotRebuild):
+    """A tensor of the inside of a transformed function, or of one of autograd, left it another way
+    than as a result."""
+
+    def __init__(self) -> None:
+        super().__init__("a tensor of the inside of a transformed function")
+
+
 class ProgramException(Exception):
     """An exception raised by the interpreted program; `value` is the exception object's value."""
 

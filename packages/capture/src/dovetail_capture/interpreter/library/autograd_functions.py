@@ -68,6 +68,11 @@ def _run_forward(function: Any, needs_input_grad: Any, *args: Any) -> Any:
     return ctx, result
 
 
+def _run_undifferentiated(function: Any, needs_input_grad: Any, *args: Any) -> Any:
+    with torch.no_grad():
+        return _run_forward(function, needs_input_grad, *args)[1]
+
+
 def _run_backward(function: Any, ctx: Any, *gradients: Any) -> Any:
     return function.backward(ctx, *gradients)
 
@@ -316,6 +321,15 @@ def _capture_backward(
     return GraphModule(torch.nn.Module(), inner.graph), inner.captured
 
 
+def _inlined(vm: Interpreter, fn: Value, given: Args) -> Value:
+    """What forward gives, as part of the graph around it."""
+    needs = TupleValue([Constant(False) for _ in given])
+    result = vm.call(Constant(_run_undifferentiated), [fn, needs, *given], {})
+    if any(one is arg for one in _results_of(result)[0] for arg in given):
+        raise GraphBreakSignal("a function of autograd that gives what it was given")
+    return result
+
+
 def apply(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`MyFunction.apply(...)`."""
     fn, given = args[0], list(args[1:])
@@ -326,6 +340,10 @@ def apply(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(recorder, InnerRecorder) and not isinstance(recorder, _FunctionRecorder):
         raise GraphBreakSignal(f"{cls.__name__}.apply inside of a transformed function")
     wanted = torch.is_grad_enabled() and any(map(_needs_gradient, given))
+    if not wanted:
+        if vm.session.inlines_functions:
+            return _inlined(vm, fn, given)
+        vm.session.applied_functions = True
     pieces = _capture(vm, fn, cls, given, wanted)
     tensors = [arg for arg in given if isinstance(arg, TensorValue)]
     return vm.record("call_function", _target(pieces), [*tensors, *pieces.captured], {})
