@@ -89,6 +89,8 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "unfold": lambda x: F.unfold(x, 1),
     "fold": lambda x: F.fold(F.unfold(x, 1), x.shape[2:], 1),
     "mvlgamma": lambda x: (x.abs() + 3).mvlgamma(2),
+    "isin": lambda x: torch.isin(x, torch.ones(3)),
+    "powers of a number": lambda x: (2.0**x, 1**x, torch.ldexp(x, x)),
     "put": lambda x: x.put(FIRST, torch.ones(1)),
     "masked_index": lambda x: torch.ops.aten._unsafe_masked_index(
         x, x > 0, [None, torch.arange(x.shape[1])], 0

@@ -23,6 +23,8 @@ def test_unary_and_numbers(shape: tuple[int, ...]) -> None:
         check(aten.rsub.Scalar, x, 1.0)
         check(aten.gt.Scalar, x, 1)
         check(aten.pow.Tensor_Scalar, x, 2)
+        check(aten.pow.Scalar, 2.0, x)
+        check(aten.pow.Scalar, 1, x)
         check(aten.clamp.default, x, 0.0, 1.0)
         check(aten.clone.default, x)
         check(aten._to_copy.default, x, dtype=torch.float64)
@@ -112,3 +114,43 @@ def test_losses() -> None:
         for x in layouts((2, 4, 3, 3), dtype):
             for reduction in (0, 1, 2):
                 check(aten.nll_loss2d_forward.default, x, pixels, None, reduction, -100)
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        aten.heaviside.default, aten.logaddexp.default, aten.logaddexp2.default,
+        aten.xlogy.Tensor, aten.special_xlog1py.default, aten.ldexp.Tensor, aten.rsub.Tensor,
+    ],
+    ids=str,
+)  # fmt: skip
+def test_which_operand_lays_out_the_result(op):
+    broadcast = torch.empty_strided((10, 1, 5), (1, 10, 10)).fill_(0.5)
+    gaps = [torch.empty_strided((4, 3), strides).fill_(0.5) for strides in ((1, 8), (6, 2))]
+    for pair in ((broadcast, torch.ones(5, 10).t()), gaps, gaps[::-1]):
+        check(op, *pair)
+    whole = torch.ones(3, 4, dtype=torch.int32).t()
+    check(op, whole, torch.ones(4, 3), expect_rule=False)
+    check(op, whole, whole, expect_rule=False)
+
+
+def test_operators_that_give_their_argument():
+    for x in (torch.empty_strided((4, 3), (1, 8)), torch.ones(3, 4).t(), torch.ones(2).bool()):
+        check(aten.positive.default, x)
+        check(aten.conj_physical.default, x)
+        check(aten.conj_physical.default, x.to(torch.complex64))
+
+
+def test_whether_each_is_one_of_others_is_row_major():
+    for x in (
+        torch.ones(3, 4).t(),
+        torch.ones(3).expand(2, 3),
+        torch.ones(2, 1, 3).transpose(0, 2),
+    ):
+        check(aten.isin.Tensor_Tensor, x, torch.ones(5))
+
+
+def test_draws_are_row_major():
+    for x in (torch.ones(4, 3).t(), torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last)):
+        check(aten.poisson.default, x)
+        check(aten._standard_gamma.default, x)

@@ -224,11 +224,12 @@ def _float_power(x: Tensor, exponent: Number) -> Tensor | None:
 
 
 def pow_scalar_base(self: Number, exponent: Tensor) -> Tensor:
-    """n to a tensor"""
+    """n to a tensor, row-major as eager's"""
     dtype = promoted(exponent, self)
     if self == 1:
-        return aten.full_like.default(exponent, 1, dtype=dtype)
-    return aten.pow.Tensor_Tensor(constant(self, exponent, dtype), cast(exponent, dtype))
+        return aten.full.default(exponent.shape, 1, dtype=dtype, device=exponent.device)
+    power = aten.pow.Tensor_Tensor(constant(self, exponent, dtype), cast(exponent, dtype))
+    return contiguous(power)
 
 
 def remainder_scalar_base(self: Number, other: Tensor) -> Tensor:

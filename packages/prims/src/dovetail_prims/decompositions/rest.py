@@ -183,7 +183,8 @@ def isin(
 ) -> Tensor:
     """Whether each element equals one of the others: compared with every one"""
     others = reshape(test_elements, [-1])
-    hit = aten.any.dims(aten.eq.Tensor(aten.unsqueeze.default(elements, -1), others), [-1])
+    each = aten.unsqueeze.default(contiguous(elements), -1)
+    hit = aten.any.dims(aten.eq.Tensor(each, others), [-1])
     return aten.logical_not.default(hit) if invert else hit
 
 

@@ -79,6 +79,41 @@ def subtract(a: Any, b: Any, alpha: Any = 1) -> FakeTensor:
     return binary(a, b)
 
 
+def subtract_from(a: Any, b: Any, alpha: Any = 1) -> FakeTensor:
+    """`rsub`: the second operand comes first."""
+    return subtract(b, a)
+
+
+def of_same_floats(a: FakeTensor, b: FakeTensor) -> Any:
+    """A binary op of two tensors alike; what it refuses besides, its meta kernel says."""
+    return binary(a, b) if a._dtype is b._dtype and a._dtype.is_floating_point else NotImplemented
+
+
+def log_of_sum(a: FakeTensor, b: FakeTensor) -> Any:
+    """`logaddexp` and its like: not for two tensors of whole numbers."""
+    dtype = promote((a, b))
+    if not dtype.is_floating_point and not dtype.is_complex:
+        raise NotImplementedError(f'"logaddexp" not implemented for {_plain(dtype)}')
+    return binary(a, b)
+
+
+def times_power_of_two(x: FakeTensor, exponent: FakeTensor) -> FakeTensor:
+    """`ldexp`, which multiplies by a power."""
+    return binary(x, power_of_number(2.0, exponent))
+
+
+def itself_if_real(x: FakeTensor) -> FakeTensor:
+    """`conj_physical`: a real tensor is returned as it is."""
+    return same_dtype(x) if x._dtype.is_complex else x
+
+
+def itself(x: FakeTensor) -> FakeTensor:
+    """`positive`: not for bool."""
+    if x._dtype is torch.bool:
+        raise NotImplementedError("The `+` operator, on a bool tensor is not supported.")
+    return x
+
+
 def negate(x: FakeTensor) -> FakeTensor:
     """`neg`: not for bool."""
     if x._dtype is torch.bool:
@@ -122,8 +157,8 @@ def power_scalar(x: FakeTensor, exponent: Any) -> FakeTensor:
 
 
 def power_of_number(base: Any, exponent: FakeTensor) -> FakeTensor:
-    """`pow(number, tensor)`."""
-    return pointwise_out((exponent,), promote((base, exponent)), True)
+    """`pow(number, tensor)`: row-major."""
+    return fresh(exponent._sizes, promote((base, exponent)), exponent._device)
 
 
 def where(condition: FakeTensor, a: Any, b: Any) -> FakeTensor:
@@ -242,8 +277,8 @@ def _plain(dtype: torch.dtype) -> str:
 _SAME = (
     "neg", "relu", "floor", "ceil", "round", "trunc", "sign", "bitwise_not", "silu", "gelu",
     "hardtanh", "hardswish", "hardsigmoid", "leaky_relu", "elu", "mish", "softplus", "log_sigmoid",
-    "threshold", "square", "sgn", "positive", "relu6", "hardshrink", "softshrink", "celu",
-    "nan_to_num", "fill", "frac", "conj_physical",
+    "threshold", "square", "sgn", "relu6", "hardshrink", "softshrink", "celu", "nan_to_num",
+    "fill", "frac",
 )  # fmt: skip
 _FLOAT = (
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal",
@@ -285,8 +320,16 @@ def rules() -> dict[str, Callable[..., Any]]:
             table[f"{name}.{overload}"] = binary
             table[f"{name}_.{overload}"] = checked
     for overload in ("Tensor", "Scalar"):
-        table[f"sub.{overload}"] = table[f"rsub.{overload}"] = subtract
+        table[f"sub.{overload}"] = subtract
+        table[f"rsub.{overload}"] = subtract_from
         table[f"sub_.{overload}"] = in_place_checked(subtract)
+    table["conj_physical.default"] = itself_if_real
+    table["conj_physical_.default"] = in_place
+    table["positive.default"] = itself
+    table["ldexp.Tensor"] = times_power_of_two
+    table["heaviside.default"] = of_same_floats
+    table["logaddexp.default"] = table["logaddexp2.default"] = log_of_sum
+    table["xlogy.Tensor"] = table["special_xlog1py.default"] = binary_float
     table["add.Scalar"] = lambda x, other, alpha=1: binary(x, other)
     table["neg.default"] = negate
     divided = in_place_checked(divide)

@@ -281,14 +281,22 @@ def nonzero_static(x: FakeTensor, *, size: Size, fill_value: int = -1) -> FakeTe
     return fresh((size, len(x._sizes)), torch.int64, x._device)
 
 
-def drawn(*parameters: Any) -> FakeTensor:
+def drawn(*parameters: Any, **options: Any) -> FakeTensor:
     """Random numbers for a distribution's parameters, or their derivatives: contiguous ones."""
     tensors = [p for p in parameters if isinstance(p, FakeTensor)]
     sizes = broadcast([t._sizes for t in tensors])
     return fresh(sizes, tensors[0]._dtype, tensors[0]._device)
 
 
-_DRAWN = ("_sample_dirichlet", "_dirichlet_grad", "_standard_gamma_grad", "binomial")
+_DRAWN = (
+    "_sample_dirichlet", "_dirichlet_grad", "_standard_gamma", "_standard_gamma_grad", "binomial",
+    "poisson",
+)  # fmt: skip
+
+
+def isin(elements: FakeTensor, others: FakeTensor, **options: Any) -> FakeTensor:
+    """Whether each element is one of the others: row-major."""
+    return fresh(elements._sizes, torch.bool, elements._device)
 
 
 def rules() -> dict[str, Callable[..., Any]]:
@@ -297,6 +305,7 @@ def rules() -> dict[str, Callable[..., Any]]:
         **{f"{name}.default": drawn for name in _DRAWN},
         **{op: rule for name in _KEEPING_FORMAT for op, rule in _in_format(name).items()},
         "geqrf.default": geqrf,
+        "isin.Tensor_Tensor": isin,
         "nonzero_static.default": nonzero_static,
         "max_unpool2d.default": max_unpool2d,
         "linalg_lstsq.default": lstsq,
