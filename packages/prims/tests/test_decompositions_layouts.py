@@ -154,6 +154,36 @@ def test_layouts_of_gradients(name: str) -> None:
     assert not mode.different
 
 
+TWO = "xlogy special_xlog1py logaddexp logaddexp2 heaviside fmax fmin".split()
+BACKWARD = [
+    "leaky_relu_backward(x, y, 0.1, False)", "threshold_backward(x, y, 0.5)",
+    "hardswish_backward(x, y)", "hardsigmoid_backward(x, y)", "hardtanh_backward(x, y, -1, 1)",
+    "elu_backward(x, 1, 1, 1, False, y)", "softplus_backward(x, y, 1, 20)",
+    "softshrink_backward(x, y, 0.5)", "hardshrink_backward(x, y, 0.5)", "mish_backward(x, y)",
+    "logit_backward(x, y, 0.1)", "gelu_backward(x, y)", "silu_backward(x, y)",
+    "log_sigmoid_backward(x, y, y)", "binary_cross_entropy_backward(x, y, x)", "lerp(x, y, 0.3)",
+    "lerp(x, y, x)", "addcmul(x, y, x)", "addcdiv(x, y, y)", "_prelu_kernel_backward(x, y, x)",
+    "rsub(x, y)", "ldexp(x, y)", "isin(x, y[0])", "isin(x, 0.5)", "masked_fill(x, y > 0.5, 0)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", [f"{n}(x, y)" for n in TWO] + BACKWARD)
+def test_the_operand_that_lays_out_the_result(call: str) -> None:
+    def gaps(*strides: int) -> Tensor:
+        return torch.empty_strided((4, 5), strides).uniform_(0.1, 0.9)
+
+    given = [torch.rand(5, 4).t(), torch.rand(4, 5), torch.rand(5).expand(4, 5),
+             torch.rand(4, 1).expand(4, 5), gaps(1, 8), gaps(12, 2)]  # fmt: skip
+    mode = Compare()
+    with torch.no_grad(), mode:
+        for x in given:
+            for y in given:
+                if call.startswith("isin") and (x.stride() == (12, 2)):
+                    continue  # eager refuses it
+                eval(f"aten.{call}", {"aten": torch.ops.aten, "x": x, "y": y})
+    assert not mode.different
+
+
 def test_a_norm_of_one_pixel_is_row_major() -> None:
     """The strides of dimensions of one element decide in which format a resize goes on."""
     x = torch.randn(2, 4, 1, 1).as_strided((2, 4, 1, 1), (4, 1, 4, 4))

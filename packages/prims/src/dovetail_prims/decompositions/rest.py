@@ -134,7 +134,7 @@ def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
     x = wide(v)
     norm = aten.sqrt.default(aten.sum.dim_IntList(aten.mul.Tensor(x, x), dims, True))
     out = aten.mul.Tensor(x, aten.div.Tensor(wide(g), norm))
-    return cast(out, v.dtype), cast(norm, g.dtype)
+    return contiguous(cast(out, v.dtype)), cast(norm, g.dtype)
 
 
 def weight_norm_backward(
@@ -147,7 +147,7 @@ def weight_norm_backward(
     to_g = aten.div.Tensor(along_v, norm)
     bent = aten.sub.Tensor(w, aten.mul.Tensor(v, aten.div.Tensor(to_g, norm)))
     to_v = aten.mul.Tensor(aten.div.Tensor(g, norm), bent)
-    return cast(to_v, saved_v.dtype), cast(to_g, saved_g.dtype)
+    return contiguous(cast(to_v, saved_v.dtype)), cast(to_g, saved_g.dtype)
 
 
 def randint(
@@ -192,7 +192,7 @@ def isin_number(
     elements: Tensor, test_element: Number, *, assume_unique: bool = False, invert: bool = False
 ) -> Tensor:
     """Whether each element equals a number"""
-    return (aten.ne if invert else aten.eq).Scalar(elements, test_element)
+    return (aten.ne if invert else aten.eq).Scalar(contiguous(elements), test_element)
 
 
 def linalg_cross(self: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:

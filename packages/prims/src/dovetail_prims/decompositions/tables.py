@@ -46,6 +46,7 @@ from . import (
     windows,
 )
 from ._common import resolve
+from .operand_layouts import laid_out
 
 FAMILIES = (
     special_functions,
@@ -120,7 +121,7 @@ def core_aten_table() -> Mapping[OpOverload, Callable[..., Any]]:
             name: function if family in _MOVING or name in _MOVING_NAMES else _real_only(function)
             for name, function in family.TABLE.items()
         }
-        entries = resolve(guarded)
+        entries = {op: laid_out(op, function) for op, function in resolve(guarded).items()}
         twice = table.keys() & entries.keys()
         assert not twice, f"decomposed by two families: {sorted(map(str, twice))}"
         table |= entries
