@@ -19,7 +19,7 @@ from torch import fx
 from dovetail_inductor.loop_ir.expr import Expr
 from dovetail_inductor.loop_ir.index import Index, Var, variable
 from dovetail_inductor.loop_ir.ops import arithmetic_dtype
-from dovetail_inductor.loop_ir.sizes import is_symbolic
+from dovetail_inductor.loop_ir.sizes import is_symbolic, known_le
 from dovetail_inductor.lowering.indexing import in_range
 from dovetail_inductor.lowering.pointwise import Rule
 from dovetail_inductor.lowering.promotion import cast
@@ -33,6 +33,7 @@ from dovetail_inductor.lowering.values import (
 )
 
 PIECE = 16
+LONG_ROW = 1 << 16  # from so many elements on, a GPU's library adds up a single row faster
 
 Element = Callable[[Indices, Expr | None], Expr]
 Body = Callable[[Indices, Index], Expr]
@@ -200,6 +201,9 @@ def _scanned(ctx: Context, value: Value, source: Value, dim: int, kind: _Kind) -
     if not source.shape or 0 in source.shape:
         value.loader = element
         return value
+    single = source.numel == source.shape[dim % len(source.shape)]
+    if single and not known_le(source.numel, LONG_ROW - 1) and kind in (_SUM, _PRODUCT, _LOGARITHM):
+        return NotImplemented
     if source.stored is None:
         ctx.realize(source)
     value.loader = _scan(ctx, value, source.shape, dim % len(source.shape), kind, element)

@@ -1,7 +1,9 @@
 """segment_reduce and its gradient: neighbours along a dimension combined, segment by segment.
 
-Each element's segment is how many segments begin up to it; its value is scattered there. On a CPU,
-where the library goes along each segment once, that pays for rows of elements and short segments.
+Each element's segment is how many segments begin up to it; its value is scattered there. The
+library goes along each segment once: on a CPU that is faster but for rows of elements and short
+segments; on a GPU, for products, for long segments, and for extremes of rows (whose gradients it
+computes slower).
 """
 
 from __future__ import annotations
@@ -30,9 +32,10 @@ from ._common import (
 _NOTHING: dict[str, float] = {
     "sum": 0.0, "mean": 0.0, "prod": 1.0, "max": -math.inf, "min": math.inf,
 }  # fmt: skip
-# On a CPU: elements side by side in a segment, or elements one after the other.
+# Elements side by side in a segment, elements one after the other (on a GPU).
 LEAST_SIDE_BY_SIDE = 16
 MOST_IN_A_SEGMENT = 4
+MOST_IN_A_SEGMENT_ON_GPU = 200
 _SCATTERS = {"sum": "sum", "mean": "sum", "prod": "prod", "max": "amax", "min": "amin"}
 
 
@@ -135,15 +138,17 @@ def _is_regular(data: Tensor, given: Tensor | None, axis: int, of_offsets: bool)
     return int(given.shape[axis]) > of_offsets and data.numel() > 0
 
 
-def _pays(data: Tensor, given: Tensor, of_offsets: bool) -> bool:
+def _pays(data: Tensor, given: Tensor, of_offsets: bool, reduce: str) -> bool:
     """Whether scatters are faster than the library."""
-    if data.device.type != "cpu":
-        return True
     axis = given.dim() - 1
-    count = given.shape[axis] - of_offsets
-    side_by_side = math.prod(data.shape[axis + 1 :])
-    few = data.shape[axis] <= MOST_IN_A_SEGMENT * count
-    return bool(side_by_side >= LEAST_SIDE_BY_SIDE or few)
+    count, size = given.shape[axis] - of_offsets, data.shape[axis]
+    rows = math.prod(data.shape[axis + 1 :]) >= LEAST_SIDE_BY_SIDE
+    if data.device.type == "cpu":
+        return bool(rows or size <= MOST_IN_A_SEGMENT * count)
+    short = size <= MOST_IN_A_SEGMENT_ON_GPU * count
+    if reduce in ("sum", "mean"):
+        return bool(rows or short)
+    return bool(reduce != "prod" and short and not rows)
 
 
 def segment_reduce(
@@ -165,7 +170,7 @@ def segment_reduce(
         return NotImplemented
     if given is None or not _is_regular(data, given, axis, offsets is not None):
         return NotImplemented
-    if not _pays(data, given, offsets is not None):
+    if not _pays(data, given, offsets is not None, reduce):
         return NotImplemented
     sums_up = offsets is None and not unsafe
     lengths, offsets = _lengths_and_offsets(lengths, offsets)
@@ -217,7 +222,9 @@ def segment_reduce_backward(
     given = lengths if offsets is None else offsets
     if given is None or not _is_regular(data, given, axis, offsets is not None):
         return NotImplemented
-    if not _pays(data, given, offsets is not None):
+    # (On a GPU the library's gradient is slow, but a product's.)
+    pays = data.device.type != "cpu" and reduce != "prod"
+    if not pays and not _pays(data, given, offsets is not None, reduce):
         return NotImplemented
     segments = _segments(data, *_lengths_and_offsets(lengths, offsets))
     x = wide(data)
