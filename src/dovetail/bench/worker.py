@@ -148,7 +148,7 @@ def build_case(spec: Spec) -> Case:
     return Case(model, inputs, case.loss)
 
 
-def _float64(case: Case, spec: Spec) -> list[Tensor] | None:
+def reference(case: Case, spec: Spec) -> list[Tensor] | None:
     """The step in float64, on a copy of the model; None (and a line on stderr) if it cannot run."""
     inputs = {
         k: v.double() if isinstance(v, Tensor) and v.is_floating_point() else v
@@ -219,7 +219,7 @@ def _measured(spec: Spec, alone: Callable[[], None]) -> Figures:
     case = build_case(spec)
     twin = Case(copy.deepcopy(case.model), case.inputs, case.loss)
     eager = step_of(twin, twin.model, spec)
-    reference64 = _float64(case, spec) if spec.thorough else None
+    reference64 = reference(case, spec) if spec.thorough else None
     expected = [t.clone() for t in eager()] if spec.thorough else []
     eager_error, eager_mean = _errors(expected, reference64)
     if spec.system == "eager":

@@ -1,0 +1,98 @@
+"""Errors against float64 over several seeds of weights and inputs, and the peak of one call.
+
+    python integration_tests/benchmarks/seeds.py MODEL [--train] [--seeds 6] [--systems NAME ...]
+
+The largest of some million errors, and which of two programs rounds luckier, is chance for one
+seed: what is printed are the means over the seeds, of the root mean square error and of the
+largest. The peak is of a call that is not recorded as a CUDA graph, whose pool no call counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dovetail.bench import measure
+from dovetail.bench.models import Case
+from dovetail.bench.worker import SYSTEMS, Spec, build_case, compile_by, reference, step_of
+
+
+def redraw(case: Case, spread: dict[str, tuple[float, float]], seed: int) -> None:
+    """Draw weights anew, each parameter with its own mean and deviation, and tokens."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in case.model.named_parameters():
+            mean, deviation = spread[name]
+            if deviation > 0:
+                noise = torch.randn_like(parameter, dtype=torch.float32)
+                parameter.copy_(noise * deviation + mean)
+        for value in case.inputs.values():
+            if isinstance(value, Tensor) and value.dtype == torch.int64 and value.max() > 1:
+                value.copy_(torch.randint(0, int(value.max()) + 1, value.shape))
+
+
+def _spread(parameter: Tensor) -> tuple[float, float]:
+    wide = parameter.detach().double()
+    return float(wide.mean()), float(wide.std()) if wide.numel() > 1 else 0.0
+
+
+def _compiled(spec: Spec, model: Any) -> Any:
+    if spec.system == "eager":
+        return model
+    if spec.system == "dovetail":
+        import dovetail
+
+        return dovetail.compile(model, options={"launch_bound_cudagraphs": False})
+    return compile_by(spec, model)
+
+
+def measured(spec: Spec, seeds: int) -> str:
+    """One row: the means of both errors, and the peak in MiB."""
+    case = build_case(spec)
+    spread = {name: _spread(parameter) for name, parameter in case.model.named_parameters()}
+    step = step_of(case, _compiled(spec, case.model), spec)
+    means, largest = [], []
+    for seed in range(seeds):
+        if seed:
+            redraw(case, spread, seed)
+        exact = reference(Case(copy.deepcopy(case.model), case.inputs, case.loss), spec)
+        if exact is None:
+            raise SystemExit(f"{spec.model}: no reference in float64")
+        got = step()
+        means.append(measure.mean_error(got, exact))
+        largest.append(measure.largest_error(got, exact))
+        del exact, got
+    peak = measure.peak_bytes(step, spec.device) / 2**20
+    errors = f"{statistics.mean(means):.3e} | {statistics.mean(largest):.3e}"
+    return (
+        f"| {spec.model}{' train' if spec.train else ''} | {spec.system} | {errors} | {peak:.1f} |"
+    )
+
+
+def main() -> None:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--train", action="store_true")
+    parser.add_argument("--small", action="store_true", help="a test-sized model")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--seeds", type=int, default=6)
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
+    options = parser.parse_args()
+    print("| model | system | rms error | largest error | peak MiB |\n|---|---|---|---|---|")
+    for system in options.systems:
+        spec = Spec(
+            system, options.model, options.train, options.device, None, options.dtype,
+            options.small, 0.0, False,
+        )  # fmt: skip
+        print(measured(spec, options.seeds), flush=True)
+
+
+if __name__ == "__main__":
+    main()
