@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from dovetail_capture import optimize
+from dovetail_capture import CaptureError, export, optimize
 from torch.autograd.function import once_differentiable
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -381,6 +381,20 @@ def test_what_a_forward_that_nothing_differentiates_keeps_is_given_by_the_graph(
     assert torch.equal(found[1][0], expected[1][0])
     wanted, got = (torch.autograd.grad(r[0].sum(), x)[0] for r in (expected, found))
     assert torch.equal(wanted, got)
+
+
+def test_an_exported_graph_does_not_lose_the_gradient_of_what_it_keeps() -> None:
+    """No guard keeps it to calls that nothing differentiates: it is refused, not inlined."""
+    layer = torch.nn.Linear(3, 3)
+
+    def run(x):
+        kept: list[torch.Tensor] = []
+        return Keeps.apply(x, layer, kept) + x, kept
+
+    for grad_mode in (False, True):
+        with torch.set_grad_enabled(grad_mode):
+            with pytest.raises(CaptureError, match="inside of a transformed function"):
+                export(run, (torch.randn(2, 3),))
 
 
 def test_sizes_that_change() -> None:

@@ -102,7 +102,7 @@ def export_graph(
     func, raw = _frame_of(target, args, kwargs)
     code = func.__code__
     with torch.random.fork_rng(devices=[]):
-        frame = capture(code, func, raw, options=replace(options, fullgraph=True))
+        frame = capture(code, func, raw, options=replace(options, fullgraph=True, exports=True))
     if frame.break_ is not None:
         raise GraphBreakError(frame.break_)
     if frame.draws:

@@ -22,9 +22,10 @@ class CaptureOptions:
     the same. `replaced` holds `str(source)` of modules and parameters that were another object in
     another call: they are known by their structure, not by their identity. `refused` tells of
     recorded operations, by their number in the order of recording, that the backend cannot compile
-    and why: each is a graph break. `is_disabled` tells functions that must run in Python (a graph
-    break); `is_allowed_in_graph` tells functions that become one call node without being looked
-    into. `max_inline_depth` bounds inlining.
+    and why: each is a graph break. `exports`: the graph is for calls that no guard checks, those
+    with gradients too. `is_disabled` tells functions that must run in Python (a graph break);
+    `is_allowed_in_graph` tells functions that become one call node without being looked into.
+    `max_inline_depth` bounds inlining.
     """
 
     fullgraph: bool = False
@@ -32,6 +33,7 @@ class CaptureOptions:
     dynamic_sizes: frozenset[tuple[str, int]] = frozenset()
     replaced: frozenset[str] = frozenset()
     plain_floats: bool = False
+    exports: bool = False
     refused: Mapping[int, str] = field(default_factory=dict)
     is_disabled: Callable[[Any], bool] = field(default=_no_function)
     is_allowed_in_graph: Callable[[Any], bool] = field(default=_no_function)

@@ -28,6 +28,7 @@ class data_symbols:
 
     def __init__(self, env: ShapeEnv | None) -> None:
         self._env = env
+        self._before: ShapeEnv | None = None
 
     def __enter__(self) -> None:
         self._before = getattr(_ACTIVE, "env", None)

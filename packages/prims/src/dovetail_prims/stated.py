@@ -1,6 +1,6 @@
 """What a graph states of its sizes and numbers: `torch._check` with a text for a message.
 
-PyTorch before 2.12 takes only a function that makes the message, which a graph cannot hold.
+PyTorch 2.11 takes only a function that makes the message, which a graph cannot hold; 2.15 a text.
 """
 
 from __future__ import annotations

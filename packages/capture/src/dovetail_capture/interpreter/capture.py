@@ -91,8 +91,10 @@ def _capture(
             found = other.run()
             if not other.raises:
                 attempt, outcome, way = other, found, other.way
-        if attempt.leaks and attempt.session.applied_functions:
-            # What a forward that nothing differentiates keeps elsewhere is the graph's to give.
+        exports = getattr(options, "exports", False)
+        if attempt.leaks and attempt.session.applied_functions and not exports:
+            # What a forward that nothing differentiates keeps elsewhere is the graph's to give,
+            # which guards keep to such calls. (The node of a function would refuse others.)
             other = _Attempt(code, func, args, options, stop_at, replace(way, inlines=True))
             found = other.run()
             if not other.leaks:

@@ -59,7 +59,7 @@ _SIZES_AGREE = frozenset(
     | {"and_", "or_", "add_", "sub_", "mul_", "div", "div_", "pow_", "where", "maximum", "minimum",
        "eq", "ne", "lt", "le", "gt", "ge", "copy_", "setitem", "addcmul", "lerp", "masked_fill"}
     | {"split", "split_with_sizes", "cat", "concat", "stack", "matmul", "imatmul", "mm", "bmm"}
-    | {"cross_entropy", "nll_loss"}  # (torch 2.11 asks; later ones do not)
+    | {"cross_entropy", "nll_loss"}  # (torch 2.11 asks, 2.15 does not)
 )  # fmt: skip
 
 UNKNOWN_SIZE_HINT = "say with torch._check(...) what holds of the size, or avoid the question"

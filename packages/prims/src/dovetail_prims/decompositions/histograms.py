@@ -159,10 +159,13 @@ def _rows(x: Tensor, weight: Tensor | None, dims: int) -> Tensor | None:
     return reshape(x, [math.prod(x.shape[:-1]), dims])
 
 
-def _equal_edges(
-    rows: Tensor, bins: Sequence[int], range: Sequence[float] | None
-) -> list[Tensor] | None:
-    """The edges along each dimension; None where eager refuses."""
+def _in_equal_bins(
+    x: Tensor, bins: Sequence[int], range: Sequence[float] | None, weight: Tensor | None
+) -> tuple[Tensor, list[Tensor]] | None:
+    """The numbers as a matrix, and the edges along each dimension; None where eager refuses."""
+    rows = _rows(x, weight, len(bins))
+    if rows is None:
+        return None
     if not all(1 <= n <= MOST_BINS for n in bins) or (
         range is not None and len(range) != 2 * len(bins)
     ):
@@ -174,7 +177,7 @@ def _equal_edges(
         if edges is None:
             return None
         found.append(edges)
-    return found
+    return rows, found
 
 
 def histogramdd_edges(
@@ -185,9 +188,8 @@ def histogramdd_edges(
     density: bool = False,
 ) -> Any:
     """Equal bins along each dimension, from the smallest number to the largest or as said"""
-    rows = _rows(self, weight, len(bins))
-    edges = None if rows is None else _equal_edges(rows, bins, range)
-    return NotImplemented if edges is None else edges
+    found = _in_equal_bins(self, bins, range, weight)
+    return NotImplemented if found is None else found[1]
 
 
 def histogramdd_counts(
@@ -198,11 +200,8 @@ def histogramdd_counts(
     density: bool = False,
 ) -> Any:
     """What is in equal bins"""
-    rows = _rows(self, weight, len(bins))
-    edges = None if rows is None else _equal_edges(rows, bins, range)
-    if rows is None or edges is None:
-        return NotImplemented
-    return _counted(rows, edges, weight, density, True)
+    found = _in_equal_bins(self, bins, range, weight)
+    return NotImplemented if found is None else _counted(*found, weight, density, True)
 
 
 def histogramdd_in(
@@ -210,7 +209,7 @@ def histogramdd_in(
 ) -> Any:
     """What is in bins of given edges"""
     rows = _rows(self, weight, len(bins))
-    if rows is None or not all(map(lambda e: _are_edges(e, rows), bins)):
+    if rows is None or not all(_are_edges(edges, rows) for edges in bins):
         return NotImplemented
     return _counted(rows, [reshape(e, [-1]) for e in bins], weight, density, False)
 
