@@ -216,8 +216,9 @@ def _across(kernel: FusedKernel) -> Tiling:
     r = Axis("r", kernel.columns, min(power_of_two(columns), max(16, elements // x.block)))
     looped = is_symbolic(r.size) or r.blocks > 1
     tile = r.block * x.block
-    # Few elements are summed within a warp: between warps sums go through shared memory.
-    return Tiling((x, r), True, looped, 8 if tile >= 2048 else max(1, min(4, tile // 128)))
+    # Few warps for few elements: between warps sums go through shared memory. Not one: of 16 by 8
+    # elements in a warp Triton stores each sum to its place there from several lanes at once.
+    return Tiling((x, r), True, looped, 8 if tile >= 2048 else max(2, min(4, tile // 128)))
 
 
 def _reduction(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
