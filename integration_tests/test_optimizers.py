@@ -89,6 +89,13 @@ def test_step(name: str, foreach: bool) -> None:
     assert 0 < counting.graphs <= 3
 
 
+@pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam", "AdamW"])
+def test_fused_step(name: str) -> None:
+    options = OPTIMIZERS[name] | {"fused": True, "maximize": True, "weight_decay": 0.1}
+    ours = trained(name, options, lambda step: dovetail.compile(step, fullgraph=True))
+    assert_same(ours, trained(name, options, lambda step: step))
+
+
 @pytest.mark.parametrize("name", ["SGD", "AdamW", "RMSprop"])
 def test_step_as_kernels(name: str) -> None:
     options = OPTIMIZERS[name] | {"foreach": True}

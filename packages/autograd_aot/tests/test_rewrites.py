@@ -94,3 +94,18 @@ def test_a_mask_on_the_cpu_for_a_tensor_elsewhere():
     assert "aten.where.self" in ops
     moved = next(n for n in joint.gm.graph.nodes if "_to_copy" in str(n.target))
     assert moved.meta["val"].device.type == "meta"
+
+
+@pytest.mark.parametrize("name", ["add", "sub", "addcmul", "addcdiv"])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_factor_that_depends_on_data(name, in_place):
+    torch.manual_seed(0)
+    factor = "value" if name.startswith("addc") else "alpha"
+
+    def fn(x, a, b, rate):
+        called = getattr(x.clone(), name + "_") if in_place else getattr(x, name)
+        given = (a, b) if factor == "value" else (a,)
+        return (called(*given, **{factor: rate.item()}) * 2,)
+
+    leaves = [torch.rand(3, requires_grad=True) for _ in range(3)]
+    check(fn, [*leaves, torch.tensor(0.5)])

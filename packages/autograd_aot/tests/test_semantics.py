@@ -418,6 +418,23 @@ def custom_function_view(a):
     return (Reverse.apply(a) * 1.0,)
 
 
+class Select(torch.autograd.Function):
+    """Bears the name of a view of autograd's, and has another gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x[1]
+
+    @staticmethod
+    def backward(ctx, grad):
+        return (grad * 3).expand(3, 3)
+
+
+@case(p(3, 3))
+def custom_function_named_as_a_view(a):
+    return (Select.apply(a),)
+
+
 @case(p(3, 3))
 def leaf_made_inside(a):
     b = torch.ones(3)

@@ -230,11 +230,38 @@ def undifferentiated(x, y):
     return z * x
 
 
+class Defaulted(torch.autograd.Function):
+    @staticmethod
+    def forward(v: Any, power: Any = 3) -> Any:
+        return v**power
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        v, ctx.power = inputs
+        ctx.save_for_backward(v)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (v,) = ctx.saved_tensors
+        return grad * ctx.power * v ** (ctx.power - 1), None
+
+
+HELD = Defaulted.apply
+
+
+def defaults(x, y):
+    return Defaulted.apply(x) + Defaulted.apply(y, 2)
+
+
+def held_as_values(x, y, passed=Scaled.apply):
+    return HELD(x, 2) * passed(y)
+
+
 PROGRAMS: list[tuple[Callable[..., Any], int | None]] = [
     (reads_a_table, 2), (closes_over_a_tensor, 2), (closes_over_functions, 2),
     (several_results, 2), (several_for_one, 1), (in_place, 1), (itself, 1), (apart, 1),
     (changes_in_forward, None), (changes_in_backward, None), (changes_before, None), (mixed, None),
-    (made_here, None), (undifferentiated, 1),
+    (made_here, None), (undifferentiated, 1), (defaults, 1), (held_as_values, 2),
 ]  # fmt: skip
 
 

@@ -43,7 +43,7 @@ def test_fractional_pooling(dtype):
         backward = getattr(aten, f"fractional_max_pool{rank}d_backward").default
         for own in (x, x[0], x[:0]):
             batch = own.shape[0] if own.dim() == x.dim() else 1
-            samples = torch.rand(batch, 3, rank, dtype=dtype)
+            samples = torch.rand(batch + (own.dim() < x.dim()), 3, rank, dtype=dtype)
             check(forward, [own, kernel, output, samples])
             value, indices = forward(own, kernel, output, samples)
             check(backward, [torch.randn_like(value), own, kernel, output, indices])

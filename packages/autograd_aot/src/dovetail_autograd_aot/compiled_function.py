@@ -24,6 +24,7 @@ from dovetail_autograd_aot.epilogue import make_epilogue
 from dovetail_autograd_aot.graphs import JointGraph, PartitionedGraph, Signature
 from dovetail_autograd_aot.inputs import base_of, overlapping, places
 from dovetail_autograd_aot.joint import Decompositions, trace_joint
+from dovetail_autograd_aot.op_info import is_custom
 from dovetail_autograd_aot.partition import Partitioner, min_cut_partition
 from dovetail_autograd_aot.subclasses import Wrapping, compile_around
 from dovetail_autograd_aot.tangents import Tangents
@@ -162,7 +163,9 @@ def _compile(
         wrapping=wrapping,
     )
     parts = partition(joint)
-    forward = forward_compiler(parts.forward, example_values(parts.forward))
+    forward = _for_custom_operators(
+        forward_compiler(parts.forward, example_values(parts.forward)), parts.forward
+    )
     unresolved = [
         i
         for i, v in enumerate((*example_inputs, *joint.constants_lifted))
@@ -201,6 +204,30 @@ def _compile(
 
     double = DoubleBackward(gm, joint, compile_second, log)
     return joint, _training(joint, parts, forward, lazy, double, unresolved)
+
+
+def _for_custom_operators(run: Compiled, gm: GraphModule) -> Compiled:
+    """`run`, given tensors that require no gradient if the graph calls custom operators. Their
+    kernels may be Python, which asks (`numpy()` does) and in eager is told that nothing is
+    recorded: autograd switches gradients off for them, which here are on (see `_unrecorded`)."""
+    if not any(is_custom(node.target) for node in gm.graph.nodes):
+        return run
+
+    def detached(*inputs: Any) -> Any:
+        return run(*map(_detached, inputs))
+
+    if hasattr(run, "run_consuming"):
+
+        def consume(inputs: list[Any]) -> Any:
+            inputs[:] = map(_detached, inputs)
+            return run_consuming(run, inputs)
+
+        setattr(detached, "run_consuming", consume)  # noqa: B010
+    return detached
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) and value.requires_grad else value
 
 
 def _resolving(run: Callable[..., Any], unresolved: list[int]) -> Callable[..., Any]:
@@ -281,7 +308,8 @@ class _LazyBackward:
             return self.variant(0)
         gm, takes = self.graph(missing)
         with torch.no_grad():
-            made = _Variant(self.compiler(gm, example_values(gm)), takes)
+            run = _for_custom_operators(self.compiler(gm, example_values(gm)), gm)
+            made = _Variant(run, takes)
         self.variants[missing] = made
         return made
 

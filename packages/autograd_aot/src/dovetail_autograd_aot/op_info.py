@@ -106,6 +106,11 @@ def op_info(op: OpOverload) -> OpInfo:
     return OpInfo(OpKind.PURE, argument_names=names)
 
 
+def is_custom(target: object) -> bool:
+    """Whether a node's target is an operator that a user registered."""
+    return isinstance(target, OpOverload) and target.namespace not in ("aten", "prims", "torch_nn")
+
+
 def draws_in_backward(node: Node) -> bool:
     """Whether a custom function's backward draws random numbers by this node: it belongs to the
     backward, though it may depend on no gradient."""

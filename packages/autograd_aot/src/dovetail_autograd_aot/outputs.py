@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from dovetail_prims.fake_tensor import FakeTensor
+from torch.autograd.function import BackwardCFunction
 from torch.fx import Node
 
 from dovetail_autograd_aot.graphs import (
@@ -306,6 +307,8 @@ def _flow(value: FakeTensor, base: FakeTensor) -> _Flow:
         if type(node).__name__ == "AccumulateGrad":
             own = base.is_leaf and node.variable is base  # type: ignore[attr-defined]
             return _Flow.VIEWS if own else _Flow.OTHER
+        if isinstance(node, BackwardCFunction):  # a user's, whatever its name
+            return _Flow.OTHER
         if type(node).__name__.split("Backward")[0] not in _VIEW_NODES:
             return _Flow.OTHER
         node = node.next_functions[0][0]

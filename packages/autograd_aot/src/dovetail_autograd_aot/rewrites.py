@@ -1,6 +1,6 @@
-"""Calls whose derivative, as PyTorch writes it, has a shape that depends on data, by others whose
-derivative has none; and calls that would ask for the numbers of symbolic sizes. They are rewritten
-above autograd, where `AttentionMode` sees them."""
+"""Calls whose derivative, as PyTorch writes it, has a shape that depends on data or asks for a
+number that does, by others whose derivative does not; and calls that would ask for the numbers of
+symbolic sizes. They are rewritten above autograd, where `AttentionMode` sees them."""
 
 from __future__ import annotations
 
@@ -76,6 +76,44 @@ def _index_fill_(x: Tensor, dim: int, index: Tensor, value: Any) -> Any:
     return result if result is NotImplemented else x.copy_(result)
 
 
+def _is_symbolic_factor(factor: Any, *tensors: Any) -> bool:
+    """Whether a derivative would ask if a factor is 1, which only the data tells."""
+    symbolic = isinstance(factor, (torch.SymFloat, torch.SymInt))
+    real = all(isinstance(x, Tensor) and x.dtype.is_floating_point for x in tensors)
+    return symbolic and real and any(map(_gets_gradient, tensors))
+
+
+def _scaled_sum(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`add`, `sub` and their in-place forms."""
+
+    def form(x: Any, other: Any, *, alpha: Any = 1) -> Any:
+        if not _is_symbolic_factor(alpha, x, other):
+            return NotImplemented
+        return function(x, other * alpha)
+
+    return form
+
+
+def _scaled_product(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`addcmul`, `addcdiv` and their in-place forms."""
+
+    def form(x: Any, one: Any, other: Any, *, value: Any = 1) -> Any:
+        if not _is_symbolic_factor(value, x, one, other):
+            return NotImplemented
+        return function(x, one * value, other)
+
+    return form
+
+
+_SUMS = (
+    torch.add, torch.Tensor.add, torch.Tensor.add_, torch.sub, torch.Tensor.sub, torch.Tensor.sub_,
+)  # fmt: skip
+_PRODUCTS = (
+    torch.addcmul, torch.Tensor.addcmul, torch.Tensor.addcmul_,
+    torch.addcdiv, torch.Tensor.addcdiv, torch.Tensor.addcdiv_,
+)  # fmt: skip
+
+
 REWRITES: Mapping[Any, Callable[..., Any]] = {
     **SYMBOLIC_FORMS,
     torch.index_put: _index_put,
@@ -86,5 +124,7 @@ REWRITES: Mapping[Any, Callable[..., Any]] = {
     torch.index_fill: _index_fill,
     torch.Tensor.index_fill: _index_fill,
     torch.Tensor.index_fill_: _index_fill_,
+    **{function: _scaled_sum(function) for function in _SUMS},
+    **{function: _scaled_product(function) for function in _PRODUCTS},
 }
 """By function; one that returns NotImplemented leaves the call as it is."""

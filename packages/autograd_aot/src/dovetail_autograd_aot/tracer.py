@@ -411,14 +411,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ):
             result = args[0]
         elif isinstance(value, (list, tuple)):
-            node = self._call(func, args, kwargs, value)
-            result = tuple(
-                # a plain number among the results (attention's longest length) is known here
-                v
-                if v is None or type(v) in (int, float, bool)
-                else self._call(operator.getitem, (node, i), {}, v)
-                for i, v in enumerate(value)
-            )
+            result = self._parts(self._call(func, args, kwargs, value), value)
         elif isinstance(value, FakeTensor):
             result = self._call(func, args, kwargs, value)
         else:
@@ -432,6 +425,17 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if key is not None:
             self._known[key] = result
         return result
+
+    def _parts(self, node: Node, value: Any) -> tuple[Any, ...]:
+        """The nodes of several results; lists among them are taken apart, too."""
+        parts: list[Any] = []
+        for i, v in enumerate(value):
+            if v is None or type(v) in (int, float, bool):
+                parts.append(v)  # a plain number (attention's longest length) is known here
+                continue
+            part = self._call(operator.getitem, (node, i), {}, v)
+            parts.append(self._parts(part, v) if isinstance(v, (list, tuple)) else part)
+        return tuple(parts)
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> Node:
         node = self.graph.create_node("call_function", func, args, kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -66,7 +67,7 @@ def merge_key(value: Any) -> Any:
     return value
 
 
-def flatten(values: list[Any]) -> list[Any]:
+def flatten(values: Sequence[Any]) -> list[Any]:
     flat: list[Any] = []
     for v in values:
         flat.extend(v) if isinstance(v, (list, tuple)) else flat.append(v)

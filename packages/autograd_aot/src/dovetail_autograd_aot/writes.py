@@ -108,7 +108,8 @@ def write(
                 f"{func}: the result has shape {list(new.meta['val']._sizes)}, but the tensor "
                 f"written to {list(tensor._sizes)}; resizing in place cannot be compiled"
             )
-        write_value(tracer, tensor, new)
+        if new is not read(tracer, tensor):
+            write_value(tracer, tensor, new)
         if isinstance(targets[0], (list, tuple)):
             torch.autograd.graph.increment_version(tensor)  # (C++ does so only for single tensors)
     returned = len(func._schema.returns)
@@ -130,7 +131,7 @@ def _run_form(
             result = decomposition(*args, **kwargs)
         if result is not NotImplemented:
             if isinstance(result, (list, tuple)):
-                return [read(tracer, tracer.traced(r)) for r in result]
+                return [read(tracer, tracer.traced(r)) for r in flatten(result)]
             return read(tracer, tracer.traced(result))
     random = op_info(form).kind is OpKind.RANDOM
     return tracer.emit(form, tracer.nodes(args), tracer.nodes_of(kwargs), merge=not random)

@@ -186,19 +186,23 @@ def _function(session: Session, real: types.FunctionType, source: Source) -> Val
 
 
 def _builtin_method(session: Session, real: Any, source: Source) -> Value:
-    """`tensor.add`, `items.append` and their like: a method of a C type bound to an object."""
+    """`tensor.add`, `items.append`, `MyFunction.apply` and their like: a method of a C type bound
+    to an object or a class."""
     receiver = real.__self__
+    descriptor: Any = None
     if isinstance(receiver, _RECEIVERS) and _is_passed(source):
         descriptor = inspect.getattr_static(type(receiver), real.__name__, None)
-        if isinstance(descriptor, types.MethodDescriptorType):
-            sources = session.sources
-            _guard_type(session, real, source)
-            session.guard(c.ConstantIs, sources.attr(source, "__name__"), real.__name__)
-            bound = wrap(session, receiver, sources.attr(source, "__self__"))
-            value = NativeMethod(descriptor, bound, real.__name__)
-            value.source = source
-            return value
-    return _identity(session, real, source)
+    elif isinstance(receiver, type):
+        descriptor = inspect.getattr_static(receiver, real.__name__, None)
+    if not isinstance(descriptor, (types.MethodDescriptorType, types.ClassMethodDescriptorType)):
+        return _identity(session, real, source)
+    sources = session.sources
+    _guard_type(session, real, source)
+    session.guard(c.ConstantIs, sources.attr(source, "__name__"), real.__name__)
+    bound = wrap(session, receiver, sources.attr(source, "__self__"))
+    value = NativeMethod(descriptor, bound, real.__name__)
+    value.source = source
+    return value
 
 
 def _array(session: Session, real: Any, source: Source) -> Value:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ def extern_call(
     args: Sequence[Any],
     kwargs: dict[str, Any],
     op: torch._ops.OpOverload | None = None,
-) -> Value | tuple[Value | int | float | None, ...]:
+) -> Value | tuple[Any, ...]:
     """Record the call of `node`'s op, or of an `op` that gives the like, on values in memory;
     returns its results."""
     target = op or node.target
@@ -57,7 +57,7 @@ def extern_call(
     new_args = tuple(_argument(ctx, a) for a in args)
     new_kwargs = tuple((k, _argument(ctx, v)) for k, v in kwargs.items())
     val = node.meta.get("val")
-    results = val if isinstance(val, tuple | list) else (val,) if returns else ()
+    results = _flat(val) if isinstance(val, tuple | list) else [val] if returns else []
     values: list[Value | int | float | None] = []
     binds: list[tuple[str, str, int | None]] = []
     outputs: list[str | None] = []
@@ -95,9 +95,19 @@ def extern_call(
         )
     )
     if isinstance(val, tuple | list) or not returns:
-        return tuple(values)
+        return _as_nested(iter(values), val or ())
     assert isinstance(only, Value)
     return only
+
+
+def _flat(results: Sequence[Any]) -> list[Any]:
+    """Results in the order in which a call hands them over: lists among them are taken apart."""
+    return [r for v in results for r in (_flat(v) if isinstance(v, tuple | list) else (v,))]
+
+
+def _as_nested(flat: Iterator[Any], like: Sequence[Any]) -> tuple[Any, ...]:
+    """The inverse of `_flat`."""
+    return tuple(_as_nested(flat, v) if isinstance(v, tuple | list) else next(flat) for v in like)
 
 
 def element(ctx: Context, node: fx.Node, value: Value) -> int | float | FloatSize:

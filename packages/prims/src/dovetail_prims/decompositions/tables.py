@@ -25,6 +25,7 @@ from . import (
     embedding_bags,
     folding,
     foreach,
+    fused_optimizers,
     histograms,
     indexing,
     linear,
@@ -74,6 +75,7 @@ FAMILIES = (
     padding,
     upsampling,
     foreach,
+    fused_optimizers,
     rest,
 )
 

@@ -77,6 +77,7 @@ def _fractional(
     batched = self.dim() == rank + 2
     x = self if batched else aten.unsqueeze.default(self, 0)
     n, channels, *sizes = x.shape
+    samples = aten.slice.Tensor(samples, 0, 0, n)  # more than it takes may be given
     shape = [n, channels, *output, *kernel]
     total = len(shape)
     picks = [along(iota(n, x), 0, total), along(iota(channels, x), 1, total)]

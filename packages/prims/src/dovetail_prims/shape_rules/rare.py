@@ -299,9 +299,18 @@ def isin(elements: FakeTensor, others: FakeTensor, **options: Any) -> FakeTensor
     return fresh(elements._sizes, torch.bool, elements._device)
 
 
+def only_written(*args: Any, **kwargs: Any) -> None:
+    """Steps of optimizers, which give nothing and change the shape of nothing."""
+
+
+# (Adam's have meta kernels.)
+_STEPS = ("_fused_sgd_", "_fused_adagrad_")
+
+
 def rules() -> dict[str, Callable[..., Any]]:
     """The table of this family."""
     return {
+        **{f"{name}.{way}": only_written for name in _STEPS for way in ("default", "tensor_lr")},
         **{f"{name}.default": drawn for name in _DRAWN},
         **{op: rule for name in _KEEPING_FORMAT for op, rule in _in_format(name).items()},
         "geqrf.default": geqrf,

@@ -8,6 +8,7 @@ arguments of the node, and functions may be among the arguments. What backward n
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -330,12 +331,27 @@ def _inlined(vm: Interpreter, fn: Value, given: Args) -> Value:
     return result
 
 
+def _defaults(vm: Interpreter, cls: Any, given: int) -> Args:
+    """What `setup_context` sees, and `backward` gives a gradient for, besides `given` arguments:
+    the defaults of those of `forward` that are left out."""
+    if cls.setup_context is _SingleLevelFunction.setup_context:
+        return []
+    left: Args = []
+    for parameter in list(inspect.signature(cls.forward).parameters.values())[given:]:
+        plain = parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        if not plain or parameter.default is parameter.empty:
+            break
+        left.append(vm.held(parameter.default))
+    return left
+
+
 def apply(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`MyFunction.apply(...)`."""
     fn, given = args[0], list(args[1:])
     cls = vm.as_python(fn)
     if kwargs:
         raise GraphBreakSignal(f"{cls.__name__}.apply with keyword arguments")
+    given += _defaults(vm, cls, len(given))
     recorder = vm.session.recorder
     if isinstance(recorder, InnerRecorder) and not isinstance(recorder, _FunctionRecorder):
         raise GraphBreakSignal(f"{cls.__name__}.apply inside of a transformed function")
