@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from dovetail_inductor.codegen_triton.kernel import EmittedKernel, emit_kernel
+from dovetail_inductor.codegen_triton.assemble import EmittedKernel
+from dovetail_inductor.codegen_triton.kernel import emit_kernel
 from dovetail_inductor.codegen_triton.ops import UnsupportedOp, emit_op
 from dovetail_inductor.loop_ir.loops import LoopNest, Strided
 from dovetail_inductor.lowering.lower import lower

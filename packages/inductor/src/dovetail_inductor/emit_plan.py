@@ -30,8 +30,8 @@ from dovetail_runtime.sizes import symbols_of
 
 from dovetail_inductor.codegen_cpp import emit as cpp
 from dovetail_inductor.codegen_cpp.shape import choose_shape, host_simd_bytes
+from dovetail_inductor.codegen_triton.assemble import EmittedKernel
 from dovetail_inductor.codegen_triton.combined import emit_combined
-from dovetail_inductor.codegen_triton.kernel import EmittedKernel
 from dovetail_inductor.codegen_triton.kernel import emit_kernel as emit_triton
 from dovetail_inductor.codegen_triton.product import emit_product
 from dovetail_inductor.loop_ir.loops import Buffer, ExternArg, ExternCall, Strided

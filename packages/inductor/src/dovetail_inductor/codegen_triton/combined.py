@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dovetail_inductor.codegen_triton.kernel import EmittedKernel, KernelBody, assemble, emit_body
+from dovetail_inductor.codegen_triton.assemble import EmittedKernel, KernelBody, assemble
+from dovetail_inductor.codegen_triton.kernel import emit_body
 from dovetail_inductor.codegen_triton.ops import POINTER_TYPES
 from dovetail_inductor.codegen_triton.product import emit_products
 from dovetail_inductor.codegen_triton.tiling import choose

@@ -9,59 +9,24 @@ reading back what other threads of the program have stored.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
 import torch
-from dovetail_runtime.plan import TritonKernel
 
+from dovetail_inductor.codegen_triton.assemble import EmittedKernel, KernelBody, assemble
 from dovetail_inductor.codegen_triton.body import BodyEmitter, Lines, literal
 from dovetail_inductor.codegen_triton.online import online_softmax
-from dovetail_inductor.codegen_triton.ops import (
-    NARROW,
-    POINTER_TYPES,
-    TRITON_TYPES,
-    helper_source,
-    size_helpers,
-)
+from dovetail_inductor.codegen_triton.ops import NARROW, TRITON_TYPES
+from dovetail_inductor.codegen_triton.reductions import combined, neutral_element, reduced
 from dovetail_inductor.codegen_triton.tiling import Axis, Tiling, choose
 from dovetail_inductor.loop_ir.expr import Apply, Constant, Expr, Load, walk
 from dovetail_inductor.loop_ir.handlers import interpret
 from dovetail_inductor.loop_ir.loops import Buffer, Combine, LoopNest
-from dovetail_inductor.loop_ir.sizes import any_symbolic, is_multiple, is_symbolic, names_in
+from dovetail_inductor.loop_ir.sizes import any_symbolic, is_symbolic
 from dovetail_inductor.scheduler.kernels import FusedKernel
-
-_IMPORTS = "import triton\nimport triton.language as tl\n"
-_LIBDEVICE = "from triton.language.extra import libdevice\n"
-
-
-@dataclass(frozen=True)
-class EmittedKernel:
-    """A kernel's source, the buffers that its pointer parameters take in order, the symbols whose
-    values the parameters after them take, and its grid."""
-
-    kernel: TritonKernel
-    tensors: tuple[str, ...]
-    symbols: tuple[str, ...]
-    grid: tuple[int, int, int]
-
-
-@dataclass(frozen=True)
-class KernelBody:
-    """The statements of one fused kernel, for the program numbered `pid` of `tiling.programs`.
-
-    `parameters` are pairs of a pointer's name in the text and the buffer that it takes.
-    """
-
-    text: str
-    parameters: tuple[tuple[str, str], ...]
-    helpers: frozenset[str]
-    tiling: Tiling
-    kind: str
-    scatters: bool = False
 
 
 def emit_body(kernel: FusedKernel, buffers: Mapping[str, Buffer], tiling: Tiling) -> KernelBody:
@@ -90,51 +55,6 @@ def emit_kernel(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> EmittedKe
         buffers,
         body.scatters,
     )
-
-
-def assemble(
-    kind: str,
-    functions: str,
-    text: str,
-    parameters: Sequence[tuple[str, str]],
-    helpers: Iterable[str],
-    tiling: Tiling,
-    programs: int,
-    buffers: Mapping[str, Buffer],
-    asserts: bool = False,
-) -> EmittedKernel:
-    """A kernel named by its content: `functions` are those that `text`, its statements, calls.
-
-    With `asserts` it stops the device where an index is out of bounds.
-    """
-    symbols = names_in(text)
-    signature = (
-        *((name, POINTER_TYPES[buffers[b].dtype]) for name, b in parameters),
-        *((f"size_{symbol}", "i64") for symbol in symbols),
-    )
-    # A tensor's memory starts at a multiple of 16 bytes, but an input may begin further on.
-    aligned = tuple(
-        name
-        for name, b in parameters
-        if is_multiple(buffers[b].offset * buffers[b].dtype.itemsize, 16)
-    )
-    head = f"({', '.join(name for name, _ in signature)}):\n{text}\n"
-    before = helper_source({*helpers, *size_helpers(text)}) + functions
-    content = repr((before, head, signature, aligned, asserts, tiling.num_warps, tiling.num_stages))
-    symbol = f"{kind}_{hashlib.sha256(content.encode()).hexdigest()[:12]}"
-    libdevice = _LIBDEVICE if "libdevice." in before + text else ""
-    source = f"{_IMPORTS}{libdevice}\n\n{before}@triton.jit\ndef {symbol}{head}"
-    kernel = TritonKernel(
-        symbol=symbol,
-        source=source,
-        signature=signature,
-        constexprs=(),
-        num_warps=tiling.num_warps,
-        num_stages=tiling.num_stages,
-        aligned=aligned,
-        asserts=asserts,
-    )
-    return EmittedKernel(kernel, tuple(b for _, b in parameters), symbols, (programs, 1, 1))
 
 
 @dataclass
@@ -466,10 +386,10 @@ class Emission:
             return
         if self.tiling.folds > 1:
             value = self._folded(nest, value)
-        combined = self._combine(nest.reduction, acc, value, dtype)
+        both = combined(nest.reduction, acc, value, dtype, self.helpers.add)
         if axis.masked and self.tiling.folds == 1:
-            combined = f"tl.where({axis.mask}, {combined}, {acc})"
-        self.lines.add(f"{acc} = {combined}")
+            both = f"tl.where({axis.mask}, {both}, {acc})"
+        self.lines.add(f"{acc} = {both}")
 
     def _folded(self, nest: LoopNest, value: str) -> str:
         """The rows of a folded block reduced to one."""
@@ -478,24 +398,9 @@ class Emission:
             neutral = self._neutral(nest, literal_only=True)
             value = self.lines.define(f"tl.where({axis.mask}, {value}, {neutral})")
         dtype = self._accumulation_dtype(nest)
-        return self.lines.define(self._reduce_call(nest.reduction, value, dtype, 0) + "[None, :]")
-
-    def _combine(self, reduction: str | None, a: str, b: str, dtype: torch.dtype) -> str:
-        if reduction == "sum":
-            return f"{a} + {b}"
-        if reduction == "prod":
-            return f"{a} * {b}"
-        if reduction == "any":
-            return f"{a} | {b}"
-        if reduction == "all":
-            return f"{a} & {b}"
-        name = "dv_max" if reduction == "max" else "dv_min"
-        if dtype.is_floating_point:
-            self.helpers.add(name)
-            return f"{name}({a}, {b})"
-        if dtype is torch.bool:
-            return f"{a} {'|' if reduction == 'max' else '&'} {b}"
-        return f"tl.{'maximum' if reduction == 'max' else 'minimum'}({a}, {b})"
+        return self.lines.define(
+            reduced(nest.reduction, value, dtype, 0, self.helpers.add) + "[None, :]"
+        )
 
     def _finish(self, accumulator: _Accumulator) -> None:
         """Combine along the columns, keep the row value and store it."""
@@ -511,7 +416,7 @@ class Emission:
         spread = "[" + ", ".join([":"] * along + ["None"]) + "]"
         if accumulator.position is not None:
             kind = "max" if nest.reduction == "argmax" else "min"
-            best = self.lines.define(self._reduce_call(kind, acc, dtype, along) + spread)
+            best = self.lines.define(reduced(kind, acc, dtype, along, self.helpers.add) + spread)
             is_best = f"({acc} == {best})"
             if dtype.is_floating_point:
                 is_best = f"({is_best} | (({acc} != {acc}) & ({best} != {best})))"
@@ -519,24 +424,9 @@ class Emission:
                 is_best = f"({is_best} & {self.tiling.axes[-1].mask})"
             where = self.lines.define(f"tl.where({is_best}, {accumulator.position}, {self.far})")
             return self.lines.define(f"tl.min({where}, {along}){spread}.to(tl.int64)")
-        return self.lines.define(self._reduce_call(nest.reduction, acc, dtype, along) + spread)
-
-    def _reduce_call(
-        self, reduction: str | None, value: str, dtype: torch.dtype, along: int
-    ) -> str:
-        if reduction == "sum":
-            return f"tl.sum({value}, {along})"
-        if reduction in ("any", "all") or dtype is torch.bool:
-            kind = "max" if reduction in ("any", "max") else "min"
-            return f"(tl.{kind}({value}.to(tl.int32), {along}) != 0)"
-        if reduction == "prod":
-            self.helpers.add("dv_mul")
-            return f"tl.reduce({value}, {along}, dv_mul)"
-        if not dtype.is_floating_point:
-            return f"tl.{reduction}({value}, {along})"
-        name = "dv_max" if reduction == "max" else "dv_min"
-        self.helpers.add(name)
-        return f"tl.reduce({value}, {along}, {name})"
+        return self.lines.define(
+            reduced(nest.reduction, acc, dtype, along, self.helpers.add) + spread
+        )
 
     # --- memory ------------------------------------------------------------------------------
 
@@ -615,27 +505,4 @@ def scaled(number: str, factor: int) -> str:
     return number if factor == 1 else f"({number}) * {factor}"
 
 
-def neutral_element(reduction: str | None, dtype: torch.dtype) -> float | int | bool:
-    """The element that leaves a reduction as it is."""
-    if reduction in ("sum", "any"):
-        return False if dtype is torch.bool else 0
-    if reduction in ("prod", "all"):
-        return True if dtype is torch.bool else 1
-    smallest = reduction in ("max", "argmax")
-    if dtype is torch.bool:
-        return not smallest
-    if dtype.is_floating_point:
-        return float("-inf") if smallest else float("inf")
-    info = torch.iinfo(dtype)
-    return int(info.min if smallest else info.max)
-
-
-__all__ = [
-    "Emission",
-    "EmittedKernel",
-    "KernelBody",
-    "assemble",
-    "emit_body",
-    "emit_kernel",
-    "neutral_element",
-]
+__all__ = ["Emission", "emit_body", "emit_kernel"]

@@ -1,0 +1,91 @@
+"""A Triton kernel out of its parts: named by its content, with the parameters of its text."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from dovetail_runtime.plan import TritonKernel
+
+from dovetail_inductor.codegen_triton.ops import POINTER_TYPES, helper_source, size_helpers
+from dovetail_inductor.codegen_triton.tiling import Tiling
+from dovetail_inductor.loop_ir.loops import Buffer
+from dovetail_inductor.loop_ir.sizes import is_multiple, names_in
+
+_IMPORTS = "import triton\nimport triton.language as tl\n"
+_LIBDEVICE = "from triton.language.extra import libdevice\n"
+
+
+@dataclass(frozen=True)
+class EmittedKernel:
+    """A kernel's source, the buffers that its pointer parameters take in order, the symbols whose
+    values the parameters after them take, and its grid."""
+
+    kernel: TritonKernel
+    tensors: tuple[str, ...]
+    symbols: tuple[str, ...]
+    grid: tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class KernelBody:
+    """The statements of one fused kernel, for the program numbered `pid` of `tiling.programs`.
+
+    `parameters` are pairs of a pointer's name in the text and the buffer that it takes.
+    """
+
+    text: str
+    parameters: tuple[tuple[str, str], ...]
+    helpers: frozenset[str]
+    tiling: Tiling
+    kind: str
+    scatters: bool = False
+
+
+def assemble(
+    kind: str,
+    functions: str,
+    text: str,
+    parameters: Sequence[tuple[str, str]],
+    helpers: Iterable[str],
+    tiling: Tiling,
+    programs: int,
+    buffers: Mapping[str, Buffer],
+    asserts: bool = False,
+) -> EmittedKernel:
+    """A kernel named by its content: `functions` are those that `text`, its statements, calls.
+
+    With `asserts` it stops the device where an index is out of bounds.
+    """
+    symbols = names_in(text)
+    signature = (
+        *((name, POINTER_TYPES[buffers[b].dtype]) for name, b in parameters),
+        *((f"size_{symbol}", "i64") for symbol in symbols),
+    )
+    # A tensor's memory starts at a multiple of 16 bytes, but an input may begin further on.
+    aligned = tuple(
+        name
+        for name, b in parameters
+        if is_multiple(buffers[b].offset * buffers[b].dtype.itemsize, 16)
+    )
+    head = f"({', '.join(name for name, _ in signature)}):\n{text}\n"
+    before = helper_source({*helpers, *size_helpers(text)}) + functions
+    content = repr((before, head, signature, aligned, asserts, tiling.num_warps, tiling.num_stages))
+    symbol = f"{kind}_{hashlib.sha256(content.encode()).hexdigest()[:12]}"
+    libdevice = _LIBDEVICE if "libdevice." in before + text else ""
+    source = f"{_IMPORTS}{libdevice}\n\n{before}@triton.jit\ndef {symbol}{head}"
+    kernel = TritonKernel(
+        symbol=symbol,
+        source=source,
+        signature=signature,
+        constexprs=(),
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
+        aligned=aligned,
+        asserts=asserts,
+    )
+    return EmittedKernel(kernel, tuple(b for _, b in parameters), symbols, (programs, 1, 1))
+
+
+__all__ = ["EmittedKernel", "KernelBody", "assemble"]

@@ -1,0 +1,65 @@
+"""The text of reductions: neutral elements, two partial results made one, a block made one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+
+def neutral_element(reduction: str | None, dtype: torch.dtype) -> float | int | bool:
+    """The element that leaves a reduction as it is."""
+    if reduction in ("sum", "any"):
+        return False if dtype is torch.bool else 0
+    if reduction in ("prod", "all"):
+        return True if dtype is torch.bool else 1
+    smallest = reduction in ("max", "argmax")
+    if dtype is torch.bool:
+        return not smallest
+    if dtype.is_floating_point:
+        return float("-inf") if smallest else float("inf")
+    info = torch.iinfo(dtype)
+    return int(info.min if smallest else info.max)
+
+
+def combined(
+    reduction: str | None, a: str, b: str, dtype: torch.dtype, use: Callable[[str], None]
+) -> str:
+    """Two partial results as one, element by element. `use` is told what helper the text calls."""
+    if reduction == "sum":
+        return f"{a} + {b}"
+    if reduction == "prod":
+        return f"{a} * {b}"
+    if reduction == "any":
+        return f"{a} | {b}"
+    if reduction == "all":
+        return f"{a} & {b}"
+    name = "dv_max" if reduction == "max" else "dv_min"
+    if dtype.is_floating_point:
+        use(name)
+        return f"{name}({a}, {b})"
+    if dtype is torch.bool:
+        return f"{a} {'|' if reduction == 'max' else '&'} {b}"
+    return f"tl.{'maximum' if reduction == 'max' else 'minimum'}({a}, {b})"
+
+
+def reduced(
+    reduction: str | None, value: str, dtype: torch.dtype, along: int, use: Callable[[str], None]
+) -> str:
+    """A block reduced along a dimension, which the result does not have."""
+    if reduction == "sum":
+        return f"tl.sum({value}, {along})"
+    if reduction in ("any", "all") or dtype is torch.bool:
+        kind = "max" if reduction in ("any", "max") else "min"
+        return f"(tl.{kind}({value}.to(tl.int32), {along}) != 0)"
+    if reduction == "prod":
+        use("dv_mul")
+        return f"tl.reduce({value}, {along}, dv_mul)"
+    if not dtype.is_floating_point:
+        return f"tl.{reduction}({value}, {along})"
+    name = "dv_max" if reduction == "max" else "dv_min"
+    use(name)
+    return f"tl.reduce({value}, {along}, {name})"
+
+
+__all__ = ["combined", "neutral_element", "reduced"]
