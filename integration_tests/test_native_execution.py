@@ -15,14 +15,14 @@ from dovetail.bench.models import architectures, cases
 from dovetail.pipeline import CompilerBackend
 
 # Library calls that a compiled model may make: matrix products, convolutions, attention, pooling,
-# embedding lookups, their backwards, and running sums (of masks), which on a CPU are faster there.
+# embedding lookups, and their backwards.
 LIBRARY = {
     "mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward",
     "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_flash_attention_for_cpu_backward",
     "max_pool2d_with_indices", "max_pool2d_with_indices_backward",
     "avg_pool2d", "avg_pool2d_backward", "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward",
-    "embedding", "embedding_dense_backward", "cumsum",
+    "embedding", "embedding_dense_backward",
 }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ def random_function(seed):
         torch.randn(b, c, generator=generator),
         torch.randn(c, b, a, generator=generator).permute(2, 1, 0),
     )
-    plan = [(rng.randrange(13), rng.random(), rng.random(), rng.randrange(3)) for _ in range(12)]
+    plan = [(rng.randrange(16), rng.random(), rng.random(), rng.randrange(3)) for _ in range(12)]
 
     def fn(*tensors):
         values = list(tensors)
@@ -50,6 +50,12 @@ def random_function(seed):
                 values.append(x.amax(dim, keepdim=True) - x)
             elif op == 12 and x.dim():
                 values.append(x - x.mean(dim, keepdim=True))
+            elif op == 13 and x.dim():
+                values.append(x.cumsum(dim) * 0.1)
+            elif op == 14 and x.dim():
+                values.append(x.flip(dim).logcumsumexp(dim).flip(dim))
+            elif op == 15 and x.dim():
+                values.append(x.cummax(dim)[0])
         return tuple(v + 0 for v in values[3:][-4:])
 
     return fn, inputs

@@ -7,26 +7,17 @@ from dataclasses import dataclass
 
 import torch
 
+from dovetail_inductor.codegen_cpp import scans
+from dovetail_inductor.codegen_cpp.accumulators import Accumulators
 from dovetail_inductor.codegen_cpp.functions import source_of
 from dovetail_inductor.codegen_cpp.shape import KernelShape, is_transposed
-from dovetail_inductor.codegen_cpp.syntax import ARITHMETIC, STORAGE, index_text, literal
+from dovetail_inductor.codegen_cpp.syntax import ARITHMETIC, STORAGE, index_text
 from dovetail_inductor.codegen_cpp.writer import Name, Place, Writer
 from dovetail_inductor.loop_ir.handlers import interpret
 from dovetail_inductor.loop_ir.index import Index, Var, linear, variable
 from dovetail_inductor.loop_ir.loops import Buffer, LoopNest
 from dovetail_inductor.loop_ir.sizes import is_multiple, is_symbolic, names_in
 from dovetail_inductor.scheduler.kernels import FusedKernel
-from dovetail_inductor.scheduler.loops import position_index
-
-_UPDATES = {
-    "sum": "{a} = {a} + {x};",
-    "prod": "{a} = {a} * {x};",
-    "max": "{a} = vmax({a}, {x});",
-    "min": "{a} = vmin({a}, {x});",
-    "any": "{a} = {a} | {x};",
-    "all": "{a} = {a} & {x};",
-}
-
 
 # What the text of symbolic sizes uses; and memory for rows whose length is known at run time only.
 SIZE_FUNCTIONS = """\
@@ -58,21 +49,6 @@ class CppSource:
     sizes: tuple[str, ...] = ()  # the symbols whose values it takes, in order
 
 
-def identity(reduction: str, dtype: torch.dtype) -> str:
-    """The value a reduction begins with."""
-    if reduction in ("sum", "prod"):
-        return literal(1 if reduction == "prod" else 0, dtype)
-    if reduction in ("any", "all"):
-        return literal(reduction == "all", torch.bool)
-    biggest = reduction in ("max", "argmax")
-    if dtype.is_floating_point:
-        return literal(float("-inf") if biggest else float("inf"), dtype)
-    if dtype is torch.bool:
-        return literal(not biggest, dtype)
-    info = torch.iinfo(dtype)
-    return literal(info.min if biggest else info.max, dtype)
-
-
 def emit(kernel: FusedKernel, shape: KernelShape, buffers: Mapping[str, Buffer]) -> CppSource:
     """C++ for `kernel` with the loops of `shape`."""
     return _Emitter(kernel, shape, buffers).run()
@@ -88,9 +64,9 @@ class _Emitter:
         self.phases = kernel.phases()
         self.pointers: dict[str, str] = {}
         self.scratch: dict[str, Place] = {}
-        self.accumulators: dict[str, str] = {}
         self.heap: list[str] = []  # scratch of symbolic size, taken once a call
         self.writer = Writer(shape.vector, shape.lanes, self.place)
+        self.accumulators = Accumulators(shape, self.writer)
         self.full = [n for n in kernel.nests if kernel.is_full(n) or not kernel.columns]
 
     def place(self, buffer: str) -> Place:
@@ -124,6 +100,8 @@ class _Emitter:
             head.insert(0, SIZE_FUNCTIONS)
         if w.functions:
             head.insert(0, source_of(frozenset(w.functions)))
+        if self.accumulators.totals:
+            head.insert(0, scans.source())
         for place, symbol in enumerate(symbols):
             head.append(f"  const int64_t size_{symbol} = sizes[{place}];")
         for buffer, name in self.pointers.items():
@@ -209,38 +187,22 @@ class _Emitter:
         if not self.shape.by_row:
             return
         w = self.writer
-        for buffer, array in self.accumulators.items():
+        for buffer, array in self.accumulators.names.items():
             w.forwarded[buffer] = Name(f"{array}[u]", True, len(w.scopes) - 1)
 
     def _keep_row(self, nest: LoopNest, value: Name) -> None:
         """Remember (and store, if others read it) one row's value."""
         w = self.writer
+        names = self.accumulators.names
         if self.shape.by_row:
-            if nest.buffer not in self.accumulators:
-                array = f"row{len(self.accumulators)}"
-                self.accumulators[nest.buffer] = array
-                self._declare(array, nest.body.dtype)
-            array = self.accumulators[nest.buffer]
+            if nest.buffer not in names:
+                names[nest.buffer] = f"row{len(names)}"
+                self.accumulators.array(names[nest.buffer], nest.body.dtype)
+            array = names[nest.buffer]
             w.line(f"{array}[u] = {w.as_vector(value)};")
         w.forwarded[nest.buffer] = Name(value.text, value.vector, len(w.scopes) - 1)
         if nest.buffer not in self.kernel.internal:
             w.store(self.place(nest.buffer), nest.index, value)
-
-    def _lane_type(self, dtype: torch.dtype) -> str:
-        element = "int32_t" if dtype is torch.bool else ARITHMETIC[dtype]
-        return f"V<{element}, {self.shape.lanes}>"
-
-    def _declare(self, name: str, dtype: torch.dtype, start: str | None = None) -> None:
-        """An array with a vector for each vector of the block, at the head of the item."""
-        assert self.shape.block is not None
-        count = self.shape.block // self.shape.lanes
-        lines = self.writer.scopes[0].lines
-        kind = self._lane_type(dtype)
-        lines.append(f"{kind} {name}[{count}];")
-        if start is not None:
-            lines.append(
-                f"for (int u = 0; u < {count}; ++u) {name}[u] = bc<{self.shape.lanes}>({start});"
-            )
 
     # --- one pass over the columns ----------------------------------------------------------------
 
@@ -248,8 +210,10 @@ class _Emitter:
         for nest in nests:
             if nest.reduction is None and self._read_later(nest):
                 self._declare_scratch(nest)
+            if nest.scan is not None:
+                self.accumulators.declare_totals(nest)
         for nest in reductions:
-            self._declare_accumulator(nest)
+            self.accumulators.declare(nest)
         loops = [v for v in self.shape.loops if v is not self.shape.vector]
         if self.shape.vector is None:
             self._scalar_loops(loops, lambda: self._inner(nests))
@@ -392,11 +356,13 @@ class _Emitter:
             # itself is the reader; those reads are forwarded.
             value = interpret(nest.values, w, w.memo)[0]
             if nest.reduction is not None:
-                self._update(nest, value)
+                self.accumulators.update(nest, value)
                 continue
             if nest.scatter is not None:
                 w.scatter(self.place(nest.buffer), nest.index, nest.scatter.combine, value)
                 continue
+            if nest.scan is not None:
+                value = self.accumulators.total(nest, value)
             if nest.buffer not in self.kernel.internal:
                 w.store(self.place(nest.buffer), nest.index, value)
             w.forwarded[nest.buffer] = Name(value.text, value.vector, len(w.scopes) - 1)
@@ -443,106 +409,26 @@ class _Emitter:
             return
         self.writer.scopes[0].lines.append(f"alignas(64) {kind} {name}[{max(step, 1)}];")
 
-    # --- reductions -------------------------------------------------------------------------------
-
-    def _declare_accumulator(self, nest: LoopNest) -> None:
-        name = f"acc{len(self.accumulators)}"
-        self.accumulators[nest.buffer] = name
-        assert nest.reduction is not None
-        dtype = nest.body.dtype
-        start = identity(nest.reduction, dtype)
-        position = nest.reduction in ("argmax", "argmin")
-        if self.shape.by_row:
-            self._declare(name, dtype, start)
-            if position:
-                self._declare(f"{name}_at", torch.int64, "(int64_t)0")
-            return
-        line = self.writer.line
-        unroll = self.shape.unroll
-        if unroll > 1:
-            line(f"{self._lane_type(dtype)} {name}[{unroll}];")
-            line(f"for (int u = 0; u < {unroll}; ++u) {name}[u] = bc<{self.shape.lanes}>({start});")
-        elif self.shape.vector is not None:
-            line(f"{self._lane_type(dtype)} {name} = bc<{self.shape.lanes}>({start});")
-            if position:
-                line(f"{self._lane_type(torch.int64)} {name}_at = {{}};")
-        else:
-            line(f"{ARITHMETIC[dtype]} {name} = {start};")
-            if position:
-                line(f"int64_t {name}_at = 0;")
-
-    def _update(self, nest: LoopNest, value: Name) -> None:
-        w = self.writer
-        assert nest.reduction is not None
-        name = self.accumulators[nest.buffer]
-        at = f"{name}_at"
-        if self.shape.by_row:
-            name, at = f"{name}[u]", f"{at}[u]"
-        elif self.shape.unroll > 1:
-            name = f"{name}[u]"
-        text = value.text if self.shape.vector is None else w.as_vector(value)
-        guard = w.tail and not self.shape.by_row
-        if nest.reduction in ("argmax", "argmin"):
-            self._update_position(nest, text, name, at, guard)
-            return
-        if guard:
-            start = identity(nest.reduction, nest.body.dtype)
-            n = self.shape.lanes
-            text = f"sel(first_lanes<{n}>(n), {text}, bc<{n}>({start}))"
-        w.line(_UPDATES[nest.reduction].format(a=name, x=text))
-
-    def _update_position(self, nest: LoopNest, text: str, name: str, at: str, guard: bool) -> None:
-        w = self.writer
-        biggest = "true" if nest.reduction == "argmax" else "false"
-        index = position_index(nest)
-        w.line(f"const auto x_{name.partition('[')[0]} = {text};")
-        x = f"x_{name.partition('[')[0]}"
-        wins = f"beats<{biggest}>({x}, {name})"
-        if guard:
-            wins = f"({wins}) & first_lanes<{self.shape.lanes}>(n)"
-        m = f"wins_{name.partition('[')[0]}"
-        w.line(f"const auto {m} = {wins};")
-        w.line(f"{name} = sel({m}, {x}, {name});")
-        if self.shape.vector is None:
-            place = index_text(index, lambda v: f"i{v.id}", lambda e: "")
-        else:
-            vector_place = w.vector_index(index, lambda e: Name("", False, 0))
-            place = f"({vector_place} + V<int64_t, {self.shape.lanes}>{{}})"
-        w.line(f"{at} = sel({m}, {place}, {at});")
+    # --- after a pass -----------------------------------------------------------------------------
 
     def _finish(self, reductions: Sequence[LoopNest]) -> None:
-        """After a pass: the reductions' results become rows' values."""
+        """The reductions' results become rows' values."""
         if not reductions:
             return
-        w = self.writer
-        if self.shape.by_row:
+        if not self.shape.by_row:
             for nest in reductions:
-                if nest.reduction in ("argmax", "argmin"):
-                    self.accumulators[nest.buffer] += "_at"
-            stored = [n for n in reductions if n.buffer not in self.kernel.internal]
-            if stored:
-                self._vector_loop([], lambda: self._store_rows(stored))
+                self._keep_row(nest, self.accumulators.result(nest))
             return
         for nest in reductions:
-            name = self.accumulators[nest.buffer]
-            assert nest.reduction is not None
-            if self.shape.vector is None:
-                text = f"{name}_at" if nest.reduction in ("argmax", "argmin") else name
-            elif nest.reduction in ("argmax", "argmin"):
-                biggest = "true" if nest.reduction == "argmax" else "false"
-                text = f"hposition<{biggest}>({name}, {name}_at)"
-            else:
-                text = f"h{nest.reduction}({name})"
-            result = f"result{name}"
-            if self.shape.unroll > 1:
-                update = _UPDATES[nest.reduction].format(a=f"{name}[0]", x=f"{name}[u]")
-                w.line(f"for (int u = 1; u < {self.shape.unroll}; ++u) {update}")
-                text = f"h{nest.reduction}({name}[0])"
-            w.line(f"const auto {result} = {text};")
-            self._keep_row(nest, Name(result, False, len(w.scopes) - 1))
+            self.accumulators.keep_positions(nest)
+        stored = [n for n in reductions if n.buffer not in self.kernel.internal]
+        if stored:
+            self._vector_loop([], lambda: self._store_rows(stored))
 
     def _store_rows(self, nests: Sequence[LoopNest]) -> None:
         w = self.writer
         for nest in nests:
-            value = Name(f"{self.accumulators[nest.buffer]}[u]", True, len(w.scopes) - 1)
-            w.store(self.place(nest.buffer), nest.index, value)
+            array = self.accumulators.names[nest.buffer]
+            w.store(
+                self.place(nest.buffer), nest.index, Name(f"{array}[u]", True, len(w.scopes) - 1)
+            )

@@ -20,6 +20,8 @@ from dovetail_inductor.scheduler.loops import distinct_variables
 
 # Elements of a vectorised dimension that one work item of a pointwise kernel covers.
 BLOCK = 4096
+# A scan along fewer elements than this takes one after the other.
+SHORT_ROW = 8
 # Elements a work item should have at least; dimensions are taken into it until it does.
 ITEM_ELEMENTS = 1024
 # Vectors side by side in a stripe down the rows of a matrix: a page of memory at AVX-512.
@@ -243,7 +245,9 @@ def _choose_vector(kernel: FusedKernel) -> Var | None:
                     scalar_only |= node.free
     accesses = _accesses(kernel)
     best: tuple[float, Var] | None = None
-    for var in (*kernel.rows, *kernel.columns):
+    # Along a scan only neighbours in its order can be the lanes of a vector.
+    scanned = any(nest.scan is not None for nest in kernel.nests)
+    for var in (*kernel.rows, *(kernel.columns[-1:] if scanned else kernel.columns)):
         if scalar_only >> var.id & 1:
             continue
         score = 0.0
@@ -252,7 +256,7 @@ def _choose_vector(kernel: FusedKernel) -> Var | None:
             hidden = any(a.value.free >> var.id & 1 for a in index.indirects())
             if hidden or stride is None:
                 score -= 1.5 * weight
-            elif stride == 1:
+            elif stride in (1, -1):
                 score += weight
             elif stride:
                 score -= weight * (1.0 if load is not None else 1.5)
@@ -261,7 +265,10 @@ def _choose_vector(kernel: FusedKernel) -> Var | None:
         score = score * fill if score > 0 else score
         if best is None or score >= best[0]:
             best = (score, var)
-    return best[1] if best is not None and best[0] > 0 else None
+    if best is None or best[0] <= 0:
+        return None
+    short = scanned and best[1] in kernel.columns and hint_of(best[1].size) < SHORT_ROW
+    return None if short else best[1]
 
 
 def _widest(kernel: FusedKernel, vector: Var) -> int:
@@ -281,4 +288,6 @@ def _widest(kernel: FusedKernel, vector: Var) -> int:
                 widest = 8  # float64, whatever its operands
         if nest.body.dtype is not torch.bool:
             widest = max(widest, nest.body.dtype.itemsize)
+        if nest.scan is not None:
+            widest = max(widest, nest.scan.dtype.itemsize)
     return widest

@@ -62,6 +62,15 @@ template <class T, class M> DV V<T, lanes<M>> from_mask(M m) {
 }
 DV bool any(bool m) { return m; }
 template <class M> DV bool any(M m) {
+#ifdef __AVX512DQ__
+  if constexpr (sizeof(M) == 64) return __builtin_ia32_cvtd2mask512(bits<V<int, 16>>(m)) != 0;
+#endif
+#ifdef __AVX__
+  if constexpr (sizeof(M) == 32) {
+    const auto whole = bits<V<long long, 4>>(m);
+    return !__builtin_ia32_ptestz256(whole, whole);
+  }
+#endif
   int32_t r = 0;
   for (int i = 0; i < lanes<M>; ++i) r |= m[i];
   return r != 0;
@@ -75,6 +84,11 @@ template <class T, int N> DV V<T, N> iota() {
   V<T, N> r;
   for (int i = 0; i < N; ++i) r[i] = (T)i;
   return r;
+}
+template <class X> DV X reversed(X x) {
+  V<typename signed_of<sizeof(E<X>)>::type, lanes<X>> from;
+  for (int i = 0; i < lanes<X>; ++i) from[i] = lanes<X> - 1 - i;
+  return __builtin_shuffle(x, from);
 }
 // Apply a scalar function lane by lane.
 template <class X, class F> DV X each(X x, F f) {
@@ -177,18 +191,23 @@ template <int N, class T> DV V<T, N> raw_load(const void* p) {
   __builtin_memcpy(&v, p, sizeof v);
   return v;
 }
+// What AVX-512 loads and stores under a mask: lanes, their type, and the instructions' names.
+#if defined(__AVX512VL__) && defined(__AVX512BW__)
+#define DV_MASKED(F)                                                                              \
+  F(16, float, loadups512, storeups512) F(8, float, loadups256, storeups256)                      \
+  F(4, float, loadups128, storeups128) F(8, double, loadupd512, storeupd512)                      \
+  F(4, double, loadupd256, storeupd256) F(16, short, loaddquhi256, storedquhi256)                 \
+  F(8, short, loaddquhi128, storedquhi128) F(16, char, loaddquqi128, storedquqi128)
+#else
+#define DV_MASKED(F)
+#endif
 template <int N, class T> DV V<T, N> raw_load_first(const void* p, int n) {
   V<T, N> v = {};
-#if defined(__AVX512F__)
-  if constexpr (N == 16 && sizeof(T) == 4) {
-    return bits<V<T, N>>(__builtin_ia32_loadups512_mask(
-        (const float*)p, V<float, 16>{}, (unsigned short)((1u << n) - 1)));
-  }
-  if constexpr (N == 8 && sizeof(T) == 8) {
-    return bits<V<T, N>>(__builtin_ia32_loadupd512_mask(
-        (const double*)p, V<double, 8>{}, (unsigned char)((1u << n) - 1)));
-  }
-#endif
+#define DV_LOAD(count, kind, load, store)                                                         \
+  if constexpr (N == count && sizeof(T) == sizeof(kind))                                          \
+    return bits<V<T, N>>(                                                                         \
+        __builtin_ia32_##load##_mask((const kind*)p, V<kind, N>{}, (1u << n) - 1));
+  DV_MASKED(DV_LOAD)
   __builtin_memcpy(&v, p, n * sizeof(T));
   return v;
 }
@@ -220,6 +239,12 @@ template <int N, class T> DV auto lds(const T* p, int64_t stride, int n = N) {
   auto raw = (const R<T>*)p;
   for (int i = 0; i < N; ++i) if (N == n || i < n) v[i] = raw[i * stride];
   return widen_raw<T>(v);
+}
+// Lane i gets p[-i].
+template <int N, class T> DV auto ldr(const T* p, int n = N) {
+  if (n != N) return lds<N>(p, -1, n);
+  auto v = raw_load<N, R<T>>((const R<T>*)p - (N - 1));
+  return widen_raw<T>(reversed(v));
 }
 template <int N, class T, class I> DV auto ldi(const T* p, I at, int n = N) {
   V<R<T>, N> v = {};
@@ -261,14 +286,20 @@ template <class T, class X> DV void st(T* p, X x) {
 template <class T, class X> DV void stn(T* p, X x, int n) {
   auto r = narrow(p, x);
   static_assert(sizeof r == sizeof(T) * lanes<X>, "a store of another type");
-#if defined(__AVX512F__)
-  if constexpr (lanes<X> == 16 && sizeof(T) == 4) {
-    __builtin_ia32_storeups512_mask((float*)p, bits<V<float, 16>>(r),
-                                    (unsigned short)((1u << n) - 1));
-    return;
+#define DV_STORE(count, kind, load, store)                                                        \
+  if constexpr (lanes<X> == count && sizeof(T) == sizeof(kind)) {                                 \
+    __builtin_ia32_##store##_mask((kind*)p, bits<V<kind, count>>(r), (1u << n) - 1);              \
+    return;                                                                                       \
   }
-#endif
+  DV_MASKED(DV_STORE)
   __builtin_memcpy(p, &r, n * sizeof(T));
+}
+template <class T, class X> DV void str(T* p, X x, int n = lanes<X>) {  // p[-i] gets lane i
+  auto r = reversed(narrow(p, x));
+  constexpr int N = lanes<X>;
+  const int unused = N - n;  // of the first lanes, now
+  if (n == N) __builtin_memcpy((R<T>*)p - (N - 1), &r, sizeof r);
+  else __builtin_memcpy((R<T>*)p - (n - 1), (char*)&r + unused * sizeof(T), n * sizeof(T));
 }
 template <class T, class X> DV void sts(T* p, X x, int64_t stride, int n) {
   auto r = narrow(p, x);

@@ -216,6 +216,8 @@ class Writer:
         elif stride == 1:
             text = f"ldn<{n}>({address}, n)" if self.tail else f"ld<{n}>({address})"
             vector = True
+        elif stride == -1:
+            text, vector = f"ldr<{n}>({address}{rest})", True
         else:
             text, vector = f"lds<{n}>({address}, {stride}{rest})", True
         if scalar_mask:
@@ -265,6 +267,9 @@ class Writer:
         elif stride == 1:
             tail = ", n" if self.tail else ""
             self.line(f"st{'n' if self.tail else ''}({address}, {self.as_vector(value)}{tail});")
+        elif stride == -1:
+            tail = ", n" if self.tail else ""
+            self.line(f"str({address}, {self.as_vector(value)}{tail});")
         else:
             self.line(f"sts({address}, {self.as_vector(value)}, {stride}, {n});")
 

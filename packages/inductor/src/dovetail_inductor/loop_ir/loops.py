@@ -88,12 +88,30 @@ class Scatter:
     over: str
 
 
+ScanKind = Literal["sum", "prod", "max", "min", "logsumexp"]
+
+
+@dataclass(frozen=True)
+class Scan:
+    """How a pointwise nest writes running totals in place of its elements, on a CPU.
+
+    At each point the element is combined with the total of those before it along `vars`, of which
+    the last is the innermost: what they count is gone through in order. Totals are kept in `dtype`
+    and written in that of the body. Of equal extremes the last one counts, and any NaN.
+    """
+
+    kind: ScanKind
+    vars: tuple[Var, ...]
+    dtype: torch.dtype
+
+
 @dataclass(frozen=True)
 class LoopNest:
     """`for v in vars: buffer[index] = reduce(reduction, body for r in reduce_vars)`.
 
     Pointwise when `reduction` is None (then there are no `reduce_vars`). `index` is over `vars`;
     it reads no memory, and different points write different elements, unless there is a `scatter`.
+    With a `scan` what is written is the running total of the bodies.
     """
 
     buffer: str
@@ -105,6 +123,18 @@ class LoopNest:
     origin: str  # the FX node it was made for
     after: frozenset[str] = frozenset()  # buffers that sizes in it are read from
     scatter: Scatter | None = None
+    scan: Scan | None = None
+
+    @property
+    def rows(self) -> tuple[Var, ...]:
+        """The variables whose points are independent of one another."""
+        along = () if self.scan is None else self.scan.vars
+        return tuple(v for v in self.vars if v not in along)
+
+    @property
+    def columns(self) -> tuple[Var, ...]:
+        """The variables that are reduced or scanned."""
+        return self.reduce_vars if self.scan is None else self.scan.vars
 
     @property
     def points(self) -> int:
@@ -156,6 +186,9 @@ class LoopNest:
         if self.reduction is not None:
             head += f" reduce {', '.join(f'{v} < {v.size}' for v in self.reduce_vars)}"
             value = f"{self.reduction}({value})"
+        if self.scan is not None:
+            along = ", ".join(map(str, self.scan.vars))
+            value = f"{self.scan.kind} up to here along {along} of {value}"
         lines = [f"{head}:  # {self.origin}", *(f"    {line}" for line in printer.lines)]
         at = str(self.index)
         for atom, place in zip(self.index.indirects(), places, strict=True):

@@ -24,7 +24,7 @@ from torch import fx
 from dovetail_inductor.loop_ir.expr import Builder, Expr
 from dovetail_inductor.loop_ir.handlers import Counter, count
 from dovetail_inductor.loop_ir.index import Index, Var, constant, linear, variable
-from dovetail_inductor.loop_ir.loops import Buffer, LoopNest, Node, Strided
+from dovetail_inductor.loop_ir.loops import Buffer, LoopNest, Node, Scan, Strided
 from dovetail_inductor.loop_ir.ops import arithmetic_dtype
 from dovetail_inductor.loop_ir.sizes import (
     FloatSize,
@@ -207,6 +207,7 @@ class Context:
         reduce_variables: tuple[Var, ...],
         reduction: str | None,
         body: Expr,
+        scan: Scan | None = None,
     ) -> Strided:
         """Add the loop nest that computes `value` into `buffer`, one variable a dimension."""
         stored = Strided(buffer.name, buffer.shape, buffer.stride, 0)
@@ -229,6 +230,7 @@ class Context:
                 body,
                 address,
                 value.origin,
+                scan=scan,
             )
         )
         value.stored = stored

@@ -9,40 +9,19 @@ a path between them.
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from math import prod
 
 from dovetail_inductor.loop_ir.index import Index, Var
-from dovetail_inductor.loop_ir.loops import ExternCall, LoopGraph, LoopNest, Strided
+from dovetail_inductor.loop_ir.loops import ExternCall, LoopGraph, Strided
 from dovetail_inductor.loop_ir.sizes import hint_of
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.kernels import FusedKernel, KernelGraph, Step
 from dovetail_inductor.scheduler.loops import merge_vars, piece_index, replace_vars
-from dovetail_inductor.scheduler.match import Group, Match, match
+from dovetail_inductor.scheduler.match import Group, Match, columns_in_order, match, turned
 from dovetail_inductor.scheduler.order import draws_random_numbers
-from dovetail_inductor.scheduler.split_reductions import GPU_RULE, contiguous_in_rows, rule_for
-
-
-@dataclass(eq=False)
-class _Unit:
-    """A group of nests, or one extern call, while fusing."""
-
-    uid: int
-    first: int  # position of its first node in the loop graph
-    order: int  # and of its last
-    group: Group | None
-    extern: ExternCall | None
-    writes: set[str]
-    reads: set[str]  # from outside
-    # the loads of each outside buffer or own buffer, as (index, bytes)
-    accesses: dict[str, list[Index]] = field(default_factory=lambda: defaultdict(list))
-    across: bool = False  # holds a reduction whose neighbours in memory are other rows
-    # What scatters of it write or write over: another kernel must be through with it, or begin
-    # after it.
-    whole: set[str] = field(default_factory=set)
-    stores: dict[str, Index] = field(default_factory=dict)
+from dovetail_inductor.scheduler.split_reductions import GPU_RULE, rule_for
+from dovetail_inductor.scheduler.units import Unit, fill_accesses, of_group, scans, unit_of
 
 
 class _Fuser:
@@ -50,7 +29,7 @@ class _Fuser:
         self.graph = graph
         self.options = options
         self.builder = graph.builder
-        self.units: dict[int, _Unit] = {}
+        self.units: dict[int, Unit] = {}
         self.writer: dict[str, int] = {}
         self.readers: dict[str, set[int]] = {}
         self.spans: dict[int, tuple[int, int]] = {}  # of merged units: first and last position
@@ -59,24 +38,16 @@ class _Fuser:
         for position, node in enumerate(graph.nodes):
             if isinstance(node, ExternCall):
                 writes = {name for name in node.outputs if name is not None}
-                unit = _Unit(position, position, position, None, node, writes, set(node.reads()))
+                unit = Unit(position, position, position, None, node, writes, set(node.reads()))
                 if draws_random_numbers(node.op):
                     unit.reads |= {drawn} - {""}
                     drawn = f"generator after {position}"
                     unit.writes.add(drawn)
             else:
-                unit = self._nest_unit(position, node)
+                unit = unit_of(position, node)
             self._add(unit)
 
-    @staticmethod
-    def _nest_unit(position: int, nest: LoopNest) -> _Unit:
-        group = Group(nest.vars, nest.reduce_vars, (nest,))
-        unit = _Unit(position, position, position, group, None, {nest.buffer}, set(nest.reads()))
-        unit.across = nest.reduction is not None and contiguous_in_rows(nest)
-        _fill_accesses(unit)
-        return unit
-
-    def _add(self, unit: _Unit) -> None:
+    def _add(self, unit: Unit) -> None:
         self.units[unit.uid] = unit
         if unit.first < unit.order:
             self.spans[unit.uid] = (unit.first, unit.order)
@@ -85,7 +56,7 @@ class _Fuser:
         for name in unit.reads:
             self.readers.setdefault(name, set()).add(unit.uid)
 
-    def _remove(self, unit: _Unit) -> None:
+    def _remove(self, unit: Unit) -> None:
         del self.units[unit.uid]
         self.spans.pop(unit.uid, None)
         for name in unit.reads:
@@ -93,14 +64,14 @@ class _Fuser:
 
     # --- legality ---------------------------------------------------------------------------------
 
-    def successors(self, unit: _Unit) -> set[int]:
+    def successors(self, unit: Unit) -> set[int]:
         found: set[int] = set()
         for name in unit.writes:
             found |= self.readers.get(name, set())
         found.discard(unit.uid)
         return found
 
-    def indirectly_before(self, first: _Unit, second: _Unit) -> bool:
+    def indirectly_before(self, first: Unit, second: Unit) -> bool:
         """True if some third unit lies on a path from `first` to `second`."""
         todo = [u for u in self.successors(first) if u != second.uid]
         last = self.last_before(second)
@@ -116,7 +87,7 @@ class _Fuser:
                 todo.append(next_uid)
         return False
 
-    def last_before(self, unit: _Unit) -> int:
+    def last_before(self, unit: Unit) -> int:
         """No node after this position comes before `unit`, by whatever path.
 
         Of single nodes those after it never do. But a merged unit that begins before it may wait
@@ -131,7 +102,7 @@ class _Fuser:
                     last, grows = order, True
         return last
 
-    def saved_bytes(self, a: _Unit, b: _Unit) -> int:
+    def saved_bytes(self, a: Unit, b: Unit) -> int:
         """Bytes that need not move when a and b are one kernel."""
         total = 0
         for name in b.reads & a.writes:
@@ -143,22 +114,48 @@ class _Fuser:
             total += self.graph.buffers[name].nbytes
         return total
 
-    def merge(self, a: _Unit, b: _Unit) -> _Unit | None:
+    def merge(self, a: Unit, b: Unit) -> Unit | None:
         """The unit of both, or None if they cannot be one kernel."""
         assert a.group is not None and b.group is not None
         if not self._may_scatter(a, b):
             return None
         for access_a, access_b in self._common_accesses(a, b):
-            found = match(a.group, b.group, access_a, access_b)
-            if found is None or not self._profitable(found, a, b):
-                continue
-            indices_a = {v: piece_index(p) for v, p in found.pieces_a.items()}
-            indices_b = {v: piece_index(p) for v, p in found.pieces_b.items()}
-            if self._same_points(a, b, indices_a, indices_b):
-                return self._merged(a, b, found, indices_a, indices_b)
+            merged = self._merged_by(a, b, access_a, access_b)
+            if merged is not None:
+                return merged
+        return self._merged_turned(a, b)
+
+    def _merged_by(self, a: Unit, b: Unit, access_a: Index, access_b: Index) -> Unit | None:
+        """The unit of both, whose loops are matched by a common access."""
+        assert a.group is not None and b.group is not None
+        found = match(a.group, b.group, access_a, access_b)
+        if found is None or not self._profitable(found, a, b):
+            return None
+        indices_a = {v: piece_index(p) for v, p in found.pieces_a.items()}
+        indices_b = {v: piece_index(p) for v, p in found.pieces_b.items()}
+        if not self._same_points(a, b, indices_a, indices_b):
+            return None
+        return self._merged(a, b, found, indices_a, indices_b)
+
+    def _merged_turned(self, a: Unit, b: Unit) -> Unit | None:
+        """The unit of both where what one writes the other reads from the end, as the gradient of
+        a running sum does: if one's loops can run the other way."""
+        assert a.group is not None and b.group is not None
+        if not (a.writes & b.reads) or self._on_gpu(a):
+            return None
+        for access_a, access_b in self._common_accesses(a, b):
+            group_a = turned(self.builder, a.group, access_b, access_a)
+            group_b = turned(self.builder, b.group, access_a, access_b)
+            pairs = [(a, of_group(b, group_b))] if group_b is not None else []
+            pairs += [(of_group(a, group_a), b)] if group_a is not None else []
+            for first, second in pairs:
+                for common in self._common_accesses(first, second):
+                    merged = self._merged_by(first, second, *common)
+                    if merged is not None:
+                        return merged
         return None
 
-    def _may_scatter(self, a: _Unit, b: _Unit) -> bool:
+    def _may_scatter(self, a: Unit, b: Unit) -> bool:
         """False if a scatter forbids one kernel for both. On a CPU, where a scatter goes through
         its points in order, nothing else should."""
         whole = a.whole | b.whole
@@ -166,7 +163,7 @@ class _Fuser:
             return False
         return not whole or self.options.on_gpu(self.graph.buffers[next(iter(whole))].device)
 
-    def _common_accesses(self, a: _Unit, b: _Unit) -> Iterable[tuple[Index, Index]]:
+    def _common_accesses(self, a: Unit, b: Unit) -> Iterable[tuple[Index, Index]]:
         produced = sorted(b.reads & a.writes, key=lambda n: (-self.graph.buffers[n].nbytes, n))
         for name in produced:
             for index in dict.fromkeys(b.accesses[name]):
@@ -179,10 +176,13 @@ class _Fuser:
                 for second in list(dict.fromkeys(b.accesses[name]))[:2]:
                     yield first, second
 
+    def _on_gpu(self, unit: Unit) -> bool:
+        return self.options.on_gpu(self.graph.buffers[next(iter(unit.writes))].device)
+
     def _same_points(
         self,
-        a: _Unit,
-        b: _Unit,
+        a: Unit,
+        b: Unit,
         indices_a: Mapping[Var, Index],
         indices_b: Mapping[Var, Index],
     ) -> bool:
@@ -195,12 +195,13 @@ class _Fuser:
                     return False
         return True
 
-    def _profitable(self, found: Match, a: _Unit, b: _Unit) -> bool:
+    def _profitable(self, found: Match, a: Unit, b: Unit) -> bool:
         rows = prod(hint_of(v.size) for v in found.rows)
         columns = prod(hint_of(v.size) for v in found.columns)
         if found.columns and (a.whole or b.whole):
             return False  # a scatter does each point once, and a later pass may do it again
-        if found.columns and rows < self.options.min_rows and columns > self.options.max_columns:
+        few = rows < self.options.min_rows and columns > self.options.max_columns
+        if found.columns and few and not (scans(a) or scans(b)):
             return False  # no parallelism would be left
         if found.columns and (self._serializes(found, a, b) or self._strides(found, a, b)):
             return False
@@ -209,7 +210,7 @@ class _Fuser:
             return False
         return len(a.reads | a.writes | b.reads | b.writes) <= self.options.max_buffers
 
-    def _serializes(self, found: Match, a: _Unit, b: _Unit) -> bool:
+    def _serializes(self, found: Match, a: Unit, b: Unit) -> bool:
         """True if a pointwise nest that a GPU could spread over all its points would be walked row
         by row, with few rows: where a reduction would be cut in two stages."""
         rule = rule_for(self.graph.buffers[next(iter(a.writes))], self.options)
@@ -233,13 +234,13 @@ class _Fuser:
                 return True
         return False
 
-    def _strides(self, found: Match, a: _Unit, b: _Unit) -> bool:
+    def _strides(self, found: Match, a: Unit, b: Unit) -> bool:
         """True if, for the sake of a small pointwise nest, a CPU would walk through a large one
         with its neighbours in memory in the outer loop."""
         assert a.group is not None and b.group is not None
         if a.group.columns or b.group.columns:
             return False
-        if self.options.on_gpu(self.graph.buffers[next(iter(a.writes))].device):
+        if self._on_gpu(a):
             return False
         for group, pieces in ((a.group, found.pieces_a), (b.group, found.pieces_b)):
             for nest in group.nests:
@@ -252,20 +253,23 @@ class _Fuser:
 
     def _merged(
         self,
-        a: _Unit,
-        b: _Unit,
+        a: Unit,
+        b: Unit,
         found: Match,
         indices_a: Mapping[Var, Index],
         indices_b: Mapping[Var, Index],
-    ) -> _Unit | None:
+    ) -> Unit | None:
         assert a.group is not None and b.group is not None
         nests = [
             *(replace_vars(self.builder, n, found.pieces_a, indices_a) for n in a.group.nests),
             *(replace_vars(self.builder, n, found.pieces_b, indices_b) for n in b.group.nests),
         ]
-        group = Group(found.rows, found.columns, tuple(nests))
+        columns = columns_in_order(nests, found.columns)
+        if columns is None:
+            return None
+        group = Group(found.rows, columns, tuple(nests))
         writes = a.writes | b.writes
-        unit = _Unit(
+        unit = Unit(
             min(a.uid, b.uid),
             min(a.first, b.first),
             max(a.order, b.order),
@@ -274,7 +278,7 @@ class _Fuser:
             writes,
             (a.reads | b.reads) - writes,
         )
-        _fill_accesses(unit)
+        fill_accesses(unit)
         unit.across = a.across or b.across
         if self._scratch_bytes(group) > self.options.max_scratch_bytes:
             return None
@@ -336,7 +340,7 @@ class _Fuser:
                 heapq.heappush(heap, entry)
 
     def _push_candidates(
-        self, unit: _Unit, heap: list[tuple[int, int, int]], later_only: bool
+        self, unit: Unit, heap: list[tuple[int, int, int]], later_only: bool
     ) -> None:
         if unit.group is None:
             return
@@ -361,22 +365,12 @@ class _Fuser:
             if saved > 0:
                 heap.append((-saved, a.uid, b.uid))
 
-    def _precedes(self, a: _Unit, b: _Unit) -> bool:
+    def _precedes(self, a: Unit, b: Unit) -> bool:
         if a.writes & b.reads:
             return True
         if b.writes & a.reads:
             return False
         return a.order < b.order
-
-
-def _fill_accesses(unit: _Unit) -> None:
-    assert unit.group is not None
-    for nest in unit.group.nests:
-        unit.stores[nest.buffer] = nest.index
-        if nest.scatter is not None:
-            unit.whole |= {nest.buffer, nest.scatter.over}
-        for load in nest.loads:
-            unit.accesses[load.buffer].append(load.index)
 
 
 def fuse(graph: LoopGraph, options: InductorOptions) -> KernelGraph:
@@ -424,11 +418,12 @@ def fuse(graph: LoopGraph, options: InductorOptions) -> KernelGraph:
 def _step(index: Index, var: Var) -> int:
     """How far an access moves with a variable, in the call that is compiled."""
     coefficient = index.coefficient(var)
-    return 0 if coefficient is None else hint_of(coefficient)
+    return 0 if coefficient is None else abs(hint_of(coefficient))
 
 
 def _merge_order(group: Group) -> list[tuple[Var, ...]]:
-    """Rows and columns, each ordered as the main access steps through memory, outermost first."""
+    """Rows and columns, each ordered as the main access steps through memory, outermost first;
+    the columns of a scan as they are."""
 
     def key(var: Var, columns: bool) -> int:
         best = 0
@@ -445,11 +440,13 @@ def _merge_order(group: Group) -> list[tuple[Var, ...]]:
 
     return [
         tuple(sorted(group.rows, key=lambda v: key(v, False))),
-        tuple(sorted(group.columns, key=lambda v: key(v, True))),
+        group.columns
+        if any(nest.scan is not None for nest in group.nests)
+        else tuple(sorted(group.columns, key=lambda v: key(v, True))),
     ]
 
 
-def _in_order(fuser: _Fuser) -> list[_Unit]:
+def _in_order(fuser: _Fuser) -> list[Unit]:
     """Units in an order of computation, as close to the graph's own as dependences allow."""
     waiting = {
         uid: len({fuser.writer[n] for n in unit.reads if n in fuser.writer} - {uid})

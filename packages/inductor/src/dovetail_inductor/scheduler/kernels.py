@@ -19,10 +19,11 @@ from dovetail_inductor.loop_ir.sizes import FloatSize
 class FusedKernel:
     """Loop nests computed together, over the common domain `rows` x `columns`.
 
-    Each nest is of one of three kinds: *full*, pointwise over rows and columns; *reduction*, over
-    the columns, one result a row; *row*, pointwise over the rows alone. Without columns all are
-    row nests. Nests stand in order of computation; what one writes another reads at the very same
-    point of the domain. `internal` buffers are read by no one else and need no memory.
+    Each nest is of one of three kinds: *full*, pointwise over rows and columns (a scan goes along
+    the columns, in their order); *reduction*, over the columns, one result a row; *row*, pointwise
+    over the rows alone. Without columns all are row nests. Nests stand in order of computation;
+    what one writes another reads at the very same point of the domain. `internal` buffers are read
+    by no one else and need no memory.
     """
 
     name: str

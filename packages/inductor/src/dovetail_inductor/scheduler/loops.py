@@ -41,7 +41,12 @@ def replace_vars(
     if all(pieces[v] == (v,) for v in (*nest.vars, *nest.reduce_vars)):
         return nest
     renamed = nest.renamed(builder, lambda v: indices[v])
-    return replace(renamed, vars=spread(nest.vars), reduce_vars=spread(nest.reduce_vars))
+    return replace(
+        renamed,
+        vars=spread(nest.vars),
+        reduce_vars=spread(nest.reduce_vars),
+        scan=nest.scan and replace(nest.scan, vars=spread(nest.scan.vars)),
+    )
 
 
 def position_index(nest: LoopNest) -> Index:
@@ -167,4 +172,6 @@ def _with_merged(
         nest.renamed(builder, lambda v: indices[v]),
         vars=tuple(dict.fromkeys(merged[v] for v in nest.vars)),
         reduce_vars=tuple(dict.fromkeys(merged[v] for v in nest.reduce_vars)),
+        scan=nest.scan
+        and replace(nest.scan, vars=tuple(dict.fromkeys(merged[v] for v in nest.scan.vars))),
     )

@@ -8,9 +8,11 @@ where it was computed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
-from dovetail_inductor.loop_ir.index import Index, Var
+from dovetail_inductor.loop_ir.expr import Builder
+from dovetail_inductor.loop_ir.index import Index, Var, variable
 from dovetail_inductor.loop_ir.loops import LoopNest
 from dovetail_inductor.loop_ir.sizes import hint_of, is_multiple, known_le
 
@@ -72,10 +74,10 @@ class _Side:
         for atom, c in index.terms:
             if not isinstance(atom, Var) or len(self.pieces[atom]) != 1:
                 return None
-            if known_le(c, 0) is not False:
+            if known_le(c, 0) is None:
                 return None
             result.append((c, self.pieces[atom][0]))
-        return sorted(result, key=lambda t: hint_of(t[0]))
+        return sorted(result, key=lambda t: abs(hint_of(t[0])))
 
     def unmatched(self) -> list[_Piece]:
         """Pieces without a partner, innermost first."""
@@ -98,6 +100,39 @@ def match(a: Group, b: Group, access_a: Index, access_b: Index) -> Match | None:
     return _roles(left, right)
 
 
+def turned(builder: Builder, group: Group, towards: Index, access: Index) -> Group | None:
+    """The group with its loops running the other way that `access` steps through against
+    `towards`, an access of another group; None if there is none, or its order counts."""
+    steps = {abs(hint_of(c)): c for atom, c in towards.terms if isinstance(atom, Var)}
+    against = {
+        atom
+        for atom, c in access.terms
+        if isinstance(atom, Var) and steps.get(abs(hint_of(c))) == -c
+    }
+    counted = {v for nest in group.nests if _in_order(nest) for v in nest.columns}
+    if not against or against & counted or any(nest.scatter for nest in group.nests):
+        return None
+
+    def index(v: Var) -> Index:
+        return variable(v) * -1 + (v.size - 1) if v in against else variable(v)
+
+    return replace(group, nests=tuple(nest.renamed(builder, index) for nest in group.nests))
+
+
+def _in_order(nest: LoopNest) -> bool:
+    """True if it makes a difference in which order the columns are counted."""
+    return nest.scan is not None or nest.reduction in ("argmax", "argmin")
+
+
+def columns_in_order(nests: Sequence[LoopNest], columns: tuple[Var, ...]) -> tuple[Var, ...] | None:
+    """The columns as scans among the nests go through them; None where these disagree."""
+    orders = {nest.scan.vars for nest in nests if nest.scan is not None}
+    if not orders:
+        return columns
+    order = orders.pop()
+    return order if not orders and set(order) == set(columns) else None
+
+
 def _by_stride(
     left: _Side,
     right: _Side,
@@ -111,13 +146,13 @@ def _by_stride(
         if p.size != q.size and is_multiple(p.size, q.size):
             outer, p = left.split(p, q.size)
             steps_a.append((stride_a * q.size, outer))
-            steps_a.sort(key=lambda t: hint_of(t[0]))
+            steps_a.sort(key=lambda t: abs(hint_of(t[0])))
         elif p.size != q.size:
             if not is_multiple(q.size, p.size):
                 return False
             outer, q = right.split(q, p.size)
             steps_b.append((stride_b * p.size, outer))
-            steps_b.sort(key=lambda t: hint_of(t[0]))
+            steps_b.sort(key=lambda t: abs(hint_of(t[0])))
         p.partner, q.partner = q, p
     return not steps_a and not steps_b
 

@@ -98,11 +98,11 @@ def _tasks(nest: LoopNest, rule: SplitRule) -> int:
 
 def contiguous_in_rows(nest: LoopNest) -> bool:
     """True if neighbours in memory belong to different results (a sum over rows of a matrix)."""
-    whole = [load for load in nest.loads if load.index.variables() & set(nest.reduce_vars)]
-    if any(load.index.coefficient(v) == 1 for load in whole for v in nest.vars):
+    whole = [load for load in nest.loads if load.index.variables() & set(nest.columns)]
+    if any(load.index.coefficient(v) == 1 for load in whole for v in nest.rows):
         return True
-    along = any(load.index.coefficient(v) == 1 for load in whole for v in nest.reduce_vars)
-    return bool(nest.vars) and not along
+    along = any(load.index.coefficient(v) in (1, -1) for load in whole for v in nest.columns)
+    return bool(nest.rows) and not along
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,190 @@
+"""What reductions and scans keep from one point of a row to the next: C++ variables, one (or a
+vector) for a row, or an array of vectors for a block of rows."""
+
+from __future__ import annotations
+
+import torch
+
+from dovetail_inductor.codegen_cpp import scans
+from dovetail_inductor.codegen_cpp.shape import KernelShape
+from dovetail_inductor.codegen_cpp.syntax import ARITHMETIC, index_text, literal
+from dovetail_inductor.codegen_cpp.writer import Name, Writer
+from dovetail_inductor.loop_ir.loops import LoopNest
+from dovetail_inductor.scheduler.loops import position_index
+
+_UPDATES = {
+    "sum": "{a} = {a} + {x};",
+    "prod": "{a} = {a} * {x};",
+    "max": "{a} = vmax({a}, {x});",
+    "min": "{a} = vmin({a}, {x});",
+    "any": "{a} = {a} | {x};",
+    "all": "{a} = {a} & {x};",
+}
+
+
+def identity(reduction: str, dtype: torch.dtype) -> str:
+    """The value a reduction begins with."""
+    if reduction in ("sum", "prod"):
+        return literal(1 if reduction == "prod" else 0, dtype)
+    if reduction in ("any", "all"):
+        return literal(reduction == "all", torch.bool)
+    biggest = reduction in ("max", "argmax")
+    if dtype.is_floating_point:
+        return literal(float("-inf") if biggest else float("inf"), dtype)
+    if dtype is torch.bool:
+        return literal(not biggest, dtype)
+    info = torch.iinfo(dtype)
+    return literal(info.min if biggest else info.max, dtype)
+
+
+class Accumulators:
+    """The accumulators of one kernel.
+
+    `names`: of each buffer that holds a value a row, the variable (or array) with its values.
+    `totals`: the same of the running totals of scans.
+    """
+
+    def __init__(self, shape: KernelShape, writer: Writer) -> None:
+        self.shape = shape
+        self.writer = writer
+        self.names: dict[str, str] = {}
+        self.totals: dict[str, str] = {}
+
+    def lane_type(self, dtype: torch.dtype) -> str:
+        """The C++ type of a vector of values."""
+        element = "int32_t" if dtype is torch.bool else ARITHMETIC[dtype]
+        return f"V<{element}, {self.shape.lanes}>"
+
+    def array(self, name: str, dtype: torch.dtype, start: str | None = None) -> None:
+        """An array with a vector for each vector of the block, at the head of the item."""
+        lines = self.writer.scopes[0].lines
+        lines.append(f"{self.lane_type(dtype)} {name}[{self._vectors()}];")
+        if start is not None:
+            n, count = self.shape.lanes, self._vectors()
+            lines.append(f"for (int u = 0; u < {count}; ++u) {name}[u] = bc<{n}>({start});")
+
+    def _vectors(self) -> int:
+        assert self.shape.block is not None
+        return self.shape.block // self.shape.lanes
+
+    # --- scans ------------------------------------------------------------------------------------
+
+    def declare_totals(self, nest: LoopNest) -> None:
+        """The running totals of a scan, before its first element."""
+        assert nest.scan is not None
+        name = self.totals[nest.buffer] = f"total{len(self.totals)}"
+        lanes = None if self.shape.vector is None else self.shape.lanes
+        if self.shape.by_row:
+            lines = scans.declaration(nest.scan, name, lanes, self._vectors())
+            self.writer.scopes[0].lines += lines
+            return
+        for line in scans.declaration(nest.scan, name, lanes, None):
+            self.writer.line(line)
+
+    def total(self, nest: LoopNest, value: Name) -> Name:
+        """The running total at one point (or vector of points), which `value` joins."""
+        w, n = self.writer, self.shape.lanes
+        name = self.totals[nest.buffer]
+        if self.shape.vector is None:
+            text = scans.total(nest, name, value.text, None, None)
+        elif self.shape.by_row:
+            text = scans.total(nest, f"{name}[u]", w.as_vector(value), None, None)
+        else:
+            counted = f"first_lanes<{n}>(n)" if w.tail else None
+            text = scans.total(nest, name, w.as_vector(value), n, counted)
+        w.line(f"const auto at_{name} = {text};")
+        return Name(f"at_{name}", self.shape.vector is not None, len(w.scopes) - 1)
+
+    # --- reductions -------------------------------------------------------------------------------
+
+    def declare(self, nest: LoopNest) -> None:
+        """The accumulator of a reduction, before its first element."""
+        name = f"acc{len(self.names)}"
+        self.names[nest.buffer] = name
+        assert nest.reduction is not None
+        dtype = nest.body.dtype
+        start = identity(nest.reduction, dtype)
+        position = nest.reduction in ("argmax", "argmin")
+        if self.shape.by_row:
+            self.array(name, dtype, start)
+            if position:
+                self.array(f"{name}_at", torch.int64, "(int64_t)0")
+            return
+        line = self.writer.line
+        unroll = self.shape.unroll
+        if unroll > 1:
+            line(f"{self.lane_type(dtype)} {name}[{unroll}];")
+            line(f"for (int u = 0; u < {unroll}; ++u) {name}[u] = bc<{self.shape.lanes}>({start});")
+        elif self.shape.vector is not None:
+            line(f"{self.lane_type(dtype)} {name} = bc<{self.shape.lanes}>({start});")
+            if position:
+                line(f"{self.lane_type(torch.int64)} {name}_at = {{}};")
+        else:
+            line(f"{ARITHMETIC[dtype]} {name} = {start};")
+            if position:
+                line(f"int64_t {name}_at = 0;")
+
+    def update(self, nest: LoopNest, value: Name) -> None:
+        """One more element (or vector of them) of a reduction."""
+        w = self.writer
+        assert nest.reduction is not None
+        name = self.names[nest.buffer]
+        at = f"{name}_at"
+        if self.shape.by_row:
+            name, at = f"{name}[u]", f"{at}[u]"
+        elif self.shape.unroll > 1:
+            name = f"{name}[u]"
+        text = value.text if self.shape.vector is None else w.as_vector(value)
+        guard = w.tail and not self.shape.by_row
+        if nest.reduction in ("argmax", "argmin"):
+            self._update_position(nest, text, name, at, guard)
+            return
+        if guard:
+            start = identity(nest.reduction, nest.body.dtype)
+            n = self.shape.lanes
+            text = f"sel(first_lanes<{n}>(n), {text}, bc<{n}>({start}))"
+        w.line(_UPDATES[nest.reduction].format(a=name, x=text))
+
+    def _update_position(self, nest: LoopNest, text: str, name: str, at: str, guard: bool) -> None:
+        w = self.writer
+        biggest = "true" if nest.reduction == "argmax" else "false"
+        index = position_index(nest)
+        w.line(f"const auto x_{name.partition('[')[0]} = {text};")
+        x = f"x_{name.partition('[')[0]}"
+        wins = f"beats<{biggest}>({x}, {name})"
+        if guard:
+            wins = f"({wins}) & first_lanes<{self.shape.lanes}>(n)"
+        m = f"wins_{name.partition('[')[0]}"
+        w.line(f"const auto {m} = {wins};")
+        w.line(f"{name} = sel({m}, {x}, {name});")
+        if self.shape.vector is None:
+            place = index_text(index, lambda v: f"i{v.id}", lambda e: "")
+        else:
+            vector_place = w.vector_index(index, lambda e: Name("", False, 0))
+            place = f"({vector_place} + V<int64_t, {self.shape.lanes}>{{}})"
+        w.line(f"{at} = sel({m}, {place}, {at});")
+
+    def keep_positions(self, nest: LoopNest) -> None:
+        """After a pass over a block of rows: of `argmax` and `argmin` the positions are kept."""
+        if nest.reduction in ("argmax", "argmin"):
+            self.names[nest.buffer] += "_at"
+
+    def result(self, nest: LoopNest) -> Name:
+        """After a pass over one row: what its reduction gives."""
+        w = self.writer
+        name = self.names[nest.buffer]
+        assert nest.reduction is not None
+        if self.shape.vector is None:
+            text = f"{name}_at" if nest.reduction in ("argmax", "argmin") else name
+        elif nest.reduction in ("argmax", "argmin"):
+            biggest = "true" if nest.reduction == "argmax" else "false"
+            text = f"hposition<{biggest}>({name}, {name}_at)"
+        else:
+            text = f"h{nest.reduction}({name})"
+        result = f"result{name}"
+        if self.shape.unroll > 1:
+            update = _UPDATES[nest.reduction].format(a=f"{name}[0]", x=f"{name}[u]")
+            w.line(f"for (int u = 1; u < {self.shape.unroll}; ++u) {update}")
+            text = f"h{nest.reduction}({name}[0])"
+        w.line(f"const auto {result} = {text};")
+        return Name(result, False, len(w.scopes) - 1)
