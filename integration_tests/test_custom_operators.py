@@ -75,3 +75,90 @@ def test_kernels_in_python_and_their_gradients(
     torch.testing.assert_close(found[1], found[0])
     with torch.no_grad():
         torch.testing.assert_close(compiled(*leaves), found[0][0])
+
+
+# --- operators that write to their arguments -----------------------------------------------------
+
+
+@torch.library.custom_op("dovetail_custom::scale_into", mutates_args={"out"})
+def scale_into(x: Tensor, out: Tensor, by: float = 2.0) -> None:
+    out.copy_(x * by)
+
+
+@scale_into.register_fake
+def _(x: Tensor, out: Tensor, by: float = 2.0) -> None:
+    pass
+
+
+@torch.library.custom_op("dovetail_custom::accumulate", mutates_args={"cache", "others"})
+def accumulate(x: Tensor, cache: Tensor, others: list[Tensor]) -> Tensor:
+    cache.add_(x)
+    for other in others:
+        other.mul_(2)
+    return cache.sum(0)
+
+
+@accumulate.register_fake
+def _(x: Tensor, cache: Tensor, others: list[Tensor]) -> Tensor:
+    return cache.sum(0)
+
+
+def written_parts(x: Tensor, cache: Tensor) -> Tensor:
+    out = torch.empty_like(x)
+    scale_into(x, out)
+    shown = out.view(-1)
+    ops.scale_into(out.sin(), cache[1], by=3.0)
+    scale_into(x + 1, out)
+    return shown + cache[1].reshape(-1)
+
+
+def several_written(x: Tensor, cache: Tensor) -> tuple[Tensor, ...]:
+    first, turned = x.cos(), x.t().contiguous().t()
+    result = accumulate(x, cache[0], [first, turned])
+    return result, first, turned * 1, cache * 2
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "dovetail"])
+@pytest.mark.parametrize("program", [written_parts, several_written])
+def test_written_arguments(program: Callable[..., Any], backend: str) -> None:
+    torch.manual_seed(0)
+    x, cache = torch.randn(3, 4), torch.randn(2, 3, 4)
+    compiled = dovetail.compile(program, backend=backend, fullgraph=True)
+    for _ in range(2):
+        own = cache.clone()
+        expected, found = program(x, cache), compiled(x, own)
+        torch.testing.assert_close((found, own), (expected, cache))
+
+
+def test_memory_that_another_argument_shows_breaks_the_graph() -> None:
+    def shifted(x: Tensor) -> Tensor:
+        scale_into(x[1:], x[:-1])
+        return x * 2
+
+    x = torch.arange(4.0)
+    torch.testing.assert_close(dovetail.compile(shifted)(x.clone()), shifted(x.clone()))
+    with pytest.raises(dovetail.CaptureError, match="writes to its arguments"):
+        dovetail.compile(shifted, fullgraph=True)(x)
+
+
+# --- sizes that depend on data -------------------------------------------------------------------
+
+
+@torch.library.custom_op("dovetail_custom::positive", mutates_args=())
+def positive(x: Tensor) -> Tensor:
+    return x[x > 0]
+
+
+@positive.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.new_empty(torch.library.get_ctx().new_dynamic_size(max=x.numel()))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "dovetail"])
+def test_a_size_that_depends_on_data(backend: str) -> None:
+    def f(x: Tensor) -> Tensor:
+        return positive(x * 2).sin() + 1
+
+    compiled = dovetail.compile(f, backend=backend, fullgraph=True)
+    for x in (torch.tensor([1.0, -2.0, 3.0]), torch.tensor([-1.0, -2.0, 3.0]), -torch.ones(3)):
+        torch.testing.assert_close(compiled(x), f(x))

@@ -121,3 +121,16 @@ def test_a_graph_whose_loops_need_numbers_is_compiled_per_size(
 @pytest.mark.parametrize("seed", range(100, 112))
 def test_random_programs(seed: int) -> None:
     shape_programs.check(seed, grad=seed % 2 == 0, dynamic=True if seed % 3 == 0 else None)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_an_output_without_gradient_whose_size_nothing_tells(in_place: bool) -> None:
+    def f(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return (x.mul_(2), y.mul_(3)) if in_place else (x * 2, y * 3)
+
+    compiled = dovetail.compile(f, dynamic=True, fullgraph=True, backend="aot_eager")
+    for n, m in ((5, 7), (4, 3)):
+        x, y = torch.randn(n, requires_grad=True), torch.randn(m, requires_grad=True)
+        doubled, _ = compiled(x * 1, y * 1)
+        gradients = torch.autograd.grad(doubled.sum(), [x, y], allow_unused=True)
+        assert gradients[1] is None and torch.equal(gradients[0], torch.full((n,), 2.0))

@@ -493,6 +493,8 @@ def make_autograd_function(
                 place = _numbers(geometry, outputs[output])
                 outputs[output] = values[index].as_strided(*place).detach()
             saved.store(ctx, inputs, values)
+            if tangents.kept:
+                ctx.shapes = tangents.shapes([outputs[i] for i in differentiable])
             if constant_outputs:
                 ctx.mark_non_differentiable(
                     *[outputs[i] for i in constant_outputs if isinstance(outputs[i], Tensor)]
@@ -510,7 +512,8 @@ def make_autograd_function(
             if missing == all_tangents:
                 return (None,) * len(masks)
             chosen = lazy.variant(missing)
-            arguments = [*values, *tangents.prepare(found, values, chosen.takes)]
+            shapes = ctx.shapes if tangents.kept else {}
+            arguments = [*values, *tangents.prepare(found, values, chosen.takes, shapes)]
             del values
             replay = ctx.replay if _checks_for_nan() else None
             if not _graph_is_kept():
@@ -533,8 +536,9 @@ def make_autograd_function(
                 return (None,) * len(masks)
             values = saved.load(ctx)
             graph, takes = lazy.graph(missing)
+            shapes = ctx.shapes if tangents.kept else {}
             with _below_autograd(), torch._C._DisableAutocast():
-                arguments = [*values, *tangents.prepare(found, values, takes)]
+                arguments = [*values, *tangents.prepare(found, values, takes, shapes)]
                 return reached(graph.forward(*arguments), missing)
 
     return CompiledFunction

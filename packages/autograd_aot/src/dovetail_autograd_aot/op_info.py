@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 import torch
+from dovetail_prims.functional_twins import functional_twin
 from torch._ops import OpOverload
 from torch.fx import Node
 
@@ -145,6 +146,8 @@ def _is_composite(op: OpOverload) -> bool:
 
 def _functional_form(op: OpOverload) -> OpOverload | None:
     """The operator that computes what `op` writes, without writing."""
+    if is_custom(op):
+        return functional_twin(op)
     namespace, base = op._schema.name.split("::")
     library = getattr(torch.ops, namespace)
     wanted = [a for a in op._schema.arguments if not (a.is_out or a.name == "out")]

@@ -76,20 +76,21 @@ def _index_fill_(x: Tensor, dim: int, index: Tensor, value: Any) -> Any:
     return result if result is NotImplemented else x.copy_(result)
 
 
-def _is_symbolic_factor(factor: Any, *tensors: Any) -> bool:
-    """Whether a derivative would ask if a factor is 1, which only the data tells."""
-    symbolic = isinstance(factor, (torch.SymFloat, torch.SymInt))
-    real = all(isinstance(x, Tensor) and x.dtype.is_floating_point for x in tensors)
-    return symbolic and real and any(map(_gets_gradient, tensors))
+def _is_symbolic_factor(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a derivative would ask if a factor, `name`, is 1, which only the data tells."""
+    if kwargs.keys() != {name} or not isinstance(kwargs[name], (torch.SymFloat, torch.SymInt)):
+        return False
+    real = all(isinstance(x, Tensor) and x.dtype.is_floating_point for x in args)
+    return real and any(map(_gets_gradient, args))
 
 
 def _scaled_sum(function: Callable[..., Any]) -> Callable[..., Any]:
     """`add`, `sub` and their in-place forms."""
 
-    def form(x: Any, other: Any, *, alpha: Any = 1) -> Any:
-        if not _is_symbolic_factor(alpha, x, other):
+    def form(*args: Any, **kwargs: Any) -> Any:
+        if len(args) != 2 or not _is_symbolic_factor("alpha", args, kwargs):
             return NotImplemented
-        return function(x, other * alpha)
+        return function(args[0], args[1] * kwargs["alpha"])
 
     return form
 
@@ -97,10 +98,10 @@ def _scaled_sum(function: Callable[..., Any]) -> Callable[..., Any]:
 def _scaled_product(function: Callable[..., Any]) -> Callable[..., Any]:
     """`addcmul`, `addcdiv` and their in-place forms."""
 
-    def form(x: Any, one: Any, other: Any, *, value: Any = 1) -> Any:
-        if not _is_symbolic_factor(value, x, one, other):
+    def form(*args: Any, **kwargs: Any) -> Any:
+        if len(args) != 3 or not _is_symbolic_factor("value", args, kwargs):
             return NotImplemented
-        return function(x, one * value, other)
+        return function(args[0], args[1] * kwargs["value"], args[2])
 
     return form
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from dovetail_guards.sym_node import expr_of
+from dovetail_prims.fake_tensor import FakeTensor
 from torch import Tensor
 
 from dovetail_autograd_aot.graphs import PartitionedGraph
@@ -22,12 +23,23 @@ class Tangents:
         self.strides = [v._strides for v in self.values]
         self.static = [all(type(s) is int for s in (*v._sizes, *v._strides)) for v in self.values]
         self.sizes = _SizeReader(parts)
+        count = len(parts.saved)
+        # Outputs whose sizes nothing that is saved tells: zeros for them need those kept.
+        self.kept = [i for i, v in enumerate(self.values) if not self.sizes.tells(v, count)]
+
+    def shapes(self, outputs: Sequence[Tensor]) -> dict[int, torch.Size]:
+        """What `prepare` needs to know of one call's differentiable outputs."""
+        return {i: outputs[i].shape for i in self.kept}
 
     def prepare(
-        self, found: list[Any], saved: Sequence[Any], wanted: Sequence[bool]
+        self,
+        found: list[Any],
+        saved: Sequence[Any],
+        wanted: Sequence[bool],
+        shapes: Mapping[int, Sequence[int]],
     ) -> list[Tensor]:
         """The tangents that are `wanted`: undefined ones become zeros, others get the expected
-        strides and dtype."""
+        strides and dtype. `shapes` are those of the outputs that are `kept`."""
         ready = []
         for i, gradient in enumerate(found):
             if not wanted[i]:
@@ -40,7 +52,9 @@ class Tangents:
                     continue
                 sizes, strides = self.values[i]._sizes, self.strides[i]
             elif gradient is None:
-                sizes, strides = self.sizes.layout(self.values[i], saved, found)
+                value = self.values[i]
+                sizes = shapes.get(i) or self.sizes.of(value, saved, found)
+                strides = _contiguous_like(value, torch.empty(sizes, device="meta"))
             else:
                 sizes, strides = gradient.shape, _contiguous_like(self.values[i], gradient)
                 if gradient.stride() == strides:
@@ -79,10 +93,17 @@ class _SizeReader:
         assert parts.backward is not None
         self.known = example_values(parts.backward)
 
-    def layout(
-        self, value: Any, saved: Sequence[Any], tangents: list[Any]
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Sizes and strides of `value` as numbers."""
+    def tells(self, value: Any, count: int) -> bool:
+        """Whether the first `count` values tell the sizes of `value` in every call."""
+        told: set[str] = set()
+        for example in self.known[:count]:
+            sizes = example._sizes if isinstance(example, FakeTensor) else (example,)
+            names = [expr_of(n).symbol_name for n in sizes if isinstance(n, torch.SymInt)]
+            told.update(name for name in names if name is not None)
+        return all(expr_of(size).free_symbols() <= told for size in value._sizes)
+
+    def of(self, value: Any, saved: Sequence[Any], tangents: list[Any]) -> tuple[int, ...]:
+        """The sizes of `value` as numbers."""
         known: dict[str, int] = {}
 
         def learn(symbolic: Any, actual: int) -> None:
@@ -96,12 +117,4 @@ class _SizeReader:
                     learn(symbolic, size)
             elif isinstance(example, torch.SymInt):
                 learn(example, actual)
-        sizes = []
-        for size in value._sizes:
-            expr = expr_of(size)
-            if not expr.free_symbols() <= known.keys():
-                raise RuntimeError(
-                    f"the size {size} of an output without gradient is not known in the backward"
-                )
-            sizes.append(expr.evaluate(known))
-        return tuple(sizes), _contiguous_like(value, torch.empty(sizes, device="meta"))
+        return tuple(expr_of(size).evaluate(known) for size in value._sizes)

@@ -236,7 +236,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if func is aten.native_batch_norm_backward.default and args[7]:
                 # In training it takes the batch's own statistics: do not keep the running ones.
                 args = (*args[:3], None, None, *args[5:])
-            return self._fresh(self.emit(func, self.nodes(args), self.nodes_of(kwargs)))
+            return self.fresh_results(self.emit(func, self.nodes(args), self.nodes_of(kwargs)))
         if kind is OpKind.VIEW:
             return self._view(func, args, kwargs)
         if kind is OpKind.ALIAS:
@@ -276,7 +276,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     return self._own(result)
             kwargs = self.without_generator(func, kwargs)
             result = self.emit(func, self.nodes(args), self.nodes_of(kwargs), merge=False)
-            return self._fresh(result)
+            return self.fresh_results(result)
         if kind is OpKind.CHECK:
             node = self._call(func, self.nodes(args), self.nodes_of(kwargs), None)
             node.meta["checked"] = True
@@ -307,12 +307,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._call(aten._assert_async.msg, (condition, message), {}, None).meta["checked"] = True
         return None if not func._schema.returns else True
 
-    def _fresh(self, result: Any) -> Any:
+    def fresh_results(self, result: Any) -> Any:
         """Traced tensors with storages of their own for recorded values."""
         if type(result) is Node:
             return fresh(result)
         if isinstance(result, (list, tuple)):
-            return type(result)(self._fresh(r) for r in result)
+            return type(result)(self.fresh_results(r) for r in result)
         return result
 
     def _own(self, result: Any) -> Any:

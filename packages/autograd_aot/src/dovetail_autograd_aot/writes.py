@@ -81,7 +81,7 @@ def write(
     if is_out and isinstance(targets[0], Tensor):
         for option in {"dtype", "device"} & (allowed - set(names)):
             rest[option] = getattr(targets[0], option)
-    result = None
+    result: Any = None
     if is_sampler(func, info):
 
         def run(canvas: FakeTensor, numbers: tuple[Any, ...]) -> Any:
@@ -90,14 +90,10 @@ def write(
         result = drawn(tracer, func, _target(tracer, targets[0]), tuple(positional[1:]), run)
     if result is None:
         result = _run_form(tracer, form, tuple(positional), rest)
-    results = list(result) if isinstance(result, (list, tuple)) else [result]
-    if any(isinstance(t, (list, tuple)) for t in targets):
-        written = [t for group in targets for t in group]
-        results = flatten(results)
-    else:
-        written = [t for t in targets if t is not None]
-    own = results[: len(results) - len(written)]
-    for target, new in zip(written, results[len(own) :], strict=True):
+    results = [result] if len(form._schema.returns) == 1 else list(result)
+    targets = [t for t in targets if t is not None]
+    own = results[: len(results) - len(targets)]
+    for target, new in zip(flatten(targets), flatten(results[len(own) :]), strict=True):
         tensor = _target(tracer, target)
         sizes = new.meta["val"]._sizes
         fits = same_sizes(sizes, tensor._sizes)
@@ -115,7 +111,7 @@ def write(
     returned = len(func._schema.returns)
     if returned == 0:
         return None
-    fresh_results = [fresh(n) for n in own]
+    fresh_results = [tracer.fresh_results(n) for n in own]
     aliased = [t for t, r in zip(targets, func._schema.returns[len(own) :], strict=False) if r]
     everything = fresh_results + aliased
     return everything[0] if returned == 1 else tuple(everything)
@@ -130,11 +126,16 @@ def _run_form(
         with tracer:
             result = decomposition(*args, **kwargs)
         if result is not NotImplemented:
-            if isinstance(result, (list, tuple)):
-                return [read(tracer, tracer.traced(r)) for r in flatten(result)]
-            return read(tracer, tracer.traced(result))
+            return _values(tracer, result)
     random = op_info(form).kind is OpKind.RANDOM
     return tracer.emit(form, tracer.nodes(args), tracer.nodes_of(kwargs), merge=not random)
+
+
+def _values(tracer: Tracer, result: Any) -> Any:
+    """The nodes of a decomposition's results."""
+    if isinstance(result, (list, tuple)):
+        return [_values(tracer, r) for r in result]
+    return read(tracer, tracer.traced(result))
 
 
 def _batch_norm(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -15,6 +15,7 @@ from dovetail_capture.interpreter.library import (
     differentiation,
     draws,
     function_modes,
+    higher_order,
     iteration_functions,
     local_classes,
     mapping_proxies,
@@ -65,6 +66,7 @@ HANDLERS: dict[Any, Handler] = {
     **local_classes.HANDLERS,
     **mapping_proxies.HANDLERS,
     **function_modes.HANDLERS,
+    **higher_order.HANDLERS,
 }
 through_modes = function_modes.through_modes
 require_truth = checks.require_truth

@@ -12,6 +12,7 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from dovetail_prims.functional_twins import has_functional_twin
 
 from dovetail_capture.interpreter import cached_calls
 from dovetail_capture.interpreter.frame import Frame
@@ -20,7 +21,12 @@ from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.recorder import NotAGraphArgument
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value
-from dovetail_capture.interpreter.values.containers import DictValue, TupleValue, hash_key
+from dovetail_capture.interpreter.values.containers import (
+    DictValue,
+    ListValue,
+    TupleValue,
+    hash_key,
+)
 from dovetail_capture.interpreter.values.functions import (
     BoundMethod,
     CellValue,
@@ -468,8 +474,20 @@ def native_new(
 # --- C functions ---------------------------------------------------------------------------------
 
 
-def _refuse_custom_write(real: Any) -> None:
-    """Graphs are made functional: a custom operator that writes has no functional twin to take."""
+def _storages(vm: Interpreter, value: Value) -> list[Any]:
+    """The memory of the tensors in an argument."""
+    if isinstance(value, TensorValue):
+        return [value.fake._storage]
+    if isinstance(value, (ListValue, TupleValue)):
+        return [storage for item in vm.iterate(value) for storage in _storages(vm, item)]
+    return []
+
+
+def _refuse_custom_write(
+    vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str, Value]
+) -> None:
+    """Graphs are made functional: refuse custom operators that write so that no functional twin
+    can stand for them, or to memory that another argument shows, too."""
     if isinstance(real, torch._ops.OpOverloadPacket):
         names: list[str] = real.overloads()  # type: ignore[no-untyped-call]
         overloads = [getattr(real, name) for name in names]
@@ -478,7 +496,10 @@ def _refuse_custom_write(real: Any) -> None:
     else:
         return
     for op in overloads:
-        if op.namespace != "aten" and op._schema.is_mutable:
+        if op.namespace == "aten" or not op._schema.is_mutable:
+            continue
+        storages = [s for value in (*args, *kwargs.values()) for s in _storages(vm, value)]
+        if not has_functional_twin(op) or len(set(map(id, storages))) < len(storages):
             raise GraphBreakSignal(
                 f"a call of `{op}`, a custom operator that writes to its arguments",
                 "write a custom operator that returns the new values, and copy_ them",
@@ -550,7 +571,7 @@ def call_native(vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str,
         if result is not NotImplemented:
             return result
     if vm.is_operation(real):
-        _refuse_custom_write(real)
+        _refuse_custom_write(vm, real, args, kwargs)
         try:
             kind = type(real)
             if args and isinstance(args[0], TensorValue) and kind in attributes.C_METHODS:

@@ -1,0 +1,71 @@
+"""torch's higher-order operators: what they do in eager, in graphs or around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._higher_order_ops import scan, while_loop
+from torch._higher_order_ops.map import map as torch_map
+
+import dovetail
+
+
+def branches(x: Tensor, y: Tensor) -> Tensor:
+    z = torch.cond(x.sum() > 0, lambda x, y: (x * y).sin(), lambda x, y: x - y, (x, y))
+    return z * 2
+
+
+def branches_by_size(x: Tensor, y: Tensor) -> Tensor:
+    z: Tensor = torch.cond(x.shape[0] > 2, torch.sin, torch.cos, (x,))
+    return z * y
+
+
+def doubled_until(x: Tensor, y: Tensor) -> Tensor:
+    left = (x.detach().sum() > 0).long() + 2
+    count, z = while_loop(lambda i, z: i > 0, lambda i, z: (i - 1, z * 2), (left, x.detach()))
+    return x * z + count + y
+
+
+def mapped(x: Tensor, y: Tensor) -> Tensor:
+    first, second = torch_map(lambda parts, w: (parts[0] * w, parts[1].sum()), (x, y), x[0].sin())
+    return first + second.unsqueeze(1)
+
+
+def scanned(x: Tensor, y: Tensor) -> Tensor:
+    def combine(carry: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
+        return carry * 0.5 + part, carry * part
+
+    last, all_ = scan(combine, y[0], x)
+    return last + all_
+
+
+def scanned_backwards(x: Tensor, y: Tensor) -> Tensor:
+    last, all_ = scan(lambda c, p: (c + p, c * p), y.sum(1), x, dim=-1, reverse=True)
+    return last + all_.t()
+
+
+PROGRAMS = [branches, branches_by_size, doubled_until, mapped, scanned, scanned_backwards]
+BREAK = {branches, doubled_until}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_as_eager(program: Callable[..., Tensor]) -> None:
+    torch.manual_seed(0)
+    x, y = torch.rand(3, 4, requires_grad=True), torch.rand(3, 4, requires_grad=True)
+    compiled = dovetail.compile(program, backend="aot_eager", fullgraph=program not in BREAK)
+    for sign in (1, -1):
+        found: list[tuple[Any, ...]] = []
+        for function in (program, compiled):
+            result = function(x * sign, y)
+            found.append((result, *torch.autograd.grad(result.sum(), [x, y], allow_unused=True)))
+        torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("program", sorted(BREAK, key=lambda p: p.__name__))
+def test_what_depends_on_data_breaks_the_graph(program: Callable[..., Tensor]) -> None:
+    with pytest.raises(dovetail.CaptureError, match=r"a branch on a tensor's value"):
+        dovetail.compile(program, fullgraph=True)(torch.ones(3, 4), torch.ones(3, 4))

@@ -1,0 +1,129 @@
+"""Higher-order operators of torch: control flow that is given functions.
+
+Those with a plain meaning in Python are interpreted by it: `cond` is an `if` (by a tensor's truth
+it breaks the graph, and the branch is captured behind the break), `while_loop` a loop, and `map`
+and `scan` over few slices are unrolled. All others run by themselves, outside of graphs.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch._higher_order_ops.map import map as torch_map
+from torch._higher_order_ops.scan import scan as torch_scan
+from torch._higher_order_ops.while_loop import while_loop as torch_while_loop
+from torch.utils import _pytree as pytree
+
+from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.protocols import calls
+from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values.base import Constant, Value
+from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
+from dovetail_capture.interpreter.values.tensors import TensorValue
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.machine import Interpreter
+
+MOST_UNROLLED = 64  # slices; of more, a graph would be long
+
+
+# --- interpreted ----------------------------------------------------------------------------------
+
+
+def cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
+    if isinstance(pred, torch.Tensor) and pred.numel() != 1:
+        raise RuntimeError("torch.cond: the predicate must have one element")
+    if pred:
+        return true_fn(*operands)
+    return false_fn(*operands)
+
+
+def while_loop(cond_fn: Any, body_fn: Any, carried_inputs: Any) -> Any:
+    carried = tuple(carried_inputs)
+    while cond_fn(*carried):
+        carried = tuple(body_fn(*carried))
+    # (Results are tensors of their own, though the body gives on what it got.)
+    return tuple(
+        value.clone() if any(value is given for given in carried_inputs) else value
+        for value in carried
+    )
+
+
+def _stacked(results: Any, dim: int = 0) -> Any:
+    """Trees of tensors, side by side along a new dimension."""
+    flat = [pytree.tree_flatten(result) for result in results]
+    columns = [torch.stack([row[i] for row, _ in flat], dim) for i in range(len(flat[0][0]))]
+    return pytree.tree_unflatten(columns, flat[0][1])
+
+
+def map_slices(f: Any, xs: Any, *args: Any) -> Any:
+    leaves, spec = pytree.tree_flatten(xs)
+    count = leaves[0].shape[0]
+    slices = [pytree.tree_unflatten([x[i] for x in leaves], spec) for i in range(count)]
+    return _stacked([f(part, *args) for part in slices])
+
+
+def scan(combine_fn: Any, init: Any, xs: Any, *, dim: Any = 0, reverse: Any = False) -> Any:
+    leaves, spec = pytree.tree_flatten(xs)
+    dim = dim % leaves[0].dim()
+    count = leaves[0].shape[dim]
+    carry, results = init, [None] * count
+    for i in reversed(range(count)) if reverse else range(count):
+        part = pytree.tree_unflatten([x.select(dim, i) for x in leaves], spec)
+        carry, results[i] = combine_fn(carry, part)
+    return carry, _stacked(results, dim)
+
+
+# --- handlers -------------------------------------------------------------------------------------
+
+
+def _interpreted(function: Any) -> Handler:
+    def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+        return calls.inline(vm, cast(types.FunctionType, function), args, kwargs)
+
+    return handler
+
+
+def _length(vm: Interpreter, value: Value, dim: int) -> Any:
+    """The size of the first tensor in an argument along a dimension."""
+    if isinstance(value, TensorValue):
+        sizes = value.fake._sizes
+        return sizes[dim] if -len(sizes) <= dim < len(sizes) else None
+    if isinstance(value, (ListValue, TupleValue)):
+        for item in vm.iterate(value):
+            return _length(vm, item, dim)
+    return None
+
+
+def _unrolled(function: Any, position: int) -> Handler:
+    """Over few slices of argument number `position`."""
+
+    def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Any:
+        dim = kwargs.get("dim", Constant(0))
+        if position < len(args) and isinstance(dim, Constant) and type(dim.value) is int:
+            count = _length(vm, args[position], dim.value)
+            if type(count) is int and 0 < count <= MOST_UNROLLED:
+                return calls.inline(vm, cast(types.FunctionType, function), args, kwargs)
+        return PASS
+
+    return handler
+
+
+def _alone(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    called = [*args, *kwargs.values()][0]
+    name = getattr(getattr(called, "real", None), "_name", called.describe())
+    raise GraphBreakSignal(
+        f"the higher-order operator `{name}`, which runs by itself",
+        "write it in plain Python: an `if` or a loop over tensors is captured as it is",
+    )
+
+
+HANDLERS: dict[Any, Handler] = {
+    torch.cond: _interpreted(cond),
+    torch_while_loop: _interpreted(while_loop),
+    torch_map: _unrolled(map_slices, 1),
+    torch_scan: _unrolled(scan, 2),
+    torch._ops.HigherOrderOperator.__call__: _alone,
+}

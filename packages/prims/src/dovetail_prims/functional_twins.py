@@ -1,0 +1,96 @@
+"""Operators that users register and that write to their arguments, as functional ones.
+
+A twin takes the same arguments, runs the operator on copies of those that it writes to, and gives
+its results and then the copies. Graphs are functional: a twin is what stands there for a write.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+_TYPES = {"Tensor": "Tensor", "List[Tensor]": "Tensor[]"}
+
+
+@functools.cache
+def _library() -> torch.library.Library:
+    make: Any = torch.library.Library
+    library: torch.library.Library = make("dovetail_functional", "FRAGMENT")
+    return library
+
+
+def has_functional_twin(op: OpOverload) -> bool:
+    """Whether a twin can be made: what is written is there in every call, and no result is one of
+    the arguments."""
+    schema = op._schema
+    return not any(r.alias_info is not None for r in schema.returns) and all(
+        str(schema.arguments[i].type) in _TYPES for i in _written(op)
+    )
+
+
+def _written(op: OpOverload) -> tuple[int, ...]:
+    arguments = enumerate(op._schema.arguments)
+    return tuple(i for i, a in arguments if a.alias_info is not None and a.alias_info.is_write)
+
+
+@functools.cache
+def functional_twin(op: OpOverload) -> OpOverload | None:
+    """The functional twin of an operator that writes, registered when first asked for; None where
+    there can be none."""
+    if not has_functional_twin(op):
+        return None
+    library: Any = _library()
+    written = _written(op)
+    names = [a.name for a in op._schema.arguments]
+    text = re.sub(r"\(\w+!?\)", "", str(op._schema))  # without what says what is written
+    given, _, results = text.partition("(")[2].rpartition(") -> ")
+    own = results.strip("()")
+    new = [_TYPES[str(op._schema.arguments[i].type)] for i in written]
+    name = f"{op.namespace}_{op._schema.name.split('::')[1]}_{op._overloadname}"
+    library.define(f"{name}({given}) -> ({', '.join([*([own] if own else []), *new])})")
+    count = len(op._schema.returns)
+
+    def run(copy: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        values: list[Any] = list(args)
+        copies = []
+        for i in written:
+            if i < len(values):
+                values[i] = copy(values[i])
+                copies.append(values[i])
+            else:
+                kwargs[names[i]] = copy(kwargs[names[i]])
+                copies.append(kwargs[names[i]])
+        result = op(*values, **kwargs)
+        found = (*(() if not count else (result,) if count == 1 else result), *copies)
+        return found[0] if len(found) == 1 else found
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return run(_copied, args, kwargs)
+
+    def fake(*args: Any, **kwargs: Any) -> Any:
+        return run(_like, args, kwargs)
+
+    library.impl(name, kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"dovetail_functional::{name}", fake, lib=library)
+    twin: OpOverload = getattr(torch.ops.dovetail_functional, name).default
+    return twin
+
+
+def _like(value: Any) -> Any:
+    """Tensors that lie in memory as these do."""
+    if isinstance(value, Tensor):
+        options = {"dtype": value.dtype, "device": value.device}
+        return torch.empty_strided(value.size(), value.stride(), **options)  # type: ignore[arg-type]
+    return [_like(v) for v in value]
+
+
+def _copied(value: Any) -> Any:
+    """Copies that lie in memory as the originals do."""
+    if isinstance(value, Tensor):
+        return _like(value).copy_(value)
+    return [_copied(v) for v in value]
