@@ -21,6 +21,7 @@ from dovetail_inductor.scheduler.loops import merge_vars, piece_index, replace_v
 from dovetail_inductor.scheduler.match import Group, Match, columns_in_order, match, turned
 from dovetail_inductor.scheduler.order import draws_random_numbers
 from dovetail_inductor.scheduler.split_reductions import GPU_RULE, rule_for
+from dovetail_inductor.scheduler.topological import TopologicalOrder
 from dovetail_inductor.scheduler.units import Unit, fill_accesses, of_group, scans, unit_of
 
 
@@ -32,13 +33,16 @@ class _Fuser:
         self.units: dict[int, Unit] = {}
         self.writer: dict[str, int] = {}
         self.readers: dict[str, set[int]] = {}
-        self.spans: dict[int, tuple[int, int]] = {}  # of merged units: first and last position
+        self.places = TopologicalOrder(
+            lambda uid: self.successors(self.units[uid]),
+            lambda uid: self.predecessors(self.units[uid]),
+        )
         self.kept = {o.buffer for o in graph.outputs if isinstance(o, Strided)}
         drawn = ""  # what the last call that drew random numbers left: they keep their order
         for position, node in enumerate(graph.nodes):
             if isinstance(node, ExternCall):
                 writes = {name for name in node.outputs if name is not None}
-                unit = Unit(position, position, position, None, node, writes, set(node.reads()))
+                unit = Unit(position, position, None, node, writes, set(node.reads()))
                 if draws_random_numbers(node.op):
                     unit.reads |= {drawn} - {""}
                     drawn = f"generator after {position}"
@@ -46,11 +50,10 @@ class _Fuser:
             else:
                 unit = unit_of(position, node)
             self._add(unit)
+            self.places.append(unit.uid)
 
     def _add(self, unit: Unit) -> None:
         self.units[unit.uid] = unit
-        if unit.first < unit.order:
-            self.spans[unit.uid] = (unit.first, unit.order)
         for name in unit.writes:
             self.writer[name] = unit.uid
         for name in unit.reads:
@@ -58,7 +61,6 @@ class _Fuser:
 
     def _remove(self, unit: Unit) -> None:
         del self.units[unit.uid]
-        self.spans.pop(unit.uid, None)
         for name in unit.reads:
             self.readers[name].discard(unit.uid)
 
@@ -71,36 +73,8 @@ class _Fuser:
         found.discard(unit.uid)
         return found
 
-    def indirectly_before(self, first: Unit, second: Unit) -> bool:
-        """True if some third unit lies on a path from `first` to `second`."""
-        todo = [u for u in self.successors(first) if u != second.uid]
-        last = self.last_before(second)
-        seen: set[int] = set()
-        while todo:
-            uid = todo.pop()
-            if uid in seen or self.units[uid].first > last:
-                continue
-            seen.add(uid)
-            for next_uid in self.successors(self.units[uid]):
-                if next_uid == second.uid:
-                    return True
-                todo.append(next_uid)
-        return False
-
-    def last_before(self, unit: Unit) -> int:
-        """No node after this position comes before `unit`, by whatever path.
-
-        Of single nodes those after it never do. But a merged unit that begins before it may wait
-        for nodes up to its own end, and those for merged units that begin before that.
-        """
-        last = unit.order
-        grows = True
-        while grows:
-            grows = False
-            for first, order in self.spans.values():
-                if first <= last < order:
-                    last, grows = order, True
-        return last
+    def predecessors(self, unit: Unit) -> set[int]:
+        return {self.writer[n] for n in unit.reads if n in self.writer} - {unit.uid}
 
     def saved_bytes(self, a: Unit, b: Unit) -> int:
         """Bytes that need not move when a and b are one kernel."""
@@ -271,7 +245,6 @@ class _Fuser:
         writes = a.writes | b.writes
         unit = Unit(
             min(a.uid, b.uid),
-            min(a.first, b.first),
             max(a.order, b.order),
             group,
             None,
@@ -326,11 +299,12 @@ class _Fuser:
                 a, b = b, a
             if self.saved_bytes(a, b) != -negative:
                 continue  # one of them was merged meanwhile; its new pairs are in the heap
-            if self.indirectly_before(a, b) or self.indirectly_before(b, a):
+            if self.places.connects(a.uid, b.uid) or self.places.connects(b.uid, a.uid):
                 continue
             merged = self.merge(a, b)
             if merged is None:
                 continue
+            self.places.merge(a.uid, b.uid, merged.uid)
             self._remove(a)
             self._remove(b)
             self._add(merged)

@@ -16,8 +16,7 @@ class Unit:
     """A group of nests, or one extern call, while fusing."""
 
     uid: int
-    first: int  # position of its first node in the loop graph
-    order: int  # and of its last
+    order: int  # position of its last node in the loop graph
     group: Group | None
     extern: ExternCall | None
     writes: set[str]
@@ -34,7 +33,7 @@ class Unit:
 def unit_of(position: int, nest: LoopNest) -> Unit:
     """A nest alone."""
     group = Group(nest.rows, nest.columns, (nest,))
-    unit = Unit(position, position, position, group, None, {nest.buffer}, set(nest.reads()))
+    unit = Unit(position, position, group, None, {nest.buffer}, set(nest.reads()))
     unit.across = bool(nest.columns) and contiguous_in_rows(nest)
     fill_accesses(unit)
     return unit
