@@ -1,9 +1,10 @@
-"""A sample of the model sweeps; the whole of them by their commands."""
+"""A sample of the sweeps of models and databases; the whole of them by their commands."""
 
 from __future__ import annotations
 
 import pytest
 import sweep_capture
+import sweep_databases
 import sweep_models
 from family_sweep import families_of
 
@@ -35,3 +36,34 @@ def test_no_wrong_result_and_no_internal_error(suite: str) -> None:
     wrong = [row for row in rows if row.outcome in ("not equal", "error")]
     assert not wrong, wrong
     assert sum(row.outcome == "ok" for row in rows) >= 60
+
+
+# (database/entry, dtype, outcome of all its cases, how many are taken)
+DATABASE_ENTRIES = [
+    ("modules/nn.BatchNorm2d.train", "float32", "ok", 3),
+    ("modules/nn.LSTM.eval", "float32", "ok", 2),
+    ("modules/nn.TransformerDecoderLayer.train", "bfloat16", "ok", 1),
+    ("modules/nn.LazyConv2d.train", "float64", "ok", 2),
+    ("modules/nn.FractionalMaxPool3d.train", "float32", "ok", 6),
+    ("optimizers/AdamW", "float32", "ok", 2),
+    ("optimizers/LBFGS", "float32", "break", 1),
+    ("functions/SelectAutogradFunction", "float32", "ok", 1),
+    ("functions/ForwardHasDefaultArgsAutogradFunction", "float32", "ok", 1),
+    ("custom/NumpySplitCopyWithIntCustomOp", "float32", "ok", 1),
+    ("custom/NumpyNonzeroCustomOp", "int64", "ok", 1),
+    ("higher-order/map.nested", "float32", "ok", 1),
+    ("higher-order/auto_functionalize.simple", "float32", "ok", 1),
+]
+
+
+@pytest.mark.parametrize(("name", "dtype", "outcome", "limit"), DATABASE_ENTRIES)
+def test_database_entry(name: str, dtype: str, outcome: str, limit: int) -> None:
+    row = sweep_databases.sweep_one(name, dtype, stage="graphs", limit=limit)
+    assert row.outcome == outcome and row.samples, row
+
+
+@pytest.mark.parametrize("name", ["modules/nn.Conv2d.train", "optimizers/SGD"])
+@pytest.mark.parametrize("condition", ["dynamic", "gaps"])
+def test_database_entry_otherwise(name: str, condition: str) -> None:
+    row = sweep_databases.sweep_one(name, "float32", "graphs", condition, limit=2)
+    assert row.outcome == "ok" and row.samples, row
