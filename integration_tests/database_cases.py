@@ -27,10 +27,12 @@ STEPS = 4  # of an optimizer
 
 @dataclass(frozen=True)
 class Case:
-    """`run(wrap, values, change)`: the parts; `values` are the case's own after `change`."""
+    """`run(wrap, values, change)`: the parts; `values` are the case's own after `change`.
+    `inside`: what eager computes in, where that is narrower than the values."""
 
     values: list[Any]
     run: Callable[[Wrap, list[Any], Change], dict[str, Any]]
+    inside: torch.dtype | None = None
 
 
 class _Opened(NamedTuple):
@@ -191,7 +193,8 @@ def _optimizer_case(
             "gradients": gradients(made, _leaves(values)) if wanted else None,
         }
 
-    return Case(values, run)
+    # (Muon makes its steps orthogonal in bfloat16.)
+    return Case(values, run, torch.bfloat16 if info.name == "Muon" else None)
 
 
 # --- operators -----------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import dataclasses
 import functools
 import itertools
 import json
@@ -39,6 +40,7 @@ from sweep_operators import (
     run_jobs,
     sweep,
 )
+from torch.utils import _pytree as pytree
 
 import dovetail
 
@@ -83,8 +85,8 @@ def check(case: Case, stage: str, condition: str, *, fullgraph: bool) -> tuple[A
 
         with torch.no_grad():
             found = compare(
-                value,
-                actual[part],
+                _as_computed(value, case.inside),
+                _as_computed(actual[part], case.inside),
                 functools.partial(of, _widened),
                 functools.partial(of, _shaken),
             )
@@ -93,6 +95,16 @@ def check(case: Case, stage: str, condition: str, *, fullgraph: bool) -> tuple[A
                 return (found[0], f"{part}: {found[1]}"), backend
             layout = layout or (found[0], f"{part}: {found[1]}")
     return layout, backend
+
+
+def _as_computed(value: Any, inside: torch.dtype | None) -> Any:
+    """Floats in the precision that they were computed in."""
+    if inside is None:
+        return value
+    return pytree.tree_map(
+        lambda v: v.to(inside) if isinstance(v, torch.Tensor) and v.is_floating_point() else v,
+        value,
+    )
 
 
 def with_gaps(case: Case) -> Case:
@@ -104,7 +116,7 @@ def with_gaps(case: Case) -> Case:
             return noncontiguous_like(value)
         return value
 
-    return Case([spread(v) for v in case.values], case.run)
+    return dataclasses.replace(case, values=[spread(v) for v in case.values])
 
 
 def outcome_of(case: Case, stage: str, condition: str) -> tuple[str, str, Counting | None]:

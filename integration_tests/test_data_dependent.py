@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from dovetail_capture import GraphBreakError
-from torch import Tensor
+from torch import Tensor, nn
 
 import dovetail
 
@@ -309,3 +309,47 @@ def test_a_scatter_of_what_a_mask_left(chosen: int) -> None:
     for out in (got, expected):
         out.square().sum().backward()
     torch.testing.assert_close([got, ours.grad], [expected, eager.grad])
+
+
+@pytest.mark.parametrize("lengths", ["tensors", "lists"])
+def test_ctc_loss_by_lengths(lengths: str) -> None:
+    def loss(scores: Tensor, targets: Tensor, steps: Any, sizes: Any) -> Tensor:
+        return F.ctc_loss(scores, targets, steps, sizes)
+
+    torch.manual_seed(0)
+    scores = torch.randn(8, 3, 5).log_softmax(2).requires_grad_()
+    targets = torch.randint(1, 5, (3, 4))
+    compiled = dovetail.compile(loss, fullgraph=True)
+    for own in ([4, 2, 3], [1, 2, 1]):
+        given = torch.tensor(own) if lengths == "tensors" else own
+        steps = torch.tensor([8, 7, 8]) if lengths == "tensors" else [8, 7, 8]
+        found = []
+        for function in (loss, compiled):
+            result = function(scores, targets, steps, given)
+            found.append((result, *torch.autograd.grad(result, scores)))
+        torch.testing.assert_close(found[1], found[0])
+
+
+def test_batch_norm_that_averages_all_batches() -> None:
+    torch.manual_seed(0)
+    norms = [nn.BatchNorm2d(3, momentum=None) for _ in range(2)]
+    compiled = dovetail.compile(norms[1], fullgraph=True, backend="aot_eager")
+    for _ in range(3):
+        x = torch.randn(4, 3, 5, 5)
+        torch.testing.assert_close(compiled(x), norms[0](x))
+    for own, theirs in zip(norms[1].buffers(), norms[0].buffers(), strict=True):
+        torch.testing.assert_close(own, theirs)
+
+
+def test_an_encoder_with_a_mask_is_one_graph() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+    compiled = dovetail.compile(encoder, fullgraph=True, backend="aot_eager")
+    x = torch.randn(2, 5, 8)
+    causal = nn.Transformer.generate_square_subsequent_mask(5)
+    for mask in (causal, torch.zeros(5, 5), causal.t()):
+        torch.testing.assert_close(compiled(x, mask=mask), encoder(x, mask=mask))
+    torch.testing.assert_close(
+        compiled(x, mask=causal, is_causal=True), encoder(x, mask=causal, is_causal=True)
+    )

@@ -2,7 +2,8 @@
 
 Where it asks for numbers, a symbolic size would be tied to the example's. Up to 2.14 it does so for
 `matmul` of more than two dimensions, for attention on a GPU, and for `interpolate`. And `one_hot`,
-of which it traces another form, without the checks that eager makes.
+of which it traces another form, without the checks that eager makes, and `ctc_loss`, which makes a
+tensor with data.
 """
 
 from __future__ import annotations
@@ -89,6 +90,55 @@ def _one_hot(x: Tensor, num_classes: Any = -1) -> Any:
     return (x.contiguous().unsqueeze(-1) == classes).to(torch.int64)
 
 
+def _batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: Any = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    """`batch_norm` whose running averages move by a symbolic float (a cumulative average's weight
+    is one over the count of batches), which C++ takes as a number."""
+    if not training or not isinstance(momentum, torch.SymFloat):
+        return NotImplemented
+    result = torch.nn.functional.batch_norm(x, None, None, weight, bias, True, 0.0, eps)
+    if running_mean is not None and running_var is not None:
+        with torch.no_grad():
+            dims = [0, *range(2, x.dim())]
+            wide = x.detach().to(running_mean.dtype)
+            for running, now in ((running_mean, wide.mean(dims)), (running_var, wide.var(dims))):
+                running.mul_(1 - momentum).add_(now * momentum)
+    return result
+
+
+def _mean_ctc_loss(mean: Any, none: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The mean of `ctc_loss` over sequences whose lengths are numbers, of which C++ would make a
+    tensor with data; `mean` and `none` are what the function calls the kinds of reduction."""
+
+    def form(
+        log_probs: Tensor,
+        targets: Tensor,
+        input_lengths: Any,
+        target_lengths: Any,
+        blank: int = 0,
+        reduction: Any = mean,
+        zero_infinity: bool = False,
+    ) -> Any:
+        if reduction != mean or isinstance(target_lengths, Tensor):
+            return NotImplemented
+        lengths = input_lengths, target_lengths
+        losses = function(log_probs, targets, *lengths, blank, none, zero_infinity)
+        divisors = torch.tensor(
+            [max(n, 1) for n in target_lengths], dtype=losses.dtype, device=losses.device
+        )
+        return (losses / divisors).mean()
+
+    return form
+
+
 _RESIZES = {
     **{("nearest", n + 2): f"upsample_nearest{n}d" for n in (1, 2, 3)},
     **{("nearest-exact", n + 2): f"_upsample_nearest_exact{n}d" for n in (1, 2, 3)},
@@ -142,6 +192,9 @@ SYMBOLIC_FORMS: Mapping[Any, Callable[..., Any]] = {
     torch.nn.functional.scaled_dot_product_attention: _attention,
     torch.nn.functional.interpolate: _interpolate,
     torch.nn.functional.one_hot: _one_hot,
+    torch.nn.functional.ctc_loss: _mean_ctc_loss("mean", "none", torch.nn.functional.ctc_loss),
+    torch.ctc_loss: _mean_ctc_loss(1, 0, torch.ctc_loss),
+    torch.nn.functional.batch_norm: _batch_norm,
     torch.lerp: _lerp,
     torch.Tensor.lerp: _lerp,
 }

@@ -92,6 +92,26 @@ def unique_consecutive(
     )
 
 
+def ctc_loss(
+    log_probs: FakeTensor,
+    targets: FakeTensor,
+    input_lengths: FakeTensor,
+    target_lengths: FakeTensor,
+    blank: int = 0,
+    zero_infinity: bool = False,
+) -> Any:
+    """The loss of each sequence, and the log probabilities of its prefixes: twice as many and one
+    as the longest target is long."""
+    if log_probs._device.type != "cpu" or len(log_probs._sizes) != 3:
+        return NotImplemented
+    steps, batch, _ = log_probs._sizes
+    longest = targets._sizes[-1] if targets._sizes else 1
+    most = 2 * longest + 1 if type(longest) is int else None
+    width = new_size("aten._ctc_loss.Tensor", 1, most)
+    losses = _fresh((batch,), log_probs._dtype, log_probs)
+    return losses, _fresh((batch, steps, width), log_probs._dtype, log_probs)
+
+
 def rules() -> dict[str, Callable[..., Any]]:
     """The rules of this module, by op name."""
     return {
@@ -102,4 +122,5 @@ def rules() -> dict[str, Callable[..., Any]]:
         "_local_scalar_dense.default": item,
         "_unique2.default": unique2,
         "unique_consecutive.default": unique_consecutive,
+        "_ctc_loss.Tensor": ctc_loss,
     }

@@ -332,4 +332,5 @@ def rules() -> dict[str, Callable[..., Any]]:
         "fractional_max_pool3d_backward.default": fractional_pool_backward,
         "_ctc_loss.default": ctc_loss,
         "_ctc_loss_backward.default": ctc_loss_backward,
+        "_ctc_loss_backward.Tensor": ctc_loss_backward,
     }

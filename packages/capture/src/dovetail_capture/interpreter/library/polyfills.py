@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import torch
+import torch.nn.modules.transformer as torch_transformer
 import torch.utils.checkpoint as torch_checkpoint
 
 from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
@@ -479,7 +480,14 @@ def _enum_members(vm: Any, args: Args, kwargs: Kwargs) -> Any:
     return vm.constant(dict(vm.as_python(args[0]).__members__))
 
 
+def detect_is_causal_mask(mask: Any, is_causal: Any = None, size: Any = None) -> bool:
+    # Whether a mask is a causal one is a hint, which attention may do without: it has the mask.
+    # The mask's data would tell, and only outside of a graph.
+    return is_causal is True
+
+
 HANDLERS: dict[Any, Handler] = {
+    torch_transformer._detect_is_causal_mask: interpreted(detect_is_causal_mask),
     vars(enum.EnumType)["__members__"].fget: _enum_members,
     **{original: interpreted(function) for original, function in _C_FUNCTIONS.items()},
     sys.exc_info: _exc_info,
