@@ -183,3 +183,23 @@ def test_what_eager_refuses_is_refused_with_the_same_type(number: int) -> None:
             call(torch.ones(3))
         kinds.append(error.type)
     assert kinds[0] is kinds[1]
+
+
+@pytest.mark.parametrize("image", [False, True])
+def test_weights_of_classes_that_eager_refuses(image: bool) -> None:
+    """Too few, too many, or of another dtype: a kernel of ours would just look them up."""
+
+    def loss(x: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(x, target, weight)
+
+    compiled = dovetail.compile(loss, backend="aot_eager")
+    x, target = torch.randn(2, 3), torch.tensor([0, 1])
+    if image:
+        x, target = x[:, :, None, None], target[:, None, None]
+    for weight in (torch.ones(2), torch.ones(4), torch.ones(3).double()):
+        with pytest.raises(RuntimeError) as expected:
+            loss(x, target, weight)
+        with pytest.raises(RuntimeError) as found:
+            compiled(x, target, weight)
+        assert str(expected.value).splitlines()[0] in str(found.value)
+    torch.testing.assert_close(compiled(x, target, torch.ones(3)), loss(x, target, torch.ones(3)))

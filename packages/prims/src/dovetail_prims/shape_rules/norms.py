@@ -15,6 +15,7 @@ from dovetail_prims.shape_rules.layout import (
     empty_like_strides,
     equal_sizes,
     fresh,
+    insisted,
     is_channels_last,
     is_contiguous,
     pointwise_out,
@@ -259,6 +260,33 @@ def native_dropout(x: FakeTensor, p: float, train: bool | None) -> tuple[FakeTen
 # --- losses ---------------------------------------------------------------------------------------
 
 
+_SCALAR_NAMES = {
+    torch.float32: "Float", torch.float64: "Double", torch.float16: "Half",
+    torch.bfloat16: "BFloat16",
+}  # fmt: skip
+
+
+def _check_class_weights(x: FakeTensor, weight: FakeTensor | None, of_images: bool) -> None:
+    """One weight for each class, in the dtype of the log-probabilities."""
+    if weight is None:
+        return
+    classes = x._sizes[1] if of_images else x._sizes[-1]
+    count: Size = 1
+    for size in weight._sizes:
+        count = count * size
+    if not insisted(count == classes) or not (of_images or len(weight._sizes) == 1):
+        said = (
+            "all or no classes"
+            if of_images
+            else f"all {classes} classes or no classes but got weight tensor of shape: "
+            f"{list(weight._sizes)}"
+        )
+        raise RuntimeError(f"weight tensor should be defined either for {said}")
+    if weight._dtype is not x._dtype:
+        names = (_SCALAR_NAMES.get(t._dtype, str(t._dtype)) for t in (x, weight))
+        raise RuntimeError("expected scalar type {} but found {}".format(*names))
+
+
 def nll_loss(
     x: FakeTensor,
     target: FakeTensor,
@@ -273,6 +301,7 @@ def nll_loss(
         raise RuntimeError(
             f"size mismatch (got input: {list(x._sizes)} , target: {list(target._sizes)})"
         )
+    _check_class_weights(x, weight, of_images=False)
     sizes: Sizes = (x._sizes[0],) if reduction == 0 and len(x._sizes) == 2 else ()
     return fresh(sizes, x._dtype, x._device), fresh((), x._dtype, x._device)
 
@@ -290,6 +319,7 @@ def nll_loss2d(
     ignore_index: Size,
 ) -> tuple[FakeTensor, FakeTensor]:
     """`nll_loss2d_forward`."""
+    _check_class_weights(x, weight, of_images=True)
     sizes: Sizes = (x._sizes[0], *x._sizes[2:]) if reduction == 0 else ()
     return fresh(sizes, x._dtype, x._device), fresh((), x._dtype, x._device)
 
