@@ -7,6 +7,7 @@ divided by `grad_scale`; where `found_inf` says so, nothing else changes.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -172,6 +173,7 @@ def adagrad(
     return results
 
 
+@functools.wraps(adagrad)
 def adagrad_by_tensor(*args: Any, **kwargs: Any) -> Lists:
     """Adagrad by a rate that is a tensor gives no steps back"""
     return adagrad(*args, **kwargs)[:3]
