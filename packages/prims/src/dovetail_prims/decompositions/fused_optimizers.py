@@ -173,7 +173,7 @@ def adagrad(
     return results
 
 
-@functools.wraps(adagrad)
+@functools.wraps(adagrad, assigned=())
 def adagrad_by_tensor(*args: Any, **kwargs: Any) -> Lists:
     """Adagrad by a rate that is a tensor gives no steps back"""
     return adagrad(*args, **kwargs)[:3]
