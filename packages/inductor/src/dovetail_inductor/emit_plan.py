@@ -37,6 +37,7 @@ from dovetail_inductor.codegen_triton.product import emit_product
 from dovetail_inductor.loop_ir.loops import Buffer, ExternArg, ExternCall, Strided
 from dovetail_inductor.loop_ir.sizes import Dim, FloatSize, size_expr
 from dovetail_inductor.options import InductorOptions
+from dovetail_inductor.rebase import rebase, rebase_combined
 from dovetail_inductor.scheduler.kernels import (
     CombinedKernel,
     FusedKernel,
@@ -80,6 +81,10 @@ class _Writer:
     views: dict[Strided, str] = field(default_factory=dict)
     bound: set[str] = field(default_factory=set)  # symbols whose value is known by now
     unchecked: list[tuple[Size, str]] = field(default_factory=list)
+    buffers: dict[str, Buffer] = field(default_factory=dict)  # the graph's, and parts of them
+
+    def __post_init__(self) -> None:
+        self.buffers |= self.graph.buffers
 
     def name_of(self, tensor: Strided, exact: bool = False) -> str:
         """The plan's name for a tensor in memory; makes a view if it is not a whole buffer.
@@ -178,18 +183,22 @@ class _Writer:
         """A generated kernel; equal kernels are one."""
         for name in sorted(kernel.writes() - kernel.internal, key=_number):
             self.allocate(name)
-        if isinstance(kernel, CombinedKernel):
-            self.launch_triton(emit_combined(kernel, self.graph.buffers))
-            return
         if isinstance(kernel, ProductKernel):
-            self.launch_triton(emit_product(kernel, self.graph.buffers))
+            self.launch_triton(emit_product(kernel, self.buffers))
             return
-        device = self.graph.buffers[kernel.nests[0].buffer].device
-        if self.on_gpu(device):
-            self.launch_triton(emit_triton(kernel, self.graph.buffers))
+        place = (self.graph.builder, self.graph.buffers, self.name_of)
+        if isinstance(kernel, CombinedKernel):
+            kernel, parts = rebase_combined(kernel, *place)
+            self.buffers |= parts
+            self.launch_triton(emit_combined(kernel, self.buffers))
+            return
+        kernel, parts = rebase(kernel, *place)
+        self.buffers |= parts
+        if self.on_gpu(self.buffers[kernel.nests[0].buffer].device):
+            self.launch_triton(emit_triton(kernel, self.buffers))
             return
         shape = choose_shape(kernel, self.simd_bytes)
-        source = cpp.emit(kernel, shape, self.graph.buffers)
+        source = cpp.emit(kernel, shape, self.buffers)
         digest = hashlib.sha256(source.text.encode()).hexdigest()[:16]
         symbol = f"dovetail_{digest}"
         if symbol not in self.kernels:
