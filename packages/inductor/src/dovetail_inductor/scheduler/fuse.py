@@ -204,7 +204,9 @@ class _Fuser:
             )
             tasks = -(-rows // rule.side_by_side) if across else rows
             least = rule.result_across if across else rule.result
-            if tasks < rule.enough_tasks and columns >= least:
+            # Of very long rows more are too few: what each of the others has left is longer.
+            enough = rule.aim if columns >= 2 * rule.result else rule.enough_tasks
+            if tasks < enough and columns >= least:
                 return True
         return False
 

@@ -32,6 +32,10 @@ class SplitRule:
     that make it `aim` tasks, of at least `piece` elements each (`piece_across`, where results lie
     side by side); if it has at least `elements`, and a result at least `result` elements
     (`result_across`).
+
+    What is read twice, for a mean and for the distances from it, is read from memory once if it
+    is cut into pieces of at most `kept` elements, which a task holds or finds in the cache: done
+    for results of which `side` tasks at a time read more than the cache's `cache_bytes`.
     """
 
     enough_tasks: int
@@ -42,11 +46,16 @@ class SplitRule:
     result: int
     result_across: int
     side_by_side: int = 64
+    kept: int | None = None  # None: as many as the pieces have by the rule above
+    side: int = 0
+    cache_bytes: int = 0
 
 
 CPU_RULE = SplitRule(16, 64, 1 << 15, 256, 256, 512, 512)
 # An H100 has 132 multiprocessors; a second launch costs what 2**16 elements cost one of them.
-GPU_RULE = SplitRule(132, 4 * 132, 1 << 16, 4096, 32, 1 << 15, 256)
+GPU_RULE = SplitRule(
+    132, 4 * 132, 1 << 16, 4096, 32, 1 << 15, 256, kept=1 << 13, side=2 * 132, cache_bytes=1 << 25
+)
 
 
 # Of one result: the second stage is to be short.
@@ -65,12 +74,15 @@ def split_reductions(graph: LoopGraph, options: InductorOptions) -> LoopGraph:
     buffers = dict(graph.buffers)
     nodes: list[Node] = []
     sums: dict[Expr, _Cut] = {}  # sums that were cut, by what they add up in the first stage
+    twice = _read_twice(graph)
     for node in graph.nodes:
         if not isinstance(node, LoopNest):
             nodes.append(node)
             continue
         rule = rule_for(buffers[node.buffer], options)
-        cut = _cut(graph.builder, node, rule) if _wants_split(node, rule) else None
+        pieces_to_keep = node.body in twice and _exceeds_cache(node, rule, buffers)
+        wants = pieces_to_keep or _wants_split(node, rule)
+        cut = _cut(graph.builder, node, rule, pieces_to_keep) if wants else None
         if cut is None:
             nodes.append(node)
             continue
@@ -90,6 +102,29 @@ def _wants_split(nest: LoopNest, rule: SplitRule) -> bool:
         return False
     least = rule.result_across if contiguous_in_rows(nest) else rule.result
     return nest.iterations // max(nest.points, 1) >= least
+
+
+def _read_twice(graph: LoopGraph) -> set[Expr]:
+    """The bodies of sums of x and of sums of its squared distances from a mean."""
+    nests = [node for node in graph.nodes if isinstance(node, LoopNest)]
+    found: set[Expr] = set()
+    for nest in nests:
+        pair = _distance(nest)
+        if pair is not None:
+            found |= {pair[0], nest.body}
+    return found
+
+
+def _exceeds_cache(nest: LoopNest, rule: SplitRule, buffers: Mapping[str, Buffer]) -> bool:
+    """True if the second time the elements of a sum are read, they are not in the cache."""
+    if nest.reduction != "sum" or nest.is_symbolic or rule.kept is None:
+        return False
+    if contiguous_in_rows(nest):
+        return False  # a task has a stripe of results
+    elements = nest.iterations // max(nest.points, 1)
+    read = {ld.buffer for ld in nest.loads if ld.index.variables() & set(nest.reduce_vars)}
+    nbytes = elements * sum(buffers[name].dtype.itemsize for name in read)
+    return elements > 2 * rule.kept and min(nest.points, rule.side) * nbytes > rule.cache_bytes
 
 
 def _tasks(nest: LoopNest, rule: SplitRule) -> int:
@@ -121,10 +156,13 @@ class _Cut:
         return f"{self.whole.buffer}_parts"
 
 
-def _cut(builder: Builder, nest: LoopNest, rule: SplitRule) -> _Cut | None:
+def _cut(builder: Builder, nest: LoopNest, rule: SplitRule, keep: bool) -> _Cut | None:
+    """With `keep`, into pieces of `rule.kept` elements or so."""
     per_result = nest.iterations // nest.points
     piece = rule.piece_across if contiguous_in_rows(nest) else rule.piece
     wanted = min(rule.aim // _tasks(nest, rule), per_result // piece, MAX_PARTS)
+    if keep and rule.kept is not None:
+        wanted = max(wanted, min(-(-per_result // rule.kept), 4 * MAX_PARTS))
     # Cut the reduced variables, outermost in memory first, into parts and the rest.
     order = sorted(nest.reduce_vars, key=lambda v: -_largest_stride(nest, v))
     parts = 1
