@@ -92,6 +92,10 @@ CASES: dict[str, tuple[Fn, tuple[Tensor, ...]]] = {
     "softmax_long": (lambda x: torch.softmax(x * 1.5, -1), (torch.randn(2, 20000),)),
     "softmax_columns": (lambda x: torch.softmax(x, 0), (torch.randn(70, 48),)),
     "layer_norm_gelu": (layer_norm_gelu, (torch.randn(9, 200), torch.randn(200), torch.randn(200))),
+    "shifted_transpose_add": (
+        lambda x, y: x.relu()[:, :64] * 3 + x[:, 1:65] + x[:, 2:66] - x[:, 3:67] + x[:, 4:] + y.t(),
+        (torch.randn(64, 68), torch.randn(64, 64)),
+    ),
     "transpose_add": (lambda x, y: x.t() + y, (torch.randn(70, 90), torch.randn(90, 70))),
     "bias_gradient": (bias_gradient, (torch.randn(300, 40),)),
     "cross_entropy": (cross_entropy, (torch.randn(16, 1000), torch.randint(0, 1000, (16,)))),
@@ -113,6 +117,12 @@ def test_interpreted_equals_eager(name: str, interpreter: TritonInterpreter) -> 
     got = run(interpreter, fn, inputs)
     assert got.dtype == expected.dtype and got.stride() == expected.stride()
     torch.testing.assert_close(got, expected, rtol=2e-5, atol=2e-5, equal_nan=True)
+
+
+def test_neighbours_in_memory_count_once() -> None:
+    """Reads of one row, some elements on, do not outweigh what lies across: it is transposed."""
+    (kernel,) = scheduled(*CASES["shifted_transpose_add"])[1]
+    assert kernel.kernel.symbol.startswith("transpose")
 
 
 def test_float16_is_computed_in_float32(interpreter: TritonInterpreter) -> None:

@@ -21,6 +21,7 @@ from dovetail_inductor.scheduler.kernels import FusedKernel
 MULTIPROCESSORS = 132
 PERSISTENT_LIMIT = 16384  # columns kept in registers by one program
 HEAVY_PERSISTENT_LIMIT = 4096  # the same when many values are live
+LINE = 32  # elements of a cache line, or so
 
 
 @dataclass(frozen=True)
@@ -137,13 +138,18 @@ def choose(kernel: FusedKernel, buffers: Mapping[str, Buffer], shared: bool = Fa
 def _weights(
     kernel: FusedKernel, buffers: Mapping[str, Buffer], variables: tuple[Var, ...]
 ) -> dict[Var, int]:
-    """Bytes of the accesses that are contiguous along each variable."""
+    """Bytes of the accesses that are contiguous along each variable; those of one buffer that are
+    but few elements apart read the same lines of memory, and count once."""
     weight: dict[Var, int] = {}
-    seen: set[tuple[str, Index]] = set()
+    seen: dict[tuple[str, Index], list[int]] = {}
     for name, index in accesses(kernel):
-        if (name, index) in seen or index.indirects():
+        if index.indirects():
             continue
-        seen.add((name, index))
+        places = seen.setdefault((name, index - index.const), [])
+        const = hint_of(index.const)
+        if any(abs(const - place) < LINE for place in places):
+            continue
+        places.append(const)
         var = contiguous_var(index, variables)
         if var is not None:
             points = prod(hint_of(v.size) for v in index.variables())
