@@ -203,3 +203,34 @@ def test_weights_of_classes_that_eager_refuses(image: bool) -> None:
             compiled(x, target, weight)
         assert str(expected.value).splitlines()[0] in str(found.value)
     torch.testing.assert_close(compiled(x, target, torch.ones(3)), loss(x, target, torch.ones(3)))
+
+
+REFUSED_BY_KERNELS: list[tuple[Callable[..., Tensor], tuple[Tensor, ...], str]] = [
+    (torch.masked_fill, (torch.ones(2), torch.ones(2).bool(), torch.ones(1)), "0-dimensional"),
+    (
+        lambda x, mask: x.masked_scatter(mask, x),
+        (torch.ones(2), torch.ones(2, dtype=torch.uint8)),
+        "boolean masks",
+    ),
+    (lambda x: nn.functional.softshrink(x, -0.5), (torch.ones(2),), "lambda must"),
+    (
+        lambda x, index, source: x.index_add(0, index, source),
+        (torch.ones(3, 2), torch.tensor([0, 1]), torch.ones(2)),
+        "excluding the specified dimension",
+    ),
+    (lambda x: torch.native_layer_norm(x, (), None, None, 1e-5)[0], (torch.ones(2),), "at least 1"),
+    (
+        lambda x, index: nn.functional.max_unpool2d(x, index, 2),
+        (torch.ones(2, 2), torch.zeros(2, 2, dtype=torch.int64)),
+        "3d or 4d",
+    ),
+]
+
+
+@pytest.mark.parametrize(("function", "given", "message"), REFUSED_BY_KERNELS)
+def test_arguments_that_eager_refuses(
+    function: Callable[..., Tensor], given: tuple[Tensor, ...], message: str
+) -> None:
+    for call in (function, dovetail.compile(function, backend="aot_eager")):
+        with pytest.raises(RuntimeError, match=message):
+            call(*given)

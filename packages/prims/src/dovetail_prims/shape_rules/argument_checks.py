@@ -234,10 +234,63 @@ def _quotient(x: FakeTensor, dividend: Any, divisor: Any, **kwargs: Any) -> None
         raise RuntimeError("Integer division with addcdiv is no longer supported")
 
 
+def _one_value(x: FakeTensor, mask: FakeTensor, value: FakeTensor) -> None:
+    _mask(x, mask)
+    if len(value._sizes) != 0:
+        raise RuntimeError(
+            "masked_fill_ only supports a 0-dimensional value tensor, but got tensor with "
+            f"{len(value._sizes)} dimension(s)."
+        )
+
+
+def _scattered(x: FakeTensor, mask: FakeTensor, source: FakeTensor) -> None:
+    if mask._dtype is not torch.bool:
+        name = "Byte" if mask._dtype is torch.uint8 else str(mask._dtype)
+        raise RuntimeError(
+            f"masked_scatter_ only supports boolean masks, but got mask with dtype {name}"
+        )
+
+
+def _threshold(x: FakeTensor, lambd: Any = 0.5) -> None:
+    _of_floats("softshrink")(x)
+    if lambd < 0:
+        raise RuntimeError(f"lambda must not be negative, but found {lambd}")
+
+
+def _slices(
+    x: FakeTensor, dim: int, index: FakeTensor, source: FakeTensor, *rest: Any, **kwargs: Any
+) -> None:
+    if not x._sizes or not source._sizes:
+        return
+    at = wrap_dim(dim, len(x._sizes))
+    own, given = ((*t._sizes[:at], *t._sizes[at + 1 :]) for t in (x, source))
+    if len(own) != len(given) or not all(insisted(a == b) for a, b in zip(own, given, strict=True)):
+        raise RuntimeError(
+            "source tensor shape must match self tensor shape, excluding the specified dimension. "
+            f"Got self.shape = {list(x._sizes)} source.shape = {list(source._sizes)}"
+        )
+
+
+def _normalized(x: FakeTensor, normalized_shape: Any, *rest: Any) -> None:
+    if len(normalized_shape) == 0:
+        raise RuntimeError(
+            "Expected normalized_shape to be at least 1-dimensional, i.e., containing at least one "
+            "element, but got normalized_shape = []"
+        )
+
+
+def _images(x: FakeTensor, *rest: Any) -> None:
+    if len(x._sizes) not in (3, 4):
+        raise RuntimeError(
+            "Input to max_unpooling2d should be a 3d or 4d Tensor, but got a tensor with "
+            f"{len(x._sizes)} dimensions."
+        )
+
+
 # Of whole numbers there is no kernel.
 _FLOATS_ONLY = (
     "hypot", "_softmax", "_log_softmax", "silu", "elu", "softplus", "hardswish", "hardsigmoid",
-    "mish", "log_sigmoid_forward", "leaky_relu", "softshrink", "frac", "nextafter", "mse_loss",
+    "mish", "log_sigmoid_forward", "leaky_relu", "frac", "nextafter", "mse_loss",
     "_prelu_kernel", "glu", "logcumsumexp",
 )  # fmt: skip
 
@@ -264,7 +317,12 @@ CHECKS: Mapping[str, Check] = {
     "add.Tensor": _alpha,
     "sub.Tensor": _alpha,
     "masked_fill.Scalar": _mask,
-    "masked_fill.Tensor": _mask,
+    "masked_fill.Tensor": _one_value,
+    "masked_scatter.default": _scattered,
+    "softshrink.default": _threshold,
+    "index_add.default": _slices,
+    "native_layer_norm.default": _normalized,
+    "max_unpool2d.default": _images,
     "where.self": _condition,
     "index_select.default": _positions,
     "flip.default": _dims_once,
