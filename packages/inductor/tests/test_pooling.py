@@ -204,11 +204,13 @@ def test_maxima_in_three_dimensions() -> None:
 
 
 def test_what_is_faster_on_a_cpu(check: Any) -> None:
-    geometry = ([3, 3], [2, 2], [1, 1], [1, 1], False)
-    for layout, calls in ((LAST, 0), (torch.contiguous_format, 1)):
+    for kernel, layout, calls in ((2, LAST, 0), (3, LAST, 1), (2, torch.contiguous_format, 1)):
+        geometry = ([kernel] * 2, [2, 2], [1, 1], [1, 1], False)
         x = torch.randn(2, 8, 9, 9).contiguous(memory_format=layout)
         grad = torch.randn_like(pooled(x, *geometry)[0])
-        both = lambda x, g: (*pooled(x, *geometry), *gradient(x, g, *geometry))  # noqa: E731
+        both = lambda x, g, geometry=geometry: (  # noqa: E731
+            *pooled(x, *geometry), *gradient(x, g, *geometry),
+        )  # fmt: skip
         assert len(check(both, x, grad).externs) == calls
     large = ([5, 5], [1, 1], [2, 2], [1, 1], False)
     assert check(lambda x: pooled(x, *large), x).externs
@@ -227,6 +229,21 @@ def test_columns(check: Any) -> None:
         assert not check(fold, torch.randn_like(columns)).externs
         unfold = lambda x, g=geometry: aten.im2col.default(x, *g)  # noqa: E731
         assert not check(unfold, x).externs
+
+
+def test_columns_that_the_library_adds_up_faster(check: Any) -> None:
+    """On a CPU: many of windows that are apart, and long ones; unless ours are asked for."""
+    for kernel, step, ours in (
+        ([3, 3], [1, 1], True),
+        ([3, 3], [2, 2], False),
+        ([8, 8], [1, 1], False),
+    ):
+        windows = ((63 - kernel[0]) // step[0] + 1) ** 2
+        columns = torch.randn(1, 2 * kernel[0] * kernel[1], windows)
+        geometry = (kernel, [1, 1], [0, 0], step)
+        fold = lambda c, g=geometry: (aten.col2im.default(c, [63, 63], *g),)  # noqa: E731
+        assert (not check(fold, columns).externs) == ours
+        assert not check(fold, columns, options=InductorOptions(everywhere=True)).externs
 
 
 def test_the_kernels_compile_for_an_h100(build_for_h100: Any) -> None:

@@ -36,6 +36,8 @@ class InductorOptions:
     simd_bytes: width of the vector registers to generate code for; None asks the host.
     triton: generate Triton kernels; None does so for graphs on a GPU. (Set on a CPU, the plan runs
         in the reference executor under Triton's interpreter.)
+    everywhere: generate kernels for what is left to the library because that was measured to be
+        faster, too (to measure it again, with `core_aten_table(everywhere=True)`).
     gpu: what to choose the forms of kernels for; None asks the GPU, and takes an H100's where a
         graph is on none.
     """
@@ -52,6 +54,7 @@ class InductorOptions:
     combine_bytes: int = 32 << 20
     simd_bytes: int | None = None
     triton: bool | None = None
+    everywhere: bool = False
     gpu: Gpu | None = None
 
     def on_gpu(self, device: torch.device) -> bool:

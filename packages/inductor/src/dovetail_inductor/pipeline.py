@@ -69,7 +69,7 @@ def compile_graph(
     chosen = options or InductorOptions()
     passes = log or PassLog()
     # Ops become loop nests over buffers; views become index arithmetic.
-    loops = passes.run("lower", lambda: lower(gm, chosen.triton))
+    loops = passes.run("lower", lambda: lower(gm, chosen.triton, chosen.everywhere))
     # Before anything looks at loops: drop what no one needs.
     loops = passes.run("remove_dead", lambda: remove_dead(loops))
     # After this, most indices are affine, so that loops can be compared.

@@ -111,15 +111,16 @@ def rule_name(node: fx.Node) -> str:
     return ""
 
 
-def lower(gm: fx.GraphModule, on_gpu: bool | None = None) -> LoopGraph:
+def lower(gm: fx.GraphModule, on_gpu: bool | None = None, everywhere: bool = False) -> LoopGraph:
     """Turn every node into loop nests over buffers, or an extern call.
 
-    `on_gpu` says whether to lower as for a GPU; None asks the graph's tensors.
+    `on_gpu` says whether to lower as for a GPU; None asks the graph's tensors. `everywhere`: loops
+    also where the library was measured to be faster.
     Needs `meta["val"]` on every node. Gives nodes in FX order; each buffer is written once.
     """
     if on_gpu is None:
         on_gpu = any(_device_type(node) == "cuda" for node in gm.graph.nodes)
-    ctx = Context(on_gpu)
+    ctx = Context(on_gpu, everywhere)
     env: dict[fx.Node, Any] = {}
     inputs: list[str | None] = []
     outputs: tuple[Strided | int | FloatSize | None, ...] = ()

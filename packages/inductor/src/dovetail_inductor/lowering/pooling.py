@@ -5,8 +5,9 @@ both ways fuse with what is around them, and nothing is added up in memory. Smal
 one element after the other in an expression; larger ones by a loop of their own.
 
 On a CPU the library's kernels stay where they were measured to be faster: maxima of more than nine
-elements or of adaptive windows, gradients of maxima that are scattered along rows, and averages of
-more than 25 elements.
+elements or of adaptive windows, gradients of maxima that are scattered along rows or lie in four
+windows, gradients of averages of many elements, and columns of windows that are apart (unless there
+are few), or of more than 49 elements.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch import fx
 from dovetail_inductor.loop_ir.expr import Expr
 from dovetail_inductor.loop_ir.index import Index, Var, constant, variable
 from dovetail_inductor.loop_ir.ops import arithmetic_dtype
-from dovetail_inductor.loop_ir.sizes import is_symbolic
+from dovetail_inductor.loop_ir.sizes import hint_of, is_symbolic
 from dovetail_inductor.lowering.indexing import both, in_range, masked_load
 from dovetail_inductor.lowering.pointwise import Rule
 from dovetail_inductor.lowering.promotion import number
@@ -35,7 +36,12 @@ _MOST_READS = 25
 _WINDOW_COST = 150
 # On a CPU, of a maximum, and of its gradient.
 _MOST_COMPARED = 9
-_MOST_HITS = 4
+_MOST_HITS = 3
+# On a CPU, of an average, for its gradient: along rows, and with channels beside one another.
+_MOST_SPREAD = 9
+_MOST_SPREAD_BESIDE = 121
+_MOST_COLUMNS = 49
+_FEW_COLUMNS = 1 << 14  # all reads of columns
 _FAR = 2**62  # beyond every number of an element
 
 
@@ -240,9 +246,11 @@ def _divisor(
     return b.apply("cast", [count], arithmetic_dtype(like.dtype))
 
 
-def _slow_average(ctx: Context, dims: Sequence[_Dim], counts: Sequence[int]) -> bool:
-    """Whether the library's kernel is faster"""
-    return not ctx.on_gpu and isinstance(dims[0], _Steps) and prod(counts) > _MOST_READS
+def _slow_spread(ctx: Context, value: Value, dims: Sequence[_Dim]) -> bool:
+    """Whether the library's kernel of the gradient of averages is faster"""
+    sizes = [dim.kernel for dim in dims if isinstance(dim, _Steps)]
+    most = _MOST_SPREAD if value.stride[-1] == 1 else _MOST_SPREAD_BESIDE
+    return ctx.library_on_cpu and bool(sizes) and prod(sizes) > most
 
 
 def _average(
@@ -253,8 +261,6 @@ def _average(
         return NotImplemented
     rank = len(dims)
     counts = [dim.reads for dim in dims]
-    if _slow_average(ctx, dims, counts):
-        return NotImplemented
     _in_memory_if_costly(ctx, source, prod(counts))
 
     def part(indices: Indices, place: Indices, mask: Expr | None) -> Expr:
@@ -283,7 +289,7 @@ def _average_backward(
         return NotImplemented
     rank = len(dims)
     counts = [dim.hits for dim in dims]
-    if _slow_average(ctx, dims, counts):
+    if _slow_spread(ctx, value, dims):
         return NotImplemented
     b = ctx.builder
 
@@ -346,7 +352,7 @@ def _maximum(ctx: Context, node: fx.Node, source: Value, dims: Sequence[_Dim] | 
     if dims is None or value.numel == 0:
         return NotImplemented
     rank, counts = len(dims), [dim.reads for dim in dims]
-    if not ctx.on_gpu and (prod(counts) > _MOST_COMPARED or isinstance(dims[0], _Shares)):
+    if ctx.library_on_cpu and (prod(counts) > _MOST_COMPARED or isinstance(dims[0], _Shares)):
         return NotImplemented
     lowest = -torch.inf if value.dtype.is_floating_point else torch.iinfo(value.dtype).min
     b = ctx.builder
@@ -420,7 +426,7 @@ def _maximum_backward(
     if dims is None or chosen.shape != gradient.shape or gradient.numel == 0:
         return NotImplemented
     rank, counts = len(dims), [dim.hits for dim in dims]
-    if not ctx.on_gpu and (prod(counts) > _MOST_HITS or value.stride[-1] == 1):
+    if ctx.library_on_cpu and (prod(counts) > _MOST_HITS or value.stride[-1] == 1):
         return NotImplemented
     b = ctx.builder
 
@@ -478,6 +484,13 @@ def _adaptive_max_pool_backward(rank: int) -> Rule:
 # --- columns --------------------------------------------------------------------------------------
 
 
+def _slow_columns(value: Value, dims: Sequence[_Steps]) -> bool:
+    """Whether the library's kernel is faster"""
+    count = prod(dim.kernel for dim in dims)
+    apart = any(dim.step != 1 for dim in dims)
+    return count > _MOST_COLUMNS or (apart and hint_of(value.numel) * count > _FEW_COLUMNS)
+
+
 def _col2im(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """The sum of an element's copies: for each element of the kernel, of the window that had it
     there, if there is one."""
@@ -489,6 +502,8 @@ def _col2im(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, 
     dims = []
     for n, k, s, p, d in zip(*parts, strict=True):
         dims.append(_Steps(n, (n + 2 * p - d * (k - 1) - 1) // s + 1, k, s, p, d))
+    if ctx.library_on_cpu and _slow_columns(value, dims):
+        return NotImplemented
     b = ctx.builder
 
     def part(indices: Indices, place: Indices, mask: Expr | None) -> Expr:

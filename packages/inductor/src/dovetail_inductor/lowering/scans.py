@@ -222,7 +222,7 @@ def _scanned(ctx: Context, value: Value, source: Value, dim: int, kind: _Kind) -
     if not source.shape or 0 in source.shape:
         value.loader = element
         return value
-    single = source.numel == source.shape[dim % len(source.shape)]
+    single = source.numel == source.shape[dim % len(source.shape)] and not ctx.everywhere
     if single and not known_le(source.numel, LONG_ROW - 1) and kind in (_SUM, _PRODUCT, _LOGARITHM):
         return NotImplemented
     if source.stored is None:

@@ -102,9 +102,11 @@ def is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
 
 @dataclass
 class Context:
-    """The state of one lowering: what was made so far. `on_gpu`: kernels run on a GPU."""
+    """The state of one lowering: what was made so far. `on_gpu`: kernels run on a GPU;
+    `everywhere`: measurements that speak for the library do not count."""
 
     on_gpu: bool = False
+    everywhere: bool = False
     builder: Builder = field(default_factory=Builder)
     buffers: dict[str, Buffer] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
@@ -117,6 +119,11 @@ class Context:
     env: ShapeEnv | None = None  # of the symbols in `binders`
     # Matrices by where they lie and the sizes to round up to: memory with zeros beyond them.
     padded: dict[tuple[Strided, tuple[int, int]], Strided] = field(default_factory=dict)
+
+    @property
+    def library_on_cpu(self) -> bool:
+        """True where what the library does faster on a CPU is left to it."""
+        return not self.on_gpu and not self.everywhere
 
     # --- reading ----------------------------------------------------------------------------------
 

@@ -1,4 +1,8 @@
-"""Columns of windows added up into images: col2im, which is also the gradient of im2col."""
+"""Columns of windows added up into images: col2im, which is also the gradient of im2col.
+
+(On a CPU a loop that adds up an element's copies, where there are any, is two to five times as
+fast as this, and col2im stays whole for a compiler to make one of it.)
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,6 @@ from ._common import Family, along, aten, cast, iota, of_known_sizes, reshape, w
 
 # Windows that an element may lie in; beyond, the library adds column by column.
 MOST = 36
-MOST_ON_CPU = 9  # which, where windows are apart, adds columns faster than it finds windows
 
 # Of one dimension: which element of the windows, which windows, and where there are such.
 _Part = tuple[Tensor, Tensor, Tensor]
@@ -64,9 +67,7 @@ def col2im(
     """Each element of the image is the sum of those of the windows that it lies in"""
     kernel, spread, step = map(_pair, (kernel_size, dilation, stride))
     reach = [-(-kernel[d] // step[d]) if spread[d] == 1 else kernel[d] for d in (0, 1)]
-    on_cpu = self.device.type == "cpu"
-    most = MOST_ON_CPU if on_cpu else MOST
-    if math.prod(reach) > most or (on_cpu and step != (1, 1)) or self.numel() == 0:
+    if self.device.type == "cpu" or math.prod(reach) > MOST or self.numel() == 0:
         return NotImplemented
     return parts_added(self, output_size, kernel_size, dilation, padding, stride)
 

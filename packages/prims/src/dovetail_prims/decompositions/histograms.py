@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from ._common import (
     cast,
     constant,
     made_for,
+    measured,
     of_known_sizes,
     reshape,
     where,
@@ -41,13 +43,17 @@ def _places(x: Tensor, low: Tensor, high: Tensor, bins: int) -> Tensor:
     return aten.div.Tensor(place, aten.sub.Tensor(high, low))
 
 
-def histc(self: Tensor, bins: int = 100, min: Number = 0, max: Number = 0) -> Any:
+@measured
+def histc(
+    self: Tensor, bins: int = 100, min: Number = 0, max: Number = 0, everywhere: bool = False
+) -> Any:
     """How many numbers lie in each of equal steps from `min` to `max` (or as far as the numbers
     themselves reach, if those are equal); the last has both ends. (On a GPU, whose threads would
     wait for each other at every bin, the library, which counts in shared memory, is a hundred times
     as fast.)"""
     known = min < max < math.inf and min > -math.inf
-    if self.dtype not in _COUNTED or self.device.type != "cpu" or bins < 1:
+    pays = self.device.type == "cpu" or everywhere
+    if self.dtype not in _COUNTED or not pays or bins < 1:
         return NotImplemented
     if not known and min != max:
         return NotImplemented  # an error
@@ -259,3 +265,4 @@ TABLE: Family = {
     **made_for("_histogramdd_from_bin_cts.default", of_known_sizes(histogramdd_counts)),
     **made_for("_histogramdd_from_bin_tensors.default", of_known_sizes(histogramdd_in)),
 }
+EVERYWHERE: Family = {"histc.default": partial(histc, everywhere=True)}

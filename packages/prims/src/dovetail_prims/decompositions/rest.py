@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from ._common import (
     constant,
     contiguous,
     floating,
+    measured,
     reshape,
     where,
     wide,
@@ -263,6 +265,7 @@ def renorm(self: Tensor, p: Number, dim: int, maxnorm: Number) -> Tensor:
     return contiguous(aten.mul.Tensor(self, cast(scale, self.dtype)))
 
 
+@measured
 def rrelu(
     self: Tensor,
     noise: Tensor,
@@ -270,12 +273,14 @@ def rrelu(
     upper: Number = 1 / 3,
     training: bool = False,
     generator: Any = None,
+    everywhere: bool = False,
 ) -> Any:
     """Slopes drawn for what is not above 0; without training, the mean slope; row-major, as what
     `rrelu` calls is. (On a CPU eager draws for those elements alone: as many as the data say, one
     after the other. To draw them takes as long as the library's whole kernel.)"""
     if training:
-        if self.device.type == "cpu" or self.dtype not in (torch.float32, torch.float64):
+        drawn_alone = self.device.type == "cpu" and not everywhere
+        if drawn_alone or self.dtype not in (torch.float32, torch.float64):
             return NotImplemented
         drawn = cast(aten.uniform.default(noise, 0.0, 1.0, generator=generator), torch.float64)
         drawn = aten.add.Tensor(aten.mul.Tensor(drawn, upper - lower), lower)
@@ -328,3 +333,4 @@ TABLE: Family = {
         for name in ("and", "or", "xor", "left_shift", "right_shift")
     },
 }
+EVERYWHERE: Family = {"rrelu_with_noise_functional.default": partial(rrelu, everywhere=True)}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from ._common import (
     cast,
     constant,
     contiguous,
+    measured,
     of_known_sizes,
     where,
     wide,
@@ -138,19 +140,21 @@ def _is_regular(data: Tensor, given: Tensor | None, axis: int, of_offsets: bool)
     return int(given.shape[axis]) > of_offsets and data.numel() > 0
 
 
-def _pays(data: Tensor, given: Tensor, of_offsets: bool, reduce: str) -> bool:
-    """Whether scatters are faster than the library."""
+def _pays(data: Tensor, given: Tensor, of_offsets: bool, reduce: str, forward: bool) -> bool:
+    """Whether scatters are faster than the library, `forward` or for the gradient."""
     axis = given.dim() - 1
     count, size = given.shape[axis] - of_offsets, data.shape[axis]
     rows = math.prod(data.shape[axis + 1 :]) >= LEAST_SIDE_BY_SIDE
     if data.device.type == "cpu":
-        return bool(rows or size <= MOST_IN_A_SEGMENT * count)
+        extreme = forward and reduce in ("max", "min")
+        return bool(extreme or rows or size <= MOST_IN_A_SEGMENT * count)
     short = size <= MOST_IN_A_SEGMENT_ON_GPU * count
     if reduce in ("sum", "mean"):
         return bool(rows or short)
     return bool(reduce != "prod" and short and not rows)
 
 
+@measured
 def segment_reduce(
     data: Tensor,
     reduce: str,
@@ -161,6 +165,7 @@ def segment_reduce(
     axis: int = 0,
     unsafe: bool = False,
     initial: Number | None = None,
+    everywhere: bool = False,
 ) -> Any:
     """Each segment's sum, mean, product or extreme. (An empty one has what the combination begins
     with, or no mean.)"""
@@ -170,7 +175,7 @@ def segment_reduce(
         return NotImplemented
     if given is None or not _is_regular(data, given, axis, offsets is not None):
         return NotImplemented
-    if not _pays(data, given, offsets is not None, reduce):
+    if not everywhere and not _pays(data, given, offsets is not None, reduce, forward=True):
         return NotImplemented
     sums_up = offsets is None and not unsafe
     lengths, offsets = _lengths_and_offsets(lengths, offsets)
@@ -206,6 +211,7 @@ def _product_slope(
     return where(odd, aten.mul.Tensor(grad, excluded), slope)
 
 
+@measured
 def segment_reduce_backward(
     grad: Tensor,
     output: Tensor,
@@ -216,6 +222,7 @@ def segment_reduce_backward(
     offsets: Tensor | None = None,
     axis: int = 0,
     initial: Number | None = None,
+    everywhere: bool = False,
 ) -> Any:
     """Of a sum and a mean, the segment's gradient; of a product, times the others; of an extreme,
     for all that attain it. (Eager shares it out among those where it is positive only.)"""
@@ -223,8 +230,8 @@ def segment_reduce_backward(
     if given is None or not _is_regular(data, given, axis, offsets is not None):
         return NotImplemented
     # (On a GPU the library's gradient is slow, but a product's.)
-    pays = data.device.type != "cpu" and reduce != "prod"
-    if not pays and not _pays(data, given, offsets is not None, reduce):
+    pays = everywhere or (data.device.type != "cpu" and reduce != "prod")
+    if not pays and not _pays(data, given, offsets is not None, reduce, forward=False):
         return NotImplemented
     segments = _segments(data, *_lengths_and_offsets(lengths, offsets))
     x = wide(data)
@@ -246,4 +253,11 @@ def segment_reduce_backward(
 TABLE: Family = {
     "segment_reduce.default": of_known_sizes(segment_reduce),
     "_segment_reduce_backward.default": of_known_sizes(segment_reduce_backward),
+}
+EVERYWHERE: Family = {
+    name: of_known_sizes(partial(function, everywhere=True))
+    for name, function in (
+        ("segment_reduce.default", segment_reduce),
+        ("_segment_reduce_backward.default", segment_reduce_backward),
+    )
 }
