@@ -182,3 +182,17 @@ def test_squares_about_something_else_than_the_mean(check):
         return total, ((x - y) ** 2).sum(1), ((x - total * 1e-4) ** 2).sum(1)
 
     check(fn, x, y, rtol=1e-4)
+
+
+def test_rounding_errors_do_not_grow_with_rows_that_are_no_vectors(check):
+    """Of every other element, and of what a pooling gives: one accumulator takes them all."""
+    x = torch.rand(4, 8, 64, 64)
+
+    def fn(x):
+        pooled = F.max_pool2d(x, 2, 2)
+        return pooled.sum((1, 2, 3)), F.group_norm(pooled, 2), x[:, 0, :, ::2].mean((1, 2))
+
+    checked = check(fn, x)
+    for ours, eager, exact in zip(checked.outputs, fn(x), fn(x.double()), strict=True):
+        error, eagers = ((t - exact).norm() / exact.norm() for t in (ours, eager))
+        assert error <= 1.5 * eagers + 3e-8

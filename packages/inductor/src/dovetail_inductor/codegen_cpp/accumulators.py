@@ -120,9 +120,16 @@ class Accumulators:
             if position:
                 line(f"{self.lane_type(torch.int64)} {name}_at = {{}};")
         else:
-            line(f"{ARITHMETIC[dtype]} {name} = {start};")
+            kept = "double" if self._is_wide(nest) else ARITHMETIC[dtype]
+            line(f"{kept} {name} = {start};")
             if position:
                 line(f"int64_t {name}_at = 0;")
+
+    def _is_wide(self, nest: LoopNest) -> bool:
+        """True for a sum that is kept in float64: one accumulator takes all elements of a row, so
+        that its rounding errors would grow with the row, which those of a vector's lanes share."""
+        alone = self.shape.vector is None and not self.shape.by_row
+        return alone and nest.reduction == "sum" and nest.body.dtype is torch.float32
 
     def update(self, nest: LoopNest, value: Name) -> None:
         """One more element (or vector of them) of a reduction."""
@@ -176,6 +183,7 @@ class Accumulators:
         assert nest.reduction is not None
         if self.shape.vector is None:
             text = f"{name}_at" if nest.reduction in ("argmax", "argmin") else name
+            text = f"(float){text}" if self._is_wide(nest) else text
         elif nest.reduction in ("argmax", "argmin"):
             biggest = "true" if nest.reduction == "argmax" else "false"
             text = f"hposition<{biggest}>({name}, {name}_at)"
