@@ -141,6 +141,11 @@ def _optimizer_cases(name: str, info: Any, dtype: torch.dtype, device: str) -> I
             yield _optimizer_case(info, given.kwargs, dtype, device, closure=True)
 
 
+def _as_tensor(value: Any) -> Any:
+    """A part of a state; numbers (of LBFGS's line search) were computed in float32, too."""
+    return torch.tensor(value) if type(value) is float else _detached([value])[0]
+
+
 def _optimizer_case(
     info: Any, options: dict[str, Any], dtype: torch.dtype, device: str, *, closure: bool
 ) -> Case:
@@ -168,7 +173,7 @@ def _optimizer_case(
         def loss() -> Tensor:
             optimizer.zero_grad()
             distances = [(p - g).abs().pow(2).sum() for p, g in zip(made, given, strict=False)]
-            total = torch.stack(distances).sum()
+            total = torch.stack(distances).sum() * (-1 if options.get("maximize") else 1)
             total.backward()  # type: ignore[no-untyped-call]
             return total
 
@@ -188,7 +193,7 @@ def _optimizer_case(
         return {
             "losses": losses,
             "parameters": _detached(made),
-            "state": pytree.tree_map(lambda v: _detached([v])[0], state["state"]),
+            "state": pytree.tree_map(_as_tensor, state["state"]),
             "groups": state["param_groups"],
             "gradients": gradients(made, _leaves(values)) if wanted else None,
         }
