@@ -132,3 +132,24 @@ def test_matrix_products() -> None:
         check(aten.bmm.default, a, b)
         for shape in [(5,), (2, 3, 5), (3, 1), ()]:
             check(aten.baddbmm.default, zeros(*shape), a, b)
+
+
+def test_identity_matrices() -> None:
+    for n, dtype in itertools.product((0, 1, 5), (None, torch.float64, torch.bool)):
+        check(aten.eye.default, n, dtype=dtype)
+        check(aten.eye.m, n, 3, dtype=dtype)
+    check(aten.eye.default, -1, expect_rule=False)
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_solve_triangular(left: bool) -> None:
+    """The solution lies as LAPACK lays it out, however the matrices do; batches are broadcast."""
+    for batch_a, batch_b in [((), ()), ((2,), (2,)), ((3, 1), (2,)), ((0,), ()), ((), (1, 2))]:
+        for columns in (4, 1, 0):
+            a = torch.eye(3).expand(*batch_a, 3, 3) + torch.rand(*batch_a, 3, 3).tril()
+            shape = (*batch_b, 3, columns) if left else (*batch_b, columns, 3)
+            for x, b in itertools.product((a, a.mT.contiguous().mT), layouts(shape)):
+                check(aten.linalg_solve_triangular.default, x, b, upper=False, left=left)
+    square = torch.eye(3)
+    check(aten.linalg_solve_triangular.default, square, zeros(4, 2), upper=True, expect_rule=False)
+    check(aten.linalg_solve_triangular.default, square, zeros(3), upper=True, expect_rule=False)

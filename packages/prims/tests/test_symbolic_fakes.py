@@ -56,6 +56,10 @@ OPS: dict[str, Callable[[Any], Any]] = {
     "flatten": lambda x: x.flatten(0, 1),
     "cat": lambda x: torch.cat([x, x], 1),
     "arange": lambda x: torch.arange(x.shape[0]),
+    "eye": lambda x: torch.eye(x.shape[0], x.shape[1]) + torch.eye(x.shape[1]).sum(0),
+    "triangular": lambda x: torch.linalg.solve_triangular(
+        x[0, :, :1] * x[0, :, :1].mT + torch.eye(x.shape[1]), x, upper=True
+    ),
     "pad": lambda x: F.pad(x, (1, x.shape[0])),
     "expand": lambda x: x[:1].expand(x.shape[1], -1, -1),
     "add": lambda x: x + x[0],

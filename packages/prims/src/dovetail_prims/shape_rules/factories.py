@@ -97,6 +97,14 @@ def full(size: Sequence[Size], fill_value: Any, *, dtype: Any = None, **options:
     return empty(size, dtype=dtype or number_dtype(fill_value), **options)
 
 
+def eye(n: Size, m: Size | None = None, **options: Any) -> Any:
+    """Ones on the diagonal of an n by m matrix, which is square without m."""
+    sizes = (n, n if m is None else m)
+    if any(type(s) is int and s < 0 for s in sizes):
+        return NotImplemented  # the kernel names the argument
+    return empty(sizes, **options)
+
+
 def scalar_tensor(s: Any, *, dtype: Any = None, **options: Any) -> Any:
     """`scalar_tensor`: 0-dim, default dtype."""
     return empty((), dtype=dtype, **options)
@@ -231,6 +239,8 @@ def rules() -> dict[str, Callable[..., Any]]:
         "randperm.default": randperm,
         "empty_strided.default": empty_strided,
         "full.default": full,
+        "eye.default": eye,
+        "eye.m": eye,
         "scalar_tensor.default": scalar_tensor,
         "arange.default": arange,
         "arange.start": arange_start,

@@ -66,6 +66,23 @@ def lstsq(
     return out, residuals, rank, values
 
 
+def solve_triangular(
+    a: FakeTensor,
+    b: FakeTensor,
+    *,
+    upper: bool,
+    left: bool = True,
+    unitriangular: bool = False,
+) -> FakeTensor:
+    """The solution for a triangular matrix, as LAPACK lays it out."""
+    if min(len(a._sizes), len(b._sizes)) < 2 or a._dtype.is_complex or a._dtype != b._dtype:
+        return NotImplemented  # type: ignore[no-any-return]
+    if a._sizes[-1] != a._sizes[-2] or a._sizes[-1] != b._sizes[-2 if left else -1]:
+        return NotImplemented  # type: ignore[no-any-return]
+    sizes = (*broadcast((a._sizes[:-2], b._sizes[:-2])), *b._sizes[-2:])
+    return make(sizes, _column_major(sizes), b._dtype, b._device)
+
+
 def svd(
     x: FakeTensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: Any = None
 ) -> tuple[FakeTensor, FakeTensor, FakeTensor]:
@@ -318,6 +335,7 @@ def rules() -> dict[str, Callable[..., Any]]:
         "nonzero_static.default": nonzero_static,
         "max_unpool2d.default": max_unpool2d,
         "linalg_lstsq.default": lstsq,
+        "linalg_solve_triangular.default": solve_triangular,
         "_linalg_svd.default": svd,
         "linalg_eig.default": eig,
         "_fft_r2c.default": fft_from_real,
