@@ -134,6 +134,14 @@ def test_several_dimensions(check: Any) -> None:
     assert checked.externs == [] and checked.launches == 5
 
 
+def test_many_short_rows_of_logarithms_are_the_librarys(check: Any) -> None:
+    """Unless ours are asked for."""
+    fn, x = lambda x: (x.logcumsumexp(1),), torch.randn(500, 3)
+    assert check(fn, x).externs == ["aten::logcumsumexp"]
+    assert check(fn, x, options=InductorOptions(everywhere=True)).externs == []
+    assert check(fn, x[:20]).externs == []
+
+
 def test_unfused_and_narrow(check: Any) -> None:
     def fn(x: Tensor) -> tuple[Tensor, ...]:
         return (x * 2).cumsum(0) + 1, *x.cummax(1), x.flip(0).logcumsumexp(0)

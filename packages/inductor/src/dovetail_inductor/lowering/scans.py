@@ -20,7 +20,7 @@ from dovetail_inductor.loop_ir.expr import Expr
 from dovetail_inductor.loop_ir.index import Index, Var, variable
 from dovetail_inductor.loop_ir.loops import ScanKind
 from dovetail_inductor.loop_ir.ops import arithmetic_dtype
-from dovetail_inductor.loop_ir.sizes import is_symbolic, known_le
+from dovetail_inductor.loop_ir.sizes import hint_of, is_symbolic, known_le
 from dovetail_inductor.lowering.indexing import in_range
 from dovetail_inductor.lowering.pointwise import Rule
 from dovetail_inductor.lowering.sequential_scans import (
@@ -38,6 +38,8 @@ from dovetail_inductor.lowering.values import (
 )
 
 PIECE = 16
+# Along fewer neighbours in memory a CPU's library takes logarithms as fast, if there are many rows.
+SHORT_ROW, FEW_ELEMENTS = 8, 256
 LONG_ROW = 1 << 16  # from so many elements on, a GPU's library adds up a single row faster
 
 Element = Callable[[Indices, Expr | None], Expr]
@@ -199,11 +201,19 @@ def _in_order(ctx: Context, value: Value, source: Value, dim: int, kind: _Kind) 
     """`value` made the running total of `source` on a CPU"""
     if value.dtype is torch.bool:
         return NotImplemented  # which eager refuses
+    if ctx.library_on_cpu and kind is _LOGARITHM and _is_short(value, dim):
+        return NotImplemented
     if _is_trivial(source, dim):
         value.loader = lambda at, mask: converted(ctx, source, value.dtype, at, mask)
     else:
         running_total(ctx, value, source, dim % len(source.shape), kind.name)
     return value
+
+
+def _is_short(value: Value, dim: int) -> bool:
+    if not value.shape or value.stride[dim] != 1 or hint_of(value.numel) <= FEW_ELEMENTS:
+        return False
+    return hint_of(value.shape[dim]) < SHORT_ROW
 
 
 def _is_trivial(source: Value, dim: int) -> bool:
