@@ -65,6 +65,14 @@ CASES: dict[str, tuple[Fn, Callable[[], tuple[Tensor, ...]]]] = {
         lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True),
         lambda: (new(8, 12, 17, 9), new(12), new(12)),
     ),
+    "batch norm of what is dear": (
+        lambda x: F.batch_norm(x.exp().log1p().tanh() * x.sin(), None, None, training=True),
+        lambda: (new(20_000, 64),),
+    ),
+    "group norm in channels-last": (
+        lambda x: F.group_norm(x.to(memory_format=torch.channels_last), 4),
+        lambda: (new(3, 16, 11, 11),),
+    ),
     "group norm": (lambda x: F.group_norm(x, 4), lambda: (new(3, 16, 11, 11),)),
     "squared differences": (micro.squared_differences, lambda: (new(700, 300), new(700, 300))),
     "cross entropy": (micro.cross_entropy, lambda: (new(30, 7001), ids(7001, 30))),

@@ -49,3 +49,21 @@ def test_only_a_constant_that_hides_nothing_is_dropped(kind: str, dropped: bool)
     torch.testing.assert_close(got, expected)
     (node,) = [n for n in joint.gm.graph.nodes if "attention" in str(n.target)]
     assert (node.kwargs.get("attn_mask") is None and len(node.args) < 6) == dropped
+
+
+def test_a_literal_number_is_no_constant_of_the_graph() -> None:
+    """`torch.tensor(0.5)` is a number to kernels of any device; a vector is a tensor."""
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        least = torch.tensor(0.5)
+        counter = torch.tensor(1).add_(2)
+        return torch.minimum(x, least), x * torch.tensor([1.0, 2.0]), counter
+
+    x = torch.randn(3, 2)
+    graph = fx.Graph()
+    graph.output(graph.call_function(fn, (graph.placeholder("x"),)))
+    joint = trace_joint(fx.GraphModule(torch.nn.Module(), graph), [x])
+    held = [n for n in joint.gm.graph.nodes if n.op == "get_attr"]
+    assert len(held) == 1
+    for got, wanted in zip(joint.gm(x), fn(x), strict=False):
+        torch.testing.assert_close(got, wanted)

@@ -161,3 +161,23 @@ def test_convolutions_that_lose_are_left_as_they_are() -> None:
     first, second = (n for n in gm.graph.nodes if n.target is aten.convolution.default)
     assert first.meta["val"].stride()[1] == 1
     assert second.meta["val"].is_contiguous()
+
+
+def test_convolutions_over_three_dimensions() -> None:
+    def fn(x: Tensor, w: Tensor, back: Tensor) -> tuple[Tensor, ...]:
+        y = F.max_pool3d(F.conv3d(x, w, padding=1).relu(), 2)
+        y = F.interpolate(y, scale_factor=2)
+        return F.conv_transpose3d(y, back, stride=2, padding=1).mean((2, 3, 4)), y
+
+    gm = relaid(
+        fn, (torch.randn(2, 4, 6, 8, 8), torch.randn(8, 4, 3, 3, 3), torch.randn(8, 4, 3, 3, 3))
+    )
+    found = [n for n in gm.graph.nodes if n.target is aten.convolution.default]
+    assert [n.meta["val"].stride()[1] for n in found] == [1, 1]
+
+
+def test_grouped_convolutions_over_three_dimensions_stay() -> None:
+    def fn(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        return (F.conv3d(x, w, padding=1, groups=4),)
+
+    assert copies(relaid(fn, (torch.randn(2, 4, 6, 8, 8), torch.randn(4, 1, 3, 3, 3)))) == 0

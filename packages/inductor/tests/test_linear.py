@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from dovetail_inductor import InductorOptions, compile_graph
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.record import trace_aten
-from dovetail_runtime.plan import CallAten, LaunchTriton
+from dovetail_runtime.plan import Allocate, CallAten, LaunchTriton
 from dovetail_runtime.reference import ReferenceExecutor
 from dovetail_runtime.triton_build import run_in_interpreter
 
@@ -119,3 +119,20 @@ def test_readers_add_a_convolutions_bias_on_a_gpu(name, dtype):
     own_kernel = (product + b.view(-1, *(1,) * (w.ndim - 2))).relu()
     assert got.stride() == eager.stride() and got.dtype == eager.dtype
     assert (got - exact).abs().max() <= (own_kernel - exact).abs().max() + 1e-6
+
+
+def test_a_grouped_convolution_over_transposed_rows_gets_its_copy_from_a_kernel():
+    """`x.transpose(1, 2)`, which the library would copy."""
+
+    def fn(x, w):
+        return F.conv1d((x * 2 + 1).transpose(1, 2), w, padding=3, groups=8)
+
+    x, w = R(2, 40, 8), R(8, 1, 4)
+    gm = trace_aten(fn, x, w, decompositions=core_aten_table())
+    plan = compile_graph(gm, options=InductorOptions(triton=True))
+    (got,) = ReferenceExecutor(plan, launch_triton=run_in_interpreter)(x, w)
+    torch.testing.assert_close(got, fn(x, w), rtol=1e-5, atol=1e-5)
+    assert sum(isinstance(s, LaunchTriton) for s in plan.steps) == 1
+    (call,) = [s for s in plan.steps if isinstance(s, CallAten)]
+    (written,) = [s for s in plan.steps if isinstance(s, Allocate) and s.name == call.args[0].name]
+    assert written.spec.stride == (320, 40, 1)

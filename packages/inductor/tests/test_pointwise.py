@@ -4,6 +4,10 @@ import math
 
 import pytest
 import torch
+from dovetail_inductor.loop_ir.loops import LoopNest
+from dovetail_inductor.lowering.lower import lower
+from dovetail_prims.fake_tensor import FakeTensor
+from torch import fx
 
 UNARY = [
     torch.abs, torch.neg, torch.exp, torch.exp2, torch.expm1, torch.log, torch.log2, torch.log10,
@@ -135,3 +139,18 @@ def test_numbers(check):
         ),
         values(20),
     )
+
+
+def test_numbers_on_a_cpu_are_part_of_a_gpus_loops():
+    """`torch.minimum(x, torch.tensor(0.5))`: no call that takes tensors of two devices."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = FakeTensor.make((8, 8), (8, 1), torch.float32, torch.device("cuda", 0))
+    half = graph.call_function(torch.ops.aten.full.default, ([], 0.5), {"dtype": torch.float32})
+    half.meta["val"] = FakeTensor.make((), (), torch.float32, torch.device("cpu"))
+    least = graph.call_function(torch.ops.aten.minimum.default, (x, half))
+    least.meta["val"] = x.meta["val"]
+    graph.output((least,))
+    lowered = lower(fx.GraphModule(torch.nn.Module(), graph))
+    (nest,) = lowered.nodes
+    assert isinstance(nest, LoopNest) and nest.reads() == {"arg0"}

@@ -1,5 +1,7 @@
 """Reductions of every kind and shape against eager."""
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -196,3 +198,47 @@ def test_rounding_errors_do_not_grow_with_rows_that_are_no_vectors(check):
     for ours, eager, exact in zip(checked.outputs, fn(x), fn(x.double()), strict=True):
         error, eagers = ((t - exact).norm() / exact.norm() for t in (ours, eager))
         assert error <= 1.5 * eagers + 3e-8
+
+
+def triton_plan(fn, *inputs):
+    gm = trace_aten(fn, *inputs, decompositions=core_aten_table())
+    return compile_graph(gm, options=InductorOptions(triton=True))
+
+
+def test_loops_of_a_reduction_follow_memory():
+    """The channels of a group lie side by side in channels-last; the graph has them first."""
+    x = torch.randn(2, 8, 20, 20).to(memory_format=torch.channels_last)
+
+    def fn(x):
+        return F.group_norm(x, 2)
+
+    plan = triton_plan(fn, x)
+    (got,) = ReferenceExecutor(plan, launch_triton=run_in_interpreter)(x)
+    torch.testing.assert_close(got, fn(x), rtol=1e-5, atol=1e-5)
+    (kernel,) = plan.kernels
+    (innermost,) = set(re.findall(r"(v\d+) = r % 4\n", kernel.source))
+    loads = re.findall(r"tl.load\(p\d \+ \((.*?)\)[,)]", kernel.source)
+    assert loads and all(innermost in load.split(" + ") for load in loads)
+
+
+def test_large_groups_leave_no_loop_over_all_their_elements():
+    """Where a GPU's cache does not hold them from one pass to the next."""
+    x = torch.empty(32, 64, 256, 256).to(memory_format=torch.channels_last)
+    plan = triton_plan(lambda x: F.group_norm(x, 8), x)
+    launches = [s for s in plan.steps if isinstance(s, LaunchTriton)]
+    assert len(launches) == 3 and all("for start" not in k.source for k in plan.kernels)
+    assert launches[0].grid[0] >= 4096
+
+
+def test_dear_values_that_a_program_stored_are_read_back(build_for_h100):
+    """Their values are compared on a GPU (`test_gpu_kernels.py`)."""
+    x = torch.randn(20_000, 64)
+
+    def fn(x):
+        stored = torch.tanh(F.softplus(x)) * torch.sin(x)
+        return F.batch_norm(stored, None, None, training=True)
+
+    plan = triton_plan(fn, x)
+    (kernel,) = [k for k in plan.kernels if "tl.debug_barrier()" in k.source]
+    assert kernel.source.count("tl.sin(") == 1
+    build_for_h100(plan.kernels)

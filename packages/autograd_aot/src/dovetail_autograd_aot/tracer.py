@@ -240,6 +240,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kind is OpKind.VIEW:
             return self._view(func, args, kwargs)
         if kind is OpKind.ALIAS:
+            if func is aten.lift_fresh.default and _is_number(args[0]):
+                value = {"dtype": args[0].dtype, "device": args[0].device}
+                return self.fresh_results(self.emit(aten.full.default, ([], args[0].item()), value))
             tensor = self.traced(args[0])
             if func is aten.detach_.default:
                 return tensor
@@ -728,3 +731,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 aten.clone.default, (value,), {"memory_format": torch.contiguous_format}
             )
         return self.node_op(aten.view.default, (value, size_nodes), {})
+
+
+def _is_number(value: Tensor) -> bool:
+    """Whether this is `torch.tensor(number)`, which nobody but the traced program holds: kernels of
+    any device compute with the number."""
+    real = type(value) is not FakeTensor
+    return real and value.dim() == 0 and value.device.type == "cpu" and not value.is_complex()

@@ -14,7 +14,7 @@ from dovetail_inductor.autotune.choose import Tuner, choose_products
 from dovetail_inductor.emit_plan import emit_plan
 from dovetail_inductor.lowering.lower import lower
 from dovetail_inductor.options import InductorOptions
-from dovetail_inductor.scheduler.cleanup import remove_dead, split_divisions
+from dovetail_inductor.scheduler.cleanup import remove_dead, sort_reductions, split_divisions
 from dovetail_inductor.scheduler.combine import combine
 from dovetail_inductor.scheduler.fuse import fuse
 from dovetail_inductor.scheduler.kernels import KernelGraph
@@ -74,6 +74,8 @@ def compile_graph(
     loops = passes.run("remove_dead", lambda: remove_dead(loops))
     # After this, most indices are affine, so that loops can be compared.
     loops = passes.run("split_divisions", lambda: split_divisions(loops))
+    # Needs affine indices; before the order of loops counts.
+    loops = passes.run("sort_reductions", lambda: sort_reductions(loops))
     # Before fusion, so that pieces can join the kernels that compute what they reduce.
     loops = passes.run("split_reductions", lambda: split_reductions(loops, chosen))
     kernels = passes.run("fuse", lambda: fuse(loops, chosen))

@@ -3,8 +3,8 @@
 The structure follows `FusedKernel.phases`: for each phase one pass over the columns (a loop, or a
 single block when a row fits in registers) that computes full nests and accumulates reductions, then
 the row nests of that phase. A value written by one nest and read by another at the same point is
-handed over in registers; in a looped kernel a later pass computes full values again instead of
-reading back what other threads of the program have stored.
+handed over in registers; in a looped kernel a later pass computes full values again, but for dear
+ones that the program has stored: those it reads back.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dovetail_inductor.codegen_triton.ops import NARROW, TRITON_TYPES
 from dovetail_inductor.codegen_triton.reductions import combined, neutral_element, reduced
 from dovetail_inductor.codegen_triton.tiling import Axis, Tiling, choose
 from dovetail_inductor.loop_ir.expr import Apply, Constant, Expr, Load, walk
-from dovetail_inductor.loop_ir.handlers import interpret
+from dovetail_inductor.loop_ir.handlers import count, interpret
 from dovetail_inductor.loop_ir.loops import Buffer, Combine, LoopNest
 from dovetail_inductor.loop_ir.sizes import any_symbolic, is_symbolic
 from dovetail_inductor.scheduler.kernels import FusedKernel
@@ -57,6 +57,11 @@ def emit_kernel(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> EmittedKe
     )
 
 
+# A stored value that takes more than this many additions is read back, from a cache or at memory's
+# speed, at which that much can be computed meanwhile.
+_DEAR = 40
+
+
 @dataclass
 class _Accumulator:
     """A running reduction: the block name, and for argmax/argmin the block of positions."""
@@ -81,6 +86,7 @@ class Emission:
     row_memo: dict[int, str] = field(default_factory=dict)
     memo: dict[int, str] = field(default_factory=dict)
     online: dict[str, str] = field(default_factory=dict)  # sum's buffer -> maximum's
+    stored: set[str] = field(default_factory=set)  # what later passes read back
 
     @property
     def wide(self) -> bool:
@@ -250,6 +256,8 @@ class Emission:
 
     def _looped_pass(self, nests: list[LoopNest]) -> None:
         axis = self.tiling.axes[-1]
+        if self.stored:  # by other threads of the program, too
+            self.lines.add("tl.debug_barrier()")
         self._hoist(nests)
         accumulators = {n.buffer: self._start(n) for n in nests if n.reduction is not None}
         if self.tiling.folds > 1 and axis.masked and not is_symbolic(axis.size):
@@ -264,6 +272,13 @@ class Emission:
             loop = f"for start in range(0, {axis.size}, {axis.block}):"
             self._turns(nests, accumulators, loop)
         self._finish_all(accumulators)
+        self.stored |= {n.buffer for n in nests if n.reduction is None and self._is_dear(n)}
+
+    def _is_dear(self, nest: LoopNest) -> bool:
+        """Whether a value is read back where it has been stored: it is not rounded by that."""
+        exact = self.buffers[nest.buffer].dtype is nest.body.dtype
+        counted = count([nest.body])
+        return exact and counted.cost - counted.loads > _DEAR
 
     def _turns(
         self, nests: list[LoopNest], accumulators: Mapping[str, _Accumulator], loop: str | None
@@ -456,7 +471,7 @@ class Emission:
         for nest in self.kernel.nests:  # a full value of an earlier pass: compute it again
             if nest.buffer == load.buffer:
                 assert self.tiling.looped and self.kernel.is_full(nest), load.buffer
-                return self._full_value(nest)
+                return None if nest.buffer in self.stored else self._full_value(nest)
         return None
 
     def _store(self, nest: LoopNest, value: str) -> None:

@@ -1,5 +1,5 @@
-"""Products and convolutions with a bias: what the library call adds itself, and what the consumers'
-kernels add."""
+"""Products and convolutions: what the library call adds of a bias itself, what the consumers'
+kernels add, and operands laid out as the library would copy them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,16 @@ import torch
 from torch import fx
 
 from dovetail_inductor.loop_ir.expr import Expr
+from dovetail_inductor.loop_ir.loops import same_strides
 from dovetail_inductor.lowering.externs import extern_call
 from dovetail_inductor.lowering.pointwise import pointwise
-from dovetail_inductor.lowering.values import Context, Indices, Value, tensor_of
+from dovetail_inductor.lowering.values import (
+    Context,
+    Indices,
+    Value,
+    contiguous_strides,
+    tensor_of,
+)
 
 # Wide enough that a product rounded before the bias is added is as good as one rounded after.
 WIDE = (torch.float32, torch.float64)
@@ -67,3 +74,33 @@ def convolution_plus_channels(ctx: Context, node: fx.Node, args: Sequence[Any]) 
     return pointwise(
         ctx, node, (product, rows), tensor_of(node).dtype, lambda e: ctx.builder.apply("add", e)
     )
+
+
+# The operands with rows, and the place of the groups, by call.
+_ROWS = {"convolution.default": (1, 8), "convolution_backward.default": (2, 9)}
+
+
+def row_major_operands(ctx: Context, name: str, args: Sequence[Any]) -> list[Any]:
+    """The arguments of a call, those of a grouped convolution over rows on a GPU row-major.
+
+    `x.transpose(1, 2)` is what such convolutions are often given. The library copies it; the kernel
+    that computes x can write that copy instead.
+    """
+    operands, groups = _ROWS.get(name, (0, 0))
+    copied = list(args)
+    if not operands or not ctx.on_gpu or args[groups] == 1:
+        return copied
+    for position, x in enumerate(args[:operands]):
+        if isinstance(x, Value) and len(x.shape) == 3:
+            copied[position] = _row_major(ctx, x)
+    return copied
+
+
+def _row_major(ctx: Context, x: Value) -> Value:
+    strides = contiguous_strides(x.shape)
+    if same_strides(x.shape, x.stride, strides):
+        return x
+    copy = Value(x.shape, strides, x.dtype, x.device, x.origin)
+    copy.loader = lambda indices, mask: ctx.load(x, indices, mask)
+    ctx.realize(copy)
+    return copy

@@ -18,6 +18,7 @@ from dovetail_runtime.plan import Size
 from torch import fx
 
 from dovetail_inductor.codegen_triton.ops import has_triton_form
+from dovetail_inductor.loop_ir.expr import Load, walk
 from dovetail_inductor.loop_ir.loops import (
     Buffer,
     LoopGraph,
@@ -55,6 +56,7 @@ from dovetail_inductor.lowering.values import (
     Loader,
     UnsupportedGraph,
     Value,
+    fits_cache_wide,
     is_dense,
     shape_of,
     static_shape,
@@ -92,10 +94,6 @@ EXPANDED_COST_IF_NARROW = 12  # the same of half types, which memory would round
 # Expanded so many times, its bytes are few beside those of what reads it: half types are kept in
 # float32, as they would be if each reader computed them.
 WIDE_IF_EXPANDED = 16
-# What only loops read is kept in float32, too, while a cache holds it then: the roundings of the
-# residual stream are most of a transformer's error (GPT-2's is 13% less on a GPU, 30% on a CPU),
-# and so small a tensor does not travel to memory and back.
-WIDE_BYTES = 48 * 2**20  # of it in float32; an H100's second-level cache has 50 MiB
 EXPANDED_COST_OF_PLACES = 12  # the same of what is made of places alone, and reads nothing
 
 
@@ -222,7 +220,7 @@ def _call(
     if isinstance(val, torch.SymBool):
         raise UnsupportedGraph(f"{node.name}: the symbolic number {val}")
     rule = RULES.get(rule_name(node))
-    if rule is not None and _is_loop_like(node, args):
+    if rule is not None and _is_loop_like(ctx, node, args):
         result = rule(ctx, node, args, kwargs)
         if result is not NotImplemented:
             return result
@@ -238,14 +236,15 @@ def _call(
             return result
     if rule_name(node) == "addmm.default" and not in_memory and linear.adds_a_row(args, kwargs):
         return linear.product_plus_row(ctx, node, args)
+    args = linear.row_major_operands(ctx, rule_name(node), args)
     if rule_name(node) == "convolution.default" and linear.adds_channels(ctx, args):
         return linear.convolution_plus_channels(ctx, node, args)
     return extern_call(ctx, node, args, kwargs)
 
 
-def _is_loop_like(node: fx.Node, args: list[Any]) -> bool:
-    """True if loops can compute it: dtypes that they hold, one device (0-d CPU tensors stay
-    extern)."""
+def _is_loop_like(ctx: Context, node: fx.Node, args: list[Any]) -> bool:
+    """True if loops can compute it: dtypes that they hold, one device. 0-d CPU tensors beside those
+    of a GPU stay extern unless they are known numbers."""
     val = node.meta.get("val")
     results = [v for v in (val if isinstance(val, tuple | list) else (val,)) if v is not None]
     if any(v.dtype not in STORED_DTYPES for v in results):
@@ -256,12 +255,19 @@ def _is_loop_like(node: fx.Node, args: list[Any]) -> bool:
 
     def fits(arg: Any) -> bool:
         if isinstance(arg, Value):
-            return arg.device == device and arg.dtype in STORED_DTYPES
+            here = arg.device == device or _is_known_number(ctx, arg)
+            return here and arg.dtype in STORED_DTYPES
         return all(map(fits, arg)) if isinstance(arg, list | tuple) else True
 
     if rule_name(node) == "nextafter.default" and results[0].dtype.itemsize < 4:
         return False  # the neighbour in the narrow type, not in float32
     return all(map(fits, args))
+
+
+def _is_known_number(ctx: Context, value: Value) -> bool:
+    if value.shape or value.stored is not None or value.device.type != "cpu":
+        return False
+    return not any(isinstance(node, Load) for node in walk([ctx.load(value, ())]))
 
 
 def _device_type(node: fx.Node) -> str:
@@ -343,7 +349,7 @@ def _realize(ctx: Context, value: Value, form: Value) -> None:
     if form is not value:
         ctx.realize(form)
         value.forget_memo()  # it is read from there now
-    elif hint_of(value.numel) * 4 <= WIDE_BYTES:
+    elif fits_cache_wide(value):
         _realize_wide(ctx, value)
     else:
         ctx.realize(value)

@@ -13,7 +13,7 @@ from torch import fx
 from dovetail_inductor.loop_ir.expr import Expr
 from dovetail_inductor.loop_ir.index import Index, Var, variable
 from dovetail_inductor.loop_ir.ops import arithmetic_dtype
-from dovetail_inductor.loop_ir.sizes import is_symbolic
+from dovetail_inductor.loop_ir.sizes import hint_of, is_symbolic
 from dovetail_inductor.lowering.pointwise import Rule
 from dovetail_inductor.lowering.promotion import cast
 from dovetail_inductor.lowering.values import (
@@ -21,12 +21,14 @@ from dovetail_inductor.lowering.values import (
     Indices,
     Value,
     contiguous_strides,
+    fits_cache_wide,
     tensor_of,
     value_like,
 )
 
 # A value that several reductions of one op read is put in memory when it costs more than this.
 _REREAD_COST = 4
+_REREAD_COST_ON_GPU = 12
 
 
 def normal_dims(dims: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:
@@ -123,6 +125,24 @@ def _position(reduction: str) -> Rule:
     return rule
 
 
+def _store_if_read_again(ctx: Context, source: Value) -> None:
+    """Put what two reductions and their consumer read in memory where that saves more than it
+    moves. A large tensor of a GPU goes there in its own narrow type, and not for a little
+    arithmetic on one tensor of its size, which each reader then does again."""
+    if source.stored is not None:
+        return
+    cost = ctx.cost(source)
+    if not ctx.on_gpu or fits_cache_wide(source):
+        if cost.cost > _REREAD_COST:
+            ctx.realize(source)
+        return
+    numel = hint_of(source.numel)
+    large = sum(4 * hint_of(prod(ctx.buffers[name].shape)) >= numel for name in cost.buffers)
+    if large > 1 or cost.cost - cost.loads > _REREAD_COST_ON_GPU:
+        ctx.realize(source if source.widened is None else source.widened)
+        source.forget_memo()
+
+
 def _var_mean(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Two passes, mean then squared deviations: as accurate as Welford, and cheap in cache."""
     source: Value = args[0]
@@ -133,8 +153,7 @@ def _var_mean(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str
     arithmetic = arithmetic_dtype(source.dtype)
     var_val, mean_val = node.meta["val"]
     b = ctx.builder
-    if source.stored is None and ctx.cost(source).cost > _REREAD_COST:
-        ctx.realize(source)
+    _store_if_read_again(ctx, source)
 
     # Statistics stay in the arithmetic type between the passes, and keep their dimensions.
     kept = tuple(1 if d in dims else n for d, n in enumerate(source.shape))

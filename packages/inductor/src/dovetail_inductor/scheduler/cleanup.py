@@ -1,4 +1,5 @@
-"""The passes `remove_dead` and `split_divisions`, which tidy a `LoopGraph` before fusion."""
+"""The passes that tidy a `LoopGraph` before fusion: `remove_dead`, `split_divisions`,
+`sort_reductions`."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import torch
 
 from dovetail_inductor.loop_ir.expr import Builder, Expr
 from dovetail_inductor.loop_ir.loops import ExternCall, LoopGraph, LoopNest, Node, Strided
+from dovetail_inductor.loop_ir.sizes import hint_of
 from dovetail_inductor.scheduler import loops
 
 
@@ -60,3 +62,23 @@ def split_divisions(graph: LoopGraph) -> LoopGraph:
         for n in graph.nodes
     )
     return replace(graph, nodes=nodes)
+
+
+def sort_reductions(graph: LoopGraph) -> LoopGraph:
+    """Put the loops that a reduction reduces in the order of memory, nearest neighbours innermost:
+    those of a tensor in channels-last are given as channels, then pixels."""
+    nodes = tuple(_sorted(n) if isinstance(n, LoopNest) else n for n in graph.nodes)
+    return replace(graph, nodes=nodes)
+
+
+def _sorted(nest: LoopNest) -> LoopNest:
+    positions = nest.reduction in ("argmax", "argmin")  # which count the elements in their order
+    if nest.reduction is None or positions or len(nest.reduce_vars) < 2:
+        return nest
+    loads = list(nest.loads)
+    apart = {
+        v: sum(abs(hint_of(load.index.coefficient(v) or 0)) for load in loads)
+        for v in nest.reduce_vars
+    }
+    order = tuple(sorted(nest.reduce_vars, key=lambda v: -apart[v]))
+    return nest if order == nest.reduce_vars else replace(nest, reduce_vars=order)
