@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
-from conftest import run_check
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.pipeline import compile_graph
 from dovetail_prims.decompositions import core_aten_table
@@ -41,21 +41,21 @@ def arguments(steps: int, width: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_steps_of_a_loop_share_kernels(dtype: torch.dtype) -> None:
+def test_steps_of_a_loop_share_kernels(dtype: torch.dtype, check: Callable[..., Any]) -> None:
     """Of float64 (8 bytes) and of float32 whose rows are 16 elements, all steps begin at multiples
     of 16 bytes."""
     counts = []
     for steps in (6, 12):
         with torch.no_grad():
-            done = run_check(recurrence, *arguments(steps, 16, dtype), rtol=0.05, atol=0.05)
+            done = check(recurrence, *arguments(steps, 16, dtype), rtol=0.05, atol=0.05)
         counts.append(len(done.plan.kernels))
         assert done.launches > steps
     assert counts[1] <= counts[0]
 
 
-def test_steps_at_any_place_share_kernels_by_their_remainder() -> None:
+def test_steps_at_any_place_share_kernels_by_their_remainder(check: Callable[..., Any]) -> None:
     kernels = [
-        len(run_check(recurrence, *arguments(steps, 7, torch.float32)).plan.kernels)
+        len(check(recurrence, *arguments(steps, 7, torch.float32)).plan.kernels)
         for steps in (9, 18)
     ]
     assert kernels[1] <= kernels[0] + 1
@@ -75,12 +75,14 @@ PARTS: dict[str, Callable[[Tensor], Tensor | tuple[Tensor, ...]]] = {
 
 @pytest.mark.parametrize("name", PARTS)
 @pytest.mark.parametrize("offset", [0, 3])
-def test_parts_of_a_tensor(name: str, offset: int, interpreter: TritonInterpreter) -> None:
+def test_parts_of_a_tensor(
+    name: str, offset: int, interpreter: TritonInterpreter, check: Callable[..., Any]
+) -> None:
     """In C++ and in Triton; the input itself may begin anywhere in its storage."""
     torch.manual_seed(0)
     x = torch.randn(offset + 3 * 6 * 32)[offset:].view(3, 6, 32)
     with torch.no_grad():
-        run_check(PARTS[name], x)
+        check(PARTS[name], x)
         want = PARTS[name](x)
     gm = trace_aten(PARTS[name], x, decompositions=core_aten_table())
     plan = compile_graph(gm, options=InductorOptions(triton=True))

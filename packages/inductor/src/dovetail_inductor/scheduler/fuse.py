@@ -192,6 +192,7 @@ class _Fuser:
         columns = prod(hint_of(v.size) for v in found.columns)
         if rule is not GPU_RULE or rows * columns < rule.elements:
             return False
+        reduces = any(u.group is not None and u.group.columns for u in (a, b))
         for unit, pieces in ((a, found.pieces_a), (b, found.pieces_b)):
             group = unit.group
             assert group is not None
@@ -204,8 +205,10 @@ class _Fuser:
             )
             tasks = -(-rows // rule.side_by_side) if across else rows
             least = rule.result_across if across else rule.result
-            # Of very long rows more are too few: what each of the others has left is longer.
+            # Of very long rows more are too few: what each of the others has left is longer; and
+            # more yet where there is no reduction whose elements are at hand.
             enough = rule.aim if columns >= 2 * rule.result else rule.enough_tasks
+            enough = enough if reduces else 2 * rule.aim
             if tasks < enough and columns >= least:
                 return True
         return False

@@ -54,7 +54,7 @@ class SplitRule:
 CPU_RULE = SplitRule(16, 64, 1 << 15, 256, 256, 512, 512)
 # An H100 has 132 multiprocessors; a second launch costs what 2**16 elements cost one of them.
 GPU_RULE = SplitRule(
-    132, 4 * 132, 1 << 16, 4096, 32, 1 << 15, 256, kept=1 << 13, side=2 * 132, cache_bytes=1 << 25
+    132, 4 * 132, 1 << 16, 4096, 32, 1 << 15, 256, kept=1 << 12, side=2 * 132, cache_bytes=1 << 25
 )
 
 
