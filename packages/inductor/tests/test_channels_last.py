@@ -169,9 +169,8 @@ def test_convolutions_over_three_dimensions() -> None:
         y = F.interpolate(y, scale_factor=2)
         return F.conv_transpose3d(y, back, stride=2, padding=1).mean((2, 3, 4)), y
 
-    gm = relaid(
-        fn, (torch.randn(2, 4, 6, 8, 8), torch.randn(8, 4, 3, 3, 3), torch.randn(8, 4, 3, 3, 3))
-    )
+    weight = torch.randn(32, 16, 3, 3, 3) / 8
+    gm = relaid(fn, (torch.randn(2, 16, 6, 8, 8), weight, weight + 1))
     found = [n for n in gm.graph.nodes if n.target is aten.convolution.default]
     assert [n.meta["val"].stride()[1] for n in found] == [1, 1]
 

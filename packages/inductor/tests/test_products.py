@@ -20,7 +20,7 @@ from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.record import trace_aten
 from dovetail_runtime import load
 from dovetail_runtime.knobs import Knobs
-from dovetail_runtime.plan import CallAten, LaunchTriton, Plan, TritonKernel
+from dovetail_runtime.plan import CallAten, LaunchTriton, Plan, TritonKernel, View
 from dovetail_runtime.reference import ReferenceExecutor
 from dovetail_runtime.triton_build import run_in_interpreter
 from torch import Tensor
@@ -52,9 +52,12 @@ class Chosen:
         self.choices.append(choice)
 
 
+DRAWN = torch.Generator().manual_seed(0)  # the same numbers, whatever else is imported
+
+
 def half(*shape: int) -> Tensor:
     # not bfloat16: Triton's interpreter truncates to it, where a GPU rounds
-    return torch.randn(*shape).half() / 4
+    return torch.randn(*shape, generator=DRAWN).half() / 4
 
 
 def gelu_mlp(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
@@ -202,7 +205,8 @@ def test_a_reader_adds_up_the_parts(name: str, tiles: Callable[[ProductTiles], N
     fn, inputs = READERS[name]
     tiles(PARTS)
     plan = compiled(fn, inputs, Chosen(1))
-    assert len(plan.steps) == 4 and len(plan.kernels) == 2  # two results, two launches
+    steps = [s for s in plan.steps if not isinstance(s, View)]  # of where a reader begins
+    assert len(steps) == 4 and len(plan.kernels) == 2  # two results, two launches
     check(fn, inputs, plan)
     tiles(SMALL)
     check(fn, inputs, compiled(fn, inputs, Chosen(1)))

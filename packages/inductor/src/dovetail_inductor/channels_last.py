@@ -41,6 +41,8 @@ _GROUPS: Mapping[Any, int] = {aten.convolution.default: 8, aten.convolution_back
 # Channels-last of tensors of so many dimensions.
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
+FEW_CHANNELS = 16
+
 # What tells of a node where it belongs: to the user's code, to a region that is recomputed.
 _BELONGS = ("stack_trace", "checkpoint", "in_backward")
 
@@ -102,7 +104,8 @@ def _is_candidate(node: Node, device_type: str) -> bool:
     """Whether a convolution is faster in channels-last (measured on an H100).
 
     In 4 bytes those of one channel a group are not: their gradients take twice as long. Over three
-    dimensions groups take up to 65 times as long, in 2 bytes, too.
+    dimensions groups take up to 65 times as long, in 2 bytes, too, and few channels are not worth
+    the copies in 4.
     """
     x = fake_of(node.args[CONVOLUTIONS[node.target][-2]])
     if x._device.type != device_type or len(x._sizes) not in _FORMATS:
@@ -110,7 +113,12 @@ def _is_candidate(node: Node, device_type: str) -> bool:
     if len(x._sizes) == 4 and x._dtype.itemsize == 2:
         return True
     groups: Any = node.args[_GROUPS[node.target]]
-    return (x._dtype is torch.float32 or x._dtype.itemsize == 2) and groups == 1
+    if groups != 1:
+        return False
+    if x._dtype.itemsize == 2:
+        return True
+    many = len(x._sizes) == 4 or min(_sizes(node, -1)[:2]) >= FEW_CHANNELS
+    return x._dtype is torch.float32 and many
 
 
 class _Relayout:

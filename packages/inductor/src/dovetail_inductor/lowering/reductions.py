@@ -20,7 +20,6 @@ from dovetail_inductor.lowering.values import (
     Context,
     Indices,
     Value,
-    contiguous_strides,
     fits_cache_wide,
     tensor_of,
     value_like,
@@ -143,6 +142,17 @@ def _store_if_read_again(ctx: Context, source: Value) -> None:
         source.forget_memo()
 
 
+def _in_order_of(source: Value, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a dense tensor of these sizes whose dimensions lie in memory as the source's:
+    what reads both then reads neighbours of both."""
+    strides = [1] * len(sizes)
+    step = 1
+    for d in sorted(reversed(range(len(sizes))), key=lambda d: hint_of(source.stride[d])):
+        strides[d] = step
+        step *= sizes[d]
+    return tuple(strides)
+
+
 def _var_mean(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Two passes, mean then squared deviations: as accurate as Welford, and cheap in cache."""
     source: Value = args[0]
@@ -160,7 +170,7 @@ def _var_mean(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str
 
     def statistic(element: Callable[[Indices], Expr], name: str) -> Value:
         value = Value(
-            kept, contiguous_strides(kept), arithmetic, source.device, f"{node.name}_{name}"
+            kept, _in_order_of(source, kept), arithmetic, source.device, f"{node.name}_{name}"
         )
         reduce_into(ctx, value, source, dims, "sum", element)
         return value
