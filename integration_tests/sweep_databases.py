@@ -33,11 +33,13 @@ from sweep_operators import (
     _copy,
     _NotForEager,
     _reason,
-    _row,
     _shaken,
     _widened,
     compare,
+    report,
+    rows_in,
     run_jobs,
+    still_to_do,
     sweep,
 )
 from torch.utils import _pytree as pytree
@@ -247,11 +249,7 @@ def main() -> None:
     parser.add_argument("--table", nargs="+", help="write the table of these files of rows")
     given = parser.parse_args()
     if given.table:
-        found = {}
-        for path in given.table:
-            with open(path) as lines:
-                found |= {(r.op, r.dtype, r.stage): r for r in map(_row, map(json.loads, lines))}
-        print(as_markdown(list(found.values())), end="")
+        print(as_markdown(rows_in(given.table)), end="")
         return
     if given.here:
         _here(json.load(sys.stdin))
@@ -259,29 +257,14 @@ def main() -> None:
     label = given.stage if given.condition == "plain" else f"{given.stage} {given.condition}"
     databases = given.database or list(DATABASES)
     jobs = [job for d in databases for job in jobs_of(d, given.only, given.dtypes)]
-    have = set()
-    if given.json:
-        try:
-            with open(given.json) as lines:
-                have = {(r["op"], r["dtype"], r["stage"]) for r in map(json.loads, lines)}
-        except FileNotFoundError:
-            pass
-    first, step = map(int, given.shard.split("/"))
-    jobs = [job for job in jobs if (*job, label) not in have][first::step]
+    jobs = still_to_do(jobs, label, given.json, given.shard)
     limits = dict.fromkeys(ALL_DTYPES, given.samples)
     if given.in_process:
         _here({"jobs": jobs, "stage": label, "limits": limits, "seconds": given.seconds,
                "device": given.device})  # fmt: skip
         return
-    totals: collections.Counter[str] = collections.Counter()
     rows = sweep(jobs, label, limits, given.seconds, 40, script=__file__, device=given.device)
-    for row in rows:
-        totals[row.outcome] += 1
-        print(f"{row.op:44} {row.dtype:9} {row.samples:3} {row.outcome:8} {row.text}", flush=True)
-        if given.json:
-            with open(given.json, "a") as out:
-                out.write(json.dumps(row.__dict__) + "\n")
-    print(dict(totals))
+    report(rows, given.json)
 
 
 if __name__ == "__main__":

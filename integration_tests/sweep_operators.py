@@ -25,7 +25,7 @@ import traceback
 import types
 import unittest
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -600,6 +600,40 @@ def _reach(rows: Sequence[Row], stage: str) -> list[str]:
     return lines + [f"| {kind} | {count} |" for kind, count in counted.most_common()]
 
 
+def rows_in(paths: Iterable[str]) -> list[Row]:
+    """The last row of each operator, dtype and stage in files of rows."""
+    found: dict[tuple[str, str, str], Row] = {}
+    for path in paths:
+        with open(path) as lines:
+            for row in map(_row, map(json.loads, lines)):
+                found[row.op, row.dtype, row.stage] = row
+    return list(found.values())
+
+
+def still_to_do(
+    jobs: list[tuple[str, str]], stage: str, path: str | None, shard: str
+) -> list[tuple[str, str]]:
+    """The jobs of a shard (`I/N`) whose row is not in the file."""
+    try:
+        have = {(r.op, r.dtype, r.stage) for r in rows_in([path] if path else [])}
+    except FileNotFoundError:
+        have = set()
+    first, step = map(int, shard.split("/"))
+    return [job for job in jobs if (*job, stage) not in have][first::step]
+
+
+def report(rows: Iterable[Row], path: str | None) -> None:
+    """Print rows as they come, append them to the file, and count the outcomes."""
+    totals: collections.Counter[str] = collections.Counter()
+    for row in rows:
+        totals[row.outcome] += 1
+        print(f"{row.op:44} {row.dtype:9} {row.samples:3} {row.outcome:8} {row.text}", flush=True)
+        if path:
+            with open(path, "a") as out:
+                out.write(json.dumps(row.__dict__) + "\n")
+    print(dict(totals))
+
+
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -617,12 +651,7 @@ def main() -> None:
     parser.add_argument("--table", nargs="+", help="write the table of these files of rows")
     arguments = parser.parse_args()
     if arguments.table:
-        found: dict[tuple[str, str, str], Row] = {}
-        for path in arguments.table:
-            with open(path) as lines:
-                for row in map(_row, map(json.loads, lines)):
-                    found[row.op, row.dtype, row.stage] = row
-        print(as_markdown(list(found.values())), end="")
+        print(as_markdown(rows_in(arguments.table)), end="")
         return
     if arguments.here:
         request = json.load(sys.stdin)
@@ -636,23 +665,9 @@ def main() -> None:
         run_here(jobs, arguments.stage, limits, arguments.seconds, arguments.device)
         return
     jobs = jobs_of(arguments.ops or sorted(operators()), arguments.dtypes)
-    if arguments.json:
-        try:
-            with open(arguments.json) as lines:
-                have = {(r["op"], r["dtype"], r["stage"]) for r in map(json.loads, lines)}
-        except FileNotFoundError:
-            have = set()
-        jobs = [job for job in jobs if (*job, arguments.stage) not in have]
-    first, step = map(int, arguments.shard.split("/"))
-    totals: collections.Counter[str] = collections.Counter()
+    jobs = still_to_do(jobs, arguments.stage, arguments.json, arguments.shard)
     seconds, device = arguments.seconds, arguments.device
-    for row in sweep(jobs[first::step], arguments.stage, limits, seconds, device=device):
-        totals[row.outcome] += 1
-        print(f"{row.op:40} {row.dtype:9} {row.samples:3} {row.outcome:8} {row.text}", flush=True)
-        if arguments.json:
-            with open(arguments.json, "a") as out:
-                out.write(json.dumps(row.__dict__) + "\n")
-    print(dict(totals))
+    report(sweep(jobs, arguments.stage, limits, seconds, device=device), arguments.json)
 
 
 if __name__ == "__main__":

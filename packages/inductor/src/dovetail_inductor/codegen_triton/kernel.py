@@ -401,6 +401,7 @@ class Emission:
             return
         if self.tiling.folds > 1:
             value = self._folded(nest, value)
+        assert nest.reduction is not None
         both = combined(nest.reduction, acc, value, dtype, self.helpers.add)
         if axis.masked and self.tiling.folds == 1:
             both = f"tl.where({axis.mask}, {both}, {acc})"

@@ -6,6 +6,14 @@ from collections.abc import Callable
 
 import torch
 
+from dovetail_inductor.codegen_triton.ops import emit_op
+
+# The scalar op that makes one of two partial results.
+_COMBINING = {
+    "sum": "add", "prod": "mul", "any": "bitwise_or", "all": "bitwise_and",
+    "max": "maximum", "min": "minimum",
+}  # fmt: skip
+
 
 def neutral_element(reduction: str | None, dtype: torch.dtype) -> float | int | bool:
     """The element that leaves a reduction as it is."""
@@ -22,25 +30,9 @@ def neutral_element(reduction: str | None, dtype: torch.dtype) -> float | int | 
     return int(info.min if smallest else info.max)
 
 
-def combined(
-    reduction: str | None, a: str, b: str, dtype: torch.dtype, use: Callable[[str], None]
-) -> str:
+def combined(reduction: str, a: str, b: str, dtype: torch.dtype, use: Callable[[str], None]) -> str:
     """Two partial results as one, element by element. `use` is told what helper the text calls."""
-    if reduction == "sum":
-        return f"{a} + {b}"
-    if reduction == "prod":
-        return f"{a} * {b}"
-    if reduction == "any":
-        return f"{a} | {b}"
-    if reduction == "all":
-        return f"{a} & {b}"
-    name = "dv_max" if reduction == "max" else "dv_min"
-    if dtype.is_floating_point:
-        use(name)
-        return f"{name}({a}, {b})"
-    if dtype is torch.bool:
-        return f"{a} {'|' if reduction == 'max' else '&'} {b}"
-    return f"tl.{'maximum' if reduction == 'max' else 'minimum'}({a}, {b})"
+    return emit_op(_COMBINING[reduction], [a, b], dtype, dtype, use)
 
 
 def reduced(

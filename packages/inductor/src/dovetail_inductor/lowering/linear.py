@@ -11,6 +11,7 @@ from torch import fx
 
 from dovetail_inductor.loop_ir.expr import Expr
 from dovetail_inductor.loop_ir.loops import same_strides
+from dovetail_inductor.loop_ir.ops import STORED_DTYPES
 from dovetail_inductor.lowering.externs import extern_call
 from dovetail_inductor.lowering.pointwise import pointwise
 from dovetail_inductor.lowering.values import (
@@ -91,7 +92,7 @@ def row_major_operands(ctx: Context, name: str, args: Sequence[Any]) -> list[Any
     if not operands or not ctx.on_gpu or args[groups] == 1:
         return copied
     for position, x in enumerate(args[:operands]):
-        if isinstance(x, Value) and len(x.shape) == 3:
+        if isinstance(x, Value) and len(x.shape) == 3 and x.dtype in STORED_DTYPES:
             copied[position] = _row_major(ctx, x)
     return copied
 

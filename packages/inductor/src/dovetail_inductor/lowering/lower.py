@@ -322,7 +322,7 @@ def _realize_if_worth_it(
     cost = ctx.cost(value)
     consumers = _consumers(node)
     numel = hint_of(value.numel)
-    large = sum(4 * hint_of(prod(ctx.buffers[name].shape)) >= numel for name in cost.buffers)
+    large = ctx.large_reads(cost, value)
     cheap = CHEAP_COST_ON_GPU if ctx.on_gpu else CHEAP_COST
     stored = in_memory_form.dtype
     narrow = stored.is_floating_point and stored.itemsize == 2

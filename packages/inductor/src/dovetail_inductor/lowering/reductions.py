@@ -20,6 +20,7 @@ from dovetail_inductor.lowering.values import (
     Context,
     Indices,
     Value,
+    contiguous_strides,
     fits_cache_wide,
     tensor_of,
     value_like,
@@ -135,9 +136,7 @@ def _store_if_read_again(ctx: Context, source: Value) -> None:
         if cost.cost > _REREAD_COST:
             ctx.realize(source)
         return
-    numel = hint_of(source.numel)
-    large = sum(4 * hint_of(prod(ctx.buffers[name].shape)) >= numel for name in cost.buffers)
-    if large > 1 or cost.cost - cost.loads > _REREAD_COST_ON_GPU:
+    if ctx.large_reads(cost, source) > 1 or cost.cost - cost.loads > _REREAD_COST_ON_GPU:
         ctx.realize(source if source.widened is None else source.widened)
         source.forget_memo()
 
@@ -145,12 +144,9 @@ def _store_if_read_again(ctx: Context, source: Value) -> None:
 def _in_order_of(source: Value, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """The strides of a dense tensor of these sizes whose dimensions lie in memory as the source's:
     what reads both then reads neighbours of both."""
-    strides = [1] * len(sizes)
-    step = 1
-    for d in sorted(reversed(range(len(sizes))), key=lambda d: hint_of(source.stride[d])):
-        strides[d] = step
-        step *= sizes[d]
-    return tuple(strides)
+    order = sorted(range(len(sizes)), key=lambda d: -hint_of(source.stride[d]))
+    dense = contiguous_strides(tuple(sizes[d] for d in order))
+    return tuple(dense[order.index(d)] for d in range(len(sizes)))
 
 
 def _var_mean(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -159,6 +159,12 @@ class Context:
         """What computing one element takes."""
         return count([self.body(value)])
 
+    def large_reads(self, cost: Counter, value: Value) -> int:
+        """How many of the buffers that an element of `value` is computed from, as `cost` found, are
+        of a size with it: of a quarter of its elements at least."""
+        sizes = (hint_of(prod(self.buffers[name].shape)) for name in cost.buffers)
+        return sum(4 * size >= hint_of(value.numel) for size in sizes)
+
     @staticmethod
     def loop_indices(shape: tuple[int, ...], first: int = 0) -> tuple[tuple[Var, ...], Indices]:
         """A loop variable for each dimension, and the indices they give."""
