@@ -107,6 +107,18 @@ def test_on_a_gpu_a_kernel_writes_over_what_dies_in_it() -> None:
     assert len(memory.written_over) == 2
 
 
+def test_on_a_gpu_that_also_holds_in_the_slab() -> None:
+    """Of a product and what follows it point by point, which are of one size, one is in memory."""
+    r = torch.randn
+    graph = on_gpu(
+        lambda x, up, down: torch.nn.functional.gelu(x @ up) @ down,
+        r(128, 768), r(768, 3072), r(3072, 768),
+    )  # fmt: skip
+    memory = plan_memory(graph)
+    assert len(memory.written_over) == 1
+    assert set(memory.slab_bytes.values()) == {128 * 3072 * 4}
+
+
 def test_triton_kernels_write_over_what_dies_in_them() -> None:
     x, weights = torch.randn(1, 32, 128, 128), [torch.randn(32, 32, 3, 3) / 17 for _ in range(3)]
     gm = trace_aten(convolutions, x, *weights)

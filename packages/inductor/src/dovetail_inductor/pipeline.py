@@ -16,6 +16,7 @@ from dovetail_inductor.lowering.lower import lower
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.cleanup import remove_dead, sort_reductions, split_divisions
 from dovetail_inductor.scheduler.combine import combine
+from dovetail_inductor.scheduler.few_rows import multiply_few_rows
 from dovetail_inductor.scheduler.fuse import fuse
 from dovetail_inductor.scheduler.kernels import KernelGraph
 from dovetail_inductor.scheduler.live_bytes import live_bytes
@@ -88,6 +89,9 @@ def compile_graph(
     if tuner is not None:
         graph, measured = kernels, tuner
         kernels = passes.run("choose_products", lambda: choose_products(graph, chosen, measured))
+    else:
+        few = kernels
+        kernels = passes.run("multiply_few_rows", lambda: multiply_few_rows(few, chosen))
     # After fusion, which compares whole loops, and after what follows a product has joined it.
     kernels = passes.run("unroll_parts", lambda: unroll_parts(kernels, chosen))
     # After fusion, which takes what depends on one another; before memory, as kernels move.

@@ -13,7 +13,7 @@ from dovetail_inductor.codegen_triton.descriptors import described
 from dovetail_inductor.codegen_triton.kernel import emit_kernel
 from dovetail_inductor.codegen_triton.product import emit_product
 from dovetail_inductor.emit_plan import emit_plan
-from dovetail_inductor.loop_ir.loops import Strided
+from dovetail_inductor.loop_ir.loops import ExternCall, Strided
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.kernels import KernelGraph, ProductKernel, ProductTiles
 from dovetail_inductor.scheduler.live_bytes import writes_of
@@ -24,6 +24,7 @@ from dovetail_inductor.scheduler.products import (
     ProductGroup,
     find_groups,
     find_products,
+    is_ours_to_compute,
     with_forms,
 )
 
@@ -91,7 +92,11 @@ def choose_products(graph: KernelGraph, options: InductorOptions, tuner: Tuner) 
     Needs steps in an order of computation, and gives such an order. Equal products are measured
     once.
     """
-    products = find_products(graph, lambda buffer: options.on_gpu(buffer.device))
+
+    def ours(call: ExternCall) -> bool:
+        return is_ours_to_compute(call, graph, lambda buffer: options.on_gpu(buffer.device))
+
+    products = find_products(graph, ours)
     asked: dict[Key, list[_Asked]] = {}
     every: list[Work] = [*products, *find_groups(products)]
     for work in every:

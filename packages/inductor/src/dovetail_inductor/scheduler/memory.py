@@ -22,6 +22,8 @@ LARGE_BYTES = 1 << 20
 SMALLER_BYTES = 1 << 18
 GPU_SLAB_PEAK = 1.002
 WORTH_BYTES = 1 << 19
+# From this size on a kernel on a GPU writes over what dies in it; less is no memory to speak of.
+REUSED_BYTES = 1 << 16
 
 # On a CPU a slab is kept between calls, which saves the page faults of fresh memory. Large buffers
 # get memory of their own there only where the slab would raise the call's peak by more than this.
@@ -144,12 +146,12 @@ def _write_over(
 ) -> dict[str, str]:
     """The reuses of a graph; `last` is brought up to date, and what reuses leaves the slab.
 
-    Of large buffers only, which otherwise are in memory twice while such a kernel runs; and on a
-    CPU library calls take their results from another allocator than kernels do, so that memory
-    which a kernel's input leaves is not there for its output.
+    Otherwise both are in memory while such a kernel runs. On a CPU of large buffers only: there
+    library calls take their results from another allocator than kernels do, so that memory which a
+    kernel's input leaves is not there for its output.
     """
     leaving = len(graph.steps)
-    on_gpu = _at_least(LARGE_BYTES, "cuda", first, graph)
+    on_gpu = _at_least(REUSED_BYTES, "cuda", first, graph)
     large = on_gpu | _at_least(LARGE_BYTES, "cpu", first, graph)
     usable = {n for n in large if last[n] < leaving and not graph.buffers[n].is_symbolic}
     for step in graph.steps:

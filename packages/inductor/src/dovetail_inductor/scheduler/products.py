@@ -366,8 +366,9 @@ def _joined(
     return kernel, found.pieces_a
 
 
-def find_products(graph: KernelGraph, on_gpu: Callable[[Buffer], bool]) -> list[Product]:
-    """The products that kernels of ours could compute, in order. No two have the same consumer."""
+def find_products(graph: KernelGraph, ours: Callable[[ExternCall], bool]) -> list[Product]:
+    """The library calls that are `ours` to compute, which must be such that kernels of ours can, in
+    order. No two have the same consumer."""
     readers, writer = _readers_and_writers(graph)
     kept = {o.buffer for o in graph.outputs if isinstance(o, Strided)}
     # A scatter reads where it writes, which a measured kernel may not.
@@ -377,7 +378,7 @@ def find_products(graph: KernelGraph, on_gpu: Callable[[Buffer], bool]) -> list[
     # From the end: of two products that one kernel reads, the later one takes it in.
     for position in range(len(graph.steps) - 1, -1, -1):
         step = graph.steps[position]
-        if not isinstance(step, ExternCall) or not is_ours_to_compute(step, graph, on_gpu):
+        if not isinstance(step, ExternCall) or not ours(step):
             continue
         product = Product(graph, position)
         name = product.out.name

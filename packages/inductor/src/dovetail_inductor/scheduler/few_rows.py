@@ -1,0 +1,101 @@
+"""The pass `multiply_few_rows`: products of few rows, as in generating text, by kernels of ours.
+
+Such a product takes as long as its weights take to be read. The library's kernels for it are made
+for more rows, and leave a launch to each product and to what follows it. Which tiles read fastest
+depends on the sizes alone; the rule here was made from measurements of all of them on an H100 (1 to
+32 rows, 512 to 128,256 columns), where it takes between 0.45 and 1.04 of the library's time.
+"""
+
+from __future__ import annotations
+
+from dovetail_inductor.loop_ir.loops import ExternCall, Strided
+from dovetail_inductor.options import InductorOptions
+from dovetail_inductor.scheduler.kernels import KernelGraph, ProductTiles
+from dovetail_inductor.scheduler.products import (
+    Form,
+    Product,
+    ProductGroup,
+    find_groups,
+    find_products,
+    is_ours_to_compute,
+    with_forms,
+)
+
+MOST_ROWS = 32
+# So many numbers lie side by side in 16 bytes, which is what a GPU reads at once.
+VECTOR = 8
+# Columns and depth of a tile, warps and stages: narrow tiles make enough programs of few columns.
+TILES = ((16, 256, 2, 6), (32, 128, 4, 6), (64, 128, 4, 5), (128, 128, 4, 4))
+# Where no tile is wide enough for all programs to run at once, they come in several waves.
+WAVES = (64, 256, 4, 4)
+# Where even the narrowest leave half of the multiprocessors idle, or each would sum for long, the
+# inner dimension is cut in parts, if parts are worth the launch that adds them up.
+WORTH_PARTS, LONG, LEAST_PART, MOST_PARTS = 1536, 8192, 256, 16
+
+
+def multiply_few_rows(graph: KernelGraph, options: InductorOptions) -> KernelGraph:
+    """Put kernels of ours in the place of library calls that multiply few rows by a matrix whose
+    columns lie in memory as weights' do, and of what can follow in the same kernel.
+
+    Needs steps in an order of computation, and gives such an order.
+    """
+    products = find_products(graph, lambda call: _few_rows(call, graph, options))
+    forms: list[Form] = []
+    taken: set[int] = set()
+    for group in find_groups(products):
+        tiles = tiles_of(group, options)
+        if tiles.parts == 1:
+            forms.append(group.form(tiles))
+            taken |= {p.position for p in group.members}
+    for product in products:
+        if product.position not in taken:
+            tiles = tiles_of(product, options)
+            form = product.in_one(tiles) if tiles.parts == 1 else product.in_parts(tiles)
+            forms += [] if form is None else [form]
+    return with_forms(graph, forms) if forms else graph
+
+
+def _few_rows(call: ExternCall, graph: KernelGraph, options: InductorOptions) -> bool:
+    """Whether a library call is a product of few rows that a kernel of ours reads fast."""
+    if not is_ours_to_compute(call, graph, lambda buffer: options.on_gpu(buffer.device)):
+        return False
+    left, right = call.args[-2:]
+    assert isinstance(left, Strided) and isinstance(right, Strided)
+    if len(left.shape) != 2 or left.shape[0] > MOST_ROWS:
+        return False
+    in_rows = left.stride[1] == 1 and right.stride[0] == 1
+    starts = [t.offset + graph.buffers[t.buffer].offset for t in (left, right)]
+    aligned = all(n % VECTOR == 0 for n in (*starts, left.stride[0], right.stride[1]))
+    # measured on GPUs with the shared memory of a Hopper
+    return in_rows and aligned and options.gpu_of(graph.buffers[left.buffer].device).descriptors
+
+
+def tiles_of(work: Product | ProductGroup, options: InductorOptions) -> ProductTiles:
+    """The tiles for products of few rows that read one left matrix."""
+    first = work if isinstance(work, Product) else work.members[0]
+    multiprocessors = options.gpu_of(first.out.device).multiprocessors
+    _, m, n, k = work.sizes
+    rows = 16 if m <= 16 else 32
+
+    def of(tile: tuple[int, int, int, int], parts: int = 1) -> ProductTiles:
+        columns, depth, warps, stages = tile
+        columns, depth = min(columns, _covering(n)), min(depth, _covering(k))
+        return ProductTiles(rows, columns, depth, warps, stages, parts)
+
+    few_columns = 2 * -(-n // TILES[0][0]) < multiprocessors
+    short_of_programs = -(-n // TILES[1][0]) <= multiprocessors
+    if (few_columns and k >= WORTH_PARTS) or (short_of_programs and k >= LONG):
+        programs, parts = -(-n // TILES[1][0]), 1
+        while programs * parts <= multiprocessors and k >= 2 * parts * LEAST_PART:
+            parts *= 2
+        return of(TILES[1], min(parts, MOST_PARTS))
+    at_once = (tile for tile in TILES if -(-n // tile[0]) <= multiprocessors)
+    return of(next(at_once, WAVES))
+
+
+def _covering(size: int) -> int:
+    """The shortest side of a tile that is worth using and covers `size`."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+__all__ = ["multiply_few_rows", "tiles_of"]

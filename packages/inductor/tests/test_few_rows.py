@@ -1,0 +1,165 @@
+"""Products of few rows by kernels of ours: as eager in Triton's interpreter, which tiles they get,
+which stay with the library; compiled for an H100 and, where there is one, run there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from dovetail_inductor import InductorOptions, compile_graph
+from dovetail_inductor.options import Gpu
+from dovetail_prims.decompositions import core_aten_table
+from dovetail_prims.record import trace_aten
+from dovetail_runtime import load
+from dovetail_runtime.plan import CallAten, LaunchTriton, Plan, TritonKernel
+from dovetail_runtime.reference import ReferenceExecutor
+from dovetail_runtime.triton_build import run_in_interpreter
+from torch import Tensor
+
+Fn = Callable[..., Any]
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+DRAWN = torch.Generator().manual_seed(0)
+
+
+def half(*shape: int) -> Tensor:
+    # not bfloat16: Triton's interpreter truncates to it, where a GPU rounds
+    return torch.randn(*shape, generator=DRAWN).half() / 4
+
+
+def compiled(fn: Fn, inputs: Sequence[Tensor], gpu: Gpu | None = None) -> Plan:
+    gm = trace_aten(fn, *inputs, decompositions=core_aten_table())
+    return compile_graph(gm, list(inputs), options=InductorOptions(triton=True, gpu=gpu))
+
+
+def attention_inputs(x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    return x @ q.t(), x @ k.t(), x @ v.t()
+
+
+def gated(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    return F.silu(x @ w.t()) * (x @ v.t())
+
+
+def mlp(x: Tensor, w: Tensor, b: Tensor, v: Tensor) -> Tensor:
+    return x + F.gelu(F.linear(x, w, b)) @ v.t()
+
+
+def normed(x: Tensor, w: Tensor, g: Tensor) -> Tensor:
+    y = x @ w.t()
+    return y * torch.rsqrt(y.float().pow(2).mean(-1, keepdim=True) + 1e-6).half() * g
+
+
+# name -> function, inputs, launches
+CASES: dict[str, tuple[Fn, tuple[Tensor, ...], int]] = {
+    "plain": (lambda x, w: x @ w.t(), (half(16, 256), half(48, 256)), 1),
+    "one row": (lambda x, w: F.linear(x, w), (half(1, 256), half(40, 256)), 1),
+    "sequence": (F.linear, (half(2, 4, 64), half(40, 64), half(40)), 1),
+    "three rows, gelu": (
+        lambda x, w, b: F.gelu(F.linear(x, w, b)),
+        (half(3, 72), half(56, 72), half(56)),
+        1,
+    ),
+    "32 rows": (lambda x, w, r: x @ w.t() + r, (half(32, 64), half(24, 64), half(32, 24)), 1),
+    "in parts": (lambda x, w: (x @ w.t()).relu(), (half(5, 1536), half(24, 1536)), 2),
+    "in parts, a norm follows": (normed, (half(5, 1536), half(24, 1536), half(24)), 2),
+    "side by side": (
+        attention_inputs,
+        (half(4, 64), half(512, 64), half(256, 64), half(256, 64)),
+        1,
+    ),
+    "gated": (gated, (half(4, 64), half(96, 64), half(96, 64)), 2),
+    "mlp": (mlp, (half(8, 32), half(64, 32), half(64), half(32, 64)), 2),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_as_eager(name: str) -> None:
+    fn, inputs, launches = CASES[name]
+    plan = compiled(fn, inputs)
+    assert not any(isinstance(s, CallAten) for s in plan.steps)
+    assert sum(isinstance(s, LaunchTriton) for s in plan.steps) == launches
+    got = ReferenceExecutor(plan, launch_triton=run_in_interpreter)(*inputs)
+    wanted = fn(*inputs)
+    for mine, eager in zip(got, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
+        assert isinstance(mine, Tensor)
+        assert mine.dtype == eager.dtype and mine.stride() == eager.stride()
+        torch.testing.assert_close(mine, eager, rtol=4e-3, atol=4e-3)
+
+
+def meta(*shape: int) -> Tensor:
+    return torch.empty(*shape, dtype=torch.bfloat16, device="meta")
+
+
+def product(x: Tensor, w: Tensor) -> Tensor:
+    return x @ w.t()
+
+
+def columns_of_tile(kernel: TritonKernel) -> int:
+    """Of the kernel's tile of sums."""
+    return int(kernel.source.partition("acc = tl.zeros([")[2].partition("]")[0].split(",")[1])
+
+
+@pytest.mark.parametrize(
+    "columns, depth, tile, launches",
+    [
+        (768, 768, 16, 1),
+        (2048, 2048, 16, 1),
+        (4096, 4096, 32, 1),
+        (8192, 2048, 64, 1),
+        (11008, 4096, 128, 1),
+        (128256, 2048, 64, 1),
+        (512, 2048, 32, 2),
+        (2048, 8192, 32, 2),
+    ],
+)
+def test_tiles_fill_the_gpu_and_compile_for_it(
+    columns: int, depth: int, tile: int, launches: int, build_for_h100: Any
+) -> None:
+    plan = compiled(product, (meta(16, depth), meta(columns, depth)))
+    kernels = [k for k in plan.kernels if isinstance(k, TritonKernel)]
+    assert len(kernels) == launches
+    assert columns_of_tile(next(k for k in kernels if "tl.dot" in k.source)) == tile
+    binaries = build_for_h100(kernels)
+    assert all(binary.shared_bytes <= 227 * 1024 for binary in binaries.values())
+
+
+@pytest.mark.parametrize(
+    "fn, inputs",
+    [
+        (product, (half(33, 64), half(48, 64))),
+        (lambda x, w: x @ w, (half(4, 64), half(64, 48))),
+        (product, (half(4, 60), half(48, 60))),
+        (lambda x, w: x[:, 4:68] @ w.t(), (half(4, 80), half(48, 64))),
+        (product, (torch.randn(4, 64), torch.randn(48, 64))),
+        (lambda x, w: torch.bmm(x, w.mT), (half(3, 4, 64), half(3, 48, 64))),
+    ],
+    ids=["many rows", "columns apart", "odd depth", "odd start", "float32", "batches"],
+)
+def test_what_stays_with_the_library(fn: Fn, inputs: tuple[Tensor, ...]) -> None:
+    assert any(isinstance(s, CallAten) for s in compiled(fn, inputs).steps)
+
+
+def test_other_gpus_use_their_library() -> None:
+    """Tiles were measured on one kind, and take its shared memory."""
+    fn, inputs, _ = CASES["plain"]
+    plan = compiled(fn, inputs, Gpu(108, descriptors=False))
+    assert any(isinstance(s, CallAten) for s in plan.steps)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("rows", [1, 2, 16, 17, 32])
+@pytest.mark.parametrize("name", [n for n in CASES if "row" not in n])
+def test_on_a_gpu(name: str, rows: int) -> None:
+    fn, inputs, _ = CASES[name]
+    made = [i.cuda() for i in inputs]
+    lead = (rows,) if inputs[0].dim() == 2 else (1, rows)
+    made[0] = torch.randn(*lead, inputs[0].shape[-1], device="cuda").half() / 4
+    plan = compiled(fn, made)
+    assert not any(isinstance(s, CallAten) for s in plan.steps)
+    got, wanted = load(plan).run(*made), fn(*made)
+    for mine, eager in zip(got, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
+        assert isinstance(mine, Tensor) and mine.stride() == eager.stride()
+        torch.testing.assert_close(mine, eager, rtol=4e-3, atol=4e-3)
