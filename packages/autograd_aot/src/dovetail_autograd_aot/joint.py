@@ -25,6 +25,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from dovetail_autograd_aot.attention import AttentionMode
 from dovetail_autograd_aot.fast_graph import FastGraph
+from dovetail_autograd_aot.gradient_layouts import GradientLayouts
 from dovetail_autograd_aot.graphs import (
     JointGraph,
     MutatedInput,
@@ -161,6 +162,7 @@ class _Joint:
         }
         self.examples += [base_of(shared, self.examples) for shared in self.storages]
         self.graph = FastGraph()
+        self.layouts = GradientLayouts()
         self.tracer = Tracer(self.graph, decompositions, symbols_of(gm))
         self.primals: list[Any] = []  # what the captured graph is run on
         self.leaves: list[FakeTensor | None] = []  # what gradients are asked for
@@ -341,19 +343,21 @@ class _Joint:
                 env[node] = self.gm.get_submodule(node.target)(*args, **kwargs)
             if self.wrapping is not None:
                 self.wrapping.look_at_inputs()
-            if self.locate:
-                self._note_backward(node.name, env.get(node))
+            results = env.get(node)
+            for result in results if isinstance(results, (tuple, list)) else (results,):
+                if isinstance(result, Tensor):
+                    self.layouts.visit(result.grad_fn)
+                    if self.locate and result.grad_fn is not None:
+                        self._note_backward(node.name, result.grad_fn)
         raise TraceError("the captured graph has no output")
 
-    def _note_backward(self, name: str, result: Any) -> None:
-        """Let `running` be `name` while the backward of what the node gave runs."""
+    def _note_backward(self, name: str, grad_fn: Any) -> None:
+        """Let `running` be `name` while the backward of `grad_fn` runs."""
 
         def begin(_: Any) -> None:
             self.running = name
 
-        for value in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(value, Tensor) and value.grad_fn is not None:
-                value.grad_fn.register_prehook(begin)
+        grad_fn.register_prehook(begin)
 
     # --- mutated inputs ---------------------------------------------------------------------------
 
@@ -467,6 +471,8 @@ class _Joint:
             tangents.append(wrap(node, TracedStorage(node)))
         wanted = [leaf for leaf in leaves if leaf is not None]
         self.reached = _reached(leaves, result.roots)
+        for root in result.roots:  # (an input that was written to may be nobody's result)
+            self.layouts.visit(root.grad_fn)
         self.tracer.in_backward = True
         with self.tracer, torch._C._DisableAutocast():
             try:

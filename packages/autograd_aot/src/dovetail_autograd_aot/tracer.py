@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ from torch.fx import Graph, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dovetail_autograd_aot import writes
+from dovetail_autograd_aot.gradient_layouts import fills_in_place
 from dovetail_autograd_aot.graphs import ViewStep
 from dovetail_autograd_aot.op_info import OpInfo, OpKind, op_info
 from dovetail_autograd_aot.storage import (
@@ -227,6 +228,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 masks = [True, True, True]
                 args = (grad, x, weight, mean, var, save_mean, save_invstd, True, eps, masks)
                 kwargs = {}
+            if func is aten.masked_fill.Scalar and fills_in_place():
+                x, mask, number = args
+                with self:
+                    filled = self.traced(torch.where(mask, number, x))
+                return fresh(self.like(read(self, filled), self.traced(x)))
             decomposition = self.decompositions.get(func)
             if decomposition is not None:
                 with self:
@@ -634,21 +640,30 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise TraceError("resize_ in place with symbolic sizes cannot be compiled")
         return self.resized(tensor, sizes, func)
 
-    def resized(self, tensor: FakeTensor, sizes: list[int], func: OpOverload) -> FakeTensor:
-        """Give `tensor` other sizes in place, with contiguous strides."""
+    def resized(
+        self,
+        tensor: FakeTensor,
+        sizes: list[int],
+        func: OpOverload,
+        strides: Sequence[int] | None = None,
+    ) -> FakeTensor:
+        """Give `tensor` other sizes in place, with these strides or contiguous ones."""
         storage = track_of(tensor).storage
+        if strides is None:
+            strides = [math.prod(sizes[d + 1 :]) for d in range(len(sizes))]
         count = math.prod(sizes)
         held = None if storage.root is None else math.prod(storage.root._sizes)
         if held == 0 and count and storage.primal is None:
             with self:
-                new = torch.empty(sizes, dtype=tensor._dtype, device=tensor._device)
+                new = torch.empty_strided(
+                    sizes, strides, dtype=tensor._dtype, device=tensor._device
+                )
             return self.become(tensor, self.traced(new))
         if storage.primal is not None and not storage.shared:
             raise StorageNeededError(storage.primal)
         if held is None or tensor._offset + count > held:
             raise TraceError(f"{func} to more elements than its storage has cannot be compiled")
         self._note_reshape(tensor, aten.resize_.default, (sizes,), {})
-        strides = [math.prod(sizes[d + 1 :]) for d in range(len(sizes))]
         return self._become(tensor, lambda t: self._as_strided(t, sizes, strides, t._offset))
 
     def _set(self, func: OpOverload, tensor: Any, source: Any) -> FakeTensor:

@@ -98,7 +98,10 @@ def write(
         sizes = new.meta["val"]._sizes
         fits = same_sizes(sizes, tensor._sizes)
         if not fits and is_out and 0 in tensor._sizes and all(type(s) is int for s in sizes):
-            tracer.resized(tensor, list(sizes), func)
+            # A pointwise operator lays out what it resizes as what it makes; others in order.
+            pointwise = torch.Tag.pointwise in form.tags
+            strides = new.meta["val"]._strides if pointwise else None
+            tracer.resized(tensor, list(sizes), func, strides)
         elif not fits:
             raise TraceError(
                 f"{func}: the result has shape {list(new.meta['val']._sizes)}, but the tensor "

@@ -1,0 +1,103 @@
+"""Gradients whose derivative goes another way while it is traced lie in memory as eager's do; so do
+tensors that an `out=` operator gives other sizes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from aot_testing import as_graph, check, run_fx, same
+from dovetail_autograd_aot import aot_compile
+
+REDUCTIONS = {
+    "max": lambda x: x.max(),
+    "min": lambda x: x.min(),
+    "median": lambda x: x.median(),
+    "nanmedian": lambda x: x.nanmedian(),
+    "prod": lambda x: x.prod(),
+    "prod of rows": lambda x: x.prod(1),
+}
+BOUNDS = {
+    "clamp": lambda x, y: torch.clamp(x, y, y + 1),
+    "clamp_min": torch.clamp_min,
+    "clamp_max": torch.clamp_max,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "fmax": torch.fmax,
+    "fmin": torch.fmin,
+}
+LAYOUTS = {
+    "dense": lambda x: x,
+    "transposed": lambda x: x.permute(2, 1, 0).contiguous().permute(2, 1, 0),
+    "middle": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+    "gaps": lambda x: torch.cat([x, x], 2)[:, :, ::2],
+}
+
+
+def check_layouts(fn, inputs):
+    """Values and strides of the gradients, first and second, of a function that is compiled."""
+    compiled = aot_compile(as_graph(fn, len(inputs)), inputs, forward_compiler=run_fx)
+    found = []
+    for run in (fn, compiled):
+        (result,) = run(*inputs)
+        torch.manual_seed(1)
+        tangent = torch.randn_like(result)
+        first = torch.autograd.grad(result, inputs, tangent)
+        (result,) = run(*inputs)
+        again = torch.autograd.grad(result, inputs, tangent, create_graph=True)
+        found.append([*first, *again])
+    for ours, eager in zip(found[1], found[0], strict=True):
+        same(ours, eager, "gradient", exact=False)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_gradients_of_reductions(name, layout):
+    torch.manual_seed(0)
+    x = LAYOUTS[layout](torch.randn(3, 4, 5)).detach().requires_grad_()
+    check_layouts(lambda x: (REDUCTIONS[name](x),), [x])
+
+
+@pytest.mark.parametrize("layouts", [("transposed", "transposed"), ("transposed", "dense"),
+                                     ("middle", "gaps"), ("dense", "middle")])  # fmt: skip
+@pytest.mark.parametrize("name", BOUNDS)
+def test_gradients_of_bounds(name, layouts):
+    torch.manual_seed(0)
+    x, y = (LAYOUTS[each](torch.randn(3, 4, 5)).detach().requires_grad_() for each in layouts)
+    check_layouts(lambda x, y: (BOUNDS[name](x, y),), [x, y])
+
+
+def test_gradients_of_reflections():
+    torch.manual_seed(0)
+    vectors, factors = torch.randn(5, 4).t().contiguous().t().requires_grad_(), torch.randn(3)
+    check_layouts(
+        lambda v, f: (torch.linalg.householder_product(v, f),), [vectors, factors.requires_grad_()]
+    )
+
+
+def test_a_users_fill_in_a_backward_is_contiguous():
+    """Only what autograd's own derivatives fill is filled in place."""
+
+    class Filled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            (x,) = ctx.saved_tensors
+            return grad.masked_fill(x > 0, 0)
+
+    x = LAYOUTS["transposed"](torch.randn(3, 4, 5)).detach().requires_grad_()
+    check_layouts(lambda x: (Filled.apply(x),), [x])
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 2)])
+def test_what_a_pointwise_operator_resizes_lies_as_its_operands_do(shape):
+    def fn(x):
+        sums, products = torch.empty(shape), torch.empty(shape)
+        torch.add(x, x, out=sums)
+        torch.mm(x, torch.ones(3, 3), out=products)
+        return sums, products
+
+    check(fn, [torch.randn(3, 2).t()])
