@@ -24,8 +24,8 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from dovetail_autograd_aot.attention import AttentionMode
+from dovetail_autograd_aot.derivatives import MendedDerivatives
 from dovetail_autograd_aot.fast_graph import FastGraph
-from dovetail_autograd_aot.gradient_layouts import GradientLayouts
 from dovetail_autograd_aot.graphs import (
     JointGraph,
     MutatedInput,
@@ -162,7 +162,7 @@ class _Joint:
         }
         self.examples += [base_of(shared, self.examples) for shared in self.storages]
         self.graph = FastGraph()
-        self.layouts = GradientLayouts()
+        self.derivatives = MendedDerivatives()
         self.tracer = Tracer(self.graph, decompositions, symbols_of(gm))
         self.primals: list[Any] = []  # what the captured graph is run on
         self.leaves: list[FakeTensor | None] = []  # what gradients are asked for
@@ -346,7 +346,7 @@ class _Joint:
             results = env.get(node)
             for result in results if isinstance(results, (tuple, list)) else (results,):
                 if isinstance(result, Tensor):
-                    self.layouts.visit(result.grad_fn)
+                    self.derivatives.visit(result.grad_fn)
                     if self.locate and result.grad_fn is not None:
                         self._note_backward(node.name, result.grad_fn)
         raise TraceError("the captured graph has no output")
@@ -472,7 +472,7 @@ class _Joint:
         wanted = [leaf for leaf in leaves if leaf is not None]
         self.reached = _reached(leaves, result.roots)
         for root in result.roots:  # (an input that was written to may be nobody's result)
-            self.layouts.visit(root.grad_fn)
+            self.derivatives.visit(root.grad_fn)
         self.tracer.in_backward = True
         with self.tracer, torch._C._DisableAutocast():
             try:

@@ -33,7 +33,7 @@ from torch.fx import Graph, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dovetail_autograd_aot import writes
-from dovetail_autograd_aot.gradient_layouts import fills_in_place
+from dovetail_autograd_aot.derivatives import fills_in_place
 from dovetail_autograd_aot.graphs import ViewStep
 from dovetail_autograd_aot.op_info import OpInfo, OpKind, op_info
 from dovetail_autograd_aot.storage import (

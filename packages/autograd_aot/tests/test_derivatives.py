@@ -101,3 +101,16 @@ def test_what_a_pointwise_operator_resizes_lies_as_its_operands_do(shape):
         return sums, products
 
     check(fn, [torch.randn(3, 2).t()])
+
+
+def test_the_gradient_of_a_scaled_bessel_function_is_rounded_once():
+    x = torch.cat([torch.linspace(-30, 30, 4001), torch.tensor([0.0, 1e-30, -1e-45, 1e-8])])
+    x = x.requires_grad_()
+    compiled = aot_compile(
+        as_graph(lambda x: (torch.special.i1e(x),), 1), [x], forward_compiler=run_fx
+    )
+    (ours,) = torch.autograd.grad(compiled(x)[0].sum(), x)
+    wide = x.detach().double().requires_grad_()
+    (exact,) = torch.autograd.grad(torch.special.i1e(wide).sum(), wide)
+    assert (ours - exact.float()).abs().max() <= 2**-25  # (half a last place of 1/2)
+    check_layouts(lambda x: (torch.special.i1e(x),), [x])
