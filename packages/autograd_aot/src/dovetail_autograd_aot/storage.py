@@ -38,6 +38,7 @@ class TracedStorage(FakeStorage):
         constant: str | None = None,
         shared: bool = False,
     ) -> None:
+        super().__init__()
         self.node = node
         self.version = 0
         self.lazy = (False, False)  # an input that is a lazy conjugate, a lazy negative

@@ -42,10 +42,19 @@ class UnsupportedTensorError(FakeTensorError):
     """A real tensor of a kind that has no fake counterpart (sparse, quantized, subclass ...)."""
 
 
-class FakeStorage:
-    """Stands for a storage. Two fakes alias exactly if they hold the same `FakeStorage`."""
+Whole = tuple[Sizes, Sizes, Size, torch.dtype]
 
-    __slots__ = ("__weakref__",)
+
+class FakeStorage:
+    """Stands for a storage. Two fakes alias exactly if they hold the same `FakeStorage`.
+
+    `made_for` tells how large it is: a number of bytes, or the sizes, strides, offset and dtype of
+    the tensor that it was made for; None where that is not known."""
+
+    __slots__ = ("__weakref__", "made_for")
+
+    def __init__(self, made_for: int | Whole | None = None) -> None:
+        self.made_for = made_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +173,7 @@ def make(
     fake._offset = offset
     fake._dtype = dtype
     fake._device = device
-    fake._storage = FakeStorage() if storage is None else storage
+    fake._storage = FakeStorage((sizes, strides, offset, dtype)) if storage is None else storage
     return fake
 
 
@@ -191,7 +200,7 @@ def _make_symbolic(
     fake._offset = offset
     fake._dtype = dtype
     fake._device = device
-    fake._storage = FakeStorage() if storage is None else storage
+    fake._storage = FakeStorage((sizes, strides, offset, dtype)) if storage is None else storage
     return fake
 
 
@@ -341,7 +350,7 @@ class FakeMemo:
         storage = real.untyped_storage()
         entry = self._storages.get(storage._cdata)
         if entry is None:
-            entry = self._storages[storage._cdata] = (storage, FakeStorage())
+            entry = self._storages[storage._cdata] = (storage, FakeStorage(storage.nbytes()))
         return entry[1]
 
 
@@ -371,7 +380,9 @@ def from_real(
     else:
         new_sizes = tuple(sizes)
         strides = _symbolic_strides(tuple(t.shape), strides, new_sizes)
-    storage = FakeStorage() if memo is None else memo.storage_of(t)
+    storage = FakeStorage(t.untyped_storage().nbytes()) if memo is None else memo.storage_of(t)
+    if any(type(s) is not int for s in new_sizes):
+        _express(storage, t, new_sizes, strides)
     fake = make(new_sizes, strides, t.dtype, t.device, t.storage_offset(), storage)
     if _is_lazy(t):
         set_lazy(fake, t.is_conj(), t.is_neg())
@@ -385,6 +396,12 @@ def from_real(
     if memo is not None:
         memo.put(t, fake)
     return fake
+
+
+def _express(storage: FakeStorage, t: Tensor, sizes: Sizes, strides: Sizes) -> None:
+    """Say how large the storage of a tensor is in symbols, if the tensor is all of it."""
+    whole = storage.made_for == t.numel() * t.dtype.itemsize and t.storage_offset() == 0
+    storage.made_for = (sizes, strides, 0, t.dtype) if whole else None
 
 
 def _symbolic_strides(real_sizes: Sizes, real_strides: Sizes, sizes: Sizes) -> Sizes:
@@ -448,3 +465,5 @@ def set_metadata(
     fake._canonical = None
     if storage is not None:
         fake._storage = storage
+    else:
+        fake._storage.made_for = None  # (it may have grown)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from dovetail_prims.fake_tensor import FakeTensor
+from dovetail_prims.shape_rules.conversions import check_number
 from dovetail_prims.shape_rules.layout import broadcast, insisted, wrap_dim
 
 Check = Callable[..., None]
@@ -74,6 +75,11 @@ def _mask(x: FakeTensor, mask: FakeTensor, *rest: Any) -> None:
         raise RuntimeError(
             f"masked_fill only supports boolean masks, but got mask with dtype {mask._dtype}"
         )
+
+
+def _masked_number(x: FakeTensor, mask: FakeTensor, value: Any) -> None:
+    _mask(x, mask)
+    check_number(value, x._dtype)
 
 
 def _condition(condition: FakeTensor, *rest: Any) -> None:
@@ -150,9 +156,86 @@ def _same_dtype(x: Any, values: Any) -> None:
         raise RuntimeError("heaviside is not yet implemented for tensors with different dtypes.")
 
 
-def _number(size: Any, value: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> None:
-    if isinstance(value, complex) and dtype is not None and not dtype.is_complex:
-        raise RuntimeError(f"value cannot be converted to type {dtype} without overflow")
+def _number(
+    size: Any, value: Any, dtype: torch.dtype | None = None, device: Any = None, **kwargs: Any
+) -> None:
+    if dtype is not None:
+        _everywhere(value, dtype, tuple(size), torch.device("cpu" if device is None else device))
+
+
+def _like(
+    x: FakeTensor,
+    value: Any,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    **kwargs: Any,
+) -> None:
+    _new(x, x._sizes, value, dtype, device)
+
+
+def _new(
+    x: FakeTensor,
+    size: Any,
+    value: Any,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    **kwargs: Any,
+) -> None:
+    device = x._device if device is None else torch.device(device)
+    _everywhere(value, x._dtype if dtype is None else dtype, tuple(size), device)
+
+
+def _everywhere(value: Any, dtype: torch.dtype, sizes: Any, device: torch.device) -> None:
+    """A fill: on a CPU one number alone of a half type is taken by way of float64."""
+    alone = device.type == "cpu" and all(type(n) is int and n == 1 for n in sizes)
+    half = dtype in (torch.float16, torch.bfloat16)
+    check_number(value, torch.float64 if alone and half else dtype)
+
+
+def _scalar(value: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> None:
+    if dtype is not None:
+        check_number(value, dtype)
+
+
+def _placed(x: FakeTensor, dim: int, index: FakeTensor, value: Any, **kwargs: Any) -> None:
+    check_number(value, x._dtype)
+
+
+def _padding(x: FakeTensor, pad: Any, value: Any = 0) -> None:
+    if any(type(n) is not int or n > 0 for n in pad):
+        check_number(value, x._dtype)
+
+
+def _same_types(at: int, text: str) -> Check:
+    """The argument number `at` must be of the dtype of what it is written to."""
+
+    def check(x: FakeTensor, *rest: Any, **kwargs: Any) -> None:
+        source = rest[at - 1] if len(rest) >= at else kwargs.get("src", kwargs.get("source"))
+        dtype = _dtype(source)
+        if dtype is not None and dtype is not x._dtype:
+            own, given = (str(d).removeprefix("torch.") for d in (x._dtype, dtype))
+            raise RuntimeError(text.format(own=own, given=given))
+
+    return check
+
+
+def _all(*checks: Check) -> Check:
+    def check(*args: Any, **kwargs: Any) -> None:
+        for each in checks:
+            each(*args, **kwargs)
+
+    return check
+
+
+def _divisor(x: FakeTensor, *rest: Any, **kwargs: Any) -> None:
+    divisor = rest[5] if len(rest) > 5 else kwargs.get("divisor_override")
+    if divisor == 0:
+        raise RuntimeError("divisor must be not zero")
+
+
+def _few_dims(x: FakeTensor, *rest: Any, **kwargs: Any) -> None:
+    if len(x._sizes) > 64:
+        raise RuntimeError("only tensors with up to 64 dims are supported")
 
 
 def _fits(part: tuple[Any, ...], src: FakeTensor) -> None:
@@ -200,11 +283,49 @@ def _diagonal(
     _fits(tuple(torch.ops.aten.diagonal.default(x, offset, dim1, dim2).shape), src)
 
 
-def _strided(x: FakeTensor, src: FakeTensor, size: Any, *rest: Any) -> None:
+def _strided(
+    x: FakeTensor, src: FakeTensor, size: Any, stride: Any, storage_offset: Any = None
+) -> None:
     _fits(tuple(size), src)
+    _within(x, size, stride, storage_offset)
+
+
+def _bytes(sizes: Any, strides: Any, offset: Any, dtype: torch.dtype) -> Any:
+    """How far into its storage a tensor reaches."""
+    if any(type(n) is int and n == 0 for n in sizes):
+        return 0
+    last = sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
+    return (offset + last + 1) * dtype.itemsize
+
+
+def _within(x: FakeTensor, size: Any, stride: Any, storage_offset: Any = None) -> None:
+    """What as_strided views must lie in the storage: kernels would read what lies behind it."""
+    for s in stride:
+        if type(s) is int and s < 0:
+            raise RuntimeError(
+                "as_strided: Negative strides are not supported at the moment, got strides: "
+                f"{list(stride)}"
+            )
+    held = x._storage.made_for
+    if held is None or len(size) != len(stride):
+        return
+    offset = x._offset if storage_offset is None else storage_offset
+    room = held if isinstance(held, int) else _bytes(*held)
+    wanted = _bytes(size, stride, offset, x._dtype)
+    if not insisted(wanted <= room):
+        raise RuntimeError(
+            f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {offset}, and "
+            f"itemsize {x._dtype.itemsize} requiring a storage size of {wanted} are out of bounds "
+            f"for storage of size {room}"
+        )
 
 
 def _values(x: FakeTensor, indices: Any, values: FakeTensor, accumulate: bool = False) -> None:
+    if values._dtype is not x._dtype:
+        raise RuntimeError(
+            "Index put requires the source and destination dtypes match, got "
+            f"{x._dtype} for the destination and {values._dtype} for the source."
+        )
     if any(i is not None and i._dtype in (torch.bool, torch.uint8) for i in indices):
         return  # as many places as the data say
     used = [d for d, i in enumerate(indices) if i is not None]
@@ -279,6 +400,12 @@ def _normalized(x: FakeTensor, normalized_shape: Any, *rest: Any) -> None:
         )
 
 
+def _unpooled(x: FakeTensor, indices: FakeTensor, *rest: Any) -> None:
+    if indices._dtype is not torch.int64:
+        name = str(indices._dtype).removeprefix("torch.")
+        raise RuntimeError(f"elements in indices should be type int64 but got: {name}")
+
+
 def _images(x: FakeTensor, *rest: Any) -> None:
     if len(x._sizes) not in (3, 4):
         raise RuntimeError(
@@ -298,7 +425,14 @@ _FLOATS_ONLY = (
 _NOT_OF_BOOLS = ("max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_max_pool2d",
                  "adaptive_max_pool3d", "addcmul")  # fmt: skip
 
+_SCATTERED = "scatter(): Expected self.dtype to be equal to src.dtype"
+
+# They take a set of dimensions as 64 bits.
+_OF_SETS = ("amax.default", "amin.default", "sum.dim_IntList", "mean.dim", "var_mean.correction",
+            "var.correction", "std.correction", "all.dims", "any.dims")  # fmt: skip
+
 CHECKS: Mapping[str, Check] = {
+    **dict.fromkeys(_OF_SETS, _few_dims),
     **{
         f"{name}.{overload}": _of_bits(name)
         for name in ("bitwise_and", "bitwise_or", "bitwise_xor")
@@ -316,13 +450,21 @@ CHECKS: Mapping[str, Check] = {
     "addcdiv.default": _quotient,
     "add.Tensor": _alpha,
     "sub.Tensor": _alpha,
-    "masked_fill.Scalar": _mask,
+    "masked_fill.Scalar": _masked_number,
     "masked_fill.Tensor": _one_value,
     "masked_scatter.default": _scattered,
     "softshrink.default": _threshold,
-    "index_add.default": _slices,
+    "index_add.default": _all(
+        _slices,
+        _same_types(
+            3, "index_add_(): self ({own}) and source ({given}) must have the same scalar type"
+        ),
+    ),
     "native_layer_norm.default": _normalized,
-    "max_unpool2d.default": _images,
+    "max_unpool2d.default": _all(_images, _unpooled),
+    "max_unpool3d.default": _unpooled,
+    "avg_pool2d.default": _divisor,
+    "avg_pool3d.default": _divisor,
     "where.self": _condition,
     "index_select.default": _positions,
     "flip.default": _dims_once,
@@ -331,9 +473,23 @@ CHECKS: Mapping[str, Check] = {
     "lerp.Tensor": _weight,
     "div.Tensor_mode": _rounding,
     "div.Scalar_mode": _rounding,
-    "scatter_reduce.two": _reduce,
-    "scatter.reduce": _reduce_by,
-    "scatter.value_reduce": _reduce_by,
+    "scatter_reduce.two": _all(_reduce, _same_types(3, _SCATTERED)),
+    "scatter.src": _same_types(3, _SCATTERED),
+    "scatter_add.default": _same_types(3, _SCATTERED),
+    "index_copy.default": _same_types(
+        3,
+        "index_copy_(): self and source expected to have the same dtype, but got (self) {own} and "
+        "(source) {given}",
+    ),
+    "scatter.reduce": _all(_reduce_by, _same_types(3, _SCATTERED)),
+    "scatter.value_reduce": _all(_reduce_by, _placed),
+    "scatter.value": _placed,
+    "index_fill.int_Scalar": _placed,
+    "fill.Scalar": _like,
+    "full_like.default": _like,
+    "new_full.default": _new,
+    "scalar_tensor.default": _scalar,
+    "constant_pad_nd.default": _padding,
     "smooth_l1_loss.default": _beta,
     "huber_loss.default": _delta,
     "heaviside.default": _same_dtype,
@@ -342,6 +498,8 @@ CHECKS: Mapping[str, Check] = {
     "slice_scatter.default": _sliced,
     "diagonal_scatter.default": _diagonal,
     "as_strided_scatter.default": _strided,
+    "as_strided.default": _within,
+    "as_strided_copy.default": _within,
     "index_put.default": _values,
     "index_reduce.default": _as_many,
 }

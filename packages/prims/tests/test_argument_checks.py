@@ -1,0 +1,123 @@
+"""Calls that eager's kernels refuse raise on fakes what eager raises, and no others do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from dovetail_prims import from_real
+from dovetail_prims.decompositions import core_aten_table
+from dovetail_prims.decompositions.checking import run_expanded
+
+aten = torch.ops.aten
+FILL = aten.masked_fill.Tensor
+NUMBERS = [0, 1.5, -1, -3, 127, 128, -128, -129, 255, 300, 65504, 65505, 70000.0, -70000.0, 2**31,
+           2**62, 1e39, -1e39, 1e300, float("inf"), float("nan"), 1j, 2 + 0j]  # fmt: skip
+DTYPES = [torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16,
+          torch.bfloat16, torch.float32, torch.float64, torch.complex64]  # fmt: skip
+MASK = torch.tensor([True, False, True])
+INDEX = torch.tensor([0, 2])
+
+FILLS = {
+    "masked_fill": lambda x, v: x.masked_fill(MASK, v),
+    "masked_fill_": lambda x, v: x.masked_fill_(MASK, v),
+    "fill": lambda x, v: torch.fill(x, v),
+    "fill_": lambda x, v: x.fill_(v),
+    "full": lambda x, v: torch.full(x.shape, v, dtype=x.dtype),
+    "full_like": lambda x, v: torch.full_like(x, v),
+    "new_full": lambda x, v: x.new_full(x.shape, v),
+    "index_fill": lambda x, v: x.index_fill(0, INDEX, v),
+    "scatter": lambda x, v: x.scatter(0, INDEX, v),
+    "pad": lambda x, v: aten.constant_pad_nd(x, [1, 0], v),
+    "no pad": lambda x, v: aten.constant_pad_nd(x, [-1, 0], v),
+    "scalar_tensor": lambda x, v: aten.scalar_tensor(v, dtype=x.dtype),
+    "item": lambda x, v: x.__setitem__(0, v),
+}
+
+
+def outcome(call, *args):
+    """What a call raises: its text; None if nothing."""
+    try:
+        call(*args)
+    except (RuntimeError, NotImplementedError, IndexError) as error:
+        return str(error).splitlines()[0]
+    return None
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", FILLS)
+def test_numbers_that_a_dtype_does_not_hold(name, dtype, count):
+    x = torch.ones(count, dtype=dtype)
+    if count < 3 and not (("fill" in name and "masked" not in name) or "full" in name):
+        return
+    for value in NUMBERS:
+        eager = outcome(FILLS[name], x.clone(), value)
+        if eager is not None and "overflow" not in eager:
+            continue  # (refused for another reason)
+        assert outcome(FILLS[name], from_real(x), value) == eager, value
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_numbers_in_tensors_that_a_dtype_does_not_hold(dtype):
+    """Only the data tells: the decomposition asserts it."""
+    x = torch.ones(3, dtype=dtype)
+    for value in NUMBERS:
+        for source in DTYPES:
+            try:
+                number = torch.tensor(value, dtype=source)
+            except (RuntimeError, TypeError):
+                continue
+            eager = outcome(FILL, x, MASK, number)
+            ours = outcome(lambda n=number: run_expanded(core_aten_table(), FILL, (x, MASK, n), {}))
+            assert ours == eager, (value, source)
+
+
+CALLS = {
+    "as_strided": lambda x, a: x.as_strided(*a),
+    "as_strided_scatter": lambda x, a: x.as_strided_scatter(torch.zeros(a[0]), *a),
+    "as_strided_copy": lambda x, a: torch.as_strided_copy(x, *a),
+    "as_strided of a part": lambda x, a: x[1:, ::2].as_strided(*a),
+    "as_strided of a result": lambda x, a: (x * 2)[1:].as_strided(*a),
+    "as_strided as another dtype": lambda x, a: x.view(torch.int16).as_strided(*a),
+}
+
+
+@pytest.mark.parametrize("place", [((2, 2), (4, 1)), ((2, 2), (12, 3)), ((2, 2), (13, 3)),
+                                   ((4, 4), (4, 1), 1), ((0, 4), (400, 1)), ((1,), (999,)),
+                                   ((2,), (1,), 14), ((2,), (1,), 15), ((2, 2), (-1, 1)),
+                                   ((2, 2), (200, 200))])  # fmt: skip
+@pytest.mark.parametrize("name", CALLS)
+def test_views_that_reach_past_their_storage(name, place):
+    x = torch.randn(4, 4)
+    if name == "as_strided_scatter" and min(place[1]) < 0:
+        return  # (zeros of the result's own size come first)
+    assert outcome(CALLS[name], from_real(x), place) == outcome(CALLS[name], x, place)
+
+
+def test_a_view_of_a_larger_storage_may_reach_past_the_tensor():
+    x = torch.randn(4, 4)[:2]
+    assert from_real(x).as_strided((4, 4), (4, 1)).shape == (4, 4)
+
+
+ZERO = torch.zeros(2, dtype=torch.int64)
+REFUSED = {
+    "scatter": lambda: torch.zeros(3).double().scatter(0, ZERO, torch.zeros(2)),
+    "scatter_add": lambda: torch.zeros(3).double().scatter_add(0, ZERO, torch.zeros(2)),
+    "scatter_reduce": lambda: torch.zeros(3).scatter_reduce(0, ZERO, ZERO, "sum"),
+    "index_add": lambda: torch.zeros(3).double().index_add(0, ZERO, torch.zeros(2)),
+    "index_copy": lambda: torch.zeros(3).double().index_copy(0, ZERO, torch.zeros(2)),
+    "index_put": lambda: torch.zeros(3).double().index_put((ZERO,), torch.zeros(2)),
+    "avg_pool2d": lambda: aten.avg_pool2d(torch.ones(1, 3, 3), [2, 2], [], 0, False, True, 0),
+    "unpool": lambda: aten.max_unpool2d(torch.ones(1, 2, 2), torch.ones(1, 2, 2), [4, 4]),
+    "sum of many dimensions": lambda: torch.ones([1] * 65).sum(-1),
+    "amax of many dimensions": lambda: torch.ones([1] * 65).amax(-1),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_arguments_of_other_dtypes_and_numbers(name):
+    from dovetail_prims import FakeMode
+
+    assert outcome(REFUSED[name]) is not None
+    with FakeMode():
+        assert outcome(REFUSED[name]) is not None
