@@ -252,6 +252,27 @@ def test_classes_out_of_range(bad: int) -> None:
         compiled(torch.tensor([[0, bad, 2], [2, 2, 1]]).t())
 
 
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("shape", [(4, 5), (4, 1), (4,)])
+def test_gaussian_losses(shape: tuple[int, ...], full: bool) -> None:
+    """The check of the variances is in the graph."""
+    torch.manual_seed(0)
+    loss = torch.nn.GaussianNLLLoss(full=full)
+    compiled = dovetail.compile(loss, fullgraph=True)
+    x, y = torch.randn(4, 5, requires_grad=True), torch.randn(4, 5, requires_grad=True)
+    variances = torch.rand(shape)
+    variances.view(-1)[0] = 1e-9  # (clamped, and given the gradient of the clamped)
+    variances.requires_grad_()
+    results = [f(x, y, variances) for f in (loss, compiled)]
+    torch.testing.assert_close(*results)
+    gradients = [torch.autograd.grad(r, (x, y, variances)) for r in results]
+    torch.testing.assert_close(*gradients)
+    with pytest.raises(RuntimeError, match="negative"):
+        compiled(x, y, variances - 1)
+    with pytest.raises(ValueError, match="incorrect size"):
+        dovetail.compile(loss)(x, y, torch.rand(4, 3))
+
+
 def test_one_hot_of_as_many_classes_as_a_size_says() -> None:
     compiled = dovetail.compile(
         lambda x, y: torch.nn.functional.one_hot(x, y.shape[0]), fullgraph=True, dynamic=True

@@ -2,12 +2,13 @@
 
 Where it asks for numbers, a symbolic size would be tied to the example's. Up to 2.14 it does so for
 `matmul` of more than two dimensions, for attention on a GPU, and for `interpolate`. And `one_hot`,
-of which it traces another form, without the checks that eager makes, and `ctc_loss`, which makes a
-tensor with data.
+of which it traces another form, without the checks that eager makes, `gaussian_nll_loss`, which
+asks for data, and `ctc_loss`, which makes a tensor with data.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
@@ -88,6 +89,34 @@ def _one_hot(x: Tensor, num_classes: Any = -1) -> Any:
         torch._assert_async(few, "Class values must be smaller than num_classes.")
     classes = torch.arange(num_classes, device=x.device)
     return (x.contiguous().unsqueeze(-1) == classes).to(torch.int64)
+
+
+def _gaussian_nll_loss(
+    input: Tensor,
+    target: Tensor,
+    var: Any,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> Any:
+    """`gaussian_nll_loss` of variances in a tensor: that none is negative is asserted. (Clamped
+    where autograd does not see it, they get the gradient of what they were clamped to.)"""
+    if not isinstance(var, Tensor) or reduction not in ("none", "mean", "sum"):
+        return NotImplemented
+    torch._assert_async(~(var < 0).any(), "var has negative entry/entries")
+    if var.size() != input.size():
+        ones = [(a, b) for a, b in zip(input.size(), var.size(), strict=False) if a != b]
+        if input.size()[:-1] == var.size():
+            var = var.unsqueeze(-1)
+        elif input.dim() != var.dim() or sum(own for _, own in ones) != 1:
+            raise ValueError("var is of incorrect size")
+    var = var.clone()
+    with torch.no_grad():
+        var.clamp_(min=eps)
+    loss = 0.5 * (torch.log(var) + (input - target) ** 2 / var)
+    if full:
+        loss = loss + 0.5 * math.log(2 * math.pi)
+    return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
 
 
 def _batch_norm(
@@ -192,6 +221,7 @@ SYMBOLIC_FORMS: Mapping[Any, Callable[..., Any]] = {
     torch.nn.functional.scaled_dot_product_attention: _attention,
     torch.nn.functional.interpolate: _interpolate,
     torch.nn.functional.one_hot: _one_hot,
+    torch.nn.functional.gaussian_nll_loss: _gaussian_nll_loss,
     torch.nn.functional.ctc_loss: _mean_ctc_loss("mean", "none", torch.nn.functional.ctc_loss),
     torch.ctc_loss: _mean_ctc_loss(1, 0, torch.ctc_loss),
     torch.nn.functional.batch_norm: _batch_norm,
