@@ -353,3 +353,51 @@ def test_an_encoder_with_a_mask_is_one_graph() -> None:
     torch.testing.assert_close(
         compiled(x, mask=causal, is_causal=True), encoder(x, mask=causal, is_causal=True)
     )
+
+
+def pieces(lengths: Tensor, x: Tensor) -> list[Tensor]:
+    return [piece + 1 for piece in torch.split_with_sizes(x, lengths.tolist(), 1)]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("lengths", [(4, 5), (4, 3, 2), (0, 1, 8), (2, 2, 2, 3)], ids=str)
+def test_columns_cut_by_lengths(lengths: tuple[int, ...], dynamic: bool) -> None:
+    compiled = dovetail.compile(pieces, fullgraph=True, dynamic=dynamic)
+    for given in (lengths, lengths[::-1]):
+        x = torch.randn(3, 9, requires_grad=True)
+        wanted, got = (fn(torch.tensor(given), x) for fn in (pieces, compiled))
+        for mine, theirs in zip(got, wanted, strict=True):
+            assert not theirs.numel() or mine.stride() == theirs.stride()
+        torch.testing.assert_close(got, wanted)
+        downstream = [torch.randn_like(w) for w in wanted]
+        (a,), (b,) = (torch.autograd.grad(f, x, downstream) for f in (got, wanted))
+        torch.testing.assert_close(a, b)
+    report = dovetail.report(compiled)
+    assert report.graphs == 1 and not report.per_size_compiles, report.as_text()
+
+
+def first_piece(lengths: Tensor, x: Tensor) -> Tensor:
+    made: Tensor = torch.ops.aten.split_with_sizes.default(x, lengths.tolist(), 1)[0] * 2
+    return made
+
+
+@pytest.mark.parametrize("wrong", [(4, 4), (4, 6), (-1, 10)], ids=str)
+def test_lengths_that_are_not_the_parts_of_the_whole(wrong: tuple[int, int]) -> None:
+    for fn in (
+        pieces,
+        lambda n, x: torch.ops.aten.split_with_sizes.default(x, n.tolist(), 1)[0] * 2,
+    ):
+        compiled = dovetail.compile(fn, fullgraph=True)
+        compiled(torch.tensor([4, 5]), torch.randn(3, 9))
+        with pytest.raises(RuntimeError):
+            compiled(torch.tensor(wrong), torch.randn(3, 9))
+
+
+def test_as_many_numbers_as_a_tensor_of_symbolic_length_has() -> None:
+    def total(x: Tensor) -> Any:
+        return sum(n * 2 for n in x.tolist()) + x
+
+    compiled = dovetail.compile(total, fullgraph=True, dynamic=True)
+    for length in (2, 5):
+        x = torch.arange(length)
+        torch.testing.assert_close(compiled(x), total(x))

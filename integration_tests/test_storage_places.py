@@ -137,3 +137,40 @@ def test_inputs_apart_and_then_over_one_another(backend: str) -> None:
         )
         torch.testing.assert_close(found, expected)
         assert torch.equal(ours, eager)
+
+
+def with_gaps(x: Tensor) -> tuple[Tensor, ...]:
+    made = torch.empty_strided(x.size(), (16, 1))
+    made[:] = x * 2
+    other = x.new_empty_strided((3, 4), (8, 2))
+    other.zero_()
+    other[1] += x[0, :4]
+    return made, other, other.t()
+
+
+def over_sequences(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.nn.functional.conv1d(x, weight.transpose(2, 1)).clone()
+
+
+def test_memory_with_gaps_keeps_its_strides() -> None:
+    compiled = dovetail.compile(with_gaps, fullgraph=True)
+    x = torch.randn(6, 8, requires_grad=True)
+    wanted, got = with_gaps(x), compiled(x)
+    for mine, theirs in zip(got, wanted, strict=True):
+        assert mine.stride() == theirs.stride()
+    torch.testing.assert_close(got, wanted)
+    (a,), (b,) = (torch.autograd.grad(sum(t.sin().sum() for t in f), x) for f in (got, wanted))
+    torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_results_over_sequences_lie_as_eager_lays_them(dtype: torch.dtype) -> None:
+    inputs = [torch.randn(2, 3, 9, dtype=dtype), torch.randn(4, 2, 3, dtype=dtype)]
+    results = []
+    for fn in (over_sequences, dovetail.compile(over_sequences, fullgraph=True)):
+        given = [t.clone().requires_grad_() for t in inputs]
+        made = fn(*given)
+        results.append((made, *torch.autograd.grad(made.sin().sum(), given)))
+    for theirs, mine in zip(*results, strict=True):
+        assert mine.stride() == theirs.stride()
+        torch.testing.assert_close(mine, theirs)

@@ -247,3 +247,26 @@ def test_truth_values_take_part_in_arithmetic_as_numbers():
     assert number.wrap_bool(True).sub(number).hint == -4
     assert number.wrap_bool(True).neg().hint == -1
     assert number.eq(number.wrap_bool(True)).hint is False
+
+
+def test_layouts_of_sizes_that_data_tells_are_asked_about_values_that_these_may_have() -> None:
+    env = ShapeEnv()
+    first, second = (env.symint(env.create_unbacked()) for _ in range(2))
+    rest = 9 - first - second
+    torch._check(first <= 9)
+    torch._check(second <= 9)
+    torch._check(rest >= 0)
+    assert not (rest < 1).node.answer_of_layout()
+    assert (first + second > 1).node.answer_of_layout()
+    assert rest.node.hint_or_guess() > 0
+    unbounded = env.symint(env.create_unbacked())
+    assert (unbounded > 1000).node.answer_of_layout()
+
+
+def test_an_equality_keeps_what_inputs_tell() -> None:
+    env, (a,) = make(7)
+    u = env.symint(env.create_unbacked())
+    made = len(env.decisions)
+    torch._check(a == u + 2)
+    assert str(expr_of(a + 0)) == "s0" and str(expr_of(u + 2)) == "s0"
+    assert u + 2 == a and len(env.decisions) == made

@@ -29,6 +29,13 @@ def test_kinds(check, dtype):
     check(fn, (torch.randn(5, 7, 33) * 2).to(dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float32])
+def test_sums_and_products_that_are_truths(check, dtype):
+    x = torch.randint(0, 9, (17, 9, 7)).to(dtype)
+    check(lambda x: (x.prod(1, dtype=torch.bool), x.sum(1, dtype=torch.bool)), x)
+    check(lambda x: (x.prod(dtype=torch.bool), x.sum((0, 2), dtype=torch.bool)), x)
+
+
 def test_strided_inputs(check):
     x = torch.randn(33, 7, 10)[:, :, ::2].permute(2, 0, 1)
     check(lambda x: (x.sum(0), x.sum(1), x.sum(2), x.amax((0, 2)), x.argmax(1), x.argmax()), x)

@@ -11,7 +11,7 @@ from dovetail_prims.fake_tensor import FakeTensor
 from torch import Tensor
 
 from dovetail_autograd_aot.graphs import PartitionedGraph
-from dovetail_autograd_aot.values import example_values, hint
+from dovetail_autograd_aot.values import example_values, hint, same_size
 
 
 class Tangents:
@@ -71,19 +71,30 @@ def _laid_out(gradient: Tensor | None, sizes: Any, strides: Any, like: Any) -> T
 
 def _contiguous_like(value: Any, gradient: Tensor) -> tuple[int, ...]:
     """The strides of `gradient`'s sizes in the dimension order of `value`."""
-    order = sorted(
-        range(len(value._sizes)),
-        key=lambda d: (
-            hint(value._strides[d]),
-            -d,
-        ),
-    )
+    order = _order_of(value)
     strides = [0] * len(order)
     expected = 1
     for d in order:
         strides[d] = expected
         expected *= max(1, gradient.shape[d])
     return tuple(strides)
+
+
+def _order_of(value: Any) -> list[int]:
+    """The dimensions of a dense tensor from the innermost to the outermost: by what their strides
+    are, or where that tells nothing, by how large they are in the example."""
+    rest = list(range(len(value._sizes)))[::-1]
+    order: list[int] = []
+    expected: Any = 1
+    while rest:
+        following = next((d for d in rest if same_size(value._strides[d], expected)), None)
+        if following is None:
+            strides = value._strides
+            return sorted(range(len(strides)), key=lambda d: (hint(strides[d]), -d))
+        rest.remove(following)
+        order.append(following)
+        expected = expected * value._sizes[following]
+    return order
 
 
 class _SizeReader:

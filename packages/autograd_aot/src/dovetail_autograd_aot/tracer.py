@@ -26,6 +26,7 @@ from dovetail_prims.fake_tensor import (
     set_lazy,
     set_metadata,
 )
+from dovetail_prims.shape_rules.layout import dense_order
 from dovetail_prims.size_nodes import SizeNodes
 from torch import Tensor
 from torch._ops import OpOverload
@@ -79,6 +80,8 @@ _UNINITIALISED = frozenset(
     }
 )  # fmt: skip
 
+
+_STRIDED = frozenset({aten.empty_strided.default, aten.new_empty_strided.default})
 
 _COMPOSABLE = frozenset({aten.view.default, aten.permute.default, aten.t.default})
 
@@ -221,6 +224,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kind is OpKind.QUERY:
             return propagate(func, args, kwargs)
         if kind is OpKind.PURE:
+            if func in _STRIDED and dense_order(args[-2], args[-1]) is None:
+                return self._strided_part(args, kwargs)
             if func is aten.cudnn_batch_norm_backward.default:
                 # The forward was recorded as the native batch norm (see `writes.py`).
                 x, grad, weight, mean, var, save_mean, save_invstd, eps, _ = args
@@ -323,6 +328,19 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(result, (list, tuple)):
             return type(result)(self.fresh_results(r) for r in result)
         return result
+
+    def _strided_part(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """(new_)empty_strided with gaps or overlaps: a view of all its memory, so that what is
+        written there lies as the strides say."""
+        sizes, strides = args[-2:]
+        if len(args) == 3:
+            given = {k: v for k, v in kwargs.items() if v is not None}
+            kwargs = {"dtype": args[0].dtype, "device": args[0].device, **given}
+        count = 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
+        with self:
+            whole = aten.empty.memory_format([count], **kwargs)
+            part: Tensor = aten.as_strided.default(whole, sizes, strides)
+        return part
 
     def _own(self, result: Any) -> Any:
         """A decomposition may return an argument, or views of one: the operator returns none."""

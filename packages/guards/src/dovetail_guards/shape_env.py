@@ -72,6 +72,10 @@ def _user_location() -> str:
     return ""
 
 
+# Of values for symbols of run time: rising or falling by name, and how much smaller.
+_TRIED = [(sign, 1 << shift) for shift in range(8) for sign in (1, -1)]
+
+
 class ShapeEnv:
     """Symbols, facts and recorded decisions of one compilation."""
 
@@ -302,6 +306,37 @@ class ShapeEnv:
         self._recorded.add(relation)
         return True
 
+    def typical_values(self, names: Iterable[str]) -> dict[str, int]:
+        """Values that the symbols of run time among `names` may have and that are no special case:
+        large ones, each of its own, or ones in the middle of their bounds; the largest that the
+        checks of the program allow."""
+        wanted = self.unbacked.intersection(names)
+        if not wanted:
+            return {}
+        found: dict[str, int] = {}
+        for sign, shrink in _TRIED:
+            found = {name: self._typical(name, sign, shrink) for name in self.unbacked}
+            told = {**self.hints, **found}
+            checks = (check for check, _ in self.checks if check.free_symbols() <= told.keys())
+            if all(check.evaluate(told) for check in checks):
+                break
+        return {name: found[name] for name in wanted}
+
+    def _typical(self, name: str, sign: int, shrink: int) -> int:
+        bounds = self._ranges.get(name, Range())
+        large = (1 << 20) + sign * 7919 * int(name[1:])
+        if bounds.upper <= large:
+            upper = int(bounds.upper)
+            lower = int(max(bounds.lower, min(0, upper)))
+            return lower + ((upper - lower) // shrink + 1) // 2
+        lower = int(max(bounds.lower, 0))
+        return lower + large // shrink
+
+    def lower_bound(self, name: str) -> int:
+        """The least value that a symbol is known to have; 0 where nothing is known."""
+        lower = self._ranges.get(name, Range()).lower
+        return 0 if lower == -_INF else int(lower)
+
     # --- recording ----------------------------------------------------------------------------
 
     def _assume(self, relation: e.BoolExpr, reason: str) -> None:
@@ -349,9 +384,10 @@ class ShapeEnv:
                 if name is not None and modulus is not None and modulus > 0:
                     self._congruences[name] = Congruence(modulus, rest.value)
             if atom.kind == "sym" and atom.name not in rest.free_symbols():
-                # Keep the older symbol; a symbol never stands for itself in a circle.
-                newer = [n for n in rest.free_symbols() if _age(n) > _age(atom.name)]
-                if not newer:
+                # Keep the older symbol, one of an input before one of run time; a symbol never
+                # stands for itself in a circle.
+                own = (atom.name in self.unbacked, _age(atom.name))
+                if all((n in self.unbacked, _age(n)) <= own for n in rest.free_symbols()):
                     self._replace(atom.name, rest)
                     return
 

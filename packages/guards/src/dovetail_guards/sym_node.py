@@ -106,7 +106,10 @@ class SymNode:
         if known is not None:
             return int(known)
         assert isinstance(self.expr, e.Expr)
-        return self.expr.evaluate({**self.env.hints, **dict.fromkeys(self.env.unbacked, guess)})
+        loose = self.env.typical_values(self.expr.free_symbols())
+        for name, value in loose.items():
+            loose[name] = max(min(guess, value), self.env.lower_bound(name))
+        return self.expr.evaluate({**self.env.hints, **loose})
 
     def has_hint(self) -> bool:
         return self.hint is not None
@@ -291,14 +294,13 @@ class SymNode:
             return fallback
 
     def answer_of_layout(self) -> bool:
-        """Decide; what depends on data as if that were large."""
+        """Decide; what depends on data as if that were large, within its known bounds."""
         try:
             return self.guard_bool()
         except DataDependentError:
             expr = self.expr
             assert isinstance(expr, (e.BoolExpr, e.Expr, FloatExpr))
-            names = sorted(expr.free_symbols() & self.env.unbacked)
-            loose = {name: (1 << 20) + 7919 * int(name[1:]) for name in names}
+            loose = self.env.typical_values(expr.free_symbols())
             return bool(expr.evaluate({**self.env.hints, **loose}))
 
     def guard_or_false(self, file: Any = None, line: Any = None) -> bool:

@@ -75,8 +75,8 @@ def _simple(reduction: str) -> Rule:
         dims = normal_dims(args[1] if len(args) > 1 else None, len(source.shape))
         accumulate = arithmetic_dtype(value.dtype)
         kind = reduction
-        if value.dtype is torch.bool:  # amax, amin of bool
-            kind = {"max": "any", "min": "all"}[reduction]
+        if value.dtype is torch.bool:
+            kind = {"max": "any", "min": "all", "sum": "any", "prod": "all"}[reduction]
 
         def element(indices: Indices) -> Expr:
             expr = ctx.load(source, indices)

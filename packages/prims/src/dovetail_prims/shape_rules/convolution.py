@@ -95,7 +95,26 @@ def _output_channels_last(x: FakeTensor, weight: FakeTensor, windows: _Windows) 
             return False
     elif x._dtype is torch.float64:
         return False  # no vendor library
+    if len(x._sizes) == 3:  # run as one over images of one row, after the input is in order
+        return suggests_channels_last(_as_rows(weight)) or suggests_channels_last(
+            _as_rows(make(x._sizes, contiguous(x._sizes), x._dtype, x._device))
+        )
     return suggests_channels_last(x) or suggests_channels_last(weight)
+
+
+def _as_rows(x: FakeTensor) -> FakeTensor:
+    """Sequences as images of one row: `x.unsqueeze(2)`."""
+    (n, c, length), (s0, s1, s2) = x._sizes, x._strides
+    return make((n, c, 1, length), (s0, s1, s2 * length, s2), x._dtype, x._device)
+
+
+def _working_strides(sizes: Sizes) -> Sizes:
+    """The strides of a tensor of such sizes in the layout that channels-last convolutions use."""
+    if len(sizes) == 3:
+        n, c, length = sizes
+        s0, s1, _, s2 = channels_last((n, c, 1, length))
+        return s0, s1, s2
+    return channels_last(sizes)
 
 
 def convolution(
@@ -126,8 +145,8 @@ def convolution(
         x._sizes, weight._sizes, stride, padding, dilation, transposed, output_padding, groups
     )
     windows = _Windows(stride, dilation, transposed, output_padding, groups)
-    if len(sizes) in (4, 5) and _output_channels_last(x, weight, windows):
-        return make(sizes, channels_last(sizes), x._dtype, x._device)
+    if len(sizes) in (3, 4, 5) and _output_channels_last(x, weight, windows):
+        return make(sizes, _working_strides(sizes), x._dtype, x._device)
     return fresh(sizes, x._dtype, x._device)
 
 
@@ -146,10 +165,10 @@ def convolution_backward(
 ) -> tuple[FakeTensor | None, FakeTensor | None, FakeTensor | None]:
     """Gradients of input, weight, bias."""
     windows = _Windows(stride, dilation, transposed, output_padding, groups)
-    last = len(x._sizes) in (4, 5) and _output_channels_last(x, weight, windows)
+    last = len(x._sizes) in (3, 4, 5) and _output_channels_last(x, weight, windows)
 
     def like(t: FakeTensor) -> FakeTensor:
-        strides = channels_last(t._sizes) if last else contiguous(t._sizes)
+        strides = _working_strides(t._sizes) if last else contiguous(t._sizes)
         return make(t._sizes, strides, t._dtype, t._device)
 
     bias = fresh((grad._sizes[1],), grad._dtype, grad._device) if output_mask[2] else None

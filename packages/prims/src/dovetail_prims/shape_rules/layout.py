@@ -80,8 +80,12 @@ def channels_last(sizes: Sizes) -> Sizes:
 
 
 def at_least_one(size: Size) -> Size:
-    """`max(size, 1)`, decided by a guard where a symbolic size may be 0."""
-    return 1 if settled(size < 1) else size
+    """`max(size, 1)`, decided by a guard where a symbolic size may be 0; one that depends on data
+    is taken for positive."""
+    if type(size) is int:
+        return max(size, 1)
+    small = size < 1
+    return 1 if (small if type(small) is bool else small.node.guard_or_false("", 0)) else size
 
 
 def has_zero(sizes: Sizes) -> bool:

@@ -340,13 +340,13 @@ def split_with_sizes(x: FakeTensor, split_sizes: Sequence[Size], dim: int = 0) -
     dim = wrap_dim(dim, len(x._sizes))
     total: Size = 0
     for s in split_sizes:
-        if s < 0:
+        if not insisted(s >= 0):
             raise RuntimeError(
                 "split_with_sizes expects split_sizes have only non-negative entries, but got "
                 f"split_sizes={list(split_sizes)}"
             )
         total = total + s
-    if total != x._sizes[dim]:
+    if not insisted(total == x._sizes[dim]):
         raise RuntimeError(
             f"split_with_sizes expects split_sizes to sum exactly to {x._sizes[dim]} (input "
             f"tensor's size at dimension {dim}), but got split_sizes={list(split_sizes)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -92,8 +93,9 @@ def tolist(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         return vm.constant(known.tolist())
     if not isinstance(tensor, TensorValue) or vm.session.recorder.data_env is None:
         return PASS  # type: ignore[no-any-return]
-    sizes = tensor.sizes
-    if not all(type(size) is int for size in sizes) or tensor.fake.numel() > _MOST_NUMBERS:
+    if any(vm.depends_on_data(vm.constant(size)) for size in tensor.sizes):
+        return PASS  # type: ignore[no-any-return]
+    if tensor.fake.numel() > _MOST_NUMBERS:
         return PASS  # type: ignore[no-any-return]
     return _numbers(vm, tensor)
 
@@ -101,7 +103,8 @@ def tolist(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 def _numbers(vm: Interpreter, tensor: TensorValue) -> Value:
     if not tensor.fake.dim():
         return vm.call(vm.get_attr(tensor, "item"), [], {})
-    parts = [operators.getitem(vm, tensor, Constant(i)) for i in range(tensor.sizes[0])]
+    length = operator.index(tensor.sizes[0])  # (a guard of a symbolic one: so many numbers)
+    parts = [operators.getitem(vm, tensor, Constant(i)) for i in range(length)]
     return ListValue([_numbers(vm, cast(TensorValue, part)) for part in parts])
 
 
@@ -151,19 +154,21 @@ def _check_is_size(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def _split(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    """`x.split(sizes)`: sizes that only data tells are checked to be parts of the whole."""
+    """`x.split(sizes)`: sizes that only data tells are checked to be the parts of the whole."""
     tensor, sizes = args[0], args[1] if len(args) > 1 else None
     dim = args[2] if len(args) > 2 else kwargs.get("dim", Constant(0))
     if not isinstance(sizes, (ListValue, TupleValue)) or not isinstance(tensor, TensorValue):
         return PASS  # type: ignore[no-any-return]
-    whole, before = tensor.sizes[vm.as_python(dim)], Constant(0)
+    whole = vm.constant(tensor.sizes[vm.as_python(dim)])
+    total: Value = Constant(0)
     for size in vm.iterate(sizes):
-        end = operators.binary(vm, "+", before, size, False)
         if vm.depends_on_data(size):
             _require(vm, size.value >= 0, "a size is not negative")  # type: ignore[attr-defined]
-        if vm.depends_on_data(end):
-            _require(vm, end.value <= whole, "parts are no more than the whole")  # type: ignore[attr-defined]
-        before = end  # type: ignore[assignment]
+        total = operators.binary(vm, "+", total, size, False)
+        if vm.depends_on_data(total) or vm.depends_on_data(whole):
+            _require(vm, total.value <= whole.value, "parts are no more than the whole")  # type: ignore[attr-defined]
+    if vm.depends_on_data(total) or vm.depends_on_data(whole):
+        _require(vm, total.value == whole.value, "the parts are together the whole")  # type: ignore[attr-defined]
     return PASS  # type: ignore[no-any-return]
 
 
@@ -183,9 +188,13 @@ def _view(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 _CHECKS: tuple[Callable[..., Any], ...] = (
     torch._check, torch._check_value, torch._check_index, torch._check_type,
 )  # fmt: skip
+_SPLIT_OPS = (
+    torch.ops.aten.split_with_sizes, torch.ops.aten.split_with_sizes.default,
+    torch.ops.aten.split.sizes,
+)  # fmt: skip
 HANDLERS: dict[Any, Handler] = {
     **dict.fromkeys((torch.split, torch.Tensor.split, torch.split_with_sizes), _split),
-    torch.Tensor.split_with_sizes: _split,
+    **dict.fromkeys((torch.Tensor.split_with_sizes, *_SPLIT_OPS), _split),
     **dict.fromkeys((torch.Tensor.view, torch.Tensor.reshape, torch.reshape), _view),
     torch.Tensor.item: item,
     torch.Tensor.tolist: tolist,
