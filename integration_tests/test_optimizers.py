@@ -178,3 +178,25 @@ def test_state_that_is_kept_by_tensor_is_found_again() -> None:
     assert [compiled(p).tolist() for _ in range(3)] == [[1, 1], [2, 2], [3, 3]]
     assert [compiled(q).tolist() for _ in range(2)] == [[1, 1], [2, 2]]
     assert compiled(p).tolist() == [4, 4]
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam"])
+def test_a_rate_that_falls_between_differentiable_steps(name: str) -> None:
+    """Eager keeps the numbers that it computed from a rate; writing to the rate is no error."""
+
+    def run(wrap: Callable[[Any], Any]) -> Any:
+        torch.manual_seed(0)
+        start = torch.randn(4, 3, requires_grad=True)
+        given = [torch.randn(4, 3, requires_grad=True) for _ in range(3)]
+        weights, rate = start.clone(), torch.tensor(0.1)
+        optimizer = getattr(torch.optim, name)([weights], lr=rate, differentiable=True)
+        step = wrap(lambda: optimizer.step())
+        for gradient in given:
+            weights.grad = gradient
+            step()
+            rate.mul_(0.9)
+        return torch.autograd.grad(weights.square().sum(), [start, *given])
+
+    eager = run(lambda step: step)
+    ours = run(lambda step: dovetail.compile(step, fullgraph=True))
+    torch.testing.assert_close(ours, eager)

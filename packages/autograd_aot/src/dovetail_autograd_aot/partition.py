@@ -36,6 +36,9 @@ Partitioner = Callable[[JointGraph], PartitionedGraph]
 
 # What the forward returns counts for so much less among what may be saved.
 RETURNED_DISCOUNT = 8
+# A rate or a count is written to between steps, where eager has kept what it computed from it: a
+# number among the inputs is no cheaper to save than some numbers that are computed from it.
+NUMBER_COST = 64
 _CHEAP_NAMES = frozenset(POINTWISE_UNARY + POINTWISE_BINARY + POINTWISE_OTHER)
 _CHEAP = frozenset(
     {
@@ -111,6 +114,13 @@ class _Roles:
         self.forward_outputs = outputs[: signature.num_forward_outputs]
         self.gradients = outputs[signature.num_forward_outputs :]
         self.mutated = {self.primals[m.index] for m in signature.mutated}
+        self.numbers = {  # inputs of one element that get no gradient
+            node
+            for node, graded in zip(self.primals, signature.primals_require_grad, strict=True)
+            if not graded
+            and isinstance(node.meta["val"], FakeTensor)
+            and not node.meta["val"]._sizes
+        }
         self.returned = {
             view_root(o) if is_view_node(o) else o
             for o in self.forward_outputs
@@ -269,6 +279,8 @@ def _save_cost(node: Node, roles: _Roles) -> int:
     value = node.meta.get("val")
     if node.op == "placeholder" and node not in roles.mutated:
         # Almost free; but a size alone is better than the input it is read from.
+        if node in roles.numbers:
+            return NUMBER_COST
         return 1 if isinstance(value, Tensor) else 0
     if isinstance(value, (torch.SymInt, torch.SymFloat, int, float)):
         # Arithmetic on sizes is done again from the sizes themselves.
