@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from dovetail_inductor import compile_graph, prefer_channels_last
+from dovetail_inductor import InductorOptions, compile_graph, prefer_channels_last
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_runtime import load
+from dovetail_runtime.plan import Allocate, Plan
+from dovetail_runtime.reference import ReferenceExecutor
+from dovetail_runtime.triton_build import run_in_interpreter
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
@@ -180,3 +183,35 @@ def test_grouped_convolutions_over_three_dimensions_stay() -> None:
         return (F.conv3d(x, w, padding=1, groups=4),)
 
     assert copies(relaid(fn, (torch.randn(2, 4, 6, 8, 8), torch.randn(4, 1, 3, 3, 3)))) == 0
+
+
+def triton_plan(fn: Callable[..., Any], *inputs: Tensor) -> Plan:
+    gm = trace_aten(fn, *inputs, decompositions=core_aten_table())
+    return compile_graph(gm, options=InductorOptions(triton=True))
+
+
+def test_what_is_expanded_lies_as_what_it_is_made_of() -> None:
+    """Statistics of rows of a channels-last tensor, and what is made of them point by point."""
+
+    def fn(x: Tensor) -> Tensor:
+        variance, mean = torch.var_mean(x, -1, keepdim=True)
+        return ((x - mean) * torch.rsqrt(variance + 1e-5)).roll(1, 1)
+
+    x = torch.randn(2, 32, 16, 64).contiguous(memory_format=torch.channels_last)
+    plan = triton_plan(fn, x)
+    rows = [s.spec for s in plan.steps if isinstance(s, Allocate) and s.spec.shape[-1] == 1]
+    assert rows and all(spec.stride[1] == 1 for spec in rows)
+    (got,) = ReferenceExecutor(plan, launch_triton=run_in_interpreter)(x)
+    torch.testing.assert_close(got, fn(x), rtol=1e-4, atol=1e-5)
+
+
+def test_statistics_of_many_channels_read_memory_once() -> None:
+    """Of more than the cache holds while it is read again: in pieces that it does hold."""
+    x = torch.empty(64, 128, 126, 126, device="meta").contiguous(memory_format=torch.channels_last)
+    plan = triton_plan(lambda x: F.instance_norm(x), x)
+    parts = [s.spec.shape for s in plan.steps if isinstance(s, Allocate) and "parts" in s.name]
+    assert parts == [(63, 64 * 128)] * 2
+    small = torch.empty(2, 128, 126, 126, device="meta")
+    plan = triton_plan(lambda x: F.instance_norm(x), small.to(memory_format=torch.channels_last))
+    parts = [s.spec.shape for s in plan.steps if isinstance(s, Allocate) and "parts" in s.name]
+    assert all(pieces > 100 for pieces, _ in parts), "as many as it takes to fill a GPU"

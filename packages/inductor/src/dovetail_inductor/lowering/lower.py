@@ -49,6 +49,7 @@ from dovetail_inductor.lowering import (
     views,
 )
 from dovetail_inductor.lowering.externs import element, extern_call, operator_name
+from dovetail_inductor.lowering.layouts import strides_as_read
 from dovetail_inductor.lowering.pointwise import Rule
 from dovetail_inductor.lowering.promotion import rounded
 from dovetail_inductor.lowering.values import (
@@ -77,17 +78,13 @@ RULES: Mapping[str, Rule] = {
 }
 """Lowering rules by `name.overload`; every other op is an extern call."""
 
-# A value read by several consumers is computed again in each if that takes so few ops and reads
-# at most one buffer of its own size (a row's statistics are cheap); an inlined chain is cut when
-# its body grows beyond the second pair.
-CHEAP_COST = 3
-CHEAP_COST_ON_GPU = 12  # where memory is slower beside arithmetic
+# An inlined chain is cut when its body grows beyond this.
+MAX_COST = 600
+MAX_LOADS = 16
 # So many buffers for narrow floats on a GPU: of the sums along a residual stream every fourth is
 # stored. Reading again what is added to it takes a little more time than storing each sum, and a
 # fourth of the roundings that its error comes from are left.
 MOST_LARGE_NARROW = 4
-MAX_COST = 600
-MAX_LOADS = 16
 # A value that consumers expand is computed once, before, if an element costs at least this.
 EXPANDED_COST = 5
 EXPANDED_COST_IF_NARROW = 12  # the same of half types, which memory would round
@@ -323,17 +320,21 @@ def _realize_if_worth_it(
     consumers = _consumers(node)
     numel = hint_of(value.numel)
     large = ctx.large_reads(cost, value)
-    cheap = CHEAP_COST_ON_GPU if ctx.on_gpu else CHEAP_COST
     stored = in_memory_form.dtype
     narrow = stored.is_floating_point and stored.itemsize == 2
     most_large = MOST_LARGE_NARROW if narrow and ctx.on_gpu else 1
-    several = len(consumers) > 1 and (cost.cost - cost.loads > cheap or large > most_large)
+    several = len(consumers) > 1 and (
+        cost.cost - cost.loads > ctx.cheap(stored) or large > most_large
+    )
     if cost.loads and (several or cost.cost > MAX_COST or cost.loads > MAX_LOADS):
         _realize(ctx, value, in_memory_form)
         return
     dear = EXPANDED_COST_IF_NARROW if narrow else EXPANDED_COST
     if cost.cost >= (dear if cost.loads else EXPANDED_COST_OF_PLACES):
         numels = [_numel(c) for c in consumers]
+        if numels and max(numels) >= 4 * numel:
+            # beside what it is expanded to, whose order is mostly that of what it is made of
+            value.stride = strides_as_read(ctx, value)
         if numels and max(numels) >= WIDE_IF_EXPANDED * numel and in_memory_form is value:
             _realize_wide(ctx, value)
         elif numels and max(numels) >= 4 * numel:

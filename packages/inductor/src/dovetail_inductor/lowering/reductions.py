@@ -13,14 +13,14 @@ from torch import fx
 from dovetail_inductor.loop_ir.expr import Expr
 from dovetail_inductor.loop_ir.index import Index, Var, variable
 from dovetail_inductor.loop_ir.ops import arithmetic_dtype
-from dovetail_inductor.loop_ir.sizes import hint_of, is_symbolic
+from dovetail_inductor.loop_ir.sizes import is_symbolic
+from dovetail_inductor.lowering.layouts import in_order_of
 from dovetail_inductor.lowering.pointwise import Rule
 from dovetail_inductor.lowering.promotion import cast
 from dovetail_inductor.lowering.values import (
     Context,
     Indices,
     Value,
-    contiguous_strides,
     fits_cache_wide,
     tensor_of,
     value_like,
@@ -28,7 +28,6 @@ from dovetail_inductor.lowering.values import (
 
 # A value that several reductions of one op read is put in memory when it costs more than this.
 _REREAD_COST = 4
-_REREAD_COST_ON_GPU = 12
 
 
 def normal_dims(dims: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:
@@ -136,17 +135,9 @@ def _store_if_read_again(ctx: Context, source: Value) -> None:
         if cost.cost > _REREAD_COST:
             ctx.realize(source)
         return
-    if ctx.large_reads(cost, source) > 1 or cost.cost - cost.loads > _REREAD_COST_ON_GPU:
+    if ctx.large_reads(cost, source) > 1 or cost.cost - cost.loads > ctx.cheap(source.dtype):
         ctx.realize(source if source.widened is None else source.widened)
         source.forget_memo()
-
-
-def _in_order_of(source: Value, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a dense tensor of these sizes whose dimensions lie in memory as the source's:
-    what reads both then reads neighbours of both."""
-    order = sorted(range(len(sizes)), key=lambda d: -hint_of(source.stride[d]))
-    dense = contiguous_strides(tuple(sizes[d] for d in order))
-    return tuple(dense[order.index(d)] for d in range(len(sizes)))
 
 
 def _var_mean(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -166,7 +157,7 @@ def _var_mean(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str
 
     def statistic(element: Callable[[Indices], Expr], name: str) -> Value:
         value = Value(
-            kept, _in_order_of(source, kept), arithmetic, source.device, f"{node.name}_{name}"
+            kept, in_order_of(source.stride, kept), arithmetic, source.device, f"{node.name}_{name}"
         )
         reduce_into(ctx, value, source, dims, "sum", element)
         return value

@@ -42,6 +42,12 @@ Loader = Callable[[Indices, Expr | None], Expr]
 # and so small a tensor does not travel to memory and back.
 WIDE_BYTES = 48 * 2**20  # of it in float32; an H100's second-level cache has 50 MiB
 
+# A value read by several consumers is computed again in each if that takes so many additions at
+# most and reads at most one buffer of its own size (a row's statistics are cheap).
+CHEAP = 3
+# On a GPU arithmetic costs less beside memory: so many for each byte that need not be written.
+CHEAP_A_BYTE_ON_GPU = 6
+
 Restride = Callable[[Strided], Strided | None]
 
 
@@ -134,6 +140,10 @@ class Context:
     def library_on_cpu(self) -> bool:
         """True where what the library does faster on a CPU is left to it."""
         return not self.on_gpu and not self.everywhere
+
+    def cheap(self, dtype: torch.dtype) -> int:
+        """How many additions a reader may do again rather than read their result, of this dtype."""
+        return CHEAP_A_BYTE_ON_GPU * dtype.itemsize if self.on_gpu else CHEAP
 
     # --- reading ----------------------------------------------------------------------------------
 

@@ -34,8 +34,9 @@ class SplitRule:
     (`result_across`).
 
     What is read twice, for a mean and for the distances from it, is read from memory once if it
-    is cut into pieces of at most `kept` elements, which a task holds or finds in the cache: done
-    for results of which `side` tasks at a time read more than the cache's `cache_bytes`.
+    is cut into pieces of at most `kept` elements (`kept_across`, where results lie side by side),
+    which a task holds or finds in the cache: done for results of which `side` tasks at a time read
+    more than the cache's `cache_bytes`.
     """
 
     enough_tasks: int
@@ -47,6 +48,7 @@ class SplitRule:
     result_across: int
     side_by_side: int = 64
     kept: int | None = None  # None: as many as the pieces have by the rule above
+    kept_across: int = 0
     side: int = 0
     cache_bytes: int = 0
 
@@ -54,8 +56,9 @@ class SplitRule:
 CPU_RULE = SplitRule(16, 64, 1 << 15, 256, 256, 512, 512)
 # An H100 has 132 multiprocessors; a second launch costs what 2**16 elements cost one of them.
 GPU_RULE = SplitRule(
-    132, 4 * 132, 1 << 16, 4096, 32, 1 << 15, 256, kept=1 << 12, side=2 * 132, cache_bytes=1 << 25
-)
+    132, 4 * 132, 1 << 16, 4096, 32, 1 << 15, 256,
+    kept=1 << 12, kept_across=1 << 8, side=2 * 132, cache_bytes=1 << 25,
+)  # fmt: skip
 
 
 # Of one result: the second stage is to be short.
@@ -119,12 +122,13 @@ def _exceeds_cache(nest: LoopNest, rule: SplitRule, buffers: Mapping[str, Buffer
     """True if the second time the elements of a sum are read, they are not in the cache."""
     if nest.reduction != "sum" or nest.is_symbolic or rule.kept is None:
         return False
-    if contiguous_in_rows(nest):
-        return False  # a task has a stripe of results
+    across = contiguous_in_rows(nest)
     elements = nest.iterations // max(nest.points, 1)
     read = {ld.buffer for ld in nest.loads if ld.index.variables() & set(nest.reduce_vars)}
     nbytes = elements * sum(buffers[name].dtype.itemsize for name in read)
-    return elements > 2 * rule.kept and min(nest.points, rule.side) * nbytes > rule.cache_bytes
+    nbytes *= rule.side_by_side if across else 1
+    kept = rule.kept_across if across else rule.kept
+    return elements > 2 * kept and min(_tasks(nest, rule), rule.side) * nbytes > rule.cache_bytes
 
 
 def _tasks(nest: LoopNest, rule: SplitRule) -> int:
@@ -157,12 +161,14 @@ class _Cut:
 
 
 def _cut(builder: Builder, nest: LoopNest, rule: SplitRule, keep: bool) -> _Cut | None:
-    """With `keep`, into pieces of `rule.kept` elements or so."""
+    """With `keep`, into pieces of `rule.kept` elements or so (`rule.kept_across`)."""
     per_result = nest.iterations // nest.points
-    piece = rule.piece_across if contiguous_in_rows(nest) else rule.piece
+    across = contiguous_in_rows(nest)
+    piece = rule.piece_across if across else rule.piece
     wanted = min(rule.aim // _tasks(nest, rule), per_result // piece, MAX_PARTS)
     if keep and rule.kept is not None:
-        wanted = max(wanted, min(-(-per_result // rule.kept), 4 * MAX_PARTS))
+        kept = rule.kept_across if across else rule.kept
+        wanted = max(wanted, min(-(-per_result // kept), 4 * MAX_PARTS))
     # Cut the reduced variables, outermost in memory first, into parts and the rest.
     order = sorted(nest.reduce_vars, key=lambda v: -_largest_stride(nest, v))
     parts = 1
