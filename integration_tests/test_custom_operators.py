@@ -103,6 +103,41 @@ def _(x: Tensor, cache: Tensor, others: list[Tensor]) -> Tensor:
     return cache.sum(0)
 
 
+_library: Any = torch.library.Library("dovetail_custom_defined", "FRAGMENT")
+_library.define(
+    "spread(Tensor(a!) x, Tensor[] parts, SymInt by, *, Tensor(b!)? noted, SymInt more=2) -> Tensor"
+)
+_library.define("note(Tensor x, Tensor(a!)? noted, Tensor(b!)? other=None) -> ()")
+
+
+def spread(x: Tensor, parts: list[Tensor], by: int, noted: Tensor | None, more: int = 2) -> Tensor:
+    x.add_(parts[0] * by * more)
+    if noted is not None:
+        noted.add_(parts[1])
+    return parts[0] + parts[1]
+
+
+def note(x: Tensor, noted: Tensor | None, other: Tensor | None = None) -> None:
+    for target in (noted, other):
+        if target is not None:
+            target.add_(x.sum())
+
+
+_library.impl("spread", spread, "CompositeExplicitAutograd")
+_library.impl("note", note, "CompositeExplicitAutograd")
+defined = torch.ops.dovetail_custom_defined
+
+
+def optionally_written(x: Tensor, cache: Tensor) -> tuple[Tensor, ...]:
+    own, noted = x.clone(), cache[0] + 1
+    first = defined.spread(own, (x, cache[1]), 3, noted=noted)
+    second = defined.spread(noted, [own, x], 2, noted=None, more=5)
+    defined.note(x, None)
+    defined.note(x, None, cache[0])
+    defined.note(x, noted=own)
+    return first, second, own, noted * 2
+
+
 def written_parts(x: Tensor, cache: Tensor) -> Tensor:
     out = torch.empty_like(x)
     scale_into(x, out)
@@ -119,7 +154,7 @@ def several_written(x: Tensor, cache: Tensor) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "dovetail"])
-@pytest.mark.parametrize("program", [written_parts, several_written])
+@pytest.mark.parametrize("program", [written_parts, several_written, optionally_written])
 def test_written_arguments(program: Callable[..., Any], backend: str) -> None:
     torch.manual_seed(0)
     x, cache = torch.randn(3, 4), torch.randn(2, 3, 4)

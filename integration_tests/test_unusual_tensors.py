@@ -204,3 +204,33 @@ def test_bytes(number: int) -> None:
     x[0, 0] = 0
     found, expected = dovetail.compile(BYTES[number])(x), BYTES[number](x)
     assert found.dtype == expected.dtype and torch.equal(found, expected)
+
+
+class OnMeta(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.LayerNorm(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layers(x)
+        return y.t() * 2
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_meta_device(dynamic: bool) -> None:
+    def some(x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.empty(3, x.size(0), device="meta").sin() + 1, x + 1
+
+    compiled = dovetail.compile(some, fullgraph=True, dynamic=dynamic)
+    for rows in (2, 5):
+        found, plain = compiled(torch.ones(rows))
+        assert found.is_meta and found.shape == (3, rows)
+        torch.testing.assert_close(plain, torch.full((rows,), 2.0))
+    model = OnMeta().to("meta")
+    compiled = dovetail.compile(model, fullgraph=True, dynamic=dynamic)
+    for rows in (2, 5):
+        x = torch.empty(rows, 4, device="meta", requires_grad=True)
+        found = compiled(x)
+        assert found.is_meta and found.stride() == model(x).stride()
+        (gradient,) = torch.autograd.grad(found.sum(), x)
+        assert gradient.is_meta and gradient.shape == x.shape

@@ -164,6 +164,8 @@ class CompilerBackend:
     ) -> Callable[..., Any]:
         """One functional graph made callable. The inputs at the positions `static` stay where they
         are; results are short-lived but those at the positions `kept`."""
+        if _computes_shapes(gm):
+            return gm.forward
         try:
             artifact = self.compile_functional(gm, example_inputs)
         except Exception as error:
@@ -204,6 +206,13 @@ class CompilerBackend:
         artifact = load(plan)
         self.compiled.append(CompiledGraph(plan, planned - start, time.perf_counter() - planned))
         return artifact
+
+
+def _computes_shapes(gm: GraphModule) -> bool:
+    """Whether tensors of a graph are on the meta device, which has no data: no kernel is generated
+    for such a graph, its operators tell the shapes."""
+    values = (node.meta.get("val") for node in gm.graph.nodes)
+    return any(isinstance(v, torch.Tensor) and v.device.type == "meta" for v in values)
 
 
 def _never_written(gm: GraphModule, signature: Signature) -> frozenset[int]:

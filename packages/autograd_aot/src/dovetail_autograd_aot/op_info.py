@@ -147,7 +147,7 @@ def _is_composite(op: OpOverload) -> bool:
 def _functional_form(op: OpOverload) -> OpOverload | None:
     """The operator that computes what `op` writes, without writing."""
     if is_custom(op):
-        return functional_twin(op)
+        return functional_twin(op, frozenset())
     namespace, base = op._schema.name.split("::")
     library = getattr(torch.ops, namespace)
     wanted = [a for a in op._schema.arguments if not (a.is_out or a.name == "out")]

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from dovetail_prims.fake_tensor import FakeTensor
+from dovetail_prims.functional_twins import absent_arguments, functional_twin
 from torch import Tensor
 from torch._ops import OpOverload
 
-from dovetail_autograd_aot.op_info import OpInfo, OpKind, default_arguments, op_info
+from dovetail_autograd_aot.op_info import OpInfo, OpKind, default_arguments, is_custom, op_info
 from dovetail_autograd_aot.samplers import INTO, drawn, drawn_into, is_sampler
 from dovetail_autograd_aot.storage import TraceError, fresh, read
 from dovetail_autograd_aot.storage import write as write_value
@@ -64,6 +65,8 @@ def write(
     form = info.functional
     if form is None:
         raise TraceError(f"{func} writes to an argument and has no functional form")
+    if is_custom(func):
+        return _custom(tracer, func, args, kwargs)
     filled, rest = default_arguments(func, args, kwargs)
     targets: list[Any] = []
     for position in info.written:
@@ -92,7 +95,37 @@ def write(
         result = _run_form(tracer, form, tuple(positional), rest)
     results = [result] if len(form._schema.returns) == 1 else list(result)
     targets = [t for t in targets if t is not None]
+    return _written(tracer, func, form, targets, results, is_out)
+
+
+def _custom(tracer: Tracer, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A user's operator: its twin gives its results, then what it writes to what it is given."""
+    values = dict(zip(op_info(func).argument_names, args, strict=False)) | kwargs
+    absent = absent_arguments(func, values)
+    form = functional_twin(func, absent)
+    assert form is not None
+    written = [i for i in op_info(func).written if i not in absent]
+    if not written and not func._schema.returns:
+        with tracer:
+            form(*args, **kwargs)
+        return None
+    result = _run_form(tracer, form, args, kwargs)
+    results = [result] if len(form._schema.returns) == 1 else list(result)
+    targets = [values[op_info(func).argument_names[i]] for i in written]
+    return _written(tracer, func, form, targets, results, False)
+
+
+def _written(
+    tracer: Tracer,
+    func: OpOverload,
+    form: OpOverload,
+    targets: list[Any],
+    results: list[Any],
+    is_out: bool,
+) -> Any:
+    """Give the targets their new values, the last of `results`; what the operator returns."""
     own = results[: len(results) - len(targets)]
+    in_lists = {id(t) for target in targets if isinstance(target, (list, tuple)) for t in target}
     for target, new in zip(flatten(targets), flatten(results[len(own) :]), strict=True):
         tensor = _target(tracer, target)
         sizes = new.meta["val"]._sizes
@@ -109,7 +142,7 @@ def write(
             )
         if new is not read(tracer, tensor):
             write_value(tracer, tensor, new)
-        if isinstance(targets[0], (list, tuple)):
+        if id(target) in in_lists:
             torch.autograd.graph.increment_version(tensor)  # (C++ does so only for single tensors)
     returned = len(func._schema.returns)
     if returned == 0:

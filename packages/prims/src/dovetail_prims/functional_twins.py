@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-_TYPES = {"Tensor": "Tensor", "List[Tensor]": "Tensor[]"}
+_TYPES = {"Tensor": "Tensor", "Optional[Tensor]": "Tensor", "List[Tensor]": "Tensor[]"}
 
 
 @functools.cache
@@ -25,8 +26,8 @@ def _library() -> torch.library.Library:
 
 
 def has_functional_twin(op: OpOverload) -> bool:
-    """Whether a twin can be made: what is written is there in every call, and no result is one of
-    the arguments."""
+    """Whether a twin can be made: what is written are tensors or lists of them, and no result is
+    one of the arguments."""
     schema = op._schema
     return not any(r.alias_info is not None for r in schema.returns) and all(
         str(schema.arguments[i].type) in _TYPES for i in _written(op)
@@ -38,20 +39,27 @@ def _written(op: OpOverload) -> tuple[int, ...]:
     return tuple(i for i, a in arguments if a.alias_info is not None and a.alias_info.is_write)
 
 
+def absent_arguments(op: OpOverload, values: Mapping[str, Any]) -> frozenset[int]:
+    """The places of the arguments that `op` would write to and that a call does not give."""
+    arguments = op._schema.arguments
+    return frozenset(i for i in _written(op) if values.get(arguments[i].name) is None)
+
+
 @functools.cache
-def functional_twin(op: OpOverload) -> OpOverload | None:
+def functional_twin(op: OpOverload, absent: frozenset[int]) -> OpOverload | None:
     """The functional twin of an operator that writes, registered when first asked for; None where
-    there can be none."""
+    there can be none. `absent` are the places of what would be written and is None."""
     if not has_functional_twin(op):
         return None
     library: Any = _library()
-    written = _written(op)
+    written = tuple(i for i in _written(op) if i not in absent)
     names = [a.name for a in op._schema.arguments]
     text = re.sub(r"\(\w+!?\)", "", str(op._schema))  # without what says what is written
     given, _, results = text.partition("(")[2].rpartition(") -> ")
     own = results.strip("()")
     new = [_TYPES[str(op._schema.arguments[i].type)] for i in written]
     name = f"{op.namespace}_{op._schema.name.split('::')[1]}_{op._overloadname}"
+    name += "".join(f"_without_{i}" for i in sorted(absent))
     library.define(f"{name}({given}) -> ({', '.join([*([own] if own else []), *new])})")
     count = len(op._schema.returns)
 
@@ -67,7 +75,7 @@ def functional_twin(op: OpOverload) -> OpOverload | None:
                 copies.append(kwargs[names[i]])
         result = op(*values, **kwargs)
         found = (*(() if not count else (result,) if count == 1 else result), *copies)
-        return found[0] if len(found) == 1 else found
+        return None if not found else found[0] if len(found) == 1 else found
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         return run(_copied, args, kwargs)
