@@ -36,7 +36,7 @@ from dovetail_capture.interpreter.protocols import (
 )
 from dovetail_capture.interpreter.session import Session
 from dovetail_capture.interpreter.signals import CannotRebuild, GraphBreakSignal, ProgramException
-from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value
+from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value, is_none
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
     ListValue,
@@ -314,7 +314,7 @@ class Interpreter:
         return item  # type: ignore[no-any-return]
 
     def list_extend(self, target: ListValue, items: Value) -> None:
-        if items is target:
+        if self.native(items) is target:
             target.items.extend(list(target.items))
         else:
             for item in self.iterate(items):
@@ -509,7 +509,7 @@ class Interpreter:
             return None
         if generator.running:
             self.raise_error(ValueError, "generator already executing")
-        if not generator.started and sent is not None and sent is not NONE:
+        if not generator.started and sent is not None and not is_none(sent):
             if not isinstance(sent, Constant) or sent.value is not None:
                 text = "can't send non-None value to a just-started generator"
                 self.raise_error(TypeError, text)

@@ -336,6 +336,19 @@ class Session:
             if others and value.source is not None:
                 self.clauses.append(c.DistinctObjects((value.source, *others)))
 
+    def _relate_keys(self) -> None:
+        """Guard that objects which a dictionary or set took for different ones stay different."""
+        keys: dict[type, list[Value]] = {}
+        for value in self.known.values():
+            if getattr(value, "hashed", False) and self.can_relate(value.source, value.source):
+                keys.setdefault(value.python_type(), []).append(value)
+        for values in keys.values():
+            if all(getattr(value, "pinned", False) for value in values):
+                continue  # each is a very object
+            sources = tuple(value.source for value in values if value.source is not None)
+            if len(sources) > 1:
+                self.clauses.append(c.DistinctObjects(sources))
+
     def _is_of_this_call(self, source: Source | None) -> bool:
         """Is it the dictionary that Python makes of keyword arguments?"""
         code = self.code
@@ -370,6 +383,7 @@ class Session:
         changed = [value for value in self.known.values() if _is_changed(value)]
         self._relate_iterators()
         self._relate_dictionaries()
+        self._relate_keys()
         for cls in {value.python_type() for value in changed}:
             # A change to one of them must not be a change to another.
             sources = [

@@ -9,6 +9,7 @@ import inspect
 import re
 import threading
 import types
+import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -67,6 +68,11 @@ EQUALITY_TYPES: tuple[type, ...] = (
     torch.memory_format, type(Ellipsis), type(NotImplemented), range,
 )  # fmt: skip
 
+# The kinds of names in `typing`, without parameters and with.
+_BARE = [vars(typing)[name] for name in ("Sized", "Tuple", "Callable", "Optional", "Literal")]
+_GIVEN = (typing.Iterable[int], _BARE[3][int], typing.Callable[[int], int], typing.Literal[1])
+_TYPING_KINDS = {type(name) for name in (*_BARE, *_GIVEN)}
+
 # Pinned by identity in a guard.
 IDENTITY_TYPES: tuple[type, ...] = (
     types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType,
@@ -75,6 +81,7 @@ IDENTITY_TYPES: tuple[type, ...] = (
     types.GenericAlias, types.UnionType, type, functools._lru_cache_wrapper, property, staticmethod,
     classmethod, torch._ops.OpOverload, torch._ops.OpOverloadPacket,
     torch.Generator, re.Pattern, re.Match, torch.torch_version.TorchVersion,
+    *_TYPING_KINDS,
 )  # fmt: skip
 
 

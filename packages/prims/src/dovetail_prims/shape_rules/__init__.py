@@ -21,6 +21,7 @@ from dovetail_prims.shape_rules import (
     indexing,
     matmul,
     norms,
+    overlap_checks,
     pointwise,
     rare,
     reductions,
@@ -40,7 +41,7 @@ class RuleTable(dict[Any, "ShapeRule | None"]):
         self.by_name = dict(by_name)
 
     def __missing__(self, func: Any) -> ShapeRule | None:
-        rule = self.by_name.get(str(func))
+        rule = overlap_checks.refusing_overlaps(func, self.by_name.get(str(func)))
         self[func] = rule
         return rule
 

@@ -233,6 +233,26 @@ def _divisor(x: FakeTensor, *rest: Any, **kwargs: Any) -> None:
         raise RuntimeError("divisor must be not zero")
 
 
+def _out_of(dtype: Callable[..., torch.dtype], text: str) -> Check:
+    """The tensor written to must be of the dtype that the other arguments tell."""
+
+    def check(*args: Any, out: FakeTensor, **kwargs: Any) -> None:
+        wanted = dtype(*args, **kwargs)
+        if out._dtype is not wanted:
+            names = (str(d).removeprefix("torch.") for d in (wanted, out._dtype))
+            raise RuntimeError(text.format(*names))
+
+    return check
+
+
+def _of_both(real: FakeTensor, imag: FakeTensor) -> torch.dtype:
+    return real._dtype.to_complex()
+
+
+def _places(*args: Any, out_int32: bool = False, **kwargs: Any) -> torch.dtype:
+    return torch.int32 if out_int32 else torch.int64
+
+
 def _few_dims(x: FakeTensor, *rest: Any, **kwargs: Any) -> None:
     if len(x._sizes) > 64:
         raise RuntimeError("only tensors with up to 64 dims are supported")
@@ -427,6 +447,12 @@ _NOT_OF_BOOLS = ("max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive
 
 _SCATTERED = "scatter(): Expected self.dtype to be equal to src.dtype"
 
+_OTHER_PARTS = "Expected object of scalar type {0} but got scalar type {1} for argument 'out'"
+_NO_PLACES = (
+    "torch.searchsorted(): output tensor's dtype is wrong, it can only be Int(int32) or "
+    "Long(int64) depending on whether out_int32 flag is True, but we got output tensor's dtype {1}"
+)
+
 # They take a set of dimensions as 64 bits.
 _OF_SETS = ("amax.default", "amin.default", "sum.dim_IntList", "mean.dim", "var_mean.correction",
             "var.correction", "std.correction", "all.dims", "any.dims")  # fmt: skip
@@ -498,6 +524,18 @@ CHECKS: Mapping[str, Check] = {
     "slice_scatter.default": _sliced,
     "diagonal_scatter.default": _diagonal,
     "as_strided_scatter.default": _strided,
+    "complex.out": _out_of(_of_both, _OTHER_PARTS),
+    "polar.out": _out_of(_of_both, _OTHER_PARTS),
+    "multinomial.out": _out_of(
+        lambda *args, **kwargs: torch.int64, "multinomial expects Long tensor out, got: {1}"
+    ),
+    "take.out": _out_of(
+        lambda x, index: x._dtype,
+        "take(): self and out expected to have the same dtype, but got self.dtype = {0} and "
+        "out.dtype = {1}",
+    ),
+    "searchsorted.Tensor_out": _out_of(_places, _NO_PLACES),
+    "bucketize.Tensor_out": _out_of(_places, _NO_PLACES),
     "as_strided.default": _within,
     "as_strided_copy.default": _within,
     "index_put.default": _values,

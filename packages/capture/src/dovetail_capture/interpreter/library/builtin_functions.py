@@ -7,6 +7,7 @@ import builtins
 import collections
 import inspect
 import types
+import typing
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from dovetail_capture.interpreter.protocols import (
 )
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
+from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean, is_none
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
     ListValue,
@@ -66,12 +67,18 @@ def is_instance(vm: Interpreter, value: Value, classinfo: Value) -> bool:
     wanted = classinfo.value
     if isinstance(wanted, types.UnionType):
         return any(is_instance(vm, value, vm.held(part)) for part in wanted.__args__)
+    if type(wanted) is _BARE_ALIAS:  # `typing.Mapping`
+        return issubclass(value.python_type(), _origin(vm, value.python_type(), wanted))
+    cls = value.python_type()
+    if isinstance(wanted, type) and cls is not wanted:  # or no `__instancecheck__` is asked
+        _, check = attributes.class_lookup(vm, type(wanted), "__instancecheck__")
+        if isinstance(check, types.FunctionType) and not _is_library_check(check):
+            return vm.truth(vm.call(vm.held(check), [classinfo, value], {}))
     if isinstance(value, Constant):
         try:
             return isinstance(value.value, wanted)
         except TypeError as error:
             vm.raise_real(error)
-    cls = value.python_type()
     if not isinstance(wanted, type):
         vm.raise_error(TypeError, "isinstance() arg 2 must be a type, a tuple of types, or a union")
     if isinstance(value, TensorValue):
@@ -85,18 +92,26 @@ def is_instance(vm: Interpreter, value: Value, classinfo: Value) -> bool:
             return True
         return issubclass(cls, wanted)
     attributes.read_mro(vm, cls)
-    if cls is wanted:  # no `__instancecheck__` is asked then
+    if cls is wanted:
         return True
     if getattr(wanted, "_is_protocol", False):
         real = getattr(value, "real", None)
         if real is not None:
             return isinstance(real, wanted)
         return all(vm.find_attr(value, name) is not None for name in _protocol_members(wanted))
-    _, check = attributes.class_lookup(vm, type(wanted), "__instancecheck__")
     _note_abstract(vm, cls, wanted)
-    if isinstance(check, types.FunctionType) and not _is_library_check(check):
-        return vm.truth(vm.call(vm.held(check), [classinfo, value], {}))
     return issubclass(cls, wanted)
+
+
+_BARE_ALIAS = type(typing.Sized)
+
+
+def _origin(vm: Interpreter, cls: type, alias: Any) -> type:
+    """The class that `typing`'s name for it, without parameters, stands for."""
+    attributes.read_mro(vm, cls)
+    _note_abstract(vm, cls, alias.__origin__)
+    origin: type = alias.__origin__
+    return origin
 
 
 def _is_library_check(check: types.FunctionType) -> bool:
@@ -199,7 +214,8 @@ def hash_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 def _name(vm: Interpreter, value: Value) -> str:
     if not isinstance(value, Constant) or not isinstance(value.value, str):
-        vm.raise_error(TypeError, "attribute name must be string")
+        kind = value.python_type().__name__
+        vm.raise_error(TypeError, f"attribute name must be string, not '{kind}'")
     assert isinstance(value, Constant)
     return value.value
 
@@ -257,7 +273,7 @@ def object_eq(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 def vars_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if not args:
-        raise GraphBreakSignal("vars() of the frame")
+        return locals_(vm, args, kwargs)
     return vm.get_attr(args[0], "__dict__")
 
 
@@ -425,6 +441,8 @@ def dict_of(cls: type) -> Handler:
 
 
 def defaultdict_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    if args and not is_none(args[0]) and not vm.truth(callable_(vm, args[:1], {})):
+        vm.raise_error(TypeError, "first argument must be callable or None")
     new = dict_of(collections.defaultdict)(vm, args[1:], kwargs)
     assert isinstance(new, DictValue)
     new.default_factory = args[0] if args else NONE

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 from dovetail_capture.interpreter.protocols import dicts, iteration, operators
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.base import NONE, TRUE, Constant, Value, boolean
+from dovetail_capture.interpreter.values.base import (
+    NONE,
+    TRUE,
+    Constant,
+    Value,
+    boolean,
+    is_none,
+)
 from dovetail_capture.interpreter.values.containers import (
     DICT_TYPES,
     DictValue,
@@ -81,14 +88,17 @@ def list_extend(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 def list_insert(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     target = _list(vm, args[0])
-    target.items.insert(operators.index_of(vm, args[1]), args[2])
+    index = operators.index_of(vm, args[1], "")
+    if target.maxlen is not None and len(target.items) >= target.maxlen:
+        vm.raise_error(IndexError, "deque already at its maximum size")
+    target.items.insert(index, args[2])
     target.mutated = True
     return NONE
 
 
 def list_pop(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     target = _list(vm, args[0])
-    index = operators.index_of(vm, args[1]) if len(args) > 1 else -1
+    index = operators.index_of(vm, args[1], "") if len(args) > 1 else -1
     count = len(target.items)
     if not -count <= index < count:
         if target.cls is collections.deque:
@@ -113,7 +123,8 @@ def list_remove(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     target = _list(vm, args[0])
     index = _position(vm, vm.list_items(target), args[1])
     if index < 0:
-        vm.raise_error(ValueError, "list.remove(x): x not in list")
+        # The message is that of the type in question.
+        return vm.fold(target.cls().remove, args[1:2], {})
     del target.items[index]
     target.mutated = True
     return NONE
@@ -123,6 +134,9 @@ def sequence_index(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     items = list(vm.iterate(vm.native(args[0])))
     first = vm.as_python(args[2]) if len(args) > 2 else 0
     last = vm.as_python(args[3]) if len(args) > 3 else None
+    if not hasattr(first, "__index__") or not (last is None or hasattr(last, "__index__")):
+        text = "slice indices must be integers or have an __index__ method"
+        vm.raise_error(TypeError, text)
     start, stop, _ = slice(first, last).indices(len(items))
     index = _position(vm, items[start:stop], args[1])
     index += start if index >= 0 else 0
@@ -180,11 +194,14 @@ def list_sort(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 def sorted_items(vm: Interpreter, items: Args, kwargs: Kwargs) -> Args:
     """Items in sorted order by known keys."""
-    key_function = kwargs.get("key")
+    key_function = kwargs.get("key", NONE)
+    for name in kwargs:
+        if name not in ("key", "reverse"):
+            vm.raise_error(TypeError, f"'{name}' is an invalid keyword argument for sort()")
     keys, key_values = [], []
     for item in items:
         key = item
-        if key_function is not None and key_function is not NONE:
+        if not is_none(key_function):
             key = vm.call(key_function, [item], {})
         keys.append(vm.as_python(key))
         key_values.append(key)
@@ -249,12 +266,24 @@ def native_contains(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return boolean(operators.contains(vm, _contents(vm, args[0]), args[1]))
 
 
-def native_eq(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return operators.compare(vm, "==", vm.native(args[0]), vm.native(args[1]))
+def _compared(symbol: str) -> Handler:
+    """`__eq__` and `__ne__` of a container, which says nothing of what is no such container."""
+
+    def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+        left, right = vm.native(args[0]), vm.native(args[1])
+        cls = left.python_type()
+        kinds = next((kinds for kinds in _COMPARED if issubclass(cls, kinds)), None)
+        if kinds is not None and not issubclass(right.python_type(), kinds):
+            return Constant(NotImplemented)
+        return operators.compare(vm, symbol, left, right)
+
+    return handler
 
 
-def native_ne(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return operators.compare(vm, "!=", vm.native(args[0]), vm.native(args[1]))
+_COMPARED: tuple[tuple[type, ...], ...] = (
+    (list,), (tuple,), (collections.deque,), (dict,), (set, frozenset),
+)  # fmt: skip
+native_eq, native_ne = _compared("=="), _compared("!=")
 
 
 def native_add(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:

@@ -24,7 +24,7 @@ from dovetail_capture.interpreter.protocols import (
     operators,
 )
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
-from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
+from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean, is_none
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
     DictView,
@@ -34,6 +34,7 @@ from dovetail_capture.interpreter.values.containers import (
 from dovetail_capture.interpreter.values.functions import (
     BoundMethod,
     GeneratorValue,
+    HeldIterator,
     IteratorValue,
 )
 from dovetail_capture.interpreter.values.objects import ObjectValue
@@ -67,12 +68,18 @@ def len_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 def iter_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if len(args) > 1:
+        if not vm.truth(vm.call(Constant(callable), [args[0]], {})):
+            vm.raise_error(TypeError, "iter(v, w): v must be callable")
         until: Any = polyfills.iterate_until
         return calls.inline(vm, until, args, kwargs)
     return vm.get_iter(args[0])
 
 
 def next_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    if not isinstance(args[0], (IteratorValue, GeneratorValue, HeldIterator)):
+        if operators.dunder(vm, args[0], "__next__") is None:
+            kind = args[0].python_type().__name__
+            vm.raise_error(TypeError, f"'{kind}' object is not an iterator")
     value = vm.next_value(args[0])
     if value is not None:
         return value
@@ -86,7 +93,7 @@ def next_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 def _stop(vm: Interpreter, generator: GeneratorValue) -> NoReturn:
     """Raise the StopIteration of a generator that has just returned."""
     result = generator.frame.result
-    vm.raise_exception(StopIteration, [] if result is None or result is NONE else [result])
+    vm.raise_exception(StopIteration, [] if result is None or is_none(result) else [result])
 
 
 def zip_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -143,6 +150,11 @@ def reversed_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         iterator = iteration.dict_iterator(vm, native, backwards=True)
         iterator.over = [args[0]]
         return iterator
+    if isinstance(native, TensorValue):
+        return vm.call(vm.get_attr(native, "__reversed__"), [], {})
+    cls: Any = native.python_type()
+    if not (hasattr(cls, "__getitem__") and hasattr(cls, "__len__")):
+        vm.raise_error(TypeError, f"'{cls.__name__}' object is not reversible")
     return IteratorValue(iter(list(vm.iterate(args[0]))[::-1]), reversed, True)
 
 
@@ -188,7 +200,7 @@ def extremum(symbol: str) -> Handler:
             return vm.fold(min if symbol == "<" else max, [ListValue([])], {})  # its ValueError
         best, best_key = None, None
         for item in items:
-            item_key = item if key is NONE else vm.call(key, [item], {})
+            item_key = item if is_none(key) else vm.call(key, [item], {})
             if best is None or vm.truth(
                 operators.compare(vm, symbol, item_key, best_key)  # type: ignore[arg-type]
             ):
@@ -255,7 +267,7 @@ def generator_send(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 def generator_throw(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     generator = _generator(args[0])
-    error = args[2] if len(args) > 2 and args[2] is not NONE else args[1]
+    error = args[2] if len(args) > 2 and not is_none(args[2]) else args[1]
     kind = vm.as_python(error) if isinstance(error, Constant) else error.python_type()
     if not (isinstance(kind, type) and issubclass(kind, BaseException)):
         name = error.python_type().__name__

@@ -8,6 +8,7 @@ ones. Nothing here needs NumPy to be installed: without it the tables are empty.
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from torch.fx import Node
 
 from dovetail_capture.interpreter.library import numpy_on_tensors as twins
 from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.library.tensor_creation import inlined, stacked
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue, check_dtype
@@ -71,6 +73,8 @@ def _known(vm: Interpreter, value: Value) -> Any:
     """The Python object, with arrays of ones for arrays."""
     if isinstance(value, ArrayValue):
         return sample(value)
+    if isinstance(value, TensorValue):
+        return torch.from_numpy(np.asarray(sample(ArrayValue(value, np.ndarray))))
     if isinstance(value, (TupleValue, ListValue)):
         return value.cls([_known(vm, item) for item in vm.iterate(value)])
     real = vm.as_python(value)
@@ -114,6 +118,12 @@ def _as_tensors(vm: Interpreter, value: Value, dtype: torch.dtype | None) -> Val
 
 def _result(vm: Interpreter, name: str, tensor: Value, like: Any) -> Value:
     """The array (or scalar) that `tensor` is, which NumPy says is like `like`."""
+    if isinstance(like, (tuple, list)) and isinstance(tensor, (TupleValue, ListValue)):
+        if len(like) == len(tensor.items):
+            pairs = zip(vm.iterate(tensor), like, strict=True)
+            found_parts = [_result(vm, name, part, wanted) for part, wanted in pairs]
+            made_of = TupleValue if isinstance(like, tuple) else ListValue
+            return made_of(found_parts)
     if not isinstance(tensor, TensorValue) or not isinstance(like, (np.ndarray, np.generic)):
         raise GraphBreakSignal(f"the numpy function `{name}` in this form", _HINT)
     if tuple(tensor.sizes) != like.shape:
@@ -225,9 +235,14 @@ def made(fn: Any) -> Handler:
     def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         if args and isinstance(args[0], (ArrayValue, TensorValue)) and fn in _CONVERT:
             return _converted(vm, fn, args, kwargs)
-        if any(_holds_array(vm, arg) for arg in (*args, *kwargs.values())):
+        holds = any(_holds_array(vm, arg) for arg in (*args, *kwargs.values()))
+        if holds and (fn not in _CONVERT or not set(kwargs) <= {"dtype"}):
             raise GraphBreakSignal(f"`{fn.__name__}` of numpy arrays", _HINT)
         like = _ask(vm, fn, args, kwargs)
+        if holds:
+            wanted = _torch_dtype(like.dtype)
+            parts = [_as_tensors(vm, args[0], wanted), Constant(wanted)]
+            return _result(vm, fn.__name__, inlined(vm, stacked, parts, {}), like)
         if like.size > 4096 and not np.all(like == like.flat[0]):
             raise GraphBreakSignal(f"a numpy array of {like.size} different numbers", _HINT)
         dtype: dict[str, Value] = {"dtype": Constant(_torch_dtype(like.dtype))}
@@ -265,6 +280,12 @@ def tensor_numpy(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`tensor.numpy()`: the same memory, seen as an array."""
     tensor = args[0]
     assert isinstance(tensor, TensorValue)
+    force = args[1] if len(args) > 1 else kwargs.get("force")
+    if isinstance(force, Constant) and len(args) + len(kwargs) == 2:
+        if force.value:
+            found = inlined(vm, twins.forced, [tensor], {})
+            return tensor_numpy(vm, [found], {})
+        return tensor_numpy(vm, [tensor], {})
     fake = tensor.fake
     if (
         fake.requires_grad
@@ -281,9 +302,18 @@ def tensor_of(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`torch.from_numpy(array)`, `torch.as_tensor(array)`: the same memory."""
     if not args or not isinstance(args[0], ArrayValue):
         return PASS  # type: ignore[no-any-return]
-    if kwargs or len(args) > 1 or args[0].is_scalar:
+    if len(args) > 1 or args[0].is_scalar or not set(kwargs) <= {"dtype"}:
         raise GraphBreakSignal("a conversion of a numpy array with further arguments", _HINT)
+    if kwargs:
+        return vm.call(vm.get_attr(args[0].tensor, "to"), [], kwargs)
     return args[0].tensor
+
+
+def tolist(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`array.tolist()`."""
+    if not isinstance(args[0], ArrayValue) or args[0].tensor.fake.dtype is torch.bool:
+        return PASS  # type: ignore[no-any-return]
+    return vm.call(vm.get_attr(args[0].tensor, "tolist"), [], {})
 
 
 def astype(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -301,6 +331,8 @@ def array_attr(vm: Interpreter, obj: ArrayValue, name: str) -> Value | None:
     """An attribute that is no method; None for any other."""
     if name == "T":
         return vm.call(Constant(np.transpose), [obj], {})
+    if name == "imag" and not obj.tensor.fake.dtype.is_complex and not obj.is_scalar:
+        return vm.call(Constant(np.zeros_like), [obj], {})
     if name in ("shape", "ndim", "size", "dtype", "itemsize", "nbytes", "strides"):
         found = getattr(sample(obj), name)
         if name in ("strides", "nbytes") and not obj.tensor.fake.is_contiguous():
@@ -315,7 +347,9 @@ def array_attr(vm: Interpreter, obj: ArrayValue, name: str) -> Value | None:
 def binary(vm: Interpreter, symbol: str, left: Value, right: Value, inplace: bool) -> Value:
     """`left <symbol> right` where one is an array."""
     if isinstance(left, TensorValue) or isinstance(right, TensorValue):
-        raise GraphBreakSignal(f"`{symbol}` of a tensor and a numpy array", _HINT)
+        if inplace:
+            raise GraphBreakSignal(f"`{symbol}=` of a tensor and a numpy array", _HINT)
+        return _with_tensor(vm, symbol, left, right)
     if inplace and isinstance(left, ArrayValue) and not left.is_scalar:
         _refuse_input(left)
         total = vm.call(Constant(UFUNC_OF[symbol]), [left, right], {})
@@ -328,6 +362,24 @@ def binary(vm: Interpreter, symbol: str, left: Value, right: Value, inplace: boo
         vm.record("call_method", "copy_", [left.tensor, total.tensor], {})
         return left
     return vm.call(Constant(UFUNC_OF[symbol]), [left, right], {})
+
+
+def _with_tensor(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
+    """An operator between a tensor and an array, which NumPy computes. Whether that gives a
+    tensor or an array is asked of both libraries."""
+    sides = [
+        tensor_numpy(vm, [side], {}) if isinstance(side, TensorValue) else side
+        for side in (left, right)
+    ]
+    like = _ask(vm, OPERATORS[symbol], [left, right], {})
+    found = vm.call(Constant(UFUNC_OF[symbol]), sides, {})
+    if not isinstance(found, ArrayValue):
+        raise GraphBreakSignal(f"`{symbol}` of a tensor and a numpy array", _HINT)
+    if not isinstance(like, torch.Tensor):
+        return _result(vm, symbol, found.tensor, like)
+    if like.dtype != found.tensor.fake.dtype or tuple(like.shape) != tuple(found.tensor.sizes):
+        raise GraphBreakSignal(f"`{symbol}` of a tensor and a numpy array", _HINT)
+    return found.tensor
 
 
 def compare(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
@@ -433,6 +485,13 @@ _SYMBOLS = {
     "^": "bitwise_xor", "<<": "left_shift", ">>": "right_shift", "<": "less", "<=": "less_equal",
     "==": "equal", "!=": "not_equal", ">": "greater", ">=": "greater_equal",
 }  # fmt: skip
+OPERATORS: dict[str, Callable[..., Any]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv,
+    "//": operator.floordiv, "%": operator.mod, "**": operator.pow, "@": operator.matmul,
+    "&": operator.and_, "|": operator.or_, "^": operator.xor, "<<": operator.lshift,
+    ">>": operator.rshift, "<": operator.lt, "<=": operator.le, "==": operator.eq,
+    "!=": operator.ne, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
 # name -> (twin, does it compute in the result's dtype); None: the same as the function of the name.
 _FUNCTIONS: dict[str, tuple[Any, bool]] = {
     "sum": (twins.sum_, True), "mean": (twins.mean, True), "std": (twins.std, True),
@@ -449,9 +508,17 @@ _FUNCTIONS: dict[str, tuple[Any, bool]] = {
     "tile": (twins.tile, False), "flip": (twins.flip, False), "roll": (twins.roll, False),
     "tril": (twins.tril, False), "triu": (twins.triu, False), "sort": (twins.sort, False),
     "broadcast_to": (twins.broadcast_to, False), "zeros_like": (twins.zeros_like, False),
-    "ones_like": (twins.ones_like, False), "full_like": (twins.full_like, False),
+    "ones_like": (twins.ones_like, False), "full_like": (twins.full_like, True),
     "trace": (twins.trace, True), "diff": (twins.diff, True), "amax": (twins.max_, True),
-    "amin": (twins.min_, True),
+    "amin": (twins.min_, True), "meshgrid": (twins.meshgrid, False),
+    "take_along_axis": (twins.take_along_axis, False), "repeat": (twins.repeat, False),
+    "split": (twins.split, False), "fliplr": (twins.fliplr, False),
+    "flipud": (twins.flipud, False), "rot90": (twins.rot90, False), "diag": (twins.diag, False),
+    "atleast_1d": (twins.atleast_1d, False), "atleast_2d": (twins.atleast_2d, False),
+    "column_stack": (twins.column_stack, True), "dstack": (twins.dstack, True),
+    "nan_to_num": (twins.nan_to_num, True), "kron": (twins.kron, True),
+    "count_nonzero": (twins.count_nonzero, False), "inner": (twins.inner, True),
+    "ptp": (twins.ptp, True),
 }  # fmt: skip
 _METHODS: dict[str, tuple[Any, bool]] = {
     **{name: _FUNCTIONS[name] for name in (
@@ -459,6 +526,7 @@ _METHODS: dict[str, tuple[Any, bool]] = {
         "cumsum", "cumprod", "ravel", "copy", "squeeze", "swapaxes", "dot", "trace",
     )},
     "transpose": (twins.transpose_method, False), "reshape": (twins.reshape_method, False),
+    "repeat": (twins.repeat, False),
     "clip": (twins.clip_method, True), "flatten": (twins.flatten, False),
 }  # fmt: skip
 
@@ -473,6 +541,17 @@ def _where(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     condition = _as_tensors(vm, args[0], torch.bool)
     parts = [_as_tensors(vm, arg, _torch_dtype(like.dtype)) for arg in args[1:]]
     return _result(vm, "where", vm.call(Constant(torch.where), [condition, *parts], {}), like)
+
+
+def _about_dtypes(fn: Any) -> Handler:
+    """A question about dtypes: run at capture."""
+
+    def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+        if any(_holds_array(vm, arg) for arg in (*args, *kwargs.values())):
+            return PASS  # type: ignore[no-any-return]
+        return vm.fold(fn, args, kwargs)
+
+    return handler
 
 
 def _fill_tables() -> None:
@@ -499,6 +578,9 @@ def _fill_tables() -> None:
         HANDLERS[fn] = made(fn)
     HANDLERS[np.ndarray.astype] = astype
     HANDLERS[torch.Tensor.numpy] = tensor_numpy
+    HANDLERS[np.ndarray.tolist] = tolist
+    for question in (np.issubdtype, np.dtype, np.result_type, np.can_cast):
+        HANDLERS[question] = _about_dtypes(question)
     HANDLERS[torch.from_numpy] = tensor_of
     HANDLERS[torch.as_tensor] = tensor_of
 

@@ -221,3 +221,93 @@ def diff(a: Any) -> Any:
 
 def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
     return torch.linalg.norm(x, ord, axis, keepdims)
+
+
+def meshgrid(*xi: Any, indexing: str = "xy") -> Any:
+    places = list(range(len(xi)))
+    if indexing == "xy" and len(xi) > 1:
+        places[:2] = [1, 0]
+    shape = [1] * len(xi)
+    for x, place in zip(xi, places, strict=True):
+        shape[place] = x.numel()
+    grids = []
+    for x, place in zip(xi, places, strict=True):
+        along = [1] * len(xi)
+        along[place] = -1
+        grids.append(x.reshape(along).expand(shape).clone(memory_format=torch.contiguous_format))
+    return tuple(grids)
+
+
+def take_along_axis(arr: Any, indices: Any, axis: Any = -1) -> Any:
+    if axis is None:
+        arr, axis = arr.reshape(-1), 0
+    places = indices.to(torch.int64)
+    return torch.take_along_dim(
+        arr, torch.where(places < 0, places + arr.shape[axis], places), axis
+    )
+
+
+def repeat(a: Any, repeats: int, axis: Any = None) -> Any:
+    return torch.repeat_interleave(a, repeats, axis)
+
+
+def split(ary: Any, indices_or_sections: Any, axis: int = 0) -> Any:
+    return list(torch.tensor_split(ary, indices_or_sections, axis))
+
+
+def fliplr(m: Any) -> Any:
+    return torch.fliplr(m)
+
+
+def flipud(m: Any) -> Any:
+    return torch.flipud(m)
+
+
+def rot90(m: Any, k: int = 1, axes: Any = (0, 1)) -> Any:
+    return torch.rot90(m, k, axes)
+
+
+def diag(v: Any, k: int = 0) -> Any:
+    return torch.diag(v, k)
+
+
+def atleast_1d(ary: Any) -> Any:
+    return ary.reshape(1) if ary.dim() == 0 else ary.view(ary.shape)
+
+
+def atleast_2d(ary: Any) -> Any:
+    return ary.reshape(1, -1) if ary.dim() < 2 else ary.view(ary.shape)
+
+
+def column_stack(tup: Any) -> Any:
+    return torch.column_stack(tuple(tup))
+
+
+def dstack(tup: Any) -> Any:
+    return torch.dstack(tuple(tup))
+
+
+def nan_to_num(x: Any, copy: bool = True, nan: float = 0.0) -> Any:
+    return torch.nan_to_num(x, nan)
+
+
+def kron(a: Any, b: Any) -> Any:
+    return torch.kron(a, b)
+
+
+def count_nonzero(a: Any, axis: Any = None) -> Any:
+    return torch.count_nonzero(a, axis)
+
+
+def inner(a: Any, b: Any) -> Any:
+    return torch.inner(a, b)
+
+
+def ptp(a: Any, axis: Any = None) -> Any:
+    dims = _dims(a, axis)
+    return torch.amax(a, dim=dims) - torch.amin(a, dim=dims)
+
+
+def forced(a: Any) -> Any:
+    """`a.numpy(force=True)` up to the array."""
+    return a.detach().cpu().resolve_conj().resolve_neg()

@@ -12,6 +12,7 @@ import itertools
 import logging
 import math
 import operator
+import os
 import pickle
 import re
 import threading
@@ -21,9 +22,11 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from dovetail_guards import clauses as c
+
 from dovetail_capture.interpreter.library.container_methods import Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import dicts, identity, operators
-from dovetail_capture.interpreter.protocols.attributes import class_lookup
+from dovetail_capture.interpreter.protocols.attributes import class_lookup, resolve
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
@@ -31,7 +34,7 @@ from dovetail_capture.interpreter.values.containers import (
     DictValue,
     TupleValue,
 )
-from dovetail_capture.interpreter.values.functions import IteratorValue
+from dovetail_capture.interpreter.values.functions import FunctionValue, IteratorValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
 
 if TYPE_CHECKING:
@@ -88,7 +91,7 @@ def op_is_not(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def op_index(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(operators.index_of(vm, args[0]))
+    return Constant(operators.index_of(vm, args[0], ""))
 
 
 # --- functools -----------------------------------------------------------------------------------
@@ -121,6 +124,8 @@ def partial_of_class(vm: Interpreter, cls: type, args: Args, kwargs: Kwargs) -> 
     """A new partial of `cls`. One that Python would refuse is left to it."""
     if not args or not issubclass(cls, functools.partial):
         raise GraphBreakSignal(f"a {cls.__name__} of no function")
+    if not vm.truth(vm.call(Constant(callable), [args[0]], {})):
+        vm.raise_error(TypeError, "the first argument must be callable")
     if any(class_lookup(vm, cls, name)[0] is not functools.partial for name in _PARTIAL_PARTS):
         raise GraphBreakSignal(f"creation of a {cls.__name__}, which hides what partials have")
     value = ObjectValue(cls)
@@ -375,7 +380,7 @@ def pickle_dumps(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 def inspect_signature(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     target = args[0]
-    real = _real_callable(vm, target)
+    real = _real_callable(vm, target) or _function_like(vm, target)
     if real is None:
         raise GraphBreakSignal(f"inspect.signature of {target.describe()}")
     return vm.held(inspect.signature(real))
@@ -395,6 +400,44 @@ def _real_callable(vm: Interpreter, target: Value) -> Any:
     return None
 
 
+def _function_like(vm: Interpreter, target: Value) -> Any:
+    """A function with the parameters of a closure; None if not all is known of it."""
+    if not isinstance(target, FunctionValue) or target.attributes is not None:
+        return None
+    defaults = [vm.as_python(resolve(vm, value)) for value in target.defaults]
+    named = {} if target.kwdefaults is None else vm.as_python(target.kwdefaults)
+    annotations = _annotations(vm, target)
+    if UNKNOWN in (named, annotations) or UNKNOWN in (*defaults, *named.values()):
+        return None
+    cells = tuple(types.CellType() for _ in target.code.co_freevars)
+    like = types.FunctionType(target.code, {}, target.name, tuple(defaults) or None, cells)
+    like.__kwdefaults__, like.__annotations__ = named or None, annotations
+    return like
+
+
+def _annotations(vm: Interpreter, function: FunctionValue) -> Any:
+    """The annotations of a closure; of one that is given, only if there are none."""
+    session = vm.session
+    if function.source is None:
+        return vm.as_python(vm.get_attr(function, "__annotations__"))
+    real = next(obj for obj in session.keep_alive if session.known.get(id(obj)) is function)
+    if real.__annotations__:
+        return UNKNOWN
+    session.guard(c.LengthIs, session.sources.attr(function.source, "__annotations__"), 0)
+    return {}
+
+
+# --- warnings ------------------------------------------------------------------------------------
+
+
+def warn(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`warnings.warn`: said after the graph, when filters that hold at this line may not."""
+    calls = vm.session.calls_for_effect
+    if any(function is _FILTERS_CHANGED for function, _, _ in calls):
+        raise GraphBreakSignal("a warning behind a change of the filters for warnings")
+    return deferred(warnings.warn)(vm, args, kwargs)
+
+
 def cast_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return args[1]
 
@@ -406,6 +449,8 @@ _SYMBOLS = {
 }  # fmt: skip
 _INPLACE = {name: f"i{name.rstrip('_')}" for name in _SYMBOLS}
 _COMPARISONS = {"lt": "<", "le": "<=", "eq": "==", "ne": "!=", "gt": ">", "ge": ">="}
+
+_FILTERS_CHANGED: Any = getattr(warnings, "_filters_mutated", None)  # forgets what was decided
 
 HANDLERS: dict[Any, Handler] = {
     **{getattr(operator, name): _binary(symbol) for name, symbol in _SYMBOLS.items()},
@@ -429,7 +474,7 @@ HANDLERS: dict[Any, Handler] = {
     ),
     itertools.product: product_, itertools.pairwise: pairwise_,
     itertools.zip_longest: zip_longest_, itertools.starmap: starmap_,
-    warnings.warn: deferred(warnings.warn),
+    warnings.warn: warn, _FILTERS_CHANGED: deferred(_FILTERS_CHANGED),
     dataclasses.fields: dataclass_fields, dataclasses.is_dataclass: is_dataclass,
     inspect.signature: inspect_signature, pickle.dumps: pickle_dumps,
     contextvars.ContextVar.get: context_get, weakref.ReferenceType.__call__: weakref_call,
@@ -441,6 +486,15 @@ HANDLERS: dict[Any, Handler] = {
 for _name in ("debug", "info", "warning", "error", "critical", "log", "exception"):
     HANDLERS[getattr(logging.Logger, _name)] = deferred(getattr(logging.Logger, _name))
 
+# The kinds of names in `typing` that take parameters: `List[int]`, `Optional[int]`.
+_NAMES = ("Sized", "Tuple", "Callable", "Optional", "Literal")
+_SUBSCRIPTED = {
+    cls
+    for alias in (*(vars(typing)[name] for name in _NAMES), typing.Iterable[int])
+    for cls in type(alias).__mro__
+    if "__getitem__" in cls.__dict__
+}
+
 # C functions without effects, run at capture when their arguments are known.
 PURE_MODULES = frozenset({"math", "cmath", "_operator", "_bisect", "_struct", "unicodedata", "re"})
 PURE_FUNCTIONS: frozenset[Any] = frozenset(
@@ -450,7 +504,8 @@ PURE_FUNCTIONS: frozenset[Any] = frozenset(
         re.search, re.sub, re.compile, re.fullmatch, re.split, re.findall, math.prod,
         type.mro, type.__or__, type.__ror__, object.__format__, object.__hash__,
         object.__reduce_ex__, type.__subclasses__, inspect.unwrap, inspect.getfullargspec,
-        inspect.isgeneratorfunction, inspect.iscoroutinefunction,
+        inspect.isgeneratorfunction, inspect.iscoroutinefunction, os.fspath,
+        *(vars(cls)["__getitem__"] for cls in _SUBSCRIPTED),
         # What is installed does not change while a program runs.
         importlib.util.find_spec, importlib.metadata.version,
         importlib.metadata.packages_distributions,

@@ -23,6 +23,7 @@ from dovetail_capture.interpreter.library import (
     optimizers,
     polyfills,
     stdlib,
+    tensor_creation,
     torch_functions,
     transforms,
 )
@@ -54,6 +55,7 @@ HANDLERS: dict[Any, Handler] = {
     **iteration_functions.HANDLERS,
     **stdlib.HANDLERS,
     **torch_functions.HANDLERS,
+    **tensor_creation.HANDLERS,
     **polyfills.HANDLERS,
     **optimizers.HANDLERS,
     **transforms.HANDLERS,
@@ -76,6 +78,7 @@ call_transformed = transforms.call_transformed
 CODE_HANDLERS = {**polyfills.CODE_HANDLERS, **optimizers.CODE_HANDLERS}
 NEW_HANDLERS = {
     **builtin_functions.NEW_HANDLERS,
+    **tensor_creation.NEW_HANDLERS,
     functools.partial: stdlib.partial_of_class,
 }
 PURE_CLASSES: frozenset[type] = stdlib.PURE_CLASSES | torch_functions.PURE_CLASSES

@@ -16,11 +16,9 @@ from dovetail_capture.interpreter.protocols import attributes, calls, dicts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.session import OpenMode
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
 from dovetail_capture.interpreter.values.containers import DictValue, TupleValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
-from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
@@ -392,40 +390,11 @@ def size_class(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return TupleValue(vm.iterate(args[0]) if args else [], torch.Size)
 
 
-def make_tensor(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    """`torch.tensor(data)`: of Python numbers only."""
-    if args and isinstance(args[0], TensorValue):
-        return vm.record("call_method", "clone", [args[0]], {})
-    if args and isinstance(args[0], ArrayValue) and not kwargs:
-        return vm.record("call_method", "clone", [args[0].tensor], {})
-    if len(args) == 1 and set(kwargs) <= {"dtype", "device"}:
-        if isinstance(args[0], SymbolicNumber) and args[0].python_type() is float:
-            options = {"dtype": Constant(torch.get_default_dtype()), **kwargs}
-            return vm.record("call_function", torch.full, [TupleValue([]), args[0]], options)
+def descriptor_get(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`torch.Tensor.shape.__get__(tensor)`."""
+    if len(args) > 1 and isinstance(args[0], Constant) and isinstance(args[1], TensorValue):
+        return vm.get_attr(args[1], args[0].value.__name__)
     return PASS  # type: ignore[no-any-return]
-
-
-def of_numbers(fn: Callable[..., Any]) -> Handler:
-    """A function of tensors that is also called with nothing but numbers."""
-
-    def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-        if not args or not all(isinstance(arg, (Constant, SymbolicNumber)) for arg in args):
-            return PASS  # type: ignore[no-any-return]
-        real_kwargs = {name: vm.as_python(arg) for name, arg in kwargs.items()}
-        try:
-            real = fn(*[vm.as_python(arg) for arg in args], **real_kwargs)
-        except (TypeError, RuntimeError) as error:
-            vm.raise_real(error)
-        options: Kwargs = {"dtype": Constant(real.dtype)}
-        return vm.record("call_function", torch.tensor, [Constant(real.item())], options)
-
-    return handler
-
-
-_OF_NUMBERS: tuple[Any, ...] = (
-    torch.div, torch.floor_divide, torch.true_divide, torch.remainder, torch.add, torch.sub,
-    torch.mul,
-)  # fmt: skip
 
 
 _FOLDED: tuple[Any, ...] = (
@@ -476,8 +445,7 @@ HANDLERS: dict[Any, Handler] = {
     torch.is_inference: is_inference,
     torch.is_tensor: is_tensor,
     torch.Size: size_class,
-    torch.tensor: make_tensor,
-    **{fn: of_numbers(fn) for fn in _OF_NUMBERS},
+    types.GetSetDescriptorType.__get__: descriptor_get,
     torch.Tensor.__len__: tensor_len,
     torch.Tensor.__iter__: tensor_iter,
     torch.Tensor.__hash__: tensor_hash,

@@ -125,7 +125,9 @@ def send(frame: Frame, inst: Instruction) -> None:
             item = vm.resume(receiver, sent)
             returned = receiver.frame.result if item is None else None
         elif isinstance(sent, Constant) and sent.value is None:
-            item, returned = vm.next_value(receiver), NONE
+            own = isinstance(receiver, ObjectValue)  # `next_value` drops what it returned
+            item = vm.call_method(receiver, "__next__", []) if own else vm.next_value(receiver)
+            returned = NONE
         else:
             item, returned = vm.call_method(receiver, "send", [sent]), NONE
     except ProgramException as error:

@@ -392,6 +392,9 @@ def _data_descriptor(vm: Interpreter, obj: ObjectValue, owner: type, name: str, 
         return vm.call(vm.held(getter), [vm.held(attr), obj, vm.held(obj.cls)], {})
     if name == "__class__":
         return vm.held(obj.cls)
+    if getter is None or getter is MISSING:  # it is written through alone
+        own = obj.fields.is_instance_dict and dicts.get(vm, obj.fields, name)
+        return own if isinstance(own, Value) else vm.wrap_class_attr(owner, name, attr)
     raise GraphBreakSignal(f"the descriptor {kind.__name__} of {owner.__name__}.{name}")
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import dis
 import functools
 import inspect
 import logging
+import re
 import types
 import typing
 from collections.abc import Hashable
@@ -412,6 +414,7 @@ def instantiate(
     """`cls(*args, **kwargs)`; `by_type`: whatever its metaclass's `__call__` does."""
     handler = vm.handlers.get(cls)
     if handler is not None:
+        _check_arguments(vm, cls, args, kwargs)
         result = _handle(vm, handler, cls, args, kwargs)
         if result is not NotImplemented:
             return result
@@ -560,6 +563,60 @@ def _by_place(
     return args, kwargs
 
 
+_COUNTED = frozenset(
+    {list, dict, set, frozenset, tuple, collections.OrderedDict, collections.defaultdict,
+     collections.deque}
+)  # fmt: skip
+# Built-in functions and classes that do nothing to a None; nor do those of itertools and operator.
+_PLAIN: frozenset[Any] = _COUNTED | {
+    enumerate, reversed, zip, map, filter, slice, range, bool, int, float, len, abs, isinstance,
+    issubclass, callable, id, hash, getattr, hasattr, sum, min, max, any, all, iter, next, sorted,
+    divmod, pow, round, repr,
+}  # fmt: skip
+_OF_THEIR_NUMBER = re.compile(
+    r"(takes|expected) (at|exactly|no|\d)|must have at least|missing required|keyword"
+)
+
+
+def _check_arguments(
+    vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str, Value]
+) -> None:
+    """Raise the error of a call with so many arguments, or with such names, as never can be."""
+    if args and type(real) in attributes.C_METHODS and real.__objclass__ in _COUNTED:
+        cls = vm.native(args[0]).python_type()
+        made_of = cls if cls in _COUNTED else real.__objclass__
+        error = _wrong_arguments(real, made_of, len(args) - 1, tuple(kwargs))
+    elif isinstance(real, (type, types.BuiltinFunctionType)) and (
+        real in _PLAIN or real.__module__ in ("_operator", "itertools")
+    ):
+        error = _wrong_arguments(real, None, len(args), tuple(kwargs))
+    else:
+        return
+    if error is not None:
+        vm.raise_real(error)
+
+
+@functools.cache
+def _wrong_arguments(
+    function: Any, cls: type | None, count: int, names: tuple[str, ...]
+) -> TypeError | None:
+    """The error of a function that takes no so many arguments, or none of these names: Python is
+    asked, with Nones and, for a container's method, an empty container of class `cls`."""
+    called = function
+    if cls is not None:
+        made, name = cls(), function.__name__
+        inherited = getattr(cls, name, None) is function  # then errors name the container's class
+        called = getattr(made, name) if inherited else functools.partial(function, made)
+    try:
+        called(*[None] * count, **dict.fromkeys(names))
+    except TypeError as error:
+        if _OF_THEIR_NUMBER.search(str(error)):
+            return error.with_traceback(None)
+    except Exception:
+        return None  # it took them
+    return None
+
+
 def call_native(vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """Call a C function or method descriptor, or another callable object known at capture."""
     try:
@@ -567,6 +624,7 @@ def call_native(vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str,
     except TypeError:  # unhashable callable
         handler = None
     if handler is not None:
+        _check_arguments(vm, real, args, kwargs)
         result = _handle(vm, handler, real, args, kwargs)
         if result is not NotImplemented:
             return result

@@ -73,7 +73,7 @@ def _constant_iter(vm: Interpreter, value: Constant) -> Value:
     if isinstance(real, type):
         _owner, method = attributes.class_lookup(vm, type(real), "__iter__")
         if method is attributes.MISSING:
-            return vm.raise_error(TypeError, f"type object '{real.__name__}' is not iterable")
+            return vm.raise_error(TypeError, f"'{type(real).__name__}' object is not iterable")
         # An Enum class: its members are fixed.
         return IteratorValue(
             iter([vm.held(item) for item in list(cast(Any, real))]), _LIST_ITERATOR, True

@@ -583,11 +583,14 @@ def truth(vm: Interpreter, value: Value) -> bool:
     if cls is DictView:
         return bool(length(vm, value))
     if cls is ObjectValue:
-        for name in ("__bool__", "__len__"):
-            method = dunder(vm, value, name)
-            if method is not None:
-                return truth(vm, vm.call(method, [], {}))
-        return True
+        method = dunder(vm, value, "__bool__")
+        if method is None:
+            return dunder(vm, value, "__len__") is None or bool(length(vm, value))
+        answer_of_method = vm.call(method, [], {})
+        given = answer_of_method.python_type()
+        if given is not bool:
+            vm.raise_error(TypeError, f"__bool__ should return bool, returned {given.__name__}")
+        return truth(vm, answer_of_method)
     return True
 
 
@@ -614,9 +617,17 @@ def length(vm: Interpreter, value: Value) -> int:
         vm.raise_error(TypeError, f"object of type '{value.python_type().__name__}' has no len()")
     assert method is not None
     result = vm.call(method, [], {})
+    if isinstance(result, SymbolicNumber) and result.python_type() is int:
+        if result.value < 0:
+            vm.raise_error(ValueError, "__len__() should return >= 0")
+        return result.value  # type: ignore[no-any-return]
     if not isinstance(result, Constant):
         raise GraphBreakSignal("a __len__ that gives no known number")
-    return int(result.value)
+    number = _fold(vm, operator.index, result.value)
+    assert isinstance(number, Constant)
+    if number.value < 0:
+        vm.raise_error(ValueError, "__len__() should return >= 0")
+    return int(number.value)
 
 
 def contains(vm: Interpreter, container: Value, item: Value) -> bool:
@@ -676,7 +687,7 @@ def getitem(vm: Interpreter, obj: Value, key: Value) -> Value:
 
 
 def index_of(vm: Interpreter, key: Value, of: str = "list") -> int:
-    """An integer index (`__index__`)."""
+    """An integer index (`__index__`) of a sequence, or with an empty `of` an integer argument."""
     key = concrete(key)
     if isinstance(key, Constant) and hasattr(key.value, "__index__"):
         return operator.index(key.value)
@@ -687,7 +698,10 @@ def index_of(vm: Interpreter, key: Value, of: str = "list") -> int:
         raise GraphBreakSignal("a tensor used as the index of a Python sequence")
     method = dunder(vm, key, "__index__")
     if method is not None:
-        return index_of(vm, vm.call(method, [], {}))
+        return index_of(vm, vm.call(method, [], {}), of)
+    if of in ("", "deque"):  # not a subscript, or one of a class that says so
+        kind = key.python_type().__name__
+        vm.raise_error(TypeError, f"'{kind}' object cannot be interpreted as an integer")
     return vm.raise_error(
         TypeError, f"{of} indices must be integers or slices, not {key.python_type().__name__}"
     )

@@ -12,11 +12,13 @@ class Value:
 
     `source` tells where the object came from if it existed before the frame ran, and is None for
     an object made in the frame. Two places hold the same `Value` exactly if they hold the same
-    object.
+    object. `hashed` is set once it was a key, or a member of a set, by its identity: then whether
+    two such objects are one decided what the container held.
     """
 
-    __slots__ = ("source",)
+    __slots__ = ("hashed", "source")
 
+    hashed: bool
     source: Source | None
 
     def python_type(self) -> type:
@@ -64,6 +66,11 @@ class Lazy:
 NONE = Constant(None)
 TRUE = Constant(True)
 FALSE = Constant(False)
+
+
+def is_none(value: Value) -> bool:
+    """Is it None, whichever place it came from?"""
+    return isinstance(value, Constant) and value.value is None
 
 
 def boolean(flag: bool) -> Constant:

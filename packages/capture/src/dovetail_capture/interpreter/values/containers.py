@@ -80,6 +80,7 @@ class IdentityKey:
 
     def __init__(self, value: Value) -> None:
         self.value = value
+        value.hashed = True
 
     def __hash__(self) -> int:
         return id(self.value)

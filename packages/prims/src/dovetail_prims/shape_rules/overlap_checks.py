@@ -1,0 +1,126 @@
+"""Memory that is written to and read by one operator: eager's kernels refuse it where it is not
+element by element the same, as what they would read depends on what was written before.
+
+As eager, this looks at tensors without gaps only; and only at operators whose kernels do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from dovetail_prims.fake_tensor import FakeTensor, ShapeRule
+from dovetail_prims.shape_rules.layout import dense_order
+
+# The result may not share memory with an argument at all.
+_APART = frozenset(
+    {
+        "gather", "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce",
+        "scatter_reduce_", "index_add", "index_add_", "index_copy", "index_copy_", "index_reduce",
+        "index_reduce_", "index_put_", "put_", "take", "cat", "stack", "index_select", "index",
+        "masked_select",
+    }
+)  # fmt: skip
+# It may be an argument itself (so it may be of all that is pointwise).
+_THE_SAME = frozenset(
+    {
+        "copy_", "cumsum", "cumprod", "sort", "topk", "kthvalue", "median", "max", "min", "aminmax",
+        "where", "addr", "addr_", "bernoulli", "bernoulli_", "normal",
+    }
+)  # fmt: skip
+_UNCHECKED = frozenset({"fill_", "masked_fill_"})
+
+
+def refusing_overlaps(func: Any, rule: ShapeRule | None) -> ShapeRule | None:
+    """The rule of an operator, after a check of its arguments if eager's kernel makes one."""
+    if not isinstance(func, OpOverload) or func.namespace != "aten" or not func._schema.is_mutable:
+        return rule
+    name = func._schema.name.removeprefix("aten::")
+    if name in _UNCHECKED:
+        return rule
+    apart = name in _APART
+    if not apart and name not in _THE_SAME and not _is_pointwise(name):
+        return rule
+    written = frozenset(
+        a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write
+    )
+    return _after_check(func, rule, written, apart)
+
+
+def _is_pointwise(name: str) -> bool:
+    """Whether an operator is, by its functional form (those that write do not all say so)."""
+    packet = getattr(torch.ops.aten, name.removesuffix("_"), None)
+    if packet is None:
+        return False
+    return any(torch.Tag.pointwise in getattr(packet, form).tags for form in packet.overloads())
+
+
+def _after_check(
+    func: OpOverload, rule: ShapeRule | None, written: frozenset[str], apart: bool
+) -> ShapeRule:
+    names = [a.name for a in func._schema.arguments]
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        given = [*zip(names, args, strict=False), *kwargs.items()]
+        outputs = [t for name, value in given if name in written for t in _tensors(value)]
+        inputs = [t for name, value in given if name not in written for t in _tensors(value)]
+        if func._schema.name == "aten::aminmax":
+            _distinct(outputs)
+        _refuse(outputs, inputs, apart)
+        return NotImplemented if rule is None else rule(*args, **kwargs)
+
+    return checked
+
+
+def _tensors(value: Any) -> Iterator[FakeTensor]:
+    if type(value) is FakeTensor:
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _tensors(each)
+
+
+def _refuse(outputs: Iterable[FakeTensor], inputs: Iterable[FakeTensor], apart: bool) -> None:
+    inputs = list(inputs)
+    for output in outputs:
+        for given in inputs:
+            if given._storage is output._storage and _overlap(output, given, apart):
+                raise RuntimeError(
+                    "unsupported operation: some elements of the input tensor and the written-to "
+                    "tensor refer to a single memory location. Please clone() the tensor before "
+                    "performing the operation."
+                )
+
+
+def _distinct(outputs: list[FakeTensor]) -> None:
+    first, *rest = outputs
+    for other in rest:
+        if first._storage is other._storage and _overlap(first, other, True):
+            raise ValueError("aminmax(): the `min` and `max` out= tensors must not overlap.")
+
+
+def _overlap(a: FakeTensor, b: FakeTensor, apart: bool) -> bool:
+    """Whether two tensors of one storage share memory; if not `apart`, other than as one and the
+    same. What is not known, or has gaps, does not count."""
+    if a is b:
+        return apart
+    first, second = _place(a), _place(b)
+    if first is None or second is None:
+        return False
+    if first == second:
+        return apart or a._strides != b._strides
+    return first[0] < second[1] and second[0] < first[1]
+
+
+def _place(t: FakeTensor) -> tuple[int, int] | None:
+    """The bytes of its storage that a tensor without gaps lies in."""
+    if any(type(n) is not int for n in (*t._sizes, *t._strides, t._offset)) or 0 in t._sizes:
+        return None
+    if dense_order(t._sizes, t._strides) is None:
+        return None
+    start, count = int(t._offset), math.prod(map(int, t._sizes))
+    return start * t._dtype.itemsize, (start + count) * t._dtype.itemsize
