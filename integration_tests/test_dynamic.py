@@ -134,3 +134,15 @@ def test_an_output_without_gradient_whose_size_nothing_tells(in_place: bool) -> 
         doubled, _ = compiled(x * 1, y * 1)
         gradients = torch.autograd.grad(doubled.sum(), [x, y], allow_unused=True)
         assert gradients[1] is None and torch.equal(gradients[0], torch.full((n,), 2.0))
+
+
+def test_views_of_what_may_be_empty() -> None:
+    def tail(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x[:, 4:].view(len(x), -1, 4), x[:, 4:, ::2].reshape(-1) + 1
+
+    compiled = dovetail.compile(tail, fullgraph=True, dynamic=True)
+    for shape in ((4, 4, 4, 4), (3, 4, 2, 4), (3, 5, 1, 4)):
+        x = torch.randn(shape)
+        for mine, theirs in zip(compiled(x), tail(x), strict=True):
+            assert mine.stride() == theirs.stride()
+            torch.testing.assert_close(mine, theirs)

@@ -144,12 +144,20 @@ def view(x: FakeTensor, size: Sequence[Size]) -> FakeTensor:
         out._canonical = True
         return out
     strides = view_strides(x._sizes, x._strides, sizes)
+    if strides is None and any(_is_zero(size) for size in x._sizes):
+        strides = contiguous(sizes)  # there is nothing to be seen
     if strides is None:
         raise RuntimeError(
             "view size is not compatible with input tensor's size and stride (at least one "
             "dimension spans across two contiguous subspaces). Use .reshape(...) instead."
         )
     return _view_of(x, sizes, strides, x._offset)
+
+
+def _is_zero(size: Size) -> bool:
+    """Whether a size is 0, decided by a guard; one that depends on data is taken not to be."""
+    zero = size == 0
+    return bool(zero if type(zero) is bool else zero.node.guard_or_false("", 0))
 
 
 def view_copy(x: FakeTensor, size: Sequence[Size]) -> FakeTensor:
