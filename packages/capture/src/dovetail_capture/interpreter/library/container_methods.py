@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -192,12 +193,21 @@ def list_sort(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return NONE
 
 
+def error_of(call: Callable[[], Any]) -> TypeError:
+    """What Python says of a call that cannot be."""
+    try:
+        call()
+    except TypeError as error:
+        return error
+    raise AssertionError("the call is possible")
+
+
 def sorted_items(vm: Interpreter, items: Args, kwargs: Kwargs) -> Args:
     """Items in sorted order by known keys."""
     key_function = kwargs.get("key", NONE)
     for name in kwargs:
         if name not in ("key", "reverse"):
-            vm.raise_error(TypeError, f"'{name}' is an invalid keyword argument for sort()")
+            vm.raise_real(error_of(functools.partial([].sort, **{name: None})))
     keys, key_values = [], []
     for item in items:
         key = item

@@ -15,6 +15,7 @@ from dovetail_capture.interpreter.library.container_methods import (
     Args,
     Handler,
     Kwargs,
+    error_of,
     sorted_items,
 )
 from dovetail_capture.interpreter.protocols import (
@@ -69,7 +70,7 @@ def len_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 def iter_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if len(args) > 1:
         if not vm.truth(vm.call(Constant(callable), [args[0]], {})):
-            vm.raise_error(TypeError, "iter(v, w): v must be callable")
+            vm.raise_real(error_of(lambda: iter(1, None)))  # type: ignore[call-overload]
         until: Any = polyfills.iterate_until
         return calls.inline(vm, until, args, kwargs)
     return vm.get_iter(args[0])
