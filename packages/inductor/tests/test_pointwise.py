@@ -4,9 +4,14 @@ import math
 
 import pytest
 import torch
+from dovetail_inductor import InductorOptions, compile_graph
 from dovetail_inductor.loop_ir.loops import LoopNest
 from dovetail_inductor.lowering.lower import lower
+from dovetail_prims import trace_aten
+from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.fake_tensor import FakeTensor
+from dovetail_runtime.reference import ReferenceExecutor
+from dovetail_runtime.triton_build import run_in_interpreter
 from torch import fx
 
 UNARY = [
@@ -71,6 +76,27 @@ def test_integers(check, dtype):
         )  # fmt: skip
 
     check(fn, x, y, z)
+
+
+def integer_powers(x):
+    return tuple(x**n for n in (0, 1, 4, 5, 7, 23, 87)) + (x.pow(3) + 1, 2**5 * x.pow(6))
+
+
+@pytest.mark.parametrize("triton", [False, True])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+def test_integer_powers(check, dtype, triton):
+    info = torch.iinfo(dtype)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(max(info.min, -(2**40)), min(info.max, 2**40), (77,), generator=generator)
+    x = x.to(dtype)
+    if not triton:
+        check(integer_powers, x)
+        return
+    gm = trace_aten(integer_powers, x, decompositions=core_aten_table())
+    plan = compile_graph(gm, [x], options=InductorOptions(triton=True))
+    got = ReferenceExecutor(plan, launch_triton=run_in_interpreter)(x)
+    for mine, theirs in zip(got, integer_powers(x), strict=True):
+        assert mine.dtype is theirs.dtype and torch.equal(mine, theirs)
 
 
 def test_integer_division_by_zero_raises(check):

@@ -231,10 +231,25 @@ def pow_scalar_exponent(self: Tensor, exponent: Number) -> Tensor:
         out = _float_power(x, exponent)
     else:
         x = cast(self, dtype)
+        whole = type(exponent) is int and exponent > 0 and not dtype.is_complex
         out = aten.mul.Tensor(x, x) if exponent == 2 else None
+        out = _integer_power(x, int(exponent)) if whole else out
     if out is None:
         out = aten.pow.Tensor_Tensor(x, constant(exponent, x))
     return cast(out, dtype)
+
+
+def _integer_power(x: Tensor, exponent: int) -> Tensor:
+    """x to a positive exponent, by squaring: it wraps round as integer powers do"""
+    product: Tensor | None = None
+    while exponent:
+        if exponent % 2:
+            product = x if product is None else aten.mul.Tensor(product, x)
+        exponent //= 2
+        if exponent:
+            x = aten.mul.Tensor(x, x)
+    assert product is not None
+    return product
 
 
 def _float_power(x: Tensor, exponent: Number) -> Tensor | None:
