@@ -3,14 +3,22 @@ vector) for a row, or an array of vectors for a block of rows."""
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 
 from dovetail_inductor.codegen_cpp import scans
 from dovetail_inductor.codegen_cpp.shape import KernelShape
 from dovetail_inductor.codegen_cpp.syntax import ARITHMETIC, index_text, literal
 from dovetail_inductor.codegen_cpp.writer import Name, Writer
+from dovetail_inductor.loop_ir.index import Var
 from dovetail_inductor.loop_ir.loops import LoopNest
+from dovetail_inductor.loop_ir.sizes import hint_of
 from dovetail_inductor.scheduler.loops import position_index
+
+# A sum of float32 down the columns is made of sums of so many terms, and those of as many in turn
+# (cascade summation: a chain of all terms would have an error that grows with their number).
+CASCADE = 64
 
 _UPDATES = {
     "sum": "{a} = {a} + {x};",
@@ -49,6 +57,8 @@ class Accumulators:
         self.writer = writer
         self.names: dict[str, str] = {}
         self.totals: dict[str, str] = {}
+        self._cascades: list[str] = []  # the sums of this pass that are made of sums
+        self._levels = 0  # and of how many sums each, beside the one that takes the elements
 
     def lane_type(self, dtype: torch.dtype) -> str:
         """The C++ type of a vector of values."""
@@ -107,6 +117,8 @@ class Accumulators:
         position = nest.reduction in ("argmax", "argmin")
         if self.shape.by_row:
             self.array(name, dtype, start)
+            if nest.reduction == "sum" and dtype is torch.float32:
+                self._declare_cascade(name, dtype, start)
             if position:
                 self.array(f"{name}_at", torch.int64, "(int64_t)0")
             return
@@ -124,6 +136,58 @@ class Accumulators:
             line(f"{kept} {name} = {start};")
             if position:
                 line(f"int64_t {name}_at = 0;")
+
+    def _declare_cascade(self, name: str, dtype: torch.dtype, start: str) -> None:
+        """Sums of sums, if there are terms enough (of symbolic sizes those of the example)."""
+        terms = hint_of(prod(v.size for v in self.shape.column_loops))
+        self._levels = 0 if terms <= 2 * CASCADE else 1 if terms <= 2 * CASCADE**2 else 2
+        if self._levels == 0:
+            return
+        for level in range(1, self._levels + 1):
+            self.array(f"{name}_{level}", dtype, start)
+        if not self._cascades:
+            self.writer.scopes[0].lines.append(f"int64_t sums_{name} = 0;")
+        self._cascades.append(name)
+
+    def cascade_step(self, var: Var) -> int | None:
+        """After how many steps of a loop over columns the sums of this pass are full; None if
+        that is looked at in another loop, or there are none."""
+        if not self._cascades:
+            return None
+        inner = 1
+        for loop in reversed(self.shape.column_loops):
+            size = hint_of(loop.size)
+            if inner * size >= CASCADE:
+                return -(-CASCADE // inner) if loop is var else None
+            inner *= size
+        return None
+
+    def cascade(self) -> list[str]:
+        """What is full joins the next sum."""
+        count = f"sums_{self._cascades[0]}"
+        lines = self._fold(1)
+        if self._levels > 1:
+            rest = [f"  {line}" for line in self._fold(2)]
+            lines += [f"if ((++{count} & {CASCADE - 1}) == 0) {{", *rest, "}"]
+        return lines
+
+    def _fold(self, level: int) -> list[str]:
+        zero = f"bc<{self.shape.lanes}>({identity('sum', torch.float32)})"
+        lines = []
+        for name in self._cascades:
+            into, below = f"{name}_{level}[u]", f"{name}{'' if level == 1 else '_1'}[u]"
+            each = f"for (int u = 0; u < {self._vectors()}; ++u)"
+            lines.append(f"{each} {{ {into} = {into} + {below}; {below} = {zero}; }}")
+        return lines
+
+    def finish_cascades(self) -> None:
+        """After a pass: the sums of each are one."""
+        for name in self._cascades:
+            terms = " + ".join(f"{name}_{level}[u]" for level in range(1, self._levels + 1))
+            self.writer.line(
+                f"for (int u = 0; u < {self._vectors()}; ++u) {name}[u] = {name}[u] + ({terms});"
+            )
+        self._cascades = []
 
     def _is_wide(self, nest: LoopNest) -> bool:
         """True for a sum that is kept in float64: one accumulator takes all elements of a row, so

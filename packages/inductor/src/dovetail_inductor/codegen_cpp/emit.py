@@ -214,7 +214,7 @@ class _Emitter:
                 self.accumulators.declare_totals(nest)
         for nest in reductions:
             self.accumulators.declare(nest)
-        loops = [v for v in self.shape.loops if v is not self.shape.vector]
+        loops = self.shape.column_loops
         if self.shape.vector is None:
             self._scalar_loops(loops, lambda: self._inner(nests))
         elif self.shape.tile is not None:
@@ -255,7 +255,11 @@ class _Emitter:
             v = loops[0]
             w.open([v])
             self._vector_loop(loops[1:], body, reducing)
-            self._wrap(f"for (int64_t i{v.id} = 0; i{v.id} < {v.size}; ++i{v.id})", w.close())
+            step = self.accumulators.cascade_step(v) if reducing else None
+            if step is None:
+                self._wrap(f"for (int64_t i{v.id} = 0; i{v.id} < {v.size}; ++i{v.id})", w.close())
+            else:
+                self._in_steps(v, step, w.close(), self.accumulators.cascade())
             return
         vector, n = self.shape.vector, self.shape.lanes
         assert vector is not None
@@ -312,6 +316,17 @@ class _Emitter:
             self._wrap(head, lines)
         if reducing and self.shape.unroll > 1 and block is None:
             w.line("}")
+
+    def _in_steps(self, v: Var, step: int, body: Sequence[str], after: Sequence[str]) -> None:
+        """A loop that does `after` every `step` times; what it does in between stays a nest of
+        plain loops, which the compiler takes several turns of at a time."""
+        end = f"base{v.id} + {step}"
+        if not is_multiple(v.size, step):
+            end = f"({end} < {v.size} ? {end} : {v.size})"
+        lines = [f"for (int64_t i{v.id} = base{v.id}; i{v.id} < {end}; ++i{v.id}) {{"]
+        lines += [f"  {line}" for line in body]
+        head = f"for (int64_t base{v.id} = 0; base{v.id} < {v.size}; base{v.id} += {step})"
+        self._wrap(head, [*lines, "}", *after])
 
     def _tiled(self, nests: Sequence[LoopNest]) -> None:
         """At one vector: transpose what lies across into tiles, then go down the tile."""
@@ -419,6 +434,7 @@ class _Emitter:
             for nest in reductions:
                 self._keep_row(nest, self.accumulators.result(nest))
             return
+        self.accumulators.finish_cascades()
         for nest in reductions:
             self.accumulators.keep_positions(nest)
         stored = [n for n in reductions if n.buffer not in self.kernel.internal]

@@ -56,6 +56,11 @@ class KernelShape:
     tile: Var | None = None  # see `_choose_tile`
 
     @property
+    def column_loops(self) -> tuple[Var, ...]:
+        """The loops around that over the vectorised variable."""
+        return tuple(v for v in self.loops if v is not self.vector)
+
+    @property
     def tile_height(self) -> int:
         """Rows of a tile: longer than its width, to read more of every memory page at a time."""
         return self.lanes * TILE_RATIO
