@@ -20,7 +20,7 @@ from torch.fx import GraphModule
 
 from dovetail_autograd_aot.aot_log import AotLog, saved_set
 from dovetail_autograd_aot.double_backward import DoubleBackward
-from dovetail_autograd_aot.epilogue import make_epilogue
+from dovetail_autograd_aot.epilogue import make_epilogue, tell_what_is_overwritten
 from dovetail_autograd_aot.graphs import JointGraph, PartitionedGraph, Signature
 from dovetail_autograd_aot.inputs import base_of, overlapping, places
 from dovetail_autograd_aot.joint import Decompositions, trace_joint
@@ -163,6 +163,8 @@ def _compile(
         wrapping=wrapping,
     )
     parts = partition(joint)
+    if parts.backward is None:
+        tell_what_is_overwritten(parts, len(example_inputs))
     forward = _for_custom_operators(
         forward_compiler(parts.forward, example_values(parts.forward)), parts.forward
     )

@@ -10,6 +10,7 @@ import torch
 from dovetail_autograd_aot.graphs import (
     OutputInfo,
     OutputKind,
+    PartitionedGraph,
     Signature,
     SizeOutput,
     ViewStep,
@@ -81,12 +82,13 @@ def _make_write_back(
             groups[silent] = _grouped(hidden if silent else data, inputs)
         with torch.no_grad():
             for group in groups[silent]:
-                if len(group) == 1:
-                    ((index, result),) = group
+                to_copy = [(i, r) for i, r in group if not _is_there(inputs[i], results[r])]
+                if len(to_copy) == 1:
+                    ((index, result),) = to_copy
                     inputs[index].copy_(results[result])
-                else:
+                elif to_copy:
                     torch._foreach_copy_(
-                        [inputs[i] for i, _ in group], [results[i] for _, i in group]
+                        [inputs[i] for i, _ in to_copy], [results[r] for _, r in to_copy]
                     )
 
     def write_back(inputs: Sequence[Any], results: Sequence[Any]) -> None:
@@ -104,6 +106,26 @@ def _make_write_back(
             torch.autograd.graph.increment_version(inputs[index])
 
     return write_back
+
+
+def tell_what_is_overwritten(parts: PartitionedGraph, given: int) -> None:
+    """Mark the inputs of a forward graph without a backward that are written to: with
+    `meta["overwritten"]`, the position of the output that is about to be copied over each of them.
+
+    Not those whose version counter is to stay, nor what stands for a storage that inputs share
+    (inputs from `given` on). Inputs of different storages do not overlap; those of one that were
+    found apart are guarded to stay so.
+    """
+    placeholders = [n for n in parts.forward.graph.nodes if n.op == "placeholder"]
+    for i, mutated in enumerate(parts.signature.mutated):
+        if mutated.data_only and not mutated.silent and mutated.index < given:
+            placeholders[mutated.index].meta["overwritten"] = parts.signature.num_fresh + i
+
+
+def _is_there(target: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether a new value of an input was computed in the input's own memory."""
+    alias: bool = torch._C._is_alias_of(target, value)  # type: ignore[attr-defined]
+    return alias and target.data_ptr() == value.data_ptr() and target.stride() == value.stride()
 
 
 def _grouped(

@@ -261,6 +261,7 @@ def emit_plan(graph: KernelGraph, memory: MemoryPlan, options: InductorOptions, 
         slab_bytes=tuple((str(d), n) for d, n in memory.slab_bytes.items()),
         outputs=outputs,
         definitions=tuple(graph.definitions.items()),
+        mutated=tuple(n for n in graph.inputs if n and n in memory.written_over.values()),
     )
 
 
@@ -291,7 +292,7 @@ def _addressed_by_strides(graph: KernelGraph) -> frozenset[str]:
 
 def _without_writer(graph: KernelGraph, memory: MemoryPlan) -> list[str]:
     """Buffers without elements: nobody computes them, but they are passed on."""
-    given = {*graph.inputs, *graph.constants, *memory.first}
+    given = {*graph.inputs, *graph.constants, *memory.first, *memory.written_over}
     wanted = {o.buffer: None for o in graph.outputs if isinstance(o, Strided)}
     for step in graph.steps:
         wanted |= dict.fromkeys(sorted(step.reads(), key=_number))

@@ -18,6 +18,7 @@ from dovetail_inductor.scheduler.cleanup import remove_dead, sort_reductions, sp
 from dovetail_inductor.scheduler.combine import combine
 from dovetail_inductor.scheduler.few_rows import multiply_few_rows
 from dovetail_inductor.scheduler.fuse import fuse
+from dovetail_inductor.scheduler.in_place import write_in_place
 from dovetail_inductor.scheduler.kernels import KernelGraph
 from dovetail_inductor.scheduler.live_bytes import live_bytes
 from dovetail_inductor.scheduler.memory import plan_memory
@@ -64,8 +65,11 @@ def compile_graph(
 
     Every node needs `meta["val"]`, whose strides are promises: those of inputs must hold at run
     time, those of outputs will. A placeholder with `meta["owned"]` is freed by the call if it is
-    run with `run_consuming`: that counts when steps are ordered. Ops without a lowering become ATen
-    calls in the plan. With a `tuner`, library calls that kernels of ours beat are replaced.
+    run with `run_consuming`: that counts when steps are ordered. One with `meta["overwritten"]` is
+    about to get the value of the output at that position, which may then be written there at once
+    (and is returned as a view of the input): no other input may share memory with it. Ops without a
+    lowering become ATen calls in the plan. With a `tuner`, library calls that kernels of ours beat
+    are replaced.
     """
     chosen = options or InductorOptions()
     passes = log or PassLog()
@@ -96,8 +100,14 @@ def compile_graph(
     kernels = passes.run("unroll_parts", lambda: unroll_parts(kernels, chosen))
     # After fusion, which takes what depends on one another; before memory, as kernels move.
     kernels = passes.run("combine", lambda: combine(kernels, chosen))
+    # After all that moves steps: what reads an input must come before what writes there.
+    final = kernels
+    overwritten = _overwritten(gm, final)
+    kernels, places = passes.run(
+        "write_in_place", lambda: write_in_place(final, overwritten, chosen)
+    )
     passes.show("live_bytes", lambda: live_bytes(kernels, owned).as_text())
-    memory = passes.run("plan_memory", lambda: plan_memory(kernels, owned))
+    memory = passes.run("plan_memory", lambda: plan_memory(kernels, owned, places))
     return passes.run("emit_plan", lambda: emit_plan(kernels, memory, chosen, name))
 
 
@@ -109,6 +119,16 @@ def _owned(gm: GraphModule, kernels: KernelGraph) -> frozenset[str]:
         for node, name in zip(nodes, kernels.inputs, strict=True)
         if name is not None and node.meta.get("owned", False)
     )
+
+
+def _overwritten(gm: GraphModule, kernels: KernelGraph) -> dict[str, int]:
+    """The inputs that are about to get an output's value, with its position."""
+    nodes = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    return {
+        name: node.meta["overwritten"]
+        for node, name in zip(nodes, kernels.inputs, strict=True)
+        if name is not None and "overwritten" in node.meta
+    }
 
 
 def compile_to_callable(

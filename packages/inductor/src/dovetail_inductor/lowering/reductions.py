@@ -162,12 +162,13 @@ def _var_mean(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str
         reduce_into(ctx, value, source, dims, "sum", element)
         return value
 
-    def divided(total: Value, by: float) -> Callable[[Indices, Expr | None], Expr]:
+    def divided(total: Value, by: Expr) -> Callable[[Indices, Expr | None], Expr]:
         # x / 0 follows IEEE: an empty or single sample gives NaN, as in eager
-        return lambda i, m: b.apply("div", [ctx.load(total, i, m), b.constant(by, arithmetic)])
+        return lambda i, m: b.apply("div", [ctx.load(total, i, m), by])
 
+    samples = b.constant(count, arithmetic)
     total = statistic(lambda i: ctx.load(source, i), "sum")
-    mean = replace(total, origin=f"{node.name}_mean", stored=None, loader=divided(total, count))
+    mean = replace(total, origin=f"{node.name}_mean", stored=None, loader=divided(total, samples))
     mean._memo = {}
 
     def deviation(indices: Indices) -> Expr:
@@ -176,7 +177,8 @@ def _var_mean(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str
         return b.apply("mul", [delta, delta])
 
     squares = statistic(deviation, "squares")
-    freedom = count - correction if is_symbolic(count) else max(count - correction, 0)
+    freedom = b.apply("sub", [samples, b.constant(correction, arithmetic)])
+    freedom = b.apply("maximum", [freedom, b.constant(0, arithmetic)])
 
     def result(val: torch.Tensor, loader: Callable[[Indices, Expr | None], Expr]) -> Value:
         value = value_like(val, node.name)
@@ -195,7 +197,7 @@ def _var_mean(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str
 
     return (
         result(var_val, divided(squares, freedom)),
-        result(mean_val, divided(total, count)),
+        result(mean_val, divided(total, samples)),
     )
 
 

@@ -36,7 +36,8 @@ class MemoryPlan:
 
     `first` and `last` are, for every buffer written, the steps that write it and use its memory
     last (`len(steps)` for what leaves the call). `written_over`: a buffer that takes the memory of
-    one that dies in the kernel that writes it -> that one, or the one whose memory that took.
+    one that dies in the kernel that writes it -> that one, or the one whose memory that took; it
+    may be an input's, which is then written to.
     """
 
     offsets: Mapping[str, int]
@@ -91,7 +92,7 @@ def _at_least(limit: int, device: str, names: Iterable[str], graph: KernelGraph)
 
 
 # Library calls whose result is a new tensor in any case, never an argument or a view of one.
-_MAKES_NEW = ("aten::convolution", "aten::mkldnn_convolution", "aten::_convolution")
+MAKES_NEW = ("aten::convolution", "aten::mkldnn_convolution", "aten::_convolution")
 
 
 def _dies_under(
@@ -105,8 +106,6 @@ def _dies_under(
     """Buffers that a kernel can write over others, of the `sources`, which it reads for the last
     time.
 
-    Only what is read at the very point that is written, and for the value written alone: then no
-    compiler can put the write before the read.
     """
     found: dict[str, str] = {}
     if not isinstance(kernel, FusedKernel) or any(n.reduction for n in kernel.nests):
@@ -122,12 +121,21 @@ def _dies_under(
                 continue
             if (source.dtype, source.extent) != (target.dtype, target.extent):
                 continue
-            readers = [n for n in kernel.nests if name in n.reads()]
-            reads = [load for n in readers for load in n.loads if load.buffer == name]
-            if all(n in used for n in readers) and all(r.index == nest.index for r in reads):
+            if is_read_only_where_written(kernel, nest, name):
                 found[nest.buffer] = name
                 break
     return found
+
+
+def is_read_only_where_written(kernel: FusedKernel, nest: LoopNest, name: str) -> bool:
+    """Whether a kernel reads the buffer `name` only at the points that `nest` writes, for the value
+    that it writes there: then no compiler can put the write before the read."""
+    if any(n.reduction for n in kernel.nests):
+        return False
+    used = _needed_by(nest, kernel)
+    readers = [n for n in kernel.nests if name in n.reads()]
+    reads = [load for n in readers for load in n.loads if load.buffer == name]
+    return all(n in used for n in readers) and all(r.index == nest.index for r in reads)
 
 
 def _needed_by(nest: LoopNest, kernel: FusedKernel) -> list[LoopNest]:
@@ -155,7 +163,7 @@ def _write_over(
     large = on_gpu | _at_least(LARGE_BYTES, "cpu", first, graph)
     usable = {n for n in large if last[n] < leaving and not graph.buffers[n].is_symbolic}
     for step in graph.steps:
-        makes_new = isinstance(step, ExternCall) and step.op.partition(".")[0] in _MAKES_NEW
+        makes_new = isinstance(step, ExternCall) and step.op.partition(".")[0] in MAKES_NEW
         if isinstance(step, ExternCall) and not step.out_variant and not makes_new:
             usable -= set(step.outputs)
     roots: dict[str, str] = {}
@@ -184,9 +192,13 @@ def _scattered_over(
     return roots
 
 
-def plan_memory(graph: KernelGraph, owned: frozenset[str] = frozenset()) -> MemoryPlan:
+def plan_memory(
+    graph: KernelGraph,
+    owned: frozenset[str] = frozenset(),
+    places: Mapping[str, str] | None = None,
+) -> MemoryPlan:
     """Pack the buffers that live and die within a call into one slab a device. `owned` are the
-    inputs that the call frees.
+    inputs that the call frees, `places` the buffers that have the memory of an input.
 
     Results of ATen calls that make their own memory, and whatever leaves the call, stay outside.
     The largest buffer is placed first, each at the lowest offset where it meets no buffer that
@@ -195,6 +207,7 @@ def plan_memory(graph: KernelGraph, owned: frozenset[str] = frozenset()) -> Memo
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     own_memory: set[str] = set()
+    given = places or {}
     for position, step in enumerate(graph.steps):
         if isinstance(step, ExternCall):
             writes = {n for n in step.outputs if n is not None}
@@ -202,7 +215,7 @@ def plan_memory(graph: KernelGraph, owned: frozenset[str] = frozenset()) -> Memo
                 own_memory |= writes
         else:
             writes = step.writes() - step.internal
-        for name in writes:
+        for name in writes - given.keys():
             first[name] = position
             last[name] = position
         for name in step.reads():
@@ -229,6 +242,7 @@ def plan_memory(graph: KernelGraph, owned: frozenset[str] = frozenset()) -> Memo
     written_over = _write_over(graph, own_memory, first, last)
     for name, root in scattered.items():
         written_over[name] = written_over.get(root, root)
+    written_over |= given
     slab = sorted(
         (name for name in first if name not in own_memory),
         key=lambda name: (-graph.buffers[name].nbytes, first[name], name),

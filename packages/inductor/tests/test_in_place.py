@@ -1,0 +1,156 @@
+"""New values of inputs computed where the inputs lie: where that is done, and where it would be
+wrong. The caller's copy is stood for by `place`, which does it where it is still needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F
+from dovetail_inductor import InductorOptions, compile_graph
+from dovetail_prims.decompositions import core_aten_table
+from dovetail_prims.record import trace_aten
+from dovetail_runtime import load
+from dovetail_runtime.plan import Allocate, CallAten, LaunchTriton, Plan
+from dovetail_runtime.reference import ReferenceExecutor
+from dovetail_runtime.triton_build import run_in_interpreter
+from torch import Tensor
+
+Fn = Callable[..., tuple[Tensor, ...]]
+TRITON = InductorOptions(triton=True)
+
+
+def compiled(
+    fn: Fn,
+    inputs: Sequence[Tensor],
+    overwritten: Mapping[int, int],
+    options: InductorOptions | None = None,
+) -> Plan:
+    gm = trace_aten(fn, *inputs, decompositions=core_aten_table())
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    for position, output in overwritten.items():
+        placeholders[position].meta["overwritten"] = output
+    return compile_graph(gm, list(inputs), options=options)
+
+
+def check(
+    fn: Fn,
+    inputs: Sequence[Tensor],
+    overwritten: Mapping[int, int],
+    in_place: Sequence[int],
+    options: InductorOptions | None = None,
+) -> Plan:
+    """All results are as eager's; of the inputs, those `in_place` have their new values."""
+    plan = compiled(fn, inputs, overwritten, options)
+    wanted, old = fn(*inputs), [t.clone() for t in inputs]
+    made = [t.clone() for t in inputs]
+    if options is TRITON:
+        got = ReferenceExecutor(plan, launch_triton=run_in_interpreter)(*made)
+    else:
+        got = load(plan).run(*made)
+    for mine, expected in zip(got, wanted, strict=True):
+        assert isinstance(mine, Tensor) and mine.stride() == expected.stride()
+        torch.testing.assert_close(mine, expected)
+    for position, (now, before) in enumerate(zip(made, old, strict=True)):
+        if position in in_place:
+            result = got[overwritten[position]]
+            assert isinstance(result, Tensor) and result.data_ptr() == now.data_ptr()
+            torch.testing.assert_close(now, wanted[overwritten[position]])
+        else:
+            assert torch.equal(now, before)
+    assert plan.mutated == tuple(f"arg{i}" for i in in_place)
+    return plan
+
+
+def momentum(p: Tensor, g: Tensor, m: Tensor) -> tuple[Tensor, ...]:
+    m = m * 0.9 + g
+    return p - 0.1 * m, m
+
+
+P, G, M = (torch.randn(300, 40) for _ in range(3))
+
+
+@pytest.mark.parametrize("options", [None, TRITON], ids=["cpp", "triton"])
+def test_a_step_of_an_optimizer(options: InductorOptions | None) -> None:
+    plan = check(momentum, (P, G, M), {0: 0, 2: 1}, (0, 2), options)
+    assert not any(isinstance(s, Allocate) for s in plan.steps)
+    assert compiled(momentum, (P, G, M), {}).mutated == (), "nobody said so"
+
+
+def cached(keys: Tensor, values: Tensor, at: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    keys = torch.index_copy(keys, 1, at, k)
+    values = torch.ops.aten.index_put(values, [None, at], v)
+    return keys.sum((1, 2)) + values.amax((1, 2)), keys, values
+
+
+CACHES = (
+    torch.randn(2, 8, 16), torch.randn(2, 8, 16), torch.tensor([3]),
+    torch.randn(2, 1, 16), torch.randn(2, 1, 16),
+)  # fmt: skip
+
+
+def test_rows_of_caches_are_all_that_is_written() -> None:
+    plan = check(cached, CACHES, {0: 1, 1: 2}, (0, 1), TRITON)
+    without = compiled(cached, CACHES, {}, TRITON)
+    launches = [sum(isinstance(s, LaunchTriton) for s in p.steps) for p in (plan, without)]
+    assert launches[0] < launches[1], "no copy to begin with"
+    caches = [s for s in plan.steps if isinstance(s, Allocate) and s.spec.shape == (2, 8, 16)]
+    assert not caches
+
+
+def test_not_on_a_cpu_where_an_index_may_be_wrong() -> None:
+    check(cached, CACHES, {0: 1, 1: 2}, ())
+
+
+WRONG: dict[str, tuple[Fn, tuple[Tensor, ...], dict[int, int]]] = {
+    "the old value leaves": (lambda p, g: (p + g, p), (P, G), {0: 0}),
+    "the new value leaves twice": (lambda p, g: (q := p + g, q), (P, G), {0: 0}),
+    "a view of the new value leaves": (lambda p, g: (q := p + g, q[1:]), (P, G), {0: 0}),
+    "read elsewhere": (lambda p, g: (p.roll(1, 0) + g,), (P, G), {0: 0}),
+    "reduced before": (lambda p, g: (torch.softmax(p, -1) + g,), (P, G), {0: 0}),
+    "another layout": (lambda p, g: (p + g,), (P.t().contiguous().t(), G), {0: 0}),
+    "another dtype": (lambda p, g: ((p + g).double(),), (P, G), {0: 0}),
+    "two of one value": (lambda p, g, m: (g * 2,), (P, G, M), {0: 0, 2: 0}),
+    "read by the other's value": (lambda p, m: (p + m, m + p.roll(1, 0)), (P, M), {0: 0, 1: 1}),
+}
+
+
+@pytest.mark.parametrize("options", [None, TRITON], ids=["cpp", "triton"])
+@pytest.mark.parametrize("name", WRONG)
+def test_results_are_right_whoever_reads(name: str, options: InductorOptions | None) -> None:
+    fn, inputs, overwritten = WRONG[name]
+    plan = compiled(fn, inputs, overwritten, options)
+    wanted, made = fn(*inputs), [t.clone() for t in inputs]
+    if options is TRITON:
+        got = ReferenceExecutor(plan, launch_triton=run_in_interpreter)(*made)
+    else:
+        got = load(plan).run(*made)
+    for mine, expected in zip(got, wanted, strict=True):
+        torch.testing.assert_close(mine, expected)
+    written = {int(n.removeprefix("arg")) for n in plan.mutated}
+    for position, (now, before) in enumerate(zip(made, inputs, strict=True)):
+        new = wanted[overwritten[position]] if position in written else before
+        torch.testing.assert_close(now, new)
+
+
+@pytest.mark.parametrize("name", list(WRONG)[:5])
+def test_what_somebody_still_reads_stays(name: str) -> None:
+    fn, inputs, overwritten = WRONG[name]
+    assert compiled(fn, inputs, overwritten, TRITON).mutated == ()
+
+
+def test_a_library_call_that_may_return_its_argument() -> None:
+    def fn(p: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+        values, _ = torch.sort(p)  # the library's
+        return p + g, values
+
+    plan = compiled(fn, (P, G), {0: 0}, TRITON)
+    if any(isinstance(s, CallAten) for s in plan.steps):
+        assert plan.mutated == ()
+
+
+def test_a_product_goes_where_the_input_lies_not() -> None:
+    """A library call allocates for itself."""
+    w = torch.randn(40, 40)
+    check(lambda p, w: (F.relu(p @ w), p @ w), (P, w), {0: 0}, ())
