@@ -146,3 +146,26 @@ def test_views_of_what_may_be_empty() -> None:
         for mine, theirs in zip(compiled(x), tail(x), strict=True):
             assert mine.stride() == theirs.stride()
             torch.testing.assert_close(mine, theirs)
+
+
+def cut_by_numbers(x: Tensor) -> tuple[Tensor, ...]:
+    pairs = (x + 1).view(-1, 1, 2)
+    sixths = x.reshape(-1).view(int(x.numel() / 6), 6).sum(1)
+    heads = x.view(x.size(0), 3, -1).transpose(0, 1).softmax(-1)
+    return pairs, sixths, heads, (heads * 2).reshape(x.size(0), -1)
+
+
+def spread(x: Tensor) -> tuple[Tensor, ...]:
+    return tuple(x.var(1, correction=c) for c in (0, 1, 1.3, 3, 40)) + torch.std_mean(x)
+
+
+@pytest.mark.parametrize("fn", [cut_by_numbers, spread])
+def test_loops_of_sizes_whose_relations_are_known_by_guards(fn) -> None:
+    compiled = dovetail.compile(fn, fullgraph=True, dynamic=True)
+    for shape in ((4, 6), (5, 18), (3, 12)):
+        x = torch.randn(shape)
+        for mine, theirs in zip(compiled(x), fn(x), strict=True):
+            assert mine.stride() == theirs.stride()
+            torch.testing.assert_close(mine, theirs, equal_nan=True)
+    report = dovetail.report(compiled)
+    assert not report.per_size_compiles, report.as_text()

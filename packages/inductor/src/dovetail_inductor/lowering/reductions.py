@@ -177,8 +177,11 @@ def _var_mean(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str
         return b.apply("mul", [delta, delta])
 
     squares = statistic(deviation, "squares")
-    freedom = b.apply("sub", [samples, b.constant(correction, arithmetic)])
-    freedom = b.apply("maximum", [freedom, b.constant(0, arithmetic)])
+    if is_symbolic(count):
+        freedom = b.apply("sub", [samples, b.constant(correction, arithmetic)])
+        freedom = b.apply("maximum", [freedom, b.constant(0, arithmetic)])
+    else:
+        freedom = b.constant(max(count - correction, 0), arithmetic)
 
     def result(val: torch.Tensor, loader: Callable[[Indices, Expr | None], Expr]) -> Value:
         value = value_like(val, node.name)
