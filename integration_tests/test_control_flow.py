@@ -69,3 +69,29 @@ def test_as_eager(program: Callable[..., Tensor]) -> None:
 def test_what_depends_on_data_breaks_the_graph(program: Callable[..., Tensor]) -> None:
     with pytest.raises(dovetail.CaptureError, match=r"a branch on a tensor's value"):
         dovetail.compile(program, fullgraph=True)(torch.ones(3, 4), torch.ones(3, 4))
+
+
+def test_slices_of_a_symbolic_size() -> None:
+    """They are unrolled: a graph for each number of them."""
+    compiled = dovetail.compile(mapped, backend="aot_eager", fullgraph=True, dynamic=True)
+    for count in (3, 5, 2):
+        x, y = torch.rand(count, 4), torch.rand(count, 4)
+        torch.testing.assert_close(compiled(x, y), mapped(x, y))
+
+
+def test_operators_that_mark_a_function() -> None:
+    flex_gemm = pytest.importorskip("torch._higher_order_ops.flex_gemm").flex_gemm
+    invoke_quant = pytest.importorskip("torch._higher_order_ops").InvokeQuant()
+    bias = torch.ones(5, requires_grad=True)
+
+    def program(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        product = flex_gemm(torch.mm, (x, y), lambda z: (z + bias).relu())
+        return product, invoke_quant(lambda a, b: a.sin() * b, x, x)
+
+    x, y = torch.randn(3, 4), torch.randn(4, 5)
+    results = program(x, y)
+    found = dovetail.compile(program, backend="aot_eager", fullgraph=True)(x, y)
+    torch.testing.assert_close(found, results)
+    assert [t.requires_grad for t in found] == [t.requires_grad for t in results]
+    with pytest.raises(dovetail.CaptureError, match="flex_gemm"):
+        dovetail.compile(program, fullgraph=True)(x.requires_grad_(), y)

@@ -2,7 +2,8 @@
 
 Those with a plain meaning in Python are interpreted by it: `cond` is an `if` (by a tensor's truth
 it breaks the graph, and the branch is captured behind the break), `while_loop` a loop, and `map`
-and `scan` over few slices are unrolled. All others run by themselves, outside of graphs.
+and `scan` over few slices are unrolled; those that only mark a function for a compiler
+(`invoke_quant`, `flex_gemm`) are the function. All others run by themselves, outside of graphs.
 """
 
 from __future__ import annotations
@@ -76,6 +77,15 @@ def scan(combine_fn: Any, init: Any, xs: Any, *, dim: Any = 0, reverse: Any = Fa
     return carry, _stacked(results, dim)
 
 
+def marked(subgraph: Any, *operands: Any, **options: Any) -> Any:
+    return subgraph(*operands)
+
+
+def matrix_product(gemm_op: Any, body_fn: Any, args: Any, kwargs: Any, options: Any) -> Any:
+    with torch.no_grad():  # (as in eager, where an argument that needs a gradient is an error)
+        return body_fn(*args)
+
+
 # --- handlers -------------------------------------------------------------------------------------
 
 
@@ -104,6 +114,8 @@ def _unrolled(function: Any, position: int) -> Handler:
         dim = kwargs.get("dim", Constant(0))
         if position < len(args) and isinstance(dim, Constant) and type(dim.value) is int:
             count = _length(vm, args[position], dim.value)
+            if isinstance(count, torch.SymInt):
+                count = count.node.hint  # (the loop ties a symbolic size to its number)
             if type(count) is int and 0 < count <= MOST_UNROLLED:
                 return calls.inline(vm, cast(types.FunctionType, function), args, kwargs)
         return PASS
@@ -111,9 +123,27 @@ def _unrolled(function: Any, position: int) -> Handler:
     return handler
 
 
-def _alone(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+_MARKING = {
+    "invoke_quant": marked,
+    "invoke_quant_packed": marked,
+    "flex_gemm": matrix_product,
+}
+
+
+def _has_gradients(vm: Interpreter, args: Args) -> bool:
+    """Whether autograd would see an operator. (The backward of `flex_gemm` is an error.)"""
+    if not torch.is_grad_enabled():
+        return False
+    nested = [v for a in args if isinstance(a, (ListValue, TupleValue)) for v in vm.iterate(a)]
+    return any(isinstance(v, TensorValue) and v.fake.requires_grad for v in nested)
+
+
+def _called(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     called = [*args, *kwargs.values()][0]
     name = getattr(getattr(called, "real", None), "_name", called.describe())
+    plain = _MARKING.get(name)
+    if plain is not None and not (plain is matrix_product and _has_gradients(vm, args)):
+        return calls.inline(vm, cast(types.FunctionType, plain), args[1:], kwargs)
     raise GraphBreakSignal(
         f"the higher-order operator `{name}`, which runs by itself",
         "write it in plain Python: an `if` or a loop over tensors is captured as it is",
@@ -125,5 +155,5 @@ HANDLERS: dict[Any, Handler] = {
     torch_while_loop: _interpreted(while_loop),
     torch_map: _unrolled(map_slices, 1),
     torch_scan: _unrolled(scan, 2),
-    torch._ops.HigherOrderOperator.__call__: _alone,
+    torch._ops.HigherOrderOperator.__call__: _called,
 }
