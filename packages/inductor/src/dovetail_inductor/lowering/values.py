@@ -46,7 +46,7 @@ WIDE_BYTES = 48 * 2**20  # of it in float32; an H100's second-level cache has 50
 # most and reads at most one buffer of its own size (a row's statistics are cheap).
 CHEAP = 3
 # On a GPU arithmetic costs less beside memory: so many for each byte that need not be written.
-CHEAP_A_BYTE_ON_GPU = 6
+CHEAP_A_BYTE_ON_GPU = 12
 
 Restride = Callable[[Strided], Strided | None]
 
