@@ -351,6 +351,47 @@ def kinds_by_class(x):
     return half, x.type("torch.DoubleTensor"), half.type(x.type())
 
 
+class Joined(list):
+    def __add__(self, other):
+        return "joined"
+
+
+class Whole(int):
+    def __add__(self, other):
+        return "whole"
+
+    def __radd__(self, other):
+        return "reflected"
+
+
+class Often:
+    def __index__(self):
+        return 2
+
+    def __eq__(self, other):
+        return True
+
+    __hash__ = None
+
+
+def _extended(left, right):
+    left += right
+    return left
+
+
+@construct(graphs=None, breaks=None)
+def operators_between_odd_types(x):
+    calls = (
+        lambda: Joined([1]) + 2, lambda: _extended(Joined([1]), 2), lambda: _extended(Joined([1]), [2]),
+        lambda: 2.5 + Whole(4), lambda: True + Whole(4), lambda: 3 + Whole(4), lambda: Whole(4) + 2.5,
+        lambda: (1, 2) + x.shape, lambda: x.shape + (1,), lambda: frozenset([1]) - {2: 3}.keys(), lambda: {1} | {1: 2}.keys(),
+        lambda: Joined([1]) * torch.tensor(2), lambda: torch.tensor(5) % Joined([1]), lambda: Often() * collections.deque([1]),
+        lambda: Plain() in "text", lambda: Often() in {1: 2}.items(), lambda: (1, 2) in {1: 2}.items(), lambda: 3 in Plain,
+        lambda: 1 in Plain(), lambda: _extended(1, None), lambda: _extended(1, {}), lambda: collections.deque() - 1,
+    )  # fmt: skip
+    return [_tried(call) for call in calls], x + 1
+
+
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)
 def test_construct(case: Case) -> None:
     run_case(case)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import types
 import typing
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 # Is a torch.Size plus a tuple a torch.Size? (of this version of torch)
 _SIZE_KEEPS = type(torch.Size((1,)) + (1,)) is torch.Size
+_SIZE_TAKES = type((1,) + torch.Size((1,))) is torch.Size
 _SIZE_KEEPS_TIMES = type(torch.Size((1,)) * 2) is torch.Size
 
 
@@ -133,7 +134,8 @@ def binary(vm: Interpreter, symbol: str, left: Value, right: Value, inplace: boo
     fn = BINARY[symbol][0]
     left_class, right_class = left.__class__, right.__class__
     if left_class is Constant and right_class is Constant:
-        return _fold(vm, fn, left.value, right.value)  # type: ignore[attr-defined]
+        folded = INPLACE[symbol] if inplace else fn  # constants do not change: errors tell of it
+        return _fold(vm, folded, left.value, right.value)  # type: ignore[attr-defined]
     if isinstance(left, SymbolicNumber) or isinstance(right, SymbolicNumber):
         if is_number(left) and is_number(right):
             return _fold(vm, fn, *_operands(symbol, _number(left), _number(right)))
@@ -155,15 +157,17 @@ def binary(vm: Interpreter, symbol: str, left: Value, right: Value, inplace: boo
         return found
     real_left, real_right = as_python(vm, left), as_python(vm, right)
     if real_left is not UNKNOWN and real_right is not UNKNOWN:
-        return _fold(vm, fn, real_left, real_right)
+        return _fold(vm, INPLACE[symbol] if inplace else fn, real_left, real_right)
     if symbol == "*":
+        if TensorValue in (left_class, right_class):
+            raise GraphBreakSignal("a sequence repeated as often as a tensor says")
         indexed = _repeated(vm, left, right)
         if indexed is not None:
             return binary(vm, symbol, *indexed, inplace)
     refuse_opaque(symbol, left, right)
     if symbol == "%" and issubclass(left.python_type(), (str, bytes)):
         raise GraphBreakSignal(f"a text formatted with {right.describe()}")
-    left_name, right_name = left.python_type().__name__, right.python_type().__name__
+    left_name, right_name = _type_name(left), _type_name(right)
     if symbol == "+" and isinstance(vm.native(left), (ListValue, TupleValue)):
         text = f'can only concatenate {left_name} (not "{right_name}") to {left_name}'
         return vm.raise_error(TypeError, text)
@@ -173,12 +177,24 @@ def binary(vm: Interpreter, symbol: str, left: Value, right: Value, inplace: boo
     )
 
 
+def _type_name(value: Value) -> str:
+    """The name of its type in errors: that of a class written in C has its module in it."""
+    cls = value.python_type()
+    written_in_c = not cls.__flags__ & _HEAP_TYPE and cls.__module__ != "builtins"
+    return f"{cls.__module__}.{cls.__name__}" if written_in_c else cls.__name__
+
+
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+
+
 def _repeated(vm: Interpreter, left: Value, right: Value) -> tuple[Value, Value] | None:
     """The operands of a sequence repeated as often as the `__index__` of an object says."""
     sides = [left, right]
     for place, value in enumerate(sides):
         sequence = sides[1 - place].python_type()
-        if isinstance(value, ObjectValue) and issubclass(sequence, (list, tuple, str, bytes)):
+        if isinstance(value, ObjectValue) and issubclass(
+            sequence, (list, tuple, deque, str, bytes)
+        ):
             if dunder(vm, value, "__index__") is not None:
                 sides[place] = Constant(index_of(vm, value))
                 return sides[0], sides[1]
@@ -194,6 +210,10 @@ def _attempts(
     asked = [(left, f"__{name}__", right)]
     if right_type is not left_type:
         reflected = f"__r{name}__"
+        numbers = (int, float, complex)
+        if left.__class__ is Constant and issubclass(left_type, numbers):
+            if issubclass(right_type, numbers) and not issubclass(right_type, left_type):
+                return []  # the left number's C method knows what to do with the right one
         overrides = issubclass(right_type, left_type) and (
             attributes.class_lookup(vm, right_type, reflected)[1]
             is not attributes.class_lookup(vm, left_type, reflected)[1]
@@ -219,8 +239,11 @@ def by_methods(
         native = not is_object or vm.native(receiver) is not receiver
         if isinstance(method, attributes.C_METHODS) and native:
             if receiver.__class__ is TensorValue and not _unknown_to_tensors(vm, other):
-                return vm.call(dunder(vm, receiver, special), [other], {})  # type: ignore[arg-type]
-            if receiver is left and is_number_method:
+                result = vm.call(dunder(vm, receiver, special), [other], {})  # type: ignore[arg-type]
+                if not (isinstance(result, Constant) and result.value is NotImplemented):
+                    return result
+                continue
+            if receiver is left and (is_number_method or special.startswith("__i")):
                 found = _container_operation(vm, symbol, left, right, inplace)
                 if found is not None:
                     return found
@@ -295,7 +318,8 @@ def _container_operation(
             items += [vm.tuple_item(right_native, i) for i in range(len(right_native.items))]
             both = left_native.cls is right_native.cls
             size = _SIZE_KEEPS and left_native.cls is torch.Size
-            return TupleValue(items, left_native.cls if both or size else tuple)
+            size |= _SIZE_TAKES and right_native.cls is torch.Size and left_native.cls is tuple
+            return TupleValue(items, torch.Size if size else left_native.cls if both else tuple)
     elif symbol == "*":
         if isinstance(right_native, (ListValue, TupleValue)):
             left, left_native, right_native = right, right_native, left_native
@@ -364,7 +388,8 @@ def _set_operation(
     if inplace and isinstance(left, SetValue) and left.cls is set:
         left.items, left.mutated, left.copied = items, True, copied
         return left
-    return SetValue(items.values(), left.cls if isinstance(left, SetValue) else set, copied=copied)
+    both = isinstance(left, SetValue) and isinstance(right, SetValue)
+    return SetValue(items.values(), left.cls if both else set, copied=copied)  # type: ignore[union-attr]
 
 
 def unary(vm: Interpreter, symbol: str, operand: Value) -> Value:
@@ -630,6 +655,15 @@ def length(vm: Interpreter, value: Value) -> int:
     return int(number.value)
 
 
+def _error_of_containment(cls: type) -> TypeError:
+    """What Python says of `in` for an object that cannot be iterated."""
+    try:
+        operator.contains(type(cls.__name__, (), {})(), None)
+    except TypeError as error:
+        return error
+    raise AssertionError("an object without methods contains nothing")
+
+
 def contains(vm: Interpreter, container: Value, item: Value) -> bool:
     """`item in container`."""
     if isinstance(container, DictValue):
@@ -644,12 +678,25 @@ def contains(vm: Interpreter, container: Value, item: Value) -> bool:
             folded = _fold(vm, operator.contains, container.value, real)
             assert isinstance(folded, Constant)
             return bool(folded.value)
+        kind = item.python_type().__name__
+        if isinstance(container.value, str) and not issubclass(item.python_type(), str):
+            text = f"'in <string>' requires string as left operand, not {kind}"
+            vm.raise_error(TypeError, text)
+        if isinstance(container.value, bytes):
+            raise GraphBreakSignal(f"`in` of bytes and {item.describe()}")
+    if isinstance(container, DictView) and container.kind == "items":
+        pair = vm.native(item)
+        if not isinstance(pair, TupleValue) or len(pair.items) != 2:
+            return False
     if isinstance(container, TensorValue):
         raise GraphBreakSignal("`in` of a tensor")
     if isinstance(container, ObjectValue):
         method = dunder(vm, container, "__contains__")
         if method is not None:
             return truth(vm, vm.call(method, [item], {}))
+    cls: Any = container.python_type()
+    if not (hasattr(cls, "__iter__") or hasattr(cls, "__getitem__")):
+        vm.raise_real(_error_of_containment(cls))
     return any(
         is_same(vm, member, item) or truth(vm, compare(vm, "==", member, item))
         for member in vm.iterate(container)
