@@ -66,6 +66,13 @@ def test_gradients_of_bounds(name, layouts):
     check_layouts(lambda x, y: (BOUNDS[name](x, y),), [x, y])
 
 
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("dim", [0, -1])
+def test_the_gradient_of_a_product_of_one_number(dim, keep):
+    check_layouts(lambda x: (x.prod(dim, keep),), [torch.tensor(2.0, requires_grad=True)])
+    check_layouts(lambda x: (x.prod(dim, keep),), [torch.randn(2, 3, requires_grad=True)])
+
+
 def test_gradients_of_reflections():
     torch.manual_seed(0)
     vectors, factors = torch.randn(5, 4).t().contiguous().t().requires_grad_(), torch.randn(3)

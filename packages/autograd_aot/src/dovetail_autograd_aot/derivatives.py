@@ -36,6 +36,8 @@ def _as(saved: str) -> Mend:
 def _quotient(node: Any, gradient: Tensor, given: Tensor) -> Tensor:
     """A product's derivative where no factor is zero; that of others depends on how many are."""
     x, result = node._saved_self, node._saved_result
+    if x.dim() == 0:
+        return gradient
     dim: int | None = getattr(node, "_saved_dim", None)
     if dim is not None and not node._saved_keepdim:
         dim = dim if dim < 1 << 63 else dim - (1 << 64)  # (C++ says it without a sign)
