@@ -392,6 +392,39 @@ def operators_between_odd_types(x):
     return [_tried(call) for call in calls], x + 1
 
 
+@construct()
+def sets_asked_by_iterators(x):
+    taken = []
+
+    def numbers():
+        for number in (1, 2, 3):
+            taken.append(number)
+            yield number
+
+    one = {2, 4, 5}
+    found = [one.isdisjoint(numbers()), one.issuperset(numbers()), {1}.issubset(numbers())]
+    one.intersection_update([2, 4], numbers())
+    one.symmetric_difference_update({9})
+    one.difference_update([2], {7})
+    return x + len(taken), taken, found, one
+
+
+def test_sets_of_functions() -> None:
+    def program(x, functions):
+        return x.sin() if torch.sin in functions else x.cos()
+
+    functions = {torch.sin, same, "a", 2.5}
+    backend = CountingBackend()
+    run = optimize(program, backend, fullgraph=True)
+    x = torch.ones(2)
+    for _ in range(2):
+        assert same(run(x, functions), x.sin())
+    functions.remove(torch.sin)
+    functions.add(torch.cos)
+    assert same(run(x, functions), x.cos())
+    assert len(backend.graphs) == 2
+
+
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)
 def test_construct(case: Case) -> None:
     run_case(case)

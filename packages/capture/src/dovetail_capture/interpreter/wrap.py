@@ -301,13 +301,21 @@ def _set(session: Session, real: Any, source: Source) -> Value:
     known = _known(session, real, source)
     if known is not None:
         return known
-    if not all(isinstance(item, (*EQUALITY_TYPES, type, enum.Enum)) for item in real):
+    if not all(_is_fixed_member(item) for item in real):
         raise GraphBreakSignal("a set whose members are not constants")
     if type(source) is not ObjectSource:
         session.guard(c.ConstantIs, source, type(real)(real))
     members = [Constant(item) for item in real]
     value = SetValue(members, type(real), source, copied=frozenset(real))
     return _remember(session, real, value)  # type: ignore[no-any-return]
+
+
+def _is_fixed_member(item: Any) -> bool:
+    """Is it the same in each program that meets it? (A closure is known by its parts.)"""
+    if isinstance(item, types.FunctionType):
+        return "<locals>" not in item.__code__.co_qualname
+    functions = (types.BuiltinFunctionType, torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+    return isinstance(item, (*EQUALITY_TYPES, type, enum.Enum, *functions))
 
 
 def _slice(session: Session, real: Any, source: Source) -> Value:

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from dovetail_capture.interpreter.bytecode import VERSION
 from dovetail_capture.interpreter.protocols import dicts, iteration, operators
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
@@ -500,28 +501,62 @@ def set_clear(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return NONE
 
 
+def _other_set(vm: Interpreter, target: SetValue, other: Value, symbol: str) -> SetValue:
+    """The set of an operand. Since Python 3.12 an iterator is asked for an intersection only until
+    all members of the target have come."""
+    made = SetValue([])
+    missing = set(target.items)
+    stops = symbol == "&" and VERSION >= (3, 12)
+    for item in vm.iterate(other):
+        made.items.setdefault(hash_key(item), item)
+        missing.discard(hash_key(item))
+        if stops and target.items and not missing:
+            break
+    return made
+
+
 def set_operation(symbol: str) -> Handler:
     """`union`, `intersection`, `difference`, `symmetric_difference`."""
 
     def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         result: Value = vm.native(args[0])
         for other in args[1:]:
-            right = SetValue(vm.iterate(other))
+            right = _other_set(vm, _set(vm, result), other, symbol)
             result = operators.binary(vm, symbol, result, right, False)
         return set_copy(vm, [result], {}) if len(args) == 1 else result
 
     return handler
 
 
-def set_relation(test: Callable[[set[Any], set[Any]], bool]) -> Handler:
-    """`issubset`, `issuperset`, `isdisjoint`."""
+def set_update_with(symbol: str) -> Handler:
+    """`intersection_update`, `difference_update`, `symmetric_difference_update`."""
 
     def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-        first = set(_set(vm, args[0]).items)
-        second = {hash_key(item) for item in vm.iterate(args[1])}
-        return boolean(test(first, second))
+        target = _set(vm, args[0])
+        for other in args[1:]:
+            right = _other_set(vm, target, other, symbol)
+            operators.binary(vm, symbol, target, right, True)
+        return NONE
 
     return handler
+
+
+def set_issubset(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    target = _set(vm, args[0])
+    second = _other_set(vm, target, args[1], "&")
+    return boolean(target.items.keys() <= second.items.keys())
+
+
+def set_issuperset(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`issuperset`: an iterator is asked up to the first item that is not there."""
+    items = _set(vm, args[0]).items
+    return boolean(all(hash_key(item) in items for item in vm.iterate(args[1])))
+
+
+def set_isdisjoint(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`isdisjoint`: an iterator is asked up to the first item that is there."""
+    items = _set(vm, args[0]).items
+    return boolean(not any(hash_key(item) in items for item in vm.iterate(args[1])))
 
 
 def iterator_next(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -560,8 +595,10 @@ _SET: dict[str, Handler] = {
     "add": set_add, "discard": set_discard, "remove": set_remove, "update": set_update,
     "copy": set_copy, "clear": set_clear, "union": set_operation("|"),
     "intersection": set_operation("&"), "difference": set_operation("-"),
-    "symmetric_difference": set_operation("^"), "issubset": set_relation(set.issubset),
-    "issuperset": set_relation(set.issuperset), "isdisjoint": set_relation(set.isdisjoint),
+    "symmetric_difference": set_operation("^"), "issubset": set_issubset,
+    "issuperset": set_issuperset, "isdisjoint": set_isdisjoint,
+    "intersection_update": set_update_with("&"), "difference_update": set_update_with("-"),
+    "symmetric_difference_update": set_update_with("^"),
     "__len__": native_len, "__iter__": native_iter, "__contains__": native_contains,
     "__eq__": native_eq, "__ne__": native_ne,
 }  # fmt: skip
