@@ -270,3 +270,14 @@ def test_an_equality_keeps_what_inputs_tell() -> None:
     torch._check(a == u + 2)
     assert str(expr_of(a + 0)) == "s0" and str(expr_of(u + 2)) == "s0"
     assert u + 2 == a and len(env.decisions) == made
+
+
+@pytest.mark.parametrize("equal_first", [True, False])
+def test_bounds_hold_of_what_a_symbol_is_equal_to(equal_first: bool) -> None:
+    env, (a, b) = make(80, 60)
+    assert not equal_first or a == b + 20
+    assert b >= 40 and a <= 900
+    assert equal_first or a == b + 20
+    made = len(env.decisions)
+    assert a >= 60 and b <= 880
+    assert len(env.decisions) == made

@@ -361,7 +361,13 @@ class ShapeEnv:
             self._learn_equality(relation.args[0])
 
     def _learn_bound(self, expr: e.Expr) -> None:
-        """c*x + d <= 0 bounds x."""
+        """c*x + d <= 0 bounds x, and what x is equal to."""
+        self._bound(expr)
+        settled = self.replace(expr)
+        if settled is not expr:
+            self._bound(settled)
+
+    def _bound(self, expr: e.Expr) -> None:
         linear = [(m, c) for m, c in expr.terms if m]
         if len(linear) != 1 or len(linear[0][0]) != 1:
             return
@@ -398,10 +404,11 @@ class ShapeEnv:
         one = {name: by}
         self._replacements = {n: x.substitute(one) for n, x in self._replacements.items()}
         self._replacements[name] = by
-        single = by.symbol_name
-        if single is not None:
-            both = self._ranges.get(single, Range()) & self._ranges.get(name, Range())
-            self._ranges[single] = both
+        known = self._ranges.get(name, Range())
+        if known.lower != -_INF:
+            self._bound(-by + int(known.lower))
+        if known.upper != _INF:
+            self._bound(by - int(known.upper))
 
     # --- results ------------------------------------------------------------------------------
 
