@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from aot_testing import check
 from view_programs import Input, Program, Step, check_program, random_program
 
 # The arguments of each view, for a tensor of the shape.
@@ -231,3 +232,17 @@ def test_fuzz(seed: int, table: str) -> None:
         if program is not None:
             print(f"seed {number}")
             check_program(program, table)
+
+
+def test_two_outputs_of_a_tensor_that_became_a_part_of_its_storage():
+    """as_strided looks at the storage, also where outputs are taken apart."""
+
+    def fn(x):
+        y = torch.cat([x, x])
+        y.as_strided_((2, 1), (1, 1))
+        with torch.no_grad():
+            y.index_copy_(0, torch.tensor([0]), torch.ones(1, 1, dtype=y.dtype))
+        z = y.as_strided((3, 2), (1, 3))
+        return z.imag, z
+
+    check(fn, [torch.randn(6, dtype=torch.complex128, requires_grad=True)])

@@ -23,6 +23,7 @@ from dovetail_autograd_aot.graphs import (
 from dovetail_autograd_aot.storage import (
     TracedStorage,
     TraceError,
+    effective,
     read,
     refuse_strided_views,
     track_of,
@@ -369,7 +370,7 @@ def _cloned(tracer: Tracer, node: Node, tensor: FakeTensor | None) -> Node:
     if track is None or track.storage.primal is not None:
         return tracer.emit_clone(node)
     value = tracer.emit_clone(track.storage.node)
-    for step in track.chain:
+    for step in effective(track.chain):
         value = tracer.apply_view(step, value)
     return value
 
