@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dovetail_capture.interpreter.bytecode import VERSION
-from dovetail_capture.interpreter.protocols import dicts, iteration, operators
+from dovetail_capture.interpreter.protocols import containment, dicts, iteration, operators
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import (
@@ -274,7 +274,7 @@ def native_iter(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def native_contains(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return boolean(operators.contains(vm, _contents(vm, args[0]), args[1]))
+    return boolean(containment.contains(vm, _contents(vm, args[0]), args[1]))
 
 
 def _compared(symbol: str) -> Handler:

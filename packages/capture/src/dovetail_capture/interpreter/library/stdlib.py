@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail_guards import clauses as c
 
 from dovetail_capture.interpreter.library.container_methods import Args, Handler, Kwargs
-from dovetail_capture.interpreter.protocols import dicts, identity, operators
+from dovetail_capture.interpreter.protocols import containment, dicts, identity, operators
 from dovetail_capture.interpreter.protocols.attributes import class_lookup, resolve
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
@@ -71,7 +71,7 @@ def op_delitem(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def op_contains(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return boolean(operators.contains(vm, args[0], args[1]))
+    return boolean(containment.contains(vm, args[0], args[1]))
 
 
 def op_not(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:

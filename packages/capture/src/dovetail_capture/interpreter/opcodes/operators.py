@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dovetail_capture.interpreter.bytecode import VERSION, Instruction
 from dovetail_capture.interpreter.opcodes.jumps import branch_truth
 from dovetail_capture.interpreter.opcodes.rows import ALWAYS, FROM_312, UNTIL_311, Handler, Row
-from dovetail_capture.interpreter.protocols import identity, operators
+from dovetail_capture.interpreter.protocols import containment, identity, operators
 from dovetail_capture.interpreter.values.base import boolean
 from dovetail_capture.interpreter.values.containers import SliceValue
 
@@ -62,7 +62,7 @@ def is_op(frame: Frame, inst: Instruction) -> None:
 def contains_op(frame: Frame, inst: Instruction) -> None:
     container = frame.stack.pop()
     item = frame.stack.pop()
-    found = operators.contains(frame.vm, container, item)
+    found = containment.contains(frame.vm, container, item)
     frame.stack.append(boolean(found != bool(inst.arg)))
 
 

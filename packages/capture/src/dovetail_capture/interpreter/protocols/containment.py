@@ -1,0 +1,73 @@
+"""Containment: `item in container`."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+from dovetail_capture.interpreter.protocols import dicts
+from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python
+from dovetail_capture.interpreter.protocols.operators import compare, dunder, is_same, truth
+from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values.base import Constant, Value
+from dovetail_capture.interpreter.values.containers import (
+    DictValue,
+    DictView,
+    SetValue,
+    TupleValue,
+    hash_key,
+)
+from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.tensors import TensorValue
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.machine import Interpreter
+
+
+def _error_of_containment(cls: type) -> TypeError:
+    """What Python says of `in` for an object that cannot be iterated."""
+    try:
+        operator.contains(type(cls.__name__, (), {})(), None)
+    except TypeError as error:
+        return error
+    raise AssertionError("an object without methods contains nothing")
+
+
+def contains(vm: Interpreter, container: Value, item: Value) -> bool:
+    """`item in container`."""
+    if isinstance(container, DictValue):
+        return dicts.contains(vm, container, hash_key(item))
+    if isinstance(container, SetValue):
+        return hash_key(item) in container.items
+    if isinstance(container, DictView) and container.kind == "keys":
+        return contains(vm, vm.native(container.dictionary), item)
+    if isinstance(container, Constant):
+        real = as_python(vm, item)
+        if real is not UNKNOWN:
+            try:
+                return real in container.value
+            except Exception as error:
+                vm.raise_real(error)
+        kind = item.python_type().__name__
+        if isinstance(container.value, str) and not issubclass(item.python_type(), str):
+            text = f"'in <string>' requires string as left operand, not {kind}"
+            vm.raise_error(TypeError, text)
+        if isinstance(container.value, bytes):
+            raise GraphBreakSignal(f"`in` of bytes and {item.describe()}")
+    if isinstance(container, DictView) and container.kind == "items":
+        pair = vm.native(item)
+        if not isinstance(pair, TupleValue) or len(pair.items) != 2:
+            return False
+    if isinstance(container, TensorValue):
+        raise GraphBreakSignal("`in` of a tensor")
+    if isinstance(container, ObjectValue):
+        method = dunder(vm, container, "__contains__")
+        if method is not None:
+            return truth(vm, vm.call(method, [item], {}))
+    cls: Any = container.python_type()
+    if not (hasattr(cls, "__iter__") or hasattr(cls, "__getitem__")):
+        vm.raise_real(_error_of_containment(cls))
+    return any(
+        is_same(vm, member, item) or truth(vm, compare(vm, "==", member, item))
+        for member in vm.iterate(container)
+    )
