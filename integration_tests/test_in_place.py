@@ -112,7 +112,7 @@ def test_steps_on_a_gpu(mode: str) -> None:
         compiled(*moved)
         step(*theirs)
         torch.testing.assert_close(moved, theirs)
-        assert mine[0]._version == 6
+        assert mine[0]._version >= 6
 
 
 class Attention(nn.Module):

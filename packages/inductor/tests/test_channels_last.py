@@ -217,3 +217,18 @@ def test_statistics_of_many_channels_read_memory_once() -> None:
     plan = triton_plan(lambda x: F.instance_norm(x), small.to(memory_format=torch.channels_last))
     parts = [s.spec.shape for s in plan.steps if isinstance(s, Allocate) and "parts" in s.name]
     assert all(pieces > 100 for pieces, _ in parts), "as many as it takes to fill a GPU"
+
+
+def test_groups_of_few_channels_are_turned_by_tiles() -> None:
+    """A tile is as wide as several groups where one has fewer channels than a tile's side."""
+
+    def fn(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return F.group_norm(x, 4, w, b).contiguous()
+
+    w, b = torch.randn(32, generator=DRAWN), torch.randn(32, generator=DRAWN)
+    x = torch.randn(2, 32, 48, 48, generator=DRAWN).to(memory_format=torch.channels_last)
+    plan = triton_plan(fn, x, w, b)
+    (turning,) = [k for k in plan.kernels if k.symbol.startswith("transpose")]
+    assert "tl.arange(0, 32)[None, :]" in turning.source
+    (got,) = ReferenceExecutor(plan, launch_triton=run_in_interpreter)(x, w, b)
+    torch.testing.assert_close(got, fn(x, w, b), rtol=1e-4, atol=1e-5)

@@ -22,6 +22,7 @@ MULTIPROCESSORS = 132
 PERSISTENT_LIMIT = 16384  # columns kept in registers by one program
 HEAVY_PERSISTENT_LIMIT = 4096  # the same when many values are live
 LINE = 32  # elements of a cache line, or so
+SIDE = 16  # of a tile, at least
 
 
 @dataclass(frozen=True)
@@ -163,8 +164,9 @@ def _pointwise(kernel: FusedKernel, buffers: Mapping[str, Buffer], shared: bool)
     ranked = sorted(weight, key=lambda v: -weight[v])
     points = hint_of(kernel.row_points)
     if len(ranked) >= 2 and 4 * weight[ranked[1]] >= weight[ranked[0]]:
-        first, second = ranked[0], ranked[1]
-        if hint_of(first.size) >= 16 and hint_of(second.size) >= 16:
+        first = _run(kernel, rows, ranked[0], ranked[1])
+        second = _run(kernel, rows, ranked[1], ranked[0])
+        if min(hint_of(prod(v.size for v in run)) for run in (first, second)) >= SIDE:
             return _transposing(rows, first, second)
     if ranked and rows and ranked[0] != rows[-1]:  # coalesce along the heaviest direction
         rows = (*(v for v in rows if v != ranked[0]), ranked[0])
@@ -199,14 +201,29 @@ def _repeating(kernel: FusedKernel, rows: tuple[Var, ...]) -> Tiling | None:
     return Tiling(axes, False, False, 4)
 
 
-def _transposing(rows: tuple[Var, ...], first: Var, second: Var) -> Tiling:
+def _run(kernel: FusedKernel, rows: tuple[Var, ...], var: Var, other: Var) -> tuple[Var, ...]:
+    """`var`, along which some accesses are contiguous; where it is short, after the loops that go
+    on where it ends, as the groups of channels do after the channels of one."""
+    run = [var]
+    indices = [i for _, i in accesses(kernel) if contiguous_var(i, rows) == var]
+    for index in sorted(indices, key=lambda i: -len(i.variables())):
+        while not is_symbolic(length := prod(v.size for v in run)) and length < SIDE:
+            more = [v for v in rows if v not in (*run, other) and index.coefficient(v) == length]
+            if not more:
+                break
+            run.insert(0, more[0])
+    return tuple(run)
+
+
+def _transposing(rows: tuple[Var, ...], first: tuple[Var, ...], second: tuple[Var, ...]) -> Tiling:
     """Two axes, each contiguous for some accesses; the other loops join the outer axis."""
-    others = tuple(v for v in rows if v not in (first, second))
+    others = tuple(v for v in rows if v not in (*first, *second))
     side = 64
     if prod(hint_of(v.size) for v in rows) < side * side * MULTIPROCESSORS * 2:
         side = 32
-    y = Axis("y", (*others, second), min(side, power_of_two(hint_of(second.size))))
-    x = Axis("x", (first,), min(side, power_of_two(hint_of(first.size))))
+    down, right = (hint_of(prod(v.size for v in run)) for run in (second, first))
+    y = Axis("y", (*others, *second), min(side, power_of_two(down)))
+    x = Axis("x", first, min(side, power_of_two(right)))
     return Tiling((y, x), False, False, max(1, min(8, y.block * x.block // 256)))
 
 

@@ -64,8 +64,7 @@ def reshape_groups(
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Cut both shapes into matching runs of dimensions of equal product, as short as possible.
 
-    Gives (dims of old, dims of new) pairs; dimensions of size 1 are left out. Where symbolic sizes
-    do not tell that two products are equal, a run is longer: the last ones of a view always are.
+    Gives (dims of old, dims of new) pairs; dimensions of size 1 are left out.
     """
     a = [d for d, n in enumerate(old) if n != 1]
     b = [d for d, n in enumerate(new) if n != 1]
@@ -80,8 +79,10 @@ def reshape_groups(
         if j < len(b):
             right *= new[b[j]]
             j += 1
-        while left != right and (i < len(a) or j < len(b)):
+        while left != right:
             if (hint_of(left) < hint_of(right) and i < len(a)) or j >= len(b):
+                if i >= len(a):
+                    raise UnsupportedGraph(f"{old} seen as {new}: how the sizes relate is unknown")
                 left *= old[a[i]]
                 i += 1
             else:
