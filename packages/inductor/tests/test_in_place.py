@@ -103,6 +103,15 @@ def test_not_on_a_cpu_where_an_index_may_be_wrong() -> None:
     check(cached, CACHES, {0: 1, 1: 2}, ())
 
 
+def test_not_on_a_cpu_where_a_divisor_may_be_zero() -> None:
+    def fn(count: Tensor, by: Tensor, p: Tensor) -> tuple[Tensor, ...]:
+        return count // by, p + 1
+
+    counts = torch.arange(1, 9), torch.full((8,), 2)
+    check(fn, (*counts, P), {0: 0, 2: 1}, ())
+    check(fn, (*(c.double() for c in counts), P), {0: 0, 2: 1}, (0, 2))
+
+
 WRONG: dict[str, tuple[Fn, tuple[Tensor, ...], dict[int, int]]] = {
     "the old value leaves": (lambda p, g: (p + g, p), (P, G), {0: 0}),
     "the new value leaves twice": (lambda p, g: (q := p + g, q), (P, G), {0: 0}),

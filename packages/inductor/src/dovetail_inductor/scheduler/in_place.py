@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dovetail_inductor.loop_ir.expr import Load
+from dovetail_inductor.loop_ir.expr import Apply, Load, walk
 from dovetail_inductor.loop_ir.loops import ExternCall, LoopNest, Strided
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.kernels import (
@@ -22,6 +22,9 @@ from dovetail_inductor.scheduler.kernels import (
     scatters,
 )
 from dovetail_inductor.scheduler.memory import MAKES_NEW, is_read_only_where_written
+
+# Integers divided by zero are an error.
+DIVISIONS = ("truncdiv", "floordiv", "remainder", "fmod")
 
 
 def write_in_place(
@@ -89,12 +92,15 @@ def _may_take(graph: KernelGraph, name: str, source: str, options: InductorOptio
 def _may_raise(graph: KernelGraph) -> bool:
     """Whether a step may find fault with what it is given."""
 
-    def checks(nest: LoopNest) -> bool:
-        return nest.scatter is not None or any(load.index.indirects() for load in nest.loads)
-
     if any(isinstance(step, ExternCall) for step in graph.steps):
         return True
-    return any(checks(nest) for kernel in graph.kernels for nest in kernel.nests)
+    nests = [nest for kernel in graph.kernels for nest in kernel.nests]
+    checked = (n for n in walk(v for nest in nests for v in nest.values) if isinstance(n, Apply))
+    whole = any(n.op in DIVISIONS and not n.dtype.is_floating_point for n in checked)
+    return whole or any(
+        nest.scatter is not None or any(load.index.indirects() for load in nest.loads)
+        for nest in nests
+    )
 
 
 def _without_copies(step: Step, places: Mapping[str, str]) -> Step | None:
