@@ -97,7 +97,7 @@ _FILL_IN_PLACE = frozenset(
 def fills_in_place() -> bool:
     """Whether a `masked_fill` that is being called is one that eager writes in place."""
     node: Any = torch._C._current_autograd_node()
-    return node is not None and node.name() in _FILL_IN_PLACE
+    return node is not None and type(node).__name__ in _FILL_IN_PLACE
 
 
 class MendedDerivatives:
@@ -115,7 +115,7 @@ class MendedDerivatives:
             if node is None or node in seen:
                 continue
             seen.add(node)
-            mends = _MENDS.get(node.name())
+            mends = _MENDS.get(type(node).__name__)
             if mends is not None:
                 _hook(node, mends)
             stack += [following for following, _ in node.next_functions]
