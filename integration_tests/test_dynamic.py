@@ -169,3 +169,28 @@ def test_a_view_of_one_row_is_broadcast() -> None:
     for m, n in ((4, 8), (4, 12), (8, 8), (12, 4)):
         x, y = torch.randn(m), torch.randn(n)
         torch.testing.assert_close(compiled(x, y), rows(x, y))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_sizes_that_conditions_make_one_are_broadcast(training: bool) -> None:
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        return x[::4] * y
+
+    def pool(x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.avg_pool2d(x[None], 4)[0] * y
+
+    for f, shapes in (
+        (step, [((4, 3), (5, 3)), ((3, 3), (7, 3)), ((8, 3), (2, 3))]),
+        (pool, [((5, 6), (5, 4)), ((4, 7), (6, 3)), ((8, 9), (2, 2))]),
+    ):
+        compiled = dovetail.compile(f, fullgraph=True, dynamic=True)
+        for a, b in shapes:
+            x = torch.randn(a, requires_grad=training)
+            y = torch.randn(b, requires_grad=training)
+            got, expected = compiled(x, y), f(x, y)
+            torch.testing.assert_close(got, expected)
+            if training:
+                torch.testing.assert_close(
+                    torch.autograd.grad(got.sum(), (x, y)),
+                    torch.autograd.grad(expected.sum(), (x, y)),
+                )

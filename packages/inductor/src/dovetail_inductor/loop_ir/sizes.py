@@ -143,6 +143,8 @@ def dim(env: ShapeEnv, expr: e.Expr) -> int:
     value = expr.value
     if value is not None:
         return value
+    if expr.symbol_name is None and env.statically_known(e.eq(expr, 1)):
+        return 1  # e.g. s0 // 4 under the guard 4 <= s0 < 8: such a size is broadcast
     made = Dim()
     made.env, made.expr = env, expr
     return made
