@@ -405,3 +405,19 @@ def test_gradients_of_an_lstm_inside_the_graph() -> None:
 
     net, x = nn.LSTM(4, 5), torch.randn(3, 6, 4, requires_grad=True)
     torch.testing.assert_close(dovetail.compile(slopes)(net, x), slopes(net, x))
+
+
+def test_hook_on_what_was_used_before() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        before = y + 1
+        y.register_hook(lambda gradient: gradient * 2)
+        return (before + y * 3).sum()
+
+    gradients = []
+    for run in (program, dovetail.compile(program)):
+        x = torch.arange(3.0, requires_grad=True)
+        run(x).backward()
+        assert x.grad is not None
+        gradients.append(x.grad)
+    assert torch.equal(*gradients)

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from dovetail_capture.captured_frame import GraphBreak
+from dovetail_capture.errors import NotCapturable
 from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.transforms import InnerRecorder
 from dovetail_capture.interpreter.protocols import calls
@@ -274,7 +276,14 @@ def hooks_of(vm: Interpreter, obj: TensorValue, name: str) -> Value:
 
 
 def _hook(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    """`tensor.register_hook(...)` and its like."""
+    """`tensor.register_hook(...)` and its like. A hook on what the graph made and has used already
+    would miss the gradient of these uses: then the frame runs as it is."""
+    tensor = args[0]
+    if isinstance(tensor, TensorValue) and tensor.source is None and tensor.fake.requires_grad:
+        if tensor.node.users:
+            code, line = vm.frames[-1].code, vm.frames[-1].code.co_firstlineno
+            reason = "a hook on the gradient of a tensor that the graph made and has used before"
+            raise NotCapturable(GraphBreak(reason, code.co_filename, line, "", "register it first"))
     raise GraphBreakSignal(
         "a hook on the gradient of a tensor: what it does happens outside of the graph",
         "register it outside of the compiled function, or say it as a torch.autograd.Function",
