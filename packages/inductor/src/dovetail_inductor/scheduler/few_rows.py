@@ -10,7 +10,7 @@ and 1.05 of the library's time, in the mean 0.86 of it.
 from __future__ import annotations
 
 from dovetail_inductor.loop_ir.loops import ExternCall, Strided
-from dovetail_inductor.options import InductorOptions
+from dovetail_inductor.options import Gpu, InductorOptions
 from dovetail_inductor.scheduler.kernels import KernelGraph, ProductTiles
 from dovetail_inductor.scheduler.products import (
     Form,
@@ -44,13 +44,13 @@ def multiply_few_rows(graph: KernelGraph, options: InductorOptions) -> KernelGra
     forms: list[Form] = []
     taken: set[int] = set()
     for group in find_groups(products):
-        tiles = tiles_of(group, options)
+        tiles = _tiles_of(group, options)
         if tiles.parts == 1:
             forms.append(group.form(tiles))
             taken |= {p.position for p in group.members}
     for product in products:
         if product.position not in taken:
-            tiles = tiles_of(product, options)
+            tiles = _tiles_of(product, options)
             form = product.in_one(tiles) if tiles.parts == 1 else product.in_parts(tiles)
             forms += [] if form is None else [form]
     return with_forms(graph, forms) if forms else graph
@@ -71,11 +71,16 @@ def _few_rows(call: ExternCall, graph: KernelGraph, options: InductorOptions) ->
     return in_rows and aligned and options.gpu_of(graph.buffers[left.buffer].device).descriptors
 
 
-def tiles_of(work: Product | ProductGroup, options: InductorOptions) -> ProductTiles:
-    """The tiles for products of few rows that read one left matrix."""
+def _tiles_of(work: Product | ProductGroup, options: InductorOptions) -> ProductTiles:
     first = work if isinstance(work, Product) else work.members[0]
-    multiprocessors = options.gpu_of(first.out.device).multiprocessors
-    _, m, n, k = work.sizes
+    return tiles_for(work.sizes, options.gpu_of(first.out.device))
+
+
+def tiles_for(sizes: tuple[int, int, int, int], gpu: Gpu) -> ProductTiles:
+    """The tiles for products of (1, m, n, k) that read one left matrix, with m of `MOST_ROWS` at
+    most and n columns in all."""
+    _, m, n, k = sizes
+    multiprocessors = gpu.multiprocessors
     rows = 16 if m <= 16 else 32
 
     def of(tile: tuple[int, int, int, int], parts: int = 1) -> ProductTiles:
@@ -99,4 +104,4 @@ def _covering(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
-__all__ = ["multiply_few_rows", "tiles_of"]
+__all__ = ["multiply_few_rows", "tiles_for"]
