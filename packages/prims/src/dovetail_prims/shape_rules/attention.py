@@ -252,10 +252,49 @@ def fused_choice(
     return sdpa.backend_number(q, k, v, attn_mask, dropout_p, is_causal, needs_grad, enable_gqa)
 
 
+def native_multi_head(
+    query: FakeTensor,
+    key: FakeTensor,
+    value: FakeTensor,
+    embed_dim: int,
+    num_head: int,
+    qkv_weight: FakeTensor,
+    qkv_bias: FakeTensor,
+    proj_weight: FakeTensor,
+    proj_bias: FakeTensor,
+    mask: FakeTensor | None = None,
+    need_weights: bool = True,
+    average_attn_weights: bool = True,
+    mask_type: int | None = None,
+) -> tuple[FakeTensor, FakeTensor | None]:
+    """`_native_multi_head_attention`, what nn.MultiheadAttention computes without gradients:
+    (batch, length, width), and the weights, of each head or their mean, if they are asked for."""
+    _check_sequences(query, key, value)
+    batch, length, width = query._sizes
+    out = fresh((batch, length, width), query._dtype, query._device)
+    if not need_weights:
+        return out, None
+    heads = () if average_attn_weights else (num_head,)
+    return out, fresh((batch, *heads, length, key._sizes[1]), query._dtype, query._device)
+
+
+def encoder_layer(src: FakeTensor, embed_dim: int, num_heads: int, *rest: Any) -> FakeTensor:
+    """`_transformer_encoder_layer_fwd`, nn.TransformerEncoderLayer without gradients."""
+    _check_sequences(src)
+    return fresh(src._sizes, src._dtype, src._device)
+
+
+def _check_sequences(*tensors: FakeTensor) -> None:
+    if any(len(t._sizes) != 3 for t in tensors):
+        raise RuntimeError("multi-head attention expects (batch, length, width)")
+
+
 def rules() -> dict[str, Callable[..., Any]]:
     """The table of this family."""
     return {
         "_fused_sdp_choice.default": fused_choice,
+        "_native_multi_head_attention.default": native_multi_head,
+        "_transformer_encoder_layer_fwd.default": encoder_layer,
         "_scaled_dot_product_flash_attention_for_cpu.default": flash_cpu,
         "_scaled_dot_product_flash_attention_for_cpu_backward.default": flash_cpu_backward,
         "_scaled_dot_product_efficient_attention.default": efficient,

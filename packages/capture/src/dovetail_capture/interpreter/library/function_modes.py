@@ -191,6 +191,11 @@ def _count(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return Constant(len(vm.session.function_modes))
 
 
+def _dispatch_count(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """Of dispatch modes none, which is guarded; with some, whoever asks is left to run plainly."""
+    return PASS if _C._len_torch_dispatch_stack() else Constant(0)
+
+
 def _at(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return vm.session.function_modes[vm.as_python(args[0])]  # type: ignore[no-any-return]
 
@@ -222,6 +227,7 @@ HANDLERS: dict[Any, Handler] = {
     _C._pop_torch_function_stack: _pop,
     _C._len_torch_function_stack: _count,
     _C._get_function_stack_at: _at,
+    _C._len_torch_dispatch_stack: _dispatch_count,
     torch.device.__enter__: _enter_device,
     torch.device.__exit__: _leave_device,
     torch.get_default_device: _default_device,
