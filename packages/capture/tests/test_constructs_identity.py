@@ -283,6 +283,13 @@ def test_a_dictionary_may_be_an_objects_own_in_another_call() -> None:
             assert compiled(torch.zeros(1), held, names).item() == wanted
 
 
+@construct
+def text_beside_a_partial(x):
+    reduction = functools.partial(torch.var, unbiased=False)
+    known = reduction in ("mean", "sum") or reduction == "max" or reduction != reduction
+    return x.sum() if known else reduction(x)
+
+
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)
 @pytest.mark.filterwarnings("error:internal error")
 def test_construct(case: Case) -> None:
@@ -352,3 +359,44 @@ def test_many_changing_floats_take_seconds() -> None:
         numbers = [call + i / 7 for i in range(40)]
         assert same(few(x, numbers), total(x, numbers))
     assert len(few.capture_context.log.breaks) == 0
+
+
+class Plain:
+    """Equal to itself alone."""
+
+
+def _equal(x, one, other):
+    return x + (1 if one == other else 2)
+
+
+def _unequal(x, one, other):
+    return x + (1 if one != other else 2)
+
+
+def _index(x, one, other):
+    return x + ([Plain(), one].index(one) if one == other else 5)
+
+
+def _removed(x, one, other):
+    items = [one]
+    try:
+        items.remove(other)
+    except ValueError:
+        return x + 7
+    return x + len(items)
+
+
+def _some_partial():
+    return functools.partial(torch.sum, dim=0)
+
+
+@pytest.mark.parametrize("program", [_equal, _unequal, _index, _removed])
+@pytest.mark.parametrize("make", [Plain, object, torch.nn.Module, _some_partial])
+def test_objects_that_are_equal_to_themselves_alone(program, make):
+    """Code for two such objects is not code for one object that is passed twice."""
+    one, other = make(), make()
+    compiled = optimize(program, CountingBackend())
+    x = torch.zeros(1)
+    for pair in ((one, other), (one, one), (other, one), (other, other)):
+        assert same(compiled(x, *pair), program(x, *pair))
+    assert not compiled.capture_context.log.breaks

@@ -308,3 +308,49 @@ def test_a_thread_without_a_context_gets_one() -> None:
         thread.start()
         thread.join()
         close(results[0], x * 2 + 1)
+
+
+def test_elements_of_cpu_tensors_are_passed_by_value() -> None:
+    """What they hold when the launch is made; of a plan that reads them nothing is recorded."""
+    source = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def scaled(p0, p1, factor, shift, on):
+    i = tl.arange(0, 512)
+    scale = tl.full([1], factor, tl.int64).to(tl.float64, bitcast=True).to(tl.float32)
+    tl.store(p1 + i, tl.load(p0 + i) * scale + shift + on)
+"""
+    kinds = ("*fp32", "*fp32", "i64", "i64", "i64")
+    names = ("p0", "p1", "factor", "shift", "on")
+    kernel = TritonKernel("scaled", source, tuple(zip(names, kinds, strict=True)), (), 4, 1)
+    numbers = (("factors", (4,), torch.float16), ("shift", (), torch.int8), ("on", (), torch.bool))
+    plan = Plan(
+        name="values",
+        target="cuda",
+        inputs=(
+            PlanInput("x", row(512)),
+            *(
+                PlanInput(name, TensorSpec(shape, (1,) * len(shape), dtype, torch.device("cpu")))
+                for name, shape, dtype in numbers
+            ),
+        ),
+        symbols=(),
+        constants=(),
+        kernels=(kernel,),
+        steps=(
+            Allocate("y", row(512), None),
+            View("third", "factors", TensorSpec((), (), torch.float16, torch.device("cpu"), 2)),
+            LaunchTriton("scaled", ("x", "y", "third", "shift", "on"), (1, 1, 1)),
+        ),
+        slab_bytes=(),
+        outputs=("y",),
+    )
+    run = load(plan).run
+    x = torch.randn(512, device=CUDA)
+    for factor, shift, on in ((0.5, -3, True), (2.0, 100, False)):
+        factors = torch.full((4,), factor, dtype=torch.float16)
+        got = run(x, factors, torch.tensor(shift, dtype=torch.int8), torch.tensor(on))[0]
+        close(got, x * factor + shift + on)

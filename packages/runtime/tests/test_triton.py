@@ -15,8 +15,10 @@ from dovetail_runtime import (
     SymbolBinding,
     TensorSpec,
     TritonKernel,
+    View,
 )
 from dovetail_runtime.knobs import Knobs
+from dovetail_runtime.plan_text import as_python
 from dovetail_runtime.triton_build import (
     TritonBuilder,
     TritonCompileError,
@@ -119,3 +121,38 @@ def test_interpreter_sees_aliases() -> None:
     run_in_interpreter(ADD, [memory[:12], memory[12:], 12], (1, 1, 1))
     expected[12:] = expected[:12] * 2 / expected[:12].sum()
     close(memory, expected)
+
+
+def test_elements_of_cpu_tensors_are_passed_by_value() -> None:
+    """Also those of a view; a float as its bits."""
+    source = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def scaled(p0, p1, factor, shift):
+    i = tl.arange(0, 4)
+    scale = tl.full([1], factor, tl.int64).to(tl.float64, bitcast=True).to(tl.float32)
+    tl.store(p1 + i, tl.load(p0 + i) * scale + shift)
+"""
+    signature = (("p0", "*fp32"), ("p1", "*fp32"), ("factor", "i64"), ("shift", "i64"))
+    four = TensorSpec((4,), (1,), torch.float32, CPU)
+    steps = (
+        Allocate("y", four, None),
+        View("third", "factors", TensorSpec((), (), torch.float32, CPU, 2)),
+        LaunchTriton("scaled", ("x", "y", "third", "shift"), (1, 1, 1)),
+    )
+    inputs = (
+        PlanInput("x", four),
+        PlanInput("factors", four),
+        PlanInput("shift", TensorSpec((), (), torch.int32, CPU)),
+    )
+    kernel = TritonKernel("scaled", source, signature, (), 1, 1)
+    plan = Plan("values", "cpu", inputs, (), (), (kernel,), steps, (), ("y",))
+    x, factors = torch.randn(4), torch.tensor([1.0, 2.0, 0.1, 4.0])
+    run = ReferenceExecutor(plan, launch_triton=run_in_interpreter)
+    for shift in (3, -7):
+        (y,) = run(x, factors, torch.tensor(shift, dtype=torch.int32))
+        close(y, x * 0.1 + shift)
+    assert "factor=rt.element(third), shift=rt.element(shift)" in as_python(plan)

@@ -36,6 +36,8 @@ from dovetail_runtime.sizes import SizeTable, storage_bytes
 ALLOCATE_SLAB, ALLOCATE, VIEW, LAUNCH_CPP, LAUNCH_TRITON, CALL_ATEN, FREE, BIND, ASSERT = range(9)
 # Kinds of an ATen argument (and of a plan's output, where they apply).
 LITERAL, TENSOR, SIZE, LIST, INPUT, FLOAT = range(6)
+# Kinds of a kernel's argument; native/program.h has the same list.
+POINTER, ALIGNED_POINTER, INTEGER, ELEMENT = range(4)
 # In the place of the dimension that a symbol is bound to: the number itself.
 _INT, _FLOAT = -1, -2
 
@@ -255,12 +257,14 @@ class _Lowering:
             )
         args = []
         for kind, argument in zip(binary.parameters, step.args, strict=True):
-            if isinstance(argument, str) != kind.endswith("pointer"):
+            named, pointer = isinstance(argument, str), kind.endswith("pointer")
+            if pointer > named or (named and kind == "i32"):
                 raise PlanError(f"{self.plan.name}: {step.kernel}: {argument!r} given for a {kind}")
             if isinstance(argument, str):
-                args.append((0, self._tensor(argument), int(kind == "aligned pointer")))
+                form = (ALIGNED_POINTER if kind[0] == "a" else POINTER) if pointer else ELEMENT
+                args.append((form, self._tensor(argument)))
             else:
-                args.append((4 if kind == "i32" else 8, self._number(argument), 0))
+                args.append((INTEGER, self._number(argument)))
         return (
             LAUNCH_TRITON, step.kernel, binary.entry, binary.cubin, tuple(args),
             self._numbers(step.grid), binary.shared_bytes, binary.threads,

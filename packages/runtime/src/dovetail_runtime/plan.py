@@ -171,7 +171,8 @@ class LaunchCpp:
 @dataclass(frozen=True)
 class LaunchTriton:
     """Launch a `TritonKernel`. `args` follow its non-constexpr parameters: a tensor's name or a
-    size (float scalars travel as constexprs or as 0-d tensors)."""
+    size. For an i64 parameter the name is that of a CPU tensor of one element, whose value at the
+    time of the launch is passed, a float as the bits of its float64."""
 
     kernel: str
     args: tuple[str | Size, ...]

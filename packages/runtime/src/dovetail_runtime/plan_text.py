@@ -211,12 +211,20 @@ class _Writer:
     def _triton(self, step: LaunchTriton) -> str:
         kernel = next(k for k in self.plan.kernels if k.symbol == step.kernel)
         assert isinstance(kernel, TritonKernel)
-        given = [self._name(a) if isinstance(a, str) else size_text(a) for a in step.args]
-        left = [name for name, kind in kernel.signature if kind != "constexpr"]
-        keywords = [f"{n}={v}" for n, v in zip(left, given, strict=True)]
+        left = [(name, kind) for name, kind in kernel.signature if kind != "constexpr"]
+        keywords = [
+            f"{name}={self._given(argument, kind)}"
+            for (name, kind), argument in zip(left, step.args, strict=True)
+        ]
         keywords += [f"{n}={v!r}" for n, v in kernel.constexprs]
         keywords += [f"num_warps={kernel.num_warps}", f"num_stages={kernel.num_stages}"]
         return f"{kernel.symbol}[{_tuple(step.grid)}]({', '.join(keywords)})"
+
+    def _given(self, argument: str | Size, kind: str) -> str:
+        if not isinstance(argument, str):
+            return size_text(argument)
+        name = self._name(argument)
+        return name if kind.startswith("*") else f"rt.element({name})"
 
     def _aten(self, step: CallAten) -> str:
         namespace, _, name = step.op.partition("::")

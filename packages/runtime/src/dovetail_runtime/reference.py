@@ -229,10 +229,18 @@ class _Run:
         assert isinstance(kernel, TritonKernel), kernel
         if self.executor.launch_triton is None:
             raise ValueError(f"{step.kernel}: no launcher for Triton kernels was given")
-        arguments = [self._tensor(a) if isinstance(a, str) else self._int(a) for a in step.args]
+        kinds = [kind for _, kind in kernel.signature if kind != "constexpr"]
+        arguments = [self._given(a, k) for a, k in zip(step.args, kinds, strict=True)]
         x, y, z = self._ints(step.grid)
         if x and y and z:
             self.executor.launch_triton(kernel, arguments, (x, y, z))
+
+    def _given(self, argument: str | Size, kind: str) -> torch.Tensor | int:
+        """What a launch passes for a parameter of this kind."""
+        if not isinstance(argument, str):
+            return self._int(argument)
+        tensor = self._tensor(argument)
+        return tensor if kind.startswith("*") else element(tensor)
 
     def _call_aten(self, step: CallAten) -> None:
         args = [python_value(a, self.tensors, self.symbols) for a in step.args]

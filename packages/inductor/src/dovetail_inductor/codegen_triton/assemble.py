@@ -43,6 +43,24 @@ class KernelBody:
     scatters: bool = False
 
 
+def passed_by_value(name: str, others: Iterable[str], buffers: Mapping[str, Buffer]) -> bool:
+    """Whether a kernel over these buffers is given the element of `name`, which is on the CPU, and
+    not a pointer to it."""
+    device = buffers[name].device
+    return device.type == "cpu" and any(buffers[other].device != device for other in others)
+
+
+def parameter_types(
+    parameters: Sequence[tuple[str, str]], buffers: Mapping[str, Buffer]
+) -> tuple[str, ...]:
+    """The Triton types of a kernel's parameters, given as names in the text and buffers."""
+    names = [buffer for _, buffer in parameters]
+    return tuple(
+        "i64" if passed_by_value(name, names, buffers) else POINTER_TYPES[buffers[name].dtype]
+        for name in names
+    )
+
+
 def assemble(
     kind: str,
     functions: str,
@@ -59,15 +77,16 @@ def assemble(
     With `asserts` it stops the device where an index is out of bounds.
     """
     symbols = names_in(text)
+    types = parameter_types(parameters, buffers)
     signature = (
-        *((name, POINTER_TYPES[buffers[b].dtype]) for name, b in parameters),
+        *((name, kind) for (name, _), kind in zip(parameters, types, strict=True)),
         *((f"size_{symbol}", "i64") for symbol in symbols),
     )
     # A tensor's memory starts at a multiple of 16 bytes, but an input may begin further on.
     aligned = tuple(
         name
-        for name, b in parameters
-        if is_multiple(buffers[b].offset * buffers[b].dtype.itemsize, 16)
+        for (name, b), kind in zip(parameters, types, strict=True)
+        if kind != "i64" and is_multiple(buffers[b].offset * buffers[b].dtype.itemsize, 16)
     )
     head = f"({', '.join(name for name, _ in signature)}):\n{text}\n"
     before = helper_source({*helpers, *size_helpers(text)}) + functions
@@ -88,4 +107,4 @@ def assemble(
     return EmittedKernel(kernel, tuple(b for _, b in parameters), symbols, (programs, 1, 1))
 
 
-__all__ = ["EmittedKernel", "KernelBody", "assemble"]
+__all__ = ["EmittedKernel", "KernelBody", "assemble", "parameter_types", "passed_by_value"]

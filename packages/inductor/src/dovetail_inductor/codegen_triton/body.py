@@ -56,7 +56,8 @@ class BodyEmitter:
     """Emits expressions.
 
     `forward` gives the value of a buffer written in this very kernel, or None for one to be read
-    from memory; `parameter` names a buffer's pointer; `use` is told each helper that is called.
+    from memory; `parameter` names a buffer's pointer, or its element if it comes `by_value`; `use`
+    is told each helper that is called.
     With `narrow` the values of transcendental functions end in 2 bytes.
     """
 
@@ -65,6 +66,7 @@ class BodyEmitter:
     buffers: Mapping[str, Buffer]
     wide: bool  # 64-bit index arithmetic
     parameter: Callable[[str], str]
+    by_value: Callable[[str], bool]
     forward: Callable[[Load], str | None]
     use: Callable[[str], None]
     narrow: bool = False
@@ -97,6 +99,8 @@ class BodyEmitter:
         forwarded = self.forward(load)
         if forwarded is not None:
             return forwarded
+        if self.by_value(load.buffer):
+            return self._given(load, mask)
         storage = self.buffers[load.buffer].dtype
         offset = self.index(load.index, read)
         buffer = self.buffers[load.buffer]
@@ -122,6 +126,18 @@ class BodyEmitter:
             value = f"({mask} & {value})"
         elif select:
             value = f"tl.where({mask}, {value}, 0).to({TRITON_TYPES[load.dtype]})"
+        return self.lines.define(value)
+
+    def _given(self, load: Load, mask: str | None) -> str:
+        """An element that the launch passes: an integer, or the bits of a float64."""
+        ones = ", ".join(["1"] * len(self.tiling.axes))
+        value = f"tl.full([{ones}], {self.parameter(load.buffer)}, tl.int64)"
+        if load.dtype.is_floating_point:
+            value += ".to(tl.float64, bitcast=True)"
+        kind = TRITON_TYPES[load.dtype]
+        value = f"({value} != 0)" if load.dtype is torch.bool else f"{value}.to({kind})"
+        if mask is not None:
+            value = f"tl.where({mask}, {value}, 0).to({kind})"
         return self.lines.define(value)
 
     def masked_axes(self, free: int) -> list[Axis]:

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dovetail_inductor.codegen_triton.assemble import EmittedKernel, KernelBody, assemble
+from dovetail_inductor.codegen_triton.assemble import (
+    EmittedKernel,
+    KernelBody,
+    assemble,
+    parameter_types,
+)
 from dovetail_inductor.codegen_triton.kernel import emit_body
-from dovetail_inductor.codegen_triton.ops import POINTER_TYPES
 from dovetail_inductor.codegen_triton.product import emit_products
 from dovetail_inductor.codegen_triton.tiling import choose
 from dovetail_inductor.loop_ir.loops import Buffer
@@ -28,7 +32,7 @@ def emit_combined(combined: CombinedKernel, buffers: Mapping[str, Buffer]) -> Em
     for kernel in combined.kernels:
         assert isinstance(kernel, FusedKernel), "products share launches with products"
         body = emit_body(kernel, buffers, choose(kernel, buffers, shared=True))
-        types = tuple(POINTER_TYPES[buffers[b].dtype] for _, b in body.parameters)
+        types = parameter_types(body.parameters, buffers)
         classes.setdefault((body.text, types), []).append(body)
     parameters: list[tuple[str, str]] = []
     functions = ""

@@ -16,7 +16,12 @@ from math import prod
 
 import torch
 
-from dovetail_inductor.codegen_triton.assemble import EmittedKernel, KernelBody, assemble
+from dovetail_inductor.codegen_triton.assemble import (
+    EmittedKernel,
+    KernelBody,
+    assemble,
+    passed_by_value,
+)
 from dovetail_inductor.codegen_triton.body import BodyEmitter, Lines, literal
 from dovetail_inductor.codegen_triton.online import online_softmax
 from dovetail_inductor.codegen_triton.ops import NARROW, TRITON_TYPES
@@ -453,6 +458,7 @@ class Emission:
             buffers=self.buffers,
             wide=self.wide,
             parameter=self.parameter,
+            by_value=self._by_value,
             forward=self._forward,
             use=self.helpers.add,
             narrow=self.narrow,
@@ -463,6 +469,9 @@ class Emission:
         if buffer not in self.parameters:
             self.parameters[buffer] = f"p{len(self.parameters)}"
         return self.parameters[buffer]
+
+    def _by_value(self, buffer: str) -> bool:
+        return passed_by_value(buffer, self.kernel.writes(), self.buffers)
 
     def _forward(self, load: Load) -> str | None:
         if load.buffer in self.rows:

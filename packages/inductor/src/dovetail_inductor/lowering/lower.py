@@ -218,6 +218,8 @@ def _call(
         raise UnsupportedGraph(f"{node.name}: the symbolic number {val}")
     rule = RULES.get(rule_name(node))
     if rule is not None and _is_loop_like(ctx, node, args):
+        for number in _numbers_from_cpu(ctx, node, args):
+            ctx.realize_alone(number)
         result = rule(ctx, node, args, kwargs)
         if result is not NotImplemented:
             return result
@@ -240,8 +242,8 @@ def _call(
 
 
 def _is_loop_like(ctx: Context, node: fx.Node, args: list[Any]) -> bool:
-    """True if loops can compute it: dtypes that they hold, one device. 0-d CPU tensors beside those
-    of a GPU stay extern unless they are known numbers."""
+    """True if loops can compute it: dtypes that they hold, one device. Elementwise operators on a
+    GPU take 0-d CPU tensors, too, whose elements launches pass by value; others, known numbers."""
     val = node.meta.get("val")
     results = [v for v in (val if isinstance(val, tuple | list) else (val,)) if v is not None]
     if any(v.dtype not in STORED_DTYPES for v in results):
@@ -250,9 +252,11 @@ def _is_loop_like(ctx: Context, node: fx.Node, args: list[Any]) -> bool:
     if device.type == "cuda" and not has_triton_form(rule_name(node), results[0].dtype):
         return False
 
+    passed = _numbers_from_cpu(ctx, node, args)
+
     def fits(arg: Any) -> bool:
         if isinstance(arg, Value):
-            here = arg.device == device or _is_known_number(ctx, arg)
+            here = arg.device == device or _is_known_number(ctx, arg) or arg in passed
             return here and arg.dtype in STORED_DTYPES
         return all(map(fits, arg)) if isinstance(arg, list | tuple) else True
 
@@ -261,8 +265,21 @@ def _is_loop_like(ctx: Context, node: fx.Node, args: list[Any]) -> bool:
     return all(map(fits, args))
 
 
+def _numbers_from_cpu(ctx: Context, node: fx.Node, args: list[Any]) -> list[Value]:
+    """The operands of an elementwise operator on a GPU that are 0-d CPU tensors, but for known
+    numbers."""
+    if rule_name(node) not in pointwise.RULES or _device_type(node) != "cuda":
+        return []
+    values = [arg for arg in args if isinstance(arg, Value)]
+    return [v for v in values if _is_on_cpu(v) and not _is_known_number(ctx, v)]
+
+
+def _is_on_cpu(value: Value) -> bool:
+    return not value.shape and value.device.type == "cpu"
+
+
 def _is_known_number(ctx: Context, value: Value) -> bool:
-    if value.shape or value.stored is not None or value.device.type != "cpu":
+    if value.stored is not None or not _is_on_cpu(value):
         return False
     return not any(isinstance(node, Load) for node in walk([ctx.load(value, ())]))
 

@@ -48,7 +48,7 @@ def pointwise(
     target = arithmetic_dtype(value.dtype)
 
     def loader(indices: Indices, mask: Expr | None) -> Expr:
-        args = [operand_expr(ctx, o, common, value.shape, indices, mask, compare) for o in operands]
+        args = [operand_expr(ctx, o, common, value, indices, mask, compare) for o in operands]
         return ctx.builder.apply("cast", [combine(args)], target)
 
     value.loader = loader
@@ -196,9 +196,9 @@ def _where(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, A
     condition, a, b = args
 
     def loader(indices: Indices, mask: Expr | None) -> Expr:
-        c = operand_expr(ctx, condition, condition.dtype, value.shape, indices, mask)
+        c = operand_expr(ctx, condition, condition.dtype, value, indices, mask)
         c = ctx.builder.apply("cast", [c], torch.bool)
-        x, y = (operand_expr(ctx, o, value.dtype, value.shape, indices, mask) for o in (a, b))
+        x, y = (operand_expr(ctx, o, value.dtype, value, indices, mask) for o in (a, b))
         return ctx.builder.apply("where", [c, x, y])
 
     value.loader = loader
@@ -230,7 +230,7 @@ def _copy(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, An
     value = value_like(tensor_of(node), node.name)
 
     def loader(indices: Indices, mask: Expr | None) -> Expr:
-        return operand_expr(ctx, args[1], value.dtype, value.shape, indices, mask)
+        return operand_expr(ctx, args[1], value.dtype, value, indices, mask)
 
     value.loader = loader
     return value

@@ -90,21 +90,22 @@ def operand_expr(
     ctx: Context,
     operand: Operand,
     common: torch.dtype,
-    shape: tuple[int, ...],
+    result: Value,
     indices: Indices,
     mask: Expr | None,
     round_numbers: bool = False,
 ) -> Expr:
-    """One operand's element in the arithmetic type of `common`.
+    """One operand's element, broadcast to `result`, in the arithmetic type of `common`.
 
-    A Python number enters arithmetic unrounded (as ATen's opmath does), a comparison rounded to
-    `common`.
+    A number, from Python or in a CPU tensor beside those of a GPU, enters arithmetic unrounded (as
+    ATen's opmath does), a comparison rounded to `common`.
     """
     if isinstance(operand, Value):
-        expr = broadcast_load(ctx, operand, shape, indices, mask)
+        expr = broadcast_load(ctx, operand, result.shape, indices, mask)
         if operand.dtype == common:
             return expr
-        return cast(ctx, expr, common)
+        as_number = operand.device != result.device and not round_numbers
+        return cast(ctx, expr, arithmetic_dtype(common) if as_number else common)
     return number(ctx, operand, common, round_numbers)
 
 

@@ -8,7 +8,7 @@ becomes memory (`Context.realize`) when something needs it there.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -231,6 +231,13 @@ class Context:
         variables, indices = self.loop_indices(value.shape)
         body = self.load(value, indices)
         return self.write(value, self.new_buffer(value), variables, (), None, body)
+
+    def realize_alone(self, value: Value) -> None:
+        """Put a 0-d value in memory that holds nothing else."""
+        if not self.realize(value).covers(self.buffers[self.realize(value).buffer]):
+            copy = replace(value, base=None, stored=None, _memo={})
+            copy.loader = lambda indices, mask: self.load(value, indices, mask)
+            value.stored = self.realize(copy)
 
     def write(
         self,

@@ -12,6 +12,8 @@ import heapq
 from collections.abc import Iterable, Mapping
 from math import prod
 
+import torch
+
 from dovetail_inductor.loop_ir.index import Index, Var
 from dovetail_inductor.loop_ir.loops import ExternCall, LoopGraph, Strided
 from dovetail_inductor.loop_ir.sizes import hint_of
@@ -91,7 +93,7 @@ class _Fuser:
     def merge(self, a: Unit, b: Unit) -> Unit | None:
         """The unit of both, or None if they cannot be one kernel."""
         assert a.group is not None and b.group is not None
-        if not self._may_scatter(a, b):
+        if self._device(a) != self._device(b) or not self._may_scatter(a, b):
             return None
         for access_a, access_b in self._common_accesses(a, b):
             merged = self._merged_by(a, b, access_a, access_b)
@@ -150,8 +152,11 @@ class _Fuser:
                 for second in list(dict.fromkeys(b.accesses[name]))[:2]:
                     yield first, second
 
+    def _device(self, unit: Unit) -> torch.device:
+        return self.graph.buffers[next(iter(unit.writes))].device
+
     def _on_gpu(self, unit: Unit) -> bool:
-        return self.options.on_gpu(self.graph.buffers[next(iter(unit.writes))].device)
+        return self.options.on_gpu(self._device(unit))
 
     def _same_points(
         self,

@@ -207,7 +207,7 @@ class Loader {
     for (Py_ssize_t i = 0; i < arguments.size(); ++i) {
       Items own(arguments[i]);
       launch.arguments.push_back(
-          {static_cast<int>(to_int(own[0])), index(own[1]), to_int(own[2]) != 0});
+          {static_cast<TritonArgument::Kind>(to_int(own[0])), index(own[1])});
     }
     std::vector<int32_t> grid = to_indices(t[5]);
     TORCH_CHECK(grid.size() == 3, "a grid has three dimensions");
@@ -435,7 +435,7 @@ class Loader {
         }
       } else if (auto* triton = std::get_if<LaunchTriton>(&step)) {
         for (const TritonArgument& argument : triton->arguments) {
-          if (argument.bytes == 0) needs_data[argument.index] = true;
+          if (argument.kind != TritonArgument::Integer) needs_data[argument.index] = true;
         }
       }
     }

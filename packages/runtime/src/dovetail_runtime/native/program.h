@@ -89,9 +89,10 @@ struct LaunchCpp {
 };
 
 struct TritonArgument {
-  int bytes;  // 0: a pointer (slot), 4 or 8: an integer (size)
+  // The address of a slot's memory (checked, if it must be aligned), a size, or the one element of
+  // a slot on the CPU.
+  enum Kind { Pointer, AlignedPointer, Integer, Element } kind;
   int32_t index;
-  bool aligned;  // a pointer to be checked
 };
 
 struct LaunchTriton {

@@ -1,6 +1,8 @@
 // Runs a loaded plan. Holds no GIL; touches no Python object.
 #pragma once
 
+#include <c10/core/DynamicCast.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -395,14 +397,17 @@ class Runner {
     frame_.pointers.resize(count + step.scratch_parameters);
     for (size_t i = 0; i < count; ++i) {
       const TritonArgument& argument = step.arguments[i];
-      if (argument.bytes == 0) {
+      if (argument.kind == TritonArgument::Integer) {
+        frame_.integers[i] = values()[argument.index];  // little endian: the low half is an i32
+      } else if (argument.kind == TritonArgument::Element) {
+        frame_.integers[i] = element_in_memory(argument.index);
+      } else {
         void* data = frame_.slots[argument.index].data;
-        if (argument.aligned && reinterpret_cast<uintptr_t>(data) % 16 != 0) {
+        bool checked = argument.kind == TritonArgument::AlignedPointer;
+        if (checked && reinterpret_cast<uintptr_t>(data) % 16 != 0) {
           data = aligned_copy(argument.index);
         }
         frame_.integers[i] = reinterpret_cast<int64_t>(data);
-      } else {
-        frame_.integers[i] = values()[argument.index];  // little endian: the low half is an i32
       }
       frame_.pointers[i] = &frame_.integers[i];
     }
@@ -410,6 +415,17 @@ class Runner {
       frame_.pointers[count + i] = &frame_.integers[count + (i == 0 ? 0 : 1)];
     }
     launch_on_gpu(step, grid, frame_.pointers.data(), frame_.cuda_stream);
+  }
+
+  // The one element of a tensor on the CPU, a float as its bits.
+  int64_t element_in_memory(SlotIndex index) {
+    const Slot& slot = frame_.slots[index];
+    const SlotInfo& info = program_.slots[index];
+    TORCH_CHECK(slot.data != nullptr, "tensor '", info.name, "' is undefined");
+    c10::ScalarType dtype =
+        slot.impl != nullptr ? slot.impl->dtype().toScalarType() : info.spec->dtype;
+    if (!c10::isFloatingType(dtype)) return c10::fetch_and_cast<int64_t>(dtype, slot.data);
+    return as_bits(c10::fetch_and_cast<double>(dtype, slot.data));
   }
 
   // Kernels are compiled for memory that begins at a multiple of 16 bytes, as that of the first

@@ -1,0 +1,96 @@
+"""Compiled optimizers on a GPU, against eager's: their step counters are on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from test_optimizers import OPTIMIZERS, assert_same
+from torch import Tensor, nn
+
+import dovetail
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def trained(
+    name: str, options: dict[str, Any], compiled: Any, dtype: torch.dtype = torch.float32
+) -> tuple[list[Tensor], dict[str, Any]]:
+    """The parameters and the state after some steps, with a rate that falls after each."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 300), nn.Linear(300, 3)).cuda().to(dtype)
+    params = [p for p in net.parameters() if p.dim() == 2 or name != "Muon"]
+    optimizer = getattr(torch.optim, name)(params, lr=0.05, **options)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    step = compiled(type(optimizer).step)
+    for _ in range(6):
+        for p in net.parameters():
+            p.grad = torch.randn_like(p)
+        step(optimizer)
+        schedule.step()
+    return [p.detach() for p in net.parameters()], optimizer.state_dict()
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_step(name: str, foreach: bool) -> None:
+    options = OPTIMIZERS[name] | ({} if name == "Muon" else {"foreach": foreach})
+    assert_same(trained(name, options, dovetail.compile), trained(name, options, lambda s: s))
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "NAdam", "RAdam", "Adamax"])
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+def test_counters_on_the_gpu(name: str, mode: str | None) -> None:
+    options = OPTIMIZERS[name] | {"capturable": True}
+    ours = trained(name, options, lambda s: dovetail.compile(s, mode=mode))
+    assert_same(ours, trained(name, options, lambda s: s))
+
+
+def test_adamw_is_kernels_of_ours_alone() -> None:
+    """In few launches, with no call of the library and nothing copied back."""
+    params = [nn.Parameter(torch.randn(64, 64, device="cuda")) for _ in range(8)]
+    for p in params:
+        p.grad = torch.randn_like(p)
+    optimizer = torch.optim.AdamW(params)
+    optimizer.step()
+    step = dovetail.compile(optimizer.step, fullgraph=True)
+    step()
+    report = dovetail.report(step)
+    assert report.extern_calls == 0
+    (launches,) = [n for kernel, n in report.forward_launches if kernel.startswith("combined")]
+    assert launches == 1
+
+
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_numbers_that_change(dtype: torch.dtype, mode: str | None) -> None:
+    """What a launch is given by value is what the tensor holds then, also where graphs are
+    recorded; it is not rounded to the other operand's type."""
+
+    def function(x: Tensor, a: Tensor, n: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+        y = x * a + n
+        return y, torch.where(c, y, x).relu() / (1 + a), x > a, x - n, a.double() * x
+
+    compiled = dovetail.compile(function, fullgraph=True, mode=mode)
+    x = torch.randn(50, 60, device="cuda", dtype=dtype)
+    for number in range(8):
+        given = torch.tensor(1.001 * number), torch.tensor(number), torch.tensor(number % 2 == 0)
+        for got, wanted in zip(compiled(x, *given), function(x, *given), strict=True):
+            torch.testing.assert_close(got, wanted)
+
+
+def test_a_number_drawn_by_the_cpu_is_drawn_in_each_call() -> None:
+    def function(x: Tensor) -> Tensor:
+        return x * torch.rand(())
+
+    compiled = dovetail.compile(function, mode="reduce-overhead", options={"fallback_random": True})
+    x = torch.ones(100, device="cuda")
+    torch.manual_seed(3)
+    got = [compiled(x).clone() for _ in range(6)]
+    torch.manual_seed(3)
+    for mine, wanted in zip(got, [function(x) for _ in range(6)], strict=True):
+        torch.testing.assert_close(mine, wanted)
