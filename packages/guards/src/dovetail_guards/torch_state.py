@@ -88,6 +88,12 @@ def _sdp_kernels() -> tuple[bool, ...]:
     )
 
 
+def _sdp_order() -> tuple[Any, ...]:
+    """The order in which those kernels are tried, and whether an own one of a device may be."""
+    others = getattr(_C, "_get_overrideable_sdp_enabled", bool)
+    return (*_C._get_sdp_priority_order(), others())
+
+
 def _cudnn() -> tuple[bool, ...]:
     """cuDNN: (enabled, benchmark, deterministic)."""
     return (_C._get_cudnn_enabled(), _C._get_cudnn_benchmark(), _C._get_cudnn_deterministic())
@@ -140,6 +146,7 @@ READERS: dict[str, Callable[[], Any]] = {
     "torch_function_modes": _torch_function_modes,
     "torch_dispatch_modes": _torch_dispatch_modes,
     "sdp_kernels": _sdp_kernels,
+    "sdp_order": _sdp_order,
     "cudnn": _cudnn,
     "backend_flags": _backend_flags,
     "saved_tensors_hooks": _saved_tensors_hooks,

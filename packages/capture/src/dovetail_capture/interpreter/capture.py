@@ -4,6 +4,7 @@ the capture just before it."""
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import CodeType, FunctionType
 from typing import Any
@@ -69,33 +70,38 @@ def capture_frame(
     # cost as much as capture itself.
     collecting = gc.isenabled()
     gc.disable()
+    attempts: list[_Attempt] = []
+
+    def attempt(stop_at: int, way: _Way) -> _Attempt:
+        attempts.append(_Attempt(code, func, args, options, stop_at, way))
+        return attempts[-1]
+
     try:
-        return _capture(code, func, args, options)
+        return _capture(attempt, getattr(options, "exports", False))
     finally:
+        for one in attempts:
+            one.let_go()
         if collecting:
             gc.enable()
 
 
-def _capture(
-    code: CodeType, func: FunctionType, args: tuple[Any, ...], options: Any
-) -> CapturedFrame:
+def _capture(new_attempt: Callable[[int, _Way], _Attempt], exports: bool) -> CapturedFrame:
     stop_at = -1
     break_: GraphBreak | None = None
     way = _Way()
     while True:
-        attempt = _Attempt(code, func, args, options, stop_at, way)
+        attempt = new_attempt(stop_at, way)
         outcome = attempt.run()
         if attempt.raises and attempt.session.asked_compiling and way.compiling:
             # What raises only because it was told that it is compiled is told that it is not.
-            other = _Attempt(code, func, args, options, stop_at, replace(way, compiling=False))
+            other = new_attempt(stop_at, replace(way, compiling=False))
             found = other.run()
             if not other.raises:
                 attempt, outcome, way = other, found, other.way
-        exports = getattr(options, "exports", False)
         if attempt.leaks and attempt.session.applied_functions and not exports:
             # What a forward that nothing differentiates keeps elsewhere is the graph's to give,
             # which guards keep to such calls. (The node of a function would refuse others.)
-            other = _Attempt(code, func, args, options, stop_at, replace(way, inlines=True))
+            other = new_attempt(stop_at, replace(way, inlines=True))
             found = other.run()
             if not other.leaks:
                 attempt, outcome, way = other, found, other.way
@@ -172,6 +178,15 @@ class _Attempt:
         self.frame.stop_at = stop_at
         self.first_step = _prologue_length(self.frame)
 
+    def let_go(self) -> None:
+        """End the attempt. What it holds of the program's (arguments, generators that wait for
+        their end) then lives no longer than the program has it: the cycles, which would keep it
+        until the next garbage collection, are cut."""
+        self.vm.frames.clear()
+        self.vm.generators.clear()
+        self.session.let_go()
+        self.__dict__.clear()
+
     def _closure(self, func: FunctionType) -> tuple[CellValue, ...]:
         cells = []
         for name, real in zip(self.code.co_freevars, func.__closure__ or (), strict=True):
@@ -202,6 +217,8 @@ class _Attempt:
             while self.session.open_modes:
                 mode = self.session.open_modes.pop()
                 mode.leave(mode.real)
+            for setting, before in self.session.settings.items():
+                setting.write(before)
             torch._C._set_grad_enabled(grad_mode)
 
     def _run(self, grad_mode: bool) -> _Break | _End:
@@ -239,6 +256,7 @@ class _Attempt:
             self._check_made_leaves(rebuilder)
             rebuilder.under_locks()
             rebuilder.modes()
+            rebuilder.settings()
             rebuilder.grad_mode(grad_mode, torch.is_grad_enabled())
         except GraphBreakSignal as signal:
             vm.note_break(signal)

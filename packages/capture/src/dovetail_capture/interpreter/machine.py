@@ -167,6 +167,7 @@ class Interpreter:
         """Set what an exception knows when it is raised: the exception being handled, the place."""
         handled = self._handled()
         if handled is not None and handled is not error:
+            self._cut_context(handled, error)
             error.slots["__context__"] = handled
             if error.real is not None:
                 error.slots_mutated.add("__context__")
@@ -176,6 +177,20 @@ class Interpreter:
             if isinstance(before, TracebackValue):  # it is raised once more, by name
                 places += before.places[before.first :]
             error.slots["__traceback__"] = TracebackValue(error, places)
+
+    def _cut_context(self, handled: Value, error: ObjectValue) -> None:
+        """As Python does when it raises, take `error` out of the chain of contexts that it is about
+        to head; a chain that goes round elsewhere is left as it is."""
+        met: set[int] = set()
+        link = handled
+        while isinstance(link, ObjectValue) and id(link) not in met:
+            met.add(id(link))
+            context = attributes.get_attr(self, link, "__context__")
+            if context is error:
+                link.slots["__context__"] = NONE
+                if link.real is not None:
+                    link.slots_mutated.add("__context__")
+            link = context
 
     def raise_error(self, cls: type, text: str, name: str | None = None) -> NoReturn:
         """Raise `cls(text)` in the program."""

@@ -571,6 +571,16 @@ class Rebuilder:
             push: Any = torch._C._push_on_torch_function_stack
             self.effects.append(r.RunCall(r.CallFunction(r.Const(push), (self.recipe(mode),))))
 
+    def settings(self) -> None:
+        """Leave torch's settings as the program does: the graph puts them back, so that what
+        compiles it finds them as they were."""
+        for setting, before in self.vm.session.settings.items():
+            left = setting.read()
+            if left != before:
+                self.vm.session.recorder.state_change(setting.write, before)
+                call = r.CallFunction(r.Const(setting.write), (r.Const(left),))
+                self.effects.append(r.RunCall(call))
+
     def grad_mode(self, at_start: bool, at_end: bool) -> None:
         """Leave torch in the grad mode that the program has set."""
         if at_start != at_end:

@@ -110,6 +110,7 @@ class Session:
         self.function_modes: list[Value] = []
         self.first_function_modes: list[Value] = []
         self.function_mode_left: Value = NONE
+        self.settings: dict[Any, Any] = {}  # settings of torch that were changed -> what they were
         self.open_modes: list[OpenMode] = []  # of the blocks that the program is in
         self.global_hooks_guarded = False
         self.error_flags: list[bool] = []  # of the open `error_on_graph_break` blocks
@@ -118,6 +119,16 @@ class Session:
         # ids of classes, and of parts of classes, made for this capture only -> the step they were
         # made in (see `library.local_classes`); `keep_alive` holds them
         self.stand_ins: dict[int, int] = {}
+
+    def let_go(self) -> None:
+        """Part the values from the objects they stand for: values refer to one another in
+        cycles."""
+        for value in self.known.values():
+            if hasattr(value, "real"):
+                value.real = None
+            if isinstance(value, ObjectValue):
+                value.fields.holder = None
+        self.known.clear()
 
     # --- guards ------------------------------------------------------------------------------
 

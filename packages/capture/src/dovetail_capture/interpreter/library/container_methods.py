@@ -125,8 +125,9 @@ def list_remove(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     target = _list(vm, args[0])
     index = _position(vm, vm.list_items(target), args[1])
     if index < 0:
-        # The message is that of the type in question, whatever was looked for.
-        return vm.fold(target.cls().remove, [NONE], {})
+        # The message is that of the type in question; a deque's alone says what was looked for.
+        named = issubclass(target.cls, collections.deque)
+        return vm.fold(target.cls().remove, args[1:2] if named else [NONE], {})
     del target.items[index]
     target.mutated = True
     return NONE

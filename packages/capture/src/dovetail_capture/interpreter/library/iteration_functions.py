@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
+import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -268,14 +269,28 @@ def generator_send(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 def generator_throw(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     generator = _generator(args[0])
-    error = args[2] if len(args) > 2 and not is_none(args[2]) else args[1]
-    kind = vm.as_python(error) if isinstance(error, Constant) else error.python_type()
-    if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+    value = vm.throw_into(generator, _thrown(vm, args[1:]))
+    return value if value is not None else _stop(vm, generator)
+
+
+def _thrown(vm: Interpreter, args: Args) -> ObjectValue:
+    """The exception that `throw(error)`, or the older `throw(cls, argument, traceback)`, means."""
+    error, argument = args[0], args[1] if len(args) > 1 else NONE
+    cls = vm.as_python(error) if isinstance(error, Constant) else None
+    if isinstance(cls, type) and issubclass(cls, BaseException):
+        if issubclass(argument.python_type(), cls):
+            return vm.as_exception(argument)
+        given = [] if is_none(argument) else [argument]
+        if isinstance(argument, TupleValue):
+            given = list(vm.iterate(argument))
+        return vm.as_exception(vm.call(error, given, {}))
+    if not issubclass(error.python_type(), BaseException):
         name = error.python_type().__name__
         text = f"exceptions must be classes or instances deriving from BaseException, not {name}"
         vm.raise_error(TypeError, text)
-    value = vm.throw_into(generator, vm.as_exception(error))
-    return value if value is not None else _stop(vm, generator)
+    if not is_none(argument):
+        vm.raise_error(TypeError, "instance exception may not have a separate value")
+    return vm.as_exception(error)
 
 
 def generator_close(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -292,6 +307,8 @@ def generator_close(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         else:
             if value is not None:
                 vm.raise_error(RuntimeError, "generator ignored GeneratorExit")
+            if sys.version_info >= (3, 13):  # it gives what the generator returned
+                return generator.frame.result or NONE
     generator.finished = True
     return NONE
 

@@ -18,6 +18,7 @@ import itertools
 import operator
 import reprlib
 import sys
+import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
@@ -29,8 +30,9 @@ import torch.utils.checkpoint as torch_checkpoint
 from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import calls
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.base import NONE, Constant
+from dovetail_capture.interpreter.values.base import NONE, Constant, is_none
 from dovetail_capture.interpreter.values.containers import TupleValue
+from dovetail_capture.interpreter.values.functions import TracebackValue
 
 _MISSING: Any = type("_Missing", (), {})
 
@@ -423,13 +425,21 @@ def _exc_info(vm: Any, args: Args, kwargs: Kwargs) -> Any:
     error = vm.handled_exception()
     if error is None:
         return TupleValue([NONE, NONE, NONE])
-    traceback = vm.get_attr(error, "__traceback__")
-    return TupleValue([Constant(error.python_type()), error, traceback])
+    trace = vm.get_attr(error, "__traceback__")
+    return TupleValue([Constant(error.python_type()), error, trace])
 
 
 def _exception(vm: Any, args: Args, kwargs: Kwargs) -> Any:
     error = vm.handled_exception()
     return NONE if error is None else error
+
+
+def _clear_frames(vm: Any, args: Args, kwargs: Kwargs) -> Any:
+    """`traceback.clear_frames`: the frames of an exception that the program raised have ended,
+    or still run and keep what they hold."""
+    if kwargs or len(args) != 1 or not (is_none(args[0]) or isinstance(args[0], TracebackValue)):
+        return PASS
+    return NONE
 
 
 def _decorate(vm: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -492,6 +502,7 @@ HANDLERS: dict[Any, Handler] = {
     **{original: interpreted(function) for original, function in _C_FUNCTIONS.items()},
     sys.exc_info: _exc_info,
     sys.exception: _exception,
+    traceback.clear_frames: _clear_frames,
     torch.utils._contextlib._DecoratorContextManager.__call__: _decorate,
     inspect.unwrap(torch_checkpoint.checkpoint): _checkpoint,
     torch_checkpoint.checkpoint: _checkpoint,

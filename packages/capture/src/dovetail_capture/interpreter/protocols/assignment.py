@@ -10,7 +10,7 @@ import torch
 
 from dovetail_capture.interpreter.protocols import attributes, dicts
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.base import Constant, Value
+from dovetail_capture.interpreter.values.base import Constant, Value, boolean
 from dovetail_capture.interpreter.values.containers import DictValue
 from dovetail_capture.interpreter.values.functions import CellValue, FunctionValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
@@ -90,9 +90,10 @@ def generic_set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> No
             obj.slots_mutated.add(name)
             return
         if kind is types.GetSetDescriptorType and issubclass(obj.cls, BaseException):
-            obj.slots[name] = value
-            if obj.real is not None:
-                obj.slots_mutated.add(name)
+            _set_exception_field(obj, name, value)
+            if name == "__cause__":
+                obj.slots.pop("__suppress_context__", None)  # (it is written after the cause)
+                _set_exception_field(obj, "__suppress_context__", boolean(True))
             return
         if name in _CONTEXT_FIELDS and issubclass(obj.cls, torch._C._FunctionBase):
             obj.slots[name] = value
@@ -112,6 +113,12 @@ def generic_set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> No
         _refuse_what_c_does(vm, obj.cls, "__setattr__", name)
         attributes.missing(vm, obj, name)
     dicts.put(vm, obj.fields, Constant(name), value)
+
+
+def _set_exception_field(obj: ObjectValue, name: str, value: Value) -> None:
+    obj.slots[name] = value
+    if obj.real is not None:
+        obj.slots_mutated.add(name)
 
 
 def _refuse_what_c_does(vm: Interpreter, cls: type, method: str, name: str) -> None:

@@ -22,7 +22,7 @@ from dovetail_prims.wrappers import is_wrapper_type
 from dovetail_capture.interpreter.protocols import dicts
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.arrays import ArrayValue
-from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value
+from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value, boolean
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
     ListValue,
@@ -49,7 +49,7 @@ _NAMED_TUPLE_FIELD: type = type(
     __import__("collections").namedtuple("_Probe", "a").__dict__["a"]  # the C field descriptor
 )
 _MODULE_GETATTR = torch.nn.Module.__getattr__
-_EXCEPTION_FIELDS = {"args", "__cause__", "__context__", "__traceback__", "__suppress_context__"}
+_EXCEPTION_FIELDS = {"args", "__cause__", "__context__", "__traceback__"}
 
 
 def class_lookup(vm: Interpreter, cls: type, name: str) -> tuple[Any, Any]:
@@ -416,6 +416,8 @@ def _member(vm: Interpreter, obj: ObjectValue, name: str, attr: Any) -> Value:
         obj.slots[name] = value
         return value
     if issubclass(obj.cls, BaseException):
+        if name == "__suppress_context__":
+            return boolean(False)
         parts = obj.slots.get("args")
         if isinstance(parts, TupleValue) and parts.items and name not in ("name", "path", "obj"):
             raise GraphBreakSignal(f"`{name}` of a {obj.cls.__name__} made in the graph")
