@@ -104,6 +104,13 @@ def added_by_mask(x: Tensor) -> Tensor:
     return y.cos()
 
 
+def crossed(x: Tensor) -> Tensor:
+    y = x * 2
+    for rows, largest in (([0, 2], 2), ([1, 3], 1)):
+        y[torch.tensor(rows), x[0] >= x[0].detach().sort().values[-largest]] = x[2, :2].sin()
+    return y
+
+
 def split(x: Tensor) -> tuple[Tensor, int]:
     places = torch.arange(x.size(0)) % 3
     sizes = (places[:, None] == torch.arange(3)).sum(0).tolist()
@@ -162,6 +169,7 @@ PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
     "resized to the nearest": lambda x: resized(x, "nearest"),
     "resized without aliasing": lambda x: resized(x, antialias=True),
     "added by mask": added_by_mask,
+    "written by index and mask": crossed,
     "split": split,
     "empty": lambda x: ((x[x > 1e9] * 2).sum(), x[x > 1e9] + 1),
 }

@@ -236,6 +236,53 @@ def test_factories_with_out(name: str, dtype: torch.dtype) -> None:
         torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
 
 
+# The shapes of what is written, and the call.
+Shapes = tuple[tuple[int, ...], ...]
+WRITTEN: dict[str, tuple[Shapes, Callable[..., object]]] = {
+    "kron": (((2, 4),), lambda x, o: torch.kron(x[:1, :2], x[:2, :2], out=o)),
+    "matrix_rank": (((),), lambda x, o: torch.linalg.matrix_rank(x, out=o)),
+    "matrix_rank of one of many": (
+        ((1,),), lambda x, o: torch.linalg.matrix_rank(x[None], tol=9.0, out=o),
+    ),
+    "chain_matmul": (((3, 3),), lambda x, o: torch.chain_matmul(x, x, x, out=o)),
+    "sum": (((3,),), lambda x, o: torch.sum(x, 1, out=o)),
+    "prod": (((3,),), lambda x, o: torch.prod(x, 1, out=o)),
+    "nansum": (((3,),), lambda x, o: torch.nansum(x, 1, out=o)),
+    "cumsum": (((3, 3),), lambda x, o: torch.cumsum(x, 1, out=o)),
+    "cumprod": (((3, 3),), lambda x, o: torch.cumprod(x, 1, out=o)),
+    "std": (((3,),), lambda x, o: torch.std(x, 1, out=o)),
+    "var": (((3,),), lambda x, o: torch.var(x, 0, out=o)),
+    "native_batch_norm": (
+        ((3, 3), (3,), (3,)),
+        lambda x, *o: torch.native_batch_norm(
+            x, None, None, x[0].clone(), x[1].clone(), True, 0.1, 1e-5, out=o
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bool], ids=str)
+@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.filterwarnings("ignore")
+def test_written_to_out(name: str, dtype: torch.dtype) -> None:
+    """What is computed lies in `out`; some compute in its dtype, some refuse it."""
+    shapes, function = WRITTEN[name]
+
+    def call(x: Tensor, *given: Tensor) -> None:
+        function(x, *given)
+
+    x = torch.rand(3, 3, generator=torch.Generator().manual_seed(3)) * 2 + 0.3
+    found = []
+    for run in (dovetail.compile(call, fullgraph=True, backend="aot_eager"), call):
+        given = [torch.zeros(shape, dtype=dtype) for shape in shapes]
+        try:
+            run(x, *given)
+        except (RuntimeError, NotImplementedError):
+            given = []
+        found.append(given)
+    torch.testing.assert_close(found[0], found[1])
+
+
 # --- what eager refuses ---------------------------------------------------------------------------
 
 

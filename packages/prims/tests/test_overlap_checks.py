@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from contextlib import nullcontext
+
 import pytest
 import torch
 from dovetail_prims import FakeMode
@@ -133,3 +136,40 @@ def test_what_out_must_be(call):
         call()
     with FakeMode(), pytest.raises((RuntimeError, ValueError)):
         call()
+
+
+INTO = {
+    "sort": lambda x, o: torch.sort(x, out=(o, torch.empty(3, 3, dtype=torch.int64))),
+    "sort, places": lambda x, o: torch.sort(x, out=(torch.empty(3, 3), o)),
+    "softmax": lambda x, o: torch.softmax(x, 1, out=o),
+    "clamp": lambda x, o: torch.clamp(x, 0, 1, out=o),
+    "neg": lambda x, o: torch.neg(x, out=o),
+    "round": lambda x, o: torch.round(x, decimals=2, out=o),
+    "median": lambda x, o: torch.median(x, 1, out=(o, torch.empty(3, dtype=torch.int64))),
+    "cummax": lambda x, o: torch.cummax(x, 1, out=(o, torch.empty(3, 3, dtype=torch.int64))),
+    "isin": lambda x, o: torch.isin(x, x[0], out=o),
+    "lu_factor": lambda x, o: torch.linalg.lu_factor(x, out=(o, torch.empty(3, dtype=torch.int32))),
+    "slogdet": lambda x, o: torch.linalg.slogdet(x, out=(o, torch.empty(()))),
+    "cumsum": lambda x, o: torch.cumsum(x, 1, out=o),
+    "nansum": lambda x, o: torch.nansum(x, 1, out=o),
+    "std": lambda x, o: torch.std(x, 1, out=o),
+    "angle": lambda x, o: torch.angle(x, out=o),
+    "add": lambda x, o: torch.add(x, x, out=o),
+    "exp": lambda x, o: torch.exp(x, out=o),
+}
+
+
+@pytest.mark.parametrize("name", INTO)
+def test_dtypes_that_out_may_have(name):
+    x = torch.rand(3, 3) + 0.1
+    for dtype in (torch.float32, torch.float64, torch.int64, torch.bool, torch.complex64):
+        found = []
+        for mode in (nullcontext(), FakeMode()):
+            with mode, warnings.catch_warnings(action="ignore"):  # (of what is resized)
+                try:
+                    INTO[name](x, torch.empty(0, dtype=dtype))
+                except (RuntimeError, NotImplementedError):
+                    found.append("refused")
+                else:
+                    found.append("given")
+        assert found[0] == found[1], dtype

@@ -56,6 +56,7 @@ from dovetail_autograd_aot.outputs import (
     grad_flags,
     storage_order_strides,
 )
+from dovetail_autograd_aot.rewrites import DIRECT_CALLS
 from dovetail_autograd_aot.storage import (
     ConstantWrittenError,
     StorageNeededError,
@@ -336,7 +337,7 @@ class _Joint:
             if node.target in STATES:
                 _state(*args)
             elif op == "call_function":
-                env[node] = node.target(*args, **kwargs)
+                env[node] = DIRECT_CALLS.get(node.target, node.target)(*args, **kwargs)
             elif op == "call_method":
                 env[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
             else:

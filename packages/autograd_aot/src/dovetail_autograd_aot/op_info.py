@@ -137,11 +137,11 @@ def draws_random_numbers(node: Node) -> bool:
 
 
 def _is_composite(op: OpOverload) -> bool:
-    key = torch._C.DispatchKey.CompositeImplicitAutograd
-    return op.has_kernel_for_dispatch_key(key) and not any(
-        op.has_kernel_for_dispatch_key(k)
-        for k in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.Meta)
-    )
+    """Whether C++ makes an operator of others. (Some have a meta kernel besides.)"""
+    key = torch._C.DispatchKey
+    return op.has_kernel_for_dispatch_key(
+        key.CompositeImplicitAutograd
+    ) and not op.has_kernel_for_dispatch_key(key.CPU)
 
 
 def _functional_form(op: OpOverload) -> OpOverload | None:

@@ -1,6 +1,7 @@
 """Calls whose derivative, as PyTorch writes it, has a shape that depends on data or asks for a
-number that does, by others whose derivative does not; and calls that would ask for the numbers of
-symbolic sizes. They are rewritten above autograd, where `AttentionMode` sees them."""
+number that does, by others whose derivative does not; calls that would ask for the numbers of
+symbolic sizes; and calls that PyTorch does not write the results of where they are to go once it
+knows that somebody looks on. They are rewritten above autograd, where `AttentionMode` sees them."""
 
 from __future__ import annotations
 
@@ -106,6 +107,44 @@ def _scaled_product(function: Callable[..., Any]) -> Callable[..., Any]:
     return form
 
 
+# --- calls whose `out` is lost --------------------------------------------------------------------
+
+
+def _kron(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Any:
+    """PyTorch writes to a view of `out` that it takes behind autograd's back."""
+    if out is None:
+        return NotImplemented
+    rank = max(a.dim(), b.dim())
+    left = (*[1] * (rank - a.dim()), *a.shape)
+    right = (*[1] * (rank - b.dim()), *b.shape)
+    pairs = [*zip(left, right, strict=True)]
+    sizes = [n * m for n, m in pairs]
+    if tuple(out.shape) != tuple(sizes):
+        out.resize_(sizes)
+    factors = (
+        a.reshape([n for x, _ in pairs for n in (x, 1)]),
+        b.reshape([n for _, y in pairs for n in (1, y)]),
+    )
+    torch.mul(*factors, out=out.view([n for pair in pairs for n in pair]))
+    return out
+
+
+def _matrix_rank(*args: Any, out: Tensor | None = None, **kwargs: Any) -> Any:
+    """PyTorch gives a new tensor instead where a mode looks on."""
+    if out is None:
+        return NotImplemented
+    return torch.sum(torch.linalg.matrix_rank(*args, **kwargs).unsqueeze(-1), -1, out=out)
+
+
+def _chain_matmul(*matrices: Tensor, out: Tensor | None = None) -> Any:
+    """`torch.chain_matmul` forgets `out` on the way to a mode."""
+    return torch.linalg.multi_dot(matrices, out=out)
+
+
+DIRECT_CALLS: Mapping[Any, Callable[..., Any]] = {torch.functional.chain_matmul: _chain_matmul}
+"""What stands for functions that lose an argument before any mode sees the call."""
+
+
 _SUMS = (
     torch.add, torch.Tensor.add, torch.Tensor.add_, torch.sub, torch.Tensor.sub, torch.Tensor.sub_,
 )  # fmt: skip
@@ -117,6 +156,8 @@ _PRODUCTS = (
 
 REWRITES: Mapping[Any, Callable[..., Any]] = {
     **SYMBOLIC_FORMS,
+    torch.kron: _kron,
+    torch.linalg.matrix_rank: _matrix_rank,
     torch.index_put: _index_put,
     torch.Tensor.index_put: _index_put,
     torch.index_put_: _index_put_,

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
+# With `out` they compute in its dtype, as if it were asked for by `dtype`.
+_IN_DTYPE_OF_OUT = frozenset({"sum", "prod", "nansum", "cumsum", "cumprod"})
+# And these in it without such an argument.
+_AS_DTYPE_OF_OUT = frozenset({"std", "var"})
+
 
 def _target(tracer: Tracer, value: Any) -> FakeTensor:
     if type(value) is FakeTensor:
@@ -58,6 +63,8 @@ def write(
     names = info.argument_names
     if func is aten.native_batch_norm.default:
         return _batch_norm(tracer, args, kwargs)
+    if func is aten.native_batch_norm.out:
+        return _batch_norm_out(tracer, args, dict(kwargs))
     if func is aten.cudnn_batch_norm.default:
         return _cudnn_batch_norm(tracer, args, kwargs)
     if func in INTO:
@@ -82,6 +89,8 @@ def write(
     allowed = {a.name for a in form._schema.arguments}
     rest = {k: v for k, v in rest.items() if k in allowed}
     if is_out and isinstance(targets[0], Tensor):
+        with tracer:
+            positional, rest = _in_dtype_of(targets[0].dtype, func, positional, rest)
         for option in {"dtype", "device"} & (allowed - set(names)):
             rest[option] = getattr(targets[0], option)
     result: Any = None
@@ -96,6 +105,18 @@ def write(
     results = [result] if len(form._schema.returns) == 1 else list(result)
     targets = [t for t in targets if t is not None]
     return _written(tracer, func, form, targets, results, is_out)
+
+
+def _in_dtype_of(
+    dtype: torch.dtype, func: OpOverload, args: list[Any], kwargs: dict[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments with which an operator computes in the dtype of its `out`, where eager does."""
+    name = func._schema.name.removeprefix("aten::")
+    if name in _IN_DTYPE_OF_OUT and kwargs.get("dtype") is None:
+        return args, {**kwargs, "dtype": dtype}
+    if name in _AS_DTYPE_OF_OUT and args[0].dtype is not dtype:
+        return [args[0].to(dtype), *args[1:]], kwargs
+    return args, kwargs
 
 
 def _custom(tracer: Tracer, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -191,6 +212,14 @@ def _batch_norm(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     write_value(tracer, _target(tracer, mean), new_mean)
     write_value(tracer, _target(tracer, var), new_var)
     return fresh(out), fresh(save_mean), fresh(save_invstd)
+
+
+def _batch_norm_out(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """native_batch_norm that writes its three results, and the running statistics."""
+    targets = [kwargs.pop(name) for name in ("out", "save_mean", "save_invstd")]
+    results = [read(tracer, t) for t in _batch_norm(tracer, args, kwargs)]
+    form = aten.native_batch_norm.default
+    return _written(tracer, aten.native_batch_norm.out, form, targets, results, True)
 
 
 def _cudnn_batch_norm(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -21,6 +21,7 @@ from dovetail_prims.shape_rules import (
     indexing,
     matmul,
     norms,
+    out_checks,
     overlap_checks,
     pointwise,
     rare,
@@ -42,6 +43,7 @@ class RuleTable(dict[Any, "ShapeRule | None"]):
 
     def __missing__(self, func: Any) -> ShapeRule | None:
         rule = overlap_checks.refusing_overlaps(func, self.by_name.get(str(func)))
+        rule = out_checks.refusing_other_dtypes(func, rule)
         self[func] = rule
         return rule
 

@@ -245,6 +245,32 @@ def _out_of(dtype: Callable[..., torch.dtype], text: str) -> Check:
     return check
 
 
+def _out_without(kernel: str, missing: Callable[[torch.dtype], bool]) -> Check:
+    """An operator that computes in the dtype of what it writes to, and has no kernel for some."""
+
+    def check(*args: Any, out: FakeTensor, **kwargs: Any) -> None:
+        dtype = kwargs.get("dtype")
+        dtype = out._dtype if dtype is None else dtype
+        if missing(dtype):
+            name = str(dtype).removeprefix("torch.")
+            raise NotImplementedError(f"\"{kernel}\" not implemented for '{name}'")
+
+    return check
+
+
+def _is_bool(dtype: torch.dtype) -> bool:
+    return dtype is torch.bool
+
+
+def _angle_into(x: FakeTensor, *, out: FakeTensor) -> None:
+    if not x._dtype.is_floating_point and not x._dtype.is_complex:
+        return
+    if _is_whole(out._dtype):
+        raise RuntimeError(
+            f"result type Float can't be cast to the desired output type {out._dtype}"
+        )
+
+
 def _of_both(real: FakeTensor, imag: FakeTensor) -> torch.dtype:
     return real._dtype.to_complex()
 
@@ -534,6 +560,14 @@ CHECKS: Mapping[str, Check] = {
         "take(): self and out expected to have the same dtype, but got self.dtype = {0} and "
         "out.dtype = {1}",
     ),
+    "cumsum.out": _out_without("cumsum_out_cpu", _is_bool),
+    "cumprod.out": _out_without("cumprod_out_cpu", _is_bool),
+    "linspace.out": _out_without("linspace_cpu", _is_bool),
+    "logspace.out": _out_without("logspace_cpu", _is_bool),
+    "nansum.out": _out_without("nansum_cpu", lambda dtype: dtype.is_complex),
+    "std.correction_out": _out_without("std_cpu", lambda dtype: dtype.is_complex),
+    "var.correction_out": _out_without("std_cpu", lambda dtype: dtype.is_complex),
+    "angle.out": _angle_into,
     "searchsorted.Tensor_out": _out_of(_places, _NO_PLACES),
     "bucketize.Tensor_out": _out_of(_places, _NO_PLACES),
     "as_strided.default": _within,

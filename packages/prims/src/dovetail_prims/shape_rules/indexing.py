@@ -23,6 +23,7 @@ from dovetail_prims.shape_rules.layout import (
     is_canonical,
     pointwise_layout,
     promote,
+    settled,
     suggests_channels_last,
     wrap_dim,
 )
@@ -63,7 +64,7 @@ def index(x: FakeTensor, indices: Sequence[FakeTensor | None]) -> FakeTensor:
     if not given:
         return NotImplemented  # type: ignore[no-any-return]
     at = [d for d, i in enumerate(indices) if i is not None]
-    shape = broadcast([i._sizes for i in given])
+    shape = _common_shape([i._sizes for i in given])
     dims = list(range(len(x._sizes)))
     if at != list(range(at[0], at[-1] + 1)):
         # Indexed dimensions that are apart go to the front together.
@@ -82,6 +83,22 @@ def index(x: FakeTensor, indices: Sequence[FakeTensor | None]) -> FakeTensor:
         seen.append(_as_index(i, shape, before, tail))
     out_sizes, out_strides = pointwise_layout(seen, False)
     return make(out_sizes, out_strides, x._dtype, x._device)
+
+
+def _common_shape(shapes: Sequence[Sizes]) -> Sizes:
+    """What indices broadcast to. A length that only data tells is the others' or 1: which it is,
+    the call itself finds out."""
+    rank = max(map(len, shapes))
+    padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
+    fitted: list[Sizes] = []
+    for shape in padded:
+        sizes = list(shape)
+        for d, size in enumerate(sizes):
+            if isinstance(size, torch.SymInt) and size.node.hint is None:
+                others = [o[d] for o in padded if type(o[d]) is int and o[d] != 1]
+                sizes[d] = others[0] if others else size
+        fitted.append(tuple(sizes))
+    return broadcast(fitted)
 
 
 def _index_by_masks(x: FakeTensor, indices: Sequence[FakeTensor | None]) -> FakeTensor:
@@ -114,7 +131,8 @@ def _as_index(index: FakeTensor, shape: Sizes, lead: int, tail: int) -> FakeTens
     shift = len(shape) - len(index._sizes)
     strides: list[Size] = [0] * shift
     for d, (size, stride) in enumerate(zip(index._sizes, index._strides, strict=True)):
-        strides.append(stride if size is shape[shift + d] or size == shape[shift + d] else 0)
+        whole = size is shape[shift + d] or settled(size == shape[shift + d])
+        strides.append(stride if whole else 0)
     sizes = (1,) * lead + shape + (1,) * tail
     reshaped = view_strides(shape, tuple(strides), sizes)
     return make(
