@@ -300,6 +300,14 @@ def refuse_opaque(symbol: str, *operands: Value) -> None:
             raise GraphBreakSignal(f"`{symbol}` of {operand.describe()}")
 
 
+def _is_itself_alone(vm: Interpreter, value: Value) -> bool:
+    """An instance of a class that inherits `==` and `!=` from `object`: a partial, say."""
+    return isinstance(value, ObjectValue) and all(
+        attributes.class_lookup(vm, value.cls, name)[1] is getattr(object, name)
+        for name in ("__eq__", "__ne__")
+    )
+
+
 def _container_operation(
     vm: Interpreter, symbol: str, left: Value, right: Value, inplace: bool
 ) -> Value | None:
@@ -462,10 +470,11 @@ def compare(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
                     result = vm.call(vm.held(equal), [receiver, other], {})
                     if not (isinstance(result, Constant) and result.value is NotImplemented):
                         return boolean(not truth(vm, result))
-    refuse_opaque(symbol, left, right)
     if symbol in ("==", "!="):
+        refuse_opaque(symbol, *(v for v in (left, right) if not _is_itself_alone(vm, v)))
         equal_now = _equal(vm, vm.native(left), vm.native(right))
         return boolean(equal_now == (symbol == "=="))
+    refuse_opaque(symbol, left, right)
     return _order(vm, symbol, vm.native(left), vm.native(right))
 
 
@@ -511,7 +520,7 @@ def _equal(vm: Interpreter, left: Value, right: Value) -> bool:
     real_left, real_right = as_python(vm, left), as_python(vm, right)
     if real_left is not UNKNOWN and real_right is not UNKNOWN:
         return bool(real_left == real_right)
-    return False
+    return is_same(vm, left, right)  # what else is compared is equal to itself alone
 
 
 _METHODS = (BoundMethod, NativeMethod)
