@@ -171,6 +171,32 @@ def test_a_view_of_one_row_is_broadcast() -> None:
         torch.testing.assert_close(compiled(x, y), rows(x, y))
 
 
+def cut_by_numbers(x: Tensor, rows: int) -> tuple[Tensor, ...]:
+    pairs = (x + 1).view(-1, 1, 2)
+    sixths = x.reshape(-1).view(int(x.numel() / 6), 6).sum(1)
+    heads = x.view(rows, 3, -1).transpose(0, 1).softmax(-1)
+    return pairs, sixths, heads, (heads * 2).reshape(x.size(0), -1)
+
+
+def beams(scores: Tensor, batch: int) -> tuple[Tensor, ...]:
+    width, tokens = 3, scores.size(1)
+    best, found = scores.view(batch, width * tokens).topk(width, -1)
+    rows = (found // tokens + torch.arange(batch)[:, None] * width).view(-1)
+    return best.view(-1), scores[rows], (found % tokens).view(-1, 1)
+
+
+@pytest.mark.parametrize("fn", [cut_by_numbers, beams])
+def test_views_whose_sizes_only_guards_relate(fn) -> None:
+    compiled = dovetail.compile(fn, fullgraph=True, dynamic=True)
+    for rows, columns in ((4, 12), (5, 18), (3, 24)):
+        x = torch.randn(rows * 3 if fn is beams else rows, columns)
+        for mine, theirs in zip(compiled(x, rows), fn(x, rows), strict=True):
+            assert mine.stride() == theirs.stride()
+            torch.testing.assert_close(mine, theirs)
+    report = dovetail.report(compiled)
+    assert report.graphs == 1 and not report.per_size_compiles, report.as_text()
+
+
 @pytest.mark.parametrize("training", [False, True])
 def test_sizes_that_conditions_make_one_are_broadcast(training: bool) -> None:
     def step(x: Tensor, y: Tensor) -> Tensor:

@@ -64,7 +64,8 @@ def reshape_groups(
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Cut both shapes into matching runs of dimensions of equal product, as short as possible.
 
-    Gives (dims of old, dims of new) pairs; dimensions of size 1 are left out.
+    Gives (dims of old, dims of new) pairs; dimensions of size 1 are left out. Where symbolic sizes
+    do not tell that two products are equal, a run is longer: the last ones of a view always are.
     """
     a = [d for d, n in enumerate(old) if n != 1]
     b = [d for d, n in enumerate(new) if n != 1]
@@ -79,15 +80,15 @@ def reshape_groups(
         if j < len(b):
             right *= new[b[j]]
             j += 1
-        while left != right:
+        while left != right and (i < len(a) or j < len(b)):
             if (hint_of(left) < hint_of(right) and i < len(a)) or j >= len(b):
-                if i >= len(a):
-                    raise UnsupportedGraph(f"{old} seen as {new}: how the sizes relate is unknown")
                 left *= old[a[i]]
                 i += 1
             else:
                 right *= new[b[j]]
                 j += 1
+        if hint_of(left) != hint_of(right):
+            raise UnsupportedGraph(f"{old} seen as {new}: they have other numbers of elements")
         groups.append((tuple(a[first_i:i]), tuple(b[first_j:j])))
     return groups
 
