@@ -95,10 +95,11 @@ def asgd(
         step = count.double()
         if weight_decay != 0:
             grad = grad + weight_decay * param
-        rate = eta.double()
+        # (Both are written to below, but what autograd keeps of them, eager has as numbers.)
+        rate, weight = eta.clone().double(), mu.clone()
         param.mul_(1 - lambd * rate)
         param.sub_(rate * grad)
-        average.copy_(torch.where(mu == 1, param, average + (param - average) * mu))
+        average.copy_(torch.where(weight == 1, param, average + (param - average) * weight))
         eta.copy_(lr / (1 + lambd * lr * step) ** alpha)
         mu.copy_(1 / (step - t0).clamp(min=1))
 
