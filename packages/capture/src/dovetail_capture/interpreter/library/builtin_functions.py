@@ -206,7 +206,21 @@ def id_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     raise GraphBreakSignal(f"id() of {value.describe()}")
 
 
+class _Hashed:
+    """An object with a given hash, to hash a tuple of."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return self.value
+
+
 def hash_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    if isinstance(args[0], TupleValue) and args[0].cls is tuple:
+        if not kwargs and vm.as_python(args[0]) is UNKNOWN:
+            parts = [vm.as_python(hash_(vm, [part], {})) for part in vm.iterate(args[0])]
+            return Constant(hash(tuple(map(_Hashed, parts))))
     method = operators.dunder(vm, args[0], "__hash__")
     if isinstance(method, BoundMethod):
         return vm.call(method, [], {})
@@ -347,8 +361,8 @@ def number(cls: type, special: str) -> Handler:
     return handler
 
 
-def to_text(vm: Interpreter, value: Value, how: str) -> str:
-    """`str(value)` or `repr(value)`."""
+def to_text(vm: Interpreter, value: Value, how: str, within: tuple[Value, ...] = ()) -> str:
+    """`str(value)` or `repr(value)`; `within`: the containers that the value is in."""
     special = "__str__" if how == "str" else "__repr__"
     if isinstance(value, ObjectValue):
         for name in (special, "__repr__"):
@@ -370,8 +384,27 @@ def to_text(vm: Interpreter, value: Value, how: str) -> str:
         raise GraphBreakSignal("a tensor's text", "do not format tensors in compiled code")
     real = vm.as_python(value)
     if real is UNKNOWN:
-        raise GraphBreakSignal(f"the text of {value.describe()}")
+        return _container_text(vm, value, within)
     return str(real) if how == "str" else repr(real)
+
+
+def _container_text(vm: Interpreter, value: Value, within: tuple[Value, ...]) -> str:
+    """The text of a built-in container of objects whose own text is to be asked for."""
+    cls = getattr(value, "cls", None)
+    if cls not in (tuple, list, dict):
+        raise GraphBreakSignal(f"the text of {value.describe()}")
+    begin, end = {tuple: ("(", ")"), list: ("[", "]"), dict: ("{", "}")}[cls]
+    if value in within:
+        return f"{begin}...{end}"
+
+    def text(part: Value) -> str:
+        return to_text(vm, part, "repr", (*within, value))
+
+    if isinstance(value, DictValue):
+        pairs = [(key, vm.getitem(value, key)) for key in vm.iterate(value)]
+        return "{" + ", ".join(f"{text(key)}: {text(item)}" for key, item in pairs) + "}"
+    parts = [text(part) for part in vm.iterate(value)]
+    return begin + ", ".join(parts) + ("," if cls is tuple and len(parts) == 1 else "") + end
 
 
 def format_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:

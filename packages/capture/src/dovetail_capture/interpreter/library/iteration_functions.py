@@ -11,6 +11,8 @@ import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import torch
+
 from dovetail_capture.interpreter.library import polyfills
 from dovetail_capture.interpreter.library.container_methods import (
     Args,
@@ -200,6 +202,10 @@ def extremum(symbol: str) -> Handler:
             if "default" in kwargs:
                 return kwargs["default"]
             return vm.fold(min if symbol == "<" else max, [ListValue([])], {})  # its ValueError
+        if is_none(key) and any(vm.depends_on_data(item) for item in items):
+            if all(item.python_type() is int for item in items):  # no branch can tell
+                either = torch.sym_min if symbol == "<" else torch.sym_max
+                return functools.reduce(lambda a, b: vm.fold(either, [a, b], {}), items)
         best, best_key = None, None
         for item in items:
             item_key = item if is_none(key) else vm.call(key, [item], {})

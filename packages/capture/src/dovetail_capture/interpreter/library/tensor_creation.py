@@ -13,7 +13,7 @@ from dovetail_capture.interpreter.library.container_methods import PASS, Args, H
 from dovetail_capture.interpreter.protocols import calls
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue
-from dovetail_capture.interpreter.values.base import NONE, Constant, Value
+from dovetail_capture.interpreter.values.base import NONE, Constant, Value, is_none
 from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
@@ -39,6 +39,9 @@ def make_tensor(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(data, ArrayValue) and set(kwargs) <= {"data", "dtype", "device"}:
         named = {name: value for name, value in kwargs.items() if name != "data"}
         return inlined(vm, _copied, [data.tensor], named)
+    if _is_found_in_data(vm, data) and set(kwargs) <= {"data", "dtype", "device"}:
+        named = {name: value for name, value in kwargs.items() if name != "data"}
+        return _tensor_of_numbers(vm, data, named)
     if len(args) == 1 and set(kwargs) <= {"dtype", "device"}:
         if isinstance(args[0], SymbolicNumber) and args[0].python_type() is float:
             options = {"dtype": Constant(torch.get_default_dtype()), **kwargs}
@@ -50,6 +53,38 @@ def _holds_tensor(data: Value) -> bool:
     if isinstance(data, (ListValue, TupleValue)):
         return any(isinstance(item, Value) and _holds_tensor(item) for item in data.items)
     return isinstance(data, TensorValue)
+
+
+def _is_found_in_data(vm: Interpreter, data: Value) -> bool:
+    """Is a number among these which only the data of tensors tells?"""
+    if isinstance(data, (ListValue, TupleValue)):
+        return any(isinstance(item, Value) and _is_found_in_data(vm, item) for item in data.items)
+    return isinstance(data, SymbolicNumber) and vm.depends_on_data(data)
+
+
+def _tensor_of_numbers(vm: Interpreter, data: Value, named: Kwargs) -> Value:
+    """`torch.tensor` of numbers that data tells: what takes no such number is built of what
+    does."""
+    kinds = set(_kinds(vm, data))
+    if not kinds <= {int, float}:  # (the truth of a condition is no number that a graph hands on)
+        raise GraphBreakSignal("`tensor` of numbers that data tells, and of others")
+    usual = torch.get_default_dtype() if float in kinds else torch.int64
+    dtype = named.get("dtype", NONE)
+    if is_none(dtype):
+        dtype = Constant(usual)
+    return inlined(vm, stacked, [data, dtype, named.get("device", NONE)], {})
+
+
+def new_tensor(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`x.new_tensor(numbers)`."""
+    given = args[1] if len(args) > 1 else kwargs.get("data", NONE)
+    if set(kwargs) - {"data", "dtype", "device"} or not _is_found_in_data(vm, given):
+        return PASS  # type: ignore[no-any-return]
+    assert isinstance(args[0], TensorValue)
+    fake = args[0].fake
+    named: Kwargs = {"dtype": Constant(fake.dtype), "device": Constant(fake.device)}
+    named.update({name: kwargs[name] for name in named if not is_none(kwargs.get(name, NONE))})
+    return _tensor_of_numbers(vm, given, named)
 
 
 def _copied(data: Any, dtype: Any = None, device: Any = None) -> Any:
@@ -83,13 +118,13 @@ def _dtypes(vm: Interpreter, data: Value) -> Iterator[torch.dtype]:
 _DTYPE_OF = {bool: torch.bool, int: torch.int64}
 
 
-def stacked(data: Any, dtype: Any) -> Any:
+def stacked(data: Any, dtype: Any, device: Any = None) -> Any:
     """Interpreted: the tensor of numbers and of tensors in lists within lists."""
     if isinstance(data, (list, tuple)):
-        return torch.stack([stacked(part, dtype) for part in data])
+        return torch.stack([stacked(part, dtype, device) for part in data])
     if isinstance(data, torch.Tensor):
         return data.detach().to(dtype)
-    return torch.full((), data, dtype=dtype)
+    return torch.full((), data, dtype=dtype, device=device)
 
 
 def shape_as_tensor(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -187,6 +222,7 @@ HANDLERS: dict[Any, Handler] = {
     torch.tensor: make_tensor,
     torch._shape_as_tensor: shape_as_tensor,
     torch.Tensor.type: tensor_type,
+    torch.Tensor.new_tensor: new_tensor,
     **{cls: legacy_class(cls) for cls in _LEGACY},
     **{fn: of_numbers(fn) for fn in _OF_NUMBERS},
 }

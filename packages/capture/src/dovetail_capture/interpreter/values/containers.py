@@ -7,6 +7,7 @@ the value's own copy, to be replayed as an effect.
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from typing import Any
@@ -104,6 +105,9 @@ def hash_key(value: Value) -> Any:
             hash_key(Constant(item.real) if isinstance(item, Lazy) else item)
             for item in value.items
         )
+    if isinstance(value, SetValue) and value.cls is frozenset:
+        if not any(map(_is_by_identity, value.items)):
+            return frozenset(value.items)
     if isinstance(value, (ListValue, DictValue, SetValue)):
         raise GraphBreakSignal(f"unhashable key {value.describe()}")
     cls: Any = value.python_type()
@@ -117,7 +121,37 @@ def hash_key(value: Value) -> Any:
 
     if issubclass(cls, torch.Tensor):
         return IdentityKey(value)
+    if _is_frozen_record(cls) and getattr(value, "real", None) is None:
+        return _record(value, cls)
     raise GraphBreakSignal(f"a key of type {cls.__name__} with its own __hash__ or __eq__")
+
+
+def _is_by_identity(key: Any) -> bool:
+    """Is a hash key, or a part of it, of an object that hashes by identity?"""
+    if isinstance(key, (tuple, frozenset)):
+        return any(map(_is_by_identity, key))
+    return isinstance(key, IdentityKey)
+
+
+def _is_frozen_record(cls: type) -> bool:
+    """A frozen dataclass whose `__hash__` and `__eq__` are those that `dataclasses` writes."""
+    if not dataclasses.is_dataclass(cls) or not cls.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        return False
+    own = [cls.__dict__.get(name) for name in ("__hash__", "__eq__")]
+    return all(getattr(m, "__code__", None) and m.__code__.co_filename == "<string>" for m in own)  # type: ignore[union-attr]
+
+
+def _record(value: Any, cls: Any) -> Any:
+    """A real one with the fields of a frozen dataclass that was made in the frame."""
+    real = object.__new__(cls)
+    for field in dataclasses.fields(cls):
+        entry = value.fields.entries.get(field.name)
+        item = value.slots.get(field.name) if entry is None else entry[1]
+        key = hash_key(item) if isinstance(item, Value) else IdentityKey(value)
+        if _is_by_identity(key):
+            raise GraphBreakSignal(f"a key of type {cls.__name__} with a field that is no constant")
+        object.__setattr__(real, field.name, key)
+    return real
 
 
 class DictValue(Value):
