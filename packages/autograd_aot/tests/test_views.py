@@ -244,3 +244,17 @@ def test_two_outputs_of_a_tensor_that_became_a_part_of_its_storage():
     )
     given = (Input((6,), dtype=torch.complex128, layout="transposed", grad="nonleaf"),)
     assert check_program(Program(1, given, steps, (5, 4)), "aten") == "ok"
+
+
+def test_a_column_seen_as_another_dtype_after_a_write_through_its_transpose():
+    """A dimension of one element keeps its stride, which decides whether that can be seen."""
+    steps = (
+        Step("sum", (0,), (-1,)),
+        Step("t", (1,)),
+        Step("squeeze", (2,)),
+        Step("view_dtype", (1,), (torch.float16,)),
+        Step("index_fill_", (3,)),
+    )
+    given = (Input((2, 1, 3), grad="leaf"),)
+    program = Program(0, given, steps, outputs=(4, 1), after=(), grad_mode=True)
+    assert check_program(program, "aten") == "ok"

@@ -168,9 +168,24 @@ def write(tracer: Tracer, tensor: FakeTensor, value: Node) -> None:
     new = tracer.like(value, pattern, strides=False)
     for step, base in zip(reversed(chain), reversed(values), strict=True):
         new = _scatter(tracer, step, base, new)
-    storage.node = tracer.like(new, storage.node.meta["val"])
+    storage.node = _as_it_lay(tracer, tracer.like(new, whole), whole)
     # The tensor itself is stale now, like every other view: its strides come from the storage.
     storage.version += 1
+
+
+def _is_one(number: Any) -> bool:
+    return type(number) is int and number == 1
+
+
+def _as_it_lay(tracer: Tracer, value: Node, before: FakeTensor) -> Node:
+    """The new contents of a storage, with the stride 1 of a last dimension of one element if it
+    had that: a tensor can be seen as one of another dtype only then."""
+    strides = value.meta["val"]._strides
+    lost = bool(strides) and _is_one(before._sizes[-1]) and _is_one(before._strides[-1])
+    if not lost or _is_one(strides[-1]):
+        return value
+    part = tracer.node_op(aten.select.int, (value, -1, 0), {})
+    return tracer.node_op(aten.unsqueeze.default, (part, -1), {})
 
 
 def _dimensions(val: FakeTensor) -> Iterator[tuple[Any, Any]]:
