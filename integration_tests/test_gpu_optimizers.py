@@ -39,7 +39,10 @@ def trained(
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_step(name: str, foreach: bool) -> None:
     options = OPTIMIZERS[name] | ({} if name == "Muon" else {"foreach": foreach})
-    assert_same(trained(name, options, dovetail.compile), trained(name, options, lambda s: s))
+    # Muon's products are of bfloat16.
+    floor = 5e-3 if name == "Muon" else 1e-6
+    ours, theirs = trained(name, options, dovetail.compile), trained(name, options, lambda s: s)
+    assert_same(ours, theirs, floor)
 
 
 @pytest.mark.parametrize("name", ["Adam", "AdamW", "NAdam", "RAdam", "Adamax"])
@@ -47,7 +50,8 @@ def test_step(name: str, foreach: bool) -> None:
 def test_counters_on_the_gpu(name: str, mode: str | None) -> None:
     options = OPTIMIZERS[name] | {"capturable": True}
     ours = trained(name, options, lambda s: dovetail.compile(s, mode=mode))
-    assert_same(ours, trained(name, options, lambda s: s))
+    # The rounding of 1 - 0.999 ** step in float32 is ten thousand times that of the power.
+    assert_same(ours, trained(name, options, lambda s: s), 2e-5)
 
 
 def test_adamw_is_kernels_of_ours_alone() -> None:
@@ -72,8 +76,7 @@ def test_numbers_that_change(dtype: torch.dtype, mode: str | None) -> None:
     recorded; it is not rounded to the other operand's type."""
 
     def function(x: Tensor, a: Tensor, n: Tensor, c: Tensor) -> tuple[Tensor, ...]:
-        y = x * a + n
-        return y, torch.where(c, y, x).relu() / (1 + a), x > a, x - n, a.double() * x
+        return x * a, x / (1 + n), torch.where(c, x, -x), x > a, x - n, a.double() * x
 
     compiled = dovetail.compile(function, fullgraph=True, mode=mode)
     x = torch.randn(50, 60, device="cuda", dtype=dtype)
@@ -87,7 +90,7 @@ def test_a_number_drawn_by_the_cpu_is_drawn_in_each_call() -> None:
     def function(x: Tensor) -> Tensor:
         return x * torch.rand(())
 
-    compiled = dovetail.compile(function, mode="reduce-overhead", options={"fallback_random": True})
+    compiled = dovetail.compile(function, options={"cudagraphs": True, "fallback_random": True})
     x = torch.ones(100, device="cuda")
     torch.manual_seed(3)
     got = [compiled(x).clone() for _ in range(6)]

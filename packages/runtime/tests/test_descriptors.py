@@ -20,7 +20,7 @@ from dovetail_runtime import (
 )
 from dovetail_runtime.cuda_graphs import GraphedArtifact, GraphPool
 from dovetail_runtime.knobs import Knobs
-from dovetail_runtime.lower import lower
+from dovetail_runtime.lower import ALIGNED_POINTER, lower
 from dovetail_runtime.plan import Step
 from dovetail_runtime.triton_build import TritonBuilder, run_in_interpreter
 from torch import Tensor
@@ -88,7 +88,7 @@ def test_what_a_launch_is_given(tmp_path: Path) -> None:
     assert binary.scratch_bytes == 2 * 128 and binary.scratch_parameters >= 1
     assert binary.parameters == ("aligned pointer", "aligned pointer")
     launch = lower(turned(torch.device("cuda:0")), {}, {"turn": binary})["steps"][1]
-    assert launch[4] == ((0, 0, 1), (0, 1, 1))  # both pointers are checked
+    assert launch[4] == ((ALIGNED_POINTER, 0), (ALIGNED_POINTER, 1))  # both are checked
     assert launch[-2:] == (binary.scratch_parameters, binary.scratch_bytes)
 
 

@@ -82,7 +82,11 @@ def _make_write_back(
             groups[silent] = _grouped(hidden if silent else data, inputs)
         with torch.no_grad():
             for group in groups[silent]:
-                to_copy = [(i, r) for i, r in group if not _is_there(inputs[i], results[r])]
+                to_copy = [
+                    (i, r)
+                    for i, r in group
+                    if results[r] is not inputs[i] and not _is_there(inputs[i], results[r])
+                ]
                 if len(to_copy) == 1:
                     ((index, result),) = to_copy
                     inputs[index].copy_(results[result])

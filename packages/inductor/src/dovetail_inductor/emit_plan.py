@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -79,6 +79,8 @@ class _Writer:
     steps: list[Step] = field(default_factory=list)
     kernels: dict[str, Kernel] = field(default_factory=dict)
     views: dict[Strided, str] = field(default_factory=dict)
+    # Buffers that take the place of another one, laid out alike: by its name in the plan.
+    instead: dict[str, str] = field(default_factory=dict)
     bound: set[str] = field(default_factory=set)  # symbols whose value is known by now
     unchecked: list[tuple[Size, str]] = field(default_factory=list)
     buffers: dict[str, Buffer] = field(default_factory=dict)  # the graph's, and parts of them
@@ -93,7 +95,7 @@ class _Writer:
         """
         buffer = self.graph.buffers[tensor.buffer]
         if tensor.covers(buffer) and not (exact and tensor.stride != buffer.stride):
-            return buffer.name
+            return self.instead.get(buffer.name, buffer.name)
         if tensor not in self.views:
             name = f"view{len(self.views)}"
             spec = TensorSpec(
@@ -103,7 +105,7 @@ class _Writer:
                 buffer.device,
                 size_expr(buffer.offset + tensor.offset),
             )
-            self.steps.append(View(name, buffer.name, spec))
+            self.steps.append(View(name, self.instead.get(buffer.name, buffer.name), spec))
             self.views[tensor] = name
         return self.views[tensor]
 
@@ -122,7 +124,11 @@ class _Writer:
         spec = spec_of(self.graph.buffers[name])
         root = self.memory.written_over.get(name)
         if root is not None:
-            self.steps.append(View(name, root, spec))
+            root = self.instead.get(root, root)
+            if spec == spec_of(self.graph.buffers[root]):
+                self.instead[name] = root
+            else:
+                self.steps.append(View(name, root, spec))
             return
         self.steps.append(Allocate(name, spec, self.memory.offsets.get(name)))
 
@@ -134,7 +140,7 @@ class _Writer:
             (out,) = call.outputs
             assert out is not None
             self.allocate(out)
-            kwargs = (*kwargs, ("out", Ref(out)))
+            kwargs = (*kwargs, ("out", Ref(self.instead.get(out, out))))
             self.steps.append(CallAten(call.op, args, kwargs, (None,)))
         else:
             expected = tuple(
@@ -171,11 +177,15 @@ class _Writer:
             self.steps.append(Assert(*stated))
             self.unchecked.remove(stated)
 
+    def places(self, buffers: Sequence[str]) -> tuple[str, ...]:
+        """The plan's names for buffers that a kernel takes."""
+        return tuple(self.instead.get(name, name) for name in buffers)
+
     def launch_triton(self, emitted: EmittedKernel) -> None:
         """A launch on a GPU."""
         self.kernels[emitted.kernel.symbol] = emitted.kernel
         sizes = tuple(SizeExpr("sym", (name,)) for name in emitted.symbols)
-        args: tuple[str | Size, ...] = (*emitted.tensors, *sizes)
+        args: tuple[str | Size, ...] = (*self.places(emitted.tensors), *sizes)
         x, y, z = (size_expr(n) for n in emitted.grid)
         self.steps.append(LaunchTriton(emitted.kernel.symbol, args, (x, y, z)))
 
@@ -206,7 +216,8 @@ class _Writer:
             self.kernels[symbol] = CppKernel(symbol, text, cpp_preamble())
         sizes = tuple(SizeExpr("sym", (name,)) for name in source.sizes)
         work = size_expr(shape.work)
-        self.steps.append(LaunchCpp(symbol, source.pointers, sizes, work, shape.grain))
+        pointers = self.places(source.pointers)
+        self.steps.append(LaunchCpp(symbol, pointers, sizes, work, shape.grain))
 
 
 def _number(name: str) -> tuple[int, str]:
@@ -239,7 +250,9 @@ def emit_plan(graph: KernelGraph, memory: MemoryPlan, options: InductorOptions, 
         if position in dies:
             # a view that a library call was given holds on to its memory: it goes too
             views = [v for t, v in writer.views.items() if t.buffer in dies[position]]
-            writer.steps.append(Free((*sorted(dies[position], key=_number), *views)))
+            own = [name for name in dies[position] if name not in writer.instead]
+            if own or views:
+                writer.steps.append(Free((*sorted(own, key=_number), *views)))
     outputs = tuple(
         writer.name_of(out, exact=True)
         if isinstance(out, Strided)

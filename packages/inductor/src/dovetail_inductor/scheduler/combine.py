@@ -18,7 +18,7 @@ from dovetail_inductor.scheduler.kernels import CombinedKernel, FusedKernel, Ker
 from dovetail_inductor.scheduler.live_bytes import live_bytes, writes_of
 
 MAX_KERNELS = 32  # in one launch
-MAX_TRAFFIC = 1  # of one launch, in those of the largest kernel that shares one
+MAX_TRAFFIC = 8  # of one launch, in those of the largest kernel that shares one
 MAX_SHAPES = 8  # of them with texts of their own, about: registers and compile time
 MAX_NESTS = 4  # of one of them
 LIGHT_OPS = 6  # a light kernel does at most so many operations a point

@@ -7,7 +7,7 @@ that copy is saved, and so is the one that a scatter into a few rows began with.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from dovetail_inductor.loop_ir.expr import Apply, Load, walk
@@ -35,7 +35,9 @@ def write_in_place(
 
     Needs steps in the order in which they will run.
     """
-    over = scatters(graph.steps)
+    over, accesses = scatters(graph.steps), _Accesses(graph.steps)
+    raising = any(not options.on_gpu(graph.buffers[n].device) for n in overwritten)
+    raising = raising and _may_raise(graph)
     leaving = [o.buffer for o in graph.outputs if isinstance(o, Strided)]
     places: dict[str, str] = {}
     for source, position in overwritten.items():
@@ -47,7 +49,9 @@ def write_in_place(
             chain.append(over[chain[-1]])
         seen = sum(leaving.count(name) for name in chain)
         free = not places.keys() & set(chain) and source not in (*leaving, *places.values())
-        if seen == 1 and free and _may_take(graph, chain[-1], source, options):
+        if raising and not options.on_gpu(graph.buffers[source].device):
+            continue  # what a call that fails has begun would be seen
+        if seen == 1 and free and _may_take(graph, accesses, chain[-1], source):
             places |= dict.fromkeys(chain, source)
     if not places:
         return graph, places
@@ -55,7 +59,22 @@ def write_in_place(
     return replace(graph, steps=tuple(steps)), places
 
 
-def _may_take(graph: KernelGraph, name: str, source: str, options: InductorOptions) -> bool:
+class _Accesses:
+    """By buffer: the positions of the steps that read it, and the one that computes it, with the
+    kernel."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self.readers: dict[str, list[int]] = {}
+        self.writer: dict[str, tuple[int, FusedKernel]] = {}
+        for position, step in enumerate(steps):
+            for name in step.reads():
+                self.readers.setdefault(name, []).append(position)
+            for kernel in kernels_of([step]):
+                for name in kernel.writes() - kernel.internal:
+                    self.writer.setdefault(name, (position, kernel))
+
+
+def _may_take(graph: KernelGraph, accesses: _Accesses, name: str, source: str) -> bool:
     """Whether the buffer `name` can be computed in the memory of the input `source`: the kernel
     that writes it is the last to look there, at each point before it writes there."""
     target, place = graph.buffers[name], graph.buffers[source]
@@ -64,29 +83,26 @@ def _may_take(graph: KernelGraph, name: str, source: str, options: InductorOptio
     )  # fmt: skip
     if not alike or target.is_symbolic or target.offset != 0:
         return False
-    if not options.on_gpu(place.device) and _may_raise(graph):
-        return False  # what a call that fails has begun would be seen
-    written = False
-    for step in graph.steps:
-        members = kernels_of([step])
-        writer = next((k for k in members if name in k.writes() - k.internal), None)
-        if written and source in step.reads():
+    if name not in accesses.writer:
+        return False
+    written, writer = accesses.writer[name]
+    for position in accesses.readers.get(source, ()):
+        step = graph.steps[position]
+        # (A library call's result may be a view of what it reads.)
+        if position > written or (isinstance(step, ExternCall) and not _makes_new(step)):
             return False
-        if writer is None:
-            if isinstance(step, ExternCall) and source in step.reads():
-                # else its result may be a view of the input
-                if not step.out_variant and step.op.partition(".")[0] not in MAKES_NEW:
-                    return False
-            continue
-        written = True
-        if any(source in k.reads() for k in members if k is not writer):
-            return False
-        if isinstance(step, CombinedKernel) and len(members) < len(step.kernels):
-            return False  # a product among them
-        nest = next(n for n in writer.nests if n.buffer == name)
-        if source in writer.reads() and not is_read_only_where_written(writer, nest, source):
-            return False
-    return written
+    step = graph.steps[written]
+    beside = (
+        [k for k in step.kernels if k is not writer] if isinstance(step, CombinedKernel) else []
+    )
+    if not all(isinstance(k, FusedKernel) and source not in k.reads() for k in beside):
+        return False
+    nest = next(n for n in writer.nests if n.buffer == name)
+    return source not in writer.reads() or is_read_only_where_written(writer, nest, source)
+
+
+def _makes_new(call: ExternCall) -> bool:
+    return call.out_variant or call.op.partition(".")[0] in MAKES_NEW
 
 
 def _may_raise(graph: KernelGraph) -> bool:
