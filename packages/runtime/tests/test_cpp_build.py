@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from dovetail_runtime import disk_cache
 from dovetail_runtime.cpp_build import (
     Compiler,
     CompilerNotFound,
@@ -162,6 +163,37 @@ def test_eviction_drops_the_oldest(tmp_path: Path) -> None:
     assert [cache.get([("n", str(n))]) is not None for n in range(4)] == [False, False, True, True]
     cache.put([("n", "9")], lambda d: (d / "x").write_bytes(b"0" * 5000))
     assert cache.evict() == 0  # those used a moment ago stay
+
+
+def test_a_full_cache_is_swept_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sweeps grow rarer as entries grow more; the limit holds all the same."""
+    import os
+    import time
+
+    monkeypatch.setattr(disk_cache, "_LOOK_EVERY", 1)
+    sweeps = []
+    evict = DiskCache.evict
+
+    def counted(cache: DiskCache, kept: float = 1.0) -> int:
+        sweeps.append(kept)
+        return evict(cache, kept)
+
+    monkeypatch.setattr(DiskCache, "evict", counted)
+    cache = DiskCache(tmp_path, "things", limit_bytes=100_000)
+
+    def fill(numbers: range) -> int:
+        before = len(sweeps)
+        for number in numbers:
+            entry = cache.put([("n", str(number))], lambda d: (d / "x").write_bytes(b"0" * 1000))
+            age = time.time() - 10_000 + number
+            os.utime(entry / "key.json", (age, age))
+        files = [*tmp_path.rglob("x"), *tmp_path.rglob("key.json")]
+        assert sum(f.stat().st_size for f in files) <= cache.limit_bytes * 1.1
+        return len(sweeps) - before
+
+    assert 2 <= fill(range(64)) <= 8
+    assert 4 <= fill(range(64, 264)) <= 40
+    assert cache.get([("n", "0")]) is None and cache.get([("n", "263")]) is not None
 
 
 def test_an_executor_of_another_torch_is_refused() -> None:

@@ -22,7 +22,12 @@ KeyParts = Sequence[tuple[str, str]]
 _KEY_FILE = "key.json"
 # Entries younger than this are never evicted: another process may just be about to read them.
 _GRACE_SECONDS = 60.0
-_EVICTION_EVERY = 64
+# One of so many entries made looks whether others must go.
+_LOOK_EVERY = 64
+# What looking leaves, relative to the limit: so much must come before the next sweep of a full
+# cache, which reads the size of each of its files.
+_KEPT = 7 / 8
+_SWEPT_FILE = ".swept"
 
 
 def key_digest(parts: KeyParts) -> str:
@@ -75,10 +80,31 @@ class DiskCache:
                     raise
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-        # The digest decides when to look, so that the cost is spread without any counter.
-        if int(entry.name[:8], 16) % _EVICTION_EVERY == 0:
-            self.evict()
+        # The digest decides when to look: no counter that processes would have to share.
+        if int(entry.name[:8], 16) % _LOOK_EVERY == 0:
+            self._look()
         return entry
+
+    def _look(self) -> None:
+        """Evict if the entries may have outgrown the limit, or twice as many as there were at the
+        last sweep may be there. `.swept` holds what is needed to tell: the entries and bytes which
+        that sweep left, and the looks since. Two processes that look at once count as one."""
+        note = self.directory / _SWEPT_FILE
+        try:
+            count, total, looks = map(int, note.read_text().split())
+        except (OSError, ValueError):
+            self.evict(_KEPT)
+            return
+        made = (looks + 1) * _LOOK_EVERY
+        if made >= count or total + made * total // count > self.limit_bytes:
+            self.evict(_KEPT)
+        else:
+            self._note(count, total, looks + 1)
+
+    def _note(self, count: int, total: int, looks: int) -> None:
+        scratch = self.directory / f"{_SWEPT_FILE}-{os.getpid()}"
+        scratch.write_text(f"{count} {total} {looks}")
+        scratch.replace(self.directory / _SWEPT_FILE)
 
     def explain_miss(self, parts: KeyParts) -> str:
         """Why `get(parts)` finds nothing: the parts in which the nearest entry differs."""
@@ -105,8 +131,9 @@ class DiskCache:
             return f"the cache of {self.kind} in {self.root} is empty"
         return "the nearest entry differs in " + "; ".join(best[0])
 
-    def evict(self) -> int:
-        """Drop the entries used longest ago until the limit holds; the number dropped."""
+    def evict(self, kept: float = 1.0) -> int:
+        """If the limit does not hold, drop the entries used longest ago until they fill but the
+        fraction `kept` of it; the number dropped."""
         entries: list[tuple[float, int, Path]] = []
         for entry in self._entries():
             try:
@@ -117,14 +144,17 @@ class DiskCache:
         total = sum(size for _, size, _ in entries)
         now = time.time()
         dropped = 0
+        allowed = self.limit_bytes if total <= self.limit_bytes else int(self.limit_bytes * kept)
         for used, size, entry in sorted(entries):
-            if total <= self.limit_bytes or now - used < _GRACE_SECONDS:
+            if total <= allowed or now - used < _GRACE_SECONDS:
                 break
             # The key goes first: an entry without it is no entry.
             (entry / _KEY_FILE).unlink(missing_ok=True)
             shutil.rmtree(entry, ignore_errors=True)
             total -= size
             dropped += 1
+        if entries:
+            self._note(len(entries) - dropped, total, 0)
         return dropped
 
     def _entries(self) -> Iterator[Path]:
