@@ -36,6 +36,19 @@ def test_sums_and_products_that_are_truths(check, dtype):
     check(lambda x: (x.prod(dtype=torch.bool), x.sum((0, 2), dtype=torch.bool)), x)
 
 
+@pytest.mark.parametrize("count", [4, 8, 12, 20])
+def test_reductions_of_what_is_known_when_it_is_compiled(check, count):
+    """Vectors of constants, which GCC wrote wrongly where `memcpy` was to."""
+
+    def fn(x):
+        few = torch.arange(16) < 4
+        ones = torch.ones(count)
+        whole = torch.ones(count, count).tril().sum()
+        return x * ones.sum(), x + whole, few.float(), few.float().sum() + x.sum()
+
+    check(fn, torch.randn(count))
+
+
 def test_strided_inputs(check):
     x = torch.randn(33, 7, 10)[:, :, ::2].permute(2, 0, 1)
     check(lambda x: (x.sum(0), x.sum(1), x.sum(2), x.amax((0, 2)), x.argmax(1), x.argmax()), x)

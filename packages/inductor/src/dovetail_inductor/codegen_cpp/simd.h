@@ -32,9 +32,20 @@ template <class T, class X> struct like_of<T, X, true> { using type = T; };
 template <class T, class X> using like = typename like_of<T, X, is_scalar<X>>::type;
 template <class To, class From> DV To bits(From x) {
   static_assert(sizeof(To) == sizeof(From), "bits of another size");
-  To y;
-  __builtin_memcpy(&y, &x, sizeof y);
-  return y;
+  if constexpr (is_scalar<To> || is_scalar<From>) {
+    To y;
+    __builtin_memcpy(&y, &x, sizeof y);
+    return y;
+  } else return (To)x;
+}
+// Write a vector anywhere. (GCC 12 gets constant ones of 64 bytes wrong that memcpy writes: it
+// repeats their first lanes.)
+template <class X> DV void put(void* p, X x) {
+  if constexpr (is_scalar<X>) __builtin_memcpy(p, &x, sizeof x);
+  else {
+    typedef E<X> U __attribute__((vector_size(sizeof(X)), aligned(1), may_alias));
+    *(U*)p = (U)x;
+  }
 }
 
 // --- masks and conversion ----------------------------------------------------------------------
@@ -281,7 +292,7 @@ template <class T, class X> DV void st1(T* p, X x) { *(R<T>*)p = (R<T>)narrow(p,
 template <class T, class X> DV void st(T* p, X x) {
   auto r = narrow(p, x);
   static_assert(sizeof r == sizeof(T) * lanes<X>, "a store of another type");
-  __builtin_memcpy(p, &r, sizeof r);
+  put(p, r);
 }
 template <class T, class X> DV void stn(T* p, X x, int n) {
   auto r = narrow(p, x);
@@ -298,7 +309,7 @@ template <class T, class X> DV void str(T* p, X x, int n = lanes<X>) {  // p[-i]
   auto r = reversed(narrow(p, x));
   constexpr int N = lanes<X>;
   const int unused = N - n;  // of the first lanes, now
-  if (n == N) __builtin_memcpy((R<T>*)p - (N - 1), &r, sizeof r);
+  if (n == N) put((R<T>*)p - (N - 1), r);
   else __builtin_memcpy((R<T>*)p - (n - 1), (char*)&r + unused * sizeof(T), n * sizeof(T));
 }
 template <class T, class X> DV void sts(T* p, X x, int64_t stride, int n) {
@@ -486,7 +497,7 @@ template <class X> DV X floordiv(X a, X b) {
 
 template <class X, class F> DV E<X> fold(X x, F f) {
   E<X> a[lanes<X>];
-  __builtin_memcpy(a, &x, sizeof x);
+  put(a, x);
   for (int half = lanes<X> / 2; half > 0; half /= 2)
     for (int i = 0; i < half; ++i) a[i] = f(a[i], a[i + half]);
   return a[0];
