@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from dovetail_autograd_aot import JointGraph, PartitionedGraph, aot_compile, min_cut_partition
 from dovetail_prims.decompositions import core_aten_table
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import dovetail
@@ -421,3 +422,71 @@ def test_hook_on_what_was_used_before() -> None:
         assert x.grad is not None
         gradients.append(x.grad)
     assert torch.equal(*gradients)
+
+
+def test_hooks_on_saved_tensors_see_real_ones_once() -> None:
+    """They are not asked while a graph is traced, whose tensors have no data."""
+    kept: list[Tensor] = []
+
+    def pack(t: Tensor) -> int:
+        kept.append(t)
+        return len(kept) - 1
+
+    def fn(x: Tensor) -> Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda place: kept[place] * 2):
+            y = x * x
+        return y.sum()
+
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    (gradient,) = torch.autograd.grad(dovetail.compile(fn)(x), x)
+    assert all(type(t) is Tensor and t.tolist() == [1, 2] for t in kept)
+    assert gradient.tolist() == [4, 8] == torch.autograd.grad(fn(x), x)[0].tolist()
+
+
+def test_saved_tensors_that_may_be_written_to() -> None:
+    def fn(x: Tensor) -> Any:
+        with torch.autograd.graph.allow_mutation_on_saved_tensors():
+            y = x * 2
+            z = y * y
+            y.zero_()
+            return torch.autograd.grad(z.sum(), x)[0]
+
+    def zero(y: Tensor) -> None:
+        with torch.no_grad():
+            y.zero_()
+
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    assert dovetail.compile(fn)(x).tolist() == [8, 16]
+    with torch.autograd.graph.allow_mutation_on_saved_tensors():
+        y = x * 2
+        z = y * y
+        dovetail.compile(zero)(y)
+        assert torch.autograd.grad(z.sum(), x)[0].tolist() == [8, 16]
+
+
+class Shifting(TorchDispatchMode):
+    """Adds 100 to sines."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result + 100 if func is torch.ops.aten.sin.default else result
+
+
+def test_dispatch_modes_see_operations() -> None:
+    """Where one is on, functions run as Python runs them; a compiled one is not taken there."""
+
+    def outside(x: Tensor) -> Tensor:
+        return torch.sin(x) * 2
+
+    def inside(x: Tensor) -> Tensor:
+        with Shifting():
+            y = torch.sin(x)
+        return torch.sin(y * 0) + y * 2
+
+    x = torch.zeros(3)
+    compiled = dovetail.compile(outside)
+    for _ in range(2):
+        assert compiled(x).tolist() == [0, 0, 0]
+        with Shifting():
+            assert compiled(x).tolist() == [200, 200, 200]
+    assert dovetail.compile(inside)(x).tolist() == [200, 200, 200]

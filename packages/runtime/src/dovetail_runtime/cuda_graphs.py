@@ -29,7 +29,8 @@ from dovetail_runtime.graph_recording import (
     mutated_inputs,
     record,
 )
-from dovetail_runtime.plan import Bind, CallAten, LaunchCpp, LaunchTriton, Plan
+from dovetail_runtime.lifetimes import computes_on_cpu
+from dovetail_runtime.plan import Bind, CallAten, LaunchTriton, Plan
 
 # An input that moved this often is copied from then on.
 _MOVES_BEFORE_COPYING = 2
@@ -309,7 +310,7 @@ def _reason_against(plan: Plan, pool: GraphPool, only_launch_bound: bool) -> str
         return f"{launches} launches take no longer than a replay"
     if any(isinstance(step, Bind) for step in plan.steps):
         return "sizes depend on data, which the CPU has to wait for"
-    if any(isinstance(step, LaunchCpp) for step in plan.steps):
+    if any(computes_on_cpu(step) for step in plan.steps):
         return "a part of it is computed by the CPU, which a replay would not do again"
     return None
 

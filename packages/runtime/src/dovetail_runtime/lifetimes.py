@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import torch
 
 from dovetail_runtime.plan import (
     Allocate,
@@ -42,12 +42,24 @@ def used_names(step: Step) -> list[str]:
     raise TypeError(f"unknown step {step!r}")
 
 
-def _refs(argument: AtenArg) -> Iterator[str]:
+def _refs(argument: AtenArg) -> list[str]:
     if isinstance(argument, Ref):
-        yield argument.name
-    elif isinstance(argument, tuple):
-        for item in argument:
-            yield from _refs(item)
+        return [argument.name]
+    items = argument if isinstance(argument, tuple) else ()
+    return [name for item in items for name in _refs(item)]
+
+
+def computes_on_cpu(step: Step) -> bool:
+    """Whether a step of a GPU's plan computes on the CPU: it runs a C++ kernel, or calls a factory
+    there. (What is computed of CPU tensors begins with either, or with an input.)"""
+    if not isinstance(step, CallAten):
+        return isinstance(step, LaunchCpp)
+    arguments = (*step.args, *(value for _, value in step.kwargs))
+    devices = [a for a in arguments if isinstance(a, torch.device)]
+    if devices:
+        return any(device.type == "cpu" for device in devices)
+    makes = any(output is not None for output in step.outputs)
+    return makes and not any(_refs(argument) for argument in arguments)
 
 
 def roots(plan: Plan) -> dict[str, str]:
@@ -86,4 +98,4 @@ def input_releases(plan: Plan) -> list[tuple[int, tuple[str, ...]]]:
     return [(position, tuple(groups[position])) for position in sorted(groups)]
 
 
-__all__ = ["input_releases", "roots", "used_names"]
+__all__ = ["computes_on_cpu", "input_releases", "roots", "used_names"]

@@ -10,7 +10,7 @@ from torch import fx
 
 from dovetail_inductor.loop_ir.expr import Constant, Expr, IndexValue
 from dovetail_inductor.loop_ir.index import ZERO, Index, constant, indirect
-from dovetail_inductor.loop_ir.sizes import known_le, known_within
+from dovetail_inductor.loop_ir.sizes import any_symbolic, known_le, known_within
 from dovetail_inductor.lowering.pointwise import Rule
 from dovetail_inductor.lowering.promotion import broadcast_load, cast, number
 from dovetail_inductor.lowering.values import (
@@ -65,8 +65,9 @@ def _cat(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any
     def loader(indices: Indices, mask: Expr | None) -> Expr:
         at = indices[dim]
         result: Expr | None = None
+        known = None if at.terms or any_symbolic((at.const, *starts)) else at.const
         for part, start, end in reversed(list(zip(parts, starts, starts[1:], strict=False))):
-            if start == end:
+            if start == end or (known is not None and not start <= known < end):
                 continue
             inside = in_range(ctx, at, start, end)
             own = (*indices[:dim], at - start, *indices[dim + 1 :])
@@ -81,8 +82,6 @@ def _cat(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any
                 below = ctx.builder.apply(
                     "lt", [ctx.builder.index_value(at), ctx.builder.constant(end, torch.int64)]
                 )
-                if isinstance(ctx.builder.index_value(at), Constant):
-                    below = ctx.builder.constant(at.const < end, torch.bool)
                 result = ctx.builder.apply("where", [below, expr, result])
         return number(ctx, 0, value.dtype, False) if result is None else result
 

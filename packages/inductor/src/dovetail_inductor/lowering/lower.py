@@ -310,6 +310,20 @@ def _nodes_in_memory(gm: fx.GraphModule) -> set[fx.Node]:
     return found
 
 
+def _is_taken_apart(node: fx.Node) -> bool:
+    """True if single elements are all that is read of a value, each by one reader at most: numbers
+    that an optimizer stacked, say."""
+
+    def by_one(user: fx.Node) -> bool:
+        if not _is_view(user):
+            return False
+        if isinstance(user.meta.get("val"), tuple | list):
+            return _is_taken_apart(user)
+        return _numel(user) == 1 and len(_consumers(user)) <= 1
+
+    return bool(node.users) and all(map(by_one, node.users))
+
+
 def _consumers(node: fx.Node) -> list[fx.Node]:
     """The users of a node; those of its views in the place of the views."""
     result: list[fx.Node] = []
@@ -327,6 +341,8 @@ def _realize_if_worth_it(
     if node in in_memory:
         ctx.realize(value)
         return
+    if _is_taken_apart(node):
+        return  # each reader computes its own element
     if value.widened is not None:
         if value.widened.stored is not None:
             return

@@ -234,10 +234,12 @@ class Context:
 
     def realize_alone(self, value: Value) -> None:
         """Put a 0-d value in memory that holds nothing else."""
-        if not self.realize(value).covers(self.buffers[self.realize(value).buffer]):
-            copy = replace(value, base=None, stored=None, _memo={})
-            copy.loader = lambda indices, mask: self.load(value, indices, mask)
-            value.stored = self.realize(copy)
+        stored = value.stored
+        if stored is None or not stored.covers(self.buffers[stored.buffer]):
+            alone = replace(value, base=None, stored=None, _memo={})
+            alone.loader = lambda indices, mask: self.load(value, indices, mask)
+            value.stored = self.realize(alone)
+            value.forget_loader()
 
     def write(
         self,

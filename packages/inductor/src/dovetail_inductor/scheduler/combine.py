@@ -18,7 +18,11 @@ from dovetail_inductor.scheduler.kernels import CombinedKernel, FusedKernel, Ker
 from dovetail_inductor.scheduler.live_bytes import live_bytes, writes_of
 
 MAX_KERNELS = 32  # in one launch
-MAX_TRAFFIC = 8  # of one launch, in those of the largest kernel that shares one
+# Kernels of cold operands, as an optimizer's are, gain nothing from a launch of their own: together
+# they may read and write so many times what one of them may.
+MAX_COLD = 8
+CACHE_BYTES = 96 << 20  # of traffic later nothing of a tensor is in the GPU's cache
+LITTLE_BYTES = 1 << 16  # of such operands it does not matter
 MAX_SHAPES = 8  # of them with texts of their own, about: registers and compile time
 MAX_NESTS = 4  # of one of them
 LIGHT_OPS = 6  # a light kernel does at most so many operations a point
@@ -78,8 +82,9 @@ def traffic(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> int:
 
 @dataclass
 class _Launch:
-    """Positions of the kernels that are to share a launch, and their sum of traffic."""
+    """Positions of the kernels that are to share a launch, their sum of traffic, and its limit."""
 
+    limit: int
     positions: list[int] = field(default_factory=list)
     traffic: int = 0
     shapes: set[tuple[int, ...]] = field(default_factory=set)
@@ -96,18 +101,26 @@ class _Combiner:
         self.position = 0  # of the step whose turn it is
         self.kept = {o.buffer for o in graph.outputs if isinstance(o, Strided)}
         self.kinds: dict[int, Kind] = {}
+        self.limits: dict[Kind, int] = {}
         self.writer: dict[str, int] = {}  # buffer -> position of the step that writes it
         self.last_reader: dict[str, int] = {}
         self.by_kind: dict[Kind, list[int]] = {}  # positions, in order
+        self.moved = [0]  # bytes read and written before each step
         for position, step in enumerate(graph.steps):
-            for name in step.reads():
-                self.last_reader[name] = position
+            self.last_reader |= dict.fromkeys(step.reads(), position)
+            self.writer |= dict.fromkeys(writes_of(step), position)
+            names = step.reads() | writes_of(step)
+            self.moved.append(self.moved[-1] + sum(graph.buffers[n].nbytes for n in names))
+        for position, step in enumerate(graph.steps):
+            kind = None
             if isinstance(step, FusedKernel):
                 kind = kind_of(step, graph.buffers, options)
-                if kind is not None:
-                    self.kinds[position] = kind
-                    self.by_kind.setdefault(kind, []).append(position)
-            self.writer |= dict.fromkeys(writes_of(step), position)
+            if kind is not None:
+                cold = self._is_cold(position, step)
+                kind = (*kind, cold)
+                self.limits[kind] = self.limit * (MAX_COLD if cold else 1)
+                self.kinds[position] = kind
+                self.by_kind.setdefault(kind, []).append(position)
         self.done: set[int] = set()
         self.waiting: dict[Kind, _Launch] = {}
         self.ahead: dict[int, int] = {}  # computed before its position -> bytes of its results
@@ -129,6 +142,17 @@ class _Combiner:
             self._launch(kind)
         return self.result
 
+    def _is_cold(self, position: int, kernel: Step) -> bool:
+        """Whether no cache holds what a kernel reads, and nobody here reads what it writes."""
+        if not writes_of(kernel).isdisjoint(self.last_reader):
+            return False
+        computed = [
+            self.moved[position] - self.moved[self.writer[name] + 1]
+            for name in kernel.reads() & self.writer.keys()
+            if self.graph.buffers[name].nbytes > LITTLE_BYTES
+        ]
+        return all(since >= CACHE_BYTES for since in computed)
+
     def _launch_those(self, positions: Iterable[int]) -> None:
         for kind in dict.fromkeys(self.kinds[p] for p in sorted(positions)):
             self._launch(kind)
@@ -142,12 +166,13 @@ class _Combiner:
         kind = self.kinds[position]
         if kind in self.waiting and not self._fits(self.waiting[kind], kernel):
             self._launch(kind)
-        self._join(self.waiting.setdefault(kind, _Launch()), position, kernel)
+        launch = self.waiting.setdefault(kind, _Launch(self.limits[kind]))
+        self._join(launch, position, kernel)
         held = sum(self._held(p) for launch in self.waiting.values() for p in launch.positions)
         if held > self.longer_limit:
             for other in list(self.waiting):
                 self._launch(other)
-        elif self._held(position) > self.longer_limit // 8:
+        elif launch.limit == self.limit and self._held(position) > self.longer_limit // 8:
             self._launch(kind)  # large operands: now, while they are in the cache
 
     def _held(self, position: int) -> int:
@@ -165,7 +190,7 @@ class _Combiner:
         return (
             len(launch.positions) < MAX_KERNELS
             and len(shapes) <= MAX_SHAPES
-            and launch.traffic + traffic(kernel, self.graph.buffers) <= MAX_TRAFFIC * self.limit
+            and launch.traffic + traffic(kernel, self.graph.buffers) <= launch.limit
         )
 
     def _join(self, launch: _Launch, position: int, kernel: FusedKernel) -> None:
