@@ -1,6 +1,6 @@
 """What a compiled optimizer's step takes on a GPU, beside eager's and torch.compile's.
 
-    python integration_tests/benchmarks/optimizers.py [--repeats N]
+    python integration_tests/benchmarks/optimizers.py [--repeats N] [--sets S ...] [--only KIND ...]
 
 Sets of parameters: 48 matrices of 1024 x 1024, and the parameters of a transformer of 12 layers
 (width 768, vocabulary 50,257), both in float32. Times are milliseconds of one call, the median of
@@ -103,6 +103,8 @@ def measured(name: str, tensors: list[Tensor], rounds: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=list(SETS))
+    parser.add_argument("--only", nargs="+", default=list(KINDS), choices=list(KINDS))
     arguments = parser.parse_args()
     print(machine("cuda"))
     print(
@@ -110,10 +112,10 @@ def main() -> None:
         "vs torch.compile | first call, torch.compile | Dovetail | err | err torch.compile | "
         "extern |\n|---|---|---|---|---|---|---|---|---|---|---|---|"
     )
-    for kind, make in SETS.items():
-        tensors = [t.cuda() for t in make()]
-        for name in KINDS:
-            print(f"| {kind} | {name} | {measured(name, tensors, arguments.repeats)} |", flush=True)
+    for name in arguments.sets:
+        tensors = [t.cuda() for t in SETS[name]()]
+        for kind in arguments.only:
+            print(f"| {name} | {kind} | {measured(kind, tensors, arguments.repeats)} |", flush=True)
             torch.compiler.reset()
 
 
