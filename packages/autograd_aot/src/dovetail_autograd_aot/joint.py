@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from dovetail_guards.torch_state import no_hooks_on_saved_tensors
 from dovetail_prims.data_sizes import data_symbols
 from dovetail_prims.fake_tensor import FakeTensor, make
 from dovetail_prims.node_error import blame
@@ -667,11 +668,12 @@ def _state(condition: Any, message: str = "") -> None:
 @contextmanager
 def _trace_settings() -> Iterator[None]:
     """Views are replayed, not re-strided, by autograd; the engine stays on this thread, and looks
-    for no NaN in what has no data."""
+    for no NaN in what has no data; the user's hooks on saved tensors see none of that."""
     with (
         torch.autograd.set_detect_anomaly(False),
         grad_mode._force_original_view_tracking(True),
         torch.autograd.set_multithreading_enabled(False),
+        no_hooks_on_saved_tensors(),
     ):
         yield
 

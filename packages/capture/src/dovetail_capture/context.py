@@ -23,7 +23,7 @@ from dovetail_guards.evaluate import FrameView, argument_names, evaluate
 from dovetail_guards.explain import GuardFailure, clause_text
 from dovetail_guards.guard_set import GuardSet
 from dovetail_guards.source import Source
-from dovetail_guards.torch_state import FUNCTION_MODES
+from dovetail_guards.torch_state import FUNCTION_MODES, no_hooks_on_saved_tensors
 from dovetail_prims.node_error import blamed
 
 from dovetail_capture import _frame_hook
@@ -172,6 +172,8 @@ class CaptureContext:
             return _frame_hook.SKIP if recursive is False else _frame_hook.OFF
         if torch._C._get_tracing_state() is not None:  # of torch.jit.trace, which is to see it all
             return None
+        if torch._C._len_torch_dispatch_stack() and _a_dispatch_mode_looks_on():
+            return None
         skipped = is_skipped(code) or is_generated_for_skipped(code, func)
         if skipped and id(code) not in self._roots:
             if not self._continuations.is_continuation(code):
@@ -190,7 +192,7 @@ class CaptureContext:
             if stance == "eager_then_compile" and self._is_first_call(code, args):
                 return None
             # Entries and marks are made here, under the lock: a thread that waits is to find them.
-            with _torch_state_kept():
+            with _torch_state_kept(), no_hooks_on_saved_tensors():
                 answer = self._compile_or_skip(code, func, args)
             if answer is _frame_hook.SKIP:
                 self.hook.close(code)
@@ -509,6 +511,12 @@ def _changed_sizes(guards: GuardSet, view: FrameView) -> frozenset[tuple[str, in
             if type(number) is type(clause.value) and number != clause.value:
                 changed.add((str(clause.source), -1))
     return frozenset(changed)
+
+
+def _a_dispatch_mode_looks_on() -> bool:
+    """Is a `TorchDispatchMode` on that is to see each operation? (One may say that it is not.)"""
+    modes = map(torch._C._get_dispatch_stack_at, range(torch._C._len_torch_dispatch_stack()))
+    return not all(getattr(mode, "ignore_compile_internals", bool)() for mode in modes)
 
 
 def _sizes_of(code: CodeType, args: tuple[Any, ...]) -> dict[tuple[str, int], int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -154,3 +155,18 @@ READERS: dict[str, Callable[[], Any]] = {
     "anomaly_mode": torch.is_anomaly_enabled,
     "thread": threading.get_ident,
 }
+
+
+@contextmanager
+def no_hooks_on_saved_tensors() -> Iterator[None]:
+    """Without the hooks that are on now: they are for what a program saves, not for what is saved
+    while it is captured and traced."""
+    autograd, taken = _C._autograd, []
+    while (hooks := autograd._top_saved_tensors_default_hooks(False)) is not None:
+        autograd._pop_saved_tensors_default_hooks()
+        taken.append(hooks)
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(taken):
+            autograd._push_saved_tensors_default_hooks(pack, unpack)
