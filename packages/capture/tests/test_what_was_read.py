@@ -405,7 +405,7 @@ def test_hooks_on_gradients_break_with_a_reason() -> None:
     assert "hook" in break_.reason and "autograd.Function" in break_.hint
 
 
-def test_a_subclass_with_its_own_torch_function_is_left_alone() -> None:
+def test_a_subclass_with_its_own_torch_function_is_asked_by_the_program_alone() -> None:
     seen: list[str] = []
 
     class Logs(torch.Tensor):
@@ -423,7 +423,7 @@ def test_a_subclass_with_its_own_torch_function_is_left_alone() -> None:
     assert seen == wanted  # capture itself asked nothing of it
     assert type(result) is Logs
     assert torch.equal(result.as_subclass(torch.Tensor), expected.as_subclass(torch.Tensor))
-    assert "__torch_function__" in run.capture_context.log.breaks[0].reason
+    assert not run.capture_context.log.breaks
 
 
 def test_a_static_torch_function_counts_as_the_class_s_own() -> None:
@@ -437,7 +437,7 @@ def test_a_static_torch_function_counts_as_the_class_s_own() -> None:
     run, _ = counted(lambda t: t + 1)
     x = torch.ones(3).as_subclass(Doubles)
     assert torch.equal(run(x), torch.full((3,), 4.0))
-    assert "__torch_function__" in run.capture_context.log.breaks[0].reason
+    assert not run.capture_context.log.breaks
 
 
 def test_other_registrations_recompile_nothing() -> None:

@@ -25,6 +25,7 @@ from dovetail_guards.guard_set import GuardSet
 from dovetail_guards.source import Source
 from dovetail_guards.torch_state import FUNCTION_MODES, no_hooks_on_saved_tensors
 from dovetail_prims.node_error import blamed
+from dovetail_prims.wrappers import is_wrapper_type
 
 from dovetail_capture import _frame_hook
 from dovetail_capture.captured_frame import CapturedFrame
@@ -42,6 +43,7 @@ from dovetail_capture.errors import (
 )
 from dovetail_capture.function_stack import no_function_modes, outside_of_modes
 from dovetail_capture.guard_filter import GuardFilter, keep_guards
+from dovetail_capture.interpreter.values.plain import is_asked
 from dovetail_capture.options import CaptureOptions
 from dovetail_capture.replacement import build_replacement
 from dovetail_capture.skip import is_generated_for_skipped, is_skipped, runs_with_capture_off
@@ -178,6 +180,8 @@ class CaptureContext:
         if skipped and id(code) not in self._roots:
             if not self._continuations.is_continuation(code):
                 return _frame_hook.SKIP
+        if not torch._C._is_torch_function_enabled() and any(map(_has_own_function, args)):
+            return None  # a graph has what the class makes of operations, which now is not asked
         with self._lock, torch._C.DisableTorchFunction():  # what is read here, no mode sees
             for entry in self.hook.entries(code):
                 if _frame_hook.check_guard(entry.guard, args, func):
@@ -511,6 +515,12 @@ def _changed_sizes(guards: GuardSet, view: FrameView) -> frozenset[tuple[str, in
             if type(number) is type(clause.value) and number != clause.value:
                 changed.add((str(clause.source), -1))
     return frozenset(changed)
+
+
+def _has_own_function(value: Any) -> bool:
+    """Is it a tensor whose class torch asks about operations?"""
+    cls = type(value)
+    return is_asked(cls) and not is_wrapper_type(cls)
 
 
 def _a_dispatch_mode_looks_on() -> bool:

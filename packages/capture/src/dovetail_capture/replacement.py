@@ -29,6 +29,7 @@ from dovetail_capture.captured_frame import CapturedFrame, GraphInput
 from dovetail_capture.continuation import Resume, Resumption
 from dovetail_capture.interpreter.values.arrays import ArraySource
 from dovetail_capture.interpreter.values.draws import DrawSource
+from dovetail_capture.interpreter.values.plain import PlainSource, as_plain
 from dovetail_capture.recipe import (
     Build,
     CallFunction,
@@ -197,6 +198,8 @@ class _Writer:
                 return f"{self.constant(READERS[part])}({self.source(base)})"
             case ArraySource(base):
                 return f"{self.constant(from_numpy)}({self.source(base)})"
+            case PlainSource(base):
+                return f"{self.constant(as_plain)}({self.source(base)})"
             case s.StrideSource(base, dim):
                 return f"{self.source(base)}.stride({dim})"
         raise TypeError(f"replacement code cannot fetch a {type(source).__name__}: {source}")

@@ -252,6 +252,11 @@ def tensor_mismatch(clause: c.TensorIs, value: Any) -> tuple[str, Any, Any] | No
     """The first property of `value` that differs: (name, expected, seen); None if all hold."""
     if type(value) is not clause.type_:
         return "type", clause.type_, type(value)
+    with torch._C.DisableTorchFunctionSubclass():  # its class may have a method for these
+        return _metadata_mismatch(clause, value)
+
+
+def _metadata_mismatch(clause: c.TensorIs, value: Any) -> tuple[str, Any, Any] | None:
     tensor: Any = value
     try:
         for name in ("dtype", "device", "requires_grad", "layout"):

@@ -15,6 +15,7 @@ from dovetail_guards.guard_set import GuardSet
 from dovetail_guards.shape_env import DataDependentError
 from dovetail_guards.source import ClosureCellSource
 from dovetail_guards.torch_state import FUNCTION_MODES, READERS
+from torch.autograd import forward_ad
 from torch.fx import GraphModule, Node
 
 from dovetail_capture.captured_frame import CapturedFrame, GraphBreak, GraphInput
@@ -36,6 +37,7 @@ from dovetail_capture.interpreter.signals import (
 from dovetail_capture.interpreter.values.arrays import ArraySource
 from dovetail_capture.interpreter.values.base import Lazy, Value
 from dovetail_capture.interpreter.values.functions import CellValue, HandlerMark
+from dovetail_capture.interpreter.values.plain import PlainSource
 from dovetail_capture.interpreter.values.tensors import TensorValue
 from dovetail_capture.interpreter.wrap import cell_value
 from dovetail_capture.knobs import DEBUG
@@ -203,6 +205,9 @@ class _Attempt:
         for name in _GUARDED_STATE:
             self.session.clauses.append(c.TorchState(name, READERS[name]()))
         sources = self.session.sources
+        # (Within a level of forward-mode derivatives frames are not compiled.)
+        level = sources.item(sources.held(vars(forward_ad), "forward_ad"), "_current_level")
+        self.session.clauses.append(c.ConstantIs(level, -1))
         stack = sources.held(FUNCTION_MODES, "torch function mode")
         modes = [
             self.vm.wrap(mode, sources.item(stack, place))
@@ -241,6 +246,10 @@ class _Attempt:
                 self.raises = True
                 raise GraphBreakSignal(f"the frame raises {name}: {_message(vm, error)}") from None
             vm.check_generators()
+            if self.session.functions_off:
+                raise CannotRebuild(
+                    "a block without torch functions", self.session.functions_off[0]
+                )
             rebuilder = Rebuilder(vm)
             if returned is not None:
                 end = FrameEnd(returns=rebuilder.recipe(returned))
@@ -373,7 +382,11 @@ class _Attempt:
             if id(graph_input) in kept and isinstance(value, TensorValue)
         ]
         if writes(graph, (fake for _, fake in tensors)):
-            pairs = [(graph_input.source, graph_input.example) for graph_input, _ in tensors]
+            pairs = [
+                (s.base if isinstance(s, PlainSource) else s, graph_input.example)
+                for graph_input, _ in tensors
+                for s in (graph_input.source,)
+            ]
             tensors_only = [pair for pair in pairs if not isinstance(pair[0], ArraySource)]
             if len(tensors_only) < len(pairs) and writes_to_inputs(graph, tensors):
                 reason = "a write to an input of a graph that takes numpy arrays, too"

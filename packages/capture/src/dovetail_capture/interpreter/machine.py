@@ -409,12 +409,13 @@ class Interpreter:
         for value in (*args, *kwargs.values()):
             if value.__class__ is not TensorValue and value.__class__ is not Constant:
                 self._look_into(value)
-        if self.session.function_modes:
+        if self.session.function_modes or self.session.own_functions:
             function = getattr(torch.Tensor, target) if kind == "call_method" else target
             kwargs = dict(kwargs)
             answer = library.through_modes(self, function, args, kwargs)
             if answer is not None:
                 return answer
+            library.check_input_stays(target, args)
         return self.session.recorder.record(kind, target, args, kwargs)
 
     def _look_into(self, value: Value) -> None:
@@ -434,7 +435,8 @@ class Interpreter:
     def answer_of_modes(self, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Any:
         """What the program's function modes make of an operation that has a handler; None if
         there are none, or none does anything."""
-        if not self.session.function_modes or not library.is_operation(fn):
+        asks = self.session.function_modes or self.session.own_functions
+        if not asks or not library.is_operation(fn):
             return None
         return library.through_modes(self, fn, args, kwargs)
 
@@ -446,11 +448,15 @@ class Interpreter:
 
     def tensor_property(self, obj: TensorValue, name: str) -> Value:
         """A C attribute of a tensor: metadata is folded, tensors are recorded."""
-        if self.session.function_modes:
+        if self.session.function_modes or self.session.own_functions:
             answer = library.through_modes(self, operator.attrgetter(name), [obj], {})
             if answer is not None:
                 return answer
         return library.tensor_property(self, obj, name)
+
+    def tensor_of_class(self, tensor: Value, cls: type) -> Value:
+        """`tensor.as_subclass(cls)`."""
+        return library.as_subclass(self, [tensor, Constant(cls)], {})
 
     def is_pure(self, fn: Any, args: list[Value]) -> bool:
         """May `fn` be run at capture when all its arguments are known?"""

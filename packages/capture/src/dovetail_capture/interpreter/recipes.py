@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from dovetail_guards.shape_env import DataDependentError
 from dovetail_guards.source import ObjectSource, Source
+from dovetail_prims.wrappers import is_wrapper_type
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
@@ -47,6 +48,7 @@ from dovetail_capture.interpreter.values.functions import (
     TransformValue,
 )
 from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.plain import as_class
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
@@ -308,7 +310,10 @@ class Rebuilder:
         if position is None:
             position = self._positions[item.node] = len(self.outputs)
             self.outputs.append(item.node)
-        new = self._remember(item, r.GraphOutput(position))
+        given: r.Recipe = r.GraphOutput(position)
+        if item.cls is not torch.Tensor and not is_wrapper_type(item.cls):
+            given = r.CallFunction(r.Const(as_class), (given, r.Const(item.cls)))
+        new = self._remember(item, given)
         for name, value in item.attributes.items():
             self.effects.append(r.SetAttr(new, name, self.recipe(value)))
         return new

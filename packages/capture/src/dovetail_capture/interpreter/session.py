@@ -25,6 +25,7 @@ from dovetail_guards.source import (
     Source,
 )
 from dovetail_prims.wrappers import is_wrapper, overrides_functions
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from dovetail_capture.captured_frame import GraphInput
 from dovetail_capture.interpreter.cached_calls import Kept
@@ -38,6 +39,7 @@ from dovetail_capture.interpreter.values.containers import DictValue, ListValue,
 from dovetail_capture.interpreter.values.draws import DrawSource
 from dovetail_capture.interpreter.values.functions import HeldIterator
 from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.plain import PlainSource, as_plain, is_asked
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 from dovetail_capture.recipe import CallFunction
@@ -110,6 +112,10 @@ class Session:
         self.function_modes: list[Value] = []
         self.first_function_modes: list[Value] = []
         self.function_mode_left: Value = NONE
+        # Is there a tensor of a class that torch may ask about operations? The blocks without such
+        # functions that the program is in: the steps of the top frame that entered them.
+        self.own_functions = False
+        self.functions_off: list[int] = []
         self.settings: dict[Any, Any] = {}  # settings of torch that were changed -> what they were
         self.open_modes: list[OpenMode] = []  # of the blocks that the program is in
         self.global_hooks_guarded = False
@@ -210,11 +216,8 @@ class Session:
             else:
                 self.same(known.source, source)
             return known
-        if overrides_functions(type(real)):  # to look at it would call the program's method
-            raise GraphBreakSignal(
-                f"a {type(real).__name__} as an input, whose class has its own __torch_function__",
-                "pass `x.as_subclass(torch.Tensor)`, or a TorchFunctionMode in the class's stead",
-            )
+        if type(real) not in (torch.Tensor, torch.nn.Parameter) and self._is_to_be_plain(real):
+            return self._plain_input(real, source)
         if static:
             self.pin(source, real)
         wraps = is_wrapper(real)
@@ -243,6 +246,46 @@ class Session:
         self.known[id(real)] = value
         self.keep_alive.append(real)
         self.inputs.append((GraphInput(node.name, source, real, static), value))
+        return value
+
+    def _is_to_be_plain(self, real: torch.Tensor) -> bool:
+        if overrides_functions(type(real)):
+            return True
+        return not isinstance(real, (torch.nn.Parameter, torch.nn.Buffer)) and not is_wrapper(real)
+
+    def _plain_input(self, real: torch.Tensor, source: Source) -> TensorValue:
+        """The value of a tensor of the program's own class: the graph's input is the plain tensor
+        of it. To look at the tensor may call the program's `__torch_function__`."""
+        if isinstance(real, UninitializedTensorMixin):
+            raise GraphBreakSignal("a parameter without a shape, of a lazy module, as an input")
+        if is_wrapper(real) or type(real).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            raise GraphBreakSignal(
+                f"a {type(real).__name__} as an input: a class with a __torch_dispatch__ that does "
+                "not only wrap tensors"
+            )
+        plain = as_plain(real)
+        leaf = plain.detach().requires_grad_(plain.requires_grad)
+        with torch._C.DisableTorchFunctionSubclass():
+            try:
+                sizes = self.shapes.sizes_of(real, source)
+                clause = tensor_clause(real, source)
+                fake = self.recorder.from_real(leaf, sizes)
+            except (RuntimeError, NotImplementedError) as error:  # it is sparse, say
+                raise GraphBreakSignal(f"a {type(real).__name__} as an input: {error}") from error
+            if sizes is not None:
+                fixed = tuple(size if type(size) is int else None for size in fake._sizes)
+                strides = self.shapes.relate_strides(fake, source)
+                clause = replace(clause, sizes=fixed, strides=strides)
+        self.clauses.append(clause)
+        node = self.recorder.placeholder(_input_name(source, len(self.inputs)), fake)
+        node.meta["static"] = False
+        value = TensorValue(node, fake, type(real), source, real)
+        value.overrides = is_asked(type(real))
+        self.own_functions = True
+        self.recorder.bind(value)
+        self.known[id(real)] = value
+        self.keep_alive.append(real)
+        self.inputs.append((GraphInput(node.name, PlainSource(source), plain, False), value))
         return value
 
     def _guard_inside(self, real: Any, source: Source) -> None:
@@ -388,7 +431,8 @@ class Session:
         """Guard that different inputs stay different tensors."""
         if len(inputs) > 1:
             sources = [
-                i.source.base if isinstance(i.source, ArraySource) else i.source for i in inputs
+                i.source.base if isinstance(i.source, (ArraySource, PlainSource)) else i.source
+                for i in inputs
             ]
             self.clauses.append(c.DistinctObjects(tuple(sources)))
         changed = [value for value in self.known.values() if _is_changed(value)]

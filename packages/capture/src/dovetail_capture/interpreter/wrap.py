@@ -314,7 +314,10 @@ def _is_fixed_member(item: Any) -> bool:
     """Is it the same in each program that meets it? (A closure is known by its parts.)"""
     if isinstance(item, types.FunctionType):
         return "<locals>" not in item.__code__.co_qualname
-    functions = (types.BuiltinFunctionType, torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+    functions = (
+        types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
+        types.MethodWrapperType, torch._ops.OpOverload, torch._ops.OpOverloadPacket,
+    )  # fmt: skip
     return isinstance(item, (*EQUALITY_TYPES, type, enum.Enum, *functions))
 
 

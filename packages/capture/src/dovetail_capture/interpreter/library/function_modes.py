@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
 from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.library.own_functions import ask, asked_classes
 from dovetail_capture.interpreter.recorder import NotAGraphArgument, Recorder
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value
@@ -64,26 +65,34 @@ def through_modes(
     """What the program's modes make of the operation `run`; None if they leave it as it is.
     Raises NotAGraphArgument for a Python function that no mode is asked about as a whole."""
     session = vm.session
-    modes = session.function_modes
-    if all(mode.python_type() is DeviceContext for mode in modes):
-        if run in _makers() and _is_none(kwargs.get("device")):
-            kwargs["device"] = vm.get_attr(modes[-1], "device")
+    if run is torch.Tensor.as_subclass:  # which torch asks nobody about
         return None
+    modes = session.function_modes
+    asked = asked_classes(vm, [*args, *kwargs.values()])
+    if all(mode.python_type() is DeviceContext for mode in modes):
+        if modes and run in _makers() and _is_none(kwargs.get("device")):
+            kwargs["device"] = vm.get_attr(modes[-1], "device")
+        if not asked:
+            return None
+        modes = []
     try:
         given = _given(session.recorder, run, args, kwargs)
     except NotAGraphArgument:
         return None
     if given is None:
         return None
-    func, classes, positional, named = given
+    func, given_classes, positional, named = given
     if isinstance(run, types.FunctionType) and func is not run:
         raise NotAGraphArgument(f"`{run.__name__}`, in which a mode is asked about `{func}`")
-    if isinstance(func, types.FunctionType):
-        # C functions tell of overriding classes only; fakes are of a class that overrides nothing.
-        classes = (torch.Tensor,) if _holds_plain_tensor(args) else ()
+    classes = tuple(asked)
+    if isinstance(func, types.FunctionType) and _holds_plain_tensor(args):
+        classes += (torch.Tensor,)  # (C functions tell of overriding classes only,
+    elif given_classes and not asked:  # or, without arguments, of the tensor's)
+        classes = (torch.Tensor,)
     values = _Values(session.recorder)
     call = [Constant(func), TupleValue([vm.held(cls) for cls in classes]), values.of(positional)]
-    return _ask(vm, [*call, values.of(named)])
+    call.append(values.of(named))
+    return _ask(vm, call) if modes else ask(vm, asked, call)
 
 
 def _ask(vm: Interpreter, call: Args) -> Value:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from dovetail_capture.interpreter.library import polyfills
+from dovetail_capture.interpreter.library import own_functions, polyfills
 from dovetail_capture.interpreter.library.container_methods import (
     Args,
     Handler,
@@ -67,7 +67,8 @@ class Steps(Iterator[Value]):
 
 
 def len_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return vm.constant(operators.length(vm, args[0]))
+    own = own_functions.ask_about(vm, torch.Tensor.__len__, args[:1])
+    return vm.constant(operators.length(vm, args[0])) if own is None else own
 
 
 def iter_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:

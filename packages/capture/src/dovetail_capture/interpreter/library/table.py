@@ -21,6 +21,7 @@ from dovetail_capture.interpreter.library import (
     mapping_proxies,
     numpy_functions,
     optimizers,
+    own_functions,
     polyfills,
     settings,
     stdlib,
@@ -57,6 +58,7 @@ HANDLERS: dict[Any, Handler] = {
     **stdlib.HANDLERS,
     **torch_functions.HANDLERS,
     **settings.HANDLERS,
+    **own_functions.HANDLERS,
     **tensor_creation.HANDLERS,
     **polyfills.HANDLERS,
     **optimizers.HANDLERS,
@@ -72,6 +74,8 @@ HANDLERS: dict[Any, Handler] = {
     **function_modes.HANDLERS,
     **higher_order.HANDLERS,
 }
+as_subclass = own_functions.as_subclass
+check_input_stays = own_functions.check_input_stays
 through_modes = function_modes.through_modes
 require_truth = checks.require_truth
 mapping_of = mapping_proxies.mapping_of
@@ -81,6 +85,7 @@ CODE_HANDLERS = {**polyfills.CODE_HANDLERS, **optimizers.CODE_HANDLERS}
 NEW_HANDLERS = {
     **builtin_functions.NEW_HANDLERS,
     **tensor_creation.NEW_HANDLERS,
+    **own_functions.NEW_HANDLERS,
     functools.partial: stdlib.partial_of_class,
 }
 PURE_CLASSES: frozenset[type] = stdlib.PURE_CLASSES | torch_functions.PURE_CLASSES

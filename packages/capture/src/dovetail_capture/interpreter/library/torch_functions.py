@@ -43,6 +43,7 @@ _NOT_OPERATIONS: set[Any] = {
     torch.Tensor.__format__, torch.Tensor.__repr__, torch.Tensor.__reduce_ex__,
     torch.Tensor.__deepcopy__, torch.Tensor.__hash__, torch.Tensor.backward,
     torch.Tensor.register_hook, torch.Tensor.share_memory_, torch.Tensor.__setstate__,
+    torch.Tensor.__torch_function__.__func__,  # type: ignore[attr-defined]
 }  # fmt: skip
 _C_OWNERS = (
     _C._VariableFunctions, _C._nn, _C._special, _C._linalg, _C._fft, _C._sparse, _C._nested,
@@ -103,6 +104,8 @@ def tensor_property(vm: Interpreter, obj: TensorValue, name: str) -> Value:
     if name == "grad":
         if obj.source is None:
             return NONE
+        if obj.overrides:
+            raise GraphBreakSignal("the gradient of a tensor with a `__torch_function__`")
         source = vm.session.sources.attr(obj.source, "grad")
         return vm.wrap(obj.real.grad, source)
     if name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
@@ -133,8 +136,12 @@ def tensor_property(vm: Interpreter, obj: TensorValue, name: str) -> Value:
 
 
 def tensor_len(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    from dovetail_capture.interpreter.library.own_functions import ask_about
     from dovetail_capture.interpreter.protocols.operators import length
 
+    own = ask_about(vm, torch.Tensor.__len__, args)
+    if own is not None:
+        return own
     return vm.constant(length(vm, args[0]))
 
 
@@ -460,14 +467,7 @@ HANDLERS: dict[Any, Handler] = {
     torch._jit_internal.is_scripting: always(False),
     _C._get_tracing_state: always(None),
     _C._is_tracing: always(False),
-    _C._has_torch_function: always(False),
-    _C._has_torch_function_unary: always(False),
-    _C._has_torch_function_variadic: always(False),
-    torch.overrides.has_torch_function: always(False),
-    torch.overrides.has_torch_function_unary: always(False),
-    torch.overrides.has_torch_function_variadic: always(False),
     _C._log_api_usage_once: always(None),
-    _C._is_torch_function_enabled: always(True),
     torch._assert: lambda vm, args, kwargs: _torch_assert(vm, args, kwargs),
     **{fn: folded(fn) for fn in _FOLDED},
     **{fn: of_gpu(fn) for fn in _OF_GPU},

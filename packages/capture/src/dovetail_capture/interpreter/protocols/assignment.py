@@ -38,6 +38,8 @@ def set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> None:
         return
     if isinstance(obj, TensorValue):
         _, attr = attributes.class_lookup(vm, obj.cls, name)
+        if attr is not attributes.MISSING and obj.overrides:  # its class is asked
+            raise GraphBreakSignal(f"assignment to attribute `{name}` of a {obj.cls.__name__}")
         if attr is _REQUIRES_GRAD and isinstance(value, Constant) and type(value.value) is bool:
             vm.call(vm.get_attr(obj, "requires_grad_"), [value], {})
             return

@@ -491,6 +491,8 @@ def _tensor_attr(vm: Interpreter, obj: TensorValue, name: str) -> Value:
         return NativeMethod(attr, obj, name)
     if kind is types.FunctionType:
         return BoundMethod(vm.held(attr), obj)
+    if kind is property and obj.overrides and not issubclass(torch.Tensor, owner):
+        return vm.call(vm.held(attr.fget), [obj], {})
     if kind is types.GetSetDescriptorType or kind is property:
         return vm.tensor_property(obj, name)
     return bind_to_instance(vm, obj, owner, name, attr)

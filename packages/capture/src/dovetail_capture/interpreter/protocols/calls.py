@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from dovetail_prims.functional_twins import has_functional_twin
+from dovetail_prims.wrappers import is_wrapper_type
+from torch import nn
 
 from dovetail_capture.interpreter import cached_calls
 from dovetail_capture.interpreter.frame import Frame
@@ -429,14 +431,22 @@ def instantiate(
         if handler is not None:
             return handler(vm, [class_value, *args], kwargs)
         return inline(vm, meta_call, [class_value, *args], kwargs)
-    if issubclass(cls, torch.Tensor):
-        raise GraphBreakSignal(
-            f"creation of a {cls.__name__}", "create it before the compiled function runs"
-        )
     owner, new = attributes.class_lookup(vm, cls, "__new__")
     if isinstance(new, staticmethod):
         new = new.__func__
-    if isinstance(new, types.FunctionType):
+    if issubclass(cls, torch.Tensor):
+        plain = not is_wrapper_type(cls) and not issubclass(cls, (nn.Parameter, nn.Buffer))
+        own_new = isinstance(new, types.FunctionType)
+        given = len(args) == 1 and isinstance(args[0], TensorValue) and not kwargs
+        if not plain or not (own_new or given):
+            raise GraphBreakSignal(
+                f"creation of a {cls.__name__}", "create it before the compiled function runs"
+            )
+        if not own_new:
+            instance = vm.tensor_of_class(args[0], cls)
+        else:
+            instance = call(vm, vm.held(new), [class_value, *args], kwargs)
+    elif isinstance(new, types.FunctionType):
         instance = call(vm, vm.held(new), [class_value, *args], kwargs)
     else:
         instance = native_new(vm, owner, cls, args, kwargs)

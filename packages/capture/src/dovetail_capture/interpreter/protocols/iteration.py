@@ -57,6 +57,8 @@ def get_iter(vm: Interpreter, value: Value) -> Value:
     if cls is SetValue:
         return _set_iterator(vm, value)  # type: ignore[arg-type]
     if cls is TensorValue:
+        if value.overrides:  # type: ignore[attr-defined]
+            vm.call_method(value, "dim", [])  # which its class is asked, too
         if not len(value.sizes):  # type: ignore[attr-defined]
             vm.raise_error(TypeError, "iteration over a 0-d tensor")
         unbound = vm.record("call_method", "unbind", [value, Constant(0)], {})

@@ -526,10 +526,23 @@ def _equal(vm: Interpreter, left: Value, right: Value) -> bool:
 _METHODS = (BoundMethod, NativeMethod)
 
 
+def _real_method(value: Value) -> Any:
+    """The method of a C descriptor that a value stands for: `torch.Tensor.shape.__get__`; None if
+    it is none."""
+    if isinstance(value, NativeMethod) and isinstance(value.receiver, Constant):
+        receiver = value.receiver.value
+        if isinstance(receiver, (types.GetSetDescriptorType, *attributes.C_METHODS)):
+            return value.descriptor.__get__(receiver)
+    return value.value if isinstance(value, Constant) else None
+
+
 def _equal_methods(vm: Interpreter, left: Value, right: Value) -> bool:
     """Methods are equal that are one function of one object."""
     if left.python_type() is not right.python_type():
         return False
+    sides = [_real_method(side) for side in (left, right)]
+    if None not in sides:
+        return bool(sides[0] == sides[1])
     parts: list[tuple[Value, Any]] = []
     for side in (left, right):
         if isinstance(side, NativeMethod):

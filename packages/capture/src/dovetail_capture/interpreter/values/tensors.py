@@ -16,7 +16,7 @@ class TensorValue(Value):
     """A tensor of the graph. `attributes` are Python attributes set on it in the frame."""
 
     __slots__ = ("answer", "attributes", "cls", "drawn", "fake", "inference", "node",
-                 "real")  # fmt: skip
+                 "overrides", "real")  # fmt: skip
 
     def __init__(
         self,
@@ -34,6 +34,7 @@ class TensorValue(Value):
         self.attributes: dict[str, Value] = {}
         self.inference = False  # made in a block of inference mode, of the frame's own
         self.drawn: tuple[Node, float, float] | None = None  # sampler, least and greatest value
+        self.overrides = False  # has its class a `__torch_function__` of its own?
         self.answer: bool | None = None  # what each element is known to be, of a comparison
 
     def python_type(self) -> type:
