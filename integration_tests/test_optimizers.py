@@ -92,8 +92,34 @@ def test_step(name: str, foreach: bool) -> None:
 @pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam", "AdamW"])
 def test_fused_step(name: str) -> None:
     options = OPTIMIZERS[name] | {"fused": True, "maximize": True, "weight_decay": 0.1}
-    ours = trained(name, options, lambda step: dovetail.compile(step, fullgraph=True))
-    assert_same(ours, trained(name, options, lambda step: step))
+    steps = []
+
+    def compiled(step: Any) -> Any:
+        steps.append(dovetail.compile(step, fullgraph=True))
+        return steps[-1]
+
+    assert_same(trained(name, options, compiled), trained(name, options, lambda step: step))
+    assert dovetail.report(steps[0]).graphs <= 3  # the state, one rate, any rate
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam", "AdamW"])
+def test_fused_step_by_a_tensor(name: str) -> None:
+    def run(compiled: Callable[[Any], Any]) -> tuple[list[Tensor], dict[str, Any]]:
+        net = model()
+        rate = torch.tensor(0.05)
+        kind = getattr(torch.optim, name)
+        optimizer = kind(net.parameters(), lr=rate, fused=True, **OPTIMIZERS[name])
+        step = compiled(optimizer.step)
+        torch.manual_seed(1)
+        for _ in range(4):
+            for p in net.parameters():
+                p.grad = torch.randn_like(p)
+            step()
+            rate.mul_(0.5)
+        return [p.detach() for p in net.parameters()], optimizer.state_dict()
+
+    ours = run(lambda step: dovetail.compile(step, fullgraph=True))
+    assert_same(ours, run(lambda step: step))
 
 
 @pytest.mark.parametrize("name", ["SGD", "AdamW", "RMSprop"])

@@ -77,6 +77,19 @@ def _lerp(x: Tensor, end: Tensor, weight: Any) -> Any:
     return torch.lerp(x, end, torch.full((), cast(Any, weight), dtype=x.dtype, device=x.device))
 
 
+def _fused_step(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A `_fused_` step of an optimizer by a symbolic learning rate, which C++ takes as a number (a
+    schedule changes it each step): by a tensor of it, which the step takes as well."""
+
+    def form(params: Sequence[Tensor], *args: Any, lr: Any, **kwargs: Any) -> Any:
+        if not isinstance(lr, torch.SymFloat) or not params:
+            return NotImplemented
+        rate = torch.full((), cast(Any, lr), dtype=torch.float64, device=params[0].device)
+        return function(params, *args, lr=rate, **kwargs)
+
+    return form
+
+
 def _one_hot(x: Tensor, num_classes: Any = -1) -> Any:
     """`one_hot` of a given number of classes: row-major, and the classes checked on a CPU."""
     if x.dtype is not torch.int64 or (type(num_classes) is int and num_classes < 0):
@@ -168,6 +181,10 @@ def _mean_ctc_loss(mean: Any, none: Any, function: Callable[..., Any]) -> Callab
     return form
 
 
+_FUSED_STEPS: tuple[Callable[..., Any], ...] = tuple(
+    getattr(torch, f"_fused_{name}_") for name in ("adam", "adamw", "sgd", "adagrad")
+)
+
 _RESIZES = {
     **{("nearest", n + 2): f"upsample_nearest{n}d" for n in (1, 2, 3)},
     **{("nearest-exact", n + 2): f"_upsample_nearest_exact{n}d" for n in (1, 2, 3)},
@@ -227,6 +244,7 @@ SYMBOLIC_FORMS: Mapping[Any, Callable[..., Any]] = {
     torch.nn.functional.batch_norm: _batch_norm,
     torch.lerp: _lerp,
     torch.Tensor.lerp: _lerp,
+    **{f: _fused_step(f) for f in _FUSED_STEPS},
 }
 """What stands for a call, by its function, where it gives a result (not NotImplemented)."""
 

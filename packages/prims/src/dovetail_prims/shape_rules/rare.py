@@ -320,8 +320,8 @@ def only_written(*args: Any, **kwargs: Any) -> None:
     """Steps of optimizers, which give nothing and change the shape of nothing."""
 
 
-# (Adam's have meta kernels.)
-_STEPS = ("_fused_sgd_", "_fused_adagrad_")
+# (Adam's have meta kernels where the learning rate is a number only.)
+_STEPS = ("_fused_sgd_", "_fused_adagrad_", "_fused_adam_", "_fused_adamw_")
 
 
 def rules() -> dict[str, Callable[..., Any]]:
