@@ -315,3 +315,72 @@ def test_a_generator_left_in_a_try_ends_with_its_frame() -> None:
             assert same(program(torch.ones(2)), captured(torch.ones(2)))
     finally:
         gc.enable()
+
+
+# --- graphs that raise when they run --------------------------------------------------------------
+
+_LEFT: list[object] = []
+
+
+class _Notes:
+    def __init__(self, name: str, fails: bool = False) -> None:
+        self.name, self.fails = name, fails
+
+    def __enter__(self) -> None:
+        _LEFT.append(f"enters {self.name}")
+
+    def __exit__(self, kind: type | None, error: object, trace: object) -> None:
+        _LEFT.append((self.name, kind and kind.__name__, error is not None, trace is not None))
+        if self.fails:
+            raise KeyError(self.name)
+
+
+def _within_blocks(x, index):
+    with _Notes("outer"), torch.no_grad():
+        print("break")
+        with _Notes("inner"):
+            print("break")
+            y = x[index]
+    return y
+
+
+def _around_a_try(x, index):
+    with _Notes("outer"):
+        try:
+            with _Notes("inner"):
+                print("break")
+                y = x[index] + 1
+        except KeyError:
+            y = x
+    return y
+
+
+def _an_exit_that_raises(x, index):
+    with _Notes("outer"), _Notes("inner", fails=True):
+        print("break")
+        y = x[index] + 1
+    return y
+
+
+def _a_mode_in_the_graph(x, index):
+    with torch.no_grad():
+        y = x[index]
+    return y
+
+
+@pytest.mark.parametrize(
+    "program", [_within_blocks, _around_a_try, _an_exit_that_raises, _a_mode_in_the_graph]
+)
+def test_blocks_are_left_when_a_graph_raises(program) -> None:
+    captured = optimize(program, CountingBackend())
+    for index in ([0], [7], [1]):
+        seen = []
+        for call in (program, captured):
+            _LEFT.clear()
+            try:
+                result = call(torch.ones(3), torch.tensor(index))
+            except Exception as error:
+                result = type(error), type(error.__context__)
+            seen.append((result, list(_LEFT), torch.is_grad_enabled()))
+            torch.set_grad_enabled(True)
+        assert same(*seen), seen

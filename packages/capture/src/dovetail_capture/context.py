@@ -268,7 +268,8 @@ class CaptureContext:
         else:
             compiled = self._run_backend(code, frame) if has_graph else None
             try:
-                replacement = build_replacement(frame, compiled, resumption)
+                blocks = self._continuations.open_blocks(code)
+                replacement = build_replacement(frame, compiled, resumption, blocks)
             except Exception as error:
                 raise InternalError(
                     f"internal error while replacing {place_of(code)}: {error!r}"

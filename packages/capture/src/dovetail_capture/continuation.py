@@ -135,6 +135,7 @@ class ContinuationCache:
         self._roots: dict[int, _Root] = {}
         self._resumptions: dict[tuple[int, _Start], Resumption] = {}
         self._continuations: dict[tuple[int, _Start], CodeType] = {}
+        self._blocks: dict[int, tuple[str, ...]] = {}
         self._keep: list[CodeType] = []  # the codes whose ids the tables use
 
     def root_code(self, code: CodeType) -> CodeType:
@@ -145,6 +146,11 @@ class ContinuationCache:
     def is_continuation(self, code: CodeType) -> bool:
         """Was this code made here?"""
         return id(code) in self._roots
+
+    def open_blocks(self, code: CodeType) -> tuple[str, ...]:
+        """The parameters of a continuation that hold the `__exit__` of the `with` blocks it starts
+        in, innermost first."""
+        return self._blocks.get(id(code), ())
 
     def resume(self, code: CodeType, end: FrameEnd) -> Resumption:
         """How to go on after `end`, a break in a frame of `code`; raises `CannotResume`."""
@@ -178,6 +184,7 @@ class ContinuationCache:
             found = self._continuations[key] = maker.finish()
             origins = tuple(instruction.origin for instruction in maker.body.instructions)
             self._roots[id(found)] = _Root(code, origins)
+            self._blocks[id(found)] = _open_blocks(decode(code), start)
         return found
 
 
@@ -282,6 +289,29 @@ class _Maker:
                 instruction.name, instruction.arg = "NOP", 0  # never reached
             elif instruction.op in used:
                 instruction.arg = new[old[instruction.arg]]
+
+
+def _open_blocks(body: Body, start: _Start) -> tuple[str, ...]:
+    """Where a continuation that starts here has the `__exit__` of each `with` block around it."""
+    found: list[str] = []
+    place: int | None = start.index
+    while place is not None:
+        row = _row_around(body, place)
+        place = None if row is None else row.target.origin
+        if row is not None and place is not None:
+            if body.instructions[place + 1].name == "WITH_EXCEPT_START":
+                found.append(f".s{row.depth - 1}")
+    return tuple(found)
+
+
+def _row_around(body: Body, index: int) -> Handler | None:
+    """The row of the exception table that an instruction lies in."""
+    for row in body.handlers:
+        end = len(body.instructions) if row.end is None else row.end.origin
+        assert row.start.origin is not None and end is not None
+        if row.start.origin <= index < end:
+            return row
+    return None
 
 
 def _make_resumption(cache: ContinuationCache, code: CodeType, start: _Start) -> Resumption:

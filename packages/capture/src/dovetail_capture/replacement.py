@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
+import torch
 from dovetail_guards import source as s
+from dovetail_guards.clauses import TorchState
 from dovetail_guards.iterators import READERS
 from torch import from_numpy
 
@@ -81,10 +83,12 @@ def build_replacement(
     frame: CapturedFrame,
     compiled: Callable[..., Any] | None,
     resumption: Resumption | None = None,
+    blocks: tuple[str, ...] = (),
 ) -> Replacement:
     """The replacement of `frame`, whose graph was compiled to `compiled` (all inputs positional,
-    a sequence of outputs); `resumption` says how to go on when the frame ends in a break."""
-    writer = _Writer(frame.code)
+    a sequence of outputs); `resumption` says how to go on when the frame ends in a break; `blocks`
+    are the parameters with the `__exit__` of the `with` blocks that the frame begins in."""
+    writer = _Writer(frame.code, blocks)
     writer.write_frame(frame, compiled, resumption)
     line = frame.code.co_firstlineno if resumption is None else resumption.line
     return Replacement(writer.compile(line), writer.text())
@@ -93,8 +97,9 @@ def build_replacement(
 class _Writer:
     """Writes the body of the replacement function, statement by statement."""
 
-    def __init__(self, code: CodeType) -> None:
+    def __init__(self, code: CodeType, blocks: tuple[str, ...] = ()) -> None:
         self.code = code
+        self._blocks = blocks
         self.lines: list[str] = []
         self.constants: list[Any] = []
         self._constant_names: dict[int, str] = {}
@@ -395,9 +400,21 @@ class _Writer:
             outputs = [f"_dt_out{i}" for i in range(count)]
             self._temporaries += outputs
             targets = ", ".join(outputs)
-            self.emit(f"{targets}{',' if count == 1 else ''} = {call}")
-        else:
+            call = f"{targets}{',' if count == 1 else ''} = {call}"
+        leaves = [self.arguments[name] for name in self._blocks]
+        undo = _undone(frame)
+        if not leaves and not undo:
             self.emit(call)
+            return
+        base, leave = self.constant(BaseException), self.constant(rebuild.leave_blocks)
+        set_mode = self.constant(torch._C._set_grad_enabled)
+        self.emit("try:")
+        self.emit(f"    {call}")
+        self.emit(f"except {base} as _dt_error:")
+        for mode in undo:
+            self.emit(f"    {set_mode}({mode})")
+        self.emit(f"    {leave}({', '.join(['_dt_error', *leaves])})")
+        self.emit("    raise")
 
     def _resume(self, end: FrameEnd, resumption: Resumption) -> None:
         locals_ = dict(end.locals_)
@@ -544,6 +561,16 @@ def _is_plain(name: str) -> bool:
 
 def _pairs(items: list[str], between: str) -> list[str]:
     return [f"{k}{between}{v}" for k, v in zip(items[::2], items[1::2], strict=True)]
+
+
+def _undone(frame: CapturedFrame) -> tuple[bool, ...]:
+    """The grad mode at the start of a frame whose graph sets another: a graph that raises leaves
+    it so."""
+    assert frame.graph is not None
+    if not any(node.target is torch._C._set_grad_enabled for node in frame.graph.graph.nodes):
+        return ()
+    clauses = [clause for clause in frame.guards.clauses if isinstance(clause, TorchState)]
+    return tuple(clause.value for clause in clauses if clause.name == "grad_mode")
 
 
 def _output_count(frame: CapturedFrame) -> int:
