@@ -153,3 +153,17 @@ def test_a_pickled_source_does_not_carry_its_hash() -> None:
     assert source.__getstate__() == {"base": s.InstanceAttrSource(X, "layers"), "key": 0}
     again = pickle.loads(pickle.dumps(source))
     assert again == source and hash(again) == hash(source)
+
+
+def test_keys_are_not_asked_for_their_text() -> None:
+    """A tensor's has its values, fetched from its device; and they change."""
+
+    class Key:
+        def __repr__(self) -> str:
+            raise AssertionError("asked")
+
+    one, other = Key(), Key()
+    texts = [str(s.ItemSource(X, key)) for key in (one, other, (one, 1), "name", 2.5, Key)]
+    assert texts[0] == f"x[<Key at {id(one):#x}>]" and texts[0] != texts[1]
+    assert texts[2] == f"x[(<Key at {id(one):#x}>, 1,)]"
+    assert texts[3:5] == ["x['name']", "x[2.5]"] and "Key" in texts[5]

@@ -154,6 +154,10 @@ class _Joint:
         self.lifted = {name: attribute_of(gm, name) for name in lifted}
         self.examples = inputs + list(self.lifted.values())
         self.num_examples = len(self.examples)
+        self.in_storage: dict[int, list[int]] = {}  # inputs by what they lie in
+        for position, example in enumerate(self.examples):
+            if isinstance(example, Tensor):
+                self.in_storage.setdefault(storage_key(example), []).append(position)
         self.storages = self._shared(by_storage)
         self.apart: list[tuple[int, int]] = []
         self.chains: dict[int, tuple[ViewStep, ...]] = {}  # of inputs that are views of storages
@@ -367,7 +371,7 @@ class _Joint:
         found: dict[int, SharedStorage] = {}
         for index in by_storage:
             key = storage_key(self.examples[index])
-            members = [i for i, e in enumerate(self.examples) if _in_storage(e, key)]
+            members = list(self.in_storage[key])
             # The one that asked comes first: its version counter is bumped by writes.
             members.sort(key=lambda i: i != index)
             found.setdefault(key, shared_storage(members, self.examples))
@@ -406,9 +410,9 @@ class _Joint:
 
     def _need_storage_if_overlapped(self, index: int) -> None:
         example = self.examples[index]
-        key = storage_key(example)
-        for number, other in enumerate(self.examples):
-            if other is example or not _in_storage(other, key):
+        for number in self.in_storage[storage_key(example)]:
+            other = self.examples[number]
+            if other is example:
                 continue
             if memory_overlaps(example, other):
                 raise StorageNeededError(index)
@@ -685,10 +689,6 @@ _ERRORS_OF_BACKWARDS = (
     "isDifferentiableType", "is a view and its base or another view",
     "A view was created in no_grad mode", "isFloatingType(grad.scalar_type())",
 )  # fmt: skip
-
-
-def _in_storage(example: Any, key: int) -> bool:
-    return isinstance(example, Tensor) and storage_key(example) == key
 
 
 def _eliminate_dead_code(graph: Graph) -> None:

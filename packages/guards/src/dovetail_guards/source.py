@@ -121,7 +121,17 @@ class ItemSource(Source):
     key: Any
 
     def __str__(self) -> str:
-        return f"{self.base}[{self.key!r}]"
+        return f"{self.base}[{_key_text(self.key)}]"
+
+
+def _key_text(key: Any) -> str:
+    """A key as a person knows it. Objects are not asked for their text: that of a tensor takes its
+    values, which change, from its device."""
+    if isinstance(key, tuple):
+        return f"({', '.join(map(_key_text, key))},)"
+    if key is None or isinstance(key, str | bytes | int | float | complex | type):
+        return repr(key)
+    return f"<{type(key).__name__} at {id(key):#x}>"
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ from dovetail_capture.interpreter.values.tensors import TensorValue
 from dovetail_capture.recipe import CallFunction
 
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9]+")
+_PLACE = re.compile(r" at 0x[0-9a-f]+>")  # another one in each process
 _PINNED_DICTS = ("_parameters", "_buffers")
 
 
@@ -523,5 +524,6 @@ def tensor_clause(real: torch.Tensor, source: Source) -> c.TensorIs:
 
 def _input_name(source: Source, index: int) -> str:
     """A readable placeholder name for a source."""
-    text = _NOT_IN_NAMES.sub("_", str(source)).strip("_")[-40:].lstrip("_0123456789")
+    text = _NOT_IN_NAMES.sub("_", _PLACE.sub("", str(source))).strip("_")
+    text = text[-40:].lstrip("_0123456789")
     return f"in{index}_{text}" if text else f"in{index}"
