@@ -100,3 +100,24 @@ def test_what_is_past_the_inputs_breaks() -> None:
     assert any("past the inputs" in reason for reason in reasons)
     count, reasons = graphs_of(to_the_input, torch.ones(2, requires_grad=True) * 1)
     assert count == 1 and not reasons
+
+
+def test_whether_a_transform_is_active() -> None:
+    """The flag is told inside of captured transforms, and guarded for those around the call."""
+
+    def scaled(x: Tensor) -> Tensor:
+        return x * 2 if torch._C._are_functorch_transforms_active() else x * 3
+
+    def within(x: Tensor) -> tuple[Tensor, ...]:
+        slope = torch.func.grad(lambda row: scaled(row).sum())
+        return scaled(x), torch.vmap(scaled)(x), torch.vmap(slope)(x), scaled(x + 1)
+
+    x, other = torch.randn(3, 4), torch.randn(2)
+    found = explain(within)(x)
+    assert len(found.graphs) == 1 and not found.breaks
+    torch.testing.assert_close(found.result, within(x), rtol=0, atol=0)
+
+    call = optimize(scaled, lambda gm, inputs: gm.forward)
+    for _ in range(2):
+        assert torch.equal(call(other), other * 3)
+        assert torch.equal(torch.vmap(lambda row: row + call(other)[0])(x), x + other[0] * 2)

@@ -153,6 +153,7 @@ READERS: dict[str, Callable[[], Any]] = {
     "saved_tensors_hooks": _saved_tensors_hooks,
     "stream_capturing": _stream_capturing,
     "anomaly_mode": torch.is_anomaly_enabled,
+    "function_transforms": _C._are_functorch_transforms_active,
     "thread": threading.get_ident,
 }
 

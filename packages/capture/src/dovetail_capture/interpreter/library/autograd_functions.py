@@ -182,6 +182,7 @@ class _FunctionRecorder(InnerRecorder):
     """Records a forward, or a backward inside of what its forward recorded."""
 
     differentiates = True
+    transforms = False
 
 
 def _inside(vm: Interpreter, inner: InnerRecorder, args: Args) -> Args:

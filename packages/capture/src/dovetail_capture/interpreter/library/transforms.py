@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from dovetail_guards.torch_state import READERS
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
@@ -21,7 +22,7 @@ from dovetail_capture.interpreter.protocols import dicts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.recorder import NotAGraphArgument, Recorder
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.base import Constant, Value
+from dovetail_capture.interpreter.values.base import Constant, Value, boolean
 from dovetail_capture.interpreter.values.containers import DictValue, ListValue, TupleValue
 from dovetail_capture.interpreter.values.functions import TransformValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
@@ -47,6 +48,7 @@ class InnerRecorder(Recorder):
     """Records the graph of a transformed function inside of another graph."""
 
     differentiates = False  # may it ask for derivatives?
+    transforms = True  # does the function run inside of a transform?
 
     def __init__(self, outer: Recorder) -> None:
         super().__init__(outer.stack_trace)
@@ -331,7 +333,20 @@ def jvp_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return _apply(vm, _jvp, {"count": len(primals)}, inner, tangents)
 
 
+def _are_active(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """Whether a transform is active: one that is captured, or one around the whole call."""
+    recorder = vm.session.recorder
+    while isinstance(recorder, InnerRecorder):
+        if recorder.transforms:
+            return boolean(True)
+        recorder = recorder.outer
+    around = READERS["function_transforms"]()
+    vm.session.guard_state("function_transforms", around)
+    return boolean(around)
+
+
 HANDLERS: dict[Any, Handler] = {
+    torch._C._are_functorch_transforms_active: _are_active,
     **{transform: transform_of(transform) for transform in _TRANSFORMS},
     torch.func.vjp: value_and(_vjp),
     torch.func.linearize: value_and(_push),
