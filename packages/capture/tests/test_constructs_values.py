@@ -6,6 +6,7 @@ tells."""
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 from pathlib import Path
 
@@ -104,6 +105,29 @@ def records_with_an_equality_of_their_own_as_keys(x):
     return x + 1, {Own(1): 1, Own(2): 2}, {Plain(object): x}
 
 
+_HELD = torch.nn.Linear(3, 3)
+_BY_ID = {id(_HELD.weight): 3}
+
+
+class Counts(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.held, self.tied = _HELD, _HELD.weight
+
+    def forward(self, x):
+        same = id(self.held.weight) == id(self.tied), id(self.tied) == id(self.held.bias)
+        return (
+            self.held(x) * _BY_ID[id(self.tied)],
+            same,
+            [id(p) in _BY_ID for p in self.parameters()],
+        )
+
+
+@construct(make=lambda: (Counts(), torch.ones(2, 3)))
+def ids_of_parameters(module, x):
+    return module(x)
+
+
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)
 def test_construct(case: Case) -> None:
     run_case(case)
@@ -140,3 +164,13 @@ def test_tensors_of_numbers_that_data_tells(program) -> None:
         wanted, got = program(*given), captured(*given)
         assert same(wanted, got), (wanted, got)
     assert len(backend.graphs) == 1
+
+
+def test_functions_of_two_numbers_that_are_sizes() -> None:
+    def program(x: torch.Tensor) -> tuple[object, ...]:
+        n = x.shape[0]
+        return x * math.log(n, 2), math.atan2(n, 2), math.hypot(n, 3), math.copysign(n, -1)
+
+    captured = optimize(program, CountingBackend(), fullgraph=True, dynamic=True)
+    for size in (3, 4, 7):
+        assert same(program(torch.ones(size)), captured(torch.ones(size)))

@@ -467,7 +467,7 @@ class Interpreter:
         if fn in SYMBOLIC_FUNCTIONS and any(isinstance(a, SymbolicNumber) for a in args):
             if not kwargs and all(operators.is_number(a) for a in args):
                 known = [operators.settled(a.value) for a in args]  # type: ignore[attr-defined]
-                if fn in _HAVE_VALUE and not _HAVE_VALUE[fn](*known):
+                if fn in _HAVE_VALUE and (len(known) > 1 or not _HAVE_VALUE[fn](*known)):
                     known = [a.value for a in map(operators.concrete, args)]  # type: ignore[attr-defined]
                     return self.fold(fn, [Constant(number) for number in known], {})
                 return self.constant(SYMBOLIC_FUNCTIONS[fn](*known))

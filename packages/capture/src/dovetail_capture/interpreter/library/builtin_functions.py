@@ -203,6 +203,8 @@ def id_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         return Constant(id(value.value))
     if isinstance(value, ObjectValue) and value.pinned:
         return Constant(id(value.real))
+    if isinstance(value, TensorValue) and value.node.meta.get("static"):  # a module's, guarded
+        return Constant(id(value.real))
     raise GraphBreakSignal(f"id() of {value.describe()}")
 
 
