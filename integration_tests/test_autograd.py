@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from dovetail_autograd_aot import JointGraph, PartitionedGraph, aot_compile, min_cut_partition
 from dovetail_prims.decompositions import core_aten_table
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -490,3 +491,40 @@ def test_dispatch_modes_see_operations() -> None:
         with Shifting():
             assert compiled(x).tolist() == [200, 200, 200]
     assert dovetail.compile(inside)(x).tolist() == [200, 200, 200]
+
+
+def scanned(x: Tensor) -> Tensor:
+    return (x.sin() * x.sum()).cumsum(0).softmax(-1)
+
+
+def test_forward_mode_derivatives() -> None:
+    """A graph computes none: within a level of them functions run as Python runs them."""
+    x, t = torch.randn(3, 4), torch.randn(3, 4)
+    compiled = dovetail.compile(scanned)
+    torch.testing.assert_close(compiled(x), scanned(x))
+    found = []
+    for call in (compiled, scanned):
+        with forward_ad.dual_level():
+            found.append(tuple(forward_ad.unpack_dual(call(forward_ad.make_dual(x, t)))))
+        jacobian = torch.autograd.functional.jacobian(
+            call, x, vectorize=True, strategy="forward-mode"
+        )
+        found[-1] = (*found[-1], jacobian)
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_gradients_of_several_at_once() -> None:
+    layers = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.GELU(), nn.MaxPool2d(2))
+    for function, shape in ((scanned, (3, 4)), (layers, (2, 2, 6, 6))):
+        x = torch.randn(shape, requires_grad=True)
+        found = []
+        for call in (dovetail.compile(function), function):
+            y = call(x)
+            torch.manual_seed(0)
+            given = torch.randn(2, *y.shape).transpose(-1, -2).contiguous().transpose(-1, -2)
+            found.append(torch.autograd.grad(y, x, given, is_grads_batched=True)[0])
+        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+    compiled = dovetail.compile(scanned)
+    start = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(compiled, start, check_batched_grad=True)

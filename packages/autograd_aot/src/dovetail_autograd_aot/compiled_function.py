@@ -27,7 +27,7 @@ from dovetail_autograd_aot.joint import Decompositions, trace_joint
 from dovetail_autograd_aot.op_info import is_custom
 from dovetail_autograd_aot.partition import Partitioner, min_cut_partition
 from dovetail_autograd_aot.subclasses import Wrapping, compile_around
-from dovetail_autograd_aot.tangents import Tangents
+from dovetail_autograd_aot.tangents import Tangents, is_batched
 from dovetail_autograd_aot.undefined import backward_without
 from dovetail_autograd_aot.values import example_values
 
@@ -513,6 +513,8 @@ def make_autograd_function(
             missing = _missing(found)
             if missing == all_tangents:
                 return (None,) * len(masks)
+            if any(map(is_batched, found)):
+                return CompiledFunction.inlined_backward(ctx, *gradients)
             chosen = lazy.variant(missing)
             shapes = ctx.shapes if tangents.kept else {}
             arguments = [*values, *tangents.prepare(found, values, chosen.takes, shapes)]
@@ -531,7 +533,8 @@ def make_autograd_function(
         @staticmethod
         def inlined_backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
             """The backward by its graph's operators, for whoever records them (see
-            `compiled_backward`). Saved tensors stay."""
+            `compiled_backward`) or makes them of several gradients at once (`is_grads_batched`).
+            Saved tensors stay."""
             found = [gradients[i] for i in differentiable]
             missing = _missing(found)
             if missing == all_tangents:

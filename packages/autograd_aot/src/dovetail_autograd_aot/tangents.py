@@ -64,7 +64,18 @@ class Tangents:
         return ready
 
 
+def is_batched(gradient: Any) -> bool:
+    """Whether a gradient stands for several, of which autograd makes one pass (it sees to it that
+    each operator computes them all): a compiled graph does not know of that."""
+    return gradient is not None and torch._C._functorch.is_legacy_batchedtensor(gradient)
+
+
 def _laid_out(gradient: Tensor | None, sizes: Any, strides: Any, like: Any) -> Tensor:
+    if is_batched(gradient):
+        assert gradient is not None
+        order = sorted(range(len(strides)), key=lambda d: -strides[d])
+        dense = gradient.permute(order).contiguous().to(like._dtype)
+        return dense.permute([order.index(d) for d in range(len(order))])
     new = torch.empty_strided(sizes, strides, dtype=like._dtype, device=like._device)
     return new.zero_() if gradient is None else new.copy_(gradient)
 

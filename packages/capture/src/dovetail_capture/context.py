@@ -26,6 +26,7 @@ from dovetail_guards.source import Source
 from dovetail_guards.torch_state import FUNCTION_MODES, no_hooks_on_saved_tensors
 from dovetail_prims.node_error import blamed
 from dovetail_prims.wrappers import is_wrapper_type
+from torch.autograd import forward_ad
 
 from dovetail_capture import _frame_hook
 from dovetail_capture.captured_frame import CapturedFrame
@@ -175,6 +176,8 @@ class CaptureContext:
         if torch._C._get_tracing_state() is not None:  # of torch.jit.trace, which is to see it all
             return None
         if torch._C._len_torch_dispatch_stack() and _a_dispatch_mode_looks_on():
+            return None
+        if forward_ad._current_level >= 0:  # whose derivatives no graph computes
             return None
         skipped = is_skipped(code) or is_generated_for_skipped(code, func)
         if skipped and id(code) not in self._roots:
