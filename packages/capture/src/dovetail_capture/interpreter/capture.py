@@ -16,7 +16,6 @@ from dovetail_guards.shape_env import DataDependentError
 from dovetail_guards.source import ClosureCellSource
 from dovetail_guards.torch_state import FUNCTION_MODES, READERS
 from torch.autograd import forward_ad
-from torch.autograd import forward_ad
 from torch.fx import GraphModule, Node
 
 from dovetail_capture.captured_frame import CapturedFrame, GraphBreak, GraphInput
@@ -206,9 +205,6 @@ class _Attempt:
         for name in _GUARDED_STATE:
             self.session.clauses.append(c.TorchState(name, READERS[name]()))
         sources = self.session.sources
-        # (Within a level of forward-mode derivatives frames are not compiled.)
-        level = sources.item(sources.held(vars(forward_ad), "forward_ad"), "_current_level")
-        self.session.clauses.append(c.ConstantIs(level, -1))
         # (Within a level of forward-mode derivatives frames are not compiled.)
         level = sources.item(sources.held(vars(forward_ad), "forward_ad"), "_current_level")
         self.session.clauses.append(c.ConstantIs(level, -1))
