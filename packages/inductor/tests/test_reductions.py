@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from dovetail_inductor import InductorOptions, compile_graph
-from dovetail_inductor.scheduler import fuse, split_reductions
+from dovetail_inductor.scheduler import split_reductions
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_runtime import load
@@ -178,7 +178,6 @@ def test_long_rows_of_several_results_are_read_once(monkeypatch):
         4, 16, 1 << 10, 64, 32, 256, 64, kept=256, side=4, cache_bytes=1 << 14
     )
     monkeypatch.setattr(split_reductions, "GPU_RULE", small)
-    monkeypatch.setattr(fuse, "GPU_RULE", small)
     x, weight, bias = torch.randn(3, 4, 30, 50) + 3, torch.randn(4), torch.randn(4)
 
     def fn(x, weight, bias):

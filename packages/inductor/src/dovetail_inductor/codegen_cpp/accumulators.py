@@ -13,6 +13,7 @@ from dovetail_inductor.codegen_cpp.syntax import ARITHMETIC, index_text, literal
 from dovetail_inductor.codegen_cpp.writer import Name, Writer
 from dovetail_inductor.loop_ir.index import Var
 from dovetail_inductor.loop_ir.loops import LoopNest
+from dovetail_inductor.loop_ir.ops import neutral_element
 from dovetail_inductor.loop_ir.sizes import hint_of
 from dovetail_inductor.scheduler.loops import position_index
 
@@ -32,17 +33,8 @@ _UPDATES = {
 
 def identity(reduction: str, dtype: torch.dtype) -> str:
     """The value a reduction begins with."""
-    if reduction in ("sum", "prod"):
-        return literal(1 if reduction == "prod" else 0, dtype)
-    if reduction in ("any", "all"):
-        return literal(reduction == "all", torch.bool)
-    biggest = reduction in ("max", "argmax")
-    if dtype.is_floating_point:
-        return literal(float("-inf") if biggest else float("inf"), dtype)
-    if dtype is torch.bool:
-        return literal(not biggest, dtype)
-    info = torch.iinfo(dtype)
-    return literal(info.min if biggest else info.max, dtype)
+    kept = torch.bool if reduction in ("any", "all") else dtype
+    return literal(neutral_element(reduction, kept), kept)
 
 
 class Accumulators:

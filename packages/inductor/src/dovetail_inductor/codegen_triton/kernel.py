@@ -25,11 +25,12 @@ from dovetail_inductor.codegen_triton.assemble import (
 from dovetail_inductor.codegen_triton.body import BodyEmitter, Lines, literal
 from dovetail_inductor.codegen_triton.online import online_softmax
 from dovetail_inductor.codegen_triton.ops import NARROW, TRITON_TYPES
-from dovetail_inductor.codegen_triton.reductions import combined, neutral_element, reduced
+from dovetail_inductor.codegen_triton.reductions import combined, reduced
 from dovetail_inductor.codegen_triton.tiling import Axis, Tiling, choose
 from dovetail_inductor.loop_ir.expr import Apply, Constant, Expr, Load, walk
 from dovetail_inductor.loop_ir.handlers import count, interpret
 from dovetail_inductor.loop_ir.loops import Buffer, Combine, LoopNest
+from dovetail_inductor.loop_ir.ops import neutral_element
 from dovetail_inductor.loop_ir.sizes import any_symbolic, is_symbolic
 from dovetail_inductor.scheduler.kernels import FusedKernel
 
@@ -369,6 +370,7 @@ class Emission:
 
     def _neutral(self, nest: LoopNest, literal_only: bool = False) -> str:
         dtype = self._accumulation_dtype(nest)
+        assert nest.reduction is not None
         value = neutral_element(nest.reduction, dtype)
         if literal_only:
             return literal(value, dtype, len(self.tiling.axes))

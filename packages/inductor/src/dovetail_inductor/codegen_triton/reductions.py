@@ -1,4 +1,4 @@
-"""The text of reductions: neutral elements, two partial results made one, a block made one."""
+"""The text of reductions: two partial results made one, a block made one."""
 
 from __future__ import annotations
 
@@ -13,21 +13,6 @@ _COMBINING = {
     "sum": "add", "prod": "mul", "any": "bitwise_or", "all": "bitwise_and",
     "max": "maximum", "min": "minimum",
 }  # fmt: skip
-
-
-def neutral_element(reduction: str | None, dtype: torch.dtype) -> float | int | bool:
-    """The element that leaves a reduction as it is."""
-    if reduction in ("sum", "any"):
-        return False if dtype is torch.bool else 0
-    if reduction in ("prod", "all"):
-        return True if dtype is torch.bool else 1
-    smallest = reduction in ("max", "argmax")
-    if dtype is torch.bool:
-        return not smallest
-    if dtype.is_floating_point:
-        return float("-inf") if smallest else float("inf")
-    info = torch.iinfo(dtype)
-    return int(info.min if smallest else info.max)
 
 
 def combined(reduction: str, a: str, b: str, dtype: torch.dtype, use: Callable[[str], None]) -> str:
@@ -54,4 +39,4 @@ def reduced(
     return f"tl.reduce({value}, {along}, {name})"
 
 
-__all__ = ["combined", "neutral_element", "reduced"]
+__all__ = ["combined", "reduced"]

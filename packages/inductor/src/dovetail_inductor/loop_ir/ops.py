@@ -116,6 +116,21 @@ SCALAR_OPS: dict[str, ScalarOp] = {
 REDUCTIONS = ("sum", "prod", "max", "min", "argmax", "argmin", "any", "all")
 
 
+def neutral_element(reduction: str, dtype: torch.dtype) -> float | int | bool:
+    """The element of a type that leaves a reduction as it is."""
+    if reduction in ("sum", "any"):
+        return False if dtype is torch.bool else 0
+    if reduction in ("prod", "all"):
+        return True if dtype is torch.bool else 1
+    lowest = reduction in ("max", "argmax")
+    if dtype is torch.bool:
+        return not lowest
+    if dtype.is_floating_point:
+        return float("-inf") if lowest else float("inf")
+    limits = torch.iinfo(dtype)
+    return int(limits.min if lowest else limits.max)
+
+
 # What loops read and write. Values of other dtypes (complex numbers, 8-bit floats, the wide
 # unsigned integers, ...) are touched by library calls alone.
 STORED_DTYPES = frozenset(

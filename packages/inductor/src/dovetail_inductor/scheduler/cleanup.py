@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-
-from dovetail_inductor.loop_ir.expr import Builder, Expr
+from dovetail_inductor.loop_ir.expr import Builder
 from dovetail_inductor.loop_ir.loops import ExternCall, LoopGraph, LoopNest, Node, Strided
+from dovetail_inductor.loop_ir.ops import neutral_element
 from dovetail_inductor.loop_ir.sizes import hint_of
 from dovetail_inductor.scheduler import loops
 
@@ -36,23 +35,11 @@ def _of_nothing(builder: Builder, nest: LoopNest) -> LoopNest:
     """The nest, or what it writes if it reduces no element."""
     if all(v.size != 0 for v in nest.reduce_vars) or nest.reduction is None:
         return nest
-    body = _neutral(builder, nest.reduction, nest.body.dtype)
+    if nest.reduction in ("argmax", "argmin"):
+        raise ValueError(f"{nest.reduction} of no element")
+    dtype = nest.body.dtype
+    body = builder.constant(neutral_element(nest.reduction, dtype), dtype)
     return replace(nest, reduce_vars=(), reduction=None, body=body)
-
-
-def _neutral(builder: Builder, reduction: str, dtype: torch.dtype) -> Expr:
-    known = {"sum": 0, "prod": 1, "any": False, "all": True}
-    if reduction in known:
-        return builder.constant(known[reduction], dtype)
-    if reduction not in ("max", "min"):
-        raise ValueError(f"{reduction} of no element")
-    lowest = reduction == "max"
-    if dtype.is_floating_point:
-        return builder.constant(float("-inf" if lowest else "inf"), dtype)
-    if dtype is torch.bool:
-        return builder.constant(not lowest, dtype)
-    limits = torch.iinfo(dtype)
-    return builder.constant(limits.min if lowest else limits.max, dtype)
 
 
 def split_divisions(graph: LoopGraph) -> LoopGraph:

@@ -22,7 +22,7 @@ from dovetail_inductor.scheduler.kernels import FusedKernel, KernelGraph, Step
 from dovetail_inductor.scheduler.loops import merge_vars, piece_index, replace_vars
 from dovetail_inductor.scheduler.match import Group, Match, columns_in_order, match, turned
 from dovetail_inductor.scheduler.order import draws_random_numbers
-from dovetail_inductor.scheduler.split_reductions import GPU_RULE, rule_for
+from dovetail_inductor.scheduler.split_reductions import rule_for
 from dovetail_inductor.scheduler.topological import TopologicalOrder
 from dovetail_inductor.scheduler.units import Unit, fill_accesses, of_group, scans, unit_of
 
@@ -195,7 +195,7 @@ class _Fuser:
         rule = rule_for(self.graph.buffers[next(iter(a.writes))], self.options)
         rows = prod(hint_of(v.size) for v in found.rows)
         columns = prod(hint_of(v.size) for v in found.columns)
-        if rule is not GPU_RULE or rows * columns < rule.elements:
+        if not self._on_gpu(a) or rows * columns < rule.elements:
             return False
         reduces = any(u.group is not None and u.group.columns for u in (a, b))
         for unit, pieces in ((a, found.pieces_a), (b, found.pieces_b)):
