@@ -19,7 +19,7 @@ from dovetail_runtime.cpp_build import CppBuilder
 from dovetail_runtime.knobs import Knobs
 from dovetail_runtime.plan import CallAten, CppKernel, LaunchCpp, LaunchTriton, Plan
 from dovetail_runtime.triton_build import run_in_interpreter
-from torch import Tensor
+from torch import Tensor, fx
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 
@@ -146,3 +146,31 @@ def test_after_a_product() -> None:
     assert number_parameters(check(function, *inputs)) == 1
     plan = check(function, inputs[0].half(), inputs[1].half(), inputs[2])
     assert number_parameters(plan) == 1 and len(plan.steps) == 2  # memory, and a kernel of ours
+
+
+def test_what_is_known_of_a_cpu_tensor_is_computed_where_it_goes() -> None:
+    """Positions and masks that a model makes on the CPU and moves: no copy between devices."""
+    graph = fx.Graph()
+    aten = torch.ops.aten
+
+    def call(op: Any, *args: Any, like: Tensor, device: torch.device = CPU, **kwargs: Any) -> Any:
+        node = graph.call_function(op, args, kwargs)
+        shape, stride = tuple(like.shape), like.stride()
+        node.meta["val"] = FakeTensor.make(shape, stride, like.dtype, device)
+        return node
+
+    wanted = torch.arange(24).reshape(4, 6)
+    x = graph.placeholder("x")
+    x.meta["val"] = FakeTensor.make((4, 6), (6, 1), torch.float32, GPU)
+    flat = call(aten.arange.start_step, 0, 24, 1, like=wanted.view(24))
+    places = call(aten.view.default, flat, [4, 6], like=wanted)
+    moved = call(aten._to_copy.default, places, like=wanted, device=GPU)
+    total = call(aten.add.Tensor, x, moved, like=wanted.float(), device=GPU)
+    graph.output((total,))
+    gm = fx.GraphModule(torch.nn.Module(), graph)
+    plan = compile_graph(gm, options=InductorOptions(gpu=Gpu()))
+    assert len(plan.steps) == 2  # memory, and one kernel
+    given = torch.randn(4, 6)
+    (got,) = on_cpu(plan)(given)
+    assert isinstance(got, Tensor)
+    torch.testing.assert_close(got, given + wanted)

@@ -224,9 +224,13 @@ def has_triton_form(aten_op: str, dtype: torch.dtype) -> bool:
     """False for the ATen ops (`name.overload`) of CORE_ATEN that stay library calls on a GPU. (The
     lanes of a block wait for the one whose Euclid takes longest: the library is three times as
     fast.)"""
-    if aten_op == "gcd.default":
-        return False
-    return aten_op != "pow.Tensor_Tensor" or dtype.is_floating_point
+    names = {"gcd.default": "gcd", "pow.Tensor_Tensor": "pow"}
+    return has_scalar_form(names.get(aten_op, ""), dtype)
+
+
+def has_scalar_form(op: str, dtype: torch.dtype) -> bool:
+    """False for the scalar ops that kernels for a GPU do not have."""
+    return op != "gcd" and (op != "pow" or dtype.is_floating_point)
 
 
 class UnsupportedOp(NotImplementedError):

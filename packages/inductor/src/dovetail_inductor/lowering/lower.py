@@ -17,8 +17,8 @@ from dovetail_prims.opsets import SCALAR_FORMS
 from dovetail_runtime.plan import Size
 from torch import fx
 
-from dovetail_inductor.codegen_triton.ops import has_triton_form
-from dovetail_inductor.loop_ir.expr import Load, walk
+from dovetail_inductor.codegen_triton.ops import has_scalar_form, has_triton_form
+from dovetail_inductor.loop_ir.expr import Apply, Load, walk
 from dovetail_inductor.loop_ir.loops import (
     Buffer,
     LoopGraph,
@@ -242,8 +242,12 @@ def _call(
 
 
 def _is_loop_like(ctx: Context, node: fx.Node, args: list[Any]) -> bool:
-    """True if loops can compute it: dtypes that they hold, one device. Elementwise operators on a
-    GPU take 0-d CPU tensors, too, whose elements launches pass by value; others, known numbers."""
+    """True if loops can compute it: dtypes that they hold, one device.
+
+    Elementwise operators on a GPU take 0-d CPU tensors, too, whose elements launches pass by value;
+    others, known numbers. What is known of a CPU tensor without reading memory, as a range, is
+    computed where it is copied to.
+    """
     val = node.meta.get("val")
     results = [v for v in (val if isinstance(val, tuple | list) else (val,)) if v is not None]
     if any(v.dtype not in STORED_DTYPES for v in results):
@@ -253,11 +257,13 @@ def _is_loop_like(ctx: Context, node: fx.Node, args: list[Any]) -> bool:
         return False
 
     passed = _numbers_from_cpu(ctx, node, args)
+    moved = rule_name(node) == "_to_copy.default"
 
     def fits(arg: Any) -> bool:
         if isinstance(arg, Value):
-            here = arg.device == device or _is_known_number(ctx, arg) or arg in passed
-            return here and arg.dtype in STORED_DTYPES
+            here = arg.device == device or arg in passed
+            known = not here and (moved or not arg.shape) and _is_known(ctx, arg)
+            return (here or known) and arg.dtype in STORED_DTYPES
         return all(map(fits, arg)) if isinstance(arg, list | tuple) else True
 
     if rule_name(node) == "nextafter.default" and results[0].dtype.itemsize < 4:
@@ -271,17 +277,19 @@ def _numbers_from_cpu(ctx: Context, node: fx.Node, args: list[Any]) -> list[Valu
     if rule_name(node) not in pointwise.RULES or _device_type(node) != "cuda":
         return []
     values = [arg for arg in args if isinstance(arg, Value)]
-    return [v for v in values if _is_on_cpu(v) and not _is_known_number(ctx, v)]
+    numbers = [v for v in values if not v.shape and v.device.type == "cpu"]
+    return [v for v in numbers if not _is_known(ctx, v)]
 
 
-def _is_on_cpu(value: Value) -> bool:
-    return not value.shape and value.device.type == "cpu"
-
-
-def _is_known_number(ctx: Context, value: Value) -> bool:
-    if value.stored is not None or not _is_on_cpu(value):
+def _is_known(ctx: Context, value: Value) -> bool:
+    """Whether a CPU tensor's elements follow from their indices alone."""
+    if value.stored is not None or value.device.type != "cpu":
         return False
-    return not any(isinstance(node, Load) for node in walk([ctx.load(value, ())]))
+    return not any(
+        isinstance(part, Load)
+        or (isinstance(part, Apply) and not has_scalar_form(part.op, part.dtype))
+        for part in walk([ctx.body(value)])
+    )
 
 
 def _device_type(node: fx.Node) -> str:
