@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from dovetail_capture import graph_break, optimize
+from dovetail_capture import CaptureError, export, graph_break, optimize
 from torch.overrides import TorchFunctionMode
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -342,3 +342,12 @@ def test_where_functions_are_switched_off() -> None:
     with torch._C.DisableTorchFunctionSubclass():
         with pytest.raises(RuntimeError, match="switched off"):
             captured(x)
+
+
+def test_an_export_says_what_it_does_not_take() -> None:
+    with pytest.raises(CaptureError, match="a Usual as an input of what is exported"):
+        export(lambda x: x + 1, (_given(Usual, 3),))
+    with pytest.raises(CaptureError, match="a Plain made in what is exported"):
+        export(lambda x: x.as_subclass(Plain) + 1, (_given(torch.Tensor, 3),))
+    exported = export(lambda x: x.as_subclass(torch.Tensor) + 1, (_given(torch.Tensor, 3),))
+    assert torch.equal(exported(torch.ones(3)), torch.full((3,), 2.0))

@@ -69,6 +69,7 @@ class Session:
     ) -> None:
         self.code = code
         self.shapes = InputShapes(options)
+        self.exports: bool = getattr(options, "exports", False)
         self._replaced: frozenset[str] = getattr(options, "replaced", frozenset())
         self.globals_ = globals_
         self.recorder = recorder
@@ -263,6 +264,11 @@ class Session:
             raise GraphBreakSignal(
                 f"a {type(real).__name__} as an input: a class with a __torch_dispatch__ that does "
                 "not only wrap tensors"
+            )
+        if self.exports:
+            raise GraphBreakSignal(
+                f"a {type(real).__name__} as an input of what is exported",
+                "pass `x.as_subclass(torch.Tensor)`",
             )
         plain = as_plain(real)
         leaf = plain.detach().requires_grad_(plain.requires_grad)

@@ -112,6 +112,8 @@ def _converted(vm: Interpreter, result: Value, cls: type) -> Value:
 
 def of_class(vm: Interpreter, tensor: TensorValue, cls: type) -> TensorValue:
     """`tensor.as_subclass(cls)`: a tensor of its own over the same memory."""
+    if vm.session.exports and cls is not torch.Tensor:
+        raise GraphBreakSignal(f"a {cls.__name__} made in what is exported")
     alias: Any = torch.ops.aten.alias.default
     made = vm.session.recorder.record("call_function", alias, [tensor], {})
     assert isinstance(made, TensorValue)
