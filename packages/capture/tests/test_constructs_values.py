@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,15 @@ def records_with_an_equality_of_their_own_as_keys(x):
     return x + 1, {Own(1): 1, Own(2): 2}, {Plain(object): x}
 
 
+@construct()
+def a_module_that_nobody_has(x):
+    try:
+        import a_module_that_nobody_has.part as part
+    except ImportError as error:
+        return x + 1, type(error), str(error), error.name, error.path
+    return part
+
+
 _HELD = torch.nn.Linear(3, 3)
 _BY_ID = {id(_HELD.weight): 3}
 
@@ -174,3 +184,24 @@ def test_functions_of_two_numbers_that_are_sizes() -> None:
     captured = optimize(program, CountingBackend(), fullgraph=True, dynamic=True)
     for size in (3, 4, 7):
         assert same(program(torch.ones(size)), captured(torch.ones(size)))
+
+
+def test_a_module_that_comes_later() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        try:
+            import a_module_that_comes_later
+
+            return x + a_module_that_comes_later.number
+        except ImportError:
+            return x
+
+    captured = optimize(program, CountingBackend())
+    assert captured(torch.ones(1)).item() == 1
+    module = types.ModuleType("a_module_that_comes_later")
+    module.number = 3
+    sys.modules[module.__name__] = module
+    try:
+        assert captured(torch.ones(1)).item() == 4
+    finally:
+        del sys.modules[module.__name__]
+    assert captured(torch.ones(1)).item() == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-import importlib
+import importlib.util
 import sys
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from dovetail_capture.interpreter.values.functions import SuperValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.frame import Frame
+    from dovetail_capture.interpreter.machine import Interpreter
 
 _BUILTINS = builtins.__dict__
 
@@ -123,6 +124,17 @@ def delete_attr(frame: Frame, inst: Instruction) -> None:
     frame.vm.del_attr(frame.stack.pop(), inst.argval)
 
 
+def _raise_if_absent(vm: Interpreter, name: str) -> None:
+    """Raise what Python raises where nothing gives a module of this name, which is guarded as far
+    as modules that are loaded tell."""
+    if name in sys.modules or importlib.util.find_spec(name) is not None:
+        return
+    loaded = vm.held(sys.modules)
+    assert isinstance(loaded, DictValue)
+    dicts.get(vm, loaded, name)
+    vm.raise_error(ModuleNotFoundError, f"No module named {name!r}", name=name)
+
+
 def import_name(frame: Frame, inst: Instruction) -> None:
     from_list = frame.stack.pop()
     level = frame.stack.pop()
@@ -134,6 +146,7 @@ def import_name(frame: Frame, inst: Instruction) -> None:
         importlib.util.resolve_name("." * depth + inst.argval, package) if depth else inst.argval
     )
     if absolute not in sys.modules:
+        _raise_if_absent(vm, absolute.partition(".")[0])
         raise GraphBreakSignal(
             f"`import {absolute}` loads a module", "import it before the function is compiled"
         )
