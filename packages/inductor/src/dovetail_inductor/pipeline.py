@@ -14,6 +14,7 @@ from dovetail_inductor.autotune.choose import Tuner, choose_products
 from dovetail_inductor.emit_plan import emit_plan
 from dovetail_inductor.lowering.lower import lower
 from dovetail_inductor.options import InductorOptions
+from dovetail_inductor.read_parts import read_parts
 from dovetail_inductor.scheduler.cleanup import remove_dead, sort_reductions, split_divisions
 from dovetail_inductor.scheduler.combine import combine
 from dovetail_inductor.scheduler.few_rows import multiply_few_rows
@@ -73,8 +74,10 @@ def compile_graph(
     """
     chosen = options or InductorOptions()
     passes = log or PassLog()
+    # Before anything is in memory: fewer whole tensors that differ in a part.
+    read = passes.run("read_parts", lambda: read_parts(gm))
     # Ops become loop nests over buffers; views become index arithmetic.
-    loops = passes.run("lower", lambda: lower(gm, chosen.triton, chosen.everywhere))
+    loops = passes.run("lower", lambda: lower(read, chosen.triton, chosen.everywhere))
     # Before anything looks at loops: drop what no one needs.
     loops = passes.run("remove_dead", lambda: remove_dead(loops))
     # After this, most indices are affine, so that loops can be compared.
