@@ -37,6 +37,15 @@ def arithmetic(a, b):
 
 
 @construct(make=arrays)
+def arrays_that_are_filled_later(a, b):
+    made, whole, like = np.empty((2, 3)), np.empty(3, dtype=np.int64), np.empty_like(a)
+    made[...] = np.sin(np.arange(3))
+    whole[0], whole[1:] = 1, 2
+    like[...] = a
+    return made, whole, like, np.empty((0, 2)).shape, np.empty(2).dtype
+
+
+@construct(make=arrays)
 def comparisons(a, b):
     return (
         a > 2,

@@ -508,6 +508,7 @@ _FUNCTIONS: dict[str, tuple[Any, bool]] = {
     "tile": (twins.tile, False), "flip": (twins.flip, False), "roll": (twins.roll, False),
     "tril": (twins.tril, False), "triu": (twins.triu, False), "sort": (twins.sort, False),
     "broadcast_to": (twins.broadcast_to, False), "zeros_like": (twins.zeros_like, False),
+    "empty_like": (twins.zeros_like, False),
     "ones_like": (twins.ones_like, False), "full_like": (twins.full_like, True),
     "trace": (twins.trace, True), "diff": (twins.diff, True), "amax": (twins.max_, True),
     "amin": (twins.min_, True), "meshgrid": (twins.meshgrid, False),
@@ -576,6 +577,7 @@ def _fill_tables() -> None:
     HANDLERS[np.where] = _where
     for fn in (np.zeros, np.ones, np.full, np.arange, np.linspace, np.eye, np.array, np.asarray):
         HANDLERS[fn] = made(fn)
+    HANDLERS[np.empty] = made(np.zeros)  # whatever is in it
     HANDLERS[np.ndarray.astype] = astype
     HANDLERS[torch.Tensor.numpy] = tensor_numpy
     HANDLERS[np.ndarray.tolist] = tolist
