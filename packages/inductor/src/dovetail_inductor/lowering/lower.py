@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Mapping
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 import torch
 from dovetail_guards.expr import symbol
 from dovetail_prims.exact_comparisons import exact_comparisons
 from dovetail_prims.fake_tensor import FakeTensor
-from dovetail_prims.opsets import SCALAR_FORMS
 from dovetail_runtime.plan import Size
 from torch import fx
 
@@ -27,83 +24,34 @@ from dovetail_inductor.loop_ir.loops import (
     Strided,
     same_strides,
 )
-from dovetail_inductor.loop_ir.ops import STORED_DTYPES, arithmetic_dtype
+from dovetail_inductor.loop_ir.ops import STORED_DTYPES
 from dovetail_inductor.loop_ir.sizes import (
     Dim,
     FloatSize,
     condition,
     dim,
     float_from_torch,
-    hint_of,
 )
 from dovetail_inductor.lowering import (
     aligned,
-    creation,
-    indexing,
     linear,
     pointwise,
-    pooling,
-    reductions,
-    scans,
     scatters,
-    views,
 )
-from dovetail_inductor.lowering.externs import element, extern_call, operator_name
-from dovetail_inductor.lowering.layouts import strides_as_read
-from dovetail_inductor.lowering.pointwise import Rule
+from dovetail_inductor.lowering.externs import element, extern_call
+from dovetail_inductor.lowering.in_memory import is_view, nodes_in_memory, realize_if_worth_it
 from dovetail_inductor.lowering.promotion import rounded
+from dovetail_inductor.lowering.rules import RULES, rule_name
 from dovetail_inductor.lowering.values import (
     Context,
     Loader,
     UnsupportedGraph,
     Value,
-    fits_cache_wide,
     is_dense,
-    shape_of,
     static_shape,
     tensor_of,
     value_like,
 )
-
-RULES: Mapping[str, Rule] = {
-    **pointwise.RULES,
-    **{number: pointwise.RULES[tensor] for number, tensor in SCALAR_FORMS.items()},
-    **views.RULES,
-    **reductions.RULES,
-    **scans.RULES,
-    **indexing.RULES,
-    **scatters.RULES,
-    **pooling.RULES,
-    **creation.RULES,
-}
-"""Lowering rules by `name.overload`; every other op is an extern call."""
-
-# An inlined chain is cut when its body grows beyond this.
-MAX_COST = 600
-MAX_LOADS = 16
-# So many buffers for narrow floats on a GPU: of the sums along a residual stream every fourth is
-# stored. Reading again what is added to it takes a little more time than storing each sum, and a
-# fourth of the roundings that its error comes from are left.
-MOST_LARGE_NARROW = 4
-# A value that consumers expand is computed once, before, if an element costs at least this.
-EXPANDED_COST = 5
-EXPANDED_COST_IF_NARROW = 12  # the same of half types, which memory would round
-# Expanded so many times, its bytes are few beside those of what reads it: half types are kept in
-# float32, as they would be if each reader computed them.
-WIDE_IF_EXPANDED = 16
-EXPANDED_COST_OF_PLACES = 12  # the same of what is made of places alone, and reads nothing
-
-
-def rule_name(node: fx.Node) -> str:
-    """`name.overload` of an ATen call, "" for anything else.
-
-    An overload that takes a number is named as the one for tensors: the rules take both.
-    """
-    target = node.target
-    if isinstance(target, torch._ops.OpOverload) and target.namespace == "aten":
-        name = f"{target._schema.name.removeprefix('aten::')}.{target._overloadname}"
-        return SCALAR_FORMS.get(name, name)
-    return ""
 
 
 def lower(gm: fx.GraphModule, on_gpu: bool | None = None, everywhere: bool = False) -> LoopGraph:
@@ -119,7 +67,7 @@ def lower(gm: fx.GraphModule, on_gpu: bool | None = None, everywhere: bool = Fal
     env: dict[fx.Node, Any] = {}
     inputs: list[str | None] = []
     outputs: tuple[Strided | int | FloatSize | None, ...] = ()
-    in_memory = _nodes_in_memory(gm)
+    in_memory = nodes_in_memory(gm)
     # What a comparison finds again must not be computed twice, nor with other roundings.
     exact = {value for _, value in exact_comparisons(gm.graph.nodes)}
     in_memory |= exact
@@ -152,9 +100,9 @@ def lower(gm: fx.GraphModule, on_gpu: bool | None = None, everywhere: bool = Fal
             if isinstance(value, Value):
                 if node in exact and value.loader is not None:
                     value.loader = _rounding(ctx, value, value.loader)
-                if node in padded and value.stored is None and not _is_view(node):
+                if node in padded and value.stored is None and not is_view(node):
                     aligned.write_padded(ctx, value, padded[node])
-                _realize_if_worth_it(ctx, node, value, in_memory)
+                realize_if_worth_it(ctx, node, value, in_memory)
         else:
             raise UnsupportedGraph(f"node {node.name} of kind {node.op}")
     return LoopGraph(
@@ -223,7 +171,7 @@ def _call(
         result = rule(ctx, node, args, kwargs)
         if result is not NotImplemented:
             return result
-    elif rule is not None and _is_view(node) and isinstance(args[0], Value):
+    elif rule is not None and is_view(node) and isinstance(args[0], Value):
         # Loops cannot hold its elements; but of what is in memory it may be a matter of strides.
         ctx.realize(args[0])
         view = rule(ctx, node, args, kwargs)
@@ -292,131 +240,13 @@ def _is_known(ctx: Context, value: Value) -> bool:
     )
 
 
-def _device_type(node: fx.Node) -> str:
-    val = node.meta.get("val")
-    return val.device.type if isinstance(val, torch.Tensor) else ""
-
-
-# --- what goes to memory --------------------------------------------------------------------------
-
-
-def _is_view(node: fx.Node) -> bool:
-    return rule_name(node) in views.RULES or node.target is operator.getitem
-
-
-def _nodes_in_memory(gm: fx.GraphModule) -> set[fx.Node]:
-    """Nodes that an extern call or the caller reads, itself or through views."""
-    found: set[fx.Node] = set()
-    for node in reversed(list(gm.graph.nodes)):
-        for user in node.users:
-            extern = user.op == "output" or (
-                user.target is not operator.getitem and rule_name(user) not in RULES
-            )
-            if extern or (user in found and _is_view(user)):
-                found.add(node)
-                break
-    return found
-
-
-def _is_taken_apart(node: fx.Node) -> bool:
-    """True if single elements are all that is read of a value, each by one reader at most: numbers
-    that an optimizer stacked, say."""
-
-    def by_one(user: fx.Node) -> bool:
-        if not _is_view(user):
-            return False
-        if isinstance(user.meta.get("val"), tuple | list):
-            return _is_taken_apart(user)
-        return _numel(user) == 1 and len(_consumers(user)) <= 1
-
-    return bool(node.users) and all(map(by_one, node.users))
-
-
-def _consumers(node: fx.Node) -> list[fx.Node]:
-    """The users of a node; those of its views in the place of the views."""
-    result: list[fx.Node] = []
-    for user in node.users:
-        result += _consumers(user) if _is_view(user) else [user]
-    return result
-
-
-def _realize_if_worth_it(
-    ctx: Context, node: fx.Node, value: Value, in_memory: set[fx.Node]
-) -> None:
-    """Decide whether a value just made becomes memory, or is computed inside its consumers."""
-    if value.stored is not None or _is_view(node):
-        return
-    if node in in_memory:
-        ctx.realize(value)
-        return
-    if _is_taken_apart(node):
-        return  # each reader computes its own element
-    if value.widened is not None:
-        if value.widened.stored is not None:
-            return
-        in_memory_form = value.widened  # half the bytes say the same
-    else:
-        in_memory_form = value
-    cost = ctx.cost(value)
-    consumers = _consumers(node)
-    numel = hint_of(value.numel)
-    large = ctx.large_reads(cost, value)
-    stored = in_memory_form.dtype
-    narrow = stored.is_floating_point and stored.itemsize == 2
-    most_large = MOST_LARGE_NARROW if narrow and ctx.on_gpu else 1
-    several = len(consumers) > 1 and (
-        cost.cost - cost.loads > ctx.cheap(stored) or large > most_large
-    )
-    if cost.loads and (several or cost.cost > MAX_COST or cost.loads > MAX_LOADS):
-        _realize(ctx, value, in_memory_form)
-        return
-    dear = EXPANDED_COST_IF_NARROW if narrow else EXPANDED_COST
-    if cost.cost >= (dear if cost.loads else EXPANDED_COST_OF_PLACES):
-        numels = [_numel(c) for c in consumers]
-        if numels and max(numels) >= 4 * numel:
-            # beside what it is expanded to, whose order is mostly that of what it is made of
-            value.stride = strides_as_read(ctx, value)
-        if numels and max(numels) >= WIDE_IF_EXPANDED * numel and in_memory_form is value:
-            _realize_wide(ctx, value)
-        elif numels and max(numels) >= 4 * numel:
-            _realize(ctx, value, in_memory_form)
-
-
 def _rounding(ctx: Context, value: Value, loader: Loader) -> Loader:
     return lambda indices, mask: rounded(ctx, value, loader(indices, mask))
 
 
-def _realize(ctx: Context, value: Value, form: Value) -> None:
-    """Put a value in memory in the form chosen for it: what loops alone read, as was found out."""
-    if form is not value:
-        ctx.realize(form)
-        value.forget_memo()  # it is read from there now
-    elif fits_cache_wide(value):
-        _realize_wide(ctx, value)
-    else:
-        ctx.realize(value)
-
-
-def _realize_wide(ctx: Context, value: Value) -> None:
-    """Keep a value in memory for loops as what it is in registers, float32 for half types.
-
-    Whoever wants the value itself in memory still gets it in its own type, as a copy of that.
-    """
-    dtype = arithmetic_dtype(value.dtype)
-    if dtype is value.dtype:
-        ctx.realize(value)
-        return
-    wide = replace(value, dtype=dtype, _memo={})
-    ctx.realize(wide)
-    value.loader = lambda indices, mask: ctx.load(wide, indices, mask)
-    value.forget_memo()
-
-
-def _numel(node: fx.Node) -> int:
+def _device_type(node: fx.Node) -> str:
     val = node.meta.get("val")
-    if isinstance(val, tuple | list):
-        val = next((v for v in val if v is not None), None)
-    return hint_of(prod(shape_of(val, node.name))) if isinstance(val, torch.Tensor) else 0
+    return val.device.type if isinstance(val, torch.Tensor) else ""
 
 
 # --- the graph's ends -----------------------------------------------------------------------------
@@ -487,4 +317,4 @@ def _output(ctx: Context, value: Any, node: Any) -> Strided | int | FloatSize | 
     return ctx.realize(promised)
 
 
-__all__ = ["RULES", "lower", "operator_name", "rule_name"]
+__all__ = ["lower"]
