@@ -15,7 +15,7 @@ from dovetail_runtime.plan import Size
 from torch import fx
 
 from dovetail_inductor.codegen_triton.ops import has_scalar_form, has_triton_form
-from dovetail_inductor.loop_ir.expr import Apply, Load, walk
+from dovetail_inductor.loop_ir.expr import Apply, Expr, Load, walk
 from dovetail_inductor.loop_ir.loops import (
     Buffer,
     LoopGraph,
@@ -24,7 +24,7 @@ from dovetail_inductor.loop_ir.loops import (
     Strided,
     same_strides,
 )
-from dovetail_inductor.loop_ir.ops import STORED_DTYPES
+from dovetail_inductor.loop_ir.ops import SCALAR_OPS, STORED_DTYPES
 from dovetail_inductor.loop_ir.sizes import (
     Dim,
     FloatSize,
@@ -52,6 +52,8 @@ from dovetail_inductor.lowering.values import (
     tensor_of,
     value_like,
 )
+
+EXACT_COST = 2  # the scalar ops that cost no more are the same on every device
 
 
 def lower(gm: fx.GraphModule, on_gpu: bool | None = None, everywhere: bool = False) -> LoopGraph:
@@ -230,14 +232,18 @@ def _numbers_from_cpu(ctx: Context, node: fx.Node, args: list[Any]) -> list[Valu
 
 
 def _is_known(ctx: Context, value: Value) -> bool:
-    """Whether a CPU tensor's elements follow from their indices alone."""
+    """Whether a CPU tensor's elements follow from their indices alone; those of more than one
+    element by arithmetic that a GPU rounds as the CPU does."""
     if value.stored is not None or value.device.type != "cpu":
         return False
-    return not any(
-        isinstance(part, Load)
-        or (isinstance(part, Apply) and not has_scalar_form(part.op, part.dtype))
-        for part in walk([ctx.body(value)])
-    )
+
+    def is_known(part: Expr) -> bool:
+        if isinstance(part, Apply):
+            exact = not value.shape or SCALAR_OPS[part.op].cost <= EXACT_COST
+            return exact and has_scalar_form(part.op, part.dtype)
+        return not isinstance(part, Load)
+
+    return all(map(is_known, walk([ctx.body(value)])))
 
 
 def _rounding(ctx: Context, value: Value, loader: Loader) -> Loader:
