@@ -1,4 +1,5 @@
-"""Compiled optimizers on a GPU, against eager's: their step counters are on the CPU."""
+"""Numbers on the CPU beside tensors on a GPU, against eager: step counters of optimizers, learned
+factors, masks."""
 
 from __future__ import annotations
 
@@ -97,3 +98,38 @@ def test_a_number_drawn_by_the_cpu_is_drawn_in_each_call() -> None:
     torch.manual_seed(3)
     for mine, wanted in zip(got, [function(x) for _ in range(6)], strict=True):
         torch.testing.assert_close(mine, wanted)
+
+
+def test_gradients_of_numbers_on_the_cpu() -> None:
+    """A learned factor that was left on the CPU: its gradient is there, too."""
+
+    def function(x: Tensor, factor: Tensor, shift: Tensor) -> Tensor:
+        return ((x * factor).tanh() + shift.exp() * x).sum()
+
+    def made() -> list[Tensor]:
+        torch.manual_seed(0)
+        x = torch.randn(40, 30, device="cuda", requires_grad=True)
+        return [x, *(torch.tensor(v, requires_grad=True) for v in (0.7, -0.2))]
+
+    mine, theirs = made(), made()
+    compiled = dovetail.compile(function, fullgraph=True)
+    torch.testing.assert_close(compiled(*mine), function(*theirs))
+    compiled(*mine).backward()
+    function(*theirs).backward()
+    for a, b in zip(mine, theirs, strict=True):
+        assert a.grad is not None and b.grad is not None and a.grad.device == b.grad.device
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_a_mask_made_on_the_cpu() -> None:
+    def function(x: Tensor) -> Tensor:
+        n = x.shape[-1]
+        mask = torch.ones(n, n).tril().bool().to(x.device)
+        scores = torch.where(mask, x, float("-inf")).softmax(-1)
+        return scores + torch.arange(n).to(x.device) * torch.tensor(3).sqrt()
+
+    compiled = dovetail.compile(function, fullgraph=True)
+    for n in (5, 7, 11):
+        x = torch.randn(n, n, device="cuda")
+        for _ in range(4):
+            torch.testing.assert_close(compiled(x), function(x))
