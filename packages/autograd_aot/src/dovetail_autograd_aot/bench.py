@@ -1,7 +1,7 @@
 """How long tracing and partitioning take: `python -m dovetail_autograd_aot.bench`.
 
-A 4-layer language model (tied embedding, cross-entropy), with and without decompositions. CPU
-time, so that a busy machine counts less.
+A language model (tied embedding, cross-entropy) of 4 and of 12 layers, with and without
+decompositions. CPU time, so that a busy machine counts less.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _report(label: str, gm: GraphModule, flat: list[Any], table: Mapping[Any, An
     _, plain = _best(lambda: default_partition(joint))
     nodes = len(joint.gm.graph.nodes)
     print(
-        f"{label:10} joint trace {trace:7.1f} ms (first {first:.1f}), {nodes} nodes, "
+        f"{label:20} joint trace {trace:7.1f} ms (first {first:.1f}), {nodes} nodes, "
         f"{trace * 1e3 / nodes:5.1f} us a node; partition {cut:6.1f} ms; saved "
         f"{parts.saved_bytes:,} B (default partition {plain.saved_bytes:,} B)"
     )
@@ -131,9 +131,10 @@ def _call_often(run: Callable[..., Any], inputs: tuple[Tensor, ...]) -> None:
 def main() -> None:
     """Print the measurements."""
     tokens = torch.randint(0, 128, (4, 16))
-    gm, flat = lifted(LanguageModel(), tokens, tokens)
-    _report("ATEN", gm, flat, {})
-    _report("CORE_ATEN", gm, flat, core_aten_table())
+    for layers in (4, 12):
+        gm, flat = lifted(LanguageModel(layers), tokens, tokens)
+        _report(f"ATEN, {layers} layers", gm, flat, {})
+        _report(f"CORE_ATEN, {layers} layers", gm, flat, core_aten_table())
     _overhead()
 
 

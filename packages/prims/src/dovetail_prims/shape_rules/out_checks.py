@@ -15,13 +15,13 @@ _EXACT = frozenset(
     {
         "_linalg_eigh", "_linalg_slogdet", "_linalg_solve_ex", "_log_softmax", "_softmax",
         "avg_pool3d", "clamp", "clamp_max", "clamp_min", "cummax", "cummin", "diag",
-        "diagonal_copy", "gelu", "hardshrink", "heaviside", "isin", "kthvalue", "linalg_cross",
-        "linalg_ldl_factor_ex", "linalg_ldl_solve", "linalg_lu", "linalg_lu_factor_ex",
-        "linalg_lu_solve", "linalg_polar", "linalg_qr", "linalg_solve_triangular",
-        "log_sigmoid_forward", "log_softmax", "logcumsumexp", "lu_unpack", "median", "mode",
-        "nanmedian", "native_batch_norm", "neg", "nll_loss_forward", "nll_loss2d_forward", "ormqr",
-        "renorm", "round", "scatter_reduce", "slice_scatter", "softmax", "softplus", "softshrink",
-        "sort", "unfold_copy",
+        "diag_embed", "diagonal_copy", "gelu", "hardshrink", "heaviside", "isin", "kthvalue",
+        "linalg_cross", "linalg_ldl_factor_ex", "linalg_ldl_solve", "linalg_lu",
+        "linalg_lu_factor_ex", "linalg_lu_solve", "linalg_polar", "linalg_qr",
+        "linalg_solve_triangular", "log_sigmoid_forward", "log_softmax", "logcumsumexp",
+        "lu_unpack", "median", "mode", "nanmedian", "native_batch_norm", "neg",
+        "nll_loss_forward", "nll_loss2d_forward", "ormqr", "renorm", "round", "scatter_reduce",
+        "slice_scatter", "softmax", "softplus", "softshrink", "sort", "unfold_copy",
     }
 )  # fmt: skip
 
