@@ -197,6 +197,31 @@ def test_views_whose_sizes_only_guards_relate(fn) -> None:
     assert report.graphs == 1 and not report.per_size_compiles, report.as_text()
 
 
+@pytest.mark.parametrize("align_corners", [False, True])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_grids_of_images_of_any_size(align_corners: bool, autocast: bool) -> None:
+    def grid(x: Tensor, theta: Tensor) -> Tensor:
+        return nn.functional.affine_grid(theta, x.size(), align_corners=align_corners)
+
+    compiled = dovetail.compile(grid, fullgraph=True, dynamic=True)
+    for shape in ((2, 4, 5, 6), (3, 4, 7, 5), (2, 1, 3, 4, 5)):
+        x, size = torch.randn(shape), len(shape) - 1
+        thetas = [torch.randn(shape[0], size - 1, size, requires_grad=True)]
+        thetas.append(thetas[0].detach().clone().requires_grad_())
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            mine, theirs = compiled(x, thetas[0]), grid(x, thetas[1])
+        torch.testing.assert_close(mine, theirs)
+        direction = torch.randn_like(theirs)
+        gradients = [
+            torch.autograd.grad(o, t, direction)[0]
+            for o, t in ((mine, thetas[0]), (theirs, thetas[1]))
+        ]
+        torch.testing.assert_close(
+            *gradients, rtol=2e-2 if autocast else 1e-4, atol=1e-1 if autocast else 1e-5
+        )
+    assert not dovetail.report(compiled).per_size_compiles
+
+
 @pytest.mark.parametrize("training", [False, True])
 def test_sizes_that_conditions_make_one_are_broadcast(training: bool) -> None:
     def step(x: Tensor, y: Tensor) -> Tensor:

@@ -115,3 +115,13 @@ def test_what_a_backward_reads_again_is_not_rounded_once_more() -> None:
         return float((of.grad.double() - exact.grad).norm() / exact.grad.norm())
 
     assert error(compiled) < 0.5 * error(eager)
+
+
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU])
+def test_recurrent_layers_under_autocast_are_one_graph(kind: type[torch.nn.Module]) -> None:
+    layer, x = kind(4, 6, bidirectional=True), torch.randn(5, 2, 4)
+    compiled = dovetail.compile(layer, fullgraph=True)
+    for enabled in (True, False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            mine, theirs = compiled(x)[0], layer(x)[0]
+        torch.testing.assert_close(mine, theirs, rtol=3e-2, atol=3e-2)

@@ -3,13 +3,15 @@
 Where it asks for numbers, a symbolic size would be tied to the example's. Up to 2.14 it does so for
 `matmul` of more than two dimensions, for attention on a GPU, and for `interpolate`. And `one_hot`,
 of which it traces another form, without the checks that eager makes, `gaussian_nll_loss`, which
-asks for data, and `ctc_loss`, which makes a tensor with data.
+asks for data, `ctc_loss`, which makes a tensor with data, and `affine_grid`, which computes under
+autocast what one operator does not tell.
 """
 
 from __future__ import annotations
 
 import math
 import operator
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -222,6 +224,29 @@ def _interpolate(
     return operator_.default(x, sizes, bool(align_corners))
 
 
+def _affine_grid(theta: Tensor, size: Any, align_corners: bool | None = None) -> Any:
+    """`affine_grid`: the places of an image's points, from -1 to 1 along each dimension, each by
+    its image's matrix. (C++ takes numbers as sizes, and its product of matrices is autocast.)"""
+    if not isinstance(theta, Tensor) or len(size) not in (4, 5) or not theta.is_floating_point():
+        return NotImplemented
+    n, _, *image = size
+    k = len(image) + 1
+    if theta.dim() != 3 or theta.shape[1:] != (k - 1, k) or 0 in image:
+        return NotImplemented
+    if align_corners is None:
+        warnings.warn("affine_grid takes align_corners=False: say which is meant", stacklevel=2)
+
+    def places(length: Any) -> Tensor:
+        first = 0 if type(length) is int and length == 1 else -1
+        ends = torch.linspace(first, 1, length, dtype=theta.dtype, device=theta.device)
+        return ends if align_corners else ends * (length - 1) / length
+
+    grids = torch.meshgrid(*(places(length) for length in image), indexing="ij")
+    base = torch.stack([*reversed(grids), torch.ones_like(grids[0])], -1).reshape(-1, k)
+    moved = base.expand(n, -1, -1).bmm(theta.transpose(1, 2))
+    return moved.view(n, *image, k - 1)
+
+
 def _broadcast(a: list[Any], b: list[Any]) -> list[Any]:
     """The sizes that both expand to; a symbolic size is never 1 (`expand` checks the rest)."""
     rank = max(len(a), len(b))
@@ -237,6 +262,7 @@ SYMBOLIC_FORMS: Mapping[Any, Callable[..., Any]] = {
     torch.nn.functional.linear: _linear,
     torch.nn.functional.scaled_dot_product_attention: _attention,
     torch.nn.functional.interpolate: _interpolate,
+    torch.nn.functional.affine_grid: _affine_grid,
     torch.nn.functional.one_hot: _one_hot,
     torch.nn.functional.gaussian_nll_loss: _gaussian_nll_loss,
     torch.nn.functional.ctc_loss: _mean_ctc_loss("mean", "none", torch.nn.functional.ctc_loss),

@@ -407,6 +407,7 @@ def descriptor_get(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 _FOLDED: tuple[Any, ...] = (
     torch.is_grad_enabled,
     torch.is_autocast_enabled, torch.get_autocast_dtype, torch.is_autocast_cache_enabled,
+    _C._is_any_autocast_enabled,
     torch.promote_types, torch.can_cast, torch.finfo, torch.iinfo,
     torch.get_default_device, torch.cuda.is_available, torch.cuda.device_count,
     torch.backends.mps.is_available, torch.backends.cuda.is_built, torch.get_autocast_cpu_dtype,
