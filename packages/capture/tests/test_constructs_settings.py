@@ -384,3 +384,20 @@ def test_blocks_are_left_when_a_graph_raises(program) -> None:
             seen.append((result, list(_LEFT), torch.is_grad_enabled()))
             torch.set_grad_enabled(True)
         assert same(*seen), seen
+
+
+# --- gradients that only requires_grad_() asks for ------------------------------------------------
+
+
+def test_what_only_requires_grad_asks_for_is_no_part_of_a_graph_of_others() -> None:
+    def program(w: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x * 2
+        y.requires_grad_()
+        return y * 3, w * 2, (y * w).sum()
+
+    backend = CountingBackend()
+    captured = optimize(program, backend)
+    given = torch.ones(3, requires_grad=True), torch.ones(3)
+    assert same(program(*given), captured(*given))
+    made = [node.target for gm in backend.graphs for node in gm.graph.nodes]
+    assert "requires_grad_" not in made  # a compiler would drop what it makes of the first result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import types
 import typing
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from dovetail_guards.shape_env import DataDependentError
 
-from dovetail_capture.interpreter.protocols import attributes, dicts
+from dovetail_capture.interpreter.protocols import attributes, dicts, method_equality
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python, from_python
 from dovetail_capture.interpreter.protocols.operator_tables import BINARY, COMPARE, INPLACE, UNARY
 from dovetail_capture.interpreter.protocols.tensor_index import tensor_key
@@ -510,7 +511,7 @@ def _equal(vm: Interpreter, left: Value, right: Value) -> bool:
     if _is_like_a_set(left) and _is_like_a_set(right):
         return {hash_key(i) for i in vm.iterate(left)} == {hash_key(i) for i in vm.iterate(right)}
     if isinstance(left, _METHODS) or isinstance(right, _METHODS):
-        return _equal_methods(vm, left, right)
+        return method_equality.equal_methods(left, right, functools.partial(is_same, vm))
     if isinstance(left, ObjectValue) and isinstance(right, ObjectValue):
         namespace = types.SimpleNamespace
         if issubclass(left.cls, namespace) and issubclass(right.cls, namespace):
@@ -524,37 +525,6 @@ def _equal(vm: Interpreter, left: Value, right: Value) -> bool:
 
 
 _METHODS = (BoundMethod, NativeMethod)
-
-
-def _real_method(value: Value) -> Any:
-    """The method of a C descriptor that a value stands for: `torch.Tensor.shape.__get__`; None if
-    it is none."""
-    if isinstance(value, NativeMethod) and isinstance(value.receiver, Constant):
-        receiver = value.receiver.value
-        if isinstance(receiver, (types.GetSetDescriptorType, *attributes.C_METHODS)):
-            return value.descriptor.__get__(receiver)
-    return value.value if isinstance(value, Constant) else None
-
-
-def _equal_methods(vm: Interpreter, left: Value, right: Value) -> bool:
-    """Methods are equal that are one function of one object."""
-    if left.python_type() is not right.python_type():
-        return False
-    sides = [_real_method(side) for side in (left, right)]
-    if None not in sides:
-        return bool(sides[0] == sides[1])
-    parts: list[tuple[Value, Any]] = []
-    for side in (left, right):
-        if isinstance(side, NativeMethod):
-            parts.append((side.receiver, side.descriptor))
-        elif isinstance(side, BoundMethod):
-            parts.append((side.receiver, side.function))
-        else:
-            raise GraphBreakSignal(f"`==` of {left.describe()} and {right.describe()}")
-    (first, function), (second, other) = parts
-    if isinstance(function, Value):
-        return is_same(vm, function, other) and is_same(vm, first, second)
-    return function is other and is_same(vm, first, second)
 
 
 def _is_like_a_set(value: Value) -> bool:
