@@ -20,37 +20,42 @@ from dovetail.bench.models import Case
 HEIGHT = 224
 
 
-def _mean_square(output: Any) -> Tensor:
+def mean_square(output: Any) -> Tensor:
+    """A loss of any output: of its logits, or of its first tensor."""
     first = output if isinstance(output, Tensor) else output[0]
     if hasattr(output, "logits"):
         first = output.logits
     return first.float().pow(2).mean()
 
 
-def _own_loss(output: Any) -> Tensor:
+def own_loss(output: Any) -> Tensor:
+    """The loss that a model computed itself."""
     return output.loss
 
 
-def _ids(batch: int, length: int, vocabulary: int) -> Tensor:
+def token_ids(batch: int, length: int, vocabulary: int) -> Tensor:
+    """Random tokens."""
     return torch.randint(0, vocabulary, (batch, length))
 
 
-def _timm(name: str, batch: int, **kwargs: Any) -> Callable[[bool], Case]:
+def timm_case(name: str, batch: int, **kwargs: Any) -> Callable[[bool], Case]:
+    """A model of timm over images of 224 x 224."""
+
     def build(small: bool) -> Case:
         import timm
 
         images = torch.randn(2 if small else batch, 3, HEIGHT, HEIGHT)
-        return Case(timm.create_model(name, **kwargs), {"x": images}, _mean_square)
+        return Case(timm.create_model(name, **kwargs), {"x": images}, mean_square)
 
     return build
 
 
-convnext = _timm("convnext_base", 32)
-effnet = _timm("efficientnet_b0", 64)
-swin = _timm("swin_tiny_patch4_window7_224", 32)
-densenet = _timm("densenet121", 32)
-mobile1 = _timm("mobilenetv3_large_100", 1, drop_rate=0.0)
-coat = _timm("coatnet_0_rw_224", 16)
+convnext = timm_case("convnext_base", 32)
+effnet = timm_case("efficientnet_b0", 64)
+swin = timm_case("swin_tiny_patch4_window7_224", 32)
+densenet = timm_case("densenet121", 32)
+mobile1 = timm_case("mobilenetv3_large_100", 1, drop_rate=0.0)
+coat = timm_case("coatnet_0_rw_224", 16)
 
 
 def t5(small: bool) -> Case:
@@ -62,8 +67,8 @@ def t5(small: bool) -> Case:
         decoder_start_token_id=0,
     )  # fmt: skip
     batch = 1 if small else 8
-    inputs = {"input_ids": _ids(batch, 128, 32128), "labels": _ids(batch, 128, 32128)}
-    return Case(T5ForConditionalGeneration(config), {**inputs, "use_cache": False}, _own_loss)
+    inputs = {"input_ids": token_ids(batch, 128, 32128), "labels": token_ids(batch, 128, 32128)}
+    return Case(T5ForConditionalGeneration(config), {**inputs, "use_cache": False}, own_loss)
 
 
 def roberta(small: bool) -> Case:
@@ -77,8 +82,8 @@ def roberta(small: bool) -> Case:
     )  # fmt: skip
     batch = 1 if small else 8
     mask = torch.ones(batch, 256, dtype=torch.long)
-    inputs = {"input_ids": _ids(batch, 256, 50265), "attention_mask": mask}
-    return Case(RobertaForSequenceClassification(config), inputs, _mean_square)
+    inputs = {"input_ids": token_ids(batch, 256, 50265), "attention_mask": mask}
+    return Case(RobertaForSequenceClassification(config), inputs, mean_square)
 
 
 def mixtral(small: bool) -> Case:
@@ -90,8 +95,8 @@ def mixtral(small: bool) -> Case:
         num_hidden_layers=2 if small else 6, num_key_value_heads=4, num_local_experts=8,
         num_experts_per_tok=2,
     )  # fmt: skip
-    inputs = {"input_ids": _ids(1 if small else 4, 128, 8192), "use_cache": False}
-    return Case(MixtralForCausalLM(config), inputs, _mean_square)
+    inputs = {"input_ids": token_ids(1 if small else 4, 128, 8192), "use_cache": False}
+    return Case(MixtralForCausalLM(config), inputs, mean_square)
 
 
 def whisper(small: bool) -> Case:
@@ -105,10 +110,10 @@ def whisper(small: bool) -> Case:
     )  # fmt: skip
     inputs = {
         "input_features": torch.randn(batch, 80, 3000),
-        "decoder_input_ids": _ids(batch, 64, 51865),
+        "decoder_input_ids": token_ids(batch, 64, 51865),
         "use_cache": False,
     }
-    return Case(WhisperForConditionalGeneration(config), inputs, _mean_square)
+    return Case(WhisperForConditionalGeneration(config), inputs, mean_square)
 
 
 def qwen(small: bool) -> Case:
@@ -119,9 +124,9 @@ def qwen(small: bool) -> Case:
         hidden_size=896, intermediate_size=4864, num_hidden_layers=2 if small else 24,
         num_attention_heads=14, num_key_value_heads=2, vocab_size=32000,
     )  # fmt: skip
-    ids = _ids(1 if small else 4, 512, 32000)
+    ids = token_ids(1 if small else 4, 512, 32000)
     inputs = {"input_ids": ids, "labels": ids.clone(), "use_cache": False}
-    return Case(Qwen2ForCausalLM(config), inputs, _own_loss)
+    return Case(Qwen2ForCausalLM(config), inputs, own_loss)
 
 
 def deberta(small: bool) -> Case:
@@ -134,8 +139,8 @@ def deberta(small: bool) -> Case:
         attention_probs_dropout_prob=0.0, relative_attention=True, pos_att_type=["p2c", "c2p"],
         position_buckets=256, max_relative_positions=-1,
     )  # fmt: skip
-    inputs = {"input_ids": _ids(1 if small else 8, 128, 32000)}
-    return Case(DebertaV2Model(config), inputs, _mean_square)
+    inputs = {"input_ids": token_ids(1 if small else 8, 128, 32000)}
+    return Case(DebertaV2Model(config), inputs, mean_square)
 
 
 class _Recommender(nn.Module):
@@ -164,7 +169,7 @@ def dlrm(small: bool) -> Case:
     """A recommendation model."""
     batch = 64 if small else 2048
     inputs = {"dense": torch.randn(batch, 13), "sparse": torch.randint(0, 100_000, (16, batch, 4))}
-    return Case(_Recommender(), inputs, _mean_square)
+    return Case(_Recommender(), inputs, mean_square)
 
 
 class _Residual(nn.Module):
@@ -225,7 +230,7 @@ def unet(small: bool) -> Case:
     """16 images of 128 x 128."""
     batch, size = (2, 32) if small else (16, 128)
     inputs = {"x": torch.randn(batch, 3, size, size), "t": torch.rand(batch) * 100}
-    return Case(_UNet(), inputs, _mean_square)
+    return Case(_UNet(), inputs, mean_square)
 
 
 class _Recurrent(nn.Module):
@@ -243,7 +248,7 @@ class _Recurrent(nn.Module):
 def lstm(small: bool) -> Case:
     """A language model of two LSTM layers, with its loss."""
     batch = 2 if small else 64
-    inputs = {"x": _ids(batch, 64, 10_000), "y": _ids(batch, 64, 10_000)}
+    inputs = {"x": token_ids(batch, 64, 10_000), "y": token_ids(batch, 64, 10_000)}
     return Case(_Recurrent(), inputs, lambda loss: loss)
 
 
@@ -289,4 +294,4 @@ class _Decoder(nn.Module):
 def decode(small: bool) -> Case:
     """One token for each of four sequences."""
     model = _Decoder(layers=2 if small else 12)
-    return Case(model, {"x": _ids(4, 1, 32_000), "position": torch.tensor([77])}, _mean_square)
+    return Case(model, {"x": token_ids(4, 1, 32_000), "position": torch.tensor([77])}, mean_square)

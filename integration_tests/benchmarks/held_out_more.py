@@ -9,21 +9,17 @@ import itertools
 import math
 from typing import Any
 
-import held_out
 import torch
 import torch.nn.functional as F
+from held_out import mean_square, own_loss, timm_case, token_ids
 from torch import Tensor, nn
 
 from dovetail.bench.models import Case
 
-_ids, _loss, _own_loss, _timm = (
-    held_out._ids, held_out._mean_square, held_out._own_loss, held_out._timm,
-)  # fmt: skip
-
-maxvit = _timm("maxvit_tiny_rw_224", 16)
-regnet = _timm("regnety_032", 64)
-resnext = _timm("resnext50_32x4d", 64)
-beit = _timm("beit_base_patch16_224", 32)
+maxvit = timm_case("maxvit_tiny_rw_224", 16)
+regnet = timm_case("regnety_032", 64)
+resnext = timm_case("resnext50_32x4d", 64)
+beit = timm_case("beit_base_patch16_224", 32)
 
 
 def gemma(small: bool) -> Case:
@@ -35,9 +31,9 @@ def gemma(small: bool) -> Case:
         num_hidden_layers=2 if small else 12, num_attention_heads=8, num_key_value_heads=4,
         sliding_window=256,
     )  # fmt: skip
-    ids = _ids(1 if small else 4, 512, 32000)
+    ids = token_ids(1 if small else 4, 512, 32000)
     inputs = {"input_ids": ids, "labels": ids.clone(), "use_cache": False}
-    return Case(Gemma2ForCausalLM(config), inputs, _own_loss)
+    return Case(Gemma2ForCausalLM(config), inputs, own_loss)
 
 
 def bloom(small: bool) -> Case:
@@ -48,9 +44,9 @@ def bloom(small: bool) -> Case:
         vocab_size=32000, hidden_size=1024, n_layer=2 if small else 12, n_head=16,
         hidden_dropout=0.0, attention_dropout=0.0,
     )  # fmt: skip
-    ids = _ids(1 if small else 4, 256, 32000)
+    ids = token_ids(1 if small else 4, 256, 32000)
     inputs = {"input_ids": ids, "labels": ids.clone(), "use_cache": False}
-    return Case(BloomForCausalLM(config), inputs, _own_loss)
+    return Case(BloomForCausalLM(config), inputs, own_loss)
 
 
 def bart(small: bool) -> Case:
@@ -64,8 +60,8 @@ def bart(small: bool) -> Case:
         vocab_size=32000, forced_eos_token_id=None,
     )  # fmt: skip
     batch = 1 if small else 8
-    inputs = {"input_ids": _ids(batch, 128, 32000), "labels": _ids(batch, 128, 32000)}
-    return Case(BartForConditionalGeneration(config), {**inputs, "use_cache": False}, _own_loss)
+    inputs = {"input_ids": token_ids(batch, 128, 32000), "labels": token_ids(batch, 128, 32000)}
+    return Case(BartForConditionalGeneration(config), {**inputs, "use_cache": False}, own_loss)
 
 
 def clip(small: bool) -> Case:
@@ -77,11 +73,11 @@ def clip(small: bool) -> Case:
         text_config={"num_hidden_layers": layers, "vocab_size": 8192, "eos_token_id": 8191},
         vision_config={"num_hidden_layers": layers},
     )
-    ids = _ids(batch, 77, 8190)
+    ids = token_ids(batch, 77, 8190)
     ids[:, -1] = 8191
     images = torch.randn(batch, 3, 224, 224)
     inputs = {"input_ids": ids, "pixel_values": images, "return_loss": True}
-    return Case(CLIPModel(config), inputs, _own_loss)
+    return Case(CLIPModel(config), inputs, own_loss)
 
 
 def wav2vec(small: bool) -> Case:
@@ -93,7 +89,7 @@ def wav2vec(small: bool) -> Case:
         activation_dropout=0.0, feat_proj_dropout=0.0, layerdrop=0.0, apply_spec_augment=False,
     )  # fmt: skip
     sound = torch.randn(1 if small else 8, 32_000)
-    return Case(Wav2Vec2Model(config), {"input_values": sound}, _loss)
+    return Case(Wav2Vec2Model(config), {"input_values": sound}, mean_square)
 
 
 def segformer(small: bool) -> Case:
@@ -105,7 +101,7 @@ def segformer(small: bool) -> Case:
         classifier_dropout_prob=0.0, drop_path_rate=0.0,
     )  # fmt: skip
     images = torch.randn(1 if small else 8, 3, 256, 256)
-    return Case(SegformerForSemanticSegmentation(config), {"pixel_values": images}, _loss)
+    return Case(SegformerForSemanticSegmentation(config), {"pixel_values": images}, mean_square)
 
 
 class _GraphNet(nn.Module):
@@ -146,7 +142,7 @@ def gnn(small: bool) -> Case:
         "edges": torch.randint(0, nodes, (2, edges)),
         "graph": torch.randint(0, 64, (nodes,)).sort().values,
     }
-    return Case(_GraphNet(), inputs, _loss)
+    return Case(_GraphNet(), inputs, mean_square)
 
 
 class _Field(nn.Module):
@@ -180,7 +176,7 @@ def nerf(small: bool) -> Case:
         "direction": F.normalize(torch.randn(rays, 3), dim=-1),
         "depth": torch.linspace(2, 6, 64).expand(rays, 64) + 0.05 * torch.rand(rays, 64),
     }
-    return Case(_Field(), inputs, _loss)
+    return Case(_Field(), inputs, mean_square)
 
 
 class _Video(nn.Module):
@@ -213,7 +209,7 @@ class _Video(nn.Module):
 
 def video(small: bool) -> Case:
     """Eight clips of 16 pictures."""
-    return Case(_Video(), {"x": torch.randn(1 if small else 8, 3, 16, 112, 112)}, _loss)
+    return Case(_Video(), {"x": torch.randn(1 if small else 8, 3, 16, 112, 112)}, mean_square)
 
 
 class _Diffuser(nn.Module):
@@ -259,7 +255,7 @@ def dit(small: bool) -> Case:
         "t": torch.randint(0, 1000, (batch,)),
         "y": torch.randint(0, 1000, (batch,)),
     }
-    return Case(_Diffuser(768, 2 if small else 12), inputs, _loss)
+    return Case(_Diffuser(768, 2 if small else 12), inputs, mean_square)
 
 
 class _Scan(nn.Module):
@@ -296,7 +292,9 @@ class _Scan(nn.Module):
 
 def scan(small: bool) -> Case:
     """Eight sequences of 256."""
-    return Case(_Scan(layers=1 if small else 4), {"x": _ids(1 if small else 8, 256, 8192)}, _loss)
+    return Case(
+        _Scan(layers=1 if small else 4), {"x": token_ids(1 if small else 8, 256, 8192)}, mean_square
+    )
 
 
 def encoder(small: bool) -> Case:
@@ -308,4 +306,4 @@ def encoder(small: bool) -> Case:
     batch = 2 if small else 16
     padding = torch.arange(128)[None, :] >= torch.randint(64, 128, (batch, 1))
     inputs: dict[str, Any] = {"src": torch.randn(batch, 128, 512), "src_key_padding_mask": padding}
-    return Case(model, inputs, _loss)
+    return Case(model, inputs, mean_square)
