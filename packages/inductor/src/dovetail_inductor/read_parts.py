@@ -12,9 +12,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from dovetail_prims.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Node
-
-from dovetail_inductor.fx_nodes import fake_of
 
 aten = torch.ops.aten
 
@@ -60,8 +59,7 @@ def _source(node: Node) -> Node | None:
 
 def _place(node: Node, arguments: Any) -> tuple[int, int] | None:
     """Dimension and index, counted from the front, if they are known."""
-    whole = node.args[0]
-    sizes = fake_of(whole)._sizes
+    sizes, _ = _layout(node.args[0])
     dim, index = arguments
     if not isinstance(dim, int) or type(index) is not int:
         return None
@@ -74,10 +72,17 @@ def _place(node: Node, arguments: Any) -> tuple[int, int] | None:
 
 def _alike(a: Any, b: Any) -> bool:
     """Whether two tensors are of one type and laid out alike, in known sizes."""
-    x, y = fake_of(a), fake_of(b)
-    layout = (*x._sizes, *x._strides)
-    known = all(type(n) is int for n in (*layout, *y._sizes, *y._strides))
-    return known and x.dtype is y.dtype and layout == (*y._sizes, *y._strides)
+    x, y = _layout(a), _layout(b)
+    known = all(type(n) is int for sizes in (*x, *y) for n in sizes)
+    return known and a.meta["val"].dtype is b.meta["val"].dtype and x == y
+
+
+def _layout(node: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Sizes and strides."""
+    value = node.meta["val"]
+    if isinstance(value, FakeTensor):
+        return tuple(value._sizes), tuple(value._strides)
+    return tuple(value.shape), tuple(value.stride())
 
 
 __all__ = ["read_parts"]
