@@ -401,3 +401,19 @@ def test_what_only_requires_grad_asks_for_is_no_part_of_a_graph_of_others() -> N
     assert same(program(*given), captured(*given))
     made = [node.target for gm in backend.graphs for node in gm.graph.nodes]
     assert "requires_grad_" not in made  # a compiler would drop what it makes of the first result
+
+
+def test_leaves_that_are_made_requiring_a_gradient_are_made_by_python() -> None:
+    def program(w: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        scale = torch.ones(3, requires_grad=True)
+        shift = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+        (inner,) = torch.autograd.grad((shift * w.detach()).sum(), shift)
+        return scale * x, w * 2 + shift, scale, inner
+
+    backend = CountingBackend()
+    captured = optimize(program, backend)
+    given = torch.ones(3, requires_grad=True), torch.ones(3)
+    assert same(program(*given), captured(*given))
+    made = [node.target for gm in backend.graphs for node in gm.graph.nodes]
+    assert torch.ones not in made
+    assert captured(*given)[2].is_leaf

@@ -286,7 +286,7 @@ class _Attempt:
 
     def _check_made_leaves(self, rebuilder: Rebuilder) -> None:
         """A compiler differentiates a graph for the inputs that require a gradient; what only
-        requires_grad_() makes require one would come out without."""
+        requires_grad_() or `requires_grad=True` makes require one would come out without."""
         made = self.session.made_leaves
         if not made:
             return
@@ -296,7 +296,9 @@ class _Attempt:
             if from_input and _requires_grad(node):
                 reached.add(node)
         if any(_requires_grad(node) and node not in reached for node in rebuilder.outputs):
-            raise CannotRebuild("what depends on requires_grad_()", min(made.values()))
+            raise CannotRebuild(
+                "what requires a gradient of a leaf made here alone", min(made.values())
+            )
 
     def _broken_end(self, rebuilder: Rebuilder) -> FrameEnd:
         frame = self.frame

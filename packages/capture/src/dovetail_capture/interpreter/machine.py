@@ -416,7 +416,11 @@ class Interpreter:
             if answer is not None:
                 return answer
             library.check_input_stays(target, args)
-        return self.session.recorder.record(kind, target, args, kwargs)
+        result = self.session.recorder.record(kind, target, args, kwargs)
+        asked = kwargs.get("requires_grad")
+        if asked is not None and isinstance(result, TensorValue) and result.fake.requires_grad:
+            self.session.made_leaves[id(result)] = self.frames[0].steps
+        return result
 
     def _look_into(self, value: Value) -> None:
         value = self.native(value)

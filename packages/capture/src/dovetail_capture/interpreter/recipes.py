@@ -305,7 +305,7 @@ class Rebuilder:
             return self._parameter(item)
         if id(item) in self.vm.session.made_leaves:
             born = self.vm.session.made_leaves[id(item)]
-            raise CannotRebuild("a tensor that requires_grad_() made a leaf", born)
+            raise CannotRebuild("a leaf that requires a gradient, made here", born)
         position = self._positions.get(item.node)
         if position is None:
             position = self._positions[item.node] = len(self.outputs)
