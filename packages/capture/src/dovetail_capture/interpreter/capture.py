@@ -17,7 +17,6 @@ from dovetail_guards.source import ClosureCellSource
 from dovetail_guards.torch_state import FUNCTION_MODES, READERS
 from torch.autograd import forward_ad
 from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
 
 from dovetail_capture.captured_frame import CapturedFrame, GraphBreak, GraphInput
 from dovetail_capture.errors import GraphBreakError, NotCapturable
@@ -285,20 +284,17 @@ class _Attempt:
         return _End(rebuilder, end)
 
     def _check_made_leaves(self, rebuilder: Rebuilder) -> None:
-        """A compiler differentiates a graph for the inputs that require a gradient; what only
-        requires_grad_() or `requires_grad=True` makes require one would come out without."""
+        """A compiler differentiates a graph for the inputs that require a gradient; if none does
+        of those that the graph takes, what only requires_grad_() or `requires_grad=True` makes
+        require one would come out without."""
         made = self.session.made_leaves
-        if not made:
+        taken = [v for _, v in self.session.inputs if isinstance(v, TensorValue) and v.node.users]
+        if not made or any(value.fake.requires_grad for value in taken):
             return
-        reached: set[Node] = set()  # by gradients, from inputs
-        for node in self.recorder.graph.nodes:
-            from_input = node.op == "placeholder" or not reached.isdisjoint(node.all_input_nodes)
-            if from_input and _requires_grad(node):
-                reached.add(node)
-        if any(_requires_grad(node) and node not in reached for node in rebuilder.outputs):
-            raise CannotRebuild(
-                "what requires a gradient of a leaf made here alone", min(made.values())
-            )
+        for node in rebuilder.outputs:
+            fake = node.meta.get("val")
+            if isinstance(fake, torch.Tensor) and fake.requires_grad:
+                raise CannotRebuild("what needs a gradient of a leaf made here", min(made.values()))
 
     def _broken_end(self, rebuilder: Rebuilder) -> FrameEnd:
         frame = self.frame
@@ -409,11 +405,6 @@ class _Attempt:
             shapes.env if shapes.env.hints else None,
             tuple(self.session.draws),
         )
-
-
-def _requires_grad(node: Node) -> bool:
-    parts = pytree.tree_leaves(node.meta.get("val"))
-    return any(isinstance(part, torch.Tensor) and part.requires_grad for part in parts)
 
 
 def _prologue_length(frame: Frame) -> int:
