@@ -55,3 +55,28 @@ def test_a_graph_that_only_reads_does_not_care(name):
     for inputs in (apart, shared):
         assert torch.equal(compiled(*inputs()), READS[name](*inputs()))
     assert compiled.capture_context.log.graph_count == 1
+
+
+QUESTIONS = {
+    "is_leaf": lambda t: t.is_leaf,
+    "retains_grad": lambda t: t.retains_grad,
+    "_is_view": lambda t: t._is_view(),
+    "nbytes": lambda t: t.untyped_storage().nbytes(),
+    "is_shared": lambda t: t.is_shared(),
+}
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_what_inputs_are_that_look_alike(name):
+    """Leaves and results, tensors and views, whole storages and parts: each is told apart."""
+    leaf = torch.ones(3, requires_grad=True)
+    kept = leaf * 2
+    kept.retain_grad()
+    ones = torch.ones(3)
+    given = [ones, ones.view(-1), torch.ones(6)[:3], torch.ones(3).share_memory_()]
+    given += [leaf, leaf * 2, kept, torch.nn.Parameter(ones)]
+    ask = QUESTIONS[name]
+    compiled = dc.optimize(lambda t: (ask(t), t * 2, ask(t * 2)), dc.run_graph)
+    for _ in range(2):
+        for t in given:
+            assert compiled(t)[0] == ask(t) and compiled(t)[2] == ask(t * 2)

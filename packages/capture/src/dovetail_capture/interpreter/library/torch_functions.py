@@ -116,6 +116,8 @@ def tensor_property(vm: Interpreter, obj: TensorValue, name: str) -> Value:
         if name == "grad_fn" and not obj.fake.requires_grad:
             return NONE
         raise GraphBreakSignal(f"the tensor attribute `{name}`")
+    if name in ("is_leaf", "retains_grad") and obj.source is not None:
+        return _told_by_autograd(vm, obj, name)
     if name == "shape":
         return TupleValue([vm.constant(size) for size in obj.sizes], torch.Size)
     recorder = vm.session.recorder
@@ -133,6 +135,14 @@ def tensor_property(vm: Interpreter, obj: TensorValue, name: str) -> Value:
             "call_function", getattr, [obj, Constant(name)], {}, lambda t, n: getattr(t, n)
         )
     return recorder.fold(found)
+
+
+def _told_by_autograd(vm: Interpreter, obj: TensorValue, name: str) -> Value:
+    """What autograd knows of an input, with a guard; not once the frame has changed that."""
+    if obj.fake.grad_fn is not None or obj.fake.requires_grad is not obj.real.requires_grad:
+        raise GraphBreakSignal(f"`{name}` of an input whose history changed")
+    assert obj.source is not None
+    return vm.wrap(getattr(obj.real, name), vm.session.sources.attr(obj.source, name))
 
 
 def tensor_len(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -169,6 +179,16 @@ def tensor_storage_offset(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         inputs = [value for _, value in vm.session.inputs if isinstance(value, TensorValue)]
         if any(obj.fake._storage is value.fake._storage for value in inputs):
             raise GraphBreakSignal("storage_offset() of an input or of a view of one")
+    return PASS  # type: ignore[no-any-return]
+
+
+def tensor_of_storage(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`x._is_view()` and `x.untyped_storage()`: nothing of that is guarded of an input."""
+    obj = args[0]
+    if isinstance(obj, TensorValue):
+        inputs = [value for _, value in vm.session.inputs if isinstance(value, TensorValue)]
+        if obj.source is not None or any(obj.fake._storage is v.fake._storage for v in inputs):
+            raise GraphBreakSignal("a question about the storage of an input or of a view of one")
     return PASS  # type: ignore[no-any-return]
 
 
@@ -459,6 +479,9 @@ HANDLERS: dict[Any, Handler] = {
     torch.Tensor.__hash__: tensor_hash,
     torch.Tensor.size: tensor_size,
     torch.Tensor.storage_offset: tensor_storage_offset,
+    torch.Tensor._is_view: tensor_of_storage,
+    torch.Tensor.untyped_storage: tensor_of_storage,
+    torch.Tensor.is_shared: tensor_of_storage,
     torch.Tensor.new: tensor_new,
     torch.Tensor.requires_grad_: tensor_requires_grad_,
     torch.compiler.is_compiling: is_compiling,
