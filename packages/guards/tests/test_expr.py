@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from dovetail_guards import expr as e
+from dovetail_guards import relations as rel
 from dovetail_guards.expr_program import compile_program
 from dovetail_guards.expr_sympy import from_sympy, simplify_hard, to_sympy
 
@@ -77,12 +78,12 @@ def test_every_rewrite_keeps_the_value() -> None:
 def test_relations_keep_their_truth() -> None:
     r = random.Random(SEED)
     relations: list[tuple[Any, Callable[[int, int], bool]]] = [
-        (e.eq, lambda x, y: x == y),
-        (e.ne, lambda x, y: x != y),
-        (e.le, lambda x, y: x <= y),
-        (e.lt, lambda x, y: x < y),
-        (e.ge, lambda x, y: x >= y),
-        (e.gt, lambda x, y: x > y),
+        (rel.eq, lambda x, y: x == y),
+        (rel.ne, lambda x, y: x != y),
+        (rel.le, lambda x, y: x <= y),
+        (rel.lt, lambda x, y: x < y),
+        (rel.ge, lambda x, y: x >= y),
+        (rel.gt, lambda x, y: x > y),
     ]
     for _ in range(250):
         parts = []
@@ -91,10 +92,10 @@ def test_relations_keep_their_truth() -> None:
             make, plain = r.choice(relations)
             parts.append((make(x, y), lambda v, f=f, g=g, p=plain: p(f(v), g(v))))
         (p, fp), (q, fq) = parts
-        cases: list[tuple[e.BoolExpr, Callable[[bool, bool], bool]]] = [
-            (e.and_(p, q), lambda x, y: x and y),
-            (e.or_(p, e.not_(q)), lambda x, y: x or not y),
-            (e.not_(e.and_(p, q)), lambda x, y: not (x and y)),
+        cases: list[tuple[rel.BoolExpr, Callable[[bool, bool], bool]]] = [
+            (rel.and_(p, q), lambda x, y: x and y),
+            (rel.or_(p, rel.not_(q)), lambda x, y: x or not y),
+            (rel.not_(rel.and_(p, q)), lambda x, y: not (x and y)),
         ]
         for values in r.sample(VALUES, 15):
             x, y = value_of(fp, values), value_of(fq, values)
@@ -135,13 +136,13 @@ def test_canonical_forms() -> None:
     assert (a * b) % b is e.ZERO
     assert (a % 8) % 4 is a % 4
     assert e.min_(a, a + 1) is a and e.max_(a, 3, a) is e.max_(3, a)
-    assert e.eq(2 * a, 2 * b) is e.eq(b, a)
-    assert e.eq(2 * a, 3) is e.FALSE
-    assert e.lt(a, a + 1) is e.TRUE
-    assert e.le(2 * a, 5) is e.le(a, 2)
-    assert str(e.le(2 * a, b)) == "2*a <= b"
-    assert str(e.ge(a, 2)) == "a >= 2"
-    assert str(e.ne(a, b)) == "a != b"
+    assert rel.eq(2 * a, 2 * b) is rel.eq(b, a)
+    assert rel.eq(2 * a, 3) is rel.FALSE
+    assert rel.lt(a, a + 1) is rel.TRUE
+    assert rel.le(2 * a, 5) is rel.le(a, 2)
+    assert str(rel.le(2 * a, b)) == "2*a <= b"
+    assert str(rel.ge(a, 2)) == "a >= 2"
+    assert str(rel.ne(a, b)) == "a != b"
     assert str((a * b + 3) // 4) == "((a*b + 3) // 4)"
 
 
@@ -156,14 +157,14 @@ def test_division_by_zero_is_refused() -> None:
 def test_pickling_interns_again() -> None:
     expr = e.min_(e.symbol("a") // 3, e.symbol("b") % 5) * 2 + 1
     assert pickle.loads(pickle.dumps(expr)) is expr
-    relation = e.lt(expr, 7)
+    relation = rel.lt(expr, 7)
     assert pickle.loads(pickle.dumps(relation)) is relation
 
 
 def test_substitution() -> None:
     a, b = e.symbol("a"), e.symbol("b")
     assert ((a + b) // 4).substitute({"a": 4 * b}) is b + b // 4
-    assert e.lt(a, b).substitute({"a": 1, "b": 2}) is e.TRUE
+    assert rel.lt(a, b).substitute({"a": 1, "b": 2}) is rel.TRUE
 
 
 def test_programs_name_missing_symbols() -> None:

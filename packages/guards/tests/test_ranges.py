@@ -7,6 +7,7 @@ import os
 import random
 
 from dovetail_guards import expr as e
+from dovetail_guards import relations as rel
 from dovetail_guards.ranges import Congruence, Facts, Range
 from test_expr import random_expr
 
@@ -42,8 +43,8 @@ def test_facts_hold_for_every_value() -> None:
         other, _ = random_expr(r, 1)
         seen, congruence = facts.range_of(expr), facts.congruence_of(expr)
         simpler = facts.simplify(expr)
-        relations = [e.eq(expr, other), e.le(expr, other), e.ne(expr, 3)]
-        relations.append(e.or_(relations[0], relations[1]))
+        relations = [rel.eq(expr, other), rel.le(expr, other), rel.ne(expr, 3)]
+        relations.append(rel.or_(relations[0], relations[1]))
         verdicts = [facts.decide(relation) for relation in relations]
         decided += sum(v is not None for v in verdicts)
         for values in cases:

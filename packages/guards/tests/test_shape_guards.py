@@ -10,6 +10,7 @@ import pytest
 import torch
 from dovetail_guards import FrameView, GuardSet, clause_text
 from dovetail_guards import expr as e
+from dovetail_guards import relations as rel
 from dovetail_guards.ranges import Facts, Range
 from dovetail_guards.shape_env import Dim, FrozenError, ShapeEnv
 from dovetail_guards.source import LocalSource, SizeSource, StrideSource
@@ -115,7 +116,7 @@ def test_decisions_hold_for_all_sizes(seed: int) -> None:
     settled = 0
     for _ in range(60):
         expr = term() + term() + rng.randint(-6, 6)
-        for relation in (e.le(expr, 0), e.eq(expr, 0)):
+        for relation in (rel.le(expr, 0), rel.eq(expr, 0)):
             truth = facts.decide(relation)
             if truth is None:
                 continue

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from dovetail_guards.relations import BoolExpr
 from dovetail_guards.source import Source
 
 
@@ -209,8 +210,9 @@ class AbstractAnswers(Clause):
 class ShapeRelation(Clause):
     """A relation over input sizes, e.g. `x.size(0)*2 <= y.size(1)`.
 
-    `expr` is a boolean `Expr` whose symbols are bound by `symbols` (symbol name, SizeSource).
+    The symbols of `expr` are bound by `symbols`: (symbol name, `SizeSource` or `StrideSource`, or
+    the source of an integer).
     """
 
-    expr: Any
+    expr: BoolExpr
     symbols: tuple[tuple[str, Source], ...]

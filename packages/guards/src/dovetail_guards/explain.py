@@ -16,8 +16,8 @@ from dovetail_guards.evaluate import (
     ordered_keys,
     tensor_mismatch,
 )
-from dovetail_guards.expr import BoolExpr
 from dovetail_guards.float_expr import float_of_key
+from dovetail_guards.relations import BoolExpr
 from dovetail_guards.torch_state import READERS
 
 _SYMBOL = re.compile(r"\b[stu]\d+\b")

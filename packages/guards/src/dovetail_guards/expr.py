@@ -1,8 +1,8 @@
 """Integer expressions over size symbols, interned: equal expressions are one object.
 
 An `Expr` is a polynomial with integer coefficients over *atoms*: symbols, and the floor
-divisions, remainders, minima and maxima that do not simplify away. A `BoolExpr` is a relation
-over them. All rewriting keeps the value wherever the original is defined (a division by zero is
+divisions, remainders, minima and maxima that do not simplify away. (Relations between them are in
+`relations`.) All rewriting keeps the value wherever the original is defined (a division by zero is
 nowhere defined). Sizes are mathematical integers here; nothing wraps around.
 """
 
@@ -95,12 +95,6 @@ class Expr:
             total = total + product
         return total
 
-    def program(self, names: tuple[str, ...]) -> tuple[tuple[tuple[int, int], ...], int]:
-        """A stack program and the stack depth it needs; symbols are numbered by `names`."""
-        from dovetail_guards.expr_program import compile_program
-
-        return compile_program(self, names)
-
     # --- arithmetic ---------------------------------------------------------------------------
 
     def __add__(self, other: IntLike) -> Expr:
@@ -141,95 +135,19 @@ class Expr:
 
     def __str__(self) -> str:
         if self._text is None:
-            self._text = _print_terms(self.terms)
+            self._text = print_terms(self.terms)
         return self._text
 
     __repr__ = __str__
 
     def __reduce__(self) -> Any:
-        return (_expr, (self.terms,))
-
-
-class BoolExpr:
-    """A relation: `kind` is true, false, eq or le (`args[0]` compared with 0), and, or, not."""
-
-    __slots__ = ("args", "kind")
-
-    kind: str
-    args: tuple[Any, ...]
-
-    @property
-    def value(self) -> bool | None:
-        """The truth value, if this is a constant."""
-        return True if self.kind == "true" else False if self.kind == "false" else None
-
-    def free_symbols(self) -> frozenset[str]:
-        """Names of all symbols in it."""
-        return frozenset().union(*(arg.free_symbols() for arg in self.args))
-
-    def evaluate(self, values: Mapping[str, int]) -> bool:
-        """The truth value for given symbols."""
-        match self.kind:
-            case "eq":
-                return bool(self.args[0].evaluate(values) == 0)
-            case "le":
-                return bool(self.args[0].evaluate(values) <= 0)
-            case "and":
-                return all([arg.evaluate(values) for arg in self.args])
-            case "or":
-                return any([arg.evaluate(values) for arg in self.args])
-            case "not":
-                return not self.args[0].evaluate(values)
-        return self.kind == "true"
-
-    def substitute(self, values: Mapping[str, IntLike]) -> BoolExpr:
-        """The relation with symbols replaced."""
-        args = tuple(arg.substitute(values) for arg in self.args)
-        match self.kind:
-            case "eq":
-                return eq(args[0], 0)
-            case "le":
-                return le(args[0], 0)
-            case "and":
-                return and_(*args)
-            case "or":
-                return or_(*args)
-            case "not":
-                return not_(args[0])
-        return self
-
-    def program(self, names: tuple[str, ...]) -> tuple[tuple[tuple[int, int], ...], int]:
-        """A stack program and the stack depth it needs; symbols are numbered by `names`."""
-        from dovetail_guards.expr_program import compile_program
-
-        return compile_program(self, names)
-
-    def __str__(self) -> str:
-        match self.kind:
-            case "eq":
-                return _print_comparison(self.args[0], "==")
-            case "le":
-                return _print_comparison(self.args[0], "<=")
-            case "and" | "or":
-                return "(" + f" {self.kind} ".join(str(arg) for arg in self.args) + ")"
-            case "not":
-                inner = self.args[0]
-                if inner.kind == "eq":
-                    return _print_comparison(inner.args[0], "!=")
-                return f"not ({inner})"
-        return self.kind.capitalize()
-
-    __repr__ = __str__
-
-    def __reduce__(self) -> Any:
-        return (_bool, (self.kind, self.args))
+        return (of_terms, (self.terms,))
 
 
 # --- interning -----------------------------------------------------------------------------------
 
 _atoms: dict[Any, Atom] = {}
 _exprs: dict[Terms, Expr] = {}
-_bools: dict[Any, BoolExpr] = {}
 
 
 def _atom(kind: str, name: str, args: tuple[Expr, ...]) -> Atom:
@@ -241,19 +159,12 @@ def _atom(kind: str, name: str, args: tuple[Expr, ...]) -> Atom:
     return found
 
 
-def _expr(terms: Terms) -> Expr:
+def of_terms(terms: Terms) -> Expr:
+    """The expression with these terms: sorted by `_order`, one a monomial, none of them zero."""
     found = _exprs.get(terms)
     if found is None:
         found = _exprs[terms] = Expr()
         found.terms, found._text = terms, None
-    return found
-
-
-def _bool(kind: str, args: tuple[Any, ...] = ()) -> BoolExpr:
-    found = _bools.get((kind, args))
-    if found is None:
-        found = _bools[kind, args] = BoolExpr()
-        found.kind, found.args = kind, args
     return found
 
 
@@ -264,7 +175,7 @@ def _order(term: tuple[Monomial, int]) -> Any:
 
 
 def _collect(terms: dict[Monomial, int]) -> Expr:
-    return _expr(tuple(sorted(((m, c) for m, c in terms.items() if c), key=_order)))
+    return of_terms(tuple(sorted(((m, c) for m, c in terms.items() if c), key=_order)))
 
 
 def symbol(name: str) -> Expr:
@@ -274,19 +185,17 @@ def symbol(name: str) -> Expr:
 
 def of_atom(atom: Atom) -> Expr:
     """The expression that is just this atom."""
-    return _expr(((((atom, 1),), 1),))
+    return of_terms(((((atom, 1),), 1),))
 
 
 @lru_cache(maxsize=4096)
 def constant(value: int) -> Expr:
     """The number `value`."""
-    return _expr((((), int(value)),)) if value else _expr(())
+    return of_terms((((), int(value)),)) if value else of_terms(())
 
 
 ZERO = constant(0)
 ONE = constant(1)
-TRUE = _bool("true")
-FALSE = _bool("false")
 
 
 def as_expr(value: IntLike) -> Expr:
@@ -307,7 +216,7 @@ def _add(a: Expr, b: Expr) -> Expr:
 
 @lru_cache(maxsize=65536)
 def _scale(a: Expr, factor: int) -> Expr:
-    return _expr(tuple((m, c * factor) for m, c in a.terms)) if factor else ZERO
+    return of_terms(tuple((m, c * factor) for m, c in a.terms)) if factor else ZERO
 
 
 @lru_cache(maxsize=65536)
@@ -361,7 +270,7 @@ def divide_exactly(a: Expr, b: Expr) -> Expr | None:
         left = _div_monomials(monomial, lead)
         if left is None or coefficient % lead_coefficient:
             return None
-        step = _expr(((left, coefficient // lead_coefficient),))
+        step = of_terms(((left, coefficient // lead_coefficient),))
         quotient, a = quotient + step, a - step * b
     return None
 
@@ -383,7 +292,7 @@ def _split(a: Expr, b: Expr) -> tuple[Expr, Expr]:
     return _collect(quotient), _collect(rest)
 
 
-def _content(a: Expr) -> int:
+def content(a: Expr) -> int:
     """The greatest common divisor of the coefficients, the constant left out."""
     return math.gcd(*(c for m, c in a.terms if m))
 
@@ -403,9 +312,9 @@ def floordiv(a: Expr, b: Expr) -> Expr:
     quotient, rest = _split(a, b)
     if divisor is not None and divisor > 1:
         # (g*x + c) // (g*d) == (x + c // g) // d
-        common = math.gcd(_content(rest), divisor)
+        common = math.gcd(content(rest), divisor)
         if common > 1:
-            rest = _expr(tuple((m, c // common) for m, c in rest.terms if c // common))
+            rest = of_terms(tuple((m, c // common) for m, c in rest.terms if c // common))
             return quotient + floordiv(rest, constant(divisor // common))
         inner = _single_atom(rest)
         # (x // m) // n == x // (m*n) for positive numbers
@@ -439,10 +348,10 @@ def mod(a: Expr, b: Expr) -> Expr:
     if divisor is not None and divisor > 1:
         if rest.value is not None:
             return constant(rest.value % divisor)
-        common = math.gcd(_content(rest), divisor)
+        common = math.gcd(content(rest), divisor)
         if common > 1:  # (g*x + c) % (g*d) == g * ((x + c // g) % d) + c % g
             low = sum(c for m, c in rest.terms if not m) % common
-            rest = _expr(tuple((m, c // common) for m, c in rest.terms if c // common))
+            rest = of_terms(tuple((m, c // common) for m, c in rest.terms if c // common))
             return _scale(mod(rest, constant(divisor // common)), common) + low
         inner = _single_atom(rest)
         if inner is not None and inner.kind == "mod":  # (x % (k*d)) % d == x % d
@@ -484,101 +393,7 @@ def max_(*args: IntLike) -> Expr:
     return _extreme("max", args)
 
 
-# --- relations -----------------------------------------------------------------------------------
-
-
-def _common(a: Expr) -> int:
-    return math.gcd(*(c for m, c in a.terms if m)) or 1
-
-
-@lru_cache(maxsize=65536)
-def eq(a: IntLike, b: IntLike) -> BoolExpr:
-    """`a == b`."""
-    difference = as_expr(a) - as_expr(b)
-    if difference.value is not None:
-        return TRUE if difference.value == 0 else FALSE
-    common = _common(difference)
-    if difference.terms[0][1] < 0:
-        common = -common
-    if any(c % common for _, c in difference.terms):
-        return FALSE  # 2*x + 1 == 0 has no integer solution
-    return _bool("eq", (_expr(tuple((m, c // common) for m, c in difference.terms)),))
-
-
-@lru_cache(maxsize=65536)
-def le(a: IntLike, b: IntLike) -> BoolExpr:
-    """`a <= b`."""
-    difference = as_expr(a) - as_expr(b)
-    if difference.value is not None:
-        return TRUE if difference.value <= 0 else FALSE
-    common = _common(difference)
-    # g*x + c <= 0 is x <= -c / g, rounded down for integers: x + ceil(c / g) <= 0
-    terms = tuple((m, c // common if m else -(-c // common)) for m, c in difference.terms)
-    return _bool("le", (_expr(tuple((m, c) for m, c in terms if c)),))
-
-
-def ne(a: IntLike, b: IntLike) -> BoolExpr:
-    """`a != b`."""
-    return not_(eq(a, b))
-
-
-def lt(a: IntLike, b: IntLike) -> BoolExpr:
-    """`a < b`."""
-    return le(as_expr(a) + 1, b)
-
-
-def ge(a: IntLike, b: IntLike) -> BoolExpr:
-    """`a >= b`."""
-    return le(b, a)
-
-
-def gt(a: IntLike, b: IntLike) -> BoolExpr:
-    """`a > b`."""
-    return lt(b, a)
-
-
-def not_(a: BoolExpr) -> BoolExpr:
-    """`not a`."""
-    match a.kind:
-        case "true":
-            return FALSE
-        case "false":
-            return TRUE
-        case "not":
-            inner: BoolExpr = a.args[0]
-            return inner
-        case "le":  # not x <= 0: x >= 1
-            return le(1, a.args[0])
-        case "and":
-            return or_(*(not_(arg) for arg in a.args))
-        case "or":
-            return and_(*(not_(arg) for arg in a.args))
-    return _bool("not", (a,))
-
-
-def _junction(kind: str, neutral: BoolExpr, zero: BoolExpr, args: Iterable[BoolExpr]) -> BoolExpr:
-    flat: dict[BoolExpr, None] = {}
-    for arg in args:
-        flat.update(dict.fromkeys(arg.args if arg.kind == kind else (arg,)))
-    flat.pop(neutral, None)
-    if zero in flat or any(not_(arg) in flat for arg in flat):
-        return zero
-    if len(flat) <= 1:
-        return next(iter(flat), neutral)
-    return _bool(kind, tuple(sorted(flat, key=str)))
-
-
-def and_(*args: BoolExpr) -> BoolExpr:
-    """All of them."""
-    return _junction("and", TRUE, FALSE, args)
-
-
-def or_(*args: BoolExpr) -> BoolExpr:
-    """One of them at least."""
-    return _junction("or", FALSE, TRUE, args)
-
-
-# --- helpers -------------------------------------------------------------------------------------
+# --- what is inside atoms -------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=65536)
@@ -634,7 +449,8 @@ def _parenthesise(expr: Expr) -> str:
     return str(expr) if simple or _single_atom(expr) is not None else f"({expr})"
 
 
-def _print_terms(terms: Terms) -> str:
+def print_terms(terms: Terms) -> str:
+    """A sum of terms as Python would write it."""
     if not terms:
         return "0"
     text = ""
@@ -645,15 +461,3 @@ def _print_terms(terms: Terms) -> str:
         sign = ("-" if coefficient < 0 else "") if not text else " - " if coefficient < 0 else " + "
         text += sign + "*".join(factors)
     return text
-
-
-def _print_comparison(difference: Expr, relation: str) -> str:
-    """Positive terms on the left, negative ones on the right, numbers on the right."""
-    left = tuple((m, c) for m, c in difference.terms if c > 0 and m)
-    right = tuple((m, -c) for m, c in difference.terms if c < 0 or not m)
-    if left:
-        return f"{_print_terms(left)} {relation} {_print_terms(right)}"
-    flipped = {"<=": ">="}.get(relation, relation)
-    left = tuple((m, -c) for m, c in difference.terms if m)
-    right = tuple((m, c) for m, c in difference.terms if not m)
-    return f"{_print_terms(left)} {flipped} {_print_terms(right)}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dovetail_guards.expr import Atom, BoolExpr, Expr
+from dovetail_guards.expr import Atom, Expr
+from dovetail_guards.relations import BoolExpr
 
 # The numbers of `Op` in csrc/relation.h.
 PUSH, SYMBOL, ADD, MUL, FLOORDIV, MOD, MIN, MAX, EQ, NE, LT, LE, AND, OR, NOT = range(15)

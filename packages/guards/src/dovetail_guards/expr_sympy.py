@@ -9,13 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 from dovetail_guards import expr as e
+from dovetail_guards import relations as rel
 
 
-def to_sympy(expr: e.Expr | e.BoolExpr) -> Any:
+def to_sympy(expr: e.Expr | rel.BoolExpr) -> Any:
     """The expression in sympy: integer symbols, `floor`, `Mod`, `Min`, `Max`."""
     import sympy
 
-    if isinstance(expr, e.BoolExpr):
+    if isinstance(expr, rel.BoolExpr):
         args = [to_sympy(arg) for arg in expr.args]
         match expr.kind:
             case "eq":
@@ -59,7 +60,7 @@ def from_sympy(value: Any) -> Any:
     import sympy
 
     if value is sympy.true or value is sympy.false:
-        return e.TRUE if value is sympy.true else e.FALSE
+        return rel.TRUE if value is sympy.true else rel.FALSE
     if value.is_Integer:
         return e.constant(int(value))
     if value.is_Symbol:
@@ -95,15 +96,15 @@ def _operations() -> dict[Any, Callable[..., Any]]:
         sympy.Mod: e.mod,
         sympy.Min: e.min_,
         sympy.Max: e.max_,
-        sympy.Eq: e.eq,
-        sympy.Ne: e.ne,
-        sympy.Le: e.le,
-        sympy.Lt: e.lt,
-        sympy.Ge: e.ge,
-        sympy.Gt: e.gt,
-        sympy.And: e.and_,
-        sympy.Or: e.or_,
-        sympy.Not: e.not_,
+        sympy.Eq: rel.eq,
+        sympy.Ne: rel.ne,
+        sympy.Le: rel.le,
+        sympy.Lt: rel.lt,
+        sympy.Ge: rel.ge,
+        sympy.Gt: rel.gt,
+        sympy.And: rel.and_,
+        sympy.Or: rel.or_,
+        sympy.Not: rel.not_,
     }
 
 

@@ -8,19 +8,17 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Sequence
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 
 from dovetail_guards import clauses as c
 from dovetail_guards import source as s
 from dovetail_guards.evaluate import answers_hold, argument_names, constants_equal
+from dovetail_guards.expr_program import compile_program
 from dovetail_guards.iterators import READERS as ITERATOR_READERS
 from dovetail_guards.native_load import load_native
 from dovetail_guards.torch_state import READERS
-
-if TYPE_CHECKING:
-    from dovetail_guards.expr import Expr
 
 _native = load_native()
 
@@ -201,7 +199,6 @@ class _Builder:
         self.relations.append((kind, operands, (), 0))
 
     def _shape(self, clause: c.ShapeRelation) -> None:
-        expr: Expr = clause.expr
         operands = tuple(
             (self.node(source.base), source.dim)
             if isinstance(source, s.SizeSource)
@@ -210,7 +207,8 @@ class _Builder:
             else (self.node(source), None)
             for _, source in clause.symbols
         )
-        program, depth = expr.program(tuple(name for name, _ in clause.symbols))
+        names = tuple(name for name, _ in clause.symbols)
+        program, depth = compile_program(clause.expr, names)
         self.relations.append((_SHAPE, operands, program, depth))
 
 

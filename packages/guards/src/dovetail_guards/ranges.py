@@ -10,7 +10,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dovetail_guards.expr import Atom, BoolExpr, Expr, apply_atom, constant, le, of_atom, symbol
+from dovetail_guards.expr import Atom, Expr, apply_atom, constant, of_atom, symbol
+from dovetail_guards.relations import BoolExpr, le
 
 _INF = math.inf
 Bound = int | float  # an int, or one of the infinities
@@ -288,3 +289,17 @@ class Facts:
                     kept.remove(arg)
                     break
         return tuple(kept)
+
+
+def range_if_nonpositive(expr: Expr) -> tuple[str, Range] | None:
+    """(x, its range) for `expr = c*x + d` that is at most 0; None for any other expression."""
+    linear = [(m, c) for m, c in expr.terms if m]
+    if len(linear) != 1 or len(linear[0][0]) != 1:
+        return None
+    (((atom, power),), factor) = linear[0]
+    if power != 1 or atom.kind != "sym":
+        return None
+    rest = sum(c for m, c in expr.terms if not m)
+    # x <= -d / c, or for a negative c: x >= d / -c rounded up
+    bound = Range(upper=-rest // factor) if factor > 0 else Range(lower=-(-rest // -factor))
+    return atom.name, bound

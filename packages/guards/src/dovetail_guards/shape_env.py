@@ -15,9 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail_guards import expr as e
+from dovetail_guards import relations as rel
+from dovetail_guards import shape_guards
 from dovetail_guards.clauses import ConstantIs, ShapeRelation
 from dovetail_guards.float_expr import INFINITE_KEY, INPUT, FloatExpr, key_of
-from dovetail_guards.ranges import Bound, Congruence, Facts, Range
+from dovetail_guards.learned import Learned, age
+from dovetail_guards.ranges import Bound, Range
 from dovetail_guards.source import Source
 
 _INF = float("inf")
@@ -27,7 +30,7 @@ class DataDependentError(RuntimeError):
     """A decision depends on a size that is only known when the program runs: on `relation`, where
     it is one relation between sizes."""
 
-    relation: e.BoolExpr | None = None
+    relation: rel.BoolExpr | None = None
 
 
 class FrozenError(RuntimeError):
@@ -46,7 +49,7 @@ class Dim(enum.Enum):
 class Decision:
     """A relation that was assumed, why, and where in the user's program."""
 
-    relation: e.BoolExpr
+    relation: rel.BoolExpr
     reason: str
     where: str
 
@@ -93,17 +96,15 @@ class ShapeEnv:
         self.keep_undecided = True
         self.frozen = False
         self.decisions: list[Decision] = []
-        self.checks: list[tuple[e.BoolExpr, str]] = []  # for the compiled program to make
+        self.checks: list[tuple[rel.BoolExpr, str]] = []  # for the compiled program to make
         self.specializations: list[Specialization] = []
-        self.facts = Facts({}, {})
-        self._ranges: dict[str, Range] = self.facts.ranges  # type: ignore[assignment]
-        self._congruences: dict[str, Congruence] = self.facts.congruences  # type: ignore[assignment]
-        self._replacements: dict[str, e.Expr] = {}
+        self.learned = Learned(self.unbacked)
+        self.facts = self.learned.facts
+        self._ranges = self.learned.ranges
         self._least: dict[str, Bound] = {}  # what a symbol is at least by its nature
         self._strides: list[ShapeRelation] = []
         self._by_hint: dict[int, str] = {}  # duck shaping
         self._by_source: dict[Source, e.Expr] = {}
-        self._recorded: set[e.BoolExpr] = set()
 
     # --- symbols ------------------------------------------------------------------------------
 
@@ -144,15 +145,15 @@ class ShapeEnv:
         self._least[name] = 0
         symbol = e.symbol(name)
         if shared is not None:
-            self._assume(e.eq(symbol, e.symbol(shared)), "sizes that were equal share a symbol")
+            self._assume(rel.eq(symbol, e.symbol(shared)), "sizes that were equal share a symbol")
             return e.symbol(shared)
         if dim is Dim.DUCK:
             self._by_hint[hint] = name
         if limits.lower > 0:
             why = "bounds" if bounds and bounds.lower > least else "not 0 or 1"
-            self._assume(e.ge(symbol, int(limits.lower)), why)
+            self._assume(rel.ge(symbol, int(limits.lower)), why)
         if limits.upper != _INF:
-            self._assume(e.le(symbol, int(limits.upper)), "bounds")
+            self._assume(rel.le(symbol, int(limits.upper)), "bounds")
         return symbol
 
     def create_undecided_size(self, hint: int, source: Source) -> e.Expr:
@@ -176,7 +177,7 @@ class ShapeEnv:
             self.hints[name], self.sources[name] = hint, source
             self._ranges[name], self._least[name] = Range(), -_INF
             known = self._by_source[source] = e.symbol(name)
-            self._assume(e.ge(known, 2) if hint > 1 else e.le(known, -1), "not 0 or 1")
+            self._assume(rel.ge(known, 2) if hint > 1 else rel.le(known, -1), "not 0 or 1")
         return known
 
     def create_float(self, hint: float, source: Source) -> FloatExpr | float:
@@ -190,15 +191,15 @@ class ShapeEnv:
             self.floats[name] = hint
             self._ranges[name], self._least[name] = Range(), -_INF
             known = self._by_source[source] = e.symbol(name)
-            self._assume(e.ge(known, -INFINITE_KEY), "not NaN")
-            self._assume(e.le(known, INFINITE_KEY), "not NaN")
+            self._assume(rel.ge(known, -INFINITE_KEY), "not NaN")
+            self._assume(rel.le(known, INFINITE_KEY), "not NaN")
         return FloatExpr(INPUT, (known,))
 
     def relate_stride(self, stride: e.Expr, source: Source) -> None:
         """A guard that the stride at `source` is this expression over the sizes."""
         name = f"t{len(self._strides)}"
-        relation = e.eq(e.symbol(name), stride)
-        symbols = [(n, self.sources[n]) for n in sorted(stride.free_symbols(), key=_age)]
+        relation = rel.eq(e.symbol(name), stride)
+        symbols = [(n, self.sources[n]) for n in sorted(stride.free_symbols(), key=age)]
         self._strides.append(ShapeRelation(relation, ((name, source), *symbols)))
 
     def create_unbacked(self, bounds: Range | None = None) -> e.Expr:
@@ -223,7 +224,7 @@ class ShapeEnv:
 
     def replace(self, expr: e.Expr) -> e.Expr:
         """The expression with symbols replaced by what they were found equal to."""
-        return expr.substitute(self._replacements) if self._replacements else expr
+        return self.learned.replace(expr)
 
     def hint(self, expr: e.Expr) -> int | None:
         """The value in the call being compiled; None if a part is unbacked."""
@@ -233,19 +234,11 @@ class ShapeEnv:
                 return None
         return expr.evaluate(self.hints)
 
-    def statically_known(self, relation: e.BoolExpr) -> bool | None:
+    def statically_known(self, relation: rel.BoolExpr) -> bool | None:
         """The truth of a relation if it follows from what is known; no guard is made."""
-        if relation.value is not None:
-            return relation.value
-        if relation in self._recorded:
-            return True
-        if e.not_(relation) in self._recorded:
-            return False
-        if self._replacements:
-            relation = relation.substitute(self._replacements)
-        return self.facts.decide(relation)
+        return self.learned.decide(relation)
 
-    def guard_bool(self, relation: e.BoolExpr, reason: str = "a branch depends on it") -> bool:
+    def guard_bool(self, relation: rel.BoolExpr, reason: str = "a branch depends on it") -> bool:
         """The truth of a relation in this call, recorded as a guard unless it is known anyway."""
         known = self.statically_known(relation)
         if known is not None:
@@ -268,9 +261,9 @@ class ShapeEnv:
             )
         return self._decide(relation, reason)
 
-    def _decide(self, relation: e.BoolExpr, reason: str) -> bool:
+    def _decide(self, relation: rel.BoolExpr, reason: str) -> bool:
         truth = relation.evaluate(self.hints)
-        self._assume(relation if truth else e.not_(relation), reason)
+        self._assume(relation if truth else rel.not_(relation), reason)
         return truth
 
     def guard_int(self, expr: e.Expr, reason: str = "its value is needed as a number") -> int:
@@ -287,10 +280,10 @@ class ShapeEnv:
                 f"the value of {expr} is only known at run time, but a number is needed here. "
                 f"Bound it with torch._check(...), or keep it symbolic."
             )
-        self.guard_bool(e.eq(expr, value), reason)
+        self.guard_bool(rel.eq(expr, value), reason)
         return value
 
-    def require(self, relation: e.BoolExpr, message: str = "") -> bool:
+    def require(self, relation: rel.BoolExpr, message: str = "") -> bool:
         """`torch._check`: from here on the relation holds; False if it is known not to."""
         known = self.statically_known(relation)
         if known is not None:
@@ -302,8 +295,7 @@ class ShapeEnv:
             return self.guard_bool(relation)
         # About a run-time value: the compiled program checks it when it runs; here it is learnt.
         self.checks.append((relation, message or f"a check of the program fails: {relation}"))
-        self._learn(relation)
-        self._recorded.add(relation)
+        self.learned.learn(relation)
         return True
 
     def typical_values(self, names: Iterable[str]) -> dict[str, int]:
@@ -339,121 +331,25 @@ class ShapeEnv:
 
     # --- recording ----------------------------------------------------------------------------
 
-    def _assume(self, relation: e.BoolExpr, reason: str) -> None:
+    def _assume(self, relation: rel.BoolExpr, reason: str) -> None:
         if self.frozen:
             raise FrozenError(f"{relation} would have to be assumed after the guards were made")
         where = _user_location() if self.locate else ""
         self.decisions.append(Decision(relation, reason, where))
-        self._recorded.add(relation)
-        self._learn(relation)
-
-    def _learn(self, relation: e.BoolExpr) -> None:
-        """Turn a relation that holds into ranges, congruences and replacements."""
-        if relation.kind == "and":
-            for part in relation.args:
-                self._recorded.add(part)
-                self._learn(part)
-        if relation.kind == "le":
-            self._learn_bound(relation.args[0])
-        elif relation.kind == "eq":
-            self._learn_bound(relation.args[0])
-            self._learn_bound(-relation.args[0])
-            self._learn_equality(relation.args[0])
-
-    def _learn_bound(self, expr: e.Expr) -> None:
-        """c*x + d <= 0 bounds x, and what x is equal to."""
-        self._bound(expr)
-        settled = self.replace(expr)
-        if settled is not expr:
-            self._bound(settled)
-
-    def _bound(self, expr: e.Expr) -> None:
-        linear = [(m, c) for m, c in expr.terms if m]
-        if len(linear) != 1 or len(linear[0][0]) != 1:
-            return
-        (((atom, power),), factor) = linear[0]
-        if power != 1 or atom.kind != "sym":
-            return
-        rest = sum(c for m, c in expr.terms if not m)
-        # x <= -d / c, or for a negative c: x >= d / -c rounded up
-        bound = Range(upper=-rest // factor) if factor > 0 else Range(lower=-(-rest // -factor))
-        self._ranges[atom.name] = self._ranges.get(atom.name, Range()) & bound
-
-    def _learn_equality(self, expr: e.Expr) -> None:
-        for monomial, factor in expr.terms:
-            if len(monomial) != 1 or monomial[0][1] != 1 or abs(factor) != 1:
-                continue
-            atom = monomial[0][0]
-            rest = (expr - e.of_atom(atom) * factor) * -factor
-            if atom.kind == "mod" and rest.value is not None:
-                name, modulus = atom.args[0].symbol_name, atom.args[1].value
-                if name is not None and modulus is not None and modulus > 0:
-                    self._congruences[name] = Congruence(modulus, rest.value)
-            if atom.kind == "sym" and atom.name not in rest.free_symbols():
-                # Keep the older symbol, one of an input before one of run time; a symbol never
-                # stands for itself in a circle.
-                own = (atom.name in self.unbacked, _age(atom.name))
-                if all((n in self.unbacked, _age(n)) <= own for n in rest.free_symbols()):
-                    self._replace(atom.name, rest)
-                    return
-
-    def _replace(self, name: str, by: e.Expr) -> None:
-        by = self.replace(by)
-        if name in by.free_symbols() or name in self._replacements:
-            return
-        one = {name: by}
-        self._replacements = {n: x.substitute(one) for n, x in self._replacements.items()}
-        self._replacements[name] = by
-        known = self._ranges.get(name, Range())
-        if known.lower != -_INF:
-            self._bound(-by + int(known.lower))
-        if known.upper != _INF:
-            self._bound(by - int(known.upper))
+        self.learned.learn(relation)
 
     # --- results ------------------------------------------------------------------------------
 
     def clauses(self) -> tuple[ShapeRelation | ConstantIs, ...]:
-        """The guards: the recorded decisions as clauses over size sources.
+        """The guards: the recorded decisions as clauses over size sources."""
+        assumed = (decision.relation for decision in self.decisions)
+        tied, relations = shape_guards.gather(assumed, self._least, self.floats)
+        values = (ConstantIs(self.sources[name], self.floats[name]) for name in tied)
+        return (*values, *(self.clause_for(relation) for relation in relations), *self._strides)
 
-        What bounds one symbol is gathered into its range; what follows from the ranges and from
-        the equations between symbols is left out.
-        """
-        kept: list[e.BoolExpr] = []
-        values: list[ConstantIs] = []
-        bounds: dict[str, Range] = {}
-        others: list[e.BoolExpr] = []
-        for decision in self.decisions:
-            relation = decision.relation
-            bound = _bound_of(relation)
-            if bound is None:
-                others.append(relation)
-            else:
-                name, limits = bound
-                bounds[name] = bounds.get(name, Range()) & limits
-        for name, limits in bounds.items():
-            own = e.symbol(name)
-            if limits.lower == limits.upper and name in self.floats:
-                values.append(ConstantIs(self.sources[name], self.floats[name]))
-                continue
-            if limits.lower == limits.upper:
-                kept.append(e.eq(own, int(limits.lower)))
-                continue
-            if limits.lower > self._least.get(name, -_INF):
-                kept.append(e.ge(own, int(limits.lower)))
-            if limits.upper != _INF:
-                kept.append(e.le(own, int(limits.upper)))
-        # Equations stay as they are: others were simplified by them.
-        equations = [r for r in others if r.kind == "eq"]
-        known = Facts(
-            {n: Range(least, _INF) & bounds.get(n, Range()) for n, least in self._least.items()}, {}
-        )
-        rest = [r for r in others if r.kind != "eq" and known.decide(r) is not True]
-        unique = dict.fromkeys((*kept, *equations, *rest))
-        return (*values, *(self.clause_for(relation) for relation in unique), *self._strides)
-
-    def clause_for(self, relation: e.BoolExpr) -> ShapeRelation:
+    def clause_for(self, relation: rel.BoolExpr) -> ShapeRelation:
         """A relation over backed symbols as a clause."""
-        names = sorted(relation.free_symbols(), key=_age)
+        names = sorted(relation.free_symbols(), key=age)
         return ShapeRelation(relation, tuple((name, self.sources[name]) for name in names))
 
     def freeze(self) -> None:
@@ -498,33 +394,10 @@ class ShapeEnv:
         return to_symint(self, e.as_expr(expr))
 
 
-def _readable(relation: e.BoolExpr) -> str:
+def _readable(relation: rel.BoolExpr) -> str:
     """A relation as an argument of `torch._check`: `u0 == 0` is seldom what is meant to hold."""
     if relation.kind == "eq":
         left = relation.args[0].symbol_name
         if left is not None:
             return f"{left} > 0"
     return str(relation)
-
-
-def _bound_of(relation: e.BoolExpr) -> tuple[str, Range] | None:
-    """(symbol, range) of a relation that says no more than that."""
-    if relation.kind not in ("le", "eq"):
-        return None
-    terms = relation.args[0].terms
-    linear = [(m, c) for m, c in terms if m]
-    if len(linear) != 1 or len(linear[0][0]) != 1:
-        return None
-    (((atom, power),), factor) = linear[0]
-    if power != 1 or atom.kind != "sym":
-        return None
-    rest = sum(c for m, c in terms if not m)
-    upper = -rest // factor if factor > 0 else _INF
-    lower = -_INF if factor > 0 else -(-rest // -factor)
-    if relation.kind == "eq":
-        lower = upper = -rest // factor
-    return atom.name, Range(lower, upper)
-
-
-def _age(name: str) -> int:
-    return int(name[1:])

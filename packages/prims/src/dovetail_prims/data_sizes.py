@@ -11,7 +11,7 @@ import threading
 from typing import Any, cast
 
 import torch
-from dovetail_guards import expr as e
+from dovetail_guards import relations as rel
 from dovetail_guards.ranges import Range
 from dovetail_guards.shape_env import ShapeEnv
 from dovetail_guards.sym_node import SymNode
@@ -58,7 +58,7 @@ def new_number(op: object, dtype: torch.dtype) -> Any:
     if dtype.is_floating_point:
         return env.symfloat(env.create_unbacked_float())
     if dtype is torch.bool:
-        truth = e.ne(env.create_unbacked(Range(0, 1)), 0)
+        truth = rel.ne(env.create_unbacked(Range(0, 1)), 0)
         return torch.SymBool(cast(Any, SymNode(env, truth, bool)))
     return env.symint(env.create_unbacked(Range()))
 

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from dovetail_guards.expr import Atom, BoolExpr, Expr, symbol
+from dovetail_guards.expr import Atom, Expr, symbol
 from dovetail_guards.float_expr import INPUT, FloatExpr
+from dovetail_guards.relations import BoolExpr
 from dovetail_guards.shape_env import ShapeEnv
 from dovetail_guards.sym_node import SymNode
 from torch.fx import Graph, Node

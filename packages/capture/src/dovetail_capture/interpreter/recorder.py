@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
-from dovetail_guards import expr as e
+from dovetail_guards import relations as rel
 from dovetail_guards.shape_env import DataDependentError as UnknownSizeError
 from dovetail_guards.shape_env import ShapeEnv
 from dovetail_guards.sym_node import SymNode
@@ -279,7 +279,7 @@ class Recorder:
         relation = error.relation
         if self.data_env is None or relation is None:
             return False
-        equal = relation if relation.kind == "eq" else e.not_(relation)
+        equal = relation if relation.kind == "eq" else rel.not_(relation)
         if equal.kind != "eq":
             return False
         holds = torch.SymBool(cast(Any, SymNode(self.data_env, equal, bool)))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from dovetail_guards import expr as e
+from dovetail_guards import relations as rel
 from dovetail_guards.float_expr import FloatExpr, FloatLike
 from dovetail_guards.shape_env import ShapeEnv
 from dovetail_guards.sym_node import SymNode
@@ -100,7 +101,7 @@ class Dim(_Int):
     def __hash__(self) -> int:
         return hash(self.expr)
 
-    def _decide(self, relation: Callable[..., e.BoolExpr], other: Any) -> bool:
+    def _decide(self, relation: Callable[..., rel.BoolExpr], other: Any) -> bool:
         right = _expr_of(other)
         if right is None:
             raise TypeError(f"{self} compared with a {type(other).__name__}")
@@ -111,20 +112,20 @@ class Dim(_Int):
         return truth
 
     def __lt__(self, other: Any) -> bool:
-        return self._decide(e.lt, other)
+        return self._decide(rel.lt, other)
 
     def __le__(self, other: Any) -> bool:
-        return self._decide(e.le, other)
+        return self._decide(rel.le, other)
 
     def __gt__(self, other: Any) -> bool:
-        return self._decide(e.gt, other)
+        return self._decide(rel.gt, other)
 
     def __ge__(self, other: Any) -> bool:
-        return self._decide(e.ge, other)
+        return self._decide(rel.ge, other)
 
     def __bool__(self) -> bool:
         # What may be zero, if the data says so, is not the literal zero.
-        return self.env.statically_known(e.ne(self.expr, 0)) is not False
+        return self.env.statically_known(rel.ne(self.expr, 0)) is not False
 
     # --- printing ---------------------------------------------------------------------------------
 
@@ -143,7 +144,7 @@ def dim(env: ShapeEnv, expr: e.Expr) -> int:
     value = expr.value
     if value is not None:
         return value
-    if expr.symbol_name is None and env.statically_known(e.eq(expr, 1)):
+    if expr.symbol_name is None and env.statically_known(rel.eq(expr, 1)):
         return 1  # e.g. s0 // 4 under the guard 4 <= s0 < 8: such a size is broadcast
     made = Dim()
     made.env, made.expr = env, expr
@@ -249,7 +250,7 @@ def names_in(text: str) -> tuple[str, ...]:
     return tuple(sorted(set(_NAMES.findall(text)), key=lambda name: (int(name[1:]), name)))
 
 
-def condition(relation: e.BoolExpr) -> Size:
+def condition(relation: rel.BoolExpr) -> Size:
     """A relation between sizes as a plan computes it: 0 or 1."""
     if relation.kind in ("eq", "le"):
         return SizeExpr(relation.kind, (_plan_size(relation.args[0]), 0))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from dovetail_guards import expr as e
+from dovetail_guards import relations as rel
 from dovetail_guards.float_expr import FloatExpr
 from dovetail_guards.sym_node import SymNode
 from dovetail_prims.stated import STATE
@@ -46,7 +46,7 @@ def _require(vm: Interpreter, condition: Any, message: str) -> Value | None:
             "torch._check of a float that depends on data",
             "use torch._assert_async on the tensor, or check outside",
         )
-    if not isinstance(node, SymNode) or not isinstance(node.expr, e.BoolExpr):
+    if not isinstance(node, SymNode) or not isinstance(node.expr, rel.BoolExpr):
         return None
     recorder = vm.session.recorder
     loose = bool(node.expr.free_symbols() & node.env.unbacked)
