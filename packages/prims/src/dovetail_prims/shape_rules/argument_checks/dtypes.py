@@ -1,0 +1,122 @@
+"""Operands of dtypes that eager's kernel, or the operator's law, does not take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from dovetail_prims.fake_tensor import FakeTensor
+from dovetail_prims.shape_rules.argument_checks.check import Check
+
+
+def is_whole(dtype: torch.dtype) -> bool:
+    """Integers and truth values."""
+    return not dtype.is_floating_point and not dtype.is_complex
+
+
+def dtype_of(x: Any) -> torch.dtype | None:
+    """The dtype of a tensor; None for a number."""
+    return x._dtype if isinstance(x, FakeTensor) else None
+
+
+def _of_bits(name: str) -> Check:
+    """All operands must be of whole numbers."""
+
+    def check(*operands: Any, **kwargs: Any) -> None:
+        if any(d is not None and not is_whole(d) for d in map(dtype_of, operands)):
+            raise NotImplementedError(f'"{name}" is not implemented for floating point numbers')
+        if any(type(x) in (float, complex) for x in operands):
+            raise NotImplementedError(f'"{name}" is not implemented for floating point numbers')
+
+    return check
+
+
+def of_floats(name: str) -> Check:
+    """The first operand may not be of whole numbers."""
+
+    def check(x: FakeTensor, *rest: Any, **kwargs: Any) -> None:
+        if is_whole(x._dtype):
+            raise NotImplementedError(f'"{name}" is not implemented for whole numbers')
+
+    return check
+
+
+def _not_of_bools(name: str) -> Check:
+    """The first operand may not be of truth values."""
+
+    def check(x: FakeTensor, *rest: Any, **kwargs: Any) -> None:
+        if x._dtype is torch.bool:
+            raise NotImplementedError(f"\"{name}\" not implemented for 'Bool'")
+
+    return check
+
+
+def _alpha(x: FakeTensor, other: Any, alpha: Any = 1, **kwargs: Any) -> None:
+    if isinstance(alpha, int):
+        return
+    dtypes = [d for d in (dtype_of(x), dtype_of(other)) if d is not None]
+    if isinstance(alpha, complex) and not any(d.is_complex for d in dtypes):
+        raise RuntimeError(
+            "For non-complex input tensors, argument alpha must not be a complex number."
+        )
+    whole = all(map(is_whole, dtypes)) and not isinstance(other, float | complex)
+    if isinstance(alpha, float) and whole:
+        raise RuntimeError(
+            "For integral input tensors, argument alpha must not be a floating point number."
+        )
+
+
+def _weight(x: FakeTensor, end: FakeTensor, weight: FakeTensor) -> None:
+    for name, t in (("end", end), ("weight", weight)):
+        if t._dtype is not x._dtype:
+            raise RuntimeError(f"expected dtype {x._dtype} for `{name}` but got dtype {t._dtype}")
+
+
+def _same_dtype(x: Any, values: Any) -> None:
+    if dtype_of(x) is not dtype_of(values):
+        raise RuntimeError("heaviside is not yet implemented for tensors with different dtypes.")
+
+
+def _exponent(x: FakeTensor, exponent: Any) -> None:
+    if isinstance(exponent, int) and exponent < 0 and is_whole(x._dtype):
+        raise RuntimeError("Integers to negative integer powers are not allowed.")
+
+
+def _quotient(x: FakeTensor, dividend: Any, divisor: Any, **kwargs: Any) -> None:
+    if is_whole(dividend._dtype) and is_whole(divisor._dtype):
+        raise RuntimeError("Integer division with addcdiv is no longer supported")
+
+
+# Of whole numbers there is no kernel.
+_FLOATS_ONLY = (
+    "hypot", "_softmax", "_log_softmax", "silu", "elu", "softplus", "hardswish", "hardsigmoid",
+    "mish", "log_sigmoid_forward", "leaky_relu", "frac", "nextafter", "mse_loss",
+    "_prelu_kernel", "glu", "logcumsumexp",
+)  # fmt: skip
+
+# Of truth values there is none.
+_NOT_OF_BOOLS = ("max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_max_pool2d",
+                 "adaptive_max_pool3d", "addcmul")  # fmt: skip
+
+TABLE: Mapping[str, Check] = {
+    **{
+        f"{name}.{overload}": _of_bits(name)
+        for name in ("bitwise_and", "bitwise_or", "bitwise_xor")
+        for overload in ("Tensor", "Scalar")
+    },
+    "bitwise_not.default": _of_bits("bitwise_not"),
+    "gcd.default": _of_bits("gcd"),
+    "lcm.default": _of_bits("lcm"),
+    **{f"{name}.default": of_floats(name) for name in _FLOATS_ONLY},
+    **{f"{name}.default": _not_of_bools(name) for name in _NOT_OF_BOOLS},
+    "lerp.Scalar": of_floats("lerp"),
+    "round.decimals": of_floats("round"),
+    "pow.Tensor_Scalar": _exponent,
+    "addcdiv.default": _quotient,
+    "add.Tensor": _alpha,
+    "sub.Tensor": _alpha,
+    "lerp.Tensor": _weight,
+    "heaviside.default": _same_dtype,
+}

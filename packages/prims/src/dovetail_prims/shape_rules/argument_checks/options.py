@@ -1,0 +1,112 @@
+"""Options: rounding and reduction modes, bounds, divisors, dimensions named once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from dovetail_prims.fake_tensor import FakeTensor
+from dovetail_prims.shape_rules.argument_checks.check import Check, every
+from dovetail_prims.shape_rules.argument_checks.dtypes import of_floats
+from dovetail_prims.shape_rules.layout import wrap_dim
+
+
+def _dims_once(x: FakeTensor, dims: Any) -> None:
+    wrapped = [wrap_dim(d, len(x._sizes)) for d in dims]
+    for d in wrapped:
+        if wrapped.count(d) > 1:
+            raise RuntimeError(f"dim {d} appears multiple times in the list of dims")
+
+
+def _approximation(x: FakeTensor, *, approximate: str = "none") -> None:
+    of_floats("gelu")(x)
+    if approximate not in ("none", "tanh"):
+        raise RuntimeError("approximate argument must be either none or tanh.")
+
+
+def _bounds(x: FakeTensor, low: Any = None, high: Any = None, **kwargs: Any) -> None:
+    low, high = kwargs.get("min", low), kwargs.get("max", high)
+    if low is None and high is None:
+        raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
+
+
+def _rounding(x: Any, other: Any, *, rounding_mode: str | None = None) -> None:
+    if rounding_mode not in (None, "trunc", "floor"):
+        raise RuntimeError(
+            "div expected rounding_mode to be one of None, 'trunc', or 'floor' but found "
+            f"'{rounding_mode}'"
+        )
+
+
+def _beta(x: Any, target: Any, reduction: int = 1, beta: float = 1.0) -> None:
+    if beta < 0:
+        raise RuntimeError("smooth_l1_loss does not support negative values for beta.")
+
+
+def _delta(x: Any, target: Any, reduction: int = 1, delta: float = 1.0) -> None:
+    if delta <= 0:
+        raise RuntimeError("huber_loss does not support non-positive values for delta.")
+
+
+def _divisor(x: FakeTensor, *rest: Any, **kwargs: Any) -> None:
+    divisor = rest[5] if len(rest) > 5 else kwargs.get("divisor_override")
+    if divisor == 0:
+        raise RuntimeError("divisor must be not zero")
+
+
+def _few_dims(x: FakeTensor, *rest: Any, **kwargs: Any) -> None:
+    if len(x._sizes) > 64:
+        raise RuntimeError("only tensors with up to 64 dims are supported")
+
+
+def _threshold(x: FakeTensor, lambd: Any = 0.5) -> None:
+    of_floats("softshrink")(x)
+    if lambd < 0:
+        raise RuntimeError(f"lambda must not be negative, but found {lambd}")
+
+
+def _normalized(x: FakeTensor, normalized_shape: Any, *rest: Any) -> None:
+    if len(normalized_shape) == 0:
+        raise RuntimeError(
+            "Expected normalized_shape to be at least 1-dimensional, i.e., containing at least one "
+            "element, but got normalized_shape = []"
+        )
+
+
+def _unpooled(x: FakeTensor, indices: FakeTensor, *rest: Any) -> None:
+    if indices._dtype is not torch.int64:
+        name = str(indices._dtype).removeprefix("torch.")
+        raise RuntimeError(f"elements in indices should be type int64 but got: {name}")
+
+
+def _images(x: FakeTensor, *rest: Any) -> None:
+    if len(x._sizes) not in (3, 4):
+        raise RuntimeError(
+            "Input to max_unpooling2d should be a 3d or 4d Tensor, but got a tensor with "
+            f"{len(x._sizes)} dimensions."
+        )
+
+
+# They take a set of dimensions as 64 bits.
+_OF_SETS = ("amax.default", "amin.default", "sum.dim_IntList", "mean.dim", "var_mean.correction",
+            "var.correction", "std.correction", "all.dims", "any.dims")  # fmt: skip
+
+TABLE: Mapping[str, Check] = {
+    **dict.fromkeys(_OF_SETS, _few_dims),
+    "gelu.default": _approximation,
+    "softshrink.default": _threshold,
+    "native_layer_norm.default": _normalized,
+    "max_unpool2d.default": every(_images, _unpooled),
+    "max_unpool3d.default": _unpooled,
+    "avg_pool2d.default": _divisor,
+    "avg_pool3d.default": _divisor,
+    "flip.default": _dims_once,
+    "clamp.default": _bounds,
+    "clamp.Tensor": _bounds,
+    "div.Tensor_mode": _rounding,
+    "div.Scalar_mode": _rounding,
+    "smooth_l1_loss.default": _beta,
+    "huber_loss.default": _delta,
+}

@@ -1,0 +1,247 @@
+"""What is written to parts of a tensor, and where: masks, indices, slices, strided parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from dovetail_prims.fake_tensor import FakeTensor
+from dovetail_prims.shape_rules.argument_checks.check import Check, every
+from dovetail_prims.shape_rules.argument_checks.dtypes import dtype_of
+from dovetail_prims.shape_rules.conversions import check_number
+from dovetail_prims.shape_rules.layout import broadcast, insisted, wrap_dim
+
+_INDEX = (torch.int64, torch.int32)
+_REDUCE = ("sum", "prod", "mean", "amax", "amin")
+
+
+def _mask(x: FakeTensor, mask: FakeTensor, *rest: Any) -> None:
+    if mask._dtype is not torch.bool:
+        raise RuntimeError(
+            f"masked_fill only supports boolean masks, but got mask with dtype {mask._dtype}"
+        )
+
+
+def _masked_number(x: FakeTensor, mask: FakeTensor, value: Any) -> None:
+    _mask(x, mask)
+    check_number(value, x._dtype)
+
+
+def _condition(condition: FakeTensor, *rest: Any) -> None:
+    if condition._dtype not in (torch.bool, torch.uint8):
+        raise RuntimeError(
+            "where expected condition to be a boolean tensor, but got a tensor with dtype "
+            f"{condition._dtype}"
+        )
+
+
+def _positions(x: FakeTensor, dim: int, index: FakeTensor, *rest: Any, **kwargs: Any) -> None:
+    if index._dtype not in _INDEX:
+        raise RuntimeError("Expected dtype int32 or int64 for index")
+
+
+def _reduce(*args: Any, reduce: str | None = None, **kwargs: Any) -> None:
+    found = args[4] if len(args) > 4 else reduce
+    if found not in _REDUCE:
+        raise RuntimeError(
+            f"reduce argument must be either sum, prod, mean, amax or amin, got {found}"
+        )
+
+
+def _reduce_by(*args: Any, reduce: str) -> None:
+    if reduce not in ("add", "multiply"):
+        raise RuntimeError("reduce argument must be either add or multiply.")
+
+
+def _placed(x: FakeTensor, dim: int, index: FakeTensor, value: Any, **kwargs: Any) -> None:
+    check_number(value, x._dtype)
+
+
+def _same_types(at: int, text: str) -> Check:
+    """The argument number `at` must be of the dtype of what it is written to."""
+
+    def check(x: FakeTensor, *rest: Any, **kwargs: Any) -> None:
+        source = rest[at - 1] if len(rest) >= at else kwargs.get("src", kwargs.get("source"))
+        dtype = dtype_of(source)
+        if dtype is not None and dtype is not x._dtype:
+            own, given = (str(d).removeprefix("torch.") for d in (x._dtype, dtype))
+            raise RuntimeError(text.format(own=own, given=given))
+
+    return check
+
+
+def _fits(part: tuple[Any, ...], src: FakeTensor) -> None:
+    sizes = src._sizes
+    if len(part) != len(sizes) or not all(
+        insisted(a == b) for a, b in zip(part, sizes, strict=True)
+    ):
+        raise RuntimeError(
+            "expected src to have a size equal to the slice of self. src size = "
+            f"{list(sizes)}, slice size = {list(part)}"
+        )
+
+
+def _as_many(
+    x: FakeTensor, dim: int, index: FakeTensor, source: FakeTensor, *rest: Any, **kwargs: Any
+) -> None:
+    if not source._sizes or not index._sizes:
+        return
+    length = source._sizes[wrap_dim(dim, len(source._sizes))]
+    if not insisted(index._sizes[0] == length):
+        raise RuntimeError(
+            f"Number of indices ({index._sizes[0]}) should be equal to source.size(dim) ({length})"
+        )
+
+
+def _selected(x: FakeTensor, src: FakeTensor, dim: int, index: Any) -> None:
+    at = wrap_dim(dim, len(x._sizes))
+    _fits((*x._sizes[:at], *x._sizes[at + 1 :]), src)
+
+
+def _sliced(
+    x: FakeTensor,
+    src: FakeTensor,
+    dim: int = 0,
+    start: Any = None,
+    end: Any = None,
+    step: Any = 1,
+) -> None:
+    _fits(tuple(torch.ops.aten.slice.Tensor(x, dim, start, end, step).shape), src)
+
+
+def _diagonal(
+    x: FakeTensor, src: FakeTensor, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> None:
+    _fits(tuple(torch.ops.aten.diagonal.default(x, offset, dim1, dim2).shape), src)
+
+
+def _strided(
+    x: FakeTensor, src: FakeTensor, size: Any, stride: Any, storage_offset: Any = None
+) -> None:
+    _fits(tuple(size), src)
+    _within(x, size, stride, storage_offset)
+
+
+def _bytes(sizes: Any, strides: Any, offset: Any, dtype: torch.dtype) -> Any:
+    """How far into its storage a tensor reaches."""
+    if any(type(n) is int and n == 0 for n in sizes):
+        return 0
+    last = sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
+    return (offset + last + 1) * dtype.itemsize
+
+
+def _within(x: FakeTensor, size: Any, stride: Any, storage_offset: Any = None) -> None:
+    """What as_strided views must lie in the storage: kernels would read what lies behind it."""
+    for s in stride:
+        if type(s) is int and s < 0:
+            raise RuntimeError(
+                "as_strided: Negative strides are not supported at the moment, got strides: "
+                f"{list(stride)}"
+            )
+    held = x._storage.made_for
+    if held is None or len(size) != len(stride):
+        return
+    offset = x._offset if storage_offset is None else storage_offset
+    room = held if isinstance(held, int) else _bytes(*held)
+    wanted = _bytes(size, stride, offset, x._dtype)
+    if not insisted(wanted <= room):
+        raise RuntimeError(
+            f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {offset}, and "
+            f"itemsize {x._dtype.itemsize} requiring a storage size of {wanted} are out of bounds "
+            f"for storage of size {room}"
+        )
+
+
+def _values(x: FakeTensor, indices: Any, values: FakeTensor, accumulate: bool = False) -> None:
+    if values._dtype is not x._dtype:
+        raise RuntimeError(
+            "Index put requires the source and destination dtypes match, got "
+            f"{x._dtype} for the destination and {values._dtype} for the source."
+        )
+    if any(i is not None and i._dtype in (torch.bool, torch.uint8) for i in indices):
+        return  # as many places as the data say
+    used = [d for d, i in enumerate(indices) if i is not None]
+    picked = broadcast([indices[d]._sizes for d in used])
+    rest = [n for d, n in enumerate(x._sizes) if d not in used]
+    first = used[0] if used == list(range(used[0], used[-1] + 1)) else 0
+    places = (*rest[:first], *picked, *rest[first:])
+    given = values._sizes
+    off = len(given) - len(places)
+    # Broadcasting; sizes beyond the places' own must be 1.
+    wanted = (1,) * off + places[max(-off, 0) :]
+    pairs = zip(given, wanted, strict=True)
+    if not all((type(n) is int and n == 1) or insisted(n == m) for n, m in pairs):
+        raise RuntimeError(
+            f"shape mismatch: value tensor of shape {list(given)} cannot be broadcast to indexing "
+            f"result of shape {list(places)}"
+        )
+
+
+def _one_value(x: FakeTensor, mask: FakeTensor, value: FakeTensor) -> None:
+    _mask(x, mask)
+    if len(value._sizes) != 0:
+        raise RuntimeError(
+            "masked_fill_ only supports a 0-dimensional value tensor, but got tensor with "
+            f"{len(value._sizes)} dimension(s)."
+        )
+
+
+def _scattered(x: FakeTensor, mask: FakeTensor, source: FakeTensor) -> None:
+    if mask._dtype is not torch.bool:
+        name = "Byte" if mask._dtype is torch.uint8 else str(mask._dtype)
+        raise RuntimeError(
+            f"masked_scatter_ only supports boolean masks, but got mask with dtype {name}"
+        )
+
+
+def _slices(
+    x: FakeTensor, dim: int, index: FakeTensor, source: FakeTensor, *rest: Any, **kwargs: Any
+) -> None:
+    if not x._sizes or not source._sizes:
+        return
+    at = wrap_dim(dim, len(x._sizes))
+    own, given = ((*t._sizes[:at], *t._sizes[at + 1 :]) for t in (x, source))
+    if len(own) != len(given) or not all(insisted(a == b) for a, b in zip(own, given, strict=True)):
+        raise RuntimeError(
+            "source tensor shape must match self tensor shape, excluding the specified dimension. "
+            f"Got self.shape = {list(x._sizes)} source.shape = {list(source._sizes)}"
+        )
+
+
+_SCATTERED = "scatter(): Expected self.dtype to be equal to src.dtype"
+
+TABLE: Mapping[str, Check] = {
+    "masked_fill.Scalar": _masked_number,
+    "masked_fill.Tensor": _one_value,
+    "masked_scatter.default": _scattered,
+    "index_add.default": every(
+        _slices,
+        _same_types(
+            3, "index_add_(): self ({own}) and source ({given}) must have the same scalar type"
+        ),
+    ),
+    "where.self": _condition,
+    "index_select.default": _positions,
+    "scatter_reduce.two": every(_reduce, _same_types(3, _SCATTERED)),
+    "scatter.src": _same_types(3, _SCATTERED),
+    "scatter_add.default": _same_types(3, _SCATTERED),
+    "index_copy.default": _same_types(
+        3,
+        "index_copy_(): self and source expected to have the same dtype, but got (self) {own} and "
+        "(source) {given}",
+    ),
+    "scatter.reduce": every(_reduce_by, _same_types(3, _SCATTERED)),
+    "scatter.value_reduce": every(_reduce_by, _placed),
+    "scatter.value": _placed,
+    "index_fill.int_Scalar": _placed,
+    "select_scatter.default": _selected,
+    "slice_scatter.default": _sliced,
+    "diagonal_scatter.default": _diagonal,
+    "as_strided_scatter.default": _strided,
+    "as_strided.default": _within,
+    "as_strided_copy.default": _within,
+    "index_put.default": _values,
+    "index_reduce.default": _as_many,
+}
