@@ -134,6 +134,25 @@ def sampled(x: Tensor) -> Tensor:
     return F.grid_sample(x[None, None], grid, align_corners=False).cos()
 
 
+def cut_anywhere(x: Tensor) -> tuple[Tensor, ...]:
+    n = x.detach().sum().long().item()  # may be negative, or past the end
+    y = x * 2
+    y[n:] *= 3
+    return y, x[n:].sin(), x[:n], x[n : n + 2].sum(0), x[n::2].cos()
+
+
+def picked(x: Tensor) -> tuple[Tensor, Tensor]:
+    n = x[0].detach().argmax().item() - 1
+    y = x * 2
+    y[n] = 7
+    return y, x[n].sin() + x.select(1, n)[:4]
+
+
+def split_at(x: Tensor) -> tuple[Tensor, ...]:
+    places = x.detach()[:2, 0].long()
+    return tuple(p * 2 for p in (*x.tensor_split(places), *torch.tensor_split(x, places, 1)))
+
+
 PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
     "nonzero": lambda x: x.nonzero() * 2,
     "mask": lambda x: x[x > 0].sin() * 2,
@@ -171,6 +190,12 @@ PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
     "added by mask": added_by_mask,
     "written by index and mask": crossed,
     "split": split,
+    "split at places": split_at,
+    "cut anywhere": cut_anywhere,
+    "picked": picked,
+    "narrowed": lambda x: x.narrow(0, x.detach()[0].argmax() - 5, 2).sin(),
+    "unique rows": lambda x: torch.unique((x > 0).long(), dim=0, return_counts=True),
+    "unique columns": lambda x: torch.unique_consecutive((x > 0).float(), dim=1),
     "empty": lambda x: ((x[x > 1e9] * 2).sum(), x[x > 1e9] + 1),
 }
 
@@ -203,6 +228,24 @@ def test_programs(name: str, grad: bool) -> None:
                 torch.testing.assert_close(b, a, equal_nan=True, atol=1e-4, rtol=1e-4)
     report = dovetail.report(compiled)
     assert report.graphs == 1 and not report.per_size_compiles, report.as_text()
+
+
+@pytest.mark.parametrize(
+    ("fn", "error"),
+    [
+        (lambda x, i: x[i.item()] * 2, "out of bounds for dimension 0 with size 5"),
+        (lambda x, i: x.narrow(0, i, 2) * 2, "narrow: start"),
+    ],
+)
+def test_a_place_outside_is_refused_when_the_program_runs(fn: Any, error: str) -> None:
+    compiled = dovetail.compile(fn, fullgraph=True)
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(compiled(x, torch.tensor(-3)), fn(x, torch.tensor(-3)))
+    for outside in (5, -6):
+        with pytest.raises((RuntimeError, IndexError)):
+            fn(x, torch.tensor(outside))
+        with pytest.raises(RuntimeError, match=error):
+            compiled(x, torch.tensor(outside))
 
 
 def test_a_leaf_made_inside() -> None:

@@ -278,6 +278,25 @@ def known_le(a: int, b: int) -> bool | None:
         return None
 
 
+def smallest(a: int, b: int) -> int:
+    """The smaller of two sizes; which one that is need not be known."""
+    below = known_le(a, b)
+    return _either(e.min_, a, b) if below is None else a if below else b
+
+
+def largest(a: int, b: int) -> int:
+    """The larger of two sizes; which one that is need not be known."""
+    below = known_le(a, b)
+    return _either(e.max_, a, b) if below is None else b if below else a
+
+
+def _either(op: Callable[[e.Expr, e.Expr], e.Expr], a: int, b: int) -> int:
+    left, right = _expr_of(a), _expr_of(b)
+    symbolic = a if type(a) is Dim else b
+    assert left is not None and right is not None and isinstance(symbolic, Dim)
+    return dim(symbolic.env, op(left, right))
+
+
 def known_within(low: int, high: int, size: int) -> bool:
     """Whether `0 <= low` and `high < size` are known to hold."""
     return known_le(0, low) is True and known_le(high + 1, size) is True

@@ -13,7 +13,14 @@ from torch import fx
 from dovetail_inductor.loop_ir.expr import Expr
 from dovetail_inductor.loop_ir.index import Index, constant
 from dovetail_inductor.loop_ir.loops import Strided
-from dovetail_inductor.loop_ir.sizes import any_symbolic, hint_of, is_symbolic
+from dovetail_inductor.loop_ir.sizes import (
+    any_symbolic,
+    hint_of,
+    is_symbolic,
+    known_le,
+    largest,
+    smallest,
+)
 from dovetail_inductor.lowering.pointwise import Rule
 from dovetail_inductor.lowering.values import (
     Context,
@@ -220,7 +227,7 @@ def slice_bounds(size: int, start: int | None, end: int | None) -> tuple[int, in
     if any_symbolic((size, start or 0, end or 0)):
         low = _clamped(0 if start is None else start, size)
         high = _clamped(size if end is None else end, size)
-        return low, high if low <= high else low
+        return low, largest(low, high)
     low, high, _ = slice(start, end).indices(size)
     return low, max(low, high)
 
@@ -229,11 +236,15 @@ def _clamped(bound: int, size: int) -> int:
     """A slice's bound as a position from 0 to `size`."""
     if not is_symbolic(bound) and bound >= _NO_BOUND:
         return size
-    if bound < 0:
-        bound = bound + size
-        if bound < 0:
-            return 0
-    return bound if bound <= size else size
+    return largest(0, smallest(size, _from_front(bound, size)))
+
+
+def _from_front(index: int, size: int) -> int:
+    """An index that counts from the end where it is negative, as one from the beginning."""
+    negative = known_le(index, -1)
+    if negative is None:  # (1 for a negative one, otherwise 0)
+        return index + size * smallest(1, largest(0, -index))
+    return index + size if negative else index
 
 
 def _slice(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:

@@ -9,7 +9,7 @@ import torch
 
 from dovetail_prims.data_sizes import new_number, new_size
 from dovetail_prims.fake_tensor import FakeTensor, Sizes, make
-from dovetail_prims.shape_rules.layout import contiguous
+from dovetail_prims.shape_rules.layout import contiguous, wrap_dim
 
 
 def _fresh(sizes: Sizes, dtype: torch.dtype, like: FakeTensor) -> FakeTensor:
@@ -79,17 +79,46 @@ def unique_consecutive(
     return_inverse: bool = False,
     return_counts: bool = False,
     dim: int | None = None,
-) -> Any:
-    """The different elements of each run."""
-    if dim is not None:
-        return NotImplemented
-    return _uniques(
-        x,
-        (),
-        x._sizes if return_inverse else None,
-        return_counts,
-        "aten.unique_consecutive.default",
-    )
+) -> tuple[FakeTensor, ...]:
+    """The different elements of each run, or with `dim` the different slices."""
+    op = "aten.unique_consecutive.default"
+    if dim is None or (dim == 0 and len(x._sizes) == 1):
+        inverse = x._sizes if return_inverse else None
+        return _uniques(x, (), inverse, return_counts, op)
+    return _unique_slices(x, dim, return_inverse, return_counts, op)
+
+
+def unique_dim(
+    x: FakeTensor,
+    dim: int,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+) -> tuple[FakeTensor, ...]:
+    """The different slices along `dim`, where each was found, and how often."""
+    return _unique_slices(x, dim, return_inverse, return_counts, "aten.unique_dim.default")
+
+
+def _unique_slices(
+    x: FakeTensor, dim: int, inverse: bool, counts: bool, op: str
+) -> tuple[FakeTensor, ...]:
+    """The slices lie one after another in memory. (On a CPU the other results are always made.)"""
+    dim = wrap_dim(dim, len(x._sizes))
+    length = x._sizes[dim]
+    rest = (*x._sizes[:dim], *x._sizes[dim + 1 :])
+    if length == 0:
+        return _fresh(x._sizes, x._dtype, x), *(_fresh((0,), torch.int64, x) for _ in range(2))
+    if any(type(n) is int and n == 0 for n in rest):
+        raise RuntimeError(
+            "There are 0 sized dimensions, and they aren't selected, so unique cannot be applied"
+        )
+    found = new_size(op, 1, length if type(length) is int else None)
+    step, *strides = contiguous((found, *rest))
+    strides.insert(dim, step)
+    values = make((*rest[:dim], found, *rest[dim:]), tuple(strides), x._dtype, x._device)
+    always = x._device.type == "cpu"
+    where = _fresh((length,) if inverse or always else (0,), torch.int64, x)
+    return values, where, _fresh((found,) if counts or always else (0,), torch.int64, x)
 
 
 def ctc_loss(
@@ -122,5 +151,6 @@ def rules() -> dict[str, Callable[..., Any]]:
         "_local_scalar_dense.default": item,
         "_unique2.default": unique2,
         "unique_consecutive.default": unique_consecutive,
+        "unique_dim.default": unique_dim,
         "_ctc_loss.Tensor": ctc_loss,
     }

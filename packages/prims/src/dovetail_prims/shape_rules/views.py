@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from dovetail_prims.fake_tensor import FakeTensor, Size, Sizes, make
+from dovetail_prims.shape_rules import data_bounds
 from dovetail_prims.shape_rules.layout import (
     channels_last,
     contiguous,
@@ -228,9 +229,7 @@ def _clamp_index(index: Any, size: Size, default: Size) -> Size:
         if type(index) is int and index == 0:
             return 0
         return size if index > size else index
-    if index < 0:
-        index = index + size
-    return size if index > size else index
+    return data_bounds.clamped(index, size)
 
 
 def slice_(
@@ -246,8 +245,10 @@ def slice_(
     size = x._sizes[dim]
     lo = _clamp_index(start, size, 0)
     hi = _clamp_index(end, size, size)
-    if lo is not hi and not (type(lo) is int and lo == 0) and hi < lo:
-        hi = lo
+    if lo is not hi and not (type(lo) is int and lo == 0):
+        empty = data_bounds.known_truth(hi < lo)
+        if empty is not False:
+            hi = lo if empty else torch.sym_max(lo, hi)
     length = hi - lo if not (type(lo) is int and lo == 0) else hi
     if not (type(step) is int and step == 1):
         length = (length + step - 1) // step
@@ -268,13 +269,18 @@ def select(x: FakeTensor, dim: int, index: Size) -> FakeTensor:
         raise IndexError("select() cannot be applied to a 0-dim tensor.")
     dim = wrap_dim(dim, rank)
     size = x._sizes[dim]
-    if index >= size or index < -size:
+    if type(index) is int and type(size) is int:
+        inside = -size <= index < size
+    else:
+        refusal = f"index is out of bounds for dimension {dim} with size {size}"
+        inside = data_bounds.stated(index < size, refusal)
+        inside = inside and data_bounds.stated(index >= -size, refusal)
+    if not inside:
         raise IndexError(
             f"select(): index {index} out of range for tensor of size {list(x._sizes)} at "
             f"dimension {dim}"
         )
-    if index < 0:
-        index = index + size
+    index = data_bounds.wrapped(index, size)
     return _view_of(
         x,
         x._sizes[:dim] + x._sizes[dim + 1 :],

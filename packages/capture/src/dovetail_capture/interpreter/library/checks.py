@@ -38,7 +38,7 @@ def _said(vm: Interpreter, args: Args, kwargs: Kwargs) -> str:
     return ""
 
 
-def _require(vm: Interpreter, condition: Any, message: str) -> Value | None:
+def require_relation(vm: Interpreter, condition: Any, message: str) -> Value | None:
     """State a relation; None if it is known to fail (then Python's function raises)."""
     node = condition.node
     if isinstance(node, SymNode) and isinstance(node.expr, FloatExpr) and node.hint is None:
@@ -124,7 +124,7 @@ def require_truth(vm: Interpreter, condition: Value, wanted: bool) -> bool:
     if not isinstance(value, torch.SymBool):
         return False
     try:
-        return _require(vm, value if wanted else torch.sym_not(value), message) is not None
+        return require_relation(vm, value if wanted else torch.sym_not(value), message) is not None
     except GraphBreakSignal:
         return False
 
@@ -134,7 +134,7 @@ def _check(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         return PASS  # type: ignore[no-any-return]
     if not isinstance(args[0].value, torch.SymBool):
         return PASS  # type: ignore[no-any-return]
-    done = _require(vm, args[0].value, _said(vm, args, kwargs))
+    done = require_relation(vm, args[0].value, _said(vm, args, kwargs))
     return PASS if done is None else done
 
 
@@ -146,10 +146,10 @@ def _check_with(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 def _check_is_size(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if not args or not isinstance(args[0], SymbolicNumber):
         return PASS  # type: ignore[no-any-return]
-    done = _require(vm, args[0].value >= 0, "a size is not negative")
+    done = require_relation(vm, args[0].value >= 0, "a size is not negative")
     limit = kwargs.get("max")
     if done is not None and limit is not None and isinstance(limit, (Constant, SymbolicNumber)):
-        done = _require(vm, args[0].value <= limit.value, "a size is within its bound")
+        done = require_relation(vm, args[0].value <= limit.value, "a size is within its bound")
     return PASS if done is None else done
 
 
@@ -163,12 +163,12 @@ def _split(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     total: Value = Constant(0)
     for size in vm.iterate(sizes):
         if vm.depends_on_data(size):
-            _require(vm, size.value >= 0, "a size is not negative")  # type: ignore[attr-defined]
+            require_relation(vm, size.value >= 0, "a size is not negative")  # type: ignore[attr-defined]
         total = operators.binary(vm, "+", total, size, False)
         if vm.depends_on_data(total) or vm.depends_on_data(whole):
-            _require(vm, total.value <= whole.value, "parts are no more than the whole")  # type: ignore[attr-defined]
+            require_relation(vm, total.value <= whole.value, "parts are no more than the whole")  # type: ignore[attr-defined]
     if vm.depends_on_data(total) or vm.depends_on_data(whole):
-        _require(vm, total.value == whole.value, "the parts are together the whole")  # type: ignore[attr-defined]
+        require_relation(vm, total.value == whole.value, "the parts are together the whole")  # type: ignore[attr-defined]
     return PASS  # type: ignore[no-any-return]
 
 
@@ -181,7 +181,7 @@ def _view(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         if isinstance(size, SymbolicNumber) and vm.depends_on_data(size):
             relation = (size.value >= 0).node
             if relation.env.statically_known(relation.expr) is None:
-                _require(vm, size.value >= 0, "a size is not negative")
+                require_relation(vm, size.value >= 0, "a size is not negative")
     return PASS  # type: ignore[no-any-return]
 
 
