@@ -7,7 +7,7 @@ import pytest
 import torch
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.decompositions.checking import assert_matches_eager, name_of
-from dovetail_prims.decompositions.special_functions import coefficients
+from dovetail_prims.decompositions.special_functions.chebyshev import coefficients
 from dovetail_prims.opsets import CORE_ATEN
 
 aten = torch.ops.aten

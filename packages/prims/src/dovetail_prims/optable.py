@@ -168,7 +168,9 @@ def rows() -> list[tuple[str, str, str, str, str]]:
     for name, function in sorted(_by_name(core_aten_table()).items()):
         if name in opsets.CORE_ATEN:
             continue  # taken apart in some cases alone
-        family = "Decomposed: " + function.__module__.rsplit(".", 1)[-1]
+        family = (
+            "Decomposed: " + function.__module__.split(".")[2]
+        )  # dovetail_prims.decompositions.*
         table.append((name, family, _schema(name), _says(function), _list(calls(function))))
     return table
 

@@ -260,7 +260,7 @@ def _temme() -> tuple[Numbers, ...]:
 
 @cache
 def _gamma_tables() -> dict[str, Any]:
-    from dovetail_prims.decompositions.special_functions import coefficients
+    from dovetail_prims.decompositions.special_functions.chebyshev import coefficients
     from mpmath import bernoulli
 
     stirling = (float(bernoulli(2 * k) / (2 * k * (2 * k - 1))) for k in range(1, 10))
