@@ -149,6 +149,16 @@ def promoted(x: Tensor, value: Number) -> torch.dtype:
     return torch.int64 if dtype == torch.bool else dtype
 
 
+def promoted_together(*tensors: Tensor) -> torch.dtype:
+    """ATen's promoted dtype of several tensors; equal dtypes, the usual case, cost nothing."""
+    dtype = tensors[0].dtype
+    if all(t.dtype == dtype for t in tensors):
+        return dtype
+    for t in tensors[1:]:
+        dtype = promote_types(dtype, t.dtype)
+    return dtype
+
+
 def constant(value: Number, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """A number as a 0-dim tensor beside `like`, for the ops whose schema refuses a number."""
     return aten.scalar_tensor.default(value, dtype=dtype or like.dtype, device=like.device)

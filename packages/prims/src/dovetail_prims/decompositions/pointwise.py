@@ -1,4 +1,4 @@
-"""Pointwise arithmetic: number overloads, fused forms, clamps, fills, powers, special functions."""
+"""Pointwise arithmetic: number overloads, fused forms, clamps, signs, rounding, shifts."""
 
 from __future__ import annotations
 
@@ -7,18 +7,15 @@ import math
 import torch
 from torch import Tensor
 
-from dovetail_prims.shape_rules.conversions import always_converts, limits, overflow_message
-
 from ._common import (
     Family,
     Number,
     aten,
     cast,
     constant,
-    contiguous,
     floating,
-    promote_types,
     promoted,
+    promoted_together,
     times,
     where,
     wide,
@@ -65,35 +62,20 @@ def rsub_scalar(self: Tensor, other: Number, alpha: Number = 1) -> Tensor:
     return aten.sub.Tensor(other, self, alpha=alpha)
 
 
-def _scaled(x: Tensor, value: Number) -> Tensor:
-    return times(x, value)
-
-
 def addcmul(self: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1) -> Tensor:
     """x + value a b"""
-    dtype = _promoted(self, tensor1, tensor2)
+    dtype = promoted_together(self, tensor1, tensor2)
     a, b = wide(cast(tensor1, dtype)), wide(cast(tensor2, dtype))
-    product = aten.mul.Tensor(_scaled(a, value), b)
+    product = aten.mul.Tensor(times(a, value), b)
     return cast(aten.add.Tensor(wide(self), product), dtype)
 
 
 def addcdiv(self: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1) -> Tensor:
     """x + value a / b"""
-    dtype = _promoted(self, tensor1, tensor2)
+    dtype = promoted_together(self, tensor1, tensor2)
     a, b = wide(cast(tensor1, dtype)), wide(cast(tensor2, dtype))
-    quotient = aten.div.Tensor(_scaled(a, value), b)
+    quotient = aten.div.Tensor(times(a, value), b)
     return cast(aten.add.Tensor(wide(self), quotient), dtype)
-
-
-def _promoted(*tensors: Tensor) -> torch.dtype:
-    """ATen's promoted dtype of several tensors; equal dtypes, the usual case, cost nothing"""
-    first = tensors[0]
-    if all(t.dtype == first.dtype for t in tensors):
-        return first.dtype
-    dtype = first.dtype
-    for t in tensors[1:]:
-        dtype = promote_types(dtype, t.dtype)
-    return dtype
 
 
 def lerp_scalar(self: Tensor, end: Tensor, weight: Number) -> Tensor:
@@ -165,197 +147,10 @@ def clamp_max_tensor(self: Tensor, max: Tensor) -> Tensor:
     return aten.minimum.default(self, max)
 
 
-def masked_fill(self: Tensor, mask: Tensor, value: Number) -> Tensor:
-    """value where the mask holds; row-major, as eager's copy is"""
-    return contiguous(where(mask, value, self))
-
-
-def _converts(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """Whether a number is taken as one of a dtype that not all of its own dtype are taken as"""
-    if value.is_complex():
-        real, imaginary = aten.unbind.int(aten.view_as_real.default(value), -1)
-        if dtype.is_complex:
-            parts = (_converts(p, dtype.to_real()) for p in (real, imaginary))
-            return aten.logical_and.default(*parts)
-        fits = aten.eq.Scalar(imaginary, 0)
-        if always_converts(real.dtype, dtype):
-            return fits
-        return aten.logical_and.default(fits, _converts(real, dtype))
-    if dtype.is_complex:
-        dtype = dtype.to_real()
-    low, high = limits(dtype, value.is_floating_point())
-    value = cast(value, torch.float64 if value.is_floating_point() else torch.int64)
-    above, below = aten.ge.Scalar(value, low), aten.le.Scalar(value, high)
-    if value.is_floating_point() and high == 2.0**63:
-        below = aten.lt.Scalar(value, high)  # (as which the largest whole number is rounded)
-    within = aten.logical_and.default(above, below)
-    if dtype.is_floating_point:
-        infinite = aten.eq.Scalar(aten.abs.default(value), math.inf)
-        within = aten.logical_or.default(within, infinite)
-        within = aten.logical_or.default(within, aten.isnan.default(value))
-    return within
-
-
-def masked_fill_tensor(self: Tensor, mask: Tensor, value: Tensor) -> Tensor:
-    """value (0-dim) where the mask holds, in x's dtype; on a CPU the program ends with eager's
-    error if it is none of the dtype's"""
-    if value.device.type == "cpu" and not always_converts(value.dtype, self.dtype):
-        aten._assert_async.msg(_converts(value, self.dtype), overflow_message(self.dtype))
-    return contiguous(where(mask, cast(value, self.dtype), self))
-
-
-def fill(self: Tensor, value: Number) -> Tensor:
-    """value everywhere"""
-    return aten.full_like.default(self, value)
-
-
-def fill_tensor(self: Tensor, value: Tensor) -> Tensor:
-    """value (0-dim) everywhere"""
-    return aten.clone.default(aten.expand.default(cast(value, self.dtype), self.shape))
-
-
-def zero(self: Tensor) -> Tensor:
-    """0 everywhere"""
-    return aten.full_like.default(self, 0)
-
-
-def pow_scalar_exponent(self: Tensor, exponent: Number) -> Tensor:
-    """Small exponents by multiplication and roots, as eager's kernels; else a general pow"""
-    dtype = promoted(self, exponent)
-    if exponent == 0:
-        return aten.full_like.default(self, 1, dtype=dtype)
-    if exponent == 1:
-        return aten.clone.default(cast(self, dtype))
-    if dtype.is_floating_point:
-        x = wide(cast(self, dtype))
-        out = _float_power(x, exponent)
-    else:
-        x = cast(self, dtype)
-        whole = type(exponent) is int and exponent > 0 and not dtype.is_complex
-        out = aten.mul.Tensor(x, x) if exponent == 2 else None
-        out = _integer_power(x, int(exponent)) if whole else out
-    if out is None:
-        out = aten.pow.Tensor_Tensor(x, constant(exponent, x))
-    return cast(out, dtype)
-
-
-def _integer_power(x: Tensor, exponent: int) -> Tensor:
-    """x to a positive exponent, by squaring: it wraps round as integer powers do"""
-    product: Tensor | None = None
-    while exponent:
-        if exponent % 2:
-            product = x if product is None else aten.mul.Tensor(product, x)
-        exponent //= 2
-        if exponent:
-            x = aten.mul.Tensor(x, x)
-    assert product is not None
-    return product
-
-
-def _float_power(x: Tensor, exponent: Number) -> Tensor | None:
-    """x to an exponent that needs no logarithm"""
-    if exponent == 2:
-        return aten.mul.Tensor(x, x)
-    if exponent == 3:
-        return aten.mul.Tensor(aten.mul.Tensor(x, x), x)
-    if exponent == 0.5:
-        return aten.sqrt.default(x)
-    if exponent == -0.5:
-        return aten.rsqrt.default(x)
-    if exponent == -1:
-        return aten.reciprocal.default(x)
-    if exponent == -2:
-        return aten.reciprocal.default(aten.mul.Tensor(x, x))
-    return None
-
-
-def pow_scalar_base(self: Number, exponent: Tensor) -> Tensor:
-    """n to a tensor, row-major as eager's"""
-    dtype = promoted(exponent, self)
-    if self == 1:
-        return aten.full.default(exponent.shape, 1, dtype=dtype, device=exponent.device)
-    power = aten.pow.Tensor_Tensor(constant(self, exponent, dtype), cast(exponent, dtype))
-    return contiguous(power)
-
-
 def remainder_scalar_base(self: Number, other: Tensor) -> Tensor:
     """n modulo a tensor"""
     base = constant(self, other, promoted(other, self))
     return aten.remainder.Tensor(base, other)
-
-
-def logaddexp(self: Tensor, other: Tensor) -> Tensor:
-    """log(eˣ + eʸ), from the larger of the two"""
-    return _log_add(self, other, 1.0)
-
-
-def logaddexp2(self: Tensor, other: Tensor) -> Tensor:
-    """log2(2ˣ + 2ʸ), from the larger of the two"""
-    return _log_add(self, other, math.log(2.0))
-
-
-def _log_add(self: Tensor, other: Tensor, log_base: float) -> Tensor:
-    """In base exp(log_base); equal infinities stay"""
-    x, y = wide(self), wide(other)
-    top = aten.maximum.default(x, y)
-    gap = aten.abs.default(aten.sub.Tensor(x, y))
-    tail = aten.log1p.default(aten.exp.default(aten.mul.Tensor(gap, -log_base)))
-    out = aten.add.Tensor(top, aten.div.Tensor(tail, log_base))
-    equal = aten.logical_and.default(aten.isinf.default(x), aten.eq.Tensor(x, y))
-    return cast(where(equal, x, out), _promoted(self, other))
-
-
-def _times(x: Tensor, logarithm: Tensor, y: Tensor) -> Tensor:
-    """x log(...), 0 where x is 0, NaN where y is NaN"""
-    product = where(aten.eq.Scalar(x, 0), 0.0, aten.mul.Tensor(x, logarithm))
-    return where(aten.isnan.default(y), math.nan, product)
-
-
-def xlogy(self: Tensor, other: Tensor) -> Tensor:
-    """x log y"""
-    x, y = floating(self), floating(other)
-    out = _times(wide(x), aten.log.default(wide(y)), y)
-    return cast(out, _promoted(x, y))
-
-
-def xlogy_number(self: Tensor, other: Number) -> Tensor:
-    """x log n"""
-    x = floating(self)
-    return xlogy(x, constant(other, x))
-
-
-def xlogy_of_number(self: Number, other: Tensor) -> Tensor:
-    """n log y"""
-    y = floating(other)
-    return xlogy(constant(self, y), y)
-
-
-def xlog1py(self: Tensor, other: Tensor) -> Tensor:
-    """x log(1 + y)"""
-    x, y = floating(self), floating(other)
-    out = _times(wide(x), aten.log1p.default(wide(y)), y)
-    return cast(out, _promoted(x, y))
-
-
-def xlog1py_number(self: Tensor, other: Number) -> Tensor:
-    """x log(1 + n)"""
-    x = floating(self)
-    return xlog1py(x, constant(other, x))
-
-
-def xlog1py_of_number(self: Number, other: Tensor) -> Tensor:
-    """n log(1 + y)"""
-    y = floating(other)
-    return xlog1py(constant(self, y), y)
-
-
-def entr(self: Tensor) -> Tensor:
-    """-x log x; 0 at 0, -inf below"""
-    self = floating(self)
-    x = wide(self)
-    out = aten.neg.default(aten.mul.Tensor(x, aten.log.default(x)))
-    out = where(aten.eq.Scalar(x, 0), 0.0, out)
-    return cast(where(aten.lt.Scalar(x, 0), -math.inf, out), self.dtype)
 
 
 def heaviside(self: Tensor, values: Tensor) -> Tensor:
@@ -507,23 +302,7 @@ TABLE: Family = {
     "clamp_min.Tensor": clamp_min_tensor,
     "clamp_max.default": clamp_max,
     "clamp_max.Tensor": clamp_max_tensor,
-    "masked_fill.Scalar": masked_fill,
-    "masked_fill.Tensor": masked_fill_tensor,
-    "fill.Scalar": fill,
-    "fill.Tensor": fill_tensor,
-    "zero.default": zero,
-    "pow.Tensor_Scalar": pow_scalar_exponent,
-    "pow.Scalar": pow_scalar_base,
     "remainder.Scalar_Tensor": remainder_scalar_base,
-    "logaddexp.default": logaddexp,
-    "logaddexp2.default": logaddexp2,
-    "xlogy.Tensor": xlogy,
-    "xlogy.Scalar_Other": xlogy_number,
-    "xlogy.Scalar_Self": xlogy_of_number,
-    "special_xlog1py.default": xlog1py,
-    "special_xlog1py.other_scalar": xlog1py_number,
-    "special_xlog1py.self_scalar": xlog1py_of_number,
-    "special_entr.default": entr,
     "heaviside.default": heaviside,
     "deg2rad.default": deg2rad,
     "rad2deg.default": rad2deg,
