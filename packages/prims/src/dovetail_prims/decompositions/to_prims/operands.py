@@ -1,0 +1,78 @@
+"""Operands in order: of one dtype, by ATen's promotion, and of one shape, as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dovetail_prims.decompositions._common import Number, aten, broadcast, cast, kind, promote_types
+
+Operand = Tensor | Number
+
+
+def number_dtype(value: Number) -> torch.dtype:
+    """The dtype that a number counts as in promotion."""
+    if isinstance(value, bool):
+        return torch.bool
+    whole = isinstance(value, (int, torch.SymInt))
+    return torch.int64 if whole else torch.get_default_dtype()
+
+
+def result_dtype(*operands: Operand) -> torch.dtype:
+    """ATen's promotion: tensors of rank, then 0-dim tensors, then numbers; a later class decides
+    only where its kind is higher"""
+    classes: list[torch.dtype | None] = [None, None, None]
+    for x in operands:
+        place = 2 if not isinstance(x, Tensor) else 0 if x.dim() else 1
+        dtype = x.dtype if isinstance(x, Tensor) else number_dtype(x)
+        held = classes[place]
+        classes[place] = dtype if held is None else promote_types(held, dtype)
+    found: torch.dtype | None = None
+    for dtype in (d for d in classes if d is not None):
+        if found is None:
+            found = dtype
+        elif kind(dtype) > kind(found):
+            found = promote_types(found, dtype)
+    assert found is not None
+    return found
+
+
+def common_shape(*operands: Operand) -> list[int]:
+    """The shape that the operands broadcast to."""
+    shape: list[int] = []
+    for x in operands:
+        if isinstance(x, Tensor):
+            shape = broadcast(shape, x.shape)
+    return shape
+
+
+def common_device(*operands: Operand) -> torch.device:
+    """The device of the operands that have a rank; a 0-dim CPU tensor may go with any"""
+    tensors = [x for x in operands if isinstance(x, Tensor)]
+    return next((x.device for x in tensors if x.dim()), tensors[0].device)
+
+
+def is_in_order(x: Operand, dtype: torch.dtype, shape: Sequence[int]) -> bool:
+    """Whether an operand is in order already"""
+    return isinstance(x, Tensor) and x.dtype == dtype and list(x.shape) == list(shape)
+
+
+def in_order(x: Operand, dtype: torch.dtype, shape: Sequence[int], device: torch.device) -> Tensor:
+    """An operand as a tensor of the dtype and shape"""
+    if not isinstance(x, Tensor):
+        x = aten.full.default([], x, dtype=dtype, device=device)
+    x = cast(x, dtype)
+    return x if list(x.shape) == list(shape) else aten.expand.default(x, shape)
+
+
+def filled_like(x: Tensor, value: Number) -> Tensor:
+    """A number in the shape and dtype of x"""
+    one = aten.full.default([], value, dtype=x.dtype, device=x.device)
+    return aten.expand.default(one, x.shape) if x.dim() else one
+
+
+def truth_of(x: Tensor) -> Tensor:
+    """x is not 0"""
+    return x if x.dtype == torch.bool else aten.ne.Tensor(x, filled_like(x, 0))

@@ -1,0 +1,122 @@
+"""Reductions and scans over named dimensions, in the dtype they are given in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dovetail_prims.decompositions._common import (
+    Number,
+    aten,
+    cast,
+    count,
+    dims_of,
+    kind,
+    lookup,
+    reshape,
+    wide,
+)
+from dovetail_prims.decompositions.to_prims.operands import truth_of
+
+
+def _accumulated(x: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    """The dtype a sum is taken and given in: int64 for integers unless told"""
+    return dtype or (torch.int64 if kind(x.dtype) < 2 else x.dtype)
+
+
+def sum(
+    self: Tensor,
+    dim: Sequence[int] | None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Any:
+    """Over named dimensions, the input converted first"""
+    wanted = _accumulated(self, dtype)
+    if dim and dtype is None and wanted == self.dtype:
+        return NotImplemented
+    if not self.dim():
+        return cast(aten.clone.default(self), wanted)
+    return aten.sum.dim_IntList(cast(self, wanted), dims_of(self, dim), keepdim)
+
+
+def along_one(name: str) -> Callable[..., Any]:
+    """prod, cumsum and cumprod: over one dimension, the input converted first"""
+    op = lookup(name)
+    assert op is not None, name
+
+    def entry(self: Tensor, dim: int, *rest: Any, dtype: torch.dtype | None = None) -> Any:
+        wanted = _accumulated(self, dtype)
+        if dtype is None and wanted == self.dtype:
+            return NotImplemented
+        return op(cast(self, wanted), dim, *rest)
+
+    return entry
+
+
+def extreme(name: str) -> Callable[..., Any]:
+    op = lookup(name)
+    assert op is not None, name
+
+    def entry(self: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
+        """Over named dimensions"""
+        if dim:
+            return NotImplemented
+        if not self.dim():
+            return aten.clone.default(self)
+        return op(self, dims_of(self, dim), keepdim)
+
+    return entry
+
+
+def place(name: str) -> Callable[..., Any]:
+    op = lookup(name)
+    assert op is not None, name
+
+    def entry(self: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+        """Along a named dimension; of the whole tensor, along its row-major line"""
+        if dim is not None:
+            return NotImplemented
+        found = op(reshape(self, [-1]), 0)
+        return aten.view.default(found, [1] * self.dim()) if keepdim else found
+
+    return entry
+
+
+def truths(name: str) -> Callable[..., Any]:
+    op = lookup(name)
+    assert op is not None, name
+
+    def entry(self: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False) -> Any:
+        """Of booleans, over named dimensions (uint8 stays uint8, as in ATen)"""
+        if self.dtype == torch.bool and dim:
+            return NotImplemented
+        truth = truth_of(self)
+        dims = dims_of(self, dim)
+        out = op(truth, dims, keepdim) if dims else aten.clone.default(truth)
+        return cast(out, torch.uint8) if self.dtype == torch.uint8 else out
+
+    return entry
+
+
+def var_mean(
+    self: Tensor,
+    dim: Sequence[int] | None = None,
+    *,
+    correction: Number | None = None,
+    keepdim: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Two passes: the mean, then the mean square distance from it"""
+    x = wide(self)
+    dims = dims_of(x, dim)
+    n = count(x, dims)
+    mean = aten.div.Tensor(aten.sum.dim_IntList(x, dims, True), n)
+    distance = aten.sub.Tensor(x, mean)
+    square = aten.sum.dim_IntList(aten.mul.Tensor(distance, distance), dims, keepdim)
+    left = n - (1 if correction is None else correction)
+    variance = aten.div.Tensor(square, left if left > 0 else 0)
+    mean = mean if keepdim else aten.squeeze.dims(mean, dims)
+    return cast(variance, self.dtype), cast(mean, self.dtype)
