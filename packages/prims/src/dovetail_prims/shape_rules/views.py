@@ -1,4 +1,4 @@
-"""Shape rules of views, and of the copies that views turn into (`clone`, `contiguous` ...)."""
+"""Shape rules of views: other sizes and strides over the same memory. (Slices: `parts`.)"""
 
 from __future__ import annotations
 
@@ -8,26 +8,19 @@ from typing import Any
 import torch
 
 from dovetail_prims.fake_tensor import FakeTensor, Size, Sizes, make
-from dovetail_prims.shape_rules import data_bounds
 from dovetail_prims.shape_rules.layout import (
-    channels_last,
     contiguous,
-    empty_like_strides,
-    fresh,
     insisted,
     is_canonical,
-    is_channels_last,
-    is_contiguous,
     numel,
     same_strides,
     settled,
     wrap_dim,
 )
 
-_MAX = 2**63 - 1
 
-
-def _view_of(x: FakeTensor, sizes: Sizes, strides: Sizes, offset: Size) -> FakeTensor:
+def view_of(x: FakeTensor, sizes: Sizes, strides: Sizes, offset: Size) -> FakeTensor:
+    """A view of the memory of `x`: `strides` and `offset` are counted in elements of its storage."""
     return make(sizes, strides, x._dtype, x._device, offset, x._storage)
 
 
@@ -47,7 +40,7 @@ def transpose(x: FakeTensor, dim0: int, dim1: int) -> FakeTensor:
     sizes, strides = list(x._sizes), list(x._strides)
     sizes[dim0], sizes[dim1] = sizes[dim1], sizes[dim0]
     strides[dim0], strides[dim1] = strides[dim1], strides[dim0]
-    return _view_of(x, tuple(sizes), tuple(strides), x._offset)
+    return view_of(x, tuple(sizes), tuple(strides), x._offset)
 
 
 def t(x: FakeTensor) -> FakeTensor:
@@ -56,7 +49,7 @@ def t(x: FakeTensor) -> FakeTensor:
         raise RuntimeError(
             f"t() expects a tensor with <= 2 dimensions, but self is {len(x._sizes)}D"
         )
-    return _view_of(x, x._sizes[::-1], x._strides[::-1], x._offset)
+    return view_of(x, x._sizes[::-1], x._strides[::-1], x._offset)
 
 
 def permute(x: FakeTensor, dims: Sequence[int]) -> FakeTensor:
@@ -72,7 +65,7 @@ def permute(x: FakeTensor, dims: Sequence[int]) -> FakeTensor:
             else "permute(): duplicate dims are not allowed."
         )
     sizes, strides = x._sizes, x._strides
-    return _view_of(x, tuple(sizes[d] for d in order), tuple(strides[d] for d in order), x._offset)
+    return view_of(x, tuple(sizes[d] for d in order), tuple(strides[d] for d in order), x._offset)
 
 
 def resolve_view_size(x: FakeTensor, size: Sequence[Size]) -> Sizes:
@@ -141,7 +134,7 @@ def view(x: FakeTensor, size: Sequence[Size]) -> FakeTensor:
     """`view`: other sizes over the same memory."""
     sizes = resolve_view_size(x, size)
     if is_canonical(x):
-        out = _view_of(x, sizes, contiguous(sizes), x._offset)
+        out = view_of(x, sizes, contiguous(sizes), x._offset)
         out._canonical = True
         return out
     strides = view_strides(x._sizes, x._strides, sizes)
@@ -152,18 +145,13 @@ def view(x: FakeTensor, size: Sequence[Size]) -> FakeTensor:
             "view size is not compatible with input tensor's size and stride (at least one "
             "dimension spans across two contiguous subspaces). Use .reshape(...) instead."
         )
-    return _view_of(x, sizes, strides, x._offset)
+    return view_of(x, sizes, strides, x._offset)
 
 
 def _is_zero(size: Size) -> bool:
     """Whether a size is 0, decided by a guard; one that depends on data is taken not to be."""
     zero = size == 0
     return bool(zero if type(zero) is bool else zero.node.guard_or_false("", 0))
-
-
-def view_copy(x: FakeTensor, size: Sequence[Size]) -> FakeTensor:
-    """A row-major copy in another shape, whether or not there is such a view."""
-    return fresh(resolve_view_size(x, size), x._dtype, x._device)
 
 
 def unsafe_view(x: FakeTensor, size: Sequence[Size]) -> FakeTensor:
@@ -212,81 +200,7 @@ def expand(x: FakeTensor, size: Sequence[Size], *, implicit: bool = False) -> Fa
                 f"The expanded size of the tensor ({target}) must match the existing size ({have}) "
                 f"at non-singleton dimension {d}."
             )
-    return _view_of(x, tuple(sizes), tuple(strides), x._offset)
-
-
-def _clamp_index(index: Any, size: Size, default: Size) -> Size:
-    """A slice bound as eager reads it: None, negative, too large."""
-    if index is None:
-        return default
-    if type(index) is int:
-        if index == _MAX:
-            return size
-        if index < 0:
-            index = index + size
-            if index < 0:
-                return 0
-        if type(index) is int and index == 0:
-            return 0
-        return size if index > size else index
-    return data_bounds.clamped(index, size)
-
-
-def slice_(
-    x: FakeTensor, dim: int = 0, start: Any = None, end: Any = None, step: Size = 1
-) -> FakeTensor:
-    """`x[start:end:step]` along one dimension."""
-    rank = len(x._sizes)
-    if rank == 0:
-        raise RuntimeError("slice() cannot be applied to a 0-dim tensor.")
-    dim = wrap_dim(dim, rank)
-    if step <= 0:
-        raise RuntimeError("slice step must be positive")
-    size = x._sizes[dim]
-    lo = _clamp_index(start, size, 0)
-    hi = _clamp_index(end, size, size)
-    if lo is not hi and not (type(lo) is int and lo == 0):
-        empty = data_bounds.known_truth(hi < lo)
-        if empty is not False:
-            hi = lo if empty else torch.sym_max(lo, hi)
-    length = hi - lo if not (type(lo) is int and lo == 0) else hi
-    if not (type(step) is int and step == 1):
-        length = (length + step - 1) // step
-    stride = x._strides[dim]
-    offset = x._offset
-    if not (type(lo) is int and lo == 0):
-        offset = offset + lo * stride
-    sizes = (*x._sizes[:dim], length, *x._sizes[dim + 1 :])
-    one = type(step) is int and step == 1
-    strides = x._strides if one else (*x._strides[:dim], stride * step, *x._strides[dim + 1 :])
-    return _view_of(x, sizes, strides, offset)
-
-
-def select(x: FakeTensor, dim: int, index: Size) -> FakeTensor:
-    """`x[index]` along one dimension."""
-    rank = len(x._sizes)
-    if rank == 0:
-        raise IndexError("select() cannot be applied to a 0-dim tensor.")
-    dim = wrap_dim(dim, rank)
-    size = x._sizes[dim]
-    if type(index) is int and type(size) is int:
-        inside = -size <= index < size
-    else:
-        refusal = f"index is out of bounds for dimension {dim} with size {size}"
-        inside = data_bounds.stated(index < size, refusal)
-        inside = inside and data_bounds.stated(index >= -size, refusal)
-    if not inside:
-        raise IndexError(
-            f"select(): index {index} out of range for tensor of size {list(x._sizes)} at "
-            f"dimension {dim}"
-        )
-    index = data_bounds.wrapped(index, size)
-    return _view_of(
-        x,
-        x._sizes[:dim] + x._sizes[dim + 1 :],
-        x._strides[:dim] + x._strides[dim + 1 :],
-        x._offset + index * x._strides[dim],
-    )
+    return view_of(x, tuple(sizes), tuple(strides), x._offset)
 
 
 def unsqueeze(x: FakeTensor, dim: int) -> FakeTensor:
@@ -294,7 +208,7 @@ def unsqueeze(x: FakeTensor, dim: int) -> FakeTensor:
     rank = len(x._sizes)
     dim = wrap_dim(dim, rank + 1)
     stride: Size = 1 if dim >= rank else x._sizes[dim] * x._strides[dim]
-    return _view_of(
+    return view_of(
         x,
         (*x._sizes[:dim], 1, *x._sizes[dim:]),
         (*x._strides[:dim], stride, *x._strides[dim:]),
@@ -312,7 +226,7 @@ def squeeze(x: FakeTensor, dim: int | Sequence[int] | None = None) -> FakeTensor
     else:
         candidates = {wrap_dim(d, rank) for d in dim}
     kept = [d for d in range(rank) if d not in candidates or x._sizes[d] != 1]
-    return _view_of(
+    return view_of(
         x, tuple(x._sizes[d] for d in kept), tuple(x._strides[d] for d in kept), x._offset
     )
 
@@ -322,67 +236,7 @@ def as_strided(
 ) -> FakeTensor:
     """Any view of the storage."""
     offset = x._offset if storage_offset is None else storage_offset
-    return _view_of(x, tuple(size), tuple(stride), offset)
-
-
-def split(x: FakeTensor, split_size: Size, dim: int = 0) -> list[FakeTensor]:
-    """Equal pieces along a dimension (the last one may be smaller)."""
-    dim = wrap_dim(dim, len(x._sizes))
-    size = x._sizes[dim]
-    if split_size < 0:
-        raise RuntimeError(
-            f"split expects split_size be non-negative, but got split_size={split_size}"
-        )
-    if type(split_size) is int and split_size == 0:
-        if size != 0:
-            raise RuntimeError(
-                f"split_size can only be 0 if dimension size is 0, but got dimension size of {size}"
-            )
-        return [slice_(x, dim, 0, size)]
-    # The number of pieces is the length of a Python list: a symbolic one becomes a guard here.
-    pieces: list[FakeTensor] = []
-    start: Size = 0
-    while start < size or (not pieces):
-        end = start + split_size
-        pieces.append(slice_(x, dim, start, size if end > size else end))
-        start = end
-    return pieces
-
-
-def split_with_sizes(x: FakeTensor, split_sizes: Sequence[Size], dim: int = 0) -> list[FakeTensor]:
-    """Pieces of given sizes along a dimension."""
-    dim = wrap_dim(dim, len(x._sizes))
-    total: Size = 0
-    for s in split_sizes:
-        if not insisted(s >= 0):
-            raise RuntimeError(
-                "split_with_sizes expects split_sizes have only non-negative entries, but got "
-                f"split_sizes={list(split_sizes)}"
-            )
-        total = total + s
-    if not insisted(total == x._sizes[dim]):
-        raise RuntimeError(
-            f"split_with_sizes expects split_sizes to sum exactly to {x._sizes[dim]} (input "
-            f"tensor's size at dimension {dim}), but got split_sizes={list(split_sizes)}"
-        )
-    pieces = []
-    start: Size = 0
-    for s in split_sizes:
-        sizes = (*x._sizes[:dim], s, *x._sizes[dim + 1 :])
-        pieces.append(_view_of(x, sizes, x._strides, x._offset + start * x._strides[dim]))
-        start = start + s
-    return pieces
-
-
-def unbind(x: FakeTensor, dim: int = 0) -> list[FakeTensor]:
-    """All slices along a dimension. A symbolic length becomes a guard."""
-    dim = wrap_dim(dim, len(x._sizes))
-    pieces: list[FakeTensor] = []
-    index = 0
-    while index < x._sizes[dim]:
-        pieces.append(select(x, dim, index))
-        index += 1
-    return pieces
+    return view_of(x, tuple(size), tuple(stride), offset)
 
 
 def diagonal(x: FakeTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> FakeTensor:
@@ -403,7 +257,7 @@ def diagonal(x: FakeTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Fa
     if not (type(length) is int and length == 0):
         start = start + (offset * x._strides[d2] if offset >= 0 else -offset * x._strides[d1])
     kept = [d for d in range(rank) if d not in (d1, d2)]
-    return _view_of(
+    return view_of(
         x,
         (*(x._sizes[d] for d in kept), length),
         (*(x._strides[d] for d in kept), x._strides[d1] + x._strides[d2]),
@@ -423,79 +277,12 @@ def unfold(x: FakeTensor, dimension: int, size: Size, step: Size) -> FakeTensor:
         )
     count = (x._sizes[d] - size) // step + 1
     stride = x._strides[d]
-    return _view_of(
+    return view_of(
         x,
         (*x._sizes[:d], count, *x._sizes[d + 1 :], size),
         (*x._strides[:d], stride * step, *x._strides[d + 1 :], stride),
         x._offset,
     )
-
-
-# --- copies ---------------------------------------------------------------------------------------
-
-
-def _formatted(sizes: Sizes, x: FakeTensor, memory_format: Any) -> Sizes:
-    """Strides of a copy of `x` in a memory format."""
-    if memory_format is None or memory_format is torch.preserve_format:
-        return empty_like_strides(x)
-    if memory_format is torch.contiguous_format:
-        return contiguous(sizes)
-    rank = 4 if memory_format is torch.channels_last else 5
-    if len(sizes) != rank:
-        raise RuntimeError(f"required rank {rank} tensor to use {memory_format} format")
-    return channels_last(sizes)
-
-
-def clone(x: FakeTensor, *, memory_format: Any = None) -> FakeTensor:
-    """A copy in its own memory."""
-    return make(x._sizes, _formatted(x._sizes, x, memory_format), x._dtype, x._device)
-
-
-def contiguous_op(x: FakeTensor, *, memory_format: Any = torch.contiguous_format) -> FakeTensor:
-    """`contiguous`: the tensor itself if it is already laid out so."""
-    plain = memory_format in (torch.contiguous_format, torch.preserve_format)
-    if plain and is_contiguous(x._sizes, x._strides):
-        return x
-    if memory_format is torch.preserve_format:
-        raise RuntimeError("preserve memory format is unsupported by the contiguous operator")
-    rank = {torch.channels_last: 4, torch.channels_last_3d: 5}.get(memory_format)
-    if rank == len(x._sizes) and is_channels_last(x._sizes, x._strides):
-        return x
-    return clone(x, memory_format=memory_format)
-
-
-def to_copy(
-    x: FakeTensor,
-    *,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
-    non_blocking: bool = False,
-    memory_format: Any = None,
-) -> Any:
-    """`_to_copy`: a copy with another dtype, device or memory format."""
-    if layout is not None and layout is not torch.strided:
-        return NotImplemented
-    if not isinstance(x, torch.Tensor):  # a number that functorch had made a tensor of
-        like = torch.tensor(x, device="meta").dtype if dtype is None else dtype
-        return make((), (), like, torch.device(device or "cpu"))
-    return make(
-        x._sizes,
-        _formatted(x._sizes, x, memory_format),
-        x._dtype if dtype is None else dtype,
-        x._device if device is None else torch.device(device),
-    )
-
-
-def copying(view_rule: Callable[..., FakeTensor]) -> Callable[..., FakeTensor]:
-    """The `_copy` form of a view: the same sizes in memory of its own."""
-
-    def rule(*args: Any, **kwargs: Any) -> FakeTensor:
-        seen = view_rule(*args, **kwargs)
-        return fresh(seen._sizes, seen._dtype, seen._device)
-
-    return rule
 
 
 def lift(x: FakeTensor) -> FakeTensor:
@@ -515,30 +302,14 @@ def rules() -> dict[str, Callable[..., Any]]:
         "permute.default": permute,
         "view.default": view,
         "_unsafe_view.default": unsafe_view,
-        "view_copy.default": view_copy,
         "view.dtype": view_dtype,
         "_reshape_alias.default": lambda x, size, stride: as_strided(x, size, stride),
         "expand.default": expand,
-        "slice.Tensor": slice_,
-        "select.int": select,
         "unsqueeze.default": unsqueeze,
         "squeeze.default": squeeze,
         "squeeze.dim": squeeze,
         "squeeze.dims": squeeze,
         "as_strided.default": as_strided,
-        "split.Tensor": split,
-        "split_with_sizes.default": split_with_sizes,
-        "unbind.int": unbind,
         "diagonal.default": diagonal,
         "unfold.default": unfold,
-        "clone.default": clone,
-        "_to_copy.default": to_copy,
-        "contiguous.default": contiguous_op,
-        "expand_copy.default": copying(expand),
-        "permute_copy.default": copying(permute),
-        "select_copy.int": copying(select),
-        "slice_copy.Tensor": copying(slice_),
-        "t_copy.default": copying(t),
-        "transpose_copy.int": copying(transpose),
-        "unsqueeze_copy.default": copying(unsqueeze),
     }
