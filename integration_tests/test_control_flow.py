@@ -49,7 +49,7 @@ def scanned_backwards(x: Tensor, y: Tensor) -> Tensor:
 
 
 PROGRAMS = [branches, branches_by_size, doubled_until, mapped, scanned, scanned_backwards]
-BREAK = {branches, doubled_until}
+BREAK = {doubled_until}
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -47,3 +47,18 @@ def test_modules_made_in_a_frame_after_torch_compile_has_run() -> None:
     target = torch.tensor([0, 1, 2, 0])
     compiled = dovetail.compile(loss, fullgraph=True)
     torch.testing.assert_close(compiled(x, target), loss(x, target))
+
+
+def test_conditionals_that_torch_compile_captured() -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        z: Tensor = torch.cond(x.sum() > 0, lambda a, b: (a * b).sin(), lambda a, b: a - b, (x, y))
+        return z * 2
+
+    compiled = torch.compile(program, backend="dovetail")  # noqa: TID251
+    for sign in (1, -1):
+        x, y = (torch.rand(4, 4) * sign).requires_grad_(), torch.rand(4, 4).requires_grad_()
+        wanted = (x * y).sin() * 2 if sign > 0 else (x - y) * 2
+        found = compiled(x, y)
+        torch.testing.assert_close(found, wanted)
+        gradients = (torch.autograd.grad(z.sum(), (x, y)) for z in (found, wanted))
+        torch.testing.assert_close(*gradients)

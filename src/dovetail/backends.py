@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
+from dovetail_prims.conditionals import run_plainly
 from torch.fx import GraphModule
 
 from dovetail.options import Options, unknown_name
@@ -22,7 +23,7 @@ _OURS = ("dovetail", "inductor")  # the second is the name that torch.compile's 
 
 def eager(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """Run the captured graph as it is: capture without a compiler."""
-    return gm.forward
+    return run_plainly(gm)
 
 
 def list_backends() -> list[str]:

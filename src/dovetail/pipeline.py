@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,7 +38,7 @@ from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.wrappers import is_wrapper
 from dovetail_runtime import CompiledArtifact, load
 from dovetail_runtime.cuda_graphs import GraphedArtifact, GraphPool
-from dovetail_runtime.plan import CallAten, LaunchCpp, LaunchTriton, Plan
+from dovetail_runtime.plan import CallAten, Choose, LaunchCpp, LaunchTriton, Plan, Step
 from torch.fx import GraphModule
 
 from dovetail.options import Options
@@ -62,19 +62,28 @@ class CompiledGraph:
 
     @property
     def kernels(self) -> int:
-        """Launches of generated kernels in one call."""
-        return sum(isinstance(s, LaunchCpp | LaunchTriton) for s in self.plan.steps)
+        """Launches of generated kernels in one call; of a conditional, of both branches."""
+        return sum(isinstance(s, LaunchCpp | LaunchTriton) for s in _steps(self.plan))
 
     @property
     def launches(self) -> tuple[tuple[str, int], ...]:
         """(kernel, how often one call launches it), in order of first launch."""
-        symbols = [s.kernel for s in self.plan.steps if isinstance(s, LaunchCpp | LaunchTriton)]
+        symbols = [s.kernel for s in _steps(self.plan) if isinstance(s, LaunchCpp | LaunchTriton)]
         return tuple(Counter(symbols).items())
 
     @property
     def extern_calls(self) -> tuple[str, ...]:
         """The ATen operators that one call runs, in order."""
-        return tuple(s.op for s in self.plan.steps if isinstance(s, CallAten))
+        return tuple(s.op for s in _steps(self.plan) if isinstance(s, CallAten))
+
+
+def _steps(plan: Plan) -> Iterator[Step]:
+    """The steps of a plan, and of those that it chooses from."""
+    for step in plan.steps:
+        yield step
+        if isinstance(step, Choose):
+            for branch in step.branches:
+                yield from _steps(branch)
 
 
 @dataclass

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from dovetail_autograd_aot import aot_compile
+from aot_testing import as_graph
+from dovetail_autograd_aot import TraceError, aot_compile
 from torch import Tensor
 from torch.fx import symbolic_trace
 
@@ -38,3 +39,48 @@ def test_equals_eager(
     (got * weight).sum().backward()
     (expected * weight).sum().backward()
     torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_an_input_that_changes_its_shape_after_a_view_of_its_relative() -> None:
+    """The change counts as a write, which must not come after the view that is returned."""
+
+    def function(x: Tensor, part: Tensor) -> tuple[Tensor]:
+        with torch.no_grad():
+            part.t_()
+            seen = x.unsqueeze(0)
+        return (seen.view(1, 12),)
+
+    def run(fn: Callable[..., tuple[Tensor]]) -> tuple[Tensor, ...]:
+        leaf = torch.arange(12.0).view(3, 4).requires_grad_()
+        x = leaf.clone()
+        part = x.detach()[:2, :2]
+        versions = x._version
+        (out,) = fn(x, part)
+        (out * torch.arange(12.0)).sum().backward()
+        assert leaf.grad is None and x._version == versions + 1
+        return out, part
+
+    def compiled(x: Tensor, part: Tensor) -> tuple[Tensor]:
+        gm = as_graph(function, 2)
+        run = aot_compile(gm, [x, part], forward_compiler=lambda graph, inputs: graph.forward)
+        return run(x, part)  # type: ignore[return-value]
+
+    for got, expected in zip(run(compiled), run(function), strict=True):
+        torch.testing.assert_close(got, expected)
+        assert got.stride() == expected.stride()
+
+
+def test_a_graded_write_to_a_reshaped_view_is_refused() -> None:
+    def function(x: Tensor) -> tuple[Tensor]:
+        with torch.no_grad():
+            y = x.to(torch.float32)
+        view = torch._neg_view(y)
+        with torch.no_grad():
+            view.resize_((1,))
+        view.add_(x)
+        view[0:1] = 1.5
+        return (view,)
+
+    x = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    with pytest.raises(TraceError, match="after a change of shape in place"):
+        aot_compile(as_graph(function, 1), [x], forward_compiler=lambda graph, _: graph.forward)

@@ -16,8 +16,9 @@ from operator import attrgetter
 from typing import Any
 
 import torch
+from dovetail_prims.conditionals import PlainConditionals
 from torch import Tensor
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import GraphModule, Node
 
 from dovetail_autograd_aot.aot_log import AotLog
 from dovetail_autograd_aot.differentiable import Autocast, NotOneGraph, gradient_graph, run_engine
@@ -247,7 +248,7 @@ class DoubleBackward:
             torch.cuda.set_rng_state(replay.cuda_random_state[1], replay.cuda_random_state[0])
 
 
-class _Noting(Interpreter):
+class _Noting(PlainConditionals):
     """Runs a graph and tells what each node gave."""
 
     def __init__(self, gm: GraphModule, note: Callable[[Node, Any], None] | None) -> None:

@@ -11,6 +11,7 @@ from dovetail_autograd_aot.graphs import (
     OutputInfo,
     OutputKind,
     PartitionedGraph,
+    ReshapedInput,
     Signature,
     SizeOutput,
     ViewStep,
@@ -37,10 +38,15 @@ def make_epilogue(signature: Signature) -> Epilogue | None:
     makers = [_maker(info, signature) for info in signature.outputs]
     plain = all(_is_plain(o) for o in signature.outputs)
     fresh = signature.num_fresh
+    counted = {*signature.bumped, *(m.index for m in signature.mutated if not m.silent)}
+    uncounted = [reshaped for reshaped in signature.reshaped if _counts(reshaped, counted)]
 
     def epilogue(inputs: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
         if write_back is not None:
             write_back(inputs, results)
+        for reshaped in uncounted:
+            if not inputs[reshaped.index].is_inference():
+                torch.autograd.graph.increment_version(inputs[reshaped.index])
         if plain:
             outputs: Sequence[Any] = results[:fresh]
         else:
@@ -48,12 +54,27 @@ def make_epilogue(signature: Signature) -> Epilogue | None:
             for make in makers:
                 outputs.append(make(inputs, results, outputs))
         for reshaped in signature.reshaped:
-            for step, grad_mode in zip(reshaped.steps, reshaped.grad_mode, strict=True):
-                with torch.set_grad_enabled(grad_mode):
-                    step.op(inputs[reshaped.index], *step.args, **dict(step.kwargs))
+            _reshape(inputs[reshaped.index], reshaped)
         return tuple(outputs)
 
     return epilogue
+
+
+def _counts(reshaped: ReshapedInput, counted: set[int]) -> bool:
+    """Whether a change of shape counts as a write, and is not counted as one yet."""
+    steps = [step for step in reshaped.steps if step.op is not aten.detach_.default]
+    return bool(steps) and reshaped.index not in counted
+
+
+def _reshape(tensor: torch.Tensor, reshaped: ReshapedInput) -> None:
+    """Change in place what an input's shape is. The writes are counted before outputs are made (a
+    view that is older than a write is lost to autograd), so these are not counted again."""
+    counted = None if tensor.is_inference() else tensor._version
+    for step, grad_mode in zip(reshaped.steps, reshaped.grad_mode, strict=True):
+        with torch.set_grad_enabled(grad_mode):
+            step.op(tensor, *step.args, **dict(step.kwargs))
+    if counted is not None:
+        torch._C._autograd._unsafe_set_version_counter((tensor,), (counted,))
 
 
 def _is_plain(info: OutputInfo) -> bool:

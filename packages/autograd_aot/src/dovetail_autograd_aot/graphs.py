@@ -200,3 +200,11 @@ class PartitionedGraph:
             f"# {self.signature}\n# forward\n{self.forward.code}\n"
             f"# saved: {', '.join(self.saved)}\n# backward\n{backward}"
         )
+
+
+def hold(root: torch.nn.Module, name: str, value: Any) -> None:
+    """Let a graph's module hold what the graph reads: a tensor, or a graph."""
+    if isinstance(value, torch.nn.Module):
+        root.add_module(name, value)
+    else:
+        root.register_buffer(name, value)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from dovetail_guards.torch_state import no_hooks_on_saved_tensors
+from dovetail_prims.conditionals import COND
 from dovetail_prims.data_sizes import data_symbols
 from dovetail_prims.fake_tensor import FakeTensor, make
 from dovetail_prims.node_error import blame
@@ -23,8 +24,10 @@ from torch._ops import OpOverload
 from torch.autograd import grad_mode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.utils._python_dispatch import _disable_current_modes
 
 from dovetail_autograd_aot.attention import AttentionMode
+from dovetail_autograd_aot.conditionals import trace_conditional
 from dovetail_autograd_aot.derivatives import MendedDerivatives
 from dovetail_autograd_aot.fast_graph import FastGraph
 from dovetail_autograd_aot.graphs import (
@@ -35,6 +38,7 @@ from dovetail_autograd_aot.graphs import (
     SharedStorage,
     Signature,
     ViewStep,
+    hold,
 )
 from dovetail_autograd_aot.inputs import (
     NonLeaf,
@@ -341,6 +345,11 @@ class _Joint:
             kwargs = torch.fx.node.map_arg(node.kwargs, value) if node.kwargs else {}
             if node.target in STATES:
                 _state(*args)
+            elif node.target is COND:
+                predicate, *branches, operands = args
+                env[node] = trace_conditional(
+                    tracer, predicate, branches, operands, self._trace_branch
+                )
             elif op == "call_function":
                 env[node] = DIRECT_CALLS.get(node.target, node.target)(*args, **kwargs)
             elif op == "call_method":
@@ -356,6 +365,11 @@ class _Joint:
                     if self.locate and result.grad_fn is not None:
                         self._note_backward(node.name, result.grad_fn)
         raise TraceError("the captured graph has no output")
+
+    def _trace_branch(self, branch: GraphModule, operands: Sequence[Any]) -> JointGraph:
+        """A branch of a conditional, traced as a graph by itself."""
+        with _disable_current_modes():
+            return trace_joint(branch, operands, decompositions=self.tracer.decompositions)
 
     def _note_backward(self, name: str, grad_fn: Any) -> None:
         """Let `running` be `name` while the backward of `grad_fn` runs."""
@@ -595,8 +609,8 @@ class _Joint:
             bumped=self._bumped(mutated),
         )
         root = torch.nn.Module()
-        for name, value in self.tracer.constants.items():
-            root.register_buffer(name, value)
+        for name, value in (*self.tracer.constants.items(), *self.tracer.subgraphs.items()):
+            hold(root, name, value)
         joint = _LazyGraphModule(root, self.graph, "Joint")
         lifted = tuple(self.lifted.values())
         return JointGraph(

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from dovetail_guards.sym_node import expr_of
+from dovetail_prims.conditionals import COND
 from dovetail_prims.exact_comparisons import compared_in_calls, exact_comparisons
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.opsets import POINTWISE_BINARY, POINTWISE_OTHER, POINTWISE_UNARY
@@ -23,7 +24,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from dovetail_autograd_aot.fast_graph import FastGraph, copy_node
-from dovetail_autograd_aot.graphs import JointGraph, PartitionedGraph, SavedAlias
+from dovetail_autograd_aot.graphs import JointGraph, PartitionedGraph, SavedAlias, hold
 from dovetail_autograd_aot.max_flow import INFINITE, FlowNetwork
 from dovetail_autograd_aot.op_info import draws_in_backward, draws_random_numbers
 from dovetail_autograd_aot.outputs import is_view_node, view_root
@@ -303,6 +304,8 @@ def may_recompute(node: Node) -> bool:
     target = node.target
     if node.op != "call_function":
         return node.op == "get_attr"
+    if target is COND:
+        return False
     if not isinstance(target, OpOverload):
         # getitem of a tuple costs nothing; arithmetic on sizes neither.
         return callable(target)
@@ -481,7 +484,7 @@ def _module(joint: JointGraph, graph: Graph, results: list[Any], name: str) -> G
     attributes = {n.target for n in graph.nodes if n.op == "get_attr"}
     root = torch.nn.Module()
     for attribute in attributes:
-        root.register_buffer(attribute, getattr(joint.gm, attribute))
+        hold(root, attribute, getattr(joint.gm, attribute))
     return _LazyGraphModule(root, graph, name)
 
 

@@ -30,7 +30,7 @@ from dovetail_prims.shape_rules.layout import dense_order
 from dovetail_prims.size_nodes import SizeNodes
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dovetail_autograd_aot import writes
@@ -192,6 +192,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.sizes = SizeNodes(graph)
         self.memo = FakeMemo()
         self.constants: dict[str, Tensor] = {}
+        self.subgraphs: dict[str, GraphModule] = {}  # those that a node chooses from
         self.stack_trace: str | None = None
         self.checkpoint: int | None = None  # the user's region that the operator belongs to
         self.in_backward = False
@@ -438,7 +439,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ):
             result = args[0]
         elif isinstance(value, (list, tuple)):
-            result = self._parts(self._call(func, args, kwargs, value), value)
+            result = self.parts(self._call(func, args, kwargs, value))
         elif isinstance(value, FakeTensor):
             result = self._call(func, args, kwargs, value)
         else:
@@ -453,15 +454,15 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._known[key] = result
         return result
 
-    def _parts(self, node: Node, value: Any) -> tuple[Any, ...]:
+    def parts(self, node: Node) -> tuple[Any, ...]:
         """The nodes of several results; lists among them are taken apart, too."""
         parts: list[Any] = []
-        for i, v in enumerate(value):
+        for i, v in enumerate(node.meta["val"]):
             if v is None or type(v) in (int, float, bool):
                 parts.append(v)  # a plain number (attention's longest length) is known here
                 continue
             part = self._call(operator.getitem, (node, i), {}, v)
-            parts.append(self._parts(part, v) if isinstance(v, (list, tuple)) else part)
+            parts.append(self.parts(part) if isinstance(v, (list, tuple)) else part)
         return tuple(parts)
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> Node:
@@ -473,6 +474,18 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             node.meta["checkpoint"] = self.checkpoint
         if self.in_backward:
             node.meta["in_backward"] = True
+        return node
+
+    def call(self, target: Any, args: tuple[Any, ...], value: Any) -> Node:
+        """Record a call, on nodes, of what is no ATen operator; it gives `value`."""
+        return self._call(target, args, {}, value)
+
+    def subgraph(self, graph: GraphModule) -> Node:
+        """A node for a graph that another node chooses."""
+        name = f"branch{len(self.subgraphs)}"
+        self.subgraphs[name] = graph
+        node = self.graph.get_attr(name)
+        node.meta["val"] = graph
         return node
 
     def emit_clone(self, node: Node) -> Node:

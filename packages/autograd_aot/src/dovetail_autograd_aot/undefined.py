@@ -15,6 +15,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_arg
 
 from dovetail_autograd_aot.fast_graph import FastGraph
+from dovetail_autograd_aot.graphs import hold
 from dovetail_autograd_aot.op_info import draws_in_backward
 from dovetail_autograd_aot.outputs import is_view_node
 
@@ -196,7 +197,7 @@ def _rebuilt(
     output.meta["val"] = tuple(None if r is None else r.meta["val"] for r in results)
     root = torch.nn.Module()
     for name in {str(n.target) for n in graph.nodes if n.op == "get_attr"}:
-        root.register_buffer(name, getattr(gm, name))
+        hold(root, name, getattr(gm, name))
     return _LazyGraphModule(root, graph, "Backward"), kept
 
 

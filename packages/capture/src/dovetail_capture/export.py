@@ -272,7 +272,7 @@ def _assemble(
 ) -> GraphModule:
     """A new graph: one placeholder per input leaf, attributes for all other tensors."""
     graph = Graph()
-    attributes: dict[str, torch.Tensor] = {}
+    attributes: dict[str, Any] = {}
     placeholders = [graph.placeholder(f"arg{place}") for place in range(len(leaves))]
     of_object = {
         id(leaf): node
@@ -303,6 +303,10 @@ def _assemble(
                 value: Any = frame.graph
                 for part in str(node.target).split("."):
                     value = getattr(value, part)
+                if isinstance(value, GraphModule):  # one that a node chooses
+                    attributes[str(node.target)] = value
+                    new[node] = graph.create_node("get_attr", node.target)
+                    continue
                 if not isinstance(value, torch.Tensor):
                     raise CaptureError(f"cannot export: {node.target} is not a tensor")
                 new[node] = node_of(value)

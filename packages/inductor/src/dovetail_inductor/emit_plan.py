@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import torch
 from dovetail_runtime import (
     Allocate,
     CallAten,
+    Choose,
     Constant,
     CppKernel,
     Free,
@@ -134,6 +135,9 @@ class _Writer:
 
     def extern(self, call: ExternCall) -> None:
         """An ATen call."""
+        if call.branches:
+            self.choose(call)
+            return
         args = tuple(self.argument(a) for a in call.args)
         kwargs = tuple((k, self.argument(v)) for k, v in call.kwargs)
         if call.out_variant:
@@ -150,6 +154,23 @@ class _Writer:
                 self.data_dependent(call, args, kwargs, expected)
                 return
             self.steps.append(CallAten(call.op, args, kwargs, call.outputs, expected))
+
+    def choose(self, call: ExternCall) -> None:
+        """A call of one of two plans."""
+        true, false = (replace(branch, kernels=()) for branch in call.branches)
+        for branch in call.branches:
+            self.kernels |= {kernel.symbol: kernel for kernel in branch.kernels}
+        predicate, *args = (self.operand(arg) for arg in call.args)
+        assert isinstance(predicate, str)
+        self.steps.append(Choose(predicate, (true, false), tuple(args), call.outputs))
+
+    def operand(self, arg: ExternArg) -> str | Size | FloatOf:
+        """An argument of a plan."""
+        found = self.argument(arg)
+        if isinstance(found, Ref):
+            return found.name
+        assert isinstance(found, int | SizeExpr | FloatOf)
+        return found
 
     def data_dependent(
         self,

@@ -74,10 +74,14 @@ def compile_graph(
     """
     chosen = options or InductorOptions()
     passes = log or PassLog()
+
+    def branch(graph: GraphModule) -> Plan:
+        return compile_graph(graph, options=chosen, name=f"{name}_branch", tuner=tuner)
+
     # Before anything is in memory: fewer whole tensors that differ in a part.
     read = passes.run("read_parts", lambda: read_parts(gm))
     # Ops become loop nests over buffers; views become index arithmetic.
-    loops = passes.run("lower", lambda: lower(read, chosen.triton, chosen.everywhere))
+    loops = passes.run("lower", lambda: lower(read, chosen.triton, chosen.everywhere, branch))
     # Before anything looks at loops: drop what no one needs.
     loops = passes.run("remove_dead", lambda: remove_dead(loops))
     # After this, most indices are affine, so that loops can be compared.

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 
+from dovetail_prims.conditionals import branches_of, operands_of
 from dovetail_prims.fake_tensor import FakeTensor, make, propagate
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -42,6 +44,7 @@ def at_sizes(gm: GraphModule, inputs: Sequence[Any]) -> GraphModule:
     env: dict[Node, Any] = {}
     fakes: dict[Node, Any] = {}
     values = iter(inputs)
+    chosen: dict[str, GraphModule] = {}  # graphs that a node chooses from
 
     def fake(arg: Any) -> Any:
         return fakes[arg] if isinstance(arg, Node) else arg
@@ -58,16 +61,25 @@ def at_sizes(gm: GraphModule, inputs: Sequence[Any]) -> GraphModule:
             new.meta["val"] = fakes[node]
             continue
         if node.op == "output":
-            result = torch.fx.node.map_arg(node.args[0], env.__getitem__)
+            result = map_arg(node.args[0], env.__getitem__)
             output = graph.output(result)
-            output.meta["val"] = torch.fx.node.map_arg(node.args[0], fakes.__getitem__)
+            output.meta["val"] = map_arg(node.args[0], fakes.__getitem__)
             continue
-        if node.op == "get_attr":
+        branches = branches_of(node)
+        if branches is not None:
+            operands = [fake(operand) for operand in operands_of(node)]
+            graphs = [at_sizes(branch, operands) for branch in branches]
+            for read, own in zip(node.args[1:3], graphs, strict=True):
+                assert isinstance(read, Node)
+                chosen[str(read.target)] = env[read].meta["val"] = own
+            new = graph.call_function(node.target, map_arg(node.args, env.__getitem__))
+            fakes[node] = next(reversed(graphs[0].graph.nodes)).meta["val"]
+        elif node.op == "get_attr":
             new = graph.get_attr(node.target)
             fakes[node] = node.meta["val"]
         else:
-            args = torch.fx.node.map_arg(node.args, fake)
-            kwargs = torch.fx.node.map_arg(node.kwargs, fake)
+            args = map_arg(node.args, fake)
+            kwargs = map_arg(node.kwargs, fake)
             if isinstance(node.target, torch._ops.OpOverload):
                 fakes[node] = propagate(node.target, args, kwargs)
             else:
@@ -75,10 +87,13 @@ def at_sizes(gm: GraphModule, inputs: Sequence[Any]) -> GraphModule:
             if isinstance(fakes[node], bool | int | float):
                 env[node] = fakes[node]
                 continue
-            new_args = torch.fx.node.map_arg(node.args, env.__getitem__)
-            new_kwargs = torch.fx.node.map_arg(node.kwargs, env.__getitem__)
+            new_args = map_arg(node.args, env.__getitem__)
+            new_kwargs = map_arg(node.kwargs, env.__getitem__)
             new = graph.call_function(node.target, new_args, new_kwargs)
         new.meta["val"] = fakes[node]
         new.name = node.name
         env[node] = new
-    return GraphModule(gm, graph)
+    result = GraphModule(gm, graph)
+    for name, branch in chosen.items():
+        result.add_module(name, branch)
+    return result

@@ -13,6 +13,7 @@ from dovetail_runtime.native import release_idle_memory
 from dovetail_runtime.plan import (
     Allocate,
     CallAten,
+    Choose,
     Constant,
     CopyInto,
     CppKernel,
@@ -36,6 +37,7 @@ __all__ = [
     "Allocate",
     "ArtifactCache",
     "CallAten",
+    "Choose",
     "CompiledArtifact",
     "Constant",
     "CopyInto",

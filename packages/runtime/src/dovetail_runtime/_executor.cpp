@@ -137,24 +137,6 @@ PyObject* collect_outputs(const Program& program, Frame& frame, PyObject* const*
   return result;
 }
 
-std::unique_ptr<Frame> take_frame(Program& program) {
-  {
-    std::lock_guard<std::mutex> lock(program.mutex);
-    if (!program.idle_frames.empty()) {
-      std::unique_ptr<Frame> frame = std::move(program.idle_frames.back());
-      program.idle_frames.pop_back();
-      return frame;
-    }
-  }
-  return std::make_unique<Frame>(program);
-}
-
-void give_frame_back(Program& program, std::unique_ptr<Frame> frame) {
-  frame->release(program);
-  std::lock_guard<std::mutex> lock(program.mutex);
-  program.idle_frames.push_back(std::move(frame));
-}
-
 struct WithoutGil {
   PyThreadState* state = PyEval_SaveThread();
   ~WithoutGil() { PyEval_RestoreThread(state); }
@@ -164,6 +146,7 @@ std::string step_name(const Step& step) {
   if (auto* cpp = std::get_if<LaunchCpp>(&step)) return "kernel " + cpp->name;
   if (auto* triton = std::get_if<LaunchTriton>(&step)) return "kernel " + triton->name;
   if (auto* aten = std::get_if<CallAten>(&step)) return aten->name;
+  if (std::get_if<ChooseProgram>(&step) != nullptr) return "a branch of torch.cond";
   return "memory";
 }
 

@@ -30,7 +30,7 @@ from dovetail_runtime.graph_recording import (
     record,
 )
 from dovetail_runtime.lifetimes import computes_on_cpu
-from dovetail_runtime.plan import Bind, CallAten, LaunchTriton, Plan
+from dovetail_runtime.plan import Bind, CallAten, Choose, LaunchTriton, Plan
 
 # An input that moved this often is copied from then on.
 _MOVES_BEFORE_COPYING = 2
@@ -310,6 +310,8 @@ def _reason_against(plan: Plan, pool: GraphPool, only_launch_bound: bool) -> str
         return f"{launches} launches take no longer than a replay"
     if any(isinstance(step, Bind) for step in plan.steps):
         return "sizes depend on data, which the CPU has to wait for"
+    if any(isinstance(step, Choose) for step in plan.steps):
+        return "the data tells which branch of a torch.cond runs, and the CPU has to wait for it"
     if any(computes_on_cpu(step) for step in plan.steps):
         return "a part of it is computed by the CPU, which a replay would not do again"
     return None

@@ -17,6 +17,7 @@ from dovetail_runtime.plan import (
     AtenArg,
     Bind,
     CallAten,
+    Choose,
     CopyInto,
     FloatOf,
     Free,
@@ -33,7 +34,8 @@ from dovetail_runtime.plan import (
 from dovetail_runtime.sizes import SizeTable, storage_bytes
 
 # Operation codes; native/program.h has the same list.
-ALLOCATE_SLAB, ALLOCATE, VIEW, LAUNCH_CPP, LAUNCH_TRITON, CALL_ATEN, FREE, BIND, ASSERT = range(9)
+ALLOCATE_SLAB, ALLOCATE, VIEW, LAUNCH_CPP, LAUNCH_TRITON, CALL_ATEN = range(6)
+FREE, BIND, ASSERT, CHOOSE = range(6, 10)
 # Kinds of an ATen argument (and of a plan's output, where they apply).
 LITERAL, TENSOR, SIZE, LIST, INPUT, FLOAT = range(6)
 # Kinds of a kernel's argument; native/program.h has the same list.
@@ -206,6 +208,8 @@ class _Lowering:
                 return (BIND, slot, _INT if step.dim is None else step.dim, number, late)
             case Assert():
                 return (ASSERT, self._number(step.condition), step.message)
+            case Choose():
+                return self._choose(step)
         raise PlanError(f"{self.plan.name}: unknown step {step!r}")
 
     def _allocate(self, step: Allocate) -> tuple[Any, ...]:
@@ -283,6 +287,27 @@ class _Lowering:
             )
         expected = tuple(None if e is None else self._spec(e) for e in step.expected)
         return (CALL_ATEN, name, overload, args, kwargs, outputs, expected)
+
+    def _choose(self, step: Choose) -> tuple[Any, ...]:
+        for branch in step.branches:
+            if branch.kernels or branch.constants:
+                raise PlanError(f"{branch.name}: a branch with kernels or constants of its own")
+            tensors = [isinstance(output, str) for output in branch.outputs]
+            if not all(tensors) or len(tensors) != len(step.outputs):
+                raise PlanError(f"{branch.name}: a branch gives a tensor for each output")
+            kinds = [declared.spec is not None for declared in branch.inputs]
+            if kinds != [isinstance(argument, str) for argument in step.args]:
+                raise PlanError(f"{branch.name}: other inputs than the step that runs it has")
+        predicate = self._tensor(step.predicate)
+        arguments = tuple(
+            (TENSOR, self._tensor(a))
+            if isinstance(a, str)
+            else (SIZE, self._number(a.bits if isinstance(a, FloatOf) else a))
+            for a in step.args
+        )
+        tables = tuple(lower(branch, self.addresses, self.binaries) for branch in step.branches)
+        outputs = tuple(-1 if o is None else self._define(o, o) for o in step.outputs)
+        return (CHOOSE, predicate, tables, arguments, outputs)
 
     def _argument(self, argument: AtenArg) -> tuple[int, Any]:
         if isinstance(argument, Ref):

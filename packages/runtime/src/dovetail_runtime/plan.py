@@ -255,7 +255,22 @@ class Assert:
     message: str
 
 
-Step = Allocate | View | LaunchCpp | LaunchTriton | CallAten | CopyInto | Free | Bind | Assert
+@dataclass(frozen=True)
+class Choose:
+    """Run one of two plans: the first where the one element of the tensor `predicate` is not zero,
+    else the second. Both take `args` (tensors by name, numbers), write to none of them, and give
+    tensors, which `outputs` name in order (None: not wanted). The kernels that they launch stand in
+    the plan that the step belongs to; they have none of their own, and no constants."""
+
+    predicate: str
+    branches: tuple[Plan, Plan]
+    args: tuple[str | Size | FloatOf, ...]
+    outputs: tuple[str | None, ...]
+
+
+Step = (
+    Allocate | View | LaunchCpp | LaunchTriton | CallAten | CopyInto | Free | Bind | Assert | Choose
+)
 
 # --- the plan -------------------------------------------------------------------------------------
 

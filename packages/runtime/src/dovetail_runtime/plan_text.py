@@ -5,6 +5,7 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from dovetail_runtime.plan import (
     AtenArg,
     Bind,
     CallAten,
+    Choose,
     CopyInto,
     CppKernel,
     FloatOf,
@@ -197,6 +199,8 @@ class _Writer:
                     f"rt.element({tensor})" if step.dim is None else f"{tensor}.shape[{step.dim}]"
                 )
                 return [f"{step.name} = {value}", *self._definitions()]
+            case Choose():
+                return self._choose(step)
             case Assert():
                 return [f"assert {size_text(step.condition)}, {step.message!r}"]
         raise TypeError(f"unknown step {step!r}")
@@ -225,6 +229,19 @@ class _Writer:
             return size_text(argument)
         name = self._name(argument)
         return name if kind.startswith("*") else f"rt.element({name})"
+
+    def _choose(self, step: Choose) -> list[str]:
+        lines: list[str] = []
+        functions: list[str] = []
+        for branch in step.branches:
+            functions.append(self._name(f"branch {branch.name} {len(self.names)}"))
+            inner = _Writer(replace(branch, kernels=self.plan.kernels), self.symbol_values)
+            lines.append(f"def {functions[-1]}({', '.join(inner._parameters())}):")
+            lines += ["    " + line for line in inner._body()]
+        args = [self._name(a) if isinstance(a, str) else self._value(a) for a in step.args]
+        targets = ["_" if o is None else self._name(o) for o in step.outputs]
+        chosen = f"{functions[0]} if {self._name(step.predicate)}.item() else {functions[1]}"
+        return [*lines, f"{', '.join(targets)}, = ({chosen})({', '.join(args)})"]
 
     def _aten(self, step: CallAten) -> str:
         namespace, _, name = step.op.partition("::")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from dovetail_runtime.plan import (
     Assert,
     Bind,
     CallAten,
+    Choose,
     CopyInto,
     CppKernel,
     FloatOf,
@@ -152,6 +153,8 @@ class _Run:
                 self._call_aten(step)
             case CopyInto():
                 self._tensor(step.target).copy_(self._tensor(step.source))
+            case Choose():
+                self._choose(step)
             case Free():
                 for name in step.names:
                     self.tensors.pop(name)
@@ -255,6 +258,22 @@ class _Run:
                     value = self._as_promised(step, value, step.expected[position])
                 if value is not None and not isinstance(value, torch.Tensor):
                     raise TypeError(f"{step.op} returns {value!r}, not a tensor, for {name}")
+                self.tensors[name] = value
+
+    def _choose(self, step: Choose) -> None:
+        branch = step.branches[0 if bool(self._tensor(step.predicate)) else 1]
+        args: list[torch.Tensor | Number] = [
+            self._tensor(a)
+            if isinstance(a, str)
+            else float_from_bits(self._int(a.bits))
+            if isinstance(a, FloatOf)
+            else self._int(a)
+            for a in step.args
+        ]
+        inner = replace(self.executor, plan=replace(branch, kernels=self.plan.kernels))
+        for name, value in zip(step.outputs, inner(*args), strict=True):
+            if name is not None:
+                assert isinstance(value, torch.Tensor)
                 self.tensors[name] = value
 
     def _as_promised(

@@ -88,6 +88,21 @@ def may_write(node: Node) -> bool:
     return _writes_unseen(node) or _is_in_place(node)
 
 
+def written_by(node: Node) -> list[Node]:
+    """What a node writes to, for all that is known, of what it is given."""
+    if not may_write(node):
+        return []
+    found: list[Any] = [node.kwargs.get("out")]
+    if _name(node) in _STATISTICS:
+        means = ("running_mean", "running_var")
+        found += [*node.args[1:3], *(node.kwargs.get(name) for name in means)]
+    elif isinstance(node.target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        found += node.all_input_nodes
+    else:
+        found += node.args[:1]
+    return [one for one in found if isinstance(one, Node)]
+
+
 def _is_in_place(node: Node) -> bool:
     """By its looks, where no version is counted; a flag that is on may be `inplace`."""
     if node.op not in ("call_function", "call_method"):

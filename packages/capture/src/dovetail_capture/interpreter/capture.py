@@ -16,7 +16,7 @@ from dovetail_guards.shape_env import DataDependentError
 from dovetail_guards.source import ClosureCellSource
 from dovetail_guards.torch_state import FUNCTION_MODES, READERS
 from torch.autograd import forward_ad
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from dovetail_capture.captured_frame import CapturedFrame, GraphBreak, GraphInput
 from dovetail_capture.errors import GraphBreakError, NotCapturable
@@ -369,7 +369,7 @@ class _Attempt:
                 graph.erase_node(value.node)
         module = None
         if self.recorder.operations:
-            module = GraphModule(torch.nn.Module(), graph)
+            module = self.recorder.module()
         self.session.relate_inputs(
             [i for i in used if not i.static and isinstance(i.example, torch.Tensor)]
         )

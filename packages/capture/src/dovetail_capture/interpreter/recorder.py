@@ -18,7 +18,7 @@ from dovetail_prims.size_nodes import SizeNodes
 from dovetail_prims.stated import STATE
 from dovetail_prims.symbolic_forms import symbolic_form
 from dovetail_prims.wrappers import is_wrapper, wrapper_of_fakes
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 
 from dovetail_capture.interpreter.aliasing import updates_statistics
 from dovetail_capture.interpreter.known_data import SIZED_MAKERS, KnownData
@@ -94,6 +94,9 @@ class Recorder:
         self.data_env: ShapeEnv | None = None  # for symbols of what depends on data, if allowed
         self.values: dict[int, TensorValue] = {}  # id(fake) -> value
         self.data = KnownData()
+        self.subgraphs: dict[
+            str, GraphModule
+        ] = {}  # what operators of the graph are given, by name
         self.inference = False  # is the program in a block of inference mode of its own?
         self._normal: set[int] = set()  # ids of fake storages of tensors made outside of one
         self._last_placeholder: Node | None = None
@@ -203,13 +206,12 @@ class Recorder:
             )
         try:
             result = None
-            numbers = self._numbers_for(name, pairs, keyword_pairs) if self.data else None
-            if numbers is not None:
+            if self.data and self._has_known_number(name, pairs, keyword_pairs):
                 try:
                     with self.fake_mode, data_symbols(None):
                         result = _run_on_fakes(function, run, pairs, keyword_pairs)
                 except (DataDependentError, UnknownSizeError):  # it asks for the data: for sizes
-                    pairs, keyword_pairs = numbers
+                    pairs, keyword_pairs = self._numbers_for(name, pairs, keyword_pairs)
             elif self.data_env is not None and self._may_ask(name, args, kwargs):
                 try:
                     with self.fake_mode, data_symbols(None):
@@ -294,15 +296,17 @@ class Recorder:
         self.state_change(STATE, condition, message)
         return True
 
-    def _numbers_for(self, name: str, pairs: Any, keyword_pairs: Any) -> tuple[Any, Any] | None:
-        """Arguments with known numbers in place of tensors whose data is asked for (as sizes); None
-        if there are none."""
+    def _has_known_number(self, name: str, pairs: Any, keyword_pairs: Any) -> bool:
+        """Are there tensors of one known number among the arguments that sizes may be?"""
         first = 0 if name in SIZED_MAKERS else 1  # what a function works on stays
+        rest = (*pairs[first:], *keyword_pairs.values())
+        return any(self.data.has_number(pair[1]) for pair in rest)
+
+    def _numbers_for(self, name: str, pairs: Any, keyword_pairs: Any) -> tuple[Any, Any]:
+        """Arguments with known numbers in place of tensors whose data is asked for (as sizes)."""
+        first = 0 if name in SIZED_MAKERS else 1
         new = [*pairs[:first], *(self.data.with_numbers(*pair) for pair in pairs[first:])]
-        named = {key: self.data.with_numbers(*pair) for key, pair in keyword_pairs.items()}
-        old = (*pairs, *keyword_pairs.values())
-        changed = any(b[1] is not a[1] for a, b in zip(old, (*new, *named.values()), strict=True))
-        return (new, named) if changed else None
+        return new, {key: self.data.with_numbers(*pair) for key, pair in keyword_pairs.items()}
 
     def _add(self, kind: str, target: Any, pairs: Any, keyword_pairs: Any, result: Any) -> Node:
         why = self.refused.get(self.operations)
@@ -334,6 +338,29 @@ class Recorder:
                 )
         self.operations += 1
         return node
+
+    # --- operators that are given graphs --------------------------------------------------------
+
+    def subgraph(self, name: str, graph: GraphModule) -> Node:
+        """A node for a graph that an operator is given."""
+        name = f"{name}_{sum(known.startswith(name) for known in self.subgraphs)}"
+        self.subgraphs[name] = graph
+        node = self.graph.create_node("get_attr", name)
+        node.meta["val"] = graph
+        return node
+
+    def call(self, target: Any, arguments: tuple[Any, ...], result: Any) -> Value:
+        """Record a call of an operator on nodes, which gives fakes like `result`."""
+        return self.output(
+            self._add("call_function", target, [(a,) for a in arguments], {}, result), result
+        )
+
+    def module(self) -> GraphModule:
+        """The graph, which is finished, as a module."""
+        root = torch.nn.Module()
+        for name, graph in self.subgraphs.items():
+            root.add_module(name, graph)
+        return GraphModule(root, self.graph)
 
     def state_change(self, target: Any, *args: Any) -> Node:
         """Record a change of torch's state (grad mode, autocast) between operations."""

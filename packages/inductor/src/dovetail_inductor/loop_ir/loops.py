@@ -9,7 +9,7 @@ from math import prod
 from typing import Literal
 
 import torch
-from dovetail_runtime.plan import Size, SizeExpr
+from dovetail_runtime.plan import Plan, Size, SizeExpr
 
 from dovetail_inductor.loop_ir.expr import Builder, Expr, Load, loads, rename
 from dovetail_inductor.loop_ir.handlers import Printer, dtype_name, interpret
@@ -223,6 +223,9 @@ class ExternCall:
     after: frozenset[str] = frozenset()  # as for loops
     # Symbols that stand for sizes of its results: (symbol, buffer, dimension; None: its element).
     binds: tuple[tuple[str, str, int | None], ...] = ()
+    # Instead of an operator, one of two plans is called on what comes after the first argument: the
+    # first plan if that is true.
+    branches: tuple[Plan, ...] = ()
 
     def tensors(self) -> list[Strided]:
         """The tensors among the arguments."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from dovetail_guards.expr import symbol
+from dovetail_prims.conditionals import COND, operands_of
 from dovetail_prims.exact_comparisons import exact_comparisons
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_runtime.plan import Size
@@ -22,7 +23,6 @@ from dovetail_inductor.loop_ir.loops import (
     LoopNest,
     Node,
     Strided,
-    same_strides,
 )
 from dovetail_inductor.loop_ir.ops import SCALAR_OPS, STORED_DTYPES
 from dovetail_inductor.loop_ir.sizes import (
@@ -36,10 +36,11 @@ from dovetail_inductor.lowering import (
     aligned,
     linear,
     pointwise,
-    scatters,
 )
+from dovetail_inductor.lowering.conditionals import CompileBranch, conditional
 from dovetail_inductor.lowering.externs import element, extern_call
 from dovetail_inductor.lowering.in_memory import is_view, nodes_in_memory, realize_if_worth_it
+from dovetail_inductor.lowering.promises import as_promised
 from dovetail_inductor.lowering.promotion import rounded
 from dovetail_inductor.lowering.rules import RULES, rule_name
 from dovetail_inductor.lowering.values import (
@@ -47,7 +48,6 @@ from dovetail_inductor.lowering.values import (
     Loader,
     UnsupportedGraph,
     Value,
-    is_dense,
     static_shape,
     tensor_of,
     value_like,
@@ -56,11 +56,17 @@ from dovetail_inductor.lowering.values import (
 EXACT_COST = 2  # the scalar ops that cost no more are the same on every device
 
 
-def lower(gm: fx.GraphModule, on_gpu: bool | None = None, everywhere: bool = False) -> LoopGraph:
+def lower(
+    gm: fx.GraphModule,
+    on_gpu: bool | None = None,
+    everywhere: bool = False,
+    compile_branch: CompileBranch | None = None,
+) -> LoopGraph:
     """Turn every node into loop nests over buffers, or an extern call.
 
     `on_gpu` says whether to lower as for a GPU; None asks the graph's tensors. `everywhere`: loops
-    also where the library was measured to be faster.
+    also where the library was measured to be faster. `compile_branch` compiles the graphs that a
+    `torch.cond` chooses from.
     Needs `meta["val"]` on every node. Gives nodes in FX order; each buffer is written once.
     """
     if on_gpu is None:
@@ -89,12 +95,16 @@ def lower(gm: fx.GraphModule, on_gpu: bool | None = None, everywhere: bool = Fal
             env[node], name = _placeholder(ctx, node, len(inputs))
             inputs.append(name)
         elif node.op == "get_attr":
-            env[node] = _constant(ctx, gm, node)
+            if not isinstance(node.meta.get("val"), fx.GraphModule):
+                env[node] = _constant(ctx, gm, node)
         elif node.op == "output":
             flat, _ = torch.utils._pytree.tree_flatten(node.args[0])
             outputs = tuple(
                 _output(ctx, env.get(o) if isinstance(o, fx.Node) else o, o) for o in flat
             )
+        elif node.target is COND and compile_branch is not None:
+            predicate, operands = resolve(node.args[0]), resolve(operands_of(node))
+            env[node] = conditional(ctx, node, predicate, tuple(operands), compile_branch)
         elif node.op == "call_function":
             args = [resolve(a) for a in node.args]
             kwargs = {k: resolve(v) for k, v in node.kwargs.items()}
@@ -310,17 +320,7 @@ def _output(ctx: Context, value: Any, node: Any) -> Strided | int | FloatSize | 
         return value
     if not isinstance(value, Value):
         raise UnsupportedGraph(f"output {node} is a {type(value).__name__}")
-    stored = ctx.realize(value)
-    promised = value_like(tensor_of(node), value.origin)
-    if same_strides(promised.shape, stored.stride, promised.stride):
-        return replace(stored, stride=promised.stride)  # users see all of them
-    # Laid out otherwise than promised: a copy in the promised layout.
-    if not is_dense(promised.shape, promised.stride):
-        spread = scatters.with_gaps(ctx, value, promised.stride)
-        if spread is not None:
-            return spread
-    promised.loader = lambda indices, mask: ctx.load(value, indices, mask)
-    return ctx.realize(promised)
+    return as_promised(ctx, value, value_like(tensor_of(node), value.origin))
 
 
 __all__ = ["lower"]

@@ -21,7 +21,7 @@ from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.kernels import FusedKernel, KernelGraph, Step
 from dovetail_inductor.scheduler.loops import merge_vars, piece_index, replace_vars
 from dovetail_inductor.scheduler.match import Group, Match, columns_in_order, match, turned
-from dovetail_inductor.scheduler.order import draws_random_numbers
+from dovetail_inductor.scheduler.order import draws
 from dovetail_inductor.scheduler.split_reductions import rule_for
 from dovetail_inductor.scheduler.topological import TopologicalOrder
 from dovetail_inductor.scheduler.units import Unit, fill_accesses, of_group, scans, unit_of
@@ -45,7 +45,7 @@ class _Fuser:
             if isinstance(node, ExternCall):
                 writes = {name for name in node.outputs if name is not None}
                 unit = Unit(position, position, None, node, writes, set(node.reads()))
-                if draws_random_numbers(node.op):
+                if draws(node):
                     unit.reads |= {drawn} - {""}
                     drawn = f"generator after {position}"
                     unit.writes.add(drawn)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import torch
+from dovetail_runtime import CallAten, Choose, Plan
 
 from dovetail_inductor.loop_ir.loops import ExternCall, Strided
 from dovetail_inductor.scheduler.kernels import KernelGraph
@@ -82,14 +83,28 @@ def _put_off(graph: KernelGraph, owned: frozenset[str]) -> list[int]:
 def _random_pairs(graph: KernelGraph) -> Iterable[tuple[int, int]]:
     """Calls that draw random numbers, each with the next: they keep their order."""
     drawing = [
-        i
-        for i, step in enumerate(graph.steps)
-        if isinstance(step, ExternCall) and draws_random_numbers(step.op)
+        i for i, step in enumerate(graph.steps) if isinstance(step, ExternCall) and draws(step)
     ]
     return pairwise(drawing)
 
 
-def draws_random_numbers(op: str) -> bool:
+def draws(call: ExternCall) -> bool:
+    """Whether a call moves the random generator."""
+    if not call.branches:
+        return _operator_draws(call.op)
+    return any(_plan_draws(branch) for branch in call.branches)
+
+
+def _plan_draws(plan: Plan) -> bool:
+    return any(
+        _operator_draws(step.op)
+        if isinstance(step, CallAten)
+        else isinstance(step, Choose) and any(map(_plan_draws, step.branches))
+        for step in plan.steps
+    )
+
+
+def _operator_draws(op: str) -> bool:
     """Whether an ATen operator, by its name, moves the random generator."""
     namespace, _, rest = op.partition("::")
     name, _, overload = rest.partition(".")
@@ -97,4 +112,4 @@ def draws_random_numbers(op: str) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(packet, overload or "default").tags
 
 
-__all__ = ["draws_random_numbers", "order"]
+__all__ = ["draws", "order"]

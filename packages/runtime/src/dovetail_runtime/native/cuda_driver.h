@@ -74,6 +74,9 @@ inline void bind_context(int device_index) {
 inline void load_gpu_kernels(Program& program) {
   constexpr int kMaxDynamicSharedBytes = 8;
   for (Step& step : program.steps) {
+    if (auto* choice = std::get_if<ChooseProgram>(&step)) {
+      for (const auto& branch : choice->branches) load_gpu_kernels(*branch);
+    }
     auto* launch = std::get_if<LaunchTriton>(&step);
     if (launch == nullptr || launch->function != nullptr) continue;
     const CudaDriver& driver = CudaDriver::get();

@@ -191,8 +191,26 @@ class Loader {
       case 6: return FreeSlots{to_indices(t[1])};
       case 7: return BindSize{index(t[1]), static_cast<int>(to_int(t[2])), index(t[3]), index(t[4])};
       case 8: return AssertSize{index(t[1]), to_string(t[2])};
+      case 9: return choose(t);
       default: TORCH_CHECK(false, "unknown operation code in the plan's tables");
     }
+  }
+
+  ChooseProgram choose(const Items& t) {
+    ChooseProgram step{index(t[1]), {}, {}, to_indices(t[4])};
+    Items branches(t[2]);
+    for (Py_ssize_t i = 0; i < 2; ++i) {
+      step.branches[i] = std::make_shared<Program>();
+      Loader(*step.branches[i], tensor_type_).load(branches[i]);
+      int device = step.branches[i]->cuda_device;
+      if (device >= 0) program_.cuda_device = device;
+    }
+    Items arguments(t[3]);
+    for (Py_ssize_t i = 0; i < arguments.size(); ++i) {
+      Items tagged(arguments[i]);
+      step.arguments.push_back(index(tagged[1]));
+    }
+    return step;
   }
 
   LaunchTriton launch_triton(const Items& t) {

@@ -151,8 +151,19 @@ struct AssertSize {
   std::string message;
 };
 
+struct Program;
+
+// One of two programs is run, the first where the predicate's one element is not zero. An argument
+// is a slot, or (for an input that is a number) a size.
+struct ChooseProgram {
+  SlotIndex predicate;
+  std::shared_ptr<Program> branches[2];
+  std::vector<int32_t> arguments;
+  std::vector<SlotIndex> outputs;
+};
+
 using Step = std::variant<AllocateSlab, AllocateOwn, ViewOf, LaunchCpp, LaunchTriton, CallAten,
-                          FreeSlots, BindSize, AssertSize>;
+                          FreeSlots, BindSize, AssertSize, ChooseProgram>;
 
 struct Output {
   enum Kind { None, Tensor, Size, Input, Float } kind = None;

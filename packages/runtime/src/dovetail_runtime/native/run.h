@@ -64,6 +64,31 @@ struct Frame {
   }
 };
 
+inline std::unique_ptr<Frame> take_frame(Program& program) {
+  {
+    std::lock_guard<std::mutex> lock(program.mutex);
+    if (!program.idle_frames.empty()) {
+      std::unique_ptr<Frame> frame = std::move(program.idle_frames.back());
+      program.idle_frames.pop_back();
+      return frame;
+    }
+  }
+  return std::make_unique<Frame>(program);
+}
+
+inline void give_frame_back(Program& program, std::unique_ptr<Frame> frame) {
+  frame->release(program);
+  std::lock_guard<std::mutex> lock(program.mutex);
+  program.idle_frames.push_back(std::move(frame));
+}
+
+// A frame for as long as a scope lasts.
+struct BorrowedFrame {
+  Program& program;
+  std::unique_ptr<Frame> frame = take_frame(program);
+  ~BorrowedFrame() { give_frame_back(program, std::move(frame)); }
+};
+
 inline int64_t floor_div(int64_t a, int64_t b) {
   TORCH_CHECK(b != 0, "a size expression divides by zero");
   int64_t q = a / b;
@@ -662,6 +687,41 @@ class Runner {
   }
 
   void execute(AssertSize& step) { TORCH_CHECK(values()[step.condition] != 0, step.message); }
+
+  // The branch that the predicate tells, on tensors of this call. What it gives is its own.
+  void execute(ChooseProgram& step) {
+    bool which = tensor_of(materialize(step.predicate)).item().toBool();
+    Program& program = *step.branches[which ? 0 : 1];
+    BorrowedFrame borrowed{program};
+    Frame& frame = *borrowed.frame;
+    for (size_t i = 0; i < program.inputs.size(); ++i) {
+      const InputInfo& info = program.inputs[i];
+      if (info.slot < 0) continue;
+      Slot& slot = frame.slots[info.slot];
+      slot.owned = tensor_of(materialize(step.arguments[i]));
+      slot.impl = slot.owned.unsafeGetTensorImpl();
+      if (info.needs_data) slot.data = slot.impl->mutable_data();
+    }
+    for (const SymbolBinding& binding : program.bindings) {
+      SlotIndex slot = program.inputs[binding.input].slot;
+      frame.values[binding.destination] = binding.dim < 0
+                                              ? values()[step.arguments[binding.input]]
+                                              : frame.slots[slot].impl->size(binding.dim);
+    }
+    frame.cuda_stream = frame_.cuda_stream;
+    Runner(program, frame).run(/*consuming=*/false);
+    for (size_t i = 0; i < step.outputs.size(); ++i) {
+      if (step.outputs[i] < 0) continue;
+      const Output& output = program.outputs[i];
+      Runner runner(program, frame);
+      at::Tensor result = output.kind == Output::Input
+                              ? frame.slots[program.inputs[output.index].slot].owned.clone()
+                              : tensor_of(runner.materialize(output.index));
+      Slot& slot = frame_.slots[step.outputs[i]];
+      set_owned(slot, std::move(result));
+      slot.data = slot.impl->has_storage() ? slot.impl->mutable_data() : nullptr;
+    }
+  }
 
   void execute(FreeSlots& step) { drop(step.slots); }
 

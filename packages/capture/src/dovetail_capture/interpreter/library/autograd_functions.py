@@ -241,7 +241,7 @@ def _capture(vm: Interpreter, fn: Value, cls: Any, args: Args, wanted: bool) -> 
         raise GraphBreakSignal(f"a function of autograd that gives {error}") from None
     finally:
         session.recorder = outer
-    forward = GraphModule(torch.nn.Module(), inner.graph)
+    forward = inner.module()
     captured: list[Value] = list(inner.captured)
     original, counts = _original(vm, cls, args), (len(tensors), len(results))
     return _Pieces(cls, forward, backward, captured, original, *counts, many, dirty, plain)
@@ -320,7 +320,7 @@ def _capture_backward(
         if isinstance(arg, TensorValue):
             outputs.append(None if absent else inner.argument(part)[0])
     inner.graph.output(tuple(outputs))
-    return GraphModule(torch.nn.Module(), inner.graph), inner.captured
+    return inner.module(), inner.captured
 
 
 def _inlined(vm: Interpreter, fn: Value, given: Args) -> Value:

@@ -1,8 +1,8 @@
 """Higher-order operators of torch: control flow that is given functions.
 
-Those with a plain meaning in Python are interpreted by it: `cond` is an `if` (by a tensor's truth
-it breaks the graph, and the branch is captured behind the break), `while_loop` a loop, and `map`
-and `scan` over few slices are unrolled; those that only mark a function for a compiler
+Those with a plain meaning in Python are interpreted by it: `cond` by what is no tensor is an `if`
+(by a tensor's truth see `conditionals`), `while_loop` a loop, and `map` and `scan` over few slices
+are unrolled; those that only mark a function for a compiler
 (`invoke_quant`, `flex_gemm`) are the function. All others run by themselves, outside of graphs.
 """
 
@@ -17,6 +17,7 @@ from torch._higher_order_ops.scan import scan as torch_scan
 from torch._higher_order_ops.while_loop import while_loop as torch_while_loop
 from torch.utils import _pytree as pytree
 
+from dovetail_capture.interpreter.library import conditionals
 from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import calls
 from dovetail_capture.interpreter.signals import GraphBreakSignal
@@ -31,14 +32,6 @@ MOST_UNROLLED = 64  # slices; of more, a graph would be long
 
 
 # --- interpreted ----------------------------------------------------------------------------------
-
-
-def cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
-    if isinstance(pred, torch.Tensor) and pred.numel() != 1:
-        raise RuntimeError("torch.cond: the predicate must have one element")
-    if pred:
-        return true_fn(*operands)
-    return false_fn(*operands)
 
 
 def while_loop(cond_fn: Any, body_fn: Any, carried_inputs: Any) -> Any:
@@ -151,7 +144,7 @@ def _called(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 HANDLERS: dict[Any, Handler] = {
-    torch.cond: _interpreted(cond),
+    torch.cond: conditionals.handler,
     torch_while_loop: _interpreted(while_loop),
     torch_map: _unrolled(map_slices, 1),
     torch_scan: _unrolled(scan, 2),

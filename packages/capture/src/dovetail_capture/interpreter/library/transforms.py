@@ -38,7 +38,7 @@ _TRANSFORMS: tuple[Any, ...] = (
 
 
 @dataclass(frozen=True)
-class _Slot:
+class Slot:
     """The place of a tensor in the arguments of a transformed function."""
 
     index: int
@@ -115,18 +115,18 @@ def transform_of(transform: Any) -> Handler:
     return handler
 
 
-def _template(vm: Interpreter, value: Value, tensors: list[TensorValue]) -> Any:
+def template_of(vm: Interpreter, value: Value, tensors: list[TensorValue]) -> Any:
     """The Python structure of an argument, with slots for its tensors."""
     if isinstance(value, TensorValue):
         tensors.append(value)
-        return _Slot(len(tensors) - 1)
+        return Slot(len(tensors) - 1)
     if isinstance(value, TupleValue) and value.cls is tuple:
-        return tuple(_template(vm, item, tensors) for item in vm.iterate(value))
+        return tuple(template_of(vm, item, tensors) for item in vm.iterate(value))
     if isinstance(value, ListValue) and value.cls is list:
-        return [_template(vm, item, tensors) for item in vm.iterate(value)]
+        return [template_of(vm, item, tensors) for item in vm.iterate(value)]
     if isinstance(value, DictValue):
         pairs = dicts.items(vm, value)
-        return {vm.as_python(key): _template(vm, item, tensors) for key, item in pairs}
+        return {vm.as_python(key): template_of(vm, item, tensors) for key, item in pairs}
     real = vm.as_python(value)
     if real is UNKNOWN:
         raise GraphBreakSignal(f"a transformed function called with {value.describe()}")
@@ -159,27 +159,27 @@ def _dimensions_of(dims: Any, template: Any) -> list[int | None]:
 
 
 def _count(template: Any) -> int:
-    return sum(type(leaf) is _Slot for leaf in pytree.tree_leaves(template))
+    return sum(type(leaf) is Slot for leaf in pytree.tree_leaves(template))
 
 
 def _rebuilt(template: Any, tensors: Any) -> Any:
     return pytree.tree_map(
-        lambda leaf: tensors[leaf.index] if type(leaf) is _Slot else leaf, template
+        lambda leaf: tensors[leaf.index] if type(leaf) is Slot else leaf, template
     )
 
 
-def _fill(vm: Interpreter, template: Any, tensors: list[Value]) -> Value:
+def filled(vm: Interpreter, template: Any, tensors: list[Value]) -> Value:
     """The value of an argument inside: the template with values in its slots."""
-    if type(template) is _Slot:
+    if type(template) is Slot:
         return tensors[template.index]
     if isinstance(template, tuple):
-        return TupleValue([_fill(vm, item, tensors) for item in template])
+        return TupleValue([filled(vm, item, tensors) for item in template])
     if isinstance(template, list):
-        return ListValue([_fill(vm, item, tensors) for item in template])
+        return ListValue([filled(vm, item, tensors) for item in template])
     if isinstance(template, dict):
         new = DictValue()
         for key, item in template.items():
-            dicts.put(vm, new, Constant(key), _fill(vm, item, tensors))
+            dicts.put(vm, new, Constant(key), filled(vm, item, tensors))
         return new
     return vm.constant(template)
 
@@ -231,8 +231,8 @@ def _capture(
     outer = session.recorder
     tensors: list[TensorValue] = []
     template = (
-        tuple(_template(vm, arg, tensors) for arg in args),
-        {name: _template(vm, arg, tensors) for name, arg in kwargs.items()},
+        tuple(template_of(vm, arg, tensors) for arg in args),
+        {name: template_of(vm, arg, tensors) for name, arg in kwargs.items()},
     )
     dimensions = _mapped_dimensions(transform, options, template)
     inner = InnerRecorder(outer)
@@ -242,8 +242,8 @@ def _capture(
             fake = tensor.fake.detach() if dim is None else _one_of(tensor.fake, dim)
         node = inner.argument_placeholder(index, fake)
         inside.append(inner.bind(TensorValue(node, fake)))
-    positional = [_fill(vm, part, inside) for part in template[0]]
-    named = {name: _fill(vm, part, inside) for name, part in template[1].items()}
+    positional = [filled(vm, part, inside) for part in template[0]]
+    named = {name: filled(vm, part, inside) for name, part in template[1].items()}
     session.recorder = inner
     try:
         result = vm.call(function, positional, named)
@@ -253,7 +253,7 @@ def _capture(
         raise GraphBreakSignal(f"a transformed function that gives {error}") from None
     finally:
         session.recorder = outer
-    graph = GraphModule(torch.nn.Module(), inner.graph)
+    graph = inner.module()
     return _Inner(graph, template, tensors, inner.captured)
 
 
@@ -262,7 +262,7 @@ def _apply(
 ) -> Value:
     """Record a node: `transform` of a captured function, on its arguments and `more`."""
     tensors = list(inner.tensors)
-    further = tuple(_template(vm, arg, tensors) for arg in more)
+    further = tuple(template_of(vm, arg, tensors) for arg in more)
     template = ((*inner.template[0], *further), inner.template[1])
     target = _node_function(transform, options, inner.graph, template, len(tensors))
     arguments: Args = [*tensors, *inner.captured]

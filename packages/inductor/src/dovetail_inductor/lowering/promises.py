@@ -1,0 +1,26 @@
+"""Values in the very layout that somebody was promised."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dovetail_inductor.loop_ir.loops import Strided, same_strides
+from dovetail_inductor.lowering import scatters
+from dovetail_inductor.lowering.values import Context, Value, is_dense
+
+
+def as_promised(ctx: Context, value: Value, promised: Value) -> Strided:
+    """`value` in memory, laid out as `promised` (another value of its shape) says."""
+    stored = ctx.realize(value)
+    if same_strides(promised.shape, stored.stride, promised.stride):
+        return replace(stored, stride=promised.stride)  # users see all of them
+    # Laid out otherwise than promised: a copy in the promised layout.
+    if not is_dense(promised.shape, promised.stride):
+        spread = scatters.with_gaps(ctx, value, promised.stride)
+        if spread is not None:
+            return spread
+    promised.loader = lambda indices, mask: ctx.load(value, indices, mask)
+    return ctx.realize(promised)
+
+
+__all__ = ["as_promised"]

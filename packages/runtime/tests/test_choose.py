@@ -1,0 +1,142 @@
+"""Steps that run one of two plans: natively, by the oracle, as a program, read back."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from dovetail_runtime import CallAten, Plan, PlanInput, Ref, SizeExpr, SymbolBinding, TensorSpec
+from dovetail_runtime.artifact import load, start_build
+from dovetail_runtime.plan import Allocate, Choose, CppKernel, FloatOf, Free, LaunchCpp
+from dovetail_runtime.plan_text import as_python
+from dovetail_runtime.reference import ReferenceExecutor
+from dovetail_runtime.serialize import plan_from_bytes, plan_to_bytes
+
+CPU = torch.device("cpu")
+N, K, F = (SizeExpr("sym", (name,)) for name in "nkf")
+
+ADD = CppKernel(
+    "choose_add_size",
+    """
+extern "C" void choose_add_size(void* const* p, const int64_t* s, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; ++i)
+    static_cast<float*>(p[1])[i] = static_cast<const float*>(p[0])[i] + s[0];
+}
+""",
+)
+
+
+def row(size: Any) -> TensorSpec:
+    return TensorSpec((size,), (1,), torch.float32, CPU)
+
+
+def branch(name: str, *steps: Any) -> Plan:
+    """(x of n elements, int k, float f) -> one row, `out`."""
+    inputs = (PlanInput("x", row(N)), PlanInput("k", None), PlanInput("f", None))
+    symbols = (
+        SymbolBinding("n", 0, 0),
+        SymbolBinding("k", 1, None),
+        SymbolBinding("f", 2, None, is_float=True),
+    )
+    return Plan(name, "cpu", inputs, symbols, (), (), steps, (), ("out",))
+
+
+def choosing(dtype: torch.dtype = torch.bool) -> Plan:
+    """(predicate, x, int k, float f) -> x + k, or x * f; and that times 2."""
+    one = branch(
+        "add",
+        Allocate("out", row(N), None),
+        LaunchCpp("choose_add_size", ("x", "out"), (K,), N, 4),
+    )
+    other = branch("scale", CallAten("aten::mul.Tensor", (Ref("x"), FloatOf(F)), (), ("out",)))
+    steps = (
+        Allocate("inner", row(N), 0),
+        CallAten("aten::copy_", (Ref("inner"), Ref("x"))),
+        Choose("predicate", (one, other), ("inner", K, FloatOf(F)), ("chosen",)),
+        Free(("inner",)),
+        CallAten("aten::add.Tensor", (Ref("chosen"), Ref("chosen")), (), ("twice",)),
+    )
+    inputs = (
+        PlanInput("predicate", TensorSpec((), (), dtype, CPU)),
+        PlanInput("x", row(N)),
+        PlanInput("k", None),
+        PlanInput("f", None),
+    )
+    symbols = (
+        SymbolBinding("n", 1, 0),
+        SymbolBinding("k", 2, None),
+        SymbolBinding("f", 3, None, is_float=True),
+    )
+    bytes_ = SizeExpr("mul", (SizeExpr("ceildiv", (SizeExpr("mul", (N, 4)), 64)), 64))
+    return Plan(
+        "choosing", "cpu", inputs, symbols, (), (ADD,), steps, (("cpu", bytes_),),
+        ("chosen", "twice"),
+    )  # fmt: skip
+
+
+def expected(which: Any, x: torch.Tensor, k: int, f: float) -> torch.Tensor:
+    return x + k if which else x * f
+
+
+@pytest.mark.parametrize("executor", ["native", "oracle", "program", "read back"])
+def test_the_branch_that_the_predicate_tells(executor: str) -> None:
+    plan = choosing()
+    run: Any = load(plan).run
+    if executor == "oracle":
+        run = ReferenceExecutor(plan, start_build(plan.kernels).result()[0])
+    elif executor == "program":
+        scope: dict[str, Any] = {"__name__": "program"}
+        exec(compile(as_python(plan), "program", "exec"), scope)
+        run = scope["run_choosing"]
+    elif executor == "read back":
+        read = plan_from_bytes(plan_to_bytes(plan))
+        assert read == plan
+        run = load(read).run
+    for size in (3, 9):
+        for which in (True, False, True):
+            x = torch.arange(float(size))
+            chosen, twice = run(torch.tensor(which), x, 3, 0.5)
+            assert torch.equal(chosen, expected(which, x, 3, 0.5))
+            assert torch.equal(twice, chosen * 2)
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 0.5, float("nan")])
+def test_a_predicate_that_is_a_float(value: float) -> None:
+    run = load(choosing(torch.float32)).run
+    x = torch.ones(4)
+    assert torch.equal(run(torch.tensor(value), x, 3, 0.5)[0], expected(value, x, 3, 0.5))
+
+
+def test_a_result_that_is_the_operand_is_a_copy() -> None:
+    plan = choosing()
+    same = dataclasses.replace(branch("same"), outputs=("x",))
+    steps = list(plan.steps)
+    steps[2] = dataclasses.replace(steps[2], branches=(same, same))
+    run = load(dataclasses.replace(plan, steps=tuple(steps))).run
+    x = torch.ones(4)
+    assert torch.equal(run(torch.tensor(True), x, 1, 1.0)[0], x)
+
+
+def test_an_error_inside_leaves_the_plan_usable() -> None:
+    plan = choosing()
+    failing = branch("failing", CallAten("aten::mm", (Ref("x"), Ref("x")), (), ("out",)))
+    steps = list(plan.steps)
+    steps[2] = dataclasses.replace(steps[2], branches=(failing, steps[2].branches[1]))
+    run = load(dataclasses.replace(plan, steps=tuple(steps))).run
+    x = torch.ones(4)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"in step 2 of choosing: a branch of torch\.cond"):
+            run(torch.tensor(True), x, 1, 2.0)
+        assert torch.equal(run(torch.tensor(False), x, 1, 2.0)[0], x * 2)
+
+
+def test_branches_that_do_not_fit_are_refused() -> None:
+    plan = choosing()
+    for change in ({"kernels": (ADD,)}, {"outputs": ("out", "out")}, {"inputs": ()}):
+        steps = list(plan.steps)
+        bad = dataclasses.replace(steps[2].branches[0], **change)
+        steps[2] = dataclasses.replace(steps[2], branches=(bad, steps[2].branches[1]))
+        with pytest.raises(ValueError, match="add: "):
+            load(dataclasses.replace(plan, steps=tuple(steps)))
