@@ -13,7 +13,8 @@ import pytest
 import torch
 from dovetail_inductor.codegen_cpp.functions import source_of
 from dovetail_inductor.codegen_triton.functions import helpers
-from dovetail_inductor.loop_ir.functions import FUNCTIONS, LOOPING, Function
+from dovetail_inductor.loop_ir.functions import FUNCTIONS, LOOPING
+from dovetail_inductor.loop_ir.functions.function import Function
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.pipeline import compile_graph
 from dovetail_prims.decompositions import core_aten_table

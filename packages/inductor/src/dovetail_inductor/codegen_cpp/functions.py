@@ -9,7 +9,8 @@ from functools import cache
 
 from dovetail_inductor.codegen_cpp.syntax import literal
 from dovetail_inductor.loop_ir.function_text import Expressions, turns
-from dovetail_inductor.loop_ir.functions import FUNCTIONS, Function, with_callees
+from dovetail_inductor.loop_ir.functions import FUNCTIONS, with_callees
+from dovetail_inductor.loop_ir.functions.function import Function
 
 _CALLS = {
     "abs": "abs_", "floor": "floor_", "trunc": "trunc_", "round": "round_", "sqrt": "sqrt_",

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 from dovetail_inductor.loop_ir.function_text import Expressions, turns
-from dovetail_inductor.loop_ir.functions import FUNCTIONS, LOOPING, Function
+from dovetail_inductor.loop_ir.functions import FUNCTIONS, LOOPING
+from dovetail_inductor.loop_ir.functions.function import Function
 
 _CALLS = {
     "abs": "tl.abs", "floor": "tl.floor", "trunc": "dv_trunc", "round": "dv_round",

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from dovetail_inductor.loop_ir.functions import Function
+from dovetail_inductor.loop_ir.functions.function import Function
 
 OPERATORS: dict[type[ast.AST], str] = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.BitAnd: "&", ast.BitOr: "|",

@@ -15,6 +15,7 @@ from dovetail_inductor.lowering import (
     pooling,
     reductions,
     scans,
+    scatter_reductions,
     scatters,
     views,
 )
@@ -28,6 +29,7 @@ RULES: Mapping[str, Rule] = {
     **scans.RULES,
     **indexing.RULES,
     **scatters.RULES,
+    **scatter_reductions.RULES,
     **pooling.RULES,
     **creation.RULES,
 }

@@ -1,0 +1,136 @@
+"""Average pooling and its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import fx
+
+from dovetail_inductor.loop_ir.expr import Expr
+from dovetail_inductor.loop_ir.ops import arithmetic_dtype
+from dovetail_inductor.lowering.pointwise import Rule
+from dovetail_inductor.lowering.pooling.windows import (
+    Dim,
+    Steps,
+    filled,
+    in_memory_if_costly,
+    masked_part,
+    places,
+    shares_of,
+    steps_of,
+    summed,
+)
+from dovetail_inductor.lowering.values import Context, Indices, Value, value_like
+
+# On a CPU, of an average, for its gradient: along rows, and with channels beside one another.
+_MOST_SPREAD = 9
+_MOST_SPREAD_BESIDE = 121
+
+
+def _divisor(
+    ctx: Context, dims: Sequence[Dim], window: Indices, like: Value, with_padding: bool, given: Any
+) -> Expr:
+    """What the sum over a window is divided by."""
+    b = ctx.builder
+    count = b.constant(given or 1, torch.int64)
+    for dim, i in () if given else zip(dims, window, strict=True):
+        count = b.apply("mul", [dim.extent(ctx, i, with_padding), count])
+    return b.apply("cast", [count], arithmetic_dtype(like.dtype))
+
+
+def _slow_spread(ctx: Context, value: Value, dims: Sequence[Dim]) -> bool:
+    """Whether the library's kernel of the gradient of averages is faster"""
+    sizes = [dim.kernel for dim in dims if isinstance(dim, Steps)]
+    most = _MOST_SPREAD if value.stride[-1] == 1 else _MOST_SPREAD_BESIDE
+    return ctx.library_on_cpu and bool(sizes) and prod(sizes) > most
+
+
+def _average(
+    ctx: Context, node: fx.Node, source: Value, dims: Sequence[Dim] | None, *counting: Any
+) -> Any:
+    value = value_like(node.meta["val"], node.name)
+    if dims is None or not value.dtype.is_floating_point or value.numel == 0:
+        return NotImplemented
+    rank = len(dims)
+    counts = [dim.reads for dim in dims]
+    in_memory_if_costly(ctx, source, prod(counts))
+
+    def part(indices: Indices, place: Indices, mask: Expr | None) -> Expr:
+        own = zip(dims, indices[-rank:], place, strict=True)
+        at, valid = places(ctx, [dim.element(ctx, i, k) for dim, i, k in own])
+        return masked_part(ctx, source, (*indices[:-rank], *at), valid, mask)
+
+    wide = Value(
+        value.shape, value.stride, arithmetic_dtype(value.dtype), value.device, f"{node.name}_sum"
+    )
+    total = summed(ctx, wide, counts, part)
+
+    def loader(indices: Indices, mask: Expr | None) -> Expr:
+        count = _divisor(ctx, dims, indices[-rank:], value, *counting)
+        return ctx.builder.apply("div", [ctx.load(total, indices, mask), count])
+
+    value.loader = loader
+    return value
+
+
+def _average_backward(
+    ctx: Context, node: fx.Node, gradient: Value, dims: Sequence[Dim] | None, *counting: Any
+) -> Any:
+    value = value_like(node.meta["val"], node.name)
+    if dims is None or not value.dtype.is_floating_point or gradient.numel == 0:
+        return NotImplemented
+    rank = len(dims)
+    counts = [dim.hits for dim in dims]
+    if _slow_spread(ctx, value, dims):
+        return NotImplemented
+    b = ctx.builder
+
+    def part(indices: Indices, place: Indices, mask: Expr | None) -> Expr:
+        own = zip(dims, indices[-rank:], place, strict=True)
+        window, valid = places(ctx, [dim.window(ctx, i, k) for dim, i, k in own])
+        given = masked_part(ctx, gradient, (*indices[:-rank], *window), valid, mask)
+        count = _divisor(ctx, dims, window, value, *counting)
+        one = b.constant(1, count.dtype)  # (a window that does not exist may hold nothing)
+        return b.apply("div", [given, b.apply("where", [valid, count, one])])
+
+    return summed(ctx, value, counts, part)
+
+
+def avg_pool(rank: int) -> Rule:
+    def rule(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if kwargs:
+            return NotImplemented
+        kernel, stride, pad, _, *counting = filled(args[1:], ((), (), 0, False, True, None))
+        pooled = value_like(node.meta["val"], node.name).shape
+        dims = steps_of(rank, args[0].shape, pooled, kernel, stride, pad)
+        return _average(ctx, node, args[0], dims, *counting)
+
+    return rule
+
+
+def avg_pool_backward(rank: int) -> Rule:
+    def rule(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        gradient, source, kernel, stride, pad, _, *counting = args
+        dims = steps_of(rank, source.shape, gradient.shape, kernel, stride, pad)
+        return _average_backward(ctx, node, gradient, dims, *counting)
+
+    return rule
+
+
+def adaptive_avg_pool(rank: int) -> Rule:
+    def rule(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        pooled = value_like(node.meta["val"], node.name).shape
+        return _average(ctx, node, args[0], shares_of(rank, args[0].shape, pooled), False, None)
+
+    return rule
+
+
+def adaptive_avg_pool_backward(rank: int) -> Rule:
+    def rule(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        dims = shares_of(rank, args[1].shape, args[0].shape)
+        return _average_backward(ctx, node, args[0], dims, False, None)
+
+    return rule

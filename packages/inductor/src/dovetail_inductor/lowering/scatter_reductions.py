@@ -1,0 +1,193 @@
+"""Lowering rules of writes that combine what meets at a place: scatter_reduce, index_reduce, the
+gradient of an embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from dovetail_inductor.loop_ir.expr import Expr
+from dovetail_inductor.loop_ir.index import Index
+from dovetail_inductor.loop_ir.loops import Combine
+from dovetail_inductor.loop_ir.ops import arithmetic_dtype
+from dovetail_inductor.lowering.indexing import checked_index
+from dovetail_inductor.lowering.pointwise import Rule
+from dovetail_inductor.lowering.promotion import cast
+from dovetail_inductor.lowering.scatter_target import (
+    Point,
+    Target,
+    accumulated_dtype,
+    is_ours,
+    make_cheap,
+    points_along,
+)
+from dovetail_inductor.lowering.values import Context, Indices, Value, tensor_of, value_like
+
+_REDUCTIONS: dict[str, Combine] = {
+    "sum": "add", "mean": "add", "prod": "mul", "amax": "max", "amin": "min",
+}  # fmt: skip
+
+
+class _Reduction:
+    """How a GPU combines: its atomics compare floats by their bits, which puts NaN above all
+    numbers if its sign is +, and knows one zero only. So the least is sought as the greatest of
+    what has the other sign."""
+
+    def __init__(self, ctx: Context, name: str, dtype: torch.dtype) -> None:
+        self.ctx = ctx
+        self.combine = _REDUCTIONS[name]
+        self.dtype = accumulated_dtype(dtype, self.combine)
+        by_bits = ctx.on_gpu and dtype.is_floating_point and self.combine in ("max", "min")
+        self.negated = by_bits and self.combine == "min"
+        self.by_bits = by_bits
+        if self.negated:
+            self.combine = "max"
+
+    def held(self, expr: Expr) -> Expr:
+        """An element as it is combined."""
+        b = self.ctx.builder
+        kind = arithmetic_dtype(self.dtype)
+        expr = b.apply("cast", [expr], kind)
+        if self.negated:
+            expr = b.apply("neg", [expr])
+        if self.by_bits:
+            expr = b.apply("add", [expr, b.constant(0, kind)])
+            nan = b.constant(float("nan"), kind)
+            expr = b.apply("where", [b.apply("isnan", [expr]), nan, expr])
+        return expr
+
+    def given(self, expr: Expr) -> Expr:
+        """What was combined, as an element."""
+        return self.ctx.builder.apply("neg", [expr]) if self.negated else expr
+
+    def nothing(self) -> Expr:
+        """What changes nothing when it is combined."""
+        kind = arithmetic_dtype(self.dtype)
+        if self.combine in ("add", "mul"):
+            return self.ctx.builder.constant(self.combine == "mul", kind)
+        most = self.combine == "min"
+        if kind.is_floating_point:
+            return self.ctx.builder.constant(float("inf" if most else "-inf"), kind)
+        info = torch.iinfo(kind)
+        return self.ctx.builder.constant(int(info.max if most else info.min), kind)
+
+
+def _reduce(
+    ctx: Context,
+    node: fx.Node,
+    base: Value,
+    points: tuple[tuple[int, ...], Point],
+    name: str,
+    include_self: bool,
+) -> Any:
+    value = value_like(tensor_of(node), node.name)
+    reduction = _Reduction(ctx, name, value.dtype)
+    if value.dtype is torch.bool or not is_ours(ctx, value, reduction.combine, points[0]):
+        return NotImplemented
+    if ctx.on_gpu and reduction.combine == "mul":
+        return NotImplemented  # there is no such atomic
+    b = ctx.builder
+    shape, point = points
+    target = Target(ctx, value, reduction.combine)
+    target.begin(lambda indices: reduction.held(ctx.load(base, indices)))
+    if not include_self:
+        target.put(shape, "store", lambda indices: (point(indices)[0], reduction.nothing()))
+
+    def held(indices: Indices) -> tuple[Sequence[Index], Expr]:
+        at, brought = point(indices)
+        return at, reduction.held(brought)
+
+    target.put(shape, reduction.combine, held)
+    total = target.held
+    if name != "mean":
+
+        def reduced(indices: Indices, mask: Expr | None) -> Expr:
+            return cast(ctx, reduction.given(ctx.load(total, indices, mask)), value.dtype)
+
+        value.loader = reduced
+        return value
+    number_of = Value(value.shape, value.stride, torch.int32, value.device, value.origin)
+    counted = Target(ctx, number_of, "add")
+    one = b.constant(1, torch.int32)
+    counted.begin(lambda indices: b.constant(int(include_self), torch.int32))
+    counted.put(shape, "add", lambda indices: (point(indices)[0], one))
+    count = counted.result()
+
+    def mean(indices: Indices, mask: Expr | None) -> Expr:
+        sum_, divisor = ctx.load(total, indices, mask), ctx.load(count, indices, mask)
+        if value.dtype.is_floating_point:
+            most = b.apply("maximum", [divisor, one])
+            quotient = b.apply("div", [sum_, b.apply("cast", [most], sum_.dtype)])
+            return cast(ctx, quotient, value.dtype)
+        # Both wrap in the type of the result, as eager's do.
+        sum_, divisor = cast(ctx, sum_, value.dtype), cast(ctx, divisor, value.dtype)
+        nothing, unit = (b.constant(n, value.dtype) for n in (0, 1))
+        divisor = b.apply("where", [b.apply("eq", [divisor, nothing]), unit, divisor])
+        return b.apply("floordiv", [sum_, divisor])
+
+    value.loader = mean
+    return value
+
+
+def _scatter_reduce(
+    ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
+    base, dim, index, source, name = args[:5]
+    include_self = args[5] if len(args) > 5 else kwargs.get("include_self", True)
+    points = points_along(ctx, base, dim, index, source, base.dtype)
+    return _reduce(ctx, node, base, points, name, include_self)
+
+
+def _index_reduce(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    base, dim, index, source, name = args[:5]
+    include_self = args[5] if len(args) > 5 else kwargs.get("include_self", True)
+    if not base.shape or not index.shape:
+        points = points_along(ctx, base, dim, index, source, base.dtype)
+        return _reduce(ctx, node, base, points, name, include_self)
+    dim %= len(base.shape)
+    make_cheap(ctx, source, index)
+
+    def point(indices: Indices) -> tuple[Sequence[Index], Expr]:
+        position = ctx.load(index, (indices[dim],))
+        at = checked_index(ctx, position, base.shape[dim], None, wrap=False)
+        return (*indices[:dim], at, *indices[dim + 1 :]), ctx.load(source, indices)
+
+    return _reduce(ctx, node, base, (source.shape, point), name, include_self)
+
+
+def _embedding_backward(
+    ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
+    gradient, index, rows, padding, by_frequency = args
+    value = value_like(tensor_of(node), node.name)
+    if by_frequency or not is_ours(ctx, value, "add", gradient.shape):
+        return NotImplemented
+    b = ctx.builder
+    make_cheap(ctx, gradient, index)
+
+    def point(indices: Indices) -> tuple[Sequence[Index], Expr]:
+        position = ctx.load(index, indices[:-1])
+        at = checked_index(ctx, position, rows, None, wrap=False)
+        brought = ctx.load(gradient, indices)
+        if padding is not None and padding >= 0:
+            skipped = b.apply("eq", [position, b.constant(padding, position.dtype)])
+            nothing = b.constant(0, brought.dtype)
+            brought = b.apply("where", [skipped, nothing, brought])
+        return (at, indices[-1]), brought
+
+    target = Target(ctx, value, "add")
+    zero = b.constant(0, arithmetic_dtype(target.dtype))
+    target.begin(lambda indices: zero)
+    target.put(gradient.shape, "add", point)
+    return target.result()
+
+
+RULES: dict[str, Rule] = {
+    "scatter_reduce.two": _scatter_reduce,
+    "index_reduce.default": _index_reduce,
+    "embedding_dense_backward.default": _embedding_backward,
+}
