@@ -20,7 +20,7 @@ from dovetail_prims.shape_rules.layout import (
 
 
 def view_of(x: FakeTensor, sizes: Sizes, strides: Sizes, offset: Size) -> FakeTensor:
-    """A view of the memory of `x`: `strides` and `offset` are counted in elements of its storage."""
+    """A view of the storage of `x`; `strides` and `offset` are counted in elements."""
     return make(sizes, strides, x._dtype, x._device, offset, x._storage)
 
 
