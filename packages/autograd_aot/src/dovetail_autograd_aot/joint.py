@@ -192,18 +192,14 @@ class _Joint:
                     if function_mode is not None:
                         stack.enter_context(function_mode())
                     outputs = self._run()
+            except RuntimeError:
+                self._refuse_reshaped_writes()
+                raise
             finally:
                 torch._C._set_grad_enabled(grad_mode)
             self.tracer.stack_trace = None
             self.tracer.checkpoint = None
-            for tensor in self.tracer.written_reshaped:
-                base: Any = tensor._base
-                if grad_flags(tensor)[0] or (base is not None and grad_flags(base)[0]):
-                    # Autograd replays views in the backward of such a write, but not changes of
-                    # their shape.
-                    raise TraceError(
-                        "a write to a view after a change of shape in place, with gradients"
-                    )
+            self._refuse_reshaped_writes()
             with torch.no_grad():
                 mutated = self._mutated()
                 inputs = Inputs(
@@ -447,6 +443,16 @@ class _Joint:
             if steps:
                 found.append(ReshapedInput(index, *zip(*steps, strict=True)))
         return tuple(found)
+
+    def _refuse_reshaped_writes(self) -> None:
+        """Autograd replays views where their base or they are written to, but not the changes of
+        their shape."""
+        for tensor in self.tracer.written_reshaped:
+            base: Any = tensor._base
+            if grad_flags(tensor)[0] or (base is not None and grad_flags(base)[0]):
+                raise TraceError(
+                    "a write to a view after a change of shape in place, with gradients"
+                )
 
     def _refuse_untracked_views(self, result: Classified) -> None:
         """A view that is taken under no_grad of an input that changes its shape: eager takes it
@@ -701,6 +707,7 @@ _ERRORS_OF_BACKWARDS = (
     "modified by an inplace operation", "derivative for", "Trying to backward through",
     "is not differentiable", "invalid gradient at index", "detached in-place",
     "isDifferentiableType", "is a view and its base or another view",
+    "is a view of a view which was created in no_grad mode",
     "A view was created in no_grad mode", "isFloatingType(grad.scalar_type())",
 )  # fmt: skip
 
