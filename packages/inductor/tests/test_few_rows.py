@@ -42,6 +42,39 @@ def gated(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
     return F.silu(x @ w.t()) * (x @ v.t())
 
 
+def gated_with_biases(x: Tensor, w: Tensor, b: Tensor, v: Tensor, c: Tensor) -> Tensor:
+    return F.gelu(F.linear(x, w, b), approximate="tanh") * F.linear(x, v, c)
+
+
+def gated_and_kept(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    gate, value = x @ w.t(), x @ v.t()
+    return gate, value, F.silu(gate) * value
+
+
+def gated_halves(x: Tensor, w: Tensor) -> Tensor:
+    gate, value = F.linear(x, w).chunk(2, -1)
+    return F.silu(gate) * value
+
+
+def gated_halves_of_rows(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    value, gate = torch.addmm(b, x.flatten(0, 1), w).unflatten(0, (2, 2)).chunk(2, -1)
+    return value * torch.sigmoid(gate)
+
+
+def gated_halves_and_sum(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    both = F.linear(x, w)
+    gate, value = both.chunk(2, -1)
+    return F.silu(gate) * value, both.float().sum(-1)
+
+
+def gated_by_three(x: Tensor, w: Tensor, v: Tensor, u: Tensor) -> Tensor:
+    return F.silu(x @ w.t()) * (x @ v.t()) + (x @ u.t())
+
+
+def gated_mlp(x: Tensor, w: Tensor, v: Tensor, u: Tensor) -> Tensor:
+    return x + gated(x, w, v) @ u.t()
+
+
 def mlp(x: Tensor, w: Tensor, b: Tensor, v: Tensor) -> Tensor:
     return x + F.gelu(F.linear(x, w, b)) @ v.t()
 
@@ -70,7 +103,31 @@ CASES: dict[str, tuple[Fn, tuple[Tensor, ...], int]] = {
         (half(4, 64), half(512, 64), half(256, 64), half(256, 64)),
         1,
     ),
-    "gated": (gated, (half(4, 64), half(96, 64), half(96, 64)), 2),
+    "gated": (gated, (half(4, 64), half(96, 64), half(96, 64)), 1),
+    "gated, one row, biases": (
+        gated_with_biases,
+        (half(1, 64), half(48, 64), half(48), half(48, 64), half(48)),
+        1,
+    ),
+    "gated, both kept": (
+        gated_and_kept,
+        (half(4, 64), half(96, 64), half(96, 64)),
+        1,
+    ),
+    "gated, halves": (gated_halves, (half(4, 64), half(96, 64)), 1),
+    "gated, halves, weights in rows": (
+        gated_halves_of_rows,
+        (half(2, 2, 64), half(64, 96), half(96)),
+        1,
+    ),
+    "gated, halves that others read": (gated_halves_and_sum, (half(4, 64), half(96, 64)), 3),
+    "gated, a third beside them": (gated_by_three, (half(4, 64), *(half(96, 64),) * 3), 2),
+    "gated, in parts": (gated, (half(4, 1536), half(48, 1536), half(48, 1536)), 4),
+    "gated mlp": (
+        gated_mlp,
+        (half(4, 64), half(96, 64), half(96, 64), half(64, 96)),
+        2,
+    ),
     "mlp": (mlp, (half(8, 32), half(64, 32), half(64), half(32, 64)), 2),
 }
 

@@ -33,9 +33,10 @@ PARTS = ProductTiles(16, 32, 16, 4, 2, parts=3)
 class Chosen:
     """A tuner for which the plan numbered `wins` is the fastest; of a group it takes `group`."""
 
-    def __init__(self, wins: int, group: float = 100.0) -> None:
+    def __init__(self, wins: int, group: float = 100.0, both: float = 100.0) -> None:
         self.wins = wins
         self.group = group
+        self.both = both
         self.problems: list[Problem] = []
         self.choices: list[Choice] = []
 
@@ -43,8 +44,11 @@ class Chosen:
         self.problems += problems
 
         def seconds(problem: Problem, plan: int) -> float:
-            whole = 200.0 if ("products", "1") not in problem.key else 2.0
-            return whole if plan != self.wins else self.group if whole > 2 else 1.0
+            said = dict(problem.key)
+            several = self.both if "both" in said else self.group
+            if plan != self.wins:
+                return 2.0 * int(said["products"])
+            return 1.0 if said["products"] == "1" else several
 
         return [tuple(seconds(p, i) for i in range(len(p.names))) for p in problems]
 

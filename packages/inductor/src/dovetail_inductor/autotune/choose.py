@@ -15,6 +15,7 @@ from dovetail_inductor.codegen_triton.product import emit_product
 from dovetail_inductor.emit_plan import emit_plan
 from dovetail_inductor.loop_ir.loops import ExternCall, Strided
 from dovetail_inductor.options import InductorOptions
+from dovetail_inductor.scheduler.dual_products import ANY_TILES, DualProduct, find_duals
 from dovetail_inductor.scheduler.kernels import KernelGraph, ProductKernel, ProductTiles
 from dovetail_inductor.scheduler.live_bytes import writes_of
 from dovetail_inductor.scheduler.memory import plan_memory
@@ -29,7 +30,7 @@ from dovetail_inductor.scheduler.products import (
 )
 
 Key = tuple[tuple[str, str], ...]
-Work = Product | ProductGroup
+Work = Product | ProductGroup | DualProduct
 
 MARGIN = 0.97  # a kernel of ours must take less than this part of the library's time
 
@@ -98,7 +99,7 @@ def choose_products(graph: KernelGraph, options: InductorOptions, tuner: Tuner) 
 
     products = find_products(graph, ours)
     asked: dict[Key, list[_Asked]] = {}
-    every: list[Work] = [*products, *find_groups(products)]
+    every: list[Work] = [*products, *find_groups(products), *_duals(products)]
     for work in every:
         tiles = _candidates(work, options)
         if tiles:
@@ -107,49 +108,62 @@ def choose_products(graph: KernelGraph, options: InductorOptions, tuner: Tuner) 
         return graph
     problems = [_problem(key, same[0], options) for key, same in asked.items()]
     times = dict(zip(asked, tuner.measure(problems), strict=True))
-    # Of a group: only if it is faster than the best of each of its members.
-    best_alone: dict[int, float] = {}
+    saved: dict[int, float] = {}  # seconds, by what was chosen for each call
     chosen: dict[int, tuple[Work, Form]] = {}
     for problem in problems:
         same, seconds = asked[problem.key], times[problem.key]
-        best = fastest(seconds)
-        if isinstance(same[0].work, ProductGroup):
-            best = _beats_members(same[0].work, best, seconds, best_alone)
+        best = _best(_calls(same[0].work), seconds, saved)
         tuner.note(Choice(_describe(same[0].work), len(same), best, problem.names, seconds))
         for one in same:
-            if isinstance(one.work, Product):
-                best_alone[one.work.position] = seconds[best] or 0.0
-            if best:
+            calls = _calls(one.work)
+            # (Whoever stands in a larger group stays there.)
+            if best and all(_calls(chosen[at][0]) <= calls for at in calls & chosen.keys()):
                 form = _form(one.work, one.tiles[best - 1])
-                chosen |= dict.fromkeys(sorted(_calls(one.work)), (one.work, form))
+                chosen |= dict.fromkeys(sorted(calls), (one.work, form))
+                gain = (seconds[0] or 0.0) - (seconds[best] or 0.0)
+                saved |= dict.fromkeys(calls, gain / len(calls))
     return with_forms(graph, {id(work): form for work, form in chosen.values()}.values())
 
 
-def _beats_members(
-    group: ProductGroup,
-    best: int,
-    seconds: Sequence[float | None],
-    best_alone: Mapping[int, float],
-) -> int:
-    """`best` if it beats the members' own best forms, else 0."""
-    mine, theirs = seconds[best], [best_alone.get(p.position, 0.0) for p in group.members]
-    measured = all(theirs) and mine is not None
-    return best if measured and mine is not None and mine < MARGIN * sum(theirs) else 0
+def _best(calls: set[int], seconds: Sequence[float | None], saved: Mapping[int, float]) -> int:
+    """The number of the fastest form for calls at some positions, or 0 where it is not faster than
+    what was chosen for them one by one."""
+    best = fastest(seconds)
+    library, mine = seconds[0], seconds[best]
+    if library is None or mine is None:
+        return 0
+    so_far = library - sum(saved.get(at, 0.0) for at in calls)
+    return best if mine < MARGIN * so_far else 0
+
+
+def _duals(products: Sequence[Product]) -> list[DualProduct]:
+    """Those whose reader follows no other product."""
+    consumers: dict[int | None, int] = {p.consumer: p.position for p in products}
+    duals = find_duals(products)
+    return [d for d in duals if consumers.get(d.reader, d.reader) in d.positions]
+
+
+def _members(work: Work) -> tuple[Product, ...]:
+    return (work,) if isinstance(work, Product) else work.members
 
 
 def _calls(work: Work) -> set[int]:
-    members = work.members if isinstance(work, ProductGroup) else (work,)
-    return {p.position for p in members}
+    return {p.position for p in _members(work)}
 
 
 def _candidates(work: Work, options: InductorOptions) -> list[ProductTiles]:
-    members = work.members if isinstance(work, ProductGroup) else (work,)
+    members = _members(work)
     gpu = options.gpu_of(members[0].out.device)
-    if not isinstance(work, Product):  # which share no persistent kernel
+    if isinstance(work, ProductGroup):  # which shares no persistent kernel
         return [t for t in candidates(work.sizes, False, gpu) if not t.programs]
-    if not all(described(operand, work.graph.buffers) for operand in work.operands):
+    operands = [operand for p in members for operand in p.operands]
+    if not all(described(operand, work.graph.buffers) for operand in operands):
         gpu = replace(gpu, descriptors=False)
-    return candidates(work.sizes, work.target is not None, gpu)
+    if isinstance(work, Product):
+        return candidates(work.sizes, work.target is not None, gpu)
+    # Each of two: with half of the columns a program needs what it needs for one.
+    whole = [t for t in candidates(work.sizes, True, gpu) if t.parts == 1 and t.n >= 2 * 16]
+    return [replace(t, n=t.n // 2) for t in whole]
 
 
 def fastest(seconds: Sequence[float | None]) -> int:
@@ -162,7 +176,10 @@ def fastest(seconds: Sequence[float | None]) -> int:
 def _form(work: Work, tiles: ProductTiles) -> Form:
     if isinstance(work, ProductGroup):
         return work.form(tiles)
-    found = work.in_one(tiles) if tiles.parts == 1 else work.in_parts(tiles)
+    if isinstance(work, Product) and tiles.parts > 1:
+        found = work.in_parts(tiles)
+    else:
+        found = work.in_one(tiles)
     assert found is not None
     return found
 
@@ -179,8 +196,10 @@ def _problem(key: Key, asked: _Asked, options: InductorOptions) -> Problem:
 
 def _key(work: Work, tiles: Sequence[ProductTiles]) -> Key:
     """What a measurement depends on, without the names of one graph."""
-    members = work.members if isinstance(work, ProductGroup) else (work,)
+    members = _members(work)
     parts = [part for product in members for part in _key_of(product)]
+    if isinstance(work, DualProduct):
+        parts.append(("both", _symbol(work.in_one(ANY_TILES), work.graph)))
     # what an element is read for that others of a group make, too
     readers: dict[int | None, int] = {p.consumer: i for i, p in enumerate(members)}
     readers.pop(None, None)
@@ -198,20 +217,25 @@ def _key_of(product: Product) -> Key:
     operands = [
         (t.shape, t.stride, (t.offset + graph.buffers[t.buffer].offset) % 8) for t in tensors
     ]
-    form = product.in_one(ProductTiles(16, 16, 16, 4, 1))
-    assert form is not None
-    (one,) = (s for s in form.steps if isinstance(s, ProductKernel))
     return (
         ("operator", call.op),
         ("operands", repr((operands, product.out.stride, str(product.out.dtype)))),
-        # the name of a kernel is a digest of its text
-        ("kernel", emit_product(one, graph.buffers).kernel.symbol),
+        ("kernel", _symbol(product.in_one(ANY_TILES), graph)),
         ("consumer", emit_kernel(kernel, graph.buffers).kernel.symbol if kernel else ""),
         ("taken in", str(product.target is not None)),
     )
 
 
+def _symbol(form: Form | None, graph: KernelGraph) -> str:
+    """The name of the product's kernel in a form: a digest of its text."""
+    assert form is not None
+    (one,) = (s for s in form.steps if isinstance(s, ProductKernel))
+    return emit_product(one, {**graph.buffers, **form.buffers}).kernel.symbol
+
+
 def _describe(work: Work) -> str:
+    if isinstance(work, DualProduct):
+        return f"both of {_describe(work.members[0])} and of what reads them"
     if isinstance(work, ProductGroup):
         return f"{len(work.members)} in one launch, {_describe(work.members[0])} and so on"
     batch, m, n, k = work.sizes

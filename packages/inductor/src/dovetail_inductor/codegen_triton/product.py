@@ -31,7 +31,8 @@ ENDED = "ended"
 @dataclass(frozen=True)
 class ProductText:
     """The statements of a product: what is done once, then, for the tile numbered `pid`, those that
-    make the tile of sums `acc` of the matrices at p0 and p1, and those that use it."""
+    make the tile of sums `acc` of the matrices at p0 and p1 (and `acc1`, if there is another right
+    matrix), and those that use it."""
 
     before: str
     multiply: str
@@ -75,7 +76,8 @@ def emit_products(
 ) -> EmittedKernel:
     """Triton source of products side by side that share the left matrix and are multiplied in the
     same loop, with the right matrix chosen before."""
-    assert not any(p.tiles.programs or p.tiles.descriptors for p in products), "not side by side"
+    unlike = any(p.tiles.programs or p.tiles.descriptors or p.others for p in products)
+    assert not unlike, "not side by side"
     texts = [product_text(product, buffers) for product in products]
     assert len({text.multiply for text in texts}) == 1, "products whose loops differ"
     functions = f"@triton.jit\ndef sums(pid, p0, p1):\n{texts[0].multiply}\n    return acc\n\n\n"
@@ -107,28 +109,34 @@ def product_text(product: ProductKernel, buffers: Mapping[str, Buffer]) -> Produ
     # Of a single row or column the others of a tile are zeros: it is their sum.
     y, x = Axis("y", rows, tiles.m if rows else 1), Axis("x", columns, tiles.n if columns else 1)
     tiling = Tiling((*z, y, x), False, False, tiles.warps, tiles.stages)
+    emission = Emission(product.epilogue, buffers, tiling)
+    emission.parameter(product.left.buffer)
+    pointers = [emission.parameter(right.buffer) for right, _ in product.rights]
     before, multiply = Lines(), Lines()
     _place(multiply, tiling.axes, tiles.parts, "pid")
     if tiles.descriptors:
-        _multiply_described(before, multiply, product, buffers)
+        _multiply_described(before, multiply, product, buffers, pointers)
     else:
-        _multiply(multiply, product)
-    emission = Emission(product.epilogue, buffers, tiling)
-    for operand in (product.left, product.right):
-        emission.parameter(operand.buffer)
+        _multiply(multiply, product, pointers)
     _place(emission.lines, tiling.axes, tiles.parts, ENDED if tiles.programs else "pid")
-    if not rows:
-        emission.lines.add("acc = tl.sum(acc, 0)[None, :]")
-    if not columns:
-        emission.lines.add("acc = tl.sum(acc, 1)[:, None]")
     starts = [scaled("py", y.block), scaled("px", x.block)]
-    sums = "acc"
     if outer:
         starts.insert(0, "pz")
-        sums = emission.lines.define("acc[None, :, :]")
-    use = emission.run_at(starts, {product.sums: sums}, "product")
+    given = {}
+    for acc, (_, sums) in zip(_numbered("acc", product), product.rights, strict=True):
+        if not rows:
+            emission.lines.add(f"{acc} = tl.sum({acc}, 0)[None, :]")
+        if not columns:
+            emission.lines.add(f"{acc} = tl.sum({acc}, 1)[:, None]")
+        given[sums] = emission.lines.define(f"{acc}[None, :, :]") if outer else acc
+    use = emission.run_at(starts, given, "product")
     once = "".join(f"{line}\n" for line in before.text)
     return ProductText(once, "\n".join(multiply.text), use)
+
+
+def _numbered(name: str, product: ProductKernel) -> list[str]:
+    """`name` for each right matrix: the plain one for the first."""
+    return [f"{name}{number or ''}" for number in range(len(product.rights))]
 
 
 def _place(lines: Lines, axes: tuple[Axis, ...], parts: int, pid: str) -> None:
@@ -156,54 +164,70 @@ def _place(lines: Lines, axes: tuple[Axis, ...], parts: int, pid: str) -> None:
     lines.add(f"px = {pid} % {GROUP * right} // {height}")
 
 
-def _multiply(lines: Lines, product: ProductKernel) -> None:
-    """The sums of one tile, as `acc`."""
+def _multiply(lines: Lines, product: ProductKernel, pointers: Sequence[str]) -> None:
+    """The sums of one tile, as `acc`; `pointers` are the right matrices'."""
     tiles, left, right = product.tiles, product.left, product.right
     m, k = left.shape[-2:]
     n = right.shape[-1]
-    lines.add(f"acc = tl.zeros([{tiles.m}, {tiles.n}], tl.float32)")
+    accs, names = _numbered("acc", product), _numbered("b", product)
+    for acc in accs:
+        lines.add(f"{acc} = tl.zeros([{tiles.m}, {tiles.n}], tl.float32)")
     lines.add(f"kk = tl.arange(0, {tiles.k})")
     along_m = _along(lines, "am", "py", tiles.m, m, left.stride[-2], "[:, None]")
     along_n = _along(lines, "bn", "px", tiles.n, n, right.stride[-1], "[None, :]")
     begin, end = _inner(lines, product)
     batched = _batched(product)
     at_left = _address(left, ("am", f"({begin} + kk[None, :])"), left.stride[-2:], batched)
-    at_right = _address(right, (f"({begin} + kk[:, None])", "bn"), right.stride[-2:], batched)
-    right_pointer = "p1" if right.buffer != left.buffer else "p0"
     lines.add(f"a = p0 + {at_left}")
-    lines.add(f"b = {right_pointer} + {at_right}")
+    for name, pointer, (own, _) in zip(names, pointers, product.rights, strict=True):
+        at_right = _address(own, (f"({begin} + kk[:, None])", "bn"), own.stride[-2:], batched)
+        lines.add(f"{name} = {pointer} + {at_right}")
     lines.add(f"for k in range({begin}, {end}, {tiles.k}):")
     lines.indent += 1
-    for name, edge, k_spread in (("a", along_m, "[None, :]"), ("b", along_n, "[:, None]")):
+    loads = [("a", along_m, "[None, :]"), *((b, along_n, "[:, None]") for b in names)]
+    for name, edge, k_spread in loads:
         conditions = [edge] if edge else []
         if k % tiles.k:
             conditions.append(f"(k + kk{k_spread} < {k})")
         masked = f", {' & '.join(conditions)}, other=0" if conditions else ""
         lines.add(f"{name}_tile = tl.load({name}{masked})")
-    lines.add("acc = tl.dot(a_tile, b_tile, acc)")
+    for acc, name in zip(accs, names, strict=True):
+        lines.add(f"{acc} = tl.dot(a_tile, {name}_tile, {acc})")
     lines.add(f"a += {tiles.k * left.stride[-1]}")
-    lines.add(f"b += {tiles.k * right.stride[-2]}")
+    for name in names:
+        lines.add(f"{name} += {tiles.k * right.stride[-2]}")
     lines.indent -= 1
 
 
 def _multiply_described(
-    before: Lines, lines: Lines, product: ProductKernel, buffers: Mapping[str, Buffer]
+    before: Lines,
+    lines: Lines,
+    product: ProductKernel,
+    buffers: Mapping[str, Buffer],
+    pointers: Sequence[str],
 ) -> None:
-    """The sums of one tile, as `acc`, of operands that are read by descriptors, made `before`."""
+    """The sums of one tile, as `acc`, of operands that are read by descriptors, made `before`;
+    `pointers` are the right matrices'."""
     tiles = product.tiles
     batch = "pz" if _batched(product) else "0"
-    right_pointer = "p1" if product.right.buffer != product.left.buffer else "p0"
-    left, right = _described(product.left, buffers), _described(product.right, buffers)
+    accs, names = _numbered("acc", product), _numbered("right", product)
+    left = _described(product.left, buffers)
+    rights = [_described(right, buffers) for right, _ in product.rights]
     left.define(before, "left", "p0", (tiles.m, tiles.k))
-    right.define(before, "right", right_pointer, (tiles.k, tiles.n))
-    lines.add(f"acc = tl.zeros([{tiles.m}, {tiles.n}], tl.float32)")
+    for name, pointer, right in zip(names, pointers, rights, strict=True):
+        right.define(before, name, pointer, (tiles.k, tiles.n))
+    for acc in accs:
+        lines.add(f"{acc} = tl.zeros([{tiles.m}, {tiles.n}], tl.float32)")
     begin, end = _inner(lines, product)
     lines.add(f"for k in range({begin}, {end}, {tiles.k}):")
     lines.indent += 1
     at_left, at_right = (scaled("py", tiles.m), "k"), ("k", scaled("px", tiles.n))
     lines.add(f"a_tile = {left.load('left', at_left, (tiles.m, tiles.k), batch)}")
-    lines.add(f"b_tile = {right.load('right', at_right, (tiles.k, tiles.n), batch)}")
-    lines.add("acc = tl.dot(a_tile, b_tile, acc)")
+    tile_names = _numbered("b", product)
+    for tile, name, right in zip(tile_names, names, rights, strict=True):
+        lines.add(f"{tile}_tile = {right.load(name, at_right, (tiles.k, tiles.n), batch)}")
+    for acc, tile in zip(accs, tile_names, strict=True):
+        lines.add(f"{acc} = tl.dot(a_tile, {tile}_tile, {acc})")
     lines.indent -= 1
 
 

@@ -9,8 +9,11 @@ and 1.05 of the library's time, in the mean 0.86 of it.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dovetail_inductor.loop_ir.loops import ExternCall, Strided
 from dovetail_inductor.options import Gpu, InductorOptions
+from dovetail_inductor.scheduler.dual_products import DualProduct, find_duals
 from dovetail_inductor.scheduler.kernels import KernelGraph, ProductTiles
 from dovetail_inductor.scheduler.products import (
     Form,
@@ -43,6 +46,12 @@ def multiply_few_rows(graph: KernelGraph, options: InductorOptions) -> KernelGra
     products = find_products(graph, lambda call: _few_rows(call, graph, options))
     forms: list[Form] = []
     taken: set[int] = set()
+    for dual in find_duals(products):
+        form = dual.in_one(_tiles_of_two(dual, options))
+        if form is not None and _tiles_of(dual, options).parts == 1:
+            forms.append(form)
+            taken |= dual.positions
+    products = [p.without(taken) for p in products if p.position not in taken]
     for group in find_groups(products):
         tiles = _tiles_of(group, options)
         if tiles.parts == 1:
@@ -71,9 +80,15 @@ def _few_rows(call: ExternCall, graph: KernelGraph, options: InductorOptions) ->
     return in_rows and aligned and options.gpu_of(graph.buffers[left.buffer].device).descriptors
 
 
-def _tiles_of(work: Product | ProductGroup, options: InductorOptions) -> ProductTiles:
+def _tiles_of(work: Product | ProductGroup | DualProduct, options: InductorOptions) -> ProductTiles:
     first = work if isinstance(work, Product) else work.members[0]
     return tiles_for(work.sizes, options.gpu_of(first.out.device))
+
+
+def _tiles_of_two(dual: DualProduct, options: InductorOptions) -> ProductTiles:
+    """Tiles of each of two products: a program reads as much as of one that is twice as wide."""
+    tiles = _tiles_of(dual, options)
+    return replace(tiles, n=max(16, tiles.n // 2))
 
 
 def tiles_for(sizes: tuple[int, int, int, int], gpu: Gpu) -> ProductTiles:

@@ -119,7 +119,9 @@ class ProductKernel:
 
     `left` is [batch,] m, k and `right` [batch,] k, n. `axes` are the loops of `epilogue` that count
     (the batch, or the parts of k, or nothing), (m) and (n); its nests find the sums of products
-    where they load from `sums`, which is no memory.
+    where they load from `sums`, which is no memory. `others` are further right matrices of the
+    same shape and strides, by which the left one is multiplied besides, with the names of their
+    sums.
     """
 
     name: str
@@ -129,6 +131,12 @@ class ProductKernel:
     sums: str
     epilogue: FusedKernel
     tiles: ProductTiles
+    others: tuple[tuple[Strided, str], ...] = ()
+
+    @property
+    def rights(self) -> tuple[tuple[Strided, str], ...]:
+        """All right matrices, with the names of their sums."""
+        return ((self.right, self.sums), *self.others)
 
     @property
     def internal(self) -> frozenset[str]:
@@ -141,12 +149,15 @@ class ProductKernel:
 
     def reads(self) -> set[str]:
         """Names of the buffers read that others wrote."""
-        return (self.epilogue.reads() - {self.sums}) | {self.left.buffer, self.right.buffer}
+        sums = {name for _, name in self.rights}
+        operands = {self.left.buffer, *(right.buffer for right, _ in self.rights)}
+        return (self.epilogue.reads() - sums) | operands
 
     def as_text(self) -> str:
         """Readable form."""
-        left, right = (f"{o.buffer}{list(o.shape)}" for o in (self.left, self.right))
-        head = f"product {self.name} of {left} and {right} in {self.tiles.as_text()}"
+        operands = (self.left, *(right for right, _ in self.rights))
+        texts = " and ".join(f"{o.buffer}{list(o.shape)}" for o in operands)
+        head = f"product {self.name} of {texts} in {self.tiles.as_text()}"
         body = self.epilogue.as_text()
         return head + "\n" + "\n".join("  " + line for line in body.splitlines())
 

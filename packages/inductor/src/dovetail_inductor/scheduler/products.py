@@ -80,6 +80,12 @@ class Product:
         assert isinstance(step, ExternCall)
         return step if self.narrow is None else replace(step, args=(*step.args[:-1], self.narrow))
 
+    def without(self, positions: Collection[int]) -> Product:
+        """The product where kernels at some positions are taken in by others."""
+        if self.sole_reader in positions or self.consumer in positions:
+            return replace(self, consumer=None, target=None, sole_reader=None)
+        return self
+
     @property
     def kernel(self) -> FusedKernel | None:
         """The consumer."""
@@ -129,7 +135,8 @@ class Product:
         )
 
     @cached_property
-    def _vars(self) -> tuple[Var, ...]:
+    def vars(self) -> tuple[Var, ...]:
+        """The loops over the result."""
         return tuple(Var(i, n) for i, n in enumerate(self.out.shape))
 
     def library(self) -> Form:
@@ -144,6 +151,11 @@ class Product:
             return Form({**placed, self.position: (self.alone(tiles),)}, self.positions)
         found = self._product(self.kernel, tiles)
         return Form({self.target: (found,)}, self.positions) if found else None
+
+    def nest(self) -> LoopNest:
+        """The loops that make the result of `sums`, rounded."""
+        index = linear([variable(v) for v in self.vars], self.out.stride)
+        return self._nest(self.graph.builder.load(self.sums, index, torch.float32))
 
     def alone(self, tiles: ProductTiles) -> ProductKernel:
         """A kernel of ours for the product alone."""
@@ -176,7 +188,7 @@ class Product:
         )  # fmt: skip
         loops = tuple(Var(i, size) for i, size in enumerate(whole.shape))
         index = linear([variable(v) for v in loops], whole.stride)
-        body = self.graph.builder.load(self._sums, index, torch.float32)
+        body = self.graph.builder.load(self.sums, index, torch.float32)
         own = tuple(v for v in loops if v.size != 1)
         nest = LoopNest(whole.name, own, (), None, body, index, self.call.origin)
         kernel = FusedKernel(whole.name, own, (), (nest,))
@@ -185,7 +197,7 @@ class Product:
 
     def total(self, consumer: FusedKernel | None, whole: Buffer) -> FusedKernel | None:
         """The kernel that adds up parts, with a consumer that reads point by point."""
-        index = linear([variable(v) for v in self._vars], whole.stride[1:])
+        index = linear([variable(v) for v in self.vars], whole.stride[1:])
         found = self._with_consumer(self._nest(self._sum_of_parts(whole, index, None)), consumer)
         if found is None:
             return None
@@ -211,18 +223,17 @@ class Product:
     # --- building ---------------------------------------------------------------------------------
 
     @property
-    def _sums(self) -> str:
+    def sums(self) -> str:
+        """The name under which a kernel's epilogue reads the sums of products."""
         return f"sums of {self.out.name}"
 
     def _product(self, consumer: FusedKernel | None, tiles: ProductTiles) -> ProductKernel | None:
         """One kernel for the product and a consumer."""
-        index = linear([variable(v) for v in self._vars], self.out.stride)
-        sums = self.graph.builder.load(self._sums, index, torch.float32)
-        found = self._with_consumer(self._nest(sums), consumer)
+        found = self._with_consumer(self.nest(), consumer)
         if found is None:
             return None
         kernel, pieces = found
-        axes = [pieces.get(v, ()) for v in self._vars]
+        axes = [pieces.get(v, ()) for v in self.vars]
         return self._kernel_of(kernel, ((), *axes)[-3:], tiles)
 
     def _kernel_of(
@@ -230,7 +241,7 @@ class Product:
     ) -> ProductKernel:
         outer, rows, columns = axes
         loops = (outer, rows, columns)
-        return ProductKernel(epilogue.name, *self.operands, loops, self._sums, epilogue, tiles)
+        return ProductKernel(epilogue.name, *self.operands, loops, self.sums, epilogue, tiles)
 
     def _sum_of_parts(self, whole: Buffer, index: Index, mask: Expr | None) -> Expr:
         """The sum of products at a place of the result, of its parts."""
@@ -261,9 +272,9 @@ class Product:
 
     def _nest(self, sums: Expr) -> LoopNest:
         """The loops that make the result of the sums."""
-        place = [variable(v) for v in self._vars]
+        place = [variable(v) for v in self.vars]
         body, index = self._rounded(sums, place, None), linear(place, self.out.stride)
-        own = tuple(v for v in self._vars if v.size != 1)
+        own = tuple(v for v in self.vars if v.size != 1)
         return LoopNest(self.out.name, own, (), None, body, index, self.call.origin)
 
     def _with_consumer(
@@ -274,7 +285,7 @@ class Product:
         if consumer is None:
             kernel = FusedKernel(f"{self.out.name}_product", nest.vars, (), (nest,))
             return kernel, {v: (v,) for v in nest.vars}
-        return _joined(self.graph.builder, nest, consumer, self.sole_reader is not None)
+        return joined(self.graph.builder, nest, consumer, self.sole_reader is not None)
 
 
 def _kernel_at(graph: KernelGraph, position: int) -> FusedKernel:
@@ -339,9 +350,11 @@ class ProductGroup:
         return Form({**placed, first: (launch, *totals)}, self.positions, buffers)
 
 
-def _joined(
+def joined(
     builder: Builder, nest: LoopNest, consumer: FusedKernel, internal: bool
 ) -> tuple[FusedKernel, dict[Var, tuple[Var, ...]]] | None:
+    """A nest and a kernel that reads its result point by point as one kernel, and the loops that
+    take the place of each of the nest's; `internal` if nobody else reads the result."""
     a, b = Group(nest.vars, (), (nest,)), Group(consumer.rows, (), consumer.nests)
     reads = [load.index for n in consumer.nests for load in n.loads if load.buffer == nest.buffer]
     found = match(a, b, nest.index, reads[0]) if reads else None
@@ -369,7 +382,7 @@ def _joined(
 def find_products(graph: KernelGraph, ours: Callable[[ExternCall], bool]) -> list[Product]:
     """The library calls that are `ours` to compute, which must be such that kernels of ours can, in
     order. No two have the same consumer."""
-    readers, writer = _readers_and_writers(graph)
+    readers, writer = readers_and_writers(graph)
     kept = {o.buffer for o in graph.outputs if isinstance(o, Strided)}
     # A scatter reads where it writes, which a measured kernel may not.
     scattering = {i for i, step in enumerate(graph.steps) if scatters([step])}
@@ -396,7 +409,8 @@ def find_products(graph: KernelGraph, ours: Callable[[ExternCall], bool]) -> lis
     return found[::-1]
 
 
-def _readers_and_writers(graph: KernelGraph) -> tuple[dict[str, list[int]], dict[str, int]]:
+def readers_and_writers(graph: KernelGraph) -> tuple[dict[str, list[int]], dict[str, int]]:
+    """The positions of the steps that read each buffer, in order, and of the one that writes it."""
     readers: dict[str, list[int]] = {}
     writer: dict[str, int] = {}
     for position, step in enumerate(graph.steps):
@@ -439,7 +453,7 @@ def find_groups(products: Sequence[Product]) -> list[ProductGroup]:
     """Products of the same left matrix, all operands of which are there when the first is due."""
     if not products:
         return []
-    _, writer = _readers_and_writers(products[0].graph)
+    _, writer = readers_and_writers(products[0].graph)
     groups: dict[Strided, list[Product]] = {}
     for product in products:
         left, right = product.operands
@@ -498,5 +512,7 @@ __all__ = [
     "find_groups",
     "find_products",
     "is_ours_to_compute",
+    "joined",
+    "readers_and_writers",
     "with_forms",
 ]
