@@ -202,7 +202,7 @@ def test_marks_of_torch_are_honoured() -> None:
 
 
 def test_a_mark_that_cannot_be_kept_is_an_error() -> None:
-    run, _ = compiled_with(lambda x: torch.tensor(x.size(0)) + x)
+    run, _ = compiled_with(lambda x: x + sum(range(x.size(0))))
     x = torch.zeros(8, 4)
     mark_dynamic(x, 0)
     with pytest.raises(CaptureError, match=r"x.size\(0\) is marked dynamic, but the program needs"):
@@ -239,3 +239,42 @@ def test_a_comparison_of_sizes_as_a_flag_of_an_operation() -> None:
         return found, torch.tensor(n > 3), torch.full((2,), n > 3), x * (n > 3)
 
     assert count(flags, [(2, 3), (3, 3), (4, 3), (5, 3), (6, 3)], dynamic=True) == 2
+
+
+def positions(x: torch.Tensor, at: Any) -> Any:
+    """Tensors of the place of a token, as a decoding loop makes them."""
+    one = torch.arange(at, at + 1)
+    return x[one % 3] + one, one.unsqueeze(0) > torch.arange(4), torch.cat([one, one + 1]).sum()
+
+
+def tensors(x: torch.Tensor, number: Any) -> Any:
+    """Tensors of a number, alone and among others."""
+    several = torch.tensor([[number, 2], [number * 3, True]])
+    return (
+        x + torch.tensor(number), several, torch.as_tensor((number, 0.5)), torch.asarray([number]),
+        torch.tensor(number, dtype=torch.float64), x.new_tensor([number]), several.sum(),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("fn", [positions, tensors])
+def test_tensors_of_an_int_that_changes_do_not_fix_it(fn: Callable[..., Any]) -> None:
+    run, graphs = compiled_with(fn)
+    x = torch.arange(3.0)
+    for number in range(3, 9):
+        torch.testing.assert_close(run(x, number), fn(x, number), rtol=0, atol=0)
+    assert len(graphs) == 2 and shape_guards(run) == ["number >= 2" if fn is tensors else "at >= 2"]
+
+
+def test_tensors_of_a_float_that_changes_do_not_fix_it() -> None:
+    run, graphs = compiled_with(tensors)
+    for number in (0.5, 2.25, -3.0, 8.125):
+        torch.testing.assert_close(run(torch.ones(3), number), tensors(torch.ones(3), number))
+    assert len(graphs) == 2
+
+
+def test_the_data_of_a_tensor_of_sizes_is_known_where_it_is_asked_for() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        half = torch.tensor(x.shape[0]) // 2
+        return x.sum() * torch.ones(int(half)) if half > 1 else x.new_zeros(half)
+
+    assert count(fn, [(3,), (4,), (6,), (4,)]) == 3

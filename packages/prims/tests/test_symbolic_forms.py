@@ -106,3 +106,23 @@ def test_samples_by_cudnn_have_a_rule() -> None:
             )
     assert got.shape == (2, 5, 4, 6) and got.is_contiguous()
     assert got.dtype is torch.float16 and got.device.type == "cuda"
+
+
+def test_tensors_of_plain_numbers_are_pytorchs() -> None:
+    for data in (2, [1, 2.5], [], [[1], [2]], torch.ones(2), [torch.tensor(1)]):
+        assert symbolic_form(torch.tensor, [data], {}) is NotImplemented
+
+
+def test_tensors_of_symbolic_numbers() -> None:
+    env = ShapeEnv()
+    n = env.symint(env.create_size(5, SizeSource(LocalSource("x"), 0), Dim.DYNAMIC))
+    with FakeMode():
+        for data, wanted in (
+            (n, torch.tensor(5)), ([n, True], torch.tensor([5, 1])),
+            ([[n, 2.0], (1, n)], torch.tensor([[5, 2.0], [1, 5]])),
+        ):  # fmt: skip
+            got = symbolic_form(torch.tensor, [data], {})
+            assert (got.shape, got.dtype) == (wanted.shape, wanted.dtype)
+            assert symbolic_form(torch.tensor, [data], {"requires_grad": True}) is NotImplemented
+        assert symbolic_form(torch.tensor, [[[n], [1, 2]]], {}) is NotImplemented  # which refuses
+    assert not list(env.specialized())

@@ -3,8 +3,8 @@
 Where it asks for numbers, a symbolic size would be tied to the example's. Up to 2.14 it does so for
 `matmul` of more than two dimensions, for attention on a GPU, and for `interpolate`. And `one_hot`,
 of which it traces another form, without the checks that eager makes, `gaussian_nll_loss`, which
-asks for data, `ctc_loss`, which makes a tensor with data, and `affine_grid`, which computes under
-autocast what one operator does not tell.
+asks for data, `ctc_loss`, which makes a tensor with data, `affine_grid`, which computes under
+autocast what one operator does not tell, and `tensor` and its like, which store numbers.
 """
 
 from __future__ import annotations
@@ -90,6 +90,44 @@ def _fused_step(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(params, *args, lr=rate, **kwargs)
 
     return form
+
+
+def _tensor(
+    data: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    **options: Any,
+) -> Any:
+    """`torch.tensor` of numbers, in lists of any depth, some of them symbolic."""
+    numbers, sizes = _listed(data)
+    if requires_grad or options or not any(isinstance(n, _SYMBOLIC) for n in numbers):
+        return NotImplemented
+    if not all(isinstance(n, (int, float, *_SYMBOLIC)) for n in numbers):
+        return NotImplemented
+    if dtype is None:  # (whole numbers beside truth values are whole numbers)
+        whole = all(isinstance(n, (int, torch.SymInt)) for n in numbers)
+        dtype = torch.int64 if whole else torch.get_default_dtype()
+    made = [torch.full((), cast(Any, n), dtype=dtype, device=device) for n in numbers]
+    return torch.stack(made).view(sizes) if sizes else made[0]
+
+
+def _listed(data: Any) -> tuple[list[Any], tuple[int, ...]]:
+    """The items of nested lists or tuples of one length a level, and these lengths; no items where
+    lengths differ."""
+    if not isinstance(data, (list, tuple)):
+        return [data], ()
+    parts = [_listed(item) for item in data]
+    if not parts or any(sizes != parts[0][1] for _, sizes in parts):
+        return [], ()
+    return [n for items, _ in parts for n in items], (len(parts), *parts[0][1])
+
+
+def _new_tensor(x: Tensor, data: Any, **options: Any) -> Any:
+    """`x.new_tensor` of symbolic numbers: on x's device and of its dtype."""
+    kept = {name: value for name, value in options.items() if value is not None}
+    return _tensor(data, **{"dtype": x.dtype, "device": x.device, **kept})
 
 
 def _one_hot(x: Tensor, num_classes: Any = -1) -> Any:
@@ -183,6 +221,8 @@ def _mean_ctc_loss(mean: Any, none: Any, function: Callable[..., Any]) -> Callab
     return form
 
 
+_SYMBOLIC = (torch.SymInt, torch.SymFloat)
+
 _FUSED_STEPS: tuple[Callable[..., Any], ...] = tuple(
     getattr(torch, f"_fused_{name}_") for name in ("adam", "adamw", "sgd", "adagrad")
 )
@@ -268,6 +308,10 @@ SYMBOLIC_FORMS: Mapping[Any, Callable[..., Any]] = {
     torch.nn.functional.ctc_loss: _mean_ctc_loss("mean", "none", torch.nn.functional.ctc_loss),
     torch.ctc_loss: _mean_ctc_loss(1, 0, torch.ctc_loss),
     torch.nn.functional.batch_norm: _batch_norm,
+    torch.tensor: _tensor,
+    torch.as_tensor: _tensor,
+    torch.asarray: _tensor,
+    torch.Tensor.new_tensor: _new_tensor,
     torch.lerp: _lerp,
     torch.Tensor.lerp: _lerp,
     **{f: _fused_step(f) for f in _FUSED_STEPS},

@@ -3,6 +3,9 @@
 `torch.tensor(3)`, `torch.div(seq_len, 2)` and small arithmetic on such tensors have the same data
 in each run of a graph, so that `int(t)`, `t.tolist()`, `if t:` and sizes given as tensors need not
 ask for it. A write to any tensor forgets all of it: a view of what was written may be among it.
+
+Of numbers that are sizes, or change from call to call, the data is computed when it is asked for
+and not before: that fixes them to what they are now.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from dovetail_capture.interpreter.aliasing import may_write
 from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values.symbolic import SYMBOLIC_TYPES
 from dovetail_capture.skip import module_of
 
 _MOST_ELEMENTS = 64
@@ -39,25 +43,41 @@ class KnownData:
         self._of: dict[int, torch.Tensor] = {}
         # Those of one number or truth value. (Where they are asked for, tensors have no data.)
         self._numbers: dict[int, Any] = {}
+        # What computes the data of those that are made from symbolic numbers.
+        self._later: dict[int, Callable[[], None]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._of)
+        return bool(self._of or self._later)
 
     def of(self, fake: Any) -> torch.Tensor | None:
         """A tensor with the data that `fake` stands for, where it is known."""
+        compute = self._later.pop(id(fake), None)
+        if compute is not None:
+            compute()
         return self._of.get(id(fake))
 
     def forget_if_written(self, node: Node) -> None:
         """Forget everything if the operation that was recorded may write to a tensor."""
-        if not self._of or not (may_write(node) or _is_foreign(node.target)):
+        if not self or not (may_write(node) or _is_foreign(node.target)):
             return
         self._of.clear()
         self._numbers.clear()
+        self._later.clear()
+
+    def has_number(self, fake: Any) -> bool:
+        """Would `with_numbers` change this argument? (If so, it may have to compute.)"""
+        if isinstance(fake, torch.Tensor):
+            return id(fake) in self._numbers or (id(fake) in self._later and _is_number(fake))
+        if isinstance(fake, slice):
+            fake = (fake.start, fake.stop, fake.step)
+        return isinstance(fake, (list, tuple)) and any(map(self.has_number, fake))
 
     def with_numbers(self, written: Any, fake: Any) -> tuple[Any, Any]:
         """A graph argument and its fake with whole numbers in place of tensors of one known whole
         number, also in lists and slices. What does not change stays the same object."""
         if isinstance(fake, torch.Tensor):
+            if id(fake) in self._later and _is_number(fake):
+                self.of(fake)
             number = self._numbers.get(id(fake))
             return (written, fake) if number is None else (number, number)
         parts: list[tuple[Any, Any]] = []
@@ -79,20 +99,37 @@ class KnownData:
         self, name: str, run: Callable[..., Any], args: Any, kwargs: dict[str, Any], result: Any
     ) -> None:
         """Learn the data of an operation's result from that of its arguments."""
-        if name not in _MAKERS and not (self._of and name in _ARITHMETIC):  # nearly all there are
+        if name not in _MAKERS and not (self and name in _ARITHMETIC):  # nearly all there are
             return
-        tensors = [v for v in tree_flatten((args, kwargs))[0] if isinstance(v, torch.Tensor)]
+        leaves = tree_flatten((args, kwargs))[0]
+        tensors = [v for v in leaves if isinstance(v, torch.Tensor)]
         if not self._knows(tensors) or name not in (_ARITHMETIC if tensors else _MAKERS):
             return
         if result.device.type != "cpu" or not _is_small(result._sizes):
             return
-        real_args, real_kwargs = tree_map(
-            lambda v: self._of[id(v)] if isinstance(v, torch.Tensor) else v, (args, kwargs)
-        )
+
+        symbolic = [v for v in leaves if isinstance(v, SYMBOLIC_TYPES)]
+        if any(v.node.hint is None for v in symbolic):
+            return  # only data tells
+
+        def compute() -> None:
+            self._compute(name, run, args, kwargs, result)
+
+        if symbolic or any(id(v) in self._later for v in tensors):
+            self._later[id(result)] = compute
+        else:
+            compute()
+
+    def _compute(
+        self, name: str, run: Callable[..., Any], args: Any, kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """Compute the data of a result. Raises GraphBreakSignal where the operation fails for it:
+        the program may handle that, and so not the graph is to raise it."""
+        real_args, real_kwargs = tree_map(self._real, (args, kwargs))
         try:
             with torch.no_grad():
                 real = run(*real_args, **real_kwargs)
-        except Exception as error:  # the program may handle it: not the graph is to raise it
+        except Exception as error:
             text = f"`{name}`, which fails for this data: {type(error).__name__}: {error}"
             raise GraphBreakSignal(text) from error
         if isinstance(real, torch.Tensor) and tuple(real.shape) == tuple(result._sizes):
@@ -101,8 +138,21 @@ class KnownData:
             if real.numel() == 1 and real.dtype in _NUMBERS:
                 self._numbers[id(result)] = real.item()  # an index of True is not one of 1
 
+    def _real(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self.of(value)
+        if isinstance(value, SYMBOLIC_TYPES):
+            kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]
+            return kind(value)  # the guard that fixes it
+        return value
+
     def _knows(self, tensors: Iterable[torch.Tensor]) -> bool:
-        return all(id(tensor) in self._of for tensor in tensors)
+        return all(id(tensor) in self._of or id(tensor) in self._later for tensor in tensors)
+
+
+def _is_number(fake: Any) -> bool:
+    """Is it one whole number or truth value?"""
+    return fake.dtype in _NUMBERS and all(size == 1 for size in fake._sizes)
 
 
 def _is_small(sizes: Any) -> bool:
