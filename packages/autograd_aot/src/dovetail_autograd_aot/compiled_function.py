@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from dovetail_prims.conditionals import run_plainly
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.wrappers import is_wrapper
 from torch import Tensor
@@ -544,7 +545,7 @@ def make_autograd_function(
             shapes = ctx.shapes if tangents.kept else {}
             with _below_autograd(), torch._C._DisableAutocast():
                 arguments = [*values, *tangents.prepare(found, values, takes, shapes)]
-                return reached(graph.forward(*arguments), missing)
+                return reached(run_plainly(graph)(*arguments), missing)
 
     return CompiledFunction
 
