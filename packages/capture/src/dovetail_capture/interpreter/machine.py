@@ -32,7 +32,9 @@ from dovetail_capture.interpreter.protocols import (
     constants,
     dicts,
     iteration,
-    operators,
+    operands,
+    subscripts,
+    truth_and_length,
 )
 from dovetail_capture.interpreter.session import Session
 from dovetail_capture.interpreter.signals import CannotRebuild, GraphBreakSignal, ProgramException
@@ -260,10 +262,10 @@ class Interpreter:
         return calls.call(self, attributes.get_attr(self, obj, name), args, {})
 
     def getitem(self, obj: Value, key: Value) -> Value:
-        return operators.getitem(self, obj, key)
+        return subscripts.getitem(self, obj, key)
 
     def truth(self, value: Value) -> bool:
-        return operators.truth(self, value)
+        return truth_and_length.truth(self, value)
 
     def depends_on_data(self, value: Value) -> bool:
         """Does only the data of tensors tell the truth of this value?"""
@@ -469,10 +471,10 @@ class Interpreter:
     def fold(self, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
         """Run a pure function on known arguments."""
         if fn in SYMBOLIC_FUNCTIONS and any(isinstance(a, SymbolicNumber) for a in args):
-            if not kwargs and all(operators.is_number(a) for a in args):
-                known = [operators.settled(a.value) for a in args]  # type: ignore[attr-defined]
+            if not kwargs and all(operands.is_number(a) for a in args):
+                known = [operands.settled(a.value) for a in args]  # type: ignore[attr-defined]
                 if fn in _HAVE_VALUE and (len(known) > 1 or not _HAVE_VALUE[fn](*known)):
-                    known = [a.value for a in map(operators.concrete, args)]  # type: ignore[attr-defined]
+                    known = [a.value for a in map(operands.concrete, args)]  # type: ignore[attr-defined]
                     return self.fold(fn, [Constant(number) for number in known], {})
                 return self.constant(SYMBOLIC_FUNCTIONS[fn](*known))
         if fn in _READ_WHOLE:

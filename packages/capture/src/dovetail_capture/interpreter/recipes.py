@@ -24,7 +24,7 @@ from dovetail_capture import recipe as r
 from dovetail_capture._frame_hook import Switched
 from dovetail_capture.interpreter import cached_calls
 from dovetail_capture.interpreter.machine import Interpreter
-from dovetail_capture.interpreter.protocols import dicts, operators
+from dovetail_capture.interpreter.protocols import dicts, truth_and_length
 from dovetail_capture.interpreter.signals import CannotRebuild, InnerTensor
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
@@ -238,7 +238,9 @@ class Rebuilder:
             container = self.vm.native(container.dictionary)
         if isinstance(container, ListValue) and container.cls is list:
             place = item.taken if item.remake is iter else item.size - 1 - item.taken
-        elif operators.length(self.vm, container) == item.size and self._as_begun(item, container):
+        elif truth_and_length.length(self.vm, container) == item.size and self._as_begun(
+            item, container
+        ):
             place = item.taken
         else:
             raise CannotRebuild(f"{item.describe()}, whose container has changed,", item.born)

@@ -24,8 +24,9 @@ from dovetail_capture.interpreter.protocols import (
     assignment,
     attributes,
     calls,
+    comparison,
     dicts,
-    operators,
+    operands,
 )
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
@@ -223,7 +224,7 @@ def hash_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         if not kwargs and vm.as_python(args[0]) is UNKNOWN:
             parts = [vm.as_python(hash_(vm, [part], {})) for part in vm.iterate(args[0])]
             return Constant(hash(tuple(map(_Hashed, parts))))
-    method = operators.dunder(vm, args[0], "__hash__")
+    method = operands.dunder(vm, args[0], "__hash__")
     if isinstance(method, BoundMethod):
         return vm.call(method, [], {})
     return vm.fold(hash, args, kwargs)
@@ -287,7 +288,7 @@ def object_new(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def object_eq(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    same = operators.is_same(vm, args[0], args[1])
+    same = comparison.is_same(vm, args[0], args[1])
     return boolean(True) if same else Constant(NotImplemented)
 
 
@@ -355,7 +356,7 @@ def number(cls: type, special: str) -> Handler:
                 f"{cls.__name__}() of a tensor", "keep the value a tensor, or compute it outside"
             )
         if args and isinstance(args[0], ObjectValue):
-            method = operators.dunder(vm, args[0], special)
+            method = operands.dunder(vm, args[0], special)
             if method is not None:
                 return vm.call(method, [], {})
         return vm.fold(cls, args, kwargs)

@@ -13,7 +13,7 @@ from dovetail_guards.sym_node import SymNode
 from dovetail_prims.stated import STATE
 
 from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
-from dovetail_capture.interpreter.protocols import operators
+from dovetail_capture.interpreter.protocols import operators, subscripts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value
@@ -104,7 +104,7 @@ def _numbers(vm: Interpreter, tensor: TensorValue) -> Value:
     if not tensor.fake.dim():
         return vm.call(vm.get_attr(tensor, "item"), [], {})
     length = operator.index(tensor.sizes[0])  # (a guard of a symbolic one: so many numbers)
-    parts = [operators.getitem(vm, tensor, Constant(i)) for i in range(length)]
+    parts = [subscripts.getitem(vm, tensor, Constant(i)) for i in range(length)]
     return ListValue([_numbers(vm, cast(TensorValue, part)) for part in parts])
 
 

@@ -8,7 +8,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dovetail_capture.interpreter.bytecode import VERSION
-from dovetail_capture.interpreter.protocols import containment, dicts, iteration, operators
+from dovetail_capture.interpreter.protocols import (
+    comparison,
+    containment,
+    dicts,
+    iteration,
+    operands,
+    operators,
+    subscripts,
+    truth_and_length,
+)
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import (
@@ -90,7 +99,7 @@ def list_extend(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 def list_insert(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     target = _list(vm, args[0])
-    index = operators.index_of(vm, args[1], "")
+    index = subscripts.index_of(vm, args[1], "")
     if target.maxlen is not None and len(target.items) >= target.maxlen:
         vm.raise_error(IndexError, "deque already at its maximum size")
     target.items.insert(index, args[2])
@@ -100,7 +109,7 @@ def list_insert(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 def list_pop(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     target = _list(vm, args[0])
-    index = operators.index_of(vm, args[1], "") if len(args) > 1 else -1
+    index = subscripts.index_of(vm, args[1], "") if len(args) > 1 else -1
     count = len(target.items)
     if not -count <= index < count:
         if target.cls is collections.deque:
@@ -114,8 +123,8 @@ def list_pop(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 def _position(vm: Interpreter, items: Args, wanted: Value) -> int:
     for index, item in enumerate(items):
-        if operators.is_same(vm, item, wanted) or vm.truth(
-            operators.compare(vm, "==", item, wanted)
+        if comparison.is_same(vm, item, wanted) or vm.truth(
+            comparison.compare(vm, "==", item, wanted)
         ):
             return index
     return -1
@@ -153,8 +162,8 @@ def sequence_count(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     matches = [
         item
         for item in vm.iterate(args[0])
-        if operators.is_same(vm, item, args[1])
-        or vm.truth(operators.compare(vm, "==", item, args[1]))
+        if comparison.is_same(vm, item, args[1])
+        or vm.truth(comparison.compare(vm, "==", item, args[1]))
     ]
     return Constant(len(matches))
 
@@ -235,22 +244,22 @@ def _sorted_by_comparison(vm: Interpreter, items: Args, keys: Args, descending: 
             self.value = keys[index]
 
         def __lt__(self, other: Key) -> bool:
-            return vm.truth(operators.compare(vm, "<", self.value, other.value))
+            return vm.truth(comparison.compare(vm, "<", self.value, other.value))
 
     return [items[i] for i in sorted(range(len(items)), key=Key, reverse=descending)]
 
 
 def sequence_getitem(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return operators.getitem(vm, vm.native(args[0]), args[1])
+    return subscripts.getitem(vm, vm.native(args[0]), args[1])
 
 
 def sequence_setitem(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    operators.setitem(vm, vm.native(args[0]), args[1], args[2])
+    subscripts.setitem(vm, vm.native(args[0]), args[1], args[2])
     return NONE
 
 
 def sequence_delitem(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    operators.delitem(vm, vm.native(args[0]), args[1])
+    subscripts.delitem(vm, vm.native(args[0]), args[1])
     return NONE
 
 
@@ -264,7 +273,7 @@ def _contents(vm: Interpreter, value: Value) -> Value:
 
 
 def native_len(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(operators.length(vm, _contents(vm, args[0])))
+    return Constant(truth_and_length.length(vm, _contents(vm, args[0])))
 
 
 def native_iter(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -287,7 +296,7 @@ def _compared(symbol: str) -> Handler:
         kinds = next((kinds for kinds in _COMPARED if issubclass(cls, kinds)), None)
         if kinds is not None and not issubclass(right.python_type(), kinds):
             return Constant(NotImplemented)
-        return operators.compare(vm, symbol, left, right)
+        return comparison.compare(vm, symbol, left, right)
 
     return handler
 
@@ -322,7 +331,7 @@ def dict_getitem(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     dictionary = _dict(vm, args[0])
     value = dicts.get(vm, dictionary, hash_key(args[1]))
     if value is None and args[0] is not dictionary:
-        handler = operators.dunder(vm, args[0], "__missing__")
+        handler = operands.dunder(vm, args[0], "__missing__")
         if handler is not None:
             return vm.call(handler, [args[1]], {})
     return value if value is not None else vm.dict_lookup(dictionary, args[1])

@@ -16,7 +16,7 @@ from torch.nn import Module, Parameter
 
 from dovetail_capture.interpreter.library.container_methods import Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.transforms import InnerRecorder
-from dovetail_capture.interpreter.protocols import dicts, operators
+from dovetail_capture.interpreter.protocols import dicts, operands
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.containers import (
@@ -62,7 +62,7 @@ def copy_copy(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(value, SetValue):
         return value.copy()
     if isinstance(value, ObjectValue):
-        method = operators.dunder(vm, value, "__copy__")
+        method = operands.dunder(vm, value, "__copy__")
         if method is not None:
             return vm.call(method, [], {})
         if _is_copied_by_parts(value):
@@ -96,7 +96,7 @@ def _deep(vm: Interpreter, value: Value, memo: dict[int, Value]) -> Value:
     elif isinstance(value, SetValue):
         new = SetValue([_deep(vm, item, memo) for item in value.items.values()], value.cls)
     elif isinstance(value, ObjectValue) and hasattr(value.cls, "__deepcopy__"):
-        method = operators.dunder(vm, value, "__deepcopy__")
+        method = operands.dunder(vm, value, "__deepcopy__")
         assert method is not None
         new = vm.call(method, [_Memo(memo)], {})
     elif isinstance(value, ObjectValue) and _is_copied_by_parts(value):

@@ -23,9 +23,12 @@ from dovetail_capture.interpreter.library.container_methods import (
 )
 from dovetail_capture.interpreter.protocols import (
     calls,
+    comparison,
     held_iterators,
     iteration,
+    operands,
     operators,
+    truth_and_length,
 )
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean, is_none
@@ -68,7 +71,7 @@ class Steps(Iterator[Value]):
 
 def len_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     own = own_functions.ask_about(vm, torch.Tensor.__len__, args[:1])
-    return vm.constant(operators.length(vm, args[0])) if own is None else own
+    return vm.constant(truth_and_length.length(vm, args[0])) if own is None else own
 
 
 def iter_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -82,7 +85,7 @@ def iter_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 def next_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if not isinstance(args[0], (IteratorValue, GeneratorValue, HeldIterator)):
-        if operators.dunder(vm, args[0], "__next__") is None:
+        if operands.dunder(vm, args[0], "__next__") is None:
             kind = args[0].python_type().__name__
             vm.raise_error(TypeError, f"'{kind}' object is not an iterator")
     value = vm.next_value(args[0])
@@ -136,11 +139,11 @@ def filter_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def reversed_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    method = operators.dunder(vm, args[0], "__reversed__")
+    method = operands.dunder(vm, args[0], "__reversed__")
     if isinstance(args[0], ObjectValue) and isinstance(method, BoundMethod):
         return vm.call(method, [], {})
     if isinstance(args[0], ObjectValue) and args[0].native is None:
-        count = operators.length(vm, args[0])
+        count = truth_and_length.length(vm, args[0])
         items = (vm.getitem(args[0], Constant(i)) for i in reversed(range(count)))
         return IteratorValue(items, reversed)
     if isinstance(args[0], Constant) and type(args[0].value) is range:
@@ -211,7 +214,7 @@ def extremum(symbol: str) -> Handler:
         for item in items:
             item_key = item if is_none(key) else vm.call(key, [item], {})
             if best is None or vm.truth(
-                operators.compare(vm, symbol, item_key, best_key)  # type: ignore[arg-type]
+                comparison.compare(vm, symbol, item_key, best_key)  # type: ignore[arg-type]
             ):
                 best, best_key = item, item_key
         assert best is not None
@@ -225,10 +228,10 @@ def abs_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         return vm.record("call_method", "abs", args, {})
     if isinstance(args[0], SymbolicNumber) and args[0].python_type() is not bool:
         return vm.constant(abs(args[0].value))
-    method = operators.dunder(vm, args[0], "__abs__")
+    method = operands.dunder(vm, args[0], "__abs__")
     if isinstance(method, BoundMethod):
         return vm.call(method, [], {})
-    return vm.fold(abs, [operators.concrete(arg) for arg in args], kwargs)
+    return vm.fold(abs, [operands.concrete(arg) for arg in args], kwargs)
 
 
 def pow_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -242,7 +245,7 @@ def divmod_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         found = operators.by_methods(vm, "divmod()", "divmod", args[0], args[1], False)
         if found is not None:
             return found
-        operators.refuse_opaque("divmod", *args)
+        operands.refuse_opaque("divmod", *args)
         names = " and ".join(f"'{arg.python_type().__name__}'" for arg in args)
         vm.raise_error(TypeError, f"unsupported operand type(s) for divmod(): {names}")
     if not any(isinstance(arg, SymbolicNumber) for arg in args):

@@ -12,7 +12,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from dovetail_capture.interpreter.library.container_methods import Args, Handler, Kwargs
-from dovetail_capture.interpreter.protocols import operators
+from dovetail_capture.interpreter.protocols import comparison, operators
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.objects import ObjectValue
@@ -59,7 +59,7 @@ def _as_the_mapping(name: str) -> Handler:
 
 
 def _compare(symbol: str) -> Handler:
-    return lambda vm, args, kwargs: operators.compare(vm, symbol, mapping_of(vm, args[0]), args[1])
+    return lambda vm, args, kwargs: comparison.compare(vm, symbol, mapping_of(vm, args[0]), args[1])
 
 
 def proxy_or(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:

@@ -25,7 +25,14 @@ from typing import TYPE_CHECKING, Any
 from dovetail_guards import clauses as c
 
 from dovetail_capture.interpreter.library.container_methods import Args, Handler, Kwargs
-from dovetail_capture.interpreter.protocols import containment, dicts, identity, operators
+from dovetail_capture.interpreter.protocols import (
+    comparison,
+    containment,
+    dicts,
+    identity,
+    operators,
+    subscripts,
+)
 from dovetail_capture.interpreter.protocols.attributes import class_lookup, resolve
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
@@ -49,7 +56,7 @@ def _binary(symbol: str, inplace: bool = False) -> Handler:
 
 
 def _compare(symbol: str) -> Handler:
-    return lambda vm, args, kwargs: operators.compare(vm, symbol, args[0], args[1])
+    return lambda vm, args, kwargs: comparison.compare(vm, symbol, args[0], args[1])
 
 
 def _unary(symbol: str) -> Handler:
@@ -57,16 +64,16 @@ def _unary(symbol: str) -> Handler:
 
 
 def op_getitem(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return operators.getitem(vm, args[0], args[1])
+    return subscripts.getitem(vm, args[0], args[1])
 
 
 def op_setitem(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    operators.setitem(vm, args[0], args[1], args[2])
+    subscripts.setitem(vm, args[0], args[1], args[2])
     return NONE
 
 
 def op_delitem(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    operators.delitem(vm, args[0], args[1])
+    subscripts.delitem(vm, args[0], args[1])
     return NONE
 
 
@@ -91,7 +98,7 @@ def op_is_not(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def op_index(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(operators.index_of(vm, args[0], ""))
+    return Constant(subscripts.index_of(vm, args[0], ""))
 
 
 # --- functools -----------------------------------------------------------------------------------

@@ -147,7 +147,7 @@ def _told_by_autograd(vm: Interpreter, obj: TensorValue, name: str) -> Value:
 
 def tensor_len(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     from dovetail_capture.interpreter.library.own_functions import ask_about
-    from dovetail_capture.interpreter.protocols.operators import length
+    from dovetail_capture.interpreter.protocols.truth_and_length import length
 
     own = ask_about(vm, torch.Tensor.__len__, args)
     if own is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail_capture.interpreter.bytecode import Instruction
 from dovetail_capture.interpreter.opcodes.rows import ALWAYS, FROM_313, UNTIL_312, Row
-from dovetail_capture.interpreter.protocols import dicts, operators
+from dovetail_capture.interpreter.protocols import dicts, truth_and_length
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
@@ -199,7 +199,7 @@ def _format(frame: Frame, value: Value, conversion: int, spec: Value | None) -> 
 
 
 def get_len(frame: Frame, inst: Instruction) -> None:
-    frame.stack.append(Constant(operators.length(frame.vm, frame.stack[-1])))
+    frame.stack.append(Constant(truth_and_length.length(frame.vm, frame.stack[-1])))
 
 
 def match_mapping(frame: Frame, inst: Instruction) -> None:

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 from dovetail_capture.interpreter.bytecode import VERSION, Instruction
 from dovetail_capture.interpreter.opcodes.jumps import branch_truth
 from dovetail_capture.interpreter.opcodes.rows import ALWAYS, FROM_312, UNTIL_311, Handler, Row
-from dovetail_capture.interpreter.protocols import containment, identity, operators
+from dovetail_capture.interpreter.protocols import (
+    comparison,
+    containment,
+    identity,
+    operators,
+    subscripts,
+)
 from dovetail_capture.interpreter.values.base import boolean
 from dovetail_capture.interpreter.values.containers import SliceValue
 
@@ -47,7 +53,7 @@ def compare_op(frame: Frame, inst: Instruction) -> None:
     right = frame.stack.pop()
     left = frame.stack.pop()
     symbol = dis.cmp_op[inst.arg >> _COMPARE_SHIFT]
-    result = operators.compare(frame.vm, symbol, left, right)
+    result = comparison.compare(frame.vm, symbol, left, right)
     if VERSION >= (3, 13) and inst.arg & 16:
         result = boolean(branch_truth(frame, result))
     frame.stack.append(result)
@@ -68,25 +74,25 @@ def contains_op(frame: Frame, inst: Instruction) -> None:
 
 def binary_subscr(frame: Frame, inst: Instruction) -> None:
     key = frame.stack.pop()
-    frame.stack.append(operators.getitem(frame.vm, frame.stack.pop(), key))
+    frame.stack.append(subscripts.getitem(frame.vm, frame.stack.pop(), key))
 
 
 def store_subscr(frame: Frame, inst: Instruction) -> None:
     key = frame.stack.pop()
     obj = frame.stack.pop()
-    operators.setitem(frame.vm, obj, key, frame.stack.pop())
+    subscripts.setitem(frame.vm, obj, key, frame.stack.pop())
 
 
 def delete_subscr(frame: Frame, inst: Instruction) -> None:
     key = frame.stack.pop()
-    operators.delitem(frame.vm, frame.stack.pop(), key)
+    subscripts.delitem(frame.vm, frame.stack.pop(), key)
 
 
 def binary_slice(frame: Frame, inst: Instruction) -> None:
     stop = frame.stack.pop()
     start = frame.stack.pop()
     key = SliceValue(start, stop, frame.vm.none)
-    frame.stack.append(operators.getitem(frame.vm, frame.stack.pop(), key))
+    frame.stack.append(subscripts.getitem(frame.vm, frame.stack.pop(), key))
 
 
 def store_slice(frame: Frame, inst: Instruction) -> None:
@@ -94,7 +100,7 @@ def store_slice(frame: Frame, inst: Instruction) -> None:
     start = frame.stack.pop()
     obj = frame.stack.pop()
     key = SliceValue(start, stop, frame.vm.none)
-    operators.setitem(frame.vm, obj, key, frame.stack.pop())
+    subscripts.setitem(frame.vm, obj, key, frame.stack.pop())
 
 
 ROWS = (

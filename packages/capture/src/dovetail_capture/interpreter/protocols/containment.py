@@ -6,8 +6,10 @@ import operator
 from typing import TYPE_CHECKING, Any
 
 from dovetail_capture.interpreter.protocols import dicts
+from dovetail_capture.interpreter.protocols.comparison import compare, is_same
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python
-from dovetail_capture.interpreter.protocols.operators import compare, dunder, is_same, truth
+from dovetail_capture.interpreter.protocols.operands import dunder
+from dovetail_capture.interpreter.protocols.truth_and_length import truth
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.containers import (

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dovetail_capture.interpreter.protocols.comparison import compare, is_same
 from dovetail_capture.interpreter.protocols.constants import as_python
-from dovetail_capture.interpreter.protocols.operators import compare, is_same, truth
+from dovetail_capture.interpreter.protocols.truth_and_length import truth
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber

@@ -10,7 +10,7 @@ from dovetail_capture.interpreter.protocols import (
     attributes,
     dicts,
     held_iterators,
-    operators,
+    truth_and_length,
 )
 from dovetail_capture.interpreter.protocols.constants import from_python
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
@@ -143,7 +143,7 @@ def _list_items(vm: Interpreter, value: ListValue, count: int) -> Iterator[Value
 
 def check_size(vm: Interpreter, container: Value, size: int) -> None:
     """A step of an iterator over a container that had this size when it began."""
-    if operators.length(vm, container) == size:
+    if truth_and_length.length(vm, container) == size:
         return
     kind = container.python_type()
     text = "OrderedDict mutated" if kind is collections.OrderedDict else "dictionary changed size"

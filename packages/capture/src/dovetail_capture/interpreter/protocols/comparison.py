@@ -1,0 +1,209 @@
+"""Comparisons and identity: `==`, `<`, `is`."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from dovetail_capture.interpreter.protocols import attributes, dicts, method_equality
+from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python
+from dovetail_capture.interpreter.protocols.operator_tables import COMPARE
+from dovetail_capture.interpreter.value_ranges import decided
+from dovetail_capture.interpreter.values.arrays import ArrayValue
+from dovetail_capture.interpreter.values.base import Constant, Value, boolean
+from dovetail_capture.interpreter.values.containers import (
+    DictValue,
+    DictView,
+    ListValue,
+    SetValue,
+    SliceValue,
+    TupleValue,
+    hash_key,
+)
+from dovetail_capture.interpreter.values.functions import (
+    BoundMethod,
+    NativeMethod,
+)
+from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
+from dovetail_capture.interpreter.values.tensors import TensorValue
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.machine import Interpreter
+from dovetail_capture.interpreter.protocols.operands import (
+    concrete,
+    fold,
+    is_number,
+    record_call,
+    refuse_opaque,
+    settled,
+)
+from dovetail_capture.interpreter.protocols.truth_and_length import truth
+
+_PROXY = types.MappingProxyType
+
+
+def _is_itself_alone(vm: Interpreter, value: Value) -> bool:
+    """An instance of a class that inherits `==` and `!=` from `object`: a partial, say."""
+    return isinstance(value, ObjectValue) and all(
+        attributes.class_lookup(vm, value.cls, name)[1] is getattr(object, name)
+        for name in ("__eq__", "__ne__")
+    )
+
+
+def compare(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
+    """`left <symbol> right`."""
+    fn, name, reflected = COMPARE[symbol]
+    left_class, right_class = left.__class__, right.__class__
+    if left_class is Constant and right_class is Constant:
+        return fold(vm, fn, left.value, right.value)  # type: ignore[attr-defined]
+    if left_class is ArrayValue or right_class is ArrayValue:
+        return vm.arrays.compare(vm, symbol, left, right)  # type: ignore[no-any-return]
+    if isinstance(left, SymbolicNumber) or isinstance(right, SymbolicNumber):
+        if is_number(left) and is_number(right):
+            result = fold(vm, fn, settled(left.value), settled(right.value))  # type: ignore[attr-defined]
+            if vm.session.draws and isinstance(result, SymbolicNumber):
+                return vm.decided(result)
+            return result
+        other = right if isinstance(left, SymbolicNumber) else left
+        if isinstance(other, Constant) and isinstance(other.value, (int, float)):
+            return compare(vm, symbol, concrete(left), concrete(right))
+    if left_class is TensorValue or right_class is TensorValue:
+        other = right if left_class is TensorValue else left
+        if isinstance(other, Constant) and not isinstance(other.value, (int, float, complex)):
+            if symbol in ("==", "!="):  # a tensor never equals None, a string, a class ...
+                return boolean(symbol == "!=")
+        answer = None
+        if isinstance(other, Constant):
+            tensor = left if left_class is TensorValue else right
+            answer = decided(symbol, tensor, other.value, tensor is right)  # type: ignore[arg-type]
+        result = record_call(vm, fn, [left, right])
+        if answer is not None and isinstance(result, TensorValue):
+            result.answer = answer
+        return result
+    if symbol in ("==", "!=") and _PROXY in (left.python_type(), right.python_type()):
+        behind = vm.behind_proxy(left), vm.behind_proxy(right)
+        if behind[0] is not left or behind[1] is not right:
+            return compare(vm, symbol, *behind)
+    asked = [(left, name, right), (right, reflected, left)]
+    left_type, right_type = left.python_type(), right.python_type()
+    if left_type is not right_type and issubclass(right_type, left_type):
+        asked.reverse()
+    for receiver, method_name, other in asked:
+        if receiver.__class__ is ObjectValue:
+            _, method = attributes.class_lookup(vm, receiver.python_type(), method_name)
+            if isinstance(method, types.FunctionType):
+                result = vm.call(vm.held(method), [receiver, other], {})
+                if not (isinstance(result, Constant) and result.value is NotImplemented):
+                    return result
+            elif method is object.__ne__:  # it inverts `__eq__`
+                _, equal = attributes.class_lookup(vm, receiver.python_type(), "__eq__")
+                if isinstance(equal, types.FunctionType):
+                    result = vm.call(vm.held(equal), [receiver, other], {})
+                    if not (isinstance(result, Constant) and result.value is NotImplemented):
+                        return boolean(not truth(vm, result))
+    if symbol in ("==", "!="):
+        refuse_opaque(symbol, *(v for v in (left, right) if not _is_itself_alone(vm, v)))
+        equal_now = _equal(vm, vm.native(left), vm.native(right))
+        return boolean(equal_now == (symbol == "=="))
+    refuse_opaque(symbol, left, right)
+    return _order(vm, symbol, vm.native(left), vm.native(right))
+
+
+def _equal(vm: Interpreter, left: Value, right: Value) -> bool:
+    if left is right:
+        return True
+    if isinstance(left, ListValue) and isinstance(right, ListValue) and left.cls is not right.cls:
+        return False  # a list and a deque
+    if isinstance(left, DictView) and "values" in (left.kind, getattr(right, "kind", "")):
+        return False  # views of values are equal to themselves alone
+    for kind in (ListValue, TupleValue):
+        if isinstance(left, kind) and isinstance(right, kind):
+            if len(left.items) != len(right.items):
+                return False
+            pairs = zip(vm.iterate(left), vm.iterate(right), strict=True)
+            return all(
+                is_same(vm, first, second) or truth(vm, compare(vm, "==", first, second))
+                for first, second in pairs
+            )
+    if isinstance(left, DictValue) and isinstance(right, DictValue):
+        first_items = {hash_key(key): item for key, item in dicts.items(vm, left)}
+        second_items = {hash_key(key): item for key, item in dicts.items(vm, right)}
+        if first_items.keys() != second_items.keys():
+            return False
+        ordered = issubclass(left.cls, OrderedDict) and issubclass(right.cls, OrderedDict)
+        if ordered and list(first_items) != list(second_items):
+            return False
+        return all(
+            is_same(vm, item, second_items[key])
+            or truth(vm, compare(vm, "==", item, second_items[key]))
+            for key, item in first_items.items()
+        )
+    if is_like_a_set(left) and is_like_a_set(right):
+        return {hash_key(i) for i in vm.iterate(left)} == {hash_key(i) for i in vm.iterate(right)}
+    if isinstance(left, _METHODS) or isinstance(right, _METHODS):
+        return method_equality.equal_methods(left, right, functools.partial(is_same, vm))
+    if isinstance(left, ObjectValue) and isinstance(right, ObjectValue):
+        namespace = types.SimpleNamespace
+        if issubclass(left.cls, namespace) and issubclass(right.cls, namespace):
+            return _equal(vm, left.fields, right.fields)
+    if isinstance(left, SliceValue) or isinstance(right, SliceValue):
+        return bool(as_python(vm, left) == as_python(vm, right))
+    real_left, real_right = as_python(vm, left), as_python(vm, right)
+    if real_left is not UNKNOWN and real_right is not UNKNOWN:
+        return bool(real_left == real_right)
+    return is_same(vm, left, right)  # what else is compared is equal to itself alone
+
+
+_METHODS = (BoundMethod, NativeMethod)
+
+
+def is_like_a_set(value: Value) -> bool:
+    """Sets, and views of the keys or the items of a dictionary."""
+    return isinstance(value, SetValue) or (isinstance(value, DictView) and value.kind != "values")
+
+
+def _order(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
+    fn = COMPARE[symbol][0]
+    if is_like_a_set(left) and is_like_a_set(right):
+        sets = [frozenset(hash_key(item) for item in vm.iterate(side)) for side in (left, right)]
+        return boolean(fn(*sets))
+    real_left, real_right = as_python(vm, left), as_python(vm, right)
+    if real_left is not UNKNOWN and real_right is not UNKNOWN:
+        return fold(vm, fn, real_left, real_right)
+    kinds = (ListValue, TupleValue)
+    if isinstance(left, kinds) and isinstance(right, kinds):
+        for first, second in zip(vm.iterate(left), vm.iterate(right), strict=False):
+            same = is_same(vm, first, second) or truth(vm, compare(vm, "==", first, second))
+            if not same:
+                return compare(vm, symbol, first, second)
+        return boolean(fn(len(left.items), len(right.items)))
+    return vm.raise_error(
+        TypeError,
+        f"'{symbol}' not supported between instances of '{left.python_type().__name__}' and "
+        f"'{right.python_type().__name__}'",
+    )
+
+
+def is_same(vm: Interpreter, left: Value, right: Value) -> bool:
+    """`left is right`. Guards that pre-existing objects that differ go on to differ."""
+    if left is right:
+        return True
+    if isinstance(left, SymbolicNumber) or isinstance(right, SymbolicNumber):
+        # Ints that are equal count as one object; so do floats only if they come from one place.
+        if left.python_type() is not right.python_type() or left.python_type() is float:
+            return False
+        return truth(vm, compare(vm, "==", left, right))
+    both_fixed = isinstance(left, Constant) and isinstance(right, Constant)
+    if not both_fixed and left.python_type() is right.python_type():
+        vm.session.distinct(left.source, right.source)
+    if isinstance(left, Constant) and isinstance(right, Constant):
+        return left.value is right.value or (
+            # Numbers and strings that capture made anew; equal ones count as one object.
+            type(left.value) is type(right.value)
+            and isinstance(left.value, (int, str, bytes))
+            and left.value == right.value
+        )
+    return False

@@ -1,0 +1,174 @@
+"""Subscripts: reading, writing and deleting items; integer indices and slices."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING
+
+import torch
+
+from dovetail_capture.interpreter.protocols import dicts
+from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python
+from dovetail_capture.interpreter.protocols.tensor_index import tensor_key
+from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values.arrays import ArrayValue
+from dovetail_capture.interpreter.values.base import Constant, Value
+from dovetail_capture.interpreter.values.containers import (
+    DictValue,
+    ListValue,
+    SliceValue,
+    TupleValue,
+    hash_key,
+)
+from dovetail_capture.interpreter.values.functions import (
+    BoundMethod,
+    NativeMethod,
+)
+from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
+from dovetail_capture.interpreter.values.tensors import TensorValue
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.machine import Interpreter
+from dovetail_capture.interpreter.protocols.operands import concrete, dunder, fold, record_call
+
+
+def getitem(vm: Interpreter, obj: Value, key: Value) -> Value:
+    """`obj[key]`."""
+    cls = obj.__class__
+    if cls is ArrayValue:
+        return vm.arrays.getitem(vm, obj, key)  # type: ignore[no-any-return]
+    if isinstance(obj, TensorValue):
+        if (
+            isinstance(key, SymbolicNumber)
+            and key.python_type() is int
+            and key.value.node.hint is None
+        ):
+            return record_call(vm, torch.select, [obj, Constant(0), key])
+        return record_call(vm, operator.getitem, [obj, tensor_key(vm, obj, key)])
+    if isinstance(obj, (ListValue, TupleValue)):
+        return _sequence_item(vm, obj, key)
+    if isinstance(obj, DictValue):
+        return vm.dict_lookup(obj, key)
+    if isinstance(obj, Constant):
+        real = obj.value
+        real_key = as_python(vm, key)
+        if real_key is not UNKNOWN:
+            return fold(vm, operator.getitem, real, real_key)
+    method = dunder(vm, obj, "__getitem__")
+    if method is None or isinstance(obj, (NativeMethod, BoundMethod)):
+        return vm.raise_error(
+            TypeError, f"'{obj.python_type().__name__}' object is not subscriptable"
+        )
+    return vm.call(method, [key], {})
+
+
+def index_of(vm: Interpreter, key: Value, of: str = "list") -> int:
+    """An integer index (`__index__`) of a sequence, or with an empty `of` an integer argument."""
+    key = concrete(key)
+    if isinstance(key, Constant) and hasattr(key.value, "__index__"):
+        return operator.index(key.value)
+    if isinstance(key, TensorValue):
+        known = vm.data_of(key)
+        if known is not UNKNOWN:
+            return operator.index(known)
+        raise GraphBreakSignal("a tensor used as the index of a Python sequence")
+    method = dunder(vm, key, "__index__")
+    if method is not None:
+        return index_of(vm, vm.call(method, [], {}), of)
+    if of in ("", "deque"):  # not a subscript, or one of a class that says so
+        kind = key.python_type().__name__
+        vm.raise_error(TypeError, f"'{kind}' object cannot be interpreted as an integer")
+    return vm.raise_error(
+        TypeError, f"{of} indices must be integers or slices, not {key.python_type().__name__}"
+    )
+
+
+def _sequence_item(vm: Interpreter, obj: ListValue | TupleValue, key: Value) -> Value:
+    if isinstance(key, SliceValue):
+        where = slice_of(vm, key)
+        if isinstance(obj, ListValue):
+            return ListValue(vm.list_items(obj)[where])
+        count = len(obj.items)
+        items = [vm.tuple_item(obj, i) for i in range(count)[where]]
+        keeps = obj.cls.__name__ == "Size"
+        return TupleValue(items, obj.cls if keeps else tuple)
+    kind = obj.python_type().__name__
+    index = index_of(vm, key, kind)
+    count = len(obj.items)
+    if not -count <= index < count:
+        vm.raise_error(IndexError, f"{kind} index out of range")
+    index %= count
+    return vm.list_item(obj, index) if isinstance(obj, ListValue) else vm.tuple_item(obj, index)
+
+
+def slice_of(vm: Interpreter, key: SliceValue) -> slice:
+    """A slice of known bounds."""
+    real = as_python(vm, key)
+    if real is UNKNOWN:
+        raise GraphBreakSignal("a slice whose bounds are not known")
+    if real.step == 0:
+        vm.raise_error(ValueError, "slice step cannot be zero")
+    return real  # type: ignore[no-any-return]
+
+
+def setitem(vm: Interpreter, obj: Value, key: Value, value: Value) -> None:
+    """`obj[key] = value`."""
+    if isinstance(obj, TensorValue):
+        record_call(vm, operator.setitem, [obj, tensor_key(vm, obj, key), value])
+    elif isinstance(obj, ArrayValue):
+        vm.arrays.setitem(vm, obj, key, value)
+    elif isinstance(obj, ListValue):
+        obj.mutated = True
+        if isinstance(key, SliceValue):
+            if not isinstance(value, ObjectValue) and not hasattr(value.python_type(), "__iter__"):
+                try:
+                    [*obj.items][slice_of(vm, key)] = None  # type: ignore[call-overload]
+                except TypeError as error:  # in the words of this Python
+                    vm.raise_real(error)
+            items = list(vm.iterate(value))
+            try:
+                obj.items[slice_of(vm, key)] = items
+            except ValueError as error:  # an extended slice of another length
+                vm.raise_real(error)
+            return
+        index, count = index_of(vm, key), len(obj.items)
+        if not -count <= index < count:
+            vm.raise_error(IndexError, "list assignment index out of range")
+        obj.items[index] = value
+    elif isinstance(obj, DictValue):
+        dicts.put(vm, obj, key, value)
+    else:
+        method = dunder(vm, obj, "__setitem__")
+        if method is None:
+            vm.raise_error(
+                TypeError,
+                f"'{obj.python_type().__name__}' object does not support item assignment",
+            )
+        assert method is not None
+        vm.call(method, [key, value], {})
+
+
+def delitem(vm: Interpreter, obj: Value, key: Value) -> None:
+    """`del obj[key]`."""
+    if isinstance(obj, ListValue):
+        obj.mutated = True
+        if isinstance(key, SliceValue):
+            del obj.items[slice_of(vm, key)]
+            return
+        index, count = index_of(vm, key), len(obj.items)
+        if not -count <= index < count:
+            vm.raise_error(IndexError, "list assignment index out of range")
+        del obj.items[index]
+    elif isinstance(obj, DictValue):
+        if not dicts.delete(vm, obj, hash_key(key)):
+            vm.raise_exception(KeyError, [key])
+    else:
+        method = dunder(vm, obj, "__delitem__")
+        if method is None:
+            vm.raise_error(
+                TypeError,
+                f"'{obj.python_type().__name__}' object does not support item deletion",
+            )
+        assert method is not None
+        vm.call(method, [key], {})

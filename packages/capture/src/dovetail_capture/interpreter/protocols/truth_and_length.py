@@ -1,0 +1,103 @@
+"""`bool(value)` and `len(value)`."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING
+
+from dovetail_capture.interpreter.protocols import dicts
+from dovetail_capture.interpreter.protocols.constants import UNKNOWN
+from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values.arrays import ArrayValue
+from dovetail_capture.interpreter.values.base import Constant, Value
+from dovetail_capture.interpreter.values.containers import (
+    DictValue,
+    DictView,
+    ListValue,
+    SetValue,
+    TupleValue,
+)
+from dovetail_capture.interpreter.values.functions import (
+    GeneratorValue,
+    HeldIterator,
+    IteratorValue,
+)
+from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
+from dovetail_capture.interpreter.values.tensors import TensorValue
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.machine import Interpreter
+from dovetail_capture.interpreter.protocols.operands import dunder, fold
+
+
+def truth(vm: Interpreter, value: Value) -> bool:
+    """`bool(value)`."""
+    cls = value.__class__
+    if cls is ArrayValue:
+        raise GraphBreakSignal(f"a branch on {value.describe()}", "use np.where")
+    if cls is Constant or isinstance(value, SymbolicNumber):
+        return bool(value.value)  # type: ignore[attr-defined]
+    if cls is TensorValue:
+        known = vm.data_of(value)
+        if known is not UNKNOWN and known.numel() == 1:
+            return bool(known)
+        answer: bool | None = value.answer  # type: ignore[attr-defined]
+        if answer is not None and value.fake.numel() == 1:  # type: ignore[attr-defined]
+            return answer
+        raise GraphBreakSignal(
+            "a branch on a tensor's value",
+            "use torch.where, or make the condition a Python value",
+        )
+    if cls in (ListValue, TupleValue, SetValue):
+        return bool(value.items)  # type: ignore[attr-defined]
+    if cls is DictValue:
+        return bool(dicts.length(vm, value))  # type: ignore[arg-type]
+    if cls is DictView:
+        return bool(length(vm, value))
+    if cls is ObjectValue:
+        method = dunder(vm, value, "__bool__")
+        if method is None:
+            return dunder(vm, value, "__len__") is None or bool(length(vm, value))
+        answer_of_method = vm.call(method, [], {})
+        given = answer_of_method.python_type()
+        if given is not bool:
+            vm.raise_error(TypeError, f"__bool__ should return bool, returned {given.__name__}")
+        return truth(vm, answer_of_method)
+    return True
+
+
+def length(vm: Interpreter, value: Value) -> int:
+    """`len(value)`."""
+    if isinstance(value, ArrayValue):
+        return length(vm, value.tensor)
+    if isinstance(value, (ListValue, TupleValue, SetValue)):
+        return len(value.items)
+    if isinstance(value, DictValue):
+        return dicts.length(vm, value)
+    if isinstance(value, DictView):
+        return length(vm, vm.native(value.dictionary))
+    if isinstance(value, TensorValue):
+        if not len(value.sizes):
+            vm.raise_error(TypeError, "len() of a 0-d tensor")
+        return value.sizes[0]  # type: ignore[no-any-return]
+    if isinstance(value, Constant):
+        folded = fold(vm, len, value.value)
+        assert isinstance(folded, Constant)
+        return int(folded.value)
+    method = dunder(vm, value, "__len__")
+    if method is None or isinstance(value, (IteratorValue, GeneratorValue, HeldIterator)):
+        vm.raise_error(TypeError, f"object of type '{value.python_type().__name__}' has no len()")
+    assert method is not None
+    result = vm.call(method, [], {})
+    if isinstance(result, SymbolicNumber) and result.python_type() is int:
+        if result.value < 0:
+            vm.raise_error(ValueError, "__len__() should return >= 0")
+        return result.value  # type: ignore[no-any-return]
+    if not isinstance(result, Constant):
+        raise GraphBreakSignal("a __len__ that gives no known number")
+    number = fold(vm, operator.index, result.value)
+    assert isinstance(number, Constant)
+    if number.value < 0:
+        vm.raise_error(ValueError, "__len__() should return >= 0")
+    return int(number.value)
