@@ -24,7 +24,7 @@ from dovetail_capture.function_stack import no_function_modes
 from dovetail_capture.interpreter.aliasing import storage_guards, writes, writes_to_inputs
 from dovetail_capture.interpreter.frame import BreakHere, Frame
 from dovetail_capture.interpreter.machine import Interpreter, source_line
-from dovetail_capture.interpreter.protocols.attributes import MISSING
+from dovetail_capture.interpreter.protocols.class_attributes import MISSING
 from dovetail_capture.interpreter.recipes import Rebuilder
 from dovetail_capture.interpreter.recorder import UNKNOWN_SIZE_HINT, Recorder
 from dovetail_capture.interpreter.session import Session

@@ -23,9 +23,11 @@ from dovetail_capture.interpreter.library.container_methods import (
 from dovetail_capture.interpreter.protocols import (
     assignment,
     attributes,
-    calls,
+    class_attributes,
     comparison,
     dicts,
+    instantiation,
+    object_attributes,
     operands,
 )
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
@@ -72,7 +74,7 @@ def is_instance(vm: Interpreter, value: Value, classinfo: Value) -> bool:
         return issubclass(value.python_type(), _origin(vm, value.python_type(), wanted))
     cls = value.python_type()
     if isinstance(wanted, type) and cls is not wanted:  # or no `__instancecheck__` is asked
-        _, check = attributes.class_lookup(vm, type(wanted), "__instancecheck__")
+        _, check = class_attributes.class_lookup(vm, type(wanted), "__instancecheck__")
         if isinstance(check, types.FunctionType) and not _is_library_check(check):
             return vm.truth(vm.call(vm.held(check), [classinfo, value], {}))
     if isinstance(value, Constant):
@@ -92,7 +94,7 @@ def is_instance(vm: Interpreter, value: Value, classinfo: Value) -> bool:
                 return on_cpu and bool(fake.dtype == getattr(wanted, "dtype", None))
             return True
         return issubclass(cls, wanted)
-    attributes.read_mro(vm, cls)
+    class_attributes.read_mro(vm, cls)
     if cls is wanted:
         return True
     if getattr(wanted, "_is_protocol", False):
@@ -109,7 +111,7 @@ _BARE_ALIAS = type(typing.Sized)
 
 def _origin(vm: Interpreter, cls: type, alias: Any) -> type:
     """The class that `typing`'s name for it, without parameters, stands for."""
-    attributes.read_mro(vm, cls)
+    class_attributes.read_mro(vm, cls)
     _note_abstract(vm, cls, alias.__origin__)
     origin: type = alias.__origin__
     return origin
@@ -140,7 +142,7 @@ def _note_abstract(vm: Interpreter, cls: type, wanted: Any) -> None:
     if isinstance(wanted, tuple):
         for part in wanted:
             _note_abstract(vm, cls, part)
-    elif isinstance(wanted, abc.ABCMeta) and wanted not in attributes.read_mro(vm, cls):
+    elif isinstance(wanted, abc.ABCMeta) and wanted not in class_attributes.read_mro(vm, cls):
         if id(cls) not in vm.session.stand_ins:  # whose classes are others in each call
             vm.session.abstract_answers[cls, wanted] = counts_as(cls, wanted)
 
@@ -148,7 +150,7 @@ def _note_abstract(vm: Interpreter, cls: type, wanted: Any) -> None:
 def issubclass_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     cls, wanted = vm.as_python(args[0]), vm.as_python(args[-1])
     if isinstance(cls, type):
-        attributes.read_mro(vm, cls)
+        class_attributes.read_mro(vm, cls)
         _note_abstract(vm, cls, wanted)
     return vm.fold(issubclass, args, kwargs)
 
@@ -190,8 +192,8 @@ def callable_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         return boolean(callable(value.value))
     if isinstance(value, (BoundMethod, NativeMethod, FunctionValue)):
         return boolean(True)
-    _, method = attributes.class_lookup(vm, value.python_type(), "__call__")
-    return boolean(method is not attributes.MISSING)
+    _, method = class_attributes.class_lookup(vm, value.python_type(), "__call__")
+    return boolean(method is not class_attributes.MISSING)
 
 
 # A guard on one of these lets an equal one pass.
@@ -264,7 +266,7 @@ def delattr_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def object_getattribute(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return attributes.generic_get_attr(vm, args[0], _name(vm, args[1]))
+    return object_attributes.generic_get_attr(vm, args[0], _name(vm, args[1]))
 
 
 def object_setattr(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -282,7 +284,7 @@ def object_init(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def object_new(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    from dovetail_capture.interpreter.protocols.calls import native_new
+    from dovetail_capture.interpreter.protocols.instantiation import native_new
 
     return native_new(vm, object, vm.as_python(args[0]), args[1:], kwargs)
 
@@ -369,7 +371,7 @@ def to_text(vm: Interpreter, value: Value, how: str, within: tuple[Value, ...] =
     special = "__str__" if how == "str" else "__repr__"
     if isinstance(value, ObjectValue):
         for name in (special, "__repr__"):
-            _, method = attributes.class_lookup(vm, value.cls, name)
+            _, method = class_attributes.class_lookup(vm, value.cls, name)
             if isinstance(method, types.FunctionType):
                 return str(vm.as_python(vm.call(vm.held(method), [value], {})))
         if issubclass(value.cls, BaseException):
@@ -417,7 +419,7 @@ def format_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         return vm.fold(format, args, kwargs)
     spec = args[1] if len(args) > 1 else Constant("")
     if isinstance(value, ObjectValue):
-        _, method = attributes.class_lookup(vm, value.cls, "__format__")
+        _, method = class_attributes.class_lookup(vm, value.cls, "__format__")
         if isinstance(method, types.FunctionType):
             return vm.call(vm.held(method), [value, spec], {})
         if method is not object.__format__:
@@ -543,7 +545,7 @@ def method_type(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 def type_call(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`type.__call__(cls, ...)`: what a metaclass's own `__call__` builds upon."""
     cls = vm.as_python(args[0])
-    return calls.instantiate(vm, cls, args[1:], kwargs, args[0], by_type=True)
+    return instantiation.instantiate(vm, cls, args[1:], kwargs, args[0], by_type=True)
 
 
 def namespace_init(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:

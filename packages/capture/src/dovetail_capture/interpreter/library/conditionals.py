@@ -27,7 +27,7 @@ from dovetail_capture.interpreter.aliasing import written_by
 from dovetail_capture.interpreter.changes import no_changes
 from dovetail_capture.interpreter.library.container_methods import Args, Kwargs
 from dovetail_capture.interpreter.library.transforms import InnerRecorder, filled, template_of
-from dovetail_capture.interpreter.protocols import calls
+from dovetail_capture.interpreter.protocols import inlining
 from dovetail_capture.interpreter.recorder import NotAGraphArgument, Recorder
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.base import Value
@@ -310,7 +310,7 @@ def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     pred, recorder = given.get("pred"), vm.session.recorder
     if not isinstance(pred, TensorValue) or not {"true_fn", "false_fn"} <= given.keys():
-        return calls.inline(vm, cast(types.FunctionType, cond), args, kwargs)
+        return inlining.inline(vm, cast(types.FunctionType, cond), args, kwargs)
     if isinstance(recorder, InnerRecorder) and recorder.transforms:
         raise GraphBreakSignal("torch.cond inside of a transformed function")
     functions = [given["true_fn"], given["false_fn"]]

@@ -18,7 +18,7 @@ from dovetail_capture.captured_frame import GraphBreak
 from dovetail_capture.errors import NotCapturable
 from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.transforms import InnerRecorder
-from dovetail_capture.interpreter.protocols import calls
+from dovetail_capture.interpreter.protocols import inlining
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value
 from dovetail_capture.interpreter.values.containers import DictValue, TupleValue
@@ -228,7 +228,7 @@ def _leaf_gradients(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def _backward(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return calls.inline(vm, cast(types.FunctionType, backward), args, kwargs)
+    return inlining.inline(vm, cast(types.FunctionType, backward), args, kwargs)
 
 
 _GRAD_SIGNATURE = inspect.signature(torch.autograd.grad)

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from dovetail_capture.interpreter.library import conditionals
 from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
-from dovetail_capture.interpreter.protocols import calls
+from dovetail_capture.interpreter.protocols import inlining
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
@@ -84,7 +84,7 @@ def matrix_product(gemm_op: Any, body_fn: Any, args: Any, kwargs: Any, options: 
 
 def _interpreted(function: Any) -> Handler:
     def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-        return calls.inline(vm, cast(types.FunctionType, function), args, kwargs)
+        return inlining.inline(vm, cast(types.FunctionType, function), args, kwargs)
 
     return handler
 
@@ -110,7 +110,7 @@ def _unrolled(function: Any, position: int) -> Handler:
             if isinstance(count, torch.SymInt):
                 count = count.node.hint  # (the loop ties a symbolic size to its number)
             if type(count) is int and 0 < count <= MOST_UNROLLED:
-                return calls.inline(vm, cast(types.FunctionType, function), args, kwargs)
+                return inlining.inline(vm, cast(types.FunctionType, function), args, kwargs)
         return PASS
 
     return handler
@@ -136,7 +136,7 @@ def _called(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     name = getattr(getattr(called, "real", None), "_name", called.describe())
     plain = _MARKING.get(name)
     if plain is not None and not (plain is matrix_product and _has_gradients(vm, args)):
-        return calls.inline(vm, cast(types.FunctionType, plain), args[1:], kwargs)
+        return inlining.inline(vm, cast(types.FunctionType, plain), args[1:], kwargs)
     raise GraphBreakSignal(
         f"the higher-order operator `{name}`, which runs by itself",
         "write it in plain Python: an `if` or a loop over tensors is captured as it is",

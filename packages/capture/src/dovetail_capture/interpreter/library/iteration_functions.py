@@ -22,9 +22,9 @@ from dovetail_capture.interpreter.library.container_methods import (
     sorted_items,
 )
 from dovetail_capture.interpreter.protocols import (
-    calls,
     comparison,
     held_iterators,
+    inlining,
     iteration,
     operands,
     operators,
@@ -79,7 +79,7 @@ def iter_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         if not vm.truth(vm.call(Constant(callable), [args[0]], {})):
             vm.raise_real(error_of(lambda: iter(1, None)))  # type: ignore[call-overload]
         until: Any = polyfills.iterate_until
-        return calls.inline(vm, until, args, kwargs)
+        return inlining.inline(vm, until, args, kwargs)
     return vm.get_iter(args[0])
 
 

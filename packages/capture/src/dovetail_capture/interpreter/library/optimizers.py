@@ -19,7 +19,7 @@ from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from dovetail_capture.interpreter.library import optimizer_steps
 from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
-from dovetail_capture.interpreter.protocols import calls
+from dovetail_capture.interpreter.protocols import inlining
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant
 from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
@@ -102,14 +102,14 @@ def _spelled_out(function: Any, position: int, *names: str) -> Handler:
         given += args[position : position + 1]
         if not any(_holds_tensor(vm, value) for value in given):
             return PASS
-        return calls.inline(vm, cast(types.FunctionType, function), args, kwargs)
+        return inlining.inline(vm, cast(types.FunctionType, function), args, kwargs)
 
     return handler
 
 
 def _optimizer_step(vm: Any, real: Any, args: Args, kwargs: Kwargs) -> Any:
     function = cast(types.FunctionType, in_grad_mode_of)
-    return calls.inline(vm, function, [vm.held(real.__wrapped__), *args], kwargs)
+    return inlining.inline(vm, function, [vm.held(real.__wrapped__), *args], kwargs)
 
 
 def _undisabled(vm: Any, real: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -123,7 +123,7 @@ def _said(function: Any) -> Handler:
     """`function`, interpreted, in place of what it is the handler of."""
 
     def handler(vm: Any, args: Args, kwargs: Kwargs) -> Any:
-        return calls.inline(vm, cast(types.FunctionType, function), args, kwargs)
+        return inlining.inline(vm, cast(types.FunctionType, function), args, kwargs)
 
     return handler
 

@@ -28,7 +28,7 @@ import torch.nn.modules.transformer as torch_transformer
 import torch.utils.checkpoint as torch_checkpoint
 
 from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
-from dovetail_capture.interpreter.protocols import calls
+from dovetail_capture.interpreter.protocols import inlining
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, is_none
 from dovetail_capture.interpreter.values.containers import TupleValue
@@ -314,7 +314,7 @@ def _if_data_is_symbolic(function: Any) -> Handler:
     def handler(vm: Any, args: Args, kwargs: Kwargs) -> Any:
         if vm.session.recorder.data_env is None:
             return PASS
-        return calls.inline(vm, function, args, kwargs)
+        return inlining.inline(vm, function, args, kwargs)
 
     return handler
 
@@ -323,7 +323,7 @@ def interpreted(function: Any) -> Handler:
     """A handler that lets the interpreter run the body of one of these functions."""
 
     def handler(vm: Any, args: Args, kwargs: Kwargs) -> Any:
-        return calls.inline(vm, function, args, kwargs)
+        return inlining.inline(vm, function, args, kwargs)
 
     return handler
 
@@ -446,7 +446,7 @@ def _decorate(vm: Any, args: Args, kwargs: Kwargs) -> Any:
     """`torch.no_grad()(function)` and its like; a class is left to Python."""
     if args[1].python_type() not in (types.FunctionType, types.MethodType):
         return PASS
-    return calls.inline(vm, cast(types.FunctionType, decorated_by_context), args, kwargs)
+    return inlining.inline(vm, cast(types.FunctionType, decorated_by_context), args, kwargs)
 
 
 def _checkpoint(vm: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -455,7 +455,7 @@ def _checkpoint(vm: Any, args: Args, kwargs: Kwargs) -> Any:
     outer = vm.session.recorder.checkpoint
     vm.session.recorder.checkpoint = vm.session.recorder.operations if outer is None else outer
     try:
-        return calls.inline(vm, cast(types.FunctionType, checkpoint), args, kwargs)
+        return inlining.inline(vm, cast(types.FunctionType, checkpoint), args, kwargs)
     finally:
         vm.session.recorder.checkpoint = outer
 

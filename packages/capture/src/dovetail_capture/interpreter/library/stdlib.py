@@ -33,7 +33,8 @@ from dovetail_capture.interpreter.protocols import (
     operators,
     subscripts,
 )
-from dovetail_capture.interpreter.protocols.attributes import class_lookup, resolve
+from dovetail_capture.interpreter.protocols.attributes import resolve
+from dovetail_capture.interpreter.protocols.class_attributes import class_lookup
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean

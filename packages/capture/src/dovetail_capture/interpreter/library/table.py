@@ -33,7 +33,7 @@ from dovetail_capture.interpreter.library import (
 from dovetail_capture.interpreter.library.builtin_functions import is_instance, to_text
 from dovetail_capture.interpreter.library.container_methods import Handler
 from dovetail_capture.interpreter.library.torch_functions import is_operation, tensor_property
-from dovetail_capture.interpreter.protocols import attributes
+from dovetail_capture.interpreter.protocols import class_attributes
 
 __all__ = [
     "CODE_HANDLERS",
@@ -99,7 +99,7 @@ _PURE_TYPES = stdlib.PURE_TYPES + torch_functions.PURE_TYPES
 
 def is_pure(fn: Any) -> bool:
     """Is `fn` known to have no effect and to depend on its arguments only?"""
-    if isinstance(fn, attributes.C_METHODS):
+    if isinstance(fn, class_attributes.C_METHODS):
         return issubclass(fn.__objclass__, _PURE_TYPES) or fn in stdlib.PURE_FUNCTIONS
     if type(fn).__name__ == "_ArrayFunctionDispatcher" and type(fn).__module__ == "numpy":
         return fn.__name__ not in _NUMPY_EFFECTS

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
-from dovetail_capture.interpreter.protocols import calls
+from dovetail_capture.interpreter.protocols import inlining
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, is_none
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def inlined(vm: Interpreter, function: Callable[..., Any], args: Args, kwargs: Kwargs) -> Value:
     """A call of a function of ours, interpreted in place of what the program called."""
-    return calls.inline(vm, cast(types.FunctionType, function), args, kwargs)
+    return inlining.inline(vm, cast(types.FunctionType, function), args, kwargs)
 
 
 def make_tensor(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:

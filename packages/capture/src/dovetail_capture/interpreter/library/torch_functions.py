@@ -12,7 +12,12 @@ from dovetail_guards import clauses as c
 from dovetail_guards.torch_state import BACKEND_FLAGS, READERS
 
 from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
-from dovetail_capture.interpreter.protocols import attributes, calls, dicts
+from dovetail_capture.interpreter.protocols import (
+    class_attributes,
+    dicts,
+    inlining,
+    object_attributes,
+)
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.session import OpenMode
 from dovetail_capture.interpreter.signals import GraphBreakSignal
@@ -89,7 +94,7 @@ def _decide(fn: Any) -> bool:
             name = fn.__name__
             return any(getattr(owner, name, None) is fn for owner in _C_OWNERS)
         return module in _C_MODULES and module != "torch._C"
-    if isinstance(fn, attributes.C_METHODS):
+    if isinstance(fn, class_attributes.C_METHODS):
         return issubclass(fn.__objclass__, _C.TensorBase) and fn not in _NOT_OPERATIONS
     return False
 
@@ -325,7 +330,7 @@ def module_call(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         for name in _GLOBAL_HOOKS:
             hooks = vm.wrap(_module_globals[name], sources.item(base, name))
             if not isinstance(hooks, DictValue) or dicts.length(vm, hooks):
-                return calls.inline(vm, _CALL_IMPL, args, kwargs)
+                return inlining.inline(vm, _CALL_IMPL, args, kwargs)
         vm.session.global_hooks_guarded = True
     fields, session = module.fields, vm.session
     for name in _MODULE_HOOKS:
@@ -335,7 +340,7 @@ def module_call(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
                 source = session.sources.instance_attr(module.source, name)
                 session.guard(c.LengthIs, source, 0)
                 continue
-        found = attributes.generic_lookup(vm, module, name)
+        found = object_attributes.generic_lookup(vm, module, name)
         if not isinstance(found, DictValue) or dicts.length(vm, found):
             if "backward" in name:
                 if not torch.is_grad_enabled():
@@ -344,7 +349,7 @@ def module_call(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
                     f"a call of a {module.cls.__name__} with backward hooks, which are Python's",
                     "register them on modules that are called outside of the compiled function",
                 )
-            return calls.inline(vm, _CALL_IMPL, args, kwargs)
+            return inlining.inline(vm, _CALL_IMPL, args, kwargs)
     return vm.call(vm.get_attr(module, "forward"), args[1:], kwargs)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dovetail_capture.interpreter.bytecode import VERSION, Instruction
 from dovetail_capture.interpreter.frame import MAKE_GENERATOR, YIELD
 from dovetail_capture.interpreter.opcodes.rows import ALWAYS, FROM_312, Row
-from dovetail_capture.interpreter.protocols import attributes
+from dovetail_capture.interpreter.protocols import class_attributes, object_attributes
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.base import NONE, Constant, boolean
@@ -81,13 +81,13 @@ def before_with(frame: Frame, inst: Instruction) -> None:
     manager = frame.stack.pop()
     methods = []
     for name in ("__enter__", "__exit__"):
-        owner, method = attributes.class_lookup(vm, manager.python_type(), name)
-        if method is attributes.MISSING:
+        owner, method = class_attributes.class_lookup(vm, manager.python_type(), name)
+        if method is class_attributes.MISSING:
             kind = manager.python_type().__name__
             vm.raise_error(
                 TypeError, f"'{kind}' object does not support the context manager protocol"
             )
-        methods.append(attributes.bind_to_instance(vm, manager, owner, name, method))
+        methods.append(object_attributes.bind_to_instance(vm, manager, owner, name, method))
     frame.stack.append(methods[1])
     frame.stack.append(vm.call(methods[0], [], {}))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dovetail_capture.interpreter.protocols import attributes, dicts
+from dovetail_capture.interpreter.protocols import attributes, class_attributes, dicts
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value, boolean
 from dovetail_capture.interpreter.values.containers import DictValue
@@ -27,7 +27,7 @@ _REQUIRES_GRAD = inspect.getattr_static(torch.Tensor, "requires_grad")
 def set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> None:
     """`obj.name = value`."""
     if isinstance(obj, ObjectValue):
-        _, setter = attributes.class_lookup(vm, obj.cls, "__setattr__")
+        _, setter = class_attributes.class_lookup(vm, obj.cls, "__setattr__")
         if type(setter) is types.FunctionType or _is_borrowed(setter, object.__setattr__):
             vm.call(vm.held(setter), [obj, Constant(name), value], {})
         else:
@@ -37,13 +37,13 @@ def set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> None:
         _set_function_attr(vm, obj, name, value)
         return
     if isinstance(obj, TensorValue):
-        _, attr = attributes.class_lookup(vm, obj.cls, name)
-        if attr is not attributes.MISSING and obj.overrides:  # its class is asked
+        _, attr = class_attributes.class_lookup(vm, obj.cls, name)
+        if attr is not class_attributes.MISSING and obj.overrides:  # its class is asked
             raise GraphBreakSignal(f"assignment to attribute `{name}` of a {obj.cls.__name__}")
         if attr is _REQUIRES_GRAD and isinstance(value, Constant) and type(value.value) is bool:
             vm.call(vm.get_attr(obj, "requires_grad_"), [value], {})
             return
-        if attr is not attributes.MISSING and not (name == "grad" and _fits_grad(obj, value)):
+        if attr is not class_attributes.MISSING and not (name == "grad" and _fits_grad(obj, value)):
             raise GraphBreakSignal(f"assignment to tensor attribute `{name}`")
         obj.attributes[name] = value
         return
@@ -71,7 +71,7 @@ def _fits_grad(obj: TensorValue, value: Value) -> bool:
 def _is_borrowed(method: object, usual: object) -> bool:
     """Is it a C method put there by the program, like `__setattr__ = dict.__setitem__`?"""
     name = getattr(usual, "__name__", "")
-    return type(method) in attributes.C_METHODS and getattr(method, "__name__", name) != name
+    return type(method) in class_attributes.C_METHODS and getattr(method, "__name__", name) != name
 
 
 def generic_set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> None:
@@ -79,8 +79,8 @@ def generic_set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> No
     if not isinstance(obj, ObjectValue):
         set_attr(vm, obj, name, value)
         return
-    owner, attr = attributes.class_lookup(vm, obj.cls, name)
-    if attr is not attributes.MISSING and attributes.is_data_descriptor(vm, attr):
+    owner, attr = class_attributes.class_lookup(vm, obj.cls, name)
+    if attr is not class_attributes.MISSING and class_attributes.is_data_descriptor(vm, attr):
         kind = type(attr)
         if isinstance(attr, property):
             if attr.fset is None:
@@ -113,7 +113,7 @@ def generic_set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> No
         raise GraphBreakSignal(f"assignment to {owner.__name__}.{name}")
     if not _has_instance_dict(obj):
         _refuse_what_c_does(vm, obj.cls, "__setattr__", name)
-        attributes.missing(vm, obj, name)
+        class_attributes.missing(vm, obj, name)
     dicts.put(vm, obj.fields, Constant(name), value)
 
 
@@ -125,7 +125,7 @@ def _set_exception_field(obj: ObjectValue, name: str, value: Value) -> None:
 
 def _refuse_what_c_does(vm: Interpreter, cls: type, method: str, name: str) -> None:
     """Break where C code keeps the attributes of a class (`threading.local`, in each thread)."""
-    if attributes.class_lookup(vm, cls, method)[1] is not getattr(object, method):
+    if class_attributes.class_lookup(vm, cls, method)[1] is not getattr(object, method):
         raise GraphBreakSignal(f"`{method}` of `{name}`, which C code of {cls.__name__} does")
 
 
@@ -173,7 +173,7 @@ def _set_constant_attr(vm: Interpreter, obj: Constant, name: str, value: Value) 
 def del_attr(vm: Interpreter, obj: Value, name: str) -> None:
     """`del obj.name`."""
     if isinstance(obj, ObjectValue):
-        _, deleter = attributes.class_lookup(vm, obj.cls, "__delattr__")
+        _, deleter = class_attributes.class_lookup(vm, obj.cls, "__delattr__")
         if type(deleter) is types.FunctionType or _is_borrowed(deleter, object.__delattr__):
             vm.call(vm.held(deleter), [obj, Constant(name)], {})
         else:
@@ -183,7 +183,7 @@ def del_attr(vm: Interpreter, obj: Value, name: str) -> None:
         if name in attributes.FUNCTION_FIELDS:
             raise GraphBreakSignal(f"deletion of a function's {name}")
         if not dicts.delete(vm, attributes.function_fields(obj), name):
-            attributes.missing(vm, obj, name)
+            class_attributes.missing(vm, obj, name)
         return
     raise GraphBreakSignal(f"deletion of attribute `{name}` of {obj.describe()}")
 
@@ -193,7 +193,7 @@ def generic_del_attr(vm: Interpreter, obj: Value, name: str) -> None:
     if not isinstance(obj, ObjectValue):
         del_attr(vm, obj, name)
         return
-    _, attr = attributes.class_lookup(vm, obj.cls, name)
+    _, attr = class_attributes.class_lookup(vm, obj.cls, name)
     if isinstance(attr, property):
         if attr.fdel is None:
             vm.raise_error(AttributeError, _property_text(obj, name, "deleter"))
@@ -210,4 +210,4 @@ def generic_del_attr(vm: Interpreter, obj: Value, name: str) -> None:
     if not dicts.delete(vm, obj.fields, name):
         if not _has_instance_dict(obj):
             _refuse_what_c_does(vm, obj.cls, "__delattr__", name)
-        attributes.missing(vm, obj, name)
+        class_attributes.missing(vm, obj, name)

@@ -7,7 +7,11 @@ import types
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from dovetail_capture.interpreter.protocols import attributes, dicts, method_equality
+from dovetail_capture.interpreter.protocols import (
+    class_attributes,
+    dicts,
+    method_equality,
+)
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python
 from dovetail_capture.interpreter.protocols.operator_tables import COMPARE
 from dovetail_capture.interpreter.value_ranges import decided
@@ -48,7 +52,7 @@ _PROXY = types.MappingProxyType
 def _is_itself_alone(vm: Interpreter, value: Value) -> bool:
     """An instance of a class that inherits `==` and `!=` from `object`: a partial, say."""
     return isinstance(value, ObjectValue) and all(
-        attributes.class_lookup(vm, value.cls, name)[1] is getattr(object, name)
+        class_attributes.class_lookup(vm, value.cls, name)[1] is getattr(object, name)
         for name in ("__eq__", "__ne__")
     )
 
@@ -93,13 +97,13 @@ def compare(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
         asked.reverse()
     for receiver, method_name, other in asked:
         if receiver.__class__ is ObjectValue:
-            _, method = attributes.class_lookup(vm, receiver.python_type(), method_name)
+            _, method = class_attributes.class_lookup(vm, receiver.python_type(), method_name)
             if isinstance(method, types.FunctionType):
                 result = vm.call(vm.held(method), [receiver, other], {})
                 if not (isinstance(result, Constant) and result.value is NotImplemented):
                     return result
             elif method is object.__ne__:  # it inverts `__eq__`
-                _, equal = attributes.class_lookup(vm, receiver.python_type(), "__eq__")
+                _, equal = class_attributes.class_lookup(vm, receiver.python_type(), "__eq__")
                 if isinstance(equal, types.FunctionType):
                     result = vm.call(vm.held(equal), [receiver, other], {})
                     if not (isinstance(result, Constant) and result.value is NotImplemented):

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from dovetail_capture.interpreter.protocols import (
-    attributes,
+    class_attributes,
     dicts,
     held_iterators,
+    object_attributes,
     truth_and_length,
 )
 from dovetail_capture.interpreter.protocols.constants import from_python
@@ -73,8 +74,8 @@ def get_iter(vm: Interpreter, value: Value) -> Value:
 def _constant_iter(vm: Interpreter, value: Constant) -> Value:
     real = value.value
     if isinstance(real, type):
-        _owner, method = attributes.class_lookup(vm, type(real), "__iter__")
-        if method is attributes.MISSING:
+        _owner, method = class_attributes.class_lookup(vm, type(real), "__iter__")
+        if method is class_attributes.MISSING:
             return vm.raise_error(TypeError, f"'{type(real).__name__}' object is not iterable")
         # An Enum class: its members are fixed.
         return IteratorValue(
@@ -94,21 +95,21 @@ def _is_native_iterator(vm: Interpreter, value: Value) -> bool:
     """Is this an iterator of a C type (or a generator) that existed before the frame ran?"""
     if not isinstance(value, ObjectValue) or value.real is None:
         return False
-    _, step = attributes.class_lookup(vm, value.cls, "__next__")
-    return isinstance(step, attributes.C_METHODS)
+    _, step = class_attributes.class_lookup(vm, value.cls, "__next__")
+    return isinstance(step, class_attributes.C_METHODS)
 
 
 def _object_iter(vm: Interpreter, value: ObjectValue) -> Value:
     if _is_native_iterator(vm, value):
         return value
-    owner, method = attributes.class_lookup(vm, value.cls, "__iter__")
-    if method is attributes.MISSING or method is None:
-        _, getitem = attributes.class_lookup(vm, value.cls, "__getitem__")
-        if getitem is attributes.MISSING:
+    owner, method = class_attributes.class_lookup(vm, value.cls, "__iter__")
+    if method is class_attributes.MISSING or method is None:
+        _, getitem = class_attributes.class_lookup(vm, value.cls, "__getitem__")
+        if getitem is class_attributes.MISSING:
             name = value.cls.__name__
             return vm.raise_error(TypeError, f"'{name}' object is not iterable")
         return IteratorValue(_by_index(vm, value), _LIST_ITERATOR)
-    bound = attributes.bind_to_instance(vm, value, owner, "__iter__", method)
+    bound = object_attributes.bind_to_instance(vm, value, owner, "__iter__", method)
     return vm.call(bound, [], {})
 
 

@@ -6,7 +6,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from dovetail_capture.interpreter.protocols.attributes import C_METHODS
+from dovetail_capture.interpreter.protocols.class_attributes import C_METHODS
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.functions import BoundMethod, NativeMethod

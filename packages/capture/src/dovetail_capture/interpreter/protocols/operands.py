@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from dovetail_guards.shape_env import DataDependentError
 
-from dovetail_capture.interpreter.protocols import attributes
+from dovetail_capture.interpreter.protocols import class_attributes, object_attributes
 from dovetail_capture.interpreter.protocols.constants import from_python
 from dovetail_capture.interpreter.recorder import NotAGraphArgument
 from dovetail_capture.interpreter.signals import GraphBreakSignal
@@ -99,10 +99,10 @@ def record_call(vm: Interpreter, fn: Any, args: list[Value]) -> Value:
 
 def dunder(vm: Interpreter, obj: Value, name: str) -> Value | None:
     """A special method, looked up on the type alone."""
-    owner, method = attributes.class_lookup(vm, obj.python_type(), name)
-    if method is attributes.MISSING or method is None:
+    owner, method = class_attributes.class_lookup(vm, obj.python_type(), name)
+    if method is class_attributes.MISSING or method is None:
         return None
-    return attributes.bind_to_instance(vm, obj, owner, name, method)
+    return object_attributes.bind_to_instance(vm, obj, owner, name, method)
 
 
 def is_opaque(value: Value) -> bool:

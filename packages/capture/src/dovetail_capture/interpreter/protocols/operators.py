@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dovetail_capture.interpreter.protocols import attributes, dicts
+from dovetail_capture.interpreter.protocols import class_attributes, dicts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python
 from dovetail_capture.interpreter.protocols.operator_tables import BINARY, INPLACE, UNARY
 from dovetail_capture.interpreter.signals import GraphBreakSignal
@@ -132,14 +132,19 @@ def _attempts(
             if issubclass(right_type, numbers) and not issubclass(right_type, left_type):
                 return []  # the left number's C method knows what to do with the right one
         overrides = issubclass(right_type, left_type) and (
-            attributes.class_lookup(vm, right_type, reflected)[1]
-            is not attributes.class_lookup(vm, left_type, reflected)[1]
+            class_attributes.class_lookup(vm, right_type, reflected)[1]
+            is not class_attributes.class_lookup(vm, left_type, reflected)[1]
         )
         asked.insert(0 if overrides else 1, (right, reflected, left))
     if inplace:
         asked.insert(0, (left, f"__i{name}__", right))
     return [
-        (receiver, attributes.class_lookup(vm, receiver.python_type(), method)[1], method, other)
+        (
+            receiver,
+            class_attributes.class_lookup(vm, receiver.python_type(), method)[1],
+            method,
+            other,
+        )
         for receiver, method, other in asked
     ]
 
@@ -150,11 +155,11 @@ def by_methods(
     """What the special methods of the operands' classes give; None if none of them answers."""
     is_number_method = symbol not in ("+", "*")  # lists and tuples are joined after all others
     for receiver, method, special, other in _attempts(vm, name, left, right, inplace):
-        if method is attributes.MISSING or method is None:
+        if method is class_attributes.MISSING or method is None:
             continue
         is_object = receiver.__class__ is ObjectValue
         native = not is_object or vm.native(receiver) is not receiver
-        if isinstance(method, attributes.C_METHODS) and native:
+        if isinstance(method, class_attributes.C_METHODS) and native:
             if receiver.__class__ is TensorValue and not _unknown_to_tensors(vm, other):
                 result = vm.call(dunder(vm, receiver, special), [other], {})  # type: ignore[arg-type]
                 if not (isinstance(result, Constant) and result.value is NotImplemented):
@@ -186,7 +191,8 @@ def _unknown_to_tensors(vm: Interpreter, value: Value) -> bool:
         return False
     cls = value.python_type()
     return all(
-        attributes.class_lookup(vm, cls, name)[1] is attributes.MISSING for name in _NUMBER_LIKE
+        class_attributes.class_lookup(vm, cls, name)[1] is class_attributes.MISSING
+        for name in _NUMBER_LIKE
     )
 
 

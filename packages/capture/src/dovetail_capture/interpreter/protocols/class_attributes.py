@@ -1,0 +1,139 @@
+"""Attributes of classes: looked up in the MRO, bound to the class."""
+
+from __future__ import annotations
+
+import threading
+import types
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from dovetail_guards.clauses import MRO
+
+from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values.base import Constant, Value
+from dovetail_capture.interpreter.values.functions import (
+    BoundMethod,
+    NativeMethod,
+)
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.machine import Interpreter
+
+
+C_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
+MISSING = object()
+
+
+def class_lookup(vm: Interpreter, cls: type, name: str) -> tuple[Any, Any]:
+    """(owner, raw attribute) of `name` in the MRO of `cls`, or (None, MISSING)."""
+    key = (cls, name)
+    found = vm.class_attributes.get(key)
+    if found is None:
+        found = (None, MISSING)
+        for owner in type.__dict__["__mro__"].__get__(cls):
+            attributes = type.__dict__["__dict__"].__get__(owner)
+            if id(owner) in vm.session.attribute_writes:
+                written = vm.session.attribute_writes[id(owner)][1]
+                if name in written.entries:
+                    raise GraphBreakSignal(
+                        f"the class attribute {owner.__name__}.{name}, assigned in this graph, "
+                        "read through an instance"
+                    )
+            if name in attributes:
+                found = (owner, attributes[name])
+                break
+        vm.class_attributes[key] = found
+        vm.class_reads.setdefault(key, found[1])
+    return found
+
+
+def read_mro(vm: Interpreter, cls: type) -> tuple[type, ...]:
+    """The MRO of a class, guarded."""
+    mro: tuple[type, ...] = type.__dict__["__mro__"].__get__(cls)
+    vm.class_reads[(cls, MRO)] = mro
+    return mro
+
+
+def is_data_descriptor(vm: Interpreter, attr: Any) -> bool:
+    """Does the class attribute take precedence over the instance dictionary?"""
+    return any(special_of(vm, attr, name) is not None for name in ("__set__", "__delete__"))
+
+
+def special_of(vm: Interpreter, attr: Any, name: str) -> Any:
+    """A method of the class of a raw class attribute, a descriptor maybe; None if it has none."""
+    cls = type(attr)
+    if cls.__flags__ & _IMMUTABLE_TYPE:
+        return getattr(cls, name, None)
+    found = class_lookup(vm, cls, name)[1]
+    return None if found is MISSING else found
+
+
+_IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: a class written in C
+
+
+def missing(vm: Interpreter, obj: Value, name: str) -> NoReturn:
+    """Raise AttributeError."""
+    cls = obj.python_type()
+    kind = "_thread._local" if cls is threading.local else cls.__name__
+    text = f"'{kind}' object has no attribute '{name}'"
+    if isinstance(obj, Constant) and isinstance(obj.value, types.ModuleType):
+        text = f"module '{obj.value.__name__}' has no attribute '{name}'"
+    elif isinstance(obj, Constant) and isinstance(obj.value, type):
+        text = f"type object '{obj.value.__name__}' has no attribute '{name}'"
+    vm.raise_error(AttributeError, text, name=name)
+
+
+def class_attr(vm: Interpreter, obj: Value, cls: type, name: str) -> Value:
+    meta = type(cls)
+    meta_owner, meta_attr = class_lookup(vm, meta, name)
+    if meta is not type:
+        getter = class_lookup(vm, meta, "__getattribute__")[1]
+        if isinstance(getter, types.FunctionType):
+            return vm.call(vm.held(getter), [obj, Constant(name)], {})
+    if meta_attr is not MISSING and is_data_descriptor(vm, meta_attr):
+        if isinstance(meta_attr, property) and isinstance(meta_attr.fget, types.FunctionType):
+            return vm.call(vm.held(meta_attr.fget), [obj], {})
+        return _class_metadata(vm, cls, name)
+    owner, attr = class_lookup(vm, cls, name)
+    if attr is not MISSING:
+        return bind_to_class(vm, owner, name, attr, obj, cls)
+    if meta_attr is not MISSING:
+        if isinstance(meta_attr, types.FunctionType):
+            return BoundMethod(vm.wrap_class_attr(meta_owner, name, meta_attr), obj)
+        if type(meta_attr) in C_METHODS:
+            return NativeMethod(meta_attr, obj, name)
+        return vm.held(getattr(cls, name))
+    fallback = class_lookup(vm, meta, "__getattr__")[1]
+    if isinstance(fallback, types.FunctionType):
+        return vm.call(vm.held(fallback), [obj, Constant(name)], {})
+    if fallback is not MISSING:
+        try:
+            return vm.held(getattr(cls, name))
+        except AttributeError:
+            pass
+    return missing(vm, obj, name)
+
+
+def _class_metadata(vm: Interpreter, cls: type, name: str) -> Value:
+    """`__name__`, `__mro__`, `__bases__`, `__dict__` ... of a class."""
+    try:
+        return vm.held(getattr(cls, name))
+    except AttributeError:
+        vm.raise_error(AttributeError, name, name=name)
+
+
+def bind_to_class(
+    vm: Interpreter, owner: type, name: str, attr: Any, receiver: Value, cls: type
+) -> Value:
+    """A raw class attribute as read through the class."""
+    kind = type(attr)
+    if kind is staticmethod:
+        return vm.wrap_class_attr(owner, name, attr.__func__)
+    if kind is classmethod:
+        return BoundMethod(vm.held(attr.__func__), receiver)
+    if kind is types.ClassMethodDescriptorType:
+        return NativeMethod(attr, receiver, name)
+    if kind is types.FunctionType or kind in C_METHODS:
+        return vm.wrap_class_attr(owner, name, attr)
+    if not hasattr(kind, "__get__") or kind in (property, types.MemberDescriptorType):
+        return vm.wrap_class_attr(owner, name, attr)
+    return vm.held(attr.__get__(None, cls))  # through `super`, cls.name may be another

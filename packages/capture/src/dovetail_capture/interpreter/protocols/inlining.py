@@ -1,0 +1,172 @@
+"""Calls of Python functions: by a handler, as one node, or with the body interpreted."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dovetail_capture.interpreter.frame import Frame
+from dovetail_capture.interpreter.protocols.constants import UNKNOWN
+from dovetail_capture.interpreter.recorder import NotAGraphArgument
+from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values.base import NONE, Constant, Value
+from dovetail_capture.interpreter.values.functions import (
+    CellValue,
+    FunctionValue,
+)
+from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.marks import (
+    is_constant_result,
+    reason_of,
+    without_others_marks,
+)
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.machine import Interpreter
+from dovetail_capture.interpreter.protocols.argument_binding import (
+    bind,
+    defaults_of,
+    keyword_defaults,
+)
+from dovetail_capture.interpreter.protocols.native_calls import call_handler
+
+_ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
+
+
+def _graph_break(vm: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    message = vm.as_python(args[0] if args else kwargs.get("msg", Constant("")))
+    raise GraphBreakSignal(f"graph_break() was called{': ' + message if message else ''}")
+
+
+def _is_compiling(vm: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return vm.call(Constant(torch.compiler.is_compiling), args, kwargs)
+
+
+# Functions of this package's own API, which imports the interpreter and so cannot be imported here.
+def _breaks_are_errors(vm: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    vm.session.error_flags.append(vm.truth(vm.get_attr(args[0], "flag")))
+    return NONE
+
+
+def _breaks_as_before(vm: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    vm.session.error_flags.pop()
+    return NONE
+
+
+_OWN_API: dict[tuple[str, str], Any] = {
+    ("dovetail_capture.api", "graph_break"): _graph_break,
+    ("dovetail_capture.api", "is_compiling"): _is_compiling,
+    ("dovetail_capture.stance", "error_on_graph_break.__enter__"): _breaks_are_errors,
+    ("dovetail_capture.stance", "error_on_graph_break.__exit__"): _breaks_as_before,
+    # Once torch.compile has run, every module's __init__ also notes the module's age for it.
+    ("torch._dynamo.mutation_guard", "GenerationTracker.tag"): lambda vm, args, kw: Constant(None),
+    ("torch._dynamo.mutation_guard", "_GenerationTracker.tag"): lambda vm, args, kw: Constant(None),
+}
+
+
+def call_function(
+    vm: Interpreter,
+    fn: Constant,
+    real: types.FunctionType,
+    args: list[Value],
+    kwargs: dict[str, Value],
+) -> Value:
+    """Call a pre-existing Python function: a library handler, a graph node, or inlined."""
+    real = without_others_marks(real)
+    handler = vm.handlers.get(real)
+    if handler is not None:
+        result = call_handler(vm, handler, real, args, kwargs)
+        if result is not NotImplemented:
+            return result
+    if vm.is_pure(real, args) and all(
+        vm.as_python(arg) is not UNKNOWN for arg in (*args, *kwargs.values())
+    ):
+        return vm.fold(real, args, kwargs)
+    options = vm.options
+    if options is not None:
+        if options.is_disabled(real):
+            reason = reason_of(real)
+            raise GraphBreakSignal(
+                f"a call of `{real.__qualname__}`, which is disabled{reason and ': '}{reason}",
+                "call it outside of the compiled function",
+            )
+        if options.is_allowed_in_graph(real):
+            return _record_whole(vm, real, args, kwargs)
+    if is_constant_result(real):
+        return _constant_result(vm, real, args, kwargs)
+    if vm.is_operation(real):
+        try:
+            return vm.record("call_function", real, args, kwargs)
+        except NotAGraphArgument:
+            pass  # say a function among the arguments: its body may still be captured
+    return inline(vm, real, args, kwargs)
+
+
+def _constant_result(
+    vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str, Value]
+) -> Value:
+    """Run a function whose result the user calls constant; nothing guards what it gives."""
+    known = [_real_object(vm, arg) for arg in args]
+    named = {name: _real_object(vm, arg) for name, arg in kwargs.items()}
+    try:
+        return vm.held(real(*known, **named))
+    except Exception as error:
+        return vm.raise_real(error)
+
+
+def _real_object(vm: Interpreter, value: Value) -> Any:
+    real = value.real if isinstance(value, (ObjectValue, TensorValue)) else vm.as_python(value)
+    if real is UNKNOWN or (real is None and not isinstance(value, Constant)):
+        raise GraphBreakSignal(f"a function assumed constant, called with {value.describe()}")
+    return real
+
+
+def _record_whole(vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """One node for a function that the user allows in the graph."""
+    try:
+        return vm.record("call_function", real, args, kwargs)
+    except NotAGraphArgument as error:
+        raise GraphBreakSignal(
+            f"`{real.__qualname__}`, allowed in the graph, is called with {error}"
+        ) from None
+
+
+def inline(
+    vm: Interpreter, real: types.FunctionType, args: list[Value], kwargs: dict[str, Value]
+) -> Value:
+    """Interpret a pre-existing Python function's body."""
+    code = real.__code__
+    if code.co_flags & _ASYNC:
+        raise GraphBreakSignal(f"a call of the coroutine function {code.co_qualname}")
+    by_code = vm.code_handlers.get(code)
+    if by_code is not None:
+        return by_code(vm, real, args, kwargs)  # type: ignore[no-any-return]
+    own = _OWN_API.get((real.__module__, code.co_qualname))
+    if own is not None:
+        return own(vm, args, kwargs)  # type: ignore[no-any-return]
+    sources = vm.session.sources
+    known = vm.function_defaults.get(real)
+    if known is None:
+        known = vm.function_defaults[real] = defaults_of(vm, real)
+    positional, keyword = known
+    slots = bind(vm, code, positional, keyword, args, kwargs)
+    closure: tuple[CellValue, ...] = ()
+    if real.__closure__:
+        closure = tuple(
+            vm.wrap(cell, sources.held(cell, f"{code.co_qualname}.{name}"))  # type: ignore[misc]
+            for name, cell in zip(code.co_freevars, real.__closure__, strict=True)
+        )
+    return vm.run_frame(Frame(vm, code, real.__globals__, slots, closure))
+
+
+def call_made_function(
+    vm: Interpreter, fn: FunctionValue, args: list[Value], kwargs: dict[str, Value]
+) -> Value:
+    if fn.code.co_flags & _ASYNC:
+        raise GraphBreakSignal(f"a call of the coroutine function {fn.code.co_qualname}")
+    slots = bind(vm, fn.code, fn.defaults, keyword_defaults(vm, fn), args, kwargs)
+    return vm.run_frame(Frame(vm, fn.code, fn.globals_, slots, fn.closure))

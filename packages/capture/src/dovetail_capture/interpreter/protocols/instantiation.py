@@ -1,0 +1,109 @@
+"""Classes called: `__new__`, `__init__`, metaclasses."""
+
+from __future__ import annotations
+
+import types
+import typing
+from typing import TYPE_CHECKING
+
+import torch
+from dovetail_prims.wrappers import is_wrapper_type
+from torch import nn
+
+from dovetail_capture.interpreter.protocols import class_attributes
+from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values.base import Value
+from dovetail_capture.interpreter.values.containers import (
+    TupleValue,
+)
+from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.interpreter.wrap import is_numpy
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.machine import Interpreter
+from dovetail_capture.interpreter.protocols.inlining import inline
+from dovetail_capture.interpreter.protocols.native_calls import (
+    call_handler,
+    call_native,
+    check_arguments,
+)
+
+
+def instantiate(
+    vm: Interpreter,
+    cls: type,
+    args: list[Value],
+    kwargs: dict[str, Value],
+    class_value: Value | None = None,
+    by_type: bool = False,
+) -> Value:
+    """`cls(*args, **kwargs)`; `by_type`: whatever its metaclass's `__call__` does."""
+    handler = vm.handlers.get(cls)
+    if handler is not None:
+        check_arguments(vm, cls, args, kwargs)
+        result = call_handler(vm, handler, cls, args, kwargs)
+        if result is not NotImplemented:
+            return result
+    if typing.is_typeddict(cls):
+        return instantiate(vm, dict, args, kwargs)
+    if cls in vm.pure_classes or is_numpy(cls, "generic"):
+        return vm.fold(cls, args, kwargs)
+    class_value = class_value or vm.held(cls)
+    meta_call = class_attributes.class_lookup(vm, type(cls), "__call__")[1]
+    if not by_type and isinstance(meta_call, types.FunctionType):
+        handler = vm.handlers.get(meta_call)
+        if handler is not None:
+            return handler(vm, [class_value, *args], kwargs)
+        return inline(vm, meta_call, [class_value, *args], kwargs)
+    owner, new = class_attributes.class_lookup(vm, cls, "__new__")
+    if isinstance(new, staticmethod):
+        new = new.__func__
+    if issubclass(cls, torch.Tensor):
+        plain = not is_wrapper_type(cls) and not issubclass(cls, (nn.Parameter, nn.Buffer))
+        own_new = isinstance(new, types.FunctionType)
+        given = len(args) == 1 and isinstance(args[0], TensorValue) and not kwargs
+        if not plain or not (own_new or given):
+            raise GraphBreakSignal(
+                f"creation of a {cls.__name__}", "create it before the compiled function runs"
+            )
+        if not own_new:
+            instance = vm.tensor_of_class(args[0], cls)
+        else:
+            instance = vm.call(vm.held(new), [class_value, *args], kwargs)
+    elif isinstance(new, types.FunctionType):
+        instance = vm.call(vm.held(new), [class_value, *args], kwargs)
+    else:
+        instance = native_new(vm, owner, cls, args, kwargs)
+    if cls not in instance.python_type().__mro__:  # a metaclass's __subclasscheck__ is not asked
+        return instance
+    init_owner, init = class_attributes.class_lookup(vm, cls, "__init__")
+    if isinstance(init, types.FunctionType):
+        vm.call(vm.wrap_class_attr(init_owner, "__init__", init), [instance, *args], kwargs)
+    elif init is not object.__init__:
+        call_native(vm, init, [instance, *args], kwargs)
+    elif (args or kwargs) and new is object.__new__:
+        vm.raise_error(TypeError, f"{cls.__name__}() takes no arguments")
+    return instance
+
+
+def native_new(
+    vm: Interpreter, owner: type, cls: type, args: list[Value], kwargs: dict[str, Value]
+) -> Value:
+    """`owner.__new__(cls, *args)` where `owner` is a C class."""
+    if owner is object:
+        if getattr(cls, "__abstractmethods__", None):
+            try:
+                object.__new__(cls)
+            except TypeError as error:
+                vm.raise_real(error)
+        return ObjectValue(cls)
+    maker = vm.new_handlers.get(owner)
+    if maker is not None:
+        return maker(vm, cls, args, kwargs)  # type: ignore[no-any-return]
+    if issubclass(owner, BaseException):
+        value = ObjectValue(cls)
+        value.base_new = owner
+        value.slots["args"] = TupleValue(args)
+        return value
+    raise GraphBreakSignal(f"creation of a {cls.__module__}.{cls.__qualname__}")

@@ -1,0 +1,254 @@
+"""Attributes of objects: data descriptors, fields, methods, `__getattr__`, modules' children."""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+from dovetail_guards import clauses as c
+from dovetail_guards.source import Source
+
+from dovetail_capture.interpreter.protocols import dicts
+from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
+from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
+from dovetail_capture.interpreter.values.containers import (
+    DictValue,
+    TupleValue,
+)
+from dovetail_capture.interpreter.values.functions import (
+    BoundMethod,
+    NativeMethod,
+)
+from dovetail_capture.interpreter.values.objects import ObjectValue
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.machine import Interpreter
+from dovetail_capture.interpreter.protocols.class_attributes import (
+    C_METHODS,
+    MISSING,
+    class_lookup,
+    is_data_descriptor,
+    missing,
+    special_of,
+)
+
+_NAMED_TUPLE_FIELD: type = type(
+    __import__("collections").namedtuple("_Probe", "a").__dict__["a"]  # the C field descriptor
+)
+_MODULE_GETATTR = torch.nn.Module.__getattr__
+_EXCEPTION_FIELDS = {"args", "__cause__", "__context__", "__traceback__"}
+
+
+def object_attr(vm: Interpreter, obj: ObjectValue, name: str) -> Value:
+    cls = obj.cls
+    _, getter = class_lookup(vm, cls, "__getattribute__")
+    if type(getter) is types.FunctionType:
+        try:
+            return vm.call(vm.held(getter), [obj, Constant(name)], {})
+        except ProgramException as error:
+            if not issubclass(error.value.python_type(), AttributeError):
+                raise
+            return _fallback(vm, obj, name)
+    found = generic_lookup(vm, obj, name)
+    if found is not None:
+        return found
+    if obj.real is not None and class_lookup(vm, cls, "__getattr__")[1] is MISSING:
+        # Only code of C runs here: that of a class which finds attributes in its own way.
+        found_by_c = hasattr(obj.real, name)
+        if found_by_c and cls.__dictoffset__ and name in obj.real.__dict__:
+            found_by_c = False
+        if found_by_c:
+            raise GraphBreakSignal(f"the attribute `{name}` that C code of {cls.__name__} gives")
+    return _fallback(vm, obj, name)
+
+
+def generic_get_attr(vm: Interpreter, obj: Value, name: str) -> Value:
+    """`object.__getattribute__(obj, name)`."""
+    if isinstance(obj, ObjectValue):
+        found = generic_lookup(vm, obj, name)
+        return found if found is not None else missing(vm, obj, name)
+    return vm.get_attr(obj, name)
+
+
+def generic_lookup(vm: Interpreter, obj: ObjectValue, name: str) -> Value | None:
+    """`object.__getattribute__` without the AttributeError."""
+    cls = obj.cls
+    owner, attr = class_lookup(vm, cls, name)
+    if name == "__dict__" and not isinstance(attr, property):
+        has_dict = getattr(cls, "__dictoffset__", 0) or not obj.fields.is_instance_dict
+        return obj.fields if has_dict else None
+    if attr is not MISSING and is_data_descriptor(vm, attr):
+        return data_descriptor(vm, obj, owner, name, attr)
+    if attr is MISSING and obj.fields.origin is not None and name not in obj.fields.origin:
+        # Nothing on the class: `__getattr__` decides, and only then is absence guarded.
+        if name not in obj.fields.entries:
+            if _finds_module_child(obj, name):
+                return _fallback(vm, obj, name)
+    found = dicts.get(vm, obj.fields, name)
+    if found is not None:
+        return found
+    if attr is MISSING:
+        return None
+    return bind_to_instance(vm, obj, owner, name, attr)
+
+
+def _finds_module_child(obj: ObjectValue, name: str) -> bool:
+    """Is `name` a parameter, buffer or submodule? nn.Module keeps these apart from its
+    instance attributes, so that finding one needs no guard that the others lack it."""
+    if not isinstance(obj.real, torch.nn.Module):
+        return False
+    fields = obj.fields.origin
+    assert fields is not None
+    return any(name in fields.get(kind, ()) for kind in ("_parameters", "_buffers", "_modules"))
+
+
+def bind_to_instance(vm: Interpreter, obj: Value, owner: type, name: str, attr: Any) -> Value:
+    """A non-data class attribute as read through an instance."""
+    kind = type(attr)
+    if kind is types.FunctionType:
+        return BoundMethod(vm.wrap_class_attr(owner, name, attr), obj)
+    if kind in C_METHODS:
+        return NativeMethod(attr, obj, name)
+    if kind is staticmethod:
+        return vm.wrap_class_attr(owner, name, attr.__func__)
+    cls = obj.python_type()
+    if kind is classmethod:
+        return BoundMethod(vm.held(attr.__func__), vm.held(cls))
+    if kind is types.ClassMethodDescriptorType:
+        return NativeMethod(attr, vm.held(cls), name)
+    if kind is functools.cached_property:
+        value = vm.call(vm.held(attr.func), [obj], {})
+        vm.set_attr(obj, name, value)
+        return value
+    if kind is functools._lru_cache_wrapper:
+        return BoundMethod(vm.held(attr), obj)
+    if kind is functools.partialmethod:
+        call = [vm.held(attr), obj, vm.held(cls)]
+        return vm.call(Constant(_partial_method), call, {})
+    if kind is functools.singledispatchmethod:
+        return vm.call(Constant(_dispatching_method), [vm.held(attr), obj, vm.held(cls)], {})
+    getter = special_of(vm, attr, "__get__")
+    if isinstance(getter, types.FunctionType):
+        return vm.call(vm.held(getter), [vm.held(attr), obj, vm.held(cls)], {})
+    if getter is not None and not isinstance(attr, type):
+        raise GraphBreakSignal(f"the descriptor {kind.__name__} of {cls.__name__}.{name}")
+    return vm.wrap_class_attr(owner, name, attr)
+
+
+def _partial_method(method: Any, obj: Any, cls: Any) -> Any:
+    """Interpreted: what a `functools.partialmethod` in a class gives, read through an instance."""
+    return functools.partial(method.func.__get__(obj, cls), *method.args, **method.keywords)
+
+
+def _dispatching_method(method: Any, obj: Any, cls: Any) -> Any:
+    """Interpreted: what a `functools.singledispatchmethod` in a class gives."""
+    return lambda *args, **kwargs: method.dispatcher.dispatch(args[0].__class__).__get__(obj, cls)(
+        *args, **kwargs
+    )
+
+
+# What guards read as `obj.name`, which only gives what this descriptor does if no class hides it.
+_KNOWN_BY_NAME = (types.MemberDescriptorType, types.GetSetDescriptorType)
+
+
+def data_descriptor(vm: Interpreter, obj: ObjectValue, owner: type, name: str, attr: Any) -> Value:
+    kind = type(attr)
+    if isinstance(attr, property):
+        if attr.fget is None:
+            return missing(vm, obj, name)
+        return vm.call(vm.held(attr.fget), [obj], {})
+    if kind is types.GetSetDescriptorType:
+        if name == "__dict__":
+            return obj.fields
+        if name == "__class__":
+            return vm.held(obj.cls)
+    if kind in _KNOWN_BY_NAME and class_lookup(vm, obj.cls, name)[1] is not attr:
+        raise GraphBreakSignal(
+            f"the attribute {owner.__name__}.{name} that {obj.cls.__name__} hides"
+        )
+    if kind is types.MemberDescriptorType or kind is _NAMED_TUPLE_FIELD:
+        return _member(vm, obj, name, attr)
+    if kind is types.GetSetDescriptorType:
+        if name in obj.slots:
+            return obj.slots[name]
+        if name in _EXCEPTION_FIELDS and obj.real is None:
+            return NONE
+        if obj.real is not None and obj.source is not None:
+            source = vm.session.sources.attr(obj.source, name)
+            return vm.wrap(attr.__get__(obj.real), source)
+        raise GraphBreakSignal(f"the C attribute {owner.__name__}.{name}")
+    getter = special_of(vm, attr, "__get__")
+    if isinstance(getter, types.FunctionType):
+        return vm.call(vm.held(getter), [vm.held(attr), obj, vm.held(obj.cls)], {})
+    if name == "__class__":
+        return vm.held(obj.cls)
+    if getter is None or getter is MISSING:  # it is written through alone
+        own = obj.fields.is_instance_dict and dicts.get(vm, obj.fields, name)
+        return own if isinstance(own, Value) else vm.wrap_class_attr(owner, name, attr)
+    raise GraphBreakSignal(f"the descriptor {kind.__name__} of {owner.__name__}.{name}")
+
+
+def _member(vm: Interpreter, obj: ObjectValue, name: str, attr: Any) -> Value:
+    """A `__slots__` member or the field of a named tuple."""
+    if type(attr) is _NAMED_TUPLE_FIELD:
+        assert isinstance(obj.native, TupleValue)
+        index: Any = attr.__reduce__()[1][0]
+        return vm.tuple_item(obj.native, index)
+    if name in obj.slots:
+        return obj.slots[name]
+    if obj.real is not None and obj.source is not None:
+        try:
+            real = attr.__get__(obj.real)
+        except AttributeError:
+            vm.session.guard(c.SlotIsEmpty, obj.source, name)
+            return missing(vm, obj, name)
+        value = vm.wrap(real, vm.session.sources.attr(obj.source, name))
+        obj.slots[name] = value
+        return value
+    if issubclass(obj.cls, BaseException):
+        if name == "__suppress_context__":
+            return boolean(False)
+        parts = obj.slots.get("args")
+        if isinstance(parts, TupleValue) and parts.items and name not in ("name", "path", "obj"):
+            raise GraphBreakSignal(f"`{name}` of a {obj.cls.__name__} made in the graph")
+        return NONE
+    return missing(vm, obj, name)
+
+
+def _fallback(vm: Interpreter, obj: ObjectValue, name: str) -> Value:
+    """`__getattr__`, or AttributeError."""
+    _, getter = class_lookup(vm, obj.cls, "__getattr__")
+    if getter is MISSING:
+        return missing(vm, obj, name)
+    if getter is _MODULE_GETATTR:
+        return _module_child(vm, obj, name)
+    return vm.call(vm.held(getter), [obj, Constant(name)], {})
+
+
+def _module_child(vm: Interpreter, obj: ObjectValue, name: str) -> Value:
+    """nn.Module.__getattr__: parameters, buffers, submodules."""
+    session = vm.session
+    absent: list[Source] = []
+    for kind in ("_parameters", "_buffers", "_modules"):
+        origin = obj.fields.origin
+        real = None if origin is None else origin.get(kind)
+        known = session.known.get(id(real)) if real is not None else None
+        if real is None or kind in obj.fields.entries or known is not None:
+            holder = known if known is not None else dicts.get(vm, obj.fields, kind)
+            if isinstance(holder, DictValue):
+                found = dicts.get(vm, holder, name)
+                if found is not None:
+                    return found
+            continue
+        assert obj.source is not None
+        base = session.sources.instance_attr(obj.source, kind)
+        if name in real:
+            return vm.wrap(real[name], session.sources.item(base, name))
+        absent.append(base)
+    # A name lives in one of the three only (nn.Module sees to that), so absence is guarded
+    # just where nothing was found.
+    for base in absent:
+        session.guard(c.HasKey, base, name, False)
+    return missing(vm, obj, name)
