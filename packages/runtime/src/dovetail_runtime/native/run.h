@@ -28,6 +28,7 @@ struct Frame {
   std::vector<Block> blocks;             // CPU slabs
   std::vector<c10::DataPtr> device_slabs;
   std::vector<char*> slab_data;
+  std::vector<char> slab_taken;  // whether that of each slab is its memory in this call
   c10::DataPtr scratch;  // of GPU kernels, one after the other
   size_t scratch_bytes = 0;
   std::vector<at::Tensor> copies;  // of inputs that do not begin where kernels expect it
@@ -37,7 +38,10 @@ struct Frame {
   void* cuda_stream = nullptr;
 
   explicit Frame(const Program& program)
-      : values(program.values), slots(program.slots.size()), slab_data(program.slabs.size()) {
+      : values(program.values),
+        slots(program.slots.size()),
+        slab_data(program.slabs.size()),
+        slab_taken(program.slabs.size()) {
     for (const auto& [slot, tensor] : program.constants) {
       slots[slot].impl = tensor.unsafeGetTensorImpl();
       slots[slot].data = slots[slot].impl->has_storage() ? slots[slot].impl->mutable_data() : nullptr;
@@ -58,6 +62,7 @@ struct Frame {
     for (Block& block : blocks) slab_pool().give_back(block);
     blocks.clear();
     device_slabs.clear();
+    std::fill(slab_taken.begin(), slab_taken.end(), false);
     scratch.clear();
     scratch_bytes = 0;
     copies.clear();
@@ -215,7 +220,6 @@ class Runner {
     // The plan holds casts and gradients already: nothing may add its own.
     c10::impl::ExcludeDispatchKeyGuard below_autograd(
         c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
-    take_slabs();
     if (consuming) {
       run_consuming();
     } else {
@@ -316,17 +320,18 @@ class Runner {
     return tensor;
   }
 
-  void take_slabs() {
-    for (size_t i = 0; i < program_.slabs.size(); ++i) {
-      const SlabInfo& slab = program_.slabs[i];
-      size_t bytes = static_cast<size_t>(values()[slab.bytes]);
-      if (slab.device.is_cpu()) {
-        frame_.blocks.push_back(slab_pool().take(bytes));
-        frame_.slab_data[i] = static_cast<char*>(frame_.blocks.back().data);
-      } else {
-        frame_.device_slabs.push_back(c10::GetAllocator(slab.device.type())->allocate(bytes));
-        frame_.slab_data[i] = static_cast<char*>(frame_.device_slabs.back().get());
-      }
+  // Memory for a slab: when the first tensor in it is due, and not beside what steps before that
+  // take for themselves.
+  void take_slab(size_t number) {
+    const SlabInfo& slab = program_.slabs[number];
+    size_t bytes = static_cast<size_t>(values()[slab.bytes]);
+    frame_.slab_taken[number] = true;
+    if (slab.device.is_cpu()) {
+      frame_.blocks.push_back(slab_pool().take(bytes));
+      frame_.slab_data[number] = static_cast<char*>(frame_.blocks.back().data);
+    } else {
+      frame_.device_slabs.push_back(c10::GetAllocator(slab.device.type())->allocate(bytes));
+      frame_.slab_data[number] = static_cast<char*>(frame_.device_slabs.back().get());
     }
   }
 
@@ -338,6 +343,7 @@ class Runner {
                   program_.slots[step.slot].name, "' takes bytes ", offset, " to ", end,
                   " of a slab of ", slab, "; a slab offset must be a multiple of 64");
     }
+    if (!frame_.slab_taken[step.slab]) take_slab(step.slab);
     if (frame_.slab_data[step.slab] != nullptr) {
       frame_.slots[step.slot].data =
           frame_.slab_data[step.slab] + offset + values()[step.spec.offset] * step.spec.itemsize;
