@@ -18,7 +18,7 @@ from torch.autograd.function import _SingleLevelFunction, once_differentiable
 from torch.fx import GraphModule
 
 from dovetail_capture.interpreter.changes import no_changes
-from dovetail_capture.interpreter.library.container_methods import Args, Handler, Kwargs
+from dovetail_capture.interpreter.library.handlers import Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.transforms import InnerRecorder
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.recorder import NotAGraphArgument

@@ -25,7 +25,7 @@ from torch.fx import GraphModule, Node
 
 from dovetail_capture.interpreter.aliasing import written_by
 from dovetail_capture.interpreter.changes import no_changes
-from dovetail_capture.interpreter.library.container_methods import Args, Kwargs
+from dovetail_capture.interpreter.library.handlers import Args, Kwargs
 from dovetail_capture.interpreter.library.transforms import InnerRecorder, filled, template_of
 from dovetail_capture.interpreter.protocols import inlining
 from dovetail_capture.interpreter.recorder import NotAGraphArgument, Recorder

@@ -14,7 +14,7 @@ import torch
 from dovetail_guards import clauses as c
 from torch.nn import Module, Parameter
 
-from dovetail_capture.interpreter.library.container_methods import Args, Handler, Kwargs
+from dovetail_capture.interpreter.library.handlers import Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.transforms import InnerRecorder
 from dovetail_capture.interpreter.protocols import dicts, operands
 from dovetail_capture.interpreter.signals import GraphBreakSignal

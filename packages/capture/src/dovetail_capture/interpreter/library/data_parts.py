@@ -8,7 +8,7 @@ import torch
 from dovetail_prims.shape_rules.data_bounds import wrapped
 
 from dovetail_capture.interpreter.library.checks import require_relation
-from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue

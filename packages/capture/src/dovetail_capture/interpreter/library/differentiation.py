@@ -16,7 +16,7 @@ import torch
 
 from dovetail_capture.captured_frame import GraphBreak
 from dovetail_capture.errors import NotCapturable
-from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.transforms import InnerRecorder
 from dovetail_capture.interpreter.protocols import inlining
 from dovetail_capture.interpreter.signals import GraphBreakSignal

@@ -17,7 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
-from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.own_functions import ask, asked_classes
 from dovetail_capture.interpreter.recorder import NotAGraphArgument, Recorder
 from dovetail_capture.interpreter.signals import GraphBreakSignal

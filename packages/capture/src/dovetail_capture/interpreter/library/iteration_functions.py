@@ -14,13 +14,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from dovetail_capture.interpreter.library import own_functions, polyfills
-from dovetail_capture.interpreter.library.container_methods import (
-    Args,
-    Handler,
-    Kwargs,
-    error_of,
-    sorted_items,
-)
+from dovetail_capture.interpreter.library.handlers import Args, Handler, Kwargs
+from dovetail_capture.interpreter.library.list_methods import error_of, sorted_items
 from dovetail_capture.interpreter.protocols import (
     comparison,
     held_iterators,

@@ -20,7 +20,7 @@ import typing
 from typing import TYPE_CHECKING, Any
 
 from dovetail_capture.interpreter.frame import Frame
-from dovetail_capture.interpreter.library.container_methods import Args, Handler, Kwargs
+from dovetail_capture.interpreter.library.handlers import Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import dicts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal

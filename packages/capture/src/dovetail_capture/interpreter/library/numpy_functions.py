@@ -16,7 +16,7 @@ import torch
 from torch.fx import Node
 
 from dovetail_capture.interpreter.library import numpy_on_tensors as twins
-from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.tensor_creation import inlined, stacked
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal

@@ -18,7 +18,7 @@ from torch.optim.radam import radam
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from dovetail_capture.interpreter.library import optimizer_steps
-from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import inlining
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant

@@ -16,7 +16,7 @@ import torch
 from dovetail_prims.wrappers import is_wrapper_type
 from torch.overrides import get_default_nowrap_functions
 
-from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
 from dovetail_capture.interpreter.values.containers import DictValue, ListValue, TupleValue

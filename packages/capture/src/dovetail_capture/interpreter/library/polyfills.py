@@ -27,7 +27,7 @@ import torch
 import torch.nn.modules.transformer as torch_transformer
 import torch.utils.checkpoint as torch_checkpoint
 
-from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import inlining
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, is_none

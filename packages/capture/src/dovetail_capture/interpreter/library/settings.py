@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from dovetail_guards.torch_state import READERS
 
-from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.polyfills import interpreted
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal

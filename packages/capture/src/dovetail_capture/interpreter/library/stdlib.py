@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail_guards import clauses as c
 
-from dovetail_capture.interpreter.library.container_methods import Args, Handler, Kwargs
+from dovetail_capture.interpreter.library.handlers import Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import (
     comparison,
     containment,
@@ -38,10 +38,7 @@ from dovetail_capture.interpreter.protocols.class_attributes import class_lookup
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
-from dovetail_capture.interpreter.values.containers import (
-    DictValue,
-    TupleValue,
-)
+from dovetail_capture.interpreter.values.containers import DictValue, TupleValue
 from dovetail_capture.interpreter.values.functions import FunctionValue, IteratorValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
 

@@ -30,9 +30,10 @@ from dovetail_capture.interpreter.library import (
     torch_functions,
     transforms,
 )
-from dovetail_capture.interpreter.library.builtin_functions import is_instance, to_text
-from dovetail_capture.interpreter.library.container_methods import Handler
+from dovetail_capture.interpreter.library.conversions import to_text
+from dovetail_capture.interpreter.library.handlers import Handler
 from dovetail_capture.interpreter.library.torch_functions import is_operation, tensor_property
+from dovetail_capture.interpreter.library.type_functions import is_instance
 from dovetail_capture.interpreter.protocols import class_attributes
 
 __all__ = [

@@ -11,7 +11,7 @@ import torch
 from dovetail_guards import clauses as c
 from dovetail_guards.torch_state import BACKEND_FLAGS, READERS
 
-from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import (
     class_attributes,
     dicts,

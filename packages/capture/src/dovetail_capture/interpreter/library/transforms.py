@@ -17,7 +17,7 @@ from dovetail_guards.torch_state import READERS
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from dovetail_capture.interpreter.library.container_methods import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import dicts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.recorder import NotAGraphArgument, Recorder

@@ -8,13 +8,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dovetail_capture.interpreter.protocols import attributes, dicts
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
-from dovetail_capture.interpreter.values.containers import (
-    DictValue,
-    TupleValue,
-)
-from dovetail_capture.interpreter.values.functions import (
-    FunctionValue,
-)
+from dovetail_capture.interpreter.values.containers import DictValue, TupleValue
+from dovetail_capture.interpreter.values.functions import FunctionValue
 from dovetail_capture.interpreter.wrap import EQUALITY_TYPES
 
 if TYPE_CHECKING:

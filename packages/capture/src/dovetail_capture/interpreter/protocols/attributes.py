@@ -17,6 +17,21 @@ from dovetail_guards import clauses as c
 from dovetail_prims.wrappers import is_wrapper_type
 
 from dovetail_capture.interpreter.protocols import dicts
+from dovetail_capture.interpreter.protocols.class_attributes import (
+    C_METHODS,
+    MISSING,
+    bind_to_class,
+    class_attr,
+    class_lookup,
+    is_data_descriptor,
+    missing,
+    read_mro,
+)
+from dovetail_capture.interpreter.protocols.object_attributes import (
+    bind_to_instance,
+    data_descriptor,
+    object_attr,
+)
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value
@@ -39,21 +54,6 @@ from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
-from dovetail_capture.interpreter.protocols.class_attributes import (
-    C_METHODS,
-    MISSING,
-    bind_to_class,
-    class_attr,
-    class_lookup,
-    is_data_descriptor,
-    missing,
-    read_mro,
-)
-from dovetail_capture.interpreter.protocols.object_attributes import (
-    bind_to_instance,
-    data_descriptor,
-    object_attr,
-)
 
 
 def get_attr(vm: Interpreter, obj: Value, name: str) -> Value:

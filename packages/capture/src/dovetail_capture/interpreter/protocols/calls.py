@@ -13,12 +13,12 @@ import torch
 from dovetail_capture.interpreter import cached_calls
 from dovetail_capture.interpreter.protocols import class_attributes, object_attributes
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
+from dovetail_capture.interpreter.protocols.inlining import call_function, call_made_function
+from dovetail_capture.interpreter.protocols.instantiation import instantiate
+from dovetail_capture.interpreter.protocols.native_calls import call_native
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value
-from dovetail_capture.interpreter.values.containers import (
-    TupleValue,
-    hash_key,
-)
+from dovetail_capture.interpreter.values.containers import TupleValue, hash_key
 from dovetail_capture.interpreter.values.functions import (
     BoundMethod,
     FunctionValue,
@@ -26,16 +26,10 @@ from dovetail_capture.interpreter.values.functions import (
     TransformValue,
 )
 from dovetail_capture.interpreter.values.objects import ObjectValue
-from dovetail_capture.marks import (
-    reason_of,
-    substitute_of,
-)
+from dovetail_capture.marks import reason_of, substitute_of
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
-from dovetail_capture.interpreter.protocols.inlining import call_function, call_made_function
-from dovetail_capture.interpreter.protocols.instantiation import instantiate
-from dovetail_capture.interpreter.protocols.native_calls import call_native
 
 _SCRIPTED = "_torchdynamo_inline"  # what torch.jit calls the Python function behind a script
 

@@ -10,10 +10,7 @@ from dovetail_guards.clauses import MRO
 
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value
-from dovetail_capture.interpreter.values.functions import (
-    BoundMethod,
-    NativeMethod,
-)
+from dovetail_capture.interpreter.values.functions import BoundMethod, NativeMethod
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter

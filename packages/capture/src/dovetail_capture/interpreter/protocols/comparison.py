@@ -7,13 +7,18 @@ import types
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from dovetail_capture.interpreter.protocols import (
-    class_attributes,
-    dicts,
-    method_equality,
-)
+from dovetail_capture.interpreter.protocols import class_attributes, dicts, method_equality
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python
+from dovetail_capture.interpreter.protocols.operands import (
+    concrete,
+    fold,
+    is_number,
+    record_call,
+    refuse_opaque,
+    settled,
+)
 from dovetail_capture.interpreter.protocols.operator_tables import COMPARE
+from dovetail_capture.interpreter.protocols.truth_and_length import truth
 from dovetail_capture.interpreter.value_ranges import decided
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Value, boolean
@@ -26,25 +31,13 @@ from dovetail_capture.interpreter.values.containers import (
     TupleValue,
     hash_key,
 )
-from dovetail_capture.interpreter.values.functions import (
-    BoundMethod,
-    NativeMethod,
-)
+from dovetail_capture.interpreter.values.functions import BoundMethod, NativeMethod
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
-from dovetail_capture.interpreter.protocols.operands import (
-    concrete,
-    fold,
-    is_number,
-    record_call,
-    refuse_opaque,
-    settled,
-)
-from dovetail_capture.interpreter.protocols.truth_and_length import truth
 
 _PROXY = types.MappingProxyType
 

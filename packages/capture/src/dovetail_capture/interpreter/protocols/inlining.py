@@ -9,30 +9,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dovetail_capture.interpreter.frame import Frame
-from dovetail_capture.interpreter.protocols.constants import UNKNOWN
-from dovetail_capture.interpreter.recorder import NotAGraphArgument
-from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.base import NONE, Constant, Value
-from dovetail_capture.interpreter.values.functions import (
-    CellValue,
-    FunctionValue,
-)
-from dovetail_capture.interpreter.values.objects import ObjectValue
-from dovetail_capture.interpreter.values.tensors import TensorValue
-from dovetail_capture.marks import (
-    is_constant_result,
-    reason_of,
-    without_others_marks,
-)
-
-if TYPE_CHECKING:
-    from dovetail_capture.interpreter.machine import Interpreter
 from dovetail_capture.interpreter.protocols.argument_binding import (
     bind,
     defaults_of,
     keyword_defaults,
 )
+from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.protocols.native_calls import call_handler
+from dovetail_capture.interpreter.recorder import NotAGraphArgument
+from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values.base import NONE, Constant, Value
+from dovetail_capture.interpreter.values.functions import CellValue, FunctionValue
+from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.marks import is_constant_result, reason_of, without_others_marks
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.machine import Interpreter
 
 _ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
 

@@ -17,10 +17,7 @@ from dovetail_capture.interpreter.protocols import class_attributes
 from dovetail_capture.interpreter.recorder import NotAGraphArgument
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Value
-from dovetail_capture.interpreter.values.containers import (
-    ListValue,
-    TupleValue,
-)
+from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
 from dovetail_capture.interpreter.wrap import is_numpy
 

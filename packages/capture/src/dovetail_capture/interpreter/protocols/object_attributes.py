@@ -11,20 +11,6 @@ from dovetail_guards import clauses as c
 from dovetail_guards.source import Source
 
 from dovetail_capture.interpreter.protocols import dicts
-from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
-from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
-from dovetail_capture.interpreter.values.containers import (
-    DictValue,
-    TupleValue,
-)
-from dovetail_capture.interpreter.values.functions import (
-    BoundMethod,
-    NativeMethod,
-)
-from dovetail_capture.interpreter.values.objects import ObjectValue
-
-if TYPE_CHECKING:
-    from dovetail_capture.interpreter.machine import Interpreter
 from dovetail_capture.interpreter.protocols.class_attributes import (
     C_METHODS,
     MISSING,
@@ -33,6 +19,14 @@ from dovetail_capture.interpreter.protocols.class_attributes import (
     missing,
     special_of,
 )
+from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
+from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
+from dovetail_capture.interpreter.values.containers import DictValue, TupleValue
+from dovetail_capture.interpreter.values.functions import BoundMethod, NativeMethod
+from dovetail_capture.interpreter.values.objects import ObjectValue
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.machine import Interpreter
 
 _NAMED_TUPLE_FIELD: type = type(
     __import__("collections").namedtuple("_Probe", "a").__dict__["a"]  # the C field descriptor

@@ -9,7 +9,19 @@ import torch
 
 from dovetail_capture.interpreter.protocols import class_attributes, dicts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python
+from dovetail_capture.interpreter.protocols.operands import (
+    concrete,
+    dunder,
+    fold,
+    is_number,
+    is_opaque,
+    plain_number,
+    record_call,
+    refuse_opaque,
+    settled_operands,
+)
 from dovetail_capture.interpreter.protocols.operator_tables import BINARY, INPLACE, UNARY
+from dovetail_capture.interpreter.protocols.subscripts import index_of
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Value
@@ -27,18 +39,6 @@ from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
-from dovetail_capture.interpreter.protocols.operands import (
-    concrete,
-    dunder,
-    fold,
-    is_number,
-    is_opaque,
-    plain_number,
-    record_call,
-    refuse_opaque,
-    settled_operands,
-)
-from dovetail_capture.interpreter.protocols.subscripts import index_of
 
 # Is a torch.Size plus a tuple a torch.Size? (of this version of torch)
 _SIZE_KEEPS = type(torch.Size((1,)) + (1,)) is torch.Size

@@ -9,6 +9,7 @@ import torch
 
 from dovetail_capture.interpreter.protocols import dicts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python
+from dovetail_capture.interpreter.protocols.operands import concrete, dunder, fold, record_call
 from dovetail_capture.interpreter.protocols.tensor_index import tensor_key
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue
@@ -20,17 +21,13 @@ from dovetail_capture.interpreter.values.containers import (
     TupleValue,
     hash_key,
 )
-from dovetail_capture.interpreter.values.functions import (
-    BoundMethod,
-    NativeMethod,
-)
+from dovetail_capture.interpreter.values.functions import BoundMethod, NativeMethod
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
-from dovetail_capture.interpreter.protocols.operands import concrete, dunder, fold, record_call
 
 
 def getitem(vm: Interpreter, obj: Value, key: Value) -> Value:

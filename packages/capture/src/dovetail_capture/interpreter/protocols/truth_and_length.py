@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dovetail_capture.interpreter.protocols import dicts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
+from dovetail_capture.interpreter.protocols.operands import dunder, fold
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Value
@@ -28,7 +29,6 @@ from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
-from dovetail_capture.interpreter.protocols.operands import dunder, fold
 
 
 def truth(vm: Interpreter, value: Value) -> bool:

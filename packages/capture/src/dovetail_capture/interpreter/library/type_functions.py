@@ -1,0 +1,206 @@
+"""isinstance, issubclass, type, super, callable, id, hash."""
+
+from __future__ import annotations
+
+import abc
+import inspect
+import types
+import typing
+from typing import TYPE_CHECKING, Any
+
+import torch
+from dovetail_guards.evaluate import counts_as
+
+from dovetail_capture.interpreter.library import local_classes
+from dovetail_capture.interpreter.library.handlers import Args, Kwargs
+from dovetail_capture.interpreter.protocols import attributes, class_attributes, operands
+from dovetail_capture.interpreter.protocols.constants import UNKNOWN
+from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values.base import Constant, Value, boolean
+from dovetail_capture.interpreter.values.containers import TupleValue
+from dovetail_capture.interpreter.values.functions import (
+    BoundMethod,
+    FunctionValue,
+    NativeMethod,
+    SuperValue,
+)
+from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.skip import module_of
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.machine import Interpreter
+
+
+def is_instance(vm: Interpreter, value: Value, classinfo: Value) -> bool:
+    """`isinstance(value, classinfo)`."""
+    if isinstance(classinfo, TupleValue):
+        return any(
+            is_instance(vm, value, vm.tuple_item(classinfo, index))
+            for index in range(len(classinfo.items))
+        )
+    if not isinstance(classinfo, Constant):
+        raise GraphBreakSignal(f"isinstance with {classinfo.describe()}")
+    wanted = classinfo.value
+    if isinstance(wanted, types.UnionType):
+        return any(is_instance(vm, value, vm.held(part)) for part in wanted.__args__)
+    if type(wanted) is _BARE_ALIAS:  # `typing.Mapping`
+        return issubclass(value.python_type(), _origin(vm, value.python_type(), wanted))
+    cls = value.python_type()
+    if isinstance(wanted, type) and cls is not wanted:  # or no `__instancecheck__` is asked
+        _, check = class_attributes.class_lookup(vm, type(wanted), "__instancecheck__")
+        if isinstance(check, types.FunctionType) and not _is_library_check(check):
+            return vm.truth(vm.call(vm.held(check), [classinfo, value], {}))
+    if isinstance(value, Constant):
+        try:
+            return isinstance(value.value, wanted)
+        except TypeError as error:
+            vm.raise_real(error)
+    if not isinstance(wanted, type):
+        vm.raise_error(TypeError, "isinstance() arg 2 must be a type, a tuple of types, or a union")
+    if isinstance(value, TensorValue):
+        if issubclass(wanted, torch.nn.Parameter):
+            return issubclass(cls, torch.nn.Parameter)
+        if wanted.__module__ == "torch" and wanted.__name__.endswith("Tensor"):
+            if wanted is not torch.Tensor:  # torch.FloatTensor and its like
+                fake = value.fake
+                on_cpu = fake.device.type == "cpu"
+                return on_cpu and bool(fake.dtype == getattr(wanted, "dtype", None))
+            return True
+        return issubclass(cls, wanted)
+    class_attributes.read_mro(vm, cls)
+    if cls is wanted:
+        return True
+    if getattr(wanted, "_is_protocol", False):
+        real = getattr(value, "real", None)
+        if real is not None:
+            return isinstance(real, wanted)
+        return all(vm.find_attr(value, name) is not None for name in _protocol_members(wanted))
+    _note_abstract(vm, cls, wanted)
+    return issubclass(cls, wanted)
+
+
+_BARE_ALIAS = type(typing.Sized)
+
+
+def _origin(vm: Interpreter, cls: type, alias: Any) -> type:
+    """The class that `typing`'s name for it, without parameters, stands for."""
+    class_attributes.read_mro(vm, cls)
+    _note_abstract(vm, cls, alias.__origin__)
+    origin: type = alias.__origin__
+    return origin
+
+
+def _is_library_check(check: types.FunctionType) -> bool:
+    """ABCMeta and the like: they decide by the class alone."""
+    return module_of(check) in ("abc", "typing", "_py_abc", "torch", "torch._tensor") or (
+        module_of(check).startswith("torch.")
+    )
+
+
+def _protocol_members(cls: Any) -> set[str]:
+    members = getattr(cls, "__protocol_attrs__", None)
+    if members is not None:
+        return set(members)
+    from typing import _get_protocol_attrs  # type: ignore[attr-defined]
+
+    return set(_get_protocol_attrs(cls))
+
+
+def isinstance_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return boolean(is_instance(vm, args[0], args[1]))
+
+
+def _note_abstract(vm: Interpreter, cls: type, wanted: Any) -> None:
+    """Guard that no class is registered with an abstract one, where that may decide."""
+    if isinstance(wanted, tuple):
+        for part in wanted:
+            _note_abstract(vm, cls, part)
+    elif isinstance(wanted, abc.ABCMeta) and wanted not in class_attributes.read_mro(vm, cls):
+        if id(cls) not in vm.session.stand_ins:  # whose classes are others in each call
+            vm.session.abstract_answers[cls, wanted] = counts_as(cls, wanted)
+
+
+def issubclass_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    cls, wanted = vm.as_python(args[0]), vm.as_python(args[-1])
+    if isinstance(cls, type):
+        class_attributes.read_mro(vm, cls)
+        _note_abstract(vm, cls, wanted)
+    return vm.fold(issubclass, args, kwargs)
+
+
+def type_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    if len(args) == 3 and not kwargs:
+        return local_classes.type_three(vm, args)
+    if len(args) != 1:
+        raise GraphBreakSignal("creation of a class with keyword arguments")
+    return vm.held(args[0].python_type())
+
+
+def super_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    if len(args) == 1:
+        raise GraphBreakSignal("super() of a class alone")
+    if args:
+        cls = vm.as_python(args[0])
+        return SuperValue(cls, args[1])
+    frame = vm.frames[-1]
+    if not frame.code.co_argcount and not frame.code.co_flags & inspect.CO_VARARGS:
+        vm.raise_error(RuntimeError, "super(): no arguments")
+    slot = frame.decoded.slot_of.get("__class__")
+    if slot is None:
+        vm.raise_error(RuntimeError, "super(): __class__ cell not found")
+    cls = vm.as_python(vm.resolve_cell(frame.slots[slot]))
+    if frame.slots[0] is None:
+        raise GraphBreakSignal("super() without a receiver")
+    receiver = attributes.resolve(vm, frame.slots[0])
+    from dovetail_capture.interpreter.values.functions import CellValue
+
+    if isinstance(receiver, CellValue):
+        receiver = vm.resolve_cell(receiver)
+    return SuperValue(cls, receiver)
+
+
+def callable_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    value = args[0]
+    if isinstance(value, Constant):
+        return boolean(callable(value.value))
+    if isinstance(value, (BoundMethod, NativeMethod, FunctionValue)):
+        return boolean(True)
+    _, method = class_attributes.class_lookup(vm, value.python_type(), "__call__")
+    return boolean(method is not class_attributes.MISSING)
+
+
+# A guard on one of these lets an equal one pass.
+_HELD_BY_VALUE = (int, float, complex, str, bytes, tuple, frozenset, range, torch.device)
+
+
+def id_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    value = args[0]
+    if isinstance(value, Constant) and not isinstance(value.value, _HELD_BY_VALUE):
+        return Constant(id(value.value))
+    if isinstance(value, ObjectValue) and value.pinned:
+        return Constant(id(value.real))
+    if isinstance(value, TensorValue) and value.node.meta.get("static"):  # a module's, guarded
+        return Constant(id(value.real))
+    raise GraphBreakSignal(f"id() of {value.describe()}")
+
+
+class _Hashed:
+    """An object with a given hash, to hash a tuple of."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return self.value
+
+
+def hash_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    if isinstance(args[0], TupleValue) and args[0].cls is tuple:
+        if not kwargs and vm.as_python(args[0]) is UNKNOWN:
+            parts = [vm.as_python(hash_(vm, [part], {})) for part in vm.iterate(args[0])]
+            return Constant(hash(tuple(map(_Hashed, parts))))
+    method = operands.dunder(vm, args[0], "__hash__")
+    if isinstance(method, BoundMethod):
+        return vm.call(method, [], {})
+    return vm.fold(hash, args, kwargs)
