@@ -21,6 +21,7 @@ from torch.fx import Node
 from dovetail_capture.captured_frame import CapturedFrame, GraphBreak, GraphInput
 from dovetail_capture.errors import GraphBreakError, NotCapturable
 from dovetail_capture.function_stack import no_function_modes
+from dovetail_capture.interpreter import effects, generators
 from dovetail_capture.interpreter.aliasing import storage_guards, writes, writes_to_inputs
 from dovetail_capture.interpreter.frame import BreakHere, Frame
 from dovetail_capture.interpreter.machine import Interpreter, source_line
@@ -245,7 +246,7 @@ class _Attempt:
                 name = error.value.python_type().__name__
                 self.raises = True
                 raise GraphBreakSignal(f"the frame raises {name}: {_message(vm, error)}") from None
-            vm.check_generators()
+            generators.check_generators(vm)
             if self.session.functions_off:
                 raise CannotRebuild(
                     "a block without torch functions", self.session.functions_off[0]
@@ -258,15 +259,15 @@ class _Attempt:
                 if self.session.open_locks and started:
                     raise CannotRebuild("a lock that is held")
                 end = self._broken_end(rebuilder)
-            rebuilder.changes()
+            effects.changes(rebuilder)
             rebuilder.iterator_steps()
             rebuilder.check_iterators()
             rebuilder.check_caches()
             self._check_made_leaves(rebuilder)
-            rebuilder.under_locks()
-            rebuilder.modes()
-            rebuilder.settings()
-            rebuilder.grad_mode(grad_mode, torch.is_grad_enabled())
+            effects.under_locks(rebuilder)
+            effects.modes(rebuilder)
+            effects.settings(rebuilder)
+            effects.grad_mode(rebuilder, grad_mode, torch.is_grad_enabled())
         except GraphBreakSignal as signal:
             vm.note_break(signal)
             self.raises |= any(one.handled is not None for one in vm.frames)

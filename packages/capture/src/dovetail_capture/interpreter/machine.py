@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import collections
 import linecache
-import math
 import operator
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import CodeType
 from typing import Any, NoReturn
 
 import torch
 from dovetail_guards.torch_state import READERS
-from dovetail_prims.number_functions import NUMBER_FUNCTIONS
 
-from dovetail_capture.interpreter import bytecode
+from dovetail_capture.interpreter import bytecode, folding, generators
 from dovetail_capture.interpreter import wrap as wrapping
-from dovetail_capture.interpreter.frame import (
-    MAKE_GENERATOR,
-    YIELD,
-    Frame,
-    lets_generator_exit_pass,
-)
+from dovetail_capture.interpreter.frame import Frame
 from dovetail_capture.interpreter.library import table as library
 from dovetail_capture.interpreter.opcodes.table import HANDLERS as OPCODE_HANDLERS
 from dovetail_capture.interpreter.protocols import (
@@ -32,13 +24,12 @@ from dovetail_capture.interpreter.protocols import (
     constants,
     dicts,
     iteration,
-    operands,
     subscripts,
     truth_and_length,
 )
 from dovetail_capture.interpreter.session import Session
-from dovetail_capture.interpreter.signals import CannotRebuild, GraphBreakSignal, ProgramException
-from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value, is_none
+from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
+from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
     ListValue,
@@ -48,35 +39,12 @@ from dovetail_capture.interpreter.values.containers import (
 from dovetail_capture.interpreter.values.functions import (
     CellValue,
     GeneratorValue,
-    HeldIterator,
-    IteratorValue,
     TracebackValue,
     TransformValue,
 )
 from dovetail_capture.interpreter.values.objects import ObjectValue
-from dovetail_capture.interpreter.values.symbolic import SymbolicNumber, floor_divide, power
+from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
-
-# Functions of numbers that symbolic numbers go through as they are.
-SYMBOLIC_FUNCTIONS: dict[Any, Callable[..., Any]] = {
-    math.floor: math.floor, math.ceil: math.ceil, math.trunc: math.trunc,
-    operator.add: operator.add, operator.sub: operator.sub, operator.mul: operator.mul,
-    operator.floordiv: floor_divide, operator.mod: operator.mod, operator.pow: power,
-    operator.truediv: operator.truediv, operator.neg: operator.neg,
-    operator.lt: operator.lt, operator.le: operator.le, operator.eq: operator.eq,
-    operator.ne: operator.ne, operator.gt: operator.gt, operator.ge: operator.ge,
-    torch.sym_max: torch.sym_max, torch.sym_min: torch.sym_min, torch.sym_int: torch.sym_int,
-    torch.sym_float: torch.sym_float,
-    **{getattr(math, name): function for name, function in NUMBER_FUNCTIONS.items()},
-}  # fmt: skip
-
-# Of which numbers those of `math` have a value; others make them raise, which only numbers do.
-_HAVE_VALUE: dict[Any, Callable[[Any], Any]] = {
-    math.sqrt: lambda x: x >= 0.0, math.log: lambda x: x > 0.0, math.log2: lambda x: x > 0.0,
-    **dict.fromkeys((math.asin, math.acos), lambda x: x >= -1.0 and x <= 1.0),
-    **dict.fromkeys((math.exp, math.sinh, math.cosh), lambda x: x >= -700.0 and x <= 700.0),
-    **dict.fromkeys((math.sin, math.cos, math.tan), lambda x: x >= -1e300 and x <= 1e300),
-}  # fmt: skip
 
 _DECODED: dict[int, tuple[weakref.ref[CodeType], bytecode.DecodedCode]] = {}
 MAX_DEPTH = 150
@@ -470,36 +438,7 @@ class Interpreter:
 
     def fold(self, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
         """Run a pure function on known arguments."""
-        if fn in SYMBOLIC_FUNCTIONS and any(isinstance(a, SymbolicNumber) for a in args):
-            if not kwargs and all(operands.is_number(a) for a in args):
-                known = [operands.settled(a.value) for a in args]  # type: ignore[attr-defined]
-                if fn in _HAVE_VALUE and (len(known) > 1 or not _HAVE_VALUE[fn](*known)):
-                    known = [a.value for a in map(operands.concrete, args)]  # type: ignore[attr-defined]
-                    return self.fold(fn, [Constant(number) for number in known], {})
-                return self.constant(SYMBOLIC_FUNCTIONS[fn](*known))
-        if fn in _READ_WHOLE:
-            args = [
-                ListValue(self.iterate(arg)) if isinstance(arg, _ITERATED) else arg for arg in args
-            ]
-        real_args = [self.data_of(arg) for arg in args]
-        real_kwargs = {name: self.as_python(arg) for name, arg in kwargs.items()}
-        for value, real in zip(
-            (*args, *kwargs.values()), (*real_args, *real_kwargs.values()), strict=True
-        ):
-            if real is constants.UNKNOWN:
-                name = getattr(fn, "__qualname__", None) or repr(fn)
-                raise GraphBreakSignal(f"a call of `{name}` with {value.describe()}")
-        copies = [c for c in (*real_args, *real_kwargs.values()) if isinstance(c, _MUTABLE)]
-        before = [_parts(copy) for copy in copies]
-        try:
-            result = fn(*real_args, **real_kwargs)
-        except Exception as error:
-            return self.raise_real(error)
-        if before != [_parts(copy) for copy in copies]:  # `fn` was only given a copy
-            raise GraphBreakSignal(f"a call of `{fn.__name__}`, which changes its arguments")
-        if result is NotImplemented:
-            return Constant(NotImplemented)
-        return self.constant(result)
+        return folding.fold(self, fn, args, kwargs)
 
     # --- frames --------------------------------------------------------------------------------
 
@@ -529,114 +468,12 @@ class Interpreter:
         return frame.result
 
     def resume(self, generator: GeneratorValue, sent: Value | None) -> Value | None:
-        """Run a generator to its next value; None when it ends (its frame's result is then what
-        it returned)."""
-        if generator.finished:
-            generator.frame.result = NONE
-            return None
-        if generator.running:
-            self.raise_error(ValueError, "generator already executing")
-        if not generator.started and sent is not None and not is_none(sent):
-            if not isinstance(sent, Constant) or sent.value is not None:
-                text = "can't send non-None value to a just-started generator"
-                self.raise_error(TypeError, text)
-        frame = generator.frame
-        frame.stack.append(sent or NONE)
-        generator.started = generator.running = True
-        left = 0
-        self.frames.append(frame)
-        try:
-            left = self._run_generator(frame)
-        except GraphBreakSignal as signal:
-            self.note_break(signal)
-            raise
-        finally:
-            self.frames.pop()
-            generator.running = False
-            if left != YIELD:
-                generator.finished = True
-        assert left != MAKE_GENERATOR
-        return frame.result if left == YIELD else None
-
-    def _run_generator(self, frame: Frame) -> int:
-        if bytecode.VERSION >= (3, 12):  # an instruction of the generator's does it
-            return frame.run()
-        try:
-            return frame.run()
-        except ProgramException as error:
-            if issubclass(error.value.python_type(), StopIteration):
-                self.raise_for_stop(error.value)
-            raise
-
-    def check_generators(self) -> None:
-        """A generator that is dropped while it waits in a `try` or `with` block runs the end of
-        the block at that moment, which only Python knows: let Python make it then. (`except`
-        clauses for ordinary errors are no such end.)"""
-        for generator in self.generators:
-            if not generator.started or generator.finished:
-                continue
-            frame = generator.frame
-            row = frame.decoded.entry_for(frame.current.index)
-            while row is not None:
-                handles = frame.decoded.instructions[row.target].opname == "PUSH_EXC_INFO"
-                if handles and not lets_generator_exit_pass(frame, row.target):
-                    raise CannotRebuild(
-                        f"the generator {frame.code.co_qualname}, waiting in a `try` or `with`,",
-                        generator.born,
-                    )
-                row = frame.decoded.entry_for(row.target)
+        """Run a generator to its next value; None when it ends."""
+        return generators.resume(self, generator, sent)
 
     def throw_into(self, generator: GeneratorValue, error: ObjectValue) -> Value | None:
         """`generator.throw(error)`."""
-        frame = generator.frame
-        if generator.finished or not generator.started:
-            generator.finished = True
-            raise ProgramException(error)
-        generator.running = True
-        left = 0
-        self.frames.append(frame)
-        try:
-            unhandled: ObjectValue | None = error
-            send = frame.delegation()
-            if send is not None:
-                try:
-                    item = self._throw_on(frame.stack[-1], error)
-                except ProgramException as raised:
-                    assert isinstance(raised.value, ObjectValue)
-                    unhandled = raised.value
-                else:
-                    if item is not None:
-                        left, frame.result = YIELD, item
-                        return item
-                    if not issubclass(error.cls, GeneratorExit):
-                        unhandled = None
-                        frame.end_delegation(send)
-            if unhandled is not None:
-                frame.current = frame.decoded.instructions[frame.next_index - 1]
-                if not frame._unwind(ProgramException(unhandled)):
-                    if issubclass(unhandled.cls, StopIteration):
-                        self.raise_for_stop(unhandled)
-                    raise ProgramException(unhandled)
-            left = self._run_generator(frame)
-        finally:
-            self.frames.pop()
-            generator.running = False
-            if left != YIELD:
-                generator.finished = True
-        return frame.result if left == YIELD else None
-
-    def _throw_on(self, receiver: Value, error: ObjectValue) -> Value | None:
-        """Throw into what a generator delegates to, or close it: its next item, if it goes on."""
-        if issubclass(error.cls, GeneratorExit):
-            close = self.find_attr(receiver, "close")
-            if close is not None:
-                self.call(close, [], {})
-            return None
-        if isinstance(receiver, GeneratorValue):
-            return self.throw_into(receiver, error)
-        if self.find_attr(receiver, "throw") is not None:
-            raise GraphBreakSignal(f"an exception thrown into {receiver.describe()}")
-        raise ProgramException(error)
+        return generators.throw_into(self, generator, error)
 
     def note_break(self, signal: GraphBreakSignal) -> None:
         """Remember where a break arose, the first time it passes by."""
@@ -653,17 +490,6 @@ class Interpreter:
             code = frame.code
             lines.append(f'File "{code.co_filename}", line {frame.line()}, in {code.co_name}')
         return "\n".join(lines)
-
-
-# Pure functions that read an iterable to its end before they do anything.
-_READ_WHOLE = frozenset({str.join, bytes.join, math.prod, math.fsum})
-_ITERATED = (GeneratorValue, HeldIterator, IteratorValue)
-_MUTABLE = (list, dict, set, collections.deque, bytearray)
-
-
-def _parts(container: Any) -> list[int]:
-    items = container.items() if isinstance(container, dict) else container
-    return [id(part) for item in items for part in (item if type(item) is tuple else (item,))]
 
 
 def source_line(filename: str, lineno: int) -> str:

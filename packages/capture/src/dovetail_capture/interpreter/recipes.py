@@ -1,4 +1,4 @@
-"""From the values alive at the end of a capture to recipes, and from changes to effects."""
+"""From the values alive at the end of a capture to recipes. (Of changes: `effects`.)"""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from torch.utils import _pytree as pytree
 
 from dovetail_capture import rebuild
 from dovetail_capture import recipe as r
-from dovetail_capture._frame_hook import Switched
 from dovetail_capture.interpreter import cached_calls
 from dovetail_capture.interpreter.machine import Interpreter
 from dovetail_capture.interpreter.protocols import dicts, truth_and_length
@@ -143,9 +142,10 @@ class Rebuilder:
             whole = frozenset(item.table())
             if keys == list(set(whole)):
                 return r.CallFunction(r.Const(item.cls), (r.Const(whole),))
-        return r.Build(item.cls.__name__, self._all(item.items.values()))
+        return r.Build(item.cls.__name__, self.recipes(item.items.values()))
 
-    def _all(self, items: Iterable[Any]) -> tuple[r.Recipe, ...]:
+    def recipes(self, items: Iterable[Any]) -> tuple[r.Recipe, ...]:
+        """Those of several values, in order."""
         return tuple(self.recipe(item) for item in items)
 
     def _make(self, item: Value) -> r.Recipe:
@@ -173,10 +173,10 @@ class Rebuilder:
                 else array
             )
         if isinstance(item, TupleValue):
-            built = r.Build("tuple", self._all(item.items))
+            built = r.Build("tuple", self.recipes(item.items))
             return built if item.cls is tuple else r.CallFunction(r.Const(item.cls), (built,))
         if isinstance(item, ListValue):
-            built = r.Build("list", self._all(item.items))
+            built = r.Build("list", self.recipes(item.items))
             if item.cls is list:
                 return built
             return r.CallFunction(r.Const(item.cls), (built, r.Const(item.maxlen)))
@@ -185,7 +185,7 @@ class Rebuilder:
         if isinstance(item, SetValue):
             return self._set(item)
         if isinstance(item, SliceValue):
-            return r.Build("slice", self._all((item.start, item.stop, item.step)))
+            return r.Build("slice", self.recipes((item.start, item.stop, item.step)))
         if isinstance(item, ObjectValue):
             return self._object(item)
         if isinstance(item, BoundMethod):
@@ -224,13 +224,13 @@ class Rebuilder:
             left = over.value[:0] if item.ended else over.value[item.taken :]
             return r.CallFunction(r.Const(iter), (r.Const(left),))
         if item.plain or item.ended or item.over is None:
-            rest = r.Build("tuple", () if item.ended else self._all(list(item.iterator)))
+            rest = r.Build("tuple", () if item.ended else self.recipes(list(item.iterator)))
             return r.CallFunction(r.Const(iter), (rest,))
         if item.cls is enumerate:
             iterator, start = item.over
             count = r.Const(self.vm.as_python(start) + item.taken)
             return r.CallFunction(r.Const(enumerate), (self.recipe(iterator), count))
-        new = r.CallFunction(r.Const(item.remake), self._all(item.over))
+        new = r.CallFunction(r.Const(item.remake), self.recipes(item.over))
         if item.size is None:
             return new
         container = self.vm.native(item.over[0])
@@ -247,7 +247,7 @@ class Rebuilder:
         found = r.CallFunction(r.Const(rebuild.go_on), (new, r.Const(place)))
         if isinstance(container, SetValue):  # one made anew may have another order
             assert item.members is not None
-            left = r.Build("tuple", self._all(member for _, member in item.members[place:]))
+            left = r.Build("tuple", self.recipes(member for _, member in item.members[place:]))
             parts = (self.recipe(item.over[0]), left, r.Const(item.size))
             found = r.CallFunction(r.Const(rebuild.rest_of_set), parts)
         if item.over[0].source is not None or container is not item.over[0]:
@@ -386,28 +386,28 @@ class Rebuilder:
         native = item.native
         args_: tuple[r.Recipe, ...] = ()
         if isinstance(native, TupleValue):
-            args_ = (r.Build("tuple", self._all(native.items)),)
+            args_ = (r.Build("tuple", self.recipes(native.items)),)
         elif issubclass(item.cls, BaseException):
             found = item.slots.get("args")
-            args_ = self._all(found.items) if isinstance(found, TupleValue) else ()
+            args_ = self.recipes(found.items) if isinstance(found, TupleValue) else ()
         new = self._remember(item, self._new(item, args_))
         if issubclass(item.cls, _WITH_FIELDS):
             base = next(base for base in item.cls.__mro__ if base.__module__ == "builtins")
             init = r.CallFunction(r.Const(base.__init__), (new, *args_))  # type: ignore[misc]
             self.effects.append(r.RunCall(init))
         if isinstance(native, ListValue):
-            self.effects.append(r.ReplaceContents(new, "list", self._all(native.items)))
+            self.effects.append(r.ReplaceContents(new, "list", self.recipes(native.items)))
         elif isinstance(native, SetValue):
-            self.effects.append(r.ReplaceContents(new, "set", self._all(native.items.values())))
+            self.effects.append(r.ReplaceContents(new, "set", self.recipes(native.items.values())))
         elif isinstance(native, DictValue):
-            self._fill_dict(new, native)
+            self.fill_dict(new, native)
         for key, value in dicts.materialise(self.vm, item.fields).values():
             name = self.vm.as_python(key)
             self.effects.append(r.SetAttr(new, name, self.recipe(value), raw=True))
         made = ("args", "value") if issubclass(item.cls, BaseException) else ()
         for name, slot in item.slots.items():
             if name not in made and not _is_own_traceback(item, slot):
-                self._set_slot(item, new, name, slot)
+                self.set_slot(item, new, name, slot)
         return new
 
     def _partial(self, item: ObjectValue) -> r.Recipe:
@@ -416,7 +416,7 @@ class Rebuilder:
         assert isinstance(args, TupleValue) and isinstance(keywords, DictValue)
         new = r.CallFunction(
             r.Const(functools.partial.__new__),
-            (r.Const(item.cls), self.recipe(function), *self._all(args.items)),
+            (r.Const(item.cls), self.recipe(function), *self.recipes(args.items)),
             tuple(
                 (self.vm.as_python(key), self.recipe(value))
                 for key, value in dicts.items(self.vm, keywords)
@@ -428,7 +428,7 @@ class Rebuilder:
             self.effects.append(r.SetAttr(new, name, self.recipe(value), raw=True))
         return new
 
-    def _set_slot(self, item: ObjectValue, target: r.Recipe, name: str, slot: Value) -> None:
+    def set_slot(self, item: ObjectValue, target: r.Recipe, name: str, slot: Value) -> None:
         """Write a `__slots__` member, or a C field of an exception."""
         if issubclass(item.cls, BaseException):
             parts = (target, r.Const(name), self.recipe(slot))
@@ -451,7 +451,8 @@ class Rebuilder:
         )
         return r.CallFunction(r.Const(rebuild.with_traceback), (new, r.Const(places)))
 
-    def _fill_dict(self, target: r.Recipe, item: DictValue) -> None:
+    def fill_dict(self, target: r.Recipe, item: DictValue) -> None:
+        """The contents of a dictionary, put in place of what `target` holds."""
         flat: list[r.Recipe] = []
         for key, value in dicts.materialise(self.vm, item).values():
             flat += (self.recipe(key), self.recipe(value))
@@ -464,7 +465,7 @@ class Rebuilder:
         return new
 
     def _function(self, item: FunctionValue) -> r.Recipe:
-        defaults = r.Build("tuple", self._all(item.defaults)) if item.defaults else None
+        defaults = r.Build("tuple", self.recipes(item.defaults)) if item.defaults else None
         kwdefaults = None if item.kwdefaults is None else self.recipe(item.kwdefaults)
         new = r.NewFunction(
             item.code,
@@ -472,7 +473,7 @@ class Rebuilder:
             item.name,
             defaults,
             kwdefaults,
-            self._all(item.closure),
+            self.recipes(item.closure),
             None if item.annotations is None else self.recipe(item.annotations),
         )
         self._remember(item, new)
@@ -481,118 +482,6 @@ class Rebuilder:
         for name, value in item.special.items():
             self.effects.append(r.SetAttr(new, name, self.recipe(value)))
         return new
-
-    # --- changes to what existed before -----------------------------------------------------------
-
-    def changes(self) -> None:
-        """Effects for everything pre-existing that the frame changed."""
-        session = self.vm.session
-        for value in list(session.known.values()):
-            if isinstance(value, ListValue) and value.mutated:
-                kind = value.cls.__name__
-                target = self.recipe(value)
-                self.effects.append(r.ReplaceContents(target, kind, self._all(value.items)))
-            elif isinstance(value, SetValue) and value.mutated:
-                target = self.recipe(value)
-                members = self._all(value.items.values())
-                self.effects.append(r.ReplaceContents(target, value.cls.__name__, members))
-            elif isinstance(value, DictValue) and value.mutated:
-                self._fill_dict(self.recipe(value), value)
-            elif isinstance(value, CellValue) and value.mutated:
-                content = None if value.content is None else self.recipe(value.content)
-                self.effects.append(r.SetCell(self.recipe(value), content))
-            elif isinstance(value, ObjectValue) and value.real is not None:
-                self._object_changes(value)
-            elif isinstance(value, TensorValue) and value.attributes:
-                for name, attribute in value.attributes.items():
-                    change = r.SetAttr(self.recipe(value), name, self.recipe(attribute))
-                    self.effects.append(change)
-        for value, fields in session.attribute_writes.values():
-            for key, item in dicts.items(self.vm, fields):
-                name = self.vm.as_python(key)
-                self.effects.append(r.SetAttr(self.recipe(value), name, self.recipe(item)))
-        for (dict_id, name), written in session.global_writes.items():
-            globals_ = r.Const(session.global_dicts[dict_id])
-            content = None if written is None else self.recipe(written)
-            self.effects.append(r.SetGlobal(globals_, name, content))
-        for function, args, kwargs in session.calls_for_effect:
-            named = tuple((name, self.recipe(value)) for name, value in kwargs.items())
-            # Run with capture off: what it calls is no part of the program.
-            plain = r.Const(Switched(function, None))
-            call = r.CallFunction(plain, self._all(args), named)
-            self.effects.append(r.RunCall(call))
-
-    def _object_changes(self, value: ObjectValue) -> None:
-        fields = value.fields
-        if fields.mutated and fields.is_instance_dict:
-            target = self.recipe(value)
-            before = object.__getattribute__(value.real, "__dict__")
-            for key, (_, item) in list(fields.entries.items()):
-                if isinstance(item, Lazy) or fields.read.get(key) is item:
-                    continue
-                self.effects.append(r.SetAttr(target, key, self.recipe(item), raw=True))
-            gone = (
-                fields.deleted if fields.origin is not None else set(before) - set(fields.entries)
-            )
-            for key in gone:
-                self.effects.append(r.DelAttr(target, key, raw=True))
-        for name in sorted(value.slots_mutated):
-            self._set_slot(value, self.recipe(value), name, value.slots[name])
-        native = value.native
-        if native is not None and getattr(native, "mutated", False):
-            target = self.recipe(value)
-            if isinstance(native, DictValue):
-                self._fill_dict(target, native)
-            elif isinstance(native, ListValue):
-                kind = native.cls.__name__
-                self.effects.append(r.ReplaceContents(target, kind, self._all(native.items)))
-            elif isinstance(native, SetValue):
-                members = self._all(native.items.values())
-                self.effects.append(r.ReplaceContents(target, native.cls.__name__, members))
-
-    def under_locks(self) -> None:
-        """Take the locks that the frame took before the changes, and release them after."""
-        for lock in self.vm.session.locks:
-            self.effects = [r.UnderLock(self.recipe(lock), tuple(self.effects))]
-
-    def modes(self) -> None:
-        """Blocks of autocast or inference mode that are open at a break: the graph leaves them,
-        what follows is to find them entered, by the block's own context manager."""
-        for mode in reversed(self.vm.session.open_modes):
-            self.vm.session.recorder.state_change(mode.leave, mode.node)
-        for mode in self.vm.session.open_modes:
-            enter = r.GetAttr(self.recipe(mode.manager), "__enter__")
-            self.effects.append(r.RunCall(r.CallFunction(enter)))
-        self._function_modes()
-
-    def _function_modes(self) -> None:
-        """Leave torch's stack of function modes as the program does."""
-        before, now = self.vm.session.first_function_modes, self.vm.session.function_modes
-        same = 0
-        while same < min(len(before), len(now)) and before[same] is now[same]:
-            same += 1
-        for _ in before[same:]:
-            call = r.CallFunction(r.Const(torch._C._pop_torch_function_stack))
-            self.effects.append(r.RunCall(call))
-        for mode in now[same:]:
-            push: Any = torch._C._push_on_torch_function_stack
-            self.effects.append(r.RunCall(r.CallFunction(r.Const(push), (self.recipe(mode),))))
-
-    def settings(self) -> None:
-        """Leave torch's settings as the program does: the graph puts them back, so that what
-        compiles it finds them as they were."""
-        for setting, before in self.vm.session.settings.items():
-            left = setting.read()
-            if left != before:
-                self.vm.session.recorder.state_change(setting.write, before)
-                call = r.CallFunction(r.Const(setting.write), (r.Const(left),))
-                self.effects.append(r.RunCall(call))
-
-    def grad_mode(self, at_start: bool, at_end: bool) -> None:
-        """Leave torch in the grad mode that the program has set."""
-        if at_start != at_end:
-            call = r.CallFunction(r.Const(torch._C._set_grad_enabled), (r.Const(at_end),))
-            self.effects.append(r.RunCall(call))
 
 
 def _needs_gradient(value: Any) -> bool:

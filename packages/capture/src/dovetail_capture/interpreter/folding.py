@@ -1,0 +1,89 @@
+"""Pure functions run at capture: on known arguments, and on symbolic numbers."""
+
+from __future__ import annotations
+
+import collections
+import math
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from dovetail_prims.number_functions import NUMBER_FUNCTIONS
+
+from dovetail_capture.interpreter.protocols import constants, operands
+from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values.base import Constant, Value
+from dovetail_capture.interpreter.values.containers import ListValue
+from dovetail_capture.interpreter.values.functions import (
+    GeneratorValue,
+    HeldIterator,
+    IteratorValue,
+)
+from dovetail_capture.interpreter.values.symbolic import SymbolicNumber, floor_divide, power
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.machine import Interpreter
+
+# Functions of numbers that symbolic numbers go through as they are.
+SYMBOLIC_FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    math.floor: math.floor, math.ceil: math.ceil, math.trunc: math.trunc,
+    operator.add: operator.add, operator.sub: operator.sub, operator.mul: operator.mul,
+    operator.floordiv: floor_divide, operator.mod: operator.mod, operator.pow: power,
+    operator.truediv: operator.truediv, operator.neg: operator.neg,
+    operator.lt: operator.lt, operator.le: operator.le, operator.eq: operator.eq,
+    operator.ne: operator.ne, operator.gt: operator.gt, operator.ge: operator.ge,
+    torch.sym_max: torch.sym_max, torch.sym_min: torch.sym_min, torch.sym_int: torch.sym_int,
+    torch.sym_float: torch.sym_float,
+    **{getattr(math, name): function for name, function in NUMBER_FUNCTIONS.items()},
+}  # fmt: skip
+
+# Of which numbers those of `math` have a value; others make them raise, which only numbers do.
+_HAVE_VALUE: dict[Any, Callable[[Any], Any]] = {
+    math.sqrt: lambda x: x >= 0.0, math.log: lambda x: x > 0.0, math.log2: lambda x: x > 0.0,
+    **dict.fromkeys((math.asin, math.acos), lambda x: x >= -1.0 and x <= 1.0),
+    **dict.fromkeys((math.exp, math.sinh, math.cosh), lambda x: x >= -700.0 and x <= 700.0),
+    **dict.fromkeys((math.sin, math.cos, math.tan), lambda x: x >= -1e300 and x <= 1e300),
+}  # fmt: skip
+
+# Pure functions that read an iterable to its end before they do anything.
+_READ_WHOLE = frozenset({str.join, bytes.join, math.prod, math.fsum})
+_ITERATED = (GeneratorValue, HeldIterator, IteratorValue)
+_MUTABLE = (list, dict, set, collections.deque, bytearray)
+
+
+def _parts(container: Any) -> list[int]:
+    items = container.items() if isinstance(container, dict) else container
+    return [id(part) for item in items for part in (item if type(item) is tuple else (item,))]
+
+
+def fold(vm: Interpreter, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """Run a pure function on known arguments."""
+    if fn in SYMBOLIC_FUNCTIONS and any(isinstance(a, SymbolicNumber) for a in args):
+        if not kwargs and all(operands.is_number(a) for a in args):
+            known = [operands.settled(a.value) for a in args]  # type: ignore[attr-defined]
+            if fn in _HAVE_VALUE and (len(known) > 1 or not _HAVE_VALUE[fn](*known)):
+                known = [a.value for a in map(operands.concrete, args)]  # type: ignore[attr-defined]
+                return fold(vm, fn, [Constant(number) for number in known], {})
+            return vm.constant(SYMBOLIC_FUNCTIONS[fn](*known))
+    if fn in _READ_WHOLE:
+        args = [ListValue(vm.iterate(arg)) if isinstance(arg, _ITERATED) else arg for arg in args]
+    real_args = [vm.data_of(arg) for arg in args]
+    real_kwargs = {name: vm.as_python(arg) for name, arg in kwargs.items()}
+    for value, real in zip(
+        (*args, *kwargs.values()), (*real_args, *real_kwargs.values()), strict=True
+    ):
+        if real is constants.UNKNOWN:
+            name = getattr(fn, "__qualname__", None) or repr(fn)
+            raise GraphBreakSignal(f"a call of `{name}` with {value.describe()}")
+    copies = [c for c in (*real_args, *real_kwargs.values()) if isinstance(c, _MUTABLE)]
+    before = [_parts(copy) for copy in copies]
+    try:
+        result = fn(*real_args, **real_kwargs)
+    except Exception as error:
+        return vm.raise_real(error)
+    if before != [_parts(copy) for copy in copies]:  # `fn` was only given a copy
+        raise GraphBreakSignal(f"a call of `{fn.__name__}`, which changes its arguments")
+    if result is NotImplemented:
+        return Constant(NotImplemented)
+    return vm.constant(result)
