@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from aot_testing import as_graph, run_fx
+from dovetail_autograd_aot import aot_compile
+from torch import Tensor
 from view_programs import Input, Program, Step, check_program, random_program
 
 # The arguments of each view, for a tensor of the shape.
@@ -258,3 +261,45 @@ def test_a_column_seen_as_another_dtype_after_a_write_through_its_transpose():
     given = (Input((2, 1, 3), grad="leaf"),)
     program = Program(0, given, steps, outputs=(4, 1), after=(), grad_mode=True)
     assert check_program(program, "aten") == "ok"
+
+
+def _parts(x: Tensor) -> tuple[Tensor, ...]:
+    z = x * 2
+    return (z, *z.split(2, 1), *z.unbind(0), z.split(1)[0][0], z[:1])
+
+
+@pytest.mark.parametrize("index", range(8))
+def test_a_part_that_was_made_with_others_is_not_written_to(index: int) -> None:
+    def written(parts: tuple[Tensor, ...]) -> str:
+        try:
+            parts[index].mul_(3)
+        except RuntimeError as error:
+            return str(error).split("This view")[-1]
+        return ""
+
+    x = torch.arange(12.0).view(3, 4).requires_grad_()
+    compiled = aot_compile(as_graph(_parts, 1), [x], forward_compiler=run_fx)
+    refused = written(_parts(x))
+    assert written(compiled(x)) == refused and bool(refused) == (0 < index < 7)
+    with torch.no_grad():
+        ours, theirs = compiled(x), _parts(x)
+        assert written(ours) == written(theirs) == ""
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_what_autograd_lost_track_of_is_only_asked_by_the_program() -> None:
+    """Under no_grad a part can be written to; only its own gradient is lost by that."""
+
+    def function(x: Tensor) -> tuple[Tensor]:
+        z = x * 2
+        part = z.split(2, 1)[0]
+        with torch.no_grad():
+            part.zero_()
+        return (z,)
+
+    x = torch.arange(12.0).view(3, 4).requires_grad_()
+    compiled = aot_compile(as_graph(function, 1), [x], forward_compiler=run_fx)
+    (ours,), (theirs,) = compiled(x), function(x)
+    torch.testing.assert_close(ours, theirs)
+    (a,), (b,) = (torch.autograd.grad(out.sum(), x) for out in (ours, theirs))
+    torch.testing.assert_close(a, b)

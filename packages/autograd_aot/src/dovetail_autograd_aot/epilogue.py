@@ -188,6 +188,9 @@ def _maker(info: OutputInfo, signature: Signature) -> _Maker:
     from_input = info.kind is OutputKind.VIEW_OF_INPUT
     tracked = info.requires_grad and not info.is_leaf
     leaf = info.requires_grad and info.is_leaf
+    several = info.several
+    set_creation_meta = torch._C._autograd._set_creation_meta
+    one_of_several = torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE
 
     def regenerate(inputs: Sequence[Any], results: Sequence[Any], outputs: list[Any]) -> Any:
         tensor = (inputs if from_input else results)[base]
@@ -196,6 +199,8 @@ def _maker(info: OutputInfo, signature: Signature) -> _Maker:
         elif not info.view:
             tensor = tensor.view_as(tensor)
         tensor = view(tensor, results)
+        if several and tensor._is_view():
+            set_creation_meta(tensor, one_of_several)
         return tensor.requires_grad_() if leaf else tensor
 
     return regenerate

@@ -59,7 +59,8 @@ class OutputInfo:
     the output. `value` is a constant's value. `is_leaf` is for outputs that require grad: a leaf
     has no grad_fn. `memory` is for a FRESH output with a gradient of its own that lies in the
     memory of another tensor, where `view` leads to it: that of a primal or a forward output (one of
-    the two is None). `truth` makes a bool of a FRESH number: compared so with that.
+    the two is None). `truth` makes a bool of a FRESH number: compared so with that. `several` is for
+    one of the views that one operator made together, which autograd lets nobody write to.
     """
 
     kind: OutputKind
@@ -70,6 +71,7 @@ class OutputInfo:
     is_leaf: bool = False
     memory: tuple[int | None, int | None] | None = None
     truth: tuple[Callable[[Any, int], bool], int] | None = None
+    several: bool = False
 
 
 @dataclass(frozen=True)

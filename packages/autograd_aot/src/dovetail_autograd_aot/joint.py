@@ -59,6 +59,7 @@ from dovetail_autograd_aot.outputs import (
     Inputs,
     classify_outputs,
     grad_flags,
+    grad_fn_of,
     storage_order_strides,
 )
 from dovetail_autograd_aot.rewrites import DIRECT_CALLS
@@ -357,9 +358,10 @@ class _Joint:
             results = env.get(node)
             for result in results if isinstance(results, (tuple, list)) else (results,):
                 if isinstance(result, Tensor):
-                    self.derivatives.visit(result.grad_fn)
-                    if self.locate and result.grad_fn is not None:
-                        self._note_backward(node.name, result.grad_fn)
+                    grad_fn = grad_fn_of(result)
+                    self.derivatives.visit(grad_fn)
+                    if self.locate and grad_fn is not None:
+                        self._note_backward(node.name, grad_fn)
         raise TraceError("the captured graph has no output")
 
     def _trace_branch(self, branch: GraphModule, operands: Sequence[Any]) -> JointGraph:

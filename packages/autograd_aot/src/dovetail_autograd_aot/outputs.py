@@ -150,6 +150,7 @@ def classify_outputs(
                 is_leaf=is_leaf,
                 memory=memory,
                 truth=plan.truth,
+                several=is_tensor and _one_of_several(value),
             )
         )
     for index, tensor in enumerate(tensors):
@@ -178,6 +179,20 @@ def grad_flags(tensor: FakeTensor) -> tuple[bool, bool]:
         return tensor.requires_grad, tensor.is_leaf
     except RuntimeError:
         return False, True
+
+
+def grad_fn_of(tensor: torch.Tensor) -> Any:
+    """`tensor.grad_fn`; None of a view that autograd lost track of."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
+
+
+def _one_of_several(tensor: FakeTensor) -> bool:
+    """Whether it is a view that an operator made together with others (split, unbind)."""
+    several = torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE
+    return tensor._is_view() and bool(torch._C._autograd._get_creation_meta(tensor) == several)
 
 
 class _Sizes:
