@@ -59,8 +59,8 @@ class OutputInfo:
     the output. `value` is a constant's value. `is_leaf` is for outputs that require grad: a leaf
     has no grad_fn. `memory` is for a FRESH output with a gradient of its own that lies in the
     memory of another tensor, where `view` leads to it: that of a primal or a forward output (one of
-    the two is None). `truth` makes a bool of a FRESH number: compared so with that. `several` is for
-    one of the views that one operator made together, which autograd lets nobody write to.
+    the two is None). `truth` makes a bool of a FRESH number: compared so with that. `several`: one
+    operator made it together with other views, and autograd lets nobody write to those.
     """
 
     kind: OutputKind
