@@ -3,6 +3,7 @@ new values were computed where they lie or copied there."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,39 @@ def step(p: Tensor, g: Tensor, m: Tensor) -> None:
 
 def three(device: str = "cpu") -> list[Tensor]:
     return [torch.randn(50, 7, device=device) for _ in range(3)]
+
+
+class Queue(nn.Module):
+    """Keys of earlier batches, which a loss compares with before those of this one replace them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("keys", torch.randn(4, 8))
+        self.register_buffer("at", torch.zeros(1, dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Tensor:
+        query = self.layer(x)
+        found = query @ self.keys.clone().detach()
+        with torch.no_grad():
+            at = int(self.at)  # breaks the graph
+            self.keys[:, at : at + len(x)] = query.T
+            self.at[0] = (at + len(x)) % 8
+        return found
+
+
+def test_a_queue_is_written_to_before_the_backward() -> None:
+    torch.manual_seed(0)
+    mine = Queue()
+    theirs = copy.deepcopy(mine)
+    run = dovetail.compile(mine)
+    for _ in range(3):
+        x = torch.randn(4, 4)
+        for model, call in ((theirs, theirs), (mine, run)):
+            model.zero_grad()
+            call(x).sin().sum().backward()
+        torch.testing.assert_close(mine.layer.weight.grad, theirs.layer.weight.grad)
+        torch.testing.assert_close(mine.keys, theirs.keys)
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])

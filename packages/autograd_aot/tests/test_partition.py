@@ -129,6 +129,27 @@ def test_an_overwritten_input_is_saved_as_a_copy():
     assert 0 not in parts.saved_primals and parts.saved_bytes == 16
 
 
+def test_a_copy_of_an_input_is_saved_as_a_copy():
+    """The program makes it to write to the input before the backward."""
+
+    def fn(a, w):
+        return (w @ a.clone() + a[:4, :4].clone().t().sin() @ w, a.clone() + 1)
+
+    a, w = torch.randn(4, 4), p(4, 4)
+    parts = min_cut_partition(joint(fn, a, w))
+    assert parts.saved_primals == () and parts.saved_bytes == 64
+    copies = [n for n in parts.forward.graph.nodes if n.target is torch.ops.aten.clone.default]
+    assert len(copies) == 1  # what nobody keeps is not copied
+    wanted = torch.autograd.grad(fn(a, w)[0].sum(), w)
+    run = aot_compile(as_graph(fn, 2), (a, w), forward_compiler=lambda g, i: g.forward)
+    got = run(a, w)[0]
+    a.zero_()
+    torch.testing.assert_close(torch.autograd.grad(got.sum(), w), wanted)
+    no_backward = trace_joint(as_graph(fn, 2), (a, w.detach()), decompositions=TABLES["core"])
+    forward = min_cut_partition(no_backward).forward.graph
+    assert not any(n.target is torch.ops.aten.clone.default for n in forward.nodes)
+
+
 def eager_saved_bytes(module, inputs):
     """Bytes of the storages autograd saves in eager, parameters and inputs not counted."""
     free = {

@@ -23,6 +23,7 @@ from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
+from dovetail_autograd_aot.copies import is_copy_of_input
 from dovetail_autograd_aot.fast_graph import FastGraph, copy_node
 from dovetail_autograd_aot.graphs import JointGraph, PartitionedGraph, SavedAlias, hold
 from dovetail_autograd_aot.max_flow import INFINITE, FlowNetwork
@@ -180,7 +181,7 @@ class _Roles:
         so what comes out of one is not."""
         if node in self.regions and not is_view_node(node):
             return node in self.inside
-        return node not in self.exact and may_recompute(node)
+        return node not in self.exact and not is_copy_of_input(node) and may_recompute(node)
 
     def _regions(self) -> dict[Node, int]:
         """The checkpointed region that each node belongs to; what the backward makes of values of
@@ -402,8 +403,13 @@ def _aliases(roles: _Roles, saved: list[Node]) -> tuple[SavedAlias, ...]:
     return tuple(aliases)
 
 
-def _copy_node(graph: Graph, node: Node, env: dict[Node, Node]) -> None:
-    env[node] = copy_node(graph, node, env)
+def _copy_node(graph: Graph, node: Node, env: dict[Node, Node], kept: set[Node]) -> None:
+    """Put a node of the joint graph into `graph`. A copy of an input that nobody keeps is read from
+    the input."""
+    if node not in kept and is_copy_of_input(node):
+        env[node] = env[node.args[0]]  # type: ignore[index]
+    else:
+        env[node] = copy_node(graph, node, env)
 
 
 def _forward_graph(joint: JointGraph, roles: _Roles, saved: list[Node]) -> GraphModule:
@@ -421,9 +427,10 @@ def _forward_graph(joint: JointGraph, roles: _Roles, saved: list[Node]) -> Graph
     graph = FastGraph()
     env: dict[Node, Node] = {}
     primals = set(roles.primals)
+    kept = roles.returned.union(saved)
     for node in roles.nodes:
         if node in primals or node in needed:
-            _copy_node(graph, node, env)
+            _copy_node(graph, node, env, kept)
     results = []
     for i, node in enumerate(outputs):
         result = env[node] if isinstance(node, Node) else node
@@ -462,7 +469,7 @@ def _backward_graph(
             if missing:
                 stack.extend(missing)
             else:
-                _copy_node(graph, node, env)
+                _copy_node(graph, node, env, set())
                 stack.pop()
 
     for node in roles.nodes:

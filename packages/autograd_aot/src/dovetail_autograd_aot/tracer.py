@@ -34,6 +34,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dovetail_autograd_aot import writes
+from dovetail_autograd_aot.copies import copies_input, views_memory
 from dovetail_autograd_aot.derivatives import fills_in_place
 from dovetail_autograd_aot.graphs import ViewStep
 from dovetail_autograd_aot.op_info import OpInfo, OpKind, op_info
@@ -119,15 +120,6 @@ def _computes_again() -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _views_memory(node: Node) -> bool:
-    """Whether a node's result may share memory with its first argument."""
-    target = node.target
-    if node.op != "call_function" or not isinstance(target, OpOverload):
-        return False
-    kind = op_info(target).kind
-    return kind in (OpKind.VIEW, OpKind.ALIAS) or target is aten._unsafe_view.default
 
 
 _OTHER_ELEMENTS = frozenset(
@@ -436,6 +428,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             func in _NO_OP_IF_SAME
             and type(args[0]) is Node
             and same_metadata(value, args[0].meta["val"])
+            and not copies_input(func, args, kwargs)
         ):
             result = args[0]
         elif isinstance(value, (list, tuple)):
@@ -625,7 +618,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """`node`, or a copy of it: as_strided counts from the beginning of the memory, which must
         be the beginning of the tensor."""
         root = node
-        while _views_memory(root):
+        while views_memory(root):
             root = root.args[0]  # type: ignore[assignment]
         whole = root is node and node.meta["val"]._offset == 0
         if whole and (root.op != "placeholder" or root.meta.get("whole_storage")):

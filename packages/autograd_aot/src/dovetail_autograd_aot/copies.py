@@ -1,0 +1,43 @@
+"""Copies that a program makes of its inputs: a graph that writes to nothing needs none, but the
+program may write to the input, a queue or a buffer, before the backward reads the copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+
+from dovetail_autograd_aot.op_info import OpKind, op_info
+
+aten = torch.ops.aten
+
+
+def views_memory(node: Node) -> bool:
+    """Whether a node's result may share memory with its first argument."""
+    target = node.target
+    if node.op != "call_function" or not isinstance(target, OpOverload):
+        return False
+    kind = op_info(target).kind
+    return kind in (OpKind.VIEW, OpKind.ALIAS) or target is aten._unsafe_view.default
+
+
+def copies_input(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Is it a copy of an input, or of a view of one, in the layout that it has?"""
+    if func is not aten.clone.default:
+        return False
+    if kwargs.get("memory_format") not in (None, torch.preserve_format):
+        return False
+    source = args[0]
+    while type(source) is Node and views_memory(source):
+        source = source.args[0]
+    return type(source) is Node and source.op == "placeholder"
+
+
+def is_copy_of_input(node: Node) -> bool:
+    """`copies_input` of a node."""
+    return node.op == "call_function" and copies_input(node.target, node.args, node.kwargs)
+
+
+__all__ = ["copies_input", "is_copy_of_input", "views_memory"]
