@@ -31,7 +31,8 @@ from torch.autograd import forward_ad
 from dovetail_capture import _frame_hook
 from dovetail_capture.captured_frame import CapturedFrame
 from dovetail_capture.compile_log import CompileLog, FrameRecord
-from dovetail_capture.continuation import CannotResume, ContinuationCache, Resumption
+from dovetail_capture.continuation import ContinuationCache, Resumption
+from dovetail_capture.continuation_state import CannotResume
 from dovetail_capture.errors import (
     BackendError,
     CaptureError,

@@ -1,0 +1,119 @@
+"""One new code object: a prologue, the whole original body, and tails behind it."""
+
+from __future__ import annotations
+
+import dis
+from types import CodeType
+
+from dovetail_capture.bytecode import (
+    Instruction,
+    decode,
+    encode,
+)
+from dovetail_capture.continuation_state import HANDLER, HANDLER_COPY, NULL, VALUE, Start
+
+PACKED = ("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST")
+_CODE_SHAPE = 0x04 | 0x08  # CO_VARARGS, CO_VARKEYWORDS
+
+
+class CodeMaker:
+    """One new code object: the prologue, the whole original body, and room for tails."""
+
+    def __init__(self, code: CodeType, start: Start, extra: tuple[str, ...]) -> None:
+        self.code, self.start = code, start
+        self.body = decode(code)
+        self.original = list(self.body.instructions)
+        self.stack_names = {
+            place: f".s{place}"
+            for place, kind in enumerate(start.kinds)
+            if kind in (VALUE, HANDLER)
+        }
+        self.parameters = (*start.locals_, *self.stack_names.values(), *extra)
+        self.free = (*code.co_cellvars, *code.co_freevars)
+        rest = [n for n in code.co_varnames if n not in start.locals_ and n not in self.free]
+        self.varnames = [*self.parameters, *rest]
+        constants = code.co_consts
+        self.constants = constants if None in constants else (*constants, None)
+        self._expand_packed()
+
+    def slot(self, name: str) -> int:
+        """The index of a local or free variable in the new frame; new locals are added."""
+        if name in self.free:
+            raise AssertionError("free slots are known only at the end")
+        if name not in self.varnames:
+            self.varnames.append(name)
+        return self.varnames.index(name)
+
+    def _expand_packed(self) -> None:
+        """3.13's two-in-one local instructions cannot always hold the new indices: split them."""
+        result: list[Instruction] = []
+        for instruction in self.body.instructions:
+            if instruction.name not in PACKED:
+                result.append(instruction)
+                continue
+            names = instruction.name.split("_")
+            pair = ["_".join(names[:2]), "_".join(names[2:])]
+            args = (instruction.arg >> 4, instruction.arg & 15)
+            second = Instruction(pair[1], args[1], None, instruction.positions, None)
+            instruction.name, instruction.arg = pair[0], args[0]
+            result += [instruction, second]
+        self.body.instructions[:] = result
+
+    def finish(self, tails: list[Instruction] | None = None) -> CodeType:
+        """Put prologue, body and tails together."""
+        code = self.code
+        self._rename_slots()
+        target = self.original[self.start.index]
+        prologue = []
+        if self.free:
+            prologue.append(Instruction("COPY_FREE_VARS", len(self.free)))
+        prologue.append(Instruction("RESUME", 0))
+        handler = 0  # the place of the innermost handler
+        for place, kind in enumerate(self.start.kinds):
+            if kind == NULL:
+                prologue.append(Instruction("PUSH_NULL"))
+            elif kind == HANDLER_COPY:
+                prologue.append(Instruction("COPY", place - handler))
+            else:
+                local = self.varnames.index(self.stack_names[place])
+                # An exception held by a frame that it passes through would be a cycle.
+                prologue += [Instruction("LOAD_FAST", local), Instruction("DELETE_FAST", local)]
+            if kind == HANDLER:
+                handler = place
+                prologue += [Instruction("PUSH_EXC_INFO"), Instruction("POP_TOP")]
+        prologue.append(Instruction("JUMP_FORWARD", 0, target))
+        for instruction in prologue:
+            instruction.positions = (target.positions[0], None, None, None)
+        self.body.instructions[:0] = prologue
+        if tails:
+            for row in self.body.handlers:  # the user's handlers end where the user's code does
+                row.end = row.end or tails[0]
+        self.body.instructions += tails or []
+        return code.replace(
+            co_consts=self.constants,
+            co_argcount=len(self.parameters),
+            co_posonlyargcount=0,
+            co_kwonlyargcount=0,
+            co_nlocals=len(self.varnames),
+            co_varnames=tuple(self.varnames),
+            co_cellvars=(),
+            co_freevars=self.free,
+            co_flags=code.co_flags & ~_CODE_SHAPE,
+            co_stacksize=code.co_stacksize + len(self.varnames) + 8,
+            **encode(self.body, code.co_firstlineno),  # type: ignore[arg-type]
+        )
+
+    def _rename_slots(self) -> None:
+        """Point local and free variable instructions at the new frame's slots."""
+        code = self.code
+        cells = [name for name in code.co_cellvars if name not in code.co_varnames]
+        old = [*code.co_varnames, *cells, *code.co_freevars]
+        new = {name: place for place, name in enumerate([*self.varnames, *self.free])}
+        used = {*dis.haslocal, *dis.hasfree}
+        start = next(i for i in self.body.instructions if i.name == "RESUME")
+        prologue = self.body.instructions[: self.body.instructions.index(start)]
+        for instruction in self.body.instructions:
+            if instruction in prologue and instruction.name in ("MAKE_CELL", "COPY_FREE_VARS"):
+                instruction.name, instruction.arg = "NOP", 0  # never reached
+            elif instruction.op in used:
+                instruction.arg = new[old[instruction.arg]]
