@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from aot_testing import TABLES, as_graph, clone_inputs, run_fx
 from dovetail_autograd_aot import aot_compile
-from dovetail_autograd_aot.compiled_function import MAX_VARIANTS
+from dovetail_autograd_aot.lazy_backward import MAX_VARIANTS
 
 
 def two_headed(x, w, v):

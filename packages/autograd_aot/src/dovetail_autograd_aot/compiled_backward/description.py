@@ -20,7 +20,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dovetail_autograd_aot import compiled_function
+from dovetail_autograd_aot import training
 from dovetail_autograd_aot.compiled_backward.native import nodes_module
 
 _TENSOR_TYPES = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -388,7 +388,7 @@ class _Describer:
 
     def _function(self, node: Any) -> None:
         function = node._forward_cls
-        ours = function.__module__ == compiled_function.__name__
+        ours = function.__module__ == training.__name__
         if not ours or not hasattr(function, "inlined_backward"):
             self.structure.append("opaque")
             self._slot(Slot("function", node), functools.partial(type(node).apply, node))

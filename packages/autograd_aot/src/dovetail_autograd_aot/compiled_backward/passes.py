@@ -36,7 +36,7 @@ from dovetail_autograd_aot.compiled_backward.sizes import (
     Recorded,
     take_apart,
 )
-from dovetail_autograd_aot.compiled_function import run_consuming
+from dovetail_autograd_aot.graph_calls import run_consuming
 
 Engine = Callable[..., Any]
 

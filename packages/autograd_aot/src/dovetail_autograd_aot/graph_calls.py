@@ -1,0 +1,108 @@
+"""How compiled graphs are called: below autograd, and with the inputs that they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from dovetail_autograd_aot.graphs import JointGraph
+from dovetail_autograd_aot.inputs import base_of
+from dovetail_autograd_aot.op_info import is_custom
+
+Compiler = Callable[[GraphModule, list[Any]], Callable[..., Any]]
+Compiled = Callable[..., Sequence[Any]]
+
+below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
+_grad_enabled = torch.is_grad_enabled
+_set_grad = torch._C._set_grad_enabled
+
+
+def unrecorded(call: Callable[..., Any], *args: Any) -> Any:
+    """`call`, with kernels run as eager runs them where gradients are wanted: below autograd and
+    its tracking of views, with gradients switched on. Some kernels ask (oneDNN's LSTM makes the
+    workspace for its backward only then), also where a backward computes them again."""
+    with below_autograd():
+        before = _grad_enabled()
+        _set_grad(True)
+        try:
+            return call(*args)
+        finally:
+            _set_grad(before)
+
+
+def for_custom_operators(run: Compiled, gm: GraphModule) -> Compiled:
+    """`run`, given tensors that require no gradient if the graph calls custom operators. Their
+    kernels may be Python, which asks (`numpy()` does) and in eager is told that nothing is
+    recorded: autograd switches gradients off for them, which here are on (see `unrecorded`)."""
+    if not any(is_custom(node.target) for node in gm.graph.nodes):
+        return run
+
+    def detached(*inputs: Any) -> Any:
+        return run(*map(_detached, inputs))
+
+    if hasattr(run, "run_consuming"):
+
+        def consume(inputs: list[Any]) -> Any:
+            inputs[:] = map(_detached, inputs)
+            return run_consuming(run, inputs)
+
+        setattr(detached, "run_consuming", consume)  # noqa: B010
+    return detached
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) and value.requires_grad else value
+
+
+def resolving(run: Callable[..., Any], unresolved: list[int]) -> Callable[..., Any]:
+    """`run`, given values instead of the lazy conjugates and negatives among its inputs."""
+    if not unresolved:
+        return run
+
+    def resolved(*inputs: Any) -> Any:
+        values = list(inputs)
+        for i in unresolved:
+            values[i] = _resolved(values[i])
+        return run(*values)
+
+    return resolved
+
+
+def _resolved(lazy: Tensor) -> Tensor:
+    """The values of a lazy conjugate or negative, which lie in memory as it does: kernels and
+    views address them so."""
+    values = lazy.resolve_conj().resolve_neg()
+    if values.stride() == lazy.stride() and lazy.storage_offset() == 0:
+        return values
+    # It has gaps or overlaps or does not begin its memory, all of which a copy loses: copy the
+    # memory that it lies in.
+    last = sum((n - 1) * s for n, s in zip(lazy.shape, lazy.stride(), strict=True))
+    end = lazy.storage_offset() + (last + 1 if lazy.numel() else 0)
+    flat = lazy.as_strided((end,), (1,), 0).resolve_conj().resolve_neg()
+    return flat.as_strided(lazy.shape, lazy.stride(), lazy.storage_offset())
+
+
+def extension(joint: JointGraph) -> Callable[[tuple[Any, ...]], tuple[Any, ...]] | None:
+    """Adds to the inputs what the functional graph takes besides: lifted attributes, storages."""
+    lifted, storages, carriers = joint.constants_lifted, joint.storages, joint.carriers
+    if not lifted and not storages:
+        return None
+
+    def extend(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        own = len(inputs) - carriers
+        given = (*inputs[:own], *lifted)
+        return (*given, *[base_of(shared, given) for shared in storages], *inputs[own:])
+
+    return extend
+
+
+def run_consuming(compiled: Compiled, arguments: list[Any]) -> Sequence[Any]:
+    """Call a compiled graph; if it can take its inputs out of the list, each is freed after its
+    last use."""
+    consume: Callable[[list[Any]], Sequence[Any]] | None
+    consume = getattr(compiled, "run_consuming", None)
+    return compiled(*arguments) if consume is None else consume(arguments)

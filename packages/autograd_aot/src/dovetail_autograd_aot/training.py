@@ -1,0 +1,212 @@
+"""Compiled calls as autograd functions: what is saved, and the backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from dovetail_prims.conditionals import run_plainly
+from torch import Tensor
+from torch.fx import GraphModule
+
+from dovetail_autograd_aot.double_backward import DoubleBackward
+from dovetail_autograd_aot.epilogue import make_epilogue
+from dovetail_autograd_aot.graph_calls import (
+    Compiled,
+    below_autograd,
+    extension,
+    resolving,
+    run_consuming,
+    unrecorded,
+)
+from dovetail_autograd_aot.graphs import JointGraph, PartitionedGraph
+from dovetail_autograd_aot.lazy_backward import LazyBackward
+from dovetail_autograd_aot.tangents import Tangents, is_batched
+from dovetail_autograd_aot.values import example_values
+
+_graph_is_kept = torch._C._autograd._get_current_graph_task_keep_graph
+
+
+def compile_training(
+    joint: JointGraph,
+    parts: PartitionedGraph,
+    forward: Compiled,
+    lazy: LazyBackward,
+    double: DoubleBackward,
+    unresolved: list[int],
+) -> Callable[..., tuple[Any, ...]]:
+    signature = parts.signature
+    extend = extension(joint)
+    epilogue = make_epilogue(signature)
+    function = make_autograd_function(parts, forward, lazy, double)
+    apply = resolving(function.apply, unresolved)
+    if not torch.is_grad_enabled():
+        # Called under no_grad, with a region inside that switches gradients on.
+        apply = torch.enable_grad()(apply)
+
+    def run(*inputs: Any) -> tuple[Any, ...]:
+        if extend is not None:
+            inputs = extend(inputs)
+        results = apply(*inputs)
+        return results if epilogue is None else epilogue(inputs, results)
+
+    return run
+
+
+def make_autograd_function(
+    parts: PartitionedGraph,
+    forward: Compiled,
+    lazy: LazyBackward,
+    double: DoubleBackward,
+) -> type[torch.autograd.Function]:
+    """The `autograd.Function` over primals whose results are the forward outputs."""
+    signature = parts.signature
+    count = signature.num_forward_outputs
+    saved = _SavedValues(parts)
+    differentiable = signature.differentiable
+    constant_outputs = [i for i in range(count) if i not in differentiable]
+    aliases = [(a.output, a.saved, _geometry(parts.forward, a.output)) for a in parts.saved_aliases]
+    tangents = Tangents(parts)
+    masks = parts.gradient_tangents
+    all_tangents = (1 << len(differentiable)) - 1
+    no_autocast = torch._C._is_any_autocast_enabled()
+
+    def reached(results: Sequence[Any], missing: int) -> tuple[Any, ...]:
+        if not missing:
+            return tuple(results)
+        # As in eager: a gradient that no defined tangent reaches is None, not zero.
+        present = all_tangents & ~missing
+        return tuple(r if mask & present else None for r, mask in zip(results, masks, strict=True))
+
+    class CompiledFunction(torch.autograd.Function):
+        """Compiled forward and backward of one graph."""
+
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> tuple[Any, ...]:
+            ctx.replay = double.remember(inputs)
+            # Below autograd's view tracking: a result that is a view of another must come out
+            # as a tensor of its own, or autograd would refuse to let users write to it.
+            if no_autocast:
+                with torch._C._DisableAutocast():
+                    results = list(unrecorded(forward, *inputs))
+            else:
+                results = list(unrecorded(forward, *inputs))
+            outputs = results[:count]
+            values = results[count:]
+            for output, index, geometry in aliases:
+                # Built from the saved tensor, so that it shares its version counter.
+                place = _numbers(geometry, outputs[output])
+                outputs[output] = values[index].as_strided(*place).detach()
+            saved.store(ctx, inputs, values)
+            if tangents.kept:
+                ctx.shapes = tangents.shapes([outputs[i] for i in differentiable])
+            if constant_outputs:
+                ctx.mark_non_differentiable(
+                    *[outputs[i] for i in constant_outputs if isinstance(outputs[i], Tensor)]
+                )
+            ctx.set_materialize_grads(False)
+            return tuple(outputs)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+            found = [gradients[i] for i in differentiable]
+            values = saved.load(ctx)
+            if torch.is_grad_enabled():
+                return double.run(ctx.replay, found)
+            missing = _missing(found)
+            if missing == all_tangents:
+                return (None,) * len(masks)
+            if any(map(is_batched, found)):
+                return CompiledFunction.inlined_backward(ctx, *gradients)
+            chosen = lazy.variant(missing)
+            shapes = ctx.shapes if tangents.kept else {}
+            arguments = [*values, *tangents.prepare(found, values, chosen.takes, shapes)]
+            del values
+            replay = ctx.replay if _checks_for_nan() else None
+            if not _graph_is_kept():
+                # As eager does node by node: `arguments` holds the saved tensors from here on.
+                ctx.maybe_clear_saved_tensors()
+                ctx.replay = None
+            with torch._C._DisableAutocast():
+                results = unrecorded(run_consuming, chosen.run, arguments)
+            if replay is not None and any(map(_has_nan, results)):
+                double.blame_nan(replay, found)
+            return reached(results, missing)
+
+        @staticmethod
+        def inlined_backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+            """The backward by its graph's operators, for whoever records them (see
+            `compiled_backward`) or makes them of several gradients at once (`is_grads_batched`).
+            Saved tensors stay."""
+            found = [gradients[i] for i in differentiable]
+            missing = _missing(found)
+            if missing == all_tangents:
+                return (None,) * len(masks)
+            values = saved.load(ctx)
+            graph, takes = lazy.graph(missing)
+            shapes = ctx.shapes if tangents.kept else {}
+            with below_autograd(), torch._C._DisableAutocast():
+                arguments = [*values, *tangents.prepare(found, values, takes, shapes)]
+                return reached(run_plainly(graph)(*arguments), missing)
+
+    return CompiledFunction
+
+
+def _missing(gradients: Sequence[Any]) -> int:
+    """Which gradients are None, as a bit set."""
+    return sum(1 << i for i, gradient in enumerate(gradients) if gradient is None)
+
+
+def _checks_for_nan() -> bool:
+    # The second says what anomaly mode would do if it was on.
+    return torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
+
+
+def _has_nan(gradient: Tensor | None) -> bool:
+    if gradient is None or gradient.layout != torch.strided:
+        return False
+    return bool(gradient.isnan().any())
+
+
+def _numbers(geometry: tuple[Any, Any, Any], like: Tensor) -> tuple[Any, Any, Any]:
+    """A geometry without symbols: where it has some, that of the tensor itself."""
+    sizes, strides, offset = geometry
+    if all(type(s) is int for s in (*sizes, *strides, offset)):
+        return geometry
+    return like.shape, like.stride(), like.storage_offset()
+
+
+def _geometry(gm: GraphModule, output: int) -> tuple[Any, Any, Any]:
+    """Sizes, strides and offset of forward output number `output`."""
+    node = next(n for n in gm.graph.nodes if n.op == "output")
+    val = node.args[0][output].meta["val"]
+    return val._sizes, val._strides, val._offset
+
+
+class _SavedValues:
+    """Keeps what the backward reads: tensors with autograd (which notices in-place writes and
+    frees them), numbers on the context."""
+
+    def __init__(self, parts: PartitionedGraph) -> None:
+        assert parts.backward is not None
+        placeholders = example_values(parts.backward)
+        self.primals = parts.saved_primals
+        self.is_tensor = [isinstance(v, Tensor) for v in placeholders[: len(parts.saved)]]
+        self.all_tensors = all(self.is_tensor)
+
+    def store(self, ctx: Any, inputs: tuple[Any, ...], values: list[Any]) -> None:
+        everything = [inputs[i] for i in self.primals] + values
+        if self.all_tensors:
+            ctx.save_for_backward(*everything)
+            return
+        ctx.numbers = [v for v, t in zip(everything, self.is_tensor, strict=True) if not t]
+        ctx.save_for_backward(*[v for v, t in zip(everything, self.is_tensor, strict=True) if t])
+
+    def load(self, ctx: Any) -> Sequence[Any]:
+        tensors = ctx.saved_tensors
+        if self.all_tensors:
+            return tensors  # type: ignore[no-any-return]
+        tensor = iter(tensors)
+        number = iter(ctx.numbers)
+        return [next(tensor) if t else next(number) for t in self.is_tensor]
