@@ -1,9 +1,8 @@
 """embedding_bag and its gradients: bags of a table's rows, summed up or their maxima.
 
-(Sums and long means are the library's, which adds up as many rows as the data say in one pass: on a
-CPU it is up to four times as fast as a sum into computed places, but for maxima and few means; on a
-GPU 1.4 to 11 times as fast, for all of them. Few sums are slower there, too, but what it gives
-beside them is not what a mean's call gives.)
+(Long sums and means are the library's, which adds up as many rows as the data say in one pass: on a
+CPU it is up to four times as fast as a sum into computed places, but for maxima and a few indices;
+on a GPU 1.4 to 11 times as fast, for all of them.)
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ from torch import Tensor
 from ._common import Family, aten, cast, constant, iota, measured, of_known_sizes, where, zeros
 
 SUM, MEAN, MAX = 0, 1, 2
-FEW = 1200  # indices whose means a CPU computes faster than it calls the library
+# Of how many indices a CPU computes sums and means faster than it calls the library.
+FEW = {SUM: 600, MEAN: 1200}
 
 
 def _bags(indices: Tensor, offsets: Tensor, bag_of: Tensor) -> Tensor:
@@ -102,6 +102,13 @@ def embedding_bag_of(
     return total, names, sizes, aten.clone.default(sizes)
 
 
+def _sums(bags: Tensor, names: Tensor, whole: bool, nothing: Tensor) -> tuple[Tensor, ...]:
+    """What the library gives of sums on a CPU: it counts no rows, and where its fast sum does
+    (`whole`) it names no bags."""
+    empty = aten.slice.Tensor(names, 0, 0, 0) if whole else names
+    return bags, empty, nothing, aten.clone.default(nothing)
+
+
 @measured
 def embedding_bag(
     weight: Tensor,
@@ -115,17 +122,45 @@ def embedding_bag(
     padding_idx: int = -1,
     everywhere: bool = False,
 ) -> Any:
-    """Of maxima, and of few means, rows compared or added into their bags; on a CPU"""
+    """Of maxima, and of sums and means of few, rows compared or added into their bags; on a CPU"""
     if (weight.device.type != "cpu" and not everywhere) or indices.numel() == 0:
         return NotImplemented
     count = indices.shape[0]
-    few = mode == MEAN and isinstance(count, int) and count <= FEW
+    exact = weight.dtype in (torch.float32, torch.float64)
+    few = (mode == MEAN or exact) and isinstance(count, int) and count <= FEW.get(mode, 0)
     pays = mode == MAX or few or everywhere
     if not pays or offsets.numel() <= include_last_offset:
         return NotImplemented
     last = include_last_offset
     given = (weight, indices, offsets, mode, per_sample_weights, last, padding_idx)
-    return embedding_bag_of(*given)
+    results = embedding_bag_of(*given)
+    if mode != SUM or weight.device.type != "cpu":
+        return results
+    fast = padding_idx < 0 and weight.stride(1) == 1 and weight.dtype is torch.float32
+    if per_sample_weights is not None:
+        fast = fast and per_sample_weights.stride(0) == 1
+    return _sums(results[0], results[1], fast, zeros([offsets.shape[0] - last], indices))
+
+
+@measured
+def embedding_bag_forward_only(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = SUM,
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+    everywhere: bool = False,
+) -> Any:
+    """The same; what is left empty beside sums on a CPU is as long as the offsets"""
+    given = (weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights)
+    results = embedding_bag(*given, include_last_offset, padding_idx, everywhere)
+    if results is NotImplemented or mode != SUM or weight.device.type != "cpu":
+        return results
+    return _sums(results[0], results[1], False, zeros([offsets.shape[0]], indices))
 
 
 def embedding_bag_backward(
@@ -182,12 +217,13 @@ def per_sample_weights_backward(
 
 TABLE: Family = {
     "_embedding_bag.default": of_known_sizes(embedding_bag),
-    "_embedding_bag_forward_only.default": of_known_sizes(embedding_bag),
+    "_embedding_bag_forward_only.default": of_known_sizes(embedding_bag_forward_only),
     "_embedding_bag_backward.default": embedding_bag_backward,
     "_embedding_bag_per_sample_weights_backward.default": per_sample_weights_backward,
 }
-_EVERYWHERE = of_known_sizes(partial(embedding_bag, everywhere=True))
 EVERYWHERE: Family = {
-    "_embedding_bag.default": _EVERYWHERE,
-    "_embedding_bag_forward_only.default": _EVERYWHERE,
+    "_embedding_bag.default": of_known_sizes(partial(embedding_bag, everywhere=True)),
+    "_embedding_bag_forward_only.default": of_known_sizes(
+        partial(embedding_bag_forward_only, everywhere=True)
+    ),
 }
