@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 from dovetail_guards.shape_env import ShapeEnv
+from dovetail_prims.dispatch_mode import DispatchMode
 from dovetail_prims.fake_tensor import (
     FakeMemo,
     FakeTensor,
@@ -31,7 +32,6 @@ from dovetail_prims.size_nodes import SizeNodes
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dovetail_autograd_aot import writes
 from dovetail_autograd_aot.copies import copies_input, views_memory
@@ -167,7 +167,7 @@ _PLAIN_SAMPLERS = {
 }
 
 
-class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
     """Records into `graph`. `decompositions` maps an operator to a function of tensors that
     computes it from others (`NotImplemented` leaves it whole)."""
 
@@ -196,11 +196,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._own_copies: dict[Node, Node] = {}
         self._known: dict[Any, Any] = {}  # recorded pure operators, by operator and arguments
         self._constant_of: dict[int, tuple[Tensor, FakeTensor]] = {}
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # True (the default) makes PyTorch import its own compiler on the first dispatch.
-        return False
 
     # --- dispatch ---------------------------------------------------------------------------------
 

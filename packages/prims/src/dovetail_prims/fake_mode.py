@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from dovetail_prims.dispatch_mode import DispatchMode
 from dovetail_prims.fake_tensor import FakeMemo, FakeTensor, from_real, has_other_types, propagate
 
 
-class FakeMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class FakeMode(DispatchMode):  # type: ignore[no-untyped-call]
     """No kernel runs inside this mode: every op, a factory included, gives a `FakeTensor`.
 
     A real tensor met on the way is replaced by its fake; `memo` makes that the same fake each
@@ -21,11 +21,6 @@ class FakeMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, memo: FakeMemo | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.memo = memo if memo is not None else FakeMemo()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # True (the default) makes PyTorch import its own compiler on the first dispatch.
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -15,12 +15,12 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from dovetail_prims.dispatch_mode import DispatchMode
 from dovetail_prims.fake_tensor import FakeMemo, FakeTensor, from_real, propagate
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Recorder(DispatchMode):  # type: ignore[no-untyped-call]
     """Appends a node for each op; a value's node is found by the identity of the fake."""
 
     def __init__(
@@ -36,10 +36,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.memo = FakeMemo()
         self.nodes: dict[int, tuple[Any, Node]] = {}  # id -> (the value, kept alive; its node)
         self.constants: dict[str, Tensor] = {}
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
 
     def bind(self, value: Any, node: Node) -> None:
         self.nodes[id(value)] = (value, node)

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from dovetail_prims.dispatch_mode import DispatchMode
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dovetail_autograd_aot import training
 from dovetail_autograd_aot.compiled_backward.native import nodes_module
@@ -184,14 +184,10 @@ def _tells_its_state(kind: type) -> bool:
     return name in _PLAIN or getattr(torch._C._functions, name, None) is kind
 
 
-class _DropoutScale(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _DropoutScale(DispatchMode):  # type: ignore[no-untyped-call]
     """Catches the factor that dropout's backward is called with; nothing is computed."""
 
     scale = 1.0
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -14,11 +14,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from dovetail_prims.dispatch_mode import DispatchMode
 from dovetail_prims.fake_tensor import from_real
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
-from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
+from torch.utils._python_dispatch import _pop_mode_temporarily
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dovetail_autograd_aot.compiled_backward.description import (
@@ -103,7 +104,7 @@ def _inlining(node: Any) -> Callable[..., Any]:
     return lambda *gradients: node._forward_cls.inlined_backward(node, *gradients)
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(DispatchMode):
     """Writes down what is dispatched, until something cannot be."""
 
     def __init__(self, described: Description) -> None:
@@ -130,11 +131,6 @@ class _Recorder(TorchDispatchMode):
             for leaf in described.leaves
             if leaf.grad is not None
         }
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # True (the default) makes PyTorch import its own compiler on the first dispatch.
-        return False
 
     # --- operators --------------------------------------------------------------------------------
 

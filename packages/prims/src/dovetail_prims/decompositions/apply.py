@@ -17,9 +17,9 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dovetail_prims.dialect import Dialect
+from dovetail_prims.dispatch_mode import DispatchMode
 from dovetail_prims.fake_tensor import FakeTensor, from_real, propagate
 
 from .tables import core_aten_table, prims_table
@@ -125,7 +125,7 @@ class _Sizes:
         return node
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Recorder(DispatchMode):  # type: ignore[no-untyped-call]
     """Appends a node for each op called; a fake's node is found by the fake's identity."""
 
     def __init__(self, graph: Graph, table: Table) -> None:
@@ -135,10 +135,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.sizes = _Sizes(graph)
         self.stack_trace: str | None = None
         self.nodes: dict[int, tuple[Any, Node]] = {}  # id -> (the fake, kept alive; its node)
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
 
     def __torch_dispatch__(
         self,

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from dovetail_prims.dispatch_mode import DispatchMode
 from dovetail_prims.fake_mode import FakeMode, fake_arguments
 from dovetail_prims.fake_tensor import FakeTensor
 
@@ -27,7 +27,7 @@ def name_of(op: OpOverload) -> str:
     return f"{name}.{op._overloadname}"
 
 
-class Expander(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Expander(DispatchMode):  # type: ignore[no-untyped-call]
     """Applies a table to every op called under it, and to the ops its entries call; notes in `seen`
     the ops that are left."""
 
@@ -35,10 +35,6 @@ class Expander(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.table = table
         self.seen: list[OpOverload] = []
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
 
     def __torch_dispatch__(
         self,
