@@ -147,6 +147,29 @@ def checked_index(ctx: Context, position: Expr, size: int, mask: Expr | None, wr
     return indirect(b.apply("check_index", [position], attr=size), size)
 
 
+def picked_indices(
+    ctx: Context,
+    picks: Sequence[Value | None],
+    sizes: Sequence[int],
+    picked: tuple[int, tuple[int, ...]],
+    indices: Indices,
+    mask: Expr | None,
+) -> Indices:
+    """Where `x[picks]` has its element at `indices` from. `x` has these sizes; `picked` is where in
+    the result the dimensions that were picked begin, and the shape that the picks broadcast to."""
+    lead, shape = picked
+    at = indices[lead : lead + len(shape)]
+    rest = iter(indices[:lead] + indices[lead + len(shape) :])
+    own = []
+    for d, pick in enumerate(picks):
+        if pick is None:
+            own.append(next(rest))
+        else:
+            position = broadcast_load(ctx, pick, shape, at, mask)
+            own.append(checked_index(ctx, position, sizes[d], mask, wrap=True))
+    return tuple(own)
+
+
 def _index(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     source: Value = args[0]
     picks: list[Value | None] = list(args[1]) + [None] * (len(source.shape) - len(args[1]))
@@ -160,16 +183,8 @@ def _index(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, A
     lead = dims[0] if together else 0  # where the picked dimensions come to stand
 
     def loader(indices: Indices, mask: Expr | None) -> Expr:
-        at = indices[lead : lead + len(shape)]
-        rest = iter(indices[:lead] + indices[lead + len(shape) :])
-        own = []
-        for d, pick in enumerate(picks):
-            if pick is None:
-                own.append(next(rest))
-            else:
-                position = broadcast_load(ctx, pick, shape, at, mask)
-                own.append(checked_index(ctx, position, source.shape[d], mask, wrap=True))
-        return ctx.load(source, tuple(own), mask)
+        own = picked_indices(ctx, picks, source.shape, (lead, shape), indices, mask)
+        return ctx.load(source, own, mask)
 
     value.loader = loader
     return value
@@ -206,6 +221,25 @@ def _embedding(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[st
     return value
 
 
+def _written_over(
+    ctx: Context,
+    base: Value,
+    indices: Indices,
+    mask: Expr | None,
+    source: Value,
+    own: Indices,
+    inside: Expr,
+) -> Expr:
+    """The element of `base` at `indices`, or where `inside` holds that of `source` at `own`."""
+    new = masked_load(ctx, source, own, both(ctx, inside, mask))
+    old = ctx.load(base, indices, mask)
+    if new is None:
+        return old
+    if source.dtype != base.dtype:
+        new = cast(ctx, new, base.dtype)
+    return ctx.builder.apply("where", [inside, new, old])
+
+
 def _slice_scatter(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     base, source = args[0], args[1]
     value = value_like(tensor_of(node), node.name)
@@ -223,13 +257,7 @@ def _slice_scatter(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dic
             phase = b.index_value((at - low).mod(step))
             inside = both(ctx, b.apply("eq", [phase, b.constant(0, torch.int64)]), inside)
         own = (*indices[:dim], (at - low).floordiv(step), *indices[dim + 1 :])
-        new = masked_load(ctx, source, own, both(ctx, inside, mask))
-        old = ctx.load(base, indices, mask)
-        if new is None:
-            return old
-        if source.dtype != value.dtype:
-            new = cast(ctx, new, value.dtype)
-        return b.apply("where", [inside, new, old])
+        return _written_over(ctx, base, indices, mask, source, own, inside)
 
     value.loader = loader
     return value
@@ -246,13 +274,7 @@ def _select_scatter(
     def loader(indices: Indices, mask: Expr | None) -> Expr:
         inside = in_range(ctx, indices[dim], place, place + 1)
         own = (*indices[:dim], *indices[dim + 1 :])
-        new = masked_load(ctx, source, own, both(ctx, inside, mask))
-        old = ctx.load(base, indices, mask)
-        if new is None:
-            return old
-        if source.dtype != value.dtype:
-            new = cast(ctx, new, value.dtype)
-        return ctx.builder.apply("where", [inside, new, old])
+        return _written_over(ctx, base, indices, mask, source, own, inside)
 
     value.loader = loader
     return value
@@ -267,7 +289,6 @@ def _diagonal_scatter(
     shift = args[2] if len(args) > 2 else kwargs.get("offset", 0)
     first = (args[3] if len(args) > 3 else kwargs.get("dim1", 0)) % rank
     second = (args[4] if len(args) > 4 else kwargs.get("dim2", 1)) % rank
-    b = ctx.builder
 
     def loader(indices: Indices, mask: Expr | None) -> Expr:
         # how far from the diagonal: element k of it is at (k, k + shift), counted from its start
@@ -275,13 +296,7 @@ def _diagonal_scatter(
         inside = in_range(ctx, off, 0, 1)
         along = indices[first] if shift >= 0 else indices[second]
         rest = (i for d, i in enumerate(indices) if d not in (first, second))
-        new = masked_load(ctx, source, (*rest, along), both(ctx, inside, mask))
-        old = ctx.load(base, indices, mask)
-        if new is None:
-            return old
-        if source.dtype != value.dtype:
-            new = cast(ctx, new, value.dtype)
-        return b.apply("where", [inside, new, old])
+        return _written_over(ctx, base, indices, mask, source, (*rest, along), inside)
 
     value.loader = loader
     return value

@@ -20,7 +20,7 @@ from dovetail_inductor.loop_ir.index import ZERO, Index, constant
 from dovetail_inductor.loop_ir.loops import Combine, Strided
 from dovetail_inductor.loop_ir.ops import arithmetic_dtype
 from dovetail_inductor.loop_ir.sizes import any_symbolic
-from dovetail_inductor.lowering.indexing import broadcast_shape, checked_index
+from dovetail_inductor.lowering.indexing import broadcast_shape, picked_indices
 from dovetail_inductor.lowering.pointwise import Rule
 from dovetail_inductor.lowering.promotion import broadcast_load
 from dovetail_inductor.lowering.scatter_target import (
@@ -64,15 +64,7 @@ def _index_put(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[st
     make_cheap(ctx, source, *used)
 
     def point(indices: Indices) -> tuple[Sequence[Index], Expr]:
-        at = indices[lead : lead + len(shape)]
-        rest = iter(indices[:lead] + indices[lead + len(shape) :])
-        own = []
-        for d, pick in enumerate(picks):
-            if pick is None:
-                own.append(next(rest))
-            else:
-                position = broadcast_load(ctx, pick, shape, at, None)
-                own.append(checked_index(ctx, position, base.shape[d], None, wrap=True))
+        own = picked_indices(ctx, picks, base.shape, (lead, shape), indices, None)
         return own, broadcast_load(ctx, source, whole, indices, None)
 
     target = Target(ctx, value, combine)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dovetail_inductor.loop_ir.functions.function import Function
 
-
 _DOUBLE = "like(x, limit) > 1e300"  # whether the result is of float64
 
 
