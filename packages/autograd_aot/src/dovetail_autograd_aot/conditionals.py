@@ -218,7 +218,7 @@ class Conditional:
         """Record the node of the forward; gives the results."""
         count = len(self.branches[0].results)
         graphs = [self._forward_graph(i) for i in range(len(self.branches))]
-        parts = self._emit(graphs, self.operands, self.nodes)
+        parts = self._emit(graphs, self.nodes)
         self.saved = list(parts[count:])
         return [fresh(part) for part in parts[:count]]
 
@@ -254,7 +254,7 @@ class Conditional:
             for found in zip(*(b.gradients for b in self._with_backward()), strict=True)
         ]
         graphs = [self._backward_graph(i, values, numbers, like) for i in range(2)]
-        parts = iter(self._emit(graphs, values, nodes))
+        parts = iter(self._emit(graphs, nodes))
         return [None if pattern is None else fresh(next(parts)) for pattern in like]
 
     def _with_backward(self) -> list[_Branch]:
@@ -289,9 +289,7 @@ class Conditional:
         given += [first + self.graded.index(i) for i in branch.graded]
         return _assembled(inputs, body, given, outputs, self.tracer.decompositions)
 
-    def _emit(
-        self, graphs: Sequence[GraphModule], values: Sequence[Any], nodes: Sequence[Any]
-    ) -> tuple[Node, ...]:
+    def _emit(self, graphs: Sequence[GraphModule], nodes: Sequence[Any]) -> tuple[Node, ...]:
         used = _used(graphs)
         names = [self.tracer.subgraph(_without(graph, used)) for graph in graphs]
         operands = tuple(node for i, node in enumerate(nodes) if i in used)

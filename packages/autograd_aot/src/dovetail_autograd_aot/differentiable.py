@@ -79,7 +79,7 @@ def gradient_graph(
             env[node] = _copied(graph, node, env)
     for mode in reversed(entered):
         graph.call_function(modes._exit_autocast, (mode,))
-    lifted = _lifted(graph, gm, joint, env)
+    lifted = _lifted(gm, joint, env)
     everything = [*primals, *lifted]
     results: Any = torch.fx.node.map_arg(output.args[0], env.__getitem__)
     if isinstance(results, Node):  # one node that gives them all
@@ -119,7 +119,7 @@ def _copied(graph: Graph, node: Node, env: dict[Node, Node]) -> Node:
     return env[node]
 
 
-def _lifted(graph: Graph, gm: GraphModule, joint: JointGraph, env: dict[Node, Node]) -> list[Node]:
+def _lifted(gm: GraphModule, joint: JointGraph, env: dict[Node, Node]) -> list[Node]:
     """The attributes that are inputs of the joint graph."""
     found: list[Node] = []
     for tensor in joint.constants_lifted:

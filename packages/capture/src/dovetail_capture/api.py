@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from dovetail_capture._frame_hook import Switched, active
+from dovetail_capture._frame_hook import Switched
 from dovetail_capture.captured_frame import GraphBreak
 from dovetail_capture.compile_log import CompileLog, FrameRecord
 from dovetail_capture.context import Backend, CaptureContext
@@ -174,11 +174,6 @@ def recompiles(compiled: Any) -> tuple[str, ...]:
     """Why calls of an optimized function or module did not fit what was compiled, oldest first:
     the guard that failed, what was seen instead, and what to do about it."""
     return _context_of(compiled).recompiles()
-
-
-def is_active() -> bool:
-    """Is a capture context switched on in this thread?"""
-    return active() is not None
 
 
 # --- explain -------------------------------------------------------------------------------------

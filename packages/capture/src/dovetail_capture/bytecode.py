@@ -140,16 +140,6 @@ def origin_of_dis_index(code: CodeType, index: int) -> int:
     raise IndexError(f"{code.co_qualname} has no instruction {index}")
 
 
-def dis_index_of_origin(code: CodeType, origin: int) -> int:
-    """The inverse of `origin_of_dis_index` (the instruction itself, after its prefixes)."""
-    position = -1
-    for number, op in enumerate(_dis_opcodes(code)):
-        position += op != _EXTENDED_ARG
-        if position == origin and op != _EXTENDED_ARG:
-            return number
-    raise IndexError(f"{code.co_qualname} has no instruction {origin}")
-
-
 def _parse_exception_table(table: bytes) -> Iterator[tuple[int, int, int, int, bool]]:
     stream = iter(table)
 

@@ -85,7 +85,7 @@ class _Emitter:
         if self.kernel.columns:
             self._row_kernel()
         else:
-            self._pass(0, self.full, [])
+            self._pass(self.full, [])
         body = w.close()
         head = ["  for (int64_t item = begin; item < end; ++item) {"]
         decode = [f"    {line}" for line in self._decode()]
@@ -166,7 +166,7 @@ class _Emitter:
                 self._rows(rows)
             passing = [n for n in mine if n.reduction is not None or kernel.is_full(n)]
             if passing:
-                self._pass(phase, passing, reductions)
+                self._pass(passing, reductions)
 
     def _rows(self, nests: Sequence[LoopNest]) -> None:
         """Nests over rows alone."""
@@ -206,7 +206,7 @@ class _Emitter:
 
     # --- one pass over the columns ----------------------------------------------------------------
 
-    def _pass(self, phase: int, nests: Sequence[LoopNest], reductions: Sequence[LoopNest]) -> None:
+    def _pass(self, nests: Sequence[LoopNest], reductions: Sequence[LoopNest]) -> None:
         for nest in nests:
             if nest.reduction is None and self._read_later(nest):
                 self._declare_scratch(nest)

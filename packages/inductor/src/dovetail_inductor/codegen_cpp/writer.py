@@ -10,7 +10,6 @@ import torch
 
 from dovetail_inductor.codegen_cpp.syntax import (
     ARITHMETIC,
-    STORAGE,
     index_text,
     literal,
     op_text,
@@ -18,7 +17,7 @@ from dovetail_inductor.codegen_cpp.syntax import (
 from dovetail_inductor.loop_ir.expr import Apply, Expr, Load, Scalar
 from dovetail_inductor.loop_ir.functions import LOOPING
 from dovetail_inductor.loop_ir.index import Index, Var
-from dovetail_inductor.loop_ir.loops import Buffer, Combine
+from dovetail_inductor.loop_ir.loops import Combine
 
 # How a scatter combines what is there (a) with what comes (b).
 _UPDATES: dict[Combine, str] = {
@@ -281,8 +280,3 @@ def _free(index: Index) -> int:
     for atom in index.indirects():
         free |= atom.value.free
     return free
-
-
-def pointer_type(buffer: Buffer) -> str:
-    """The C++ element type of a buffer."""
-    return STORAGE[buffer.dtype]

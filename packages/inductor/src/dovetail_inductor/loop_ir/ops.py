@@ -111,13 +111,14 @@ SCALAR_OPS: dict[str, ScalarOp] = {
     "gcd": ScalarOp(2, cost=100),  # integers, on a CPU
 }
 
-# How a reduction combines values. `argmax` and `argmin` give the int64 position of the first
-# extreme element along the flattened reduction variables (NaN is extreme in both).
-REDUCTIONS = ("sum", "prod", "max", "min", "argmax", "argmin", "any", "all")
-
 
 def neutral_element(reduction: str, dtype: torch.dtype) -> float | int | bool:
-    """The element of a type that leaves a reduction as it is."""
+    """The element of a type that leaves a reduction as it is.
+
+    A reduction is a sum, prod, max, min, any, all, or argmax or argmin: these two give the int64
+    position of the first extreme element along the flattened reduction variables (NaN is extreme
+    in both).
+    """
     if reduction in ("sum", "any"):
         return False if dtype is torch.bool else 0
     if reduction in ("prod", "all"):

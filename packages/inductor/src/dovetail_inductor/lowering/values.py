@@ -23,7 +23,7 @@ from torch import fx
 
 from dovetail_inductor.loop_ir.expr import Builder, Expr
 from dovetail_inductor.loop_ir.handlers import Counter, count
-from dovetail_inductor.loop_ir.index import Index, Var, constant, linear, variable
+from dovetail_inductor.loop_ir.index import Index, Var, linear, variable
 from dovetail_inductor.loop_ir.loops import Buffer, LoopNest, Node, Scan, Strided
 from dovetail_inductor.loop_ir.ops import arithmetic_dtype
 from dovetail_inductor.loop_ir.sizes import (
@@ -316,8 +316,3 @@ def value_like(val: torch.Tensor, origin: str, loader: Loader | None = None) -> 
         origin,
         loader,
     )
-
-
-def zero_indices(rank: int) -> Indices:
-    """All zero."""
-    return (constant(0),) * rank

@@ -185,7 +185,7 @@ class _FunctionRecorder(InnerRecorder):
     transforms = False
 
 
-def _inside(vm: Interpreter, inner: InnerRecorder, args: Args) -> Args:
+def _inside(inner: InnerRecorder, args: Args) -> Args:
     """The arguments as forward sees them: tensors are its own."""
     inside: Args = []
     for arg in args:
@@ -215,7 +215,7 @@ def _capture(vm: Interpreter, fn: Value, cls: Any, args: Args, wanted: bool) -> 
     session = vm.session
     outer = session.recorder
     inner = _FunctionRecorder(outer)
-    given = _inside(vm, inner, args)
+    given = _inside(inner, args)
     tensors = [arg for arg in given if isinstance(arg, TensorValue)]
     needs = TupleValue([Constant(wanted and _needs_gradient(arg)) for arg in args])
     session.recorder = inner

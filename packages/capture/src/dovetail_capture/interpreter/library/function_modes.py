@@ -100,7 +100,7 @@ def _ask(vm: Interpreter, call: Args) -> Value:
     modes = vm.session.function_modes
     if modes[-1].python_type() is DeviceContext:
         func, _, args, kwargs = call
-        named = dict(_named(vm, kwargs))
+        named = dict(_named(kwargs))
         with _without_innermost(vm):
             if vm.as_python(func) in _makers() and _is_none(named.get("device")):
                 named["device"] = vm.get_attr(vm.session.function_mode_left, "device")
@@ -122,7 +122,7 @@ def _holds_plain_tensor(args: Any) -> bool:
     )
 
 
-def _named(vm: Interpreter, kwargs: Value) -> Iterator[tuple[str, Value]]:
+def _named(kwargs: Value) -> Iterator[tuple[str, Value]]:
     if isinstance(kwargs, DictValue):
         for key, (_, value) in kwargs.entries.items():
             yield key, value

@@ -497,14 +497,14 @@ HANDLERS: dict[Any, Handler] = {
     _C._get_tracing_state: always(None),
     _C._is_tracing: always(False),
     _C._log_api_usage_once: always(None),
-    torch._assert: lambda vm, args, kwargs: _torch_assert(vm, args, kwargs),
+    torch._assert: lambda vm, args, kwargs: _torch_assert(vm, args),
     **{fn: folded(fn) for fn in _FOLDED},
     **{fn: of_gpu(fn) for fn in _OF_GPU},
     **{fn: refused(reason) for fn, reason in _UNSUPPORTED.items()},
 }
 
 
-def _torch_assert(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+def _torch_assert(vm: Interpreter, args: Args) -> Value:
     """`torch._assert(condition, message)`; a tensor as condition breaks the graph."""
     if not vm.truth(args[0]):
         vm.raise_exception(AssertionError, args[1:])
