@@ -7,12 +7,11 @@ autograd engine from the outputs back to the inputs, and reads off how outputs r
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
-from dovetail_guards.torch_state import no_hooks_on_saved_tensors
 from dovetail_prims.conditionals import COND
 from dovetail_prims.data_sizes import data_symbols
 from dovetail_prims.fake_tensor import FakeTensor, make
@@ -21,7 +20,6 @@ from dovetail_prims.stated import STATES
 from dovetail_prims.wrappers import is_wrapper
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.autograd import grad_mode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils._python_dispatch import _disable_current_modes
@@ -29,6 +27,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from dovetail_autograd_aot.attention import AttentionMode
 from dovetail_autograd_aot.conditionals import trace_conditional
 from dovetail_autograd_aot.derivatives import MendedDerivatives
+from dovetail_autograd_aot.engine import (
+    ERRORS_OF_BACKWARDS,
+    reached_roots,
+    run_engine,
+    trace_settings,
+)
 from dovetail_autograd_aot.fast_graph import FastGraph
 from dovetail_autograd_aot.graphs import (
     JointGraph,
@@ -186,7 +190,7 @@ class _Joint:
     def trace(self, function_mode: Callable[[], Any] | None) -> JointGraph:
         grad_mode = torch.is_grad_enabled()
         self._make_primals()
-        with _trace_settings(), data_symbols(self.tracer.data_env):
+        with trace_settings(), data_symbols(self.tracer.data_env):
             try:
                 with ExitStack() as stack:
                     stack.enter_context(self.tracer)
@@ -498,16 +502,16 @@ class _Joint:
             node.meta["val"] = make(root._sizes, strides, root._dtype, root._device)
             tangents.append(wrap(node, TracedStorage(node)))
         wanted = [leaf for leaf in leaves if leaf is not None]
-        self.reached = _reached(leaves, result.roots)
+        self.reached = reached_roots(leaves, result.roots)
         for root in result.roots:  # (an input that was written to may be nobody's result)
             self.derivatives.visit(root.grad_fn)
         self.tracer.in_backward = True
         with self.tracer, torch._C._DisableAutocast():
             try:
-                gradients = _run_engine(result.roots, tangents, wanted)
+                gradients = run_engine(result.roots, tangents, wanted)
             except RuntimeError as error:
                 # Eager tells it in the backward, if there is one.
-                if not any(text in str(error) for text in _ERRORS_OF_BACKWARDS):
+                if not any(text in str(error) for text in ERRORS_OF_BACKWARDS):
                     raise
                 self.backward_error = str(error)
                 for node in reversed(self.graph.nodes):
@@ -584,7 +588,7 @@ class _Joint:
             if asked:
                 with self.tracer, torch._C._DisableAutocast():
                     wanted = [leaf for leaf in (leaves[i] for i in asked) if leaf is not None]
-                    given = _run_engine([root], [tangent], wanted)
+                    given = run_engine([root], [tangent], wanted)
                 for i, gradient in zip(asked, given, strict=True):
                     depends[i] |= (gradient is not None) << number
         self.reached = tuple(depends)
@@ -638,50 +642,6 @@ class _Joint:
             last = node
 
 
-def _run_engine(
-    roots: Sequence[Tensor], tangents: Sequence[Tensor], wanted: Sequence[Tensor]
-) -> tuple[Tensor | None, ...]:
-    """The gradients of `wanted`; the graph is kept."""
-    found: tuple[Tensor | None, ...] = torch.autograd.graph._engine_run_backward(
-        tuple(roots),
-        tuple(tangents),
-        True,
-        False,
-        tuple(wanted),
-        allow_unreachable=True,
-        accumulate_grad=False,
-    )
-    return found
-
-
-def _reached(leaves: Sequence[Any], roots: Sequence[Tensor]) -> tuple[int, ...]:
-    """For each leaf, which roots autograd has a way from to it, as a bit set."""
-    index_of = {id(leaf): i for i, leaf in enumerate(leaves) if leaf is not None}
-    below: dict[Any, int] = {}  # the leaves below a node of autograd, as bits
-    for root in roots:
-        stack = [root.grad_fn]
-        while stack:
-            node = stack[-1]
-            next_nodes = [n for n, _ in node.next_functions if n is not None]  # type: ignore[union-attr]
-            missing = [n for n in next_nodes if n not in below]
-            if node not in below and missing:
-                below[node] = 0  # (seen; made whole when what is below it is known)
-                stack += missing
-                continue
-            stack.pop()
-            bits = 0
-            if type(node).__name__ == "AccumulateGrad":
-                index = index_of.get(id(node.variable))  # type: ignore[union-attr]
-                bits = 0 if index is None else 1 << index
-            for n in next_nodes:
-                bits |= below[n]
-            below[node] = bits
-    masks = [below[root.grad_fn] for root in roots]
-    return tuple(
-        sum(1 << r for r, mask in enumerate(masks) if mask >> i & 1) for i in range(len(leaves))
-    )
-
-
 def _state(condition: Any, message: str = "") -> None:
     """`torch._check` in the captured graph: what holds from here on."""
     if isinstance(condition, torch.SymBool):
@@ -689,29 +649,6 @@ def _state(condition: Any, message: str = "") -> None:
         condition = stated.state(message)
     if not condition:
         raise TraceError(f"a check of the program fails: {message or condition}")
-
-
-@contextmanager
-def _trace_settings() -> Iterator[None]:
-    """Views are replayed, not re-strided, by autograd; the engine stays on this thread, and looks
-    for no NaN in what has no data; the user's hooks on saved tensors see none of that."""
-    with (
-        torch.autograd.set_detect_anomaly(False),
-        grad_mode._force_original_view_tracking(True),
-        torch.autograd.set_multithreading_enabled(False),
-        no_hooks_on_saved_tensors(),
-    ):
-        yield
-
-
-# What autograd says of a graph that cannot be differentiated.
-_ERRORS_OF_BACKWARDS = (
-    "modified by an inplace operation", "derivative for", "Trying to backward through",
-    "is not differentiable", "invalid gradient at index", "detached in-place",
-    "isDifferentiableType", "is a view and its base or another view",
-    "is a view of a view which was created in no_grad mode",
-    "A view was created in no_grad mode", "isFloatingType(grad.scalar_type())",
-)  # fmt: skip
 
 
 def _eliminate_dead_code(graph: Graph) -> None:

@@ -28,8 +28,9 @@ from dovetail_autograd_aot.storage import (
     refuse_strided_views,
     track_of,
 )
-from dovetail_autograd_aot.tracer import PHYSICAL, Tracer
+from dovetail_autograd_aot.tracer import Tracer
 from dovetail_autograd_aot.values import hint, same_size, same_strides
+from dovetail_autograd_aot.views import PHYSICAL
 
 aten = torch.ops.aten
 

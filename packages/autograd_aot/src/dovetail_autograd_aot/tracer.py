@@ -7,10 +7,9 @@ engine under the tracer records the backward into the same graph.
 
 from __future__ import annotations
 
-import math
 import operator
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -22,10 +21,7 @@ from dovetail_prims.fake_tensor import (
     FakeTensor,
     from_real,
     has_other_types,
-    make,
     propagate,
-    set_lazy,
-    set_metadata,
 )
 from dovetail_prims.shape_rules.layout import dense_order
 from dovetail_prims.size_nodes import SizeNodes
@@ -33,14 +29,12 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
-from dovetail_autograd_aot import writes
+from dovetail_autograd_aot import views, writes
 from dovetail_autograd_aot.copies import copies_input, views_memory
 from dovetail_autograd_aot.derivatives import fills_in_place
 from dovetail_autograd_aot.graphs import ViewStep
-from dovetail_autograd_aot.op_info import OpInfo, OpKind, op_info
+from dovetail_autograd_aot.op_info import OpKind, op_info
 from dovetail_autograd_aot.storage import (
-    ConstantWrittenError,
-    StorageNeededError,
     TracedStorage,
     TraceError,
     fresh,
@@ -122,39 +116,12 @@ def _computes_again() -> bool:
     return False
 
 
-_OTHER_ELEMENTS = frozenset(
-    {aten.view.dtype, aten.view_as_real.default, aten.view_as_complex.default}
-)
-
-
-# Lazy views whose values are computed at once in the graph: other views of them can be taken there.
-PHYSICAL = {
-    aten._conj.default: aten._conj_physical.default,
-    aten._neg_view.default: aten.neg.default,
-}
-
-
 def _seen_as(val: FakeTensor, dtype: Any) -> bool:
     """Whether a tensor's elements can be seen as those of another dtype: of the same size, or in
     order along the last dimension."""
     if dtype.itemsize == val._dtype.itemsize or not val._strides:
         return True
     return type(val._strides[-1]) is not int or val._strides[-1] == 1
-
-
-def _dense(val: FakeTensor) -> bool:
-    """Whether a tensor fills its memory from the beginning, without gaps."""
-    if val._offset != 0:
-        return False
-    order = sorted(range(len(val._sizes)), key=lambda d: hint(val._strides[d]))
-    expected: Any = 1
-    for d in order:
-        if same_size(val._sizes[d], 1):
-            continue
-        if not same_size(val._strides[d], expected):
-            return False
-        expected = expected * val._sizes[d]
-    return True
 
 
 # The same samplers without a generator, which is what is meant by None.
@@ -237,7 +204,7 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
                 args = (*args[:3], None, None, *args[5:])
             return self.fresh_results(self.emit(func, self.nodes(args), self.nodes_of(kwargs)))
         if kind is OpKind.VIEW:
-            return self._view(func, args, kwargs)
+            return views.take_view(self, func, args, kwargs)
         if kind is OpKind.ALIAS:
             if func is aten.lift_fresh.default and _is_number(args[0]):
                 value = {"dtype": args[0].dtype, "device": args[0].device}
@@ -284,11 +251,11 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
             node.meta["checked"] = True
             return None
         if kind is OpKind.METADATA:
-            return self._change_metadata(info, func, args, kwargs)
+            return views.change_metadata(self, info, func, args, kwargs)
         if func in (aten.resize_.default, aten.resize_as_.default):
-            return self._resize(func, args, kwargs)
+            return views.resize(self, func, args, kwargs)
         if func is aten.set_.source_Tensor:
-            return self._set(func, *args)
+            return views.set_(self, func, *args)
         raise TraceError(f"{func} changes what a tensor is in place; this cannot be compiled")
 
     def _check(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -505,7 +472,7 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
             base = self.node_op(aten.clone.default, (base,), kwargs)
         if step.op is aten.alias.default:
             return base
-        physical = PHYSICAL.get(step.op)
+        physical = views.PHYSICAL.get(step.op)
         if physical is not None:
             return self._of_each_element_once(physical, base)
         return self.node_op(step.op, (base, *step.args), dict(step.kwargs))
@@ -523,92 +490,6 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
             return result
         return self.node_op(aten.expand.default, (result, [self.nodes(s) for s in val._sizes]), {})
 
-    def _view(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not isinstance(args[0], Tensor):  # a number, of which autograd takes the conjugate
-            return func(torch.tensor(args[0]), *args[1:]).resolve_conj()
-        base = self.traced(args[0])
-        if func in (aten.split.Tensor, aten.unsafe_split.Tensor):
-            return self._split(base, *args[1:], **kwargs)
-        if func in (aten.split_with_sizes.default, aten.unsafe_split_with_sizes.default):
-            return self._split_sizes(base, *args[1:], **kwargs)
-        if func is aten.unbind.int:
-            dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
-            count = base._sizes[dim]
-            return [self._step(base, aten.select.int, (dim, i)) for i in range(int(count))]
-        if func is aten.as_strided.default:
-            return self._as_strided(base, *args[1:], **kwargs)
-        return self._step(base, func, args[1:], kwargs)
-
-    def _step(
-        self,
-        base: FakeTensor,
-        func: OpOverload,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> FakeTensor:
-        args = tuple(self.nodes(a) for a in args)
-        step = ViewStep(func, args, tuple((kwargs or {}).items()), torch.is_grad_enabled())
-        value = read(self, base)
-        node = self.apply_view(step, value)
-        track = track_of(base)
-        like = base if func in PHYSICAL else None
-        if like is None and not same_metadata(value.meta["val"], base):
-            # After a write the value may lie otherwise in memory than the tensor does.
-            place = make(base._sizes, base._strides, base._dtype, base._device, base._offset)
-            like = propagate(func, (place, *values(args)), dict(kwargs or {}))
-        return wrap(node, track.storage, (*track.chain, step), like)
-
-    def _split(self, base: FakeTensor, size: int, dim: int = 0) -> list[FakeTensor]:
-        total = int(base._sizes[dim])
-        if total == 0 or size == 0:
-            return [self._step(base, aten.slice.Tensor, (dim, 0, total))]
-        return [
-            self._step(base, aten.slice.Tensor, (dim, start, min(start + size, total)))
-            for start in range(0, total, size)
-        ]
-
-    def _split_sizes(self, base: FakeTensor, sizes: list[int], dim: int = 0) -> list[FakeTensor]:
-        parts = []
-        start = 0
-        for size in sizes:
-            parts.append(self._step(base, aten.slice.Tensor, (dim, start, start + size)))
-            start = start + size
-        return parts
-
-    def _as_strided(
-        self, base: FakeTensor, size: Any, stride: Any, storage_offset: Any = None
-    ) -> FakeTensor:
-        """as_strided looks at the storage, whatever view it is applied to."""
-        track = track_of(base)
-        storage = track.storage
-        if storage_offset is None:
-            storage_offset = base._offset
-        sizes, strides = list(size), list(stride)
-        if storage.primal is not None and not storage.shared:
-            # Where in its storage an input begins is not known; that of a symbolic one is taken
-            # for the example's.
-            if all(type(n) is int for n in (*base._sizes, *sizes, *strides, storage_offset)):
-                raise StorageNeededError(storage.primal)
-        root = storage.root
-        if root is None:
-            raise TraceError("as_strided of a view whose base is gone")
-        if not storage.shared and not _dense(root):
-            raise TraceError("as_strided of a tensor with gaps; contiguous() it first")
-        steps = [s.op for s in track.chain]
-        if any(op in _OTHER_ELEMENTS for op in steps):
-            raise TraceError("as_strided of a tensor that is seen as another dtype")
-        args = tuple(self.nodes(a) for a in (sizes, strides, storage_offset))
-        step = ViewStep(aten.as_strided.default, args, grad_mode=torch.is_grad_enabled())
-        lazy = [op for op in (aten._conj.default, aten._neg_view.default) if steps.count(op) % 2]
-        chain = (step,) if lazy else (*track.chain, step)
-        if lazy and not all(s.grad_mode for s in track.chain):
-            # (the gradient ends at what was taken under no_grad)
-            chain = (ViewStep(aten.alias.default, (), grad_mode=False), step)
-        view = wrap(self.apply_view(step, read(self, root)), storage, chain)
-        for op in lazy:  # as_strided keeps what is lazy
-            view = self._step(view, op, ())
-        return view
-
     def with_own_memory(self, node: Node) -> Node:
         """`node`, or a copy of it: as_strided counts from the beginning of the memory, which must
         be the beginning of the tensor."""
@@ -621,105 +502,6 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
         if node not in self._own_copies:
             self._own_copies[node] = self.emit_clone(node)
         return self._own_copies[node]
-
-    def _change_metadata(
-        self, info: OpInfo, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> FakeTensor:
-        """t_, squeeze_ ...: the tensor becomes another view of its storage."""
-        form = info.functional
-        assert form is not None
-        self._note_reshape(args[0], func, args[1:], kwargs)
-        return self._become(args[0], lambda tensor: self._view(form, args, kwargs))
-
-    def _note_reshape(
-        self, tensor: Any, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        primal = track_of(tensor).storage.primal if type(tensor) is FakeTensor else None
-        if primal is not None and id(tensor) in self.inputs:
-            numbers = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.SymInt)]
-            if numbers:
-                raise TraceError(f"{func} of an input, in place, with symbolic sizes")
-            step = ViewStep(func, args, tuple(kwargs.items()))
-            noted = self.reshaped.setdefault(id(tensor), [])
-            noted.append((step, torch.is_grad_enabled()))
-
-    def _resize(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """resize_, resize_as_: another view of as many elements or fewer; of an empty tensor,
-        uninitialised memory."""
-        tensor, wanted = args[0], args[1]
-        if type(tensor) is not FakeTensor:
-            raise ConstantWrittenError("")
-        sizes = list(wanted._sizes if type(wanted) is FakeTensor else wanted)
-        if same_sizes(tuple(sizes), tensor._sizes):
-            return tensor
-        memory_format = args[2] if len(args) > 2 else kwargs.get("memory_format")
-        if memory_format not in (None, torch.contiguous_format, torch.preserve_format):
-            raise TraceError("resize_ in place to a memory format cannot be compiled")
-        if any(type(s) is not int for s in (*sizes, *tensor._sizes)):
-            raise TraceError("resize_ in place with symbolic sizes cannot be compiled")
-        return self.resized(tensor, sizes, func)
-
-    def resized(
-        self,
-        tensor: FakeTensor,
-        sizes: list[int],
-        func: OpOverload,
-        strides: Sequence[int] | None = None,
-    ) -> FakeTensor:
-        """Give `tensor` other sizes in place, with these strides or contiguous ones."""
-        storage = track_of(tensor).storage
-        if strides is None:
-            strides = [math.prod(sizes[d + 1 :]) for d in range(len(sizes))]
-        count = math.prod(sizes)
-        held = None if storage.root is None else math.prod(storage.root._sizes)
-        if held == 0 and count and storage.primal is None:
-            with self:
-                new = torch.empty_strided(
-                    sizes, strides, dtype=tensor._dtype, device=tensor._device
-                )
-            return self.become(tensor, self.traced(new))
-        if storage.primal is not None and not storage.shared:
-            raise StorageNeededError(storage.primal)
-        if held is None or tensor._offset + count > held:
-            raise TraceError(f"{func} to more elements than its storage has cannot be compiled")
-        self._note_reshape(tensor, aten.resize_.default, (sizes,), {})
-        return self._become(tensor, lambda t: self._as_strided(t, sizes, strides, t._offset))
-
-    def _set(self, func: OpOverload, tensor: Any, source: Any) -> FakeTensor:
-        """set_: the tensor becomes another one's alias."""
-        if type(tensor) is not FakeTensor or track_of(tensor).storage.primal is not None:
-            raise TraceError(f"{func} of an input: return the tensor instead")
-        other = self.traced(source)
-        # (whether values are lazily conjugated or negated is not taken over)
-        if other.is_conj() != tensor.is_conj():
-            other = self._step(other, aten._conj.default, ())
-        if other.is_neg() != tensor.is_neg():
-            other = self._step(other, aten._neg_view.default, ())
-        return self.become(tensor, other)
-
-    def _become(self, tensor: Any, as_view: Callable[[FakeTensor], FakeTensor]) -> FakeTensor:
-        """Make a tensor in place the view of itself that `as_view` gives."""
-        if type(tensor) is not FakeTensor:
-            raise ConstantWrittenError("")
-        storage = track_of(tensor).storage
-        if storage.root is tensor:
-            if storage.constant is not None:
-                raise TraceError("changing the shape of a constant in place cannot be compiled")
-            storage.root = None
-            wrap(storage.node, storage)  # another tensor to be the whole storage
-        view = as_view(tensor)
-        return tensor if same_metadata(view, tensor) else self.become(tensor, view)
-
-    def become(self, tensor: FakeTensor, other: FakeTensor) -> FakeTensor:
-        """Make a tensor in place what another one is."""
-        moved, track = track_of(other), track_of(tensor)
-        if not same_metadata(tensor, other):
-            moved.storage.reshaped = True
-        set_metadata(tensor, other._sizes, other._strides, other._offset, moved.storage)
-        set_lazy(tensor, other.is_conj(), other.is_neg())
-        track.storage, track.chain = moved.storage, moved.chain
-        track.node, track.seen = moved.node, moved.seen
-        return tensor
 
     def forget(self, node: Node) -> None:
         """Take a node out of the graph with everything made from it."""

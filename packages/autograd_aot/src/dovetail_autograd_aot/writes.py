@@ -13,6 +13,7 @@ from dovetail_prims.functional_twins import absent_arguments, functional_twin
 from torch import Tensor
 from torch._ops import OpOverload
 
+from dovetail_autograd_aot import views
 from dovetail_autograd_aot.op_info import OpInfo, OpKind, default_arguments, is_custom, op_info
 from dovetail_autograd_aot.samplers import INTO, drawn, drawn_into, is_sampler
 from dovetail_autograd_aot.storage import TraceError, fresh, read
@@ -155,7 +156,7 @@ def _written(
             # A pointwise operator lays out what it resizes as what it makes; others in order.
             pointwise = torch.Tag.pointwise in form.tags
             strides = new.meta["val"]._strides if pointwise else None
-            tracer.resized(tensor, list(sizes), func, strides)
+            views.resized(tracer, tensor, list(sizes), func, strides)
         elif not fits:
             raise TraceError(
                 f"{func}: the result has shape {list(new.meta['val']._sizes)}, but the tensor "

@@ -1,0 +1,261 @@
+"""Views of traced tensors, and tensors that become other views of their storage in place.
+
+A view is a node and a chain of steps from its storage (see `storage.py`); `as_strided` starts from
+the storage again, whatever view it is taken of.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from dovetail_prims.fake_tensor import FakeTensor, make, propagate, set_lazy, set_metadata
+from torch import Tensor
+from torch._ops import OpOverload
+
+from dovetail_autograd_aot.graphs import ViewStep
+from dovetail_autograd_aot.op_info import OpInfo
+from dovetail_autograd_aot.storage import (
+    ConstantWrittenError,
+    StorageNeededError,
+    TraceError,
+    read,
+    track_of,
+    wrap,
+)
+from dovetail_autograd_aot.values import hint, same_metadata, same_size, same_sizes, values
+
+if TYPE_CHECKING:
+    from dovetail_autograd_aot.tracer import Tracer
+
+aten = torch.ops.aten
+
+_OTHER_ELEMENTS = frozenset(
+    {aten.view.dtype, aten.view_as_real.default, aten.view_as_complex.default}
+)
+
+# Lazy views whose values are computed at once in the graph: other views of them can be taken there.
+PHYSICAL = {
+    aten._conj.default: aten._conj_physical.default,
+    aten._neg_view.default: aten.neg.default,
+}
+
+
+def _dense(val: FakeTensor) -> bool:
+    """Whether a tensor fills its memory from the beginning, without gaps."""
+    if val._offset != 0:
+        return False
+    order = sorted(range(len(val._sizes)), key=lambda d: hint(val._strides[d]))
+    expected: Any = 1
+    for d in order:
+        if same_size(val._sizes[d], 1):
+            continue
+        if not same_size(val._strides[d], expected):
+            return False
+        expected = expected * val._sizes[d]
+    return True
+
+
+def take_view(
+    tracer: Tracer, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """The view, or views, that an operator takes of its first argument."""
+    if not isinstance(args[0], Tensor):  # a number, of which autograd takes the conjugate
+        return func(torch.tensor(args[0]), *args[1:]).resolve_conj()
+    base = tracer.traced(args[0])
+    if func in (aten.split.Tensor, aten.unsafe_split.Tensor):
+        return _split(tracer, base, *args[1:], **kwargs)
+    if func in (aten.split_with_sizes.default, aten.unsafe_split_with_sizes.default):
+        return _split_sizes(tracer, base, *args[1:], **kwargs)
+    if func is aten.unbind.int:
+        dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+        count = base._sizes[dim]
+        return [take_step(tracer, base, aten.select.int, (dim, i)) for i in range(int(count))]
+    if func is aten.as_strided.default:
+        return _as_strided(tracer, base, *args[1:], **kwargs)
+    return take_step(tracer, base, func, args[1:], kwargs)
+
+
+def take_step(
+    tracer: Tracer,
+    base: FakeTensor,
+    func: OpOverload,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+) -> FakeTensor:
+    """The view that one more step makes of `base`."""
+    args = tuple(tracer.nodes(a) for a in args)
+    step = ViewStep(func, args, tuple((kwargs or {}).items()), torch.is_grad_enabled())
+    value = read(tracer, base)
+    node = tracer.apply_view(step, value)
+    track = track_of(base)
+    like = base if func in PHYSICAL else None
+    if like is None and not same_metadata(value.meta["val"], base):
+        # After a write the value may lie otherwise in memory than the tensor does.
+        place = make(base._sizes, base._strides, base._dtype, base._device, base._offset)
+        like = propagate(func, (place, *values(args)), dict(kwargs or {}))
+    return wrap(node, track.storage, (*track.chain, step), like)
+
+
+def _split(tracer: Tracer, base: FakeTensor, size: int, dim: int = 0) -> list[FakeTensor]:
+    total = int(base._sizes[dim])
+    if total == 0 or size == 0:
+        return [take_step(tracer, base, aten.slice.Tensor, (dim, 0, total))]
+    return [
+        take_step(tracer, base, aten.slice.Tensor, (dim, start, min(start + size, total)))
+        for start in range(0, total, size)
+    ]
+
+
+def _split_sizes(
+    tracer: Tracer, base: FakeTensor, sizes: list[int], dim: int = 0
+) -> list[FakeTensor]:
+    parts = []
+    start = 0
+    for size in sizes:
+        parts.append(take_step(tracer, base, aten.slice.Tensor, (dim, start, start + size)))
+        start = start + size
+    return parts
+
+
+def _as_strided(
+    tracer: Tracer, base: FakeTensor, size: Any, stride: Any, storage_offset: Any = None
+) -> FakeTensor:
+    """as_strided looks at the storage, whatever view it is applied to."""
+    track = track_of(base)
+    storage = track.storage
+    if storage_offset is None:
+        storage_offset = base._offset
+    sizes, strides = list(size), list(stride)
+    if storage.primal is not None and not storage.shared:
+        # Where in its storage an input begins is not known; that of a symbolic one is taken
+        # for the example's.
+        if all(type(n) is int for n in (*base._sizes, *sizes, *strides, storage_offset)):
+            raise StorageNeededError(storage.primal)
+    root = storage.root
+    if root is None:
+        raise TraceError("as_strided of a view whose base is gone")
+    if not storage.shared and not _dense(root):
+        raise TraceError("as_strided of a tensor with gaps; contiguous() it first")
+    steps = [s.op for s in track.chain]
+    if any(op in _OTHER_ELEMENTS for op in steps):
+        raise TraceError("as_strided of a tensor that is seen as another dtype")
+    args = tuple(tracer.nodes(a) for a in (sizes, strides, storage_offset))
+    step = ViewStep(aten.as_strided.default, args, grad_mode=torch.is_grad_enabled())
+    lazy = [op for op in (aten._conj.default, aten._neg_view.default) if steps.count(op) % 2]
+    chain = (step,) if lazy else (*track.chain, step)
+    if lazy and not all(s.grad_mode for s in track.chain):
+        # (the gradient ends at what was taken under no_grad)
+        chain = (ViewStep(aten.alias.default, (), grad_mode=False), step)
+    view = wrap(tracer.apply_view(step, read(tracer, root)), storage, chain)
+    for op in lazy:  # as_strided keeps what is lazy
+        view = take_step(tracer, view, op, ())
+    return view
+
+
+def change_metadata(
+    tracer: Tracer, info: OpInfo, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> FakeTensor:
+    """t_, squeeze_ ...: the tensor becomes another view of its storage."""
+    form = info.functional
+    assert form is not None
+    _note_reshape(tracer, args[0], func, args[1:], kwargs)
+    return _become_view(tracer, args[0], lambda tensor: take_view(tracer, form, args, kwargs))
+
+
+def _note_reshape(
+    tracer: Tracer, tensor: Any, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    primal = track_of(tensor).storage.primal if type(tensor) is FakeTensor else None
+    if primal is not None and id(tensor) in tracer.inputs:
+        numbers = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.SymInt)]
+        if numbers:
+            raise TraceError(f"{func} of an input, in place, with symbolic sizes")
+        step = ViewStep(func, args, tuple(kwargs.items()))
+        noted = tracer.reshaped.setdefault(id(tensor), [])
+        noted.append((step, torch.is_grad_enabled()))
+
+
+def resize(tracer: Tracer, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """resize_, resize_as_: another view of as many elements or fewer; of an empty tensor,
+    uninitialised memory."""
+    tensor, wanted = args[0], args[1]
+    if type(tensor) is not FakeTensor:
+        raise ConstantWrittenError("")
+    sizes = list(wanted._sizes if type(wanted) is FakeTensor else wanted)
+    if same_sizes(tuple(sizes), tensor._sizes):
+        return tensor
+    memory_format = args[2] if len(args) > 2 else kwargs.get("memory_format")
+    if memory_format not in (None, torch.contiguous_format, torch.preserve_format):
+        raise TraceError("resize_ in place to a memory format cannot be compiled")
+    if any(type(s) is not int for s in (*sizes, *tensor._sizes)):
+        raise TraceError("resize_ in place with symbolic sizes cannot be compiled")
+    return resized(tracer, tensor, sizes, func)
+
+
+def resized(
+    tracer: Tracer,
+    tensor: FakeTensor,
+    sizes: list[int],
+    func: OpOverload,
+    strides: Sequence[int] | None = None,
+) -> FakeTensor:
+    """Give `tensor` other sizes in place, with these strides or contiguous ones."""
+    storage = track_of(tensor).storage
+    if strides is None:
+        strides = [math.prod(sizes[d + 1 :]) for d in range(len(sizes))]
+    count = math.prod(sizes)
+    held = None if storage.root is None else math.prod(storage.root._sizes)
+    if held == 0 and count and storage.primal is None:
+        with tracer:
+            new = torch.empty_strided(sizes, strides, dtype=tensor._dtype, device=tensor._device)
+        return become(tracer, tensor, tracer.traced(new))
+    if storage.primal is not None and not storage.shared:
+        raise StorageNeededError(storage.primal)
+    if held is None or tensor._offset + count > held:
+        raise TraceError(f"{func} to more elements than its storage has cannot be compiled")
+    _note_reshape(tracer, tensor, aten.resize_.default, (sizes,), {})
+    return _become_view(tracer, tensor, lambda t: _as_strided(tracer, t, sizes, strides, t._offset))
+
+
+def set_(tracer: Tracer, func: OpOverload, tensor: Any, source: Any) -> FakeTensor:
+    """set_: the tensor becomes another one's alias."""
+    if type(tensor) is not FakeTensor or track_of(tensor).storage.primal is not None:
+        raise TraceError(f"{func} of an input: return the tensor instead")
+    other = tracer.traced(source)
+    # (whether values are lazily conjugated or negated is not taken over)
+    if other.is_conj() != tensor.is_conj():
+        other = take_step(tracer, other, aten._conj.default, ())
+    if other.is_neg() != tensor.is_neg():
+        other = take_step(tracer, other, aten._neg_view.default, ())
+    return become(tracer, tensor, other)
+
+
+def _become_view(
+    tracer: Tracer, tensor: Any, as_view: Callable[[FakeTensor], FakeTensor]
+) -> FakeTensor:
+    """Make a tensor in place the view of itself that `as_view` gives."""
+    if type(tensor) is not FakeTensor:
+        raise ConstantWrittenError("")
+    storage = track_of(tensor).storage
+    if storage.root is tensor:
+        if storage.constant is not None:
+            raise TraceError("changing the shape of a constant in place cannot be compiled")
+        storage.root = None
+        wrap(storage.node, storage)  # another tensor to be the whole storage
+    view = as_view(tensor)
+    return tensor if same_metadata(view, tensor) else become(tracer, tensor, view)
+
+
+def become(tracer: Tracer, tensor: FakeTensor, other: FakeTensor) -> FakeTensor:
+    """Make a tensor in place what another one is."""
+    moved, track = track_of(other), track_of(tensor)
+    if not same_metadata(tensor, other):
+        moved.storage.reshaped = True
+    set_metadata(tensor, other._sizes, other._strides, other._offset, moved.storage)
+    set_lazy(tensor, other.is_conj(), other.is_neg())
+    track.storage, track.chain = moved.storage, moved.chain
+    track.node, track.seen = moved.node, moved.seen
+    return tensor
