@@ -23,6 +23,9 @@ PERSISTENT_LIMIT = 16384  # columns kept in registers by one program
 HEAVY_PERSISTENT_LIMIT = 4096  # the same when many values are live
 LINE = 32  # elements of a cache line, or so
 SIDE = 16  # of a tile, at least
+# What is accessed across its neighbours in memory costs so many times its bytes: a sector of 32
+# bytes is moved for each element.
+ACROSS = 12
 
 
 @dataclass(frozen=True)
@@ -163,7 +166,7 @@ def _pointwise(kernel: FusedKernel, buffers: Mapping[str, Buffer], shared: bool)
     weight = _weights(kernel, buffers, rows)
     ranked = sorted(weight, key=lambda v: -weight[v])
     points = hint_of(kernel.row_points)
-    if len(ranked) >= 2 and 4 * weight[ranked[1]] >= weight[ranked[0]]:
+    if len(ranked) >= 2 and ACROSS * weight[ranked[1]] >= weight[ranked[0]]:
         first = _run(kernel, rows, ranked[0], ranked[1])
         second = _run(kernel, rows, ranked[1], ranked[0])
         if min(hint_of(prod(v.size for v in run)) for run in (first, second)) >= SIDE:
@@ -218,30 +221,41 @@ def _run(kernel: FusedKernel, rows: tuple[Var, ...], var: Var, other: Var) -> tu
 def _transposing(rows: tuple[Var, ...], first: tuple[Var, ...], second: tuple[Var, ...]) -> Tiling:
     """Two axes, each contiguous for some accesses; the other loops join the outer axis."""
     others = tuple(v for v in rows if v not in (*first, *second))
+    points = prod(hint_of(v.size) for v in rows)
     side = 64
-    if prod(hint_of(v.size) for v in rows) < side * side * MULTIPROCESSORS * 2:
+    if points < side * side * MULTIPROCESSORS * 2:
         side = 32
     down, right = (hint_of(prod(v.size for v in run)) for run in (second, first))
-    y = Axis("y", (*others, *second), min(side, power_of_two(down)))
-    x = Axis("x", first, min(side, power_of_two(right)))
+    # Where rows begin within lines of memory, longer pieces of them share fewer.
+    high = wide = side
+    if points >= 2 * side * side * MULTIPROCESSORS * 2:
+        high, wide = (side, 2 * side) if right % side else (2 * side if down % side else side, side)
+    y = Axis("y", (*others, *second), min(high, power_of_two(down)))
+    x = Axis("x", first, min(wide, power_of_two(right)))
     return Tiling((y, x), False, False, max(1, min(8, y.block * x.block // 256)))
 
 
-def _across(kernel: FusedKernel) -> Tiling:
-    """Neighbours in memory are other rows: a program has a stripe of rows, 64 bytes wide or so at
-    least, and several loads on their way in every thread."""
+def _across(kernel: FusedKernel, along: Var) -> Tiling:
+    """Neighbours in memory are other rows, `along` a loop: a program has a stripe of rows, 64 bytes
+    wide or so at least, and several loads on their way in every thread."""
+    rows = kernel.rows
+    if hint_of(along.size) >= SIDE:
+        rows = (*(v for v in rows if v is not along), along)
     width = 64
     points, columns = hint_of(kernel.row_points), hint_of(kernel.column_points)
     while width > 16 and points < width * MULTIPROCESSORS:
         width //= 2
-    x = Axis("x", kernel.rows, min(width, power_of_two(points)))
+    x = Axis("x", rows, min(width, power_of_two(points)))
     elements = 4096 if columns * x.block >= 4096 else 2048
     r = Axis("r", kernel.columns, min(power_of_two(columns), max(16, elements // x.block)))
     looped = is_symbolic(r.size) or r.blocks > 1
     tile = r.block * x.block
     # Few warps for few elements: between warps sums go through shared memory. Not one: of 16 by 8
-    # elements in a warp Triton stores each sum to its place there from several lanes at once.
-    return Tiling((x, r), True, looped, 8 if tile >= 2048 else max(2, min(4, tile // 128)))
+    # elements in a warp Triton stores each sum to its place there from several lanes at once. In a
+    # loop they go there once in all, and values that live through it need registers.
+    live = sum(count(nest.values).loads for nest in kernel.nests)
+    many = looped or live > 4
+    return Tiling((x, r), True, looped, 8 if tile >= 2048 and many else max(2, min(4, tile // 128)))
 
 
 def _reduction(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
@@ -250,7 +264,7 @@ def _reduction(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
     along_rows = sum(w for v, w in weight.items() if v in kernel.rows)
     along_columns = sum(w for v, w in weight.items() if v in kernel.columns)
     if along_rows > along_columns and kernel.rows and hint_of(kernel.rows[-1].size) >= 8:
-        return _across(kernel)
+        return _across(kernel, max(kernel.rows, key=lambda v: weight.get(v, 0)))
     live = sum(count(nest.values).loads for nest in kernel.nests)
     limit = PERSISTENT_LIMIT if live <= 3 else HEAVY_PERSISTENT_LIMIT
     padded = power_of_two(columns)

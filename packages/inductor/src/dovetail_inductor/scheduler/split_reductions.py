@@ -186,8 +186,9 @@ def _cut(builder: Builder, nest: LoopNest, rule: SplitRule, keep: bool) -> _Cut 
         pieces[v] = (big, small) if small.size > 1 else (big,)
         outer.append(big)
         parts *= share
-    if parts == 1:
-        return _cut_unevenly(builder, nest, wanted)
+    uneven = _cut_unevenly(builder, nest, wanted) if 2 * parts <= wanted and not keep else None
+    if parts == 1 or uneven is not None:
+        return uneven
     indices = {v: piece_index(p) for v, p in pieces.items()}
     whole = replace_vars(builder, nest, pieces, indices)
     rest = tuple(v for v in whole.reduce_vars if v not in outer)

@@ -1,0 +1,85 @@
+"""Which tiles the kernels of a GPU get from the strides of what they access."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from dovetail_inductor import InductorOptions, compile_graph
+from dovetail_prims.decompositions import core_aten_table
+from dovetail_prims.record import trace_aten
+from dovetail_runtime.plan import LaunchTriton, Plan, TritonKernel
+from dovetail_runtime.reference import ReferenceExecutor
+from dovetail_runtime.triton_build import run_in_interpreter
+from torch import Tensor
+
+LAST = torch.channels_last
+
+
+def compiled(fn: Callable[[Tensor], Tensor], x: Tensor) -> Plan:
+    gm = trace_aten(fn, x, decompositions=core_aten_table())
+    return compile_graph(gm, [x], options=InductorOptions(triton=True))
+
+
+def source_of(plan: Plan) -> str:
+    (kernel,) = plan.kernels
+    assert isinstance(kernel, TritonKernel)
+    return kernel.source
+
+
+def check(fn: Callable[[Tensor], Tensor], x: Tensor, plan: Plan) -> None:
+    (got,) = ReferenceExecutor(plan, launch_triton=run_in_interpreter)(x)
+    wanted = fn(x)
+    assert isinstance(got, Tensor) and got.stride() == wanted.stride()
+    torch.testing.assert_close(got, wanted, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("pool", [F.avg_pool2d, F.max_pool2d])
+def test_windows_of_channels_in_rows_are_stored_through_tiles(
+    pool: Callable[[Tensor, int], Tensor],
+) -> None:
+    """Four loads lie along the channels and only one store along a row, but a store across its row
+    moves sixteen times its bytes."""
+
+    def fn(x: Tensor) -> Tensor:
+        return pool(torch.tanh(x), 2).contiguous()
+
+    x = torch.randn(2, 64, 40, 40).to(memory_format=LAST)
+    plan = compiled(fn, x)
+    assert "def transpose_" in source_of(plan)
+    check(fn, x, plan)
+
+
+def test_a_reduction_reads_along_what_lies_side_by_side() -> None:
+    """The results' loops run along their rows; what is read lies along the channels."""
+
+    def fn(x: Tensor) -> Tensor:
+        return x.mean(2).contiguous()
+
+    x = torch.randn(2, 64, 16, 12, 12).to(memory_format=torch.channels_last_3d)
+    plan = compiled(fn, x)
+    along = re.search(r"(v\d+) = x % 64\n", source_of(plan))
+    assert along is not None
+    assert re.search(rf"tl\.load\(p0 \+ \([^)]*\b{along[1]} \+", source_of(plan))
+    check(fn, x, plan)
+
+
+@pytest.mark.parametrize("side, tile", [(63, "[64, 128]"), (64, "[64, 64]")])
+def test_rows_that_begin_within_lines_are_stored_in_longer_pieces(side: int, tile: str) -> None:
+    x = torch.empty(9, 64, side, side).to(memory_format=LAST)
+    assert tile in source_of(compiled(lambda x: (x * 2).contiguous(), x))
+
+
+def test_as_many_pieces_as_wanted_where_sizes_have_no_divisors() -> None:
+    """254 = 2 * 127: pieces of equal size would be 4 or far too many."""
+
+    def fn(x: Tensor) -> Tensor:
+        return x.square().mean((2, 3))
+
+    plan = compiled(fn, torch.empty(64, 64, 254, 254, device="meta").to(memory_format=LAST))
+    first = next(s for s in plan.steps if isinstance(s, LaunchTriton))
+    programs = first.grid[0]
+    assert isinstance(programs, int) and 400 <= programs <= 600
