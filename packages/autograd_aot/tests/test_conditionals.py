@@ -9,7 +9,8 @@ import pytest
 import torch
 from aot_testing import run_fx
 from dovetail_autograd_aot import aot_compile, min_cut_partition
-from dovetail_autograd_aot.joint import TraceError, trace_joint
+from dovetail_autograd_aot.joint import trace_joint
+from dovetail_autograd_aot.storage import TraceError
 from dovetail_prims.conditionals import COND, branches_of
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.fake_tensor import from_real

@@ -12,8 +12,9 @@ from dovetail_autograd_aot.graphs import (
     Signature,
     ViewStep,
 )
-from dovetail_autograd_aot.joint import TraceError, trace_joint
+from dovetail_autograd_aot.joint import trace_joint
 from dovetail_autograd_aot.partition import default_partition, min_cut_partition
+from dovetail_autograd_aot.storage import TraceError
 from dovetail_autograd_aot.values import example_values
 
 __all__ = [

@@ -86,6 +86,7 @@ class NonLeaf(torch.autograd.Function):
 
 
 def storage_key(t: Tensor) -> int:
+    """A number that tensors of one storage share."""
     return id(t._storage) if type(t) is FakeTensor else t.untyped_storage()._cdata
 
 

@@ -659,6 +659,3 @@ def _eliminate_dead_code(graph: Graph) -> None:
         kept = draws_random_numbers(node) or node.meta.get("checked")
         if not kept or node.meta.get("unused"):
             graph.erase_node(node)
-
-
-__all__ = ["TraceError", "trace_joint"]

@@ -346,9 +346,11 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
         return value
 
     def nodes_of(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Keyword arguments as the graph takes them."""
         return {k: self.nodes(v) for k, v in kwargs.items()} if kwargs else kwargs
 
     def without_generator(self, func: OpOverload, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments without `generator`; an explicit one is a TraceError."""
         if "generator" not in kwargs:
             return kwargs
         if kwargs["generator"] is not None:

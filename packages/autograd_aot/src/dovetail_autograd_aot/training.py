@@ -36,6 +36,8 @@ def compile_training(
     double: DoubleBackward,
     unresolved: list[int],
 ) -> Callable[..., tuple[Any, ...]]:
+    """The compiled forward as an autograd function, and what has to be done after it; `unresolved`
+    are the inputs that are lazy conjugates or negatives."""
     signature = parts.signature
     extend = extension(joint)
     epilogue = make_epilogue(signature)
@@ -186,27 +188,35 @@ def _geometry(gm: GraphModule, output: int) -> tuple[Any, Any, Any]:
 
 class _SavedValues:
     """Keeps what the backward reads: tensors with autograd (which notices in-place writes and
-    frees them), numbers on the context."""
+    frees them), numbers on the context. So are masks that the graph made where the user's hooks
+    pack and unpack what is saved: eager has none, and hooks that make numbers smaller take none."""
 
     def __init__(self, parts: PartitionedGraph) -> None:
         assert parts.backward is not None
-        placeholders = example_values(parts.backward)
+        saved = example_values(parts.backward)[: len(parts.saved)]
         self.primals = parts.saved_primals
-        self.is_tensor = [isinstance(v, Tensor) for v in placeholders[: len(parts.saved)]]
-        self.all_tensors = all(self.is_tensor)
+        self.numbers = {i for i, v in enumerate(saved) if not isinstance(v, Tensor)}
+        own = range(len(self.primals), len(saved))
+        self.masks = {i for i in own if i not in self.numbers and not _is_inexact(saved[i])}
 
     def store(self, ctx: Any, inputs: tuple[Any, ...], values: list[Any]) -> None:
         everything = [inputs[i] for i in self.primals] + values
-        if self.all_tensors:
-            ctx.save_for_backward(*everything)
-            return
-        ctx.numbers = [v for v, t in zip(everything, self.is_tensor, strict=True) if not t]
-        ctx.save_for_backward(*[v for v, t in zip(everything, self.is_tensor, strict=True) if t])
+        beside = self.numbers
+        if self.masks and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+            beside = self.numbers | self.masks
+        ctx.beside = {i: everything[i] for i in beside}
+        if beside:
+            everything = [v for i, v in enumerate(everything) if i not in beside]
+        ctx.save_for_backward(*everything)
 
     def load(self, ctx: Any) -> Sequence[Any]:
-        tensors = ctx.saved_tensors
-        if self.all_tensors:
+        tensors, beside = ctx.saved_tensors, ctx.beside
+        if not beside:
             return tensors  # type: ignore[no-any-return]
-        tensor = iter(tensors)
-        number = iter(ctx.numbers)
-        return [next(tensor) if t else next(number) for t in self.is_tensor]
+        count = len(tensors) + len(beside)
+        following = iter(tensors)
+        return [beside[i] if i in beside else next(following) for i in range(count)]
+
+
+def _is_inexact(value: Tensor) -> bool:
+    return value.is_floating_point() or value.is_complex()

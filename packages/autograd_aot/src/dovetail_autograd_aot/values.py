@@ -36,6 +36,7 @@ def attribute_of(gm: GraphModule, target: str) -> Any:
 
 
 def values_of(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """`values` of keyword arguments."""
     return {k: values(v) for k, v in kwargs.items()} if kwargs else kwargs
 
 
@@ -50,6 +51,7 @@ def wrapped(value: Any) -> Any:
 
 
 def wrapped_dict(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """`wrapped` of keyword arguments."""
     return {k: wrapped(v) for k, v in kwargs.items()}
 
 
@@ -68,6 +70,7 @@ def merge_key(value: Any) -> Any:
 
 
 def flatten(values: Sequence[Any]) -> list[Any]:
+    """The values, with those of lists and tuples among them in their place."""
     flat: list[Any] = []
     for v in values:
         flat.extend(v) if isinstance(v, (list, tuple)) else flat.append(v)

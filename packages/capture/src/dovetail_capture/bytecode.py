@@ -48,10 +48,12 @@ class Instruction:
 
     @property
     def op(self) -> int:
+        """The opcode's number in this version of Python."""
         return dis.opmap[self.name]
 
     @property
     def is_backward(self) -> bool:
+        """Does it jump backwards?"""
         return "BACKWARD" in self.name
 
     def __repr__(self) -> str:

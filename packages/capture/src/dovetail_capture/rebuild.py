@@ -111,6 +111,7 @@ def del_attribute(target: Any, name: str) -> None:
 
 
 def replace_list(target: list[Any], items: Iterable[Any]) -> None:
+    """Give a list these items, in place."""
     list.__setitem__(target, slice(None), items)
 
 
@@ -125,6 +126,7 @@ def replace_set(target: set[Any], items: Iterable[Any]) -> None:
 
 
 def replace_deque(target: deque[Any], items: Iterable[Any]) -> None:
+    """Give a deque these items, in place."""
     deque.clear(target)
     deque.extend(target, items)
 

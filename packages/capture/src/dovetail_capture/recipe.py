@@ -136,6 +136,8 @@ class SetAttr(Effect):
 
 @dataclass(frozen=True, eq=False)
 class DelAttr(Effect):
+    """`del target.name`; `raw`: past the class's `__delattr__`."""
+
     target: Recipe
     name: str
     raw: bool = False

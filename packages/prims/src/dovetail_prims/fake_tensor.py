@@ -116,9 +116,11 @@ class FakeTensor(Tensor):
         return f"FakeTensor([{sizes}], {self._dtype}, device='{self._device}')"
 
     def tolist(self) -> Any:
+        """Raises DataDependentError: there is no data."""
         raise DataDependentError("tolist")
 
     def numpy(self, *, force: bool = False) -> Any:
+        """Raises DataDependentError: there is no data."""
         raise DataDependentError("numpy")
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:

@@ -211,18 +211,23 @@ class Interpreter:
     # --- protocols -----------------------------------------------------------------------------
 
     def get_attr(self, obj: Value, name: str) -> Value:
+        """`obj.name`."""
         return attributes.get_attr(self, obj, name)
 
     def find_attr(self, obj: Value, name: str) -> Value | None:
+        """`getattr(obj, name, None)` that tells absence by None."""
         return attributes.find_attr(self, obj, name)
 
     def set_attr(self, obj: Value, name: str, value: Value) -> None:
+        """`obj.name = value`."""
         assignment.set_attr(self, obj, name, value)
 
     def del_attr(self, obj: Value, name: str) -> None:
+        """`del obj.name`."""
         assignment.del_attr(self, obj, name)
 
     def call(self, fn: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        """`fn(*args, **kwargs)`."""
         return calls.call(self, fn, args, kwargs)
 
     def call_method(self, obj: Value, name: str, args: list[Value]) -> Value:
@@ -230,9 +235,11 @@ class Interpreter:
         return calls.call(self, attributes.get_attr(self, obj, name), args, {})
 
     def getitem(self, obj: Value, key: Value) -> Value:
+        """`obj[key]`."""
         return subscripts.getitem(self, obj, key)
 
     def truth(self, value: Value) -> bool:
+        """`bool(value)`."""
         return truth_and_length.truth(self, value)
 
     def depends_on_data(self, value: Value) -> bool:
@@ -266,23 +273,29 @@ class Interpreter:
         return library.mapping_of(self, value)
 
     def get_iter(self, value: Value) -> Value:
+        """`iter(value)`."""
         return iteration.get_iter(self, value)
 
     def next_value(self, iterator: Value) -> Value | None:
+        """The next item of an iterator; None at its end."""
         return iteration.next_value(self, iterator)
 
     def iterate(self, value: Value) -> Iterator[Value]:
+        """The items of an iterable."""
         return iteration.iterate(self, value)
 
     def is_instance(self, value: Value, classinfo: Value) -> bool:
+        """`isinstance(value, classinfo)`."""
         return library.is_instance(self, value, classinfo)
 
     def to_text(self, value: Value, how: str) -> str:
+        """`str(value)` or `repr(value)`, as `how` names it."""
         return library.to_text(self, value, how)
 
     # --- containers ----------------------------------------------------------------------------
 
     def list_item(self, value: ListValue, index: int) -> Value:
+        """The item of a list at an index that is known to exist."""
         item = value.items[index]
         if item.__class__ is Lazy:
             item = value.items[index] = self.wrap(item.real, item.source)
@@ -293,12 +306,14 @@ class Interpreter:
         return [self.list_item(value, index) for index in range(len(value.items))]
 
     def tuple_item(self, value: TupleValue, index: int) -> Value:
+        """The item of a tuple at an index that is known to exist."""
         item = value.items[index]
         if item.__class__ is Lazy:
             item = value.items[index] = self.wrap(item.real, item.source)
         return item  # type: ignore[no-any-return]
 
     def list_extend(self, target: ListValue, items: Value) -> None:
+        """`target.extend(items)`."""
         if self.native(items) is target:
             target.items.extend(list(target.items))
         else:

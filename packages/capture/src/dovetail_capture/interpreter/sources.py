@@ -45,24 +45,30 @@ class SourceTable:
         return self._get((kind, name), self._types[kind], name)
 
     def attr(self, base: Source, name: str) -> Source:
+        """`base.name`."""
         return self._get((1, id(base), name), AttrSource, base, name)
 
     def flattened(self, base: Source) -> Source:
         return self._get((6, id(base)), FlattenSource, base)
 
     def instance_attr(self, base: Source, name: str) -> Source:
+        """`base.__dict__[name]`."""
         return self._get((2, id(base), name), InstanceAttrSource, base, name)
 
     def item(self, base: Source, key: Any) -> Source:
+        """`base[key]`."""
         return self._get((3, id(base), type(key), key), ItemSource, base, key)
 
     def key(self, base: Source, index: int) -> Source:
+        """The key of a dict at a place in its order."""
         return self._get((4, id(base), index), DictKeySource, base, index)
 
     def iterator_part(self, base: Source, part: str) -> Source:
+        """What an iterator holds: `part` names a reader of `dovetail_guards.iterators`."""
         return self._get((7, id(base), part), IteratorSource, base, part)
 
     def cell(self, base: Source) -> Source:
+        """The contents of a closure cell."""
         return self._get((5, id(base)), CellContentsSource, base)
 
     def held(self, obj: Any, label: str | None = None) -> Source:

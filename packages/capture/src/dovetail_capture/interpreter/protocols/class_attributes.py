@@ -80,6 +80,7 @@ def missing(vm: Interpreter, obj: Value, name: str) -> NoReturn:
 
 
 def class_attr(vm: Interpreter, obj: Value, cls: type, name: str) -> Value:
+    """`cls.name`, by the rules for attributes of classes."""
     meta = type(cls)
     meta_owner, meta_attr = class_lookup(vm, meta, name)
     if meta is not type:

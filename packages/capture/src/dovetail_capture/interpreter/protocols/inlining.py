@@ -159,6 +159,7 @@ def inline(
 def call_made_function(
     vm: Interpreter, fn: FunctionValue, args: list[Value], kwargs: dict[str, Value]
 ) -> Value:
+    """Interpret the body of a function that was made in the frame."""
     if fn.code.co_flags & _ASYNC:
         raise GraphBreakSignal(f"a call of the coroutine function {fn.code.co_qualname}")
     slots = bind(vm, fn.code, fn.defaults, keyword_defaults(vm, fn), args, kwargs)

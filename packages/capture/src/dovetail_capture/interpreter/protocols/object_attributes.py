@@ -36,6 +36,7 @@ _EXCEPTION_FIELDS = {"args", "__cause__", "__context__", "__traceback__"}
 
 
 def object_attr(vm: Interpreter, obj: ObjectValue, name: str) -> Value:
+    """`obj.name`, by a `__getattribute__` of its class or the generic rules."""
     cls = obj.cls
     _, getter = class_lookup(vm, cls, "__getattribute__")
     if type(getter) is types.FunctionType:
@@ -148,6 +149,7 @@ _KNOWN_BY_NAME = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 
 def data_descriptor(vm: Interpreter, obj: ObjectValue, owner: type, name: str, attr: Any) -> Value:
+    """What a data descriptor of the class gives: a property, a slot, a field written in C."""
     kind = type(attr)
     if isinstance(attr, property):
         if attr.fget is None:

@@ -100,6 +100,8 @@ def _average_backward(
 
 
 def avg_pool(rank: int) -> Rule:
+    """The rule of average pooling of images of this rank."""
+
     def rule(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if kwargs:
             return NotImplemented
@@ -112,6 +114,8 @@ def avg_pool(rank: int) -> Rule:
 
 
 def avg_pool_backward(rank: int) -> Rule:
+    """The rule of its gradient."""
+
     def rule(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         gradient, source, kernel, stride, pad, _, *counting = args
         dims = steps_of(rank, source.shape, gradient.shape, kernel, stride, pad)
@@ -121,6 +125,8 @@ def avg_pool_backward(rank: int) -> Rule:
 
 
 def adaptive_avg_pool(rank: int) -> Rule:
+    """The rule of average pooling to a given size."""
+
     def rule(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         pooled = value_like(node.meta["val"], node.name).shape
         return _average(ctx, node, args[0], shares_of(rank, args[0].shape, pooled), False, None)
@@ -129,6 +135,8 @@ def adaptive_avg_pool(rank: int) -> Rule:
 
 
 def adaptive_avg_pool_backward(rank: int) -> Rule:
+    """The rule of its gradient."""
+
     def rule(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         dims = shares_of(rank, args[1].shape, args[0].shape)
         return _average_backward(ctx, node, args[0], dims, False, None)

@@ -138,6 +138,8 @@ def _maximum_backward(
 
 
 def max_pool(rank: int) -> Rule:
+    """The rule of max pooling, with indices, of images of this rank."""
+
     def rule(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if kwargs:
             return NotImplemented
@@ -150,6 +152,8 @@ def max_pool(rank: int) -> Rule:
 
 
 def max_pool_backward(rank: int) -> Rule:
+    """The rule of its gradient."""
+
     def rule(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         gradient, source, kernel, stride, pad, dilation, _, chosen = args
         dims = steps_of(rank, source.shape, gradient.shape, kernel, stride, pad, dilation)
@@ -159,6 +163,8 @@ def max_pool_backward(rank: int) -> Rule:
 
 
 def adaptive_max_pool(rank: int) -> Rule:
+    """The rule of max pooling, with indices, to a given size."""
+
     def rule(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         pooled = value_like(node.meta["val"][0], node.name).shape
         return _maximum(ctx, node, args[0], shares_of(rank, args[0].shape, pooled))
@@ -167,6 +173,8 @@ def adaptive_max_pool(rank: int) -> Rule:
 
 
 def adaptive_max_pool_backward(rank: int) -> Rule:
+    """The rule of its gradient."""
+
     def rule(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         dims = shares_of(rank, args[1].shape, args[0].shape)
         return _maximum_backward(ctx, node, args[0], args[2], dims)

@@ -141,6 +141,7 @@ def steps_of(
 
 
 def shares_of(rank: int, size: Sequence[int], pooled: Sequence[int]) -> list[Shares] | None:
+    """Adaptive windows along the last `rank` dimensions; None of symbolic or empty sizes."""
     sizes = (*size[-rank:], *pooled[-rank:])
     if any(map(is_symbolic, sizes)) or 0 in sizes:
         return None
@@ -207,5 +208,6 @@ def masked_part(ctx: Context, source: Value, at: Indices, valid: Expr, mask: Exp
 
 
 def in_memory_if_costly(ctx: Context, source: Value, reads: int) -> None:
+    """Compute a source before that windows would compute again and again."""
     if source.stored is None and ctx.cost(source).cost * reads > _WINDOW_COST:
         ctx.realize(source)

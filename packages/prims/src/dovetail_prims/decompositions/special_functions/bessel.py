@@ -39,6 +39,7 @@ i0e, i1e = _i_scaled(0), _i_scaled(1)
 
 
 def grown(scaled: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The function whose exp(-|x|)-fold is given"""
     return lambda x: mul(scaled(x), aten.exp.default(aten.abs.default(x)))
 
 
@@ -72,6 +73,7 @@ def _k_scaled(order: int) -> Callable[[Tensor], Tensor]:
 
 
 def shrunk(scaled: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The function whose exp(x)-fold is given"""
     return lambda x: mul(scaled(x), aten.exp.default(aten.neg.default(x)))
 
 

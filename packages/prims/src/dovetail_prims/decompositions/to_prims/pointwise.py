@@ -124,6 +124,7 @@ def logical_not(self: Tensor) -> Tensor:
 
 
 def logical(name: str) -> Callable[..., Any]:
+    """A logical op as the bitwise op `name` on truth values"""
     op = lookup(name)
     assert op is not None, name
 

@@ -58,6 +58,7 @@ def along_one(name: str) -> Callable[..., Any]:
 
 
 def extreme(name: str) -> Callable[..., Any]:
+    """amax and amin: over named dimensions"""
     op = lookup(name)
     assert op is not None, name
 
@@ -73,6 +74,7 @@ def extreme(name: str) -> Callable[..., Any]:
 
 
 def place(name: str) -> Callable[..., Any]:
+    """argmax and argmin: along a named dimension"""
     op = lookup(name)
     assert op is not None, name
 
@@ -87,6 +89,7 @@ def place(name: str) -> Callable[..., Any]:
 
 
 def truths(name: str) -> Callable[..., Any]:
+    """any and all: of booleans, over named dimensions"""
     op = lookup(name)
     assert op is not None, name
 
