@@ -346,3 +346,47 @@ def test_a_gradient_that_was_there_is_written_in_place() -> None:
     w.grad = w.detach()  # an alias of the leaf itself
     dovetail.compile(step, fullgraph=True)(w)
     assert w.tolist() == [3, 3, 3]
+
+
+class Rounded(nn.Module):
+    """A layer trained to be quantized: what goes in by an observer's scale, weights row by row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+        self.register_buffer("scale", torch.full((1,), 0.05))
+        self.register_buffer("zero", torch.full((1,), 3, dtype=torch.int32))
+        self.register_buffer("most", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.most.copy_(torch.maximum(self.most, x.detach().abs().amax()))
+        self.scale.copy_(self.most.reshape(1) / 100)
+        rows = self.layer.weight.detach().abs().amax(1) / 31
+        zeros = torch.zeros_like(rows, dtype=torch.int32)
+        weight = torch.fake_quantize_per_channel_affine(self.layer.weight, rows, zeros, 0, -15, 15)
+        x = torch.fake_quantize_per_tensor_affine(x, self.scale, self.zero, 0, 63)
+        out = nn.functional.linear(x, weight, self.layer.bias)
+        return torch.fake_quantize_per_tensor_affine(out, 0.125, 0, -8, 7)
+
+
+def test_training_that_knows_of_quantization() -> None:
+    torch.manual_seed(0)
+    mine, theirs = Rounded(), Rounded()
+    theirs.load_state_dict(mine.state_dict())
+    run = dovetail.compile(mine, fullgraph=True)
+    for batch in (4, 4, 7, 9):
+        x = torch.randn(batch, 6)
+        given = [x.clone().requires_grad_() for _ in range(2)]
+        for model, call, each in ((theirs, theirs, given[0]), (mine, run, given[1])):
+            model.zero_grad()
+            call(each).square().sum().backward()
+        torch.testing.assert_close(given[1].grad, given[0].grad)
+        torch.testing.assert_close(mine.layer.weight.grad, theirs.layer.weight.grad)
+        torch.testing.assert_close(mine.state_dict(), theirs.state_dict(), rtol=0, atol=0)
+    assert dovetail.report(run).graphs == 2
+    wrong = torch.full((4,), 99, dtype=torch.int32)
+    checked = dovetail.compile(
+        lambda x: torch.fake_quantize_per_channel_affine(x, torch.ones(4), wrong, 0, -15, 15)
+    )
+    with pytest.raises(RuntimeError, match="must be between `quant_min` and `quant_max`"):
+        checked(torch.randn(4, 2))

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from dovetail_prims.decompositions import core_aten_table
-from dovetail_prims.decompositions.checking import assert_matches_eager, name_of
+from dovetail_prims.decompositions.checking import assert_matches_eager, name_of, run_expanded
 from dovetail_prims.decompositions.embedding_bags import MAX, MEAN, SUM, embedding_bag_of
 from dovetail_prims.opsets import CORE_ATEN
 
@@ -109,3 +109,33 @@ def test_bags(mode, last, padding):
     assert (entry(table.half(), *args[1:6], None, *args[7:]) is NotImplemented) == (mode == SUM)
     check(aten._embedding_bag.default, args)
     check(aten._embedding_bag_forward_only.default, args)
+
+
+def check_exactly(op, *args):
+    if args[0].dtype in DTYPES:
+        check(op, args)
+    out, mask = run_expanded(core_aten_table(), op, args, {})[0]
+    wanted, wanted_mask = op(*args)
+    torch.testing.assert_close(out, wanted, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(mask, wanted_mask) and out.stride() == wanted.stride()
+
+
+@pytest.mark.parametrize("dtype", (*DTYPES, torch.bfloat16, torch.float16), ids=str)
+@pytest.mark.parametrize("bounds", ((0, 255), (-128, 127)))
+def test_fake_quantization(dtype, bounds):
+    torch.manual_seed(0)
+    odd = [math.inf, -math.inf, math.nan, 1e20, -1e20, 0.05, 0.15, -0.05, 12.75, -0.0]
+    x = torch.cat([torch.randn(390) * 20, torch.tensor(odd)]).to(dtype).view(5, 80)
+    for scale, zero in ((0.1, 0), (0.37, 3), (1e-3, 100)):
+        op = aten.fake_quantize_per_tensor_affine_cachemask.default
+        for part in (x, x.t(), x[0, 0]):
+            check_exactly(op, part, scale, zero, *bounds)
+        op = aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default
+        numbers = torch.tensor([scale]), torch.tensor([zero], dtype=torch.int32)
+        for on in (0, 1):
+            check_exactly(op, x, *numbers, torch.tensor([on]), *bounds)
+    op = aten.fake_quantize_per_channel_affine_cachemask.default
+    for axis in (0, 1):
+        scales, zeros = torch.rand(x.shape[axis]) + 0.01, torch.randint(0, 9, (x.shape[axis],))
+        for kind in (torch.int32, torch.float32):
+            check_exactly(op, x, scales, zeros.to(kind), axis, *bounds)

@@ -13,6 +13,8 @@ from dovetail_prims.shape_rules.layout import (
     broadcast,
     channels_last,
     contiguous,
+    empty_like_strides,
+    equal_sizes,
     fresh,
     suggests_channels_last,
 )
@@ -78,6 +80,16 @@ def solve_triangular(
     if min(len(a._sizes), len(b._sizes)) < 2 or a._dtype.is_complex or a._dtype != b._dtype:
         return NotImplemented  # type: ignore[no-any-return]
     if a._sizes[-1] != a._sizes[-2] or a._sizes[-1] != b._sizes[-2 if left else -1]:
+        return NotImplemented  # type: ignore[no-any-return]
+    sizes = (*broadcast((a._sizes[:-2], b._sizes[:-2])), *b._sizes[-2:])
+    return make(sizes, _column_major(sizes), b._dtype, b._device)
+
+
+def cholesky_solve(b: FakeTensor, a: FakeTensor, upper: bool = False) -> FakeTensor:
+    """The solution for a matrix of which a Cholesky factor is given, as LAPACK lays it out."""
+    if min(len(a._sizes), len(b._sizes)) < 2 or a._dtype != b._dtype:
+        return NotImplemented  # type: ignore[no-any-return]
+    if a._sizes[-1] != a._sizes[-2] or a._sizes[-1] != b._sizes[-2]:
         return NotImplemented  # type: ignore[no-any-return]
     sizes = (*broadcast((a._sizes[:-2], b._sizes[:-2])), *b._sizes[-2:])
     return make(sizes, _column_major(sizes), b._dtype, b._device)
@@ -311,6 +323,36 @@ _DRAWN = (
 )  # fmt: skip
 
 
+_FAKE_QUANTIZED = (
+    "fake_quantize_per_tensor_affine_cachemask",
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
+    "fake_quantize_per_channel_affine_cachemask",
+)
+_SCALES = (torch.float32, torch.bfloat16)
+
+
+def fake_quantized(x: FakeTensor, scale: Any, zero_point: Any, *rest: Any) -> Any:
+    """Numbers rounded to steps, and a mask, both laid out as x."""
+    low, high = rest[-2:]
+    if low > high or not x._dtype.is_floating_point:
+        return NotImplemented  # the kernel names the argument
+    if not isinstance(zero_point, FakeTensor) and not low <= zero_point <= high:
+        return NotImplemented
+    if isinstance(scale, FakeTensor):
+        wanted: Sizes = (1,)
+        if type(rest[0]) is int:  # a scale for each index of this dimension
+            if not 0 <= rest[0] < len(x._sizes) or scale._dtype not in _SCALES:
+                return NotImplemented
+            if zero_point._dtype not in (torch.int32, torch.float32, torch.float16):
+                return NotImplemented
+            wanted = (x._sizes[rest[0]],)
+        if not all(equal_sizes(n._sizes or (1,), wanted) for n in (scale, zero_point)):
+            return NotImplemented
+    strides = empty_like_strides(x)
+    out = make(x._sizes, strides, x._dtype, x._device)
+    return out, make(x._sizes, strides, torch.bool, x._device)
+
+
 def isin(elements: FakeTensor, others: FakeTensor, **options: Any) -> FakeTensor:
     """Whether each element is one of the others: row-major."""
     return fresh(elements._sizes, torch.bool, elements._device)
@@ -331,6 +373,8 @@ def rules() -> dict[str, Callable[..., Any]]:
         **{f"{name}.default": drawn for name in _DRAWN},
         **{op: rule for name in _KEEPING_FORMAT for op, rule in _in_format(name).items()},
         "geqrf.default": geqrf,
+        "cholesky_solve.default": cholesky_solve,
+        **{f"{name}.default": fake_quantized for name in _FAKE_QUANTIZED},
         "isin.Tensor_Tensor": isin,
         "nonzero_static.default": nonzero_static,
         "max_unpool2d.default": max_unpool2d,
