@@ -263,6 +263,30 @@ def without_gradient(x: Tensor) -> Tensor:
     return y * x + x.detach()
 
 
+def test_hooks_that_make_numbers_smaller_get_no_masks() -> None:
+    """The graph saves relu's mask, where eager saves numbers."""
+
+    def pack(saved: Tensor) -> tuple[Tensor, Tensor]:
+        scale = saved.abs().max() / 127
+        return (saved / scale).round().to(torch.int8), scale
+
+    def unpack(packed: tuple[Tensor, Tensor]) -> Tensor:
+        return packed[0].float() * packed[1]
+
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        return (x @ w).relu().sum()
+
+    made = [torch.randn(8, 8) for _ in range(2)]
+    gradients = []
+    for run in (fn, dovetail.compile(fn, fullgraph=True)):
+        x, w = (t.clone().requires_grad_() for t in made)
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            loss = run(x, w)
+        loss.backward()
+        gradients.append((x.grad, w.grad))
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
 @pytest.mark.parametrize(
     "function",
     [lambda x: Cube.apply(x, 3), lambda x: Doubled.apply(x * 1), largest, hooked, packed,
