@@ -5,11 +5,12 @@ knows that somebody looks on. They are rewritten above autograd, where `Attentio
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from dovetail_prims.symbolic_forms import SYMBOLIC_FORMS
+from dovetail_prims.symbolic_forms import SYMBOLIC_FORMS, is_one_truth, set_if
 from torch import Tensor
 
 
@@ -49,6 +50,8 @@ def _index_put_(x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: b
 
 
 def _setitem(x: Tensor, key: Any, value: Any) -> Any:
+    if is_one_truth(key):
+        return set_if(x, key, value)
     if not _gets_gradient(value):
         return NotImplemented
     result = _written_where(x, key, value)
@@ -107,6 +110,50 @@ def _scaled_product(function: Callable[..., Any]) -> Callable[..., Any]:
     return form
 
 
+def _variance(x: Tensor, given: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """Variance and mean, by their definition."""
+    dims = given.get("dim")
+    dims = [dims] if isinstance(dims, int) else list(dims or range(x.dim()))
+    correction = given.get("correction")
+    if correction is None:
+        correction = 1 if given.get("unbiased", True) else 0
+    keepdim = bool(given.get("keepdim", False))
+    count = torch.full((), math.prod(x.shape[d] for d in dims), dtype=x.dtype, device=x.device)
+    middle = x.mean(dims, keepdim=True)
+    total = (x - middle).square().sum(dims, keepdim=keepdim)
+    if not keepdim:
+        middle = middle.squeeze(dims)
+    return total / (count - correction).clamp(min=0), middle
+
+
+def _root(variance: Tensor) -> Tensor:
+    """The standard deviation; where it is 0 its gradient is."""
+    none = variance == 0
+    return torch.where(none, 0.0, torch.where(none, 1.0, variance).sqrt())
+
+
+def _spread(with_mean: bool, root: bool) -> Callable[..., Any]:
+    """`var`, `std` and their like of as many elements as only the data tells. (PyTorch's derivative
+    divides by their count, as a number; of one, or of none, it may be 0.)"""
+
+    def form(x: Any, *args: Any, **kwargs: Any) -> Any:
+        names = (
+            ("unbiased",) if args and isinstance(args[0], bool) else ("dim", "unbiased", "keepdim")
+        )
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        known = given.keys() <= {"dim", "unbiased", "correction", "keepdim"}
+        if not known or not _gets_gradient(x) or not x.dim() or not x.is_floating_point():
+            return NotImplemented
+        if not any(isinstance(n, torch.SymInt) and n.node.hint is None for n in x.shape):
+            return NotImplemented
+        wide = x.float() if x.dtype.itemsize < 4 else x
+        variance, middle = _variance(wide, given)
+        found = (_root(variance) if root else variance).to(x.dtype)
+        return (found, middle.to(x.dtype)) if with_mean else found
+
+    return form
+
+
 # --- calls whose `out` is lost --------------------------------------------------------------------
 
 
@@ -154,6 +201,14 @@ _PRODUCTS = (
 )  # fmt: skip
 
 
+_SPREADS: Mapping[Any, Callable[..., Any]] = {
+    **dict.fromkeys((torch.var, torch.Tensor.var), _spread(False, False)),
+    **dict.fromkeys((torch.std, torch.Tensor.std), _spread(False, True)),
+    torch.var_mean: _spread(True, False),
+    torch.std_mean: _spread(True, True),
+}
+
+
 REWRITES: Mapping[Any, Callable[..., Any]] = {
     **SYMBOLIC_FORMS,
     torch.kron: _kron,
@@ -166,6 +221,7 @@ REWRITES: Mapping[Any, Callable[..., Any]] = {
     torch.index_fill: _index_fill,
     torch.Tensor.index_fill: _index_fill,
     torch.Tensor.index_fill_: _index_fill_,
+    **_SPREADS,
     **{function: _scaled_sum(function) for function in _SUMS},
     **{function: _scaled_product(function) for function in _PRODUCTS},
 }

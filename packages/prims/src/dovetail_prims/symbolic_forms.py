@@ -287,6 +287,44 @@ def _affine_grid(theta: Tensor, size: Any, align_corners: bool | None = None) ->
     return moved.view(n, *image, k - 1)
 
 
+def is_one_truth(key: Any) -> bool:
+    """Whether an index is a tensor that is one truth value."""
+    return isinstance(key, Tensor) and key.dtype is torch.bool and key.dim() == 0
+
+
+def set_if(x: Tensor, condition: Tensor, value: Any) -> None:
+    """`x[condition] = value` by one truth value, of which PyTorch makes an index (none, or one)."""
+    if not isinstance(value, Tensor):
+        value = torch.full((), value, dtype=x.dtype, device=x.device)
+    if value.dim() > x.dim():
+        value = value.squeeze(0)
+    x.copy_(torch.where(condition.to(x.device), value.to(x.dtype), x))
+
+
+def _setitem(x: Any, key: Any, value: Any) -> Any:
+    return set_if(x, key, value) if isinstance(x, Tensor) and is_one_truth(key) else NotImplemented
+
+
+def _max_pool1d(
+    x: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    """`max_pool1d` as `max_pool2d` of images of one row: without gradients C++ takes numbers."""
+    if return_indices or not has_symbolic_sizes(x) or x.dim() not in (2, 3):
+        return NotImplemented
+    step = kernel_size if stride is None else stride
+    (k,), (s,), (p,), (d,) = (
+        n if isinstance(n, (list, tuple)) else (n,) for n in (kernel_size, step, padding, dilation)
+    )
+    pool: Any = torch.nn.functional.max_pool2d
+    return pool(x.unsqueeze(-2), (1, k), (1, s), (0, p), (1, d), ceil_mode).squeeze(-2)
+
+
 def _broadcast(a: list[Any], b: list[Any]) -> list[Any]:
     """The sizes that both expand to; a symbolic size is never 1 (`expand` checks the rest)."""
     rank = max(len(a), len(b))
@@ -308,6 +346,10 @@ SYMBOLIC_FORMS: Mapping[Any, Callable[..., Any]] = {
     torch.nn.functional.ctc_loss: _mean_ctc_loss("mean", "none", torch.nn.functional.ctc_loss),
     torch.ctc_loss: _mean_ctc_loss(1, 0, torch.ctc_loss),
     torch.nn.functional.batch_norm: _batch_norm,
+    torch.nn.functional.max_pool1d: _max_pool1d,
+    torch.max_pool1d: _max_pool1d,
+    operator.setitem: _setitem,
+    torch.Tensor.__setitem__: _setitem,
     torch.tensor: _tensor,
     torch.as_tensor: _tensor,
     torch.asarray: _tensor,

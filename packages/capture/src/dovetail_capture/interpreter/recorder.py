@@ -287,7 +287,7 @@ class Recorder:
         holds = torch.SymBool(cast(Any, SymNode(self.data_env, equal, bool)))
         try:
             condition = self.sizes.node(holds)
-        except NotImplementedError:
+        except (NotImplementedError, RuntimeError):  # of a number of which no node is known
             return False
         place = self.stack_trace().splitlines()[-1:]
         message = f"sizes that must be equal are not: {equal} ({''.join(place).strip()})"

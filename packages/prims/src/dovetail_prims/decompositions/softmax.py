@@ -8,6 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from dovetail_prims.fake_tensor import Size
+from dovetail_prims.shape_rules.data_bounds import known_truth
+
 from ._common import (
     Family,
     aten,
@@ -21,10 +24,24 @@ from ._common import (
 )
 
 
+def _empty(size: Size) -> bool:
+    return type(size) is int and size == 0
+
+
+def _largest(x: Tensor, dims: Sequence[int]) -> Tensor:
+    """The maximum along dimensions, which stay; -inf of none, where only the data tells if there
+    are elements"""
+    for d in dims if x.dim() else ():
+        if known_truth(x.shape[d] == 0) is None:
+            behind = 2 * (x.dim() - 1 - d)
+            x = aten.constant_pad_nd.default(x, [*[0] * behind, 0, 1], -math.inf)
+    return aten.amax.default(x, list(dims), True)
+
+
 def _shifted(self: Tensor, dim: int) -> Tensor:
     """x - max(x), so that the largest exponent is 0"""
     x = wide(contiguous(self))
-    return aten.sub.Tensor(x, aten.amax.default(x, [dim], True))
+    return aten.sub.Tensor(x, _largest(x, [dim]))
 
 
 def _result_dtype(self: Tensor, half_to_float: bool) -> torch.dtype:
@@ -35,7 +52,7 @@ def softmax(self: Tensor, dim: int, half_to_float: bool) -> Tensor:
     """exp(x) / sum(exp(x))"""
     dtype = _result_dtype(self, half_to_float)
     dim = wrap(dim, self.dim())
-    if self.dim() and self.shape[dim] == 0:  # no largest element to shift by
+    if self.dim() and _empty(self.shape[dim]):  # no largest element to shift by
         return aten.empty.memory_format(self.shape, dtype=dtype, device=self.device)
     e = aten.exp.default(_shifted(self, dim))
     return cast(aten.div.Tensor(e, aten.sum.dim_IntList(e, [dim], True)), dtype)
@@ -45,7 +62,7 @@ def log_softmax(self: Tensor, dim: int, half_to_float: bool) -> Tensor:
     """x - log(sum(exp(x)))"""
     dtype = _result_dtype(self, half_to_float)
     dim = wrap(dim, self.dim())
-    if self.dim() and self.shape[dim] == 0:
+    if self.dim() and _empty(self.shape[dim]):
         return aten.empty.memory_format(self.shape, dtype=dtype, device=self.device)
     x = _shifted(self, dim)
     total = aten.sum.dim_IntList(aten.exp.default(x), [dim], True)
@@ -82,9 +99,9 @@ def logsumexp(self: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tensor
     """log(sum(exp(x))), shifted by the largest finite element"""
     x = wide(floating(self))
     dims = dims_of(x, dim)
-    if any(type(x.shape[d]) is int and x.shape[d] == 0 for d in dims):  # none is the largest
+    if any(_empty(x.shape[d]) for d in dims):  # none is the largest
         return aten.log.default(aten.sum.dim_IntList(floating(self), dims, keepdim))
-    top = aten.amax.default(x, dims, True)
+    top = _largest(x, dims)
     top = where(aten.isinf.default(top), 0.0, top)
     total = aten.sum.dim_IntList(aten.exp.default(aten.sub.Tensor(x, top)), dims, keepdim)
     if not keepdim:

@@ -8,12 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dovetail_prims.shape_rules.data_bounds import known_truth
+
 from ._common import (
     Family,
     aten,
     contiguous,
     format_on_cpu,
     formatted,
+    iota,
     lookup,
     made_for,
     reshape,
@@ -128,6 +131,11 @@ def roll(self: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tenso
     out = self
     for shift, dim in zip(shifts, dims, strict=True):
         length = self.shape[dim]
+        if known_truth(length == 0) is None:  # only the data tells how far it goes round
+            places = aten.sub.Tensor(iota(length, self), shift)
+            places = aten.remainder.Scalar(places, torch.sym_max(length, 1))
+            out = aten.index_select.default(out, dim, places)
+            continue
         if length == 0:
             continue
         cut = (length - shift) % length

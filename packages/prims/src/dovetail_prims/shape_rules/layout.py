@@ -89,8 +89,9 @@ def at_least_one(size: Size) -> Size:
 
 
 def has_zero(sizes: Sizes) -> bool:
-    """Whether the tensor is empty, decided by a guard where a symbolic size may be 0."""
-    return any(size == 0 for size in sizes)
+    """Whether the tensor is empty, for its layout: decided by a guard where a symbolic size may be
+    0; where only the data tells, it is not."""
+    return any(settled(size == 0) for size in sizes)
 
 
 def equal_sizes(a: Sizes, b: Sizes) -> bool:
@@ -334,7 +335,7 @@ def pointwise_layout(tensors: Sequence[FakeTensor], has_number: bool) -> tuple[S
     else:
         sizes = broadcast([t._sizes for t in tensors])
         # One contiguous tensor of full shape, the rest broadcast into it, is the common case.
-        if len(sizes) == len(first._sizes) and sizes == first._sizes and is_canonical(first):
+        if equal_sizes(sizes, first._sizes) and is_canonical(first):
             if all(len(t._sizes) == 0 or is_canonical(t) for t in tensors):
                 if all(type(s) is not int or s > 1 for s in sizes):
                     return sizes, first._strides

@@ -14,7 +14,7 @@ from dovetail_prims.shape_rules.layout import (
     as_float,
     empty_like_strides,
     fresh,
-    has_zero,
+    insisted,
     wrap_dim,
 )
 
@@ -44,16 +44,17 @@ def _sum_dtype(x: FakeTensor, dtype: Any) -> torch.dtype:
 
 
 def _check_not_empty(x: FakeTensor, dims: Any, op: str) -> None:
-    """A maximum over nothing does not exist."""
+    """A maximum over nothing does not exist. Where only the data tells, the call says that there is
+    something."""
     sizes = x._sizes
     if not sizes:
         return
     if dims is None or (isinstance(dims, (list, tuple)) and not dims):
-        if not has_zero(sizes):
+        if all(insisted(size != 0) for size in sizes):
             return
         raise RuntimeError(f"{op}(): Expected reduction dim to be specified for input.numel() == 0")
     for d in (dims,) if isinstance(dims, int) else dims:
-        if sizes[wrap_dim(d, len(sizes))] == 0:
+        if not insisted(sizes[wrap_dim(d, len(sizes))] != 0):
             raise IndexError(f"{op}(): Expected reduction dim {d} to have non-zero size.")
 
 

@@ -94,7 +94,10 @@ def tolist(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if not isinstance(tensor, TensorValue) or vm.session.recorder.data_env is None:
         return PASS  # type: ignore[no-any-return]
     if any(vm.depends_on_data(vm.constant(size)) for size in tensor.sizes):
-        return PASS  # type: ignore[no-any-return]
+        raise GraphBreakSignal(
+            "tolist() of a tensor whose length only the data tells",
+            "say what it is before: torch._check(counts.shape[0] == n)",
+        )
     if tensor.fake.numel() > _MOST_NUMBERS:
         return PASS  # type: ignore[no-any-return]
     return _numbers(vm, tensor)
