@@ -179,47 +179,11 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
         if kind is OpKind.QUERY:
             return propagate(func, args, kwargs)
         if kind is OpKind.PURE:
-            if func in _STRIDED and dense_order(args[-2], args[-1]) is None:
-                return self._strided_part(args, kwargs)
-            if func is aten.cudnn_batch_norm_backward.default:
-                # The forward was recorded as the native batch norm (see `writes.py`).
-                x, grad, weight, mean, var, save_mean, save_invstd, eps, _ = args
-                func = aten.native_batch_norm_backward.default
-                masks = [True, True, True]
-                args = (grad, x, weight, mean, var, save_mean, save_invstd, True, eps, masks)
-                kwargs = {}
-            if func is aten.masked_fill.Scalar and fills_in_place():
-                x, mask, number = args
-                with self:
-                    filled = self.traced(torch.where(mask, number, x))
-                return fresh(self.like(read(self, filled), self.traced(x)))
-            decomposition = self.decompositions.get(func)
-            if decomposition is not None:
-                with self:
-                    result = decomposition(*args, **kwargs)
-                if result is not NotImplemented:
-                    return self._own(result)
-            if func is aten.native_batch_norm_backward.default and args[7]:
-                # In training it takes the batch's own statistics: do not keep the running ones.
-                args = (*args[:3], None, None, *args[5:])
-            return self.fresh_results(self.emit(func, self.nodes(args), self.nodes_of(kwargs)))
+            return self._pure(func, args, kwargs)
         if kind is OpKind.VIEW:
             return views.take_view(self, func, args, kwargs)
         if kind is OpKind.ALIAS:
-            if func is aten.lift_fresh.default and _is_number(args[0]):
-                value = {"dtype": args[0].dtype, "device": args[0].device}
-                return self.fresh_results(self.emit(aten.full.default, ([], args[0].item()), value))
-            tensor = self.traced(args[0])
-            if func is aten.detach_.default:
-                return tensor
-            track = track_of(tensor)
-            chain = track.chain
-            if func is aten.alias.default:
-                grad_mode = torch.is_grad_enabled()
-                ends = tensor.requires_grad and not grad_mode  # the gradient, here
-                if ends or not all(s.grad_mode for s in chain):
-                    chain = (*chain, ViewStep(func, (), grad_mode=grad_mode))
-            return wrap(read(self, tensor), track.storage, chain, like=tensor)
+            return self._alias(func, args[0])
         if kind is OpKind.COMPOSITE:
             decomposition = self.decompositions.get(func)
             with self:
@@ -235,17 +199,7 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
         if kind is OpKind.WRITE:
             return writes.write(self, func, info, args, kwargs)
         if kind is OpKind.RANDOM:
-            if func in _PLAIN_SAMPLERS and kwargs.get("generator") is None:
-                func, kwargs = _PLAIN_SAMPLERS[func], self.without_generator(func, kwargs)
-            decomposition = self.decompositions.get(func)
-            if decomposition is not None:
-                with self:
-                    result = decomposition(*args, **kwargs)
-                if result is not NotImplemented:
-                    return self._own(result)
-            kwargs = self.without_generator(func, kwargs)
-            result = self.emit(func, self.nodes(args), self.nodes_of(kwargs), merge=False)
-            return self.fresh_results(result)
+            return self._random(func, args, kwargs)
         if kind is OpKind.CHECK:
             node = self._call(func, self.nodes(args), self.nodes_of(kwargs), None)
             node.meta["checked"] = True
@@ -257,6 +211,67 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
         if func is aten.set_.source_Tensor:
             return views.set_(self, func, *args)
         raise TraceError(f"{func} changes what a tensor is in place; this cannot be compiled")
+
+    def _decomposed(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the operator's decomposition gives; NotImplemented if it is left whole."""
+        decomposition = self.decompositions.get(func)
+        if decomposition is None:
+            return NotImplemented
+        with self:
+            result = decomposition(*args, **kwargs)
+        return result if result is NotImplemented else self._own(result)
+
+    def _pure(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operator that computes new values and nothing else."""
+        if func in _STRIDED and dense_order(args[-2], args[-1]) is None:
+            return self._strided_part(args, kwargs)
+        if func is aten.cudnn_batch_norm_backward.default:
+            # The forward was recorded as the native batch norm (see `writes.py`).
+            x, grad, weight, mean, var, save_mean, save_invstd, eps, _ = args
+            func = aten.native_batch_norm_backward.default
+            masks = [True, True, True]
+            args = (grad, x, weight, mean, var, save_mean, save_invstd, True, eps, masks)
+            kwargs = {}
+        if func is aten.masked_fill.Scalar and fills_in_place():
+            x, mask, number = args
+            with self:
+                filled = self.traced(torch.where(mask, number, x))
+            return fresh(self.like(read(self, filled), self.traced(x)))
+        result = self._decomposed(func, args, kwargs)
+        if result is not NotImplemented:
+            return result
+        if func is aten.native_batch_norm_backward.default and args[7]:
+            # In training it takes the batch's own statistics: do not keep the running ones.
+            args = (*args[:3], None, None, *args[5:])
+        return self.fresh_results(self.emit(func, self.nodes(args), self.nodes_of(kwargs)))
+
+    def _alias(self, func: OpOverload, value: Any) -> Any:
+        """detach, alias and their like: the same elements of the same storage."""
+        if func is aten.lift_fresh.default and _is_number(value):
+            placed = {"dtype": value.dtype, "device": value.device}
+            return self.fresh_results(self.emit(aten.full.default, ([], value.item()), placed))
+        tensor = self.traced(value)
+        if func is aten.detach_.default:
+            return tensor
+        track = track_of(tensor)
+        chain = track.chain
+        if func is aten.alias.default:
+            grad_mode = torch.is_grad_enabled()
+            ends = tensor.requires_grad and not grad_mode  # the gradient, here
+            if ends or not all(s.grad_mode for s in chain):
+                chain = (*chain, ViewStep(func, (), grad_mode=grad_mode))
+        return wrap(read(self, tensor), track.storage, chain, like=tensor)
+
+    def _random(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A sampler, of the default generator."""
+        if func in _PLAIN_SAMPLERS and kwargs.get("generator") is None:
+            func, kwargs = _PLAIN_SAMPLERS[func], self.without_generator(func, kwargs)
+        result = self._decomposed(func, args, kwargs)
+        if result is not NotImplemented:
+            return result
+        kwargs = self.without_generator(func, kwargs)
+        result = self.emit(func, self.nodes(args), self.nodes_of(kwargs), merge=False)
+        return self.fresh_results(result)
 
     def _check(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An assertion, which stays in the graph. What C++ asks of data it checks (captured
