@@ -14,7 +14,7 @@ from dovetail_inductor.codegen_cpp.syntax import (
     literal,
     op_text,
 )
-from dovetail_inductor.loop_ir.expr import Apply, Expr, Load, Scalar
+from dovetail_inductor.loop_ir.expr import Apply, Expr, Load, Scalar, index_free
 from dovetail_inductor.loop_ir.functions import LOOPING
 from dovetail_inductor.loop_ir.index import Index, Var
 from dovetail_inductor.loop_ir.loops import Combine
@@ -128,7 +128,7 @@ class Writer:
     def index_value(self, index: Index, dtype: torch.dtype, read: Callable[[Expr], Name]) -> Name:
         """An index as an integer."""
         args = [read(a.value) for a in index.indirects()]
-        free = _free(index)
+        free = index_free(index)
         vector = self.is_vector(free) or any(a.vector for a in args)
         if vector:
             text = f"cast<{ARITHMETIC[dtype]}>({self.vector_index(index, read)})"
@@ -271,12 +271,3 @@ class Writer:
             self.line(f"str({address}, {self.as_vector(value)}{tail});")
         else:
             self.line(f"sts({address}, {self.as_vector(value)}, {stride}, {n});")
-
-
-def _free(index: Index) -> int:
-    free = 0
-    for v in index.variables():
-        free |= 1 << v.id
-    for atom in index.indirects():
-        free |= atom.value.free
-    return free

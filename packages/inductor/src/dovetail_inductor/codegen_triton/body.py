@@ -15,7 +15,7 @@ import torch
 from dovetail_inductor.codegen_triton.edges import is_upper_edge, load_condition
 from dovetail_inductor.codegen_triton.ops import TRITON_TYPES, emit_op
 from dovetail_inductor.codegen_triton.tiling import Axis, Tiling
-from dovetail_inductor.loop_ir.expr import Apply, Expr, Load, Scalar
+from dovetail_inductor.loop_ir.expr import Apply, Expr, Load, Scalar, index_free
 from dovetail_inductor.loop_ir.functions import LOOPING
 from dovetail_inductor.loop_ir.index import FloorDiv, Index, Indirect, Mod, Var
 from dovetail_inductor.loop_ir.loops import Buffer
@@ -106,7 +106,7 @@ class BodyEmitter:
         buffer = self.buffers[load.buffer]
         conditions = [
             load_condition(axis, load.index, buffer)
-            for axis in self.masked_axes(self.free_of(load.index))
+            for axis in self.masked_axes(index_free(load.index))
         ]
         select = load.mask is not None and is_upper_edge(load.mask, load.index, buffer)
         if mask is not None and not select:
@@ -143,18 +143,6 @@ class BodyEmitter:
     def masked_axes(self, free: int) -> list[Axis]:
         """The axes that a value with these free variables depends on and that have a mask."""
         return [a for a in self.tiling.axes if a.masked and any(free >> v.id & 1 for v in a.vars)]
-
-    def free_of(self, index: Index) -> int:
-        """The ids of the loop variables of an index, as a bit set, those behind reads included."""
-        free = 0
-        for atom, _ in index.terms:
-            if isinstance(atom, Var):
-                free |= 1 << atom.id
-            elif isinstance(atom, Indirect):
-                free |= atom.value.free
-            else:
-                free |= self.free_of(atom.inner)
-        return free
 
     def _zeros(self, free: int) -> str:
         """A zero block that spans the axes of `free`: an address must be as wide as its mask."""

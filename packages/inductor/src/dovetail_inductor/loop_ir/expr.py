@@ -86,7 +86,8 @@ Expr = Constant | IndexValue | Load | Apply
 """`free` of every node is the bit set of the ids of the loop variables its value depends on."""
 
 
-def _index_free(index: Index) -> int:
+def index_free(index: Index) -> int:
+    """The ids of the loop variables of an index, as a bit set, those behind reads included."""
     free = 0
     for atom, _ in index.terms:
         if isinstance(atom, Var):
@@ -94,7 +95,7 @@ def _index_free(index: Index) -> int:
         elif isinstance(atom, Indirect):
             free |= atom.value.free
         else:
-            free |= _index_free(atom.inner)
+            free |= index_free(atom.inner)
     return free
 
 
@@ -129,7 +130,7 @@ class Builder:
         key = ("index", index, dtype)
         found = self._interned.get(key)
         if found is None:
-            found = IndexValue(len(self._interned), dtype, index, _index_free(index))
+            found = IndexValue(len(self._interned), dtype, index, index_free(index))
             self._interned[key] = found
         return found
 
@@ -142,7 +143,7 @@ class Builder:
         key = ("load", buffer, index, dtype, None if mask is None else mask.uid)
         found = self._interned.get(key)
         if found is None:
-            free = _index_free(index) | (0 if mask is None else mask.free)
+            free = index_free(index) | (0 if mask is None else mask.free)
             found = Load(len(self._interned), dtype, buffer, index, mask, free)
             self._interned[key] = found
         return found
