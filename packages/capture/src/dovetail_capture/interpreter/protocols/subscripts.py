@@ -129,21 +129,12 @@ def setitem(vm: Interpreter, obj: Value, key: Value, value: Value) -> None:
             except ValueError as error:  # an extended slice of another length
                 vm.raise_real(error)
             return
-        index, count = index_of(vm, key), len(obj.items)
-        if not -count <= index < count:
-            vm.raise_error(IndexError, "list assignment index out of range")
+        index = _place_in(vm, obj, key)
         obj.items[index] = value
     elif isinstance(obj, DictValue):
         dicts.put(vm, obj, key, value)
     else:
-        method = dunder(vm, obj, "__setitem__")
-        if method is None:
-            vm.raise_error(
-                TypeError,
-                f"'{obj.python_type().__name__}' object does not support item assignment",
-            )
-        assert method is not None
-        vm.call(method, [key, value], {})
+        _call_special(vm, obj, "__setitem__", [key, value], "item assignment")
 
 
 def delitem(vm: Interpreter, obj: Value, key: Value) -> None:
@@ -153,19 +144,28 @@ def delitem(vm: Interpreter, obj: Value, key: Value) -> None:
         if isinstance(key, SliceValue):
             del obj.items[slice_of(vm, key)]
             return
-        index, count = index_of(vm, key), len(obj.items)
-        if not -count <= index < count:
-            vm.raise_error(IndexError, "list assignment index out of range")
+        index = _place_in(vm, obj, key)
         del obj.items[index]
     elif isinstance(obj, DictValue):
         if not dicts.delete(vm, obj, hash_key(key)):
             vm.raise_exception(KeyError, [key])
     else:
-        method = dunder(vm, obj, "__delitem__")
-        if method is None:
-            vm.raise_error(
-                TypeError,
-                f"'{obj.python_type().__name__}' object does not support item deletion",
-            )
-        assert method is not None
-        vm.call(method, [key], {})
+        _call_special(vm, obj, "__delitem__", [key], "item deletion")
+
+
+def _place_in(vm: Interpreter, obj: ListValue, key: Value) -> int:
+    """The index of an item of a list that is assigned or deleted."""
+    index, count = index_of(vm, key), len(obj.items)
+    if not -count <= index < count:
+        vm.raise_error(IndexError, "list assignment index out of range")
+    return index
+
+
+def _call_special(vm: Interpreter, obj: Value, name: str, args: list[Value], what: str) -> None:
+    """Call a special method; TypeError where the class has none and so does not support `what`."""
+    method = dunder(vm, obj, name)
+    if method is None:
+        cls = obj.python_type().__name__
+        vm.raise_error(TypeError, f"'{cls}' object does not support {what}")
+    assert method is not None
+    vm.call(method, args, {})
