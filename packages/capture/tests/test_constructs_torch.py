@@ -26,6 +26,7 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import Case, Table, run_case
+from dovetail_capture import optimize
 from torch import nn
 from torch.utils import checkpoint
 
@@ -100,6 +101,22 @@ def jacobians(x):
 def vmap_over_closure(x):
     k = x.sum()
     return torch.vmap(lambda row: row * k)(x)
+
+
+_per_row = torch.vmap(lambda row, k: row.sin() * k.sum(), in_dims=(1, None), out_dims=1)
+_slope = torch.func.grad(lambda v: (v**3).sum())
+_slope_and_value = torch.func.grad_and_value(lambda v, k: ((v * k).sum(), v), has_aux=True)
+_curvature = torch.func.hessian(lambda v: v.sin().sum() ** 2)
+_rows_of_slopes = torch.func.jacrev(_slope, chunk_size=2)
+
+
+@construct()
+def what_transforms_gave_before_the_frame(x):
+    row = x[0]
+    return (
+        _per_row(x, row), _slope(x * 2), _slope_and_value(row, k=row), _curvature(row),
+        _rows_of_slopes(row), torch.vmap(_curvature)(x),
+    )
 
 
 # --- numpy ---------------------------------------------------------------------------------------
@@ -716,6 +733,21 @@ def a_script_is_captured_as_the_function_it_was_made_from(x):
 def a_module_in_torchscript(x):
     y = _scripted_module(x.new_ones(2, 3)) * 2
     return y.shape, x + 1
+
+
+def test_what_a_transform_gives_is_captured_by_itself() -> None:
+    graphs = []
+
+    def backend(gm, example_inputs):
+        graphs.append(gm)
+        return gm.forward
+
+    x = torch.randn(3, 4)
+    for transformed in (_slope, _curvature, torch.func.jacfwd(torch.sin), torch.vmap(_slope)):
+        of = x if transformed is not _curvature else x[0]
+        compiled = optimize(transformed, backend, fullgraph=True)
+        torch.testing.assert_close(compiled(of), transformed(of))
+    assert len(graphs) == 4
 
 
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)

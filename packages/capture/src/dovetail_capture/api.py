@@ -20,6 +20,7 @@ from dovetail_capture.compile_log import CompileLog, FrameRecord
 from dovetail_capture.context import Backend, CaptureContext
 from dovetail_capture.export import ExportedGraph, export_graph
 from dovetail_capture.guard_filter import GuardFilter
+from dovetail_capture.interpreter.library.transforms import CODE_HANDLERS as TRANSFORMED
 from dovetail_capture.marks import is_allowed_in_graph, is_disabled
 from dovetail_capture.optimized_module import OptimizedModule
 from dovetail_capture.options import CaptureOptions
@@ -122,6 +123,8 @@ def optimize(
         target = target._orig_mod
     elif isinstance(target, Switched) and target.context is not None:
         target = target.function
+    if isinstance(target, FunctionType) and target.__code__ in TRANSFORMED:
+        target = _called(target)
     context = make_context(
         target,
         backend,
@@ -137,6 +140,17 @@ def optimize(
     _look_like(switched, target)
     switched.__dict__["capture_context"] = context
     return switched
+
+
+def _called(transformed: FunctionType) -> FunctionType:
+    """A function that calls what a transform of `torch.func` gave: such a call can be captured, the
+    body of what is called cannot."""
+
+    @functools.wraps(transformed)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return transformed(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
 
 
 def export(

@@ -84,7 +84,11 @@ require_truth = checks.require_truth
 mapping_of = mapping_proxies.mapping_of
 set_class_attr = local_classes.set_class_attr
 call_transformed = transforms.call_transformed
-CODE_HANDLERS = {**polyfills.CODE_HANDLERS, **optimizers.CODE_HANDLERS}
+CODE_HANDLERS = {
+    **polyfills.CODE_HANDLERS,
+    **optimizers.CODE_HANDLERS,
+    **transforms.CODE_HANDLERS,
+}
 NEW_HANDLERS = {
     **builtin_functions.NEW_HANDLERS,
     **tensor_creation.NEW_HANDLERS,

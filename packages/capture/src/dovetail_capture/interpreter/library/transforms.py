@@ -8,6 +8,7 @@ Tensors that the function takes from around it become further arguments of the n
 from __future__ import annotations
 
 import inspect
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -277,6 +278,33 @@ def call_transformed(vm: Interpreter, fn: TransformValue, args: Args, kwargs: Kw
         return _apply(vm, fn.transform, fn.options, fn.inner, args)
     inner = _capture(vm, fn.transform, fn.function, fn.options, args, kwargs)
     return _apply(vm, fn.transform, fn.options, inner, [])
+
+
+def _made_before(transform: Any) -> Callable[..., Value]:
+    """A call of what a transform gave before the frame, by the cells of that function."""
+
+    def handler(vm: Interpreter, real: Any, args: Args, kwargs: Kwargs) -> Value:
+        cells = zip(real.__code__.co_freevars, real.__closure__, strict=True)
+        known = {name: cell.cell_contents for name, cell in cells}
+        names = inspect.signature(transform).parameters.keys() - {"func"}
+        options = {name: known[name] for name in names & known.keys()}
+        function = vm.held(known["func"])
+        return call_transformed(vm, TransformValue(transform, function, options), args, kwargs)
+
+    return handler
+
+
+def _codes() -> dict[types.CodeType, Callable[..., Value]]:
+    """The functions that transforms give, by their code. (What `hessian` gives, `jacfwd` made.)"""
+    found: dict[types.CodeType, Callable[..., Value]] = {}
+    for transform in _TRANSFORMS:
+        code = transform(abs).__code__
+        if "func" in code.co_freevars and transform is not torch.func.hessian:
+            found.setdefault(code, _made_before(transform))
+    return found
+
+
+CODE_HANDLERS = _codes()
 
 
 # --- vjp, jvp, linearize: the function is captured once, on the primals ---------------------------
