@@ -24,6 +24,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
+from dovetail_autograd_aot import input_changes
 from dovetail_autograd_aot.attention import AttentionMode
 from dovetail_autograd_aot.conditionals import trace_conditional
 from dovetail_autograd_aot.derivatives import MendedDerivatives
@@ -37,9 +38,6 @@ from dovetail_autograd_aot.fast_graph import FastGraph
 from dovetail_autograd_aot.graphs import (
     JointGraph,
     MutatedInput,
-    OutputKind,
-    ReshapedInput,
-    SharedStorage,
     Signature,
     ViewStep,
     hold,
@@ -47,11 +45,7 @@ from dovetail_autograd_aot.graphs import (
 from dovetail_autograd_aot.inputs import (
     NonLeaf,
     base_of,
-    memory_overlaps,
     place_in,
-    refuse_graded_relatives,
-    refuse_inner_overlap,
-    shared_storage,
     snapshot,
     storage_key,
     symbolic_values,
@@ -62,7 +56,6 @@ from dovetail_autograd_aot.outputs import (
     Classified,
     Inputs,
     classify_outputs,
-    grad_flags,
     grad_fn_of,
     storage_order_strides,
 )
@@ -73,7 +66,6 @@ from dovetail_autograd_aot.storage import (
     TracedStorage,
     TraceError,
     read,
-    track_of,
     wrap,
 )
 from dovetail_autograd_aot.subclasses import Wrapping
@@ -105,7 +97,7 @@ def trace_joint(
     by_storage: list[int] = []
     locate = False
     while True:
-        joint = _Joint(
+        joint = JointTrace(
             gm, list(example_inputs), lifted, by_storage, decompositions or {}, locate, wrapping
         )
         try:
@@ -142,8 +134,8 @@ def _attributes_to_lift(gm: GraphModule) -> list[str]:
     return names
 
 
-class _Joint:
-    """One trace."""
+class JointTrace:
+    """One trace of a captured graph: what stands for its inputs, and what became of them."""
 
     def __init__(
         self,
@@ -167,7 +159,7 @@ class _Joint:
         for position, example in enumerate(self.examples):
             if isinstance(example, Tensor):
                 self.in_storage.setdefault(storage_key(example), []).append(position)
-        self.storages = self._shared(by_storage)
+        self.storages = input_changes.shared_storages(self, by_storage)
         self.apart: list[tuple[int, int]] = []
         self.chains: dict[int, tuple[ViewStep, ...]] = {}  # of inputs that are views of storages
         self.base_of = {  # the input that is its storage, by input
@@ -188,6 +180,7 @@ class _Joint:
         self.versions: dict[int, int] = {}  # of the primals, before the graph runs
 
     def trace(self, function_mode: Callable[[], Any] | None) -> JointGraph:
+        """Run the forward and the engine, once; `function_mode` is as for `trace_joint`."""
         grad_mode = torch.is_grad_enabled()
         self._make_primals()
         with trace_settings(), data_symbols(self.tracer.data_env):
@@ -198,15 +191,15 @@ class _Joint:
                         stack.enter_context(function_mode())
                     outputs = self._run()
             except RuntimeError:
-                self._refuse_reshaped_writes()
+                input_changes.refuse_reshaped_writes(self)
                 raise
             finally:
                 torch._C._set_grad_enabled(grad_mode)
             self.tracer.stack_trace = None
             self.tracer.checkpoint = None
-            self._refuse_reshaped_writes()
+            input_changes.refuse_reshaped_writes(self)
             with torch.no_grad():
-                mutated = self._mutated()
+                mutated = input_changes.mutated_inputs(self)
                 inputs = Inputs(
                     self.primals,
                     self.chains,
@@ -216,7 +209,7 @@ class _Joint:
                     },
                 )
                 result = classify_outputs(self.tracer, outputs, inputs, mutated)
-                self._refuse_untracked_views(result)
+                input_changes.refuse_untracked_views(self, result)
             gradients = self._backward(result)
         return self._finish(result, mutated, gradients)
 
@@ -381,107 +374,6 @@ class _Joint:
 
         grad_fn.register_prehook(begin)
 
-    # --- mutated inputs ---------------------------------------------------------------------------
-
-    def _shared(self, by_storage: list[int]) -> list[SharedStorage]:
-        found: dict[int, SharedStorage] = {}
-        for index in by_storage:
-            key = storage_key(self.examples[index])
-            members = list(self.in_storage[key])
-            # The one that asked comes first: its version counter is bumped by writes.
-            members.sort(key=lambda i: i != index)
-            found.setdefault(key, shared_storage(members, self.examples))
-        return list(found.values())
-
-    def _mutated(self) -> list[MutatedInput]:
-        mutated = []
-        for index, primal in enumerate(self.primals):
-            leaf = self.leaves[index]
-            if leaf is None:
-                continue
-            storage = track_of(primal).storage
-            if storage.version == 0:
-                continue
-            # Autograd saw the write if it moved the input to another place in its graph.
-            graded = primal.grad_fn is not self.grad_fns[index]
-            if storage.primal == index:
-                refuse_inner_overlap(self.examples[index], index)
-                if not storage.shared:
-                    self._need_storage_if_overlapped(index)
-                else:
-                    for i in self.storages[index - self.num_examples].members:
-                        refuse_inner_overlap(self.examples[i], i)
-                silent = not graded and index in self.versions and not self._tells(index)
-                mutated.append(MutatedInput(index, data_only=not graded, silent=silent))
-            elif graded:
-                members = self.storages[self.base_of[index] - self.num_examples].members
-                others = [self.examples[i] for i in members]
-                refuse_graded_relatives(self.examples[index], others, index)
-                mutated.append(MutatedInput(index, data_only=False))
-            if graded and id(primal) in self.tracer.reshaped:
-                raise TraceError(
-                    f"input {index} requires grad, is written to and changes its shape in place"
-                )
-        return mutated
-
-    def _need_storage_if_overlapped(self, index: int) -> None:
-        example = self.examples[index]
-        for number in self.in_storage[storage_key(example)]:
-            other = self.examples[number]
-            if other is example:
-                continue
-            if memory_overlaps(example, other):
-                raise StorageNeededError(index)
-            self.apart.append((index, number))
-
-    def _reshaped(self) -> tuple[ReshapedInput, ...]:
-        """The inputs that became other views of themselves."""
-        found = []
-        for index, primal in enumerate(self.primals):
-            if self.leaves[index] is None:
-                continue
-            steps = list(self.tracer.reshaped.get(id(primal), ()))
-            example = self.examples[index]
-            if example.requires_grad and not grad_flags(primal)[0]:
-                steps.insert(0, (ViewStep(aten.detach_.default, ()), True))
-            elif steps and example.requires_grad and example.is_leaf:
-                raise TraceError(f"input {index} is a leaf that requires grad and is reshaped")
-            if steps:
-                found.append(ReshapedInput(index, *zip(*steps, strict=True)))
-        return tuple(found)
-
-    def _refuse_reshaped_writes(self) -> None:
-        """Autograd replays views where their base or they are written to, but not the changes of
-        their shape."""
-        for tensor in self.tracer.written_reshaped:
-            base: Any = tensor._base
-            if grad_flags(tensor)[0] or (base is not None and grad_flags(base)[0]):
-                raise TraceError(
-                    "a write to a view after a change of shape in place, with gradients"
-                )
-
-    def _refuse_untracked_views(self, result: Classified) -> None:
-        """A view that is taken under no_grad of an input that changes its shape: eager takes it
-        after the change, and autograd refuses it if it was taken before."""
-        reshaped = {id(p) for p in self.primals if id(p) in self.tracer.reshaped}
-        for info in result.infos:
-            if info.kind is not OutputKind.VIEW_OF_INPUT or info.base is None:
-                continue
-            untracked = info.requires_grad and not all(s.grad_mode for s in info.view)
-            if untracked and id(self.primals[info.base]) in reshaped:
-                raise TraceError(
-                    f"input {info.base} requires grad, changes its shape in place, and a view of "
-                    "it that is taken under no_grad is returned"
-                )
-
-    def _tells(self, index: int) -> bool:
-        """Whether an input's version counter tells of a write."""
-        return index in self.versions and self.primals[index]._version != self.versions[index]
-
-    def _bumped(self, mutated: list[MutatedInput]) -> tuple[int, ...]:
-        written = {m.index for m in mutated}
-        return tuple(i for i in self.versions if i not in written and self._tells(i))
-
     # --- backward ---------------------------------------------------------------------------------
 
     def _backward(self, result: Classified) -> list[Node | None]:
@@ -616,9 +508,9 @@ class _Joint:
             differentiable=tuple(result.differentiable),
             hidden=result.hidden,
             sizes=result.sizes,
-            reshaped=self._reshaped(),
+            reshaped=input_changes.reshaped_inputs(self),
             backward_error=self.backward_error,
-            bumped=self._bumped(mutated),
+            bumped=input_changes.bumped_inputs(self, mutated),
         )
         root = torch.nn.Module()
         for name, value in (*self.tracer.constants.items(), *self.tracer.subgraphs.items()):

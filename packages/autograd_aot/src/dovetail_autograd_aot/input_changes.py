@@ -1,0 +1,140 @@
+"""What a trace changed of its inputs: writes, other shapes, version counters; what is refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dovetail_autograd_aot.graphs import (
+    MutatedInput,
+    OutputKind,
+    ReshapedInput,
+    SharedStorage,
+    ViewStep,
+)
+from dovetail_autograd_aot.inputs import (
+    memory_overlaps,
+    refuse_graded_relatives,
+    refuse_inner_overlap,
+    shared_storage,
+    storage_key,
+)
+from dovetail_autograd_aot.outputs import Classified, grad_flags
+from dovetail_autograd_aot.storage import StorageNeededError, TraceError, track_of
+
+if TYPE_CHECKING:
+    from dovetail_autograd_aot.joint import JointTrace
+
+aten = torch.ops.aten
+
+
+def shared_storages(trace: JointTrace, by_storage: list[int]) -> list[SharedStorage]:
+    """The storages that are inputs: those of the inputs numbered in `by_storage`, each once."""
+    found: dict[int, SharedStorage] = {}
+    for index in by_storage:
+        key = storage_key(trace.examples[index])
+        members = list(trace.in_storage[key])
+        # The one that asked comes first: its version counter is bumped by writes.
+        members.sort(key=lambda i: i != index)
+        found.setdefault(key, shared_storage(members, trace.examples))
+    return list(found.values())
+
+
+def mutated_inputs(trace: JointTrace) -> list[MutatedInput]:
+    """The inputs that the graph wrote to; TraceError or StorageNeededError for writes that
+    compiled code could not repeat."""
+    mutated = []
+    for index, primal in enumerate(trace.primals):
+        leaf = trace.leaves[index]
+        if leaf is None:
+            continue
+        storage = track_of(primal).storage
+        if storage.version == 0:
+            continue
+        # Autograd saw the write if it moved the input to another place in its graph.
+        graded = primal.grad_fn is not trace.grad_fns[index]
+        if storage.primal == index:
+            refuse_inner_overlap(trace.examples[index], index)
+            if not storage.shared:
+                _need_storage_if_overlapped(trace, index)
+            else:
+                for i in trace.storages[index - trace.num_examples].members:
+                    refuse_inner_overlap(trace.examples[i], i)
+            silent = not graded and index in trace.versions and not _tells(trace, index)
+            mutated.append(MutatedInput(index, data_only=not graded, silent=silent))
+        elif graded:
+            members = trace.storages[trace.base_of[index] - trace.num_examples].members
+            others = [trace.examples[i] for i in members]
+            refuse_graded_relatives(trace.examples[index], others, index)
+            mutated.append(MutatedInput(index, data_only=False))
+        if graded and id(primal) in trace.tracer.reshaped:
+            raise TraceError(
+                f"input {index} requires grad, is written to and changes its shape in place"
+            )
+    return mutated
+
+
+def _need_storage_if_overlapped(trace: JointTrace, index: int) -> None:
+    """StorageNeededError if an input that is written to shares elements with another; that it
+    does not is noted in `apart`, to be checked at each call."""
+    example = trace.examples[index]
+    for number in trace.in_storage[storage_key(example)]:
+        other = trace.examples[number]
+        if other is example:
+            continue
+        if memory_overlaps(example, other):
+            raise StorageNeededError(index)
+        trace.apart.append((index, number))
+
+
+def reshaped_inputs(trace: JointTrace) -> tuple[ReshapedInput, ...]:
+    """The inputs that became other views of themselves."""
+    found = []
+    for index, primal in enumerate(trace.primals):
+        if trace.leaves[index] is None:
+            continue
+        steps = list(trace.tracer.reshaped.get(id(primal), ()))
+        example = trace.examples[index]
+        if example.requires_grad and not grad_flags(primal)[0]:
+            steps.insert(0, (ViewStep(aten.detach_.default, ()), True))
+        elif steps and example.requires_grad and example.is_leaf:
+            raise TraceError(f"input {index} is a leaf that requires grad and is reshaped")
+        if steps:
+            found.append(ReshapedInput(index, *zip(*steps, strict=True)))
+    return tuple(found)
+
+
+def refuse_reshaped_writes(trace: JointTrace) -> None:
+    """Autograd replays views where their base or they are written to, but not the changes of
+    their shape."""
+    for tensor in trace.tracer.written_reshaped:
+        base: Any = tensor._base
+        if grad_flags(tensor)[0] or (base is not None and grad_flags(base)[0]):
+            raise TraceError("a write to a view after a change of shape in place, with gradients")
+
+
+def refuse_untracked_views(trace: JointTrace, result: Classified) -> None:
+    """A view that is taken under no_grad of an input that changes its shape: eager takes it
+    after the change, and autograd refuses it if it was taken before."""
+    reshaped = {id(p) for p in trace.primals if id(p) in trace.tracer.reshaped}
+    for info in result.infos:
+        if info.kind is not OutputKind.VIEW_OF_INPUT or info.base is None:
+            continue
+        untracked = info.requires_grad and not all(s.grad_mode for s in info.view)
+        if untracked and id(trace.primals[info.base]) in reshaped:
+            raise TraceError(
+                f"input {info.base} requires grad, changes its shape in place, and a view of "
+                "it that is taken under no_grad is returned"
+            )
+
+
+def _tells(trace: JointTrace, index: int) -> bool:
+    """Whether an input's version counter tells of a write."""
+    return index in trace.versions and trace.primals[index]._version != trace.versions[index]
+
+
+def bumped_inputs(trace: JointTrace, mutated: list[MutatedInput]) -> tuple[int, ...]:
+    """The inputs whose version counters tell of a write though none of them is in `mutated`."""
+    written = {m.index for m in mutated}
+    return tuple(i for i in trace.versions if i not in written and _tells(trace, i))
