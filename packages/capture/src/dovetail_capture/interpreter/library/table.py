@@ -20,6 +20,7 @@ from dovetail_capture.interpreter.library import (
     iteration_functions,
     local_classes,
     mapping_proxies,
+    normalisation,
     numpy_functions,
     optimizers,
     own_functions,
@@ -88,6 +89,7 @@ CODE_HANDLERS = {
     **polyfills.CODE_HANDLERS,
     **optimizers.CODE_HANDLERS,
     **transforms.CODE_HANDLERS,
+    **normalisation.CODE_HANDLERS,
 }
 NEW_HANDLERS = {
     **builtin_functions.NEW_HANDLERS,

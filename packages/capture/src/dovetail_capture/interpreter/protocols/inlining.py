@@ -137,7 +137,9 @@ def inline(
         raise GraphBreakSignal(f"a call of the coroutine function {code.co_qualname}")
     by_code = vm.code_handlers.get(code)
     if by_code is not None:
-        return by_code(vm, real, args, kwargs)  # type: ignore[no-any-return]
+        handled: Value | None = by_code(vm, real, args, kwargs)
+        if handled is not None:
+            return handled
     own = _OWN_API.get((real.__module__, code.co_qualname))
     if own is not None:
         return own(vm, args, kwargs)  # type: ignore[no-any-return]
