@@ -159,11 +159,34 @@ def _changes_grad_mode(x: Tensor) -> Any:
     return torch.cond(x.sum() > 0, true, lambda a: a * 3, (x,))
 
 
+def _checks(x: Tensor) -> Any:
+    rows = x[x[:, 0] > -9]
+
+    def true(a: Tensor) -> Tensor:
+        b = a + 1
+        torch._check(b.shape[0] > 1)
+        return b.sum(0)
+
+    return torch.cond(x.sum() > 0, true, lambda a: a.sum(0), (rows,))
+
+
+def _checks_a_number(x: Tensor) -> Any:
+    count = (x > 0).sum().item()
+
+    def true() -> Tensor:
+        torch._check(count > 3)
+        return x * 2
+
+    return torch.cond(x.sum() > 0, true, lambda: x * 3)
+
+
 NORM = nn.BatchNorm1d(4)
 
 REFUSED = {
     "the true branch changes what was there before": _appends,
     "the true branch raises ValueError": _raises,
+    "the true branch checks what only the data tells": _checks,
+    "a check that a graph cannot make": _checks_a_number,
     "the true branch leaves torch in another state": _changes_grad_mode,
     "the false branch writes to a tensor that it did not make": lambda x: torch.cond(
         x.sum() > 0, torch.sin, lambda a: a.mul_(2) + 1, (x,)

@@ -114,8 +114,12 @@ _rows_of_slopes = torch.func.jacrev(_slope, chunk_size=2)
 def what_transforms_gave_before_the_frame(x):
     row = x[0]
     return (
-        _per_row(x, row), _slope(x * 2), _slope_and_value(row, k=row), _curvature(row),
-        _rows_of_slopes(row), torch.vmap(_curvature)(x),
+        _per_row(x, row),
+        _slope(x * 2),
+        _slope_and_value(row, k=row),
+        _curvature(row),
+        _rows_of_slopes(row),
+        torch.vmap(_curvature)(x),
     )
 
 

@@ -52,7 +52,7 @@ def require_relation(vm: Interpreter, condition: Any, message: str) -> Value | N
     loose = bool(node.expr.free_symbols() & node.env.unbacked)
     try:
         graph_condition = recorder.sizes.node(condition) if loose else None
-    except NotImplementedError as error:
+    except (NotImplementedError, RuntimeError) as error:
         raise GraphBreakSignal(f"a check that a graph cannot make: {error}") from None
     if not node.env.require(node.expr, message):
         return None

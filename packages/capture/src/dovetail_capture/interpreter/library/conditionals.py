@@ -6,8 +6,9 @@ tell) become operands of the node, in one order for both graphs. The node is tor
 `torch.ops.higher_order.cond(predicate, true_graph, false_graph, operands)`, and gives a tuple.
 
 A branch may run or not, so it may change nothing outside of itself; and what follows is captured
-once, so both give results of one structure, shape, dtype, device and layout. Where that is not so,
-or a branch cannot be one graph, the graph breaks, and torch's own operator runs.
+once, so both give results of one structure, shape, dtype, device and layout, in memory of their
+own. Where that is not so, or a branch cannot be one graph, the graph breaks, and torch's own
+operator runs.
 """
 
 from __future__ import annotations
@@ -117,7 +118,8 @@ def _captured(vm: Interpreter, function: Value, operands: list[Value], which: st
     session = vm.session
     outer = session.recorder
     inner = _BranchRecorder(outer)
-    before = _state(session)
+    before, checks = _state(session), session.shapes.env.checks
+    checked = len(checks)
     session.recorder = inner
     try:
         with no_changes(vm, [function, *operands], f"{which} changes what was there before"):
@@ -127,6 +129,8 @@ def _captured(vm: Interpreter, function: Value, operands: list[Value], which: st
         template = template_of(vm, result, results)
         if inner.writes_around():
             raise GraphBreakSignal(f"{which} writes to a tensor that it did not make")
+        if len(checks) != checked:  # what is learnt from them would hold only where it runs
+            raise GraphBreakSignal(f"{which} checks what only the data tells")
         if _state(session) != before:
             raise GraphBreakSignal(f"{which} leaves torch in another state")
         results = _with_own_memory(inner, results)
