@@ -245,3 +245,23 @@ def test_sizes_that_conditions_make_one_are_broadcast(training: bool) -> None:
                     torch.autograd.grad(got.sum(), (x, y)),
                     torch.autograd.grad(expected.sum(), (x, y)),
                 )
+
+
+def test_signals_of_any_length_there_and_back() -> None:
+    window = torch.hann_window(16)
+
+    def loss(x: Tensor) -> Tensor:
+        spectra = torch.stft(x, 16, 4, window=window, return_complex=True)
+        back = torch.istft(spectra * 2, 16, 4, window=window, length=x.shape[-1])
+        return spectra.abs().clamp(min=1e-5).log().mean() + (back - x.sin()).square().mean()
+
+    compiled = dovetail.compile(loss, fullgraph=True)
+    for batch, length in ((2, 64), (3, 80), (4, 97), (5, 48)):
+        given = [torch.randn(batch, length).requires_grad_()]
+        given.append(given[0].detach().clone().requires_grad_())
+        wanted, found = loss(given[0]), compiled(given[1])
+        torch.testing.assert_close(found, wanted)
+        wanted.backward()
+        found.backward()
+        torch.testing.assert_close(given[1].grad, given[0].grad, rtol=1e-4, atol=1e-5)
+    assert dovetail.report(compiled).graphs == 2

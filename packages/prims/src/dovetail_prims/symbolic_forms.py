@@ -4,7 +4,8 @@ Where it asks for numbers, a symbolic size would be tied to the example's. Up to
 `matmul` of more than two dimensions, for attention on a GPU, and for `interpolate`. And `one_hot`,
 of which it traces another form, without the checks that eager makes, `gaussian_nll_loss`, which
 asks for data, `ctc_loss`, which makes a tensor with data, `affine_grid`, which computes under
-autocast what one operator does not tell, and `tensor` and its like, which store numbers.
+autocast what one operator does not tell, and `tensor` and its like, which store numbers. Spectra of
+windows are in `spectral_forms`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from dovetail_prims.attention import attention
 from dovetail_prims.fake_tensor import tensor_meta
+from dovetail_prims.spectral_forms import istft, stft
 
 
 def has_symbolic_sizes(value: Any) -> bool:
@@ -350,6 +352,9 @@ SYMBOLIC_FORMS: Mapping[Any, Callable[..., Any]] = {
     torch.max_pool1d: _max_pool1d,
     operator.setitem: _setitem,
     torch.Tensor.__setitem__: _setitem,
+    torch.stft: stft,
+    torch.istft: istft,
+    torch.Tensor.istft: istft,
     torch.tensor: _tensor,
     torch.as_tensor: _tensor,
     torch.asarray: _tensor,

@@ -151,6 +151,17 @@ def fft_to_real(x: FakeTensor, dim: Sequence[int], normalization: int, last: Siz
     return make(tuple(sizes), strides, x._dtype.to_real(), x._device)
 
 
+def fft(x: FakeTensor, dim: Sequence[int], normalization: int, forward: bool) -> Any:
+    """The transform of complex numbers, where sizes are symbolic (the meta kernel fixes them)."""
+    if not _by_mkl(x) or not dim or not x._dtype.is_complex:
+        return NotImplemented
+    if all(type(n) is int for n in (*x._sizes, *x._strides)):
+        return NotImplemented
+    dims = [d % len(x._sizes) for d in dim]
+    strides = _mkl_strides(x._sizes, x._strides, _by_stride(dims, x._strides))
+    return make(x._sizes, strides, x._dtype, x._device)
+
+
 def _by_mkl(x: FakeTensor) -> bool:
     available: Callable[[], bool] = torch.backends.mkl.is_available
     return x._device.type == "cpu" and available()
@@ -382,6 +393,7 @@ def rules() -> dict[str, Callable[..., Any]]:
         "linalg_solve_triangular.default": solve_triangular,
         "_linalg_svd.default": svd,
         "linalg_eig.default": eig,
+        "_fft_c2c.default": fft,
         "_fft_r2c.default": fft_from_real,
         "_fft_c2r.default": fft_to_real,
         "_embedding_bag.default": embedding_bag,
