@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from dovetail_inductor import InductorOptions, compile_graph
+from dovetail_inductor.scheduler import split_reductions
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.record import trace_aten
-from dovetail_runtime.plan import LaunchTriton, Plan, TritonKernel
+from dovetail_runtime.plan import Allocate, LaunchTriton, Plan, TritonKernel
 from dovetail_runtime.reference import ReferenceExecutor
 from dovetail_runtime.triton_build import run_in_interpreter
 from torch import Tensor
@@ -25,9 +27,7 @@ def compiled(fn: Callable[[Tensor], Tensor], x: Tensor) -> Plan:
 
 
 def source_of(plan: Plan) -> str:
-    (kernel,) = plan.kernels
-    assert isinstance(kernel, TritonKernel)
-    return kernel.source
+    return "".join(k.source for k in plan.kernels if isinstance(k, TritonKernel))
 
 
 def check(fn: Callable[[Tensor], Tensor], x: Tensor, plan: Plan) -> None:
@@ -83,3 +83,66 @@ def test_as_many_pieces_as_wanted_where_sizes_have_no_divisors() -> None:
     first = next(s for s in plan.steps if isinstance(s, LaunchTriton))
     programs = first.grid[0]
     assert isinstance(programs, int) and 400 <= programs <= 600
+
+
+def test_a_reduction_of_what_lies_both_ways_is_read_along_both() -> None:
+    """A gradient in rows and a value with its channels side by side, as behind a convolution: a
+    program has a stripe of channels, and blocks of a row."""
+
+    def fn(both: Tensor) -> Tensor:
+        rows, pixels = both[0].view(2, 64, 24, 24), both[1].view(2, 24, 24, 64).permute(0, 3, 1, 2)
+        return (rows * pixels.relu()).sum((2, 3))
+
+    both = torch.randn(2, 2 * 64 * 24 * 24)
+    plan = compiled(fn, both)
+    source = source_of(plan)
+    assert re.search(r"v\d+ = x % 64\n", source) and "[16, 32]" in source
+    check(fn, both, plan)
+
+
+def test_columns_run_as_memory_does() -> None:
+    """Of the loops that are summed over, that along which most lies side by side is the last."""
+
+    def fn(x: Tensor) -> Tensor:
+        return x.square().sum((1, 2))
+
+    x = torch.randn(3, 40, 70)[..., :64].transpose(1, 2)
+    plan = compiled(fn, x)
+    assert re.search(r"(v\d+) = r % 64\n", source_of(plan))
+    check(fn, x, plan)
+
+
+@pytest.mark.parametrize("groups", [8, 16])
+def test_short_groups_of_channels_are_summed_side_by_side(
+    groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each channel of a group for itself: then neighbours in memory are neighbours in a program.
+    (Small groups stand for large ones.)"""
+    rule = split_reductions.GPU_RULE
+    small = replace(rule, elements=1 << 10, most_held=1 << 10, short=64)
+    monkeypatch.setattr(split_reductions, "GPU_RULE", small)
+    weight, bias = torch.randn(64), torch.randn(64)
+
+    def fn(x: Tensor) -> Tensor:
+        return F.group_norm(x, groups, weight, bias)
+
+    x = (torch.randn(2, 64, 24, 24) + 3).to(memory_format=LAST)
+    plan = compiled(fn, x)
+    partial = [s.spec for s in plan.steps if isinstance(s, Allocate) and "parts" in s.name]
+    assert partial and all(spec.shape[0] % (64 // groups) == 0 for spec in partial)
+    check(fn, x, plan)
+
+
+def test_windows_behind_windows() -> None:
+    """The gradient of a pooling of rows: two elements of a window after one another, then windows;
+    beside them what lies along channels."""
+
+    def fn(both: Tensor) -> Tensor:
+        rows = both[0].view(2, 32, 64, 2)
+        along = both[1].view(2, 2, 64, 32)[:, 0].permute(0, 2, 1)
+        return rows * along[..., None]
+
+    both = torch.randn(2, 2 * 32 * 64 * 2)
+    plan = compiled(fn, both)
+    assert "def transpose_" in source_of(plan)
+    check(fn, both, plan)

@@ -8,7 +8,7 @@ call that is compiled, and masked by the sizes of each call.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from dovetail_inductor.codegen_triton.online import online_softmax
@@ -163,16 +163,16 @@ def _weights(
 
 def _pointwise(kernel: FusedKernel, buffers: Mapping[str, Buffer], shared: bool) -> Tiling:
     rows = kernel.rows
-    weight = _weights(kernel, buffers, rows)
-    ranked = sorted(weight, key=lambda v: -weight[v])
     points = hint_of(kernel.row_points)
-    if len(ranked) >= 2 and ACROSS * weight[ranked[1]] >= weight[ranked[0]]:
-        first = _run(kernel, rows, ranked[0], ranked[1])
-        second = _run(kernel, rows, ranked[1], ranked[0])
-        if min(hint_of(prod(v.size for v in run)) for run in (first, second)) >= SIDE:
+    ranked = _directions(kernel, buffers)
+    if len(ranked) >= 2 and ACROSS * ranked[1][1] >= ranked[0][1]:
+        first, second = ranked[0][0], ranked[1][0]
+        long = min(hint_of(prod(v.size for v in run)) for run in (first, second)) >= SIDE
+        if long and not set(first) & set(second):
             return _transposing(rows, first, second)
-    if ranked and rows and ranked[0] != rows[-1]:  # coalesce along the heaviest direction
-        rows = (*(v for v in rows if v != ranked[0]), ranked[0])
+    if ranked:  # coalesce along the heaviest direction
+        along = ranked[0][0]
+        rows = (*(v for v in rows if v not in along), *along)
     if not shared:
         repeating = _repeating(kernel, rows)
         if repeating is not None:
@@ -204,14 +204,32 @@ def _repeating(kernel: FusedKernel, rows: tuple[Var, ...]) -> Tiling | None:
     return Tiling(axes, False, False, 4)
 
 
-def _run(kernel: FusedKernel, rows: tuple[Var, ...], var: Var, other: Var) -> tuple[Var, ...]:
+def _directions(
+    kernel: FusedKernel, buffers: Mapping[str, Buffer]
+) -> list[tuple[tuple[Var, ...], int]]:
+    """The runs of loops along which a pointwise kernel's accesses go through memory, the heaviest
+    first, with their weights. One that begins as another does and goes on is that one."""
+    weight = _weights(kernel, buffers, kernel.rows)
+    runs = {var: _run(kernel, kernel.rows, var) for var in weight}
+    whole: dict[Var, tuple[Var, ...]] = {}
+    total: dict[Var, int] = {}
+    for var in sorted(weight, key=lambda v: -weight[v]):
+        run = runs[var]
+        total[run[0]] = total.get(run[0], 0) + weight[var]
+        if len(run) > len(whole.get(run[0], ())):
+            whole[run[0]] = run
+    ranked = sorted(total, key=lambda v: -total[v])
+    return [(whole[v], total[v]) for v in ranked]
+
+
+def _run(kernel: FusedKernel, rows: tuple[Var, ...], var: Var) -> tuple[Var, ...]:
     """`var`, along which some accesses are contiguous; where it is short, after the loops that go
     on where it ends, as the groups of channels do after the channels of one."""
     run = [var]
     indices = [i for _, i in accesses(kernel) if contiguous_var(i, rows) == var]
     for index in sorted(indices, key=lambda i: -len(i.variables())):
         while not is_symbolic(length := prod(v.size for v in run)) and length < SIDE:
-            more = [v for v in rows if v not in (*run, other) and index.coefficient(v) == length]
+            more = [v for v in rows if v not in run and index.coefficient(v) == length]
             if not more:
                 break
             run.insert(0, more[0])
@@ -235,12 +253,12 @@ def _transposing(rows: tuple[Var, ...], first: tuple[Var, ...], second: tuple[Va
     return Tiling((y, x), False, False, max(1, min(8, y.block * x.block // 256)))
 
 
-def _across(kernel: FusedKernel, along: Var) -> Tiling:
-    """Neighbours in memory are other rows, `along` a loop: a program has a stripe of rows, 64 bytes
-    wide or so at least, and several loads on their way in every thread."""
+def _across(kernel: FusedKernel, along: tuple[Var, ...]) -> Tiling:
+    """Neighbours in memory are other rows, `along` a run of loops: a program has a stripe of rows,
+    64 bytes wide or so at least, and several loads on their way in every thread."""
     rows = kernel.rows
-    if hint_of(along.size) >= SIDE:
-        rows = (*(v for v in rows if v is not along), along)
+    if hint_of(prod(v.size for v in along)) >= SIDE:
+        rows = (*(v for v in rows if v not in along), *along)
     width = 64
     points, columns = hint_of(kernel.row_points), hint_of(kernel.column_points)
     while width > 16 and points < width * MULTIPROCESSORS:
@@ -253,18 +271,25 @@ def _across(kernel: FusedKernel, along: Var) -> Tiling:
     # Few warps for few elements: between warps sums go through shared memory. Not one: of 16 by 8
     # elements in a warp Triton stores each sum to its place there from several lanes at once. In a
     # loop they go there once in all, and values that live through it need registers.
-    live = sum(count(nest.values).loads for nest in kernel.nests)
-    many = looped or live > 4
+    inside = {(name, i) for name, i in accesses(kernel) if i.variables() & set(kernel.columns)}
+    many = looped or len(inside) > 4
     return Tiling((x, r), True, looped, 8 if tile >= 2048 and many else max(2, min(4, tile // 128)))
 
 
 def _reduction(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
     points, columns = hint_of(kernel.row_points), hint_of(kernel.column_points)
     weight = _weights(kernel, buffers, (*kernel.rows, *kernel.columns))
+    kernel = _in_memory_order(kernel, weight)
     along_rows = sum(w for v, w in weight.items() if v in kernel.rows)
     along_columns = sum(w for v, w in weight.items() if v in kernel.columns)
-    if along_rows > along_columns and kernel.rows and hint_of(kernel.rows[-1].size) >= 8:
-        return _across(kernel, max(kernel.rows, key=lambda v: weight.get(v, 0)))
+    if kernel.rows and along_rows:
+        heaviest = max(kernel.rows, key=lambda v: weight.get(v, 0))
+        along = _run(kernel, kernel.rows, heaviest)
+        length = hint_of(prod(v.size for v in along))
+        # (A stripe of rows is read along its columns, too, wherever these are long.)
+        if length >= (8 if along_rows > along_columns else SIDE):
+            if ACROSS * along_rows > along_columns:
+                return _across(kernel, along)
     live = sum(count(nest.values).loads for nest in kernel.nests)
     limit = PERSISTENT_LIMIT if live <= 3 else HEAVY_PERSISTENT_LIMIT
     padded = power_of_two(columns)
@@ -297,6 +322,19 @@ def _reduction(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
     return Tiling(
         (Axis("x", kernel.rows, 1), Axis("r", kernel.columns, block)), True, True, block // 256
     )
+
+
+def _in_memory_order(kernel: FusedKernel, weight: Mapping[Var, int]) -> FusedKernel:
+    """The kernel with the columns last along which most is contiguous, or of two loops of columns
+    the short one: a thread has all of it."""
+    counted = any(n.scan is not None or n.reduction in ("argmax", "argmin") for n in kernel.nests)
+    heavy = sorted((v for v in kernel.columns if weight.get(v)), key=lambda v: -weight[v])
+    if counted or not heavy or kernel.columns[-1] is heavy[0]:
+        return kernel
+    last = heavy[0]
+    if 2 * weight[last] < sum(weight[v] for v in heavy):
+        return kernel
+    return replace(kernel, columns=(*(v for v in kernel.columns if v is not last), last))
 
 
 def _folding(

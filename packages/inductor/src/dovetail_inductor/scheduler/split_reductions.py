@@ -33,6 +33,11 @@ class SplitRule:
     side by side); if it has at least `elements`, and a result at least `result` elements
     (`result_across`).
 
+    Where memory goes on from a reduced loop of fewer than `short` bytes into the results', as from
+    the channels of a group into the groups, and a result has more than `most_held` elements, that
+    loop is cut off whole: each of its elements has a result in the first stage, and these lie side
+    by side.
+
     What is read twice, for a mean and for the distances from it, is read from memory once if it
     is cut into pieces of at most `kept` elements (`kept_across`, where results lie side by side),
     which a task holds or finds in the cache: done for results of which `side` tasks at a time read
@@ -51,6 +56,8 @@ class SplitRule:
     kept_across: int = 0
     side: int = 0
     cache_bytes: int = 0
+    short: int = 0
+    most_held: int = 0
 
 
 CPU_RULE = SplitRule(16, 64, 1 << 15, 256, 256, 512, 512)
@@ -58,6 +65,7 @@ CPU_RULE = SplitRule(16, 64, 1 << 15, 256, 256, 512, 512)
 GPU_RULE = SplitRule(
     132, 4 * 132, 1 << 16, 4096, 32, 1 << 15, 256,
     kept=1 << 12, kept_across=1 << 8, side=2 * 132, cache_bytes=1 << 25,
+    short=32, most_held=1 << 14,
 )  # fmt: skip
 
 
@@ -84,8 +92,9 @@ def split_reductions(graph: LoopGraph, options: InductorOptions) -> LoopGraph:
             continue
         rule = rule_for(buffers[node.buffer], options)
         pieces_to_keep = node.body in twice and _exceeds_cache(node, rule, buffers)
-        wants = pieces_to_keep or _wants_split(node, rule)
-        cut = _cut(graph.builder, node, rule, pieces_to_keep) if wants else None
+        short = _short_loop(node, rule, buffers)
+        wants = pieces_to_keep or short is not None or _wants_split(node, rule)
+        cut = _cut(graph.builder, node, rule, pieces_to_keep, short) if wants else None
         if cut is None:
             nodes.append(node)
             continue
@@ -105,6 +114,21 @@ def _wants_split(nest: LoopNest, rule: SplitRule) -> bool:
         return False
     least = rule.result_across if contiguous_in_rows(nest) else rule.result
     return nest.iterations // max(nest.points, 1) >= least
+
+
+def _short_loop(nest: LoopNest, rule: SplitRule, buffers: Mapping[str, Buffer]) -> Var | None:
+    """A short loop to be cut off whole, if there is one."""
+    if nest.reduction != "sum" or nest.is_symbolic or not rule.short:
+        return None
+    if nest.iterations <= nest.points * rule.most_held or nest.iterations < rule.elements:
+        return None
+    for v in nest.reduce_vars:
+        for load in nest.loads:
+            short = v.size * buffers[load.buffer].dtype.itemsize < rule.short
+            goes_on = any(load.index.coefficient(w) == v.size for w in nest.vars)
+            if short and goes_on and load.index.coefficient(v) == 1:
+                return v
+    return None
 
 
 def _read_twice(graph: LoopGraph) -> set[Expr]:
@@ -160,8 +184,11 @@ class _Cut:
         return f"{self.whole.buffer}_parts"
 
 
-def _cut(builder: Builder, nest: LoopNest, rule: SplitRule, keep: bool) -> _Cut | None:
-    """With `keep`, into pieces of `rule.kept` elements or so (`rule.kept_across`)."""
+def _cut(
+    builder: Builder, nest: LoopNest, rule: SplitRule, keep: bool, short: Var | None
+) -> _Cut | None:
+    """With `keep`, into pieces of `rule.kept` elements or so (`rule.kept_across`); `short` is a
+    loop to be cut off whole."""
     per_result = nest.iterations // nest.points
     across = contiguous_in_rows(nest)
     piece = rule.piece_across if across else rule.piece
@@ -175,6 +202,11 @@ def _cut(builder: Builder, nest: LoopNest, rule: SplitRule, keep: bool) -> _Cut 
     pieces: dict[Var, tuple[Var, ...]] = {v: (v,) for v in (*nest.vars, *nest.reduce_vars)}
     next_id = 1 + max(v.id for v in pieces)
     outer: list[Var] = []
+    if short is not None:
+        outer.append(short)
+        order.remove(short)
+        parts, wanted = short.size, max(wanted, rule.aim * rule.side_by_side // nest.points)
+        wanted = min(wanted, MAX_PARTS)
     for v in order:
         if parts >= wanted:
             break
@@ -186,7 +218,8 @@ def _cut(builder: Builder, nest: LoopNest, rule: SplitRule, keep: bool) -> _Cut 
         pieces[v] = (big, small) if small.size > 1 else (big,)
         outer.append(big)
         parts *= share
-    uneven = _cut_unevenly(builder, nest, wanted) if 2 * parts <= wanted and not keep else None
+    far = 2 * parts <= wanted and not keep and short is None
+    uneven = _cut_unevenly(builder, nest, wanted) if far else None
     if parts == 1 or uneven is not None:
         return uneven
     indices = {v: piece_index(p) for v, p in pieces.items()}
