@@ -129,3 +129,78 @@ def shifted_rows(small: bool) -> Case:
     tokens, width = (32, 32) if small else (2048, 2048)
     inputs = {"x": torch.randn(2 if small else 8, tokens, width)}
     return Case(ShiftedRows(width), inputs, lambda y: y.float().pow(2).mean())
+
+
+class Scale(nn.Module):
+    """A factor for each channel."""
+
+    def __init__(self, channels: int, dims: int) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.rand(channels, *(1,) * dims) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: batch, channels, positions."""
+        return x * self.factor
+
+
+def scaled_gelu(small: bool) -> Case:
+    """A convolution and a scaled leaky GELU: its gradient comes in rows, its input in pixels."""
+    batch, side = (2, 12) if small else (64, 128)
+    return _case(
+        nn.Conv2d(64, 128, 3), Scale(128, 2), lambda y, s: F.gelu(F.leaky_relu(s(y))),
+        (batch, 64, side, side),
+    )  # fmt: skip
+
+
+def tanh_average(small: bool) -> Case:
+    """A convolution, a tanh, and means of windows."""
+    batch, side = (2, 12) if small else (64, 128)
+    return _case(
+        nn.Conv2d(64, 128, 3), nn.Identity(), lambda y, _: F.avg_pool2d(torch.tanh(y - 0.5), 2),
+        (batch, 64, side, side),
+    )  # fmt: skip
+
+
+def residual_norm_logsumexp(small: bool) -> Case:
+    """A convolution with few channels in, a norm of groups of 4 with a residual, and a sum of
+    exponentials over the channels."""
+    batch, side = (2, 12) if small else (64, 256)
+    norm = nn.GroupNorm(16, 64)
+    return _case(
+        nn.Conv2d(8, 64, 3), norm,
+        lambda y, n: torch.logsumexp(y + F.hardswish(torch.tanh(n(y))), 1, keepdim=True),
+        (batch, 8, side, side),
+    )  # fmt: skip
+
+
+def _up_volume() -> nn.Module:
+    return nn.ConvTranspose3d(32, 64, 3, stride=2, padding=1, output_padding=1)
+
+
+def volume_average(small: bool) -> Case:
+    """A transposed convolution over three dimensions, a factor for each channel, and averages."""
+    batch, depth, side = (2, 4, 8) if small else (16, 16, 32)
+    return _case(
+        _up_volume(), Scale(64, 3), lambda y, s: F.avg_pool3d(s(y), 2),
+        (batch, 32, depth, side, side),
+    )  # fmt: skip
+
+
+def depth_mean_softmax(small: bool) -> Case:
+    """A transposed convolution over three dimensions, the mean over the depth, a softmax over the
+    channels."""
+    batch, depth, side = (2, 4, 8) if small else (16, 16, 32)
+    return _case(
+        _up_volume(), nn.Identity(),
+        lambda y, _: torch.tanh(torch.softmax(y.mean(2, keepdim=True), 1)) * 2,
+        (batch, 32, depth, side, side),
+    )  # fmt: skip
+
+
+def pooled_rows_layer_norm(small: bool) -> Case:
+    """A convolution over rows, maxima of windows, a norm over the channels."""
+    batch, length = (2, 32) if small else (32, 65536)
+    return _case(
+        nn.Conv1d(64, 128, 3, padding=1), nn.LayerNorm(128),
+        lambda y, n: n(F.max_pool1d(F.relu(y), 2).transpose(1, 2)), (batch, 64, length),
+    )  # fmt: skip
