@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from aot_testing import TABLES, as_graph, clone_inputs, run_fx
-from dovetail_autograd_aot import aot_compile
+from dovetail_autograd_aot import aot_compile, min_cut_partition, tangents, trace_joint
 from dovetail_autograd_aot.lazy_backward import MAX_VARIANTS
 
 
@@ -188,3 +188,18 @@ def test_hooks_on_saved_tensors_see_each_once_a_backward():
     chain(*eager)[0].sum().backward()
     torch.testing.assert_close(w.grad, eager[1].grad)
     assert len(unpacked) == len({id(u) for u in unpacked}) > 0
+
+
+def test_the_order_of_dimensions_is_found_once(monkeypatch):
+    asked = []
+    real = tangents._order_of
+    monkeypatch.setattr(tangents, "_order_of", lambda value: asked.append(1) or real(value))
+    x = torch.randn(5, 3, requires_grad=True)
+    graph = as_graph(lambda x: (x.t().sin(), x.cos()), 1)
+    parts = min_cut_partition(trace_joint(graph, (x,), decompositions=TABLES["core"]))
+    given = tangents.Tangents(parts)
+    for _ in range(3):
+        first, second = given.prepare([None, None], [x], [True, True], {})
+        assert first.stride() == (1, 3) and second.stride() == (3, 1)
+        assert first.shape == (3, 5) and not first.any() and not second.any()
+    assert len(asked) == 2

@@ -22,6 +22,7 @@ class Tangents:
         self.values = example_values(parts.backward)[len(parts.saved) :]
         self.strides = [v._strides for v in self.values]
         self.static = [all(type(s) is int for s in (*v._sizes, *v._strides)) for v in self.values]
+        self.orders: dict[int, list[int]] = {}  # `_order_of` the values that calls asked for
         self.sizes = _SizeReader(parts)
         count = len(parts.saved)
         # Outputs whose sizes nothing that is saved tells: zeros for them need those kept.
@@ -54,14 +55,21 @@ class Tangents:
             elif gradient is None:
                 value = self.values[i]
                 sizes = shapes.get(i) or self.sizes.of(value, saved, found)
-                strides = _contiguous_like(value, torch.empty(sizes, device="meta"))
+                strides = _contiguous(sizes, self._order(i))
             else:
-                sizes, strides = gradient.shape, _contiguous_like(self.values[i], gradient)
+                sizes = gradient.shape
+                strides = _contiguous(sizes, self._order(i))
                 if gradient.stride() == strides:
                     ready.append(gradient)
                     continue
             ready.append(_laid_out(gradient, sizes, strides, self.values[i]))
         return ready
+
+    def _order(self, index: int) -> list[int]:
+        order = self.orders.get(index)
+        if order is None:
+            order = self.orders[index] = _order_of(self.values[index])
+        return order
 
 
 def is_batched(gradient: Any) -> bool:
@@ -80,14 +88,13 @@ def _laid_out(gradient: Tensor | None, sizes: Any, strides: Any, like: Any) -> T
     return new.zero_() if gradient is None else new.copy_(gradient)
 
 
-def _contiguous_like(value: Any, gradient: Tensor) -> tuple[int, ...]:
-    """The strides of `gradient`'s sizes in the dimension order of `value`."""
-    order = _order_of(value)
+def _contiguous(sizes: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a dense tensor whose dimensions lie in this order, the innermost first."""
     strides = [0] * len(order)
     expected = 1
     for d in order:
         strides[d] = expected
-        expected *= max(1, gradient.shape[d])
+        expected *= max(1, sizes[d])
     return tuple(strides)
 
 
