@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 import torch
@@ -194,6 +196,23 @@ def test_a_full_cache_is_swept_seldom(tmp_path: Path, monkeypatch: pytest.Monkey
     assert 2 <= fill(range(64)) <= 8
     assert 4 <= fill(range(64, 264)) <= 40
     assert cache.get([("n", "0")]) is None and cache.get([("n", "263")]) is not None
+
+
+def test_threads_look_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each notes what it found; none stumbles over another's note."""
+    monkeypatch.setattr(disk_cache, "_LOOK_EVERY", 1)
+    cache = DiskCache(tmp_path, "things", limit_bytes=100_000)
+    barrier = Barrier(8)
+
+    def store(thread: int) -> None:
+        barrier.wait()
+        for number in range(30):
+            cache.put([("n", f"{thread} {number}")], lambda d: (d / "x").write_bytes(b"0"))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(store, range(8)))
+    assert len([*tmp_path.rglob("x")]) == 240
+    assert not [p for p in tmp_path.rglob(".swept-*")]
 
 
 def test_an_executor_of_another_torch_is_refused() -> None:

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -102,7 +103,8 @@ class DiskCache:
             self._note(count, total, looks + 1)
 
     def _note(self, count: int, total: int, looks: int) -> None:
-        scratch = self.directory / f"{_SWEPT_FILE}-{os.getpid()}"
+        # (Threads of one process store side by side.)
+        scratch = self.directory / f"{_SWEPT_FILE}-{os.getpid()}-{threading.get_ident()}"
         scratch.write_text(f"{count} {total} {looks}")
         scratch.replace(self.directory / _SWEPT_FILE)
 
