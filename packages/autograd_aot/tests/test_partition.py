@@ -129,6 +129,43 @@ def test_an_overwritten_input_is_saved_as_a_copy():
     assert 0 not in parts.saved_primals and parts.saved_bytes == 16
 
 
+@torch.library.custom_op("dovetail_test::double_in_place", mutates_args={"x"})
+def double_in_place(x: torch.Tensor) -> None:
+    x.mul_(2)
+
+
+def written_by_an_operator(a):
+    copied = a.clone()
+    double_in_place(copied)
+    return (copied + 1,)
+
+
+def counted_from_the_beginning(a):
+    return (a.t().clone().fill_diagonal_(2.0),)
+
+
+def seen_in_order(a):
+    return (a.t().clone(memory_format=torch.preserve_format).view(a.t().shape).sin(),)
+
+
+@pytest.mark.parametrize("fn", [written_by_an_operator, counted_from_the_beginning, seen_in_order])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_copy_whose_memory_matters_stays(fn, requires_grad):
+    """The input begins within its memory, which nobody may write to."""
+    memory = torch.arange(30.0)
+    a = memory[2:18].view(4, 4).detach().requires_grad_(requires_grad)
+    if requires_grad and fn is written_by_an_operator:
+        a = a.detach()
+    before = memory.clone()
+    run = aot_compile(as_graph(fn, 1), (a,), forward_compiler=lambda g, i: g.forward)
+    (got,), (wanted,) = run(a), fn(a)
+    torch.testing.assert_close(got, wanted)
+    assert got.stride() == wanted.stride() and torch.equal(memory, before)
+    if a.requires_grad:
+        grads = [torch.autograd.grad(t.sum(), a)[0] for t in (got, wanted)]
+        torch.testing.assert_close(*grads)
+
+
 def test_a_copy_of_an_input_is_saved_as_a_copy():
     """The program makes it to write to the input before the backward."""
 

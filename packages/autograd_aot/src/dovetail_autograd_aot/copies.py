@@ -10,6 +10,7 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from dovetail_autograd_aot.op_info import OpKind, op_info
+from dovetail_autograd_aot.values import same_metadata
 
 aten = torch.ops.aten
 
@@ -40,4 +41,29 @@ def is_copy_of_input(node: Node) -> bool:
     return node.op == "call_function" and copies_input(node.target, node.args, node.kwargs)
 
 
-__all__ = ["copies_input", "is_copy_of_input", "views_memory"]
+def can_be_read_from_input(node: Node) -> bool:
+    """Whether everybody who reads a copy of an input can as well read what it is a copy of: its
+    values alone, in the same layout. A copy that is written to, or counted in from the beginning of
+    its memory, is needed as it is."""
+    if not is_copy_of_input(node):
+        return False
+    source = node.args[0]
+    assert isinstance(source, Node)
+    return same_metadata(node.meta["val"], source.meta["val"]) and all(
+        user.op == "output" or _reads_values(user.target) for user in node.users
+    )
+
+
+def _reads_values(target: Any) -> bool:
+    functional = isinstance(target, OpOverload) and not target._schema.is_mutable
+    return functional and target not in _FROM_THE_BEGINNING
+
+
+# They count from the beginning of their argument's memory.
+_FROM_THE_BEGINNING = (
+    aten.as_strided.default,
+    aten.as_strided_copy.default,
+    aten.as_strided_scatter.default,
+)
+
+__all__ = ["can_be_read_from_input", "copies_input", "is_copy_of_input", "views_memory"]

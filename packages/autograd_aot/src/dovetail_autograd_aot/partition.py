@@ -23,7 +23,7 @@ from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
-from dovetail_autograd_aot.copies import is_copy_of_input
+from dovetail_autograd_aot.copies import can_be_read_from_input, is_copy_of_input
 from dovetail_autograd_aot.fast_graph import FastGraph, copy_node
 from dovetail_autograd_aot.graphs import JointGraph, PartitionedGraph, SavedAlias, hold
 from dovetail_autograd_aot.max_flow import INFINITE, FlowNetwork
@@ -405,8 +405,8 @@ def _aliases(roles: _Roles, saved: list[Node]) -> tuple[SavedAlias, ...]:
 
 def _copy_node(graph: Graph, node: Node, env: dict[Node, Node], kept: set[Node]) -> None:
     """Put a node of the joint graph into `graph`. A copy of an input that nobody keeps is read from
-    the input."""
-    if node not in kept and is_copy_of_input(node):
+    the input, if it can."""
+    if node not in kept and can_be_read_from_input(node):
         env[node] = env[node.args[0]]  # type: ignore[index]
     else:
         env[node] = copy_node(graph, node, env)
