@@ -3,6 +3,8 @@ out beside its base; of inputs and of values made inside; with gradients and wit
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from aot_testing import as_graph, run_fx
@@ -303,3 +305,39 @@ def test_what_autograd_lost_track_of_is_only_asked_by_the_program() -> None:
     torch.testing.assert_close(ours, theirs)
     (a,), (b,) = (torch.autograd.grad(out.sum(), x) for out in (ours, theirs))
     torch.testing.assert_close(a, b)
+
+
+def _lost_among_several(x: Tensor) -> tuple[Tensor, ...]:
+    z = x * 2
+    part = z.split(2, 1)[0]
+    z.mul_(3)
+    return (z, part)
+
+
+def _lost_under_no_grad(x: Tensor) -> tuple[Tensor, ...]:
+    z = x * 2
+    with torch.no_grad():
+        part = z[0]
+    z.mul_(3)
+    return (z, part)
+
+
+@pytest.mark.parametrize("function", [_lost_among_several, _lost_under_no_grad])
+def test_what_autograd_lost_track_of_gives_no_gradient_in_silence(
+    function: Callable[[Tensor], tuple[Tensor, ...]],
+) -> None:
+    """Where eager refuses to compute with a view, the backward through ours raises its error."""
+    x = torch.arange(12.0).view(3, 4).requires_grad_()
+    compiled = aot_compile(as_graph(function, 1), [x], forward_compiler=run_fx)
+    with pytest.raises(RuntimeError, match="has been modified inplace") as eagers:
+        function(x)[1].sum().backward()
+    whole, part = compiled(x)
+    torch.testing.assert_close(part.detach(), function(x)[1].detach())
+    assert part.data_ptr() == whole.data_ptr()
+    with pytest.raises(RuntimeError, match="has been modified inplace") as ours:
+        (whole.sum() + part.sum()).backward()
+    assert str(ours.value).split(".")[0] == str(eagers.value).split(".")[0]
+    (gradient,) = torch.autograd.grad(compiled(x)[0].sum(), x)
+    torch.testing.assert_close(gradient, torch.full_like(x, 6))
+    with torch.no_grad():
+        assert not compiled(x)[1].requires_grad

@@ -164,8 +164,34 @@ def _grouped(
     return list(groups.values())
 
 
+class _Lost(torch.autograd.Function):
+    """A tensor that autograd lost track of: eager refuses to compute with it, here the backward
+    through what is computed from it raises."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, tensor: torch.Tensor, why: str) -> torch.Tensor:
+        ctx.why = why
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        raise RuntimeError(ctx.why)
+
+
 def _maker(info: OutputInfo, signature: Signature) -> _Maker:
     """The function that makes one user output from inputs, forward outputs, earlier outputs."""
+    make = _tracked_maker(info, signature)
+    if not info.lost:
+        return make
+
+    def lost(inputs: Sequence[Any], results: Sequence[Any], outputs: list[Any]) -> Any:
+        anchor = torch.empty((), requires_grad=True)
+        return _Lost.apply(anchor, make(inputs, results, outputs), info.lost)
+
+    return lost
+
+
+def _tracked_maker(info: OutputInfo, signature: Signature) -> _Maker:
     base = info.base
     if info.kind is OutputKind.CONSTANT:
         value = info.value

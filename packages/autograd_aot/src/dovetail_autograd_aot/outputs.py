@@ -152,6 +152,7 @@ def classify_outputs(
                 memory=memory,
                 truth=plan.truth,
                 several=is_tensor and _one_of_several(value),
+                lost=_why_lost(value) if is_tensor else "",
             )
         )
     for index, tensor in enumerate(tensors):
@@ -174,12 +175,22 @@ _COMPARISONS = (operator.le, operator.lt, operator.ge, operator.gt, operator.eq,
 
 
 def grad_flags(tensor: FakeTensor) -> tuple[bool, bool]:
-    """`requires_grad` and `is_leaf`. A view that autograd lost track of (made under no_grad, its
-    base written to after) says nothing but errors: it is taken for one without gradient."""
+    """`requires_grad` and `is_leaf`. A view that autograd lost track of (made under no_grad, or one
+    of several, its base written to after) says nothing but errors: it is taken for one without
+    gradient."""
     try:
         return tensor.requires_grad, tensor.is_leaf
     except RuntimeError:
         return False, True
+
+
+def _why_lost(tensor: FakeTensor) -> str:
+    """The error of a view that autograd lost track of, or nothing."""
+    try:
+        tensor.grad_fn  # noqa: B018 (it is asked whether it can be asked)
+    except RuntimeError as error:
+        return str(error)
+    return ""
 
 
 def grad_fn_of(tensor: torch.Tensor) -> Any:
