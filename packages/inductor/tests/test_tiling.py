@@ -41,11 +41,12 @@ def check(fn: Callable[[Tensor], Tensor], x: Tensor, plan: Plan) -> None:
 def test_windows_of_channels_in_rows_are_stored_through_tiles(
     pool: Callable[[Tensor, int], Tensor],
 ) -> None:
-    """Four loads lie along the channels and only one store along a row, but a store across its row
-    moves sixteen times its bytes."""
+    """Four loads and a bias lie along the channels and only one store along a row, but a store
+    across its row moves sixteen times its bytes."""
+    bias = torch.randn(64, 1, 1)
 
     def fn(x: Tensor) -> Tensor:
-        return pool(torch.tanh(x), 2).contiguous()
+        return pool(torch.tanh(x + bias), 2).contiguous()
 
     x = torch.randn(2, 64, 40, 40).to(memory_format=LAST)
     plan = compiled(fn, x)
@@ -85,28 +86,39 @@ def test_as_many_pieces_as_wanted_where_sizes_have_no_divisors() -> None:
     assert isinstance(programs, int) and 400 <= programs <= 600
 
 
+def rows_and_pixels(x: Tensor, count: int, side: int) -> tuple[Tensor, Tensor]:
+    """Two tensors of (count, 64, side, side): in rows, and with the channels side by side."""
+    pixels = x[1].view(count, side, side, 64).permute(0, 3, 1, 2)
+    return x[0].view(count, 64, side, side), pixels
+
+
 def test_a_reduction_of_what_lies_both_ways_is_read_along_both() -> None:
-    """A gradient in rows and a value with its channels side by side, as behind a convolution: a
-    program has a stripe of channels, and blocks of a row."""
+    """Gradients in rows and a value with its channels side by side, as behind a convolution: a
+    program has a stripe of channels, and blocks of a row, though more lies along the rows."""
 
-    def fn(both: Tensor) -> Tensor:
-        rows, pixels = both[0].view(2, 64, 24, 24), both[1].view(2, 24, 24, 64).permute(0, 3, 1, 2)
-        return (rows * pixels.relu()).sum((2, 3))
+    def of(count: int, side: int) -> Callable[[Tensor], Tensor]:
+        def fn(x: Tensor) -> Tensor:
+            rows, pixels = rows_and_pixels(x, count, side)
+            return (rows * x[2].view(rows.shape) * pixels.relu()).sum((2, 3))
 
-    both = torch.randn(2, 2 * 64 * 24 * 24)
-    plan = compiled(fn, both)
-    source = source_of(plan)
-    assert re.search(r"v\d+ = x % 64\n", source) and "[16, 32]" in source
-    check(fn, both, plan)
+        return fn
+
+    large = torch.empty(3, 256 * 64 * 126 * 126, device="meta")
+    source = source_of(compiled(of(256, 126), large))
+    assert re.search(r"v\d+ = x % 64\n", source) and "[64, 64]" in source
+    x = torch.randn(3, 2 * 64 * 24 * 24)
+    check(of(2, 24), x, compiled(of(2, 24), x))
 
 
 def test_columns_run_as_memory_does() -> None:
     """Of the loops that are summed over, that along which most lies side by side is the last."""
 
     def fn(x: Tensor) -> Tensor:
-        return x.square().sum((1, 2))
+        rows, pixels = rows_and_pixels(x, 2, 16)
+        more = rows_and_pixels(x[1:], 2, 16)[1]
+        return (pixels * more * rows).sum((1, 2, 3))
 
-    x = torch.randn(3, 40, 70)[..., :64].transpose(1, 2)
+    x = torch.randn(3, 2 * 64 * 16 * 16)
     plan = compiled(fn, x)
     assert re.search(r"(v\d+) = r % 64\n", source_of(plan))
     check(fn, x, plan)
@@ -134,15 +146,17 @@ def test_short_groups_of_channels_are_summed_side_by_side(
 
 
 def test_windows_behind_windows() -> None:
-    """The gradient of a pooling of rows: two elements of a window after one another, then windows;
-    beside them what lies along channels."""
+    """The gradient of a pooling of rows: two elements of a window after one another, then windows,
+    of which each has a place; beside them what lies along channels."""
+    places = torch.randint(0, 2, (3, 2, 32, 64))
 
-    def fn(both: Tensor) -> Tensor:
-        rows = both[0].view(2, 32, 64, 2)
-        along = both[1].view(2, 2, 64, 32)[:, 0].permute(0, 2, 1)
-        return rows * along[..., None]
+    def fn(x: Tensor) -> Tensor:
+        rows = x[0].view(2, 32, 64, 2)
+        along = x[1].view(2, 2, 64, 32)[:, 0].permute(0, 2, 1)
+        of_window = (along * places[0] * places[1] * places[2])[..., None]
+        return rows * of_window
 
-    both = torch.randn(2, 2 * 32 * 64 * 2)
-    plan = compiled(fn, both)
+    x = torch.randn(2, 2 * 32 * 64 * 2)
+    plan = compiled(fn, x)
     assert "def transpose_" in source_of(plan)
-    check(fn, both, plan)
+    check(fn, x, plan)
