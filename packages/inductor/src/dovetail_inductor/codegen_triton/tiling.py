@@ -7,7 +7,7 @@ call that is compiled, and masked by the sizes of each call.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -23,8 +23,8 @@ PERSISTENT_LIMIT = 16384  # columns kept in registers by one program
 HEAVY_PERSISTENT_LIMIT = 4096  # the same when many values are live
 LINE = 32  # elements of a cache line, or so
 SIDE = 16  # of a tile, at least
-# What is accessed across its neighbours in memory costs so many times its bytes: a sector of 32
-# bytes is moved for each element.
+# What is accessed across its neighbours in memory is taken to cost so many times its bytes: 8 to 16
+# would be moved for each (a sector of 32 bytes for 4 or 2), less what the cache finds again.
 ACROSS = 12
 
 
@@ -210,11 +210,11 @@ def _directions(
     """The runs of loops along which a pointwise kernel's accesses go through memory, the heaviest
     first, with their weights. One that begins as another does and goes on is that one."""
     weight = _weights(kernel, buffers, kernel.rows)
-    runs = {var: _run(kernel, kernel.rows, var) for var in weight}
+    indices = [index for _, index in accesses(kernel)]
     whole: dict[Var, tuple[Var, ...]] = {}
     total: dict[Var, int] = {}
     for var in sorted(weight, key=lambda v: -weight[v]):
-        run = runs[var]
+        run = _run(indices, kernel.rows, var)
         total[run[0]] = total.get(run[0], 0) + weight[var]
         if len(run) > len(whole.get(run[0], ())):
             whole[run[0]] = run
@@ -222,12 +222,14 @@ def _directions(
     return [(whole[v], total[v]) for v in ranked]
 
 
-def _run(kernel: FusedKernel, rows: tuple[Var, ...], var: Var) -> tuple[Var, ...]:
+def _run(indices: Sequence[Index], rows: tuple[Var, ...], var: Var) -> tuple[Var, ...]:
     """`var`, along which some accesses are contiguous; where it is short, after the loops that go
     on where it ends, as the groups of channels do after the channels of one."""
+    if not is_symbolic(var.size) and var.size >= SIDE:
+        return (var,)
     run = [var]
-    indices = [i for _, i in accesses(kernel) if contiguous_var(i, rows) == var]
-    for index in sorted(indices, key=lambda i: -len(i.variables())):
+    own = [index for index in indices if contiguous_var(index, rows) == var]
+    for index in sorted(own, key=lambda i: -len(i.variables())):
         while not is_symbolic(length := prod(v.size for v in run)) and length < SIDE:
             more = [v for v in rows if v not in run and index.coefficient(v) == length]
             if not more:
@@ -247,7 +249,10 @@ def _transposing(rows: tuple[Var, ...], first: tuple[Var, ...], second: tuple[Va
     # Where rows begin within lines of memory, longer pieces of them share fewer.
     high = wide = side
     if points >= 2 * side * side * MULTIPROCESSORS * 2:
-        high, wide = (side, 2 * side) if right % side else (2 * side if down % side else side, side)
+        if right % side:
+            wide = 2 * side
+        elif down % side:
+            high = 2 * side
     y = Axis("y", (*others, *second), min(high, power_of_two(down)))
     x = Axis("x", first, min(wide, power_of_two(right)))
     return Tiling((y, x), False, False, max(1, min(8, y.block * x.block // 256)))
@@ -284,12 +289,12 @@ def _reduction(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
     along_columns = sum(w for v, w in weight.items() if v in kernel.columns)
     if kernel.rows and along_rows:
         heaviest = max(kernel.rows, key=lambda v: weight.get(v, 0))
-        along = _run(kernel, kernel.rows, heaviest)
-        length = hint_of(prod(v.size for v in along))
+        along = _run([index for _, index in accesses(kernel)], kernel.rows, heaviest)
+        least = 8 if along_rows > along_columns else SIDE
         # (A stripe of rows is read along its columns, too, wherever these are long.)
-        if length >= (8 if along_rows > along_columns else SIDE):
-            if ACROSS * along_rows > along_columns:
-                return _across(kernel, along)
+        long = hint_of(prod(v.size for v in along)) >= least
+        if long and ACROSS * along_rows > along_columns:
+            return _across(kernel, along)
     live = sum(count(nest.values).loads for nest in kernel.nests)
     limit = PERSISTENT_LIMIT if live <= 3 else HEAVY_PERSISTENT_LIMIT
     padded = power_of_two(columns)
@@ -325,8 +330,8 @@ def _reduction(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
 
 
 def _in_memory_order(kernel: FusedKernel, weight: Mapping[Var, int]) -> FusedKernel:
-    """The kernel with the columns last along which most is contiguous, or of two loops of columns
-    the short one: a thread has all of it."""
+    """The kernel with the loop of columns last along which most is contiguous, if at least half
+    is."""
     counted = any(n.scan is not None or n.reduction in ("argmax", "argmin") for n in kernel.nests)
     heavy = sorted((v for v in kernel.columns if weight.get(v)), key=lambda v: -weight[v])
     if counted or not heavy or kernel.columns[-1] is heavy[0]:

@@ -14,6 +14,7 @@ from itertools import combinations
 from dovetail_inductor.loop_ir.expr import Expr, Load, rename
 from dovetail_inductor.loop_ir.index import Index, variable
 from dovetail_inductor.loop_ir.loops import Buffer, Strided
+from dovetail_inductor.loop_ir.sizes import any_symbolic
 from dovetail_inductor.scheduler.kernels import (
     FusedKernel,
     KernelGraph,
@@ -159,10 +160,12 @@ def _apart(product: Product, kernel: FusedKernel) -> DualProduct | None:
     columns = out.shape[1]
     half = columns // 2
     loads = [d for nest in kernel.nests for d in nest.loads if d.buffer == out.name]
-    starts = sorted({load.index.const for load in loads})
+    starts = {load.index.const for load in loads}
     one_place = len({load.index - load.index.const for load in loads}) == 1
     in_rows = columns % (2 * VECTOR) == 0 and out.stride == (columns, 1) and product.narrow is None
-    if reader is None or not in_rows or not one_place or starts != [0, half]:
+    if reader is None or not in_rows or not one_place:
+        return None
+    if any_symbolic(starts) or starts != {0, half}:
         return None
     first, second = (_half(product, side, half) for side in (0, 1))
     own = (first.out, second.out)

@@ -47,8 +47,11 @@ def multiply_few_rows(graph: KernelGraph, options: InductorOptions) -> KernelGra
     forms: list[Form] = []
     taken: set[int] = set()
     for dual in find_duals(products):
-        form = dual.in_one(_tiles_of_two(dual, options))
-        if form is not None and _tiles_of(dual, options).parts == 1:
+        tiles = _tiles_of(dual, options)
+        # Of each of two: a program reads as much as of one that is twice as wide.
+        each = replace(tiles, n=max(16, tiles.n // 2))
+        form = dual.in_one(each) if tiles.parts == 1 else None
+        if form is not None:
             forms.append(form)
             taken |= dual.positions
     products = [p.without(taken) for p in products if p.position not in taken]
@@ -83,12 +86,6 @@ def _few_rows(call: ExternCall, graph: KernelGraph, options: InductorOptions) ->
 def _tiles_of(work: Product | ProductGroup | DualProduct, options: InductorOptions) -> ProductTiles:
     first = work if isinstance(work, Product) else work.members[0]
     return tiles_for(work.sizes, options.gpu_of(first.out.device))
-
-
-def _tiles_of_two(dual: DualProduct, options: InductorOptions) -> ProductTiles:
-    """Tiles of each of two products: a program reads as much as of one that is twice as wide."""
-    tiles = _tiles_of(dual, options)
-    return replace(tiles, n=max(16, tiles.n // 2))
 
 
 def tiles_for(sizes: tuple[int, int, int, int], gpu: Gpu) -> ProductTiles:
