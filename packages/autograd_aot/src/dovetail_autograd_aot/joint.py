@@ -196,7 +196,7 @@ class JointTrace:
             finally:
                 torch._C._set_grad_enabled(grad_mode)
             self.tracer.stack_trace = None
-            self.tracer.checkpoint = None
+            self.tracer.checkpoint = self.tracer.policy = None
             input_changes.refuse_reshaped_writes(self)
             with torch.no_grad():
                 mutated = input_changes.mutated_inputs(self)
@@ -315,6 +315,7 @@ class JointTrace:
         for node in self.gm.graph.nodes:
             tracer.stack_trace = node.meta.get("stack_trace")
             tracer.checkpoint = node.meta.get("checkpoint")
+            tracer.policy = node.meta.get("checkpoint_policy")
             self.running = node.name
             op = node.op
             if op == "placeholder":

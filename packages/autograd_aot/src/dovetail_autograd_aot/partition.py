@@ -22,6 +22,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.utils.checkpoint import CheckpointPolicy
 
 from dovetail_autograd_aot.copies import can_be_read_from_input, is_copy_of_input
 from dovetail_autograd_aot.fast_graph import FastGraph, copy_node
@@ -144,6 +145,7 @@ class _Roles:
         )
         self.in_memory = self._in_memory()
         self.regions = self._regions()
+        self.kept = self._kept()
         self.inside = self._inside()
         # A comparison with a reduction's result holds for the value that the reduction saw.
         self.exact = {node for node, _ in exact_comparisons(self.nodes)}
@@ -163,13 +165,24 @@ class _Roles:
                 found.update(node.all_input_nodes)
         return found
 
+    def _kept(self) -> dict[Node, CheckpointPolicy]:
+        """What a policy selected of the regions: of a view, what it shows."""
+        kept: dict[Node, CheckpointPolicy] = {}
+        for node in self.nodes:
+            policy = node.meta.get("kept")
+            root = view_root(node)
+            if policy is not None and root in self.regions:
+                if kept.get(root) is not CheckpointPolicy.MUST_SAVE:
+                    kept[root] = policy
+        return kept
+
     def _inside(self) -> set[Node]:
         """The values that the user wants computed again: those of a checkpointed region that are
-        used in it only, and are not random."""
+        used in it only, are not random, and are not selected to be kept."""
         outputs = set(self.forward_outputs)
         inside: set[Node] = set()
         for node, region in self.regions.items():
-            if node in outputs or draws_random_numbers(node):
+            if node in outputs or draws_random_numbers(node) or node in self.kept:
                 continue
             users = node.users
             if all(self.regions.get(u) == region or self.tangent_bits[u] for u in users):
@@ -180,7 +193,8 @@ class _Roles:
         """Whether the backward may compute a value again; a region is computed from what goes in,
         so what comes out of one is not."""
         if node in self.regions and not is_view_node(node):
-            return node in self.inside
+            if self.kept.get(node) is not CheckpointPolicy.PREFER_SAVE:
+                return node in self.inside
         return node not in self.exact and not is_copy_of_input(node) and may_recompute(node)
 
     def _regions(self) -> dict[Node, int]:

@@ -29,11 +29,12 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
-from dovetail_autograd_aot import views, writes
+from dovetail_autograd_aot import selective, views, writes
 from dovetail_autograd_aot.copies import copies_input, views_memory
 from dovetail_autograd_aot.derivatives import fills_in_place
 from dovetail_autograd_aot.graphs import ViewStep
 from dovetail_autograd_aot.op_info import OpKind, op_info
+from dovetail_autograd_aot.selective import Policy
 from dovetail_autograd_aot.storage import (
     TracedStorage,
     TraceError,
@@ -154,6 +155,7 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
         self.subgraphs: dict[str, GraphModule] = {}  # those that a node chooses from
         self.stack_trace: str | None = None
         self.checkpoint: int | None = None  # the user's region that the operator belongs to
+        self.policy: Policy | None = None  # what selects the values of the region to keep
         self.in_backward = False
         # Operators that made a tensor another view of itself, by the tensor's id.
         self.reshaped: dict[int, list[tuple[ViewStep, bool]]] = {}
@@ -174,6 +176,8 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
         info = op_info(func)
         kind = info.kind
         kwargs = kwargs or {}
+        if self.policy is not None and selective.is_asked(kind) and not self.in_backward:
+            return selective.selected(self, func, args, kwargs)
         if func in _CHECKS:
             return self._check(func, args, kwargs)
         if kind is OpKind.QUERY:

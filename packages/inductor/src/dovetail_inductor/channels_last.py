@@ -46,7 +46,7 @@ _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 _FEW_CHANNELS = 16
 
 # What tells of a node where it belongs: to the user's code, to a region that is recomputed.
-_BELONGS = ("stack_trace", "checkpoint", "in_backward")
+_BELONGS = ("stack_trace", "checkpoint", "kept", "in_backward")
 
 # What these do depends on the strides of what they get.
 _STRIDED = {

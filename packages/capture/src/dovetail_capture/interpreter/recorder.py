@@ -74,6 +74,10 @@ _DTYPES: dict[type, torch.dtype] = {
 }
 
 
+Policy = Callable[..., Any]
+"""`(context, operator, *args, **kwargs)` -> the `CheckpointPolicy` of an ATen operator."""
+
+
 class NotAGraphArgument(Exception):
     """A value that cannot be an argument of a graph node."""
 
@@ -91,6 +95,7 @@ class Recorder:
         self.stack_trace = stack_trace
         self.operations = 0
         self.checkpoint: int | None = None  # of the region that is captured: it is computed again
+        self.policy: Policy | None = None  # what of the region is kept all the same
         self.data_env: ShapeEnv | None = None  # for symbols of what depends on data, if allowed
         self.values: dict[int, TensorValue] = {}  # id(fake) -> value
         self.data = KnownData()
@@ -331,6 +336,8 @@ class Recorder:
         self.data.forget_if_written(node)
         if self.checkpoint is not None:
             node.meta["checkpoint"] = self.checkpoint
+            if self.policy is not None:
+                node.meta["checkpoint_policy"] = self.policy
             if updates_statistics(node) and node.meta["val"].requires_grad:
                 raise GraphBreakSignal(
                     "running statistics that a checkpoint updates twice",

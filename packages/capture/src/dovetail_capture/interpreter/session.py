@@ -121,6 +121,7 @@ class Session:
         self.settings: dict[Any, Any] = {}  # settings of torch that were changed -> what they were
         self.open_modes: list[OpenMode] = []  # of the blocks that the program is in
         self.global_hooks_guarded = False
+        self.selects = False  # is a checkpoint's `context_fn` asked what it selects?
         self.error_flags: list[bool] = []  # of the open `error_on_graph_break` blocks
         self.locks: list[Value] = []  # locks that were taken; effects are replayed under them
         self.open_locks: list[Value] = []

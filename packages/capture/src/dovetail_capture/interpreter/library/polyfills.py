@@ -13,7 +13,6 @@ import dataclasses
 import enum
 import functools
 import heapq
-import inspect
 import itertools
 import operator
 import reprlib
@@ -25,7 +24,6 @@ from typing import Any, cast
 
 import torch
 import torch.nn.modules.transformer as torch_transformer
-import torch.utils.checkpoint as torch_checkpoint
 
 from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import inlining
@@ -237,22 +235,6 @@ def decorated_by_context(context: Any, function: Any) -> Any:
     return decorate_context
 
 
-def checkpoint(
-    function: Any,
-    *args: Any,
-    use_reentrant: Any = None,
-    context_fn: Any = None,
-    determinism_check: Any = None,
-    debug: Any = None,
-    early_stop: Any = None,
-    preserve_rng_state: Any = None,
-    **kwargs: Any,
-) -> Any:
-    """`torch.utils.checkpoint.checkpoint`: the function's operators are marked as a region of
-    which a compiler keeps nothing for the backward but what goes in, comes out, or is random."""
-    return function(*args, **kwargs)
-
-
 def equal(self: Any, other: Any) -> Any:
     """`torch.equal`."""
     return self.shape == other.shape and (self == other).all().item()
@@ -449,17 +431,6 @@ def _decorate(vm: Any, args: Args, kwargs: Kwargs) -> Any:
     return inlining.inline(vm, cast(types.FunctionType, decorated_by_context), args, kwargs)
 
 
-def _checkpoint(vm: Any, args: Args, kwargs: Kwargs) -> Any:
-    if "context_fn" in kwargs:
-        raise GraphBreakSignal("a checkpoint with a context_fn")
-    outer = vm.session.recorder.checkpoint
-    vm.session.recorder.checkpoint = vm.session.recorder.operations if outer is None else outer
-    try:
-        return inlining.inline(vm, cast(types.FunctionType, checkpoint), args, kwargs)
-    finally:
-        vm.session.recorder.checkpoint = outer
-
-
 def _dispatch(vm: Any, real: Any, args: Args, kwargs: Kwargs) -> Any:
     """`dispatch(cls)` of a `functools.singledispatch` function, by its registry."""
     place = real.__code__.co_freevars.index("registry")
@@ -504,8 +475,6 @@ HANDLERS: dict[Any, Handler] = {
     sys.exception: _exception,
     traceback.clear_frames: _clear_frames,
     torch.utils._contextlib._DecoratorContextManager.__call__: _decorate,
-    inspect.unwrap(torch_checkpoint.checkpoint): _checkpoint,
-    torch_checkpoint.checkpoint: _checkpoint,
     torch.cov: _if_data_is_symbolic(cov),
     torch.Tensor.cov: _if_data_is_symbolic(cov),
     torch.corrcoef: _if_data_is_symbolic(corrcoef),

@@ -9,6 +9,7 @@ from typing import Any
 from dovetail_capture.interpreter.library import (
     autograd_functions,
     builtin_functions,
+    checkpointing,
     checks,
     container_methods,
     copying,
@@ -64,6 +65,7 @@ HANDLERS: dict[Any, Handler] = {
     **own_functions.HANDLERS,
     **tensor_creation.HANDLERS,
     **polyfills.HANDLERS,
+    **checkpointing.HANDLERS,
     **optimizers.HANDLERS,
     **transforms.HANDLERS,
     **autograd_functions.HANDLERS,
