@@ -101,9 +101,10 @@ def fills_in_place() -> bool:
 
 
 class MendedDerivatives:
-    """Hooks on the nodes of autograd of one trace. Each node is visited once."""
+    """Hooks on the nodes of autograd of one trace. Each node is visited once; `watch` is told."""
 
-    def __init__(self) -> None:
+    def __init__(self, watch: Callable[[Any], None]) -> None:
+        self._watch = watch
         self._seen: set[Any] = set()
 
     def visit(self, node: Any) -> None:
@@ -118,6 +119,7 @@ class MendedDerivatives:
             mends = _MENDS.get(type(node).__name__)
             if mends is not None:
                 _hook(node, mends)
+            self._watch(node)
             stack += [following for following, _ in node.next_functions]
 
 

@@ -206,6 +206,11 @@ class PartitionedGraph:
         )
 
 
+GIVEN_WITH = "given_with"
+"""Metadata of a node: the tangents, as a bit set, of which a call must have one for the node's
+value, a gradient, to be there at all."""
+
+
 def hold(root: torch.nn.Module, name: str, value: Any) -> None:
     """Let a graph's module hold what the graph reads: a tensor, or a graph."""
     if isinstance(value, torch.nn.Module):

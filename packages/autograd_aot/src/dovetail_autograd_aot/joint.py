@@ -15,6 +15,7 @@ import torch
 from dovetail_prims.conditionals import COND
 from dovetail_prims.data_sizes import data_symbols
 from dovetail_prims.fake_tensor import FakeTensor, make
+from dovetail_prims.gradient_hooks import GradientHook
 from dovetail_prims.node_error import blame
 from dovetail_prims.stated import STATES
 from dovetail_prims.wrappers import is_wrapper
@@ -68,8 +69,9 @@ from dovetail_autograd_aot.storage import (
     read,
     wrap,
 )
-from dovetail_autograd_aot.subclasses import Wrapping
+from dovetail_autograd_aot.subclasses import BOUNDARY_FUNCTIONS, Wrapping
 from dovetail_autograd_aot.tracer import Tracer
+from dovetail_autograd_aot.user_gradients import UserGradients
 from dovetail_autograd_aot.values import attribute_of
 
 aten = torch.ops.aten
@@ -169,8 +171,9 @@ class JointTrace:
         }
         self.examples += [base_of(shared, self.examples) for shared in self.storages]
         self.graph = FastGraph()
-        self.derivatives = MendedDerivatives()
         self.tracer = Tracer(self.graph, decompositions, symbols_of(gm))
+        self.user_gradients = UserGradients(self.tracer, (NonLeaf, *BOUNDARY_FUNCTIONS))
+        self.derivatives = MendedDerivatives(self.user_gradients.watch)
         self.primals: list[Any] = []  # what the captured graph is run on
         self.leaves: list[FakeTensor | None] = []  # what gradients are asked for
         self.placeholders: list[Node] = []
@@ -345,6 +348,8 @@ class JointTrace:
                 env[node] = trace_conditional(
                     tracer, predicate, branches, operands, self._trace_branch
                 )
+            elif isinstance(node.target, GradientHook):
+                env[node] = self.user_gradients.hooked(node.target, *args)
             elif op == "call_function":
                 env[node] = DIRECT_CALLS.get(node.target, node.target)(*args, **kwargs)
             elif op == "call_method":
@@ -399,6 +404,7 @@ class JointTrace:
         for root in result.roots:  # (an input that was written to may be nobody's result)
             self.derivatives.visit(root.grad_fn)
         self.tracer.in_backward = True
+        self.user_gradients.marks = len(tangents) > 1
         with self.tracer, torch._C._DisableAutocast():
             try:
                 gradients = run_engine(result.roots, tangents, wanted)
@@ -464,18 +470,16 @@ class JointTrace:
         """Where autograd has a way from a root, but the gradient does not depend on its tangent,
         the engine is asked: zeros may come that way (of what was overwritten), or nothing."""
         bits: dict[Node, int] = {read(self.tracer, t): 1 << i for i, t in enumerate(tangents)}
-        for node in self.graph.nodes:
-            found = bits.get(node, 0)
-            for source in node.all_input_nodes:
-                found |= bits.get(source, 0)
-            if found:
-                bits[node] = found
+        last = next(iter(reversed(self.graph.nodes)))
+        with self.tracer, torch._C._DisableAutocast():
+            wanted = [leaf for leaf in leaves if leaf is not None]
+            self.user_gradients.settle(roots, tangents, wanted, bits)
+        self.user_gradients.marks = False
         depends = [functools.reduce(int.__or__, [bits.get(g, 0) for g in p], 0) for p in gradients]
         unclear = [
             mask & ~own if p else 0
             for p, mask, own in zip(gradients, self.reached, depends, strict=True)
         ]
-        last = next(iter(reversed(self.graph.nodes)))
         for number, (root, tangent) in enumerate(zip(roots, tangents, strict=True)):
             asked = [i for i, mask in enumerate(unclear) if mask >> number & 1]
             if asked:

@@ -26,7 +26,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from dovetail_autograd_aot.copies import can_be_read_from_input, is_copy_of_input
 from dovetail_autograd_aot.fast_graph import FastGraph, copy_node
-from dovetail_autograd_aot.graphs import JointGraph, PartitionedGraph, SavedAlias, hold
+from dovetail_autograd_aot.graphs import GIVEN_WITH, JointGraph, PartitionedGraph, SavedAlias, hold
 from dovetail_autograd_aot.max_flow import INFINITE, FlowNetwork
 from dovetail_autograd_aot.op_info import draws_in_backward, draws_random_numbers
 from dovetail_autograd_aot.outputs import is_view_node, view_root
@@ -137,6 +137,7 @@ class _Roles:
                 bits |= self.tangent_bits.get(source, 0)
             if draws_in_backward(node):
                 bits |= 1 << len(self.tangents)  # it waits for the backward as if for a tangent
+            bits |= node.meta.get(GIVEN_WITH, 0)
             self.tangent_bits[node] = bits
         self.backward = self._ancestors(
             [g for g in self.gradients if isinstance(g, Node)]

@@ -419,4 +419,7 @@ class _Carry(torch.autograd.Function):
         return put_together(carried.layout, pieces), None
 
 
-__all__ = ["Wrapping", "compile_around"]
+BOUNDARY_FUNCTIONS = (_TakeApart,)
+"""The functions of autograd that a trace has because of wrapping tensors."""
+
+__all__ = ["BOUNDARY_FUNCTIONS", "Wrapping", "compile_around"]

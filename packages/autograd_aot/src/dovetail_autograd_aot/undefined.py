@@ -7,15 +7,18 @@ is specialised: what is zero because a tangent is missing is not computed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from dovetail_prims.fake_tensor import make
+from dovetail_prims.shape_rules.layout import contiguous, sorted_by_stride
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_arg
 
 from dovetail_autograd_aot.fast_graph import FastGraph
-from dovetail_autograd_aot.graphs import hold
+from dovetail_autograd_aot.graphs import GIVEN_WITH, hold
 from dovetail_autograd_aot.op_info import draws_in_backward
 from dovetail_autograd_aot.outputs import is_view_node
 
@@ -33,17 +36,18 @@ _FACTORIES = frozenset({aten.full, aten.scalar_tensor, aten.zeros})
 
 
 def backward_without(
-    gm: GraphModule, missing: frozenset[int], unreached: frozenset[int]
+    gm: GraphModule, missing: frozenset[int], unreached: frozenset[int], present: int = -1
 ) -> tuple[GraphModule, list[bool]]:
     """`gm`, a backward graph, with the placeholders number `missing` taken for zero and the
-    gradients number `unreached` left out (None).
+    gradients number `unreached` left out (None). So is taken what the user's code gives only with
+    other tangents than those `present` (a bit set).
 
     Where an operator needs the zeros as a tensor, the placeholder stays. The second result tells
     for each placeholder whether it is left.
     """
     nodes: list[Node] = list(gm.graph.nodes)
     placeholders = [n for n in nodes if n.op == "placeholder"]
-    found = _Zeros({placeholders[i] for i in missing})
+    found = _Zeros({placeholders[i] for i in missing}, present)
     for node in nodes:
         if node.op == "call_function":
             found.visit(node)
@@ -60,11 +64,13 @@ class _Zeros:
     """Which nodes are zero, and which are equal to another one for that.
 
     `copies` are those of the latter that lie in memory otherwise than their sum would: it is a
-    contiguous copy.
+    contiguous copy. `absent` are those that computing them would not make zero.
     """
 
-    def __init__(self, zero: set[Node]) -> None:
+    def __init__(self, zero: set[Node], present: int) -> None:
         self.zero = zero
+        self.present = present
+        self.absent: set[Node] = set()
         self.constants: set[Node] = set()  # zeros by their nature
         self.stands_for: dict[Node, Node] = {}
         self.copies: dict[Node, Node] = {}
@@ -79,6 +85,11 @@ class _Zeros:
                 self.constants.add(node)
             return
         inputs = [self.stands_for.get(n, n) for n in node.all_input_nodes]
+        if not node.meta.get(GIVEN_WITH, -1) & self.present:
+            self.zero.add(node)
+            if inputs[0] not in self.zero:
+                self.absent.add(node)
+            return
         if not any(n in self.zero for n in inputs):
             return
         if self._is_zero(node, packet, inputs):
@@ -128,6 +139,27 @@ class _Zeros:
         return term if x._dtype == y._dtype and x._device == y._device else None
 
 
+def _is_fixed(node: Node) -> bool:
+    return all(type(s) is int for s in (*_sizes(node), *_strides(node)))
+
+
+def _zeros_like(graph: Graph, node: Node, env: Mapping[Node, Node]) -> Node:
+    """Zeros that lie in memory as `node`, which is dense."""
+    if not _is_fixed(node):
+        (pattern,) = node.all_input_nodes
+        return graph.call_function(aten.zeros_like.default, (env[pattern],))
+    val = node.meta["val"]
+    order = sorted_by_stride(val._sizes, val._strides)
+    sizes = tuple(val._sizes[d] for d in order)
+    options = {"dtype": val._dtype, "device": val._device}
+    zeros = graph.call_function(aten.full.default, (sizes, 0), options)
+    zeros.meta["val"] = make(sizes, contiguous(sizes), val._dtype, val._device)
+    if order == sorted(order):
+        return zeros
+    dims = [order.index(d) for d in range(len(order))]
+    return graph.call_function(aten.permute.default, (zeros, dims))
+
+
 def _sizes(node: Node) -> tuple[Any, ...]:
     return tuple(node.meta["val"]._sizes)
 
@@ -161,6 +193,8 @@ def _rebuilt(
     stands_for = found.stands_for
 
     def inputs(node: Node) -> list[Node]:
+        if node in found.absent and _is_fixed(node):
+            return []
         copied = found.copies.get(node)
         read = node.all_input_nodes if copied is None else [copied]
         return [stands_for.get(n, n) for n in read]
@@ -183,7 +217,9 @@ def _rebuilt(
                 continue
         elif node not in needed:
             continue
-        if node in found.copies:
+        if node in found.absent:
+            env[node] = _zeros_like(graph, node, env)
+        elif node in found.copies:
             (source,) = inputs(node)
             contiguous: dict[str, Any] = {"memory_format": torch.contiguous_format}
             env[node] = graph.call_function(aten.clone.default, (env[source],), contiguous)

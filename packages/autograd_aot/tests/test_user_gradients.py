@@ -1,0 +1,170 @@
+"""What a user's own backward gives is there only in a backward that comes to it."""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+
+import pytest
+import torch
+from aot_testing import TABLES, as_graph, run_fx
+from dovetail_autograd_aot import aot_compile
+from dovetail_prims.gradient_hooks import GradientHook, remove_hook
+
+
+class Fixed(torch.autograd.Function):
+    """Its gradient does not depend on the one that comes in."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return torch.ones_like(x)
+
+
+class Shifted(torch.autograd.Function):
+    """Of a zero gradient it makes something else."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.cos()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient + 1
+
+
+class TwoResults(torch.autograd.Function):
+    """One of its results may lack a gradient, which it then sees as zeros."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        return x * y, x + y
+
+    @staticmethod
+    def backward(ctx, first, second):
+        return first.exp() + second, second.cos() + first
+
+
+def beside(function):
+    return lambda x, y: (function.apply(x).exp(), x * 2, y * x)
+
+
+def in_a_row(x, y):
+    h = Shifted.apply(Fixed.apply(x) * y)
+    return h.sin(), Fixed.apply(y), (x * y).sum()
+
+
+def transposed(x, y):
+    return Shifted.apply(x.t()).sum(0) * 2, (Fixed.apply(y.t()) @ x).softmax(0), x * y
+
+
+def two_results(x, y):
+    a, b = TwoResults.apply(x, y)
+    return a.exp(), b * 3, x.sin()
+
+
+def clamped(gradient):
+    return (gradient.clamp(min=0.5),)
+
+
+def shifted(gradient, factor):
+    return ((gradient + 1) * factor,)
+
+
+def hooked(x, y, register):
+    h = x * y
+    g = h.sin()
+    register(clamped, h)
+    return g, h.exp() * y, x.cos()
+
+
+def hooked_in_order(x, y, register):
+    h = x * y
+    register(shifted, h, y)
+    register(clamped, h).remove()
+    register(shifted, h, x.detach())
+    return h.exp(), x * 3, h.mul_(2).sin()
+
+
+def by_python(hook, tensor, *taken):
+    return tensor.register_hook(lambda gradient: hook(gradient, *taken)[0])
+
+
+def as_hooked_graph(program):
+    """The graph of a program whose hooks are calls in it."""
+    graph = torch.fx.Graph()
+
+    class Handle:
+        def __init__(self, node):
+            self.node = node
+
+        def remove(self):
+            graph.call_function(remove_hook, (self.node,))
+
+    def register(hook, tensor, *taken):
+        inner = as_graph(hook, 1 + len(taken))
+        arguments = (tensor.node, *(one.node for one in taken))
+        return Handle(graph.call_function(GradientHook(inner, hook.__name__), arguments))
+
+    tracer = torch.fx.proxy.GraphAppendingTracer(graph)
+    inputs = [torch.fx.Proxy(graph.placeholder(name), tracer) for name in ("x", "y")]
+    graph.output(tuple(r.node for r in program(*inputs, register)))
+    return torch.fx.GraphModule(torch.nn.Module(), graph)
+
+
+PROGRAMS = [
+    *((as_graph(p, 2), p) for p in
+      (beside(Fixed), beside(Shifted), in_a_row, transposed, two_results)),
+    *((as_hooked_graph(p), partial(p, register=by_python)) for p in (hooked, hooked_in_order)),
+]  # fmt: skip
+SUBSETS = [s for n in (1, 2, 3) for s in itertools.combinations(range(3), n)]
+
+
+def gradients(call, used, inputs):
+    results = call(*inputs)
+    weights = [torch.full_like(r, 0.5) for r in results]
+    wanted = [i for i in inputs if i.requires_grad]
+    return torch.autograd.grad(
+        [results[i] for i in used], wanted, [weights[i] for i in used], allow_unused=True
+    )
+
+
+def leaves():
+    torch.manual_seed(0)
+    return torch.randn(3, 3, requires_grad=True), torch.randn(3, 3, requires_grad=True)
+
+
+@pytest.mark.parametrize("limit", [4, 1])
+@pytest.mark.parametrize(("graph", "program"), PROGRAMS)
+def test_gradients_of_some_outputs(graph, program, limit, monkeypatch):
+    monkeypatch.setattr("dovetail_autograd_aot.compiled_function.MAX_VARIANTS", limit)
+    call = aot_compile(graph, leaves(), forward_compiler=run_fx, decompositions=TABLES["core"])
+    for used in SUBSETS:
+        ours, theirs = gradients(call, used, leaves()), gradients(program, used, leaves())
+        for a, b in zip(ours, theirs, strict=True):
+            assert (a is None) == (b is None), used
+            if a is not None:
+                torch.testing.assert_close(a, b)
+
+
+def test_second_derivatives_of_some_outputs():
+    def penalty(call, used):
+        x, y = leaves()
+        results = call(x, y)
+        loss = sum(results[i].sum() for i in used)
+        found = torch.autograd.grad(loss, (x, y), create_graph=True, allow_unused=True)
+        total = sum(g.square().sum() for g in found if g is not None)
+        return torch.autograd.grad(total, (x, y), allow_unused=True)
+
+    graph, program = PROGRAMS[-2]
+    call = aot_compile(graph, leaves(), forward_compiler=run_fx, decompositions=TABLES["core"])
+    for used in ((0,), (1,), (0, 2), (0, 1, 2)):
+        for a, b in zip(penalty(call, used), penalty(program, used), strict=True):
+            assert (a is None) == (b is None)
+            if a is not None:
+                torch.testing.assert_close(a, b)
