@@ -38,7 +38,7 @@ from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.wrappers import is_wrapper
 from dovetail_runtime import CompiledArtifact, load
 from dovetail_runtime.cuda_graphs import GraphedArtifact, GraphPool
-from dovetail_runtime.plan import CallAten, Choose, LaunchCpp, LaunchTriton, Plan, Step
+from dovetail_runtime.plan import CallAten, LaunchCpp, LaunchTriton, Plan, Step, plans_within
 from torch.fx import GraphModule
 
 from dovetail.options import Options
@@ -62,7 +62,8 @@ class CompiledGraph:
 
     @property
     def kernels(self) -> int:
-        """Launches of generated kernels in one call; of a conditional, of both branches."""
+        """Launches of generated kernels in one call: of a conditional in both branches, of a loop
+        in one turn."""
         return sum(isinstance(s, LaunchCpp | LaunchTriton) for s in _steps(self.plan))
 
     @property
@@ -78,12 +79,11 @@ class CompiledGraph:
 
 
 def _steps(plan: Plan) -> Iterator[Step]:
-    """The steps of a plan, and of those that it chooses from."""
+    """The steps of a plan, and of those within it."""
     for step in plan.steps:
         yield step
-        if isinstance(step, Choose):
-            for branch in step.branches:
-                yield from _steps(branch)
+        for plan in plans_within(step):
+            yield from _steps(plan)
 
 
 @dataclass

@@ -11,7 +11,7 @@ from aot_testing import run_fx
 from dovetail_autograd_aot import aot_compile, min_cut_partition
 from dovetail_autograd_aot.joint import trace_joint
 from dovetail_autograd_aot.storage import TraceError
-from dovetail_prims.conditionals import COND, branches_of
+from dovetail_prims.conditionals import COND, graphs_of
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.fake_tensor import from_real
 from torch import Tensor
@@ -50,7 +50,7 @@ def test_branches_share_the_memory_of_what_they_save() -> None:
     gm = choice(lambda a, b: ((a @ b).sin() @ b,), lambda a, b: ((b @ a).exp() @ (a @ a),))
     parts = min_cut_partition(trace_joint(gm, examples(), decompositions=core_aten_table()))
     (forward,), (backward,) = conditionals(parts.forward), conditionals(parts.backward)
-    found = branches_of(forward)
+    found = graphs_of(forward)
     assert found is not None
     outputs = [len(next(reversed(branch.graph.nodes)).args[0]) for branch in found]
     assert outputs == [3, 3]  # the result, and the two products that the second branch saves

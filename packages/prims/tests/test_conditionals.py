@@ -6,7 +6,7 @@ import torch
 from dovetail_guards.shape_env import Dim, ShapeEnv
 from dovetail_guards.source import LocalSource
 from dovetail_prims.at_sizes import at_sizes
-from dovetail_prims.conditionals import COND, branches_of, operands_of, run_plainly
+from dovetail_prims.conditionals import COND, graphs_of, operands_of, run_plainly
 from dovetail_prims.fake_tensor import from_real, make, propagate
 from torch.fx import Graph, GraphModule
 
@@ -53,11 +53,11 @@ def test_at_the_sizes_of_a_call() -> None:
     fixed = at_sizes(gm, [torch.tensor(False), x])
     (node,) = fixed.graph.find_nodes(op="call_function", target=COND)
     assert operands_of(node)[0].meta["val"].shape == (4, 3)
-    branches = branches_of(node)
+    branches = graphs_of(node)
     assert branches is not None
     for one in branches:
         assert all(tuple(n.meta["val"].shape) == (4, 3) for n in list(one.graph.nodes)[:-1])
-    assert branches_of(node.args[0]) is None
+    assert graphs_of(node.args[0]) == ()
     for which in (True, False):
         (found,) = fixed(torch.tensor(which), x)
         torch.testing.assert_close(found, x.sin() if which else x.cos())

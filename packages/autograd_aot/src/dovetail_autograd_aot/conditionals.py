@@ -1,4 +1,5 @@
-"""`torch.cond` in a joint trace: a node of the forward, and one of the backward.
+"""`torch.cond` in a joint trace: a node of the forward, and one of the backward; and
+`torch.while_loop`, of which no gradients are asked for.
 
 Each branch is traced on the operands, and cut in forward and backward, like a graph by itself. The
 node's graphs are the branches' forwards, which also give what their backwards want; the node of the
@@ -12,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from dovetail_guards.expr import symbol
 from dovetail_guards.sym_node import expr_of, to_symint
-from dovetail_prims.conditionals import COND
+from dovetail_prims.conditionals import COND, WHILE
 from dovetail_prims.fake_tensor import FakeTensor
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
@@ -73,7 +74,8 @@ def _values(gm: GraphModule) -> tuple[Any, ...]:
 def _on(branch: GraphModule, operands: Sequence[Any]) -> tuple[GraphModule, list[Any]]:
     """The branch for these operands (its own, and then sizes), and examples of them."""
     graph = Graph()
-    graph.output(graph.graph_copy(branch.graph, {}))
+    result = graph.graph_copy(branch.graph, {})
+    graph.output(result if isinstance(result, (tuple, list)) else (result,))  # (a condition's)
     given = [node for node in graph.nodes if node.op == "placeholder"]
     body = next(node for node in graph.nodes if node.op != "placeholder")
     with graph.inserting_before(body):
@@ -96,9 +98,11 @@ def _cut(branch: GraphModule, operands: Sequence[Any], trace: TraceBranch) -> _B
     signature = joint.signature
     kinds = {info.kind for info in signature.outputs}
     if signature.mutated or signature.reshaped or signature.bumped:
-        raise TraceError("a branch of torch.cond that writes to its operands")
+        raise TraceError("a graph of torch.cond or torch.while_loop that writes to its operands")
     if kinds - {OutputKind.FRESH} or joint.constants_lifted or joint.storages or joint.carriers:
-        raise TraceError("a branch of torch.cond whose results are not all tensors of its own")
+        raise TraceError(
+            "a graph of torch.cond or torch.while_loop whose results are not all tensors of its own"
+        )
     if signature.backward_error is not None:
         raise TraceError(signature.backward_error)
     parts = min_cut_partition(joint)
@@ -294,10 +298,14 @@ class Conditional:
         names = [self.tracer.subgraph(_without(graph, used)) for graph in graphs]
         operands = tuple(node for i, node in enumerate(nodes) if i in used)
         node = self.tracer.call(COND, (self.predicate, *names, operands), _values(graphs[0]))
-        inner = [n for graph in graphs for n in graph.graph.nodes]
-        if any(n.meta.get("checked") for n in inner):
-            node.meta["checked"] = True
+        _note_checks(node, graphs)
         return self.tracer.parts(node)
+
+
+def _note_checks(node: Node, graphs: Sequence[GraphModule]) -> None:
+    """A node whose graphs check something stays."""
+    if any(inner.meta.get("checked") for graph in graphs for inner in graph.graph.nodes):
+        node.meta["checked"] = True
 
 
 def _used(graphs: Sequence[GraphModule]) -> set[int]:
@@ -379,4 +387,43 @@ def trace_conditional(
     return found
 
 
-__all__ = ["trace_conditional"]
+def trace_loop(
+    tracer: Tracer,
+    given: Sequence[GraphModule],
+    carried: Sequence[Tensor],
+    additional: Sequence[Any],
+    trace: TraceBranch,
+) -> tuple[Tensor, ...]:
+    """The results of `torch.while_loop`, recorded in a joint graph. `given` are the graphs of the
+    condition and of the body; `trace` traces a graph.
+
+    Raises `TraceError` as `trace_conditional` does, and if a gradient would go through the loop.
+    """
+    operands = [*carried, *additional]
+    operands += _sizes_not_told(operands)
+    like, count = [snapshot(value) for value in carried], len(carried)
+    graphs: list[GraphModule] = []
+    for gm, patterns in zip(given, (None, like), strict=True):
+        cut = _cut(gm, operands, trace)
+        if cut.parts.backward is not None:
+            raise TraceError("a gradient through torch.while_loop")
+
+        def outputs(tracer: Tracer, results: list[Any], patterns: Any = patterns) -> list[Node]:
+            if patterns is None:
+                return results[:1]
+            return [tracer.like(r, one) for r, one in zip(results[:count], patterns, strict=True)]
+
+        forward, places = cut.parts.forward, range(len(operands))
+        graphs.append(_assembled(operands, forward, places, outputs, tracer.decompositions))
+    told = _output(graphs[0])  # a condition gives its tensor alone
+    told.args, told.meta["val"] = cast(Any, told.args[0]), told.meta["val"][0]
+    used = _used(graphs) | set(range(count))
+    names = [tracer.subgraph(_without(graph, used)) for graph in graphs]
+    nodes = [tracer.nodes(operand) for operand in operands]
+    rest = tuple(node for i, node in enumerate(nodes) if i in used and i >= count)
+    node = tracer.call(WHILE, (*names, tuple(nodes[:count]), rest), _values(graphs[1]))
+    _note_checks(node, graphs)
+    return tuple(fresh(part) for part in tracer.parts(node))
+
+
+__all__ = ["trace_conditional", "trace_loop"]

@@ -16,7 +16,7 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-from dovetail_prims.conditionals import PlainConditionals
+from dovetail_prims.conditionals import PlainControlFlow
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
@@ -31,6 +31,23 @@ _version = attrgetter("_version")
 MAX_COMPILED = 8
 
 Gradients = tuple[Tensor | None, ...]
+
+
+class _Once(torch.autograd.Function):
+    """A gradient that cannot be differentiated. Its derivatives, and those of the graph's results,
+    come to the user's code in two parts, where eager calls it once with their sum."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        raise RuntimeError(
+            "a second backward through a compiled graph with a hook, or a backward of a "
+            "torch.autograd.Function, that is not linear in the gradient: compile a function that "
+            "calls torch.autograd.grad itself, or leave this function uncompiled"
+        )
 
 
 @dataclass(frozen=True)
@@ -121,9 +138,13 @@ class DoubleBackward:
                     stack.enter_context(torch.autocast(kind, enabled=False))
             compiled = self._compiled(replay.inputs, tangents)
             if compiled is None:
-                return self._replayed(replay, tangents)
-            own = replay.inputs[: len(replay.inputs) - self.num_extra]
-            return compiled(*own, *[t for t in tangents if t is not None])
+                found = self._replayed(replay, tangents)
+            else:
+                own = replay.inputs[: len(replay.inputs) - self.num_extra]
+                found = compiled(*own, *[t for t in tangents if t is not None])
+        if self.joint.additive:
+            return found
+        return tuple(None if g is None else _Once.apply(g) for g in found)
 
     def _compiled(
         self, inputs: tuple[Any, ...], tangents: list[Tensor | None]
@@ -248,7 +269,7 @@ class DoubleBackward:
             torch.cuda.set_rng_state(replay.cuda_random_state[1], replay.cuda_random_state[0])
 
 
-class _Noting(PlainConditionals):
+class _Noting(PlainControlFlow):
     """Runs a graph and tells what each node gave."""
 
     def __init__(self, gm: GraphModule, note: Callable[[Node, Any], None] | None) -> None:

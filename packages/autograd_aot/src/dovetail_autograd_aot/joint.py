@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from dovetail_prims.conditionals import COND
+from dovetail_prims.conditionals import COND, WHILE
 from dovetail_prims.data_sizes import data_symbols
 from dovetail_prims.fake_tensor import FakeTensor, make
 from dovetail_prims.gradient_hooks import GradientHook
@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from dovetail_autograd_aot import input_changes
 from dovetail_autograd_aot.attention import AttentionMode
-from dovetail_autograd_aot.conditionals import trace_conditional
+from dovetail_autograd_aot.conditionals import trace_conditional, trace_loop
 from dovetail_autograd_aot.derivatives import MendedDerivatives
 from dovetail_autograd_aot.engine import (
     ERRORS_OF_BACKWARDS,
@@ -179,6 +179,7 @@ class JointTrace:
         self.placeholders: list[Node] = []
         self.grad_fns: list[Any] = []  # of the primals, before the graph runs
         self.backward_error: str | None = None
+        self.additive = True
         self.reached: tuple[int, ...] = ()
         self.versions: dict[int, int] = {}  # of the primals, before the graph runs
 
@@ -348,6 +349,10 @@ class JointTrace:
                 env[node] = trace_conditional(
                     tracer, predicate, branches, operands, self._trace_branch
                 )
+            elif node.target is WHILE:
+                carried, additional = args[2:]
+                graphs = args[:2]
+                env[node] = trace_loop(tracer, graphs, carried, additional, self._trace_branch)
             elif isinstance(node.target, GradientHook):
                 env[node] = self.user_gradients.hooked(node.target, *args)
             elif op == "call_function":
@@ -417,6 +422,7 @@ class JointTrace:
                     if node.op == "placeholder" and node not in self.placeholders:
                         self.tracer.forget(node)
                 return none
+        self.additive = self.user_gradients.are_additive()
         found = iter(gradients)
         with self.tracer, torch.no_grad():
             pieces = [
@@ -524,7 +530,7 @@ class JointTrace:
         lifted = tuple(self.lifted.values())
         return JointGraph(
             joint, signature, lifted, tuple(self.storages), self.reached, self.carriers,
-            tuple(self.apart),
+            tuple(self.apart), self.additive,
         )  # fmt: skip
 
     def _placeholders_first(self) -> None:

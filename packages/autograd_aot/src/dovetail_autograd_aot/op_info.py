@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 import torch
-from dovetail_prims.conditionals import branches_of
+from dovetail_prims.conditionals import graphs_of
 from dovetail_prims.functional_twins import functional_twin
 from torch._ops import OpOverload
 from torch.fx import Node
@@ -121,11 +121,11 @@ def draws_in_backward(node: Node) -> bool:
 
 def draws_random_numbers(node: Node) -> bool:
     """Whether a node advances the random generator: one of a random operator, other than
-    attention or dropout that drops nothing, or a choice of graphs with one."""
+    attention or dropout that drops nothing, or one that holds a graph with one."""
     target = node.target
-    branches = branches_of(node)
-    if branches is not None:
-        return any(draws_random_numbers(n) for graph in branches for n in graph.graph.nodes)
+    graphs = graphs_of(node)
+    if graphs:
+        return any(draws_random_numbers(n) for graph in graphs for n in graph.graph.nodes)
     if not isinstance(target, OpOverload):
         return False
     info = op_info(target)

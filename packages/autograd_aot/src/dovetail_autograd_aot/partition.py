@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from dovetail_guards.sym_node import expr_of
-from dovetail_prims.conditionals import COND
+from dovetail_prims.conditionals import COND, WHILE
 from dovetail_prims.exact_comparisons import compared_in_calls, exact_comparisons
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.opsets import POINTWISE_BINARY, POINTWISE_OTHER, POINTWISE_UNARY
@@ -320,7 +320,7 @@ def may_recompute(node: Node) -> bool:
     target = node.target
     if node.op != "call_function":
         return node.op == "get_attr"
-    if target is COND:
+    if target is COND or target is WHILE:
         return False
     if not isinstance(target, OpOverload):
         # getitem of a tuple costs nothing; arithmetic on sizes neither.

@@ -25,6 +25,7 @@ from dovetail_runtime import (
     SymbolBinding,
     TensorSpec,
     View,
+    While,
 )
 from dovetail_runtime.plan import Assert, AtenArg, Bind, FloatOf, Kernel, Size, Step
 from dovetail_runtime.sizes import symbols_of
@@ -136,7 +137,7 @@ class _Writer:
     def extern(self, call: ExternCall) -> None:
         """An ATen call."""
         if call.branches:
-            self.choose(call)
+            self.control_flow(call)
             return
         args = tuple(self.argument(a) for a in call.args)
         kwargs = tuple((k, self.argument(v)) for k, v in call.kwargs)
@@ -155,14 +156,18 @@ class _Writer:
                 return
             self.steps.append(CallAten(call.op, args, kwargs, call.outputs, expected))
 
-    def choose(self, call: ExternCall) -> None:
-        """A call of one of two plans."""
-        true, false = (replace(branch, kernels=()) for branch in call.branches)
+    def control_flow(self, call: ExternCall) -> None:
+        """A call of one of two plans, or of both in turn."""
+        first, second = (replace(branch, kernels=()) for branch in call.branches)
         for branch in call.branches:
             self.kernels |= {kernel.symbol: kernel for kernel in branch.kernels}
-        predicate, *args = (self.operand(arg) for arg in call.args)
+        args = tuple(self.operand(arg) for arg in call.args)
+        if call.op == "higher_order::while_loop":
+            self.steps.append(While(first, second, args, call.outputs))
+            return
+        predicate = args[0]
         assert isinstance(predicate, str)
-        self.steps.append(Choose(predicate, (true, false), tuple(args), call.outputs))
+        self.steps.append(Choose(predicate, (first, second), args[1:], call.outputs))
 
     def operand(self, arg: ExternArg) -> str | Size | FloatOf:
         """An argument of a plan."""

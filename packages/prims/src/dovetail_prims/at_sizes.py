@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from dovetail_prims.conditionals import branches_of, operands_of
+from dovetail_prims.conditionals import COND, graph_nodes, graphs_of, operands_of
 from dovetail_prims.fake_tensor import FakeTensor, make, propagate
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -44,7 +44,7 @@ def at_sizes(gm: GraphModule, inputs: Sequence[Any]) -> GraphModule:
     env: dict[Node, Any] = {}
     fakes: dict[Node, Any] = {}
     values = iter(inputs)
-    chosen: dict[str, GraphModule] = {}  # graphs that a node chooses from
+    chosen: dict[str, GraphModule] = {}  # graphs that a node holds
 
     def fake(arg: Any) -> Any:
         return fakes[arg] if isinstance(arg, Node) else arg
@@ -65,15 +65,15 @@ def at_sizes(gm: GraphModule, inputs: Sequence[Any]) -> GraphModule:
             output = graph.output(result)
             output.meta["val"] = map_arg(node.args[0], fakes.__getitem__)
             continue
-        branches = branches_of(node)
-        if branches is not None:
+        inner = graphs_of(node)
+        if inner:
             operands = [fake(operand) for operand in operands_of(node)]
-            graphs = [at_sizes(branch, operands) for branch in branches]
-            for read, own in zip(node.args[1:3], graphs, strict=True):
-                assert isinstance(read, Node)
+            graphs = [at_sizes(graph, operands) for graph in inner]
+            for read, own in zip(graph_nodes(node), graphs, strict=True):
                 chosen[str(read.target)] = env[read].meta["val"] = own
             new = graph.call_function(node.target, map_arg(node.args, env.__getitem__))
-            fakes[node] = next(reversed(graphs[0].graph.nodes)).meta["val"]
+            gives = graphs[0 if node.target is COND else 1]
+            fakes[node] = next(reversed(gives.graph.nodes)).meta["val"]
         elif node.op == "get_attr":
             new = graph.get_attr(node.target)
             fakes[node] = node.meta["val"]

@@ -28,6 +28,7 @@ from dovetail_runtime.plan import (
     TensorSpec,
     TritonKernel,
     View,
+    While,
 )
 from dovetail_runtime.plan_text import as_python, write_program
 from dovetail_runtime.reference import ReferenceExecutor
@@ -57,6 +58,7 @@ __all__ = [
     "TensorSpec",
     "TritonKernel",
     "View",
+    "While",
     "as_python",
     "load",
     "load_plan",

@@ -147,6 +147,7 @@ std::string step_name(const Step& step) {
   if (auto* triton = std::get_if<LaunchTriton>(&step)) return "kernel " + triton->name;
   if (auto* aten = std::get_if<CallAten>(&step)) return aten->name;
   if (std::get_if<ChooseProgram>(&step) != nullptr) return "a branch of torch.cond";
+  if (std::get_if<WhileProgram>(&step) != nullptr) return "a torch.while_loop";
   return "memory";
 }
 

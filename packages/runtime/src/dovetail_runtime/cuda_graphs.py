@@ -30,7 +30,7 @@ from dovetail_runtime.graph_recording import (
     record,
 )
 from dovetail_runtime.lifetimes import computes_on_cpu
-from dovetail_runtime.plan import Bind, CallAten, Choose, LaunchTriton, Plan
+from dovetail_runtime.plan import Bind, CallAten, Choose, LaunchTriton, Plan, While
 
 # An input that moved this often is copied from then on.
 _MOVES_BEFORE_COPYING = 2
@@ -312,6 +312,8 @@ def _reason_against(plan: Plan, pool: GraphPool, only_launch_bound: bool) -> str
         return "sizes depend on data, which the CPU has to wait for"
     if any(isinstance(step, Choose) for step in plan.steps):
         return "the data tells which branch of a torch.cond runs, and the CPU has to wait for it"
+    if any(isinstance(step, While) for step in plan.steps):
+        return "the data tells how often a torch.while_loop runs, and the CPU has to wait for it"
     if any(computes_on_cpu(step) for step in plan.steps):
         return "a part of it is computed by the CPU, which a replay would not do again"
     return None

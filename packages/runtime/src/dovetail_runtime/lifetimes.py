@@ -19,6 +19,8 @@ from dovetail_runtime.plan import (
     Ref,
     Step,
     View,
+    While,
+    plans_within,
 )
 
 
@@ -40,6 +42,8 @@ def used_names(step: Step) -> list[str]:
             return [step.tensor]
         case Choose():
             return [step.predicate, *(a for a in step.args if isinstance(a, str))]
+        case While():
+            return [a for a in step.args if isinstance(a, str)]
         case Allocate() | Free() | Assert():
             return []
     raise TypeError(f"unknown step {step!r}")
@@ -55,8 +59,8 @@ def _refs(argument: AtenArg) -> list[str]:
 def computes_on_cpu(step: Step) -> bool:
     """Whether a step of a GPU's plan computes on the CPU: it runs a C++ kernel, or calls a factory
     there. (What is computed of CPU tensors begins with either, or with an input.)"""
-    if isinstance(step, Choose):
-        return any(computes_on_cpu(own) for branch in step.branches for own in branch.steps)
+    if isinstance(step, Choose | While):
+        return any(computes_on_cpu(own) for plan in plans_within(step) for own in plan.steps)
     if not isinstance(step, CallAten):
         return isinstance(step, LaunchCpp)
     arguments = (*step.args, *(value for _, value in step.kwargs))
@@ -76,7 +80,7 @@ def roots(plan: Plan) -> dict[str, str]:
             found[step.name] = step.name
         elif isinstance(step, View):
             found[step.name] = found.get(step.base, step.base)
-        elif isinstance(step, CallAten | Choose):
+        elif isinstance(step, CallAten | Choose | While):
             found |= {name: name for name in step.outputs if name is not None}
     return found
 

@@ -3,7 +3,7 @@ become value numbers, steps become tuples that begin with an operation code."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,12 +30,13 @@ from dovetail_runtime.plan import (
     Step,
     TensorSpec,
     View,
+    While,
 )
 from dovetail_runtime.sizes import SizeTable, storage_bytes
 
 # Operation codes; native/program.h has the same list.
 ALLOCATE_SLAB, ALLOCATE, VIEW, LAUNCH_CPP, LAUNCH_TRITON, CALL_ATEN = range(6)
-FREE, BIND, ASSERT, CHOOSE = range(6, 10)
+FREE, BIND, ASSERT, CHOOSE, WHILE = range(6, 11)
 # Kinds of an ATen argument (and of a plan's output, where they apply).
 LITERAL, TENSOR, SIZE, LIST, INPUT, FLOAT = range(6)
 # Kinds of a kernel's argument; native/program.h has the same list.
@@ -210,6 +211,8 @@ class _Lowering:
                 return (ASSERT, self._number(step.condition), step.message)
             case Choose():
                 return self._choose(step)
+            case While():
+                return self._while(step)
         raise PlanError(f"{self.plan.name}: unknown step {step!r}")
 
     def _allocate(self, step: Allocate) -> tuple[Any, ...]:
@@ -289,25 +292,42 @@ class _Lowering:
         return (CALL_ATEN, name, overload, args, kwargs, outputs, expected)
 
     def _choose(self, step: Choose) -> tuple[Any, ...]:
-        for branch in step.branches:
-            if branch.kernels or branch.constants:
-                raise PlanError(f"{branch.name}: a branch with kernels or constants of its own")
-            tensors = [isinstance(output, str) for output in branch.outputs]
-            if not all(tensors) or len(tensors) != len(step.outputs):
-                raise PlanError(f"{branch.name}: a branch gives a tensor for each output")
-            kinds = [declared.spec is not None for declared in branch.inputs]
-            if kinds != [isinstance(argument, str) for argument in step.args]:
-                raise PlanError(f"{branch.name}: other inputs than the step that runs it has")
         predicate = self._tensor(step.predicate)
-        arguments = tuple(
+        arguments = self._arguments(step.args)
+        tables = tuple(self._inner(p, step.args, len(step.outputs)) for p in step.branches)
+        outputs = tuple(-1 if o is None else self._define(o, o) for o in step.outputs)
+        return (CHOOSE, predicate, tables, arguments, outputs)
+
+    def _while(self, step: While) -> tuple[Any, ...]:
+        carried = step.args[: len(step.outputs)]
+        if len(carried) < len(step.outputs) or not all(isinstance(a, str) for a in carried):
+            raise PlanError(f"{self.plan.name}: a loop carries a tensor for each output")
+        arguments = self._arguments(step.args)
+        condition = self._inner(step.condition, step.args, 1)
+        body = self._inner(step.body, step.args, len(step.outputs))
+        outputs = tuple(-1 if o is None else self._define(o, o) for o in step.outputs)
+        return (WHILE, condition, body, arguments, outputs)
+
+    def _arguments(self, args: Sequence[str | Size | FloatOf]) -> tuple[tuple[int, int], ...]:
+        """What a plan within this one is given."""
+        return tuple(
             (TENSOR, self._tensor(a))
             if isinstance(a, str)
             else (SIZE, self._number(a.bits if isinstance(a, FloatOf) else a))
-            for a in step.args
+            for a in args
         )
-        tables = tuple(lower(branch, self.addresses, self.binaries) for branch in step.branches)
-        outputs = tuple(-1 if o is None else self._define(o, o) for o in step.outputs)
-        return (CHOOSE, predicate, tables, arguments, outputs)
+
+    def _inner(self, plan: Plan, args: Sequence[str | Size | FloatOf], outputs: int) -> Any:
+        """The tables of a plan within this one, which takes `args`."""
+        if plan.kernels or plan.constants:
+            raise PlanError(f"{plan.name}: a plan within another with kernels or constants")
+        tensors = [isinstance(output, str) for output in plan.outputs]
+        if not all(tensors) or len(tensors) != outputs:
+            raise PlanError(f"{plan.name}: a plan within another gives a tensor for each output")
+        kinds = [declared.spec is not None for declared in plan.inputs]
+        if kinds != [isinstance(argument, str) for argument in args]:
+            raise PlanError(f"{plan.name}: other inputs than the step that runs it has")
+        return lower(plan, self.addresses, self.binaries)
 
     def _argument(self, argument: AtenArg) -> tuple[int, Any]:
         if isinstance(argument, Ref):

@@ -268,9 +268,32 @@ class Choose:
     outputs: tuple[str | None, ...]
 
 
+@dataclass(frozen=True)
+class While:
+    """Run the plan `body` for as long as the plan `condition` gives a tensor whose one element is
+    not zero. Both take `args` (tensors by name, numbers), of which the first, one for each of the
+    `outputs`, are carried: the body gives tensors that take their place. `outputs` name those that
+    are left at the end (None: not wanted). As in `Choose`, neither plan writes to what it takes,
+    nor has kernels or constants of its own."""
+
+    condition: Plan
+    body: Plan
+    args: tuple[str | Size | FloatOf, ...]
+    outputs: tuple[str | None, ...]
+
+
 Step = (
     Allocate | View | LaunchCpp | LaunchTriton | CallAten | CopyInto | Free | Bind | Assert | Choose
-)
+    | While
+)  # fmt: skip
+
+
+def plans_within(step: Step) -> tuple[Plan, ...]:
+    """The plans that a step may run."""
+    if isinstance(step, Choose):
+        return step.branches
+    return (step.condition, step.body) if isinstance(step, While) else ()
+
 
 # --- the plan -------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ from dovetail_runtime.plan import (
     TensorSpec,
     TritonKernel,
     View,
+    While,
 )
 from dovetail_runtime.sizes import size_text, symbols_of
 
@@ -201,6 +202,8 @@ class _Writer:
                 return [f"{step.name} = {value}", *self._definitions()]
             case Choose():
                 return self._choose(step)
+            case While():
+                return self._while(step)
             case Assert():
                 return [f"assert {size_text(step.condition)}, {step.message!r}"]
         raise TypeError(f"unknown step {step!r}")
@@ -231,17 +234,40 @@ class _Writer:
         return name if kind.startswith("*") else f"rt.element({name})"
 
     def _choose(self, step: Choose) -> list[str]:
-        lines: list[str] = []
-        functions: list[str] = []
-        for branch in step.branches:
-            functions.append(self._name(f"branch {branch.name} {len(self.names)}"))
-            inner = _Writer(replace(branch, kernels=self.plan.kernels), self.symbol_values)
-            lines.append(f"def {functions[-1]}({', '.join(inner._parameters())}):")
-            lines += ["    " + line for line in inner._body()]
+        lines, functions = self._functions(step.branches)
         args = [self._name(a) if isinstance(a, str) else self._value(a) for a in step.args]
         targets = ["_" if o is None else self._name(o) for o in step.outputs]
         chosen = f"{functions[0]} if {self._name(step.predicate)}.item() else {functions[1]}"
         return [*lines, f"{', '.join(targets)}, = ({chosen})({', '.join(args)})"]
+
+    def _while(self, step: While) -> list[str]:
+        lines, (condition, body) = self._functions((step.condition, step.body))
+        args = [self._name(a) if isinstance(a, str) else self._value(a) for a in step.args]
+        count = len(step.outputs)
+        carried = self._name(f"carried {len(self.names)}")
+        targets = ["_" if o is None else self._name(o) for o in step.outputs]
+        call = ", ".join((f"*{carried}", *args[count:]))
+        results = f"{body}({call})"
+        if {i.name for i in step.body.inputs} & set(step.body.outputs):
+            results = f"[value.clone() for value in {results}]"
+        return [
+            *lines,
+            f"{carried} = [{', '.join(f'{a}.clone()' for a in args[:count])}]",
+            f"while {condition}({call})[0].item():",
+            f"    {carried} = {results}",
+            f"{', '.join(targets)}, = {carried}",
+        ]
+
+    def _functions(self, plans: Sequence[Plan]) -> tuple[list[str], list[str]]:
+        """Lines that define a function for each of the plans within this one; their names."""
+        lines: list[str] = []
+        functions: list[str] = []
+        for plan in plans:
+            functions.append(self._name(f"branch {plan.name} {len(self.names)}"))
+            inner = _Writer(replace(plan, kernels=self.plan.kernels), self.symbol_values)
+            lines.append(f"def {functions[-1]}({', '.join(inner._parameters())}):")
+            lines += ["    " + line for line in inner._body()]
+        return lines, functions
 
     def _aten(self, step: CallAten) -> str:
         namespace, _, name = step.op.partition("::")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -33,6 +33,7 @@ from dovetail_runtime.plan import (
     TensorSpec,
     TritonKernel,
     View,
+    While,
 )
 from dovetail_runtime.sizes import evaluate, float_bits, float_from_bits, storage_bytes, symbols_of
 
@@ -155,6 +156,8 @@ class _Run:
                 self._tensor(step.target).copy_(self._tensor(step.source))
             case Choose():
                 self._choose(step)
+            case While():
+                self._while(step)
             case Free():
                 for name in step.names:
                     self.tensors.pop(name)
@@ -262,16 +265,33 @@ class _Run:
 
     def _choose(self, step: Choose) -> None:
         branch = step.branches[0 if bool(self._tensor(step.predicate)) else 1]
-        args: list[torch.Tensor | Number] = [
+        self._keep(step.outputs, self._inner(branch, self._arguments(step.args)))
+
+    def _while(self, step: While) -> None:
+        args = self._arguments(step.args)
+        count = len(step.outputs)
+        carried = [cast(Any, value).clone() for value in args[:count]]
+        while bool(self._inner(step.condition, [*carried, *args[count:]])[0]):
+            carried = self._inner(step.body, [*carried, *args[count:]])
+        self._keep(step.outputs, carried)
+
+    def _inner(self, plan: Plan, args: Sequence[torch.Tensor | Number]) -> list[Any]:
+        """What a plan within this one, which has its kernels, gives: tensors of their own."""
+        found = replace(self.executor, plan=replace(plan, kernels=self.plan.kernels))(*args)
+        return [cast(Any, v).clone() if any(v is arg for arg in args) else v for v in found]
+
+    def _arguments(self, args: Sequence[str | Size | FloatOf]) -> list[torch.Tensor | Number]:
+        return [
             self._tensor(a)
             if isinstance(a, str)
             else float_from_bits(self._int(a.bits))
             if isinstance(a, FloatOf)
             else self._int(a)
-            for a in step.args
+            for a in args
         ]
-        inner = replace(self.executor, plan=replace(branch, kernels=self.plan.kernels))
-        for name, value in zip(step.outputs, inner(*args), strict=True):
+
+    def _keep(self, names: Sequence[str | None], values: Sequence[Output]) -> None:
+        for name, value in zip(names, values, strict=True):
             if name is not None:
                 assert isinstance(value, torch.Tensor)
                 self.tensors[name] = value

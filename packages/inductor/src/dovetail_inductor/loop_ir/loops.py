@@ -223,8 +223,9 @@ class ExternCall:
     after: frozenset[str] = frozenset()  # as for loops
     # Symbols that stand for sizes of its results: (symbol, buffer, dimension; None: its element).
     binds: tuple[tuple[str, str, int | None], ...] = ()
-    # Instead of an operator, one of two plans is called on what comes after the first argument: the
-    # first plan if that is true.
+    # Instead of an operator, plans are called. `higher_order::cond`: one of two, on what comes
+    # after the first argument, the first if that is true. `higher_order::while_loop`: the second,
+    # for as long as the first gives what is true; of the arguments, one for each output is carried.
     branches: tuple[Plan, ...] = ()
 
     def tensors(self) -> list[Strided]:

@@ -1,7 +1,8 @@
-"""`torch.cond`: a call of one of two graphs, each compiled to a plan of its own.
+"""`torch.cond`: a call of one of two graphs, each compiled to a plan of its own; and
+`torch.while_loop`: calls of two graphs in turn.
 
-A branch sees its operands as inputs, laid out as its graph promises. What it holds as constants
-becomes operands, too: a plan's constants stand in one place.
+A graph sees its operands as inputs, laid out as it promises. What it holds as constants becomes
+operands, too: a plan's constants stand in one place.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from dovetail_prims.conditionals import branches_of, operands_of
+from dovetail_prims.conditionals import COND, graphs_of, operands_of
 from dovetail_runtime.plan import Plan, PlanInput, TensorSpec
 from torch import fx
 
@@ -29,17 +30,16 @@ from dovetail_inductor.lowering.values import (
 CompileBranch = Callable[[fx.GraphModule], Plan]
 
 
-def conditional(
+def control_flow(
     ctx: Context,
     node: fx.Node,
-    predicate: Value,
-    operands: tuple[Any, ...],
+    resolve: Callable[[Any], Any],
     compile_branch: CompileBranch,
 ) -> tuple[Value, ...]:
-    """The call for a node that chooses between graphs; its results."""
-    graphs = branches_of(node)
-    assert graphs is not None and len(operands) == len(operands_of(node))
-    given = [n for n in graphs[0].graph.nodes if n.op == "placeholder"]
+    """The call for a node that holds graphs; its results. `resolve` gives arguments' values."""
+    graphs = graphs_of(node)
+    given = [n for n in graphs[-1].graph.nodes if n.op == "placeholder"]
+    operands = resolve(operands_of(node))
     args = [_operand(ctx, o, n) for o, n in zip(operands, given, strict=True)]
     plans = tuple(compile_branch(graph) for graph in graphs)
     lifted: list[Strided] = []
@@ -54,8 +54,10 @@ def conditional(
         value.stored = Strided(name, value.shape, value.stride, 0)
         results.append(value)
     outputs = tuple(value.stored.buffer for value in results if value.stored is not None)
-    call_args = (ctx.realize(predicate), *args, *lifted)
-    call = ExternCall("higher_order::cond", call_args, (), outputs, False, node.name)
+    name, call_args = "higher_order::while_loop", (*args, *lifted)
+    if node.target is COND:
+        name, call_args = "higher_order::cond", (ctx.realize(resolve(node.args[0])), *call_args)
+    call = ExternCall(name, call_args, (), outputs, False, node.name)
     ctx.nodes.append(replace(call, branches=plans))
     return tuple(results)
 
@@ -89,4 +91,4 @@ def _without_constants(
     return replace(plan, inputs=tuple(inputs), constants=())
 
 
-__all__ = ["CompileBranch", "conditional"]
+__all__ = ["CompileBranch", "control_flow"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from dovetail_guards.expr import symbol
-from dovetail_prims.conditionals import COND, operands_of
+from dovetail_prims.conditionals import graph_nodes
 from dovetail_prims.exact_comparisons import exact_comparisons
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_runtime.plan import Size
@@ -37,7 +37,7 @@ from dovetail_inductor.lowering import (
     linear,
     pointwise,
 )
-from dovetail_inductor.lowering.conditionals import CompileBranch, conditional
+from dovetail_inductor.lowering.conditionals import CompileBranch, control_flow
 from dovetail_inductor.lowering.externs import element, extern_call
 from dovetail_inductor.lowering.in_memory import is_view, nodes_in_memory, realize_if_worth_it
 from dovetail_inductor.lowering.promises import as_promised
@@ -66,7 +66,7 @@ def lower(
 
     `on_gpu` says whether to lower as for a GPU; None asks the graph's tensors. `everywhere`: loops
     also where the library was measured to be faster. `compile_branch` compiles the graphs that a
-    `torch.cond` chooses from.
+    `torch.cond` or `torch.while_loop` holds.
     Needs `meta["val"]` on every node. Gives nodes in FX order; each buffer is written once.
     """
     if on_gpu is None:
@@ -102,9 +102,8 @@ def lower(
             outputs = tuple(
                 _output(ctx, env.get(o) if isinstance(o, fx.Node) else o, o) for o in flat
             )
-        elif node.target is COND and compile_branch is not None:
-            predicate, operands = resolve(node.args[0]), resolve(operands_of(node))
-            env[node] = conditional(ctx, node, predicate, tuple(operands), compile_branch)
+        elif graph_nodes(node) and compile_branch is not None:
+            env[node] = control_flow(ctx, node, resolve, compile_branch)
         elif node.op == "call_function":
             args = [resolve(a) for a in node.args]
             kwargs = {k: resolve(v) for k, v in node.kwargs.items()}

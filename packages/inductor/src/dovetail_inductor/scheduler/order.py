@@ -7,7 +7,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 import torch
-from dovetail_runtime import CallAten, Choose, Plan
+from dovetail_runtime import CallAten, Plan
+from dovetail_runtime.plan import plans_within
 
 from dovetail_inductor.loop_ir.loops import ExternCall, Strided
 from dovetail_inductor.scheduler.kernels import KernelGraph
@@ -99,7 +100,7 @@ def _plan_draws(plan: Plan) -> bool:
     return any(
         _operator_draws(step.op)
         if isinstance(step, CallAten)
-        else isinstance(step, Choose) and any(map(_plan_draws, step.branches))
+        else any(map(_plan_draws, plans_within(step)))
         for step in plan.steps
     )
 

@@ -77,6 +77,10 @@ inline void load_gpu_kernels(Program& program) {
     if (auto* choice = std::get_if<ChooseProgram>(&step)) {
       for (const auto& branch : choice->branches) load_gpu_kernels(*branch);
     }
+    if (auto* loop = std::get_if<WhileProgram>(&step)) {
+      load_gpu_kernels(*loop->condition);
+      load_gpu_kernels(*loop->body);
+    }
     auto* launch = std::get_if<LaunchTriton>(&step);
     if (launch == nullptr || launch->function != nullptr) continue;
     const CudaDriver& driver = CudaDriver::get();

@@ -192,6 +192,7 @@ class Loader {
       case 7: return BindSize{index(t[1]), static_cast<int>(to_int(t[2])), index(t[3]), index(t[4])};
       case 8: return AssertSize{index(t[1]), to_string(t[2])};
       case 9: return choose(t);
+      case 10: return loop(t);
       default: TORCH_CHECK(false, "unknown operation code in the plan's tables");
     }
   }
@@ -199,18 +200,32 @@ class Loader {
   ChooseProgram choose(const Items& t) {
     ChooseProgram step{index(t[1]), {}, {}, to_indices(t[4])};
     Items branches(t[2]);
-    for (Py_ssize_t i = 0; i < 2; ++i) {
-      step.branches[i] = std::make_shared<Program>();
-      Loader(*step.branches[i], tensor_type_).load(branches[i]);
-      int device = step.branches[i]->cuda_device;
-      if (device >= 0) program_.cuda_device = device;
-    }
-    Items arguments(t[3]);
-    for (Py_ssize_t i = 0; i < arguments.size(); ++i) {
-      Items tagged(arguments[i]);
-      step.arguments.push_back(index(tagged[1]));
-    }
+    for (Py_ssize_t i = 0; i < 2; ++i) step.branches[i] = inner(branches[i]);
+    step.arguments = given(t[3]);
     return step;
+  }
+
+  WhileProgram loop(const Items& t) {
+    return WhileProgram{inner(t[1]), inner(t[2]), given(t[3]), to_indices(t[4])};
+  }
+
+  // A program that a step runs.
+  std::shared_ptr<Program> inner(PyObject* tables) {
+    auto program = std::make_shared<Program>();
+    Loader(*program, tensor_type_).load(tables);
+    if (program->cuda_device >= 0) program_.cuda_device = program->cuda_device;
+    return program;
+  }
+
+  // What such a program is given: slots, and sizes.
+  std::vector<int32_t> given(PyObject* tagged) {
+    std::vector<int32_t> found;
+    Items arguments(tagged);
+    for (Py_ssize_t i = 0; i < arguments.size(); ++i) {
+      Items own(arguments[i]);
+      found.push_back(index(own[1]));
+    }
+    return found;
   }
 
   LaunchTriton launch_triton(const Items& t) {

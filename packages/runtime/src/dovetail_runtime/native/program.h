@@ -162,8 +162,16 @@ struct ChooseProgram {
   std::vector<SlotIndex> outputs;
 };
 
+// One program is run for as long as the other gives a tensor whose one element is not zero. The
+// first arguments, one for each output, are carried: what the body gives takes their place.
+struct WhileProgram {
+  std::shared_ptr<Program> condition, body;
+  std::vector<int32_t> arguments;
+  std::vector<SlotIndex> outputs;
+};
+
 using Step = std::variant<AllocateSlab, AllocateOwn, ViewOf, LaunchCpp, LaunchTriton, CallAten,
-                          FreeSlots, BindSize, AssertSize, ChooseProgram>;
+                          FreeSlots, BindSize, AssertSize, ChooseProgram, WhileProgram>;
 
 struct Output {
   enum Kind { None, Tensor, Size, Input, Float } kind = None;

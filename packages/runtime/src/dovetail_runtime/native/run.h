@@ -697,34 +697,64 @@ class Runner {
   // The branch that the predicate tells, on tensors of this call. What it gives is its own.
   void execute(ChooseProgram& step) {
     bool which = tensor_of(materialize(step.predicate)).item().toBool();
-    Program& program = *step.branches[which ? 0 : 1];
+    keep(step.outputs, run_inner(*step.branches[which ? 0 : 1], step.arguments, {}));
+  }
+
+  // The body, as often as the condition tells.
+  void execute(WhileProgram& step) {
+    std::vector<at::Tensor> carried;
+    for (size_t i = 0; i < step.outputs.size(); ++i) {
+      carried.push_back(tensor_of(materialize(step.arguments[i])));
+    }
+    bool ran = false;
+    while (run_inner(*step.condition, step.arguments, carried)[0].item().toBool()) {
+      carried = run_inner(*step.body, step.arguments, carried);
+      ran = true;
+    }
+    if (!ran) {
+      for (at::Tensor& tensor : carried) tensor = tensor.clone();
+    }
+    keep(step.outputs, std::move(carried));
+  }
+
+  // What a program within this one gives for arguments (slots and sizes of this frame); `first`
+  // are tensors in place of the first of them. Its results are its own.
+  std::vector<at::Tensor> run_inner(Program& program, const std::vector<int32_t>& arguments,
+                                    const std::vector<at::Tensor>& first) {
     BorrowedFrame borrowed{program};
     Frame& frame = *borrowed.frame;
     for (size_t i = 0; i < program.inputs.size(); ++i) {
       const InputInfo& info = program.inputs[i];
       if (info.slot < 0) continue;
       Slot& slot = frame.slots[info.slot];
-      slot.owned = tensor_of(materialize(step.arguments[i]));
+      slot.owned = i < first.size() ? first[i] : tensor_of(materialize(arguments[i]));
       slot.impl = slot.owned.unsafeGetTensorImpl();
       if (info.needs_data) slot.data = slot.impl->mutable_data();
     }
     for (const SymbolBinding& binding : program.bindings) {
       SlotIndex slot = program.inputs[binding.input].slot;
       frame.values[binding.destination] = binding.dim < 0
-                                              ? values()[step.arguments[binding.input]]
+                                              ? values()[arguments[binding.input]]
                                               : frame.slots[slot].impl->size(binding.dim);
     }
     frame.cuda_stream = frame_.cuda_stream;
-    Runner(program, frame).run(/*consuming=*/false);
-    for (size_t i = 0; i < step.outputs.size(); ++i) {
-      if (step.outputs[i] < 0) continue;
-      const Output& output = program.outputs[i];
-      Runner runner(program, frame);
-      at::Tensor result = output.kind == Output::Input
-                              ? frame.slots[program.inputs[output.index].slot].owned.clone()
-                              : tensor_of(runner.materialize(output.index));
-      Slot& slot = frame_.slots[step.outputs[i]];
-      set_owned(slot, std::move(result));
+    Runner runner(program, frame);
+    runner.run(/*consuming=*/false);
+    std::vector<at::Tensor> results;
+    for (const Output& output : program.outputs) {
+      results.push_back(output.kind == Output::Input
+                            ? frame.slots[program.inputs[output.index].slot].owned.clone()
+                            : tensor_of(runner.materialize(output.index)));
+    }
+    return results;
+  }
+
+  // Results of a program within this one, in the slots of this frame.
+  void keep(const std::vector<SlotIndex>& outputs, std::vector<at::Tensor> results) {
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      if (outputs[i] < 0) continue;
+      Slot& slot = frame_.slots[outputs[i]];
+      set_owned(slot, std::move(results[i]));
       slot.data = slot.impl->has_storage() ? slot.impl->mutable_data() : nullptr;
     }
   }

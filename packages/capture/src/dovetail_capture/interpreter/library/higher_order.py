@@ -1,9 +1,9 @@
 """Higher-order operators of torch: control flow that is given functions.
 
-Those with a plain meaning in Python are interpreted by it: `cond` by what is no tensor is an `if`
-(by a tensor's truth see `conditionals`), `while_loop` a loop, and `map` and `scan` over few slices
-are unrolled; those that only mark a function for a compiler
-(`invoke_quant`, `flex_gemm`) are the function. All others run by themselves, outside of graphs.
+Those with a plain meaning in Python are interpreted by it: `cond` by what is no tensor is an `if`,
+`while_loop` a loop (by a tensor's truth see `conditionals` and `loops`), and `map` and `scan` over
+few slices are unrolled; those that only mark a function for a compiler (`invoke_quant`,
+`flex_gemm`) are the function. All others run by themselves, outside of graphs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch._higher_order_ops.scan import scan as torch_scan
 from torch._higher_order_ops.while_loop import while_loop as torch_while_loop
 from torch.utils import _pytree as pytree
 
-from dovetail_capture.interpreter.library import conditionals
+from dovetail_capture.interpreter.library import conditionals, loops
 from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import inlining
 from dovetail_capture.interpreter.signals import GraphBreakSignal
@@ -32,17 +32,6 @@ MOST_UNROLLED = 64  # slices; of more, a graph would be long
 
 
 # --- interpreted ----------------------------------------------------------------------------------
-
-
-def while_loop(cond_fn: Any, body_fn: Any, carried_inputs: Any) -> Any:
-    carried = tuple(carried_inputs)
-    while cond_fn(*carried):
-        carried = tuple(body_fn(*carried))
-    # (Results are tensors of their own, though the body gives on what it got.)
-    return tuple(
-        value.clone() if any(value is given for given in carried_inputs) else value
-        for value in carried
-    )
 
 
 def _stacked(results: Any, dim: int = 0) -> Any:
@@ -80,13 +69,6 @@ def matrix_product(gemm_op: Any, body_fn: Any, args: Any, kwargs: Any, options: 
 
 
 # --- handlers -------------------------------------------------------------------------------------
-
-
-def _interpreted(function: Any) -> Handler:
-    def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-        return inlining.inline(vm, cast(types.FunctionType, function), args, kwargs)
-
-    return handler
 
 
 def _length(vm: Interpreter, value: Value, dim: int) -> Any:
@@ -145,7 +127,7 @@ def _called(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 HANDLERS: dict[Any, Handler] = {
     torch.cond: conditionals.handler,
-    torch_while_loop: _interpreted(while_loop),
+    torch_while_loop: loops.handler,
     torch_map: _unrolled(map_slices, 1),
     torch_scan: _unrolled(scan, 2),
     torch._ops.HigherOrderOperator.__call__: _called,
