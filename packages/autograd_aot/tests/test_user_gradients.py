@@ -91,6 +91,17 @@ def hooked_in_order(x, y, register):
     return h.exp(), x * 3, h.mul_(2).sin()
 
 
+def doubled(gradient):
+    return (gradient * 2,)
+
+
+def linear(x, y, register):
+    h = x * y
+    g = h.sin()
+    register(doubled, h)
+    return g, h.exp() * y, x.cos()
+
+
 def by_python(hook, tensor, *taken):
     return tensor.register_hook(lambda gradient: hook(gradient, *taken)[0])
 
@@ -161,10 +172,23 @@ def test_second_derivatives_of_some_outputs():
         total = sum(g.square().sum() for g in found if g is not None)
         return torch.autograd.grad(total, (x, y), allow_unused=True)
 
-    graph, program = PROGRAMS[-2]
+    graph, program = as_hooked_graph(linear), partial(linear, register=by_python)
     call = aot_compile(graph, leaves(), forward_compiler=run_fx, decompositions=TABLES["core"])
     for used in ((0,), (1,), (0, 2), (0, 1, 2)):
         for a, b in zip(penalty(call, used), penalty(program, used), strict=True):
             assert (a is None) == (b is None)
             if a is not None:
                 torch.testing.assert_close(a, b)
+
+
+def test_second_derivatives_of_what_is_not_linear_are_refused():
+    graph, program = PROGRAMS[-2]
+    call = aot_compile(graph, leaves(), forward_compiler=run_fx, decompositions=TABLES["core"])
+    slopes = []
+    for run in (call, program):
+        x, y = leaves()
+        loss = sum(r.sum() for r in run(x, y))
+        slopes.append(torch.autograd.grad(loss, (x, y), create_graph=True))
+    torch.testing.assert_close(slopes[0], slopes[1])
+    with pytest.raises(RuntimeError, match="not linear in the gradient"):
+        slopes[0][0].sum().backward()

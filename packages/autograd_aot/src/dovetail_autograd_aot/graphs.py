@@ -150,7 +150,8 @@ class JointGraph:
     after them come the `storages`. `reached` tells for each primal, as a bit set, which tangents
     give it a gradient (which may be zeros, and then depends on none in the graph). The last
     `carriers` primals are read by nothing: they stand for tensor subclasses, whose gradients they
-    have.
+    have. It is not `additive` if the user's own backwards make of a sum of gradients something else
+    than the sum of what they make of each.
     """
 
     gm: GraphModule
@@ -160,6 +161,7 @@ class JointGraph:
     reached: tuple[int, ...] = ()
     carriers: int = 0
     apart: tuple[tuple[int, int], ...] = ()
+    additive: bool = True
 
     def as_text(self) -> str:
         """The signature, then the graph as Python text."""

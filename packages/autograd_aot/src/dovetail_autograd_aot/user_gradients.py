@@ -50,6 +50,7 @@ class UserGradients:
         self.own = tuple(own)  # functions of autograd that are not the user's
         self.nodes: dict[Node, _Place] = {}
         self.given: dict[_Place, list[Node]] = {}  # by place: the gradients that went in
+        self.calls: list[tuple[list[Node], list[Node]]] = []  # what went in, and what came out
         self.marks = False  # is there more than one tangent?
         self._called: set[_Place] | None = None
 
@@ -82,21 +83,31 @@ class UserGradients:
         """The gradients that the user's code gave for `given` ones at this place, marked."""
         if self._called is not None:
             self._called.add(place)
+        elif self.tracer.in_backward:
+            nodes = self._nodes(given)
+            self.given.setdefault(place, []).extend(nodes)
+            self.calls.append((nodes, self._nodes(gradients)))
         if not self.marks or not self.tracer.in_backward:
             return gradients
-        plain = [g for g in given if g is not None and not is_wrapper(g)]
-        nodes = [read(self.tracer, self.tracer.traced(g)) for g in plain]
-        self.given.setdefault(place, []).extend(nodes)
         return tuple(
             g if g is None or is_wrapper(g) else self._marked(place, g) for g in gradients
         )
 
+    def _nodes(self, gradients: Gradients) -> list[Node]:
+        plain = [g for g in gradients if g is not None and not is_wrapper(g)]
+        return [read(self.tracer, self.tracer.traced(g)) for g in plain]
+
     def _marked(self, place: _Place, gradient: Tensor) -> Tensor:
         """The gradient, with a node that nothing else shares."""
-        value = read(self.tracer, self.tracer.traced(gradient))
+        (value,) = self._nodes((gradient,))
         node = self.tracer.call(aten.alias.default, (value,), value.meta["val"])
         self.nodes[node] = place
         return wrap(node, TracedStorage(node))
+
+    def are_additive(self) -> bool:
+        """Whether the users' code gives for a sum of gradients the sum of what it gives for each,
+        for all that is known."""
+        return all(_is_additive(given, found) for given, found in self.calls)
 
     @contextmanager
     def _asking(self) -> Iterator[set[_Place]]:
@@ -144,6 +155,78 @@ class UserGradients:
                 node.meta[GIVEN_WITH] = masks[place]
             if found:
                 bits[node] = found
+
+
+# Pointwise operators that are additive in one operand, or in all of them together.
+_LINEAR = frozenset(
+    {
+        aten.neg, aten.clone, aten._to_copy, aten.conj_physical, aten._conj_physical, aten.real,
+        aten.imag, aten.alias,
+    }
+)  # fmt: skip
+_SUMS = frozenset({aten.add, aten.sub})
+# Reductions, and what else is not pointwise, that are not additive.
+_BENT = frozenset(
+    {
+        aten.amax, aten.amin, aten.max, aten.min, aten.prod, aten.linalg_vector_norm, aten.norm,
+        aten.var, aten.std, aten.var_mean, aten.argmax, aten.argmin, aten.sort, aten.topk,
+        aten._softmax, aten._log_softmax, aten.logsumexp, aten.median, aten.mode, aten.any,
+        aten.all, aten.cumprod,
+    }
+)  # fmt: skip
+
+
+def _is_additive(given: list[Node], found: list[Node]) -> bool:
+    """Whether `found`, gradients that were computed from the `given` ones, are additive in them."""
+    order: list[Node] = []
+    seen, stack = set(given), list(found)
+    while stack:
+        node = stack[-1]
+        missing = [n for n in node.all_input_nodes if n not in seen]
+        if node in seen or not missing:
+            stack.pop()
+            if node not in seen:
+                order.append(node)
+                seen.add(node)
+        else:
+            stack += missing
+    follows = set(given)
+    for node in order:
+        if any(n in follows for n in node.all_input_nodes):
+            if not _keeps_sums(node, follows):
+                return False
+            follows.add(node)
+    return all(node in follows or _is_zero(node) for node in found)
+
+
+def _keeps_sums(node: Node, follows: set[Node]) -> bool:
+    packet = getattr(node.target, "overloadpacket", None)
+    if packet is None or packet in _LINEAR:
+        return True
+    reads = [a in follows for a in node.args if isinstance(a, (Node, int, float))]
+    if packet in _SUMS:
+        return all(reads)
+    if packet is aten.mul:
+        return sum(reads) == 1
+    if packet is aten.div:
+        return reads == [True, False]
+    if packet is aten.where:
+        condition, *values = node.args
+        bent = condition in follows or not all(v in follows or _is_zero(v) for v in values)
+        return not bent
+    return packet not in _BENT and torch.Tag.pointwise not in node.target.tags  # type: ignore[union-attr]
+
+
+def _is_zero(value: Any) -> bool:
+    if isinstance(value, Node):
+        packet = getattr(value.target, "overloadpacket", None)
+        if packet is aten.full:
+            value = value.args[1]
+        elif packet is aten.scalar_tensor:
+            value = value.args[0]
+        else:
+            return packet in (aten.zeros, aten.zeros_like)
+    return type(value) in (int, float) and value == 0
 
 
 def _ways(roots: Sequence[Any], places: set[Any]) -> dict[Any, int]:

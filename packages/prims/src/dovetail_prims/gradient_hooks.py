@@ -40,7 +40,8 @@ class GradientHook:
             (found,) = run(gradient, *taken)
             return found if around is None else around(found, gradient)
 
-        return tensor.register_hook(hook)
+        handle: RemovableHandle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+        return handle
 
 
 def remove_hook(handle: RemovableHandle) -> None:

@@ -263,6 +263,7 @@ class _Attempt:
             rebuilder.iterator_steps()
             rebuilder.check_iterators()
             rebuilder.check_caches()
+            rebuilder.check_hooks()
             self._check_made_leaves(rebuilder)
             effects.under_locks(rebuilder)
             effects.modes(rebuilder)

@@ -40,6 +40,7 @@ from dovetail_capture.interpreter.values.functions import (
     CellValue,
     FunctionValue,
     GeneratorValue,
+    HandleValue,
     IteratorValue,
     NativeMethod,
     SuperValue,
@@ -212,7 +213,7 @@ class Rebuilder:
             return self._iterator(item)
         if isinstance(item, GeneratorValue) and item.finished:
             return r.CallFunction(r.Const(iter), (r.Build("tuple", ()),))
-        made = isinstance(item, (IteratorValue, GeneratorValue, TransformValue))
+        made = isinstance(item, (IteratorValue, GeneratorValue, TransformValue, HandleValue))
         born = item.born if made else 0  # type: ignore[attr-defined]
         raise CannotRebuild(item.describe(), born)
 
@@ -273,6 +274,17 @@ class Rebuilder:
         for kept in self.vm.session.cached_calls.values():
             cached_calls.check(kept, self._made)
 
+    def check_hooks(self) -> None:
+        """What a hook closes over is, when it runs, what it was when it was captured."""
+        for hooked in self.vm.session.hooks:
+            for cell, content in hooked.cells:
+                if cell.content is not content or id(cell) in self._made:
+                    hooked.refuse("a variable that a hook closes over")
+            inputs = [getattr(value, "fake", None) for _, value in self.vm.session.inputs]
+            outputs = [node.meta.get("val") for node in self.outputs]
+            if hooked.takes_what_changes(inputs, outputs):
+                hooked.refuse("a tensor that a hook closes over, and which may be written to,")
+
     def check_iterators(self) -> None:
         """An iterator over what existed before goes on where it is once all changes are made: no
         effect may need it before."""
@@ -308,6 +320,9 @@ class Rebuilder:
         if id(item) in self.vm.session.made_leaves:
             born = self.vm.session.made_leaves[id(item)]
             raise CannotRebuild("a leaf that requires a gradient, made here", born)
+        for hooked in self.vm.session.hooks:
+            if hooked.tensor is item:
+                hooked.refuse("a tensor with a hook")
         position = self._positions.get(item.node)
         if position is None:
             position = self._positions[item.node] = len(self.outputs)

@@ -39,6 +39,7 @@ from dovetail_capture.interpreter.values.containers import DictValue, ListValue,
 from dovetail_capture.interpreter.values.draws import DrawSource
 from dovetail_capture.interpreter.values.functions import HeldIterator
 from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.hooks import Hooked
 from dovetail_capture.interpreter.values.plain import PlainSource, as_plain, is_asked
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
@@ -123,6 +124,8 @@ class Session:
         self.global_hooks_guarded = False
         self.selects = False  # is a checkpoint's `context_fn` asked what it selects?
         self.error_flags: list[bool] = []  # of the open `error_on_graph_break` blocks
+        self.hooks: list[Hooked] = []  # on tensors of the graph
+        self.noted: list[Any] | None = None  # what is looked at of what existed before, if asked
         self.locks: list[Value] = []  # locks that were taken; effects are replayed under them
         self.open_locks: list[Value] = []
         # ids of classes, and of parts of classes, made for this capture only -> the step they were

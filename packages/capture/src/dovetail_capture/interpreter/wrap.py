@@ -94,6 +94,8 @@ Wrapper = Callable[[Session, Any, Source], Value]
 
 def wrap(session: Session, real: Any, source: Source) -> Value:
     """The value of a pre-existing object."""
+    if session.noted is not None:
+        session.noted.append(real)
     cls = type(real)
     wrapper = _WRAPPERS.get(cls) or session.wrappers.get(cls)
     if wrapper is None:

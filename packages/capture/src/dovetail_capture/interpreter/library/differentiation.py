@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from dovetail_capture.captured_frame import GraphBreak
-from dovetail_capture.errors import NotCapturable
 from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.library.hooks import is_used, too_late
 from dovetail_capture.interpreter.library.transforms import InnerRecorder
 from dovetail_capture.interpreter.protocols import inlining
 from dovetail_capture.interpreter.signals import GraphBreakSignal
@@ -154,9 +153,9 @@ def gradients_of(
     create_graph: bool,
     allow_unused: bool,
 ) -> tuple[torch.Tensor | None, ...]:
-    """What the node calls: the gradients of `inputs`, given those of the `roots`. Hooks of the
-    inputs are left to the caller."""
-    hooks = [(t, t._backward_hooks) for t in inputs if t._backward_hooks]
+    """What the node calls: the gradients of `inputs`, given those of the `roots`. Hooks of leaves
+    among the inputs are left to the caller."""
+    hooks = [(t, t._backward_hooks) for t in inputs if t._backward_hooks and t.is_leaf]
     for tensor, _ in hooks:
         tensor._backward_hooks = None
     try:
@@ -243,9 +242,10 @@ def _grad(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     roots, inputs = _tensors(vm, option["outputs"]), _tensors(vm, option["inputs"])
     _check(vm, roots, inputs)
     for value in inputs:
-        if value.source is not None and value.real._backward_hooks:
-            raise GraphBreakSignal("the gradient of a tensor with a hook")
-        vm.get_attr(value, "_backward_hooks")  # guarded
+        if value.source is not None:
+            if value.real._backward_hooks:
+                raise GraphBreakSignal("the gradient of a tensor with a hook")
+            vm.get_attr(value, "_backward_hooks")  # guarded
     tangents = _tangents(vm, roots, option["grad_outputs"])
     create = _flag(vm, option["create_graph"], False)
     zeros = _flag(vm, option["materialize_grads"], False)
@@ -261,9 +261,16 @@ def _grad(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 def _retain_grad(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`tensor.retain_grad()`: of a leaf, nothing."""
-    if isinstance(args[0], TensorValue) and args[0].fake.is_leaf and args[0].fake.requires_grad:
-        return NONE
-    raise GraphBreakSignal("retain_grad() of a tensor that is no leaf")
+    tensor = args[0]
+    if isinstance(tensor, TensorValue) and tensor.fake.requires_grad:
+        if tensor.fake.is_leaf:
+            return NONE
+        if is_used(tensor):
+            raise too_late(vm, "retain_grad() of a tensor that is no leaf")
+    raise GraphBreakSignal(
+        "retain_grad() of a tensor that is no leaf",
+        "return the tensor, and ask for its gradient outside of the compiled function",
+    )
 
 
 def hooks_of(vm: Interpreter, obj: TensorValue, name: str) -> Value:
@@ -275,24 +282,16 @@ def hooks_of(vm: Interpreter, obj: TensorValue, name: str) -> Value:
     return vm.wrap(getattr(obj.real, name), vm.session.sources.attr(obj.source, name))
 
 
-def _hook(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    """`tensor.register_hook(...)` and its like. A hook on what the graph made and has used already
-    would miss the gradient of these uses: then the frame runs as it is."""
-    tensor = args[0]
-    if isinstance(tensor, TensorValue) and tensor.source is None and tensor.fake.requires_grad:
-        if tensor.node.users:
-            code, line = vm.frames[-1].code, vm.frames[-1].code.co_firstlineno
-            reason = "a hook on the gradient of a tensor that the graph made and has used before"
-            raise NotCapturable(GraphBreak(reason, code.co_filename, line, "", "register it first"))
+def _post_accumulate(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`tensor.register_post_accumulate_grad_hook(...)`: of leaves, which others see."""
     raise GraphBreakSignal(
-        "a hook on the gradient of a tensor: what it does happens outside of the graph",
-        "register it outside of the compiled function, or say it as a torch.autograd.Function",
+        "a hook on what is accumulated in a leaf: it outlives the graph",
+        "register it outside of the compiled function",
     )
 
 
 HANDLERS: dict[Any, Handler] = {
-    torch.Tensor.register_hook: _hook,
-    torch.Tensor.register_post_accumulate_grad_hook: _hook,
+    torch.Tensor.register_post_accumulate_grad_hook: _post_accumulate,
     torch.autograd.backward: _backward,
     torch.autograd.grad: _grad,
     leaf_gradients: _leaf_gradients,

@@ -46,6 +46,7 @@ from dovetail_capture.interpreter.values.functions import (
     CellValue,
     FunctionValue,
     GeneratorValue,
+    HandleValue,
     NativeMethod,
     SuperValue,
 )
@@ -319,6 +320,13 @@ def _super_attr(vm: Interpreter, obj: SuperValue, name: str) -> Value:
     return missing(vm, obj, name)
 
 
+def _handle_attr(vm: Interpreter, obj: HandleValue, name: str) -> Value:
+    owner, attr = class_lookup(vm, obj.python_type(), name)
+    if isinstance(attr, types.FunctionType):
+        return BoundMethod(vm.wrap_class_attr(owner, name, attr), obj)
+    return _native_attr(vm, obj, name)
+
+
 def _generator_attr(vm: Interpreter, obj: GeneratorValue, name: str) -> Value:
     if name in ("gi_running", "gi_frame", "gi_code", "gi_yieldfrom"):
         raise GraphBreakSignal(f"a generator's {name}")
@@ -339,4 +347,5 @@ _READERS: dict[type, Any] = {
     FunctionValue: _function_attr,
     SuperValue: _super_attr,
     GeneratorValue: _generator_attr,
+    HandleValue: _handle_attr,
 }

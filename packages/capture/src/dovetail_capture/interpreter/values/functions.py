@@ -8,6 +8,8 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from dovetail_guards.source import Source
+from torch.fx import Node
+from torch.utils.hooks import RemovableHandle
 
 from dovetail_capture.interpreter.values.base import Lazy, Value
 
@@ -206,6 +208,24 @@ class TransformValue(Value):
 
     def python_type(self) -> type:
         return types.FunctionType
+
+
+class HandleValue(Value):
+    """The handle of a hook of the graph's: `node` registers it (None for one that does nothing),
+    and `real` is the handle of the same hook on the fake. `born` is the step of the top frame that
+    made it."""
+
+    __slots__ = ("born", "node", "real", "removed")
+
+    def __init__(self, node: Node | None, real: Any, born: int) -> None:
+        self.node = node
+        self.real = real
+        self.removed = False
+        self.born = born
+        self.source = None
+
+    def python_type(self) -> type:
+        return RemovableHandle
 
 
 class GeneratorValue(Value):

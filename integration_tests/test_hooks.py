@@ -1,0 +1,310 @@
+"""Hooks on tensors that a compiled function makes: in one graph, with eager's gradients."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import dovetail
+
+Call = Callable[..., Any]
+SCALE = 3.0
+SEEN: list[Tensor] = []
+
+
+def scaled(x: Tensor) -> Any:
+    y = x * 2
+    y.register_hook(lambda g: g * 10)
+    return y.sin()
+
+
+def after_other_uses(x: Tensor) -> Any:
+    y = x * 2
+    z = y.cos()
+    y.register_hook(lambda g: g.clamp(-0.1, 0.1))
+    return y.sin() + z
+
+
+def several_in_order(x: Tensor) -> Any:
+    y = x * 2
+    y.register_hook(lambda g: g + 1)
+    y.register_hook(lambda g: None)
+    y.register_hook(lambda g: g * 3)
+    return y.sin(), x * 3
+
+
+def with_a_mask(x: Tensor) -> Any:
+    y = x * 2
+    mask = (x > 0).float()
+    y.register_hook(lambda g: g * mask * y)
+    return y.exp()
+
+
+def removed(x: Tensor) -> Any:
+    y = x * 2
+    handle = y.register_hook(lambda g: g * 100)
+    z = y.sin()
+    handle.remove()
+    return z
+
+
+def bound_in_a_loop(x: Tensor) -> Any:
+    y = x * 2
+    for factor in (2.0, 3.0):
+        y.register_hook(lambda g, factor=factor: g * factor)
+    return y.sin()
+
+
+def around_writes(x: Tensor) -> Any:
+    y = x * 2
+    y.register_hook(lambda g: g * 7)
+    y.add_(1).mul_(x)
+    y.register_hook(lambda g: g + 1)
+    return y.sin()
+
+
+def made_by_a_function(x: Tensor) -> Any:
+    def make(factor: float) -> Call:
+        return lambda g: torch.nan_to_num(g) * factor
+
+    y = x * 2
+    y.register_hook(make(3.0))
+    return y.tanh()
+
+
+def no_plain_function(x: Tensor) -> Any:
+    y, z, m = x * 2, x * 3, x.detach()
+    y.register_hook(functools.partial(torch.mul, other=m))
+    z.register_hook(m.mul)
+    return y.tanh() + z
+
+
+def of_views(x: Tensor) -> Any:
+    y = (x * 2).view(2, -1)
+    v, w = y[0], y[1]
+    y.register_hook(lambda g: g * 2)
+    w.register_hook(lambda g: g + 1)
+    first, _ = (x * 3).chunk(2)
+    first.register_hook(lambda g: g * 5)
+    return v.sin(), w.cos() + first, y.sum(0)
+
+
+def a_view_of_it_is_returned(x: Tensor) -> Any:
+    y = x * 2
+    y.register_hook(lambda g: g * 10)
+    return y.sin(), y.view(-1)
+
+
+def in_a_checkpoint(x: Tensor) -> Any:
+    def block(t: Tensor) -> Tensor:
+        y = t * 2
+        y.register_hook(lambda g: g * 10)
+        return y.sin().exp()
+
+    return checkpoint(block, x.cos(), use_reentrant=False)
+
+
+def differentiated_inside(x: Tensor) -> Any:
+    y = x * 2
+    y.register_hook(lambda g: g * 10 + y)
+    z = y.sin().sum()
+    slope, own = torch.autograd.grad(z, (x, y), create_graph=True)
+    return slope * own + x
+
+
+def removed_after_a_backward(x: Tensor) -> Any:
+    y = x * 2
+    with y.register_hook(lambda g: g.detach() * 10):
+        (slope,) = torch.autograd.grad(y.sin().sum(), x, create_graph=True)
+    return slope + y.cos() * x
+
+
+def of_complex_numbers(x: Tensor) -> Any:
+    y = torch.complex(x, x * 2)
+    y.register_hook(lambda g: g * (2 + 1j))
+    return (y * y).abs()
+
+
+IN_ONE_GRAPH = [
+    scaled, after_other_uses, several_in_order, with_a_mask, removed, bound_in_a_loop,
+    around_writes, made_by_a_function, no_plain_function, of_views, a_view_of_it_is_returned,
+    in_a_checkpoint, differentiated_inside, removed_after_a_backward, of_complex_numbers,
+]  # fmt: skip
+
+
+def gradients(call: Call) -> list[Any]:
+    """Of each result by itself, and of all together."""
+    found: list[Any] = []
+    x = torch.linspace(-1, 1, 6).requires_grad_()
+    results = call(x)
+    results = results if isinstance(results, tuple) else (results,)
+    for result in results:
+        found += torch.autograd.grad(result.square().sum(), x, retain_graph=True)
+    sum(r.sin().sum() for r in results).backward()
+    return [*found, x.grad, *(r.detach() for r in results)]
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("method", IN_ONE_GRAPH)
+def test_hooks_are_part_of_the_graph(method: Call, dynamic: bool | None) -> None:
+    call = dovetail.compile(method, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for a, b in zip(gradients(call), gradients(method), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_hooks_reach_kernels() -> None:
+    call = dovetail.compile(with_a_mask, fullgraph=True)
+    for a, b in zip(gradients(call), gradients(with_a_mask), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.factor = nn.Linear(6, 8), nn.Linear(8, 2), 0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x).relu()
+        factor = self.factor
+        if hidden.requires_grad:
+            hidden.register_hook(lambda g: F.normalize(g, dim=0) * factor)
+        return self.second(hidden)
+
+
+def test_a_hook_in_a_module() -> None:
+    torch.manual_seed(0)
+    net = Net()
+    call = dovetail.compile(net, fullgraph=True, backend="aot_eager")
+    found = []
+    for run in (call, net):
+        net.zero_grad()
+        run(torch.ones(3, 6)).square().sum().backward()
+        found.append([p.grad.clone() for p in net.parameters() if p.grad is not None])
+    torch.testing.assert_close(found[0], found[1])
+
+
+# --- what breaks the graph ------------------------------------------------------------------------
+
+
+def reads_a_global(x: Tensor) -> Any:
+    y = x * 2
+    y.register_hook(lambda g: g * SCALE)
+    return y.sin()
+
+
+def appends(x: Tensor) -> Any:
+    y = x * 2
+    y.register_hook(SEEN.append)
+    return y.sin()
+
+
+def bound_late(x: Tensor) -> Any:
+    y = x * 2
+    for factor in (2.0, 3.0):
+        y.register_hook(lambda g: g * factor)  # noqa: B023
+    return y.sin()
+
+
+def is_returned(x: Tensor) -> Any:
+    y = x * 2
+    y.register_hook(lambda g: g * 10)
+    return y, y.sin()
+
+
+def is_returned_after_uses(x: Tensor) -> Any:
+    y = x * 2
+    z = y.sin()
+    y.register_hook(lambda g: g * 10)
+    return y, z
+
+
+def gives_its_handle(x: Tensor) -> Any:
+    y = x * 2
+    handle = y.register_hook(lambda g: g * 10)
+    SEEN.append(handle)
+    return y.sin()
+
+
+def writes(x: Tensor) -> Any:
+    y = x * 2
+    y.register_hook(lambda g: g.mul_(2))
+    return y.sin()
+
+
+def takes_what_is_returned(x: Tensor) -> Any:
+    y, m = x * 2, x.detach() * 3
+    y.register_hook(lambda g: g * m)
+    return y.sin(), m.view(2, -1)
+
+
+def of_an_input(x: Tensor) -> Any:
+    x.register_hook(lambda g: g * 10)
+    return x.sin()
+
+
+def keeps_its_gradient(x: Tensor) -> Any:
+    y = x * 2
+    z = y.sin()
+    y.retain_grad()
+    SEEN.append(y)
+    return z + y
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [
+        (reads_a_global, "reads a float, which may change"),
+        (appends, "a hook"),
+        (bound_late, "variable that a hook closes over"),
+        (is_returned, "a tensor with a hook"),
+        (is_returned_after_uses, "needed outside of the graph"),
+        (gives_its_handle, "RemovableHandle"),
+        (writes, "a hook that writes to tensors"),
+        (takes_what_is_returned, "closes over, and which may be written to"),
+        (of_an_input, "that others see, too"),
+        (keeps_its_gradient, "retain_grad"),
+    ],
+)
+def test_other_hooks_break_the_graph(method: Call, reason: str) -> None:
+    call = dovetail.compile(method, backend="aot_eager")
+    found = []
+    for run in (call, method):
+        SEEN.clear()
+        x = torch.linspace(-1, 1, 6).requires_grad_()
+        results = run(x)
+        results = results if isinstance(results, tuple) else (results,)
+        if method is takes_what_is_returned:
+            results[1].add_(1)
+            results = results[:1]
+        sum(r.square().sum() for r in results).backward()
+        kept = [s.grad if s.requires_grad else s for s in SEEN if isinstance(s, Tensor)]
+        found.append([x.grad, *kept])
+    torch.testing.assert_close(found[0], found[1])
+    report = dovetail.report(call)
+    assert any(reason in b.reason for b in report.breaks), report.breaks
+
+
+def test_a_second_backward_through_what_is_not_linear_is_refused() -> None:
+    """Its two parts would come to the hook one by one."""
+    x = torch.linspace(-1, 1, 6).requires_grad_()
+    for method, refused in ((scaled, False), (after_other_uses, True)):
+        call = dovetail.compile(method, backend="aot_eager")
+        found = []
+        for run in (method, call):
+            result = run(x)
+            (slope,) = torch.autograd.grad(result.square().sum(), x, create_graph=True)
+            found.append([slope])
+            if refused and run is call:
+                with pytest.raises(RuntimeError, match="not linear in the gradient"):
+                    slope.sum().backward()
+            else:
+                total = slope.square().sum() + result.sum()
+                found[-1] += torch.autograd.grad(total, x)
+        torch.testing.assert_close(found[1], found[0][: len(found[1])])

@@ -1,0 +1,261 @@
+"""Hooks on the gradients of tensors that the graph makes.
+
+A hook that is a function of the gradient and nothing else is captured as a graph of its own, and
+its registration is a node: whoever differentiates the graph applies it to the whole gradient of the
+tensor, as autograd does. Such a hook runs later than where it is captured. So it may read nothing
+that might be something else by then: numbers and tensors that it closes over (variables of the
+frame that are not written to after), modules, functions and classes. Every other hook breaks the
+graph. So does one whose tensor leaves the graph: there others could ask for its gradient.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from dovetail_prims.gradient_hooks import GradientHook, remove_hook
+from torch.fx import GraphModule
+from torch.utils.hooks import RemovableHandle
+
+from dovetail_capture.captured_frame import GraphBreak
+from dovetail_capture.errors import NotCapturable
+from dovetail_capture.interpreter.aliasing import may_write
+from dovetail_capture.interpreter.changes import no_changes
+from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.library.transforms import InnerRecorder
+from dovetail_capture.interpreter.protocols import dicts
+from dovetail_capture.interpreter.recorder import NotAGraphArgument
+from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
+from dovetail_capture.interpreter.values.base import NONE, Constant, Value, is_none
+from dovetail_capture.interpreter.values.containers import TupleValue
+from dovetail_capture.interpreter.values.functions import (
+    CellValue,
+    FunctionValue,
+    HandleValue,
+    NativeMethod,
+)
+from dovetail_capture.interpreter.values.hooks import Hooked
+from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
+from dovetail_capture.interpreter.values.tensors import TensorValue
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.machine import Interpreter
+
+_WAY = "register it outside of the compiled function, or say it as a torch.autograd.Function"
+_ESCAPES = "a hook whose tensor, or what it closes over, is needed outside of the graph"
+_LOCALS = "let the hook close over local variables that hold the tensors and numbers it takes"
+
+# What a program does not replace between a forward and its backward.
+_LASTING = (
+    types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type, torch.dtype,
+    torch.device, torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops._OpNamespace,
+    types.MethodDescriptorType, types.WrapperDescriptorType,
+)  # fmt: skip
+_NUMBERS = (bool, int, float, complex, str, type(None), torch.memory_format, torch.layout)
+
+
+class _HookRecorder(InnerRecorder):
+    """Records a hook."""
+
+    transforms = False
+
+
+@dataclass(frozen=True)
+class _Captured:
+    """A hook: its graph, or None for one that changes nothing, and what that takes besides."""
+
+    graph: GraphModule | None
+    taken: list[Value]
+
+
+# --- what a hook may read -------------------------------------------------------------------------
+
+
+def _check_lasts(vm: Interpreter, hook: Value, cells: list[tuple[CellValue, Any]]) -> None:
+    """Break if a hook is made of what may be something else when it runs. `cells` become those that
+    it closes over, with what they hold."""
+    if isinstance(hook, (TensorValue, SymbolicNumber)):
+        return
+    if isinstance(hook, Constant) and isinstance(hook.value, (*_LASTING, *_NUMBERS)):
+        return
+    if isinstance(hook, NativeMethod) and isinstance(hook.receiver, TensorValue):
+        return
+    if isinstance(hook, TupleValue):
+        parts = [vm.tuple_item(hook, i) for i in range(len(hook.items))]
+    elif isinstance(hook, FunctionValue) and hook.attributes is None:
+        parts = [*hook.defaults]
+        if hook.kwdefaults is not None:
+            parts += [value for _, value in dicts.items(vm, hook.kwdefaults)]
+        for cell in hook.closure:
+            if cell.content is None or cell.real is not None:
+                raise GraphBreakSignal(
+                    "a hook that closes over a variable from around the compiled function", _LOCALS
+                )
+            if not any(known is cell for known, _ in cells):
+                parts.append(vm.resolve_cell(cell))
+                cells.append((cell, cell.content))
+    elif isinstance(hook, ObjectValue) and hook.base_new.__name__ == "partial":
+        parts = [vm.get_attr(hook, name) for name in ("func", "args", "keywords")]
+        parts[-1] = TupleValue([value for _, value in dicts.items(vm, vm.native(parts[-1]))])  # type: ignore[arg-type]
+    else:
+        raise GraphBreakSignal(f"a hook made of {hook.describe()}, which may change", _LOCALS)
+    for part in parts:
+        _check_lasts(vm, part, cells)
+
+
+@contextmanager
+def _reads_nothing_else(vm: Interpreter) -> Iterator[None]:
+    """A block that breaks the graph if it looks at what existed before the frame and may change."""
+    session = vm.session
+    before = vm.global_values, vm.class_attribute_values
+    vm.global_values, vm.class_attribute_values = {}, {}
+    noted: list[Any] = []
+    session.noted = noted
+    try:
+        yield
+    finally:
+        session.noted = None
+        vm.global_values, vm.class_attribute_values = before
+    for real in noted:
+        if not isinstance(real, _LASTING):
+            kind = type(real).__name__
+            raise GraphBreakSignal(f"a hook that reads a {kind}, which may change", _LOCALS)
+
+
+# --- capture --------------------------------------------------------------------------------------
+
+
+def _capture(vm: Interpreter, tensor: TensorValue, hook: Value) -> _Captured:
+    session = vm.session
+    outer = session.recorder
+    inner = _HookRecorder(outer)
+    with inner.fake_mode, torch.no_grad():
+        fake = torch.empty_like(tensor.fake, memory_format=torch.contiguous_format)
+    gradient = inner.bind(TensorValue(inner.argument_placeholder(0, fake), fake))
+    session.recorder = inner
+    try:
+        with torch.no_grad(), no_changes(vm, [hook], "a hook that changes what is not its own"):
+            with _reads_nothing_else(vm):
+                result = vm.call(hook, [gradient], {})
+        if is_none(result):
+            changed: Any = None
+        elif not _is_like(result, gradient):
+            raise GraphBreakSignal(f"a hook that gives {result.describe()} for a gradient")
+        else:
+            changed = inner.argument(result)[0]
+        inner.graph.output((changed,))
+    except ProgramException as error:
+        name = error.value.python_type().__name__
+        raise GraphBreakSignal(f"a hook that raises {name}") from None
+    except NotAGraphArgument as error:
+        raise GraphBreakSignal(f"a hook that gives {error}") from None
+    finally:
+        session.recorder = outer
+    if fake._version or any(map(may_write, inner.graph.nodes)):
+        raise GraphBreakSignal("a hook that writes to tensors", "let it give a new one")
+    return _Captured(None if changed is None else inner.module(), inner.captured)
+
+
+def _is_like(value: Value, gradient: TensorValue) -> bool:
+    if not isinstance(value, TensorValue) or tuple(value.sizes) != tuple(gradient.sizes):
+        return False
+    return bool(
+        value.fake.dtype is gradient.fake.dtype and value.fake.device == gradient.fake.device
+    )
+
+
+def _refuse(vm: Interpreter, tensor: TensorValue) -> None:
+    """Break where a hook is more than a part of the graph."""
+    recorder = vm.session.recorder
+    if isinstance(recorder, InnerRecorder):
+        raise GraphBreakSignal("a hook inside of a transformed function", _WAY)
+    if vm.session.exports:
+        raise GraphBreakSignal("a hook in a graph that is exported", _WAY)
+    if tensor.source is not None or tensor.fake.is_leaf or tensor.cls is not torch.Tensor:
+        raise GraphBreakSignal("a hook on the gradient of a tensor that others see, too", _WAY)
+
+
+def _register(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`tensor.register_hook(hook)`."""
+    tensor = args[0]
+    if not isinstance(tensor, TensorValue) or len(args) + len(kwargs) != 2:
+        return PASS  # type: ignore[no-any-return]
+    hook = args[1] if len(args) > 1 else kwargs["hook"]
+    used = is_used(tensor)
+    try:
+        if not tensor.fake.requires_grad:
+            raise GraphBreakSignal("a hook on a tensor that requires no gradient")
+        _refuse(vm, tensor)
+        cells: list[tuple[CellValue, Any]] = []
+        _check_lasts(vm, hook, cells)
+        captured = _capture(vm, tensor, hook)
+    except GraphBreakSignal as signal:
+        if used:
+            raise too_late(vm, signal.reason) from None
+        raise
+    return _record(vm, tensor, hook, captured, cells, used)
+
+
+def is_used(tensor: TensorValue) -> bool:
+    """Has the graph, which made this tensor, computed something from it?"""
+    made = tensor.source is None and tensor.fake.requires_grad
+    return made and any(node.op != "output" for node in tensor.node.users)
+
+
+def too_late(vm: Interpreter, reason: str) -> NotCapturable:
+    """A hook that is not part of the graph would miss the gradient of uses before: then the frame
+    runs as it is."""
+    code, line = vm.frames[-1].code, vm.frames[-1].code.co_firstlineno
+    text = f"{reason} (a hook on a tensor that the graph made and has used before)"
+    return NotCapturable(GraphBreak(text, code.co_filename, line, "", "register it first"))
+
+
+def _record(
+    vm: Interpreter,
+    tensor: TensorValue,
+    hook: Value,
+    captured: _Captured,
+    cells: list[tuple[CellValue, Any]],
+    used: bool,
+) -> Value:
+    recorder = vm.session.recorder
+    born = vm.frames[0].steps
+    if captured.graph is None:
+        return HandleValue(None, None, born)
+    target = GradientHook(captured.graph, getattr(hook, "name", ""))
+    pairs = [recorder.argument(value) for value in captured.taken]
+    node = recorder.state_change(target, tensor.node, *(pair[0] for pair in pairs))
+    # (Whether a gradient requires one is for the hook to say, also of the fakes.)
+    real = target(tensor.fake, *(pair[1] for pair in pairs))
+    handle = HandleValue(node, real, born)
+    late = too_late(vm, _ESCAPES) if used else None
+    vm.session.hooks.append(Hooked(tensor, handle, captured.taken, cells, late))
+    return handle
+
+
+def _remove(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`handle.remove()`."""
+    handle = args[0]
+    if not isinstance(handle, HandleValue):
+        return PASS  # type: ignore[no-any-return]
+    if handle.node is not None and not handle.removed:
+        vm.session.recorder.state_change(remove_hook, handle.node)
+        handle.real.remove()
+    handle.removed = True
+    return NONE
+
+
+def _enter(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return args[0] if isinstance(args[0], HandleValue) else PASS
+
+
+HANDLERS: dict[Any, Handler] = {
+    torch.Tensor.register_hook: _register,
+    RemovableHandle.remove: _remove,
+    RemovableHandle.__enter__: _enter,
+}
