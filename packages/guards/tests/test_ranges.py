@@ -69,3 +69,41 @@ def test_a_dominated_argument_goes_away() -> None:
     assert facts.simplify(e.max_(a, b, 100)).value == 100
     assert facts.simplify(a % b) is a
     assert facts.simplify(a // b) is e.ZERO
+
+
+def test_what_is_learned_later_is_asked_anew() -> None:
+    a = e.symbol("a")
+    facts = Facts({"a": Range(0, 20)})
+    for _ in range(2):
+        assert facts.simplify(a % 8) is a % 8
+        assert facts.simplify(a // 8) is a // 8
+        assert facts.range_of(a // 8) == Range(0, 2)
+        assert facts.decide(rel.lt(a // 8, 1)) is None
+    facts.set_range("a", Range(0, 7))
+    assert facts.simplify(a % 8) is a
+    assert facts.simplify(a // 8) is e.ZERO
+    assert facts.range_of(a // 8) == Range(0, 0)
+    assert facts.decide(rel.lt(a // 8, 1)) is True
+    assert facts.simplify(a % 4) is a % 4
+    facts.set_congruence("a", Congruence(4, 3))
+    assert facts.simplify(a % 4).value == 3
+
+
+def test_divisions_in_divisions_are_gone_through_once() -> None:
+    class Counted(Facts):
+        asked = 0
+
+        def _range_of_operation(self, atom: e.Atom) -> Range:
+            self.asked += 1
+            return super()._range_of_operation(atom)
+
+    facts = Counted({"a": Range(2), "b": Range(2)})
+    height, width, depth = e.symbol("a"), e.symbol("b"), 12
+    for _ in range(depth):  # sizes behind convolutions with a stride of 2
+        height, width = (height - 1) // 2 + 1, (width - 1) // 2 + 1
+        area = facts.simplify(height * width * 64)
+        facts.decide(rel.le(area, 1 << 20))
+    asked = facts.asked
+    assert asked <= 2 * depth
+    facts.decide(rel.le(facts.simplify(height * width * 64), 1 << 20))
+    assert facts.asked == asked

@@ -22,9 +22,7 @@ class Learned:
 
     def __init__(self, unbacked: set[str]) -> None:
         self.unbacked = unbacked
-        self.ranges: dict[str, Range] = {}
-        self.congruences: dict[str, Congruence] = {}
-        self.facts = Facts(self.ranges, self.congruences)
+        self.facts = Facts()
         self.replacements: dict[str, e.Expr] = {}
         self.recorded: set[rel.BoolExpr] = set()
 
@@ -68,7 +66,7 @@ class Learned:
         found = range_if_nonpositive(expr)
         if found is not None:
             name, bound = found
-            self.ranges[name] = self.ranges.get(name, Range()) & bound
+            self.facts.set_range(name, self.facts.ranges.get(name, Range()) & bound)
 
     def _learn_equality(self, expr: e.Expr) -> None:
         for monomial, factor in expr.terms:
@@ -79,7 +77,7 @@ class Learned:
             if atom.kind == "mod" and rest.value is not None:
                 name, modulus = atom.args[0].symbol_name, atom.args[1].value
                 if name is not None and modulus is not None and modulus > 0:
-                    self.congruences[name] = Congruence(modulus, rest.value)
+                    self.facts.set_congruence(name, Congruence(modulus, rest.value))
             if atom.kind == "sym" and atom.name not in rest.free_symbols():
                 # Keep the older symbol, one of an input before one of run time; a symbol never
                 # stands for itself in a circle.
@@ -95,7 +93,7 @@ class Learned:
         one = {name: by}
         self.replacements = {n: x.substitute(one) for n, x in self.replacements.items()}
         self.replacements[name] = by
-        known = self.ranges.get(name, Range())
+        known = self.facts.ranges.get(name, Range())
         if known.lower != -_INF:
             self._bound(-by + int(known.lower))
         if known.upper != _INF:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
 
 from dovetail_guards.expr import Atom, Expr, apply_atom, constant, of_atom, symbol
 from dovetail_guards.relations import BoolExpr, le
@@ -127,12 +128,45 @@ class Congruence:
         return Congruence(modulus, self.remainder)
 
 
-@dataclass(frozen=True)
 class Facts:
-    """What is known of symbols, and from that of expressions."""
+    """What is known of symbols, and from that of expressions.
 
-    ranges: Mapping[str, Range] = field(default_factory=dict)
-    congruences: Mapping[str, Congruence] = field(default_factory=dict)
+    What follows for an expression is kept until more is known: sizes behind several convolutions
+    are divisions in divisions, and each would be gone through once for each that holds it.
+    """
+
+    def __init__(
+        self,
+        ranges: Mapping[str, Range] | None = None,
+        congruences: Mapping[str, Congruence] | None = None,
+    ) -> None:
+        self._ranges = dict(ranges or {})
+        self._congruences = dict(congruences or {})
+        self.ranges: Mapping[str, Range] = MappingProxyType(self._ranges)
+        self.congruences: Mapping[str, Congruence] = MappingProxyType(self._congruences)
+        self._atom_ranges: dict[Atom, Range] = {}
+        self._simplified: dict[Expr, Expr] = {}
+        self._decided: dict[BoolExpr, bool | None] = {}
+
+    def __repr__(self) -> str:
+        return f"Facts({self._ranges}, {self._congruences})"
+
+    def set_range(self, name: str, known: Range) -> None:
+        """What is known of a symbol's range from here on."""
+        if self._ranges.get(name) != known:
+            self._ranges[name] = known
+            self._forget()
+
+    def set_congruence(self, name: str, known: Congruence) -> None:
+        """What is known of a symbol's remainder from here on."""
+        if self._congruences.get(name) != known:
+            self._congruences[name] = known
+            self._forget()
+
+    def _forget(self) -> None:
+        self._atom_ranges.clear()
+        self._simplified.clear()
+        self._decided.clear()
 
     def range_of(self, expr: Expr) -> Range:
         """A range that holds the value of `expr`."""
@@ -146,7 +180,13 @@ class Facts:
 
     def _range_of_atom(self, atom: Atom) -> Range:
         if atom.kind == "sym":
-            return self.ranges.get(atom.name, ANY)
+            return self._ranges.get(atom.name, ANY)
+        known = self._atom_ranges.get(atom)
+        if known is None:
+            known = self._atom_ranges[atom] = self._range_of_operation(atom)
+        return known
+
+    def _range_of_operation(self, atom: Atom) -> Range:
         args = [self.range_of(arg) for arg in atom.args]
         if atom.kind == "floordiv":
             return args[0] // args[1]
@@ -168,7 +208,7 @@ class Facts:
 
     def _congruence_of_atom(self, atom: Atom) -> Congruence:
         if atom.kind == "sym":
-            return self.congruences.get(atom.name, Congruence())
+            return self._congruences.get(atom.name, Congruence())
         if atom.kind in ("min", "max"):
             result = self.congruence_of(atom.args[0])
             for arg in atom.args[1:]:
@@ -187,6 +227,11 @@ class Facts:
 
     def decide(self, relation: BoolExpr) -> bool | None:
         """The truth of a relation if the facts settle it."""
+        if relation not in self._decided:
+            self._decided[relation] = self._decide(relation)
+        return self._decided[relation]
+
+    def _decide(self, relation: BoolExpr) -> bool | None:
         match relation.kind:
             case "true":
                 return True
@@ -237,7 +282,7 @@ class Facts:
                 return self._never_positive(rest * below + above * coefficient, depth - 1)
         shifted = {}
         for name in expr.free_symbols():
-            least = self.ranges.get(name, ANY).lower
+            least = self._ranges.get(name, ANY).lower
             if least == -_INF:
                 return False
             if least:
@@ -250,6 +295,12 @@ class Facts:
 
     def simplify(self, expr: Expr) -> Expr:
         """The expression with atoms resolved that the facts decide."""
+        known = self._simplified.get(expr)
+        if known is None:
+            known = self._simplified[expr] = self._simplify_terms(expr)
+        return known
+
+    def _simplify_terms(self, expr: Expr) -> Expr:
         total = constant(0)
         for monomial, coefficient in expr.terms:
             product = constant(coefficient)

@@ -100,7 +100,6 @@ class ShapeEnv:
         self.specializations: list[Specialization] = []
         self.learned = Learned(self.unbacked)
         self.facts = self.learned.facts
-        self._ranges = self.learned.ranges
         self._least: dict[str, Bound] = {}  # what a symbol is at least by its nature
         self._strides: list[ShapeRelation] = []
         self._by_hint: dict[int, str] = {}  # duck shaping
@@ -141,7 +140,7 @@ class ShapeEnv:
         shared = self._by_hint.get(hint) if dim is Dim.DUCK else None
         name = f"s{len(self.hints) + len(self.unbacked)}"
         self.hints[name], self.sources[name] = hint, source
-        self._ranges[name] = Range(0, _INF)
+        self.facts.set_range(name, Range(0, _INF))
         self._least[name] = 0
         symbol = e.symbol(name)
         if shared is not None:
@@ -161,7 +160,8 @@ class ShapeEnv:
         nor 1. (What a compiler decides later, with `keep_undecided` off, is guarded.)"""
         name = f"s{len(self.hints) + len(self.unbacked)}"
         self.hints[name], self.sources[name] = hint, source
-        self._ranges[name], self._least[name] = Range(0, _INF), 0
+        self.facts.set_range(name, Range(0, _INF))
+        self._least[name] = 0
         self.undecided.add(name)
         return self._by_source.setdefault(source, e.symbol(name))
 
@@ -175,7 +175,8 @@ class ShapeEnv:
                 return e.constant(hint)
             name = f"s{len(self.hints) + len(self.unbacked)}"
             self.hints[name], self.sources[name] = hint, source
-            self._ranges[name], self._least[name] = Range(), -_INF
+            self.facts.set_range(name, Range())
+            self._least[name] = -_INF
             known = self._by_source[source] = e.symbol(name)
             self._assume(rel.ge(known, 2) if hint > 1 else rel.le(known, -1), "not 0 or 1")
         return known
@@ -189,7 +190,8 @@ class ShapeEnv:
             name = f"f{len(self.hints) + len(self.unbacked)}"
             self.hints[name], self.sources[name] = key_of(hint), source
             self.floats[name] = hint
-            self._ranges[name], self._least[name] = Range(), -_INF
+            self.facts.set_range(name, Range())
+            self._least[name] = -_INF
             known = self._by_source[source] = e.symbol(name)
             self._assume(rel.ge(known, -INFINITE_KEY), "not NaN")
             self._assume(rel.le(known, INFINITE_KEY), "not NaN")
@@ -206,7 +208,7 @@ class ShapeEnv:
         """A symbol for a size known only at run time (of `nonzero`, `.item()`, ...)."""
         name = f"u{len(self.hints) + len(self.unbacked)}"
         self.unbacked.add(name)
-        self._ranges[name] = bounds if bounds is not None else Range(0, _INF)
+        self.facts.set_range(name, bounds if bounds is not None else Range(0, _INF))
         return e.symbol(name)
 
     def create_unbacked_float(self, keys: Range | None = None) -> FloatExpr:
@@ -315,7 +317,7 @@ class ShapeEnv:
         return {name: found[name] for name in wanted}
 
     def _typical(self, name: str, sign: int, shrink: int) -> int:
-        bounds = self._ranges.get(name, Range())
+        bounds = self.facts.ranges.get(name, Range())
         large = (1 << 20) + sign * 7919 * int(name[1:])
         if bounds.upper <= large:
             upper = int(bounds.upper)
@@ -326,7 +328,7 @@ class ShapeEnv:
 
     def lower_bound(self, name: str) -> int:
         """The least value that a symbol is known to have; 0 where nothing is known."""
-        lower = self._ranges.get(name, Range()).lower
+        lower = self.facts.ranges.get(name, Range()).lower
         return 0 if lower == -_INF else int(lower)
 
     # --- recording ----------------------------------------------------------------------------
@@ -371,7 +373,7 @@ class ShapeEnv:
         """Symbols and decisions, for people."""
         lines = [
             f"  {name} = {self.hints[name]}  from {source}  in "
-            f"[{self._ranges[name].lower}, {self._ranges[name].upper}]"
+            f"[{self.facts.ranges[name].lower}, {self.facts.ranges[name].upper}]"
             for name, source in self.sources.items()
         ]
         lines += [f"  {name} unbacked" for name in sorted(self.unbacked)]
