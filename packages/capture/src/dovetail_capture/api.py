@@ -205,6 +205,11 @@ class Explanation:
     log: CompileLog
 
     @property
+    def checks(self) -> tuple[str, ...]:
+        """The checks of tensors' data that graphs make, where the program makes them."""
+        return tuple(self.log.checks)
+
+    @property
     def reasons(self) -> tuple[str, ...]:
         """Why the graph broke, in words."""
         return tuple(break_.as_text() for break_ in self.breaks)
@@ -212,6 +217,7 @@ class Explanation:
     def as_text(self) -> str:
         """Everything, for people."""
         parts = [f"{len(self.graphs)} graphs, {len(self.breaks)} graph breaks"]
+        parts += [f"check {i}: {place}" for i, place in enumerate(self.checks)]
         parts += [f"graph {i}:\n{gm.code.strip()}" for i, gm in enumerate(self.graphs)]
         parts += [f"break {i}: {reason}" for i, reason in enumerate(self.reasons)]
         parts += list(self.guards)

@@ -49,6 +49,22 @@ class GraphBreak:
 
 
 @dataclass(frozen=True)
+class ValueChecks:
+    """What the graph tells of the data that the program checks.
+
+    The graph's outputs at `outputs` are tensors of one truth value: if one is false, the frame is
+    run again, by Python, from its beginning, and raises what the program raises. With `catches`
+    it is, too, if the graph raises. `places` are the checks, for people; `random` the devices whose
+    random numbers the graph may draw, which then are drawn again.
+    """
+
+    outputs: tuple[int, ...]
+    places: tuple[str, ...]
+    catches: bool
+    random: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class CapturedFrame:
     """A captured stretch of a frame: from its start (or a continuation's) to a return or break.
 
@@ -57,7 +73,7 @@ class CapturedFrame:
     numbers, what they give is fetched by a `DrawSource`. `effects` are replayed in order after the
     graph has run, before `end`. `break_` is set when `end` is a graph break. `shape_env` holds the
     symbolic sizes (None if there are none); what is assumed of them is not among `guards`, see
-    `all_guards`.
+    `all_guards`. `checks` are read after the graph has run, before anything else.
     """
 
     code: CodeType
@@ -69,6 +85,7 @@ class CapturedFrame:
     break_: GraphBreak | None = None
     shape_env: ShapeEnv | None = None
     draws: tuple[CallFunction, ...] = ()
+    checks: ValueChecks | None = None
 
     def all_guards(self) -> GuardSet:
         """`guards`, and what was assumed of symbolic sizes so far.
@@ -89,6 +106,8 @@ class CapturedFrame:
         if self.graph is not None:
             lines.append(self.graph.code)
         lines.append(f"  {len(self.draws)} draws, {len(self.effects)} effects; end: {self.end}")
+        if self.checks is not None:
+            lines += [f"  check {place}" for place in self.checks.places]
         if self.break_ is not None:
             lines.append(self.break_.as_text())
         return "\n".join(lines)

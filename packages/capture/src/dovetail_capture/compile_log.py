@@ -50,6 +50,7 @@ class CompileLog:
     keep_frames: bool = False
     events: list[Event] = field(default_factory=list)
     breaks: list[GraphBreak] = field(default_factory=list)
+    checks: list[str] = field(default_factory=list)  # of tensors' data, which graphs make
     frames: list[FrameRecord] = field(default_factory=list)
     counters: Counter[str] = field(default_factory=Counter)
 
@@ -104,5 +105,6 @@ class CompileLog:
         """Forget everything."""
         self.events.clear()
         self.breaks.clear()
+        self.checks.clear()
         self.frames.clear()
         self.counters.clear()

@@ -297,6 +297,8 @@ class CaptureContext:
         )
         if has_graph:
             self.log.counters["graph"] += 1
+        if frame.checks is not None:
+            self.log.checks += frame.checks.places
         if self.log.keep_frames:
             self.log.frames.append(FrameRecord(frame, text))
         return self.hook.add(code, guard, new_code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from _thread import allocate_lock, start_new_thread
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
@@ -11,6 +12,9 @@ from operator import is_
 from types import CodeType, FrameType, FunctionType, MemberDescriptorType, TracebackType
 from typing import Any
 
+import torch
+
+from dovetail_capture._frame_hook import Switched
 from dovetail_capture._frame_hook import get_item as get_item
 from dovetail_capture._frame_hook import replace_dict as replace_dict
 from dovetail_capture.bytecode import encode_lines
@@ -89,6 +93,46 @@ def take_all(items: list[Any]) -> tuple[Any, ...]:
     taken = tuple(items)
     items.clear()
     return taken
+
+
+def uncaptured(code: CodeType, globals_: dict[str, Any], closure: tuple[Any, ...]) -> Switched:
+    """A function of this code that runs, with all that it calls, as Python runs it."""
+    return Switched(FunctionType(code, globals_, code.co_name, None, closure or None), None)
+
+
+def random_states(*devices: str) -> tuple[tuple[str, Any], ...]:
+    """The states of the generators of devices."""
+    return tuple((device, _generators(device).get_rng_state(*_place(device))) for device in devices)
+
+
+def set_random_states(states: tuple[tuple[str, Any], ...]) -> None:
+    """Put generators back to where they were."""
+    for device, state in states:
+        _generators(device).set_rng_state(state, *_place(device))
+
+
+def _generators(device: str) -> Any:
+    return torch if device == "cpu" else torch.get_device_module(device)
+
+
+def _place(device: str) -> tuple[str, ...]:
+    return () if device == "cpu" else (device,)
+
+
+def all_hold(*holds: Any) -> bool:
+    """Do all checks hold? Reading them waits for their devices."""
+    with torch._C.DisableTorchFunction():
+        return all(map(bool, holds))
+
+
+def tell_of_graph_error(error: Exception) -> None:
+    """Say that a graph raised where the program, run again, did not."""
+    warnings.warn(
+        f"a compiled graph raised {error!r}; the function was run again, uncompiled, and did not "
+        "raise. Please report this.",
+        RuntimeWarning,
+        stacklevel=3,
+    )
 
 
 def hide_caller(error: BaseException) -> None:

@@ -22,7 +22,7 @@ from dovetail_guards.clauses import TorchState
 from dovetail_capture import rebuild
 from dovetail_capture._frame_hook import Bound, set_attribute, skip_code
 from dovetail_capture.bytecode import encode_lines
-from dovetail_capture.captured_frame import CapturedFrame, GraphInput
+from dovetail_capture.captured_frame import CapturedFrame, GraphInput, ValueChecks
 from dovetail_capture.continuation import Resume, Resumption
 from dovetail_capture.recipe import (
     DelAttr,
@@ -170,6 +170,9 @@ class _FrameWriter(ValueWriter):
             call = f"{targets}{',' if count == 1 else ''} = {call}"
         leaves = [self.arguments[name] for name in self._blocks]
         undo = _undone(frame)
+        if frame.checks is not None:
+            self._run_checked(call, frame.checks, undo)
+            return
         if not leaves and not undo:
             self.emit(call)
             return
@@ -182,6 +185,60 @@ class _FrameWriter(ValueWriter):
             self.emit(f"    {set_mode}({mode})")
         self.emit(f"    {leave}({', '.join(['_dt_error', *leaves])})")
         self.emit("    raise")
+
+    def _run_checked(self, call: str, checks: ValueChecks, undo: tuple[bool, ...]) -> None:
+        """Run the graph; where a check of its data fails, the frame runs again, by Python."""
+        hold, again = self.constant(rebuild.all_hold), self.constant(rebuild.uncaptured)
+        code = self.constant(self.code, f"code of {self.code.co_qualname}")
+        hide, tell = self.constant(rebuild.hide_caller), self.constant(rebuild.tell_of_graph_error)
+        states, put_back = (
+            self.constant(f) for f in (rebuild.random_states, rebuild.set_random_states)
+        )
+        globals_, set_mode = (
+            self.constant(globals, "globals"),
+            self.constant(torch._C._set_grad_enabled),
+        )
+        base, error = self.constant(BaseException), self.constant(Exception)
+        if checks.random:
+            self.emit(f"_dt_random = {states}({', '.join(map(repr, checks.random))})")
+        test = f"{hold}({', '.join(f'_dt_out{place}' for place in checks.outputs)})"
+        lines = [call, f"_dt_error = None if {test} else {hold}"]
+        if checks.catches:
+            lines = ["try:", *(f"    {line}" for line in lines)]
+            lines += [f"except {error} as _dt_raised:", "    _dt_error = _dt_raised"]
+        lines.append("if _dt_error is not None:")
+        lines += [f"    {set_mode}({mode})" for mode in undo]
+        lines += [f"    {put_back}(_dt_random)"] * bool(checks.random)
+        closure = self.build("tuple", [self.cell(name) for name in self.free])
+        lines += [
+            "    try:",
+            f"        _dt_again = {again}({code}, {globals_}(), {closure})",
+            f"        _dt_result = _dt_again({self._own_arguments()})",
+            f"        if _dt_error is not {hold}:",
+            f"            {tell}(_dt_error)",
+            "        return _dt_result",
+            f"    except {base} as _dt_raised:",
+            f"        {hide}(_dt_raised)",
+            "        raise",
+            "    finally:",
+            "        del _dt_error",
+        ]
+        for line in lines:
+            self.emit(line)
+
+    def _own_arguments(self) -> str:
+        """The frame's arguments, as its function is called with them."""
+        code, names = self.code, list(self.arguments.items())
+        parts = [ours for _, ours in names[: code.co_argcount]]
+        rest = names[code.co_argcount + code.co_kwonlyargcount :]
+        if code.co_flags & _VARARGS:
+            parts.append(f"*{rest.pop(0)[1]}")
+        only = names[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+        if only:
+            parts.append("**{" + ", ".join(f"{name!r}: {ours}" for name, ours in only) + "}")
+        if code.co_flags & _VARKEYWORDS:
+            parts.append(f"**{rest.pop(0)[1]}")
+        return ", ".join(parts)
 
     def _resume(self, end: FrameEnd, resumption: Resumption) -> None:
         locals_ = dict(end.locals_)

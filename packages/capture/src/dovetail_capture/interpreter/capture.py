@@ -21,7 +21,7 @@ from torch.fx import Node
 from dovetail_capture.captured_frame import CapturedFrame, GraphBreak, GraphInput
 from dovetail_capture.errors import GraphBreakError, NotCapturable
 from dovetail_capture.function_stack import no_function_modes
-from dovetail_capture.interpreter import effects, generators
+from dovetail_capture.interpreter import effects, generators, value_checks
 from dovetail_capture.interpreter.aliasing import storage_guards, writes, writes_to_inputs
 from dovetail_capture.interpreter.frame import BreakHere, Frame
 from dovetail_capture.interpreter.machine import Interpreter, source_line
@@ -95,6 +95,9 @@ def _capture(new_attempt: Callable[[int, _Way], _Attempt], exports: bool) -> Cap
     while True:
         attempt = new_attempt(stop_at, way)
         outcome = attempt.run()
+        if attempt.cannot_check:  # from the beginning: what was left to the end breaks the graph
+            stop_at, break_, way = -1, None, replace(way, checks=False)
+            continue
         if attempt.raises and attempt.session.asked_compiling and way.compiling:
             # What raises only because it was told that it is compiled is told that it is not.
             other = new_attempt(stop_at, replace(way, compiling=False))
@@ -140,11 +143,13 @@ class _End:
 
 @dataclass(frozen=True)
 class _Way:
-    """How a frame is captured: what a program learns that asks whether it is compiled, and whether
-    functions of autograd that nothing differentiates are inlined."""
+    """How a frame is captured: what a program learns that asks whether it is compiled, whether
+    functions of autograd that nothing differentiates are inlined, and whether checks of tensors'
+    data are left to the graph's end."""
 
     compiling: bool = True
     inlines: bool = False
+    checks: bool = True
 
 
 class _Attempt:
@@ -165,11 +170,13 @@ class _Attempt:
         # An exception of the program's leaves the frame, or is handled where the graph breaks.
         self.raises = False
         self.leaks = False  # a tensor left the function that it is inside of
+        self.cannot_check = False  # the frame could not be run again if a check did not hold
         refused = getattr(options, "refused", None)
         self.recorder = Recorder(lambda: self.vm.stack_trace(), refused)
         self.session = Session(code, func.__globals__, self.recorder, options)
         self.session.compiling = way.compiling
         self.session.inlines_functions = way.inlines
+        self.session.checks.allowed = way.checks and not self.session.exports
         self.vm = Interpreter(self.session, options, DEBUG)
         sources = self.session.sources
         slots: list[Any] = [
@@ -269,6 +276,8 @@ class _Attempt:
             effects.modes(rebuilder)
             effects.settings(rebuilder)
             effects.grad_mode(rebuilder, grad_mode, torch.is_grad_enabled())
+            pending = self.session.checks
+            self.cannot_check = bool(pending.holds) and not value_checks.may_run_again(self.session)
         except GraphBreakSignal as signal:
             vm.note_break(signal)
             self.raises |= any(one.handled is not None for one in vm.frames)
@@ -363,6 +372,9 @@ class _Attempt:
         graph = self.recorder.graph
         used: list[GraphInput] = []
         nodes: list[Node] = rebuilder.outputs
+        pending = self.session.checks
+        checks = value_checks.finished(self.session, len(nodes))
+        nodes += [value.node for value in pending.holds.values()]
         graph.output(tuple(nodes))
         for graph_input, value in self.session.inputs:
             if value.node.users:
@@ -370,7 +382,7 @@ class _Attempt:
             else:
                 graph.erase_node(value.node)
         module = None
-        if self.recorder.operations:
+        if self.recorder.operations or pending.holds:
             module = self.recorder.module()
         self.session.relate_inputs(
             [i for i in used if not i.static and isinstance(i.example, torch.Tensor)]
@@ -406,6 +418,7 @@ class _Attempt:
             break_,
             shapes.env if shapes.env.hints else None,
             tuple(self.session.draws),
+            checks,
         )
 
 

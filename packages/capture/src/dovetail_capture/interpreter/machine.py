@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 from dovetail_guards.torch_state import READERS
 
-from dovetail_capture.interpreter import bytecode, folding, generators
+from dovetail_capture.interpreter import bytecode, folding, generators, value_checks
 from dovetail_capture.interpreter import wrap as wrapping
 from dovetail_capture.interpreter.frame import Frame
 from dovetail_capture.interpreter.library import table as library
@@ -30,6 +30,7 @@ from dovetail_capture.interpreter.protocols import (
 from dovetail_capture.interpreter.session import Session
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value
+from dovetail_capture.interpreter.values.checks import TruthOf
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
     ListValue,
@@ -267,6 +268,19 @@ class Interpreter:
     def require(self, condition: Value, wanted: bool) -> bool:
         """Let the graph check that the condition is as wanted; False if it cannot."""
         return library.require_truth(self, condition, wanted)
+
+    def handles_exceptions(self) -> bool:
+        """Does a frame of the program handle what is raised here?"""
+        return any(map(value_checks.handles, self.frames))
+
+    def check_later(self, condition: Value, wanted: bool) -> bool:
+        """Let it be read behind the graph whether the condition is as wanted; False if that cannot
+        be."""
+        return value_checks.take(self, condition, wanted)
+
+    def truth_of(self, value: Value) -> TruthOf | None:
+        """The truth of a tensor, if it may yet be checked behind the graph."""
+        return value_checks.truth_of(self, value)
 
     def behind_proxy(self, value: Value) -> Value:
         """The mapping that a mapping proxy shows; any other value itself."""

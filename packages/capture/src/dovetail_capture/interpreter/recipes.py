@@ -27,6 +27,7 @@ from dovetail_capture.interpreter.protocols import dicts, truth_and_length
 from dovetail_capture.interpreter.signals import CannotRebuild, InnerTensor
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
+from dovetail_capture.interpreter.values.checks import TruthOf
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
     DictView,
@@ -159,6 +160,10 @@ class Rebuilder:
         if isinstance(item, TensorValue) and source is None:
             return self._tensor(item)
         if isinstance(item, SymbolicNumber) and source is None:
+            if isinstance(item, TruthOf) and self.vm.session.recorder.data_env is None:
+                if item.known is None:
+                    raise CannotRebuild(item.describe(), item.born)
+                return r.Const(item.known)
             return self._number(item)
         if source is not None:
             self._check_source(source)

@@ -21,6 +21,7 @@ from dovetail_prims.wrappers import is_wrapper, wrapper_of_fakes
 from torch.fx import Graph, GraphModule, Node
 
 from dovetail_capture.interpreter.aliasing import updates_statistics
+from dovetail_capture.interpreter.gpu_faults import may_fault
 from dovetail_capture.interpreter.known_data import SIZED_MAKERS, KnownData
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.value_ranges import SAMPLERS, note_sampler
@@ -96,6 +97,7 @@ class Recorder:
         self.operations = 0
         self.checkpoint: int | None = None  # of the region that is captured: it is computed again
         self.policy: Policy | None = None  # what of the region is kept all the same
+        self.checked = False  # is something on a GPU checked that the graph's end will tell?
         self.data_env: ShapeEnv | None = None  # for symbols of what depends on data, if allowed
         self.values: dict[int, TensorValue] = {}  # id(fake) -> value
         self.data = KnownData()
@@ -321,6 +323,14 @@ class Recorder:
                 f"the backend cannot compile `{name}`: {why}",
                 "call it outside of the compiled function, or compile with another backend",
             )
+        if self.checked:
+            name = target if kind == "call_method" else getattr(target, "__name__", str(target))
+            if may_fault(name, [pair[1] for pair in (*pairs, *keyword_pairs.values())]):
+                raise GraphBreakSignal(
+                    f"`{name}` of what was checked before: a GPU that is given what is no place "
+                    "can be used no longer",
+                    "compile what checks its arguments apart from what uses them",
+                )
         powers = target is operator.pow and isinstance(result, torch.Tensor)
         if powers and isinstance(pairs[0][0], (int, float)):
             target = torch.pow  # fx would print `-1 ** x`, which is `-(1 ** x)`

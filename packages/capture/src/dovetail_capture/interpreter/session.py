@@ -35,11 +35,12 @@ from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.sources import SourceTable
 from dovetail_capture.interpreter.values.arrays import ArraySource
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value
+from dovetail_capture.interpreter.values.checks import PendingChecks
 from dovetail_capture.interpreter.values.containers import DictValue, ListValue, SetValue
 from dovetail_capture.interpreter.values.draws import DrawSource
 from dovetail_capture.interpreter.values.functions import HeldIterator
-from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.hooks import Hooked
+from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.plain import PlainSource, as_plain, is_asked
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
@@ -109,6 +110,7 @@ class Session:
         self.draws: list[CallFunction] = []
         self.drawn_symbols: dict[str, Source] = {}
         self.drawn_examples: dict[str, int] = {}
+        self.checks = PendingChecks()  # of the data of tensors
         self.made_leaves: dict[int, int] = {}  # ids of values -> the step that made them leaves
         # The program's stack of torch function modes, innermost last; those at the frame's start;
         # the one that answers at this moment.
@@ -122,10 +124,10 @@ class Session:
         self.settings: dict[Any, Any] = {}  # settings of torch that were changed -> what they were
         self.open_modes: list[OpenMode] = []  # of the blocks that the program is in
         self.global_hooks_guarded = False
-        self.selects = False  # is a checkpoint's `context_fn` asked what it selects?
-        self.error_flags: list[bool] = []  # of the open `error_on_graph_break` blocks
         self.hooks: list[Hooked] = []  # on tensors of the graph
         self.noted: list[Any] | None = None  # what is looked at of what existed before, if asked
+        self.selects = False  # is a checkpoint's `context_fn` asked what it selects?
+        self.error_flags: list[bool] = []  # of the open `error_on_graph_break` blocks
         self.locks: list[Value] = []  # locks that were taken; effects are replayed under them
         self.open_locks: list[Value] = []
         # ids of classes, and of parts of classes, made for this capture only -> the step they were

@@ -17,6 +17,7 @@ from dovetail_capture.interpreter.protocols import operators, subscripts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value
+from dovetail_capture.interpreter.values.checks import TruthOf
 from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
@@ -78,9 +79,12 @@ def item(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     known = vm.data_of(tensor)
     if isinstance(tensor, TensorValue) and known is not UNKNOWN:
         return vm.constant(known.item())
-    if vm.session.recorder.data_env is None or not isinstance(tensor, TensorValue):
+    if not isinstance(tensor, TensorValue) or tensor.fake.dtype is not torch.bool:
         return PASS  # type: ignore[no-any-return]
-    if tensor.fake.dtype is not torch.bool or tensor.fake.numel() != 1:
+    truth = vm.truth_of(tensor)
+    if truth is not None:
+        return truth
+    if vm.session.recorder.data_env is None or tensor.fake.numel() != 1:
         return PASS  # type: ignore[no-any-return]
     return truth_number(vm, tensor)
 
@@ -133,6 +137,8 @@ def require_truth(vm: Interpreter, condition: Value, wanted: bool) -> bool:
 
 
 def _check(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    if args and isinstance(args[0], TruthOf) and vm.check_later(args[0], True):
+        return NONE
     if not args or not isinstance(args[0], SymbolicNumber):
         return PASS  # type: ignore[no-any-return]
     if not isinstance(args[0].value, torch.SymBool):

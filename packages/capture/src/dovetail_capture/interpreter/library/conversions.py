@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 
 def bool_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    truth = vm.truth_of(args[0]) if len(args) == 1 else None
+    if truth is not None:
+        return truth
     if len(args) == 1 and isinstance(args[0], TensorValue) and vm.depends_on_data(args[0]):
         if args[0].fake.numel() == 1:
             return checks.truth_number(vm, args[0])

@@ -24,6 +24,7 @@ from typing import Any, cast
 
 import torch
 import torch.nn.modules.transformer as torch_transformer
+from torch.distributions import constraints
 
 from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import inlining
@@ -301,6 +302,18 @@ def _if_data_is_symbolic(function: Any) -> Handler:
     return handler
 
 
+def _if_truth_may_wait(function: Any) -> Handler:
+    """A handler for what is true or not by data: the body of the function, which gives the truth of
+    a tensor, where the graph may check it or may depend on data."""
+
+    def handler(vm: Any, args: Args, kwargs: Kwargs) -> Any:
+        if vm.session.recorder.data_env is None and not vm.session.checks.allowed:
+            return PASS
+        return inlining.inline(vm, function, args, kwargs)
+
+    return handler
+
+
 def interpreted(function: Any) -> Handler:
     """A handler that lets the interpreter run the body of one of these functions."""
 
@@ -467,7 +480,40 @@ def detect_is_causal_mask(mask: Any, is_causal: Any = None, size: Any = None) ->
     return is_causal is True
 
 
+# Constraints of `torch.distributions`, which ask one thing after the other, are asked all at once.
+
+
+_symmetric: Any = constraints.symmetric
+
+
+def check_symmetric(self: Any, value: Any) -> Any:
+    if value.shape[-2] != value.shape[-1]:
+        return torch.full(value.shape[:-2], False, dtype=torch.bool, device=value.device)
+    return torch.isclose(value, value.mT, atol=1e-6).all(-2).all(-1)
+
+
+def check_semidefinite(self: Any, value: Any) -> Any:
+    symmetric = _symmetric.check(value)
+    if value.shape[-2] != value.shape[-1]:
+        return symmetric
+    return torch.where(symmetric.all(), torch.linalg.eigvalsh(value).ge(0).all(-1), symmetric)
+
+
+def check_definite(self: Any, value: Any) -> Any:
+    symmetric = _symmetric.check(value)
+    if value.shape[-2] != value.shape[-1]:
+        return symmetric
+    return torch.where(symmetric.all(), torch.linalg.cholesky_ex(value).info.eq(0), symmetric)
+
+
+_CONSTRAINTS: dict[Any, Any] = {
+    type(constraints.symmetric).check: check_symmetric,
+    type(constraints.positive_semidefinite).check: check_semidefinite,
+    type(constraints.positive_definite).check: check_definite,
+}
+
 HANDLERS: dict[Any, Handler] = {
+    **{original: interpreted(function) for original, function in _CONSTRAINTS.items()},
     torch_transformer._detect_is_causal_mask: interpreted(detect_is_causal_mask),
     vars(enum.EnumType)["__members__"].fget: _enum_members,
     **{original: interpreted(function) for original, function in _C_FUNCTIONS.items()},
@@ -479,12 +525,12 @@ HANDLERS: dict[Any, Handler] = {
     torch.Tensor.cov: _if_data_is_symbolic(cov),
     torch.corrcoef: _if_data_is_symbolic(corrcoef),
     torch.Tensor.corrcoef: _if_data_is_symbolic(corrcoef),
-    torch.equal: _if_data_is_symbolic(equal),
-    torch.Tensor.equal: _if_data_is_symbolic(equal),
-    torch.allclose: _if_data_is_symbolic(allclose),
-    torch.Tensor.allclose: _if_data_is_symbolic(allclose),
-    torch.ops.aten.equal: _if_data_is_symbolic(equal),
-    torch.ops.aten.equal.default: _if_data_is_symbolic(equal),
-    torch.ops.aten.allclose: _if_data_is_symbolic(allclose),
-    torch.ops.aten.allclose.default: _if_data_is_symbolic(allclose),
+    torch.equal: _if_truth_may_wait(equal),
+    torch.Tensor.equal: _if_truth_may_wait(equal),
+    torch.allclose: _if_truth_may_wait(allclose),
+    torch.Tensor.allclose: _if_truth_may_wait(allclose),
+    torch.ops.aten.equal: _if_truth_may_wait(equal),
+    torch.ops.aten.equal.default: _if_truth_may_wait(equal),
+    torch.ops.aten.allclose: _if_truth_may_wait(allclose),
+    torch.ops.aten.allclose.default: _if_truth_may_wait(allclose),
 }

@@ -54,6 +54,7 @@ class InnerRecorder(Recorder):
     def __init__(self, outer: Recorder) -> None:
         super().__init__(outer.stack_trace)
         self.outer = outer
+        self.checked = outer.checked
         # Fakes and what they stand for are known throughout; inputs belong to the outermost graph.
         self.fake_mode = outer.fake_mode
         self.values = outer.values

@@ -17,8 +17,11 @@ from dovetail_capture.interpreter.opcodes.rows import (
 )
 from dovetail_capture.interpreter.opcodes.stack import constant_value, nothing
 from dovetail_capture.interpreter.protocols import held_iterators
+from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value, boolean
+from dovetail_capture.interpreter.values.checks import TruthOf
 from dovetail_capture.interpreter.values.functions import HeldIterator, IteratorValue
+from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.frame import Frame
@@ -39,29 +42,31 @@ def branch_truth(frame: Frame, value: Value) -> bool:
     """The truth of what a jump asks for. Where only data tells it and one way raises, the graph
     checks it."""
     vm = frame.vm
-    if not vm.depends_on_data(value):
+    depends = vm.depends_on_data(value)
+    if not depends and not isinstance(value, (TensorValue, TruthOf, ArrayValue)):
         return vm.truth(value)
     wanted = _must_be(frame)
-    if wanted is None or not vm.require(value, wanted):
+    if wanted is None or vm.handles_exceptions():
         return vm.truth(value)
-    return wanted
+    if vm.check_later(value, wanted) or (vm.depends_on_data(value) and vm.require(value, wanted)):
+        return wanted
+    return vm.truth(value)
 
 
 # What may stand between a jump and the `raise` that it leads to: the making of the exception.
 _MAKES_VALUES = ("LOAD_", "PUSH_NULL", "PRECALL", "CALL", "KW_NAMES", "BUILD_", "FORMAT_",
-                 "CONVERT_", "EXTENDED_ARG", "BINARY_", "NOP", "COPY", "SWAP")  # fmt: skip
+                 "CONVERT_", "EXTENDED_ARG", "BINARY_", "NOP", "COPY", "SWAP", "STORE_", "POP_TOP",
+                 "MAKE_FUNCTION", "LIST_", "DICT_")  # fmt: skip
 
 
 def _must_be(frame: Frame) -> bool | None:
     """What the condition of the jump at hand has to be for the program not to raise there, as in
-    `assert condition`; None if both ways go on, or if the exception would be handled."""
+    `assert condition`; None if both ways go on."""
     instructions = frame.decoded.instructions
     jump = frame.current
     while jump.opname in ("COMPARE_OP", "TO_BOOL", "EXTENDED_ARG"):
         jump = instructions[jump.index + 1]
     if "IF_TRUE" not in jump.opname and "IF_FALSE" not in jump.opname:
-        return None
-    if any(f.decoded.entry_for(f.current.index) is not None for f in frame.vm.frames):
         return None
     ways = {"IF_TRUE" in jump.opname: jump.target, "IF_FALSE" in jump.opname: jump.index + 1}
     raising = [truth for truth, start in ways.items() if _raises(instructions, start)]

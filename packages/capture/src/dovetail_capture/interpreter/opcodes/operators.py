@@ -15,6 +15,7 @@ from dovetail_capture.interpreter.protocols import (
     operators,
     subscripts,
 )
+from dovetail_capture.interpreter.value_checks import opposite
 from dovetail_capture.interpreter.values.base import boolean
 from dovetail_capture.interpreter.values.containers import SliceValue
 
@@ -46,7 +47,9 @@ def unary(symbol: str) -> Handler:
 
 
 def unary_not(frame: Frame, inst: Instruction) -> None:
-    frame.stack.append(boolean(not frame.vm.truth(frame.stack.pop())))
+    value = frame.stack.pop()
+    truth = frame.vm.truth_of(value)
+    frame.stack.append(boolean(not frame.vm.truth(value)) if truth is None else opposite(truth))
 
 
 def compare_op(frame: Frame, inst: Instruction) -> None:

@@ -1,0 +1,216 @@
+"""What a program checks of the data of tensors: `if not valid.all(): raise ...`, `assert x.any()`.
+
+Where one way of a branch on a tensor only raises, capture takes the other way, and the graph gives,
+besides its results, whether it was the right one. The replacement code reads that before anything
+of the frame is seen outside: before effects are replayed and the frame returns. If a check does not
+hold, or the graph raises, the frame is run again, by Python, from its beginning: it raises what the
+program raises, with its message. So the graph must have changed nothing by then. Where it writes to
+what it was given, the branch breaks the graph, as all others on tensors do.
+
+The checks of one device are combined; reading them waits for the device once, at the end.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from dovetail_guards.torch_state import READERS
+from dovetail_prims.conditionals import graphs_of
+from dovetail_prims.gradient_hooks import GradientHook
+from dovetail_prims.stated import STATE
+from torch.fx import Graph, Node
+
+from dovetail_capture.captured_frame import ValueChecks
+from dovetail_capture.interpreter.aliasing import written_by
+from dovetail_capture.interpreter.library.checks import truth_number
+from dovetail_capture.interpreter.library.transforms import InnerRecorder
+from dovetail_capture.interpreter.protocols.constants import UNKNOWN
+from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values.arrays import ArrayValue
+from dovetail_capture.interpreter.values.base import Constant, Value
+from dovetail_capture.interpreter.values.checks import TruthOf
+from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
+from dovetail_capture.interpreter.values.tensors import TensorValue
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.frame import Frame
+    from dovetail_capture.interpreter.machine import Interpreter
+    from dovetail_capture.interpreter.recorder import Recorder
+    from dovetail_capture.interpreter.session import Session
+
+
+def truth_of(vm: Interpreter, value: Value) -> TruthOf | None:
+    """The truth of what only data tells, to be asked later; None if that cannot be."""
+    if isinstance(value, TruthOf):
+        return value
+    tensor = value.tensor if isinstance(value, ArrayValue) else value
+    session = vm.session
+    recorder, pending = session.recorder, session.checks
+    if not isinstance(tensor, TensorValue) or tensor.answer is not None:
+        return None
+    if tensor.cls not in (torch.Tensor, torch.nn.Parameter) or vm.data_of(tensor) is not UNKNOWN:
+        return None
+    if not pending.allowed or isinstance(recorder, InnerRecorder) or _is_watched(session):
+        return None
+    if any(type(size) is not int or size != 1 for size in tensor.sizes):
+        return None
+    holds = _aside(recorder, torch.ne, [tensor, Constant(0)])  # (it may be written to later)
+    if holds.sizes:
+        holds = _aside(recorder, torch.reshape, [holds, Constant(())])
+
+    def ask(truth: TruthOf) -> Any:
+        if recorder.data_env is None:
+            raise GraphBreakSignal(
+                "a branch on a tensor's value",
+                "use torch.where, or make the condition a Python value",
+            )
+        number = cast(SymbolicNumber, truth_number(vm, holds)).value
+        return torch.sym_not(number) if truth.negated else number
+
+    return TruthOf(holds, False, ask, vm.frames[0].steps)
+
+
+def opposite(truth: TruthOf) -> TruthOf:
+    """What `not` makes of it."""
+    found = TruthOf(truth.tensor, not truth.negated, truth.ask, truth.born)
+    found.known = None if truth.known is None else torch.sym_not(truth.known)
+    return found
+
+
+def take(vm: Interpreter, condition: Value, wanted: bool) -> bool:
+    """Let it be checked at the graph's end that a condition is as wanted; False if it cannot be."""
+    from dovetail_capture.interpreter.machine import source_line
+
+    if isinstance(vm.session.recorder, InnerRecorder) or vm.handles_exceptions():
+        return False
+    truth = truth_of(vm, condition)
+    if truth is None or truth.known is not None:
+        return False
+    session, recorder, holds = vm.session, vm.session.recorder, truth.tensor
+    session.guard_state("function_transforms", False)
+    if wanted == truth.negated:
+        holds = _aside(recorder, torch.logical_not, [holds])
+    device, pending = holds.fake.device, session.checks
+    known = pending.holds.get(device)
+    if known is not None:
+        holds = _aside(recorder, torch.logical_and, [known, holds])
+    pending.holds[device] = holds
+    frame = vm.frames[-1]
+    file, line = frame.code.co_filename, frame.line()
+    pending.places.append(f"`{source_line(file, line).strip()}` ({file}:{line})")
+    if device.type != "cpu":
+        recorder.checked = True
+    truth.known = wanted
+    return True
+
+
+def handles(frame: Frame) -> bool:
+    """Is an exception that is raised here handled in the frame? (A `with` block lets it pass.)"""
+    decoded, index = frame.decoded, frame.current.index
+    seen: set[int] = set()
+    while (entry := decoded.entry_for(index)) is not None and index not in seen:
+        seen.add(index)
+        index = entry.target
+        names = [i.opname for i in decoded.instructions[index : index + 3]]
+        if names[:2] != ["PUSH_EXC_INFO", "WITH_EXCEPT_START"] and names != _LET_GO:
+            return names[:1] != ["CALL_INTRINSIC_1"]  # that of a generator, which lets all pass
+    return index in seen
+
+
+_LET_GO = ["COPY", "POP_EXCEPT", "RERAISE"]  # of an exception that is handled no longer
+
+
+def _is_watched(session: Session) -> bool:
+    """Would somebody see that the check is read, or not be able to read it?"""
+    modes = session.function_modes or session.first_function_modes or session.functions_off
+    return bool(modes) or bool(READERS["function_transforms"]())
+
+
+def _aside(recorder: Recorder, function: Any, args: list[Value]) -> TensorValue:
+    """Record a call that is not numbered among the program's: captures without it count alike."""
+    before, refused = recorder.operations, recorder.refused
+    recorder.refused = {}
+    try:
+        found = cast(TensorValue, recorder.record("call_function", function, args, {}))
+    finally:
+        recorder.operations, recorder.refused = before, refused
+    found.node.meta.pop("operation", None)
+    return found
+
+
+def finished(session: Session, first: int) -> ValueChecks | None:
+    """The checks of the graph, whose results are its outputs from number `first` on; None if it has
+    none, or if the frame could not be run again."""
+    graph, pending = session.recorder.graph, session.checks
+    stated = [node for node in graph.nodes if node.target is STATE]
+    if not (pending.holds or stated) or not may_run_again(session):
+        return None
+    inputs = [value for _, value in session.inputs if isinstance(value, TensorValue)]
+    devices = {value.fake.device for value in inputs} | pending.holds.keys()
+    return ValueChecks(
+        tuple(range(first, first + len(pending.holds))),
+        (*pending.places, *(str(node.args[1]) for node in stated if len(node.args) > 1)),
+        _leaves_no_mode(graph),
+        tuple(sorted({"cpu", *map(str, devices)})) if _draws(graph) else (),
+    )
+
+
+def may_run_again(session: Session) -> bool:
+    """Would a second run of the frame, after its graph has run, find all as it was?"""
+    if session.draws or session.exports:
+        return False
+    graph = session.recorder.graph
+    inputs = [value for _, value in session.inputs if isinstance(value, TensorValue)]
+    if any(not v.fake.is_inference() and v.fake._version for v in inputs):
+        return False
+    taken = {id(getattr(v.fake, "_storage", v.fake)) for v in inputs}
+    for node in graph.nodes:
+        if isinstance(node.target, GradientHook):
+            return False
+        for part in written_by(node):
+            value = part.meta.get("val")
+            if id(getattr(value, "_storage", value)) in taken:
+                return False
+    return True
+
+
+def _leaves_no_mode(graph: Graph) -> bool:
+    """Whether torch is in the state that it was in (but for its grad mode) where a graph raises."""
+    harmless = (torch._C._set_grad_enabled, STATE)
+    return all(
+        "val" in node.meta or node.op in ("output", "get_attr") or node.target in harmless
+        for node in graph.nodes
+    )
+
+
+# --- random numbers -------------------------------------------------------------------------------
+
+_RANDOM = (
+    "rand", "drop", "bernoulli", "multinomial", "normal", "uniform", "exponential", "poisson",
+    "geometric", "cauchy", "gamma", "dirichlet", "binomial", "gumbel", "rrelu", "attention",
+    "fractional", "lstm", "gru", "rnn", "sample",
+)  # fmt: skip
+_TORCH = ("torch", "_operator", "math", "builtins")
+
+
+def _draws(graph: Graph) -> bool:
+    """May a graph draw random numbers? By the names of functions of torch; of others, yes."""
+    return any(_may_draw(node) for node in graph.nodes)
+
+
+def _may_draw(node: Node) -> bool:
+    if node.op == "call_method":
+        return any(word in str(node.target) for word in _RANDOM)
+    if node.op != "call_function":
+        return False
+    if any(_draws(inner.graph) for inner in graphs_of(node)):
+        return True
+    target: Any = node.target
+    name = str(getattr(target, "__name__", target))
+    if any(word in name for word in _RANDOM):
+        return True
+    if isinstance(target, torch._ops.OpOverload):
+        return bool(target.namespace not in ("aten", "prims"))
+    module = str(getattr(target, "__module__", None) or "torch").partition(".")[0]
+    return not (module in _TORCH or target is STATE or graphs_of(node))

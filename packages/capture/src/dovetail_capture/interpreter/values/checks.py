@@ -1,0 +1,53 @@
+"""The truth of tensors, which only their data tells, and what is checked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
+from dovetail_capture.interpreter.values.tensors import TensorValue
+
+
+class TruthOf(SymbolicNumber):
+    """The bool that a tensor's truth is, as long as nobody asks what it is: it may yet be checked
+    at the graph's end. `tensor` is one truth value; of the `negated` it is the opposite. `ask`
+    gives a symbolic bool, or breaks the graph. `born` is the step it was made in."""
+
+    __slots__ = ("ask", "born", "known", "negated", "tensor")
+
+    def __init__(
+        self, tensor: TensorValue, negated: bool, ask: Callable[[TruthOf], Any], born: int
+    ) -> None:
+        self.tensor, self.negated, self.ask, self.born = tensor, negated, ask, born
+        self.known: Any = None
+        self.source = None
+
+    @property
+    def value(self) -> Any:
+        """What it is: a bool that was checked to be, else a symbolic one."""
+        if self.known is None:
+            self.known = self.ask(self)
+        return self.known
+
+    def python_type(self) -> type:
+        return bool
+
+    def describe(self) -> str:
+        return "a tensor's truth"
+
+    def __repr__(self) -> str:
+        return f"TruthOf({self.tensor})"
+
+
+@dataclass
+class PendingChecks:
+    """By device whether all hold, and where they are made. None is `allowed` where the frame could
+    not be run again."""
+
+    allowed: bool = True
+    holds: dict[torch.device, TensorValue] = field(default_factory=dict)
+    places: list[str] = field(default_factory=list)
