@@ -206,11 +206,21 @@ REFUSED = {
         Program(1, (Input((3, 4), layout="expanded"),), (Step("masked_fill_", (0,)),), ()),
         "single memory location",
     ),
+    "a write of nothing to an expanded input": (
+        Program(1, (Input((3, 4), layout="expanded", grad="leaf"),),
+                (Step("alias", (0,)), Step("conj_physical_", (0,), (), True)), (1,)),
+        "input 0 is written to, but more than one",
+    ),
     "as_strided of a diagonal, written": (
         Program(1, (Input((2, 1, 3), grad="nonleaf"),),
                 (Step("diagonal", (0,), (0, 0, 2)), Step("as_strided", (1,), ((3,), (1,))),
                  Step("mul_", (0,), (3,))), (2,)),
         "as_strided of another view",
+    ),
+    "as_strided beyond an input with gaps, written": (
+        Program(1, (Input((3, 4)), Input((), of=0, relation="column"), Input((2, 3), grad="leaf")),
+                (Step("as_strided", (1,), ((2, 3), (3, 1), 2)), Step("lerp_", (3, 2))), ()),
+        "beyond the tensor",
     ),
     "as_strided on itself": (
         Program(1, (PLAIN,), (Step("as_strided", (0,), ((2, 2), (1, 1))),
@@ -320,6 +330,41 @@ def _lost_under_no_grad(x: Tensor) -> tuple[Tensor, ...]:
         part = z[0]
     z.mul_(3)
     return (z, part)
+
+
+def _detached_after_use(x: Tensor) -> tuple[Tensor, ...]:
+    y = x * x
+    z, w = y * x, x.sin()
+    y.detach_()
+    return z, w, y + 1, w * 2
+
+
+def _written_after_use(x: Tensor) -> tuple[Tensor, ...]:
+    y = x.exp()
+    z = y * 3
+    y.add_(1)
+    return z.sin(), x.cos(), y, x * 2
+
+
+@pytest.mark.parametrize("function", [_detached_after_use, _written_after_use])
+def test_an_output_without_a_backward_leaves_the_others_theirs(
+    function: Callable[[Tensor], tuple[Tensor, ...]],
+) -> None:
+    def found(call: Callable[[Tensor], tuple[Tensor, ...]], used: tuple[int, ...]) -> object:
+        x = torch.linspace(0.1, 1, 12).view(3, 4).requires_grad_()
+        outputs = call(x)
+        flags = [(out.requires_grad, out.is_leaf) for out in outputs]
+        try:
+            sum(outputs[i].sum() for i in used if flags[i][0]).backward()
+        except RuntimeError as error:
+            return str(error)[:40], flags
+        assert x.grad is not None
+        return x.grad.tolist(), flags
+
+    x = torch.linspace(0.1, 1, 12).view(3, 4).requires_grad_()
+    compiled = aot_compile(as_graph(function, 1), [x], forward_compiler=run_fx)
+    for used in ((0,), (1,), (3,), (1, 3), (0, 1), (1, 2)):
+        assert found(compiled, used) == found(function, used)
 
 
 @pytest.mark.parametrize("function", [_lost_among_several, _lost_under_no_grad])

@@ -80,7 +80,7 @@ def _reshape(tensor: torch.Tensor, reshaped: ReshapedInput) -> None:
 def _is_plain(info: OutputInfo) -> bool:
     leaf = info.requires_grad and info.is_leaf
     fresh = info.kind is OutputKind.FRESH and info.memory is None and info.truth is None
-    return fresh and not leaf
+    return fresh and not leaf and not info.lost
 
 
 def _make_write_back(

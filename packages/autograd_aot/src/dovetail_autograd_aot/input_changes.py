@@ -137,4 +137,10 @@ def _tells(trace: JointTrace, index: int) -> bool:
 def bumped_inputs(trace: JointTrace, mutated: list[MutatedInput]) -> tuple[int, ...]:
     """The inputs whose version counters tell of a write though none of them is in `mutated`."""
     written = {m.index for m in mutated}
-    return tuple(i for i in trace.versions if i not in written and _tells(trace, i))
+    bumped = tuple(i for i in trace.versions if i not in written and _tells(trace, i))
+    for index in bumped:
+        # Eager then takes views of it anew by strides, whose gradient is a mean over what
+        # elements share.
+        if trace.examples[index].requires_grad:
+            refuse_inner_overlap(trace.examples[index], index)
+    return bumped

@@ -398,12 +398,7 @@ class JointTrace:
         none: list[Node | None] = [None] * len(self.primals)
         if not result.roots or not any(leaf is not None for leaf in leaves):
             return none
-        tangents = []
-        for number, root in enumerate(result.roots):
-            node = self.graph.placeholder(f"tangent_{number}")
-            strides = storage_order_strides(root._sizes, root._strides)
-            node.meta["val"] = make(root._sizes, strides, root._dtype, root._device)
-            tangents.append(wrap(node, TracedStorage(node)))
+        tangents = [self._tangent(number, root) for number, root in enumerate(result.roots)]
         wanted = [leaf for leaf in leaves if leaf is not None]
         self.reached = reached_roots(leaves, result.roots)
         for root in result.roots:  # (an input that was written to may be nobody's result)
@@ -417,10 +412,10 @@ class JointTrace:
                 # Eager tells it in the backward, if there is one.
                 if not any(text in str(error) for text in ERRORS_OF_BACKWARDS):
                     raise
+                self._forget_backward()
+                if self._without_lost_roots(result, wanted):
+                    return self._backward(result)
                 self.backward_error = str(error)
-                for node in reversed(self.graph.nodes):
-                    if node.op == "placeholder" and node not in self.placeholders:
-                        self.tracer.forget(node)
                 return none
         self.additive = self.user_gradients.are_additive()
         found = iter(gradients)
@@ -432,6 +427,33 @@ class JointTrace:
         if len(tangents) > 1:
             self._ask_which_reach(leaves, pieces, result.roots, tangents)
         return self._gradient_nodes(pieces)
+
+    def _tangent(self, number: int, root: FakeTensor) -> FakeTensor:
+        """What stands for the gradient of root number `number`."""
+        node = self.graph.placeholder(f"tangent_{number}")
+        strides = storage_order_strides(root._sizes, root._strides)
+        node.meta["val"] = make(root._sizes, strides, root._dtype, root._device)
+        return wrap(node, TracedStorage(node))
+
+    def _forget_backward(self) -> None:
+        """Take out of the graph what was made of tangents."""
+        for node in reversed(self.graph.nodes):
+            if node.op == "placeholder" and node not in self.placeholders:
+                self.tracer.forget(node)
+        self.tracer.forget_known()
+        self.user_gradients.forget()
+
+    def _without_lost_roots(self, result: Classified, wanted: Sequence[Tensor]) -> bool:
+        """Take the outputs whose gradient cannot be computed from those that have one, if there are
+        others and each of them is a result by itself."""
+        errors: dict[int, str] = {}
+        for number, root in enumerate(result.roots):
+            try:
+                run_engine([root], [self._tangent(number, root)], wanted)
+            except RuntimeError as error:
+                errors[number] = str(error)
+            self._forget_backward()
+        return len(errors) < len(result.roots) and result.lose(errors)
 
     def _pieces(self, position: int, gradient: Tensor | None) -> list[Node]:
         """The nodes of the gradient of leaf number `position`; several for a tensor subclass."""

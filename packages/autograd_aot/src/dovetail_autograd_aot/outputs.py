@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -49,6 +49,29 @@ class Classified:
     differentiable: list[int] = field(default_factory=list)
     hidden: int = 0
     sizes: int = 0
+
+    def lose(self, errors: Mapping[int, str]) -> bool:
+        """Let the roots number ... have no gradient, but the errors of their backward; False if one
+        of them is not a result by itself."""
+        found: dict[int, str] = {}
+        for number, error in errors.items():
+            index = self.differentiable[number]
+            users = [i for i, info in enumerate(self.infos) if _rests_on(info, index)]
+            if len(users) != 1 or self.infos[users[0]].kind is not OutputKind.FRESH:
+                return False
+            found[users[0]] = error
+        for place, error in found.items():
+            self.infos[place] = replace(self.infos[place], lost=error)
+        kept = [i for i in range(len(self.roots)) if i not in errors]
+        self.roots = [self.roots[i] for i in kept]
+        self.differentiable = [self.differentiable[i] for i in kept]
+        return bool(found)
+
+
+def _rests_on(info: OutputInfo, forward: int) -> bool:
+    """Whether an output is made of forward output number `forward`."""
+    own = info.kind in (OutputKind.FRESH, OutputKind.VIEW_OF_OUTPUT) and info.base == forward
+    return own or (info.memory is not None and info.memory[1] == forward)
 
 
 class _Flow(Enum):

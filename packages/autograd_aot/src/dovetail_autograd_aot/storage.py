@@ -29,7 +29,9 @@ class TraceError(RuntimeError):
 class TracedStorage(FakeStorage):
     """One storage: its current functional value and how often it was written."""
 
-    __slots__ = ("constant", "lazy", "node", "primal", "reshaped", "root", "shared", "version")
+    __slots__ = (
+        "constant", "lazy", "node", "part", "primal", "reshaped", "root", "shared", "version"
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -46,6 +48,8 @@ class TracedStorage(FakeStorage):
         self.shared = shared  # an input that is a whole storage, other inputs lie in it
         self.primal = primal  # the index of the input whose storage this is
         self.constant = constant  # the name of the attribute whose storage this is
+        # Sizes and strides of the only elements that anybody gave values to.
+        self.part: tuple[tuple[Any, ...], tuple[Any, ...]] | None = None
         self.root: FakeTensor | None = None  # the tensor that is the whole storage
 
 

@@ -313,6 +313,7 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
         count = 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
         with self:
             whole = aten.empty.memory_format([count], **kwargs)
+            track_of(whole).storage.part = tuple(sizes), tuple(strides)
             part: Tensor = aten.as_strided.default(whole, sizes, strides)
         return part
 
@@ -530,6 +531,10 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
             self.forget(user)
         if node.next is not None and not node._erased:
             self.graph.erase_node(node)
+
+    def forget_known(self) -> None:
+        """Record anew what was recorded before: some of it is no longer in the graph."""
+        self._known.clear()
 
     # --- shaping values ---------------------------------------------------------------------------
 

@@ -54,6 +54,12 @@ class UserGradients:
         self.marks = False  # is there more than one tangent?
         self._called: set[_Place] | None = None
 
+    def forget(self) -> None:
+        """Forget what was noted: it is no longer in the graph."""
+        self.nodes.clear()
+        self.given.clear()
+        self.calls.clear()
+
     def watch(self, node: Any) -> None:
         """Mark what a node of autograd gives, if it is the user's."""
         if not isinstance(node, BackwardCFunction):
@@ -89,9 +95,7 @@ class UserGradients:
             self.calls.append((nodes, self._nodes(gradients)))
         if not self.marks or not self.tracer.in_backward:
             return gradients
-        return tuple(
-            g if g is None or is_wrapper(g) else self._marked(place, g) for g in gradients
-        )
+        return tuple(g if g is None or is_wrapper(g) else self._marked(place, g) for g in gradients)
 
     def _nodes(self, gradients: Gradients) -> list[Node]:
         plain = [g for g in gradients if g is not None and not is_wrapper(g)]

@@ -15,11 +15,13 @@ from dovetail_prims.fake_tensor import FakeTensor, make, propagate, set_lazy, se
 from torch import Tensor
 from torch._ops import OpOverload
 
+from dovetail_autograd_aot.constants import untraced
 from dovetail_autograd_aot.graphs import ViewStep
 from dovetail_autograd_aot.op_info import OpInfo
 from dovetail_autograd_aot.storage import (
     ConstantWrittenError,
     StorageNeededError,
+    TracedStorage,
     TraceError,
     read,
     track_of,
@@ -139,6 +141,11 @@ def _as_strided(
         raise TraceError("as_strided of a view whose base is gone")
     if not storage.shared and not _dense(root):
         raise TraceError("as_strided of a tensor with gaps; contiguous() it first")
+    if tracer.in_backward and not _has_values(storage, sizes, strides, storage_offset):
+        raise TraceError(
+            "a write to an as_strided view that reaches beyond the tensor it is taken of: its "
+            "gradient would be read from memory that holds none; take the view of the whole tensor"
+        )
     steps = [s.op for s in track.chain]
     if any(op in _OTHER_ELEMENTS for op in steps):
         raise TraceError("as_strided of a tensor that is seen as another dtype")
@@ -153,6 +160,24 @@ def _as_strided(
     for op in lazy:  # as_strided keeps what is lazy
         view = take_step(tracer, view, op, ())
     return view
+
+
+def _has_values(storage: TracedStorage, sizes: list[Any], strides: list[Any], offset: Any) -> bool:
+    """Whether a view of a storage, of which maybe a part was given values, shows only those. (Taken
+    for granted of symbolic sizes.)"""
+    root = storage.root
+    assert root is not None
+    numbers = (*root._sizes, *sizes, *strides, offset)
+    if storage.shared or not all(type(n) is int for n in numbers) or 0 in sizes:
+        return True
+    last = offset + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
+    if storage.part is None or (tuple(sizes), tuple(strides), offset) == (*storage.part, 0):
+        return bool(last < math.prod(root._sizes))
+    with untraced():
+        known = torch.zeros(max(last + 1, math.prod(root._sizes)), dtype=torch.bool)
+        known.as_strided(*storage.part).fill_(True)
+        shown: bool = bool(known.as_strided(sizes, strides, offset).all())
+        return shown
 
 
 def change_metadata(
