@@ -390,3 +390,32 @@ def test_training_that_knows_of_quantization() -> None:
     )
     with pytest.raises(RuntimeError, match="must be between `quant_min` and `quant_max`"):
         checked(torch.randn(4, 2))
+
+
+def test_observers_by_channel_are_given_their_size_outside_of_the_graph() -> None:
+    """The first call makes an empty observer as long as there are channels; then it is captured."""
+
+    class Observed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 4)
+            observer = torch.ao.quantization.MovingAveragePerChannelMinMaxObserver
+            self.observe = torch.ao.quantization.FusedMovingAvgObsFakeQuantize(
+                observer, -128, 127, dtype=torch.qint8, qscheme=torch.per_channel_symmetric
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.linear(x, self.observe(self.layer.weight)).relu()
+
+    torch.manual_seed(0)
+    mine, theirs = Observed(), Observed()
+    theirs.load_state_dict(mine.state_dict())
+    for fullgraph in (False, True):
+        run = dovetail.compile(mine, fullgraph=fullgraph)
+        for _ in range(2):
+            x = torch.randn(3, 6)
+            for model, call in ((theirs, theirs), (mine, run)):
+                model.zero_grad()
+                call(x).square().sum().backward()
+            torch.testing.assert_close(mine.layer.weight.grad, theirs.layer.weight.grad)
+            torch.testing.assert_close(mine.state_dict(), theirs.state_dict())

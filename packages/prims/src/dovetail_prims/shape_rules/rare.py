@@ -8,7 +8,14 @@ from typing import Any
 import torch
 
 from dovetail_prims.fake_fallback import run_on_meta
-from dovetail_prims.fake_tensor import DataDependentError, FakeTensor, Size, Sizes, make
+from dovetail_prims.fake_tensor import (
+    DataDependentError,
+    FakeTensor,
+    FakeTensorError,
+    Size,
+    Sizes,
+    make,
+)
 from dovetail_prims.shape_rules.layout import (
     broadcast,
     channels_last,
@@ -339,6 +346,11 @@ _FAKE_QUANTIZED = (
     "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
     "fake_quantize_per_channel_affine_cachemask",
 )
+_OBSERVING = (
+    "fused_moving_avg_obs_fake_quant",
+    "_fused_moving_avg_obs_fq_helper",
+    "_fused_moving_avg_obs_fq_helper_functional",
+)
 _SCALES = (torch.float32, torch.bfloat16)
 
 
@@ -364,6 +376,30 @@ def fake_quantized(x: FakeTensor, scale: Any, zero_point: Any, *rest: Any) -> An
     return out, make(x._sizes, strides, torch.bool, x._device)
 
 
+def observed_and_fake_quantized(
+    x: FakeTensor,
+    observer_on: FakeTensor,
+    fake_quant_on: FakeTensor,
+    running_min: FakeTensor,
+    running_max: FakeTensor,
+    scale: FakeTensor,
+    zero_point: FakeTensor,
+    averaging: float,
+    low: int,
+    high: int,
+    axis: int,
+    by_row: bool = False,
+    *rest: Any,
+) -> Any:
+    """Numbers rounded to steps that follow a moving range: what observes by rows for the first time
+    is given its size, as many as there are rows, which is no part of a graph."""
+    if by_row and 0 <= axis < len(x._sizes):
+        observed = (running_min, running_max, scale, zero_point)
+        if not all(equal_sizes(n._sizes, (x._sizes[axis],)) for n in observed):
+            raise FakeTensorError("the first call gives the observer its size, a number a row")
+    return NotImplemented
+
+
 def isin(elements: FakeTensor, others: FakeTensor, **options: Any) -> FakeTensor:
     """Whether each element is one of the others: row-major."""
     return fresh(elements._sizes, torch.bool, elements._device)
@@ -386,6 +422,7 @@ def rules() -> dict[str, Callable[..., Any]]:
         "geqrf.default": geqrf,
         "cholesky_solve.default": cholesky_solve,
         **{f"{name}.default": fake_quantized for name in _FAKE_QUANTIZED},
+        **{f"{name}.default": observed_and_fake_quantized for name in _OBSERVING},
         "isin.Tensor_Tensor": isin,
         "nonzero_static.default": nonzero_static,
         "max_unpool2d.default": max_unpool2d,
