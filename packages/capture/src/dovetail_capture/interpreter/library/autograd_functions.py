@@ -132,6 +132,48 @@ def _is_once_differentiable(function: Any) -> bool:
     return False
 
 
+def _target_in_transform(pieces: _Pieces, places: list[tuple[str, int]]) -> Callable[..., Any]:
+    """What a node inside of a transformed function calls: a function of autograd that torch's
+    transforms take apart by their own rules. `places` say which input or result each part is that
+    backward is given."""
+    cls, count = pieces.cls, pieces.count
+    run_forward, run_backward = pieces.forward.forward, pieces.backward
+    assert run_backward is not None
+
+    def forward(*inputs: Any) -> Any:
+        results = run_forward(*inputs)[:count]
+        return tuple(results) if pieces.many else results[0]
+
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        results = output if pieces.many else (output,)
+        kinds = {"input": inputs, "result": results}
+        ctx.save_for_backward(*(kinds[kind][place] for kind, place in places))
+        if pieces.plain:
+            ctx.mark_non_differentiable(*(results[place] for place in pieces.plain))
+
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        found = run_backward(*gradients, *ctx.saved_tensors)
+        return (*found, *[None] * len(pieces.captured))
+
+    once = _is_once_differentiable(cls.backward)
+    members = {
+        "forward": staticmethod(forward),
+        "setup_context": staticmethod(setup_context),
+        "backward": staticmethod(once_differentiable(backward) if once else backward),
+        "generate_vmap_rule": True,
+    }
+    made: Any = type(cls.__name__, (torch.autograd.Function,), members)
+    return _named(cls, lambda *args: made.apply(*args))
+
+
+def _named(cls: Any, target: Any) -> Callable[..., Any]:
+    """The target of a node, with a name that the graph's text can have."""
+    target.__name__ = f"{cls.__name__}_apply"
+    target.__qualname__ = f"{cls.__qualname__}.apply"
+    target.__module__ = f"apply.{cls.__module__}"  # fx looks up what says that it is torch's
+    return target  # type: ignore[no-any-return]
+
+
 def _target(pieces: _Pieces) -> Callable[..., Any]:
     """What the node calls."""
     cls, count = pieces.cls, pieces.count
@@ -169,10 +211,7 @@ def _target(pieces: _Pieces) -> Callable[..., Any]:
             return pieces.original(given)  # a graph that was captured for inference
         return apply(around, *given)
 
-    target.__name__ = f"{cls.__name__}_apply"
-    target.__qualname__ = f"{cls.__qualname__}.apply"
-    target.__module__ = f"apply.{cls.__module__}"  # fx looks up what says that it is torch's
-    return target
+    return _named(cls, target)
 
 
 # --- capture --------------------------------------------------------------------------------------
@@ -211,13 +250,22 @@ def _results_of(result: Value) -> tuple[list[Value], bool]:
     return results, many
 
 
-def _capture(vm: Interpreter, fn: Value, cls: Any, args: Args, wanted: bool) -> _Pieces:
+def _capture(
+    vm: Interpreter, fn: Value, cls: Any, args: Args, wanted: bool, everything: bool = False
+) -> _Pieces:
+    """The pieces of a function on its arguments; with its backward if it is `wanted`, for
+    `everything` or for what requires a gradient."""
     session = vm.session
     outer = session.recorder
     inner = _FunctionRecorder(outer)
     given = _inside(inner, args)
     tensors = [arg for arg in given if isinstance(arg, TensorValue)]
-    needs = TupleValue([Constant(wanted and _needs_gradient(arg)) for arg in args])
+    needs = TupleValue(
+        [
+            Constant(wanted and (_needs_gradient(arg) or (everything and _is_real(arg))))
+            for arg in args
+        ]
+    )
     session.recorder = inner
     try:
         with torch.no_grad():
@@ -268,6 +316,13 @@ def _original(vm: Interpreter, cls: Any, args: Args) -> Callable[[Any], Any]:
 
 def _needs_gradient(arg: Value) -> bool:
     return isinstance(arg, TensorValue) and bool(arg.fake.requires_grad)
+
+
+def _is_real(arg: Value) -> bool:
+    """Is it a tensor of what has derivatives?"""
+    if not isinstance(arg, TensorValue):
+        return False
+    return bool(arg.fake.is_floating_point() or arg.fake.is_complex())
 
 
 def _is_none(value: Value) -> bool:
@@ -346,6 +401,59 @@ def _defaults(vm: Interpreter, cls: Any, given: int) -> Args:
     return left
 
 
+def _transforms_around(vm: Interpreter) -> set[str]:
+    """What the transforms do inside of whose functions the program is."""
+    recorder = vm.session.recorder
+    found: set[str] = set()
+    while isinstance(recorder, InnerRecorder):
+        if recorder.transforms:
+            found.add(recorder.how)
+        recorder = recorder.outer
+    return found
+
+
+def _apply_in_transform(
+    vm: Interpreter, fn: Value, cls: Any, given: Args, transforms: set[str]
+) -> Value:
+    """Inside of `torch.vmap`, `torch.func.grad` and their like: forward and `setup_context` apart,
+    a backward, and a rule for `vmap` that torch generates are what can be captured."""
+    what = f"{cls.__name__}.apply inside of a transformed function"
+    if cls.setup_context is _SingleLevelFunction.setup_context:
+        raise GraphBreakSignal(f"{what}, without a setup_context")
+    if "forward" in transforms:
+        raise GraphBreakSignal(f"{what} whose derivative is taken forward, by its own jvp")
+    if "vmap" in transforms and not cls.generate_vmap_rule:
+        raise GraphBreakSignal(
+            f"{what}, with a vmap of its own or none", "set generate_vmap_rule = True"
+        )
+    pieces = _capture(vm, fn, cls, given, True, everything=True)
+    if pieces.dirty:
+        raise GraphBreakSignal(f"{what}, which writes to what it is given")
+    places = _places_of_saved(pieces)
+    if places is None:
+        raise GraphBreakSignal(f"{what}, which saves other tensors than its inputs and results")
+    tensors = [arg for arg in given if isinstance(arg, TensorValue)]
+    target = _target_in_transform(pieces, places)
+    return vm.record("call_function", target, [*tensors, *pieces.captured], {})
+
+
+def _places_of_saved(pieces: _Pieces) -> list[tuple[str, int]] | None:
+    """Which inputs and results the parts are that are saved; None if one is neither."""
+    graph = pieces.forward.graph
+    nodes: Any = next(node for node in graph.nodes if node.op == "output").args[0]
+    results = list(nodes[: pieces.count])
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    found = []
+    for node in nodes[pieces.count :]:
+        if node in inputs and isinstance(node.meta["val"], torch.Tensor):
+            found.append(("input", inputs.index(node)))
+        elif node in results:
+            found.append(("result", results.index(node)))
+        else:
+            return None
+    return found
+
+
 def apply(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`MyFunction.apply(...)`."""
     fn, given = args[0], list(args[1:])
@@ -353,9 +461,9 @@ def apply(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if kwargs:
         raise GraphBreakSignal(f"{cls.__name__}.apply with keyword arguments")
     given += _defaults(vm, cls, len(given))
-    recorder = vm.session.recorder
-    if isinstance(recorder, InnerRecorder) and not isinstance(recorder, _FunctionRecorder):
-        raise GraphBreakSignal(f"{cls.__name__}.apply inside of a transformed function")
+    transforms = _transforms_around(vm)
+    if transforms:
+        return _apply_in_transform(vm, fn, cls, given, transforms)
     wanted = torch.is_grad_enabled() and any(map(_needs_gradient, given))
     if not wanted:
         if vm.session.inlines_functions:

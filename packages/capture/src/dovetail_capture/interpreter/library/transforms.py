@@ -38,6 +38,13 @@ _TRANSFORMS: tuple[Any, ...] = (
 )  # fmt: skip
 
 
+_HOW: dict[Any, str] = {
+    torch.vmap: "vmap", torch.func.vmap: "vmap", torch.func.grad: "reverse",
+    torch.func.grad_and_value: "reverse", torch.func.jacrev: "reverse",
+    torch.func.jacfwd: "forward", torch.func.hessian: "forward",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Slot:
     """The place of a tensor in the arguments of a transformed function."""
@@ -50,6 +57,7 @@ class InnerRecorder(Recorder):
 
     differentiates = False  # may it ask for derivatives?
     transforms = True  # does the function run inside of a transform?
+    how: str = ""  # what the transform does: "vmap", or "reverse" or "forward" derivatives
 
     def __init__(self, outer: Recorder) -> None:
         super().__init__(outer.stack_trace)
@@ -227,7 +235,13 @@ def _one_of(fake: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def _capture(
-    vm: Interpreter, transform: Any, function: Value, options: Any, args: Args, kwargs: Kwargs
+    vm: Interpreter,
+    transform: Any,
+    function: Value,
+    options: Any,
+    args: Args,
+    kwargs: Kwargs,
+    how: str = "",
 ) -> _Inner:
     session = vm.session
     outer = session.recorder
@@ -238,6 +252,7 @@ def _capture(
     )
     dimensions = _mapped_dimensions(transform, options, template)
     inner = InnerRecorder(outer)
+    inner.how = how or _HOW[transform]
     inside: list[Value] = []
     for index, (tensor, dim) in enumerate(zip(tensors, dimensions, strict=True)):
         with outer.fake_mode:
@@ -330,8 +345,8 @@ def _push(function: Any, count: int) -> Callable[..., Any]:
 _RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "normal_", "uniform_", "exponential_")
 
 
-def _on_primals(vm: Interpreter, function: Value, primals: Args) -> _Inner:
-    inner = _capture(vm, _value, function, {}, primals, {})
+def _on_primals(vm: Interpreter, function: Value, primals: Args, how: str) -> _Inner:
+    inner = _capture(vm, _value, function, {}, primals, {}, how)
     names = [str(getattr(n.target, "__name__", n.target)) for n in inner.graph.graph.nodes]
     if any(word in name for name in names for word in _RANDOM):
         raise GraphBreakSignal("a derivative of a function that draws random numbers")
@@ -344,7 +359,8 @@ def value_and(transform: Any) -> Handler:
     def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         if kwargs:
             return PASS  # type: ignore[no-any-return]
-        inner = _on_primals(vm, args[0], args[1:])
+        how = "reverse" if transform is _vjp else "forward"
+        inner = _on_primals(vm, args[0], args[1:], how)
         options = {"count": len(args) - 1}
         mapped = TransformValue(transform, args[0], options, inner)
         mapped.born = vm.frames[0].steps
@@ -358,7 +374,7 @@ def jvp_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if kwargs or len(args) != 3:
         return PASS  # type: ignore[no-any-return]
     primals, tangents = list(vm.iterate(args[1])), list(vm.iterate(args[2]))
-    inner = _capture(vm, _value, args[0], {}, primals, {})
+    inner = _capture(vm, _value, args[0], {}, primals, {}, "forward")
     return _apply(vm, _jvp, {"count": len(primals)}, inner, tangents)
 
 
