@@ -1,13 +1,15 @@
 """Operations that stop a GPU for what their arguments hold: indices that are no places, say.
 
 A kernel cannot raise, and after such a fault the process cannot use the GPU at all. A program that
-checks its arguments before never comes to that; a graph whose checks are read at its end would.
+checks its arguments before never comes to that; a graph whose checks are read at its end would. So
+the graph gives such operations harmless arguments where a check does not hold.
 """
 
 from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Container
 from typing import Any
 
 import torch
@@ -22,20 +24,48 @@ _HARMLESS = frozenset(
      "expand", "expand_as", "broadcast_tensors", "broadcast_to", "clone", "contiguous", "detach",
      "cat", "stack", "transpose", "permute", "flatten", "clamp", "abs", "isfinite", "isnan",
      "zeros_like", "ones_like", "_is_all_true", "cumsum", "argmax", "argmin", "sort", "topk",
-     "maximum", "minimum", "pow", "sign", "lgamma", "exp", "log", "xlogy", "is_floating_point"}
+     "maximum", "minimum", "pow", "sign", "lgamma", "exp", "log", "xlogy", "is_floating_point",
+     "getattr", "select", "narrow", "chunk", "split", "unbind", "movedim", "t", "repeat", "flip",
+     "numel", "diff", "mean", "norm", "eq_", "empty_like", "new_zeros", "new_ones"}
 )  # fmt: skip
-_MAY_FAULT = frozenset({"multinomial", "bernoulli", "bernoulli_", "binary_cross_entropy"})
+# Which arguments (by place and name) of well-known functions must be places, or probabilities.
+_ARGUMENTS: dict[str, tuple[tuple[int, str], ...]] = {
+    "gather": ((2, "index"),), "take_along_dim": ((1, "indices"),), "index_select": ((2, "index"),),
+    "embedding": ((0, "input"),), "nll_loss": ((1, "target"),), "cross_entropy": ((1, "target"),),
+    "scatter": ((2, "index"),), "scatter_": ((2, "index"),), "scatter_add": ((2, "index"),),
+    "scatter_add_": ((2, "index"),), "index_add": ((2, "index"),), "index_add_": ((2, "index"),),
+    "getitem": ((1, "key"),), "multinomial": ((0, "input"),), "bernoulli": ((0, "input"),),
+    "binary_cross_entropy": ((0, "input"), (1, "target")),
+}  # fmt: skip
+_PROBABILITIES = frozenset({"multinomial", "bernoulli", "binary_cross_entropy"})
 
 
-def may_fault(name: str, arguments: list[Any]) -> bool:
-    """May an operation stop the GPU for what its arguments hold? (On a CPU it raises.)"""
-    tensors: list[Any] = [a for a in _flat(arguments) if isinstance(a, torch.Tensor)]
-    tensors = [tensor for tensor in tensors if tensor.device.type != "cpu"]
-    if not tensors or name in _HARMLESS or name.strip("_") in _HARMLESS:
+def places_of(name: str) -> tuple[tuple[int, str], ...]:
+    """The arguments of a function, by place and name, that it may not be given otherwise."""
+    return _ARGUMENTS.get(name, ())
+
+
+def harmless_number(name: str, tensor: Any) -> int | None:
+    """What such an argument may be anywhere: the place 0, the probability 1. None if it may be
+    what it is (a mask, say)."""
+    if name in _PROBABILITIES:
+        return 1 if tensor.dtype.is_floating_point else None
+    return 0 if _is_whole(tensor.dtype) else None
+
+
+def may_fault(name: str, arguments: list[Any], safe: Container[int]) -> bool:
+    """May an operation stop the GPU for what its arguments hold? (On a CPU it raises.) Those whose
+    ids are in `safe` are harmless."""
+    if name in _HARMLESS or name.strip("_") in _HARMLESS:
         return False
-    if name in _MAY_FAULT:
-        return True
-    return any(_is_whole(tensor.dtype) for tensor in tensors)
+    if name == "getitem":  # of what it may be a view is no place
+        arguments = arguments[1:]
+    tensors: list[Any] = [a for a in _flat(arguments) if isinstance(a, torch.Tensor)]
+    tensors = [t for t in tensors if t.device.type != "cpu" and id(t) not in safe]
+    return bool(tensors) and (
+        (name.strip("_") in _PROBABILITIES and any(t.dtype.is_floating_point for t in tensors))
+        or any(_is_whole(tensor.dtype) for tensor in tensors)
+    )
 
 
 def _is_whole(dtype: torch.dtype) -> bool:

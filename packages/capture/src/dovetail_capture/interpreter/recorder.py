@@ -21,7 +21,7 @@ from dovetail_prims.wrappers import is_wrapper, wrapper_of_fakes
 from torch.fx import Graph, GraphModule, Node
 
 from dovetail_capture.interpreter.aliasing import updates_statistics
-from dovetail_capture.interpreter.gpu_faults import may_fault
+from dovetail_capture.interpreter.gpu_faults import harmless_number, may_fault, places_of
 from dovetail_capture.interpreter.known_data import SIZED_MAKERS, KnownData
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.value_ranges import SAMPLERS, note_sampler
@@ -97,7 +97,9 @@ class Recorder:
         self.operations = 0
         self.checkpoint: int | None = None  # of the region that is captured: it is computed again
         self.policy: Policy | None = None  # what of the region is kept all the same
-        self.checked = False  # is something on a GPU checked that the graph's end will tell?
+        # What is checked on GPUs, and is told at the graph's end; what holds harmless values if not
+        self.checked: dict[torch.device, TensorValue] = {}
+        self._safe: dict[int, Any] = {}  # by id, kept alive
         self.data_env: ShapeEnv | None = None  # for symbols of what depends on data, if allowed
         self.values: dict[int, TensorValue] = {}  # id(fake) -> value
         self.data = KnownData()
@@ -201,6 +203,8 @@ class Recorder:
     ) -> Value:
         """Run an operation on fakes; record it unless what it gives is no tensor (shapes, dtypes
         and the like, which are folded)."""
+        if self.checked:
+            args, kwargs = self._made_safe(kind, target, args, kwargs)
         pairs = [self.argument(arg) for arg in args]
         keyword_pairs = {name: self.argument(arg) for name, arg in kwargs.items()}
         name = target if kind == "call_method" else getattr(target, "__name__", str(target))
@@ -266,6 +270,44 @@ class Recorder:
             note_sampler(name, node, value, [pair[0] for pair in pairs])
         return value
 
+    def aside(self, function: Any, args: list[Value]) -> TensorValue:
+        """Record a call that is not numbered among the program's: captures without it count
+        alike."""
+        before, refused = self.operations, self.refused
+        self.refused = {}
+        try:
+            found = cast(TensorValue, self.record("call_function", function, args, {}))
+        finally:
+            self.operations, self.refused = before, refused
+        found.node.meta.pop("operation", None)
+        return found
+
+    def _made_safe(
+        self, kind: str, target: Any, args: list[Value], kwargs: dict[str, Value]
+    ) -> tuple[list[Value], dict[str, Value]]:
+        """Arguments with harmless ones in place of what a GPU may not be given, where what was
+        checked before does not hold."""
+        name = target if kind == "call_method" else getattr(target, "__name__", "")
+        args, kwargs = list(args), dict(kwargs)
+        for place, keyword in places_of(name):
+            if place < len(args):
+                args[place] = self._harmless(name, args[place])
+            elif keyword in kwargs:
+                kwargs[keyword] = self._harmless(name, kwargs[keyword])
+        return args, kwargs
+
+    def _harmless(self, name: str, value: Value) -> Value:
+        if isinstance(value, TupleValue) and value.cls is tuple:
+            return TupleValue([self._harmless(name, self._looked_at(v)) for v in value.items])
+        if not isinstance(value, TensorValue) or id(value.fake) in self._safe:
+            return value
+        holds, number = self.checked.get(value.fake.device), harmless_number(name, value.fake)
+        if holds is None or number is None:
+            return value
+        found = self.aside(torch.where, [holds, value, Constant(number)])
+        self._safe[id(found.fake)] = found.fake
+        return found
+
     def _may_ask(self, name: str, args: list[Value], kwargs: dict[str, Value]) -> bool:
         """May an operation take one of its tensors for a whole number?"""
         if name in ("getitem", "setitem"):  # these index by tensors
@@ -325,7 +367,8 @@ class Recorder:
             )
         if self.checked:
             name = target if kind == "call_method" else getattr(target, "__name__", str(target))
-            if may_fault(name, [pair[1] for pair in (*pairs, *keyword_pairs.values())]):
+            given = [pair[1] for pair in (*pairs, *keyword_pairs.values())]
+            if may_fault(name, given, self._safe):
                 raise GraphBreakSignal(
                     f"`{name}` of what was checked before: a GPU that is given what is no place "
                     "can be used no longer",

@@ -36,7 +36,6 @@ from dovetail_capture.interpreter.values.tensors import TensorValue
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.frame import Frame
     from dovetail_capture.interpreter.machine import Interpreter
-    from dovetail_capture.interpreter.recorder import Recorder
     from dovetail_capture.interpreter.session import Session
 
 
@@ -55,9 +54,9 @@ def truth_of(vm: Interpreter, value: Value) -> TruthOf | None:
         return None
     if any(type(size) is not int or size != 1 for size in tensor.sizes):
         return None
-    holds = _aside(recorder, torch.ne, [tensor, Constant(0)])  # (it may be written to later)
+    holds = recorder.aside(torch.ne, [tensor, Constant(0)])  # (it may be written to later)
     if holds.sizes:
-        holds = _aside(recorder, torch.reshape, [holds, Constant(())])
+        holds = recorder.aside(torch.reshape, [holds, Constant(())])
 
     def ask(truth: TruthOf) -> Any:
         if recorder.data_env is None:
@@ -90,17 +89,17 @@ def take(vm: Interpreter, condition: Value, wanted: bool) -> bool:
     session, recorder, holds = vm.session, vm.session.recorder, truth.tensor
     session.guard_state("function_transforms", False)
     if wanted == truth.negated:
-        holds = _aside(recorder, torch.logical_not, [holds])
+        holds = recorder.aside(torch.logical_not, [holds])
     device, pending = holds.fake.device, session.checks
     known = pending.holds.get(device)
     if known is not None:
-        holds = _aside(recorder, torch.logical_and, [known, holds])
+        holds = recorder.aside(torch.logical_and, [known, holds])
     pending.holds[device] = holds
     frame = vm.frames[-1]
     file, line = frame.code.co_filename, frame.line()
     pending.places.append(f"`{source_line(file, line).strip()}` ({file}:{line})")
     if device.type != "cpu":
-        recorder.checked = True
+        recorder.checked[device] = holds
     truth.known = wanted
     return True
 
@@ -125,18 +124,6 @@ def _is_watched(session: Session) -> bool:
     """Would somebody see that the check is read, or not be able to read it?"""
     modes = session.function_modes or session.first_function_modes or session.functions_off
     return bool(modes) or bool(READERS["function_transforms"]())
-
-
-def _aside(recorder: Recorder, function: Any, args: list[Value]) -> TensorValue:
-    """Record a call that is not numbered among the program's: captures without it count alike."""
-    before, refused = recorder.operations, recorder.refused
-    recorder.refused = {}
-    try:
-        found = cast(TensorValue, recorder.record("call_function", function, args, {}))
-    finally:
-        recorder.operations, recorder.refused = before, refused
-    found.node.meta.pop("operation", None)
-    return found
 
 
 def finished(session: Session, first: int) -> ValueChecks | None:
