@@ -388,11 +388,27 @@ def test_backward_hooks_do_not_count_without_gradients() -> None:
     assert "backward hooks" in run.capture_context.log.breaks[0].reason
 
 
-def test_hooks_on_gradients_break_with_a_reason() -> None:
+def test_hooks_on_gradients_of_what_the_graph_makes_are_captured() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         y = x * 2
-        y.register_hook(lambda gradient: gradient * 3)
+        factor = 3
+        y.register_hook(lambda gradient: gradient * factor)
         return y.sin()
+
+    run, graphs = counted(function)
+    grads = []
+    for call in (function, run):
+        x = torch.ones(3, requires_grad=True)
+        call(x).sum().backward()
+        grads.append(x.grad)
+    assert torch.equal(*grads)
+    assert len(graphs) == 1 and not run.capture_context.log.breaks
+
+
+def test_hooks_on_gradients_of_inputs_break_with_a_reason() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x.register_hook(lambda gradient: gradient * 3)
+        return x.sin()
 
     run, _ = counted(function)
     grads = []
