@@ -34,6 +34,16 @@ from construct_cases import Case, Table, Version, run_case
 construct = Table()
 
 
+# --- constants that C functions of a class make ---------------------------------------------------
+
+
+@construct(graphs=1, breaks=0)
+def made_by_classes(x):
+    text = "abc".translate(str.maketrans("a", "z", "c"))
+    numbers = float.fromhex("0x1p3"), int.from_bytes(b"ab", "big"), bytes.fromhex("00ff")
+    return x * numbers[0], text, numbers, b"ab".translate(bytes.maketrans(b"a", b"z"))
+
+
 # --- random --------------------------------------------------------------------------------------
 
 

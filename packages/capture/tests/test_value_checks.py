@@ -5,11 +5,12 @@ PYTEST_DONT_REWRITE: pytest would put code of its own into the assertions of the
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import random
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,21 @@ def written_to_later(x: Tensor) -> Tensor:
     return torch.where(good, x, -x)
 
 
+def with_managers(x: Tensor) -> Tensor:
+    @contextlib.contextmanager
+    def checked(y: Tensor) -> Iterator[Tensor]:
+        bad = not (y > 0).all()
+        if bad:
+            raise ValueError(f"{y[~(y > 0)].tolist()}")
+        yield y * 2
+
+    with checked(x) as y:
+        z = torch.empty(3)
+        torch.add(y, 1, out=z)
+        assert (z > 0).all()
+    return z
+
+
 def draws(x: Tensor) -> Tensor:
     noise = torch.rand(3)
     if (x + noise < 0).any():
@@ -138,7 +154,7 @@ def places(x: Tensor) -> Tensor:
 
 PROGRAMS = [
     raises, asserts, asserts_all_ways, through_functions, inside_of_blocks, in_a_loop,
-    written_to_later, draws, of_an_array, places,
+    written_to_later, with_managers, draws, of_an_array, places,
 ]  # fmt: skip
 
 

@@ -92,13 +92,14 @@ def written_by(node: Node) -> list[Node]:
     """What a node writes to, for all that is known, of what it is given."""
     if not may_write(node):
         return []
-    found: list[Any] = [node.kwargs.get("out")]
+    out: Any = node.kwargs.get("out")
+    found: list[Any] = list(out) if isinstance(out, (tuple, list)) else [out]
     if _name(node) in _STATISTICS:
         means = ("running_mean", "running_var")
         found += [*node.args[1:3], *(node.kwargs.get(name) for name in means)]
     elif isinstance(node.target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         found += node.all_input_nodes
-    else:
+    elif out is None or _is_in_place(node):
         found += node.args[:1]
     return [one for one in found if isinstance(one, Node)]
 

@@ -32,6 +32,7 @@ from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.checks import TruthOf
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.skip import is_skipped
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.frame import Frame
@@ -105,7 +106,10 @@ def take(vm: Interpreter, condition: Value, wanted: bool) -> bool:
 
 
 def handles(frame: Frame) -> bool:
-    """Is an exception that is raised here handled in the frame? (A `with` block lets it pass.)"""
+    """Is an exception that is raised here handled in the frame, which then goes on? (A `with` block
+    lets it pass; functions of the standard library give it on, or what they make of it.)"""
+    if is_skipped(frame.code):
+        return False
     decoded, index = frame.decoded, frame.current.index
     seen: set[int] = set()
     while (entry := decoded.entry_for(index)) is not None and index not in seen:

@@ -504,6 +504,8 @@ _SUBSCRIPTED = {
 PURE_MODULES = frozenset({"math", "cmath", "_operator", "_bisect", "_struct", "unicodedata", "re"})
 PURE_FUNCTIONS: frozenset[Any] = frozenset(
     {
+        str.maketrans, bytes.maketrans, vars(float)["fromhex"], vars(int)["from_bytes"],
+        vars(bytes)["fromhex"],
         round, ord, chr, bin, hex, oct, ascii, typing.get_origin, typing.get_args,
         inspect.isfunction, inspect.ismethod, inspect.isclass, inspect.getmodule, re.match,
         re.search, re.sub, re.compile, re.fullmatch, re.split, re.findall, math.prod,

@@ -56,7 +56,8 @@ def branch_truth(frame: Frame, value: Value) -> bool:
 # What may stand between a jump and the `raise` that it leads to: the making of the exception.
 _MAKES_VALUES = ("LOAD_", "PUSH_NULL", "PRECALL", "CALL", "KW_NAMES", "BUILD_", "FORMAT_",
                  "CONVERT_", "EXTENDED_ARG", "BINARY_", "NOP", "COPY", "SWAP", "STORE_", "POP_TOP",
-                 "MAKE_FUNCTION", "LIST_", "DICT_")  # fmt: skip
+                 "MAKE_FUNCTION", "LIST_", "DICT_", "UNARY_", "COMPARE_OP", "IS_OP",
+                 "CONTAINS_OP")  # fmt: skip
 
 
 def _must_be(frame: Frame) -> bool | None:
@@ -139,7 +140,10 @@ def return_const(frame: Frame, inst: Instruction) -> int:
 
 
 def to_bool(frame: Frame, inst: Instruction) -> None:
-    frame.stack.append(boolean(branch_truth(frame, frame.stack.pop())))
+    value = frame.stack.pop()
+    negated = frame.decoded.instructions[inst.index + 1].opname == "UNARY_NOT"
+    truth = frame.vm.truth_of(value) if negated else None
+    frame.stack.append(boolean(branch_truth(frame, value)) if truth is None else truth)
 
 
 def _conditional(names: str) -> tuple[Row, ...]:
