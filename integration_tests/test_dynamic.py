@@ -265,3 +265,19 @@ def test_signals_of_any_length_there_and_back() -> None:
         found.backward()
         torch.testing.assert_close(given[1].grad, given[0].grad, rtol=1e-4, atol=1e-5)
     assert dovetail.report(compiled).graphs == 2
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "dovetail"])
+def test_a_crop_of_what_lies_transposed_lies_as_eagers(backend: str) -> None:
+    """Eager clones what is only cropped, in its order; the amounts are symbolic."""
+
+    def crop(x: Tensor, before: int, after: int) -> tuple[Tensor, Tensor]:
+        y = nn.functional.pad(x.transpose(1, 2), (0, 0, 0, 0, before, after))
+        return y, y.transpose(1, 2).reshape(x.shape[0], -1).sin()
+
+    run = dovetail.compile(crop, backend=backend)
+    for size, before, after in ((9, -2, -2), (12, -3, -4), (13, -5, -2), (14, 2, -4), (15, -2, 3)):
+        x = torch.randn(2, 4, size, 5)
+        for mine, wanted in zip(run(x, before, after), crop(x, before, after), strict=True):
+            assert mine.stride() == wanted.stride()
+            torch.testing.assert_close(mine, wanted)

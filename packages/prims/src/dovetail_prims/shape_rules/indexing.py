@@ -277,11 +277,11 @@ def constant_pad(x: FakeTensor, pad: Sequence[Size], value: Any = 0) -> FakeTens
                 f"{pad[2 * i + 1]}, resulted in a negative output size"
             )
     out = tuple(sizes)
-    if all(type(p) is int and p <= 0 for p in pad):  # a crop is cloned
-        return make(out, _strides_of_clone(out, x._strides), x._dtype, x._device)
-    if suggests_channels_last(x):
-        return make(out, channels_last(out), x._dtype, x._device)
-    return fresh(out, x._dtype, x._device)
+    strides = channels_last(out) if suggests_channels_last(x) else contiguous(out)
+    of_clone = _strides_of_clone(out, x._strides)
+    if not equal_sizes(strides, of_clone) and all(settled(p <= 0) for p in pad):
+        strides = of_clone  # a crop is cloned
+    return make(out, strides, x._dtype, x._device)
 
 
 def _strides_of_clone(sizes: Sizes, strides: Sizes) -> Sizes:
