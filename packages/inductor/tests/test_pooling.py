@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from dovetail_inductor import InductorOptions, compile_graph
+from dovetail_inductor.lowering.lower import lower
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.record import trace_aten
 from dovetail_runtime.plan import CallAten, LaunchTriton, Plan, TritonKernel
@@ -255,3 +256,14 @@ def test_the_kernels_compile_for_an_h100(build_for_h100: Any) -> None:
     )
     plan = compile_graph(gm, (x, grad), options=InductorOptions(triton=True))
     build_for_h100([k for k in plan.kernels if isinstance(k, TritonKernel)])
+
+
+def test_windows_that_several_read_are_gone_through_once(check: Any) -> None:
+    def fn(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        largest = pooled(x.relu(), [3, 3], [2, 2], [1, 1])[0]
+        return torch.cat([largest, y], 1).exp(), torch.cat([y, largest], 1).sin(), y.cos()
+
+    inputs = torch.randn(2, 4, 9, 9), torch.randn(2, 3, 5, 5)
+    graph = lower(trace_aten(fn, *inputs, decompositions=core_aten_table()), inputs)
+    assert sum(buffer.shape == (2, 4, 5, 5) for buffer in graph.buffers.values()) == 1
+    check(fn, *inputs)

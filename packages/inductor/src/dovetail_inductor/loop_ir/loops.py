@@ -29,14 +29,14 @@ class Buffer:
     stride: tuple[int, ...]
     offset: int = 0
 
-    @property
+    @cached_property
     def extent(self) -> int:
         """Elements from the first to the last, both included."""
         if 0 in self.shape:
             return 0
         return 1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of memory (of symbolic sizes: in the call that is compiled)."""
         return hint_of(self.extent) * self.dtype.itemsize

@@ -65,6 +65,13 @@ def _is_taken_apart(node: fx.Node) -> bool:
     return bool(node.users) and all(map(by_one, node.users))
 
 
+def _is_result(node: fx.Node) -> bool:
+    """True for one of several results of an operator that computes them: windows' largest elements
+    and where these lie, say; parts of a tensor are views."""
+    whole = node.args[0] if node.target is operator.getitem else None
+    return isinstance(whole, fx.Node) and not is_view(whole)
+
+
 def _consumers(node: fx.Node) -> list[fx.Node]:
     """The users of a node; those of its views in the place of the views."""
     result: list[fx.Node] = []
@@ -75,7 +82,7 @@ def _consumers(node: fx.Node) -> list[fx.Node]:
 
 def realize_if_worth_it(ctx: Context, node: fx.Node, value: Value, in_memory: set[fx.Node]) -> None:
     """Decide whether a value just made becomes memory, or is computed inside its consumers."""
-    if value.stored is not None or is_view(node):
+    if value.stored is not None or (is_view(node) and not _is_result(node)):
         return
     if node in in_memory:
         ctx.realize(value)
