@@ -9,7 +9,7 @@ import torch
 from dovetail_inductor import InductorOptions, compile_graph
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
-from dovetail_runtime.plan import CallAten
+from dovetail_runtime.plan import CallAten, LaunchTriton
 from dovetail_runtime.reference import ReferenceExecutor
 from dovetail_runtime.triton_build import run_in_interpreter
 from torch import Tensor
@@ -24,6 +24,41 @@ def check_scans(check: Any, fn: Callable[..., Any], *inputs: Tensor, tol: float 
     for mine, wanted in zip(got, fn(*inputs), strict=True):
         assert mine.stride() == wanted.stride()
         torch.testing.assert_close(mine, wanted, rtol=tol, atol=tol, equal_nan=True)
+
+
+def launched(fn: Callable[..., Any], *inputs: Tensor) -> int:
+    """How many Triton kernels it takes."""
+    gm = trace_aten(fn, *inputs, decompositions=core_aten_table())
+    plan = compile_graph(gm, inputs, options=InductorOptions(triton=True))
+    assert not any(isinstance(s, CallAten) for s in plan.steps)
+    return sum(isinstance(s, LaunchTriton) for s in plan.steps)
+
+
+def test_a_scan_is_one_kernel_with_what_is_around_it() -> None:
+    x = torch.empty(512, 2000)
+    assert launched(lambda x: (x.relu().cumsum(1).exp(),), x) == 1
+    assert launched(lambda x: (x.flip(1).cumsum(1).flip(1),), x) == 1
+    assert launched(lambda x: ((x / x.sum(1, keepdim=True)).cumsum(1),), x) == 1
+    assert launched(lambda x: x.cummax(1), x) == 1
+    assert launched(lambda x: (x.cumsum(0),), torch.empty(300, 9000)) == 1
+    assert launched(lambda x: (x.cumsum(1),), torch.empty(8192, 32768)) == 1
+    # Few long rows: totals of pieces, their running totals, and the pieces.
+    assert launched(lambda x: (x.relu().cumsum(1).exp(),), torch.empty(8, 1 << 20)) == 3
+
+
+@pytest.mark.parametrize("shape", [(2, 1536), (2, 1061), (1100, 3)])
+def test_few_long_rows_go_in_pieces(check, shape):
+    """In pieces of one length, with a shorter last one, and side by side."""
+    dim = int(shape[0] < shape[1])
+
+    def fn(x, k):
+        several = x.cumsum(dim), *x.cummin(dim)
+        return several if shape[1] != 1061 else (*several, x.logcumsumexp(dim), k.cumprod(dim) + 1)
+
+    x = torch.randn(shape) * 0.5
+    x[1, 1] = torch.nan
+    k = torch.randint(-2, 3, shape, dtype=torch.int32)
+    check_scans(check, fn, x, k, tol=1e-3)
 
 
 @pytest.mark.parametrize("length", [1, 7, 16, 17, 300])

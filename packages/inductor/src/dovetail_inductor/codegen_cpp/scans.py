@@ -9,8 +9,6 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-import torch
-
 from dovetail_inductor.codegen_cpp.syntax import ARITHMETIC, literal
 from dovetail_inductor.loop_ir.loops import LoopNest, Scan
 
@@ -26,14 +24,8 @@ def source() -> str:
     return (Path(__file__).parent / "scan.h").read_text()
 
 
-def start(scan: Scan) -> str:
-    """The total of no elements."""
-    if scan.kind in ("sum", "prod"):
-        return literal(1 if scan.kind == "prod" else 0, scan.dtype)
-    if scan.dtype.is_floating_point:
-        return literal(float("inf" if scan.kind == "min" else "-inf"), scan.dtype)
-    limits = torch.iinfo(scan.dtype)
-    return literal(limits.max if scan.kind == "min" else limits.min, scan.dtype)
+def _start(scan: Scan) -> str:
+    return literal(scan.neutral, scan.dtype)
 
 
 def declaration(scan: Scan, name: str, lanes: int | None, count: int | None) -> list[str]:
@@ -41,7 +33,7 @@ def declaration(scan: Scan, name: str, lanes: int | None, count: int | None) -> 
     array of `count` such vectors."""
     element = ARITHMETIC[scan.dtype]
     kind = _TYPES[scan.kind].format(element if lanes is None else f"V<{element}, {lanes}>")
-    first = start(scan) if lanes is None else f"bc<{lanes}>({start(scan)})"
+    first = _start(scan) if lanes is None else f"bc<{lanes}>({_start(scan)})"
     if count is None:
         return [f"{kind} {name}{{{first}}};"]
     return [f"{kind} {name}[{count}];", f"for (auto& total : {name}) total = {{{first}}};"]
@@ -55,7 +47,7 @@ def total(nest: LoopNest, name: str, element: str, lanes: int | None, first: str
     x = f"cast<{ARITHMETIC[scan.dtype]}>({element})"
     call = f"{name}.across({x})"
     if lanes is not None:
-        none = f"bc<{lanes}>({start(scan)})"
+        none = f"bc<{lanes}>({_start(scan)})"
         x = x if first is None else f"sel({first}, {x}, {none})"
         call = f"{name}.along({x}, {none})"
     return f"cast<{ARITHMETIC[nest.body.dtype]}>({call})"

@@ -57,7 +57,7 @@ class BodyEmitter:
 
     `forward` gives the value of a buffer written in this very kernel, or None for one to be read
     from memory; `parameter` names a buffer's pointer, or its element if it comes `by_value`; `use`
-    is told each helper that is called.
+    is told each helper that is called; `policy` tells what a cache should do with what is read.
     With `narrow` the values of transcendental functions end in 2 bytes.
     """
 
@@ -69,6 +69,7 @@ class BodyEmitter:
     by_value: Callable[[str], bool]
     forward: Callable[[Load], str | None]
     use: Callable[[str], None]
+    policy: Callable[[Load], str | None]
     narrow: bool = False
 
     def constant(self, value: Scalar, dtype: torch.dtype) -> str:
@@ -119,6 +120,8 @@ class BodyEmitter:
         text = f"{self.parameter(load.buffer)} + ({offset})"
         if conditions:
             text += f", {' & '.join(conditions)}, other=0"
+        if (policy := self.policy(load)) is not None:
+            text += f', eviction_policy="{policy}"'
         value = f"tl.load({text})"
         if storage != load.dtype:
             value += f".to({TRITON_TYPES[load.dtype]})"

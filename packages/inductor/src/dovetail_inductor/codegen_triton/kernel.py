@@ -25,11 +25,24 @@ from dovetail_inductor.codegen_triton.assemble import (
 from dovetail_inductor.codegen_triton.body import BodyEmitter, Lines, literal
 from dovetail_inductor.codegen_triton.online import online_softmax
 from dovetail_inductor.codegen_triton.ops import NARROW, TRITON_TYPES
-from dovetail_inductor.codegen_triton.reductions import combined, reduced
+from dovetail_inductor.codegen_triton.passes import (
+    by_pass,
+    computed,
+    is_of_rows,
+    passing,
+    rows_read,
+)
+from dovetail_inductor.codegen_triton.reductions import (
+    block_total,
+    combined,
+    joined,
+    reduced,
+    scanned,
+)
 from dovetail_inductor.codegen_triton.tiling import Axis, Tiling, choose
 from dovetail_inductor.loop_ir.expr import Apply, Constant, Expr, Load, walk
 from dovetail_inductor.loop_ir.handlers import count, interpret
-from dovetail_inductor.loop_ir.loops import Buffer, Combine, LoopNest
+from dovetail_inductor.loop_ir.loops import Buffer, Combine, LoopNest, Scan
 from dovetail_inductor.loop_ir.ops import neutral_element
 from dovetail_inductor.loop_ir.sizes import any_symbolic, is_symbolic
 from dovetail_inductor.scheduler.kernels import FusedKernel
@@ -93,6 +106,9 @@ class Emission:
     memo: dict[int, str] = field(default_factory=dict)
     online: dict[str, str] = field(default_factory=dict)  # sum's buffer -> maximum's
     stored: set[str] = field(default_factory=set)  # what later passes read back
+    totals: dict[str, str] = field(default_factory=dict)  # running totals of the current pass
+    later: frozenset[str] = frozenset()  # rows that a later pass reads
+    again: frozenset[str] = frozenset()  # rows that an earlier pass has read
 
     @property
     def wide(self) -> bool:
@@ -122,12 +138,13 @@ class Emission:
         if self.tiling.columns and not self.tiling.looped:
             self._column_index("0")
         if self.tiling.looped:
-            phases = self.kernel.phases()
             self.online = online_softmax(self.kernel)
-            for total, maximum in self.online.items():
-                phases[total] = phases[maximum]
-            for phase in range(max(phases.values(), default=0) + 1):
-                self._phase([n for n in self.kernel.nests if phases[n.buffer] == phase])
+            passes = by_pass(self.kernel)
+            rows = [rows_read(self.kernel, nests) for nests in passes]
+            for number, nests in enumerate(passes):
+                self.again = frozenset().union(*rows[:number])
+                self.later = frozenset().union(*rows[number + 1 :])
+                self._phase(nests)
         else:
             self.row_memo = self.memo  # all is computed at one place
             for nest in self.kernel.nests:
@@ -215,22 +232,25 @@ class Emission:
         return nest.reduction is None and not self.kernel.is_full(nest)
 
     def _phase(self, nests: list[LoopNest]) -> None:
-        # full values that nobody else reads are computed where they are needed
-        passing = [
-            n
-            for n in nests
-            if n.reduction is not None
-            or (self.kernel.is_full(n) and n.buffer not in self.kernel.internal)
-        ]
+        through = passing(self.kernel, nests)
         rows = [n for n in nests if self._is_row(n)]
         for nest in list(rows):  # what needs no result of this pass may be needed in it
             if all(name in self.rows for name in nest.reads() & self.kernel.writes()):
                 self._row(nest)
                 rows.remove(nest)
-        if passing:
-            self._looped_pass(passing)
+        if through:
+            self._looped_pass(through)
         for nest in rows:
             self._row(nest)
+
+    def _policy(self, load: Load) -> str | None:
+        """What is read again shall stay in the cache until then, and then go: the rows of all
+        programs are more than it holds."""
+        if not (self.later or self.again) or not is_of_rows(self.kernel, load):
+            return None
+        if load.buffer in self.later:
+            return "evict_last"
+        return "evict_first" if load.buffer in self.again else None
 
     def _row(self, nest: LoopNest) -> None:
         value = interpret(nest.values, self._emitter(), self.row_memo)[0]
@@ -265,6 +285,7 @@ class Emission:
         if self.stored:  # by other threads of the program, too
             self.lines.add("tl.debug_barrier()")
         self._hoist(nests)
+        self._start_totals(computed(self.kernel, nests, self.stored))
         accumulators = {n.buffer: self._start(n) for n in nests if n.reduction is not None}
         if self.tiling.folds > 1 and axis.masked and not is_symbolic(axis.size):
             # All blocks but the last need no mask.
@@ -284,6 +305,8 @@ class Emission:
         """Whether a value is read back where it has been stored: it is not rounded by that."""
         exact = self.buffers[nest.buffer].dtype is nest.body.dtype
         counted = count([nest.body])
+        if nest.scan is not None:
+            return exact
         return exact and counted.cost - counted.loads > _DEAR
 
     def _turns(
@@ -356,8 +379,40 @@ class Emission:
 
     def _full_value(self, nest: LoopNest) -> str:
         (value,) = interpret([nest.body], self._emitter(), self.memo)
+        if nest.scan is not None:
+            value = self._running_total(nest, nest.scan, value)
         if nest.reduction is None:
             self.full[nest.buffer] = value
+        return value
+
+    # --- scans -------------------------------------------------------------------------------
+
+    def _start_totals(self, nests: Sequence[LoopNest]) -> None:
+        """Of the scans that a pass goes through, the totals of no elements."""
+        self.totals = {}
+        rank = len(self.tiling.axes)
+        rows = self.tiling.shape(sum(1 << v.id for v in self.kernel.rows))
+        for nest in nests:
+            if nest.scan is not None:
+                one = literal(nest.scan.neutral, nest.scan.dtype, rank)
+                none = self.lines.define(f"tl.broadcast_to({one}, {rows})", "total")
+                self.totals[nest.buffer] = none
+
+    def _running_total(self, nest: LoopNest, scan: Scan, element: str) -> str:
+        """The totals up to each element of a block: what lies behind the end comes after all."""
+        along, kind = len(self.tiling.axes) - 1, scan.kind
+        spread = "[" + ", ".join([":"] * along + ["None"]) + "]"
+        if scan.dtype is not nest.body.dtype:
+            element = f"({element}).to({TRITON_TYPES[scan.dtype]})"
+        element = self.lines.define(f"tl.broadcast_to({element}, {self._block_shape()})")
+        value = self.lines.define(scanned(kind, element, along, self.helpers.add))
+        before = self.totals.get(nest.buffer)
+        if before is not None:
+            value = self.lines.define(joined(kind, before, value, self.helpers.add))
+            block = block_total(kind, element, along, self.helpers.add) + spread
+            self.lines.add(f"{before} = {joined(kind, before, block, self.helpers.add)}")
+        if scan.dtype is not nest.body.dtype:
+            value = self.lines.define(f"{value}.to({TRITON_TYPES[nest.body.dtype]})")
         return value
 
     # --- reductions --------------------------------------------------------------------------
@@ -463,6 +518,7 @@ class Emission:
             by_value=self._by_value,
             forward=self._forward,
             use=self.helpers.add,
+            policy=self._policy,
             narrow=self.narrow,
         )
 

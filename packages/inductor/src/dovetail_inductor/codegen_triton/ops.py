@@ -50,7 +50,16 @@ HELPERS: Mapping[str, tuple[tuple[str, ...], str]] = {
         (),
         "def dv_min(a, b):\n    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)",
     ),
+    "dv_add": ((), "def dv_add(a, b):\n    return a + b"),
     "dv_mul": ((), "def dv_mul(a, b):\n    return a * b"),
+    "dv_logaddexp": (
+        ("dv_log1p", "dv_max", "dv_min"),
+        "def dv_logaddexp(a, b):\n"
+        "    top = dv_max(a, b)\n"
+        "    gap = dv_min(a, b) - top\n"
+        "    far = (top == float('inf')) | (top == float('-inf'))\n"
+        "    return tl.where(far, top, top + dv_log1p(tl.exp(tl.where(far, 0.0, gap))))",
+    ),
     "dv_expm1": (
         (),
         "def dv_expm1(x):\n"

@@ -1,4 +1,5 @@
-"""The text of reductions: two partial results made one, a block made one."""
+"""The text of reductions and scans: two partial results made one, a block made one, or a block of
+the results up to each element."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from dovetail_inductor.codegen_triton.ops import emit_op
+from dovetail_inductor.loop_ir.loops import ScanKind
 
 # The scalar op that makes one of two partial results.
 _COMBINING = {
@@ -39,4 +41,32 @@ def reduced(
     return f"tl.reduce({value}, {along}, {name})"
 
 
-__all__ = ["combined", "reduced"]
+def scanned(kind: ScanKind, value: str, along: int, use: Callable[[str], None]) -> str:
+    """A block of the totals up to each element along a dimension."""
+    if kind in ("sum", "prod"):
+        return f"tl.cum{kind}({value}, {along})"
+    return f"tl.associative_scan({value}, {along}, {_helper(kind, use)})"
+
+
+def joined(kind: ScanKind, a: str, b: str, use: Callable[[str], None]) -> str:
+    """Two totals as one, element by element."""
+    return f"{_helper(kind, use)}({a}, {b})"
+
+
+def block_total(kind: ScanKind, value: str, along: int, use: Callable[[str], None]) -> str:
+    """The total of a block along a dimension, which the result does not have."""
+    if kind == "sum":
+        return f"tl.sum({value}, {along})"
+    return f"tl.reduce({value}, {along}, {_helper(kind, use)})"
+
+
+def _helper(kind: ScanKind, use: Callable[[str], None]) -> str:
+    name = {
+        "sum": "dv_add", "prod": "dv_mul", "max": "dv_max", "min": "dv_min",
+        "logsumexp": "dv_logaddexp",
+    }[kind]  # fmt: skip
+    use(name)
+    return name
+
+
+__all__ = ["block_total", "combined", "joined", "reduced", "scanned"]

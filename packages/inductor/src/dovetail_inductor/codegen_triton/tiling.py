@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from dovetail_inductor.codegen_triton.online import online_softmax
+from dovetail_inductor.codegen_triton.passes import read_again
 from dovetail_inductor.loop_ir.handlers import count
 from dovetail_inductor.loop_ir.index import Index, Var
 from dovetail_inductor.loop_ir.loops import Buffer
@@ -19,6 +20,8 @@ from dovetail_inductor.loop_ir.sizes import hint_of, is_multiple, is_symbolic
 from dovetail_inductor.scheduler.kernels import FusedKernel
 
 MULTIPROCESSORS = 132
+THREADS = 2048  # of a multiprocessor
+CACHE_BYTES = 1 << 25  # of the level that all share: what surely stays in it for a while
 PERSISTENT_LIMIT = 16384  # columns kept in registers by one program
 HEAVY_PERSISTENT_LIMIT = 4096  # the same when many values are live
 LINE = 32  # elements of a cache line, or so
@@ -122,9 +125,9 @@ def accesses(kernel: FusedKernel) -> list[tuple[str, Index]]:
 
 
 def contiguous_var(index: Index, variables: tuple[Var, ...]) -> Var | None:
-    """The variable along which the address moves by one element."""
+    """The variable along which the address moves by one element, forwards or backwards."""
     for var in reversed(variables):
-        if index.coefficient(var) == 1:
+        if index.coefficient(var) in (1, -1):
             return var
     return None
 
@@ -319,14 +322,18 @@ def _reduction(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
         warps = max(1, min(16, x_block * padded // each))
         axes = (Axis("x", kernel.rows, x_block), Axis("r", kernel.columns, padded))
         return Tiling(axes, True, looped, warps)
-    if online_softmax(kernel) and {n.reduction for n in kernel.nests} <= _FOLDING:
+    scans = any(n.scan is not None for n in kernel.nests)
+    if online_softmax(kernel) and not scans and {n.reduction for n in kernel.nests} <= _FOLDING:
         folding = _folding(kernel, weight, buffers)
         if folding is not None:
             return folding
     block = 4096 if live <= 3 else 2048
-    return Tiling(
-        (Axis("x", kernel.rows, 1), Axis("r", kernel.columns, block)), True, True, block // 256
-    )
+    warps = 8 if scans else block // 256
+    again = columns * sum(buffers[name].dtype.itemsize for name in read_again(kernel))
+    if again * min(points, MULTIPROCESSORS * THREADS // (32 * warps)) > CACHE_BYTES:
+        # What a pass reads again is in the cache while few rows are on their way.
+        block, warps = 8192 if live <= 6 else 4096, 32
+    return Tiling((Axis("x", kernel.rows, 1), Axis("r", kernel.columns, block)), True, True, warps)
 
 
 def _in_memory_order(kernel: FusedKernel, weight: Mapping[Var, int]) -> FusedKernel:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import prod
+from math import inf, prod
 from typing import Literal
 
 import torch
@@ -93,7 +93,7 @@ ScanKind = Literal["sum", "prod", "max", "min", "logsumexp"]
 
 @dataclass(frozen=True)
 class Scan:
-    """How a pointwise nest writes running totals in place of its elements, on a CPU.
+    """How a pointwise nest writes running totals in place of its elements.
 
     At each point the element is combined with the total of those before it along `vars`, of which
     the last is the innermost: what they count is gone through in order. Totals are kept in `dtype`
@@ -103,6 +103,16 @@ class Scan:
     kind: ScanKind
     vars: tuple[Var, ...]
     dtype: torch.dtype
+
+    @property
+    def neutral(self) -> int | float:
+        """The total of no elements."""
+        if self.kind in ("sum", "prod"):
+            return 1 if self.kind == "prod" else 0
+        if self.dtype.is_floating_point:
+            return inf if self.kind == "min" else -inf
+        limits = torch.iinfo(self.dtype)
+        return int(limits.max if self.kind == "min" else limits.min)
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ class _Fuser:
         """The unit of both where what one writes the other reads from the end, as the gradient of
         a running sum does: if one's loops can run the other way."""
         assert a.group is not None and b.group is not None
-        if not (a.writes & b.reads) or self._on_gpu(a):
+        if not a.writes & b.reads or (self._on_gpu(a) and not (scans(a) or scans(b))):
             return None
         for access_a, access_b in self._common_accesses(a, b):
             group_a = turned(self.builder, a.group, access_b, access_a)
@@ -203,6 +203,13 @@ class _Fuser:
             assert group is not None
             if group.columns or prod(hint_of(v.size) for v in group.rows) < rows * columns:
                 continue
+            if unit is a and self._for_it_alone(a, b):
+                enough = rule.enough_tasks  # it need not even be written
+            else:
+                # Of very long rows more are too few: what each of the others has left is longer;
+                # and more yet where there is no reduction whose elements are at hand.
+                enough = rule.aim if columns >= 2 * rule.result else rule.enough_tasks
+                enough = enough if reduces else 2 * rule.aim
             across = any(
                 pieces[v][-1] in found.rows
                 for v in group.rows
@@ -210,13 +217,13 @@ class _Fuser:
             )
             tasks = -(-rows // rule.side_by_side) if across else rows
             least = rule.result_across if across else rule.result
-            # Of very long rows more are too few: what each of the others has left is longer; and
-            # more yet where there is no reduction whose elements are at hand.
-            enough = rule.aim if columns >= 2 * rule.result else rule.enough_tasks
-            enough = enough if reduces else 2 * rule.aim
             if tasks < enough and columns >= least:
                 return True
         return False
+
+    def _for_it_alone(self, a: Unit, b: Unit) -> bool:
+        """True if a unit's results are read by another alone."""
+        return all(n not in self.kept and self.readers[n] == {b.uid} for n in a.writes)
 
     def _strides(self, found: Match, a: Unit, b: Unit) -> bool:
         """True if, for the sake of a small pointwise nest, a CPU would walk through a large one

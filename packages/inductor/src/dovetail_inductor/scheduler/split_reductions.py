@@ -71,6 +71,7 @@ GPU_RULE = SplitRule(
 
 # Of one result: the second stage is to be short.
 MAX_PARTS = 256
+MAX_ROWS = 1 << 16  # the same where pieces are rows that are in registers anyway
 
 
 def rule_for(buffer: Buffer, options: InductorOptions) -> SplitRule:
@@ -86,11 +87,18 @@ def split_reductions(graph: LoopGraph, options: InductorOptions) -> LoopGraph:
     nodes: list[Node] = []
     sums: dict[Expr, _Cut] = {}  # sums that were cut, by what they add up in the first stage
     twice = _read_twice(graph)
+    reduced: set[str] = set()  # one result a row, and what is computed of such alone
     for node in graph.nodes:
         if not isinstance(node, LoopNest):
             nodes.append(node)
             continue
         rule = rule_for(buffers[node.buffer], options)
+        by_rows = _whole_rows(node, rule, reduced)
+        if by_rows is not None:
+            nodes += _two_stages(graph.builder, node, by_rows, buffers)
+            continue
+        if node.reduction is not None or _of_rows(node, reduced, buffers):
+            reduced.add(node.buffer)
         pieces_to_keep = node.body in twice and _exceeds_cache(node, rule, buffers)
         short = _short_loop(node, rule, buffers)
         wants = pieces_to_keep or short is not None or _wants_split(node, rule)
@@ -103,6 +111,35 @@ def split_reductions(graph: LoopGraph, options: InductorOptions) -> LoopGraph:
         if node.reduction == "sum":
             sums.setdefault(cut.whole.body, cut)
     return replace(graph, nodes=tuple(nodes), buffers=buffers)
+
+
+def _of_rows(nest: LoopNest, reduced: set[str], buffers: Mapping[str, Buffer]) -> bool:
+    """True for a pointwise nest over results of rows."""
+    found = [buffers[name].nbytes for name in nest.reads() & reduced]
+    return bool(found) and buffers[nest.buffer].nbytes <= 2 * max(found)
+
+
+def _whole_rows(nest: LoopNest, rule: SplitRule, reduced: set[str]) -> _Cut | None:
+    """A reduction over all elements of some rows, of each of which it needs a result, as a loss
+    that is made of a softmax is: cut into its rows, so that it is computed where the row's results
+    are."""
+    if not _wants_split(nest, rule):
+        return None
+    outer: set[Var] | None = None
+    for load in nest.loads:
+        if load.buffer in reduced:
+            own = load.index.variables() & set(nest.reduce_vars)
+            if load.index.indirects() or outer not in (None, own):
+                return None
+            outer = own
+    if not outer:
+        return None
+    rows, rest = (
+        tuple(v for v in nest.reduce_vars if (v in outer) is chosen) for chosen in (True, False)
+    )
+    many = rule.enough_tasks <= prod(v.size for v in rows) <= MAX_ROWS
+    along = any(load.index.coefficient(v) == 1 for load in nest.loads for v in rest)
+    return _Cut(nest, rows, rest) if rest and many and along else None
 
 
 def _wants_split(nest: LoopNest, rule: SplitRule) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from itertools import product
 from math import prod
 from typing import Any
@@ -47,6 +48,7 @@ def _maximum(ctx: Context, node: fx.Node, source: Value, dims: Sequence[Dim] | N
     rank, counts = len(dims), [dim.reads for dim in dims]
     if ctx.library_on_cpu and (prod(counts) > _MOST_COMPARED or isinstance(dims[0], Shares)):
         return NotImplemented
+    numbered = any(n.args[1] == 1 and n.users for n in node.users)
     lowest = -torch.inf if value.dtype.is_floating_point else torch.iinfo(value.dtype).min
     b = ctx.builder
 
@@ -57,6 +59,18 @@ def _maximum(ctx: Context, node: fx.Node, source: Value, dims: Sequence[Dim] | N
         at, inside = places(ctx, [dim.element(ctx, i, k) for dim, i, k in own])
         found = masked_load(ctx, source, (*indices[:-rank], *at), both(ctx, inside, mask))
         return at, inside, found
+
+    def candidate(indices: Indices, place: Indices, mask: Expr | None) -> Expr:
+        nothing = number(ctx, lowest, value.dtype, False)
+        _, inside, found = element(indices, place, mask)
+        return nothing if found is None else b.apply("where", [inside, found, nothing])
+
+    def largest_alone(indices: Indices, mask: Expr | None) -> Expr:
+        elements = [
+            candidate(indices, tuple(map(constant, place)), mask)
+            for place in product(*(range(n) for n in counts))
+        ]
+        return reduce(lambda x, y: b.apply("maximum", [x, y]), elements)
 
     def folded(indices: Indices, mask: Expr | None) -> tuple[Expr, Expr]:
         """(From last to first, so that even -inf is found where nothing is larger.)"""
@@ -77,15 +91,12 @@ def _maximum(ctx: Context, node: fx.Node, source: Value, dims: Sequence[Dim] | N
 
     if prod(counts) <= MOST_READS:
         in_memory_if_costly(ctx, source, prod(counts))
-        value.loader = lambda indices, mask: folded(indices, mask)[0]
+        value.loader = largest_alone
+        if numbered:
+            value.loader = lambda indices, mask: folded(indices, mask)[0]
         index.loader = lambda indices, mask: folded(indices, mask)[1]
     else:
         ctx.realize(source)
-
-        def candidate(indices: Indices, place: Indices, mask: Expr | None) -> Expr:
-            nothing = number(ctx, lowest, value.dtype, False)
-            _, inside, found = element(indices, place, mask)
-            return nothing if found is None else b.apply("where", [inside, found, nothing])
 
         def hit(indices: Indices, place: Indices, mask: Expr | None) -> Expr:
             """The number of what equals the largest; of NaN, less the number, as the last one is
@@ -105,7 +116,7 @@ def _maximum(ctx: Context, node: fx.Node, source: Value, dims: Sequence[Dim] | N
         signed = Value(index.shape, index.stride, index.dtype, index.device, index.origin)
         reduced(ctx, signed, counts, "min", hit)
         index.loader = lambda indices, mask: b.apply("abs", [ctx.load(signed, indices, mask)])
-    if node.users and any(n.args[1] == 1 and n.users for n in node.users):
+    if numbered:
         # One kernel makes both.
         ctx.realize(value)
         ctx.realize(index)

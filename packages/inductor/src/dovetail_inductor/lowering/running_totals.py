@@ -1,8 +1,9 @@
-"""Running sums, products, extremes and logarithms of sums of exponentials on a CPU: loops that go
-along each row once, with the total so far in registers.
+"""Running sums, products, extremes and logarithms of sums of exponentials: loops that go along each
+row once, with the total so far in registers.
 
-Totals are kept as eager's kernels keep them: those of float32 in float64, those of half types in
-float32, those of integers in int64 (which wraps to the narrower type's own result).
+On a CPU totals are kept as eager's kernels keep them: those of float32 in float64, those of half
+types in float32, those of integers in int64 (which wraps to the narrower type's own result). On a
+GPU those of float32 are kept in float32, as eager's are there.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from dovetail_inductor.loop_ir.ops import arithmetic_dtype
 from dovetail_inductor.lowering.promotion import cast
 from dovetail_inductor.lowering.values import Context, Indices, Value
 
+# How `value` becomes the running total along a dimension of what elements are.
+ScanAlong = Callable[[Context, Value, int, ScanKind, Callable[[Indices], Expr]], None]
 
-def totals_dtype(kind: ScanKind, stored: torch.dtype) -> torch.dtype:
+
+def totals_dtype(kind: ScanKind, stored: torch.dtype, on_gpu: bool) -> torch.dtype:
     """The type in which running totals of elements of type `stored` are kept."""
     if kind in ("max", "min"):
         return arithmetic_dtype(stored)
-    if kind == "logsumexp" or stored is torch.float32:
+    if not on_gpu and (kind == "logsumexp" or stored is torch.float32):
         return torch.float64
     return arithmetic_dtype(stored) if stored.is_floating_point else torch.int64
 
@@ -34,7 +38,7 @@ def scan_along(
     """Compute `value`, of the same shape as what `element` gives elements of, by a scan along a
     dimension of two elements at least."""
     variables, indices = ctx.loop_indices(value.shape)
-    scan = Scan(kind, (variables[dim],), totals_dtype(kind, value.dtype))
+    scan = Scan(kind, (variables[dim],), totals_dtype(kind, value.dtype, ctx.on_gpu))
     ctx.write(value, ctx.new_buffer(value), variables, (), None, element(indices), scan)
 
 
@@ -46,13 +50,14 @@ def converted(
     return cast(ctx, expr, dtype) if dtype != source.dtype else expr
 
 
-def running_total(ctx: Context, value: Value, source: Value, dim: int, kind: ScanKind) -> None:
-    """`value` made the running total of `source`, converted to its type first."""
-    scan_along(ctx, value, dim, kind, lambda at: converted(ctx, source, value.dtype, at))
-
-
 def running_extreme(
-    ctx: Context, value: Value, index: Value, source: Value, dim: int, kind: ScanKind
+    ctx: Context,
+    value: Value,
+    index: Value,
+    source: Value,
+    dim: int,
+    kind: ScanKind,
+    scan: ScanAlong,
 ) -> None:
     """`value` made the running extreme of `source`, `index` the place where it was met last."""
     b = ctx.builder
@@ -60,7 +65,7 @@ def running_extreme(
     if value.dtype is torch.bool:
         held = replace(value, dtype=torch.uint8, _memo={})
         value.loader = lambda at, mask: cast(ctx, ctx.load(held, at, mask), torch.bool)
-    running_total(ctx, held, source, dim, kind)
+    scan(ctx, held, dim, kind, lambda at: converted(ctx, source, held.dtype, at))
 
     def place(indices: Indices) -> Expr:
         own = converted(ctx, source, held.dtype, indices)
@@ -69,4 +74,4 @@ def running_extreme(
             met = b.apply("bitwise_or", [met, b.apply("isnan", [own])])
         return b.apply("where", [met, b.index_value(indices[dim]), b.constant(0, torch.int64)])
 
-    scan_along(ctx, index, dim, "max", place)
+    scan(ctx, index, dim, "max", place)
