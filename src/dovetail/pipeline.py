@@ -1,7 +1,8 @@
 """The table of contents of the compiler: from a captured FX graph to something that runs.
 
     capture           bytecode -> TORCH-dialect graph            dovetail_capture (calls us)
-    autograd_aot      -> functional forward and backward graphs  aot_compile
+    autograd_aot      attention written out, as attention        recognise_attention
+                      -> functional forward and backward graphs  aot_compile
       prims           ... decomposed to CORE_ATEN while tracing  core_aten_table
       inductor        ... laid out before it is cut in two       prefer_channels_last
     inductor          -> loops -> fused kernels -> Plan          compile_graph
@@ -26,6 +27,7 @@ from dovetail_autograd_aot import (
     Signature,
     aot_compile,
     min_cut_partition,
+    recognise_attention,
 )
 from dovetail_inductor import (
     DeviceTuner,
@@ -145,6 +147,7 @@ class CompilerBackend:
             backward_compiler=backward_compiler,
             decompositions=core_aten_table(),
             partition=partition,
+            rewrite=recognise_attention,
             log=self.aot,
         )
         generated = sum(g.codegen_s + g.load_s for g in self.compiled[known:])

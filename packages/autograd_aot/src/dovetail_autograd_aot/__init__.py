@@ -16,6 +16,7 @@ from dovetail_autograd_aot.joint import trace_joint
 from dovetail_autograd_aot.partition import default_partition, min_cut_partition
 from dovetail_autograd_aot.storage import TraceError
 from dovetail_autograd_aot.values import example_values
+from dovetail_autograd_aot.written_attention import recognise_attention
 
 __all__ = [
     "AotLog",
@@ -34,5 +35,6 @@ __all__ = [
     "default_partition",
     "example_values",
     "min_cut_partition",
+    "recognise_attention",
     "trace_joint",
 ]

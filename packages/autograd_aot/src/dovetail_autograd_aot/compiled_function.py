@@ -45,6 +45,7 @@ def aot_compile(
     partition: Partitioner = min_cut_partition,
     compile_backward_now: bool = False,
     function_mode: Callable[[], Any] | None = None,
+    rewrite: Callable[[GraphModule], GraphModule] | None = None,
     log: AotLog | None = None,
 ) -> Callable[..., tuple[Any, ...]]:
     """Compile `gm`, a graph over flat inputs that returns a tuple.
@@ -54,7 +55,8 @@ def aot_compile(
     method `run_consuming`, which takes them out of a list and drops each after its last use, the
     backward is called so, and saved tensors are freed while it runs. The backward is compiled at
     the first backward, unless `compile_backward_now`. Grad mode is that of this call.
-    `function_mode` is as for `trace_joint`. What happens later is counted in `log`.
+    `function_mode` is as for `trace_joint`. What is traced is the graph that `rewrite` makes of
+    `gm`, such as `recognise_attention`, but for the backward of a backward. What happens later is counted in `log`.
     """
     log = AotLog() if log is None else log
 
@@ -73,6 +75,7 @@ def aot_compile(
                 partition=partition,
                 compile_backward_now=compile_backward_now,
                 function_mode=function_mode,
+                rewrite=rewrite,
                 wrapping=wrapping,
                 log=log,
             ),
@@ -127,11 +130,12 @@ def _compile(
     partition: Partitioner,
     compile_backward_now: bool,
     function_mode: Callable[[], Any] | None,
+    rewrite: Callable[[GraphModule], GraphModule] | None,
     wrapping: Wrapping | None,
     log: AotLog,
 ) -> tuple[JointGraph, Callable[..., tuple[Any, ...]]]:
     joint = trace_joint(
-        gm,
+        gm if rewrite is None else rewrite(gm),
         example_inputs,
         decompositions=decompositions,
         function_mode=function_mode,

@@ -1,0 +1,354 @@
+"""The pass `recognise_attention`: attention that a program writes out is attention.
+
+`softmax(q @ k.transpose(-2, -1) * scale) @ v`, maybe with a boolean mask that fills scores in
+between, becomes a call of `attention_as_written`: as `scaled_dot_product_attention` is, it is
+computed without the scores in memory, forward and backward. So is the attention of
+`torch.nn.MultiheadAttention` whose weights nobody reads. A pass over the captured graph, before it
+is differentiated: there each step stands as the user wrote it.
+
+Only where the results are the same but for rounding: masks that are added may hold anything, and
+stay, as does dropout, which draws other numbers in the kernels of attention; a row whose scores are
+all filled is given what the formula gives it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import operator
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from dovetail_prims.fake_tensor import FakeTensor
+from dovetail_prims.sdpa import choose_backend
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+
+# A score filled with so little has no share beside any that is not filled.
+_NOTHING = -1e4
+_HALVES = (torch.float16, torch.bfloat16)
+
+_PRODUCTS: Collection[Any] = {operator.matmul, torch.matmul, torch.bmm, "matmul", "bmm"}
+_FACTORS = {
+    operator.mul: False, torch.mul: False, operator.imul: False, "mul": False, "mul_": False,
+    operator.truediv: True, torch.div: True, operator.itruediv: True, "div": True, "div_": True,
+}  # fmt: skip
+_SOFTMAX: Collection[Any] = {F.softmax, torch.softmax, "softmax"}
+_DROPOUT: Collection[Any] = {F.dropout, torch.dropout}
+_FILLS: Collection[Any] = {torch.masked_fill, "masked_fill", "masked_fill_"}
+_IN_PLACE = {
+    "setitem", "delitem", "iadd", "iand", "iconcat", "ifloordiv", "ilshift", "imatmul", "imod",
+    "imul", "ior", "ipow", "irshift", "isub", "itruediv", "ixor",
+}  # fmt: skip
+_CASTS: Collection[Any] = {"float", "half", "bfloat16", "to", "type_as"}
+
+
+@dataclass
+class _Written:
+    """What was found from the second product back to the first."""
+
+    scale: float = 1.0
+    hidden: Node | None = None  # True where a score is filled
+    transposed: bool = False  # the first product's right operand is the key as it is
+    inverted: bool = False  # `hidden` is True where one is kept
+    fill: float = 0.0
+    chain: list[Node] = field(default_factory=list)  # what nobody else may read
+
+
+def recognise_attention(
+    gm: GraphModule, device_type: str = "cuda", dtypes: Collection[torch.dtype] = _HALVES
+) -> GraphModule:
+    """The graph with attention that is written out in calls of `attention_as_written`; itself
+    where there is none of tensors of these types on such a device. Needs `meta["val"]` (fakes of
+    `dovetail_prims`)."""
+    matches = [
+        (node, found)
+        for node in gm.graph.nodes
+        if (found := _match(node, device_type, dtypes)) is not None
+    ]
+    unread = [node for node in gm.graph.nodes if _weights_unread(node, device_type, dtypes)]
+    if not matches and not unread:
+        return gm
+    copies: dict[Node, Node] = {}
+    graph = Graph()
+    graph.output(graph.graph_copy(gm.graph, copies))
+    for node in unread:
+        copies[node].update_kwarg("need_weights", False)
+    for node, (query, key, value, written) in matches:
+        last = copies[node]
+        hidden = None if written.hidden is None else copies[written.hidden]
+        with graph.inserting_before(last):
+            rows = copies[key]
+            if not written.transposed:
+                rows = graph.call_method("transpose", (rows, -2, -1))
+            call = graph.call_function(
+                attention_as_written,
+                (copies[query], rows, copies[value], hidden),
+                {"inverted": written.inverted, "fill": written.fill, "scale": written.scale},
+            )
+        call.meta = dict(last.meta)
+        last.replace_all_uses_with(call)
+        graph.erase_node(last)
+        for mine in written.chain:
+            graph.erase_node(copies[mine])
+    made = GraphModule(gm, graph)
+    made.meta = dict(gm.meta)
+    return made
+
+
+def _weights_unread(node: Node, device_type: str, dtypes: Collection[torch.dtype]) -> bool:
+    """True for a call of multi-head attention without masks and dropout, of whose results nobody
+    reads the second."""
+    if node.target is not F.multi_head_attention_forward:
+        return False
+    names = list(inspect.signature(F.multi_head_attention_forward).parameters)
+    named = dict(zip(names, node.args, strict=False)) | node.kwargs
+    query = _value(named.get("query"))
+    masked = named.get("key_padding_mask") is not None or named.get("attn_mask") is not None
+    drops = named.get("training", True) is not False and named.get("dropout_p") != 0
+    if masked or drops or query is None or len(node.args) > names.index("need_weights"):
+        return False
+    if query._device.type != device_type or query._dtype not in dtypes:
+        return False
+    reads = [user for user in node.users if user.users or user.op == "output"]
+    return all(u.target is operator.getitem and u.args[1] == 0 for u in reads)
+
+
+def attention_as_written(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    hidden: Tensor | None,
+    *,
+    inverted: bool = False,
+    fill: float = 0.0,
+    scale: float = 1.0,
+) -> Tensor:
+    """`softmax(fill(query @ key.mT * scale)) @ value` for query [..., m, d], key [..., n, d]
+    and value [..., n, e]; scores are filled with `fill` where `hidden` holds (`inverted`: where it
+    does not), which broadcasts to [..., m, n]."""
+    if hidden is not None and inverted:
+        hidden = ~hidden
+    q, k, v = query, key, value
+    if q.dim() == 3:
+        q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
+    dead = bias = None
+    if hidden is not None:
+        # A row without any score has its own result: no kernel needs to know one.
+        dead = hidden.all(-1, keepdim=True)
+        bias = torch.zeros_like(hidden, dtype=q.dtype)
+        bias = bias.masked_fill(hidden & ~dead, -torch.inf)
+        while bias.dim() < 4:
+            bias = bias.unsqueeze(0)
+        bias = bias.expand(*bias.shape[:-2], q.shape[-2], k.shape[-2])
+    needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
+    if choose_backend(q, k, v, bias, 0.0, False, needs_grad) == "math":
+        scores = torch.matmul(query, key.transpose(-2, -1)) * scale
+        if hidden is not None:
+            scores = scores.masked_fill(hidden, fill)
+        return torch.matmul(scores.softmax(-1), value)
+    out = F.scaled_dot_product_attention(q, k, v, bias, scale=scale)
+    if query.dim() == 3:
+        out = out.squeeze(0)
+    if dead is None:
+        return out
+    # Of equal scores the shares are equal; of infinite ones there is no number, and so is every
+    # gradient that goes to the values (to the scores goes none: they were filled).
+    alone = value.mean(-2, keepdim=True)
+    return torch.where(dead, alone * torch.nan if math.isinf(fill) else alone, out)
+
+
+def _match(
+    last: Node, device_type: str, dtypes: Collection[torch.dtype]
+) -> tuple[Node, Node, Node, _Written] | None:
+    """The query, the transposed key and the value of a second product, and what is between."""
+    operands = _operands(last)
+    if operands is None:
+        return None
+    node, value = operands
+    written = _Written()
+    for step in (_dropout, _cast, _softmax, _cast):
+        after = step(node, written)
+        if after is None:
+            return None
+        node = after
+    filled = _filled(node, written)
+    node = _scaled(_cast(filled, written), written)
+    first = _operands(node, written) if _alone(node) else None
+    if first is None:
+        return None
+    written.chain.append(node)
+    if _may_change(node, last, written):
+        return None
+    query, key = first
+    tensors = [_value(n) for n in (query, key, value, node)]
+    if any(t is None or t._device.type != device_type for t in tensors):
+        return None
+    q, k, v, scores = (t for t in tensors if t is not None)
+    same = len(q._sizes) == len(k._sizes) == len(v._sizes) in (3, 4)
+    same = same and q._sizes[:-2] == k._sizes[:-2] == v._sizes[:-2]
+    same = same and q._dtype == k._dtype == v._dtype == scores._dtype and q._dtype in dtypes
+    if not same or not _mask_fits(written, scores):
+        return None
+    return query, key, value, written
+
+
+def _may_change(first: Node, last: Node, written: _Written) -> bool:
+    """True if something in between writes to memory, or enters or leaves a mode: all is computed at
+    the last of the nodes."""
+    node = first.next
+    while node is not last:
+        if node not in written.chain and (_writes(node) or node.meta.get("val") is None):
+            return True
+        node = node.next
+    return False
+
+
+def _writes(node: Node) -> bool:
+    """True for an operation in place, and for what may be one."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is not None and schema.is_mutable:
+        return True
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "_")
+    if getattr(operator, name, None) is node.target:
+        return name in _IN_PLACE
+    return "out" in node.kwargs or (name.endswith("_") and not name.endswith("__"))
+
+
+def _mask_fits(written: _Written, scores: FakeTensor) -> bool:
+    if written.hidden is None:
+        return True
+    mask = _value(written.hidden)
+    fits = mask is not None and mask._dtype is torch.bool and mask._device == scores._device
+    return fits and mask is not None and 2 <= len(mask._sizes) <= len(scores._sizes)
+
+
+def _value(node: Any) -> FakeTensor | None:
+    value = node.meta.get("val") if isinstance(node, Node) else None
+    return value if isinstance(value, FakeTensor) else None
+
+
+def _alone(node: Any) -> bool:
+    """True for a node that is needed for one other alone."""
+    return isinstance(node, Node) and len(node.users) == 1 and _value(node) is not None
+
+
+def _operands(node: Node, written: _Written | None = None) -> tuple[Node, Node] | None:
+    """The two factors of a product of matrices; with `written`, of the first one."""
+    args: Sequence[Any] = node.args
+    if node.target is torch.functional.einsum and args and isinstance(args[0], str):
+        if not _is_product(args[0], written is not None):
+            return None
+        args = args[1] if len(args) == 2 and isinstance(args[1], list | tuple) else args[1:]
+        if written is not None:
+            written.transposed = True
+    elif node.target not in _PRODUCTS:
+        return None
+    if len(args) != 2 or node.kwargs:
+        return None
+    left, right = args
+    return (left, right) if isinstance(left, Node) and isinstance(right, Node) else None
+
+
+def _is_product(equation: str, of_keys: bool) -> bool:
+    """True for `...id,...jd->...ij` (queries by keys) or `...ij,...jd->...id`."""
+    left, comma, rest = equation.replace(" ", "").partition(",")
+    right, arrow, out = rest.partition("->")
+    letters = set(left + right)
+    if not (comma and arrow and len(left) == len(right) == len(out) >= 3):
+        return False
+    batch = left[:-2]
+    distinct = len(letters) == len(batch) + 3 and all(letter.isalpha() for letter in letters)
+    same = right[:-2] == out[:-2] == batch and out[-2] == left[-2]
+    if of_keys:
+        return distinct and same and left[-1] == right[-1] and out[-1] == right[-2]
+    return distinct and same and left[-1] == right[-2] and out[-1] == right[-1]
+
+
+def _dropout(node: Node, written: _Written) -> Node | None:
+    """What goes through a dropout that drops nothing."""
+    if node.target not in _DROPOUT:
+        return node
+    named = dict(zip(("input", "p", "training"), node.args, strict=False)) | node.kwargs
+    source, idle = named.get("input"), named.get("training", True) is False or named.get("p") == 0
+    if not idle or not _alone(node) or not isinstance(source, Node):
+        return None
+    written.chain.append(node)
+    return source
+
+
+def _cast(node: Node, written: _Written) -> Node:
+    """What was converted from one floating type to another, if that is all."""
+    while node.target in _CASTS and node.op == "call_method" and _alone(node):
+        source = node.args[0]
+        before, after = _value(source), _value(node)
+        if before is None or after is None or before._device != after._device:
+            return node
+        if not (before._dtype.is_floating_point and after._dtype.is_floating_point):
+            return node
+        assert isinstance(source, Node)
+        written.chain.append(node)
+        node = source
+    return node
+
+
+def _softmax(node: Node, written: _Written) -> Node | None:
+    """A softmax over the last dimension."""
+    if node.target not in _SOFTMAX or not _alone(node):
+        return None
+    named = dict(zip(("input", "dim"), node.args, strict=False)) | node.kwargs
+    source, dim, own = named.get("input"), named.get("dim"), _value(node)
+    if named.keys() - {"input", "dim", "dtype", "_stacklevel"} or own is None:
+        return None
+    if own._dtype not in (*_HALVES, torch.float32) or dim not in (-1, len(own._sizes) - 1):
+        return None
+    written.chain.append(node)
+    return source if isinstance(source, Node) else None
+
+
+def _filled(node: Node, written: _Written) -> Node:
+    """What a mask fills with next to nothing."""
+    if not _alone(node) or node.kwargs or len(node.args) != 3:
+        return node
+    if node.target in _FILLS:
+        source, mask, value = node.args
+        inverted = False
+    elif node.target is torch.where or node.target == "where":
+        mask, source, value = node.args
+        if node.target == "where":  # x.where(mask, value)
+            source, mask, value = node.args
+        inverted = True
+    else:
+        return node
+    scores = _value(source)
+    small = isinstance(value, float | int) and value <= _NOTHING
+    same = scores is not None and scores._sizes == node.meta["val"]._sizes
+    if not small or not same or not isinstance(mask, Node) or not isinstance(source, Node):
+        return node
+    # What is no number of the scores' type is filled in as another one.
+    assert scores is not None and isinstance(value, float | int)
+    if not math.isinf(value) and value < torch.finfo(scores._dtype).min:
+        return node
+    written.hidden, written.inverted, written.fill = mask, inverted, float(value)
+    written.chain.append(node)
+    return source
+
+
+def _scaled(node: Node, written: _Written) -> Node:
+    """What was multiplied by a number, or divided by one."""
+    while node.target in _FACTORS and _alone(node) and not node.kwargs and len(node.args) == 2:
+        source, factor = node.args
+        if isinstance(source, float | int) and not _FACTORS[node.target]:
+            source, factor = factor, source
+        if not isinstance(factor, float | int) or not isinstance(source, Node) or factor <= 0:
+            return node
+        written.scale = written.scale / factor if _FACTORS[node.target] else written.scale * factor
+        written.chain.append(node)
+        node = source
+    return node
+
+
+__all__ = ["attention_as_written", "recognise_attention"]

@@ -1,0 +1,134 @@
+"""Attention that a program writes out: what is recognised, and that it computes the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from dovetail_autograd_aot.written_attention import attention_as_written, recognise_attention
+from dovetail_prims.fake_mode import FakeMode, fake_arguments
+from torch import Tensor, fx
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return (q @ k.transpose(-2, -1) / math.sqrt(8)).softmax(dim=-1) @ v
+
+
+def scaled_first(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return torch.matmul(F.softmax(torch.matmul(q * 0.3, k.transpose(2, 3)), -1), v)
+
+
+def einsums(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    scores = torch.einsum("b h i d, b h j d -> b h i j", q, k) * 0.5
+    return torch.einsum("bhij,bhjd->bhid", scores.softmax(-1), v)
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    scores = 0.5 * (q @ k.mT)
+    scores = scores.masked_fill(mask == 0, float("-inf"))
+    return F.dropout(F.softmax(scores, dim=-1), 0.1, False) @ v
+
+
+def least(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    scores = torch.where(mask > 0, q @ k.mT, -1e9)
+    return scores.float().softmax(-1).to(v.dtype) @ v
+
+
+def in_three_dimensions(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return torch.bmm(torch.bmm(q[0], k[0].mT).softmax(2), v[0])
+
+
+def weights_are_read(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Any:
+    weights = (q @ k.mT).softmax(-1)
+    return weights @ v, weights
+
+
+def added(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return (q @ k.mT + mask).softmax(-1) @ v
+
+
+def dropped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return F.dropout((q @ k.mT).softmax(-1), 0.5) @ v
+
+
+def other_dimension(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return (q @ k.mT).softmax(-2) @ v
+
+
+def moderate(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return (q @ k.mT).masked_fill(mask == 0, -5.0).softmax(-1) @ v
+
+
+def written_between(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    q = q * 1
+    scores = q @ k.mT
+    q.zero_()
+    return scores.softmax(-1) @ v + q
+
+
+def inputs() -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(0)
+    made = [torch.randn(2, 3, 6, 8, generator=generator, requires_grad=True) for _ in range(3)]
+    mask = torch.tril(torch.ones(6, 6))
+    mask[2] = 0  # a row of which nothing is left
+    return *made, mask
+
+
+def recognised(fn: Callable[..., Any]) -> fx.GraphModule:
+    gm = fx.symbolic_trace(fn)
+    note_values(gm)
+    return recognise_attention(gm, "cpu", (torch.float32,))
+
+
+class _Noting(fx.Interpreter):
+    def run_node(self, n: fx.Node) -> Any:
+        n.meta["val"] = super().run_node(n)
+        return n.meta["val"]
+
+
+def note_values(gm: fx.GraphModule) -> None:
+    """Give every node its `meta["val"]`."""
+    with FakeMode():
+        _Noting(gm).run(*fake_arguments(inputs()))
+
+
+def calls(gm: fx.GraphModule) -> int:
+    return sum(n.target is attention_as_written for n in gm.graph.nodes)
+
+
+@pytest.mark.parametrize("fn", [plain, scaled_first, einsums, causal, least, in_three_dimensions])
+def test_the_same_forward_and_backward(fn: Callable[..., Tensor]) -> None:
+    gm = recognised(fn)
+    assert calls(gm) == 1
+    gm.graph.lint()
+    mine, wanted = inputs(), inputs()
+    got, want = gm(*mine), fn(*wanted)
+    torch.testing.assert_close(got, want, equal_nan=True)
+    assert bool(want.isnan().any()) == (fn is causal)
+    for g, w in zip(
+        torch.autograd.grad(got.nan_to_num().square().sum(), mine[:3]),
+        torch.autograd.grad(want.nan_to_num().square().sum(), wanted[:3]),
+        strict=True,
+    ):
+        torch.testing.assert_close(g, w, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "fn", [weights_are_read, added, dropped, other_dimension, moderate, written_between]
+)
+def test_what_is_no_attention_stays(fn: Callable[..., Any]) -> None:
+    """What would not be the same: weights that somebody reads, a mask of any numbers, dropout,
+    shares along another dimension, scores that are filled with some that count, and a query that is
+    written to after its scores were computed."""
+    assert calls(recognised(fn)) == 0
+
+
+def test_only_types_that_the_kernels_are_made_for() -> None:
+    gm = fx.symbolic_trace(plain)
+    note_values(gm)
+    assert recognise_attention(gm) is gm
+    assert recognise_attention(gm, "cpu") is gm
