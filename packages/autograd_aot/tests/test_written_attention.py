@@ -9,9 +9,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from dovetail_autograd_aot import written_attention
 from dovetail_autograd_aot.written_attention import attention_as_written, recognise_attention
 from dovetail_prims.fake_mode import FakeMode, fake_arguments
 from torch import Tensor, fx
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(written_attention, "WORTH_A_MASK", 0)
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -101,14 +107,18 @@ def calls(gm: fx.GraphModule) -> int:
 
 
 @pytest.mark.parametrize("fn", [plain, scaled_first, einsums, causal, least, in_three_dimensions])
-def test_the_same_forward_and_backward(fn: Callable[..., Tensor]) -> None:
+@pytest.mark.parametrize("rows", ["each has something", "one has nothing"])
+def test_the_same_forward_and_backward(fn: Callable[..., Tensor], rows: str) -> None:
     gm = recognised(fn)
     assert calls(gm) == 1
     gm.graph.lint()
     mine, wanted = inputs(), inputs()
+    dead = rows == "one has nothing"
+    if not dead:
+        mine[3][2, 0] = wanted[3][2, 0] = 1
     got, want = gm(*mine), fn(*wanted)
     torch.testing.assert_close(got, want, equal_nan=True)
-    assert bool(want.isnan().any()) == (fn is causal)
+    assert bool(want.isnan().any()) == (fn is causal and dead)
     for g, w in zip(
         torch.autograd.grad(got.nan_to_num().square().sum(), mine[:3]),
         torch.autograd.grad(want.nan_to_num().square().sum(), wanted[:3]),
@@ -132,3 +142,9 @@ def test_only_types_that_the_kernels_are_made_for() -> None:
     note_values(gm)
     assert recognise_attention(gm) is gm
     assert recognise_attention(gm, "cpu") is gm
+
+
+def test_a_mask_needs_many_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of few the formula is faster; without a mask attention is."""
+    monkeypatch.setattr(written_attention, "WORTH_A_MASK", 1000)
+    assert calls(recognised(causal)) == 0 and calls(recognised(plain)) == 1

@@ -56,7 +56,8 @@ def aot_compile(
     backward is called so, and saved tensors are freed while it runs. The backward is compiled at
     the first backward, unless `compile_backward_now`. Grad mode is that of this call.
     `function_mode` is as for `trace_joint`. What is traced is the graph that `rewrite` makes of
-    `gm`, such as `recognise_attention`, but for the backward of a backward. What happens later is counted in `log`.
+    `gm`, such as `recognise_attention`, but for the backward of a backward. What happens later is
+    counted in `log`.
     """
     log = AotLog() if log is None else log
 

@@ -298,7 +298,8 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
     def fresh_results(self, result: Any) -> Any:
         """Traced tensors with storages of their own for recorded values."""
         if type(result) is Node:
-            return fresh(result)
+            value = result.meta["val"]
+            return fresh(result) if isinstance(value, FakeTensor) else value  # a symbolic number
         if isinstance(result, (list, tuple)):
             return type(result)(self.fresh_results(r) for r in result)
         return result

@@ -329,10 +329,11 @@ def _reduction(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
             return folding
     block = 4096 if live <= 3 else 2048
     warps = 8 if scans else block // 256
-    again = columns * sum(buffers[name].dtype.itemsize for name in read_again(kernel))
+    rows_again = read_again(kernel)
+    again = columns * sum(buffers[name].dtype.itemsize for name in rows_again)
     if again * min(points, MULTIPROCESSORS * THREADS // (32 * warps)) > CACHE_BYTES:
         # What a pass reads again is in the cache while few rows are on their way.
-        block, warps = 8192 if live <= 6 else 4096, 32
+        block, warps = 8192 if len(rows_again) <= 2 else 4096, 32
     return Tiling((Axis("x", kernel.rows, 1), Axis("r", kernel.columns, block)), True, True, warps)
 
 
