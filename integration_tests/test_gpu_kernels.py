@@ -91,6 +91,25 @@ CASES: dict[str, tuple[Fn, Callable[[], tuple[Tensor, ...]]]] = {
     "product": (lambda x: (1 + 0.01 * x).prod(-1), lambda: (new(30, 700),)),
     "cumulated sums": (lambda x: x.cumsum(-1), lambda: (new(20, 3000),)),
     "cumulated sums of columns": (lambda x: x.cumsum(0), lambda: (new(900, 30),)),
+    "cumulated sums of long rows": (lambda x: x.cumsum(-1), lambda: (new(70, 20_001),)),
+    "cumulated sums of few long rows": (lambda x: x.cumsum(-1), lambda: (new(2, 100_000),)),
+    "cumulated sums in uneven pieces": (lambda x: x.cumsum(-1), lambda: (new(2, 10_007),)),
+    "cumulated sums of many columns": (lambda x: x.cumsum(1), lambda: (new(3, 300, 200),)),
+    "cumulated shares": (
+        lambda x: (x.exp() / x.exp().sum(-1, keepdim=True)).cumsum(-1).sqrt(),
+        lambda: (new(70, 17_000),),
+    ),
+    "cumulated products": (lambda x: (1 + x / 100).cumprod(-1), lambda: (new(20, 3000),)),
+    "cumulated maxima": (lambda x: x.cummax(-1).values, lambda: (new(20, 3000),)),
+    "cumulated logarithms": (lambda x: x.logcumsumexp(-1), lambda: (new(20, 3000),)),
+    "rows read again, few at a time": (
+        lambda x: x / x.square().sum(-1, keepdim=True).sqrt(), lambda: (new(600, 40_000),)
+    ),
+    "a loss of two softmaxes": (
+        lambda x, y: F.kl_div(x.log_softmax(-1), y.softmax(-1), reduction="batchmean"),
+        lambda: (new(200, 9000), new(200, 9000)),
+    ),
+    "a loss of elements": (F.smooth_l1_loss, lambda: (new(700, 900), new(700, 900))),
     "embedding": (lambda t, i: F.embedding(i, t) * 2, lambda: (new(50, 33), ids(50, 40, 9))),
     "added rows": (tied_rows, lambda: (new(64, 40), ids(64, 64))),
     "scattered": (
