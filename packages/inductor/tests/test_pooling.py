@@ -264,6 +264,8 @@ def test_windows_that_several_read_are_gone_through_once(check: Any) -> None:
         return torch.cat([largest, y], 1).exp(), torch.cat([y, largest], 1).sin(), y.cos()
 
     inputs = torch.randn(2, 4, 9, 9), torch.randn(2, 3, 5, 5)
-    graph = lower(trace_aten(fn, *inputs, decompositions=core_aten_table()), inputs)
-    assert sum(buffer.shape == (2, 4, 5, 5) for buffer in graph.buffers.values()) == 1
+    gm = trace_aten(fn, *inputs, decompositions=core_aten_table())
+    for on_gpu in (False, True):
+        buffers = lower(gm, on_gpu=on_gpu).buffers.values()
+        assert sum(buffer.shape == (2, 4, 5, 5) for buffer in buffers) == 1
     check(fn, *inputs)

@@ -120,6 +120,8 @@ def _maximum(ctx: Context, node: fx.Node, source: Value, dims: Sequence[Dim] | N
         # One kernel makes both.
         ctx.realize(value)
         ctx.realize(index)
+    elif sum(len(n.users) for n in node.users) > 1:
+        ctx.realize(value)  # windows are gone through once
     return value, index
 
 
