@@ -65,6 +65,20 @@ def squared_differences(x: Tensor, y: Tensor) -> Tensor:
     return ((x - y) ** 2).sum()
 
 
+def running_sums(x: Tensor) -> Tensor:
+    return x.cumsum(-1)
+
+
+def loss_of_softmaxes(x: Tensor, y: Tensor) -> Tensor:
+    return F.kl_div(torch.log_softmax(x, -1), torch.softmax(y, -1), reduction="batchmean")
+
+
+def written_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention as models write it out."""
+    scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
+    return scores.softmax(-1) @ v
+
+
 def cases(device: str) -> dict[str, tuple[Fn, tuple[Tensor, ...]]]:
     """Name -> function and inputs: large on a GPU, smaller on a CPU."""
     gpu = device == "cuda"
@@ -89,6 +103,12 @@ def cases(device: str) -> dict[str, tuple[Fn, tuple[Tensor, ...]]]:
         "squared_differences": (squared_differences, (new(rows, columns), new(rows, columns))),
         "cross_entropy": (cross_entropy, (new(tokens, vocabulary), target)),
         "transpose_add": (transpose_add, (new(columns, rows), new(rows, columns))),
+        "running_sums": (running_sums, (new(rows, columns),)),
+        "loss_of_softmaxes": (loss_of_softmaxes, (new(rows, columns), new(rows, columns))),
+        "written_attention": (
+            written_attention,
+            tuple(new(*((64, 12, 197, 64) if gpu else (2, 4, 64, 32))) for _ in range(3)),
+        ),
     }
 
 
