@@ -234,7 +234,7 @@ def test_programs(name: str, grad: bool) -> None:
     ("fn", "error"),
     [
         (lambda x, i: x[i.item()] * 2, "out of bounds for dimension 0 with size 5"),
-        (lambda x, i: x.narrow(0, i, 2) * 2, "narrow: start"),
+        (lambda x, i: x.narrow(0, i, 2) * 2, "start"),
     ],
 )
 def test_a_place_outside_is_refused_when_the_program_runs(fn: Any, error: str) -> None:
@@ -244,7 +244,7 @@ def test_a_place_outside_is_refused_when_the_program_runs(fn: Any, error: str) -
     for outside in (5, -6):
         with pytest.raises((RuntimeError, IndexError)):
             fn(x, torch.tensor(outside))
-        with pytest.raises(RuntimeError, match=error):
+        with pytest.raises((RuntimeError, IndexError), match=error):
             compiled(x, torch.tensor(outside))
 
 
@@ -293,7 +293,7 @@ def test_a_check_that_fails_stops_the_compiled_program() -> None:
     assert compiled(torch.tensor([0, 0])).shape == (0,)
     with pytest.raises(RuntimeError, match="negative"):
         compiled(torch.tensor([-1, 0]))
-    with pytest.raises(RuntimeError, match="check of the program fails"):
+    with pytest.raises(RuntimeError, match="Expected cond to be True"):  # as in eager
         compiled(torch.tensor([2, 2]))
     assert dovetail.report(compiled).graphs == 1
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +11,15 @@ import torch.distributions as D
 from torch import Tensor, nn
 
 import dovetail
+
+
+@pytest.fixture(autouse=True)
+def _validation() -> Iterator[None]:
+    """As it is by default: `torch.compile`, once imported, turns it off for the whole process."""
+    before = D.Distribution._validate_args
+    D.Distribution.set_default_validate_args(True)
+    yield
+    D.Distribution.set_default_validate_args(before)
 
 
 class Autoencoder(nn.Module):
