@@ -278,3 +278,32 @@ def test_the_data_of_a_tensor_of_sizes_is_known_where_it_is_asked_for() -> None:
         return x.sum() * torch.ones(int(half)) if half > 1 else x.new_zeros(half)
 
     assert count(fn, [(3,), (4,), (6,), (4,)]) == 3
+
+
+def rows_and_columns(x: torch.Tensor, at: int) -> Any:
+    read = x[at], x[:, at], x[..., -at], x[at, at + 1], x[:at, None, at], x[at, [0, 2]], x[at - 5]
+    written = x.clone()
+    written[:, at] = 1.0
+    written[at, :at] += x[0, 0]
+    written[at, torch.tensor([0, 1])] = 3.0
+    return read, written
+
+
+def test_an_index_that_changes_is_not_fixed() -> None:
+    """A step's number, say, at which a table is read and a cache is written."""
+    run, graphs = compiled_with(rows_and_columns)
+    for at in range(2, 8):
+        torch.manual_seed(at)
+        x = torch.randn(9, 9)
+        kept = x.clone()
+        torch.testing.assert_close(run(x, at), rows_and_columns(x, at), rtol=0, atol=0)
+        assert torch.equal(x, kept)
+    assert len(graphs) == 3  # an index from the end is another case than one from the start
+
+
+def test_an_index_out_of_bounds_has_the_words_of_its_error() -> None:
+    run = optimize(lambda x, at: x[0, at], lambda gm, _: gm.forward)
+    for at in (2, 3, 4):
+        assert run(torch.arange(20.0).view(4, 5), at) == at
+    with pytest.raises(IndexError, match="index 5 is out of bounds for dimension 1 with size 5"):
+        run(torch.arange(20.0).view(4, 5), 5)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import operator
 from typing import TYPE_CHECKING
 
-import torch
-
 from dovetail_capture.interpreter.protocols import dicts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python
 from dovetail_capture.interpreter.protocols.operands import concrete, dunder, fold, record_call
-from dovetail_capture.interpreter.protocols.tensor_index import tensor_key
+from dovetail_capture.interpreter.protocols.tensor_index import at_symbolic_numbers, tensor_key
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Value
@@ -23,7 +21,6 @@ from dovetail_capture.interpreter.values.containers import (
 )
 from dovetail_capture.interpreter.values.functions import BoundMethod, NativeMethod
 from dovetail_capture.interpreter.values.objects import ObjectValue
-from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
@@ -36,13 +33,10 @@ def getitem(vm: Interpreter, obj: Value, key: Value) -> Value:
     if cls is ArrayValue:
         return vm.arrays.getitem(vm, obj, key)  # type: ignore[no-any-return]
     if isinstance(obj, TensorValue):
-        if (
-            isinstance(key, SymbolicNumber)
-            and key.python_type() is int
-            and key.value.node.hint is None
-        ):
-            return record_call(vm, torch.select, [obj, Constant(0), key])
-        return record_call(vm, operator.getitem, [obj, tensor_key(vm, obj, key)])
+        found, rest = at_symbolic_numbers(vm, obj, key)
+        if found is not obj and isinstance(rest, TupleValue) and not rest.items:
+            return found
+        return record_call(vm, operator.getitem, [found, tensor_key(vm, found, rest)])
     if isinstance(obj, (ListValue, TupleValue)):
         return _sequence_item(vm, obj, key)
     if isinstance(obj, DictValue):
@@ -112,7 +106,8 @@ def slice_of(vm: Interpreter, key: SliceValue) -> slice:
 def setitem(vm: Interpreter, obj: Value, key: Value, value: Value) -> None:
     """`obj[key] = value`."""
     if isinstance(obj, TensorValue):
-        record_call(vm, operator.setitem, [obj, tensor_key(vm, obj, key), value])
+        found, rest = at_symbolic_numbers(vm, obj, key)
+        record_call(vm, operator.setitem, [found, tensor_key(vm, found, rest), value])
     elif isinstance(obj, ArrayValue):
         vm.arrays.setitem(vm, obj, key, value)
     elif isinstance(obj, ListValue):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dovetail_capture.interpreter.protocols.operands import record_call
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.containers import ListValue, SliceValue, TupleValue
@@ -44,6 +45,53 @@ def tensor_key(vm: Interpreter, obj: TensorValue, key: Value) -> Value:
                 stacked = vm.record("call_function", torch.stack, [ListValue(parts)], {})
                 items[i] = stacked
     return TupleValue(items)
+
+
+def at_symbolic_numbers(vm: Interpreter, obj: TensorValue, key: Value) -> tuple[TensorValue, Value]:
+    """`obj` where the numbers in `key` that depend on sizes select of it, and the key for what is
+    left: PyTorch would ask an index for the number that it is in this call.
+
+    A number that is out of bounds in this call stays in the key, for the words of its error.
+    """
+    items = [key]
+    if isinstance(key, TupleValue):
+        items = [vm.tuple_item(key, i) for i in range(len(key.items))]
+    if not any(isinstance(item, SymbolicNumber) for item in items):
+        return obj, key
+    widths = [_width(item) for item in items]
+    given = sum(width for width in widths if width is not None and width >= 0)
+    if None in widths or widths.count(-1) > 1 or given > len(obj.sizes):
+        return obj, key
+    found = obj
+    rest: list[Value] = []
+    dim = 0  # of what is left of the tensor
+    for item, width in zip(items, widths, strict=True):
+        assert width is not None
+        if isinstance(item, SymbolicNumber) and _within(item, found, dim):
+            part = record_call(vm, torch.select, [found, Constant(dim), item])
+            assert isinstance(part, TensorValue)
+            found = part
+            continue
+        rest.append(item)
+        dim += len(obj.sizes) - given if width < 0 else width
+    return found, TupleValue(rest)
+
+
+def _width(item: Value) -> int | None:
+    """How many dimensions of a tensor a part of an index takes, of which tensors may be part."""
+    if not isinstance(item, TensorValue):
+        return _dimensions_of(item)
+    return item.fake.dim() if item.fake.dtype in (torch.bool, torch.uint8) else 1
+
+
+def _within(number: SymbolicNumber, obj: TensorValue, dim: int) -> bool:
+    """Is it a whole number, known by its bounds to lie in a dimension or only known at run time?"""
+    if number.python_type() is not int:
+        return False
+    if number.value.node.hint is None:
+        return True
+    size = obj.sizes[dim]
+    return bool(-size <= number.value) and bool(number.value < size)
 
 
 def _check(vm: Interpreter, obj: TensorValue, items: list[Value]) -> None:
