@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import pytest
 import torch
+from dovetail_runtime import CompiledArtifact
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 import dovetail
+from dovetail.options import Options
+from dovetail.pipeline import CompilerBackend
 
 
 class Net(nn.Module):
@@ -189,3 +197,40 @@ def test_callable_backend_gets_an_fx_graph() -> None:
     compiled = dovetail.compile(lambda x: x.sin() + 1, backend=backend)
     torch.testing.assert_close(compiled(torch.ones(3)), torch.ones(3).sin() + 1)
     assert len(graphs) == 1 and graphs[0][1] == 1
+
+
+def test_compiling_makes_no_garbage_collections() -> None:
+    found: list[str] = []
+
+    class Told(CompilerBackend):
+        def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+            gc.callbacks.append(note)
+            try:
+                return super().__call__(gm, example_inputs)
+            finally:
+                gc.callbacks.remove(note)
+
+        def compile_functional(
+            self, gm: GraphModule, example_inputs: Sequence[Any]
+        ) -> CompiledArtifact:
+            gc.callbacks.append(note)
+            try:
+                return super().compile_functional(gm, example_inputs)
+            finally:
+                gc.callbacks.remove(note)
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        found.append(f"{phase} of generation {info['generation']}")
+
+    thresholds = gc.get_threshold()
+    backend = Told(Options())
+    compiled = dovetail.compile(lambda x: torch.softmax(x * 2, -1).sum(), backend=backend)
+    x = torch.randn(4, 5, requires_grad=True)
+    gc.set_threshold(100, 2, 2)
+    try:
+        compiled(x).backward()
+    finally:
+        gc.set_threshold(*thresholds)
+    # one may begin when it may again, at once
+    assert len(backend.compiled) == 2 and len([f for f in found if f.startswith("start")]) <= 2
+    assert gc.isenabled()

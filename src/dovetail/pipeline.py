@@ -29,6 +29,7 @@ from dovetail_autograd_aot import (
     min_cut_partition,
     recognise_attention,
 )
+from dovetail_capture.collector import collector_paused
 from dovetail_inductor import (
     DeviceTuner,
     compile_graph,
@@ -105,6 +106,12 @@ class CompilerBackend:
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile a captured graph, with its backward if its inputs require grad."""
+        with collector_paused():
+            return self._compile_captured(gm, example_inputs)
+
+    def _compile_captured(
+        self, gm: GraphModule, example_inputs: Sequence[Any]
+    ) -> Callable[..., Any]:
         training = torch.is_grad_enabled() and any(
             isinstance(v, torch.Tensor) and v.requires_grad for v in example_inputs
         )
@@ -213,9 +220,10 @@ class CompilerBackend:
         """Compile a functional ATen graph: loops, kernels, plan, native program."""
         start = time.perf_counter()
         tuner = self.tuner if self.options.max_autotune else None
-        plan = compile_graph(gm, example_inputs, tuner=tuner)
-        planned = time.perf_counter()
-        artifact = load(plan)
+        with collector_paused():  # (a backward's is compiled at the first call of it)
+            plan = compile_graph(gm, example_inputs, tuner=tuner)
+            planned = time.perf_counter()
+            artifact = load(plan)
         self.compiled.append(CompiledGraph(plan, planned - start, time.perf_counter() - planned))
         return artifact
 

@@ -3,7 +3,6 @@ the capture just before it."""
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import CodeType, FunctionType
@@ -19,6 +18,7 @@ from torch.autograd import forward_ad
 from torch.fx import Node
 
 from dovetail_capture.captured_frame import CapturedFrame, GraphBreak, GraphInput
+from dovetail_capture.collector import collector_paused
 from dovetail_capture.errors import GraphBreakError, NotCapturable
 from dovetail_capture.function_stack import no_function_modes
 from dovetail_capture.interpreter import effects, generators, value_checks
@@ -69,23 +69,18 @@ def capture_frame(
     `*args` tuple and the `**kwargs` dict where the code has them. Nothing of the user's is
     changed, whether capture succeeds or fails.
     """
-    # Capture makes many small objects that live until its end; collecting them in between would
-    # cost as much as capture itself.
-    collecting = gc.isenabled()
-    gc.disable()
     attempts: list[_Attempt] = []
 
     def attempt(stop_at: int, way: _Way) -> _Attempt:
         attempts.append(_Attempt(code, func, args, options, stop_at, way))
         return attempts[-1]
 
-    try:
-        return _capture(attempt, getattr(options, "exports", False))
-    finally:
-        for one in attempts:
-            one.let_go()
-        if collecting:
-            gc.enable()
+    with collector_paused():
+        try:
+            return _capture(attempt, getattr(options, "exports", False))
+        finally:
+            for one in attempts:
+                one.let_go()
 
 
 def _capture(new_attempt: Callable[[int, _Way], _Attempt], exports: bool) -> CapturedFrame:
