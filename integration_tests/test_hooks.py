@@ -15,7 +15,8 @@ from torch.utils.checkpoint import checkpoint
 import dovetail
 
 Call = Callable[..., Any]
-SCALE = 3.0
+SCALE = 3.0  # (never bound again)
+CHANGED = 3.0
 SEEN: list[Tensor] = []
 
 
@@ -132,7 +133,14 @@ def of_complex_numbers(x: Tensor) -> Any:
     return (y * y).abs()
 
 
+def reads_a_constant(x: Tensor) -> Any:
+    y = x * 2
+    y.register_hook(lambda g: g * SCALE)
+    return y.sin()
+
+
 IN_ONE_GRAPH = [
+    reads_a_constant,
     scaled, after_other_uses, several_in_order, with_a_mask, removed, bound_in_a_loop,
     around_writes, made_by_a_function, no_plain_function, of_views, a_view_of_it_is_returned,
     in_a_checkpoint, differentiated_inside, removed_after_a_backward, of_complex_numbers,
@@ -195,8 +203,13 @@ def test_a_hook_in_a_module() -> None:
 
 def reads_a_global(x: Tensor) -> Any:
     y = x * 2
-    y.register_hook(lambda g: g * SCALE)
+    y.register_hook(lambda g: g * CHANGED)
     return y.sin()
+
+
+def change(value: float) -> None:
+    global CHANGED
+    CHANGED = value
 
 
 def appends(x: Tensor) -> Any:
@@ -260,7 +273,7 @@ def keeps_its_gradient(x: Tensor) -> Any:
 @pytest.mark.parametrize(
     ("method", "reason"),
     [
-        (reads_a_global, "reads a float, which may change"),
+        (reads_a_global, "reads CHANGED (a float), which may change"),
         (appends, "a hook"),
         (bound_late, "variable that a hook closes over"),
         (is_returned, "a tensor with a hook"),

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from dovetail_prims.fake_tensor import FakeTensor
+from dovetail_prims.late_reads import INPUTS, reads_of
 from dovetail_prims.wrappers import is_wrapper
 from torch import Tensor
 from torch.fx import GraphModule
@@ -28,7 +29,7 @@ from dovetail_autograd_aot.joint import Decompositions, trace_joint
 from dovetail_autograd_aot.lazy_backward import MAX_VARIANTS, LazyBackward
 from dovetail_autograd_aot.partition import Partitioner, min_cut_partition
 from dovetail_autograd_aot.subclasses import Wrapping, compile_around
-from dovetail_autograd_aot.training import compile_training
+from dovetail_autograd_aot.training import LateNeeds, compile_training
 from dovetail_autograd_aot.values import example_values
 
 # Graphs that are kept of one captured graph, each for another way in which inputs share memory.
@@ -60,6 +61,9 @@ def aot_compile(
     counted in `log`.
     """
     log = AotLog() if log is None else log
+    late = LateNeeds(reads_of(gm), tuple(gm.meta.get(INPUTS, ())))
+    if any(map(is_wrapper, example_inputs)):
+        late = LateNeeds(late.reads)  # (the plain graph inside has other inputs)
 
     def compile_plain(
         plain: GraphModule, examples: Sequence[Any], wrapping: Wrapping | None = None
@@ -78,6 +82,7 @@ def aot_compile(
                 function_mode=function_mode,
                 rewrite=rewrite,
                 wrapping=wrapping,
+                late=late,
                 log=log,
             ),
         )
@@ -133,6 +138,7 @@ def _compile(
     function_mode: Callable[[], Any] | None,
     rewrite: Callable[[GraphModule], GraphModule] | None,
     wrapping: Wrapping | None,
+    late: LateNeeds,
     log: AotLog,
 ) -> tuple[JointGraph, Callable[..., tuple[Any, ...]]]:
     joint = trace_joint(
@@ -185,7 +191,7 @@ def _compile(
             )
 
     double = DoubleBackward(gm, joint, compile_second, log)
-    return joint, compile_training(joint, parts, forward, lazy, double, unresolved)
+    return joint, compile_training(joint, parts, forward, lazy, double, late, unresolved)
 
 
 def _sizes_of(gm: GraphModule) -> list[Any]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from dovetail_prims.conditionals import run_plainly
+from dovetail_prims.late_reads import LateRead, check, check_version
 from torch import Tensor
 from torch.fx import GraphModule
 
@@ -28,12 +30,35 @@ from dovetail_autograd_aot.values import example_values
 _graph_is_kept = torch._C._autograd._get_current_graph_task_keep_graph
 
 
+@dataclass(frozen=True)
+class LateNeeds:
+    """What the backward of a user takes for granted when it runs: what it `reads` outside of the
+    graph, and the data of `inputs` that are not saved."""
+
+    reads: tuple[LateRead, ...]
+    inputs: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.reads or self.inputs)
+
+    def remember(self, inputs: Sequence[Any]) -> list[tuple[Tensor, int]]:
+        """The inputs at the time of the forward, with their versions."""
+        return [(inputs[i], inputs[i]._version) for i in self.inputs]
+
+    def check(self, remembered: list[tuple[Tensor, int]]) -> None:
+        """Raise an error if any of it has changed."""
+        check(self.reads)
+        for tensor, version in remembered:
+            check_version(tensor, version)
+
+
 def compile_training(
     joint: JointGraph,
     parts: PartitionedGraph,
     forward: Compiled,
     lazy: LazyBackward,
     double: DoubleBackward,
+    late: LateNeeds,
     unresolved: list[int],
 ) -> Callable[..., tuple[Any, ...]]:
     """The compiled forward as an autograd function, and what has to be done after it; `unresolved`
@@ -41,7 +66,7 @@ def compile_training(
     signature = parts.signature
     extend = extension(joint)
     epilogue = make_epilogue(signature)
-    function = make_autograd_function(parts, forward, lazy, double)
+    function = make_autograd_function(parts, forward, lazy, double, late)
     apply = resolving(function.apply, unresolved)
     if not torch.is_grad_enabled():
         # Called under no_grad, with a region inside that switches gradients on.
@@ -61,6 +86,7 @@ def make_autograd_function(
     forward: Compiled,
     lazy: LazyBackward,
     double: DoubleBackward,
+    late: LateNeeds,
 ) -> type[torch.autograd.Function]:
     """The `autograd.Function` over primals whose results are the forward outputs."""
     signature = parts.signature
@@ -107,6 +133,8 @@ def make_autograd_function(
                 ctx.mark_non_differentiable(
                     *[outputs[i] for i in constant_outputs if isinstance(outputs[i], Tensor)]
                 )
+            if late:
+                ctx.late = late.remember(inputs)
             ctx.set_materialize_grads(False)
             return tuple(outputs)
 
@@ -114,6 +142,8 @@ def make_autograd_function(
         def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
             found = [gradients[i] for i in differentiable]
             values = saved.load(ctx)
+            if late:
+                late.check(ctx.late)
             if torch.is_grad_enabled():
                 return double.run(ctx.replay, found)
             missing = _missing(found)
@@ -146,6 +176,8 @@ def make_autograd_function(
             if missing == all_tangents:
                 return (None,) * len(masks)
             values = saved.load(ctx)
+            if late:
+                late.check(ctx.late)
             graph, takes = lazy.graph(missing)
             shapes = ctx.shapes if tangents.kept else {}
             with below_autograd(), torch._C._DisableAutocast():

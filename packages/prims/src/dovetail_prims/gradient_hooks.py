@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils.hooks import RemovableHandle
 
+from dovetail_prims.late_reads import LateRead, check
+
 Around = Callable[[Tensor, Tensor], Tensor]
 """What is made of what a hook gives, and of the gradient that it was given."""
 
@@ -20,8 +22,9 @@ Around = Callable[[Tensor, Tensor], Tensor]
 class GradientHook:
     """`tensor.register_hook(hook)`, with the hook as a graph: (gradient, *taken) -> (gradient,)."""
 
-    def __init__(self, graph: GraphModule, name: str) -> None:
+    def __init__(self, graph: GraphModule, name: str, reads: tuple[LateRead, ...] = ()) -> None:
         self.graph = graph
+        self.reads = reads  # what it has read outside of the graph
         self.__name__ = f"hook_{name}" if name.isidentifier() else "hook"
         self.__qualname__ = self.__name__
         self.__module__ = "gradient_hooks"  # fx looks up what says that it is torch's
@@ -37,6 +40,7 @@ class GradientHook:
         run = self.graph.forward
 
         def hook(gradient: Tensor) -> Tensor:
+            check(self.reads)
             (found,) = run(gradient, *taken)
             return found if around is None else around(found, gradient)
 

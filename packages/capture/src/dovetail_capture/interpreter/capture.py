@@ -14,6 +14,7 @@ from dovetail_guards.guard_set import GuardSet
 from dovetail_guards.shape_env import DataDependentError
 from dovetail_guards.source import ClosureCellSource
 from dovetail_guards.torch_state import FUNCTION_MODES, READERS
+from dovetail_prims.late_reads import INPUTS, READS
 from torch.autograd import forward_ad
 from torch.fx import Node
 
@@ -266,6 +267,7 @@ class _Attempt:
             rebuilder.check_iterators()
             rebuilder.check_caches()
             rebuilder.check_hooks()
+            rebuilder.check_late_reads()
             self._check_made_leaves(rebuilder)
             effects.under_locks(rebuilder)
             effects.modes(rebuilder)
@@ -379,6 +381,12 @@ class _Attempt:
         module = None
         if self.recorder.operations or pending.holds:
             module = self.recorder.module()
+            if self.session.late_found:
+                module.meta[READS] = tuple(self.session.late_found)
+            late = [tensor for state in self.session.late_states for tensor in state.tensors]
+            if late:
+                places = {value.name: i for i, value in enumerate(used)}
+                module.meta[INPUTS] = tuple(sorted({places[t.node.name] for t in late}))
         self.session.relate_inputs(
             [i for i in used if not i.static and isinstance(i.example, torch.Tensor)]
         )

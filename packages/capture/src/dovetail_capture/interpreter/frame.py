@@ -65,7 +65,7 @@ class Frame:
         instructions = self.decoded.instructions
         while True:
             try:
-                if self.is_top or self.vm.debug:
+                if self.is_top or self.vm.debug or self.vm.session.late_reads is not None:
                     return self._run_watched()
                 while True:
                     inst = instructions[self.next_index]
@@ -79,9 +79,11 @@ class Frame:
                     raise
 
     def _run_watched(self) -> int:
-        """The loop of the top frame, which counts steps; in debug mode depths are checked."""
+        """The loop of the top frame, which counts steps, and of what runs late, which may not read
+        all there is; in debug mode depths are checked."""
         instructions = self.decoded.instructions
         debug = self.vm.debug
+        late = self.vm.session.late_reads
         while True:
             inst = instructions[self.next_index]
             if self.is_top:
@@ -94,6 +96,9 @@ class Frame:
             left = inst.handler(self, inst)
             if left is not None:
                 return left
+            if late is not None:
+                for value in self.stack[-2:]:  # (a NULL may be on top)
+                    late.see(value)
             if debug:
                 self._check_depth(inst, depth)
 

@@ -387,6 +387,8 @@ class Interpreter:
 
     def resolve_cell(self, cell: CellValue) -> Value:
         """The content of a cell that is not empty."""
+        if self.session.late_reads is not None:
+            self.session.late_reads.cell(cell)
         content = cell.content
         if content.__class__ is Lazy:
             content = cell.content = self.wrap(content.real, content.source)

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from dovetail_capture import rebuild
 from dovetail_capture import recipe as r
 from dovetail_capture.interpreter import cached_calls
+from dovetail_capture.interpreter.late_reads import state_of
 from dovetail_capture.interpreter.machine import Interpreter
 from dovetail_capture.interpreter.protocols import dicts, truth_and_length
 from dovetail_capture.interpreter.signals import CannotRebuild, InnerTensor
@@ -289,6 +290,11 @@ class Rebuilder:
             outputs = [node.meta.get("val") for node in self.outputs]
             if hooked.takes_what_changes(inputs, outputs):
                 hooked.refuse("a tensor that a hook closes over, and which may be written to,")
+
+    def check_late_reads(self) -> None:
+        """What a backward reads is, when it runs, what it was when it was captured."""
+        for state in self.vm.session.late_states:
+            state.check(self._made, state_of)
 
     def check_iterators(self) -> None:
         """An iterator over what existed before goes on where it is once all changes are made: no

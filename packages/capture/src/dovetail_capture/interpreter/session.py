@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import CodeType
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from dovetail_guards import clauses as c
@@ -39,12 +39,17 @@ from dovetail_capture.interpreter.values.checks import PendingChecks
 from dovetail_capture.interpreter.values.containers import DictValue, ListValue, SetValue
 from dovetail_capture.interpreter.values.draws import DrawSource
 from dovetail_capture.interpreter.values.functions import HeldIterator
-from dovetail_capture.interpreter.values.hooks import Hooked
+from dovetail_capture.interpreter.values.hooks import Hooked, LateState
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.plain import PlainSource, as_plain, is_asked
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 from dovetail_capture.recipe import CallFunction
+
+if TYPE_CHECKING:
+    from dovetail_prims.late_reads import LateRead
+
+    from dovetail_capture.interpreter.late_reads import LateReads
 
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9]+")
 _PLACE = re.compile(r" at 0x[0-9a-f]+>")  # another one in each process
@@ -125,7 +130,11 @@ class Session:
         self.open_modes: list[OpenMode] = []  # of the blocks that the program is in
         self.global_hooks_guarded = False
         self.hooks: list[Hooked] = []  # on tensors of the graph
-        self.noted: list[Any] | None = None  # what is looked at of what existed before, if asked
+        # Of backwards and hooks: the watch over what the one at hand reads, if one is captured;
+        # what they read, asked for again when they run; the state that they take for granted.
+        self.late_reads: LateReads | None = None
+        self.late_found: list[LateRead] = []
+        self.late_states: list[LateState] = []
         self.selects = False  # is a checkpoint's `context_fn` asked what it selects?
         self.error_flags: list[bool] = []  # of the open `error_on_graph_break` blocks
         self.locks: list[Value] = []  # locks that were taken; effects are replayed under them

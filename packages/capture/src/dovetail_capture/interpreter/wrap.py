@@ -94,15 +94,16 @@ Wrapper = Callable[[Session, Any, Source], Value]
 
 def wrap(session: Session, real: Any, source: Source) -> Value:
     """The value of a pre-existing object."""
-    if session.noted is not None:
-        session.noted.append(real)
     cls = type(real)
     wrapper = _WRAPPERS.get(cls) or session.wrappers.get(cls)
     if wrapper is None:
         wrapper = _wrapper_for(real, cls)
         if real.__class__ is cls:  # another object may say something else of its class
             session.wrappers[cls] = wrapper
-    return wrapper(session, real, source)
+    value = wrapper(session, real, source)
+    if session.late_reads is not None:
+        session.late_reads.note(real, source, value)
+    return value
 
 
 def _wrapper_for(real: Any, cls: type) -> Wrapper:

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from dovetail_prims.late_reads import LateRead, check
 from torch.autograd.function import _SingleLevelFunction, once_differentiable
 from torch.fx import GraphModule
 
 from dovetail_capture.interpreter.changes import no_changes
+from dovetail_capture.interpreter.late_reads import outside, watching
 from dovetail_capture.interpreter.library.handlers import Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.transforms import InnerRecorder
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
@@ -25,11 +27,14 @@ from dovetail_capture.interpreter.recorder import NotAGraphArgument
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.containers import TupleValue
+from dovetail_capture.interpreter.values.hooks import LateState
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
 
+
+_WAY = "keep it on the context in forward (ctx.name = ...)"
 
 # --- interpreted ----------------------------------------------------------------------------------
 
@@ -82,6 +87,21 @@ def _run_backward(function: Any, ctx: Any, *gradients: Any) -> Any:
 
 
 @dataclass(frozen=True)
+class _Backward:
+    """A backward: its graph, what that takes of the forward's tensors, and what it has read
+    outside."""
+
+    graph: GraphModule
+    saved: list[Value]
+    reads: tuple[LateRead, ...]
+
+    def run(self, *taken: Any) -> Any:
+        """The gradients, of those of the results and of what was saved."""
+        check(self.reads)
+        return self.graph(*taken)
+
+
+@dataclass(frozen=True)
 class _Pieces:
     """The graphs of a function on the `given` tensors among its arguments, and then `captured`.
 
@@ -94,7 +114,7 @@ class _Pieces:
 
     cls: Any
     forward: GraphModule
-    backward: GraphModule | None
+    backward: _Backward | None
     captured: list[Value]
     original: Callable[[Any], Any]
     given: int
@@ -137,8 +157,9 @@ def _target_in_transform(pieces: _Pieces, places: list[tuple[str, int]]) -> Call
     transforms take apart by their own rules. `places` say which input or result each part is that
     backward is given."""
     cls, count = pieces.cls, pieces.count
-    run_forward, run_backward = pieces.forward.forward, pieces.backward
-    assert run_backward is not None
+    run_forward, backward_piece = pieces.forward.forward, pieces.backward
+    assert backward_piece is not None
+    run_backward = backward_piece.run
 
     def forward(*inputs: Any) -> Any:
         results = run_forward(*inputs)[:count]
@@ -177,7 +198,7 @@ def _named(cls: Any, target: Any) -> Callable[..., Any]:
 def _target(pieces: _Pieces) -> Callable[..., Any]:
     """What the node calls."""
     cls, count = pieces.cls, pieces.count
-    run_forward, run_backward = pieces.forward.forward, pieces.backward
+    run_forward = pieces.forward.forward
 
     def forward(ctx: Any, around: _Around, *tensors: Any) -> Any:
         found = run_forward(*tensors, *around.values)
@@ -192,10 +213,10 @@ def _target(pieces: _Pieces) -> Callable[..., Any]:
         return tuple(results) if pieces.many else results[0]
 
     def backward(ctx: Any, *gradients: Any) -> Any:
-        assert run_backward is not None
+        assert pieces.backward is not None
         tensors = iter(ctx.saved_tensors)
         saved = (next(tensors) if part is _SAVED else part for part in ctx.kept)
-        return (None, *run_backward(*gradients, *saved))
+        return (None, *pieces.backward.run(*gradients, *saved))
 
     once = _is_once_differentiable(getattr(cls, "backward", None))
     members = {
@@ -207,7 +228,7 @@ def _target(pieces: _Pieces) -> Callable[..., Any]:
 
     def target(*args: Any) -> Any:
         given, around = args[: pieces.given], _Around(args[pieces.given :])
-        if run_backward is None and torch.is_grad_enabled() and any(map(_requires_grad, given)):
+        if pieces.backward is None and torch.is_grad_enabled() and any(map(_requires_grad, given)):
             return pieces.original(given)  # a graph that was captured for inference
         return apply(around, *given)
 
@@ -277,12 +298,12 @@ def _capture(
             tuple(_place(marked, among) for marked in _attribute(vm, ctx, name))
             for name, among in (("dirty_tensors", tensors), ("non_differentiable", results))
         )
-        backward: GraphModule | None = None
-        saved: list[Value] = []
+        backward: _Backward | None = None
         if wanted:
             if len(results) > 1 and not vm.truth(vm.get_attr(ctx, "materialize_grads")):
                 raise GraphBreakSignal("a function of autograd that tells absent gradients apart")
-            backward, saved = _capture_backward(vm, fn, ctx, given, results)
+            backward = _capture_backward(vm, fn, ctx, given, results)
+        saved = [] if backward is None else backward.saved
         outputs = tuple(inner.argument(value)[0] for value in (*results, *saved))
         inner.graph.output(outputs)
     except NotAGraphArgument as error:
@@ -338,9 +359,10 @@ def _place(value: Value, among: list[Any]) -> int:
 
 def _capture_backward(
     vm: Interpreter, fn: Value, ctx: Value, given: Args, results: list[Value]
-) -> tuple[GraphModule, list[Value]]:
-    """The graph of backward, and what it takes of the forward's tensors."""
+) -> _Backward:
+    """What backward is."""
     session = vm.session
+    name = vm.as_python(fn).__name__
     forward = session.recorder
     inner = _FunctionRecorder(forward)
     gradients: Args = []
@@ -353,11 +375,13 @@ def _capture_backward(
     leaves = dict(session.made_leaves)
     session.recorder = inner
     try:
-        with torch.no_grad(), no_changes(vm, given, "a backward that changes what it does not own"):
-            found = vm.call(Constant(_run_backward), [fn, ctx, *gradients], {})
+        changes = "a backward that changes what it does not own"
+        with torch.no_grad(), no_changes(vm, [ctx, *given], changes):
+            with watching(vm, "a backward", _WAY) as late:
+                found = vm.call(Constant(_run_backward), [fn, ctx, *gradients], {})
     except ProgramException as error:
-        name = error.value.python_type().__name__
-        raise GraphBreakSignal(f"a backward that raises {name}") from None
+        kind = error.value.python_type().__name__
+        raise GraphBreakSignal(f"a backward that raises {kind}") from None
     finally:
         session.recorder = forward
         session.made_leaves = leaves
@@ -375,7 +399,12 @@ def _capture_backward(
         if isinstance(arg, TensorValue):
             outputs.append(None if absent else inner.argument(part)[0])
     inner.graph.output(tuple(outputs))
-    return inner.module(), inner.captured
+    kept = [value for value in inner.captured if value not in _attribute(vm, ctx, "saved_tensors")]
+    born = vm.frames[0].steps
+    state = LateState(f"the backward of {name}", born, late.state(), outside(vm, kept))
+    session.late_states.append(state)
+    session.late_found += late.reads
+    return _Backward(inner.module(), inner.captured, tuple(late.reads))
 
 
 def _inlined(vm: Interpreter, fn: Value, given: Args) -> Value:

@@ -3,21 +3,19 @@
 A hook that is a function of the gradient and nothing else is captured as a graph of its own, and
 its registration is a node: whoever differentiates the graph applies it to the whole gradient of the
 tensor, as autograd does. Such a hook runs later than where it is captured. So it may read nothing
-that might be something else by then: numbers and tensors that it closes over (variables of the
-frame that are not written to after), modules, functions and classes. Every other hook breaks the
+that might be something else by then (`late_reads`), but numbers and tensors that it closes over,
+variables of the frame that are not written to after. Every other hook breaks the
 graph. So does one whose tensor leaves the graph: there others could ask for its gradient.
 """
 
 from __future__ import annotations
 
-import types
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from dovetail_prims.gradient_hooks import GradientHook, remove_hook
+from dovetail_prims.late_reads import LateRead
 from torch.fx import GraphModule
 from torch.utils.hooks import RemovableHandle
 
@@ -25,6 +23,7 @@ from dovetail_capture.captured_frame import GraphBreak
 from dovetail_capture.errors import NotCapturable
 from dovetail_capture.interpreter.aliasing import may_write
 from dovetail_capture.interpreter.changes import no_changes
+from dovetail_capture.interpreter.late_reads import LASTING, NUMBERS, watching
 from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.transforms import InnerRecorder
 from dovetail_capture.interpreter.protocols import dicts
@@ -50,14 +49,6 @@ _WAY = "register it outside of the compiled function, or say it as a torch.autog
 _ESCAPES = "a hook whose tensor, or what it closes over, is needed outside of the graph"
 _LOCALS = "let the hook close over local variables that hold the tensors and numbers it takes"
 
-# What a program does not replace between a forward and its backward.
-_LASTING = (
-    types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type, torch.dtype,
-    torch.device, torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops._OpNamespace,
-    types.MethodDescriptorType, types.WrapperDescriptorType,
-)  # fmt: skip
-_NUMBERS = (bool, int, float, complex, str, type(None), torch.memory_format, torch.layout)
-
 
 class _HookRecorder(InnerRecorder):
     """Records a hook."""
@@ -71,6 +62,7 @@ class _Captured:
 
     graph: GraphModule | None
     taken: list[Value]
+    reads: tuple[LateRead, ...] = ()
 
 
 # --- what a hook may read -------------------------------------------------------------------------
@@ -81,7 +73,7 @@ def _check_lasts(vm: Interpreter, hook: Value, cells: list[tuple[CellValue, Any]
     it closes over, with what they hold."""
     if isinstance(hook, (TensorValue, SymbolicNumber)):
         return
-    if isinstance(hook, Constant) and isinstance(hook.value, (*_LASTING, *_NUMBERS)):
+    if isinstance(hook, Constant) and isinstance(hook.value, (*LASTING, *NUMBERS)):
         return
     if isinstance(hook, NativeMethod) and isinstance(hook.receiver, TensorValue):
         return
@@ -108,25 +100,6 @@ def _check_lasts(vm: Interpreter, hook: Value, cells: list[tuple[CellValue, Any]
         _check_lasts(vm, part, cells)
 
 
-@contextmanager
-def _reads_nothing_else(vm: Interpreter) -> Iterator[None]:
-    """A block that breaks the graph if it looks at what existed before the frame and may change."""
-    session = vm.session
-    before = vm.global_values, vm.class_attribute_values
-    vm.global_values, vm.class_attribute_values = {}, {}
-    noted: list[Any] = []
-    session.noted = noted
-    try:
-        yield
-    finally:
-        session.noted = None
-        vm.global_values, vm.class_attribute_values = before
-    for real in noted:
-        if not isinstance(real, _LASTING):
-            kind = type(real).__name__
-            raise GraphBreakSignal(f"a hook that reads a {kind}, which may change", _LOCALS)
-
-
 # --- capture --------------------------------------------------------------------------------------
 
 
@@ -140,7 +113,7 @@ def _capture(vm: Interpreter, tensor: TensorValue, hook: Value) -> _Captured:
     session.recorder = inner
     try:
         with torch.no_grad(), no_changes(vm, [hook], "a hook that changes what is not its own"):
-            with _reads_nothing_else(vm):
+            with watching(vm, "a hook", _LOCALS) as late:
                 result = vm.call(hook, [gradient], {})
         if is_none(result):
             changed: Any = None
@@ -158,7 +131,10 @@ def _capture(vm: Interpreter, tensor: TensorValue, hook: Value) -> _Captured:
         session.recorder = outer
     if fake._version or any(map(may_write, inner.graph.nodes)):
         raise GraphBreakSignal("a hook that writes to tensors", "let it give a new one")
-    return _Captured(None if changed is None else inner.module(), inner.captured)
+    if changed is None:
+        return _Captured(None, inner.captured)
+    session.late_found += late.reads
+    return _Captured(inner.module(), inner.captured, tuple(late.reads))
 
 
 def _is_like(value: Value, gradient: TensorValue) -> bool:
@@ -227,7 +203,7 @@ def _record(
     born = vm.frames[0].steps
     if captured.graph is None:
         return HandleValue(None, None, born)
-    target = GradientHook(captured.graph, getattr(hook, "name", ""))
+    target = GradientHook(captured.graph, getattr(hook, "name", ""), captured.reads)
     pairs = [recorder.argument(value) for value in captured.taken]
     node = recorder.state_change(target, tensor.node, *(pair[0] for pair in pairs))
     # (Whether a gradient requires one is for the hook to say, also of the fakes.)

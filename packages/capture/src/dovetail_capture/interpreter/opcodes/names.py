@@ -34,6 +34,8 @@ def global_value(frame: Frame, name: str) -> Value:
     if isinstance(opened, DictValue) and opened.mutated:
         raise GraphBreakSignal("a global read where `globals()` was changed in this graph")
     if session.global_writes and key in session.global_writes:
+        if session.late_reads is not None:
+            session.late_reads.written(name)
         written = session.global_writes[key]
         if written is not None:
             return written

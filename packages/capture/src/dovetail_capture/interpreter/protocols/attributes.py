@@ -84,6 +84,8 @@ def _constant_attr(vm: Interpreter, obj: Constant, name: str) -> Value:
     if writes and id(real) in writes:
         found = dicts.get(vm, writes[id(real)][1], name)
         if found is not None:
+            if vm.session.late_reads is not None:
+                vm.session.late_reads.written(name)
             return found
     if isinstance(real, types.ModuleType):
         return _module_attr(vm, obj, real, name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,28 @@ class Hooked:
         if self.late is not None:
             raise self.late
         raise CannotRebuild(what, self.handle.born)
+
+
+@dataclass(frozen=True)
+class LateState:
+    """What a backward of a function of autograd (`what`) takes for granted of what the frame has
+    made (`before`, each value with its state) and of `tensors`, inputs that it reads without having
+    saved them. It was captured in step `born` of the top frame."""
+
+    what: str
+    born: int
+    before: list[tuple[Value, Any]]
+    tensors: list[TensorValue]
+
+    def check(self, made: Container[int], state_of: Callable[[Value], Any]) -> None:
+        """Let the capture end before the function if any of it is `made` again for others, or is
+        written to."""
+        for value, before in self.before:
+            if id(value) in made or state_of(value) != before:
+                raise CannotRebuild(f"{value.describe()} that {self.what} reads", self.born)
+        for tensor in self.tensors:
+            if tensor.fake._version:
+                raise CannotRebuild(f"a tensor that {self.what} reads", self.born)
 
 
 def _storages(fakes: Iterable[Any]) -> set[int]:
