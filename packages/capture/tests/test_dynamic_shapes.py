@@ -307,3 +307,12 @@ def test_an_index_out_of_bounds_has_the_words_of_its_error() -> None:
         assert run(torch.arange(20.0).view(4, 5), at) == at
     with pytest.raises(IndexError, match="index 5 is out of bounds for dimension 1 with size 5"):
         run(torch.arange(20.0).view(4, 5), 5)
+
+
+def test_a_size_that_happens_to_be_1_does_not_stand_in_the_way_of_a_view() -> None:
+    def cropped(x: torch.Tensor) -> torch.Tensor:
+        pooled = torch.nn.functional.avg_pool2d(x, 4)
+        return pooled[..., 5:-5, 5:-5].reshape(x.shape[0], -1) + 1
+
+    shapes = [(1, 1, 44, 44), (1, 1, 45, 46), (1, 1, 64, 60), (1, 1, 68, 60), (2, 1, 44, 60)]
+    assert count(cropped, shapes, dynamic=True) == 3

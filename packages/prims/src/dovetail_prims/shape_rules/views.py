@@ -94,6 +94,27 @@ def resolve_view_size(x: FakeTensor, size: Sequence[Size]) -> Sizes:
 def view_strides(old_sizes: Sizes, old_strides: Sizes, sizes: Sizes) -> Sizes | None:
     """Strides with which the same memory reads as `sizes`; None if no strides can.
 
+    Where none do for sizes in general, those that happen to be 1 in this call are guarded to be.
+    """
+    strides = _strides_over(old_sizes, old_strides, sizes)
+    if strides is not None:
+        return strides
+    if all(map(_is_settled, (*old_sizes, *sizes))):
+        return None
+    return _strides_over(_ones_settled(old_sizes), old_strides, _ones_settled(sizes))
+
+
+def _is_settled(size: Size) -> bool:
+    return type(size) is int or size.node.hint != 1
+
+
+def _ones_settled(sizes: Sizes) -> Sizes:
+    return tuple(s if _is_settled(s) or s != 1 else 1 for s in sizes)
+
+
+def _strides_over(old_sizes: Sizes, old_strides: Sizes, sizes: Sizes) -> Sizes | None:
+    """The strides of `view_strides`, for sizes other than 1 wherever they are symbolic.
+
     Both shapes are cut, from the inside out, into stretches with equal element counts; inside a
     stretch the old dimensions must lie one after the other in memory.
     """
