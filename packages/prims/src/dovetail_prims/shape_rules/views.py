@@ -105,7 +105,7 @@ def view_strides(old_sizes: Sizes, old_strides: Sizes, sizes: Sizes) -> Sizes | 
 
 
 def _is_settled(size: Size) -> bool:
-    return type(size) is int or size.node.hint != 1
+    return isinstance(size, int) or bool(size.node.hint != 1)
 
 
 def _ones_settled(sizes: Sizes) -> Sizes:
