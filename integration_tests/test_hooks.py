@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.hooks import RemovableHandle
 
 import dovetail
 
@@ -139,7 +140,15 @@ def reads_a_constant(x: Tensor) -> Any:
     return y.sin()
 
 
+def retains_what_nobody_has(x: Tensor) -> Any:
+    y = x * 2
+    z = y.sin()
+    y.retain_grad()
+    return z + y
+
+
 IN_ONE_GRAPH = [
+    retains_what_nobody_has,
     reads_a_constant,
     scaled, after_other_uses, several_in_order, with_a_mask, removed, bound_in_a_loop,
     around_writes, made_by_a_function, no_plain_function, of_views, a_view_of_it_is_returned,
@@ -196,6 +205,124 @@ def test_a_hook_in_a_module() -> None:
         run(torch.ones(3, 6)).square().sum().backward()
         found.append([p.grad.clone() for p in net.parameters() if p.grad is not None])
     torch.testing.assert_close(found[0], found[1])
+
+
+# --- hooks on inputs: one graph, after which they are registered ----------------------------------
+
+LAYER = nn.Linear(6, 6)
+
+
+def of_an_input(x: Tensor) -> Any:
+    x.register_hook(lambda g: g * 10)
+    return x.sin()
+
+
+def that_is_used_before(x: Tensor) -> Any:
+    y = x.sin()
+    x.register_hook(lambda g: g * 10 + y)
+    x.register_hook(lambda g: SEEN.append(g))
+    x.register_hook(lambda g: g * CHANGED)
+    return y * x
+
+
+def of_a_parameter(x: Tensor) -> Any:
+    LAYER.weight.register_hook(lambda g: g.clamp_(-0.1, 0.1))
+    LAYER.bias.register_post_accumulate_grad_hook(lambda p: SEEN.append(p.grad.clone()))
+    return LAYER(x)
+
+
+def bound_in_a_loop_late(x: Tensor) -> Any:
+    for factor in (2.0, 3.0):
+        x.register_hook(lambda g: g * factor)  # noqa: B023
+    return x.cos()
+
+
+def removed_from_an_input(x: Tensor) -> Any:
+    kept = x.register_hook(lambda g: g * 3)
+    handle = x.register_hook(lambda g: g * 100)
+    y = x.exp()
+    handle.remove()
+    del kept
+    return y
+
+
+def in_a_function(x: Tensor) -> Any:
+    def note(name: float) -> Call:
+        return lambda g: SEEN.append((name, g))
+
+    def block(t: Tensor, name: float) -> Tensor:
+        if t.requires_grad:
+            t.register_hook(note(name))
+        return t.sin()
+
+    return block(x, 1.0) + block(x, 2.0)
+
+
+ON_INPUTS = [
+    of_an_input, that_is_used_before, of_a_parameter, bound_in_a_loop_late, removed_from_an_input,
+    in_a_function,
+]  # fmt: skip
+
+
+def written_to_afterwards(x: Tensor) -> Any:
+    x.register_hook(lambda g: g * 10)
+    x.mul_(2)
+    return x.sin()
+
+
+def differentiated_behind_it(x: Tensor) -> Any:
+    x.register_hook(lambda g: g * 10)
+    (slope,) = torch.autograd.grad(x.sin().sum(), x, create_graph=True)
+    return slope * x
+
+
+def keeps_its_handle(x: Tensor) -> Any:
+    SEEN.append(x.register_hook(lambda g: g * 10))
+    return x.sin()
+
+
+def seen_by_hooks(call: Call, history: bool) -> list[Any]:
+    LAYER.zero_grad()
+    SEEN.clear()
+    torch.manual_seed(0)
+    nn.init.normal_(LAYER.weight)
+    LAYER.weight._backward_hooks = LAYER.bias._post_accumulate_grad_hooks = None  # type: ignore[attr-defined]
+    leaf = torch.linspace(-1, 1, 6).requires_grad_()
+    found: list[Any] = []
+    for _ in range(2):
+        x = leaf * 2 if history else leaf
+        result = call(x)
+        change(4.0)
+        result.square().sum().backward()
+        change(3.0)
+        found += [result.detach(), leaf.grad.clone()]  # type: ignore[union-attr]
+    seen = [one for one in SEEN if not isinstance(one, RemovableHandle)]
+    return [*found, *seen, *(p.grad for p in LAYER.parameters())]
+
+
+@pytest.mark.parametrize("history", [False, True])
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("method", ON_INPUTS)
+def test_hooks_on_inputs(method: Call, dynamic: bool | None, history: bool) -> None:
+    call = dovetail.compile(method, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    expected = seen_by_hooks(method, history)
+    torch.testing.assert_close(seen_by_hooks(call, history), expected)
+
+
+@pytest.mark.parametrize(
+    ("method", "reason", "history"),
+    [
+        (written_to_afterwards, "a tensor of a hook, which is written to", True),
+        (differentiated_behind_it, "behind a hook on an input", True),
+        (differentiated_behind_it, "behind a hook on an input", False),
+        (keeps_its_handle, "RemovableHandle", False),
+    ],
+)
+def test_hooks_on_inputs_that_break_the_graph(method: Call, reason: str, history: bool) -> None:
+    call = dovetail.compile(method, backend="aot_eager")
+    expected = seen_by_hooks(method, history)
+    torch.testing.assert_close(seen_by_hooks(call, history), expected)
+    assert any(reason in b.reason for b in dovetail.report(call).breaks)
 
 
 # --- what breaks the graph ------------------------------------------------------------------------
@@ -257,11 +384,6 @@ def takes_what_is_returned(x: Tensor) -> Any:
     return y.sin(), m.view(2, -1)
 
 
-def of_an_input(x: Tensor) -> Any:
-    x.register_hook(lambda g: g * 10)
-    return x.sin()
-
-
 def keeps_its_gradient(x: Tensor) -> Any:
     y = x * 2
     z = y.sin()
@@ -270,9 +392,25 @@ def keeps_its_gradient(x: Tensor) -> Any:
     return z + y
 
 
+def retains_before_uses(x: Tensor) -> Any:
+    y = x * 2
+    y.retain_grad()
+    SEEN.append(y)
+    return y.sin() + y
+
+
+def retains_for_its_own(x: Tensor) -> Any:
+    y = x * 2
+    y.retain_grad()
+    y.sin().sum().backward()
+    return x * y.grad
+
+
 @pytest.mark.parametrize(
     ("method", "reason"),
     [
+        (retains_before_uses, "a tensor with retain_grad() is alive"),
+        (retains_for_its_own, "a backward behind retain_grad()"),
         (reads_a_global, "reads CHANGED (a float), which may change"),
         (appends, "a hook"),
         (bound_late, "variable that a hook closes over"),
@@ -281,8 +419,7 @@ def keeps_its_gradient(x: Tensor) -> Any:
         (gives_its_handle, "RemovableHandle"),
         (writes, "a hook that writes to tensors"),
         (takes_what_is_returned, "closes over, and which may be written to"),
-        (of_an_input, "that others see, too"),
-        (keeps_its_gradient, "retain_grad"),
+        (keeps_its_gradient, "retain_grad() of a tensor that is no leaf"),
     ],
 )
 def test_other_hooks_break_the_graph(method: Call, reason: str) -> None:

@@ -383,7 +383,7 @@ class _Attempt:
             module = self.recorder.module()
             if self.session.late_found:
                 module.meta[READS] = tuple(self.session.late_found)
-            late = [tensor for state in self.session.late_states for tensor in state.tensors]
+            late = self.session.late_inputs
             if late:
                 places = {value.name: i for i, value in enumerate(used)}
                 module.meta[INPUTS] = tuple(sorted({places[t.node.name] for t in late}))

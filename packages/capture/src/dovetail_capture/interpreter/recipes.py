@@ -333,7 +333,7 @@ class Rebuilder:
             raise CannotRebuild("a leaf that requires a gradient, made here", born)
         for hooked in self.vm.session.hooks:
             if hooked.tensor is item:
-                hooked.refuse("a tensor with a hook")
+                hooked.refuse(hooked.kind)
         position = self._positions.get(item.node)
         if position is None:
             position = self._positions[item.node] = len(self.outputs)

@@ -130,11 +130,14 @@ class Session:
         self.open_modes: list[OpenMode] = []  # of the blocks that the program is in
         self.global_hooks_guarded = False
         self.hooks: list[Hooked] = []  # on tensors of the graph
+        self.hooks_on_inputs = 0  # those that are registered after the graph
+        self.retains = False  # is there a tensor of the graph's that retains its gradient?
         # Of backwards and hooks: the watch over what the one at hand reads, if one is captured;
         # what they read, asked for again when they run; the state that they take for granted.
         self.late_reads: LateReads | None = None
         self.late_found: list[LateRead] = []
         self.late_states: list[LateState] = []
+        self.late_inputs: list[TensorValue] = []  # those that backwards read without a save
         self.selects = False  # is a checkpoint's `context_fn` asked what it selects?
         self.error_flags: list[bool] = []  # of the open `error_on_graph_break` blocks
         self.locks: list[Value] = []  # locks that were taken; effects are replayed under them

@@ -401,8 +401,9 @@ def _capture_backward(
     inner.graph.output(tuple(outputs))
     kept = [value for value in inner.captured if value not in _attribute(vm, ctx, "saved_tensors")]
     born = vm.frames[0].steps
-    state = LateState(f"the backward of {name}", born, late.state(), outside(vm, kept))
-    session.late_states.append(state)
+    unsaved = outside(vm, kept)
+    session.late_states.append(LateState(f"the backward of {name}", born, late.state(), unsaved))
+    session.late_inputs += unsaved
     session.late_found += late.reads
     return _Backward(inner.module(), inner.captured, tuple(late.reads))
 

@@ -21,6 +21,8 @@ from dovetail_capture.interpreter.protocols import inlining
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value
 from dovetail_capture.interpreter.values.containers import DictValue, TupleValue
+from dovetail_capture.interpreter.values.functions import HandleValue
+from dovetail_capture.interpreter.values.hooks import Hooked
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
@@ -67,6 +69,9 @@ def backward(
                 if hook(leaf) is not None:
                     raise RuntimeError("Tensor post accumulate grad hooks should return None.")
 
+
+_RETAINED = "retain_grad() of a tensor that is no leaf"
+_OUTSIDE = "return the tensor, and ask for its gradient outside of the compiled function"
 
 # --- what is asked of the engine -----------------------------------------------------------------
 
@@ -132,6 +137,10 @@ def _check(vm: Interpreter, roots: list[TensorValue], inputs: list[TensorValue])
     recorder = vm.session.recorder
     if isinstance(recorder, InnerRecorder) and not recorder.differentiates:
         raise GraphBreakSignal("a derivative inside of a transformed function")
+    if vm.session.hooks_on_inputs:
+        raise GraphBreakSignal("a backward behind a hook on an input, which is Python's")
+    if vm.session.retains:
+        raise GraphBreakSignal(f"a backward behind {_RETAINED}", _OUTSIDE)
     if any("checkpoint" in node.meta for node in recorder.graph.nodes):
         raise GraphBreakSignal(
             "a backward through a checkpointed region: one graph would keep what is in it",
@@ -260,17 +269,21 @@ def _grad(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def _retain_grad(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    """`tensor.retain_grad()`: of a leaf, nothing."""
+    """`tensor.retain_grad()`: of a leaf, nothing; nor of a tensor that nobody has but the graph."""
     tensor = args[0]
-    if isinstance(tensor, TensorValue) and tensor.fake.requires_grad:
-        if tensor.fake.is_leaf:
-            return NONE
-        if is_used(tensor):
-            raise too_late(vm, "retain_grad() of a tensor that is no leaf")
-    raise GraphBreakSignal(
-        "retain_grad() of a tensor that is no leaf",
-        "return the tensor, and ask for its gradient outside of the compiled function",
-    )
+    if not isinstance(tensor, TensorValue) or not tensor.fake.requires_grad:
+        raise GraphBreakSignal("retain_grad() of what requires no gradient")
+    if tensor.fake.is_leaf:
+        return NONE
+    late = too_late(vm, _RETAINED) if is_used(tensor) else None
+    if tensor.source is not None or isinstance(vm.session.recorder, InnerRecorder):
+        if late is not None:
+            raise late
+        raise GraphBreakSignal(_RETAINED, _OUTSIDE)
+    handle = HandleValue(None, None, vm.frames[0].steps)
+    vm.session.hooks.append(Hooked(tensor, handle, [], [], late, "a tensor with retain_grad()"))
+    vm.session.retains = True
+    return NONE
 
 
 def hooks_of(vm: Interpreter, obj: TensorValue, name: str) -> Value:
@@ -282,16 +295,7 @@ def hooks_of(vm: Interpreter, obj: TensorValue, name: str) -> Value:
     return vm.wrap(getattr(obj.real, name), vm.session.sources.attr(obj.source, name))
 
 
-def _post_accumulate(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    """`tensor.register_post_accumulate_grad_hook(...)`: of leaves, which others see."""
-    raise GraphBreakSignal(
-        "a hook on what is accumulated in a leaf: it outlives the graph",
-        "register it outside of the compiled function",
-    )
-
-
 HANDLERS: dict[Any, Handler] = {
-    torch.Tensor.register_post_accumulate_grad_hook: _post_accumulate,
     torch.autograd.backward: _backward,
     torch.autograd.grad: _grad,
     leaf_gradients: _leaf_gradients,

@@ -6,6 +6,9 @@ tensor, as autograd does. Such a hook runs later than where it is captured. So i
 that might be something else by then (`late_reads`), but numbers and tensors that it closes over,
 variables of the frame that are not written to after. Every other hook breaks the
 graph. So does one whose tensor leaves the graph: there others could ask for its gradient.
+
+A hook on an input is registered as the program does it, but after the graph has run: it is
+Python's, and is called with what comes to the input whenever it was registered.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from dovetail_capture.interpreter.values.functions import (
     HandleValue,
     NativeMethod,
 )
-from dovetail_capture.interpreter.values.hooks import Hooked
+from dovetail_capture.interpreter.values.hooks import Hooked, LateState
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
@@ -162,6 +165,8 @@ def _register(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if not isinstance(tensor, TensorValue) or len(args) + len(kwargs) != 2:
         return PASS  # type: ignore[no-any-return]
     hook = args[1] if len(args) > 1 else kwargs["hook"]
+    if _is_input(vm, tensor):
+        return _register_late(vm, torch.Tensor.register_hook, tensor, hook)
     used = is_used(tensor)
     try:
         if not tensor.fake.requires_grad:
@@ -175,6 +180,45 @@ def _register(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
             raise too_late(vm, signal.reason) from None
         raise
     return _record(vm, tensor, hook, captured, cells, used)
+
+
+def _is_input(vm: Interpreter, tensor: TensorValue) -> bool:
+    """Is it what the frame was given, as it was, and does it require a gradient?"""
+    if tensor.source is None or not isinstance(tensor.real, torch.Tensor):
+        return False
+    fake, real = tensor.fake, tensor.real
+    return (
+        bool(real.requires_grad and fake.requires_grad)
+        and fake.is_leaf == real.is_leaf
+        and type(real) in (torch.Tensor, torch.nn.Parameter)
+        and not vm.session.exports
+        and not isinstance(vm.session.recorder, InnerRecorder)
+    )
+
+
+def _register_late(vm: Interpreter, method: Any, tensor: TensorValue, hook: Value) -> Value:
+    """Register a hook on an input, after the graph. The graph may not write to an input that has a
+    history: what is written to has another."""
+    session, born = vm.session, vm.frames[0].steps
+    call: tuple[Any, list[Value], dict[str, Value]] = (method, [tensor, hook], {})
+    session.calls_for_effect.append(call)
+    session.hooks_on_inputs += 1
+    if not tensor.fake.is_leaf:
+        session.late_states.append(LateState("a hook", born, [], [tensor]))
+    return HandleValue(None, None, born, call)
+
+
+def _register_post_accumulate(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`tensor.register_post_accumulate_grad_hook(hook)`: of leaves, which others see."""
+    tensor = args[0]
+    if not isinstance(tensor, TensorValue) or len(args) + len(kwargs) != 2:
+        return PASS  # type: ignore[no-any-return]
+    if not _is_input(vm, tensor) or not tensor.fake.is_leaf:
+        raise GraphBreakSignal(
+            "a hook on what is accumulated in a leaf: it outlives the graph", _WAY
+        )
+    hook = args[1] if len(args) > 1 else kwargs["hook"]
+    return _register_late(vm, torch.Tensor.register_post_accumulate_grad_hook, tensor, hook)
 
 
 def is_used(tensor: TensorValue) -> bool:
@@ -219,6 +263,9 @@ def _remove(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     handle = args[0]
     if not isinstance(handle, HandleValue):
         return PASS  # type: ignore[no-any-return]
+    calls = vm.session.calls_for_effect
+    if handle.late is not None and not handle.removed:
+        calls[:] = [call for call in calls if call is not handle.late]
     if handle.node is not None and not handle.removed:
         vm.session.recorder.state_change(remove_hook, handle.node)
         handle.real.remove()
@@ -232,6 +279,7 @@ def _enter(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 HANDLERS: dict[Any, Handler] = {
     torch.Tensor.register_hook: _register,
+    torch.Tensor.register_post_accumulate_grad_hook: _register_post_accumulate,
     RemovableHandle.remove: _remove,
     RemovableHandle.__enter__: _enter,
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -330,12 +330,12 @@ def _value(function: Any, count: int) -> Callable[..., Any]:
     return lambda *args: function(*args[:count])
 
 
-def _vjp(function: Any, count: int) -> Callable[..., Any]:
-    return lambda *args: torch.func.vjp(function, *args[:count])[1](*args[count:])
+def _vjp(function: Any, count: int, has_aux: bool = False) -> Callable[..., Any]:
+    return lambda *args: torch.func.vjp(function, *args[:count], has_aux=has_aux)[1](*args[count:])
 
 
-def _jvp(function: Any, count: int) -> Callable[..., Any]:
-    return lambda *args: torch.func.jvp(function, args[:count], args[count:])
+def _jvp(function: Any, count: int, has_aux: bool) -> Callable[..., Any]:
+    return lambda *args: torch.func.jvp(function, args[:count], args[count:], has_aux=has_aux)
 
 
 def _push(function: Any, count: int) -> Callable[..., Any]:
@@ -353,29 +353,63 @@ def _on_primals(vm: Interpreter, function: Value, primals: Args, how: str) -> _I
     return inner
 
 
-def value_and(transform: Any) -> Handler:
-    """`torch.func.vjp` and `linearize`: the value, and a function of what is to be mapped."""
+def vjp_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`torch.func.vjp`: the value, a function of what is to be pulled back, and what comes beside
+    the value."""
+    has_aux = _has_aux(vm, kwargs)
+    if has_aux is None or not args:
+        return PASS  # type: ignore[no-any-return]
+    inner = _on_primals(vm, args[0], args[1:], "reverse")
+    count = len(args) - 1
+    mapped = TransformValue(_vjp, args[0], {"count": count, "has_aux": has_aux}, inner)
+    mapped.born = vm.frames[0].steps
+    value = _apply(vm, _value, {"count": count}, inner, [])
+    if not has_aux:
+        return TupleValue([value, mapped])
+    found, beside = vm.iterate(value)
+    return TupleValue([found, mapped, beside])
 
-    def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-        if kwargs:
-            return PASS  # type: ignore[no-any-return]
-        how = "reverse" if transform is _vjp else "forward"
-        inner = _on_primals(vm, args[0], args[1:], how)
-        options = {"count": len(args) - 1}
-        mapped = TransformValue(transform, args[0], options, inner)
-        mapped.born = vm.frames[0].steps
-        return TupleValue([_apply(vm, _value, options, inner, []), mapped])
 
-    return handler
+def linearize_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`torch.func.linearize`: the value, and a function of what is to be pushed forward. To the
+    latter all that is known beforehand is a constant: nothing but the tangents has a gradient."""
+    if kwargs or not args:
+        return PASS  # type: ignore[no-any-return]
+    inner = _on_primals(vm, args[0], args[1:], "forward")
+    options = {"count": len(args) - 1}
+    value = _apply(vm, _value, options, inner, [])
+
+    def constant(value: Any) -> Any:
+        if not isinstance(value, TensorValue):
+            return value
+        return vm.record("call_method", "detach", [value], {})
+
+    known = replace(
+        inner,
+        tensors=list(map(constant, inner.tensors)),
+        captured=list(map(constant, inner.captured)),
+    )
+    mapped = TransformValue(_push, args[0], options, known)
+    mapped.born = vm.frames[0].steps
+    return TupleValue([value, mapped])
 
 
 def jvp_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    """`torch.func.jvp(function, primals, tangents)`."""
-    if kwargs or len(args) != 3:
+    """`torch.func.jvp(function, primals, tangents, has_aux=False)`."""
+    has_aux = _has_aux(vm, kwargs)
+    if has_aux is None or len(args) != 3:
         return PASS  # type: ignore[no-any-return]
     primals, tangents = list(vm.iterate(args[1])), list(vm.iterate(args[2]))
     inner = _capture(vm, _value, args[0], {}, primals, {}, "forward")
-    return _apply(vm, _jvp, {"count": len(primals)}, inner, tangents)
+    return _apply(vm, _jvp, {"count": len(primals), "has_aux": has_aux}, inner, tangents)
+
+
+def _has_aux(vm: Interpreter, kwargs: Kwargs) -> bool | None:
+    """Whether the function gives something beside what is differentiated; None if that cannot be
+    told, or something else is asked for."""
+    known = {name: vm.as_python(value) for name, value in kwargs.items()}
+    has_aux = known.pop("has_aux", False)
+    return has_aux if isinstance(has_aux, bool) and not known else None
 
 
 def _are_active(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -393,7 +427,7 @@ def _are_active(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 HANDLERS: dict[Any, Handler] = {
     torch._C._are_functorch_transforms_active: _are_active,
     **{transform: transform_of(transform) for transform in _TRANSFORMS},
-    torch.func.vjp: value_and(_vjp),
-    torch.func.linearize: value_and(_push),
+    torch.func.vjp: vjp_,
+    torch.func.linearize: linearize_,
     torch.func.jvp: jvp_,
 }

@@ -212,14 +212,15 @@ class TransformValue(Value):
 
 class HandleValue(Value):
     """The handle of a hook of the graph's: `node` registers it (None for one that does nothing),
-    and `real` is the handle of the same hook on the fake. `born` is the step of the top frame that
-    made it."""
+    and `real` is the handle of the same hook on the fake. Or that of a hook on an input, which the
+    call `late` registers after the graph. `born` is the step of the top frame that made it."""
 
-    __slots__ = ("born", "node", "real", "removed")
+    __slots__ = ("born", "late", "node", "real", "removed")
 
-    def __init__(self, node: Node | None, real: Any, born: int) -> None:
+    def __init__(self, node: Node | None, real: Any, born: int, late: Any = None) -> None:
         self.node = node
         self.real = real
+        self.late = late
         self.removed = False
         self.born = born
         self.source = None

@@ -26,6 +26,7 @@ class Hooked:
     taken: list[Value]
     cells: list[tuple[CellValue, Any]]
     late: NotCapturable | None
+    kind: str = "a tensor with a hook"
 
     def takes_what_changes(self, inputs: Iterable[Any], outputs: Iterable[Any]) -> bool:
         """May a tensor that the hook takes be written to between the graph and the hook? One of
@@ -50,9 +51,9 @@ class Hooked:
 
 @dataclass(frozen=True)
 class LateState:
-    """What a backward of a function of autograd (`what`) takes for granted of what the frame has
-    made (`before`, each value with its state) and of `tensors`, inputs that it reads without having
-    saved them. It was captured in step `born` of the top frame."""
+    """What a backward of a function of autograd, or a hook (`what`), takes for granted of what the
+    frame has made (`before`, each value with its state) and of `tensors`, inputs that the frame may
+    not write to. It was captured in step `born` of the top frame."""
 
     what: str
     born: int
@@ -67,7 +68,7 @@ class LateState:
                 raise CannotRebuild(f"{value.describe()} that {self.what} reads", self.born)
         for tensor in self.tensors:
             if tensor.fake._version:
-                raise CannotRebuild(f"a tensor that {self.what} reads", self.born)
+                raise CannotRebuild(f"a tensor of {self.what}, which is written to", self.born)
 
 
 def _storages(fakes: Iterable[Any]) -> set[int]:
