@@ -316,3 +316,15 @@ def test_a_size_that_happens_to_be_1_does_not_stand_in_the_way_of_a_view() -> No
 
     shapes = [(1, 1, 44, 44), (1, 1, 45, 46), (1, 1, 64, 60), (1, 1, 68, 60), (2, 1, 44, 60)]
     assert count(cropped, shapes, dynamic=True) == 3
+
+
+def test_a_float_that_is_compared_or_rounded_keeps_its_graph() -> None:
+    def scheduled(x: torch.Tensor, rate: float) -> Any:
+        decayed = max(rate * 0.9, 0.01) if math.isfinite(rate) and rate * 0.9 > 1e-9 else rate
+        return x * decayed + math.exp(-rate) * math.cos(math.pi * rate), x[: int(2 + rate)]
+
+    run, graphs = compiled_with(scheduled)
+    x = torch.randn(4)
+    for rate in (0.9, 0.81, 0.73, 0.66, 0.11, 0.01, 1e-3, 1e-12, 1.4, 0.5):
+        torch.testing.assert_close(run(x, rate), scheduled(x, rate))
+    assert len(graphs) == 5  # of 0.9, above, below 0.011..., below 1.1e-9, and from 1 on

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import operator
+import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from dovetail_guards.clauses import ConstantIs
+from dovetail_guards.clauses import ConstantIs, ShapeRelation
 from dovetail_guards.evaluate import FrameView
 from dovetail_guards.explain import clause_text
-from dovetail_guards.float_expr import float_of_key, key_of
+from dovetail_guards.float_expr import INFINITE_KEY, float_of_key, key_of
 from dovetail_guards.guard_set import GuardSet
 from dovetail_guards.shape_env import ShapeEnv
 from dovetail_guards.source import LocalSource
@@ -56,6 +58,60 @@ def test_a_comparison_holds_for_what_its_guard_lets_through(compare: Callable[..
             assert native((value,), f) == holds
             if holds:
                 assert (compare(number, value) if swap else compare(value, number)) == truth
+
+
+# Each keeps or turns around the order of floats; what they raise for, the program raises for.
+STEPS: list[Callable[[Any, Any], Any]] = [
+    lambda x, c: x + c, lambda x, c: x - c, lambda x, c: c - x, lambda x, c: x * c,
+    lambda x, c: x / c, lambda x, c: c / x, lambda x, c: -x, lambda x, c: abs(x),
+    lambda x, c: torch.sym_max(x, c), lambda x, c: torch.sym_min(x, c),
+    lambda x, c: (torch.sym_sqrt if isinstance(x, torch.SymFloat) else math.sqrt)(abs(x)),
+]  # fmt: skip
+ANSWERS: list[Callable[[Any, Any], Any]] = [
+    lambda x, c: bool(x < c), lambda x, c: bool(x >= c), lambda x, c: bool(c > x),
+    lambda x, c: bool(x == c), lambda x, c: bool(x != c), lambda x, c: bool(x),
+    lambda x, c: int(math.floor(x) * 1), lambda x, c: int(math.ceil(x) * 1),
+    lambda x, c: int(x), lambda x, c: int(round(x) * 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_what_follows_from_a_float_is_as_its_guard_lets_through(seed: int) -> None:
+    """Compared or rounded: the guard holds in this call, and whatever it holds for has the same
+    answer, up to the very floats at its bounds."""
+    draw = random.Random(seed)
+    numbers = [0.1, -0.7, 3.0, 2, -5, 1e-3, 1e10, 0.0, draw.gauss(0, 3)]
+    steps = [(draw.choice(STEPS), draw.choice(numbers)) for _ in range(draw.randint(1, 3))]
+    answer, number = draw.choice(ANSWERS), draw.choice(numbers)
+
+    def program(x: Any) -> Any:
+        for step, constant in steps:
+            x = step(x, constant)
+        return answer(x, number)
+
+    hint = draw.choice([draw.gauss(0, 2), abs(draw.gauss(0, 50)), 1.0, -3.5])
+    try:
+        wanted = program(hint)
+    except (ArithmeticError, ValueError):
+        return
+    env, x = made(hint)
+    assert program(x) == wanted
+    guards = GuardSet(env.clauses())
+    assert guards.check_slow(FrameView((hint,), f))
+    bounds = [clause.expr.args[0] for clause in env.clauses() if isinstance(clause, ShapeRelation)]
+    edges = [-bound.evaluate({"f0": 0}) * sign for bound in bounds for sign in (1, -1)]
+    near = [key + off for key in (*edges, key_of(hint)) for off in (-1, 0, 1)]
+    floats = [float_of_key(key) for key in near if abs(key) <= INFINITE_KEY]
+    for value in [*floats, *VALUES, *(draw.gauss(0, 3) for _ in range(20))]:
+        if guards.check_slow(FrameView((value,), f)):
+            with contextlib.suppress(ZeroDivisionError):  # (the program that runs asks about it)
+                assert program(value) == wanted, (value, texts(env))
+
+
+def test_what_is_computed_of_a_float_is_guarded_by_bounds() -> None:
+    env, x = made(0.5)
+    assert x * 0.9 > 0.1 and int(x * 8 + 0.5) == 4
+    assert texts(env) == ["lr >= 0.4375", "lr < 0.5625"]
 
 
 def test_guards_read_as_a_person_writes_them() -> None:

@@ -1,6 +1,7 @@
 """Comparisons of a float input with a number, as relations over the input's key.
 
-So a branch on a learning rate guards the branch, not the rate's very value. (Keys: `float_expr`.)
+So a branch on a learning rate guards the branch, not the rate's very value. (Keys: `float_expr`;
+comparisons of what is computed of an input: `float_spans`.)
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import math
 
 from dovetail_guards import expr as e
+from dovetail_guards import float_spans
 from dovetail_guards import relations as rel
 from dovetail_guards.float_expr import (
     EXACT,
@@ -30,7 +32,7 @@ def decide(env: ShapeEnv, expr: object) -> bool | None:
     alone; None for anything else."""
     if not isinstance(expr, FloatExpr):
         return None
-    if expr.op == "input":  # used as a truth value
+    if expr.op not in _SWAPPED and expr.op != "is_integer":  # used as a truth value
         expr = FloatExpr("ne", (expr, 0.0))
     if expr.op not in _SWAPPED or len(expr.args) != 2:
         return None
@@ -44,7 +46,9 @@ def decide(env: ShapeEnv, expr: object) -> bool | None:
         if op in ("gt", "le", "eq", "ne") and least > right:
             return op in ("gt", "ne")
     name = left.input_name() if isinstance(left, FloatExpr) else None
-    if name is None or isinstance(right, FloatExpr) or name in env.unbacked:
+    if name is None:
+        return float_spans.compared(env, op, left, right)
+    if isinstance(right, FloatExpr) or name in env.unbacked:
         return None
     whole = right.value if isinstance(right, e.Expr) else None
     number = whole if isinstance(right, e.Expr) else right

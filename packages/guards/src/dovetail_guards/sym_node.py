@@ -7,6 +7,7 @@ decides. `shape_env` is None: it is what torch asks for to find *its* shape envi
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -14,8 +15,8 @@ from typing import Any, cast
 import torch
 
 from dovetail_guards import expr as e
+from dovetail_guards import float_spans, sym_layout
 from dovetail_guards import relations as rel
-from dovetail_guards import sym_layout
 from dovetail_guards.float_expr import (
     EXACT,
     MOST_PARTS,
@@ -77,13 +78,13 @@ class SymNode(SymValue):
         if self.pytype is int:
             return self
         exact = self._rounded(up=False)
-        return exact if exact is not None else self.wrap_int(int(self._specialize() // 1))
+        return exact if exact is not None else self._settled_as(math.floor)
 
     def ceil(self) -> SymNode:
         if self.pytype is int:
             return self
         exact = self._rounded(up=True)
-        return exact if exact is not None else self.wrap_int(-int(-self._specialize() // 1))
+        return exact if exact is not None else self._settled_as(math.ceil)
 
     def trunc(self) -> SymNode:
         if self.pytype is int:
@@ -94,15 +95,22 @@ class SymNode(SymValue):
             positive = rel.and_(rel.ge(ratio[0], 0), rel.gt(ratio[1], 0))
             if self.env.guard_bool(positive, "rounded towards zero"):
                 return self.floor()
-        return self.wrap_int(int(self._specialize()))
+        return self._settled_as(int)
+
+    def _settled_as(self, rounded: Callable[[float], int]) -> SymNode:
+        """A float rounded to the integer of this call, by a guard of the floats that give it."""
+        if isinstance(self.expr, FloatExpr):
+            found = float_spans.same_answer(self.env, self.expr, rounded)
+            if found is not None:
+                return self.wrap_int(found)
+        return self.wrap_int(rounded(self._specialize()))
 
     def round(self, ndigits: Any = None) -> SymNode:
         if self.pytype is int:
             return self
-        value = self._specialize()
         if ndigits is None:
-            return self.wrap_int(round(value))
-        return self.wrap_float(round(value, int(ndigits)))
+            return self._settled_as(round)
+        return self.wrap_float(round(self._specialize(), int(ndigits)))
 
     def is_integer(self) -> SymNode:
         return self.wrap_bool(True) if self.pytype is int else self._float_op("is_integer", bool)

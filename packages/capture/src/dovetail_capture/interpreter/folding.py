@@ -35,6 +35,8 @@ SYMBOLIC_FUNCTIONS: dict[Any, Callable[..., Any]] = {
     operator.ne: operator.ne, operator.gt: operator.gt, operator.ge: operator.ge,
     torch.sym_max: torch.sym_max, torch.sym_min: torch.sym_min, torch.sym_int: torch.sym_int,
     torch.sym_float: torch.sym_float,
+    math.isfinite: lambda x: abs(x) < math.inf, math.isinf: lambda x: abs(x) == math.inf,
+    math.isnan: lambda x: not abs(x) <= math.inf,
     **{getattr(math, name): function for name, function in NUMBER_FUNCTIONS.items()},
 }  # fmt: skip
 
