@@ -10,6 +10,7 @@ import torch
 from dovetail_inductor.codegen_cpp import scans
 from dovetail_inductor.codegen_cpp.accumulators import Accumulators
 from dovetail_inductor.codegen_cpp.functions import source_of
+from dovetail_inductor.codegen_cpp.picks import Pick, emit_pick, find_picks
 from dovetail_inductor.codegen_cpp.shape import KernelShape, is_transposed
 from dovetail_inductor.codegen_cpp.syntax import ARITHMETIC, STORAGE, index_text
 from dovetail_inductor.codegen_cpp.writer import Name, Place, Writer
@@ -64,6 +65,7 @@ class _Emitter:
         self.phases = kernel.phases()
         self.pointers: dict[str, str] = {}
         self.scratch: dict[str, Place] = {}
+        self.picks: dict[str, dict[int, Pick]] = {}
         self.heap: list[str] = []  # scratch of symbolic size, taken once a call
         self.writer = Writer(shape.vector, shape.lanes, self.place)
         self.accumulators = Accumulators(shape, self.writer)
@@ -369,6 +371,10 @@ class _Emitter:
         for nest in nests:
             # A store may change what memory holds, and so what a load gives, only where this kernel
             # itself is the reader; those reads are forwarded.
+            for uid, pick in self._picks(nest).items():
+                picked = emit_pick(pick, w)
+                if picked is not None:
+                    w.memo[uid] = picked
             value = interpret(nest.values, w, w.memo)[0]
             if nest.reduction is not None:
                 self.accumulators.update(nest, value)
@@ -385,6 +391,17 @@ class _Emitter:
                 place = self.scratch[nest.buffer]
                 assert place.index is not None
                 w.store(place, place.index, value)
+
+    def _picks(self, nest: LoopNest) -> dict[int, Pick]:
+        """The choices among loads that are a choice among pointers; those not made yet."""
+        if self.shape.vector is None:
+            return {}
+        if nest.buffer not in self.picks:
+            inside = self.kernel.writes()
+            outside = {name: b for name, b in self.buffers.items() if name not in inside}
+            self.picks[nest.buffer] = find_picks(nest.values, self.shape.vector, outside)
+        found = self.picks[nest.buffer]
+        return {uid: pick for uid, pick in found.items() if uid not in self.writer.memo}
 
     # --- values that a later pass reads again -----------------------------------------------------
 

@@ -70,6 +70,7 @@ class Writer:
         self.scopes: list[Scope] = []
         self.memo: dict[int, Name] = {}
         self.forwarded: dict[str, Name] = {}
+        self.defined: dict[str, Name] = {}  # by `shared`, by text
         self.tiles: dict[int, str] = {}  # loads that read a transposed tile: where
         self.functions: set[str] = set()  # those of `LOOPING` that are called
         self.tail = False
@@ -91,6 +92,8 @@ class Writer:
             del self.memo[uid]
         for buffer in [b for b, n in self.forwarded.items() if n.depth >= len(self.scopes)]:
             del self.forwarded[buffer]
+        for text in [t for t, name in self.defined.items() if name.depth >= len(self.scopes)]:
+            del self.defined[text]
         return scope.lines
 
     def line(self, text: str) -> None:
@@ -110,6 +113,12 @@ class Writer:
         self._count += 1
         self.scopes[depth].lines.append(f"const auto {name} = {text};")
         return Name(name, vector, depth)
+
+    def shared(self, text: str, free: int, args: Sequence[Name]) -> Name:
+        """A scalar value that is named once while its scope lasts."""
+        if text not in self.defined:
+            self.defined[text] = self.define(text, free, False, args)
+        return self.defined[text]
 
     def is_vector(self, free: int) -> bool:
         """True if a value of these variables differs between lanes."""

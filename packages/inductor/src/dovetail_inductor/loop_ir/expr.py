@@ -6,7 +6,7 @@ one node and `is` is equality. The order of `uid`s is a valid order of computati
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -242,14 +242,15 @@ def _is_number(expr: Expr, value: int) -> bool:
     return isinstance(expr, Constant) and expr.value == value
 
 
-def walk(roots: Iterable[Expr]) -> Iterator[Expr]:
-    """Every node below `roots` once, operands first."""
+def walk(roots: Iterable[Expr], known: Container[int] = ()) -> Iterator[Expr]:
+    """Every node below `roots` once, operands first; not those whose uids are `known`, nor what
+    only those are made of."""
     seen: set[int] = set()
     # An explicit stack: long pointwise chains are deeper than Python's recursion limit.
     stack: list[tuple[Expr, bool]] = [(r, False) for r in reversed(list(roots))]
     while stack:
         node, ready = stack.pop()
-        if node.uid in seen:
+        if node.uid in seen or node.uid in known:
             continue
         if ready:
             seen.add(node.uid)

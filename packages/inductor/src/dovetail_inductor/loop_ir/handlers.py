@@ -44,16 +44,15 @@ def interpret(
 ) -> list[T]:
     """The meaning of each root; every node is visited once, operands first.
 
-    `memo` maps the uid of nodes already visited to their meanings, and is filled further.
+    `memo` maps the uid of nodes already visited to their meanings, and is filled further. What only
+    those are made of is not visited.
     """
     meaning: dict[int, T] = {} if memo is None else memo
 
     def read(expr: Expr) -> T:
         return meaning[expr.uid]
 
-    for node in walk(roots):
-        if node.uid in meaning:
-            continue
+    for node in walk(roots, meaning):
         if isinstance(node, Constant):
             value = handler.constant(node.value, node.dtype)
         elif isinstance(node, IndexValue):
