@@ -52,7 +52,9 @@ CHOICES: dict[str, tuple[Callable[..., Tensor | tuple[Tensor, ...]], Sequence[Te
     "bools": (lambda a, b: torch.cat([a, b], 1).logical_not(), [WIDE > 0, WIDE > 1]),
     "integers": (joined, [(WIDE * 9).long(), (WIDE * 5).long()]),
     "padded": (lambda a, b: F.pad(torch.cat([a, b], 1), (3, 2, 1, 1)) * 2, [WIDE, WIDE]),
-    "of two": (lambda a, b: torch.cat([torch.cat([a, b], 1), torch.cat([b, a], 1)], 0) * 2, [WIDE, WIDE]),
+    "of two": (
+        lambda a, b: torch.cat([torch.cat([a, b], 1), torch.cat([b, a], 1)], 0) * 2, [WIDE, WIDE],
+    ),
     "normed": (
         lambda a, b: F.batch_norm(torch.cat([a, b], 1), None, None, training=True),
         [torch.randn(4, 3, 65), torch.randn(4, 2, 65)],
