@@ -54,6 +54,24 @@ class Indexing(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+class Box:
+    """No tensor, and asked about operations all the same."""
+
+    def __init__(self, tensor, told=()):
+        self.tensor = tensor
+        self.told = told
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        def opened(arg):
+            if isinstance(arg, (list, tuple)):
+                return type(arg)(map(opened, arg))
+            return arg.tensor if isinstance(arg, Box) else arg
+
+        result = func(*opened(args), **{name: opened(arg) for name, arg in (kwargs or {}).items()})
+        return cls(result, (func.__name__, len(types), len(args), sorted(kwargs or {})))
+
+
 class Loud(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is torch.mul:
@@ -194,6 +212,23 @@ def a_device_and_a_mode(x):
     return y.device, mode.seen, x + 1
 
 
+@construct(graphs=1, breaks=0)
+def objects_that_are_asked(x):
+    boxes = [
+        torch.add(Box(x), x), torch.sub(x, other=Box(x + 1), alpha=2), x.mul(Box(x)),
+        torch.stack([Box(x), x]), torch.cat((x, Box(x)), dim=0), F.softmax(Box(x), dim=0),
+        F.linear(Box(x), x.repeat(2, 1)),
+    ]  # fmt: skip
+    return [(box.tensor, box.told) for box in boxes], F.relu(boxes[0]).told
+
+
+@construct(graphs=1, breaks=0)
+def is_there_a_mode(x):
+    with Plain():
+        inside = torch._C._is_torch_function_mode_enabled()
+    return x + 1, inside, torch._C._is_torch_function_mode_enabled()
+
+
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)
 def test_construct(case: Case):
     run_case(case)
@@ -234,3 +269,14 @@ def test_a_device_entered_outside_is_guarded_by_its_value():
             assert captured(torch.ones(2))[0].device.type == device
     assert len(backend.graphs) == 2
     assert captured(torch.ones(2))[0].device.type == "cpu"
+
+
+def test_modes_see_the_index_that_the_program_wrote():
+    def function(x, at):
+        with Indexing():
+            return x[at] * 2
+
+    captured = optimize(function, CountingBackend())
+    x = torch.arange(12.0).reshape(6, 2)
+    for at in (2, 3, 4, 5):
+        assert torch.equal(captured(x, at), function(x, at))

@@ -6,6 +6,7 @@ What such an iterator has left is read and guarded, and its steps are part of th
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections import OrderedDict, deque
@@ -295,6 +296,31 @@ def attributes_of_a_thread(x):
     return y * OWN.scale, there, LOCAL.__dict__.get("missing", 3), OWN.double
 
 
+class Set(threading.local):
+    """What each thread begins with."""
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+
+    @contextlib.contextmanager
+    def deeper(self):
+        self.depth += 1
+        try:
+            yield self.depth
+        finally:
+            self.depth -= 1
+
+
+SET = Set(2)
+
+
+@construct(graphs=1, breaks=0)
+def attributes_that_a_thread_begins_with(x):
+    with SET.deeper() as depth:
+        y = x * SET.depth
+    return y, depth, SET.depth
+
+
 @construct(graphs=1, breaks=1)
 def attributes_of_a_thread_over_a_break(x):
     LOCAL.seen = [x]
@@ -334,6 +360,27 @@ def test_each_thread_has_attributes_of_its_own() -> None:
         thread.join()
     assert compiled(torch.ones(1)).item() == 3 and place.count == 2
     assert seen == [(7, 1), (7, 1)]
+
+
+def test_each_thread_begins_with_what_the_class_says() -> None:
+    place = Set(3)
+    place.depth = 5
+    backend = CountingBackend()
+    compiled = optimize(lambda x: x * place.depth, backend)
+    seen = []
+
+    def work() -> None:
+        seen.append(compiled(torch.ones(1)).item())
+        place.depth = 8
+        seen.append(compiled(torch.ones(1)).item())
+
+    for _ in range(3):
+        assert compiled(torch.ones(1)).item() == 5
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [3, 8]
+    assert compiled(torch.ones(1)).item() == 5
 
 
 def test_the_iterator_of_the_caller_moves() -> None:

@@ -121,3 +121,23 @@ def test_whether_a_transform_is_active() -> None:
     for _ in range(2):
         assert torch.equal(call(other), other * 3)
         assert torch.equal(torch.vmap(lambda row: row + call(other)[0])(x), x + other[0] * 2)
+
+
+def test_a_causal_mask_that_is_trained_has_the_gradient_of_eager() -> None:
+    """None: PyTorch's encoder sees that the mask is causal, and does without it."""
+    causal = torch.nn.Transformer.generate_square_subsequent_mask(4)
+    for mask in (causal, torch.randn(4, 4)):
+        layer = torch.nn.TransformerEncoderLayer(4, 2, 8, batch_first=True, dropout=0.0)
+        encoder = torch.nn.TransformerEncoder(layer, 1)
+        trained = torch.nn.Parameter(mask.clone())
+        x, found = torch.randn(2, 4, 4), []
+        for run in (encoder, optimize(encoder, lambda gm, _: gm.forward)):
+            out = run(x, mask=trained)
+            trained.grad = None
+            out.sin().sum().backward()
+            found.append((out, trained.grad))
+        (wanted, gradient), (got, own) = found
+        torch.testing.assert_close(got, wanted)
+        assert (own is None) == (gradient is None)
+        if gradient is not None:
+            torch.testing.assert_close(own, gradient)

@@ -27,6 +27,7 @@ from dovetail_capture.interpreter.protocols import (
     subscripts,
     truth_and_length,
 )
+from dovetail_capture.interpreter.recorder import NotAGraphArgument
 from dovetail_capture.interpreter.session import Session
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value
@@ -417,7 +418,14 @@ class Interpreter:
             if answer is not None:
                 return answer
             library.check_input_stays(target, args)
-        result = self.session.recorder.record(kind, target, args, kwargs)
+        try:
+            result = self.session.recorder.record(kind, target, args, kwargs)
+        except NotAGraphArgument:
+            function = getattr(torch.Tensor, target) if kind == "call_method" else target
+            answer = library.ask_objects(self, function, args, kwargs)
+            if answer is None:
+                raise
+            return answer
         asked = kwargs.get("requires_grad")
         if asked is not None and isinstance(result, TensorValue) and result.fake.requires_grad:
             self.session.made_leaves[id(result)] = self.frames[0].steps

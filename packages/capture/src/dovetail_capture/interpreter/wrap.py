@@ -372,7 +372,7 @@ def _object(session: Session, real: Any, source: Source) -> Value:
             session.same(known.source, source)
         return known
     cls = type(real)
-    if isinstance(real, threading.local) and cls.__init__ is object.__init__:
+    if isinstance(real, threading.local):
         return _thread_local(session, real, source)
     if _has_another_dict(real):
         raise GraphBreakSignal(
@@ -438,7 +438,8 @@ def _view(session: Session, real: Any, source: Source) -> Value:
 
 
 def _thread_local(session: Session, real: threading.local, source: Source) -> Value:
-    """Its attributes are in a dictionary of this thread, which guards find as Python does."""
+    """Its attributes are in a dictionary of this thread, which guards find as Python does: where
+    another thread asks first, they run `__init__`, as the compiled code would that reads it."""
     _guard_type(session, real, source)
     value = ObjectValue(type(real), real, source)
     fields = wrap(session, real.__dict__, session.sources.attr(source, "__dict__"))

@@ -21,7 +21,7 @@ from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, K
 from dovetail_capture.interpreter.library.own_functions import ask, asked_classes
 from dovetail_capture.interpreter.recorder import NotAGraphArgument, Recorder
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.base import NONE, Constant, Value
+from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
     ListValue,
@@ -200,6 +200,10 @@ def _count(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return Constant(len(vm.session.function_modes))
 
 
+def _is_any(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return boolean(bool(vm.session.function_modes))
+
+
 def _dispatch_count(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """Of dispatch modes none, which is guarded; with some, whoever asks is left to run plainly."""
     return PASS if _C._len_torch_dispatch_stack() else Constant(0)
@@ -235,6 +239,7 @@ HANDLERS: dict[Any, Handler] = {
     _C._push_on_torch_function_stack: _push,
     _C._pop_torch_function_stack: _pop,
     _C._len_torch_function_stack: _count,
+    _C._is_torch_function_mode_enabled: _is_any,
     _C._get_function_stack_at: _at,
     _C._len_torch_dispatch_stack: _dispatch_count,
     torch.device.__enter__: _enter_device,

@@ -8,7 +8,9 @@ an operation, with which most classes end, is given here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import operator
+import types
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -39,13 +41,55 @@ def asked_classes(vm: Interpreter, args: Any) -> list[type]:
     return found
 
 
-def _gather(values: Any, found: list[type]) -> None:
+def _asked_objects(vm: Interpreter, args: Any) -> list[type]:
+    """As `asked_classes`, with the classes of objects that are no tensors among them."""
+    found: list[type] = []
+    if not vm.session.functions_off:
+        _gather(args, found, _answers)
+    return found
+
+
+def _answers(value: Any) -> bool:
+    if isinstance(value, ObjectValue):
+        mro = type.__dict__["__mro__"].__get__(value.cls)
+        answers = (vars(base).get("__torch_function__") for base in mro)
+        return isinstance(next(filter(None, answers), None), classmethod)
+    return isinstance(value, TensorValue) and value.overrides
+
+
+def _is_own_tensor(value: Any) -> bool:
+    return isinstance(value, TensorValue) and value.overrides
+
+
+def _gather(
+    values: Any, found: list[type], is_asked: Callable[[Any], bool] = _is_own_tensor
+) -> None:
     for value in values:
         if isinstance(value, (TupleValue, ListValue)):
-            _gather(value.items, found)
-        elif isinstance(value, TensorValue) and value.overrides and value.cls not in found:
+            _gather(value.items, found, is_asked)
+        elif is_asked(value) and value.cls not in found:
             bases = [place for place, cls in enumerate(found) if issubclass(value.cls, cls)]
             found.insert(bases[0] if bases else len(found), value.cls)
+
+
+def ask_objects(vm: Interpreter, function: Any, args: Args, kwargs: Kwargs) -> Value | None:
+    """What an object that is no tensor makes of an operation of torch's that it is given to; None
+    if none is asked. (A Python function of torch's asks by itself.)"""
+    if not isinstance(function, (types.BuiltinFunctionType, types.MethodDescriptorType)):
+        return None
+    if getattr(function, "__module__", None) == operator.__name__:
+        return None
+    classes = _asked_objects(vm, [*args, *kwargs.values()])
+    if not classes:
+        return None
+    given = TupleValue([vm.held(cls) for cls in classes])
+    return ask(vm, classes, [vm.held(function), given, TupleValue(args), _as_dict(kwargs)])
+
+
+def _as_dict(kwargs: Kwargs) -> DictValue:
+    named = DictValue()
+    named.entries = {name: (Constant(name), value) for name, value in kwargs.items()}
+    return named
 
 
 def ask(vm: Interpreter, classes: list[type], call: Args) -> Value:
@@ -62,8 +106,8 @@ def ask_about(vm: Interpreter, function: Any, args: Args) -> Value | None:
     classes = asked_classes(vm, args)
     if not classes:
         return None
-    types: list[Value] = [vm.held(cls) for cls in classes]
-    return ask(vm, classes, [vm.held(function), TupleValue(types), TupleValue(args), DictValue()])
+    given: list[Value] = [vm.held(cls) for cls in classes]
+    return ask(vm, classes, [vm.held(function), TupleValue(given), TupleValue(args), DictValue()])
 
 
 @contextmanager
@@ -189,7 +233,7 @@ def _leave_off(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 def _has_own(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`has_torch_function(...)`, which Python code of torch asks first."""
-    return boolean(bool(asked_classes(vm, args)))
+    return boolean(bool(_asked_objects(vm, args)))
 
 
 def _enabled(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -199,15 +243,14 @@ def _enabled(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 def _handle(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`handle_torch_function(function, relevant, *args, **kwargs)`."""
     function, relevant, *given = args
-    classes = asked_classes(vm, [relevant])
+    classes = _asked_objects(vm, [relevant])
     if not classes:
         return PASS  # type: ignore[no-any-return]
-    named = DictValue()
-    named.entries = {name: (Constant(name), value) for name, value in kwargs.items()}
-    types = [vm.held(cls) for cls in classes]
+    named = _as_dict(kwargs)
+    asked = [vm.held(cls) for cls in classes]
     if any(isinstance(v, TensorValue) and v.cls is torch.Tensor for v in vm.iterate(relevant)):
-        types.append(vm.held(torch.Tensor))
-    return ask(vm, classes, [function, TupleValue(types), TupleValue(given), named])
+        asked.append(vm.held(torch.Tensor))
+    return ask(vm, classes, [function, TupleValue(asked), TupleValue(given), named])
 
 
 _OFF: Any = _C.DisableTorchFunctionSubclass

@@ -32,6 +32,7 @@ from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, is_none
 from dovetail_capture.interpreter.values.containers import TupleValue
 from dovetail_capture.interpreter.values.functions import TracebackValue
+from dovetail_capture.interpreter.values.tensors import TensorValue
 
 _MISSING: Any = type("_Missing", (), {})
 
@@ -480,6 +481,14 @@ def detect_is_causal_mask(mask: Any, is_causal: Any = None, size: Any = None) ->
     return is_causal is True
 
 
+def _causal_hint(vm: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Of a mask that takes a gradient it is more than a hint: attention without it gives none."""
+    mask = args[0] if args else kwargs.get("mask")
+    if isinstance(mask, TensorValue) and mask.fake.requires_grad and torch.is_grad_enabled():
+        return PASS
+    return interpreted(detect_is_causal_mask)(vm, args, kwargs)
+
+
 # Constraints of `torch.distributions`, which ask one thing after the other, are asked all at once.
 
 
@@ -514,7 +523,7 @@ _CONSTRAINTS: dict[Any, Any] = {
 
 HANDLERS: dict[Any, Handler] = {
     **{original: interpreted(function) for original, function in _CONSTRAINTS.items()},
-    torch_transformer._detect_is_causal_mask: interpreted(detect_is_causal_mask),
+    torch_transformer._detect_is_causal_mask: _causal_hint,
     vars(enum.EnumType)["__members__"].fget: _enum_members,
     **{original: interpreted(function) for original, function in _C_FUNCTIONS.items()},
     sys.exc_info: _exc_info,

@@ -85,6 +85,7 @@ HANDLERS: dict[Any, Handler] = {
 as_subclass = own_functions.as_subclass
 check_input_stays = own_functions.check_input_stays
 through_modes = function_modes.through_modes
+ask_objects = own_functions.ask_objects
 require_truth = checks.require_truth
 mapping_of = mapping_proxies.mapping_of
 set_class_attr = local_classes.set_class_attr

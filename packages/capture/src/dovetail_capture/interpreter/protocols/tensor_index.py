@@ -67,7 +67,7 @@ def at_symbolic_numbers(vm: Interpreter, obj: TensorValue, key: Value) -> tuple[
     dim = 0  # of what is left of the tensor
     for item, width in zip(items, widths, strict=True):
         assert width is not None
-        if isinstance(item, SymbolicNumber) and _within(item, found, dim):
+        if isinstance(item, SymbolicNumber) and _within(vm, item, found, dim):
             part = record_call(vm, torch.select, [found, Constant(dim), item])
             assert isinstance(part, TensorValue)
             found = part
@@ -84,12 +84,15 @@ def _width(item: Value) -> int | None:
     return item.fake.dim() if item.fake.dtype in (torch.bool, torch.uint8) else 1
 
 
-def _within(number: SymbolicNumber, obj: TensorValue, dim: int) -> bool:
-    """Is it a whole number, known by its bounds to lie in a dimension or only known at run time?"""
+def _within(vm: Interpreter, number: SymbolicNumber, obj: TensorValue, dim: int) -> bool:
+    """Is it a whole number, known by its bounds to lie in a dimension or only known at run time?
+    (The program's modes and classes are asked about the index that it wrote.)"""
     if number.python_type() is not int:
         return False
     if number.value.node.hint is None:
         return True
+    if vm.session.function_modes or vm.session.own_functions:
+        return False
     size = obj.sizes[dim]
     return bool(-size <= number.value) and bool(number.value < size)
 
