@@ -74,7 +74,7 @@ def at_symbolic_numbers(vm: Interpreter, obj: TensorValue, key: Value) -> tuple[
             continue
         rest.append(item)
         dim += len(obj.sizes) - given if width < 0 else width
-    return found, TupleValue(rest)
+    return (obj, key) if found is obj else (found, TupleValue(rest))
 
 
 def _width(item: Value) -> int | None:
