@@ -88,3 +88,50 @@ def test_operators_that_mark_a_function() -> None:
     assert [t.requires_grad for t in found] == [t.requires_grad for t in results]
     with pytest.raises(dovetail.CaptureError, match="flex_gemm"):
         dovetail.compile(program, fullgraph=True)(x.requires_grad_(), y)
+
+
+LAYER = torch.nn.Linear(4, 4)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_switch_is_a_chain_of_conditions(dynamic: bool | None) -> None:
+    switch = pytest.importorskip("torch._higher_order_ops.switch").switch
+
+    def function(x: Tensor, index: Any) -> Tensor:
+        y = x * 2
+        branches = (lambda t: {"a": t * y}, lambda t: {"a": LAYER(t)}, lambda t: {"a": t.sin()})
+        return switch(index, branches, (x,))["a"]  # type: ignore[no-any-return]
+
+    def plainly(x: Tensor, index: Any) -> Tensor:
+        number = max(0, min(int(index), 2))
+        return (x * x * 2, LAYER(x), x.sin())[number]
+
+    call = dovetail.compile(function, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for index in (*map(torch.tensor, (-2, 0, 1, 2, [9])), 1, 7):
+        found = []
+        for run in (plainly, call):
+            x = torch.linspace(-1, 1, 8).view(2, 4).requires_grad_()
+            result = run(x, index)
+            wanted = [x, *LAYER.parameters()]
+            slopes = torch.autograd.grad(result.square().sum(), wanted, allow_unused=True)
+            found.append([result.detach(), slopes[0], *(s for s in slopes[1:] if s is not None)])
+        zeros = [torch.zeros_like(p) for p in LAYER.parameters()]
+        torch.testing.assert_close(found[1], found[0] + zeros[: len(found[1]) - len(found[0])])
+
+
+def test_an_associative_scan_is_part_of_the_graph() -> None:
+    module = pytest.importorskip("torch._higher_order_ops.associative_scan")
+
+    def function(x: Tensor) -> Any:
+        product = module.associative_scan(lambda a, b: a * b, x, 0, combine_mode="pointwise")
+        total = module.associative_scan(torch.add, x, dim=1, reverse=True)
+        return product + total
+
+    call = dovetail.compile(function, fullgraph=True, backend="aot_eager")
+    for count in (1, 2, 7):
+        found = []
+        for run in (lambda x: x.cumprod(0) + x.flip(1).cumsum(1).flip(1), call):
+            x = torch.linspace(-1, 2, 3 * count).view(count, 3).requires_grad_()
+            result = run(x)
+            found.append([result.detach(), *torch.autograd.grad(result.square().sum(), x)])
+        torch.testing.assert_close(*found)

@@ -1,17 +1,21 @@
 """Higher-order operators of torch: control flow that is given functions.
 
 Those with a plain meaning in Python are interpreted by it: `cond` by what is no tensor is an `if`,
-`while_loop` a loop (by a tensor's truth see `conditionals` and `loops`), and `map` and `scan` over
-few slices are unrolled; those that only mark a function for a compiler (`invoke_quant`,
-`flex_gemm`) are the function. All others run by themselves, outside of graphs.
+`while_loop` a loop (by a tensor's truth see `conditionals` and `loops`), `switch` a chain of
+`cond`, and `map` and `scan` over few slices are unrolled; those that only mark a function for a
+compiler (`invoke_quant`, `flex_gemm`) are the function. All others run by themselves, outside of
+graphs.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
 import types
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch._higher_order_ops.associative_scan import associative_scan as torch_associative_scan
 from torch._higher_order_ops.map import map as torch_map
 from torch._higher_order_ops.scan import scan as torch_scan
 from torch._higher_order_ops.while_loop import while_loop as torch_while_loop
@@ -57,6 +61,26 @@ def scan(combine_fn: Any, init: Any, xs: Any, *, dim: Any = 0, reverse: Any = Fa
         part = pytree.tree_unflatten([x.select(dim, i) for x in leaves], spec)
         carry, results[i] = combine_fn(carry, part)
     return carry, _stacked(results, dim)
+
+
+def switch(index: Any, branches: Any, operands: Any = ()) -> Any:
+    if isinstance(index, torch.Tensor) and index.numel() != 1:
+        raise RuntimeError(f"Expected index to be int or single-element tensor, but got {index}.")
+    last = len(branches) - 1
+    if isinstance(index, torch.Tensor) and last > 0:
+        return one_of(index, 0, branches, operands)
+    return branches[max(0, min(index, last)) if last else 0](*operands)
+
+
+def one_of(index: Any, first: int, branches: Any, operands: Any) -> Any:
+    """By a tensor, one of the branches from the first one on."""
+    if first == len(branches) - 1:
+        return branches[first](*operands)
+
+    def others(*given: Any) -> Any:
+        return one_of(index, first + 1, branches, given)
+
+    return torch.cond(index <= first, branches[first], others, operands)
 
 
 def marked(subgraph: Any, *operands: Any, **options: Any) -> Any:
@@ -125,10 +149,32 @@ def _called(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     )
 
 
+def _switch(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return inlining.inline(vm, cast(types.FunctionType, switch), args, kwargs)
+
+
+def _associative_scan(vm: Interpreter, args: Args, kwargs: Kwargs) -> Any:
+    """What is said to be pointwise may be scanned as what is not."""
+    names = list(inspect.signature(torch_associative_scan).parameters)
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    given["combine_mode"] = Constant("generic")
+    return inlining.inline(vm, cast(types.FunctionType, torch_associative_scan), [], given)
+
+
+def _newer_operators() -> dict[Any, Handler]:
+    """Those that not every torch has."""
+    if importlib.util.find_spec("torch._higher_order_ops.switch") is None:
+        return {}
+    module: Any = importlib.import_module("torch._higher_order_ops.switch")
+    return {module.switch: _switch}
+
+
 HANDLERS: dict[Any, Handler] = {
+    **_newer_operators(),
     torch.cond: conditionals.handler,
     torch_while_loop: loops.handler,
     torch_map: _unrolled(map_slices, 1),
     torch_scan: _unrolled(scan, 2),
+    torch_associative_scan: _associative_scan,
     torch._ops.HigherOrderOperator.__call__: _called,
 }
