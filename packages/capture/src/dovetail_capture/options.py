@@ -25,7 +25,6 @@ class CaptureOptions:
     and why: each is a graph break. `exports`: the graph is for calls that no guard checks, those
     with gradients too. `is_disabled` tells functions that must run in Python (a graph break);
     `is_allowed_in_graph` tells functions that become one call node without being looked into.
-    `max_inline_depth` bounds inlining.
     """
 
     fullgraph: bool = False
@@ -37,4 +36,3 @@ class CaptureOptions:
     refused: Mapping[int, str] = field(default_factory=dict)
     is_disabled: Callable[[Any], bool] = field(default=_no_function)
     is_allowed_in_graph: Callable[[Any], bool] = field(default=_no_function)
-    max_inline_depth: int = 200

@@ -66,7 +66,6 @@ class Interpreter:
         self.session = session
         self.options = options
         # An interpreted call takes several of the interpreter's own.
-        self.max_depth = min(MAX_DEPTH, getattr(options, "max_inline_depth", MAX_DEPTH))
         self.debug = debug
         self.frames: list[Frame] = []
         self.generators: list[GeneratorValue] = []
@@ -493,8 +492,8 @@ class Interpreter:
     def run_frame(self, frame: Frame) -> Value:
         """Run an inlined call to its end (or to the making of its generator)."""
         frames = self.frames
-        if len(frames) > self.max_depth:
-            raise GraphBreakSignal(f"calls nested more than {self.max_depth} deep")
+        if len(frames) > MAX_DEPTH:
+            raise GraphBreakSignal(f"calls nested more than {MAX_DEPTH} deep")
         frames.append(frame)
         try:
             frame.run()

@@ -232,11 +232,6 @@ class KernelGraph:
         """The fused kernels, those that share a launch included."""
         return kernels_of(self.steps)
 
-    @property
-    def externs(self) -> list[ExternCall]:
-        """The extern calls."""
-        return [s for s in self.steps if isinstance(s, ExternCall)]
-
     def as_text(self) -> str:
         """Readable form."""
         return "\n".join(step.as_text() for step in self.steps) + "\n"
