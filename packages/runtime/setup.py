@@ -1,5 +1,6 @@
 """Builds `dovetail_runtime._executor` against the torch that it will be loaded beside."""
 
+import glob
 import os
 
 from setuptools import Extension, setup
@@ -19,18 +20,7 @@ setup(
         Extension(
             "dovetail_runtime._executor",
             sources=["src/dovetail_runtime/_executor.cpp"],
-            depends=[
-                f"src/dovetail_runtime/native/{name}.h"
-                for name in (
-                    "program",
-                    "load",
-                    "run",
-                    "slab",
-                    "cuda_driver",
-                    "matmul",
-                    "tensor_memory",
-                )
-            ],
+            depends=sorted(glob.glob("src/dovetail_runtime/native/*.h")),
             include_dirs=[os.path.join(torch_dir, "include")],
             library_dirs=[os.path.join(torch_dir, "lib")],
             libraries=["torch_python", "torch_cpu", "c10"],

@@ -1,16 +1,11 @@
 // dovetail_runtime._executor: plans run natively. `load(tables, ...)` gives a callable.
 #include "native/load.h"
+#include "native/python_errors.h"
 #include "native/recorded.h"
 #include "native/run.h"
 
-#include <pybind11/pybind11.h>
 #include <sstream>
-#include <stdexcept>
 #include <structmember.h>
-
-// From torch's Python bindings; its own header takes 15 seconds to compile.
-extern PyObject* THPVariableClass;
-PyObject* THPVariable_Wrap(const at::TensorBase& tensor);
 
 namespace dovetail {
 namespace {
@@ -22,14 +17,6 @@ struct Executor {
   PyObject* raw_stream;  // torch's function from a device index to its current stream, or null
   bool gpu_ready;
 };
-
-PyTypeObject* parameter_type = nullptr;
-
-bool is_tensor(PyObject* object) {
-  PyTypeObject* type = Py_TYPE(object);
-  auto* tensor_type = reinterpret_cast<PyTypeObject*>(THPVariableClass);
-  return type == tensor_type || type == parameter_type || PyType_IsSubtype(type, tensor_type);
-}
 
 std::string ints_text(c10::IntArrayRef values) {
   std::ostringstream out;
@@ -189,47 +176,6 @@ void run_frame(Executor* self, Frame& frame, bool consuming) {
   } catch (const std::runtime_error& error) {
     TORCH_CHECK(false, error.what(), "\n", where(program, runner));
   }
-}
-
-// An exception type that torch defines: torch._C.`name`, or RuntimeError if this torch has none.
-PyObject* torch_exception_type(const char* name) {
-  PyObject* module = PyImport_ImportModule("torch._C");
-  PyObject* type = module != nullptr ? PyObject_GetAttrString(module, name) : nullptr;
-  Py_XDECREF(module);
-  if (type != nullptr) return type;
-  PyErr_Clear();
-  return Py_NewRef(PyExc_RuntimeError);
-}
-
-// The Python exception that eager raises for what a kernel throws. A new reference.
-PyObject* exception_type(const std::exception& error) {
-  auto is = [&](auto* kind) { return dynamic_cast<decltype(kind)>(&error) != nullptr; };
-  if (is(static_cast<const c10::LinAlgError*>(nullptr)))
-    return torch_exception_type("_LinAlgError");
-  if (is(static_cast<const c10::OutOfMemoryError*>(nullptr)))
-    return torch_exception_type("OutOfMemoryError");
-  PyObject* type = PyExc_RuntimeError;
-  if (is(static_cast<const c10::NotImplementedError*>(nullptr))) type = PyExc_NotImplementedError;
-  if (is(static_cast<const c10::TypeError*>(nullptr))) type = PyExc_TypeError;
-  if (is(static_cast<const c10::IndexError*>(nullptr))) type = PyExc_IndexError;
-  if (is(static_cast<const std::out_of_range*>(nullptr))) type = PyExc_IndexError;
-  if (is(static_cast<const c10::ValueError*>(nullptr))) type = PyExc_ValueError;
-  if (is(static_cast<const std::bad_alloc*>(nullptr))) type = PyExc_MemoryError;
-  return Py_NewRef(type);
-}
-
-void set_python_error(const std::exception& error) {
-  if (PyErr_Occurred() || dynamic_cast<const PythonError*>(&error) != nullptr) return;
-  // An operator written in Python has raised: its exception goes on as it is.
-  if (auto* raised = dynamic_cast<const pybind11::error_already_set*>(&error)) {
-    const_cast<pybind11::error_already_set*>(raised)->restore();
-    return;
-  }
-  PyObject* type = exception_type(error);
-  auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-  PyErr_SetString(type, torch_error != nullptr ? torch_error->what_without_backtrace()
-                                               : error.what());
-  Py_DECREF(type);
 }
 
 void bind_and_check(Program& program, Frame& frame, PyObject* const* args, size_t count) {
@@ -395,78 +341,6 @@ PyObject* release_idle_slabs(PyObject*, PyObject*) {
 
 PyObject* idle_slab_bytes(PyObject*, PyObject*) {
   return PyLong_FromSize_t(slab_pool().idle_bytes());
-}
-
-const at::Tensor& inner_tensor(PyObject* object) {
-  TORCH_CHECK_TYPE(is_tensor(object), "a tensor is wanted, not ", Py_TYPE(object)->tp_name);
-  return reinterpret_cast<PythonTensor*>(object)->tensor;
-}
-
-// The values of a tuple: each tensor another one over the same memory, the others as they are.
-PyObject* share_memory(PyObject*, PyObject* values) {
-  if (!PyTuple_Check(values)) return PyErr_Format(PyExc_TypeError, "share_memory takes a tuple");
-  Py_ssize_t count = PyTuple_GET_SIZE(values);
-  PyObject* result = PyList_New(count);
-  for (Py_ssize_t i = 0; result != nullptr && i < count; ++i) {
-    PyObject* value = PyTuple_GET_ITEM(values, i);
-    PyObject* made = nullptr;
-    try {
-      made = is_tensor(value) ? THPVariable_Wrap(share(inner_tensor(value))) : Py_NewRef(value);
-    } catch (const std::exception& error) {
-      set_python_error(error);
-    }
-    if (made == nullptr) {
-      Py_CLEAR(result);
-    } else {
-      PyList_SET_ITEM(result, i, made);
-    }
-  }
-  return result;
-}
-
-// How many tensors (and others) hold on to the memory of each tensor of a tuple.
-PyObject* storage_uses(PyObject*, PyObject* tensors) {
-  if (!PyTuple_Check(tensors)) return PyErr_Format(PyExc_TypeError, "storage_uses takes a tuple");
-  Py_ssize_t count = PyTuple_GET_SIZE(tensors);
-  PyObject* result = PyTuple_New(count);
-  for (Py_ssize_t i = 0; result != nullptr && i < count; ++i) {
-    PyObject* uses = nullptr;
-    try {
-      uses = PyLong_FromSize_t(inner_tensor(PyTuple_GET_ITEM(tensors, i)).storage().use_count());
-    } catch (const std::exception& error) {
-      set_python_error(error);
-    }
-    if (uses == nullptr) {
-      Py_CLEAR(result);
-    } else {
-      PyTuple_SET_ITEM(result, i, uses);
-    }
-  }
-  return result;
-}
-
-// Whether the tensors at some positions of a sequence lie at the given addresses.
-PyObject* lie_at(PyObject*, PyObject* args) {
-  PyObject *values = nullptr, *positions = nullptr, *addresses = nullptr;
-  if (!PyArg_ParseTuple(args, "O!O!O!", &PyTuple_Type, &values, &PyTuple_Type, &positions,
-                        &PyTuple_Type, &addresses)) {
-    return nullptr;
-  }
-  try {
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(positions); ++i) {
-      Py_ssize_t position = PyLong_AsSsize_t(PyTuple_GET_ITEM(positions, i));
-      TORCH_CHECK_INDEX(position >= 0 && position < PyTuple_GET_SIZE(values), "position ",
-                        position, " of ", PyTuple_GET_SIZE(values), " values");
-      const at::Tensor& tensor = inner_tensor(PyTuple_GET_ITEM(values, position));
-      void* address = PyLong_AsVoidPtr(PyTuple_GetItem(addresses, i));
-      if (PyErr_Occurred()) return nullptr;
-      if (tensor.const_data_ptr() != address) Py_RETURN_FALSE;
-    }
-  } catch (const std::exception& error) {
-    set_python_error(error);
-    return nullptr;
-  }
-  Py_RETURN_TRUE;
 }
 
 PyMethodDef methods[] = {

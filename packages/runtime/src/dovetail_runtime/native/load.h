@@ -13,58 +13,9 @@
 
 #include "matmul.h"
 #include "program.h"
+#include "python_values.h"
 
 namespace dovetail {
-
-// How torch lays out a Python tensor; checked with a probe when the module is loaded.
-struct PythonTensor {
-  PyObject_HEAD
-  at::Tensor tensor;
-};
-
-// A C++ exception that means "a Python error is set".
-struct PythonError : std::exception {};
-
-inline PyObject* checked(PyObject* object) {
-  if (object == nullptr) throw PythonError();
-  return object;
-}
-
-inline int64_t to_int(PyObject* object) {
-  int64_t value = PyLong_AsLongLong(object);
-  if (value == -1 && PyErr_Occurred()) throw PythonError();
-  return value;
-}
-
-inline std::string to_string(PyObject* object) {
-  Py_ssize_t size = 0;
-  const char* data = PyUnicode_AsUTF8AndSize(object, &size);
-  if (data == nullptr) throw PythonError();
-  return std::string(data, static_cast<size_t>(size));
-}
-
-// Items of a Python list or tuple, borrowed from it.
-class Items {
- public:
-  explicit Items(PyObject* sequence) : fast_(checked(PySequence_Fast(sequence, "a sequence"))) {}
-  ~Items() { Py_DECREF(fast_); }
-  Items(const Items&) = delete;
-  Items& operator=(const Items&) = delete;
-  Py_ssize_t size() const { return PySequence_Fast_GET_SIZE(fast_); }
-  PyObject* operator[](Py_ssize_t i) const { return PySequence_Fast_GET_ITEM(fast_, i); }
-
- private:
-  PyObject* fast_;
-};
-
-inline std::vector<int32_t> to_indices(PyObject* sequence) {
-  Items items(sequence);
-  std::vector<int32_t> out;
-  for (Py_ssize_t i = 0; i < items.size(); ++i) {
-    out.push_back(static_cast<int32_t>(to_int(items[i])));
-  }
-  return out;
-}
 
 class Loader {
  public:

@@ -1,0 +1,115 @@
+// Steps that launch generated kernels.
+#pragma once
+
+#include <c10/core/DynamicCast.h>
+
+#include <algorithm>
+
+#include "run.h"
+
+namespace dovetail {
+
+inline void Runner::execute(LaunchCpp& step) {
+  int64_t work = values()[step.work];
+  if (work <= 0) return;
+  frame_.pointers.resize(step.tensors.size());
+  void** pointers = frame_.pointers.data();
+  for (size_t i = 0; i < step.tensors.size(); ++i) {
+    pointers[i] = frame_.slots[step.tensors[i]].data;
+  }
+  frame_.integers.resize(step.sizes.size());
+  int64_t* sizes = frame_.integers.data();
+  for (size_t i = 0; i < step.sizes.size(); ++i) sizes[i] = values()[step.sizes[i]];
+  CppFunction function = step.function;
+  if (work <= step.grain) {
+    function(pointers, sizes, 0, work);
+  } else {
+    at::parallel_for(0, work, step.grain, [=](int64_t begin, int64_t end) {
+      function(pointers, sizes, begin, end);
+    });
+  }
+}
+
+inline void Runner::execute(LaunchTriton& step) {
+  int64_t grid[3];
+  for (int d = 0; d < 3; ++d) {
+    grid[d] = values()[step.grid[d]];
+    if (grid[d] <= 0) return;
+  }
+  size_t count = step.arguments.size();
+  // Each parameter's value, those of the appended ones (scratch memory, null), then the pointers
+  // to them that the driver wants.
+  frame_.integers.assign(count + 2, 0);
+  if (step.scratch_bytes != 0) {
+    void* scratch = scratch_of(static_cast<size_t>(step.scratch_bytes * grid[0] * grid[1] * grid[2]));
+    frame_.integers[count] = reinterpret_cast<int64_t>(scratch);
+  }
+  frame_.pointers.resize(count + step.scratch_parameters);
+  for (size_t i = 0; i < count; ++i) {
+    const TritonArgument& argument = step.arguments[i];
+    if (argument.kind == TritonArgument::Integer) {
+      frame_.integers[i] = values()[argument.index];  // little endian: the low half is an i32
+    } else if (argument.kind == TritonArgument::Element) {
+      frame_.integers[i] = element_in_memory(argument.index);
+    } else {
+      void* data = frame_.slots[argument.index].data;
+      bool checked = argument.kind == TritonArgument::AlignedPointer;
+      if (checked && reinterpret_cast<uintptr_t>(data) % 16 != 0) {
+        data = aligned_copy(argument.index);
+      }
+      frame_.integers[i] = reinterpret_cast<int64_t>(data);
+    }
+    frame_.pointers[i] = &frame_.integers[i];
+  }
+  for (int i = 0; i < step.scratch_parameters; ++i) {
+    frame_.pointers[count + i] = &frame_.integers[count + (i == 0 ? 0 : 1)];
+  }
+  launch_on_gpu(step, grid, frame_.pointers.data(), frame_.cuda_stream);
+}
+
+// The one element of a tensor on the CPU, a float as its bits.
+inline int64_t Runner::element_in_memory(SlotIndex index) {
+  const Slot& slot = frame_.slots[index];
+  const SlotInfo& info = program_.slots[index];
+  TORCH_CHECK(slot.data != nullptr, "tensor '", info.name, "' is undefined");
+  c10::ScalarType dtype =
+      slot.impl != nullptr ? slot.impl->dtype().toScalarType() : info.spec->dtype;
+  if (!c10::isFloatingType(dtype)) return c10::fetch_and_cast<int64_t>(dtype, slot.data);
+  return as_bits(c10::fetch_and_cast<double>(dtype, slot.data));
+}
+
+// Kernels are compiled for memory that begins at a multiple of 16 bytes, as that of the first
+// call's tensors did: a row of odd length further on is copied. What is written to cannot be.
+inline void* Runner::aligned_copy(SlotIndex index) {
+  const SlotInfo& info = program_.slots[index];
+  const std::vector<SlotIndex>& mutated = program_.mutated;
+  bool only_read = info.input != nullptr &&
+                   std::find(mutated.begin(), mutated.end(), index) == mutated.end();
+  at::Tensor tensor = tensor_of(materialize(index));
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    only_read &= tensor.size(d) <= 1 || tensor.stride(d) != 0;  // not expanded
+  }
+  TORCH_CHECK(only_read, "the memory of '", info.name, "' begins at ",
+              reinterpret_cast<uintptr_t>(frame_.slots[index].data),
+              ", and not at a multiple of 16 bytes: pass a copy of this tensor (x.clone())");
+  c10::DispatchKeySet keys(c10::DispatchKey::CUDA);
+  at::Tensor copy(at::detail::empty_strided_generic(
+      tensor.sizes(), tensor.strides(), c10::GetAllocator(c10::kCUDA), keys,
+      tensor.scalar_type()));
+  copy.copy_(tensor);
+  frame_.copies.push_back(copy);
+  return copy.mutable_data_ptr();
+}
+
+// Memory that a launch works in: the launches of a call share it, as each begins when the one
+// before has ended; calls do not, as each holds on to its own. The allocator aligns it to 512
+// bytes, and in a recording gives it from the graph's memory.
+inline void* Runner::scratch_of(size_t bytes) {
+  if (bytes > frame_.scratch_bytes) {
+    frame_.scratch = c10::GetAllocator(c10::kCUDA)->allocate(bytes);
+    frame_.scratch_bytes = bytes;
+  }
+  return frame_.scratch.get();
+}
+
+}  // namespace dovetail
