@@ -1,5 +1,7 @@
 """Normalisations and losses, forward and backward, against eager's ops."""
 
+import itertools
+
 import pytest
 import torch
 from dovetail_prims.decompositions import core_aten_table
@@ -207,6 +209,31 @@ def test_losses(name, dtype):
                 g = torch.randn_like(forward(x, t, reduction, *extra))
                 backward = getattr(aten, name + "_backward").default
                 check(backward, [g, x, t, reduction, *extra])
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        (torch.bfloat16, torch.float32),
+        (torch.float32, torch.float64),
+        (torch.float64, torch.bfloat16),
+        (torch.float16, torch.bfloat16),
+    ],
+)
+def test_losses_of_two_dtypes(pair):
+    """A model in half precision with targets in full has a loss in full."""
+    torch.manual_seed(0)
+    near = 8 * max(torch.finfo(dtype).eps for dtype in pair)
+    for shapes in itertools.product(((3, 5), ()), repeat=2):
+        x, t = (draw(*shape, dtype=dtype) for shape, dtype in zip(shapes, pair, strict=True))
+        for reduction in REDUCTIONS:
+            if shapes[0] == shapes[1]:
+                logits = aten.binary_cross_entropy_with_logits.default
+                check(logits, [x, t, None, None, reduction], tolerance=near)
+            for name in ("mse_loss", "smooth_l1_loss"):
+                check(getattr(aten, name).default, [x, t, reduction], tolerance=near)
+            if shapes[0] == shapes[1]:
+                check(aten.huber_loss.default, [x, t, reduction], tolerance=near)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -150,13 +150,17 @@ def promoted(x: Tensor, value: Number) -> torch.dtype:
 
 
 def promoted_together(*tensors: Tensor) -> torch.dtype:
-    """ATen's promoted dtype of several tensors; equal dtypes, the usual case, cost nothing."""
+    """ATen's promoted dtype of several tensors; equal dtypes, the usual case, cost nothing. Ones
+    without dimensions raise that of the others only by their kind."""
     dtype = tensors[0].dtype
     if all(t.dtype == dtype for t in tensors):
         return dtype
-    for t in tensors[1:]:
-        dtype = promote_types(dtype, t.dtype)
-    return dtype
+    shaped = [t.dtype for t in tensors if t.dim()]
+    single = [t.dtype for t in tensors if not t.dim()]
+    if not shaped or not single:
+        return functools.reduce(promote_types, shaped or single)
+    large, small = (functools.reduce(promote_types, dtypes) for dtypes in (shaped, single))
+    return promote_types(large, small) if kind(small) > kind(large) else large
 
 
 def constant(value: Number, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:

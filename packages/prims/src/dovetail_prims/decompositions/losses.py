@@ -14,6 +14,7 @@ from ._common import (
     contiguous,
     count,
     iota,
+    promoted_together,
     reduce_loss,
     where,
     wide,
@@ -95,7 +96,7 @@ def mse_loss(self: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
     """(x - t)²"""
     difference = aten.sub.Tensor(wide(self), wide(target))
     loss = aten.mul.Tensor(difference, difference)
-    return cast(reduce_loss(loss, reduction), self.dtype)
+    return cast(reduce_loss(loss, reduction), promoted_together(self, target))
 
 
 def mse_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int) -> Tensor:
@@ -110,12 +111,13 @@ def smooth_l1_loss(
     self: Tensor, target: Tensor, reduction: int = MEAN, beta: float = 1.0
 ) -> Tensor:
     """d² / (2 beta) below beta, else d - beta / 2"""
+    dtype = promoted_together(self, target)
     d = aten.abs.default(aten.sub.Tensor(wide(self), wide(target)))
     if beta == 0:
-        return cast(reduce_loss(d, reduction), self.dtype)
+        return cast(reduce_loss(d, reduction), dtype)
     parabola = aten.div.Tensor(aten.mul.Tensor(aten.mul.Tensor(d, d), 0.5), beta)
     loss = where(aten.lt.Scalar(d, beta), parabola, aten.sub.Tensor(d, 0.5 * beta))
-    return cast(reduce_loss(loss, reduction), self.dtype)
+    return cast(reduce_loss(loss, reduction), dtype)
 
 
 def smooth_l1_loss_backward(
@@ -198,7 +200,9 @@ def binary_cross_entropy_with_logits(
     pos_weight: Tensor | None = None,
     reduction: int = MEAN,
 ) -> Tensor:
-    """(1 - t) x - (1 + (p - 1) t) log σ(x)"""
+    """(1 - t) x - (1 + (p - 1) t) log σ(x), of the target's type: PyTorch computes in `1 - t`."""
+    if not target.dtype.is_floating_point:
+        raise RuntimeError(f"binary_cross_entropy_with_logits of targets of {target.dtype}")
     x, t = wide(self), wide(target)
     z = aten.exp.default(aten.neg.default(aten.abs.default(x)))
     log_sigmoid = aten.sub.Tensor(aten.minimum.default(x, constant(0, x)), aten.log1p.default(z))
@@ -208,7 +212,7 @@ def binary_cross_entropy_with_logits(
     loss = aten.sub.Tensor(aten.mul.Tensor(aten.sub.Tensor(1.0, t), x), log_sigmoid)
     if weight is not None:
         loss = aten.mul.Tensor(loss, wide(weight))
-    return cast(reduce_loss(loss, reduction), self.dtype)
+    return cast(reduce_loss(loss, reduction), target.dtype)
 
 
 def soft_margin_loss(self: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:

@@ -338,9 +338,10 @@ def pointwise_loss(
 def huber_loss(
     x: FakeTensor, target: FakeTensor, reduction: int = 1, delta: float = 1.0
 ) -> FakeTensor:
-    """`huber_loss`: without reduction laid out as the input."""
+    """`huber_loss`: of the input's type, and without reduction laid out as it."""
     if reduction != 0:
-        return pointwise_loss(x, target, reduction)
+        pointwise_out((x, target), x._dtype)  # the shapes must broadcast
+        return fresh((), x._dtype, x._device)
     if not equal_sizes(x._sizes, target._sizes) or x._dtype is not target._dtype:
         return NotImplemented  # type: ignore[no-any-return]
     return make(x._sizes, empty_like_strides(x), x._dtype, x._device)

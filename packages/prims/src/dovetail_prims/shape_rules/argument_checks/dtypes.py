@@ -79,6 +79,11 @@ def _same_dtype(x: Any, values: Any) -> None:
         raise RuntimeError("heaviside is not yet implemented for tensors with different dtypes.")
 
 
+def _one_dtype(x: FakeTensor, target: FakeTensor, *rest: Any, **kwargs: Any) -> None:
+    if target._dtype is not x._dtype:
+        raise RuntimeError(f"expected a target of dtype {x._dtype} but got {target._dtype}")
+
+
 def _exponent(x: FakeTensor, exponent: Any) -> None:
     if isinstance(exponent, int) and exponent < 0 and is_whole(x._dtype):
         raise RuntimeError("Integers to negative integer powers are not allowed.")
@@ -119,4 +124,5 @@ TABLE: Mapping[str, Check] = {
     "sub.Tensor": _alpha,
     "lerp.Tensor": _weight,
     "heaviside.default": _same_dtype,
+    "binary_cross_entropy.default": _one_dtype,
 }
