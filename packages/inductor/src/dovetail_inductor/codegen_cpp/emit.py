@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,14 +10,15 @@ import torch
 from dovetail_inductor.codegen_cpp import scans
 from dovetail_inductor.codegen_cpp.accumulators import Accumulators
 from dovetail_inductor.codegen_cpp.functions import source_of
+from dovetail_inductor.codegen_cpp.loops import Loops, decode_item
 from dovetail_inductor.codegen_cpp.picks import Pick, emit_pick, find_picks
 from dovetail_inductor.codegen_cpp.shape import KernelShape, is_transposed
 from dovetail_inductor.codegen_cpp.syntax import ARITHMETIC, STORAGE, index_text
 from dovetail_inductor.codegen_cpp.writer import Name, Place, Writer
 from dovetail_inductor.loop_ir.handlers import interpret
-from dovetail_inductor.loop_ir.index import Index, Var, linear, variable
+from dovetail_inductor.loop_ir.index import Index, linear, variable
 from dovetail_inductor.loop_ir.loops import Buffer, LoopNest
-from dovetail_inductor.loop_ir.sizes import is_multiple, is_symbolic, names_in
+from dovetail_inductor.loop_ir.sizes import is_symbolic, names_in
 from dovetail_inductor.scheduler.kernels import FusedKernel
 
 # What the text of symbolic sizes uses; and memory for rows whose length is known at run time only.
@@ -69,6 +70,7 @@ class _Emitter:
         self.heap: list[str] = []  # scratch of symbolic size, taken once a call
         self.writer = Writer(shape.vector, shape.lanes, self.place)
         self.accumulators = Accumulators(shape, self.writer)
+        self.loops = Loops(shape, self.writer, self.accumulators)
         self.full = [n for n in kernel.nests if kernel.is_full(n) or not kernel.columns]
 
     def place(self, buffer: str) -> Place:
@@ -90,7 +92,7 @@ class _Emitter:
             self._pass(self.full, [])
         body = w.close()
         head = ["  for (int64_t item = begin; item < end; ++item) {"]
-        decode = [f"    {line}" for line in self._decode()]
+        decode = [f"    {line}" for line in decode_item(self.shape)]
         lines = [*self.heap, *head, *decode, *(f"    {line}" for line in body), "  }", "}"]
         symbols = names_in("\n".join(lines))
         sizes = "const int64_t* sizes" if symbols else "const int64_t*"
@@ -113,48 +115,6 @@ class _Emitter:
             )
         return CppSource("\n".join([*head, *lines]) + "\n", tuple(self.pointers), symbols)
 
-    def _decode(self) -> list[str]:
-        """The item's variables from its number."""
-        lines = []
-        sizes = [(f"i{v.id}", v.size) for v in self.shape.items]
-        if self.shape.block is not None:
-            assert self.shape.vector is not None
-            sizes.append(("block", -(-self.shape.vector.size // self.shape.block)))
-        tile = self.shape.tile
-        if tile is not None:
-            sizes.append(("block", -(-tile.size // self.shape.tile_height)))
-        rest = "item"
-        for position, (name, size) in enumerate(reversed(sizes)):
-            if position == len(sizes) - 1:
-                lines.append(f"const int64_t {name} = {rest};")
-            else:
-                lines.append(f"const int64_t {name} = {rest} % {size};")
-                if position < len(sizes) - 2:
-                    lines.append(f"const int64_t rest{position} = {rest} / {size};")
-                    rest = f"rest{position}"
-                else:
-                    rest = f"{rest} / {size}"
-        if tile is not None:
-            n = self.shape.tile_height
-            lines.append(f"const int64_t top = block * {n};")
-            rows = (
-                str(n)
-                if is_multiple(tile.size, n)
-                else f"top + {n} < {tile.size} ? {n} : {tile.size} - top"
-            )
-            lines.append(f"const int64_t height = {rows};")
-        if self.shape.block is not None:
-            assert self.shape.vector is not None
-            block, size = self.shape.block, self.shape.vector.size
-            lines.append(f"const int64_t first = block * {block};")
-            if is_multiple(size, block):
-                lines.append(f"const int64_t last = first + {block};")
-            else:
-                lines.append(
-                    f"const int64_t last = first + {block} < {size} ? first + {block} : {size};"
-                )
-        return lines
-
     # --- kernels with columns ---------------------------------------------------------------------
 
     def _row_kernel(self) -> None:
@@ -173,7 +133,7 @@ class _Emitter:
     def _rows(self, nests: Sequence[LoopNest]) -> None:
         """Nests over rows alone."""
         if self.shape.by_row:
-            self._vector_loop([], lambda: self._row_nests(nests))
+            self.loops.vector([], lambda: self._row_nests(nests))
         else:
             self._row_nests(nests)
 
@@ -218,117 +178,12 @@ class _Emitter:
             self.accumulators.declare(nest)
         loops = self.shape.column_loops
         if self.shape.vector is None:
-            self._scalar_loops(loops, lambda: self._inner(nests))
+            self.loops.scalar(loops, lambda: self._inner(nests))
         elif self.shape.tile is not None:
-            self._vector_loop(loops, lambda: self._tiled(nests))
+            self.loops.vector(loops, lambda: self._tiled(nests))
         else:
-            self._vector_loop(loops, lambda: self._inner(nests), bool(reductions))
+            self.loops.vector(loops, lambda: self._inner(nests), bool(reductions))
         self._finish(reductions)
-
-    def _scalar_loops(self, loops: Sequence[Var], body: Callable[[], None]) -> None:
-        w = self.writer
-        if not loops:
-            w.open([])
-            body()
-            lines = w.close()
-            w.line("{")
-            w.scopes[-1].lines += [f"  {line}" for line in lines] + ["}"]
-            return
-        v, rest = loops[0], loops[1:]
-        w.open([v])
-        if rest:
-            self._scalar_loops(rest, body)
-        else:
-            body()
-        self._wrap(f"for (int64_t i{v.id} = 0; i{v.id} < {v.size}; ++i{v.id})", w.close())
-
-    def _wrap(self, head: str, lines: Sequence[str]) -> None:
-        out = self.writer.scopes[-1].lines
-        out.append(head + " {")
-        out.extend(f"  {line}" for line in lines)
-        out.append("}")
-
-    def _vector_loop(
-        self, loops: Sequence[Var], body: Callable[[], None], reducing: bool = False
-    ) -> None:
-        """Loops over `loops`, then over the vectorised variable: whole vectors, then the rest."""
-        w = self.writer
-        if loops:
-            v = loops[0]
-            w.open([v])
-            self._vector_loop(loops[1:], body, reducing)
-            step = self.accumulators.cascade_step(v) if reducing else None
-            if step is None:
-                self._wrap(f"for (int64_t i{v.id} = 0; i{v.id} < {v.size}; ++i{v.id})", w.close())
-            else:
-                self._in_steps(v, step, w.close(), self.accumulators.cascade())
-            return
-        vector, n = self.shape.vector, self.shape.lanes
-        assert vector is not None
-        block = self.shape.block
-        name = f"i{vector.id}"
-        size = vector.size
-        whole = is_symbolic(size) or block is not None or size >= n
-        unrolled = 0
-        if reducing and self.shape.unroll > 1 and block is None:
-            step = n * self.shape.unroll
-            unrolled = size // step * step
-            w.open([vector])
-            body()
-            lines = w.close()
-            self._wrap(
-                f"for (int64_t base = 0; base < {unrolled}; base += {step})",
-                [
-                    f"for (int64_t u = 0, {name} = base; u < {self.shape.unroll}; "
-                    f"++u, {name} += {n}) {{",
-                    *(f"  {line}" for line in lines),
-                    "}",
-                ],
-            )
-            w.line("{ constexpr int64_t u = 0;")
-            whole = is_symbolic(size) or size - unrolled >= n
-        if whole:
-            w.open([vector])
-            body()
-            if block is not None and is_multiple(size, block):
-                head = f"for (int64_t u = 0, {name} = first; u < {block // n}; ++u, {name} += {n})"
-            elif block is not None:
-                head = (
-                    f"for (int64_t u = 0, {name} = first; {name} + {n} <= last; ++u, {name} += {n})"
-                )
-            else:
-                last = size // n * n
-                head = f"for (int64_t {name} = {unrolled}; {name} < {last}; {name} += {n})"
-            self._wrap(head, w.close())
-        if not is_multiple(size, n):
-            w.open([vector])
-            w.tail = True
-            body()
-            w.tail = False
-            lines = w.close()
-            if block is not None:
-                start = f"last - {size % n}"
-                lines = [f"const int64_t u = ({name} - first) / {n};", *lines]
-                head = f"if (last == {size})"
-            else:
-                start, head = str(size // n * n), ""
-            if is_symbolic(size):  # there may be no rest
-                head = f"if ({f'last == {size} && ' if block is not None else ''}{size % n} != 0)"
-            lines = [f"const int64_t {name} = {start};", f"const int n = {size % n};", *lines]
-            self._wrap(head, lines)
-        if reducing and self.shape.unroll > 1 and block is None:
-            w.line("}")
-
-    def _in_steps(self, v: Var, step: int, body: Sequence[str], after: Sequence[str]) -> None:
-        """A loop that does `after` every `step` times; what it does in between stays a nest of
-        plain loops, which the compiler takes several turns of at a time."""
-        end = f"base{v.id} + {step}"
-        if not is_multiple(v.size, step):
-            end = f"({end} < {v.size} ? {end} : {v.size})"
-        lines = [f"for (int64_t i{v.id} = base{v.id}; i{v.id} < {end}; ++i{v.id}) {{"]
-        lines += [f"  {line}" for line in body]
-        head = f"for (int64_t base{v.id} = 0; base{v.id} < {v.size}; base{v.id} += {step})"
-        self._wrap(head, [*lines, "}", *after])
 
     def _tiled(self, nests: Sequence[LoopNest]) -> None:
         """At one vector: transpose what lies across into tiles, then go down the tile."""
@@ -361,7 +216,7 @@ class _Emitter:
         w.open([tile])
         self._inner(nests)
         head = f"for (int64_t i{tile.id} = top; i{tile.id} < top + height; ++i{tile.id})"
-        self._wrap(head, w.close())
+        self.loops.wrap(head, w.close())
         w.tiles = {}
 
     def _inner(self, nests: Sequence[LoopNest]) -> None:
@@ -456,7 +311,7 @@ class _Emitter:
             self.accumulators.keep_positions(nest)
         stored = [n for n in reductions if n.buffer not in self.kernel.internal]
         if stored:
-            self._vector_loop([], lambda: self._store_rows(stored))
+            self.loops.vector([], lambda: self._store_rows(stored))
 
     def _store_rows(self, nests: Sequence[LoopNest]) -> None:
         w = self.writer

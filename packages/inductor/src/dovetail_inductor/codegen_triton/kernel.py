@@ -14,15 +14,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
-import torch
-
+from dovetail_inductor.codegen_triton.accumulators import Accumulator, Accumulators
 from dovetail_inductor.codegen_triton.assemble import (
     EmittedKernel,
     KernelBody,
     assemble,
     passed_by_value,
 )
-from dovetail_inductor.codegen_triton.body import BodyEmitter, Lines, literal
+from dovetail_inductor.codegen_triton.body import BodyEmitter, Lines
 from dovetail_inductor.codegen_triton.online import online_softmax
 from dovetail_inductor.codegen_triton.ops import NARROW, TRITON_TYPES
 from dovetail_inductor.codegen_triton.passes import (
@@ -32,18 +31,10 @@ from dovetail_inductor.codegen_triton.passes import (
     passing,
     rows_read,
 )
-from dovetail_inductor.codegen_triton.reductions import (
-    block_total,
-    combined,
-    joined,
-    reduced,
-    scanned,
-)
 from dovetail_inductor.codegen_triton.tiling import Axis, Tiling, choose
 from dovetail_inductor.loop_ir.expr import Apply, Constant, Expr, Load, walk
 from dovetail_inductor.loop_ir.handlers import count, interpret
-from dovetail_inductor.loop_ir.loops import Buffer, Combine, LoopNest, Scan
-from dovetail_inductor.loop_ir.ops import neutral_element
+from dovetail_inductor.loop_ir.loops import Buffer, Combine, LoopNest
 from dovetail_inductor.loop_ir.sizes import any_symbolic, is_symbolic
 from dovetail_inductor.scheduler.kernels import FusedKernel
 
@@ -82,15 +73,6 @@ _DEAR = 40
 
 
 @dataclass
-class _Accumulator:
-    """A running reduction: the block name, and for argmax/argmin the block of positions."""
-
-    nest: LoopNest
-    value: str
-    position: str | None = None
-
-
-@dataclass
 class Emission:
     """The text of one fused kernel while it is written."""
 
@@ -110,7 +92,7 @@ class Emission:
     later: frozenset[str] = frozenset()  # rows that a later pass reads
     again: frozenset[str] = frozenset()  # rows that an earlier pass has read
 
-    @property
+    @cached_property
     def wide(self) -> bool:
         """True when an offset may pass 2**31."""
         names = self.kernel.reads() | self.kernel.writes()
@@ -126,11 +108,6 @@ class Emission:
             for nest in self.kernel.nests
             if any(isinstance(n, Apply) and n.op in NARROW for n in walk(nest.values))
         )
-
-    @property
-    def far(self) -> int:
-        """A position after every column."""
-        return 2**62 if self.wide else 2**31 - 1
 
     def run(self) -> KernelBody:
         """Emit everything."""
@@ -268,17 +245,7 @@ class Emission:
         if nest.reduction is None:
             self._store(nest, value)
         else:
-            self._finish(self._reduce_block(nest, value))
-
-    def _reduce_block(self, nest: LoopNest, value: str) -> _Accumulator:
-        """A whole row in one block: neutral elements where the block hangs over."""
-        axis = self.tiling.axes[-1]
-        value = self.lines.define(f"tl.broadcast_to({value}, {self._block_shape()})")
-        if axis.masked:
-            neutral = self._neutral(nest, literal_only=True)
-            value = self.lines.define(f"tl.where({axis.mask}, {value}, {neutral})")
-        position = axis.name if nest.reduction in ("argmax", "argmin") else None
-        return _Accumulator(nest, value, position)
+            self._finish(self._accumulators.whole_row(nest, value))
 
     def _looped_pass(self, nests: list[LoopNest]) -> None:
         axis = self.tiling.axes[-1]
@@ -286,7 +253,9 @@ class Emission:
             self.lines.add("tl.debug_barrier()")
         self._hoist(nests)
         self._start_totals(computed(self.kernel, nests, self.stored))
-        accumulators = {n.buffer: self._start(n) for n in nests if n.reduction is not None}
+        accumulators = {
+            n.buffer: self._accumulators.start(n) for n in nests if n.reduction is not None
+        }
         if self.tiling.folds > 1 and axis.masked and not is_symbolic(axis.size):
             # All blocks but the last need no mask.
             masked, whole = self.tiling, axis.size // axis.block * axis.block
@@ -310,7 +279,7 @@ class Emission:
         return exact and counted.cost - counted.loads > _DEAR
 
     def _turns(
-        self, nests: list[LoopNest], accumulators: Mapping[str, _Accumulator], loop: str | None
+        self, nests: list[LoopNest], accumulators: Mapping[str, Accumulator], loop: str | None
     ) -> None:
         """What is done with each block of columns: in a loop, or (None) once, with `start` set."""
         self.full, self.memo = {}, dict(self.row_memo)
@@ -328,14 +297,14 @@ class Emission:
             accumulator = accumulators[nest.buffer]
             totals = [accumulators[s] for s, m in self.online.items() if m == nest.buffer]
             before = self.lines.define(f"{accumulator.value} + 0") if totals else ""
-            self._accumulate(accumulator, value)
+            self._accumulators.accumulate(accumulator, value)
             for total in totals:
-                self._rescale(total, before, accumulator.value, value)
+                self._accumulators.rescale(total, before, accumulator.value, value)
         if loop is not None:
             self.lines.indent -= 1
         self.full, self.memo = {}, {}
 
-    def _finish_all(self, accumulators: Mapping[str, _Accumulator]) -> None:
+    def _finish_all(self, accumulators: Mapping[str, Accumulator]) -> None:
         for buffer, accumulator in accumulators.items():
             if buffer not in self.online:
                 self._finish(accumulator)
@@ -361,150 +330,36 @@ class Emission:
                     todo.append(own[node.buffer])
         interpret(invariant, self._emitter(), self.row_memo)
 
-    def _rescale(self, total: _Accumulator, before: str, maximum: str, value: str) -> None:
-        """One step of the online softmax: the running sum moves to the new running maximum
-        (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). Of a folded
-        block once for all its rows."""
-        axis = self.tiling.axes[-1]
-        shift = self.lines.define(f"tl.where({maximum} == float('-inf'), 0.0, {maximum})")
-        if self.tiling.folds > 1:
-            added = f"tl.broadcast_to(tl.exp({value} - {shift}), {self._block_shape()})"
-            added = self._folded(total.nest, self.lines.define(added))
-            self.lines.add(f"{total.value} = {total.value} * tl.exp({before} - {shift}) + {added}")
-            return
-        step = f"{total.value} * tl.exp({before} - {shift}) + tl.exp({value} - {shift})"
-        if axis.masked:
-            step = f"tl.where({axis.mask}, {step}, {total.value})"
-        self.lines.add(f"{total.value} = {step}")
-
     def _full_value(self, nest: LoopNest) -> str:
         (value,) = interpret([nest.body], self._emitter(), self.memo)
         if nest.scan is not None:
-            value = self._running_total(nest, nest.scan, value)
+            before = self.totals.get(nest.buffer)
+            value = self._accumulators.running_total(nest, nest.scan, value, before)
         if nest.reduction is None:
             self.full[nest.buffer] = value
         return value
 
-    # --- scans -------------------------------------------------------------------------------
+    # --- reductions and scans ----------------------------------------------------------------
+
+    @property
+    def _accumulators(self) -> Accumulators:
+        return Accumulators(self.lines, self.tiling, self.wide, self.helpers.add)
 
     def _start_totals(self, nests: Sequence[LoopNest]) -> None:
         """Of the scans that a pass goes through, the totals of no elements."""
-        self.totals = {}
-        rank = len(self.tiling.axes)
-        rows = self.tiling.shape(sum(1 << v.id for v in self.kernel.rows))
-        for nest in nests:
-            if nest.scan is not None:
-                one = literal(nest.scan.neutral, nest.scan.dtype, rank)
-                none = self.lines.define(f"tl.broadcast_to({one}, {rows})", "total")
-                self.totals[nest.buffer] = none
+        rows = sum(1 << v.id for v in self.kernel.rows)
+        self.totals = {
+            nest.buffer: self._accumulators.no_total(nest.scan, rows)
+            for nest in nests
+            if nest.scan is not None
+        }
 
-    def _running_total(self, nest: LoopNest, scan: Scan, element: str) -> str:
-        """The totals up to each element of a block: what lies behind the end comes after all."""
-        along, kind = len(self.tiling.axes) - 1, scan.kind
-        spread = "[" + ", ".join([":"] * along + ["None"]) + "]"
-        if scan.dtype is not nest.body.dtype:
-            element = f"({element}).to({TRITON_TYPES[scan.dtype]})"
-        element = self.lines.define(f"tl.broadcast_to({element}, {self._block_shape()})")
-        value = self.lines.define(scanned(kind, element, along, self.helpers.add))
-        before = self.totals.get(nest.buffer)
-        if before is not None:
-            value = self.lines.define(joined(kind, before, value, self.helpers.add))
-            block = block_total(kind, element, along, self.helpers.add) + spread
-            self.lines.add(f"{before} = {joined(kind, before, block, self.helpers.add)}")
-        if scan.dtype is not nest.body.dtype:
-            value = self.lines.define(f"{value}.to({TRITON_TYPES[nest.body.dtype]})")
-        return value
-
-    # --- reductions --------------------------------------------------------------------------
-
-    def _block_shape(self) -> str:
-        return self.tiling.shape(-1)
-
-    def _accumulation_dtype(self, nest: LoopNest) -> torch.dtype:
-        return nest.body.dtype
-
-    def _neutral(self, nest: LoopNest, literal_only: bool = False) -> str:
-        dtype = self._accumulation_dtype(nest)
-        assert nest.reduction is not None
-        value = neutral_element(nest.reduction, dtype)
-        if literal_only:
-            return literal(value, dtype, len(self.tiling.axes))
-        one = literal(value, dtype, len(self.tiling.axes))
-        shape = self.tiling.accumulator_shape
-        return one.replace(one[one.index("[") : one.index("]") + 1], shape, 1)
-
-    def _start(self, nest: LoopNest) -> _Accumulator:
-        value = self.lines.define(self._neutral(nest), "acc")
-        position = None
-        if nest.reduction in ("argmax", "argmin"):
-            kind = "tl.int64" if self.wide else "tl.int32"
-            position = self.lines.define(
-                f"tl.full({self.tiling.accumulator_shape}, {self.far}, {kind})", "pos"
-            )
-        return _Accumulator(nest, value, position)
-
-    def _accumulate(self, accumulator: _Accumulator, value: str) -> None:
-        axis = self.tiling.axes[-1]
-        acc, nest = accumulator.value, accumulator.nest
-        dtype = self._accumulation_dtype(nest)
-        value = self.lines.define(f"tl.broadcast_to({value}, {self._block_shape()})")
-        if accumulator.position is not None:
-            better = f"({value} {'>' if nest.reduction == 'argmax' else '<'} {acc})"
-            if dtype.is_floating_point:
-                better = f"({better} | (({value} != {value}) & ({acc} == {acc})))"
-            better = f"({better} | ({accumulator.position} == {self.far}))"
-            if axis.masked:
-                better = f"({better} & {axis.mask})"
-            better = self.lines.define(better)
-            self.lines.add(f"{acc} = tl.where({better}, {value}, {acc})")
-            self.lines.add(
-                f"{accumulator.position} = tl.where({better}, {axis.name}, {accumulator.position})"
-            )
-            return
-        if self.tiling.folds > 1:
-            value = self._folded(nest, value)
-        assert nest.reduction is not None
-        both = combined(nest.reduction, acc, value, dtype, self.helpers.add)
-        if axis.masked and self.tiling.folds == 1:
-            both = f"tl.where({axis.mask}, {both}, {acc})"
-        self.lines.add(f"{acc} = {both}")
-
-    def _folded(self, nest: LoopNest, value: str) -> str:
-        """The rows of a folded block reduced to one."""
-        axis = self.tiling.axes[-1]
-        if axis.masked:
-            neutral = self._neutral(nest, literal_only=True)
-            value = self.lines.define(f"tl.where({axis.mask}, {value}, {neutral})")
-        dtype = self._accumulation_dtype(nest)
-        return self.lines.define(
-            reduced(nest.reduction, value, dtype, 0, self.helpers.add) + "[None, :]"
-        )
-
-    def _finish(self, accumulator: _Accumulator) -> None:
+    def _finish(self, accumulator: Accumulator) -> None:
         """Combine along the columns, keep the row value and store it."""
         nest = accumulator.nest
-        value = self._across(accumulator)
+        value = self._accumulators.across(accumulator)
         self.rows[nest.buffer] = value
         self._store(nest, value)
-
-    def _across(self, accumulator: _Accumulator) -> str:
-        nest, acc = accumulator.nest, accumulator.value
-        dtype = self._accumulation_dtype(nest)
-        along = len(self.tiling.axes) - 1
-        spread = "[" + ", ".join([":"] * along + ["None"]) + "]"
-        if accumulator.position is not None:
-            kind = "max" if nest.reduction == "argmax" else "min"
-            best = self.lines.define(reduced(kind, acc, dtype, along, self.helpers.add) + spread)
-            is_best = f"({acc} == {best})"
-            if dtype.is_floating_point:
-                is_best = f"({is_best} | (({acc} != {acc}) & ({best} != {best})))"
-            if not self.tiling.looped and self.tiling.axes[-1].masked:
-                is_best = f"({is_best} & {self.tiling.axes[-1].mask})"
-            where = self.lines.define(f"tl.where({is_best}, {accumulator.position}, {self.far})")
-            return self.lines.define(f"tl.min({where}, {along}){spread}.to(tl.int64)")
-        return self.lines.define(
-            reduced(nest.reduction, acc, dtype, along, self.helpers.add) + spread
-        )
 
     # --- memory ------------------------------------------------------------------------------
 

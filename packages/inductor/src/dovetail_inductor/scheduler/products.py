@@ -9,7 +9,7 @@ with it, as where it goes through memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -17,27 +17,18 @@ import torch
 
 from dovetail_inductor.loop_ir.expr import Builder, Expr, Load, rename
 from dovetail_inductor.loop_ir.index import Index, Var, linear, variable
-from dovetail_inductor.loop_ir.loops import Buffer, ExternArg, ExternCall, LoopNest, Strided
-from dovetail_inductor.loop_ir.sizes import any_symbolic
+from dovetail_inductor.loop_ir.loops import Buffer, ExternCall, LoopNest, Strided
 from dovetail_inductor.scheduler.kernels import (
-    CombinedKernel,
     FusedKernel,
     KernelGraph,
     ProductKernel,
     ProductTiles,
     Step,
-    scatters,
 )
-from dovetail_inductor.scheduler.live_bytes import writes_of
 from dovetail_inductor.scheduler.loops import merge_vars, piece_index, replace_vars
 from dovetail_inductor.scheduler.match import Group, match
 
-# The operands of a product come last; one before them is added to it.
-OPERATORS = ("aten::mm.out", "aten::addmm.out", "aten::bmm.out", "aten::baddbmm.out")
 ROUNDINGS = {torch.bfloat16: "round_bf16", torch.float16: "round_f16"}
-# Products of other widths share a launch if so wide a tile divides them, in one column of tiles.
-WIDEST, SHORT = 256, 128
-FARTHEST = 2**31 - 2**16  # kernels of ours count in 32 bits
 
 
 @dataclass(frozen=True)
@@ -89,7 +80,7 @@ class Product:
     @property
     def kernel(self) -> FusedKernel | None:
         """The consumer."""
-        return None if self.consumer is None else _kernel_at(self.graph, self.consumer)
+        return None if self.consumer is None else kernel_at(self.graph, self.consumer)
 
     @property
     def out(self) -> Buffer:
@@ -107,7 +98,7 @@ class Product:
         added to the product can be found from an element's place."""
         if self.sole_reader is None or len(self.out.shape) != 2:
             return None
-        nests = _kernel_at(self.graph, self.sole_reader).nests
+        nests = kernel_at(self.graph, self.sole_reader).nests
         loads = [load for nest in nests for load in nest.loads if load.buffer == self.out.name]
         in_rows = self.out.stride == (self.out.shape[1], 1)
         plain = len(self.call.args) == 2 or not any(d.index.indirects() for d in loads)
@@ -169,7 +160,7 @@ class Product:
         placed: dict[int, tuple[Step, ...]] = {self.position: (first,)}
         buffers = {whole.name: whole}
         if self.consumer is not None and self.consumer == self.adder:
-            adding = self.adding_up(_kernel_at(self.graph, self.consumer), whole)
+            adding = self.adding_up(kernel_at(self.graph, self.consumer), whole)
             return Form({**placed, self.consumer: (adding,)}, self.positions, buffers)
         second = self.total(self.kernel if self.target is not None else None, whole)
         if second is None:
@@ -288,66 +279,11 @@ class Product:
         return joined(self.graph.builder, nest, consumer, self.sole_reader is not None)
 
 
-def _kernel_at(graph: KernelGraph, position: int) -> FusedKernel:
+def kernel_at(graph: KernelGraph, position: int) -> FusedKernel:
+    """The fused kernel at a position of the graph."""
     kernel = graph.steps[position]
     assert isinstance(kernel, FusedKernel)
     return kernel
-
-
-@dataclass(frozen=True)
-class ProductGroup:
-    """Products with the same left operand, computed side by side in one launch."""
-
-    members: tuple[Product, ...]
-
-    @property
-    def sizes(self) -> tuple[int, int, int, int]:
-        """As of one product with all right operands beside one another."""
-        batch, m, _, k = self.members[0].sizes
-        return batch, m, sum(p.sizes[2] for p in self.members), k
-
-    @property
-    def graph(self) -> KernelGraph:
-        """The graph that they are of."""
-        return self.members[0].graph
-
-    @property
-    def positions(self) -> frozenset[int]:
-        """Where the steps stand that a form replaces."""
-        return frozenset().union(*(p.positions for p in self.members))
-
-    def library(self) -> Form:
-        """The steps as they are."""
-        return Form({at: (self.graph.steps[at],) for at in self.positions}, self.positions)
-
-    def form(self, tiles: ProductTiles) -> Form:
-        """One launch for the products, whole or in parts, and after it what reads them."""
-        steps: dict[int, FusedKernel] = {
-            p.consumer: _kernel_at(self.graph, p.consumer)
-            for p in self.members
-            if p.consumer is not None
-        }
-        buffers: dict[str, Buffer] = {}
-        kernels: list[ProductKernel] = []
-        totals: list[Step] = []
-        for product in self.members:
-            if tiles.parts == 1:
-                kernels.append(product.alone(tiles))
-                continue
-            kernel, whole = product.parts(tiles)
-            kernels.append(kernel)
-            buffers[whole.name] = whole
-            at = product.adder
-            if at is not None and at in steps:
-                steps[at] = product.adding_up(steps[at], whole)
-                continue
-            total = product.total(None, whole)
-            assert total is not None
-            totals.append(total)
-        launch = CombinedKernel(f"{kernels[0].name}_and_more", tuple(kernels))
-        first = min(p.position for p in self.members)
-        placed: dict[int, tuple[Step, ...]] = {at: (step,) for at, step in steps.items()}
-        return Form({**placed, first: (launch, *totals)}, self.positions, buffers)
 
 
 def joined(
@@ -379,140 +315,4 @@ def joined(
     return kernel, found.pieces_a
 
 
-def find_products(graph: KernelGraph, ours: Callable[[ExternCall], bool]) -> list[Product]:
-    """The library calls that are `ours` to compute, which must be such that kernels of ours can, in
-    order. No two have the same consumer."""
-    readers, writer = readers_and_writers(graph)
-    kept = {o.buffer for o in graph.outputs if isinstance(o, Strided)}
-    # A scatter reads where it writes, which a measured kernel may not.
-    scattering = {i for i, step in enumerate(graph.steps) if scatters([step])}
-    taken = set(scattering)
-    found: list[Product] = []
-    # From the end: of two products that one kernel reads, the later one takes it in.
-    for position in range(len(graph.steps) - 1, -1, -1):
-        step = graph.steps[position]
-        if not isinstance(step, ExternCall) or not ours(step):
-            continue
-        product = Product(graph, position)
-        name = product.out.name
-        at = readers.get(name, [])
-        alone = len(at) == 1 and name not in kept and at[0] not in scattering
-        if alone and isinstance(graph.steps[at[0]], FusedKernel):
-            product = replace(product, sole_reader=at[0])
-        joined = _consumers(product, [p for p in at if p not in taken], at[:1], writer)
-        product = next(joined, product)
-        if product.consumer is None and product.adder not in (None, *taken):
-            product = replace(product, consumer=product.adder)
-        if product.consumer is not None:
-            taken.add(product.consumer)
-        found.append(product)
-    return found[::-1]
-
-
-def readers_and_writers(graph: KernelGraph) -> tuple[dict[str, list[int]], dict[str, int]]:
-    """The positions of the steps that read each buffer, in order, and of the one that writes it."""
-    readers: dict[str, list[int]] = {}
-    writer: dict[str, int] = {}
-    for position, step in enumerate(graph.steps):
-        for name in step.reads():
-            readers.setdefault(name, []).append(position)
-        writer |= dict.fromkeys(writes_of(step), position)
-    return readers, writer
-
-
-def _consumers(
-    product: Product, readers: Sequence[int], first: Sequence[int], writer: Mapping[str, int]
-) -> Iterator[Product]:
-    """The product with each of its readers that one kernel can compute it with."""
-    for at in readers:
-        kernel = product.graph.steps[at]
-        if not isinstance(kernel, FusedKernel) or kernel.columns:
-            continue
-        target = at
-        if at not in first:  # somebody waits for the product: can all be computed there?
-            if any(writer.get(r, -1) > product.position for r in kernel.reads()):
-                continue
-            target = product.position
-        joined = replace(product, consumer=at, target=target)
-        if joined.in_one(ProductTiles(16, 16, 16, 4, 1)) is not None:
-            yield joined
-
-
-def with_forms(graph: KernelGraph, chosen: Collection[Form]) -> KernelGraph:
-    """The graph with forms in the place of library calls and the kernels that they take in."""
-    placed = {at: steps for form in chosen for at, steps in form.placed.items()}
-    gone = frozenset().union(*(form.replaced for form in chosen))
-    steps: list[Step] = []
-    for position, step in enumerate(graph.steps):
-        steps += placed.get(position, () if position in gone else (step,))
-    more = {name: b for form in chosen for name, b in form.buffers.items()}
-    return replace(graph, steps=tuple(steps), buffers={**graph.buffers, **more})
-
-
-def find_groups(products: Sequence[Product]) -> list[ProductGroup]:
-    """Products of the same left matrix, all operands of which are there when the first is due."""
-    if not products:
-        return []
-    _, writer = readers_and_writers(products[0].graph)
-    groups: dict[Strided, list[Product]] = {}
-    for product in products:
-        left, right = product.operands
-        mine = groups.setdefault(left, [])
-        first = mine[0].position if mine else product.position
-        needed = [right, *product.call.args[:-2]]
-        there = all(writer.get(o.buffer, -1) < first for o in needed if isinstance(o, Strided))
-        if there and len(left.shape) == 2 and (not mine or _alike(mine[0], product)):
-            mine.append(product)
-    return [ProductGroup(tuple(found)) for found in groups.values() if len(found) > 1]
-
-
-def _alike(a: Product, b: Product) -> bool:
-    """Whether two products of the same left matrix are multiplied by the same loop: none has tiles
-    that hang over, unless they are of one size."""
-    left, right = a.operands
-    other = b.operands[1]
-    if left.buffer in (right.buffer, other.buffer) or right.offset != other.offset:
-        return False
-    _, m, n, _ = a.sizes
-    same = n == b.sizes[2] or (m <= SHORT and n % WIDEST == 0 and b.sizes[2] % WIDEST == 0)
-    return same and right.stride == other.stride
-
-
-def is_ours_to_compute(
-    call: ExternCall, graph: KernelGraph, on_gpu: Callable[[Buffer], bool]
-) -> bool:
-    """Whether a kernel of ours can do what a library call does."""
-    if call.op not in OPERATORS or not _plain(call.kwargs) or call.after:
-        return False
-    (name,) = call.outputs
-    assert name is not None
-    out = graph.buffers[name]
-    tensors = [a for a in call.args if isinstance(a, Strided)]
-    if len(tensors) != len(call.args) or not on_gpu(out):
-        return False
-    buffers = [out, *(graph.buffers[t.buffer] for t in tensors)]
-    numbers = [n for b in buffers for n in (*b.shape, *b.stride, b.offset)]
-    numbers += [n for t in tensors for n in (*t.shape, *t.stride, t.offset)]
-    if any_symbolic(numbers) or any(b.extent > FARTHEST for b in buffers):
-        return False
-    if any(b.dtype != out.dtype for b in buffers) or out.dtype not in ROUNDINGS:
-        return False
-    return len(out.shape) == len(tensors[-1].shape) and 0 not in (*out.shape, *tensors[-1].shape)
-
-
-def _plain(kwargs: tuple[tuple[str, ExternArg], ...]) -> bool:
-    """True if neither the product nor what is added is scaled."""
-    return all(name in ("alpha", "beta") and value == 1 for name, value in kwargs)
-
-
-__all__ = [
-    "Form",
-    "Product",
-    "ProductGroup",
-    "find_groups",
-    "find_products",
-    "is_ours_to_compute",
-    "joined",
-    "readers_and_writers",
-    "with_forms",
-]
+__all__ = ["ROUNDINGS", "Form", "Product", "joined", "kernel_at"]

@@ -1,0 +1,174 @@
+"""The loops of a generated function: an item's number taken apart, and loops within an item."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dovetail_inductor.codegen_cpp.accumulators import Accumulators
+from dovetail_inductor.codegen_cpp.shape import KernelShape
+from dovetail_inductor.codegen_cpp.writer import Writer
+from dovetail_inductor.loop_ir.index import Var
+from dovetail_inductor.loop_ir.sizes import is_multiple, is_symbolic
+
+
+def decode_item(shape: KernelShape) -> list[str]:
+    """The item's variables from its number."""
+    lines = []
+    sizes = [(f"i{v.id}", v.size) for v in shape.items]
+    if shape.block is not None:
+        assert shape.vector is not None
+        sizes.append(("block", -(-shape.vector.size // shape.block)))
+    tile = shape.tile
+    if tile is not None:
+        sizes.append(("block", -(-tile.size // shape.tile_height)))
+    rest = "item"
+    for position, (name, size) in enumerate(reversed(sizes)):
+        if position == len(sizes) - 1:
+            lines.append(f"const int64_t {name} = {rest};")
+        else:
+            lines.append(f"const int64_t {name} = {rest} % {size};")
+            if position < len(sizes) - 2:
+                lines.append(f"const int64_t rest{position} = {rest} / {size};")
+                rest = f"rest{position}"
+            else:
+                rest = f"{rest} / {size}"
+    if tile is not None:
+        n = shape.tile_height
+        lines.append(f"const int64_t top = block * {n};")
+        rows = (
+            str(n)
+            if is_multiple(tile.size, n)
+            else f"top + {n} < {tile.size} ? {n} : {tile.size} - top"
+        )
+        lines.append(f"const int64_t height = {rows};")
+    if shape.block is not None:
+        assert shape.vector is not None
+        block, size = shape.block, shape.vector.size
+        lines.append(f"const int64_t first = block * {block};")
+        if is_multiple(size, block):
+            lines.append(f"const int64_t last = first + {block};")
+        else:
+            lines.append(
+                f"const int64_t last = first + {block} < {size} ? first + {block} : {size};"
+            )
+    return lines
+
+
+@dataclass(frozen=True)
+class Loops:
+    """Writes loops around statements."""
+
+    shape: KernelShape
+    writer: Writer
+    accumulators: Accumulators
+
+    def scalar(self, loops: Sequence[Var], body: Callable[[], None]) -> None:
+        """Loops over `loops`, one point at a time."""
+        w = self.writer
+        if not loops:
+            w.open([])
+            body()
+            lines = w.close()
+            w.line("{")
+            w.scopes[-1].lines += [f"  {line}" for line in lines] + ["}"]
+            return
+        v, rest = loops[0], loops[1:]
+        w.open([v])
+        if rest:
+            self.scalar(rest, body)
+        else:
+            body()
+        self.wrap(f"for (int64_t i{v.id} = 0; i{v.id} < {v.size}; ++i{v.id})", w.close())
+
+    def wrap(self, head: str, lines: Sequence[str]) -> None:
+        """Statements under the head of a loop, or of a block."""
+        out = self.writer.scopes[-1].lines
+        out.append(head + " {")
+        out.extend(f"  {line}" for line in lines)
+        out.append("}")
+
+    def vector(
+        self, loops: Sequence[Var], body: Callable[[], None], reducing: bool = False
+    ) -> None:
+        """Loops over `loops`, then over the vectorised variable: whole vectors, then the rest."""
+        w = self.writer
+        if loops:
+            v = loops[0]
+            w.open([v])
+            self.vector(loops[1:], body, reducing)
+            step = self.accumulators.cascade_step(v) if reducing else None
+            if step is None:
+                self.wrap(f"for (int64_t i{v.id} = 0; i{v.id} < {v.size}; ++i{v.id})", w.close())
+            else:
+                self._in_steps(v, step, w.close(), self.accumulators.cascade())
+            return
+        vector, n = self.shape.vector, self.shape.lanes
+        assert vector is not None
+        block = self.shape.block
+        name = f"i{vector.id}"
+        size = vector.size
+        whole = is_symbolic(size) or block is not None or size >= n
+        unrolled = 0
+        if reducing and self.shape.unroll > 1 and block is None:
+            step = n * self.shape.unroll
+            unrolled = size // step * step
+            w.open([vector])
+            body()
+            lines = w.close()
+            self.wrap(
+                f"for (int64_t base = 0; base < {unrolled}; base += {step})",
+                [
+                    f"for (int64_t u = 0, {name} = base; u < {self.shape.unroll}; "
+                    f"++u, {name} += {n}) {{",
+                    *(f"  {line}" for line in lines),
+                    "}",
+                ],
+            )
+            w.line("{ constexpr int64_t u = 0;")
+            whole = is_symbolic(size) or size - unrolled >= n
+        if whole:
+            w.open([vector])
+            body()
+            if block is not None and is_multiple(size, block):
+                head = f"for (int64_t u = 0, {name} = first; u < {block // n}; ++u, {name} += {n})"
+            elif block is not None:
+                head = (
+                    f"for (int64_t u = 0, {name} = first; {name} + {n} <= last; ++u, {name} += {n})"
+                )
+            else:
+                last = size // n * n
+                head = f"for (int64_t {name} = {unrolled}; {name} < {last}; {name} += {n})"
+            self.wrap(head, w.close())
+        if not is_multiple(size, n):
+            w.open([vector])
+            w.tail = True
+            body()
+            w.tail = False
+            lines = w.close()
+            if block is not None:
+                start = f"last - {size % n}"
+                lines = [f"const int64_t u = ({name} - first) / {n};", *lines]
+                head = f"if (last == {size})"
+            else:
+                start, head = str(size // n * n), ""
+            if is_symbolic(size):  # there may be no rest
+                head = f"if ({f'last == {size} && ' if block is not None else ''}{size % n} != 0)"
+            lines = [f"const int64_t {name} = {start};", f"const int n = {size % n};", *lines]
+            self.wrap(head, lines)
+        if reducing and self.shape.unroll > 1 and block is None:
+            w.line("}")
+
+    def _in_steps(self, v: Var, step: int, body: Sequence[str], after: Sequence[str]) -> None:
+        """A loop that does `after` every `step` times; what it does in between stays a nest of
+        plain loops, which the compiler takes several turns of at a time."""
+        end = f"base{v.id} + {step}"
+        if not is_multiple(v.size, step):
+            end = f"({end} < {v.size} ? {end} : {v.size})"
+        lines = [f"for (int64_t i{v.id} = base{v.id}; i{v.id} < {end}; ++i{v.id}) {{"]
+        lines += [f"  {line}" for line in body]
+        head = f"for (int64_t base{v.id} = 0; base{v.id} < {v.size}; base{v.id} += {step})"
+        self.wrap(head, [*lines, "}", *after])
+
+
+__all__ = ["Loops", "decode_item"]

@@ -1,0 +1,178 @@
+"""What reductions and scans of a kernel keep from block to block of columns, and what they make of
+it in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dovetail_inductor.codegen_triton.body import Lines, literal
+from dovetail_inductor.codegen_triton.ops import TRITON_TYPES
+from dovetail_inductor.codegen_triton.reductions import (
+    block_total,
+    combined,
+    joined,
+    reduced,
+    scanned,
+)
+from dovetail_inductor.codegen_triton.tiling import Tiling
+from dovetail_inductor.loop_ir.loops import LoopNest, Scan
+from dovetail_inductor.loop_ir.ops import neutral_element
+
+
+@dataclass
+class Accumulator:
+    """A running reduction: the block name, and for argmax/argmin the block of positions."""
+
+    nest: LoopNest
+    value: str
+    position: str | None = None
+
+
+@dataclass(frozen=True)
+class Accumulators:
+    """Writes the statements of reductions and scans under a tiling. `use` is told what helpers they
+    call; with `wide`, positions have 64 bits."""
+
+    lines: Lines
+    tiling: Tiling
+    wide: bool
+    use: Callable[[str], None]
+
+    @property
+    def _far(self) -> int:
+        """A position after every column."""
+        return 2**62 if self.wide else 2**31 - 1
+
+    # --- reductions --------------------------------------------------------------------------
+
+    def start(self, nest: LoopNest) -> Accumulator:
+        """A reduction of nothing."""
+        value = self.lines.define(self._neutral(nest), "acc")
+        position = None
+        if nest.reduction in ("argmax", "argmin"):
+            kind = "tl.int64" if self.wide else "tl.int32"
+            position = self.lines.define(
+                f"tl.full({self.tiling.accumulator_shape}, {self._far}, {kind})", "pos"
+            )
+        return Accumulator(nest, value, position)
+
+    def whole_row(self, nest: LoopNest, value: str) -> Accumulator:
+        """A whole row in one block: neutral elements where the block hangs over."""
+        axis = self.tiling.axes[-1]
+        value = self.lines.define(f"tl.broadcast_to({value}, {self._block_shape()})")
+        if axis.masked:
+            neutral = self._neutral(nest, literal_only=True)
+            value = self.lines.define(f"tl.where({axis.mask}, {value}, {neutral})")
+        position = axis.name if nest.reduction in ("argmax", "argmin") else None
+        return Accumulator(nest, value, position)
+
+    def accumulate(self, accumulator: Accumulator, value: str) -> None:
+        """A block taken in."""
+        axis = self.tiling.axes[-1]
+        acc, nest = accumulator.value, accumulator.nest
+        dtype = nest.body.dtype
+        value = self.lines.define(f"tl.broadcast_to({value}, {self._block_shape()})")
+        if accumulator.position is not None:
+            better = f"({value} {'>' if nest.reduction == 'argmax' else '<'} {acc})"
+            if dtype.is_floating_point:
+                better = f"({better} | (({value} != {value}) & ({acc} == {acc})))"
+            better = f"({better} | ({accumulator.position} == {self._far}))"
+            if axis.masked:
+                better = f"({better} & {axis.mask})"
+            better = self.lines.define(better)
+            self.lines.add(f"{acc} = tl.where({better}, {value}, {acc})")
+            self.lines.add(
+                f"{accumulator.position} = tl.where({better}, {axis.name}, {accumulator.position})"
+            )
+            return
+        if self.tiling.folds > 1:
+            value = self._folded(nest, value)
+        assert nest.reduction is not None
+        both = combined(nest.reduction, acc, value, dtype, self.use)
+        if axis.masked and self.tiling.folds == 1:
+            both = f"tl.where({axis.mask}, {both}, {acc})"
+        self.lines.add(f"{acc} = {both}")
+
+    def rescale(self, total: Accumulator, before: str, maximum: str, value: str) -> None:
+        """One step of the online softmax: the running sum moves to the new running maximum
+        (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). Of a folded
+        block once for all its rows."""
+        axis = self.tiling.axes[-1]
+        shift = self.lines.define(f"tl.where({maximum} == float('-inf'), 0.0, {maximum})")
+        if self.tiling.folds > 1:
+            added = f"tl.broadcast_to(tl.exp({value} - {shift}), {self._block_shape()})"
+            added = self._folded(total.nest, self.lines.define(added))
+            self.lines.add(f"{total.value} = {total.value} * tl.exp({before} - {shift}) + {added}")
+            return
+        step = f"{total.value} * tl.exp({before} - {shift}) + tl.exp({value} - {shift})"
+        if axis.masked:
+            step = f"tl.where({axis.mask}, {step}, {total.value})"
+        self.lines.add(f"{total.value} = {step}")
+
+    def across(self, accumulator: Accumulator) -> str:
+        """The result of each row."""
+        nest, acc = accumulator.nest, accumulator.value
+        dtype = nest.body.dtype
+        along = len(self.tiling.axes) - 1
+        spread = "[" + ", ".join([":"] * along + ["None"]) + "]"
+        if accumulator.position is not None:
+            kind = "max" if nest.reduction == "argmax" else "min"
+            best = self.lines.define(reduced(kind, acc, dtype, along, self.use) + spread)
+            is_best = f"({acc} == {best})"
+            if dtype.is_floating_point:
+                is_best = f"({is_best} | (({acc} != {acc}) & ({best} != {best})))"
+            if not self.tiling.looped and self.tiling.axes[-1].masked:
+                is_best = f"({is_best} & {self.tiling.axes[-1].mask})"
+            where = self.lines.define(f"tl.where({is_best}, {accumulator.position}, {self._far})")
+            return self.lines.define(f"tl.min({where}, {along}){spread}.to(tl.int64)")
+        return self.lines.define(reduced(nest.reduction, acc, dtype, along, self.use) + spread)
+
+    def _folded(self, nest: LoopNest, value: str) -> str:
+        """The rows of a folded block reduced to one."""
+        axis = self.tiling.axes[-1]
+        if axis.masked:
+            neutral = self._neutral(nest, literal_only=True)
+            value = self.lines.define(f"tl.where({axis.mask}, {value}, {neutral})")
+        dtype = nest.body.dtype
+        return self.lines.define(reduced(nest.reduction, value, dtype, 0, self.use) + "[None, :]")
+
+    def _block_shape(self) -> str:
+        return self.tiling.shape(-1)
+
+    def _neutral(self, nest: LoopNest, literal_only: bool = False) -> str:
+        dtype = nest.body.dtype
+        assert nest.reduction is not None
+        value = neutral_element(nest.reduction, dtype)
+        if literal_only:
+            return literal(value, dtype, len(self.tiling.axes))
+        one = literal(value, dtype, len(self.tiling.axes))
+        shape = self.tiling.accumulator_shape
+        return one.replace(one[one.index("[") : one.index("]") + 1], shape, 1)
+
+    # --- scans -------------------------------------------------------------------------------
+
+    def no_total(self, scan: Scan, rows: int) -> str:
+        """The totals of no elements, for the rows of the variables in the bit set `rows`."""
+        one = literal(scan.neutral, scan.dtype, len(self.tiling.axes))
+        return self.lines.define(f"tl.broadcast_to({one}, {self.tiling.shape(rows)})", "total")
+
+    def running_total(self, nest: LoopNest, scan: Scan, element: str, before: str | None) -> str:
+        """The totals up to each element of a block: what lies behind the end comes after all.
+        `before` holds those of the blocks before, and gets this one's."""
+        along, kind = len(self.tiling.axes) - 1, scan.kind
+        spread = "[" + ", ".join([":"] * along + ["None"]) + "]"
+        if scan.dtype is not nest.body.dtype:
+            element = f"({element}).to({TRITON_TYPES[scan.dtype]})"
+        element = self.lines.define(f"tl.broadcast_to({element}, {self._block_shape()})")
+        value = self.lines.define(scanned(kind, element, along, self.use))
+        if before is not None:
+            value = self.lines.define(joined(kind, before, value, self.use))
+            block = block_total(kind, element, along, self.use) + spread
+            self.lines.add(f"{before} = {joined(kind, before, block, self.use)}")
+        if scan.dtype is not nest.body.dtype:
+            value = self.lines.define(f"{value}.to({TRITON_TYPES[nest.body.dtype]})")
+        return value
+
+
+__all__ = ["Accumulator", "Accumulators"]

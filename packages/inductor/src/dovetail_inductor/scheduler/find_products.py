@@ -1,0 +1,122 @@
+"""Which library calls multiply matrices in a way that kernels of ours can, and what reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from dovetail_inductor.loop_ir.loops import Buffer, ExternArg, ExternCall, Strided
+from dovetail_inductor.loop_ir.sizes import any_symbolic
+from dovetail_inductor.scheduler.kernels import (
+    FusedKernel,
+    KernelGraph,
+    ProductTiles,
+    Step,
+    scatters,
+)
+from dovetail_inductor.scheduler.live_bytes import writes_of
+from dovetail_inductor.scheduler.products import ROUNDINGS, Form, Product
+
+# The operands of a product come last; one before them is added to it.
+OPERATORS = ("aten::mm.out", "aten::addmm.out", "aten::bmm.out", "aten::baddbmm.out")
+FARTHEST = 2**31 - 2**16  # kernels of ours count in 32 bits
+
+
+def is_ours_to_compute(
+    call: ExternCall, graph: KernelGraph, on_gpu: Callable[[Buffer], bool]
+) -> bool:
+    """Whether a kernel of ours can do what a library call does."""
+    if call.op not in OPERATORS or not _plain(call.kwargs) or call.after:
+        return False
+    (name,) = call.outputs
+    assert name is not None
+    out = graph.buffers[name]
+    tensors = [a for a in call.args if isinstance(a, Strided)]
+    if len(tensors) != len(call.args) or not on_gpu(out):
+        return False
+    buffers = [out, *(graph.buffers[t.buffer] for t in tensors)]
+    numbers = [n for b in buffers for n in (*b.shape, *b.stride, b.offset)]
+    numbers += [n for t in tensors for n in (*t.shape, *t.stride, t.offset)]
+    if any_symbolic(numbers) or any(b.extent > FARTHEST for b in buffers):
+        return False
+    if any(b.dtype != out.dtype for b in buffers) or out.dtype not in ROUNDINGS:
+        return False
+    return len(out.shape) == len(tensors[-1].shape) and 0 not in (*out.shape, *tensors[-1].shape)
+
+
+def _plain(kwargs: tuple[tuple[str, ExternArg], ...]) -> bool:
+    """True if neither the product nor what is added is scaled."""
+    return all(name in ("alpha", "beta") and value == 1 for name, value in kwargs)
+
+
+def find_products(graph: KernelGraph, ours: Callable[[ExternCall], bool]) -> list[Product]:
+    """The library calls that are `ours` to compute, which must be such that kernels of ours can, in
+    order. No two have the same consumer."""
+    readers, writer = readers_and_writers(graph)
+    kept = {o.buffer for o in graph.outputs if isinstance(o, Strided)}
+    # A scatter reads where it writes, which a measured kernel may not.
+    scattering = {i for i, step in enumerate(graph.steps) if scatters([step])}
+    taken = set(scattering)
+    found: list[Product] = []
+    # From the end: of two products that one kernel reads, the later one takes it in.
+    for position in range(len(graph.steps) - 1, -1, -1):
+        step = graph.steps[position]
+        if not isinstance(step, ExternCall) or not ours(step):
+            continue
+        product = Product(graph, position)
+        name = product.out.name
+        at = readers.get(name, [])
+        alone = len(at) == 1 and name not in kept and at[0] not in scattering
+        if alone and isinstance(graph.steps[at[0]], FusedKernel):
+            product = replace(product, sole_reader=at[0])
+        joined = _consumers(product, [p for p in at if p not in taken], at[:1], writer)
+        product = next(joined, product)
+        if product.consumer is None and product.adder not in (None, *taken):
+            product = replace(product, consumer=product.adder)
+        if product.consumer is not None:
+            taken.add(product.consumer)
+        found.append(product)
+    return found[::-1]
+
+
+def readers_and_writers(graph: KernelGraph) -> tuple[dict[str, list[int]], dict[str, int]]:
+    """The positions of the steps that read each buffer, in order, and of the one that writes it."""
+    readers: dict[str, list[int]] = {}
+    writer: dict[str, int] = {}
+    for position, step in enumerate(graph.steps):
+        for name in step.reads():
+            readers.setdefault(name, []).append(position)
+        writer |= dict.fromkeys(writes_of(step), position)
+    return readers, writer
+
+
+def _consumers(
+    product: Product, readers: Sequence[int], first: Sequence[int], writer: Mapping[str, int]
+) -> Iterator[Product]:
+    """The product with each of its readers that one kernel can compute it with."""
+    for at in readers:
+        kernel = product.graph.steps[at]
+        if not isinstance(kernel, FusedKernel) or kernel.columns:
+            continue
+        target = at
+        if at not in first:  # somebody waits for the product: can all be computed there?
+            if any(writer.get(r, -1) > product.position for r in kernel.reads()):
+                continue
+            target = product.position
+        joined = replace(product, consumer=at, target=target)
+        if joined.in_one(ProductTiles(16, 16, 16, 4, 1)) is not None:
+            yield joined
+
+
+def with_forms(graph: KernelGraph, chosen: Collection[Form]) -> KernelGraph:
+    """The graph with forms in the place of library calls and the kernels that they take in."""
+    placed = {at: steps for form in chosen for at, steps in form.placed.items()}
+    gone = frozenset().union(*(form.replaced for form in chosen))
+    steps: list[Step] = []
+    for position, step in enumerate(graph.steps):
+        steps += placed.get(position, () if position in gone else (step,))
+    more = {name: b for form in chosen for name, b in form.buffers.items()}
+    return replace(graph, steps=tuple(steps), buffers={**graph.buffers, **more})
+
+
+__all__ = ["OPERATORS", "find_products", "is_ours_to_compute", "readers_and_writers", "with_forms"]
