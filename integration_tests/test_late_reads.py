@@ -111,6 +111,13 @@ def a_closure() -> Case:
 
 
 @case
+def a_closure_over_a_tensor() -> Case:
+    scale = torch.tensor(2.0)
+    made = function(lambda ctx, g: g * scale)
+    return (lambda x: made.apply(x) * 2), scale.fill_
+
+
+@case
 def an_attribute_of_its_class() -> Case:
     made = function(lambda ctx, g: g * made.factor)
     return (lambda x: made.apply(x) * 2), lambda value: setattr(made, "factor", value)
@@ -240,6 +247,16 @@ def test_what_has_changed_is_what_it_is(name: str) -> None:
     assert dovetail.report(call).breaks  # counted
 
 
+def made_by_a_decorator(scale: float, name: str) -> Call:
+    def run(g: Tensor) -> Tensor:
+        return g * scale if name == "scaled" else g
+
+    return run
+
+
+SCALED = made_by_a_decorator(2.0, "scaled")
+
+
 def reads_what_is_never_bound_again(x: Tensor) -> Tensor:
     made = READS_CONSTANTS
     return made.apply(x) * 2  # type: ignore[no-any-return]
@@ -247,11 +264,11 @@ def reads_what_is_never_bound_again(x: Tensor) -> Tensor:
 
 def reads_it_in_a_hook(x: Tensor) -> Tensor:
     y = x.sin()
-    y.register_hook(lambda g: twice(g) * NEVER_BOUND_AGAIN)  # type: ignore[no-untyped-call]
+    y.register_hook(lambda g: SCALED(twice(g)) * NEVER_BOUND_AGAIN)  # type: ignore[no-untyped-call]
     return y * 2
 
 
-READS_CONSTANTS = function(lambda ctx, g: twice(g) * NEVER_BOUND_AGAIN + torch.pi)
+READS_CONSTANTS = function(lambda ctx, g: SCALED(twice(g)) * NEVER_BOUND_AGAIN + torch.pi)
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])

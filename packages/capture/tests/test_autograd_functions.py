@@ -379,7 +379,7 @@ def test_parameters_that_are_closed_over_are_those_of_the_moment() -> None:
         with torch.no_grad():
             layer.weight.mul_(1.5)
     (found,) = {one.reason for one in compiled.capture_context.log.breaks}
-    assert "a backward that reads a variable of a function around it" in found
+    assert "a backward that reads layer (a Linear) of a function around it" in found
     x = torch.randn(2, 3)
     assert not compiled(x).requires_grad and torch.equal(compiled(x), loss(x))
 

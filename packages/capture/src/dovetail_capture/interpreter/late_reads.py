@@ -19,7 +19,6 @@ import torch
 from dovetail_guards.source import (
     AttrSource,
     BuiltinSource,
-    ClosureSource,
     GlobalSource,
     ItemSource,
     ObjectSource,
@@ -28,7 +27,11 @@ from dovetail_guards.source import (
 from dovetail_prims.late_reads import LateRead
 
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.stored_names import is_settled, may_be_bound_again
+from dovetail_capture.interpreter.stored_names import (
+    is_settled,
+    may_be_bound_again,
+    may_be_rebound,
+)
 from dovetail_capture.interpreter.values.base import Lazy, Value
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
@@ -95,8 +98,6 @@ class LateReads:
             return
         found = self._binding(base)
         if found is None:
-            if isinstance(real, LASTING) and not isinstance(base, ClosureSource):
-                return
             self._refuse(kind)
         namespace, read, settled = found
         if settled and _is_immutable(real):
@@ -168,22 +169,26 @@ class LateReads:
                 self._refuse(value.describe())
         self._values[id(value)] = value
 
-    def cell(self, cell: CellValue) -> None:
-        """What a cell holds is read."""
+    def cell(self, cell: CellValue, name: str) -> None:
+        """What the cell of a variable holds is read."""
         if cell.real is None:
             self._values[id(cell)] = cell
-        elif not isinstance(cell.content, Lazy) and id(cell) not in self._asked:
-            # (Else it is noted what it holds, when it is looked at.)
-            self._asked.add(id(cell))
-            held = cell.content
-            if getattr(held, "source", None) is None or not self._lasts(cell.real):
-                self._refuse("a variable of a function around it")
-
-    def _lasts(self, cell: types.CellType) -> bool:
-        try:
-            return isinstance(cell.cell_contents, LASTING)
-        except ValueError:
-            return False
+            return
+        if id(cell) in self._asked:
+            return
+        self._asked.add(id(cell))
+        real, content = cell.real, cell.content
+        if isinstance(content, Lazy):
+            self._asked.add(id(content.source))  # (it is about to be noted what it holds)
+        held = real.cell_contents
+        kind = f"a {type(held).__name__}"
+        if cell.mutated or isinstance(content, SymbolicNumber) or not _is_immutable(held):
+            self._refuse(f"{name} ({kind}) of a function around it")
+        if isinstance(held, types.ModuleType):
+            return
+        if may_be_rebound(self.vm.frames[-1].code, name):
+            self._refuse(f"{name} ({kind}) of a function around it")
+        self.reads.append(LateRead(name, lambda: real.cell_contents, held))
 
     def state(self) -> list[tuple[Value, Any]]:
         """What was read of what the frame has made, and its state."""

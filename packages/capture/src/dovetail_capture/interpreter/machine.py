@@ -388,7 +388,7 @@ class Interpreter:
     def resolve_cell(self, cell: CellValue) -> Value:
         """The content of a cell that is not empty."""
         if self.session.late_reads is not None:
-            self.session.late_reads.cell(cell)
+            self.session.late_reads.cell(cell, str(self.frames[-1].current.argval))
         content = cell.content
         if content.__class__ is Lazy:
             content = cell.content = self.wrap(content.real, content.source)

@@ -1,7 +1,8 @@
 """Which names of a module may be bound again once it has been imported, by what its text says.
 
 A global that no function declares `global`, that nobody sets as an attribute, and whose name is no
-string in the file, is what a program takes for a constant.
+string in the file, is what a program takes for a constant. So is a variable of a function that is
+bound in one place, and that no inner function declares `nonlocal`.
 """
 
 from __future__ import annotations
@@ -10,34 +11,56 @@ import ast
 import functools
 import os
 import sys
+import types
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 # Packages whose names are not bound again: of Python itself, and those behind every program.
 _SETTLED = frozenset({*sys.stdlib_module_names, "torch", "numpy"}) - {"__main__"}
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+# Where such files are, whose functions do not bind again what others close over.
+_PLACES = (torch.__path__[0] + os.sep,)
+LOCALS = ".<locals>."
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
 @dataclass(frozen=True)
 class _Names:
-    """Of one file: what functions declare `global`, attributes that are set, strings, and what the
-    module's own statements bind more than once."""
+    """Of one file: what functions declare `global`, attributes that are set, strings, what the
+    module's own statements bind more than once, and what functions do, or inner ones of theirs
+    (the function's qualified name, and the name that it binds)."""
 
     declared: frozenset[str]
     attributes: frozenset[str]
     strings: frozenset[str]
     repeated: frozenset[str]
+    rebound: frozenset[tuple[str, str]]
 
 
-def _of_module(node: ast.AST, looped: bool = False) -> Iterator[tuple[str, bool]]:
-    """The names that are assigned to outside of functions and classes; is it in a loop?"""
+def _bound_by(node: ast.AST, looped: bool = False) -> Iterator[tuple[str, bool]]:
+    """The names that a module or a function assigns to, outside of functions and classes in it; is
+    it in a loop?"""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Name) and not isinstance(child.ctx, ast.Load):
             yield child.id, looped
+        elif isinstance(child, ast.arg):
+            yield child.arg, looped
+        elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield child.name, looped
         if not isinstance(child, _SCOPES):
-            yield from _of_module(child, looped or isinstance(child, _LOOPS))
+            yield from _bound_by(child, looped or isinstance(child, _LOOPS))
+
+
+def _several_times(node: ast.AST) -> set[str]:
+    """What a module or a function binds more than once."""
+    bound = list(_bound_by(node))
+    counts = Counter(name for name, _ in bound)
+    looped = {name for name, in_a_loop in bound if in_a_loop}
+    return looped | {name for name, count in counts.items() if count > 1}
 
 
 def _lists_names(node: ast.AST) -> bool:
@@ -56,22 +79,33 @@ def _read(path: str, modified: float) -> _Names | None:
     declared: set[str] = set()
     attributes: set[str] = set()
     strings: set[str] = set()
-    pending: list[ast.AST] = [tree]
+    rebound: set[tuple[str, str]] = set()
+    pending: list[tuple[ast.AST, str]] = [(tree, "")]
     while pending:
-        node = pending.pop()
+        node, within = pending.pop()
         if isinstance(node, ast.Global):
             declared.update(node.names)
+        elif isinstance(node, ast.Nonlocal):
+            around = within.removesuffix(LOCALS)
+            while LOCALS in around:
+                around = around.rpartition(LOCALS)[0]
+                rebound.update((around, name) for name in node.names)
         elif isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
             attributes.add(node.attr)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             strings.add(node.value)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            own = within + node.name
+            rebound.update((own, name) for name in _several_times(node))
+            within = own + LOCALS
+        elif isinstance(node, ast.ClassDef):
+            within += node.name + "."
+        elif isinstance(node, ast.Lambda):
+            within += "<lambda>" + LOCALS
         if not _lists_names(node):
-            pending += ast.iter_child_nodes(node)
-    bound = list(_of_module(tree))
-    repeated = {name for name, looped in bound if looped}
-    names = [name for name, _ in bound]
-    repeated.update(name for name in set(names) if names.count(name) > 1)
-    return _Names(*map(frozenset, (declared, attributes, strings, repeated)))
+            pending += [(child, within) for child in ast.iter_child_nodes(node)]
+    sets = map(frozenset[str], (declared, attributes, strings, _several_times(tree)))
+    return _Names(*sets, frozenset(rebound))
 
 
 def _names_in(path: Any) -> _Names | None:
@@ -108,4 +142,20 @@ def may_be_bound_again(namespace: dict[str, Any], name: str, real: Any, reader: 
     return any(name in found.attributes or name in found.strings for found in (own, other))
 
 
-__all__ = ["is_settled", "may_be_bound_again"]
+def may_be_rebound(code: types.CodeType, name: str) -> bool:
+    """May a variable of a function around this code, which it closes over, be bound again once the
+    code is a function?"""
+    if any(code.co_filename.startswith(place) for place in _PLACES):
+        return False
+    found = _names_in(code.co_filename)
+    if found is None or "cell_contents" in found.attributes | found.strings:
+        return True
+    around = code.co_qualname
+    while LOCALS in around:
+        around = around.rpartition(LOCALS)[0]
+        if (around, name) in found.rebound:
+            return True
+    return False
+
+
+__all__ = ["is_settled", "may_be_bound_again", "may_be_rebound"]

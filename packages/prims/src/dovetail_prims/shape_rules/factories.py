@@ -212,7 +212,7 @@ def sample_like(x: FakeTensor, *rest: Any, **options: Any) -> FakeTensor:
     return make(x._sizes, empty_like_strides(x), x._dtype, x._device)
 
 
-def normal(mean: Any, std: Any, *rest: Any, **options: Any) -> FakeTensor:
+def normal(mean: Any, std: Any = 1.0, *rest: Any, **options: Any) -> FakeTensor:
     """`normal` of tensors: a sample for each pair, contiguous."""
     tensors = [x for x in (mean, std) if isinstance(x, FakeTensor)]
     sizes = broadcast([x._sizes for x in tensors])

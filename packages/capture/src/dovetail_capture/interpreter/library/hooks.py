@@ -87,10 +87,12 @@ def _check_lasts(vm: Interpreter, hook: Value, cells: list[tuple[CellValue, Any]
         if hook.kwdefaults is not None:
             parts += [value for _, value in dicts.items(vm, hook.kwdefaults)]
         for cell in hook.closure:
-            if cell.content is None or cell.real is not None:
+            if cell.content is None:
                 raise GraphBreakSignal(
-                    "a hook that closes over a variable from around the compiled function", _LOCALS
+                    "a hook that closes over a variable without a value", _LOCALS
                 )
+            if cell.real is not None:
+                continue  # (what may change in it is refused when it is read)
             if not any(known is cell for known, _ in cells):
                 parts.append(vm.resolve_cell(cell))
                 cells.append((cell, cell.content))
