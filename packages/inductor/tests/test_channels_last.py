@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
 aten = torch.ops.aten
+CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 
 
 def relaid(fn: Callable[..., Any], inputs: Sequence[Tensor]) -> GraphModule:
@@ -153,6 +154,28 @@ def test_where_it_pays(dtype: torch.dtype, groups: int, kernel: int, chosen: boo
     gm = trace_aten(lambda x, w: F.conv2d(x, w, groups=groups), X.to(dtype), w)
     assert (prefer_channels_last(gm, "cpu") is not gm) == chosen
     assert prefer_channels_last(gm) is gm  # nothing here is on a GPU
+
+
+@pytest.mark.parametrize(
+    ("own", "results", "chosen"),
+    [(1, 1, True), (4, 4, True), (8, 8, True), (1, 2, False), (3, 3, False), (8, 4, False)],
+)
+def test_groups_that_the_vendor_has_kernels_for(own: int, results: int, chosen: bool) -> None:
+    """Those of other sizes are reached in rows, where ungrouped ones are most of what is moved."""
+    groups = 4
+    x = torch.randn(2, own * groups, 9, 10, dtype=torch.bfloat16)
+    w = torch.randn(results * groups, own, 3, 3, dtype=torch.bfloat16)
+    gm = trace_aten(lambda x, w: F.conv2d(x, w, groups=groups), x, w)
+    assert (prefer_channels_last(gm, "cpu") is not gm) == chosen
+
+    def fn(x: Tensor, w: Tensor, whole: Tensor) -> tuple[Tensor, ...]:
+        y = F.conv2d(F.conv2d(x, whole, padding=1).relu(), w, groups=groups, padding=1)
+        return (F.conv2d(F.conv2d(x, whole, padding=1), whole) + y.mean(),)
+
+    whole = torch.randn(own * groups, own * groups, 3, 3)
+    gm = prefer_channels_last(trace_aten(fn, x, w, whole.to(x.dtype)), "cpu")
+    strides = [n.meta["val"].stride() for n in gm.graph.nodes if n.target in CONVOLUTIONS]
+    assert [s[1] == 1 for s in strides].count(False) == (0 if chosen else 1)
 
 
 def test_convolutions_that_lose_are_left_as_they_are() -> None:

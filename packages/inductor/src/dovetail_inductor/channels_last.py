@@ -80,14 +80,25 @@ def _pays(graph: Graph, device_type: str) -> bool:
     """Whether nearly all the work of convolutions is done faster in channels-last: each that is
     not wants its operands copied back."""
     gains = losses = 0.0
+    converted = restored = 0
     for node in graph.nodes:
         if node.target not in CONVOLUTIONS:
             continue
-        if not _is_candidate(node, device_type):
+        if _is_candidate(node, device_type):
+            if any(n != 1 for n in _sizes(node, -1)[2:]):  # of one pixel nothing is converted
+                gains += _work(node)
+                converted += _elements(node)
+        elif _is_oddly_grouped(node, device_type):
+            restored += _elements(node)  # of little work, but it has to be reached
+        else:
             losses += _work(node)
-        elif any(n != 1 for n in _sizes(node, -1)[2:]):
-            gains += _work(node)  # of one pixel there is nothing to convert
-    return gains > 10 * losses
+    return gains > 10 * losses and converted > restored
+
+
+def _elements(node: Node) -> int:
+    """How many elements go into a convolution and come out of it, but for its weight."""
+    images, weight = _sizes(node, -2), _sizes(node, -1)
+    return prod(images) + prod(images[:1]) * prod(images[2:]) * weight[0]
 
 
 def _work(node: Node) -> float:
@@ -106,17 +117,35 @@ def _is_candidate(node: Node, device_type: str) -> bool:
     """Whether a convolution is faster in channels-last (measured on an H100).
 
     In 4 bytes those of one channel a group are not: their gradients take twice as long. Over three
-    dimensions groups take up to 65 times as long, in 2 bytes, too.
+    dimensions groups take up to 65 times as long, in 2 bytes, too; over two such groups as
+    `_is_oddly_grouped` says.
     """
     x = fake_of(node.args[CONVOLUTIONS[node.target][-2]])
     if x._device.type != device_type or len(x._sizes) not in _FORMATS:
         return False
-    groups: Any = node.args[_GROUPS[node.target]]
-    flat, ungrouped = len(x._sizes) == 4, bool(groups == 1)
+    flat, ungrouped = len(x._sizes) == 4, _groups(node) == 1
     if x._dtype.itemsize == 2:
-        return flat or ungrouped
+        return ungrouped or (flat and not _is_oddly_grouped(node, device_type))
     many = flat or min(_sizes(node, -1)[:2]) >= _FEW_CHANNELS
     return x._dtype is torch.float32 and ungrouped and many
+
+
+def _is_oddly_grouped(node: Node, device_type: str) -> bool:
+    """Whether a convolution of half types has groups for which the vendor has no kernel in
+    channels-last: of 2, 3, 24 or 29 channels they take 1.5 to 7 times as long as in rows, those
+    of other sizes than their results up to a hundred times. (Of 1, 4, 8, 16, 32 and 64 channels,
+    0.2 to 1.2 of the time, on an H100; `convolution_layouts.py` measures it.)"""
+    x = fake_of(node.args[CONVOLUTIONS[node.target][-2]])
+    groups, weight = _groups(node), _sizes(node, -1)
+    if x._device.type != device_type or x._dtype.itemsize != 2 or groups == 1:
+        return False
+    own, results = weight[1], weight[0] // groups
+    return len(weight) == 4 and (own != results or own in (2, 3) or own & (own - 1) != 0)
+
+
+def _groups(node: Node) -> int:
+    groups: Any = node.args[_GROUPS[node.target]]
+    return int(groups)
 
 
 class _Relayout:

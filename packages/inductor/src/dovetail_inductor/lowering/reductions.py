@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -28,6 +29,11 @@ from dovetail_inductor.lowering.values import (
 
 # A value that several reductions of one op read is put in memory when it costs more than this.
 _REREAD_COST = 4
+# A reduction of so many elements, of so large a tensor, is arithmetic.
+_MOST_TERMS = 4
+_LARGE = 1 << 14
+# How two elements of such a reduction are combined.
+_COMBINED = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "mul"}
 
 
 def normal_dims(dims: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:
@@ -77,16 +83,54 @@ def _simple(reduction: str) -> Rule:
         if value.dtype is torch.bool:
             kind = {"max": "any", "min": "all", "sum": "any", "prod": "all"}[reduction]
 
-        def element(indices: Indices) -> Expr:
-            expr = ctx.load(source, indices)
+        def element(indices: Indices, mask: Expr | None = None) -> Expr:
+            expr = ctx.load(source, indices, mask)
             if "dtype" in kwargs and kwargs["dtype"] not in (None, source.dtype):
                 expr = cast(ctx, expr, kwargs["dtype"])
             return ctx.builder.apply("cast", [expr], accumulate)
 
-        reduce_into(ctx, value, source, dims, kind, element)
+        if _few_terms(ctx, source, dims) and kind in _COMBINED:
+            value.loader = _term_by_term(ctx, value, source, dims, _COMBINED[kind], element)
+        else:
+            reduce_into(ctx, value, source, dims, kind, element)
         return value
 
     return rule
+
+
+def _few_terms(ctx: Context, source: Value, dims: tuple[int, ...]) -> bool:
+    """Whether a reduction is arithmetic on a few elements at each point of a large result, which
+    then can be computed wherever it is read (on a CPU: where these are no neighbours)."""
+    if is_symbolic(prod(source.shape)) or prod(source.shape) < _LARGE:
+        return False
+    apart = ctx.on_gpu or all(source.stride[d] != 1 for d in dims)
+    return apart and 2 <= prod(source.shape[d] for d in dims) <= _MOST_TERMS
+
+
+def _term_by_term(
+    ctx: Context,
+    value: Value,
+    source: Value,
+    dims: tuple[int, ...],
+    combine: str,
+    element: Callable[[Indices, Expr | None], Expr],
+) -> Callable[[Indices, Expr | None], Expr]:
+    """A loader of a reduction's results that combines the elements in order."""
+    kept = [d for d in range(len(source.shape)) if d not in dims]
+    keepdim = len(value.shape) == len(source.shape)
+
+    def load(indices: Indices, mask: Expr | None) -> Expr:
+        terms = []
+        for places in product(*(range(int(source.shape[d])) for d in dims)):
+            at = {d: Index(place, ()) for d, place in zip(dims, places, strict=True)}
+            at |= {d: indices[d if keepdim else i] for i, d in enumerate(kept)}
+            terms.append(element(tuple(at[d] for d in range(len(at))), mask))
+        total = terms[0]
+        for term in terms[1:]:
+            total = ctx.builder.apply(combine, [total, term])
+        return total
+
+    return load
 
 
 def _truth(reduction: str) -> Rule:

@@ -42,6 +42,9 @@ Loader = Callable[[Indices, Expr | None], Expr]
 # and so small a tensor does not travel to memory and back.
 WIDE_BYTES = 48 * 2**20  # of it in float32; an H100's second-level cache has 50 MiB
 
+# Of buffers up to this size more may be read than is used: a multiprocessor's cache holds them.
+SMALL_BYTES = 1 << 16
+
 # A value read by several consumers is computed again in each if that takes so many additions at
 # most and reads at most one buffer of its own size (a row's statistics are cheap).
 CHEAP = 3
@@ -152,6 +155,8 @@ class Context:
         stored = value.stored
         if stored is not None:
             address = linear(indices, stored.stride, stored.offset)
+            if mask is not None and self._always_there(stored.buffer, address):
+                mask = None
             return self.builder.load(stored.buffer, address, arithmetic_dtype(value.dtype), mask)
         assert value.loader is not None, value.origin
         key = (indices, -1 if mask is None else mask.uid)
@@ -160,6 +165,18 @@ class Context:
             found = value.loader(indices, mask)
             value._memo[key] = found
         return found
+
+    def _always_there(self, name: str, address: Index) -> bool:
+        """Whether memory may be read at an address whatever a mask says, at no cost: it lies in a
+        small buffer at every point of the loops. Then what is behind several masks, as the
+        statistics and weights of what a window goes over are, is read once."""
+        buffer = self.buffers[name]
+        if buffer.is_symbolic or buffer.nbytes > SMALL_BYTES or address.indirects():
+            return False
+        low, high = address.bounds
+        if is_symbolic(low) or is_symbolic(high):
+            return False
+        return low >= 0 and high < buffer.extent
 
     def body(self, value: Value) -> Expr:
         """The element at the loop variables 0, 1, ... of the value's own shape."""

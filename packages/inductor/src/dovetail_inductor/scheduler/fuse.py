@@ -15,7 +15,7 @@ from math import prod
 import torch
 
 from dovetail_inductor.loop_ir.index import Index, Var
-from dovetail_inductor.loop_ir.loops import ExternCall, LoopGraph, Strided
+from dovetail_inductor.loop_ir.loops import ExternCall, LoopGraph, LoopNest, Strided
 from dovetail_inductor.loop_ir.sizes import hint_of
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.kernels import FusedKernel, KernelGraph, Step
@@ -25,6 +25,10 @@ from dovetail_inductor.scheduler.order import draws
 from dovetail_inductor.scheduler.split_reductions import rule_for
 from dovetail_inductor.scheduler.topological import TopologicalOrder
 from dovetail_inductor.scheduler.units import Unit, fill_accesses, of_group, scans, unit_of
+
+
+# Rows that a GPU's program has at least, where something is read across them.
+LEAST_SIDE = 16
 
 
 class _Fuser:
@@ -210,12 +214,11 @@ class _Fuser:
                 # and more yet where there is no reduction whose elements are at hand.
                 enough = rule.aim if columns >= 2 * rule.result else rule.enough_tasks
                 enough = enough if reduces else 2 * rule.aim
-            across = any(
-                pieces[v][-1] in found.rows
-                for v in group.rows
-                if any(nest.index.coefficient(v) == 1 for nest in group.nests)
-            )
+            mine = [v for v in group.rows if pieces[v][-1] in found.rows]
+            across = any(n.index.coefficient(v) == 1 for v in mine for n in group.nests)
             tasks = -(-rows // rule.side_by_side) if across else rows
+            if not across and any(_reads_along(nest, v) for v in mine for nest in group.nests):
+                across, tasks = True, -(-rows // LEAST_SIDE)
             least = rule.result_across if across else rule.result
             if tasks < enough and columns >= least:
                 return True
@@ -403,6 +406,16 @@ def fuse(graph: LoopGraph, options: InductorOptions) -> KernelGraph:
         graph.size_inputs,
         graph.definitions,
         graph.checks,
+    )
+
+
+def _reads_along(nest: LoopNest, var: Var) -> bool:
+    """Whether a nest reads an element of its own at each point, neighbours of which in memory are
+    neighbours along `var`."""
+    return any(
+        load.index.coefficient(var) == 1 and set(nest.vars) <= load.index.variables()
+        for load in nest.loads
+        if not load.index.indirects()
     )
 
 
