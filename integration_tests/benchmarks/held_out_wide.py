@@ -1,4 +1,4 @@
-"""A wide set of models for `gpu_suite.py --model held_out_wide:NAME`, chosen before any was measured:
+"""A wide set of models for `gpu_suite.py --model held_out_wide:NAME`, chosen before measuring:
 one of each architecture that `held_out` and `held_out_more` leave out.
 
 Each function takes `small` (a size fit for a test) and gives a `Case`.

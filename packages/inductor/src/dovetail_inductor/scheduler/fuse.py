@@ -26,7 +26,6 @@ from dovetail_inductor.scheduler.split_reductions import rule_for
 from dovetail_inductor.scheduler.topological import TopologicalOrder
 from dovetail_inductor.scheduler.units import Unit, fill_accesses, of_group, scans, unit_of
 
-
 # Rows that a GPU's program has at least, where something is read across them.
 LEAST_SIDE = 16
 
