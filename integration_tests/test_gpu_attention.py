@@ -23,6 +23,12 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(written_attention, "WORTH_A_MASK", 0)
 
 
+def least_where(hidden: Tensor) -> Tensor:
+    """A mask as models make it that add it to their scores."""
+    dtype = torch.get_default_dtype()
+    return hidden.to(dtype) * torch.finfo(dtype).min
+
+
 class Written(nn.Module):
     """Four heads; `kind` says what scores are filled."""
 
@@ -36,9 +42,12 @@ class Written(nn.Module):
         b, t, c = x.shape
         q, k, v = (p.view(b, t, 4, c // 4).transpose(1, 2) for p in self.project(x).split(c, dim=2))
         scores = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(c // 4))
-        if self.kind != "all":
+        seen = self.seen[:t, :t]
+        if self.kind in ("infinity", "least"):  # which are added
+            scores = scores + (seen.log() if self.kind == "infinity" else least_where(seen == 0))
+        elif self.kind != "all":
             fill = -math.inf if self.kind == "infinite" else -3e4
-            scores = scores.masked_fill(self.seen[:t, :t] == 0, fill)
+            scores = scores.masked_fill(seen == 0, fill)
         y = scores.softmax(dim=-1) @ v
         return y.transpose(1, 2).reshape(b, t, c)
 
@@ -80,6 +89,29 @@ def test_a_row_of_which_nothing_is_left() -> None:
         assert bool(got[0].isnan().any()) == (kind == "infinite")
         for g, w in zip(got, want, strict=True):
             torch.testing.assert_close(g, w, rtol=5e-2, atol=2e-2, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["infinity", "least"])
+def test_masks_that_are_added(kind: str, dtype: torch.dtype) -> None:
+    """Attention without gradients, the formula with them; also a row that sees nothing."""
+    torch.set_default_dtype(dtype)
+    try:
+        model, x = made(kind, dtype)
+        assert isinstance(model.seen, Tensor)
+        model.seen[7] = 0
+        compiled = dovetail.compile(model)
+        with torch.no_grad():
+            got, want = compiled(x), model(x)
+        assert bool(want.isnan().any()) == (kind == "infinity")
+        torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2, equal_nan=True)
+        text = dovetail.report(compiled).as_text()
+        assert "scaled_dot_product" in text and "bmm" not in text
+        model.seen[7] = 1
+        for g, w in zip(gradients(model, x, compiled), gradients(model, x, model), strict=True):
+            torch.testing.assert_close(g, w, rtol=5e-2, atol=5e-2 * float(w.abs().max()))
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_the_gradient_of_a_gradient() -> None:

@@ -54,7 +54,32 @@ def weights_are_read(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Any:
 
 
 def added(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    return (q @ k.mT + mask).softmax(-1) @ v
+    """The mask of no row at all is -inf: such a row has no number."""
+    return (q @ k.mT * 0.5 + mask.log()).softmax(-1) @ v
+
+
+def added_first(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Numbers beside which scores vanish, from the model's own dtype."""
+    mask = (1.0 - mask) * torch.finfo(torch.float32).min
+    weights = F.softmax(mask[None, None] + q @ k.mT / 3, dim=-1, dtype=torch.float32).to(q.dtype)
+    return F.dropout(weights, p=0.5, training=False) @ v
+
+
+def biased(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return (q @ k.mT + mask * 3).softmax(-1) @ v
+
+
+def learnt(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """A bias that takes a gradient: as written."""
+    return (q @ k.mT + (mask * v.sum())).softmax(-1) @ v
+
+
+def added_and_filled(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return (q @ k.mT + mask).masked_fill(mask == 0, -torch.inf).softmax(-1) @ v
+
+
+def added_twice_as_much(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return torch.add(q @ k.mT, mask, alpha=2).softmax(-1) @ v
 
 
 def dropped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -106,7 +131,10 @@ def calls(gm: fx.GraphModule) -> int:
     return sum(n.target is attention_as_written for n in gm.graph.nodes)
 
 
-@pytest.mark.parametrize("fn", [plain, scaled_first, einsums, causal, least, in_three_dimensions])
+FORMS = [plain, scaled_first, einsums, causal, least, in_three_dimensions]
+
+
+@pytest.mark.parametrize("fn", [*FORMS, added, added_first, biased, learnt])
 @pytest.mark.parametrize("rows", ["each has something", "one has nothing"])
 def test_the_same_forward_and_backward(fn: Callable[..., Tensor], rows: str) -> None:
     gm = recognised(fn)
@@ -116,9 +144,11 @@ def test_the_same_forward_and_backward(fn: Callable[..., Tensor], rows: str) -> 
     dead = rows == "one has nothing"
     if not dead:
         mine[3][2, 0] = wanted[3][2, 0] = 1
+    with torch.no_grad():
+        torch.testing.assert_close(gm(*mine), fn(*wanted), equal_nan=True)
     got, want = gm(*mine), fn(*wanted)
     torch.testing.assert_close(got, want, equal_nan=True)
-    assert bool(want.isnan().any()) == (fn is causal and dead)
+    assert bool(want.isnan().any()) == (fn in (causal, added) and dead)
     for g, w in zip(
         torch.autograd.grad(got.nan_to_num().square().sum(), mine[:3]),
         torch.autograd.grad(want.nan_to_num().square().sum(), wanted[:3]),
@@ -128,13 +158,38 @@ def test_the_same_forward_and_backward(fn: Callable[..., Tensor], rows: str) -> 
 
 
 @pytest.mark.parametrize(
-    "fn", [weights_are_read, added, dropped, other_dimension, moderate, written_between]
-)
+    "fn",
+    [
+        weights_are_read, dropped, other_dimension, moderate, written_between,
+        added_and_filled, added_twice_as_much,
+    ],
+)  # fmt: skip
 def test_what_is_no_attention_stays(fn: Callable[..., Any]) -> None:
-    """What would not be the same: weights that somebody reads, a mask of any numbers, dropout,
-    shares along another dimension, scores that are filled with some that count, and a query that is
-    written to after its scores were computed."""
+    """What would not be the same: weights that somebody reads, dropout, shares along another
+    dimension, scores that are filled with some that count, and a query that is written to after its
+    scores were computed; or is said in a way that is not looked for."""
     assert calls(recognised(fn)) == 0
+
+
+def test_where_an_added_mask_is_the_kernels() -> None:
+    """Without gradients; with them the formula runs."""
+    ran: list[str] = []
+
+    class Seen(torch.overrides.TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            ran.append(getattr(func, "__name__", ""))
+            return func(*args, **(kwargs or {}))
+
+    gm = recognised(added_first)
+    with Seen(), torch.no_grad():
+        gm(*inputs())
+    assert "scaled_dot_product_attention" in ran and "softmax" not in ran
+    ran.clear()
+    with Seen():
+        gm(*inputs())
+    assert "scaled_dot_product_attention" not in ran and "softmax" in ran
 
 
 def test_only_types_that_the_kernels_are_made_for() -> None:
