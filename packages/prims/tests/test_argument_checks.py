@@ -9,6 +9,7 @@ from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.decompositions.checking import run_expanded
 
 aten = torch.ops.aten
+F = torch.nn.functional
 FILL = aten.masked_fill.Tensor
 NUMBERS = [0, 1.5, -1, -3, 127, 128, -128, -129, 255, 300, 65504, 65505, 70000.0, -70000.0, 2**31,
            2**62, 1e39, -1e39, 1e300, float("inf"), float("nan"), 1j, 2 + 0j]  # fmt: skip
@@ -100,6 +101,7 @@ def test_a_view_of_a_larger_storage_may_reach_past_the_tensor():
 
 
 ZERO = torch.zeros(2, dtype=torch.int64)
+LONGS = torch.ones(1, 1, 2, 2, dtype=torch.int64)
 REFUSED = {
     "scatter": lambda: torch.zeros(3).double().scatter(0, ZERO, torch.zeros(2)),
     "scatter_add": lambda: torch.zeros(3).double().scatter_add(0, ZERO, torch.zeros(2)),
@@ -107,6 +109,17 @@ REFUSED = {
     "index_add": lambda: torch.zeros(3).double().index_add(0, ZERO, torch.zeros(2)),
     "index_copy": lambda: torch.zeros(3).double().index_copy(0, ZERO, torch.zeros(2)),
     "index_put": lambda: torch.zeros(3).double().index_put((ZERO,), torch.zeros(2)),
+    "lerp": lambda: torch.ones(2).lerp(torch.ones(2).double(), 0.5),
+    "grid_sample": lambda: F.grid_sample(torch.ones(1, 1, 2, 2), torch.ones(1, 2, 2, 2).double()),
+    "grid_sample of integers": lambda: aten.grid_sampler_2d(
+        LONGS, LONGS.expand(1, 2, 2, 2), 0, 0, True
+    ),
+    "cross": lambda: torch.cross(torch.ones(2, 3), torch.ones(2, 3).double(), dim=-1),
+    "cdist": lambda: torch.cdist(torch.ones(2, 3).bfloat16(), torch.ones(2, 3).bfloat16()),
+    "huber_loss": lambda: F.huber_loss(ZERO, torch.ones(2)),
+    "soft_margin_loss": lambda: F.soft_margin_loss(ZERO, torch.ones(2)),
+    "cross entropy": lambda: F.binary_cross_entropy(torch.ones(2), torch.ones(2).double()),
+    "cross entropy with logits": lambda: F.binary_cross_entropy_with_logits(ZERO, torch.ones(2)),
     "avg_pool2d": lambda: aten.avg_pool2d(torch.ones(1, 3, 3), [2, 2], [], 0, False, True, 0),
     "unpool": lambda: aten.max_unpool2d(torch.ones(1, 2, 2), torch.ones(1, 2, 2), [4, 4]),
     "sum of many dimensions": lambda: torch.ones([1] * 65).sum(-1),

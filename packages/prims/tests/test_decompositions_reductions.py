@@ -111,4 +111,6 @@ def test_vector_products(dtype):
             check(aten.addmv.default, [base, m, v], kwargs)
         for base in (m, draw(5, dtype=dtype), draw(dtype=dtype)):
             check(aten.addr.default, [base, w, v], kwargs)
+            low = [base.bfloat16(), w, v]
+            check(aten.addr.default, low, kwargs, tolerance=0.1)  # (the result is not bfloat16)
         check(aten.addbmm.default, [m, batch1, batch2], kwargs)

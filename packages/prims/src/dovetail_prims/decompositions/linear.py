@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ._common import Family, Number, aten, cast, reshape, times, wide
+from ._common import Family, Number, aten, cast, promoted_together, reshape, times, wide
 
 
 def mv(self: Tensor, vec: Tensor) -> Tensor:
@@ -41,9 +41,9 @@ def addr(
     outer = aten.mul.Tensor(v, w)
     outer = times(outer, alpha)
     if beta == 0:
-        return cast(outer, self.dtype)
+        return cast(outer, promoted_together(self, vec1, vec2))
     x = times(wide(self), beta)
-    return cast(aten.add.Tensor(x, outer), self.dtype)
+    return cast(aten.add.Tensor(x, outer), promoted_together(self, vec1, vec2))
 
 
 def addbmm(

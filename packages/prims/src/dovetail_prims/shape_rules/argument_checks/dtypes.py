@@ -79,9 +79,25 @@ def _same_dtype(x: Any, values: Any) -> None:
         raise RuntimeError("heaviside is not yet implemented for tensors with different dtypes.")
 
 
-def _one_dtype(x: FakeTensor, target: FakeTensor, *rest: Any, **kwargs: Any) -> None:
-    if target._dtype is not x._dtype:
-        raise RuntimeError(f"expected a target of dtype {x._dtype} but got {target._dtype}")
+def _one_dtype(x: FakeTensor, other: FakeTensor, *rest: Any, **kwargs: Any) -> None:
+    if other._dtype is not x._dtype:
+        raise RuntimeError(f"expected operands of one dtype but got {x._dtype} and {other._dtype}")
+
+
+def _one_float_dtype(name: str) -> Check:
+    """The first two operands are of one dtype, which is not one of whole numbers."""
+
+    def check(x: FakeTensor, other: FakeTensor, *rest: Any, **kwargs: Any) -> None:
+        _one_dtype(x, other)
+        of_floats(name)(x)
+
+    return check
+
+
+def _distances(x: FakeTensor, other: FakeTensor, *rest: Any, **kwargs: Any) -> None:
+    if not {x._dtype, other._dtype} <= {torch.float32, torch.float64}:
+        raise NotImplementedError(f"\"cdist\" not implemented for '{x._dtype}'")
+    _one_dtype(x, other)
 
 
 def _exponent(x: FakeTensor, exponent: Any) -> None:
@@ -97,7 +113,8 @@ def _quotient(x: FakeTensor, dividend: Any, divisor: Any, **kwargs: Any) -> None
 # Of whole numbers there is no kernel.
 _FLOATS_ONLY = (
     "hypot", "_softmax", "_log_softmax", "silu", "elu", "softplus", "hardswish", "hardsigmoid",
-    "mish", "log_sigmoid_forward", "leaky_relu", "frac", "nextafter", "mse_loss",
+    "mish", "log_sigmoid_forward", "soft_margin_loss",
+    "binary_cross_entropy_with_logits", "leaky_relu", "frac", "nextafter", "mse_loss",
     "_prelu_kernel", "glu", "logcumsumexp",
 )  # fmt: skip
 
@@ -116,7 +133,16 @@ TABLE: Mapping[str, Check] = {
     "lcm.default": _of_bits("lcm"),
     **{f"{name}.default": of_floats(name) for name in _FLOATS_ONLY},
     **{f"{name}.default": _not_of_bools(name) for name in _NOT_OF_BOOLS},
-    "lerp.Scalar": of_floats("lerp"),
+    **{
+        f"{name}.{overload}": _one_float_dtype(name)
+        for name, overload in (
+            ("lerp", "Scalar"),
+            ("grid_sampler_2d", "default"),
+            ("grid_sampler_3d", "default"),
+        )
+    },
+    "linalg_cross.default": _one_dtype,
+    "_cdist_forward.default": _distances,
     "round.decimals": of_floats("round"),
     "pow.Tensor_Scalar": _exponent,
     "addcdiv.default": _quotient,

@@ -108,5 +108,5 @@ TABLE: Mapping[str, Check] = {
     "div.Tensor_mode": _rounding,
     "div.Scalar_mode": _rounding,
     "smooth_l1_loss.default": _beta,
-    "huber_loss.default": _delta,
+    "huber_loss.default": every(of_floats("huber_loss"), _delta),
 }
