@@ -104,8 +104,13 @@ def _read(path: str, modified: float) -> _Names | None:
             within += "<lambda>" + LOCALS
         if not _lists_names(node):
             pending += [(child, within) for child in ast.iter_child_nodes(node)]
-    sets = map(frozenset[str], (declared, attributes, strings, _several_times(tree)))
-    return _Names(*sets, frozenset(rebound))
+    return _Names(
+        frozenset(declared),
+        frozenset(attributes),
+        frozenset(strings),
+        frozenset(_several_times(tree)),
+        frozenset(rebound),
+    )
 
 
 def _names_in(path: Any) -> _Names | None:
