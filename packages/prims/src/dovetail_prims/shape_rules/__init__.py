@@ -19,7 +19,9 @@ from dovetail_prims.shape_rules import (
     copies,
     data_dependent,
     factories,
+    fake_quantization,
     indexing,
+    linear_algebra,
     matmul,
     norms,
     out_checks,
@@ -28,6 +30,7 @@ from dovetail_prims.shape_rules import (
     pointwise,
     rare,
     reductions,
+    spectral,
     views,
 )
 
@@ -64,6 +67,9 @@ def default_rules() -> RuleTable:
         convolution.rules,
         indexing.rules,
         factories.rules,
+        linear_algebra.rules,
+        spectral.rules,
+        fake_quantization.rules,
         rare.rules,
         data_dependent.rules,
         fake_queries.rules,

@@ -10,15 +10,14 @@ import torch
 
 from dovetail_prims.fake_tensor import FakeTensor, Size, Sizes, make
 from dovetail_prims.shape_rules.layout import (
-    FLOATING,
     broadcast,
     channels_last,
     contiguous,
     empty_like_strides,
     fresh,
     insisted,
-    number_dtype,
 )
+from dovetail_prims.shape_rules.promotion import FLOATING, number_dtype
 
 _CPU = torch.device("cpu")
 

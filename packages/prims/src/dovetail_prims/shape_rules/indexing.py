@@ -12,7 +12,6 @@ from dovetail_prims.fake_tensor import DataDependentError, FakeTensor, Size, Siz
 from dovetail_prims.shape_rules.layout import (
     broadcast,
     channels_last,
-    common_device,
     contiguous,
     dense_order,
     empty_like_strides,
@@ -22,11 +21,11 @@ from dovetail_prims.shape_rules.layout import (
     insisted,
     is_canonical,
     pointwise_layout,
-    promote,
     settled,
     suggests_channels_last,
     wrap_dim,
 )
+from dovetail_prims.shape_rules.promotion import common_device, promote
 from dovetail_prims.shape_rules.views import unsqueeze, view, view_strides
 
 

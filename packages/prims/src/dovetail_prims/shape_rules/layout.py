@@ -1,4 +1,4 @@
-"""Sizes, strides, dtype and device of results: the arithmetic that shape rules share.
+"""Sizes and strides of results: the arithmetic that shape rules share.
 
 Eager's pointwise ops all go through one iterator, whose output layout follows from the inputs'
 layouts; `pointwise_out` states that once. Sizes may be symbolic: they are compared and multiplied,
@@ -7,29 +7,13 @@ never converted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from dovetail_prims.fake_tensor import FakeTensor, Size, Sizes, make
-
-_CPU = torch.device("cpu")
-FLOATING = frozenset(
-    {
-        torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn,
-        torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz,
-    }
-)  # fmt: skip
-COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
-REDUCED = frozenset({torch.float16, torch.bfloat16})
-_COMPLEX_OF = {
-    torch.float16: torch.complex32,
-    # Newer PyTorch has a complex type of two bfloat16.
-    torch.bfloat16: getattr(torch, "bcomplex32", torch.complex64),
-    torch.float32: torch.complex64,
-    torch.float64: torch.complex128,
-}
+from dovetail_prims.shape_rules.promotion import common_device
 
 # --- sizes and strides ----------------------------------------------------------------------------
 
@@ -351,83 +335,7 @@ def pointwise_out(
     return make(sizes, strides, dtype, device)
 
 
-# --- dtype and device -----------------------------------------------------------------------------
-
-
-def common_device(tensors: Iterable[FakeTensor]) -> torch.device:
-    """The device of the result: a 0-dim CPU tensor follows the others."""
-    device: torch.device | None = None
-    scalar = False
-    for t in tensors:
-        if device is None:
-            device, scalar = t._device, not t._sizes
-        elif t._device != device:
-            if scalar and device.type == "cpu":
-                device, scalar = t._device, not t._sizes
-            elif t._sizes or t._device.type != "cpu":
-                raise RuntimeError(
-                    "Expected all tensors to be on the same device, but found at least two "
-                    f"devices, {device} and {t._device}!"
-                )
-        elif t._sizes:
-            scalar = False
-    return device if device is not None else _CPU
-
-
-def number_dtype(number: Any) -> torch.dtype:
-    """The dtype that a Python number (or a symbolic one) stands for in type promotion."""
-    kind = type(number)
-    if kind is float or kind is torch.SymFloat:
-        return torch.get_default_dtype()
-    if kind is int or kind is torch.SymInt:
-        return torch.int64
-    if kind is bool or kind is torch.SymBool:
-        return torch.bool
-    if isinstance(number, complex):
-        return _COMPLEX_OF[torch.get_default_dtype()]
-    if isinstance(number, float):
-        return torch.get_default_dtype()
-    return torch.int64
-
-
-def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dtype | None:
-    """Join two priority classes: the lower one can only raise the kind, not the width."""
-    if higher is None:
-        return lower
-    if lower is None or higher in COMPLEX:
-        return higher
-    if higher in FLOATING:
-        return _COMPLEX_OF[higher] if lower in COMPLEX else higher
-    if higher is torch.bool or lower in FLOATING or lower in COMPLEX:
-        return torch.promote_types(higher, lower)
-    return higher
-
-
-def promote(args: Iterable[Any]) -> torch.dtype:
-    """Type promotion: tensors with dimensions first, then 0-dim tensors, then numbers."""
-    dim: torch.dtype | None = None
-    zero: torch.dtype | None = None
-    number: torch.dtype | None = None
-    for a in args:
-        if type(a) is FakeTensor:
-            d = a._dtype
-            if a._sizes:
-                dim = d if dim is None or dim is d else torch.promote_types(dim, d)
-            else:
-                zero = d if zero is None or zero is d else torch.promote_types(zero, d)
-        else:
-            d = number_dtype(a)
-            number = d if number is None else torch.promote_types(number, d)
-    result = _combine(dim, _combine(zero, number))
-    assert result is not None
-    return result
-
-
-def as_float(dtype: torch.dtype) -> torch.dtype:
-    """Integers and bool become the default float."""
-    if dtype in FLOATING or dtype in COMPLEX:
-        return dtype
-    return torch.get_default_dtype()
+# --- dimensions and whole tensors -----------------------------------------------------------------
 
 
 def wrap_dim(dim: int, rank: int) -> int:

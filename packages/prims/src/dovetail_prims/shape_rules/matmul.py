@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from dovetail_prims.fake_tensor import FakeTensor
-from dovetail_prims.shape_rules.layout import broadcast, common_device, fresh
+from dovetail_prims.shape_rules.layout import broadcast, fresh
+from dovetail_prims.shape_rules.promotion import common_device
 
 
 def _check_dtypes(a: FakeTensor, b: FakeTensor, op: str) -> None:

@@ -9,7 +9,6 @@ import torch
 
 from dovetail_prims.fake_tensor import FakeTensor, Size, Sizes, make
 from dovetail_prims.shape_rules.layout import (
-    REDUCED,
     channels_last,
     contiguous,
     empty_like_strides,
@@ -19,9 +18,9 @@ from dovetail_prims.shape_rules.layout import (
     is_channels_last,
     is_contiguous,
     pointwise_out,
-    promote,
     suggests_channels_last,
 )
+from dovetail_prims.shape_rules.promotion import REDUCED, promote
 
 
 def _like_contiguous(x: FakeTensor) -> FakeTensor:

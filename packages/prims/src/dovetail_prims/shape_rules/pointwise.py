@@ -10,9 +10,6 @@ import torch
 from dovetail_prims.fake_tensor import FakeTensor, ShapeRule, make
 from dovetail_prims.opsets import LOOPING_FUNCTIONS
 from dovetail_prims.shape_rules.layout import (
-    COMPLEX,
-    FLOATING,
-    as_float,
     broadcast,
     empty_like_strides,
     equal_sizes,
@@ -20,8 +17,8 @@ from dovetail_prims.shape_rules.layout import (
     has_zero,
     is_canonical,
     pointwise_out,
-    promote,
 )
+from dovetail_prims.shape_rules.promotion import COMPLEX, FLOATING, as_float, promote
 
 
 def same_dtype(x: FakeTensor, *rest: Any, **options: Any) -> FakeTensor:

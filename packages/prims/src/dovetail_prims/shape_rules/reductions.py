@@ -8,15 +8,8 @@ from typing import Any
 import torch
 
 from dovetail_prims.fake_tensor import FakeTensor, Size, Sizes, make
-from dovetail_prims.shape_rules.layout import (
-    COMPLEX,
-    FLOATING,
-    as_float,
-    empty_like_strides,
-    fresh,
-    insisted,
-    wrap_dim,
-)
+from dovetail_prims.shape_rules.layout import empty_like_strides, fresh, insisted, wrap_dim
+from dovetail_prims.shape_rules.promotion import COMPLEX, FLOATING, as_float
 
 
 def reduced_sizes(sizes: Sizes, dims: int | Sequence[int] | None, keepdim: bool) -> Sizes:
