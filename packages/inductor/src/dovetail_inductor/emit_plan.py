@@ -51,9 +51,9 @@ from dovetail_inductor.scheduler.memory import MemoryPlan
 
 @lru_cache(maxsize=1)
 def cpp_preamble() -> str:
-    """What all C++ kernels share: the vector types and the elementary functions."""
+    """What all C++ kernels share: the vector types, arithmetic and the elementary functions."""
     folder = Path(cpp.__file__).parent
-    return (folder / "simd.h").read_text() + (folder / "math.h").read_text()
+    return "".join((folder / f"{name}.h").read_text() for name in ("simd", "arithmetic", "math"))
 
 
 def spec_of(buffer: Buffer) -> TensorSpec:
