@@ -24,7 +24,7 @@ def test_each_readme_has_lines_that_run() -> None:
 
 @pytest.mark.parametrize("readme", READMES, ids=lambda readme: readme.parent.name)
 def test_what_a_readme_names_exists(readme: Path) -> None:
-    """Relative links, and the paths of this repository in backquotes."""
+    """Relative links, and in backquotes the paths of this repository and files of the package."""
     text = readme.read_text()
     links = [t for t in re.findall(r"\]\(([^)#\s]+)\)", text) if "://" not in t]
     paths = re.findall(r"`((?:packages|src|integration_tests)/[^`\s*]+)`", text)
@@ -32,6 +32,8 @@ def test_what_a_readme_names_exists(readme: Path) -> None:
         assert (readme.parent / target).exists(), f"{readme.relative_to(ROOT)}: {target}"
     for target in paths:
         assert (ROOT / target).exists(), f"{readme.relative_to(ROOT)}: {target}"
+    for target in re.findall(r"`([\w/]+\.(?:py|h|c|cpp))`", text):
+        assert any(readme.parent.rglob(target)), f"{readme.relative_to(ROOT)}: {target}"
 
 
 @pytest.mark.parametrize(
