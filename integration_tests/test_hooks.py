@@ -312,7 +312,7 @@ def test_hooks_on_inputs(method: Call, dynamic: bool | None, history: bool) -> N
 @pytest.mark.parametrize(
     ("method", "reason", "history"),
     [
-        (written_to_afterwards, "a tensor of a hook, which is written to", True),
+        (written_to_afterwards, "a tensor of a hook that is written to", True),
         (differentiated_behind_it, "behind a hook on an input", True),
         (differentiated_behind_it, "behind a hook on an input", False),
         (keeps_its_handle, "RemovableHandle", False),

@@ -314,3 +314,87 @@ def test_a_tensor_that_nobody_saved_is_as_it_was(derive: Call) -> None:
     scale.fill_(3.0)
     with pytest.raises(RuntimeError, match=r"written to between|modified by an inplace"):
         result.sum().backward()
+
+
+class Keeps(torch.autograd.Function):
+    """Keeps tensors on its context, without a word to autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, other: Tensor) -> Tensor:
+        ctx.x, ctx.other, ctx.result = x, other, x.sin()
+        return ctx.result  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient * ctx.x * ctx.other + ctx.result, None
+
+
+def writes_to_its_argument(x: Tensor) -> Tensor:
+    y = x * 2
+    z = Keeps.apply(y, torch.ones(5))
+    y.add_(1)
+    return z + y  # type: ignore[no-any-return]
+
+
+def writes_to_its_argument_unseen(x: Tensor) -> Tensor:
+    y = x * 2
+    z = Keeps.apply(y, y.detach())
+    with torch.no_grad():
+        y.add_(1)
+    return z * 1  # type: ignore[no-any-return]
+
+
+def writes_through_a_view(x: Tensor) -> Tensor:
+    table = torch.ones(2, 5)
+    z = Keeps.apply(x, table[0])
+    table.mul_(5)
+    return z * 1  # type: ignore[no-any-return]
+
+
+def writes_to_its_result(x: Tensor) -> Tensor:
+    z = Keeps.apply(x, torch.ones(5))
+    z.mul_(2)
+    return z  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize(
+    "run",
+    [
+        writes_to_its_argument,
+        writes_to_its_argument_unseen,
+        writes_through_a_view,
+        writes_to_its_result,
+    ],
+)
+def test_a_write_to_what_nobody_saved_is_seen(run: Call, backend: str) -> None:
+    call = dovetail.compile(run, backend=backend)
+    x = torch.linspace(-1, 1, 5).requires_grad_()
+    for _ in range(2):
+        wanted, got = (torch.autograd.grad(f(x).sum(), x)[0] for f in (run, call))
+        torch.testing.assert_close(got, wanted)
+    reasons = [one.reason for one in dovetail.report(call).breaks]
+    assert any("the backward of Keeps that is written to" in reason for reason in reasons)
+
+
+def gives_its_result(x: Tensor) -> tuple[Tensor, Tensor]:
+    z = Keeps.apply(x, torch.ones(5))
+    return z * 1, z
+
+
+def gives_its_argument(x: Tensor) -> tuple[Tensor, Tensor]:
+    other = x.detach().exp()
+    return Keeps.apply(x, other) * 1, other.view(5, 1)
+
+
+@pytest.mark.parametrize("run", [gives_its_result, gives_its_argument])
+def test_a_write_outside_to_what_nobody_saved_is_an_error(run: Call) -> None:
+    call = dovetail.compile(run, fullgraph=True, backend="aot_eager")
+    x = torch.linspace(-1, 1, 5).requires_grad_()
+    wanted, got = (torch.autograd.grad(f(x)[0].sum(), x)[0] for f in (run, call))
+    torch.testing.assert_close(got, wanted)
+    result, given = call(x)
+    with torch.no_grad():
+        given.mul_(4)
+    with pytest.raises(RuntimeError, match="keeps on its context, was written to"):
+        result.sum().backward()

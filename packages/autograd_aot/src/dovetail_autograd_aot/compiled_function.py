@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from dovetail_prims.fake_tensor import FakeTensor
-from dovetail_prims.late_reads import INPUTS, reads_of
+from dovetail_prims.late_reads import INPUTS, OUTPUTS, reads_of
 from dovetail_prims.wrappers import is_wrapper
 from torch import Tensor
 from torch.fx import GraphModule
@@ -61,7 +61,7 @@ def aot_compile(
     counted in `log`.
     """
     log = AotLog() if log is None else log
-    late = LateNeeds(reads_of(gm), tuple(gm.meta.get(INPUTS, ())))
+    late = LateNeeds(reads_of(gm), *(tuple(gm.meta.get(key, ())) for key in (INPUTS, OUTPUTS)))
     if any(map(is_wrapper, example_inputs)):
         late = LateNeeds(late.reads)  # (the plain graph inside has other inputs)
 

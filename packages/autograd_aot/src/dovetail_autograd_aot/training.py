@@ -33,17 +33,26 @@ _graph_is_kept = torch._C._autograd._get_current_graph_task_keep_graph
 @dataclass(frozen=True)
 class LateNeeds:
     """What the backward of a user takes for granted when it runs: what it `reads` outside of the
-    graph, and the data of `inputs` that are not saved."""
+    graph, and the data of `inputs` and `outputs` of the graph that are not saved."""
 
     reads: tuple[LateRead, ...]
     inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.reads or self.inputs)
+        return bool(self.reads or self.inputs or self.outputs)
 
     def remember(self, inputs: Sequence[Any]) -> list[tuple[Tensor, int]]:
         """The inputs at the time of the forward, with their versions."""
         return [(inputs[i], inputs[i]._version) for i in self.inputs]
+
+    def remember_outputs(self, results: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """The outputs, once nothing is written to them any more; `results` know the context."""
+        nodes = (result.grad_fn for result in results if isinstance(result, Tensor))
+        context: Any = next((node for node in nodes if node is not None), None)
+        if context is not None:
+            given = (outputs[i] for i in self.outputs)
+            context.late += [(one.detach(), one._version) for one in given]
 
     def check(self, remembered: list[tuple[Tensor, int]]) -> None:
         """Raise an error if any of it has changed."""
@@ -76,7 +85,10 @@ def compile_training(
         if extend is not None:
             inputs = extend(inputs)
         results = apply(*inputs)
-        return results if epilogue is None else epilogue(inputs, results)
+        outputs = results if epilogue is None else epilogue(inputs, results)
+        if late.outputs:
+            late.remember_outputs(results, outputs)
+        return outputs
 
     return run
 
@@ -159,7 +171,7 @@ def make_autograd_function(
             if not _graph_is_kept():
                 # As eager does node by node: `arguments` holds the saved tensors from here on.
                 ctx.maybe_clear_saved_tensors()
-                ctx.replay = None
+                ctx.replay = ctx.late = None
             with torch._C._DisableAutocast():
                 results = unrecorded(run_consuming, chosen.run, arguments)
             if replay is not None and any(map(_has_nan, results)):

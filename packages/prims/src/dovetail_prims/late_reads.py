@@ -20,6 +20,8 @@ READS = "late_reads"
 INPUTS = "late_inputs"
 """In a captured graph's `meta`: the places of inputs that its backward reads without having saved
 them for it."""
+OUTPUTS = "late_outputs"
+"""The places of such outputs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,4 +70,4 @@ def check_version(tensor: Tensor, version: int) -> None:
         )
 
 
-__all__ = ["INPUTS", "READS", "LateRead", "check", "check_version", "reads_of"]
+__all__ = ["INPUTS", "OUTPUTS", "READS", "LateRead", "check", "check_version", "reads_of"]

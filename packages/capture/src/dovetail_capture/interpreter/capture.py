@@ -14,7 +14,7 @@ from dovetail_guards.guard_set import GuardSet
 from dovetail_guards.shape_env import DataDependentError
 from dovetail_guards.source import ClosureCellSource
 from dovetail_guards.torch_state import FUNCTION_MODES, READERS
-from dovetail_prims.late_reads import INPUTS, READS
+from dovetail_prims.late_reads import INPUTS, OUTPUTS, READS
 from torch.autograd import forward_ad
 from torch.fx import Node
 
@@ -25,6 +25,7 @@ from dovetail_capture.function_stack import no_function_modes
 from dovetail_capture.interpreter import effects, generators, value_checks
 from dovetail_capture.interpreter.aliasing import storage_guards, writes, writes_to_inputs
 from dovetail_capture.interpreter.frame import BreakHere, Frame
+from dovetail_capture.interpreter.late_reads import share_memory
 from dovetail_capture.interpreter.machine import Interpreter, source_line
 from dovetail_capture.interpreter.protocols.class_attributes import MISSING
 from dovetail_capture.interpreter.recipes import Rebuilder
@@ -383,10 +384,11 @@ class _Attempt:
             module = self.recorder.module()
             if self.session.late_found:
                 module.meta[READS] = tuple(self.session.late_found)
-            late = self.session.late_inputs
+            late = self.session.late_tensors
             if late:
-                places = {value.name: i for i, value in enumerate(used)}
-                module.meta[INPUTS] = tuple(sorted({places[t.node.name] for t in late}))
+                fakes = {g.name: value.node.meta.get("val") for g, value in self.session.inputs}
+                module.meta[INPUTS] = share_memory([fakes[g.name] for g in used], late)
+                module.meta[OUTPUTS] = share_memory([n.meta.get("val") for n in nodes], late)
         self.session.relate_inputs(
             [i for i in used if not i.static and isinstance(i.example, torch.Tensor)]
         )

@@ -24,6 +24,7 @@ from dovetail_guards.source import (
     ObjectSource,
     Source,
 )
+from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.late_reads import LateRead
 
 from dovetail_capture.interpreter.signals import GraphBreakSignal
@@ -223,11 +224,11 @@ def state_of(value: Value) -> Any:
     return None
 
 
-def outside(vm: Interpreter, tensors: Iterable[Value]) -> list[TensorValue]:
-    """The inputs of the graph that share memory with one of these tensors."""
+def share_memory(values: Iterable[Any], tensors: Iterable[Value]) -> list[int]:
+    """The places of the values that share memory with one of these tensors."""
     storages = {id(t.fake._storage) for t in tensors if isinstance(t, TensorValue)}
-    inputs = [value for _, value in vm.session.inputs if isinstance(value, TensorValue)]
-    return [value for value in inputs if id(value.fake._storage) in storages]
+    places = enumerate(values)
+    return [i for i, v in places if isinstance(v, FakeTensor) and id(v._storage) in storages]
 
 
 @contextmanager
@@ -243,4 +244,4 @@ def watching(vm: Interpreter, what: str, way: str) -> Iterator[LateReads]:
         vm.global_values, vm.class_attribute_values, session.late_reads = before
 
 
-__all__ = ["LASTING", "NUMBERS", "LateReads", "outside", "state_of", "watching"]
+__all__ = ["LASTING", "NUMBERS", "LateReads", "share_memory", "state_of", "watching"]

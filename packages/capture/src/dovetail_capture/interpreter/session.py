@@ -137,7 +137,7 @@ class Session:
         self.late_reads: LateReads | None = None
         self.late_found: list[LateRead] = []
         self.late_states: list[LateState] = []
-        self.late_inputs: list[TensorValue] = []  # those that backwards read without a save
+        self.late_tensors: list[TensorValue] = []  # what backwards read without a save
         self.selects = False  # is a checkpoint's `context_fn` asked what it selects?
         self.error_flags: list[bool] = []  # of the open `error_on_graph_break` blocks
         self.locks: list[Value] = []  # locks that were taken; effects are replayed under them

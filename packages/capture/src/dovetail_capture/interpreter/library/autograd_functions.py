@@ -19,7 +19,7 @@ from torch.autograd.function import _SingleLevelFunction, once_differentiable
 from torch.fx import GraphModule
 
 from dovetail_capture.interpreter.changes import no_changes
-from dovetail_capture.interpreter.late_reads import outside, watching
+from dovetail_capture.interpreter.late_reads import share_memory, watching
 from dovetail_capture.interpreter.library.handlers import Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.transforms import InnerRecorder
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
@@ -88,11 +88,12 @@ def _run_backward(function: Any, ctx: Any, *gradients: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Backward:
-    """A backward: its graph, what that takes of the forward's tensors, and what it has read
-    outside."""
+    """A backward: its graph, what that takes of the forward's tensors (and what of it forward did
+    not say it saves), and what it has read outside."""
 
     graph: GraphModule
     saved: list[Value]
+    unsaved: list[Value]
     reads: tuple[LateRead, ...]
 
     def run(self, *taken: Any) -> Any:
@@ -105,7 +106,7 @@ class _Backward:
 class _Pieces:
     """The graphs of a function on the `given` tensors among its arguments, and then `captured`.
 
-    `forward` gives `count` results (one by itself if not `many`), then what is saved; `backward`
+    `forward` gives `count` `results` (one by itself if not `many`), then what is saved; `backward`
     takes the gradients of the results and what was saved, and gives a gradient, or None, for each
     tensor among the arguments; without it `original` applies the function itself. `dirty` and
     `plain` are the places of arguments that forward writes to, and of results that are not
@@ -114,6 +115,7 @@ class _Pieces:
 
     cls: Any
     forward: GraphModule
+    results: list[Value]
     backward: _Backward | None
     captured: list[Value]
     original: Callable[[Any], Any]
@@ -313,7 +315,7 @@ def _capture(
     forward = inner.module()
     captured: list[Value] = list(inner.captured)
     original, counts = _original(vm, cls, args), (len(tensors), len(results))
-    return _Pieces(cls, forward, backward, captured, original, *counts, many, dirty, plain)
+    return _Pieces(cls, forward, results, backward, captured, original, *counts, many, dirty, plain)
 
 
 def _original(vm: Interpreter, cls: Any, args: Args) -> Callable[[Any], Any]:
@@ -399,13 +401,12 @@ def _capture_backward(
         if isinstance(arg, TensorValue):
             outputs.append(None if absent else inner.argument(part)[0])
     inner.graph.output(tuple(outputs))
-    kept = [value for value in inner.captured if value not in _attribute(vm, ctx, "saved_tensors")]
-    born = vm.frames[0].steps
-    unsaved = outside(vm, kept)
-    session.late_states.append(LateState(f"the backward of {name}", born, late.state(), unsaved))
-    session.late_inputs += unsaved
+    saved = _attribute(vm, ctx, "saved_tensors")
+    unsaved = [value for value in inner.captured if value not in saved]
+    born, what = vm.frames[0].steps, f"the backward of {name}"
+    session.late_states.append(LateState(what, born, late.state(), []))
     session.late_found += late.reads
-    return _Backward(inner.module(), inner.captured, tuple(late.reads))
+    return _Backward(inner.module(), inner.captured, unsaved, tuple(late.reads))
 
 
 def _inlined(vm: Interpreter, fn: Value, given: Args) -> Value:
@@ -501,7 +502,27 @@ def apply(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         vm.session.applied_functions = True
     pieces = _capture(vm, fn, cls, given, wanted)
     tensors = [arg for arg in given if isinstance(arg, TensorValue)]
-    return vm.record("call_function", _target(pieces), [*tensors, *pieces.captured], {})
+    found = vm.record("call_function", _target(pieces), [*tensors, *pieces.captured], {})
+    _watch(vm, cls, pieces, found)
+    return found
+
+
+def _watch(vm: Interpreter, cls: Any, pieces: _Pieces, found: Value) -> None:
+    """Nobody may write to what backward reads that forward did not save: it would read what has
+    been written (of what is saved, autograd says so)."""
+    if pieces.backward is None:
+        return
+    session = vm.session
+    results = list(vm.iterate(found)) if pieces.many else [found]
+    inner = [pieces.results.index(v) for v in pieces.backward.unsaved if v in pieces.results]
+    unsaved = [*pieces.backward.unsaved, *(results[place] for place in inner)]
+    inputs = [value for _, value in session.inputs if isinstance(value, TensorValue)]
+    shared = [inputs[i] for i in share_memory([value.fake for value in inputs], unsaved)]
+    tensors = [value for value in unsaved if isinstance(value, TensorValue)]
+    versions = [(t, 0) for t in shared] + [(t, t.fake._version) for t in tensors]
+    what = f"the backward of {cls.__name__}"
+    session.late_states.append(LateState(what, vm.frames[0].steps, [], versions))
+    session.late_tensors += tensors
 
 
 # `apply` as the classes behind autograd.Function define it: in Python or in C.

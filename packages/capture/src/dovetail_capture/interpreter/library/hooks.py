@@ -206,7 +206,7 @@ def _register_late(vm: Interpreter, method: Any, tensor: TensorValue, hook: Valu
     session.calls_for_effect.append(call)
     session.hooks_on_inputs += 1
     if not tensor.fake.is_leaf:
-        session.late_states.append(LateState("a hook", born, [], [tensor]))
+        session.late_states.append(LateState("a hook", born, [], [(tensor, 0)]))
     return HandleValue(None, None, born, call)
 
 

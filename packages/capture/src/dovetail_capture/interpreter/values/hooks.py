@@ -52,13 +52,13 @@ class Hooked:
 @dataclass(frozen=True)
 class LateState:
     """What a backward of a function of autograd, or a hook (`what`), takes for granted of what the
-    frame has made (`before`, each value with its state) and of `tensors`, inputs that the frame may
-    not write to. It was captured in step `born` of the top frame."""
+    frame has made (`before`, each value with its state) and of `tensors`, which the frame may not
+    write to, with their versions. It was captured in step `born` of the top frame."""
 
     what: str
     born: int
     before: list[tuple[Value, Any]]
-    tensors: list[TensorValue]
+    tensors: list[tuple[TensorValue, int]]
 
     def check(self, made: Container[int], state_of: Callable[[Value], Any]) -> None:
         """Let the capture end before the function if any of it is `made` again for others, or is
@@ -66,9 +66,9 @@ class LateState:
         for value, before in self.before:
             if id(value) in made or state_of(value) != before:
                 raise CannotRebuild(f"{value.describe()} that {self.what} reads", self.born)
-        for tensor in self.tensors:
-            if tensor.fake._version:
-                raise CannotRebuild(f"a tensor of {self.what}, which is written to", self.born)
+        for tensor, version in self.tensors:
+            if tensor.fake._version != version:
+                raise CannotRebuild(f"a tensor of {self.what} that is written to", self.born)
 
 
 def _storages(fakes: Iterable[Any]) -> set[int]:
