@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -328,3 +329,25 @@ def test_a_float_that_is_compared_or_rounded_keeps_its_graph() -> None:
     for rate in (0.9, 0.81, 0.73, 0.66, 0.11, 0.01, 1e-3, 1e-12, 1.4, 0.5):
         torch.testing.assert_close(run(x, rate), scheduled(x, rate))
     assert len(graphs) == 5  # of 0.9, above, below 0.011..., below 1.1e-9, and from 1 on
+
+
+@functools.lru_cache(16)
+def halves(shape: tuple[int, ...], parts: int) -> tuple[list[int], dict[str, int]]:
+    return [shape[0] * parts, *shape[1:-1], shape[-1] // parts], {"last": shape[-1]}
+
+
+@functools.cache
+def doubled(size: int) -> int:
+    return size * 2
+
+
+def test_cached_functions_of_sizes_do_not_fix_them() -> None:
+    """Einops, say, works its shapes out in one."""
+
+    def split(x: torch.Tensor) -> Any:
+        shape, named = halves(tuple(x.shape), 2)
+        y = x.reshape(halves(x.shape, 2)[0]) * named["last"]
+        return y, doubled(x.shape[0]), doubled(x.shape[0] + 1), y.reshape(shape).sum()
+
+    assert count(split, [(3, 4), (5, 6), (9, 2), (2, 8), (7, 10)]) == 2
+    assert halves.cache_info().currsize  # (eager's; compiled code asked for no size's)

@@ -17,7 +17,7 @@ from dovetail_capture.interpreter.protocols.inlining import call_function, call_
 from dovetail_capture.interpreter.protocols.instantiation import instantiate
 from dovetail_capture.interpreter.protocols.native_calls import call_native
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.base import NONE, Constant, Value
+from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value
 from dovetail_capture.interpreter.values.containers import TupleValue, hash_key
 from dovetail_capture.interpreter.values.functions import (
     BoundMethod,
@@ -26,6 +26,7 @@ from dovetail_capture.interpreter.values.functions import (
     TransformValue,
 )
 from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.marks import reason_of, substitute_of
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def _call_cached(vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str
     parts = [*args, *kwargs.values()]
     typed = real.cache_parameters()["typed"]
     kinds = tuple(part.python_type() for part in parts) if typed else ()
-    key = (id(real), len(args), *kwargs, *map(hash_key, parts), *kinds)
+    key = (id(real), len(args), *kwargs, *map(_cache_key, parts), *kinds)
     known = vm.session.cached_calls.get(key)
     if known is None:
         name, before = getattr(real, "__qualname__", repr(real)), cached_calls.changes(vm.session)
@@ -104,13 +105,33 @@ def _call_cached(vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str
         known = cached_calls.keep(name, result, vm.frames[0].steps)
         if known is None:
             raise GraphBreakSignal(f"an object that `{name}` made and keeps in its cache")
-        if known.parts and all(isinstance(part, (Constant, TupleValue)) for part in parts):
+        if known.parts and all(map(_is_plain, parts)):
             given = [vm.as_python(part) for part in parts]
             if UNKNOWN not in given:  # then it is Python's own object, which others may change
                 named = dict(zip(kwargs, given[len(args) :], strict=True))
                 known = cached_calls.Kept(name, vm.held(real(*given[: len(args)], **named)), (), 0)
         vm.session.cached_calls[key] = known
     return known.result
+
+
+def _cache_key(part: Value) -> Any:
+    """As `hash_key`; numbers that depend on sizes stay symbolic, one key for one expression."""
+    if isinstance(part, SymbolicNumber) and part.value.node.constant is None:
+        return SymbolicNumber, part.python_type(), part.value.node.expr
+    if isinstance(part, TupleValue) and part.cls in (tuple, torch.Size):
+        return tuple(_cache_key(_forced(item)) for item in part.items)
+    return hash_key(part)
+
+
+def _is_plain(part: Value) -> bool:
+    """Is it something that the cache itself can be asked with: without symbols?"""
+    if isinstance(part, TupleValue):
+        return all(_is_plain(_forced(item)) for item in part.items)
+    return isinstance(part, Constant)
+
+
+def _forced(item: Any) -> Value:
+    return Constant(item.real) if isinstance(item, Lazy) else item
 
 
 def _inner_function(vm: Interpreter, fn: ObjectValue) -> Value | None:
