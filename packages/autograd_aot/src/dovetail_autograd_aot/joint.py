@@ -6,7 +6,6 @@ autograd engine from the outputs back to the inputs, and reads off how outputs r
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -14,11 +13,10 @@ from typing import Any
 import torch
 from dovetail_prims.conditionals import COND, WHILE
 from dovetail_prims.data_sizes import data_symbols
-from dovetail_prims.fake_tensor import FakeTensor, make
+from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.gradient_hooks import GradientHook
 from dovetail_prims.node_error import blame
 from dovetail_prims.stated import STATES
-from dovetail_prims.wrappers import is_wrapper
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
@@ -30,9 +28,6 @@ from dovetail_autograd_aot.attention import AttentionMode
 from dovetail_autograd_aot.conditionals import trace_conditional, trace_loop
 from dovetail_autograd_aot.derivatives import MendedDerivatives
 from dovetail_autograd_aot.engine import (
-    ERRORS_OF_BACKWARDS,
-    reached_roots,
-    run_engine,
     trace_settings,
 )
 from dovetail_autograd_aot.fast_graph import FastGraph
@@ -52,13 +47,13 @@ from dovetail_autograd_aot.inputs import (
     symbolic_values,
     symbols_of,
 )
+from dovetail_autograd_aot.joint_backward import trace_backward
 from dovetail_autograd_aot.op_info import draws_random_numbers
 from dovetail_autograd_aot.outputs import (
     Classified,
     Inputs,
     classify_outputs,
     grad_fn_of,
-    storage_order_strides,
 )
 from dovetail_autograd_aot.rewrites import DIRECT_CALLS
 from dovetail_autograd_aot.storage import (
@@ -66,7 +61,6 @@ from dovetail_autograd_aot.storage import (
     StorageNeededError,
     TracedStorage,
     TraceError,
-    read,
     wrap,
 )
 from dovetail_autograd_aot.subclasses import BOUNDARY_FUNCTIONS, Wrapping
@@ -214,7 +208,7 @@ class JointTrace:
                 )
                 result = classify_outputs(self.tracer, outputs, inputs, mutated)
                 input_changes.refuse_untracked_views(self, result)
-            gradients = self._backward(result)
+            gradients = trace_backward(self, result)
         return self._finish(result, mutated, gradients)
 
     # --- inputs -----------------------------------------------------------------------------------
@@ -384,142 +378,6 @@ class JointTrace:
             self.running = name
 
         grad_fn.register_prehook(begin)
-
-    # --- backward ---------------------------------------------------------------------------------
-
-    def _backward(self, result: Classified) -> list[Node | None]:
-        # (One that came to require grad by a write gets no gradient.)
-        leaves = [
-            leaf if leaf is not None and example.requires_grad else None
-            for leaf, example in zip(self.leaves, self.examples, strict=True)
-        ]
-        if self.wrapping is not None:
-            leaves += [leaf for _, leaf in self.wrapping.wanted()]
-        none: list[Node | None] = [None] * len(self.primals)
-        if not result.roots or not any(leaf is not None for leaf in leaves):
-            return none
-        tangents = [self._tangent(number, root) for number, root in enumerate(result.roots)]
-        wanted = [leaf for leaf in leaves if leaf is not None]
-        self.reached = reached_roots(leaves, result.roots)
-        for root in result.roots:  # (an input that was written to may be nobody's result)
-            self.derivatives.visit(root.grad_fn)
-        self.tracer.in_backward = True
-        self.user_gradients.marks = len(tangents) > 1
-        with self.tracer, torch._C._DisableAutocast():
-            try:
-                gradients = run_engine(result.roots, tangents, wanted)
-            except RuntimeError as error:
-                # Eager tells it in the backward, if there is one.
-                if not any(text in str(error) for text in ERRORS_OF_BACKWARDS):
-                    raise
-                self._forget_backward()
-                if self._without_lost_roots(result, wanted):
-                    return self._backward(result)
-                self.backward_error = str(error)
-                return none
-        self.additive = self.user_gradients.are_additive()
-        found = iter(gradients)
-        with self.tracer, torch.no_grad():
-            pieces = [
-                [] if leaf is None else self._pieces(position, next(found))
-                for position, leaf in enumerate(leaves)
-            ]
-        if len(tangents) > 1:
-            self._ask_which_reach(leaves, pieces, result.roots, tangents)
-        return self._gradient_nodes(pieces)
-
-    def _tangent(self, number: int, root: FakeTensor) -> FakeTensor:
-        """What stands for the gradient of root number `number`."""
-        node = self.graph.placeholder(f"tangent_{number}")
-        strides = storage_order_strides(root._sizes, root._strides)
-        node.meta["val"] = make(root._sizes, strides, root._dtype, root._device)
-        return wrap(node, TracedStorage(node))
-
-    def _forget_backward(self) -> None:
-        """Take out of the graph what was made of tangents."""
-        for node in reversed(self.graph.nodes):
-            if node.op == "placeholder" and node not in self.placeholders:
-                self.tracer.forget(node)
-        self.tracer.forget_known()
-        self.user_gradients.forget()
-
-    def _without_lost_roots(self, result: Classified, wanted: Sequence[Tensor]) -> bool:
-        """Take the outputs whose gradient cannot be computed from those that have one, if there are
-        others and each of them is a result by itself."""
-        errors: dict[int, str] = {}
-        for number, root in enumerate(result.roots):
-            try:
-                run_engine([root], [self._tangent(number, root)], wanted)
-            except RuntimeError as error:
-                errors[number] = str(error)
-            self._forget_backward()
-        return len(errors) < len(result.roots) and result.lose(errors)
-
-    def _pieces(self, position: int, gradient: Tensor | None) -> list[Node]:
-        """The nodes of the gradient of leaf number `position`; several for a tensor subclass."""
-        if gradient is None:
-            return []
-        plain: list[Tensor] = [gradient]
-        if position >= len(self.primals) or is_wrapper(gradient):
-            if self.wrapping is None:
-                raise TraceError(f"a gradient that is a {type(gradient).__name__}")
-            plain = self.wrapping.carry(position, gradient, len(self.primals))
-        return [read(self.tracer, self.tracer.traced(t)) for t in plain]
-
-    def _gradient_nodes(self, pieces: Sequence[Sequence[Node]]) -> list[Node | None]:
-        """A gradient for each primal. Those of tensor subclasses are gradients of carriers, which
-        become the last primals."""
-        carried = {} if self.wrapping is None else self.wrapping.carried
-        count = len(self.primals)
-        nodes: list[Node | None] = [
-            p[0] if p and i not in carried else None for i, p in enumerate(pieces[:count])
-        ]
-        reached = list(self.reached[:count])
-        for position, each in carried.items():
-            for value, piece in zip(each.values, pieces[position], strict=True):
-                node = self.graph.placeholder(f"carrier_{self.carriers}")
-                node.meta["val"] = value
-                self.carriers += 1
-                self.placeholders.append(node)
-                self.primals.append(None)
-                self.leaves.append(None)
-                nodes.append(piece)
-                reached.append(self.reached[position])
-        self.reached = tuple(reached)
-        return nodes
-
-    def _ask_which_reach(
-        self,
-        leaves: Sequence[Tensor | None],
-        gradients: Sequence[Sequence[Node]],
-        roots: Sequence[Tensor],
-        tangents: Sequence[FakeTensor],
-    ) -> None:
-        """Where autograd has a way from a root, but the gradient does not depend on its tangent,
-        the engine is asked: zeros may come that way (of what was overwritten), or nothing."""
-        bits: dict[Node, int] = {read(self.tracer, t): 1 << i for i, t in enumerate(tangents)}
-        last = next(iter(reversed(self.graph.nodes)))
-        with self.tracer, torch._C._DisableAutocast():
-            wanted = [leaf for leaf in leaves if leaf is not None]
-            self.user_gradients.settle(roots, tangents, wanted, bits)
-        self.user_gradients.marks = False
-        depends = [functools.reduce(int.__or__, [bits.get(g, 0) for g in p], 0) for p in gradients]
-        unclear = [
-            mask & ~own if p else 0
-            for p, mask, own in zip(gradients, self.reached, depends, strict=True)
-        ]
-        for number, (root, tangent) in enumerate(zip(roots, tangents, strict=True)):
-            asked = [i for i, mask in enumerate(unclear) if mask >> number & 1]
-            if asked:
-                with self.tracer, torch._C._DisableAutocast():
-                    wanted = [leaf for leaf in (leaves[i] for i in asked) if leaf is not None]
-                    given = run_engine([root], [tangent], wanted)
-                for i, gradient in zip(asked, given, strict=True):
-                    depends[i] |= (gradient is not None) << number
-        self.reached = tuple(depends)
-        while last.next.op != "root":  # what was recorded meanwhile is of no use
-            last = last.next
-            last.meta["unused"] = True
 
     # --- the graph --------------------------------------------------------------------------------
 
