@@ -1,0 +1,109 @@
+"""The forward's and the backward's graph, of a joint graph's nodes and of what is saved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
+
+from dovetail_autograd_aot.copies import can_be_read_from_input
+from dovetail_autograd_aot.fast_graph import FastGraph, copy_node
+from dovetail_autograd_aot.graphs import JointGraph, hold
+from dovetail_autograd_aot.op_info import draws_random_numbers
+from dovetail_autograd_aot.roles import Roles
+
+aten = torch.ops.aten
+
+
+def _copy_node(graph: Graph, node: Node, env: dict[Node, Node], kept: set[Node]) -> None:
+    """Put a node of the joint graph into `graph`. A copy of an input that nobody keeps is read from
+    the input, if it can."""
+    if node not in kept and can_be_read_from_input(node):
+        env[node] = env[node.args[0]]  # type: ignore[index]
+    else:
+        env[node] = copy_node(graph, node, env)
+
+
+def forward_graph(joint: JointGraph, roles: Roles, saved: list[Node]) -> GraphModule:
+    """Primals -> forward outputs, saved values."""
+    outputs = [*roles.forward_outputs, *saved]
+    needed: set[Node] = set()
+    stack = [n for n in outputs if isinstance(n, Node)]
+    stays = [n for n in roles.nodes if draws_random_numbers(n) or n.meta.get("checked")]
+    stack += [n for n in stays if not roles.tangent_bits[n]]
+    while stack:
+        node = stack.pop()
+        if node not in needed:
+            needed.add(node)
+            stack.extend(node.all_input_nodes)
+    graph = FastGraph()
+    env: dict[Node, Node] = {}
+    primals = set(roles.primals)
+    kept = roles.returned.union(saved)
+    for node in roles.nodes:
+        if node in primals or node in needed:
+            _copy_node(graph, node, env, kept)
+    results = []
+    for i, node in enumerate(outputs):
+        result = env[node] if isinstance(node, Node) else node
+        if i >= len(roles.forward_outputs) and node in roles.mutated:
+            # The input is about to be overwritten: the backward needs its old contents.
+            kwargs: dict[str, Any] = {"memory_format": torch.preserve_format}
+            result = graph.call_function(aten.clone.default, (result,), kwargs)
+            result.meta.update(node.meta)
+        results.append(result)
+    return _module(joint, graph, results, "Forward")
+
+
+def backward_graph(
+    joint: JointGraph, roles: Roles, saved_primals: list[Node], saved_values: list[Node]
+) -> GraphModule:
+    """Saved values, tangents -> gradients. A value that is computed again is placed just before
+    its first use, so that it lives no longer than it must."""
+    graph = FastGraph()
+    env: dict[Node, Node] = {}
+    own = {n for n in saved_values if n not in roles.forward_outputs}  # nobody else holds them
+    for node in (*saved_primals, *saved_values, *roles.tangents):
+        placeholder = graph.placeholder(node.name)
+        placeholder.meta.update(node.meta)
+        if node in own:
+            placeholder.meta["owned"] = True
+        env[node] = placeholder
+
+    def place(wanted: Node) -> None:
+        stack = [wanted]
+        while stack:
+            node = stack[-1]
+            if node in env:
+                stack.pop()
+                continue
+            missing = [n for n in node.all_input_nodes if n not in env]
+            if missing:
+                stack.extend(missing)
+            else:
+                _copy_node(graph, node, env, set())
+                stack.pop()
+
+    for node in roles.nodes:
+        if node in roles.backward and node not in env:
+            place(node)
+    results: list[Any] = []
+    for gradient in roles.gradients:
+        if isinstance(gradient, Node):
+            place(gradient)
+            results.append(env[gradient])
+        else:
+            results.append(None)
+    return _module(joint, graph, results, "Backward")
+
+
+def _module(joint: JointGraph, graph: Graph, results: list[Any], name: str) -> GraphModule:
+    output = graph.output(tuple(results))
+    output.meta["val"] = tuple(r.meta["val"] if isinstance(r, Node) else r for r in results)
+    attributes = {n.target for n in graph.nodes if n.op == "get_attr"}
+    root = torch.nn.Module()
+    for attribute in attributes:
+        hold(root, attribute, getattr(joint.gm, attribute))
+    return _LazyGraphModule(root, graph, name)

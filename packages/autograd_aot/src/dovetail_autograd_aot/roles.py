@@ -1,0 +1,190 @@
+"""What each node of a joint graph is to its forward and its backward.
+
+Which tangents it depends on, whether the backward needs it, which checkpointed region it belongs
+to, and whether the backward may compute it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from dovetail_prims.conditionals import COND, WHILE
+from dovetail_prims.exact_comparisons import compared_in_calls, exact_comparisons
+from dovetail_prims.fake_tensor import FakeTensor
+from dovetail_prims.opsets import POINTWISE_BINARY, POINTWISE_OTHER, POINTWISE_UNARY
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import Node
+from torch.utils.checkpoint import CheckpointPolicy
+
+from dovetail_autograd_aot.copies import is_copy_of_input
+from dovetail_autograd_aot.graphs import GIVEN_WITH, JointGraph
+from dovetail_autograd_aot.op_info import draws_in_backward, draws_random_numbers
+from dovetail_autograd_aot.outputs import is_view_node, view_root
+
+aten = torch.ops.aten
+
+_CHEAP_NAMES = frozenset(POINTWISE_UNARY + POINTWISE_BINARY + POINTWISE_OTHER)
+_CHEAP = frozenset(
+    {
+        aten.full.default, aten.arange.start_step, aten.arange.default, aten.arange.start,
+        aten.scalar_tensor.default, aten.zeros.default, aten.ones.default, aten.full_like.default,
+        aten.zeros_like.default, aten.ones_like.default, aten.sym_size.int, aten.sym_stride.int,
+        aten.sym_numel.default, aten.sym_storage_offset.default,
+    }
+)  # fmt: skip
+
+
+class Roles:
+    """Which nodes belong where."""
+
+    def __init__(self, joint: JointGraph) -> None:
+        signature = joint.signature
+        self.nodes: list[Node] = list(joint.gm.graph.nodes)
+        self.order = {node: i for i, node in enumerate(self.nodes)}
+        placeholders = [n for n in self.nodes if n.op == "placeholder"]
+        self.primals = placeholders[: signature.num_primals]
+        self.tangents = placeholders[signature.num_primals :]
+        outputs: tuple[Any, ...] = self.nodes[-1].args[0]  # type: ignore[assignment]
+        self.forward_outputs = outputs[: signature.num_forward_outputs]
+        self.gradients = outputs[signature.num_forward_outputs :]
+        self.mutated = {self.primals[m.index] for m in signature.mutated}
+        self.numbers = {  # inputs of one element that get no gradient
+            node
+            for node, graded in zip(self.primals, signature.primals_require_grad, strict=True)
+            if not graded
+            and isinstance(node.meta["val"], FakeTensor)
+            and not node.meta["val"]._sizes
+        }
+        self.returned = {
+            view_root(o) if is_view_node(o) else o
+            for o in self.forward_outputs
+            if isinstance(o, Node)
+        }
+        # Which tangents each node depends on, as bits; 0 for the nodes of the forward.
+        self.tangent_bits: dict[Node, int] = {t: 1 << i for i, t in enumerate(self.tangents)}
+        for node in self.nodes:
+            bits = self.tangent_bits.get(node, 0)
+            for source in node.all_input_nodes:
+                bits |= self.tangent_bits.get(source, 0)
+            if draws_in_backward(node):
+                bits |= 1 << len(self.tangents)  # it waits for the backward as if for a tangent
+            bits |= node.meta.get(GIVEN_WITH, 0)
+            self.tangent_bits[node] = bits
+        self.backward = self._ancestors(
+            [g for g in self.gradients if isinstance(g, Node)]
+            + [n for n in self.nodes if n.meta.get("checked") or draws_in_backward(n)],
+            self.tangent_bits,
+        )
+        self.in_memory = self._in_memory()
+        self.regions = self._regions()
+        self.kept = self._kept()
+        self.inside = self._inside()
+        # A comparison with a reduction's result holds for the value that the reduction saw.
+        self.exact = {node for node, _ in exact_comparisons(self.nodes)}
+        self.exact |= compared_in_calls(self.nodes)
+
+    def _in_memory(self) -> set[Node]:
+        """The values of the forward that are made or read, themselves or through views, by what
+        is not computed twice: products, reductions, calls. The rest may never leave a kernel."""
+        found: set[Node] = set()
+        for node in reversed(self.nodes):
+            if self.tangent_bits[node]:
+                continue
+            if not may_recompute(node):
+                found.add(node)
+                found.update(node.all_input_nodes)
+            elif node in found and is_view_node(node):
+                found.update(node.all_input_nodes)
+        return found
+
+    def _kept(self) -> dict[Node, CheckpointPolicy]:
+        """What a policy selected of the regions: of a view, what it shows."""
+        kept: dict[Node, CheckpointPolicy] = {}
+        for node in self.nodes:
+            policy = node.meta.get("kept")
+            root = view_root(node)
+            if policy is not None and root in self.regions:
+                if kept.get(root) is not CheckpointPolicy.MUST_SAVE:
+                    kept[root] = policy
+        return kept
+
+    def _inside(self) -> set[Node]:
+        """The values that the user wants computed again: those of a checkpointed region that are
+        used in it only, are not random, and are not selected to be kept."""
+        outputs = set(self.forward_outputs)
+        inside: set[Node] = set()
+        for node, region in self.regions.items():
+            if node in outputs or draws_random_numbers(node) or node in self.kept:
+                continue
+            users = node.users
+            if all(self.regions.get(u) == region or self.tangent_bits[u] for u in users):
+                inside.add(node)
+        return inside
+
+    def may_recompute(self, node: Node) -> bool:
+        """Whether the backward may compute a value again; a region is computed from what goes in,
+        so what comes out of one is not."""
+        if node in self.regions and not is_view_node(node):
+            if self.kept.get(node) is not CheckpointPolicy.PREFER_SAVE:
+                return node in self.inside
+        return node not in self.exact and not is_copy_of_input(node) and may_recompute(node)
+
+    def _regions(self) -> dict[Node, int]:
+        """The checkpointed region that each node belongs to; what the backward makes of values of
+        a region alone belongs to it too."""
+        regions: dict[Node, int] = {}
+        for node in self.nodes:
+            found = {node.meta["checkpoint"]} if "checkpoint" in node.meta else set()
+            if "in_backward" in node.meta and not self.tangent_bits[node]:
+                found = {regions[n] for n in node.all_input_nodes if n in regions}
+            if len(found) == 1:
+                regions[node] = found.pop()
+        return regions
+
+    def _ancestors(self, nodes: Iterable[Node], bits: dict[Node, int]) -> set[Node]:
+        """What the backward must compute: ancestors of gradients that depend on a tangent."""
+        found: set[Node] = set()
+        stack = [n for n in nodes if bits[n]]
+        while stack:
+            node = stack.pop()
+            if node not in found:
+                found.add(node)
+                stack.extend(n for n in node.all_input_nodes if bits[n] and n not in found)
+        return found
+
+    def used(self) -> list[Node]:
+        """Forward values the backward reads, in graph order."""
+        used: set[Node] = set()
+        for node in self.backward:
+            used.update(n for n in node.all_input_nodes if not self.tangent_bits[n])
+        used.update(g for g in self.gradients if isinstance(g, Node) and not self.tangent_bits[g])
+        return sorted(used, key=self.order.__getitem__)
+
+
+def may_recompute(node: Node) -> bool:
+    """Whether an operator is cheap and repeatable."""
+    target = node.target
+    if node.op != "call_function":
+        return node.op == "get_attr"
+    if target is COND or target is WHILE:
+        return False
+    if not isinstance(target, OpOverload):
+        # getitem of a tuple costs nothing; arithmetic on sizes neither.
+        return callable(target)
+    if target in _CHEAP or is_view_node(node):
+        return True
+    if torch.Tag.nondeterministic_seeded in target.tags:
+        return False
+    return target.__name__ in _CHEAP_NAMES or torch.Tag.pointwise in target.tags
+
+
+def is_free(node: Node) -> bool:
+    """A factory: nothing to save."""
+    return node.op == "call_function" and node.target in _CHEAP and not _reads_tensor(node)
+
+
+def _reads_tensor(node: Node) -> bool:
+    return any(isinstance(n.meta.get("val"), Tensor) for n in node.all_input_nodes)
