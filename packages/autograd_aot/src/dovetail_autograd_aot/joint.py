@@ -27,17 +27,9 @@ from dovetail_autograd_aot import input_changes
 from dovetail_autograd_aot.attention import AttentionMode
 from dovetail_autograd_aot.conditionals import trace_conditional, trace_loop
 from dovetail_autograd_aot.derivatives import MendedDerivatives
-from dovetail_autograd_aot.engine import (
-    trace_settings,
-)
+from dovetail_autograd_aot.engine import trace_settings
 from dovetail_autograd_aot.fast_graph import FastGraph
-from dovetail_autograd_aot.graphs import (
-    JointGraph,
-    MutatedInput,
-    Signature,
-    ViewStep,
-    hold,
-)
+from dovetail_autograd_aot.graphs import JointGraph, MutatedInput, Signature, ViewStep, hold
 from dovetail_autograd_aot.inputs import (
     NonLeaf,
     base_of,
@@ -49,12 +41,7 @@ from dovetail_autograd_aot.inputs import (
 )
 from dovetail_autograd_aot.joint_backward import trace_backward
 from dovetail_autograd_aot.op_info import draws_random_numbers
-from dovetail_autograd_aot.outputs import (
-    Classified,
-    Inputs,
-    classify_outputs,
-    grad_fn_of,
-)
+from dovetail_autograd_aot.outputs import Classified, Inputs, classify_outputs, grad_fn_of
 from dovetail_autograd_aot.rewrites import DIRECT_CALLS
 from dovetail_autograd_aot.storage import (
     ConstantWrittenError,

@@ -15,21 +15,9 @@ from dovetail_prims.wrappers import is_wrapper
 from torch import Tensor
 from torch.fx import Node
 
-from dovetail_autograd_aot.engine import (
-    ERRORS_OF_BACKWARDS,
-    reached_roots,
-    run_engine,
-)
-from dovetail_autograd_aot.outputs import (
-    Classified,
-    storage_order_strides,
-)
-from dovetail_autograd_aot.storage import (
-    TracedStorage,
-    TraceError,
-    read,
-    wrap,
-)
+from dovetail_autograd_aot.engine import ERRORS_OF_BACKWARDS, reached_roots, run_engine
+from dovetail_autograd_aot.outputs import Classified, storage_order_strides
+from dovetail_autograd_aot.storage import TracedStorage, TraceError, read, wrap
 
 if TYPE_CHECKING:
     from dovetail_autograd_aot.joint import JointTrace

@@ -1,4 +1,4 @@
-"""The tracer: records functional ATen operators while it functionalises and decomposes.
+"""The tracer: functionalises and decomposes what a program does, and records it on nodes.
 
 It stands below autograd as a `TorchDispatchMode`. The tensors it hands out are `FakeTensor`s that
 carry a `Track` (see `storage.py`); C++ autograd runs above them as above real ones, so running the
@@ -7,8 +7,6 @@ engine under the tracer records the backward into the same graph.
 
 from __future__ import annotations
 
-import operator
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,43 +14,25 @@ import torch
 import torch.utils.checkpoint
 from dovetail_guards.shape_env import ShapeEnv
 from dovetail_prims.dispatch_mode import DispatchMode
-from dovetail_prims.fake_tensor import (
-    FakeMemo,
-    FakeTensor,
-    from_real,
-    has_other_types,
-    propagate,
-)
+from dovetail_prims.fake_tensor import FakeMemo, FakeTensor, from_real, has_other_types, propagate
 from dovetail_prims.shape_rules.layout import dense_order
-from dovetail_prims.size_nodes import SizeNodes
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 
 from dovetail_autograd_aot import selective, views, writes
-from dovetail_autograd_aot.copies import copies_input, views_memory
+from dovetail_autograd_aot.copies import views_memory
 from dovetail_autograd_aot.derivatives import fills_in_place
 from dovetail_autograd_aot.graphs import ViewStep
+from dovetail_autograd_aot.node_recorder import NodeRecorder
 from dovetail_autograd_aot.op_info import OpKind, op_info
 from dovetail_autograd_aot.selective import Policy
-from dovetail_autograd_aot.storage import (
-    TracedStorage,
-    TraceError,
-    fresh,
-    read,
-    track_of,
-    wrap,
-)
+from dovetail_autograd_aot.storage import TracedStorage, TraceError, fresh, read, track_of, wrap
 from dovetail_autograd_aot.values import (
     hint,
-    is_contiguous,
-    merge_key,
-    same_metadata,
     same_size,
     same_sizes,
     same_strides,
-    values,
-    values_of,
     viewable,
     wrapped,
     wrapped_dict,
@@ -60,61 +40,13 @@ from dovetail_autograd_aot.values import (
 
 aten = torch.ops.aten
 
-# Results whose metadata equals the argument's are the argument.
-_NO_OP_IF_SAME = frozenset(
-    {
-        aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.permute.default,
-        aten.slice.Tensor, aten.clone.default, aten._to_copy.default, aten.squeeze.dim,
-        aten.squeeze.dims, aten.squeeze.default, aten._reshape_alias.default, aten.t.default,
-        aten.as_strided.default,
-    }
-)  # fmt: skip
-_UNINITIALISED = frozenset(
-    {
-        aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default,
-        aten.new_empty.default, aten.new_empty_strided.default, aten.empty_permuted.default,
-    }
-)  # fmt: skip
-
-
 _STRIDED = frozenset({aten.empty_strided.default, aten.new_empty_strided.default})
-
-_COMPOSABLE = frozenset({aten.view.default, aten.permute.default, aten.t.default})
-
-
 _CHECKS = frozenset(
     {
         aten._assert_async.default, aten._assert_async.msg, aten.equal.default,
         aten.allclose.default,
     }
 )  # fmt: skip
-
-# Twice is not at all.
-_OPPOSITE = frozenset({aten._conj_physical.default, aten.conj_physical.default, aten.neg.default})
-
-
-def _composed(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A view of a view of the same kind, as one view of the first base (for `t`, the base)."""
-    inner = args[0]
-    base = inner.args[0]
-    if func is aten.t.default:
-        return (base,) if len(base.meta["val"]._sizes) == 2 else args
-    if func is aten.permute.default:
-        dims = inner.args[1]
-        return base, [dims[d] for d in args[1]]
-    val = base.meta["val"]
-    # Only then is the shape in between of no consequence for the strides.
-    return (base, args[1]) if is_contiguous(val) else args
-
-
-def _computes_again() -> bool:
-    """Whether the backward that runs is that of PyTorch's own checkpoint."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _seen_as(val: FakeTensor, dtype: Any) -> bool:
@@ -135,7 +67,7 @@ _PLAIN_SAMPLERS = {
 }
 
 
-class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
+class Tracer(NodeRecorder, DispatchMode):
     """Records into `graph`. `decompositions` maps an operator to a function of tensors that
     computes it from others (`NotImplemented` leaves it whole)."""
 
@@ -145,25 +77,18 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
         decompositions: Mapping[OpOverload, Callable[..., Any]],
         data_env: ShapeEnv | None = None,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.graph = graph
-        self.data_env = ShapeEnv() if data_env is None else data_env
+        DispatchMode.__init__(self)  # type: ignore[no-untyped-call]
+        NodeRecorder.__init__(self, graph, data_env)
         self.decompositions = decompositions
-        self.sizes = SizeNodes(graph)
         self.memo = FakeMemo()
         self.constants: dict[str, Tensor] = {}
-        self.subgraphs: dict[str, GraphModule] = {}  # those that a node chooses from
-        self.stack_trace: str | None = None
-        self.checkpoint: int | None = None  # the user's region that the operator belongs to
         self.policy: Policy | None = None  # what selects the values of the region to keep
-        self.in_backward = False
         # Operators that made a tensor another view of itself, by the tensor's id.
         self.reshaped: dict[int, list[tuple[ViewStep, bool]]] = {}
         self.inputs: set[int] = set()  # ids of the traced inputs
         # Tensors that were written to after one of their storage changed its shape in place.
         self.written_reshaped: list[FakeTensor] = []
         self._own_copies: dict[Node, Node] = {}
-        self._known: dict[Any, Any] = {}  # recorded pure operators, by operator and arguments
         self._constant_of: dict[int, tuple[Tensor, FakeTensor]] = {}
 
     # --- dispatch ---------------------------------------------------------------------------------
@@ -378,100 +303,6 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
             raise TraceError(f"{func} with an explicit generator cannot be compiled")
         return {k: v for k, v in kwargs.items() if k != "generator"}
 
-    # --- recording --------------------------------------------------------------------------------
-
-    def emit(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, merge: bool = True
-    ) -> Any:
-        """Record one functional operator on nodes; gives its node, or its results' nodes. An
-        equal pure operator recorded before is used again."""
-        if self.in_backward and not merge and _computes_again():
-            raise TraceError(
-                f"{func} in the backward: a checkpointed region would have to see the random "
-                "numbers that its forward drew; draw them outside"
-            )
-        if func in _COMPOSABLE and type(args[0]) is Node and args[0].target is func:
-            args = _composed(func, args)
-            if len(args) == 1:  # t of t
-                return args[0]
-        if func in _OPPOSITE and type(args[0]) is Node:
-            if args[0].target is func:
-                return args[0].args[0]
-            if func is not aten.neg.default and not args[0].meta["val"]._dtype.is_complex:
-                return args[0]  # (the kernel would return its argument)
-        key: Any = None
-        if merge and func not in _UNINITIALISED:
-            key = (func, merge_key(args), merge_key(tuple(kwargs.items())) if kwargs else None)
-            known = self._known.get(key)
-            if known is not None:
-                return known
-        known_symbols = len(self.data_env.unbacked)
-        value = propagate(func, values(args), values_of(kwargs))
-        depends_on_data = len(self.data_env.unbacked) != known_symbols
-        result: Any
-        if (
-            func in _NO_OP_IF_SAME
-            and type(args[0]) is Node
-            and same_metadata(value, args[0].meta["val"])
-            and not copies_input(func, args, kwargs)
-        ):
-            result = args[0]
-        elif isinstance(value, (list, tuple)):
-            result = self.parts(self._call(func, args, kwargs, value))
-        elif isinstance(value, FakeTensor):
-            result = self._call(func, args, kwargs, value)
-        else:
-            if depends_on_data and not self.sizes.can_compute(value):
-                self.sizes.bind(value, self._call(func, args, kwargs, value))
-            return value  # a number: known while tracing, or what `sizes` knows the node of
-        if depends_on_data:
-            for part in result if isinstance(result, tuple) else (result,):
-                if type(part) is Node and isinstance(part.meta["val"], FakeTensor):
-                    self.sizes.bind_sizes(part, part.meta["val"])
-        if key is not None:
-            self._known[key] = result
-        return result
-
-    def parts(self, node: Node) -> tuple[Any, ...]:
-        """The nodes of several results; lists among them are taken apart, too."""
-        parts: list[Any] = []
-        for i, v in enumerate(node.meta["val"]):
-            if v is None or type(v) in (int, float, bool):
-                parts.append(v)  # a plain number (attention's longest length) is known here
-                continue
-            part = self._call(operator.getitem, (node, i), {}, v)
-            parts.append(self.parts(part) if isinstance(v, (list, tuple)) else part)
-        return tuple(parts)
-
-    def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> Node:
-        node = self.graph.create_node("call_function", func, args, kwargs)
-        node.meta["val"] = value
-        if self.stack_trace is not None:
-            node.meta["stack_trace"] = self.stack_trace
-        if self.checkpoint is not None:
-            node.meta["checkpoint"] = self.checkpoint
-        if self.in_backward:
-            node.meta["in_backward"] = True
-        return node
-
-    def call(self, target: Any, args: tuple[Any, ...], value: Any) -> Node:
-        """Record a call, on nodes, of what is no ATen operator; it gives `value`."""
-        return self._call(target, args, {}, value)
-
-    def subgraph(self, graph: GraphModule) -> Node:
-        """A node for a graph that another node chooses."""
-        name = f"branch{len(self.subgraphs)}"
-        self.subgraphs[name] = graph
-        node = self.graph.get_attr(name)
-        node.meta["val"] = graph
-        return node
-
-    def emit_clone(self, node: Node) -> Node:
-        """A copy of `node` with memory of its own, whatever was recorded before."""
-        kwargs = {"memory_format": torch.preserve_format}
-        value = propagate(aten.clone.default, (node.meta["val"],), kwargs)
-        return self._call(aten.clone.default, (node,), kwargs, value)
-
     def node_op(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
         """A functional or view operator on nodes, decomposed if the table says so."""
         decomposition = self.decompositions.get(func)
@@ -525,17 +356,6 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
         if node not in self._own_copies:
             self._own_copies[node] = self.emit_clone(node)
         return self._own_copies[node]
-
-    def forget(self, node: Node) -> None:
-        """Take a node out of the graph with everything made from it."""
-        for user in list(node.users):
-            self.forget(user)
-        if node.next is not None and not node._erased:
-            self.graph.erase_node(node)
-
-    def forget_known(self) -> None:
-        """Record anew what was recorded before: some of it is no longer in the graph."""
-        self._known.clear()
 
     # --- shaping values ---------------------------------------------------------------------------
 
