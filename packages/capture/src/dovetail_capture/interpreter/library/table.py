@@ -31,6 +31,7 @@ from dovetail_capture.interpreter.library import (
     stdlib,
     tensor_creation,
     torch_functions,
+    torch_polyfills,
     transforms,
 )
 from dovetail_capture.interpreter.library.conversions import to_text
@@ -66,6 +67,7 @@ HANDLERS: dict[Any, Handler] = {
     **own_functions.HANDLERS,
     **tensor_creation.HANDLERS,
     **polyfills.HANDLERS,
+    **torch_polyfills.HANDLERS,
     **checkpointing.HANDLERS,
     **optimizers.HANDLERS,
     **transforms.HANDLERS,

@@ -1,0 +1,180 @@
+"""Functions of torch that a graph holds only when they are said otherwise, in Python.
+
+The interpreter runs these bodies where a program calls the original: what asks for data is written
+so that the graph may hold the question, or check the answer.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import Any, cast
+
+import torch
+import torch.nn.modules.transformer as torch_transformer
+from torch.distributions import constraints
+
+from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.library.polyfills import interpreted
+from dovetail_capture.interpreter.protocols import inlining
+from dovetail_capture.interpreter.values.tensors import TensorValue
+
+
+def decorated_by_context(context: Any, function: Any) -> Any:
+    """`context(function)` of torch's context managers that are decorators too."""
+
+    @functools.wraps(function)
+    def decorate_context(*args: Any, **kwargs: Any) -> Any:
+        with context.clone():
+            return function(*args, **kwargs)
+
+    return decorate_context
+
+
+def equal(self: Any, other: Any) -> Any:
+    """`torch.equal`."""
+    return self.shape == other.shape and (self == other).all().item()
+
+
+def allclose(
+    self: Any, other: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: Any = False
+) -> Any:
+    """`torch.allclose`."""
+    return torch.isclose(self, other, rtol, atol, equal_nan).all().item()
+
+
+def cov(self: Any, *, correction: Any = 1, fweights: Any = None, aweights: Any = None) -> Any:
+    """`torch.cov`: the mean of products of distances from the mean, by weights."""
+    rows = self.reshape(1, -1) if self.dim() < 2 else self
+    for weights in (fweights, aweights):
+        if weights is not None and weights.numel() > 0:
+            torch._check((weights.min() >= 0).item(), lambda: "cov(): negative weights")
+    weight: Any = None
+    if fweights is not None:
+        weight = fweights if aweights is None else fweights * aweights
+    elif aweights is not None:
+        weight = aweights
+    if weight is None:
+        total: Any = rows.shape[1]
+        mean = rows.sum(1) / total
+        norm = max(total - correction, 0)
+    else:
+        total = weight.sum()
+        mean = (rows * weight).sum(1) / total
+        if aweights is not None and correction != 0:
+            norm = total - correction * (weight * aweights).sum() / total
+        else:
+            norm = total - correction
+        norm = norm.clamp(min=0)
+    apart = rows - mean.unsqueeze(1)
+    weighted = apart if weight is None else apart * weight
+    return (torch.mm(apart, weighted.t().conj()) / norm).squeeze()
+
+
+def corrcoef(self: Any) -> Any:
+    """`torch.corrcoef`: covariances over both standard deviations."""
+    found = torch.cov(self)
+    if found.dim() == 0:
+        return found / found
+    spread = found.diag()
+    if found.is_complex():
+        spread = spread.real
+    spread = spread.sqrt()
+    found = found / spread.view(-1, 1) / spread.view(1, -1)
+    if found.is_complex():
+        return torch.complex(found.real.clip(-1, 1), found.imag.clip(-1, 1))
+    return found.clip(-1, 1)
+
+
+def _if_data_is_symbolic(function: Any) -> Handler:
+    """A handler for what depends on data: the body of the function, where the graph may do so."""
+
+    def handler(vm: Any, args: Args, kwargs: Kwargs) -> Any:
+        if vm.session.recorder.data_env is None:
+            return PASS
+        return inlining.inline(vm, function, args, kwargs)
+
+    return handler
+
+
+def _if_truth_may_wait(function: Any) -> Handler:
+    """A handler for what is true or not by data: the body of the function, which gives the truth of
+    a tensor, where the graph may check it or may depend on data."""
+
+    def handler(vm: Any, args: Args, kwargs: Kwargs) -> Any:
+        if vm.session.recorder.data_env is None and not vm.session.checks.allowed:
+            return PASS
+        return inlining.inline(vm, function, args, kwargs)
+
+    return handler
+
+
+def _decorate(vm: Any, args: Args, kwargs: Kwargs) -> Any:
+    """`torch.no_grad()(function)` and its like; a class is left to Python."""
+    if args[1].python_type() not in (types.FunctionType, types.MethodType):
+        return PASS
+    return inlining.inline(vm, cast(types.FunctionType, decorated_by_context), args, kwargs)
+
+
+def detect_is_causal_mask(mask: Any, is_causal: Any = None, size: Any = None) -> bool:
+    # Whether a mask is a causal one is a hint, which attention may do without: it has the mask.
+    # The mask's data would tell, and only outside of a graph.
+    return is_causal is True
+
+
+def _causal_hint(vm: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Of a mask that takes a gradient it is more than a hint: attention without it gives none."""
+    mask = args[0] if args else kwargs.get("mask")
+    if isinstance(mask, TensorValue) and mask.fake.requires_grad and torch.is_grad_enabled():
+        return PASS
+    return interpreted(detect_is_causal_mask)(vm, args, kwargs)
+
+
+# Constraints of `torch.distributions`, which ask one thing after the other, are asked all at once.
+
+_symmetric: Any = constraints.symmetric
+
+
+def check_symmetric(self: Any, value: Any) -> Any:
+    if value.shape[-2] != value.shape[-1]:
+        return torch.full(value.shape[:-2], False, dtype=torch.bool, device=value.device)
+    return torch.isclose(value, value.mT, atol=1e-6).all(-2).all(-1)
+
+
+def check_semidefinite(self: Any, value: Any) -> Any:
+    symmetric = _symmetric.check(value)
+    if value.shape[-2] != value.shape[-1]:
+        return symmetric
+    return torch.where(symmetric.all(), torch.linalg.eigvalsh(value).ge(0).all(-1), symmetric)
+
+
+def check_definite(self: Any, value: Any) -> Any:
+    symmetric = _symmetric.check(value)
+    if value.shape[-2] != value.shape[-1]:
+        return symmetric
+    return torch.where(symmetric.all(), torch.linalg.cholesky_ex(value).info.eq(0), symmetric)
+
+
+_CONSTRAINTS: dict[Any, Any] = {
+    type(constraints.symmetric).check: check_symmetric,
+    type(constraints.positive_semidefinite).check: check_semidefinite,
+    type(constraints.positive_definite).check: check_definite,
+}
+
+HANDLERS: dict[Any, Handler] = {
+    **{original: interpreted(function) for original, function in _CONSTRAINTS.items()},
+    torch_transformer._detect_is_causal_mask: _causal_hint,
+    torch.utils._contextlib._DecoratorContextManager.__call__: _decorate,
+    torch.cov: _if_data_is_symbolic(cov),
+    torch.Tensor.cov: _if_data_is_symbolic(cov),
+    torch.corrcoef: _if_data_is_symbolic(corrcoef),
+    torch.Tensor.corrcoef: _if_data_is_symbolic(corrcoef),
+    torch.equal: _if_truth_may_wait(equal),
+    torch.Tensor.equal: _if_truth_may_wait(equal),
+    torch.allclose: _if_truth_may_wait(allclose),
+    torch.Tensor.allclose: _if_truth_may_wait(allclose),
+    torch.ops.aten.equal: _if_truth_may_wait(equal),
+    torch.ops.aten.equal.default: _if_truth_may_wait(equal),
+    torch.ops.aten.allclose: _if_truth_may_wait(allclose),
+    torch.ops.aten.allclose.default: _if_truth_may_wait(allclose),
+}
