@@ -8,7 +8,6 @@ import functools
 import importlib.metadata
 import importlib.util
 import inspect
-import itertools
 import logging
 import math
 import operator
@@ -28,18 +27,15 @@ from dovetail_capture.interpreter.library.handlers import Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import (
     comparison,
     containment,
-    dicts,
     identity,
     operators,
     subscripts,
 )
 from dovetail_capture.interpreter.protocols.attributes import resolve
-from dovetail_capture.interpreter.protocols.class_attributes import class_lookup
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
-from dovetail_capture.interpreter.values.containers import DictValue, TupleValue
-from dovetail_capture.interpreter.values.functions import FunctionValue, IteratorValue
+from dovetail_capture.interpreter.values.functions import FunctionValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
 
 if TYPE_CHECKING:
@@ -102,88 +98,6 @@ def op_index(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 # --- functools -----------------------------------------------------------------------------------
 
 
-class _OwnCall(functools.partial):  # type: ignore[type-arg]
-    __slots__ = ()
-
-    def __call__(self, *args: Any) -> Any: ...
-
-
-# Up to Python 3.12 only partials that are called as the class itself is.
-_TAKES_ALL_APART = functools.partial(_OwnCall(len)).func is len
-_PARTIAL_PARTS = ("func", "args", "keywords")
-
-
-def partial_new(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return partial_of_class(vm, functools.partial, args, kwargs)
-
-
-def partial_by_name(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    """`functools.partial.__new__(cls, function, ...)`."""
-    cls = vm.as_python(args[0])
-    if not isinstance(cls, type) or not issubclass(cls, functools.partial):
-        raise GraphBreakSignal("`partial.__new__` of what is no partial's class")
-    return partial_of_class(vm, cls, list(args[1:]), kwargs)
-
-
-def partial_of_class(vm: Interpreter, cls: type, args: Args, kwargs: Kwargs) -> Value:
-    """A new partial of `cls`. One that Python would refuse is left to it."""
-    if not args or not issubclass(cls, functools.partial):
-        raise GraphBreakSignal(f"a {cls.__name__} of no function")
-    if not vm.truth(vm.call(Constant(callable), [args[0]], {})):
-        vm.raise_error(TypeError, "the first argument must be callable")
-    if any(class_lookup(vm, cls, name)[0] is not functools.partial for name in _PARTIAL_PARTS):
-        raise GraphBreakSignal(f"creation of a {cls.__name__}, which hides what partials have")
-    value = ObjectValue(cls)
-    value.base_new = functools.partial
-    keywords = DictValue()
-    function, first = args[0], list(args[1:])
-    if _is_taken_apart(vm, function.python_type()) and not _has_attributes(function):
-        parts = _partial_parts(vm, function)
-        function, first = parts[0], [*vm.iterate(parts[1]), *first]
-        vm.dict_update(keywords, parts[2])
-    for name, item in kwargs.items():
-        dicts.put(vm, keywords, Constant(name), item)
-    value.slots.update(func=function, args=TupleValue(first), keywords=keywords)
-    return value
-
-
-def _is_taken_apart(vm: Interpreter, cls: type) -> bool:
-    """Does a partial of a `cls` hold what that one holds, not the `cls` itself?"""
-    if not issubclass(cls, functools.partial):
-        return False
-    return _TAKES_ALL_APART or class_lookup(vm, cls, "__call__")[0] is functools.partial
-
-
-def _partial_parts(vm: Interpreter, partial: Value) -> list[Value]:
-    """The function, arguments and keywords of a partial, as C reads them: not by their names,
-    which a subclass may use for attributes of its own."""
-    if isinstance(partial, Constant):
-        real = partial.value
-        return [vm.held(functools.partial.__dict__[n].__get__(real)) for n in _PARTIAL_PARTS]
-    cls = partial.python_type()
-    for name in (*_PARTIAL_PARTS, "__getattribute__"):
-        if class_lookup(vm, cls, name)[0] not in (functools.partial, object):
-            raise GraphBreakSignal(f"a {cls.__name__}, whose `{name}` is not that of partial")
-    return [vm.get_attr(partial, name) for name in _PARTIAL_PARTS]
-
-
-def _has_attributes(value: Value) -> bool:
-    """Was an attribute set on this partial? Then it is kept whole inside of another."""
-    real = value.value if isinstance(value, Constant) else getattr(value, "real", None)
-    return bool(getattr(real, "__dict__", None)) or bool(
-        isinstance(value, ObjectValue) and value.fields.entries
-    )
-
-
-def partial_call(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    function, first, keywords = _partial_parts(vm, args[0])
-    native = vm.native(keywords)
-    assert isinstance(native, DictValue)
-    merged = {vm.as_python(key): value for key, value in dicts.items(vm, native)}
-    merged.update(kwargs)
-    return vm.call(function, [*vm.iterate(first), *args[1:]], merged)
-
-
 def reduce_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     iterator = vm.get_iter(args[1])
     total = args[2] if len(args) > 2 else vm.next_value(iterator)
@@ -193,93 +107,6 @@ def reduce_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     for item in vm.iterate(iterator):
         total = vm.call(args[0], [total, item], {})
     return total
-
-
-# --- itertools -----------------------------------------------------------------------------------
-
-
-def chain_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return IteratorValue((item for part in args for item in vm.iterate(part)), itertools.chain)
-
-
-def chain_from_iterable(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    parts = vm.get_iter(args[-1])
-    items = (item for part in vm.iterate(parts) for item in vm.iterate(part))
-    return IteratorValue(items, itertools.chain)
-
-
-def islice_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    bounds = [vm.as_python(arg) for arg in args[1:]]
-    try:
-        items = itertools.islice(vm.iterate(vm.get_iter(args[0])), *bounds)
-    except (TypeError, ValueError) as error:
-        return vm.raise_real(error)
-    return IteratorValue(items, itertools.islice)
-
-
-def repeat_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    if len(args) == 1 and not kwargs:
-        return IteratorValue(itertools.repeat(args[0]), itertools.repeat, over=[args[0]])
-    times = vm.as_python(args[1] if len(args) > 1 else kwargs["times"])
-    return IteratorValue(itertools.repeat(args[0], times), itertools.repeat, True)
-
-
-def count_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    bounds = [vm.as_python(arg) for arg in args]
-    named = {name: vm.as_python(arg) for name, arg in kwargs.items()}
-    if any(bound is UNKNOWN for bound in (*bounds, *named.values())):
-        raise GraphBreakSignal("itertools.count() of unusual numbers")
-    try:
-        numbers = itertools.count(*bounds, **named)
-    except TypeError as error:
-        return vm.raise_real(error)
-    items = (Constant(number) for number in numbers)
-    return IteratorValue(items, itertools.count)
-
-
-def cycle_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    items = itertools.cycle(vm.iterate(vm.get_iter(args[0])))
-    return IteratorValue(items, itertools.cycle)
-
-
-def _combinatoric(fn: Any) -> Handler:
-    def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-        items = list(vm.iterate(args[0]))
-        rest = [vm.as_python(arg) for arg in args[1:]]
-        try:
-            found = fn(items, *rest)
-        except (TypeError, ValueError) as error:
-            return vm.raise_real(error)
-        rows = (TupleValue(row) for row in found)
-        return IteratorValue(rows, fn, True)
-
-    return handler
-
-
-def product_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    repeat = vm.as_python(kwargs.get("repeat", Constant(1)))
-    pools = [list(vm.iterate(arg)) for arg in args]
-    rows = (TupleValue(row) for row in itertools.product(*pools, repeat=repeat))
-    return IteratorValue(rows, itertools.product, True)
-
-
-def pairwise_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    items = vm.iterate(vm.get_iter(args[0]))
-    rows = (TupleValue(row) for row in itertools.pairwise(items))
-    return IteratorValue(rows, itertools.pairwise)
-
-
-def zip_longest_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    fill = kwargs.get("fillvalue", NONE)
-    parts = [vm.iterate(vm.get_iter(arg)) for arg in args]
-    rows = (TupleValue(row) for row in itertools.zip_longest(*parts, fillvalue=fill))
-    return IteratorValue(rows, itertools.zip_longest)
-
-
-def starmap_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    rows = vm.get_iter(args[1])
-    items = (vm.call(args[0], list(vm.iterate(row)), {}) for row in vm.iterate(rows))
-    return IteratorValue(items, itertools.starmap, over=[args[0], rows])
 
 
 # --- messages: written after the graph has run ---------------------------------------------------
@@ -467,18 +294,7 @@ HANDLERS: dict[Any, Handler] = {
     operator.getitem: op_getitem, operator.setitem: op_setitem, operator.contains: op_contains,
     operator.not_: op_not, operator.truth: op_truth, operator.is_: op_is,
     operator.is_not: op_is_not, operator.index: op_index,
-    functools.partial: partial_new, functools.partial.__call__: partial_call,
-    functools.partial.__new__: partial_by_name,
-    functools.reduce: reduce_, itertools.chain: chain_,
-    itertools.chain.__dict__["from_iterable"]: chain_from_iterable,
-    itertools.islice: islice_, itertools.repeat: repeat_, itertools.count: count_,
-    itertools.cycle: cycle_, itertools.combinations: _combinatoric(itertools.combinations),
-    itertools.permutations: _combinatoric(itertools.permutations),
-    itertools.combinations_with_replacement: _combinatoric(
-        itertools.combinations_with_replacement
-    ),
-    itertools.product: product_, itertools.pairwise: pairwise_,
-    itertools.zip_longest: zip_longest_, itertools.starmap: starmap_,
+    functools.reduce: reduce_,
     warnings.warn: warn, _FILTERS_CHANGED: deferred(_FILTERS_CHANGED),
     dataclasses.fields: dataclass_fields, dataclasses.is_dataclass: is_dataclass,
     inspect.signature: inspect_signature, pickle.dumps: pickle_dumps,

@@ -20,12 +20,14 @@ from dovetail_capture.interpreter.library import (
     higher_order,
     hooks,
     iteration_functions,
+    itertools_functions,
     local_classes,
     mapping_proxies,
     normalisation,
     numpy_functions,
     optimizers,
     own_functions,
+    partials,
     polyfills,
     settings,
     stdlib,
@@ -62,6 +64,8 @@ HANDLERS: dict[Any, Handler] = {
     **builtin_functions.HANDLERS,
     **iteration_functions.HANDLERS,
     **stdlib.HANDLERS,
+    **partials.HANDLERS,
+    **itertools_functions.HANDLERS,
     **torch_functions.HANDLERS,
     **settings.HANDLERS,
     **own_functions.HANDLERS,
@@ -102,7 +106,7 @@ NEW_HANDLERS = {
     **builtin_functions.NEW_HANDLERS,
     **tensor_creation.NEW_HANDLERS,
     **own_functions.NEW_HANDLERS,
-    functools.partial: stdlib.partial_of_class,
+    functools.partial: partials.partial_of_class,
 }
 PURE_CLASSES: frozenset[type] = stdlib.PURE_CLASSES | torch_functions.PURE_CLASSES
 
