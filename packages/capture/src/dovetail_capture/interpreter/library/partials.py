@@ -6,9 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from dovetail_capture.interpreter.library.handlers import Args, Handler, Kwargs
-from dovetail_capture.interpreter.protocols import (
-    dicts,
-)
+from dovetail_capture.interpreter.protocols import dicts
 from dovetail_capture.interpreter.protocols.class_attributes import class_lookup
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value

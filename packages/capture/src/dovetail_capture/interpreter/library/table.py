@@ -31,6 +31,7 @@ from dovetail_capture.interpreter.library import (
     polyfills,
     settings,
     stdlib,
+    tensor_attributes,
     tensor_creation,
     torch_functions,
     torch_polyfills,
@@ -38,7 +39,8 @@ from dovetail_capture.interpreter.library import (
 )
 from dovetail_capture.interpreter.library.conversions import to_text
 from dovetail_capture.interpreter.library.handlers import Handler
-from dovetail_capture.interpreter.library.torch_functions import is_operation, tensor_property
+from dovetail_capture.interpreter.library.operations import is_operation
+from dovetail_capture.interpreter.library.tensor_attributes import tensor_property
 from dovetail_capture.interpreter.library.type_functions import is_instance
 from dovetail_capture.interpreter.protocols import class_attributes
 
@@ -67,6 +69,7 @@ HANDLERS: dict[Any, Handler] = {
     **partials.HANDLERS,
     **itertools_functions.HANDLERS,
     **torch_functions.HANDLERS,
+    **tensor_attributes.HANDLERS,
     **settings.HANDLERS,
     **own_functions.HANDLERS,
     **tensor_creation.HANDLERS,

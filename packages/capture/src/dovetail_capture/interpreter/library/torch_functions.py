@@ -1,4 +1,4 @@
-"""torch: which functions become graph nodes, which are folded, which change torch's state."""
+"""torch: which functions are folded, which change torch's state, calls of modules."""
 
 from __future__ import annotations
 
@@ -12,12 +12,7 @@ from dovetail_guards import clauses as c
 from dovetail_guards.torch_state import BACKEND_FLAGS, READERS
 
 from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
-from dovetail_capture.interpreter.protocols import (
-    class_attributes,
-    dicts,
-    inlining,
-    object_attributes,
-)
+from dovetail_capture.interpreter.protocols import dicts, inlining, object_attributes
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.session import OpenMode
 from dovetail_capture.interpreter.signals import GraphBreakSignal
@@ -31,200 +26,12 @@ if TYPE_CHECKING:
 
 _C: Any = torch._C
 
-# --- which functions are operations --------------------------------------------------------------
-
-# Python functions of these modules are recorded whole when all their arguments can be.
-_PYTHON_OPERATION_MODULES = frozenset(
-    {
-        "torch.nn.functional",
-        "torch.functional",
-        "torch._tensor",
-        "torch.nn.init",
-        "torch.masked._ops",
-    }
-)
-_NOT_OPERATIONS: set[Any] = {
-    torch.Tensor.__iter__, torch.Tensor.__len__, torch.Tensor.__contains__,
-    torch.Tensor.__format__, torch.Tensor.__repr__, torch.Tensor.__reduce_ex__,
-    torch.Tensor.__deepcopy__, torch.Tensor.__hash__, torch.Tensor.backward,
-    torch.Tensor.register_hook, torch.Tensor.share_memory_, torch.Tensor.__setstate__,
-    torch.Tensor.__torch_function__.__func__,  # type: ignore[attr-defined]
-}  # fmt: skip
-_C_OWNERS = (
-    _C._VariableFunctions, _C._nn, _C._special, _C._linalg, _C._fft, _C._sparse, _C._nested,
-)  # fmt: skip
-_C_MODULES = frozenset(
-    {"torch", "torch._C", "torch._C._nn", "torch._C._VariableFunctions", "torch._C._special",
-     "torch._C._linalg", "torch._C._fft"}
-)  # fmt: skip
 _UNSUPPORTED: dict[Any, str] = {
     torch.manual_seed: "torch.manual_seed changes torch's global state",
     torch.seed: "torch.seed changes torch's global state",
     torch.save: "torch.save writes a file",
     torch.load: "torch.load reads a file",
 }
-_OPERATIONS: dict[int, Any] = {}  # those met so far; what is none of torch's is not held
-
-
-def is_operation(fn: Any) -> bool:
-    """Is `fn` a torch function over tensors, to be recorded as a node?"""
-    if _OPERATIONS.get(id(fn)) is fn:
-        return True
-    found = _decide(fn)
-    if found and type(fn) is not types.MethodType:
-        _OPERATIONS[id(fn)] = fn
-    return found
-
-
-def _decide(fn: Any) -> bool:
-    if isinstance(fn, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
-        return True
-    if isinstance(fn, types.FunctionType):
-        if fn.__module__ not in _PYTHON_OPERATION_MODULES or fn in _NOT_OPERATIONS:
-            return False
-        return not fn.__name__.startswith("_") or fn.__module__ == "torch._tensor"
-    if isinstance(fn, types.BuiltinFunctionType):
-        owner = getattr(fn, "__self__", None)
-        if isinstance(owner, type):
-            return owner.__name__ == "_VariableFunctionsClass"
-        if any(owner is module for module in _C_OWNERS):
-            return True
-        module = getattr(fn, "__module__", None)
-        if module is None:  # functions of torch._C's submodules carry no module
-            name = fn.__name__
-            return any(getattr(owner, name, None) is fn for owner in _C_OWNERS)
-        return module in _C_MODULES and module != "torch._C"
-    if isinstance(fn, class_attributes.C_METHODS):
-        return issubclass(fn.__objclass__, _C.TensorBase) and fn not in _NOT_OPERATIONS
-    return False
-
-
-# --- tensor attributes ---------------------------------------------------------------------------
-
-_TENSOR_VALUED = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
-
-
-def tensor_property(vm: Interpreter, obj: TensorValue, name: str) -> Value:
-    """A C attribute of a tensor."""
-    if name == "grad":
-        if obj.source is None:
-            return NONE
-        if obj.overrides:
-            raise GraphBreakSignal("the gradient of a tensor with a `__torch_function__`")
-        source = vm.session.sources.attr(obj.source, "grad")
-        return vm.wrap(obj.real.grad, source)
-    if name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
-        from dovetail_capture.interpreter.library.differentiation import hooks_of
-
-        return hooks_of(vm, obj, name)
-    if name in ("grad_fn", "output_nr", "_version", "_base", "_cdata"):
-        if name == "grad_fn" and not obj.fake.requires_grad:
-            return NONE
-        raise GraphBreakSignal(f"the tensor attribute `{name}`")
-    if name in ("is_leaf", "retains_grad") and obj.source is not None:
-        return _told_by_autograd(vm, obj, name)
-    if name == "shape":
-        return TupleValue([vm.constant(size) for size in obj.sizes], torch.Size)
-    recorder = vm.session.recorder
-    if name in _TENSOR_VALUED:
-        return recorder.record(
-            "call_function", getattr, [obj, Constant(name)], {}, lambda t, n: getattr(t, n)
-        )
-    try:
-        with recorder.fake_mode:
-            found = getattr(obj.fake, name)
-    except AttributeError:  # a real tensor may have it
-        raise GraphBreakSignal(f"the tensor attribute `{name}`") from None
-    if isinstance(found, torch.Tensor):
-        return recorder.record(
-            "call_function", getattr, [obj, Constant(name)], {}, lambda t, n: getattr(t, n)
-        )
-    return recorder.fold(found)
-
-
-def _told_by_autograd(vm: Interpreter, obj: TensorValue, name: str) -> Value:
-    """What autograd knows of an input, with a guard; not once the frame has changed that."""
-    if obj.fake.grad_fn is not None or obj.fake.requires_grad is not obj.real.requires_grad:
-        raise GraphBreakSignal(f"`{name}` of an input whose history changed")
-    assert obj.source is not None
-    return vm.wrap(getattr(obj.real, name), vm.session.sources.attr(obj.source, name))
-
-
-def tensor_len(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    from dovetail_capture.interpreter.library.own_functions import ask_about
-    from dovetail_capture.interpreter.protocols.truth_and_length import length
-
-    own = ask_about(vm, torch.Tensor.__len__, args)
-    if own is not None:
-        return own
-    return vm.constant(length(vm, args[0]))
-
-
-def tensor_size(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    """`x.size()` and `x.size(dim)`."""
-    obj = args[0]
-    if not isinstance(obj, TensorValue):
-        return PASS  # type: ignore[no-any-return]
-    dim = args[1] if len(args) > 1 else kwargs.get("dim", NONE)
-    shape = tuple(obj.sizes)
-    if not isinstance(dim, Constant):
-        return PASS  # type: ignore[no-any-return]
-    if dim.value is None:
-        return TupleValue([vm.constant(size) for size in shape], torch.Size)
-    if not -len(shape) <= dim.value < len(shape):
-        vm.raise_error(IndexError, "Dimension out of range")
-    return vm.constant(shape[dim.value])
-
-
-def tensor_storage_offset(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    """`x.storage_offset()`: where an input begins in its storage is not guarded, so that pieces of
-    one tensor share a graph."""
-    obj = args[0]
-    if isinstance(obj, TensorValue):
-        inputs = [value for _, value in vm.session.inputs if isinstance(value, TensorValue)]
-        if any(obj.fake._storage is value.fake._storage for value in inputs):
-            raise GraphBreakSignal("storage_offset() of an input or of a view of one")
-    return PASS  # type: ignore[no-any-return]
-
-
-def tensor_of_storage(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    """`x._is_view()` and `x.untyped_storage()`: nothing of that is guarded of an input."""
-    obj = args[0]
-    if isinstance(obj, TensorValue):
-        inputs = [value for _, value in vm.session.inputs if isinstance(value, TensorValue)]
-        if obj.source is not None or any(obj.fake._storage is v.fake._storage for v in inputs):
-            raise GraphBreakSignal("a question about the storage of an input or of a view of one")
-    return PASS  # type: ignore[no-any-return]
-
-
-def tensor_new(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    """`x.new(sizes)`: a graph's text has tuples for sizes, and in these `new` sees data."""
-    if len(args) == 2 and isinstance(args[1], TupleValue) and args[1].cls is torch.Size:
-        return vm.call(Constant(torch.Tensor.new_empty), args, kwargs)
-    return PASS  # type: ignore[no-any-return]
-
-
-def tensor_iter(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return vm.get_iter(args[0])
-
-
-def tensor_hash(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    raise GraphBreakSignal("hash of a tensor")
-
-
-def tensor_requires_grad_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    obj = args[0]
-    assert isinstance(obj, TensorValue)
-    given = args[1:] or list(kwargs.values())
-    wanted = vm.truth(given[0]) if given else True
-    if obj.fake.requires_grad == wanted:
-        return obj
-    if not wanted or obj.source is not None or not obj.fake.dtype.is_floating_point:
-        raise GraphBreakSignal("requires_grad_() that changes a tensor")
-    # A tensor made in the frame becomes a leaf. The graph's outputs are no leaves: it must not
-    # leave the frame.
-    vm.session.made_leaves[id(obj)] = vm.frames[0].steps
-    return vm.record("call_method", "requires_grad_", [obj], {})
 
 
 # --- torch's state -------------------------------------------------------------------------------
@@ -479,16 +286,6 @@ HANDLERS: dict[Any, Handler] = {
     torch.is_tensor: is_tensor,
     torch.Size: size_class,
     types.GetSetDescriptorType.__get__: descriptor_get,
-    torch.Tensor.__len__: tensor_len,
-    torch.Tensor.__iter__: tensor_iter,
-    torch.Tensor.__hash__: tensor_hash,
-    torch.Tensor.size: tensor_size,
-    torch.Tensor.storage_offset: tensor_storage_offset,
-    torch.Tensor._is_view: tensor_of_storage,
-    torch.Tensor.untyped_storage: tensor_of_storage,
-    torch.Tensor.is_shared: tensor_of_storage,
-    torch.Tensor.new: tensor_new,
-    torch.Tensor.requires_grad_: tensor_requires_grad_,
     torch.compiler.is_compiling: is_compiling,
     torch.compiler.is_dynamo_compiling: is_compiling,
     torch.compiler.is_exporting: always(False),

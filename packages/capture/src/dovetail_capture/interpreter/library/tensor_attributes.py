@@ -1,0 +1,156 @@
+"""Attributes of tensors, and methods that ask about one: answered without a node where they can be.
+
+What is not guarded of an input (its storage, its history) breaks the graph.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dovetail_capture.interpreter.library.differentiation import hooks_of
+from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.library.own_functions import ask_about
+from dovetail_capture.interpreter.protocols.truth_and_length import length
+from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values.base import NONE, Constant, Value
+from dovetail_capture.interpreter.values.containers import TupleValue
+from dovetail_capture.interpreter.values.tensors import TensorValue
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.machine import Interpreter
+
+_TENSOR_VALUED = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
+
+
+def tensor_property(vm: Interpreter, obj: TensorValue, name: str) -> Value:
+    """A C attribute of a tensor."""
+    if name == "grad":
+        if obj.source is None:
+            return NONE
+        if obj.overrides:
+            raise GraphBreakSignal("the gradient of a tensor with a `__torch_function__`")
+        source = vm.session.sources.attr(obj.source, "grad")
+        return vm.wrap(obj.real.grad, source)
+    if name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        return hooks_of(vm, obj, name)
+    if name in ("grad_fn", "output_nr", "_version", "_base", "_cdata"):
+        if name == "grad_fn" and not obj.fake.requires_grad:
+            return NONE
+        raise GraphBreakSignal(f"the tensor attribute `{name}`")
+    if name in ("is_leaf", "retains_grad") and obj.source is not None:
+        return _told_by_autograd(vm, obj, name)
+    if name == "shape":
+        return TupleValue([vm.constant(size) for size in obj.sizes], torch.Size)
+    recorder = vm.session.recorder
+    if name in _TENSOR_VALUED:
+        return recorder.record(
+            "call_function", getattr, [obj, Constant(name)], {}, lambda t, n: getattr(t, n)
+        )
+    try:
+        with recorder.fake_mode:
+            found = getattr(obj.fake, name)
+    except AttributeError:  # a real tensor may have it
+        raise GraphBreakSignal(f"the tensor attribute `{name}`") from None
+    if isinstance(found, torch.Tensor):
+        return recorder.record(
+            "call_function", getattr, [obj, Constant(name)], {}, lambda t, n: getattr(t, n)
+        )
+    return recorder.fold(found)
+
+
+def _told_by_autograd(vm: Interpreter, obj: TensorValue, name: str) -> Value:
+    """What autograd knows of an input, with a guard; not once the frame has changed that."""
+    if obj.fake.grad_fn is not None or obj.fake.requires_grad is not obj.real.requires_grad:
+        raise GraphBreakSignal(f"`{name}` of an input whose history changed")
+    assert obj.source is not None
+    return vm.wrap(getattr(obj.real, name), vm.session.sources.attr(obj.source, name))
+
+
+def tensor_len(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    own = ask_about(vm, torch.Tensor.__len__, args)
+    if own is not None:
+        return own
+    return vm.constant(length(vm, args[0]))
+
+
+def tensor_size(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`x.size()` and `x.size(dim)`."""
+    obj = args[0]
+    if not isinstance(obj, TensorValue):
+        return PASS  # type: ignore[no-any-return]
+    dim = args[1] if len(args) > 1 else kwargs.get("dim", NONE)
+    shape = tuple(obj.sizes)
+    if not isinstance(dim, Constant):
+        return PASS  # type: ignore[no-any-return]
+    if dim.value is None:
+        return TupleValue([vm.constant(size) for size in shape], torch.Size)
+    if not -len(shape) <= dim.value < len(shape):
+        vm.raise_error(IndexError, "Dimension out of range")
+    return vm.constant(shape[dim.value])
+
+
+def tensor_storage_offset(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`x.storage_offset()`: where an input begins in its storage is not guarded, so that pieces of
+    one tensor share a graph."""
+    obj = args[0]
+    if isinstance(obj, TensorValue):
+        inputs = [value for _, value in vm.session.inputs if isinstance(value, TensorValue)]
+        if any(obj.fake._storage is value.fake._storage for value in inputs):
+            raise GraphBreakSignal("storage_offset() of an input or of a view of one")
+    return PASS  # type: ignore[no-any-return]
+
+
+def tensor_of_storage(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`x._is_view()` and `x.untyped_storage()`: nothing of that is guarded of an input."""
+    obj = args[0]
+    if isinstance(obj, TensorValue):
+        inputs = [value for _, value in vm.session.inputs if isinstance(value, TensorValue)]
+        if obj.source is not None or any(obj.fake._storage is v.fake._storage for v in inputs):
+            raise GraphBreakSignal("a question about the storage of an input or of a view of one")
+    return PASS  # type: ignore[no-any-return]
+
+
+def tensor_new(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`x.new(sizes)`: a graph's text has tuples for sizes, and in these `new` sees data."""
+    if len(args) == 2 and isinstance(args[1], TupleValue) and args[1].cls is torch.Size:
+        return vm.call(Constant(torch.Tensor.new_empty), args, kwargs)
+    return PASS  # type: ignore[no-any-return]
+
+
+def tensor_iter(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return vm.get_iter(args[0])
+
+
+def tensor_hash(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    raise GraphBreakSignal("hash of a tensor")
+
+
+def tensor_requires_grad_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    obj = args[0]
+    assert isinstance(obj, TensorValue)
+    given = args[1:] or list(kwargs.values())
+    wanted = vm.truth(given[0]) if given else True
+    if obj.fake.requires_grad == wanted:
+        return obj
+    if not wanted or obj.source is not None or not obj.fake.dtype.is_floating_point:
+        raise GraphBreakSignal("requires_grad_() that changes a tensor")
+    # A tensor made in the frame becomes a leaf. The graph's outputs are no leaves: it must not
+    # leave the frame.
+    vm.session.made_leaves[id(obj)] = vm.frames[0].steps
+    return vm.record("call_method", "requires_grad_", [obj], {})
+
+
+HANDLERS: dict[Any, Handler] = {
+    torch.Tensor.__len__: tensor_len,
+    torch.Tensor.__iter__: tensor_iter,
+    torch.Tensor.__hash__: tensor_hash,
+    torch.Tensor.size: tensor_size,
+    torch.Tensor.storage_offset: tensor_storage_offset,
+    torch.Tensor._is_view: tensor_of_storage,
+    torch.Tensor.untyped_storage: tensor_of_storage,
+    torch.Tensor.is_shared: tensor_of_storage,
+    torch.Tensor.new: tensor_new,
+    torch.Tensor.requires_grad_: tensor_requires_grad_,
+}
