@@ -136,3 +136,25 @@ def test_a_grouped_convolution_over_transposed_rows_gets_its_copy_from_a_kernel(
     (call,) = [s for s in plan.steps if isinstance(s, CallAten)]
     (written,) = [s for s in plan.steps if isinstance(s, Allocate) and s.name == call.args[0].name]
     assert written.spec.stride == (320, 40, 1)
+
+
+@pytest.mark.parametrize("asked", [(True, True, True), (False, True, True), (True, False, False)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_gradient_of_a_convolutions_bias_is_a_sum_on_a_gpu(asked, dtype):
+    """Computed where what it sums up is: one kernel beside the library's call."""
+
+    def fn(g, x, w):
+        how = [8], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, list(asked)
+        found = torch.ops.aten.convolution_backward(g.relu() * 2, x, w, *how)
+        return tuple(t for t, wanted in zip(found, asked, strict=True) if wanted)
+
+    inputs = (R(3, 8, 6, 7).to(dtype), R(3, 4, 8, 9).to(dtype), R(8, 4, 3, 3).to(dtype))
+    gm = trace_aten(fn, *inputs, decompositions=core_aten_table())
+    plan = compile_graph(gm, inputs, options=InductorOptions(triton=True))
+    assert sum(isinstance(s, LaunchTriton) for s in plan.steps) == 1
+    (call,) = (s for s in plan.steps if isinstance(s, CallAten))
+    assert not asked[2] or (call.args[-1] == (*asked[:2], False) and call.args[3] is None)
+    got = ReferenceExecutor(plan, launch_triton=run_in_interpreter)(*inputs)
+    for mine, eager in zip(got, fn(*inputs), strict=True):
+        assert mine.stride() == eager.stride() and mine.dtype == eager.dtype
+        torch.testing.assert_close(mine, eager, rtol=1e-2, atol=1e-2)

@@ -42,9 +42,10 @@ def extern_call(
     args: Sequence[Any],
     kwargs: dict[str, Any],
     op: torch._ops.OpOverload | None = None,
+    val: Any = None,
 ) -> Value | tuple[Any, ...]:
     """Record the call of `node`'s op, or of an `op` that gives the like, on values in memory;
-    returns its results."""
+    returns its results, which are like `val` (or what the node is said to give)."""
     target = op or node.target
     name = operator_name(target)
     returns = target._schema.returns  # type: ignore[union-attr]
@@ -56,7 +57,7 @@ def extern_call(
         laid_out = _layouts(target, node, args, kwargs)
     new_args = tuple(_argument(ctx, a) for a in args)
     new_kwargs = tuple((k, _argument(ctx, v)) for k, v in kwargs.items())
-    val = node.meta.get("val")
+    val = node.meta.get("val") if val is None else val
     results = _flat(val) if isinstance(val, tuple | list) else [val] if returns else []
     values: list[Value | int | float | None] = []
     binds: list[tuple[str, str, int | None]] = []

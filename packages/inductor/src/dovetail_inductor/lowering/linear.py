@@ -1,5 +1,5 @@
 """Products and convolutions: what the library call adds of a bias itself, what the consumers'
-kernels add, and operands laid out as the library would copy them."""
+kernels add, which gradient is a sum, and operands laid out as the library would copy them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from dovetail_inductor.loop_ir.loops import same_strides
 from dovetail_inductor.loop_ir.ops import STORED_DTYPES
 from dovetail_inductor.lowering.externs import extern_call
 from dovetail_inductor.lowering.pointwise import pointwise
+from dovetail_inductor.lowering.reductions import reduce_into
 from dovetail_inductor.lowering.values import (
     Context,
     Indices,
     Value,
     contiguous_strides,
     tensor_of,
+    value_like,
 )
 
 # Wide enough that a product rounded before the bias is added is as good as one rounded after.
@@ -75,6 +77,30 @@ def convolution_plus_channels(ctx: Context, node: fx.Node, args: Sequence[Any]) 
     return pointwise(
         ctx, node, (product, rows), tensor_of(node).dtype, lambda e: ctx.builder.apply("add", e)
     )
+
+
+def sums_channels(ctx: Context, args: Sequence[Any]) -> bool:
+    """True for a convolution's backward on a GPU that gives the gradient of a bias, too, which the
+    library sums up in a kernel of its own."""
+    return ctx.on_gpu and bool(args[10][2]) and args[0].dtype.is_floating_point
+
+
+def gradients_and_channels(ctx: Context, node: fx.Node, args: Sequence[Any]) -> tuple[Any, ...]:
+    """The gradients of a convolution's operands by the library, and that of its bias as a sum,
+    which may join the kernel that computes what it sums up."""
+    gradient: Value = args[0]
+    of_x, of_weight, of_bias = node.meta["val"]
+    others: list[Any] = [None, None]
+    if of_x is not None or of_weight is not None:
+        asked = [*args[10][:2], False]
+        given = (*args[:3], None, *args[4:10], asked)
+        made = extern_call(ctx, node, given, {}, val=(of_x, of_weight, None))
+        assert isinstance(made, tuple)
+        others = list(made[:2])
+    value = value_like(of_bias, node.name)
+    dims = tuple(d for d in range(len(gradient.shape)) if d != 1)
+    reduce_into(ctx, value, gradient, dims, "sum", lambda indices: ctx.load(gradient, indices))
+    return (*others, value)
 
 
 # The operands with rows, and the place of the groups, by call.

@@ -197,6 +197,8 @@ def _call(
     args = linear.row_major_operands(ctx, rule_name(node), args)
     if rule_name(node) == "convolution.default" and linear.adds_channels(ctx, args):
         return linear.convolution_plus_channels(ctx, node, args)
+    if rule_name(node) == "convolution_backward.default" and linear.sums_channels(ctx, args):
+        return linear.gradients_and_channels(ctx, node, args)
     return extern_call(ctx, node, args, kwargs)
 
 
