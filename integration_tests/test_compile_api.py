@@ -234,3 +234,21 @@ def test_compiling_makes_no_garbage_collections() -> None:
     # one may begin when it may again, at once
     assert len(backend.compiled) == 2 and len([f for f in found if f.startswith("start")]) <= 2
     assert gc.isenabled()
+
+
+def test_a_limit_of_one_compile_call() -> None:
+    """Beside a mode, and beside no backend at all, which is ours."""
+
+    def scaled(x: torch.Tensor, how: str) -> torch.Tensor:
+        return x * len(how)
+
+    compiled = dovetail.compile(scaled, backend=None, mode="default", recompile_limit=2)
+    other = dovetail.compile(scaled)
+    with pytest.warns(RuntimeWarning, match="was compiled 2 times"):
+        for how in ("a", "bb", "ccc"):
+            assert torch.equal(compiled(torch.ones(2), how), torch.full((2,), float(len(how))))
+            other(torch.ones(2), how)
+    assert dovetail.report(compiled).graphs == 2 and dovetail.report(other).graphs == 3
+    for wrong in (0, "2", True):
+        with pytest.raises(ValueError, match="recompile_limit"):
+            dovetail.compile(scaled, recompile_limit=wrong)

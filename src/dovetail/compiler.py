@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar, overload
 
 from dovetail_capture import optimize
@@ -19,10 +20,11 @@ def compile(
     *,
     fullgraph: bool = ...,
     dynamic: bool | None = ...,
-    backend: str | Backend = ...,
+    backend: str | Backend | None = ...,
     mode: str | None = ...,
     options: Mapping[str, Any] | None = ...,
     disable: bool = ...,
+    recompile_limit: int | None = ...,
 ) -> F: ...
 
 
@@ -32,10 +34,11 @@ def compile(
     *,
     fullgraph: bool = ...,
     dynamic: bool | None = ...,
-    backend: str | Backend = ...,
+    backend: str | Backend | None = ...,
     mode: str | None = ...,
     options: Mapping[str, Any] | None = ...,
     disable: bool = ...,
+    recompile_limit: int | None = ...,
 ) -> Callable[[F], F]: ...
 
 
@@ -44,10 +47,11 @@ def compile(
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
-    backend: str | Backend = "dovetail",
+    backend: str | Backend | None = None,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
     disable: bool = False,
+    recompile_limit: int | None = None,
 ) -> Any:
     """Compile a function or an `nn.Module`; also a decorator, with or without arguments.
 
@@ -57,10 +61,13 @@ def compile(
         dynamic: None compiles for the sizes of the first call, and for any size where sizes (or
             int arguments) change later; True compiles for any size at once, False anew for each
             (up to `recompile_limit`). `mark_dynamic` and `mark_static` speak of single dimensions.
-        backend: a name of `list_backends()`, or `(gm, example_inputs) -> callable`.
+        backend: a name of `list_backends()`, or `(gm, example_inputs) -> callable`; None is
+            "dovetail".
         mode: one of "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs".
         options: single options by name (`dovetail.Options`), instead of a mode.
         disable: give `model` back as it is.
+        recompile_limit: the option of that name, beside a mode too. Each call of `compile` counts
+            on its own.
 
     Raises:
         ValueError: an unknown mode, backend or option; the message names the near ones.
@@ -76,13 +83,20 @@ def compile(
                 mode=mode,
                 options=options,
                 disable=disable,
+                recompile_limit=recompile_limit,
             )
 
         return decorate
     if not callable(model):
         raise TypeError(f"compile takes a function or a module, got {type(model).__name__}")
     chosen = resolve_options(mode, options)
-    resolved = lookup_backend(backend, chosen)
+    if recompile_limit is not None:
+        if type(recompile_limit) is not int or recompile_limit < 1:
+            raise ValueError(
+                f"recompile_limit must be an int of at least 1, got {recompile_limit!r}"
+            )
+        chosen = replace(chosen, recompile_limit=recompile_limit)
+    resolved = lookup_backend("dovetail" if backend is None else backend, chosen)
     if disable:
         return model
     return optimize(

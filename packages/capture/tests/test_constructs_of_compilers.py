@@ -184,6 +184,20 @@ def names_of_typing(x, mapping):
     )  # fmt: skip
 
 
+@construct(graphs=1, breaks=0)
+def containers_by_their_aliases(x):
+    named = dict[str, torch.Tensor](a=x, b=x + 1)
+    kept = collections.defaultdict[str, list](list)
+    kept["a"].append(named["b"])
+    return named, list[int]((1, 2)), tuple[int, ...]([3]), set[str]("ab"), kept, type(named) is dict
+
+
+@construct(graphs=1, breaks=0)
+def marks_of_recorded_graphs(x):
+    torch.compiler.cudagraph_mark_step_begin()
+    return x + 1
+
+
 @construct()
 def signatures_of_closures(x):
     def two(a, b=2, *, c=3, **rest):
@@ -423,6 +437,14 @@ def test_sets_of_functions() -> None:
     functions.add(torch.cos)
     assert same(run(x, functions), x.cos())
     assert len(backend.graphs) == 2
+
+
+def test_a_mark_of_each_step_is_no_case_of_its_own():
+    backend = CountingBackend()
+    captured = optimize(marks_of_recorded_graphs, backend)
+    for _ in range(4):
+        captured(torch.ones(2))
+    assert len(backend.graphs) == 1
 
 
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)

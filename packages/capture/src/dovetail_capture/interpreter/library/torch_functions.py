@@ -289,6 +289,13 @@ HANDLERS: dict[Any, Handler] = {
     torch.compiler.is_compiling: is_compiling,
     torch.compiler.is_dynamo_compiling: is_compiling,
     torch.compiler.is_exporting: always(False),
+    # Marks for another compiler's recorded graphs, which count them: ours need none.
+    torch.compiler.cudagraph_mark_step_begin: always(None),
+    **{
+        getattr(torch.compiler, name): always(None)
+        for name in ("cudagraph_mark_warmup_incomplete",)
+        if hasattr(torch.compiler, name)  # since 2.14
+    },
     **{getattr(torch.jit, name): always(False) for name in ("is_scripting", "is_tracing")},
     torch._jit_internal.is_scripting: always(False),
     _C._get_tracing_state: always(None),

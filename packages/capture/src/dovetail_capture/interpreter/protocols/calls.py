@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 _SCRIPTED = "_torchdynamo_inline"  # what torch.jit calls the Python function behind a script
 
+# Of whose classes `cls[int]()` is `cls()`: instances have no place to remember the alias.
+_WITHOUT_ALIAS = ("builtins", "collections")
+
 
 def call(vm: Interpreter, fn: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """`fn(*args, **kwargs)`."""
@@ -50,6 +53,8 @@ def call(vm: Interpreter, fn: Value, args: list[Value], kwargs: dict[str, Value]
             return call_function(vm, fn, real, args, kwargs)  # type: ignore[arg-type]
         if isinstance(real, type):
             return instantiate(vm, real, args, kwargs, fn)
+        if kind is types.GenericAlias and real.__origin__.__module__ in _WITHOUT_ALIAS:
+            return call(vm, vm.held(real.__origin__), args, kwargs)
         if kind is functools._lru_cache_wrapper:
             if args and issubclass(args[0].python_type(), logging.Logger):
                 # "Warn once": the cache is what makes it once, so the cached call itself is made.
