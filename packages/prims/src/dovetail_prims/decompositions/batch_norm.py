@@ -316,17 +316,9 @@ def batch_norm_backward(
     reserve: Tensor,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """As native_batch_norm_backward; `save_var` holds the reciprocal root there too"""
+    statistics = (running_mean, running_var, save_mean, save_var)
     return native_batch_norm_backward(
-        grad_out,
-        input,
-        weight,
-        running_mean,
-        running_var,
-        save_mean,
-        save_var,
-        update,
-        eps,
-        output_mask,
+        grad_out, input, weight, *statistics, update, eps, output_mask
     )
 
 
@@ -342,17 +334,9 @@ def cudnn_batch_norm_backward(
     reserveSpace: Tensor,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """cuDNN's spelling: always by the batch's own statistics"""
+    statistics = (running_mean, running_var, save_mean, save_var)
     return native_batch_norm_backward(
-        grad_output,
-        input,
-        weight,
-        running_mean,
-        running_var,
-        save_mean,
-        save_var,
-        True,
-        epsilon,
-        (True, True, True),
+        grad_output, input, weight, *statistics, True, epsilon, (True, True, True)
     )
 
 
