@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -268,7 +269,26 @@ def reads_it_in_a_hook(x: Tensor) -> Tensor:
     return y * 2
 
 
-READS_CONSTANTS = function(lambda ctx, g: SCALED(twice(g)) * NEVER_BOUND_AGAIN + torch.pi)
+@dataclass(frozen=True)
+class Options:
+    scale: float
+
+
+class Pair(NamedTuple):
+    first: float
+    second: float
+
+
+HELD = (Options(1.5), Pair(2.0, 4.0))
+
+
+def of_its_context(ctx: Any, g: Tensor) -> Tensor:
+    options, pair = ctx.held
+    tiny = torch.finfo(g.dtype).tiny
+    return SCALED(twice(g)) * NEVER_BOUND_AGAIN + torch.pi * options.scale - pair.second + tiny
+
+
+READS_CONSTANTS = function(of_its_context, lambda ctx: setattr(ctx, "held", HELD))
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])

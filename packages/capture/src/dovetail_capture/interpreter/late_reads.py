@@ -8,6 +8,7 @@ asked again when it runs. All else breaks the graph.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import sys
 import types
@@ -55,13 +56,22 @@ LASTING = (
     types.MethodDescriptorType, types.WrapperDescriptorType,
 )  # fmt: skip
 NUMBERS = (bool, int, float, complex, str, type(None), torch.memory_format, torch.layout)
-_IMMUTABLE = (*LASTING, *NUMBERS, bytes, enum.Enum, range, type(Ellipsis), torch.Size)
+_IMMUTABLE = (
+    *LASTING, *NUMBERS, bytes, enum.Enum, range, type(Ellipsis), torch.Size, torch.finfo,
+    torch.iinfo,
+)  # fmt: skip
 
 
 def _is_immutable(real: Any) -> bool:
-    if type(real) in (tuple, frozenset):
+    if isinstance(real, _IMMUTABLE):
+        return True
+    if type(real) is frozenset or (isinstance(real, tuple) and not getattr(real, "__dict__", None)):
         return all(map(_is_immutable, real))
-    return isinstance(real, _IMMUTABLE)
+    parameters = getattr(type(real), "__dataclass_params__", None)
+    if parameters is not None and parameters.frozen:
+        names = [field.name for field in dataclasses.fields(real)]
+        return all(_is_immutable(getattr(real, name, None)) for name in names)
+    return False
 
 
 class LateReads:
@@ -74,6 +84,7 @@ class LateReads:
         self.reads: list[LateRead] = []
         self._values: dict[int, Value] = {}
         self._asked: set[int] = set()
+        self._frozen: set[int] = set()  # ids of the sources of what nobody can change
 
     def _refuse(self, text: str) -> NoReturn:
         raise GraphBreakSignal(f"{self.what} that reads {text}, which may change", self.way)
@@ -87,6 +98,9 @@ class LateReads:
         self._asked.add(id(source))
         if isinstance(real, types.CellType):
             return  # what it holds is noted
+        if id(getattr(source, "base", None)) in self._frozen:
+            self._frozen.add(id(source))
+            return
         kind = f"a {type(real).__name__}"
         if isinstance(value, SymbolicNumber):
             self._refuse(kind)  # it has changed before
@@ -165,9 +179,12 @@ class LateReads:
             return
         real = getattr(value, "real", None)
         if value.source is not None or real is not None:
-            native = getattr(value, "native", None)
-            if not isinstance(native, TupleValue) and (real is None or not _is_immutable(real)):
+            is_tuple = isinstance(getattr(value, "native", None), TupleValue)
+            settled = is_tuple and not getattr(real, "__dict__", None)
+            if not settled and (real is None or not _is_immutable(real)):
                 self._refuse(value.describe())
+            self._frozen.add(id(value.source))
+            return
         self._values[id(value)] = value
 
     def cell(self, cell: CellValue, name: str) -> None:
