@@ -52,7 +52,7 @@ def _types(value: Any) -> Any:
 
 def shape_guards(run: Any) -> list[str]:
     """The shape guards of the newest graph, in words."""
-    (known,) = run.capture_context._guards.values()
+    (known,) = (facts.guards for facts in run.capture_context._facts.all() if facts.guards)
     return [clause_text(c) for c in known[-1].clauses if isinstance(c, ShapeRelation)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import gc
 import sys
 import threading
 import warnings
@@ -13,6 +14,7 @@ import dovetail_capture as dc
 import pytest
 import torch
 from dovetail_capture._frame_hook import Switched
+from dovetail_capture.code_facts import FactsByCode
 from dovetail_capture.context import CaptureContext
 from dovetail_capture.errors import CaptureError
 from dovetail_capture.options import CaptureOptions
@@ -499,3 +501,14 @@ def test_backward_hooks_of_modules_run_with_gradients(pre):
     net[2]._backward_pre_hooks.clear()
     net[0]._backward_hooks.clear()
     dc.optimize(step, Counting(), fullgraph=True)(X)
+
+
+def test_what_is_known_of_a_code_goes_when_the_code_dies() -> None:
+    facts = FactsByCode()
+    kept, dying = compile("1", "a", "eval"), compile("2", "b", "eval")
+    facts.of(kept).plain_floats = True
+    facts.of(dying).refused[0] = "a reason"
+    assert facts.of(kept) is facts.of(kept) and len(facts.all()) == 2
+    del dying
+    gc.collect()
+    assert [known.plain_floats for known in facts.all()] == [True]

@@ -6,11 +6,9 @@ frames. The hook finds the frames' entries by itself; only a miss comes here.
 
 from __future__ import annotations
 
-import inspect
 import threading
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,11 +16,10 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import torch
-from dovetail_guards.clauses import ConstantIs, IdIs, ShapeRelation, TensorIs
-from dovetail_guards.evaluate import FrameView, argument_names, evaluate
-from dovetail_guards.explain import GuardFailure, clause_text
+from dovetail_guards.clauses import ShapeRelation
+from dovetail_guards.evaluate import FrameView
+from dovetail_guards.explain import clause_text
 from dovetail_guards.guard_set import GuardSet
-from dovetail_guards.source import Source
 from dovetail_guards.torch_state import FUNCTION_MODES, no_hooks_on_saved_tensors
 from dovetail_prims.node_error import blamed
 from dovetail_prims.wrappers import is_wrapper_type
@@ -30,6 +27,7 @@ from torch.autograd import forward_ad
 
 from dovetail_capture import _frame_hook
 from dovetail_capture.captured_frame import CapturedFrame
+from dovetail_capture.code_facts import FactsByCode
 from dovetail_capture.compile_log import CompileLog, FrameRecord
 from dovetail_capture.continuation import ContinuationCache, Resumption
 from dovetail_capture.continuation_state import CannotResume
@@ -47,6 +45,7 @@ from dovetail_capture.function_stack import no_function_modes, outside_of_modes
 from dovetail_capture.guard_filter import GuardFilter, keep_guards
 from dovetail_capture.interpreter.values.plain import is_asked
 from dovetail_capture.options import CaptureOptions
+from dovetail_capture.recompiles import changed_sizes, replaced_modules, same_case, sizes_of
 from dovetail_capture.replacement import build_replacement
 from dovetail_capture.skip import is_generated_for_skipped, is_skipped, runs_with_capture_off
 from dovetail_capture.stance import breaks_are_errors, current_stance
@@ -104,14 +103,7 @@ class CaptureContext:
         self._roots = {id(code): code for code in roots}
         self._continuations = ContinuationCache()
         self._lock = threading.RLock()
-        self._guards: dict[int, list[GuardSet]] = {}
-        self._sizes: dict[int, frozenset[tuple[str, int]]] = {}
-        self._replaced: dict[int, frozenset[str]] = {}  # modules that change from call to call
-        self._with_graphs: set[int] = set()  # code of which some version has a graph, or breaks
-        self._plain_floats: set[int] = set()  # code whose floats are not to be symbolic
-        self._refused: dict[int, dict[int, str]] = {}  # operations that the backend cannot compile
-        self._eager_sizes: dict[int, dict[tuple[str, int], int]] = {}
-        self._finalizers: dict[int, weakref.ref[CodeType]] = {}
+        self._facts = FactsByCode()
         self.hook = _frame_hook.Context(self._on_miss)
 
     @property
@@ -128,14 +120,7 @@ class CaptureContext:
         """Forget all compiled frames; they are captured afresh at their next call."""
         with self._lock:
             self.hook.reset()
-            self._guards.clear()
-            self._sizes.clear()
-            self._eager_sizes.clear()
-            self._replaced.clear()
-            self._with_graphs.clear()
-            self._plain_floats.clear()
-            self._refused.clear()
-            self._finalizers.clear()
+            self._facts.clear()
             self._continuations = ContinuationCache()
             self.log.clear()
 
@@ -145,7 +130,7 @@ class CaptureContext:
         for code in reversed(self.hook.codes()):
             root = self._continuations.root_code(code)
             after = "" if root is code else " (after a graph break)"
-            for number, guards in enumerate(self._guards.get(id(code), ())):
+            for number, guards in enumerate(self._facts.of(code).guards):
                 parts.append(f"{place_of(root)}{after}, version {number}: {guards.as_text()}")
         return "\n".join(parts)
 
@@ -159,8 +144,8 @@ class CaptureContext:
         """What compiled frames rely on of sizes, as a person writes it."""
         found = [
             clause_text(clause)
-            for known in self._guards.values()
-            for guards in known
+            for facts in self._facts.all()
+            for guards in facts.guards
             for clause in guards.clauses
             if isinstance(clause, ShapeRelation)
         ]
@@ -220,15 +205,15 @@ class CaptureContext:
 
     def _is_first_call(self, code: CodeType, args: tuple[Any, ...]) -> bool:
         """Under "eager_then_compile": a call that only tells which sizes there are."""
-        if id(code) in self._eager_sizes or id(code) in self._guards:
+        facts = self._facts.of(code)
+        if facts.eager_sizes is not None or facts.guards:
             return False
-        self._eager_sizes[id(code)] = _sizes_of(code, args)
-        self._forget_with(code)
+        facts.eager_sizes = sizes_of(code, args)
         return True
 
     def _why_missed(self, code: CodeType, func: FunctionType, args: tuple[Any, ...]) -> str:
         view = FrameView(args, func)
-        failures = [guards.explain_failure(view) for guards in self._guards.get(id(code), [])]
+        failures = [guards.explain_failure(view) for guards in self._facts.of(code).guards]
         why = "; ".join(str(failure) for failure in failures) or "nothing was compiled for it"
         return f"a recompile, with the stance 'fail_on_recompile', of {place_of(code)}: {why}"
 
@@ -241,19 +226,17 @@ class CaptureContext:
         )
 
     def _compile(self, code: CodeType, func: FunctionType, args: tuple[Any, ...]) -> Any:
-        known = self._guards.get(id(code), [])
-        if known and not self._may_recompile(code, func, args, known):
+        if self._facts.of(code).guards and not self._may_recompile(code, func, args):
             return _frame_hook.SKIP
         started = time.perf_counter()
         while True:
             try:
                 return self._compile_once(code, func, args, started)
             except _NeedsPlainFloats as needs:
-                self._plain_floats.add(id(code))
+                self._facts.of(code).plain_floats = True
                 self.log.add("plain floats", code, f"backend: {needs.__cause__!r}")
             except _NodeRefused as refusal:
-                self._refused.setdefault(id(code), {})[refusal.operation] = str(refusal)
-                self._forget_with(code)
+                self._facts.of(code).refused[refusal.operation] = str(refusal)
 
     def _compile_once(
         self, code: CodeType, func: FunctionType, args: tuple[Any, ...], started: float
@@ -286,9 +269,11 @@ class CaptureContext:
         if self.guard_filter_fn is not None:
             guards = keep_guards(guards, self.guard_filter_fn, code, func, args)
         guard = self._checked_guard(code, func, args, guards)
-        self._remember(code, guards)
+        facts = self._facts.of(code)
+        facts.guards.append(guards)
+        facts.eager_sizes = None
         if has_graph or resumption is not None:
-            self._with_graphs.add(id(code))
+            facts.has_graph = True
         self.log.add(
             "frame" if has_graph or frame.break_ is not None else "no graph",
             self._continuations.root_code(code),
@@ -309,22 +294,19 @@ class CaptureContext:
         return frame.graph is None
 
     def _captured(self, code: CodeType, func: FunctionType, args: tuple[Any, ...]) -> CapturedFrame:
-        options = self.options
-        before = self._eager_sizes.get(id(code))
+        options, facts = self.options, self._facts.of(code)
+        before = facts.eager_sizes
         if before is not None and options.dynamic is None:
-            now = _sizes_of(code, args)
-            changed = {key for key in before.keys() & now.keys() if before[key] != now[key]}
-            self._sizes[id(code)] = self._sizes.get(id(code), frozenset()) | changed
-        sizes = self._sizes.get(id(code))
-        if sizes:
-            options = replace(options, dynamic_sizes=options.dynamic_sizes | sizes)
-        if id(code) in self._replaced:
-            options = replace(options, replaced=self._replaced[id(code)])
-        if id(code) in self._plain_floats:
+            now = sizes_of(code, args)
+            facts.sizes |= {key for key in before.keys() & now.keys() if before[key] != now[key]}
+        if facts.sizes:
+            options = replace(options, dynamic_sizes=options.dynamic_sizes | facts.sizes)
+        if facts.replaced:
+            options = replace(options, replaced=facts.replaced)
+        if facts.plain_floats:
             options = replace(options, plain_floats=True)
-        refused = self._refused.get(id(code))
-        if refused:
-            options = replace(options, refused=refused)
+        if facts.refused:
+            options = replace(options, refused=facts.refused)
         try:
             frame = self._capture(code, func, args, options=options)
         except NotCapturable as error:
@@ -368,7 +350,7 @@ class CaptureContext:
                 raise _NeedsPlainFloats from error  # what it refuses may be a symbolic number
             operation = _operation_of(frame.graph, error)
             if operation is not None and not (self.options.fullgraph or breaks_are_errors()):
-                if operation not in self._refused.get(id(code), {}):
+                if operation not in self._facts.of(code).refused:
                     reason = str(error).splitlines() or [""]
                     raise _NodeRefused(operation, f"{type(error).__name__}: {reason[0]}") from error
             self.log.add("error", code, f"backend: {error!r}")
@@ -397,49 +379,21 @@ class CaptureContext:
 
     # --- recompiles ------------------------------------------------------------------------------
 
-    def _remember(self, code: CodeType, guards: GuardSet) -> None:
-        key = id(code)
-        self._guards.setdefault(key, []).append(guards)
-        self._eager_sizes.pop(key, None)
-        self._forget_with(code)
-
-    def _forget_with(self, code: CodeType) -> None:
-        """What is known of a code goes when it dies: another may get its id."""
-        key = id(code)
-        if key not in self._finalizers:
-            owner = weakref.ref(self)
-
-            def forget(_: Any) -> None:
-                context = owner()
-                if context is not None:
-                    context._guards.pop(key, None)
-                    context._sizes.pop(key, None)
-                    context._eager_sizes.pop(key, None)
-                    context._replaced.pop(key, None)
-                    context._plain_floats.discard(key)
-                    context._with_graphs.discard(key)
-                    context._refused.pop(key, None)
-                    context._finalizers.pop(key, None)
-
-            self._finalizers[key] = weakref.ref(code, forget)
-
-    def _may_recompile(
-        self, code: CodeType, func: FunctionType, args: tuple[Any, ...], known: list[GuardSet]
-    ) -> bool:
+    def _may_recompile(self, code: CodeType, func: FunctionType, args: tuple[Any, ...]) -> bool:
         """Record why no entry fits. False when the limit is reached."""
+        facts = self._facts.of(code)
+        known = facts.guards
         view = FrameView(args, func)
         failures = [guards.explain_failure(view) for guards in known]
         reasons = [str(failure) for failure in failures if failure is not None]
         root = self._continuations.root_code(code)
-        if _same_case(failures) < self.recompile_limit and len(known) < _MOST_ENTRIES:
+        if same_case(failures) < self.recompile_limit and len(known) < _MOST_ENTRIES:
             self.log.add("recompile", root, reasons[-1] if reasons else "")
             layers = root if len(known) < self.recompile_limit else None
-            replaced = frozenset().union(*(_replaced(guards, view, layers) for guards in known))
-            if replaced:
-                self._replaced[id(code)] = self._replaced.get(id(code), frozenset()) | replaced
-            if self.options.dynamic is None:
-                changed = frozenset().union(*(_changed_sizes(guards, view) for guards in known))
-                self._sizes[id(code)] = self._sizes.get(id(code), frozenset()) | changed
+            for guards in known:
+                facts.replaced |= replaced_modules(guards, view, layers)
+                if self.options.dynamic is None:
+                    facts.sizes |= changed_sizes(guards, view)
             return True
         newest = reasons[-1] if reasons else "unknown"
         message = (
@@ -451,7 +405,7 @@ class CaptureContext:
         if self.options.fullgraph:
             raise RecompileLimitError(message)
         # What a loop does is told by the log; without a graph, nothing is lost.
-        if not self._continuations.is_continuation(code) and id(code) in self._with_graphs:
+        if not self._continuations.is_continuation(code) and facts.has_graph:
             warnings.warn(message, RuntimeWarning, stacklevel=2)
         return False
 
@@ -465,65 +419,6 @@ def _operation_of(graph: torch.fx.GraphModule, error: BaseException) -> int | No
     return None if node is None else node.meta.get("operation")
 
 
-def _same_case(failures: list[GuardFailure | None]) -> int:
-    """How many of the compiled versions are for the same modules: each layer of a model has one
-    of its own, which does not count against another's."""
-    return sum(not _is_other_module(failure) for failure in failures)
-
-
-def _is_other_module(failure: GuardFailure | None) -> bool:
-    clause = None if failure is None else failure.clause
-    return isinstance(clause, IdIs) and isinstance(clause.obj, torch.nn.Module)
-
-
-def _replaced(guards: GuardSet, view: FrameView, method: CodeType | None) -> frozenset[str]:
-    """The modules, and parameters and buffers of modules, where `guards` wanted others of their
-    class. Not those that `method` is a method of: the layers of a model, which stay the same."""
-    found: dict[Source, Any] = {}
-    for clause in guards.clauses:
-        if isinstance(clause, IdIs) and isinstance(clause.obj, (torch.nn.Module, torch.Tensor)):
-            seen = evaluate(clause.source, view)
-            if seen is not clause.obj and type(seen) is type(clause.obj):
-                found[clause.source] = seen
-    outermost = [source for source in found if found.keys().isdisjoint(_bases(source))]
-    return frozenset(str(source) for source in outermost if not _has_method(found[source], method))
-
-
-def _bases(source: Source) -> Iterator[Source]:
-    base = getattr(source, "base", None)
-    if base is not None:
-        yield base
-        yield from _bases(base)
-
-
-def _has_method(obj: Any, method: CodeType | None) -> bool:
-    if method is None:
-        return False
-    found = inspect.getattr_static(type(obj), method.co_name, None)
-    return getattr(found, "__code__", None) is method
-
-
-def _changed_sizes(guards: GuardSet, view: FrameView) -> frozenset[tuple[str, int]]:
-    """The sizes, and the ints and floats (dimension -1), that differ from what `guards` wanted.
-
-    Only where nothing but sizes differs: a tensor of another rank or dtype is another case.
-    """
-    changed: set[tuple[str, int]] = set()
-    for clause in guards.clauses:
-        if isinstance(clause, TensorIs):
-            seen = evaluate(clause.source, view)
-            if not isinstance(seen, torch.Tensor) or seen.dim() != len(clause.sizes):
-                return frozenset()
-            for dim, (now, was) in enumerate(zip(seen.shape, clause.sizes, strict=True)):
-                if was is not None and now != was:
-                    changed.add((str(clause.source), dim))
-        elif isinstance(clause, ConstantIs) and type(clause.value) in (int, float):
-            number = evaluate(clause.source, view)
-            if type(number) is type(clause.value) and number != clause.value:
-                changed.add((str(clause.source), -1))
-    return frozenset(changed)
-
-
 def _has_own_function(value: Any) -> bool:
     """Is it a tensor whose class torch asks about operations?"""
     cls = type(value)
@@ -534,17 +429,6 @@ def _a_dispatch_mode_looks_on() -> bool:
     """Is a `TorchDispatchMode` on that is to see each operation? (One may say that it is not.)"""
     modes = map(torch._C._get_dispatch_stack_at, range(torch._C._len_torch_dispatch_stack()))
     return not all(getattr(mode, "ignore_compile_internals", bool)() for mode in modes)
-
-
-def _sizes_of(code: CodeType, args: tuple[Any, ...]) -> dict[tuple[str, int], int]:
-    """The sizes of the tensors among the arguments, and the ints (dimension -1)."""
-    found: dict[tuple[str, int], int] = {}
-    for name, value in zip(argument_names(code), args, strict=False):
-        if isinstance(value, torch.Tensor):
-            found |= {(name, dim): size for dim, size in enumerate(value.shape)}
-        elif type(value) is int:
-            found[(name, -1)] = value
-    return found
 
 
 @contextmanager
