@@ -7,15 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
-from dovetail_guards import relations as rel
 from dovetail_guards.shape_env import DataDependentError as UnknownSizeError
 from dovetail_guards.shape_env import ShapeEnv
-from dovetail_guards.sym_node import SymNode
 from dovetail_prims.data_sizes import data_symbols
 from dovetail_prims.fake_mode import FakeMode
 from dovetail_prims.fake_tensor import DataDependentError, FakeTensor, from_real
 from dovetail_prims.size_nodes import SizeNodes
-from dovetail_prims.stated import STATE
 from dovetail_prims.symbolic_forms import symbolic_form
 from dovetail_prims.wrappers import is_wrapper, wrapper_of_fakes
 from torch.fx import Graph, GraphModule, Node
@@ -24,6 +21,14 @@ from dovetail_capture.interpreter.aliasing import updates_statistics
 from dovetail_capture.interpreter.gpu_faults import harmless_number, may_fault, places_of
 from dovetail_capture.interpreter.known_data import SIZED_MAKERS, KnownData
 from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.sizes_from_data import (
+    SIZES_AGREE,
+    assume_equal,
+    has_known_number,
+    known_numbers_for,
+    may_ask,
+    numbers_in,
+)
 from dovetail_capture.interpreter.value_ranges import SAMPLERS, note_sampler
 from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value
 from dovetail_capture.interpreter.values.containers import (
@@ -52,19 +57,7 @@ def _in_place(name: str, pairs: Sequence[Any], keyword_pairs: Mapping[str, Any])
     return "dropout" in name and bool(at)
 
 
-# Operations that want sizes to be equal (or 1, where they are broadcast): where only data tells the
-# sizes of two, they are taken to be equal.
-_SIZES_AGREE = frozenset(
-    {prefix + name for prefix in ("", "i")
-     for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")}
-    | {"and_", "or_", "add_", "sub_", "mul_", "div", "div_", "pow_", "where", "maximum", "minimum",
-       "eq", "ne", "lt", "le", "gt", "ge", "copy_", "setitem", "addcmul", "lerp", "masked_fill"}
-    | {"split", "split_with_sizes", "cat", "concat", "stack", "matmul", "imatmul", "mm", "bmm"}
-    | {"cross_entropy", "nll_loss"}  # (torch 2.11 asks, 2.15 does not)
-)  # fmt: skip
-
 UNKNOWN_SIZE_HINT = "say with torch._check(...) what holds of the size, or avoid the question"
-
 
 # Classes that torch takes for dtypes; a graph's text could not name them.
 _DTYPES: dict[type, torch.dtype] = {
@@ -217,27 +210,27 @@ class Recorder:
             )
         try:
             result = None
-            if self.data and self._has_known_number(name, pairs, keyword_pairs):
+            if self.data and has_known_number(self.data, name, pairs, keyword_pairs):
                 try:
                     with self.fake_mode, data_symbols(None):
                         result = _run_on_fakes(function, run, pairs, keyword_pairs)
                 except (DataDependentError, UnknownSizeError):  # it asks for the data: for sizes
-                    pairs, keyword_pairs = self._numbers_for(name, pairs, keyword_pairs)
-            elif self.data_env is not None and self._may_ask(name, args, kwargs):
+                    pairs, keyword_pairs = known_numbers_for(self.data, name, pairs, keyword_pairs)
+            elif self.data_env is not None and may_ask(name, args, kwargs):
                 try:
                     with self.fake_mode, data_symbols(None):
                         result = _run_on_fakes(function, run, pairs, keyword_pairs)
                 except (DataDependentError, UnknownSizeError):
                     # It would ask for the data by itself: the graph does so before.
                     first = 0 if name in SIZED_MAKERS else 1
-                    args = [*args[:first], *map(self._items, args[first:])]
-                    kwargs = {key: self._items(value) for key, value in kwargs.items()}
+                    args = [*args[:first], *(numbers_in(self, arg) for arg in args[first:])]
+                    kwargs = {key: numbers_in(self, value) for key, value in kwargs.items()}
                     return self.record(kind, target, args, kwargs, run)
             if result is None:
                 with self.fake_mode, data_symbols(self.data_env):
                     result = _run_on_fakes(function, run, pairs, keyword_pairs)
         except UnknownSizeError as error:
-            if name in _SIZES_AGREE and self._assume_equal(error):
+            if name in SIZES_AGREE and assume_equal(self, error):
                 return self.record(kind, target, args, kwargs, run)
             raise GraphBreakSignal(f"`{name}`: {error}", UNKNOWN_SIZE_HINT) from error
         except Exception as error:
@@ -307,55 +300,6 @@ class Recorder:
         found = self.aside(torch.where, [holds, value, Constant(number)])
         self._safe[id(found.fake)] = found.fake
         return found
-
-    def _may_ask(self, name: str, args: list[Value], kwargs: dict[str, Value]) -> bool:
-        """May an operation take one of its tensors for a whole number?"""
-        if name in ("getitem", "setitem"):  # these index by tensors
-            return False
-        first = 0 if name in SIZED_MAKERS else 1
-        return any(map(_has_number, (*args[first:], *kwargs.values())))
-
-    def _items(self, value: Value) -> Value:
-        """A value with numbers in place of the tensors inside of it that are whole numbers."""
-        if _is_number(value):
-            return self.record("call_method", "item", [value], {})
-        if isinstance(value, (ListValue, TupleValue)) and _has_number(value):
-            items = [self._items(item) for item in value.items]
-            return ListValue(items) if isinstance(value, ListValue) else TupleValue(items)
-        return value
-
-    def _assume_equal(self, error: UnknownSizeError) -> bool:
-        """Two sizes that only data tells meet in one operation: they are equal, says the operation,
-        which the graph checks when it runs. (That one of them is 1 is not among what it takes.)"""
-        relation = error.relation
-        if self.data_env is None or relation is None:
-            return False
-        equal = relation if relation.kind == "eq" else rel.not_(relation)
-        if equal.kind != "eq":
-            return False
-        holds = torch.SymBool(cast(Any, SymNode(self.data_env, equal, bool)))
-        try:
-            condition = self.sizes.node(holds)
-        except (NotImplementedError, RuntimeError):  # of a number of which no node is known
-            return False
-        place = self.stack_trace().splitlines()[-1:]
-        message = f"sizes that must be equal are not: {equal} ({''.join(place).strip()})"
-        if not self.data_env.require(equal, message):
-            return False
-        self.state_change(STATE, condition, message)
-        return True
-
-    def _has_known_number(self, name: str, pairs: Any, keyword_pairs: Any) -> bool:
-        """Are there tensors of one known number among the arguments that sizes may be?"""
-        first = 0 if name in SIZED_MAKERS else 1  # what a function works on stays
-        rest = (*pairs[first:], *keyword_pairs.values())
-        return any(self.data.has_number(pair[1]) for pair in rest)
-
-    def _numbers_for(self, name: str, pairs: Any, keyword_pairs: Any) -> tuple[Any, Any]:
-        """Arguments with known numbers in place of tensors whose data is asked for (as sizes)."""
-        first = 0 if name in SIZED_MAKERS else 1
-        new = [*pairs[:first], *(self.data.with_numbers(*pair) for pair in pairs[first:])]
-        return new, {key: self.data.with_numbers(*pair) for key, pair in keyword_pairs.items()}
 
     def _add(self, kind: str, target: Any, pairs: Any, keyword_pairs: Any, result: Any) -> Node:
         why = self.refused.get(self.operations)
@@ -493,21 +437,6 @@ class Recorder:
             with self.fake_mode:
                 return wrapper_of_fakes(tensor, self.fake_mode.memo)
         return from_real(tensor, sizes=sizes, memo=self.fake_mode.memo)
-
-
-def _is_number(value: Any) -> bool:
-    """A tensor that is one whole number."""
-    if not isinstance(value, TensorValue) or len(value.sizes) != 0:  # dim() would ask Python
-        return False
-    dtype = value.fake.dtype
-    return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
-
-
-def _has_number(value: Any) -> bool:
-    """Is it, or is inside of it, a tensor that is one whole number?"""
-    if isinstance(value, (ListValue, TupleValue)):
-        return any(map(_has_number, value.items))
-    return _is_number(value)
 
 
 def _run_on_fakes(function: Any, run: Callable[..., Any], pairs: Any, keyword_pairs: Any) -> Any:
