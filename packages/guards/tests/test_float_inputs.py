@@ -108,6 +108,35 @@ def test_what_follows_from_a_float_is_as_its_guard_lets_through(seed: int) -> No
                 assert program(value) == wanted, (value, texts(env))
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_quotients_of_a_number_of_steps_keep_their_answer(seed: int) -> None:
+    draw = random.Random(seed)
+    a, b, c, d = (draw.randint(-6, 6) for _ in range(4))
+    answer, number = draw.choice(ANSWERS), draw.choice([0.5, 0.9, -1.0, 2, 0.0, 1.25])
+    hint = draw.choice([2, 3, 7, 50, 1000, -4])
+    if c * hint + d == 0:
+        return
+
+    def program(n: Any) -> Any:
+        return answer((a * n + b) / (c * n + d), number)
+
+    env = ShapeEnv()
+    assert program(env.symint(env.create_int(hint, LocalSource("lr")))) == program(hint)
+    guards = GuardSet(env.clauses())
+    assert guards.check_slow(FrameView((hint,), f))
+    for value in [*range(-60, 120), 999, 10**6, 2**40, -(2**40)]:
+        if guards.check_slow(FrameView((value,), f)):
+            with contextlib.suppress(ZeroDivisionError):
+                assert program(value) == program(hint), (value, texts(env))
+
+
+def test_a_decay_that_warms_up_has_one_guard() -> None:
+    env = ShapeEnv()
+    step = env.symint(env.create_int(5, LocalSource("lr")))
+    assert torch.sym_min((1 + step) / (10 + step), 0.99) < 0.99
+    assert not any("==" in text for text in texts(env)), texts(env)
+
+
 def test_what_is_computed_of_a_float_is_guarded_by_bounds() -> None:
     env, x = made(0.5)
     assert x * 0.9 > 0.1 and int(x * 8 + 0.5) == 4

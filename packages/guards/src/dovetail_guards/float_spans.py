@@ -16,7 +16,7 @@ from typing import Any
 
 from dovetail_guards import expr as e
 from dovetail_guards import relations as rel
-from dovetail_guards.float_expr import EXACT, INFINITE_KEY, INPUT, FloatExpr, FloatLike
+from dovetail_guards.float_expr import EXACT, INFINITE_KEY, INPUT, OPERATIONS, FloatExpr, FloatLike
 from dovetail_guards.shape_env import ShapeEnv
 
 
@@ -63,8 +63,11 @@ def compared(env: ShapeEnv, op: str, left: FloatLike, right: FloatLike) -> bool 
     number = right if right in (math.inf, -math.inf) else _number(right)
     if not isinstance(left, FloatExpr) or not isinstance(number, (int, float)):
         return None
+    if op not in ("eq", "ne"):
+        return same_answer(env, left, lambda x: OPERATIONS[op](x, number))  # type: ignore[no-any-return]
+    # Where it is not equal, it is so on one side of the number.
     side = same_answer(env, left, lambda x: (x > number) - (x < number))
-    return None if side is None else bool(FloatExpr(op, (float(side), 0.0)).evaluate({}))
+    return None if side is None else bool(OPERATIONS[op](side, 0))
 
 
 def _number(value: FloatLike) -> float | int | None:
@@ -106,6 +109,8 @@ def _span(value: FloatLike, name: str, hint: int) -> Span | None:
         span = _span(value.args[0], name, hint)
         return None if span is None else _unary(value.op, value.args[0], span, name, hint)
     left, right = value.args
+    if value.op == "truediv" and isinstance(left, e.Expr) and isinstance(right, e.Expr):
+        return _quotient(left, right, name, hint)
     if _number(right) is not None:
         span = _span(left, name, hint)
         return None if span is None else _by_number(value.op, _number(right), span)
@@ -117,12 +122,39 @@ def _span(value: FloatLike, name: str, hint: int) -> Span | None:
 
 def _linear(value: e.Expr) -> Span | None:
     """Of integers up to which floats are exact: `a*x + b`."""
-    slope = [factor for monomial, factor in value.terms if monomial]
-    atoms = [monomial for monomial, _ in value.terms if monomial]
-    if len(slope) != 1 or len(atoms[0]) != 1 or atoms[0][0][1] != 1 or atoms[0][0][0].kind != "sym":
+    parts = _coefficients(value)
+    if parts is None or parts[0] == 0:
         return None
-    most = EXACT // (abs(slope[0]) + abs(sum(factor for m, factor in value.terms if not m)) + 1)
-    return Span(1 if slope[0] > 0 else -1, -most, most)
+    most = EXACT // (abs(parts[0]) + abs(parts[1]) + 1)
+    return Span(1 if parts[0] > 0 else -1, -most, most)
+
+
+def _coefficients(value: e.Expr) -> tuple[int, int] | None:
+    """(a, b) of `a*x + b`, x a symbol or absent."""
+    slope = [(monomial, factor) for monomial, factor in value.terms if monomial]
+    rest = sum(factor for monomial, factor in value.terms if not monomial)
+    if not slope:
+        return 0, rest
+    ((monomial, factor), *more) = slope
+    if more or len(monomial) != 1 or monomial[0][1] != 1 or monomial[0][0].kind != "sym":
+        return None
+    return factor, rest
+
+
+def _quotient(left: e.Expr, right: e.Expr, name: str, hint: int) -> Span | None:
+    """`(a*x + b) / (c*x + d)` where the divisor keeps its sign; Python rounds it correctly."""
+    over, under = _coefficients(left), _coefficients(right)
+    if over is None or under is None:
+        return None
+    (a, b), (c, d) = over, under
+    sign, now = a * d - b * c, c * hint + d
+    if sign == 0 or now == 0:
+        return None
+    most = EXACT // (abs(a) + abs(b) + abs(c) + abs(d) + 1)
+    span = Span(1 if sign > 0 else -1, -most, most)
+    if not -most <= hint <= most:
+        return None
+    return _within(span, hint, lambda x: (c * x + d) * now > 0)
 
 
 def _unary(op: str, arg: FloatLike, span: Span, name: str, hint: int) -> Span | None:
