@@ -351,3 +351,11 @@ def test_cached_functions_of_sizes_do_not_fix_them() -> None:
 
     assert count(split, [(3, 4), (5, 6), (9, 2), (2, 8), (7, 10)]) == 2
     assert halves.cache_info().currsize  # (eager's; compiled code asked for no size's)
+
+
+def test_pixels_as_channels_keep_their_sizes_symbolic() -> None:
+    functional = torch.nn.functional
+    shapes = [(2, 3, a, a + 2) for a in (4, 6, 8, 10)]
+    assert count(lambda x: functional.pixel_unshuffle(x, 2) + 1, shapes) == 2
+    assert count(lambda x: functional.pixel_shuffle(x.repeat(1, 4, 1, 1), 2) + 1, shapes) == 2
+    assert count(lambda x: functional.pixel_unshuffle(x[0], 2) + 1, shapes) == 2

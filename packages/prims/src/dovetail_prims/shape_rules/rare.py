@@ -145,6 +145,19 @@ def _in_format(name: str) -> dict[str, Callable[..., Any]]:
     return {f"{name}.default": rule}
 
 
+def pixel_unshuffle(x: FakeTensor, factor: int) -> FakeTensor:
+    """Squares of pixels as channels; the kernel for the CPU keeps channels-last."""
+    if len(x._sizes) < 3 or factor < 2:
+        return NotImplemented  # type: ignore[no-any-return]
+    *batch, channels, height, width = x._sizes
+    if height % factor != 0 or width % factor != 0:
+        return NotImplemented  # type: ignore[no-any-return]
+    sizes = (*batch, channels * factor**2, height // factor, width // factor)
+    if x._device.type == "cpu" and len(sizes) == 4 and suggests_channels_last(x):
+        return make(sizes, channels_last(sizes), x._dtype, x._device)
+    return fresh(sizes, x._dtype, x._device)
+
+
 _KEEPING_FORMAT = (
     "pixel_shuffle", "channel_shuffle", "replication_pad2d", "replication_pad3d",
     "reflection_pad2d", "reflection_pad3d",
@@ -190,6 +203,7 @@ def rules() -> dict[str, Callable[..., Any]]:
         **{op: rule for name in _KEEPING_FORMAT for op, rule in _in_format(name).items()},
         "isin.Tensor_Tensor": isin,
         "nonzero_static.default": nonzero_static,
+        "pixel_unshuffle.default": pixel_unshuffle,
         "max_unpool2d.default": max_unpool2d,
         "_embedding_bag.default": embedding_bag,
         "_embedding_bag_forward_only.default": embedding_bag_forward_only,
