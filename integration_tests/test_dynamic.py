@@ -281,3 +281,18 @@ def test_a_crop_of_what_lies_transposed_lies_as_eagers(backend: str) -> None:
         for mine, wanted in zip(run(x, before, after), crop(x, before, after), strict=True):
             assert mine.stride() == wanted.stride()
             torch.testing.assert_close(mine, wanted)
+
+
+def test_padding_to_a_multiple_takes_one_graph_for_all_lengths() -> None:
+    """Also for those where nothing is added, as to a mask whose rows are to be aligned."""
+
+    def padded(x: Tensor) -> Tensor:
+        return torch.nn.functional.pad(x, (0, -x.shape[-1] % 16)).cumsum(-1)
+
+    compiled = dovetail.compile(padded, fullgraph=True)
+    for rows, length in ((2, 20), (3, 12), (5, 64), (4, 33), (7, 48)):
+        x = torch.randn(rows, length)
+        got = compiled(x)
+        torch.testing.assert_close(got, padded(x))
+        assert got.stride() == padded(x).stride()
+    assert dovetail.report(compiled).graphs == 2

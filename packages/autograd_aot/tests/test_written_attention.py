@@ -203,3 +203,16 @@ def test_a_mask_needs_many_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of few the formula is faster; without a mask attention is."""
     monkeypatch.setattr(written_attention, "WORTH_A_MASK", 1000)
     assert calls(recognised(causal)) == 0 and calls(recognised(plain)) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_added_masks_of_every_type(dtype: torch.dtype) -> None:
+    """The least number of a narrow type is not so little that scores vanish beside it."""
+    q, k, v, seen = (t.detach() for t in inputs())
+    seen[2, 0] = 1
+    for mask in (seen.log(), (1 - seen) * torch.finfo(dtype).min):
+        got = attention_as_written(
+            q.to(dtype), k.to(dtype), v.to(dtype), None, added=mask.to(dtype), scale=0.5
+        )
+        wanted = (q @ k.mT * 0.5 + mask).softmax(-1) @ v
+        torch.testing.assert_close(got.float(), wanted, rtol=2e-2, atol=2e-2)

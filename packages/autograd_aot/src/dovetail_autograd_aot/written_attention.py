@@ -195,7 +195,8 @@ def _of_added(added: Tensor) -> tuple[Tensor, Tensor]:
     well: kernels multiply by the logarithm of e, which the least number does not bear."""
     nothing = added == -torch.inf
     dead = nothing.all(-1, keepdim=True)
-    finite = torch.where(nothing, added, added.clamp(min=_VANISHING))
+    least = max(_VANISHING, torch.finfo(added.dtype).min)
+    finite = torch.where(nothing, added, added.clamp(min=least))
     return dead, finite.masked_fill(dead, 0.0)
 
 

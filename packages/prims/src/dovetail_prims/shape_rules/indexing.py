@@ -276,7 +276,10 @@ def constant_pad(x: FakeTensor, pad: Sequence[Size], value: Any = 0) -> FakeTens
                 f"{pad[2 * i + 1]}, resulted in a negative output size"
             )
     out = tuple(sizes)
-    strides = channels_last(out) if suggests_channels_last(x) else contiguous(out)
+    layout = channels_last if suggests_channels_last(x) else contiguous
+    strides = layout(out)
+    if all(settled(p >= 0) for p in pad) and equal_sizes(x._strides, layout(x._sizes)):
+        return make(out, strides, x._dtype, x._device)  # also where nothing is added
     of_clone = _strides_of_clone(out, x._strides)
     if not equal_sizes(strides, of_clone) and all(settled(p <= 0) for p in pad):
         strides = of_clone  # a crop is cloned
