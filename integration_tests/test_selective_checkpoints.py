@@ -236,3 +236,24 @@ def test_other_contexts_break_the_graph(method: Call, reason: str, error: str | 
             with pytest.raises(ValueError, match=error):
                 each(x)
     assert any(reason in b.reason for b in dovetail.report(call).breaks)
+
+
+@pytest.mark.parametrize("early_stop", [True, False])
+def test_a_checkpoint_around_a_compiled_model_counts_twice_as_eager_does(early_stop: bool) -> None:
+    """Its recomputation ends where the last saved tensor was: after what batch norm counts."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Conv2d(3, 4, 3, bias=False), torch.nn.BatchNorm2d(4), torch.nn.ReLU()]
+    model = torch.nn.Sequential(*layers, torch.nn.Conv2d(4, 4, 3, bias=False))
+    twin = copy.deepcopy(model)
+    found = []
+    for run, owner in ((model, model), (dovetail.compile(twin), twin)):
+        x = torch.linspace(-1, 1, 2 * 3 * 8 * 8).view(2, 3, 8, 8).requires_grad_()
+        with torch.utils.checkpoint.set_checkpoint_early_stop(early_stop):
+            out = torch.utils.checkpoint.checkpoint(run, x, use_reentrant=False)
+            out.square().sum().backward()
+        assert x.grad is not None
+        grads = [p.grad for p in owner.parameters() if p.grad is not None]
+        found.append([*(b.float() for b in owner.buffers()), *grads, x.grad])
+    for eager, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-4)
+    assert int(twin[1].num_batches_tracked) == 2

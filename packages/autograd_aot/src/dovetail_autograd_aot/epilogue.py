@@ -133,6 +133,28 @@ def _make_write_back(
     return write_back
 
 
+def write_ahead(
+    signature: Signature, inputs: Sequence[Any], results: Sequence[Any], saved: Sequence[Any]
+) -> None:
+    """What the epilogue is about to write outside of autograd, written before it, but for what lies
+    where something `saved` does.
+
+    For hooks that take saved tensors: one may raise when it has seen enough, as the early stop of a
+    checkpoint's recomputation does. Eager has written by then.
+    """
+    taken = {t.untyped_storage().data_ptr() for t in saved if isinstance(t, torch.Tensor)}
+    for i, mutated in enumerate(signature.mutated):
+        target, value = inputs[mutated.index], results[signature.num_fresh + i]
+        if not mutated.data_only or target is value or target.is_inference():
+            continue
+        if target.untyped_storage().data_ptr() in taken:
+            continue
+        version = target._version  # the epilogue counts the write
+        with torch.no_grad():
+            target.copy_(value)
+        torch._C._autograd._unsafe_set_version_counter((target,), (version,))
+
+
 def tell_what_is_overwritten(parts: PartitionedGraph, given: int) -> None:
     """Mark the inputs of a forward graph without a backward that are written to: with
     `meta["overwritten"]`, the position of the output that is about to be copied over each of them.

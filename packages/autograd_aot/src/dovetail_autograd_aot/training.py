@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from dovetail_autograd_aot.double_backward import DoubleBackward
-from dovetail_autograd_aot.epilogue import make_epilogue
+from dovetail_autograd_aot.epilogue import make_epilogue, write_ahead
 from dovetail_autograd_aot.graph_calls import (
     Compiled,
     below_autograd,
@@ -139,6 +139,10 @@ def make_autograd_function(
                 place = _numbers(geometry, outputs[output])
                 outputs[output] = values[index].as_strided(*place).detach()
             saved.store(ctx, inputs, values)
+            if signature.mutated and _hooks_take_saved_tensors():
+                write_ahead(
+                    signature, inputs, outputs, [*(inputs[i] for i in saved.primals), *values]
+                )
             if tangents.kept:
                 ctx.shapes = tangents.shapes([outputs[i] for i in differentiable])
             if constant_outputs:
@@ -246,7 +250,7 @@ class _SavedValues:
     def store(self, ctx: Any, inputs: tuple[Any, ...], values: list[Any]) -> None:
         everything = [inputs[i] for i in self.primals] + values
         beside = self.numbers
-        if self.masks and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        if self.masks and _hooks_take_saved_tensors():
             beside = self.numbers | self.masks
         ctx.beside = {i: everything[i] for i in beside}
         if beside:
@@ -260,6 +264,10 @@ class _SavedValues:
         count = len(tensors) + len(beside)
         following = iter(tensors)
         return [beside[i] if i in beside else next(following) for i in range(count)]
+
+
+def _hooks_take_saved_tensors() -> bool:
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def _is_inexact(value: Tensor) -> bool:
