@@ -163,3 +163,13 @@ def test_a_product_goes_where_the_input_lies_not() -> None:
     """A library call allocates for itself."""
     w = torch.randn(40, 40)
     check(lambda p, w: (F.relu(p @ w), p @ w), (P, w), {0: 0}, ())
+
+
+@pytest.mark.parametrize("options", [None, TRITON])
+def test_rows_that_are_written_as_they_were(options: InductorOptions | None) -> None:
+    """The new value is a copy of the old one, which a step has to write all the same."""
+
+    def fn(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return torch.slice_scatter(x, x[:2], 0, 0, 2), y * 2
+
+    check(fn, (torch.randn(4, 4), torch.randn(3)), {0: 0}, [0], options)

@@ -55,7 +55,9 @@ def write_in_place(
             places |= dict.fromkeys(chain, source)
     if not places:
         return graph, places
-    steps = [kept for step in graph.steps if (kept := _without_copies(step, places)) is not None]
+    # What leaves has to be written by a step, be it by a copy of the input onto itself.
+    inner = {name: source for name, source in places.items() if name not in leaving}
+    steps = [kept for step in graph.steps if (kept := _without_copies(step, inner)) is not None]
     return replace(graph, steps=tuple(steps)), places
 
 
