@@ -398,3 +398,14 @@ def test_memory_of_a_scatter_is_counted_once() -> None:
     memory = plan_memory(kernels)
     assert len(memory.written_over) >= 2 and len(set(memory.written_over.values())) == 1
     compare(load(compile_graph(gm))(*inputs), chain(*inputs))
+
+
+def test_what_a_library_call_copies_with_all_its_storage(check):
+    """Its result begins where the argument does, and views of it there (complex: no loops)."""
+
+    def fn(x):
+        row = torch.slice_scatter(x[1], x[1][:2] * 2, 0, 0, 2)
+        column = torch.select_scatter(x[:, 1:], row[1:] * 3, 0, 1)
+        return row[2:] * 2, column[1:, 1:] * 2, torch.diagonal_scatter(x[1:], x[0, :2])[1:] * 2
+
+    check(fn, torch.arange(12.0).view(3, 4).to(torch.complex64))
