@@ -226,6 +226,32 @@ def test_views_of_everything() -> None:
         assert torch.equal(bits, (x * x).view(torch.int32).flatten())
 
 
+def test_views_of_a_result_count_from_where_it_begins() -> None:
+    """The library copies the whole storage of a view that it writes into, so that its result
+    begins where the view does."""
+    plan = make(
+        [("x", TensorSpec((6,), (1,), torch.float32, CPU, offset=2)), ("part", dense(2))],
+        [
+            CallAten("aten::slice_scatter", (Ref("x"), Ref("part"), 0, 1, 3), (), ("whole",)),
+            View("tail", "whole", TensorSpec((3,), (1,), torch.float32, CPU, offset=3)),
+            View("last", "tail", TensorSpec((1,), (1,), torch.float32, CPU, offset=5)),
+            CallAten("aten::clone", (Ref("tail"),), (), ("copy",)),
+            CallAten("aten::exp", (Ref("last"),), (), ("e",)),
+        ],
+        ["copy", "e", "tail"],
+    )
+    base, part = torch.randn(20), torch.randn(2)
+    for start in (2, 0, 9):
+        x = base[start : start + 6]
+        whole = x.clone()
+        whole[1:3] = part
+        for run in executors(plan):
+            copy, e, tail = run(x, part)
+            same(copy, whole[3:])
+            same(e, whole[5:].exp())
+            same(tail, whole[3:])
+
+
 def test_input_with_storage_offset() -> None:
     plan = make(
         [("x", TensorSpec((6,), (1,), torch.float32, CPU, offset=2))],

@@ -150,7 +150,8 @@ class Allocate:
 @dataclass(frozen=True)
 class View:
     """`name` is `base`'s storage seen through `spec`; `spec.offset` counts from the start of the
-    *storage*, and `spec.dtype` may differ from the base's."""
+    *storage* (of a call's result: from where the result begins, in elements of `spec.dtype`), and
+    `spec.dtype` may differ from the base's."""
 
     name: str
     base: str

@@ -97,13 +97,13 @@ class _Run:
         self.symbols = bind_symbols(plan.symbols, inputs)
         self._define()
         self.tensors: dict[str, torch.Tensor | None] = {c.name: c.value for c in plan.constants}
-        # Inputs and their views, as the compiler saw them.
-        self.seen: dict[str, TensorSpec] = {}
+        # Where the compiler took inputs, results of calls and views to begin in their storages.
+        self.begins: dict[str, Size] = {}
         for declared, value in zip(plan.inputs, inputs, strict=True):
             if isinstance(value, torch.Tensor):
                 self.tensors[declared.name] = value
                 if declared.spec is not None:
-                    self.seen[declared.name] = declared.spec
+                    self.begins[declared.name] = declared.spec.offset
         self.slabs = {
             device: _filled(evaluate(size, self.symbols), torch.device(device))
             for device, size in plan.slab_bytes
@@ -145,7 +145,7 @@ class _Run:
                 base = self._tensor(step.base)
                 moved = self._moved_bytes(step.base) // step.spec.dtype.itemsize
                 self.tensors[step.name] = self._over(base.untyped_storage(), step.spec, moved)
-                self.seen[step.name] = step.spec
+                self.begins[step.name] = step.spec.offset
             case LaunchCpp():
                 self._launch_cpp(step)
             case LaunchTriton():
@@ -191,13 +191,14 @@ class _Run:
         self.tensors[step.name] = self._over(storage, step.spec)
 
     def _moved_bytes(self, name: str) -> int:
-        """By how much a tensor begins further on in its storage than the compiler saw: an input may
-        be another piece of a larger tensor than the first call's."""
-        seen = self.seen.get(name)
-        if seen is None:
+        """By how much a tensor begins further on in its storage than the compiler took it to: an
+        input may be another piece of a larger tensor than the first call's, a call's result the
+        piece that its argument was of another storage."""
+        begin = self.begins.get(name)
+        if begin is None:
             return 0
         tensor = self._tensor(name)
-        moved = int(tensor.storage_offset()) - self._int(seen.offset)
+        moved = int(tensor.storage_offset()) - self._int(begin)
         return moved * tensor.dtype.itemsize
 
     def _over(
@@ -262,6 +263,7 @@ class _Run:
                 if value is not None and not isinstance(value, torch.Tensor):
                     raise TypeError(f"{step.op} returns {value!r}, not a tensor, for {name}")
                 self.tensors[name] = value
+                self.begins[name] = 0
 
     def _choose(self, step: Choose) -> None:
         branch = step.branches[0 if bool(self._tensor(step.predicate)) else 1]
@@ -295,6 +297,7 @@ class _Run:
             if name is not None:
                 assert isinstance(value, torch.Tensor)
                 self.tensors[name] = value
+                self.begins[name] = 0
 
     def _as_promised(
         self, step: CallAten, value: torch.Tensor, spec: TensorSpec | None

@@ -36,11 +36,6 @@ def operator_name(target: object) -> str:
     return f"{name}.{target._schema.overload_name}" if target._schema.overload_name else name
 
 
-# Their result is a copy of all the storage in which the first argument lies, and begins where that
-# does; results are taken to begin where their memory does.
-_CLONE_STORAGES = ("aten::slice_scatter", "aten::select_scatter", "aten::diagonal_scatter")
-
-
 def extern_call(
     ctx: Context,
     node: fx.Node,
@@ -60,8 +55,6 @@ def extern_call(
         # an argument in memory of its own.
         args = [_copied(ctx, a) if isinstance(a, Value) else a for a in args]
         laid_out = _layouts(target, node, args, kwargs)
-    elif name.partition(".")[0] in _CLONE_STORAGES and isinstance(args[0], Value):
-        args = [_copied(ctx, args[0]), *args[1:]]
     new_args = tuple(_argument(ctx, a) for a in args)
     new_kwargs = tuple((k, _argument(ctx, v)) for k, v in kwargs.items())
     val = node.meta.get("val") if val is None else val

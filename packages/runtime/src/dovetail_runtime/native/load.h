@@ -399,6 +399,12 @@ class Loader {
     return true;
   }
 
+  void note_results(const std::vector<SlotIndex>& slots) {
+    for (SlotIndex slot : slots) {
+      if (slot >= 0) program_.slots[slot].result = true;
+    }
+  }
+
   // What can be known only when all steps stand where they will stay.
   void link() {
     std::vector<bool> needs_data(program_.slots.size(), false);
@@ -411,7 +417,12 @@ class Loader {
         program_.slots[view->slot].root = view->root;
       } else if (auto* cpp = std::get_if<LaunchCpp>(&step)) {
         for (SlotIndex slot : cpp->tensors) needs_data[slot] = true;
+      } else if (auto* choose = std::get_if<ChooseProgram>(&step)) {
+        note_results(choose->outputs);
+      } else if (auto* loop = std::get_if<WhileProgram>(&step)) {
+        note_results(loop->outputs);
       } else if (auto* call = std::get_if<CallAten>(&step)) {
+        note_results(call->outputs);
         if (program_.cuda_device < 0 || CublasLt::get() == nullptr || !is_product(*call)) continue;
         call->product = std::make_shared<LtProduct>();
         for (const AtenArgument& argument : call->arguments) {

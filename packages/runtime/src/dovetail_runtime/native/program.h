@@ -58,6 +58,7 @@ struct SlotInfo {
   const Spec* spec = nullptr;  // a view or an allocation in the slab
   bool in_slab = false;
   const Spec* input = nullptr;  // an input as the compiler saw it; a call's may begin elsewhere
+  bool result = false;          // of a call: its views count from where it begins
 };
 
 using CppFunction = void (*)(void* const*, const int64_t*, int64_t, int64_t);

@@ -42,13 +42,16 @@ inline int64_t Runner::storage_bytes(const Spec& spec) {
   return (values()[spec.offset] + last + 1) * spec.itemsize;
 }
 
-// By how many bytes a tensor begins further on in its storage than the compiler saw: an input may
-// be another piece of a larger tensor than the first call's, and its views are where it is.
+// By how many bytes a tensor begins further on in its storage than the compiler took it to: an
+// input may be another piece of a larger tensor than the first call's, a call's result the piece
+// that its argument was of another storage; and their views are where they are.
 inline int64_t Runner::moved_bytes(SlotIndex index) {
   const SlotInfo& info = program_.slots[index];
   const Spec* seen = info.input != nullptr ? info.input : info.root >= 0 ? info.spec : nullptr;
   c10::TensorImpl* impl = frame_.slots[index].impl;
-  if (seen == nullptr || impl == nullptr) return 0;
+  if (impl == nullptr) return 0;
+  if (info.result) return impl->storage_offset() * static_cast<int64_t>(impl->itemsize());
+  if (seen == nullptr) return 0;
   return (impl->storage_offset() - values()[seen->offset]) * seen->itemsize;
 }
 
