@@ -78,6 +78,11 @@ def added_and_filled(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return (q @ k.mT + mask).masked_fill(mask == 0, -torch.inf).softmax(-1) @ v
 
 
+def added_several_times(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """The scores of one for several masks."""
+    return (q[:1] @ k[:1].mT + torch.stack([mask, mask * 2])[:, None]).softmax(-1) @ v[:1]
+
+
 def added_twice_as_much(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return torch.add(q @ k.mT, mask, alpha=2).softmax(-1) @ v
 
@@ -161,7 +166,7 @@ def test_the_same_forward_and_backward(fn: Callable[..., Tensor], rows: str) -> 
     "fn",
     [
         weights_are_read, dropped, other_dimension, moderate, written_between,
-        added_and_filled, added_twice_as_much,
+        added_and_filled, added_twice_as_much, added_several_times,
     ],
 )  # fmt: skip
 def test_what_is_no_attention_stays(fn: Callable[..., Any]) -> None:

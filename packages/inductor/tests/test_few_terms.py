@@ -67,7 +67,15 @@ def test_a_few_terms_are_arithmetic(name: str, keepdim: bool) -> None:
 
 def test_terms_of_two_dimensions_and_their_dtypes() -> None:
     def fn(x: Tensor, n: Tensor) -> tuple[Tensor, ...]:
-        return x.sum((1, 3)), x.prod(1), n.sum(1), n.amax(1), (n > 0).any(1), n.sum(1).float()
+        return (
+            x.sum((1, 3)),
+            x.prod(1),
+            n.sum(1),
+            n.amax(1),
+            (n > 0).any(1),
+            (n > 0).amax(1),
+            n.sum(1).float(),
+        )
 
     x = drawn(64, 2, 128, 2)
     check(fn, x, (x * 9).to(torch.int32))

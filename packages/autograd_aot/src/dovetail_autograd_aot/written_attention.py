@@ -259,6 +259,8 @@ def _beside_a_mask(node: Node, written: _Written) -> tuple[Node, tuple[Node, Nod
             continue
         found = _first_product(scores, written)
         if found is not None:
+            if node.meta["val"]._sizes != found[0].meta["val"]._sizes:
+                return None  # for several masks the scores are repeated
             assert isinstance(mask, Node)
             written.added = mask
             return found

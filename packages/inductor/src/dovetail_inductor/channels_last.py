@@ -140,7 +140,7 @@ def _is_oddly_grouped(node: Node, device_type: str) -> bool:
     if x._device.type != device_type or x._dtype.itemsize != 2 or groups == 1:
         return False
     own, results = weight[1], weight[0] // groups
-    return len(weight) == 4 and (own != results or own in (2, 3) or own & (own - 1) != 0)
+    return len(weight) == 4 and (own != results or own == 2 or own & (own - 1) != 0)
 
 
 def _groups(node: Node) -> int:

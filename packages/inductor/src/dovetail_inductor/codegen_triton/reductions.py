@@ -9,17 +9,12 @@ import torch
 
 from dovetail_inductor.codegen_triton.ops import emit_op
 from dovetail_inductor.loop_ir.loops import ScanKind
-
-# The scalar op that makes one of two partial results.
-_COMBINING = {
-    "sum": "add", "prod": "mul", "any": "bitwise_or", "all": "bitwise_and",
-    "max": "maximum", "min": "minimum",
-}  # fmt: skip
+from dovetail_inductor.loop_ir.ops import COMBINING
 
 
 def combined(reduction: str, a: str, b: str, dtype: torch.dtype, use: Callable[[str], None]) -> str:
     """Two partial results as one, element by element. `use` is told what helper the text calls."""
-    return emit_op(_COMBINING[reduction], [a, b], dtype, dtype, use)
+    return emit_op(COMBINING[reduction], [a, b], dtype, dtype, use)
 
 
 def reduced(

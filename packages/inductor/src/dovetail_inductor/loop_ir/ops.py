@@ -26,6 +26,12 @@ class ScalarOp:
     cost: int = 1
 
 
+# The op that makes one of two partial results of a reduction or a scan.
+COMBINING = {
+    "sum": "add", "prod": "mul", "any": "bitwise_or", "all": "bitwise_and",
+    "max": "maximum", "min": "minimum",
+}  # fmt: skip
+
 SCALAR_OPS: dict[str, ScalarOp] = {
     # arithmetic, all dtypes; integer overflow wraps
     "add": ScalarOp(2),

@@ -13,7 +13,7 @@ from torch import fx
 
 from dovetail_inductor.loop_ir.expr import Expr
 from dovetail_inductor.loop_ir.index import Index, Var, variable
-from dovetail_inductor.loop_ir.ops import arithmetic_dtype
+from dovetail_inductor.loop_ir.ops import COMBINING, arithmetic_dtype
 from dovetail_inductor.loop_ir.sizes import is_symbolic
 from dovetail_inductor.lowering.layouts import in_order_of
 from dovetail_inductor.lowering.pointwise import Rule
@@ -32,8 +32,6 @@ _REREAD_COST = 4
 # A reduction of so many elements, of so large a tensor, is arithmetic.
 _MOST_TERMS = 4
 _LARGE = 1 << 14
-# How two elements of such a reduction are combined.
-_COMBINED = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "mul"}
 
 
 def normal_dims(dims: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:
@@ -89,8 +87,8 @@ def _simple(reduction: str) -> Rule:
                 expr = cast(ctx, expr, kwargs["dtype"])
             return ctx.builder.apply("cast", [expr], accumulate)
 
-        if _few_terms(ctx, source, dims) and kind in _COMBINED:
-            value.loader = _term_by_term(ctx, value, source, dims, _COMBINED[kind], element)
+        if _few_terms(ctx, source, dims) and kind in COMBINING:
+            value.loader = _term_by_term(ctx, value, source, dims, COMBINING[kind], element)
         else:
             reduce_into(ctx, value, source, dims, kind, element)
         return value

@@ -14,7 +14,7 @@ import torch
 from dovetail_inductor.loop_ir.expr import Expr, mask_loads
 from dovetail_inductor.loop_ir.index import Index, Var, variable
 from dovetail_inductor.loop_ir.loops import Scan, ScanKind
-from dovetail_inductor.loop_ir.ops import arithmetic_dtype
+from dovetail_inductor.loop_ir.ops import COMBINING, arithmetic_dtype
 from dovetail_inductor.loop_ir.sizes import hint_of, is_symbolic
 from dovetail_inductor.lowering.indexing import both, in_range
 from dovetail_inductor.lowering.running_totals import scan_along, totals_dtype
@@ -104,8 +104,7 @@ def _joined(ctx: Context, kind: ScanKind, x: Expr, y: Expr) -> Expr:
     """Two totals as one."""
     b = ctx.builder
     if kind != "logsumexp":
-        op = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}[kind]
-        return b.apply(op, [x, y])
+        return b.apply(COMBINING[kind], [x, y])
     top = b.apply("maximum", [x, y])
     gap = b.apply("sub", [b.apply("minimum", [x, y]), top])
     sum_ = b.apply("add", [top, b.apply("log1p", [b.apply("exp", [gap])])])

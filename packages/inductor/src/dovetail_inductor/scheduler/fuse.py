@@ -14,6 +14,7 @@ from math import prod
 
 import torch
 
+from dovetail_inductor.codegen_triton.tiling import SIDE
 from dovetail_inductor.loop_ir.index import Index, Var
 from dovetail_inductor.loop_ir.loops import ExternCall, LoopGraph, LoopNest, Strided
 from dovetail_inductor.loop_ir.sizes import hint_of
@@ -25,9 +26,6 @@ from dovetail_inductor.scheduler.order import draws
 from dovetail_inductor.scheduler.split_reductions import rule_for
 from dovetail_inductor.scheduler.topological import TopologicalOrder
 from dovetail_inductor.scheduler.units import Unit, fill_accesses, of_group, scans, unit_of
-
-# Rows that a GPU's program has at least, where something is read across them.
-LEAST_SIDE = 16
 
 
 class _Fuser:
@@ -217,7 +215,7 @@ class _Fuser:
             across = any(n.index.coefficient(v) == 1 for v in mine for n in group.nests)
             tasks = -(-rows // rule.side_by_side) if across else rows
             if not across and any(_reads_along(nest, v) for v in mine for nest in group.nests):
-                across, tasks = True, -(-rows // LEAST_SIDE)
+                across, tasks = True, -(-rows // SIDE)
             least = rule.result_across if across else rule.result
             if tasks < enough and columns >= least:
                 return True

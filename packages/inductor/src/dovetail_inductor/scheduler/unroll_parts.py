@@ -23,6 +23,7 @@ from dovetail_inductor.loop_ir.expr import (
 )
 from dovetail_inductor.loop_ir.index import Index, Var, variable
 from dovetail_inductor.loop_ir.loops import Buffer, LoopNest
+from dovetail_inductor.loop_ir.ops import COMBINING
 from dovetail_inductor.loop_ir.sizes import hint_of, is_symbolic
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.kernels import FusedKernel, KernelGraph, Step
@@ -32,8 +33,6 @@ MOST_PARTS = 4
 LEAST_WIDTH = 32
 # Smaller kernels need all their points to keep a GPU busy.
 LEAST_POINTS = 1 << 16
-# How reductions of floats combine two elements.
-_COMBINED = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "mul"}
 # First positions at which the other side of a comparison with a constant begins.
 _BOUNDARY = {"lt": 0, "ge": 0, "le": 1, "gt": 1}
 
@@ -96,7 +95,7 @@ def _can_be_cut(kernel: FusedKernel, var: Var) -> bool:
         if nest.scatter is not None:
             return False
         if var in nest.reduce_vars:
-            if nest.reduction not in _COMBINED or not nest.body.dtype.is_floating_point:
+            if nest.reduction not in COMBINING or not nest.body.dtype.is_floating_point:
                 return False
         elif var in nest.vars:
             read = any(nest.buffer in other.reads() for other in kernel.nests)
@@ -139,7 +138,7 @@ def _cut(
         if var in nest.reduce_vars:
             body = placed(nest.body, 0)
             for k in range(1, len(places)):
-                body = builder.apply(_COMBINED[nest.reduction or ""], [body, placed(nest.body, k)])
+                body = builder.apply(COMBINING[nest.reduction or ""], [body, placed(nest.body, k)])
             columns = tuple(part if v == var else v for v in nest.reduce_vars)
             nests.append(replace(nest, reduce_vars=columns, body=body))
         elif var in nest.vars:
