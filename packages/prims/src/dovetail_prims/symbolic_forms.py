@@ -5,7 +5,7 @@ Where it asks for numbers, a symbolic size would be tied to the example's. Up to
 of which it traces another form, without the checks that eager makes, `gaussian_nll_loss`, which
 asks for data, `ctc_loss`, which makes a tensor with data, `affine_grid`, which computes under
 autocast what one operator does not tell, and `tensor` and its like, which store numbers. Spectra of
-windows are in `spectral_forms`.
+windows are in `spectral_forms`, recurrent layers in `recurrent`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from dovetail_prims.attention import attention
 from dovetail_prims.fake_tensor import tensor_meta
+from dovetail_prims.recurrent import RECURRENT_FORMS
 from dovetail_prims.spectral_forms import istft, stft
 
 
@@ -362,6 +363,7 @@ SYMBOLIC_FORMS: Mapping[Any, Callable[..., Any]] = {
     torch.lerp: _lerp,
     torch.Tensor.lerp: _lerp,
     **{f: _fused_step(f) for f in _FUSED_STEPS},
+    **RECURRENT_FORMS,
 }
 """What stands for a call, by its function, where it gives a result (not NotImplemented)."""
 

@@ -1,0 +1,207 @@
+"""Recurrent layers of symbolic sizes: one operator for all steps, by PyTorch's own kernels.
+
+`torch.lstm`, `gru`, `rnn_tanh` and `rnn_relu` are made of an operation or more for each step, of
+sizes in numbers: their graph is for one length, and for one batch. Where a size is symbolic, they
+are `dovetail_recurrent::layers` instead: it has a shape for every size, and calls PyTorch's
+function when it runs. Its gradients are those of that function, which the backward computes again
+to have what its own backward needs. Dropout between layers stands between calls.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "lstm": torch.lstm,
+    "gru": torch.gru,
+    "rnn_tanh": torch.rnn_tanh,
+    "rnn_relu": torch.rnn_relu,
+}
+_ABOVE_AUTOGRAD = ("AutogradCPU", "AutogradCUDA", "AutogradOther", "ADInplaceOrView")
+_FLAGS = "bool biases, bool train, bool bidirectional"
+_LAYERS = f"(str kind, Tensor x, Tensor[] state, Tensor[] params, {_FLAGS})"
+_GIVEN = (
+    f"(str kind, Tensor x, Tensor[] state, Tensor[] params, {_FLAGS}, Tensor[] grads, bool[] of)"
+)
+
+
+@functools.cache
+def _operators() -> tuple[OpOverload, OpOverload, Any]:
+    """The operator and its backward, registered when first asked for; and what registered them."""
+    make: Any = torch.library.Library
+    library = make("dovetail_recurrent", "FRAGMENT")
+    library.define(f"layers{_LAYERS} -> Tensor[]")
+    library.define(f"layers_backward{_GIVEN} -> Tensor[]")
+    library.impl("layers", _layers, "CompositeExplicitAutograd")
+    library.impl("layers_backward", _layers_backward, "CompositeExplicitAutograd")
+    names = ("dovetail_recurrent::layers", "dovetail_recurrent::layers_backward")
+    register: Any = torch.library.register_autograd
+    fakes: tuple[Callable[..., Any], ...] = (_layers_fake, _backward_fake)
+    for name, fake in zip(names, fakes, strict=True):
+        torch.library.register_fake(name, fake, lib=library)
+    register(names[0], _backward, setup_context=_setup, lib=library)
+    register(names[1], _no_double_backward, lib=library)
+    ops: Any = torch.ops.dovetail_recurrent
+    return ops.layers.default, ops.layers_backward.default, library
+
+
+def _layers(
+    kind: str,
+    x: Tensor,
+    state: Sequence[Tensor],
+    params: Sequence[Tensor],
+    biases: bool,
+    train: bool,
+    bidirectional: bool,
+) -> list[Tensor]:
+    """What the layers give of (steps, batch, features): the last layer's outputs, and states."""
+    return [
+        value.contiguous() for value in _run(kind, x, state, params, biases, train, bidirectional)
+    ]
+
+
+def _run(
+    kind: str,
+    x: Tensor,
+    state: Sequence[Tensor],
+    params: Sequence[Tensor],
+    biases: bool,
+    train: bool,
+    bidirectional: bool,
+) -> Sequence[Tensor]:
+    given = tuple(state) if kind == "lstm" else state[0]
+    count = state[0].shape[0] // (2 if bidirectional else 1)
+    function = _FUNCTIONS[kind]
+    found: Sequence[Tensor] = function(
+        x, given, list(params), biases, count, 0.0, train, bidirectional, False
+    )
+    return found
+
+
+def _layers_fake(
+    kind: str,
+    x: Tensor,
+    state: Sequence[Tensor],
+    params: Sequence[Tensor],
+    biases: bool,
+    train: bool,
+    bidirectional: bool,
+) -> list[Tensor]:
+    width = state[0].shape[2] * (2 if bidirectional else 1)
+    results = [x.new_empty((x.shape[0], x.shape[1], width))]
+    return results + [x.new_empty(tuple(part.shape)) for part in state]
+
+
+def _layers_backward(
+    kind: str,
+    x: Tensor,
+    state: Sequence[Tensor],
+    params: Sequence[Tensor],
+    biases: bool,
+    train: bool,
+    bidirectional: bool,
+    grads: Sequence[Tensor],
+    of: Sequence[bool],
+) -> list[Tensor]:
+    """The gradients of those of x, state and params that `of` says."""
+    guard: Any = torch._C._ForceDispatchKeyGuard
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for name in _ABOVE_AUTOGRAD:
+        excluded = excluded.remove(getattr(torch._C.DispatchKey, name))
+    with guard(torch._C._dispatch_tls_local_include_set(), excluded), torch.enable_grad():
+        given = [
+            value.detach().requires_grad_(wanted)
+            for value, wanted in zip((x, *state, *params), of, strict=True)
+        ]
+        end = 1 + len(state)
+        results = _run(kind, given[0], given[1:end], given[end:], biases, train, bidirectional)
+        wanted = [value for value in given if value.requires_grad]
+        found = torch.autograd.grad(results, wanted, list(grads))
+    return [gradient.contiguous() for gradient in found]
+
+
+def _backward_fake(
+    kind: str,
+    x: Tensor,
+    state: Sequence[Tensor],
+    params: Sequence[Tensor],
+    biases: bool,
+    train: bool,
+    bidirectional: bool,
+    grads: Sequence[Tensor],
+    of: Sequence[bool],
+) -> list[Tensor]:
+    given = (x, *state, *params)
+    return [v.new_empty(tuple(v.shape)) for v, wanted in zip(given, of, strict=True) if wanted]
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    kind, x, state, params, *flags = inputs
+    ctx.kind, ctx.states, ctx.flags = kind, len(state), flags
+    ctx.of = [value.requires_grad for value in (x, *state, *params)]
+    ctx.save_for_backward(x, *state, *params)
+
+
+def _backward(ctx: Any, grads: Sequence[Tensor]) -> tuple[Any, ...]:
+    x, *rest = ctx.saved_tensors
+    state, params = rest[: ctx.states], rest[ctx.states :]
+    backward = _operators()[1]
+    found = iter(backward(ctx.kind, x, state, params, *ctx.flags, list(grads), ctx.of))
+    slopes = [next(found) if wanted else None for wanted in ctx.of]
+    end = 1 + ctx.states
+    return (None, slopes[0], slopes[1:end], slopes[end:], None, None, None)
+
+
+def _no_double_backward(ctx: Any, *grads: Any) -> Any:
+    raise RuntimeError(
+        "the gradient of a recurrent layer's gradient is there for layers of known sizes: "
+        "compile the function that has it with dynamic=False"
+    )
+
+
+def _form(kind: str) -> Callable[..., Any]:
+    """`torch.lstm` and its like of padded sequences with symbolic sizes."""
+
+    def form(x: Any, state: Any, params: Any, *options: Any) -> Any:
+        # (A packed sequence has its batch sizes second, and no `batch_first`.)
+        if len(options) != 6 or not isinstance(params, (list, tuple)) or x.dim() != 3:
+            return NotImplemented
+        biases, count, dropout, train, bidirectional, batch_first = options
+        parts = list(state) if kind == "lstm" else [state]
+        if all(type(n) is int for value in (x, *parts) for n in value.shape):
+            return NotImplemented
+        if torch.is_autocast_enabled(x.device.type):  # its casts are those of PyTorch's own parts
+            return NotImplemented
+        rows = count * (2 if bidirectional else 1)
+        batch = x.shape[0 if batch_first else 1]
+        for value in parts:
+            if value.dim() != 3 or tuple(value.shape[:2]) != (rows, batch):
+                raise RuntimeError(
+                    f"{kind}: a state is of shape {tuple(value.shape)}, "
+                    f"expected ({rows}, {batch}, ...)"
+                )
+        at_once = count if not (train and dropout) else 1  # layers with dropout between are apart
+        layers, given, places = _operators()[0], len(params) // count, rows // count
+        values: list[list[Tensor]] = []
+        y = x.transpose(0, 1) if batch_first else x
+        for first in range(0, count, at_once):
+            own = [part[first * places : (first + at_once) * places] for part in parts]
+            weights = list(params[first * given : (first + at_once) * given])
+            y, *last = layers(kind, y, own, weights, bool(biases), bool(train), bool(bidirectional))
+            values.append(last)
+            if first + at_once < count:
+                y = torch.dropout(y, dropout, True)
+        lasts = [torch.cat(part) for part in zip(*values, strict=True)]
+        return (y.transpose(0, 1) if batch_first else y, *lasts)
+
+    return form
+
+
+RECURRENT_FORMS = {function: _form(kind) for kind, function in _FUNCTIONS.items()}
+"""The forms of `torch.lstm` and its like for symbolic sizes, by the function."""
