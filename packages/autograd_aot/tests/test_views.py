@@ -275,6 +275,31 @@ def test_a_column_seen_as_another_dtype_after_a_write_through_its_transpose():
     assert check_program(program, "aten") == "ok"
 
 
+def _through_data(x: Tensor) -> tuple[Tensor, ...]:
+    data, y = x.data, x * 2
+    return x.data[0], data, data[1], x[1], y.data.t(), y, y.detach()
+
+
+@pytest.mark.parametrize("written", range(7))
+def test_outputs_through_data_have_the_version_counters_that_eager_gives_them(written: int) -> None:
+    """Those of `.data` are not their base's; autograd checks by them that what it saved stays."""
+    x = torch.randn(3, 3)
+    run = aot_compile(
+        as_graph(_through_data, 1),
+        [x],
+        forward_compiler=lambda gm, examples: gm,
+    )
+
+    def versions(fn: Callable[..., tuple[Tensor, ...]]) -> list[int]:
+        given = x.clone()
+        results = fn(given)
+        before = [t._version for t in (given, *results)]
+        results[written].mul_(2)
+        return [t._version - v for t, v in zip((given, *results), before, strict=True)]
+
+    assert versions(run) == versions(_through_data)
+
+
 def _parts(x: Tensor) -> tuple[Tensor, ...]:
     z = x * 2
     return (z, *z.split(2, 1), *z.unbind(0), z.split(1)[0][0], z[:1])

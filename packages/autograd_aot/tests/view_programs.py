@@ -4,7 +4,8 @@ A program is data: what its inputs are, and steps that each apply one function o
 made before. It is found by trial on eager tensors (a step that eager refuses is left out), so that
 it can be run again on any tensors, and cut down to the steps that a difference needs.
 
-`python view_programs.py FIRST LAST` runs seeds and prints what differs.
+`python view_programs.py FIRST LAST` runs seeds and prints what differs. (Through capture and
+kernels, `integration_tests/view_programs_compiled.py` does.)
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from aot_testing import TABLES, as_graph
 from dovetail_autograd_aot import TraceError, aot_compile
 from torch import Tensor
 from torch.fx import Interpreter
-from view_functions import FUNCTIONS, META, META_TWO, NEW_TWO, ONES, WRITES_TWO, Rng
+from view_functions import FUNCTIONS, META, META_TWO, NEW_TWO, ONES, WRITES, WRITES_TWO, Rng
 
 
 @dataclass(frozen=True)
@@ -246,14 +247,18 @@ def _undefined(step: Step, values: list[Any], inputs: int, before: list[Step]) -
         isinstance(v, Tensor) and v is not first and _one_storage(v, first) for v in values
     )
     if step.name in ("set_", "set_place"):
+        if first.dtype != values[step.operands[1]].dtype:
+            return True  # as many elements of a larger type: memory that is not its own
         return not alone or first.requires_grad or any(v is first for v in values[:inputs])
     if step.name == "detach_":
         # Views of it keep a history that depends on what is asked when.
         return not alone or any(v is first for v in values[:inputs])
-    if step.name == "resize_" and not 0 <= math.prod(step.args[0]) <= first.numel():
+    if step.name == "resize_" and not 0 <= math.prod(step.args[0]) <= _stored(first):
         return True  # uninitialised memory
-    if step.name == "resize_as_" and values[step.operands[1]].numel() > first.numel():
+    if step.name == "resize_as_" and values[step.operands[1]].numel() > _stored(first):
         return True
+    if (step.name in WRITES or step.name in WRITES_TWO) and _overlaps(first, in_steps=True):
+        return True  # eager does not see it, and writes in some order
     if step.name in (*META, "resize_as_") and first.requires_grad and (step.no_grad or not alone):
         return True  # autograd goes on with the old shape, here or in the views of it
     if step.name == "foreach_copy_" and first.dtype != values[step.operands[1]].dtype:
@@ -262,6 +267,12 @@ def _undefined(step: Step, values: list[Any], inputs: int, before: list[Step]) -
         second = values[step.operands[1]]
         return second is not first and _one_storage(first, second)  # a copy onto itself
     return False
+
+
+def _stored(t: Tensor) -> int:
+    """How many elements a tensor's memory has from where it begins, but no more than its own."""
+    there = t.untyped_storage().nbytes() // t.element_size() - int(t.storage_offset())
+    return min(there, t.numel())
 
 
 def _is_expanded_leaf(t: Any) -> bool:
@@ -376,11 +387,14 @@ def _places(values: list[Any]) -> list[Any]:
     return found
 
 
-def _overlaps(t: Tensor) -> bool:
-    """Whether elements of a tensor lie on one another."""
+def _overlaps(t: Tensor, in_steps: bool = False) -> bool:
+    """Whether elements of a tensor lie on one another; `in_steps`: otherwise than by expansion."""
+    # (By numbers alone: a view that autograd lost track of refuses to be indexed.)
+    strides = t.stride()
+    shape = [min(n, 1) if in_steps and d == 0 else n for n, d in zip(t.shape, strides, strict=True)]
     count = t.untyped_storage().nbytes() // t.element_size()
-    places = torch.arange(count).as_strided(t.shape, t.stride(), t.storage_offset())
-    return bool(places.unique().numel() != t.numel())
+    places = torch.arange(count).as_strided(shape, strides, t.storage_offset())
+    return bool(places.unique().numel() != places.numel())
 
 
 def _write(t: Tensor, value: float) -> str:
@@ -511,10 +525,13 @@ def _gradients(program: Program, ours: Ran, theirs: Ran) -> None:
 # --- cutting down ---------------------------------------------------------------------------------
 
 
-def outcome(program: Program, table: str) -> str:
-    """`check_program`, with anything that goes wrong as text."""
+Check = Callable[[Program], str]
+
+
+def outcome(program: Program, check: Check) -> str:
+    """What `check` says, with anything that goes wrong as text."""
     try:
-        return check_program(program, table)
+        return check(program)
     except Difference as error:
         return f"DIFFERENT: {error}"
     except Exception as error:
@@ -522,21 +539,21 @@ def outcome(program: Program, table: str) -> str:
         return f"ERROR: {type(error).__name__}: {error} [{line.name} {line.lineno}]"
 
 
-def smaller(program: Program, table: str) -> Program:
+def smaller(program: Program, check: Check) -> Program:
     """The program without steps that its difference does not need."""
-    kind = outcome(program, table).split(":")[0]
+    kind = outcome(program, check).split(":")[0]
     changed = True
     while changed:
         changed = False
         for i in reversed(range(len(program.steps))):
             shorter = _without_step(program, i)
-            if shorter is not None and outcome(shorter, table).split(":")[0] == kind:
+            if shorter is not None and outcome(shorter, check).split(":")[0] == kind:
                 program, changed = shorter, True
         for i in reversed(range(len(program.outputs))):
             rest = program.outputs[:i] + program.outputs[i + 1 :]
             after = tuple(a - (a > i) for a in program.after if a != i)
             fewer = replace(program, outputs=rest, after=after)
-            if outcome(fewer, table).split(":")[0] == kind:
+            if outcome(fewer, check).split(":")[0] == kind:
                 program, changed = fewer, True
     return program
 
@@ -551,7 +568,7 @@ def _without_step(program: Program, index: int) -> Program | None:
     return replace(program, steps=moved, outputs=outputs)
 
 
-def main(first: int, last: int, table: str) -> None:
+def run_seeds(first: int, last: int, check: Check) -> None:
     """Run seeds; print the differences cut down, and counts."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -562,14 +579,14 @@ def main(first: int, last: int, table: str) -> None:
         if program is None:
             counts["no program"] += 1
             continue
-        result = outcome(program, table)
+        result = outcome(program, check)
         counts[result if result.startswith("refused") else result.split(":")[0]] += 1
         if (
             result.startswith(("DIFFERENT", "ERROR"))
             and counts["DIFFERENT"] + counts["ERROR"] <= 12
         ):
-            cut = smaller(program, table)
-            print(f"seed {seed}: {outcome(cut, table)}\n    {cut}", flush=True)
+            cut = smaller(program, check)
+            print(f"seed {seed}: {outcome(cut, check)}\n    {cut}", flush=True)
     seconds = time.perf_counter() - start
     for text, count in counts.most_common():
         print(f"{count:7d}  {text}")
@@ -577,4 +594,5 @@ def main(first: int, last: int, table: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else "aten")
+    table = sys.argv[3] if len(sys.argv) > 3 else "aten"
+    run_seeds(int(sys.argv[1]), int(sys.argv[2]), lambda program: check_program(program, table))

@@ -108,6 +108,14 @@ def test_integer_division_by_zero_raises(check):
         )
 
 
+def test_halves_beside_doubles_are_compared_as_doubles(check):
+    def fn(x):
+        half = (x * 2).to(torch.float16)
+        return x > half, torch.where(half < x, x, half), half == x
+
+    check(fn, torch.randn(7, dtype=torch.float64))
+
+
 def test_bool_and_promotion(check):
     b, c = torch.rand(45) > 0.5, torch.rand(45) > 0.5
     x, i, h = torch.randn(45), torch.arange(45), torch.randn(45).bfloat16()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,7 +36,12 @@ def make_epilogue(signature: Signature) -> Epilogue | None:
     ):
         return None
     write_back = _make_write_back(signature)
-    makers = [_maker(info, signature) for info in signature.outputs]
+    makers = [(_maker(info, signature), info.counter) for info in signature.outputs]
+    apart = {
+        info.counter: (info.kind is OutputKind.VIEW_OF_INPUT, info.base)
+        for info in signature.outputs
+        if info.counter is not None and info.base is not None
+    }
     plain = all(_is_plain(o) for o in signature.outputs)
     fresh = signature.num_fresh
     counted = {*signature.bumped, *(m.index for m in signature.mutated if not m.silent)}
@@ -51,8 +57,13 @@ def make_epilogue(signature: Signature) -> Epilogue | None:
             outputs: Sequence[Any] = results[:fresh]
         else:
             outputs = []
-            for make in makers:
-                outputs.append(make(inputs, results, outputs))
+            others = {
+                number: (inputs if from_input else results)[base].data
+                for number, (from_input, base) in apart.items()
+            }
+            for make, counter in makers:
+                bases = inputs if counter is None else (others[counter],)
+                outputs.append(make(bases, results, outputs))
         for reshaped in signature.reshaped:
             _reshape(inputs[reshaped.index], reshaped)
         return tuple(outputs)
@@ -201,7 +212,10 @@ class _Lost(torch.autograd.Function):
 
 
 def _maker(info: OutputInfo, signature: Signature) -> _Maker:
-    """The function that makes one user output from inputs, forward outputs, earlier outputs."""
+    """The function that makes one user output from inputs, forward outputs, earlier outputs; one
+    with a version counter that is not its base's takes a base that has it as the only input."""
+    if info.counter is not None:
+        info = replace(info, kind=OutputKind.VIEW_OF_INPUT, base=0)
     make = _tracked_maker(info, signature)
     if not info.lost:
         return make

@@ -60,8 +60,9 @@ class OutputInfo:
     has no grad_fn. `memory` is for a FRESH output with a gradient of its own that lies in the
     memory of another tensor, where `view` leads to it: that of a primal or a forward output (one of
     the two is None). `truth` makes a bool of a FRESH number: compared so with that. `several`: one
-    operator made it together with other views, and autograd lets nobody write to those. `lost`: why
-    autograd has lost track of it (empty if it has not).
+    operator made it together with other views, and autograd lets nobody write to those. `counter`:
+    outputs of one number share a version counter that is not their base's (views of `.data`).
+    `lost`: why autograd has lost track of it (empty if it has not).
     """
 
     kind: OutputKind
@@ -73,6 +74,7 @@ class OutputInfo:
     memory: tuple[int | None, int | None] | None = None
     truth: tuple[Callable[[Any, int], bool], int] | None = None
     several: bool = False
+    counter: int | None = None
     lost: str = ""
 
 

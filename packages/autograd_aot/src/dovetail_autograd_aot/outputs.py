@@ -30,6 +30,7 @@ from dovetail_autograd_aot.storage import (
 )
 from dovetail_autograd_aot.tracer import Tracer
 from dovetail_autograd_aot.values import hint, same_size, same_strides
+from dovetail_autograd_aot.version_counters import counters_apart
 from dovetail_autograd_aot.views import PHYSICAL
 
 aten = torch.ops.aten
@@ -147,7 +148,8 @@ def classify_outputs(
 
     sizes = _Sizes(result)
     fresh = 0
-    for plan in planned:
+    apart = counters_apart([(plan.value, _taken_from(plan, primals)) for plan in planned])
+    for plan, counter in zip(planned, apart, strict=True):
         value = plan.value
         base: int | None = None
         memory = None
@@ -175,6 +177,7 @@ def classify_outputs(
                 memory=memory,
                 truth=plan.truth,
                 several=is_tensor and _one_of_several(value),
+                counter=counter,
                 lost=_why_lost(value) if is_tensor else "",
             )
         )
@@ -183,6 +186,14 @@ def classify_outputs(
             result.roots.append(tensor)
             result.differentiable.append(index)
     return result
+
+
+def _taken_from(plan: _Planned, primals: list[Any]) -> FakeTensor | None:
+    """The tensor of the trace of which an output is a view that is taken again at run time."""
+    if plan.kind is OutputKind.VIEW_OF_INPUT:
+        assert plan.primal is not None
+        return primals[plan.primal]  # type: ignore[no-any-return]
+    return plan.base if plan.kind is OutputKind.VIEW_OF_OUTPUT else None
 
 
 def _comparison(node: Any) -> tuple[Any, Any]:

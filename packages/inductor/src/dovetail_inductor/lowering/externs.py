@@ -49,14 +49,15 @@ def extern_call(
     target = op or node.target
     name = operator_name(target)
     returns = target._schema.returns  # type: ignore[union-attr]
-    laid_out: list[tuple[int, ...]] = []
     if any(r.alias_info is not None for r in returns):
         # The result shares memory with its argument, and would outlive the slab's reuse: give it
         # an argument in memory of its own.
         args = [_copied(ctx, a) if isinstance(a, Value) else a for a in args]
-        laid_out = _layouts(target, node, args, kwargs)
     new_args = tuple(_argument(ctx, a) for a in args)
     new_kwargs = tuple((k, _argument(ctx, v)) for k, v in kwargs.items())
+    laid_out: list[tuple[int, ...]] = []
+    if name not in OUT_VARIANTS and _lie_otherwise(node if op is None else None, args, kwargs):
+        laid_out = _layouts(target, args, kwargs)
     val = node.meta.get("val") if val is None else val
     results = _flat(val) if isinstance(val, tuple | list) else [val] if returns else []
     values: list[Value | int | float | None] = []
@@ -127,24 +128,48 @@ def element(ctx: Context, node: fx.Node, value: Value) -> int | float | FloatSiz
     raise UnsupportedGraph(f"{node.name}: a truth value that depends on data")
 
 
-def _layouts(
-    target: Any, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]
-) -> list[tuple[int, ...]]:
-    """How views of copies lie in memory (of the copied tensors, they may lie otherwise); none
-    where sizes are symbolic."""
-    fakes: list[Any] = []
-    for arg, own in zip(args, node.args, strict=True):
-        if isinstance(arg, Value):
-            val = own.meta["val"]  # type: ignore[union-attr]
-            if any(type(n) is not int for n in (*arg.shape, *arg.stride)):
-                return []
-            fakes.append(FakeTensor.make(arg.shape, arg.stride, arg.dtype, val.device))
-        else:
-            fakes.append(arg)
-    if any(isinstance(v, Value) for v in kwargs.values()):
+def _lie_otherwise(node: fx.Node | None, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether some argument lies in memory otherwise than when `node` was traced: a view of what
+    was not in memory then."""
+    values = [v for v in _flat([*args, *kwargs.values()]) if isinstance(v, Value)]
+    promised = [v.stride for v in values]
+    if node is not None:
+        nodes = [n for n in _flat([*node.args, *node.kwargs.values()]) if isinstance(n, fx.Node)]
+        traced = [value_like(t, "") for n in nodes if isinstance(t := n.meta["val"], FakeTensor)]
+        if len(traced) == len(values):
+            promised = [v.stride for v in traced]
+    return any(
+        n != 1 and own != traced
+        for v, strides in zip(values, promised, strict=True)
+        for n, own, traced in zip(v.shape, _place(v).stride, strides, strict=True)
+    )
+
+
+def _layouts(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[int, ...]]:
+    """How the results of a call lie in memory, from how its arguments do; none where sizes are
+    symbolic, or given by data."""
+    given = _flat([*args, *kwargs.values()])
+    sizes = [n for v in given if isinstance(v, Value) for n in (*v.shape, *_place(v).stride)]
+    if any(isinstance(n, Dim | FloatSize) for n in (*given, *sizes)):
         return []
-    found = propagate(target, tuple(fakes), kwargs)
-    return [tuple(v.stride()) for v in (found if isinstance(found, (list, tuple)) else (found,))]
+    if torch.Tag.dynamic_output_shape in target.tags:
+        return []
+
+    def fake(arg: Any) -> Any:
+        if isinstance(arg, list | tuple):
+            return [fake(a) for a in arg]
+        if isinstance(arg, Value):
+            return FakeTensor.make(arg.shape, _place(arg).stride, arg.dtype, arg.device)
+        return arg
+
+    found = propagate(target, tuple(map(fake, args)), {k: fake(v) for k, v in kwargs.items()})
+    results = _flat(found) if isinstance(found, list | tuple) else [found]
+    return [tuple(v.stride()) if isinstance(v, FakeTensor) else () for v in results]
+
+
+def _place(value: Value) -> Strided:
+    assert value.stored is not None
+    return value.stored
 
 
 def _copied(ctx: Context, value: Value) -> Value:

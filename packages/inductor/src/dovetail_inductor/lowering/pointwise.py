@@ -162,7 +162,7 @@ def _comparison(op: str) -> Rule:
             if common is torch.bool:  # order bools as numbers
                 e = [ctx.builder.apply("cast", [x], torch.uint8) for x in e]
             elif tensors:
-                e = [rounded(ctx, a, x) for a, x in zip(args, e, strict=False)]
+                e = [cast(ctx, rounded(ctx, a, x), common) for a, x in zip(args, e, strict=False)]
             return ctx.builder.apply(op, e)
 
         tensors = all(isinstance(a, Value) for a in args[:2])

@@ -1,0 +1,43 @@
+"""Which tensors of one memory share the counter of the writes to it, as views do and `.data` does
+not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from torch._C._autograd import _unsafe_set_version_counter
+from torch.autograd.graph import increment_version
+
+
+def counters_apart(outputs: Sequence[tuple[Tensor, Tensor | None]]) -> list[int | None]:
+    """For each (output, the tensor that it is taken from), None if they share a version counter or
+    it is taken from none, else a number: those of one number share one."""
+    found: list[int | None] = [None] * len(outputs)
+    apart: list[int] = []
+    for i, (output, base) in enumerate(outputs):
+        counted = base is not None and not output.is_inference() and not base.is_inference()
+        if counted and i not in _sharing(base, outputs, [i]):
+            apart.append(i)
+    while apart:
+        number = apart[0]
+        output, base = outputs[number]
+        of_base = [i for i in apart if outputs[i][1] is base]
+        for i in _sharing(output, outputs, of_base):
+            found[i] = number
+            apart.remove(i)
+    return found
+
+
+def _sharing(
+    tensor: Tensor | None, outputs: Sequence[tuple[Tensor, Any]], among: Sequence[int]
+) -> list[int]:
+    """The outputs that a write to `tensor` is counted for: one is, and is taken back."""
+    assert tensor is not None
+    version = tensor._version
+    before = [outputs[i][0]._version for i in among]
+    increment_version(tensor)
+    sharing = [i for i, v in zip(among, before, strict=True) if outputs[i][0]._version != v]
+    _unsafe_set_version_counter((tensor,), (version,))
+    return sharing
