@@ -38,3 +38,20 @@ def test_the_library_copies_a_column_of_what_was_not_in_memory(backend: str) -> 
     dovetail.compile(fn, backend=backend)(ours)
     fn(theirs)
     assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "dovetail"])
+def test_a_complex_product_with_the_transpose_of_what_was_not_in_memory(backend: str) -> None:
+    """Loops do not hold its elements: the library puts them into the order that was promised."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        z = torch.complex(x, x * 2)
+        for number, column in enumerate(x.t().unbind(0)):
+            column.mul_(number + 2)
+        return x.t() * z
+
+    x = torch.randn(4, 8, dtype=torch.float64)
+    ours, theirs = x.clone()[:, ::2], x.clone()[:, ::2]
+    result, expected = dovetail.compile(fn, backend=backend)(ours), fn(theirs)
+    torch.testing.assert_close(result, expected)
+    assert result.stride() == expected.stride()

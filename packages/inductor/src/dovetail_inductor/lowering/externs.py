@@ -9,7 +9,7 @@ import torch
 from dovetail_prims.fake_tensor import FakeTensor, propagate
 from torch import fx
 
-from dovetail_inductor.loop_ir.loops import Buffer, ExternArg, ExternCall, Strided
+from dovetail_inductor.loop_ir.loops import Buffer, ExternArg, ExternCall, Strided, same_strides
 from dovetail_inductor.loop_ir.sizes import Dim, FloatSize, float_from_torch, from_torch
 from dovetail_inductor.lowering.values import (
     Context,
@@ -138,10 +138,9 @@ def _lie_otherwise(node: fx.Node | None, args: Sequence[Any], kwargs: dict[str, 
         traced = [value_like(t, "") for n in nodes if isinstance(t := n.meta["val"], FakeTensor)]
         if len(traced) == len(values):
             promised = [v.stride for v in traced]
-    return any(
-        n != 1 and own != traced
-        for v, strides in zip(values, promised, strict=True)
-        for n, own, traced in zip(v.shape, _place(v).stride, strides, strict=True)
+    places = [_place(v) for v in values]
+    return not all(
+        same_strides(p.shape, p.stride, s) for p, s in zip(places, promised, strict=True)
     )
 
 
