@@ -44,6 +44,14 @@ PROGRAMS: dict[str, tuple[Program, int]] = {
     "square root": (lambda x, y, f: x * math.sqrt(abs(f)), 2),
     "exponential": (lambda x, y, f: (x * math.exp(f) + math.cos(f), math.tanh(f)), 2),
     "logarithm": (lambda x, y, f: x * (math.log(f) if f > 0 else 1.0), 3),
+    "functions": (
+        lambda x, y, f: x * math.pow(abs(f), 1.5) + math.degrees(f) * y + math.radians(f), 3,
+    ),
+    "more functions": (lambda x, y, f: x * math.log(abs(f), 10) + math.fabs(f), 3),
+    "a loss's threshold": (
+        lambda x, y, f: F.huber_loss(x, y, delta=abs(f)) + F.smooth_l1_loss(x, y, beta=abs(f)), 3,
+    ),
+    "bounds": (lambda x, y, f: F.hardtanh(x, -abs(f), abs(f)), 3),
     "a tensor of it": (lambda x, y, f: x * torch.tensor(f) + torch.tensor(f, dtype=torch.half), 2),
     "lerp": (lambda x, y, f: torch.lerp(x, y, f) + x.lerp(y, f), 2),
     "branch": (lambda x, y, f: x * f if f > 0.5 else y - f, 3),
@@ -88,6 +96,25 @@ def test_a_float_decides_a_result_s_dtype_no_more_than_in_eager(dtype: torch.dty
         for got, wanted in zip(compiled(x, f), (x * f, x + f, x > f), strict=True):
             assert got.dtype is wanted.dtype and torch.equal(got, wanted)
     assert dovetail.report(compiled).graphs == 1
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        lambda x, f: x + torch.normal(0.0, f, x.shape),
+        lambda x, f: x + torch.empty(3).normal_(1.0, f),
+        lambda x, f: x + torch.zeros(40).normal_(std=f).sum(),
+    ],
+)
+def test_noise_of_a_changing_deviation(noise: Callable[[Tensor, float], Tensor]) -> None:
+    compiled = dovetail.compile(noise, fullgraph=True, backend="aot_eager")
+    for value in (0.1, 0.2, 0.5, 2.0):
+        found = []
+        for run in (noise, compiled):
+            torch.manual_seed(0)
+            found.append(run(torch.ones(3), value))
+        torch.testing.assert_close(found[1], found[0])
+    assert dovetail.report(compiled).graphs == 2
 
 
 def test_what_a_number_has_no_root_of() -> None:

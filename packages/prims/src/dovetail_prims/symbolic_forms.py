@@ -21,6 +21,7 @@ from torch import Tensor
 
 from dovetail_prims.attention import attention
 from dovetail_prims.fake_tensor import tensor_meta
+from dovetail_prims.float_forms import FLOAT_FORMS
 from dovetail_prims.recurrent import RECURRENT_FORMS
 from dovetail_prims.spectral_forms import istft, stft
 
@@ -363,6 +364,7 @@ SYMBOLIC_FORMS: Mapping[Any, Callable[..., Any]] = {
     torch.lerp: _lerp,
     torch.Tensor.lerp: _lerp,
     **{f: _fused_step(f) for f in _FUSED_STEPS},
+    **FLOAT_FORMS,
     **RECURRENT_FORMS,
 }
 """What stands for a call, by its function, where it gives a result (not NotImplemented)."""

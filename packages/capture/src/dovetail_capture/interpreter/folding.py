@@ -25,6 +25,18 @@ from dovetail_capture.interpreter.values.symbolic import SymbolicNumber, floor_d
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
 
+
+def _pow(base: Any, exponent: Any) -> Any:
+    """`math.pow`: of floats, whatever the numbers were."""
+    return power(torch.sym_float(base), torch.sym_float(exponent))
+
+
+def _log(number: Any, base: Any = None) -> Any:
+    """`math.log`: to another base it is a quotient."""
+    found = NUMBER_FUNCTIONS["log"](number)
+    return found if base is None else found / NUMBER_FUNCTIONS["log"](base)
+
+
 # Functions of numbers that symbolic numbers go through as they are.
 SYMBOLIC_FUNCTIONS: dict[Any, Callable[..., Any]] = {
     math.floor: math.floor, math.ceil: math.ceil, math.trunc: math.trunc,
@@ -38,11 +50,17 @@ SYMBOLIC_FUNCTIONS: dict[Any, Callable[..., Any]] = {
     math.isfinite: lambda x: abs(x) < math.inf, math.isinf: lambda x: abs(x) == math.inf,
     math.isnan: lambda x: not abs(x) <= math.inf,
     **{getattr(math, name): function for name, function in NUMBER_FUNCTIONS.items()},
+    math.log: _log, math.pow: _pow, math.fabs: lambda x: abs(torch.sym_float(x)),
+    math.degrees: lambda x: torch.sym_float(x) * (180.0 / math.pi),
+    math.radians: lambda x: torch.sym_float(x) * (math.pi / 180.0),
 }  # fmt: skip
 
 # Of which numbers those of `math` have a value; others make them raise, which only numbers do.
-_HAVE_VALUE: dict[Any, Callable[[Any], Any]] = {
-    math.sqrt: lambda x: x >= 0.0, math.log: lambda x: x > 0.0, math.log2: lambda x: x > 0.0,
+_HAVE_VALUE: dict[Any, Callable[..., Any]] = {
+    math.sqrt: lambda x: x >= 0.0, math.log2: lambda x: x > 0.0,
+    math.log: lambda x, base=math.e: x > 0.0 and base > 0.0 and base != 1.0,
+    math.pow: lambda x, y: x > 0.0,
+    **dict.fromkeys((math.fabs, math.degrees, math.radians), lambda x: True),
     **dict.fromkeys((math.asin, math.acos), lambda x: x >= -1.0 and x <= 1.0),
     **dict.fromkeys((math.exp, math.sinh, math.cosh), lambda x: x >= -700.0 and x <= 700.0),
     **dict.fromkeys((math.sin, math.cos, math.tan), lambda x: x >= -1e300 and x <= 1e300),
@@ -52,6 +70,14 @@ _HAVE_VALUE: dict[Any, Callable[[Any], Any]] = {
 _READ_WHOLE = frozenset({str.join, bytes.join, math.prod, math.fsum})
 _ITERATED = (GeneratorValue, HeldIterator, IteratorValue)
 _MUTABLE = (list, dict, set, collections.deque, bytearray)
+
+
+def _has_value(fn: Any, numbers: list[Any]) -> bool:
+    """Is it known, by a guard, that `fn` does not raise? False for too few or many numbers."""
+    try:
+        return bool(_HAVE_VALUE[fn](*numbers))
+    except TypeError:
+        return False
 
 
 def _parts(container: Any) -> list[int]:
@@ -64,7 +90,7 @@ def fold(vm: Interpreter, fn: Any, args: list[Value], kwargs: dict[str, Value]) 
     if fn in SYMBOLIC_FUNCTIONS and any(isinstance(a, SymbolicNumber) for a in args):
         if not kwargs and all(operands.is_number(a) for a in args):
             known = [operands.settled(a.value) for a in args]  # type: ignore[attr-defined]
-            if fn in _HAVE_VALUE and (len(known) > 1 or not _HAVE_VALUE[fn](*known)):
+            if fn in _HAVE_VALUE and not _has_value(fn, known):
                 known = [a.value for a in map(operands.concrete, args)]  # type: ignore[attr-defined]
                 return fold(vm, fn, [Constant(number) for number in known], {})
             return vm.constant(SYMBOLIC_FUNCTIONS[fn](*known))
