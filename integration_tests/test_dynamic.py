@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import pytest
 import shape_programs
 import torch
@@ -296,3 +299,50 @@ def test_padding_to_a_multiple_takes_one_graph_for_all_lengths() -> None:
         torch.testing.assert_close(got, padded(x))
         assert got.stride() == padded(x).stride()
     assert dovetail.report(compiled).graphs == 2
+
+
+def _turned(x: Tensor) -> Tensor:
+    x.t_()
+    return x.mul_(x.shape[0]) + x.shape[1]
+
+
+def _turned_behind_autograd(x: Tensor) -> Tensor:
+    x.transpose_(0, 1)
+    return x.data.mul_(0.5)
+
+
+def _row_after_the_turn(x: Tensor) -> Tensor:
+    row = x[0]
+    x.t_()
+    return row.index_copy_(0, torch.tensor([0, row.shape[0] - 1]), row[:2].clone())
+
+
+def _longer(x: Tensor) -> Tensor:
+    x.unsqueeze_(1)
+    return torch.arange(x.shape[0]) + x.sum((1, 2))
+
+
+@pytest.mark.parametrize("fn", [_turned, _turned_behind_autograd, _row_after_the_turn, _longer])
+def test_inputs_that_change_their_shape(fn: Callable[[Tensor], Tensor]) -> None:
+    """Sizes are those of the time when they are asked; what is compiled is for what was given."""
+    compiled = dovetail.compile(fn, dynamic=True)
+    for shape in ((4, 4), (2, 3), (5, 2)):
+        ours = torch.arange(math.prod(shape), dtype=torch.float32).view(shape)
+        theirs = ours.clone()
+        result, expected = compiled(ours), fn(theirs)
+        torch.testing.assert_close(result, expected)
+        torch.testing.assert_close(ours, theirs)
+        assert ours.stride() == theirs.stride()
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.complex64])
+def test_elements_of_what_is_expanded_as_another_type(dtype: torch.dtype) -> None:
+    """The library's views of copies lie as the copies do."""
+
+    def fn(x: Tensor) -> Tensor:
+        return x.view(dtype) if dtype is torch.int32 else torch.view_as_complex(x)
+
+    compiled = dovetail.compile(fn, dynamic=True)
+    for size in (3, 5):
+        x = torch.randn(size, 2).expand(4, size, 2)
+        assert torch.equal(compiled(x), fn(x))

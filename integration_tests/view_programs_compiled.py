@@ -1,12 +1,14 @@
 """Random sequences of views and in-place writes through capture, autograd and kernels.
 
-`python integration_tests/view_programs_compiled.py FIRST LAST [BACKEND]` runs seeds against eager
-and prints what differs, cut down. (`packages/autograd_aot/tests/view_programs.py` makes the
-programs, and runs them through autograd_aot alone.)
+`python integration_tests/view_programs_compiled.py FIRST LAST [--backend aot_eager] [--dynamic]`
+runs seeds against eager and prints what differs, cut down.
+(`packages/autograd_aot/tests/view_programs.py` makes the programs, and runs them through
+autograd_aot alone.)
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -30,7 +32,7 @@ from view_programs import (
 __all__ = ["check_compiled", "random_program"]
 
 
-def check_compiled(program: Program, backend: str = "dovetail") -> str:
+def check_compiled(program: Program, backend: str = "dovetail", dynamic: bool | None = None) -> str:
     """Compare with eager; "ok", "eager refuses" or "refused: why". Raises `Difference`."""
     refusal = eager_refuses(program)
     if refusal:
@@ -38,7 +40,7 @@ def check_compiled(program: Program, backend: str = "dovetail") -> str:
     fn = as_function(program)
     torch.manual_seed(0)
     try:
-        compare_call(program, fn, dovetail.compile(fn, backend=backend))
+        compare_call(program, fn, dovetail.compile(fn, backend=backend, dynamic=dynamic))
     except BackendError as error:
         if not isinstance(error.__cause__, TraceError):
             raise
@@ -48,9 +50,17 @@ def check_compiled(program: Program, backend: str = "dovetail") -> str:
 
 def main() -> None:
     """As the module says."""
-    first, last, *rest = sys.argv[1:]
-    backend = rest[0] if rest else "dovetail"
-    run_seeds(int(first), int(last), lambda program: check_compiled(program, backend))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("first", type=int)
+    parser.add_argument("last", type=int)
+    parser.add_argument("--backend", default="dovetail")
+    parser.add_argument("--dynamic", action="store_true", default=None, help="sizes are symbolic")
+    options = parser.parse_args()
+
+    def check(program: Program) -> str:
+        return check_compiled(program, options.backend, options.dynamic)
+
+    run_seeds(options.first, options.last, check)
 
 
 if __name__ == "__main__":

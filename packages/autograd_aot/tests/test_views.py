@@ -300,6 +300,24 @@ def test_outputs_through_data_have_the_version_counters_that_eager_gives_them(wr
     assert versions(run) == versions(_through_data)
 
 
+def test_lazy_inputs_are_written_back_beside_others() -> None:
+    def fn(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+        x.mul_(2)
+        y.mul_(3)
+        z.mul_(4)
+        return ()
+
+    def given() -> list[Tensor]:
+        x = torch.arange(6.0)
+        return [torch._neg_view(x), x + 1, torch._neg_view(x + 2)]
+
+    ours, theirs = given(), given()
+    aot_compile(as_graph(fn, 3), given(), forward_compiler=run_fx)(*ours)
+    fn(*theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.equal(a, b) and a.is_neg() == b.is_neg()
+
+
 def _parts(x: Tensor) -> tuple[Tensor, ...]:
     z = x * 2
     return (z, *z.split(2, 1), *z.unbind(0), z.split(1)[0][0], z[:1])

@@ -229,6 +229,9 @@ def _undefined(step: Step, values: list[Any], inputs: int, before: list[Step]) -
     if step.name == "neg_view" and first.dtype in (torch.bool, torch.uint8):
         return True  # reading it is refused, if it is read; two of them cancel out in a copy
     names = {step.name, *(s.name for s in before)}
+    given = [v for v in values if isinstance(v, Tensor)]
+    if any(_one_storage(a, first) and a.dtype != first.dtype for a in given):
+        names.add("view_dtype")
     if "view_dtype" in names and not names.isdisjoint(("addcmul_", "lerp_", "cumsum_", "clamp_")):
         return True  # the last bits of a sum, the bits of a NaN
     if step.name in META and any(_is_expanded_leaf(v) and _one_storage(v, first) for v in values):
@@ -340,7 +343,10 @@ def _equal(a: Tensor, b: Tensor) -> bool:
         return True
     if not (a.is_floating_point() or a.is_complex()):
         return False
-    return torch.allclose(a, b, rtol=1e-5, atol=1e-6, equal_nan=True)
+    near = (
+        2e-3 if a.dtype is torch.float16 else 1e-5
+    )  # (a rounding within a kernel may be left out)
+    return torch.allclose(a, b, rtol=near, atol=near / 10, equal_nan=True)
 
 
 def _expect(condition: bool, text: str) -> None:

@@ -90,6 +90,18 @@ def test_a_part_of_another_type_is_converted() -> None:
     check(fn, torch.randn(3, 4), torch.randn(8)[::2])
 
 
+def test_what_is_given_out_does_not_lie_in_an_input() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        y = torch.select_scatter(x, x.select(0, -1), 0, 0)
+        return y.select(0, 0).t(), y.select(0, 1)[1:], y.select(0, 2) + 1
+
+    x = torch.randn(3, 4, 5)
+    check(fn, x)
+    for result in load(compile_graph(traced(fn, x))).run(x):
+        assert isinstance(result, Tensor)
+        assert result.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+
+
 def test_a_graph_without_such_reads_is_left_alone() -> None:
     x, row = torch.randn(3, 4), torch.randn(4)
     gm = traced(lambda x, y: (torch.select_scatter(x, y, 0, 1) * 2,), x, row)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from dovetail_guards.shape_env import Dim, ShapeEnv
 from dovetail_guards.source import LocalSource
-from dovetail_prims.fake_tensor import make
+from dovetail_prims.fake_tensor import make, propagate
 from dovetail_prims.size_nodes import SizeNodes
 from torch.fx import Graph, GraphModule, Node
 
@@ -73,3 +73,14 @@ def test_unknown_symbols_are_refused():
     other = env.symint(env.create_size(77, LocalSource("other"), Dim.DYNAMIC))
     with pytest.raises(RuntimeError, match="no input of the graph has the size"):
         sizes.node(other + b)
+
+
+def test_sizes_of_what_changed_its_shape_are_read_before():
+    _, graph, sizes, b, _ = setup()
+    tensor = next(iter(graph.nodes))
+    changed = graph.call_function(torch.ops.aten.t_.default, (tensor,))
+    propagate(torch.ops.aten.t_.default, (tensor.meta["val"],), {})
+    graph.output((changed, sizes.node(b)))
+    graph.lint()
+    result, size = GraphModule(torch.nn.Module(), graph)(torch.empty(3, 5), 1)
+    assert size == 5 and result.shape == (5, 3)

@@ -129,3 +129,21 @@ def test_shapes_by_decomposition_where_a_meta_kernel_wants_numbers() -> None:
         assert F.multi_margin_loss(x, labels, reduction="none").shape == x.shape[:1]
     with pytest.raises(RuntimeError), FakeMode():
         F.multi_margin_loss(x, labels[:2])
+
+
+@pytest.mark.parametrize("steps", [
+    (("t_.default",), ("unsqueeze_.default", 1), ("squeeze_.dim", 1)),
+    (("squeeze_.dim", 0), ("transpose_.default", 0, -1), ("squeeze_.dims", [1])),
+    (("unsqueeze_.default", -1), ("squeeze_.default",), ("as_strided_.default", (2, 2), (1, 2))),
+], ids=["t_", "transpose_", "as_strided_"])  # fmt: skip
+def test_changes_of_shape_in_place(steps: tuple[Any, ...]) -> None:
+    """They decide nothing about the sizes."""
+    _, fake = symbolic(4, 6)
+    real = torch.empty(4, 6)
+    for name, *args in steps:
+        packet, overload = name.split(".")
+        op = getattr(getattr(torch.ops.aten, packet), overload)
+        assert propagate(op, (fake, *args), {}) is fake
+        op(real, *args)
+        assert [int(n) for n in fake.shape] == list(real.shape)
+        assert [int(n) for n in fake.stride()] == list(real.stride())

@@ -189,11 +189,13 @@ def _is_there(target: torch.Tensor, value: torch.Tensor) -> bool:
 def _grouped(
     pairs: Sequence[tuple[int, int]], inputs: Sequence[Any]
 ) -> list[list[tuple[int, int]]]:
-    """(input, result) pairs by the input's dtype and device."""
+    """(input, result) pairs by the input's dtype and device; lazy conjugates and negatives each
+    alone, as operators on lists do not take them."""
     groups: dict[Any, list[tuple[int, int]]] = {}
     for pair in pairs:
         target = inputs[pair[0]]
-        groups.setdefault((target.dtype, target.device), []).append(pair)
+        alone = pair if target.is_conj() or target.is_neg() else None
+        groups.setdefault((target.dtype, target.device, alone), []).append(pair)
     return list(groups.values())
 
 

@@ -15,6 +15,8 @@ import torch
 from dovetail_prims.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Node
 
+from dovetail_inductor.fx_nodes import is_view
+
 aten = torch.ops.aten
 
 # What these read depends on the memory around a part.
@@ -42,6 +44,8 @@ def _source(node: Node) -> Node | None:
     or else what is the same there from further back. None if there is nothing to gain."""
     if node.target is not aten.select.int or any(u.target in _STRIDED for u in node.users):
         return None
+    if _is_given_out(node):
+        return None
     begin = base = node.args[0]
     place = _place(node, node.args[1:])
     while isinstance(base, Node) and base.target is aten.select_scatter.default:
@@ -55,6 +59,11 @@ def _source(node: Node) -> Node | None:
             break
         base = before
     return base if isinstance(base, Node) and base is not begin else None
+
+
+def _is_given_out(node: Node) -> bool:
+    """Whether the caller gets a part, or a view of it: it must not lie in what was given."""
+    return any(u.op == "output" or (is_view(u) and _is_given_out(u)) for u in node.users)
 
 
 def _place(node: Node, arguments: Any) -> tuple[int, int] | None:

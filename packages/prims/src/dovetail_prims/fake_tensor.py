@@ -454,7 +454,13 @@ def set_metadata(
     storage: FakeStorage | None = None,
 ) -> None:
     """Change a fake in place, as `resize_`, `t_`, `set_` ... do: Python and C++ side alike."""
-    if fake._sizes == sizes and fake._strides == strides and fake._offset == offset:
+    before = (*fake._sizes, *fake._strides, fake._offset)
+    after = (*sizes, *strides, offset)
+    # (Symbols are compared as objects: asking whether they are equal would guard them.)
+    same = len(fake._sizes) == len(sizes) and all(
+        a is b or (type(a) is type(b) is int and a == b) for a, b in zip(before, after, strict=True)
+    )
+    if same:
         if storage is not None:
             fake._storage = storage
         return

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,13 +39,34 @@ _ATOM_FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where a size can be read: the dimension `dim` of a tensor `node`, whose fake `val` had these
+    `sizes` when it was made."""
+
+    node: Node
+    dim: int
+    val: Any
+    sizes: tuple[Any, ...]
+
+    def before_changes(self, graph: Graph) -> AbstractContextManager[Any]:
+        """Insert nodes where the tensor has these sizes: at the end, or, if something that was
+        called has changed them in place (`t_`), at the beginning."""
+        if self.val._sizes is self.sizes:
+            return nullcontext()
+        last = self.node
+        while last.next.op == "placeholder":
+            last = last.next
+        return graph.inserting_after(last)
+
+
 class SizeNodes:
     """Finds or makes the node that computes a symbolic size from the graph's inputs."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self._nodes: dict[Any, Node] = {}  # by expression
-        self._inputs: dict[Any, tuple[Node, int]] = {}  # by expression: (tensor input, dimension)
+        self._inputs: dict[Any, _Place] = {}  # by expression
 
     def bind(self, size: Any, node: Node) -> None:
         """`node` computes `size`."""
@@ -53,7 +76,8 @@ class SizeNodes:
         """Remember where each symbolic size of a tensor input can be read."""
         for dim, size in enumerate(val._sizes):
             if isinstance(size, torch.SymInt):
-                self._inputs.setdefault(_node_of(size).expr, (placeholder, dim))
+                place = _Place(placeholder, dim, val, val._sizes)
+                self._inputs.setdefault(_node_of(size).expr, place)
 
     def can_compute(self, size: Any) -> bool:
         """Whether every symbol of a number can be read off what the graph holds."""
@@ -75,7 +99,7 @@ class SizeNodes:
             known = symbol(name)
             node = self._nodes.get(known, self._nodes.get(FloatExpr(INPUT, (known,))))
             if known in self._inputs:
-                node = self._inputs[known][0]
+                node = self._inputs[known].node
             if node is not None:
                 node.meta["checked"] = True
 
@@ -146,9 +170,9 @@ class SizeNodes:
                     where = place
         if where is None:
             return None
-        placeholder, dim = where
-        node = self.graph.call_function(aten.sym_size.int, (placeholder, dim))
-        node.meta["val"] = placeholder.meta["val"]._sizes[dim]
+        with where.before_changes(self.graph):
+            node = self.graph.call_function(aten.sym_size.int, (where.node, where.dim))
+        node.meta["val"] = where.sizes[where.dim]
         self._nodes[expr] = node
         return node
 

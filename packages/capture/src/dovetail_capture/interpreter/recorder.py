@@ -19,6 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from dovetail_capture.interpreter.aliasing import updates_statistics
 from dovetail_capture.interpreter.gpu_faults import harmless_number, may_fault, places_of
+from dovetail_capture.interpreter.input_layouts import InputLayouts
 from dovetail_capture.interpreter.known_data import SIZED_MAKERS, KnownData
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.sizes_from_data import (
@@ -102,6 +103,7 @@ class Recorder:
         self.inference = False  # is the program in a block of inference mode of its own?
         self._normal: set[int] = set()  # ids of fake storages of tensors made outside of one
         self._last_placeholder: Node | None = None
+        self._layouts = InputLayouts()
         self._names: set[str] = set()
 
     # --- inputs ------------------------------------------------------------------------------
@@ -122,6 +124,7 @@ class Recorder:
                 node = graph.placeholder(name)
         node.meta["val"] = fake
         if isinstance(fake, FakeTensor):
+            self._layouts.note(node, fake)
             self.sizes.bind_sizes(node, fake)
         elif not isinstance(fake, torch.Tensor):
             self.sizes.bind(fake, node)
@@ -361,6 +364,7 @@ class Recorder:
 
     def module(self) -> GraphModule:
         """The graph, which is finished, as a module."""
+        self._layouts.restore()
         root = torch.nn.Module()
         for name, graph in self.subgraphs.items():
             root.add_module(name, graph)

@@ -19,7 +19,7 @@ from dovetail_guards import expr as e
 from dovetail_guards import relations as rel
 from dovetail_guards.float_expr import FloatExpr, FloatLike
 from dovetail_guards.shape_env import ShapeEnv
-from dovetail_guards.sym_node import SymNode
+from dovetail_guards.sym_node import SymNode, to_symint
 from dovetail_runtime.plan import Size, SizeExpr
 from dovetail_runtime.sizes import float_bits
 
@@ -160,6 +160,11 @@ def from_torch(size: Any) -> int:
         raise TypeError(f"the size {size} belongs to another system")
     assert isinstance(node.expr, e.Expr)
     return dim(node.env, node.expr)
+
+
+def to_torch(size: int) -> Any:
+    """The `torch.SymInt` of a `Dim`; an int is itself."""
+    return to_symint(size.env, size.expr) if isinstance(size, Dim) else size
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,13 @@ from dovetail_prims.fake_tensor import FakeTensor, propagate
 from torch import fx
 
 from dovetail_inductor.loop_ir.loops import Buffer, ExternArg, ExternCall, Strided, same_strides
-from dovetail_inductor.loop_ir.sizes import Dim, FloatSize, float_from_torch, from_torch
+from dovetail_inductor.loop_ir.sizes import Dim, FloatSize, float_from_torch, from_torch, to_torch
 from dovetail_inductor.lowering.values import (
     Context,
     UnsupportedGraph,
     Value,
     is_dense,
+    stride_of,
     value_like,
 )
 
@@ -145,25 +146,24 @@ def _lie_otherwise(node: fx.Node | None, args: Sequence[Any], kwargs: dict[str, 
 
 
 def _layouts(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[int, ...]]:
-    """How the results of a call lie in memory, from how its arguments do; none where sizes are
-    symbolic, or given by data."""
-    given = _flat([*args, *kwargs.values()])
-    sizes = [n for v in given if isinstance(v, Value) for n in (*v.shape, *_place(v).stride)]
-    if any(isinstance(n, Dim | FloatSize) for n in (*given, *sizes)):
-        return []
+    """How the results of a call lie in memory, from how its arguments do; none where data says
+    what they are."""
     if torch.Tag.dynamic_output_shape in target.tags:
+        return []
+    if any(isinstance(v, FloatSize) for v in _flat([*args, *kwargs.values()])):
         return []
 
     def fake(arg: Any) -> Any:
         if isinstance(arg, list | tuple):
             return [fake(a) for a in arg]
         if isinstance(arg, Value):
-            return FakeTensor.make(arg.shape, _place(arg).stride, arg.dtype, arg.device)
-        return arg
+            shape, stride = ([*map(to_torch, sizes)] for sizes in (arg.shape, _place(arg).stride))
+            return FakeTensor.make(shape, stride, arg.dtype, arg.device)
+        return to_torch(arg)
 
     found = propagate(target, tuple(map(fake, args)), {k: fake(v) for k, v in kwargs.items()})
     results = _flat(found) if isinstance(found, list | tuple) else [found]
-    return [tuple(v.stride()) if isinstance(v, FakeTensor) else () for v in results]
+    return [stride_of(v, str(target)) if isinstance(v, FakeTensor) else () for v in results]
 
 
 def _place(value: Value) -> Strided:

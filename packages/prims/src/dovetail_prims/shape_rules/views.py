@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dovetail_prims.fake_tensor import FakeTensor, Size, Sizes, make
+from dovetail_prims.fake_tensor import FakeTensor, Size, Sizes, make, set_metadata
 from dovetail_prims.shape_rules.layout import (
     contiguous,
     insisted,
@@ -311,6 +311,17 @@ def lift(x: FakeTensor) -> FakeTensor:
     return alias(x)
 
 
+def _in_place(rule: Callable[..., FakeTensor]) -> Callable[..., FakeTensor]:
+    """The rule of an operator that makes its argument such a view of itself (`t_`)."""
+
+    def become(x: FakeTensor, *args: Any) -> FakeTensor:
+        view = rule(x, *args)
+        set_metadata(x, view._sizes, view._strides, view._offset)
+        return x
+
+    return become
+
+
 def rules() -> dict[str, Callable[..., Any]]:
     """The table of this family."""
     return {
@@ -319,7 +330,9 @@ def rules() -> dict[str, Callable[..., Any]]:
         "detach_.default": lambda x: x,
         "lift_fresh.default": lift,
         "t.default": t,
+        "t_.default": _in_place(t),
         "transpose.int": transpose,
+        "transpose_.default": _in_place(transpose),
         "permute.default": permute,
         "view.default": view,
         "_unsafe_view.default": unsafe_view,
@@ -327,10 +340,15 @@ def rules() -> dict[str, Callable[..., Any]]:
         "_reshape_alias.default": lambda x, size, stride: as_strided(x, size, stride),
         "expand.default": expand,
         "unsqueeze.default": unsqueeze,
+        "unsqueeze_.default": _in_place(unsqueeze),
         "squeeze.default": squeeze,
         "squeeze.dim": squeeze,
         "squeeze.dims": squeeze,
+        "squeeze_.default": _in_place(squeeze),
+        "squeeze_.dim": _in_place(squeeze),
+        "squeeze_.dims": _in_place(squeeze),
         "as_strided.default": as_strided,
+        "as_strided_.default": _in_place(as_strided),
         "diagonal.default": diagonal,
         "unfold.default": unfold,
     }
