@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from dovetail_runtime import (
     CopyInto,
     CppKernel,
     Free,
+    FreeSlab,
     LaunchCpp,
     LoadOptions,
     Plan,
@@ -25,9 +27,11 @@ from dovetail_runtime import (
     TensorSpec,
     View,
     load,
+    release_idle_memory,
 )
 from dovetail_runtime.artifact import default_cpp_builder
 from dovetail_runtime.lower import PlanError
+from dovetail_runtime.native import executor_module
 from dovetail_runtime.plan import Kernel, Size, Step
 
 CPU = torch.device("cpu")
@@ -83,7 +87,7 @@ def make(
     kernels: Sequence[Kernel] = (),
     symbols: Sequence[SymbolBinding] = (),
     constants: Sequence[Constant] = (),
-    slab: Size = 0,
+    slab: Size | tuple[Size, ...] = 0,
     mutated: tuple[str, ...] = (),
 ) -> Plan:
     return Plan(
@@ -94,7 +98,7 @@ def make(
         tuple(constants),
         tuple(kernels),
         tuple(steps),
-        (("cpu", slab),) if slab else (),
+        tuple(("cpu", size) for size in (slab if isinstance(slab, tuple) else (slab,)) if size),
         tuple(outputs),
         mutated,
     )
@@ -133,6 +137,41 @@ def test_slab_kernels_and_out_variants() -> None:
         same(o, (3 * x) @ w + 3 * x)
         assert none is None and same_x is x and seven == 7 and again is o
         assert not o.requires_grad
+
+
+def two_slabs(rows: int) -> Plan:
+    """Through one slab, which is given back, and then through another."""
+    return make(
+        [("x", dense(rows, 8))],
+        [
+            Allocate("t", dense(rows, 8), 0),
+            LaunchCpp("scale", ("x", "t"), (3,), 8 * rows, 8),
+            Allocate("kept", dense(rows), None),
+            CallAten("aten::sum.IntList_out", (Ref("t"), (1,)), (("out", Ref("kept")),)),
+            FreeSlab("cpu", 0),
+            Allocate("u", dense(rows, 8), 64, 1),
+            LaunchCpp("scale", ("x", "u"), (2,), 8 * rows, 8),
+            View("row", "u", dense(8)),
+            CallAten("aten::mul.Tensor", (Ref("kept"), Ref("row")), (), ("o",)),
+        ],
+        ["o"],
+        kernels=[SCALE],
+        slab=(32 * rows, 32 * rows + 64),
+    )
+
+
+def test_a_slab_is_given_back_before_another_is_taken() -> None:
+    x = torch.randn(8, 8)
+    for run in executors(two_slabs(8)):
+        for _ in range(2):
+            same(run(x)[0], (3 * x).sum(1) * 2 * x[0])
+    # The pool keeps no more than was in use at one time.
+    rows = 4096
+    run = load(replace(two_slabs(rows), steps=two_slabs(rows).steps[:-1], outputs=("kept",))).run
+    release_idle_memory()
+    run(torch.randn(rows, 8))
+    assert 0 < executor_module().idle_slab_bytes() < 48 * rows
+    release_idle_memory()
 
 
 def test_a_call_that_returns_another_layout_is_laid_out_again() -> None:
@@ -510,6 +549,9 @@ def test_wrong_plans_are_refused() -> None:
     refused([out, Free(("o",)), View("v", "o", dense(2))], [], "after it was freed")
     refused([Allocate("o", dense(4), 32)], [], "64-byte")
     refused([Allocate("o", dense(32), 0)], [], "takes bytes 0 to 128 of a slab of 64")
+    refused([Allocate("o", dense(4), 0, 1)], [], "'o' wants slab 1 on cpu: none")
+    refused([out, FreeSlab("cpu", 0), View("v", "o", dense(2))], [], "after it was freed")
+    refused([FreeSlab("cpu", 0), out], [], "'o' wants slab 0 on cpu: freed")
     refused([LaunchCpp("ghost", (), (), 1, 1)], [], "no compiled C\\+\\+ kernel is called 'ghost'")
     refused([CallAten("aten::no_such_op", ())], [], "no operator aten::no_such_op")
     refused([CallAten("aten::neg", ())], [], "argument 'self' is missing")

@@ -16,6 +16,7 @@ from dovetail_runtime import (
     CopyInto,
     CppKernel,
     Free,
+    FreeSlab,
     Knobs,
     LaunchCpp,
     LaunchTriton,
@@ -71,11 +72,15 @@ def everything() -> Plan:
                 "aten::clone", (Ref("b0"),), (("memory_format", torch.preserve_format),), ("d",)
             ),
             Allocate("o", TensorSpec((4,), (1,), torch.float32, CPU), None),
-            CallAten("aten::add.out", (Ref("s32"), Ref("c")), (("out", Ref("o")),)),
+            Allocate("e", TensorSpec((4,), (1,), torch.float32, CPU), 0, 1),
+            CallAten("aten::add.out", (Ref("s32"), Ref("c")), (("out", Ref("e")),)),
+            CallAten("aten::neg.out", (Ref("e"),), (("out", Ref("o")),)),
+            FreeSlab("cpu", 1),
+            CallAten("aten::neg_", (Ref("o"),)),
             CopyInto("x.1", "t"),
             Free(("t", "v")),
         ),
-        slab_bytes=(("cpu", SizeExpr("add", (64, SizeExpr("mul", (N, 16))))),),
+        slab_bytes=(("cpu", SizeExpr("add", (64, SizeExpr("mul", (N, 16))))), ("cpu", 64)),
         outputs=("o", "d", None, SizeExpr("add", (N, SizeExpr("sym", ("m",))))),
     )
 # fmt: on
@@ -127,7 +132,7 @@ def test_other_bytes_are_refused() -> None:
         plan_from_bytes(b"something else")
     data = plan_to_bytes(everything())
     with pytest.raises(PlanFormatError, match="format 999 cannot be read"):
-        plan_from_bytes(data.replace(b"format 1 ", b"format 999 ", 1))
+        plan_from_bytes(data.replace(b"format 2 ", b"format 999 ", 1))
 
 
 def test_the_cache_keeps_plans(tmp_path: Path) -> None:
@@ -148,6 +153,8 @@ def test_a_plan_as_a_program_runs_and_agrees(tmp_path: Path) -> None:
     text = program.read_text()
     assert "torch.ops.aten.sum.dim_IntList(v, [1], dtype=torch.float64)" in text
     assert "t = rt.place(slab_cpu, 64, (n, 4), (4, 1), torch.float32)" in text
+    assert "e = rt.place(slab_cpu_1, 0, (4,), (1,), torch.float32)" in text
+    assert "del slab_cpu_1" in text
     done = subprocess.run(
         [sys.executable, str(program)], capture_output=True, text=True, timeout=120, check=False
     )

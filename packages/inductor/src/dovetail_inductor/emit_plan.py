@@ -16,6 +16,7 @@ from dovetail_runtime import (
     Constant,
     CppKernel,
     Free,
+    FreeSlab,
     LaunchCpp,
     LaunchTriton,
     Plan,
@@ -86,9 +87,13 @@ class _Writer:
     bound: set[str] = field(default_factory=set)  # symbols whose value is known by now
     unchecked: list[tuple[Size, str]] = field(default_factory=list)
     buffers: dict[str, Buffer] = field(default_factory=dict)  # the graph's, and parts of them
+    # Each buffer's slab, by its device and its number there.
+    slab_of: dict[str, tuple[str, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.buffers |= self.graph.buffers
+        for slab, place in zip(self.memory.slabs, _places(self.memory), strict=True):
+            self.slab_of |= dict.fromkeys(slab.offsets, place)
 
     def name_of(self, tensor: Strided, exact: bool = False) -> str:
         """The plan's name for a tensor in memory; makes a view if it is not a whole buffer.
@@ -132,7 +137,8 @@ class _Writer:
             else:
                 self.steps.append(View(name, root, spec))
             return
-        self.steps.append(Allocate(name, spec, self.memory.offsets.get(name)))
+        _, number = self.slab_of.get(name, ("", 0))
+        self.steps.append(Allocate(name, spec, self.memory.offsets.get(name), number))
 
     def extern(self, call: ExternCall) -> None:
         """An ATen call."""
@@ -266,6 +272,11 @@ def emit_plan(graph: KernelGraph, memory: MemoryPlan, options: InductorOptions, 
     for buffer, position in memory.last.items():
         if buffer not in memory.offsets and position < len(graph.steps):
             dies.setdefault(position, []).append(buffer)
+    given_back: dict[int, list[tuple[str, int]]] = {}
+    for slab, place in zip(memory.slabs, _places(memory), strict=True):
+        # (On a CPU it goes back to memory kept for the next call in any case.)
+        if slab.device.type == "cuda":
+            given_back.setdefault(slab.last, []).append(place)
     for buffer in _without_writer(graph, memory):
         writer.allocate(buffer)
     for position, step in enumerate(graph.steps):
@@ -279,6 +290,8 @@ def emit_plan(graph: KernelGraph, memory: MemoryPlan, options: InductorOptions, 
             own = [name for name in dies[position] if name not in writer.instead]
             if own or views:
                 writer.steps.append(Free((*sorted(own, key=_number), *views)))
+        if position + 1 < len(graph.steps):
+            writer.steps += [FreeSlab(*place) for place in given_back.get(position, ())]
     outputs = tuple(
         writer.name_of(out, exact=True)
         if isinstance(out, Strided)
@@ -297,11 +310,17 @@ def emit_plan(graph: KernelGraph, memory: MemoryPlan, options: InductorOptions, 
         constants=tuple(Constant(n, t) for n, t in graph.constants.items()),
         kernels=tuple(writer.kernels.values()),
         steps=tuple(writer.steps),
-        slab_bytes=tuple((str(d), n) for d, n in memory.slab_bytes.items()),
+        slab_bytes=tuple((str(slab.device), slab.nbytes) for slab in memory.slabs),
         outputs=outputs,
         definitions=tuple(graph.definitions.items()),
         mutated=tuple(n for n in graph.inputs if n and n in memory.written_over.values()),
     )
+
+
+def _places(memory: MemoryPlan) -> list[tuple[str, int]]:
+    """Of each slab, its device and its number there."""
+    devices = [str(slab.device) for slab in memory.slabs]
+    return [(device, devices[:at].count(device)) for at, device in enumerate(devices)]
 
 
 def _addressed_by_strides(graph: KernelGraph) -> frozenset[str]:

@@ -13,6 +13,7 @@ from dovetail_runtime.plan import (
     Choose,
     CopyInto,
     Free,
+    FreeSlab,
     LaunchCpp,
     LaunchTriton,
     Plan,
@@ -44,7 +45,7 @@ def used_names(step: Step) -> list[str]:
             return [step.predicate, *(a for a in step.args if isinstance(a, str))]
         case While():
             return [a for a in step.args if isinstance(a, str)]
-        case Allocate() | Free() | Assert():
+        case Allocate() | Free() | FreeSlab() | Assert():
             return []
     raise TypeError(f"unknown step {step!r}")
 

@@ -21,6 +21,7 @@ from dovetail_runtime.plan import (
     CopyInto,
     FloatOf,
     Free,
+    FreeSlab,
     LaunchCpp,
     LaunchTriton,
     Plan,
@@ -31,12 +32,13 @@ from dovetail_runtime.plan import (
     TensorSpec,
     View,
     While,
+    slabs_of,
 )
 from dovetail_runtime.sizes import SizeTable, storage_bytes
 
 # Operation codes; native/program.h has the same list.
 ALLOCATE_SLAB, ALLOCATE, VIEW, LAUNCH_CPP, LAUNCH_TRITON, CALL_ATEN = range(6)
-FREE, BIND, ASSERT, CHOOSE, WHILE = range(6, 11)
+FREE, BIND, ASSERT, CHOOSE, WHILE, FREE_SLAB = range(6, 12)
 # Kinds of an ATen argument (and of a plan's output, where they apply).
 LITERAL, TENSOR, SIZE, LIST, INPUT, FLOAT = range(6)
 # Kinds of a kernel's argument; native/program.h has the same list.
@@ -69,7 +71,7 @@ class _Slot:
     number: int
     name: str
     root: str  # the allocation, input, constant or result whose storage this is
-    in_slab: bool
+    slab: int | None  # the slab it lies in, by its position in the plan
     owned_outside: bool = False  # an input or a constant
     input_index: int | None = None
 
@@ -83,8 +85,9 @@ class _Lowering:
         self.binaries = binaries
         self.sizes = SizeTable()
         self.slots: dict[str, _Slot] = {}
-        self.slabs = {device: index for index, (device, _) in enumerate(plan.slab_bytes)}
+        self.slabs = slabs_of(plan)
         self.freed: set[str] = set()
+        self.freed_slabs: set[int] = set()
 
     def lower(self) -> dict[str, Any]:
         plan = self.plan
@@ -136,13 +139,13 @@ class _Lowering:
     # --- names ---
 
     def _define(
-        self, name: str, root: str, *, in_slab: bool = False, outside: bool = False,
+        self, name: str, root: str, *, slab: int | None = None, outside: bool = False,
         input_index: int | None = None,
     ) -> int:  # fmt: skip
         if name in self.slots:
             raise PlanError(f"{self.plan.name}: two tensors are called {name!r}")
         number = len(self.slots)
-        self.slots[name] = _Slot(number, name, root, in_slab, outside, input_index)
+        self.slots[name] = _Slot(number, name, root, slab, outside, input_index)
         return number
 
     def _slot(self, name: str) -> _Slot:
@@ -184,7 +187,7 @@ class _Lowering:
             case View():
                 base = self._slot(step.base)
                 root = self.slots[base.root]
-                slot = self._define(step.name, root.name, in_slab=base.in_slab)
+                slot = self._define(step.name, root.name, slab=base.slab)
                 return (VIEW, slot, root.number, self._spec(step.spec))
             case LaunchCpp():
                 tensors = tuple(self._tensor(name) for name in step.tensors)
@@ -203,6 +206,11 @@ class _Lowering:
                 slots = [self._slot(name) for name in step.names]
                 self.freed.update(step.names)
                 return (FREE, tuple(slot.number for slot in slots if not slot.owned_outside))
+            case FreeSlab():
+                freed = self._slab(step.device, step.slab, "FreeSlab")
+                self.freed.update(s.name for s in self.slots.values() if s.slab == freed)
+                self.freed_slabs.add(freed)
+                return (FREE_SLAB, freed)
             case Bind():
                 slot, late = self._tensor(step.tensor), len(self.sizes.programs) - 1
                 number = self.sizes.bind_late(step.name)
@@ -219,19 +227,25 @@ class _Lowering:
         spec = self._spec(step.spec)
         if step.slab_offset is None:
             return (ALLOCATE, self._define(step.name, step.name), spec)
-        device = str(step.spec.device)
-        if device not in self.slabs:
-            raise PlanError(f"{self.plan.name}: {step.name!r} wants a slab on {device}: none")
+        slab = self._slab(str(step.spec.device), step.slab, repr(step.name))
         if isinstance(step.slab_offset, int) and step.slab_offset % 64:
             raise PlanError(f"{self.plan.name}: {step.name!r} is not 64-byte aligned in its slab")
-        self._check_inside_slab(step)
-        slot = self._define(step.name, step.name, in_slab=True)
-        return (ALLOCATE_SLAB, slot, spec, self.slabs[device], self._number(step.slab_offset))
+        self._check_inside_slab(step, self.plan.slab_bytes[slab][1])
+        slot = self._define(step.name, step.name, slab=slab)
+        return (ALLOCATE_SLAB, slot, spec, slab, self._number(step.slab_offset))
 
-    def _check_inside_slab(self, step: Allocate) -> None:
+    def _slab(self, device: str, number: int, who: str) -> int:
+        """A slab that somebody wants, by its position in the plan."""
+        found = self.slabs.get((device, number))
+        if found is None:
+            raise PlanError(f"{self.plan.name}: {who} wants slab {number} on {device}: none")
+        if found in self.freed_slabs:
+            raise PlanError(f"{self.plan.name}: {who} wants slab {number} on {device}: freed")
+        return found
+
+    def _check_inside_slab(self, step: Allocate, slab: Size) -> None:
         """Where all sizes are known; the executor checks the others if `check_inputs` is on."""
         spec = step.spec
-        slab = dict(self.plan.slab_bytes)[str(spec.device)]
         shape = [n for n in spec.shape if isinstance(n, int)]
         stride = [n for n in spec.stride if isinstance(n, int)]
         known = len(shape) == len(spec.shape) and len(stride) == len(spec.stride)
@@ -348,7 +362,7 @@ class _Lowering:
         if not isinstance(output, str):
             return (SIZE, self._number(output))
         slot = self._slot(output)
-        if slot.in_slab:
+        if slot.slab is not None:
             raise PlanError(
                 f"{self.plan.name}: output {output!r} lives in the slab, which ends with the call"
             )

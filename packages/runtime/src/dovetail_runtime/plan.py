@@ -137,14 +137,16 @@ Kernel = CppKernel | TritonKernel
 
 @dataclass(frozen=True)
 class Allocate:
-    """`name` becomes a new tensor. In the slab (a byte offset into the one allocation a call
-    makes per device, 64-byte aligned) or, with `slab_offset` None, an allocation of its own: what
-    leaves the call must not live in the slab. Either way the tensor's *storage* begins at the
-    allocation (the slab is invisible), and holds `spec.offset` elements before the first one."""
+    """`name` becomes a new tensor. In a slab (a byte offset into an allocation that tensors of a
+    call share, 64-byte aligned; `slab` counts those of the tensor's device) or, with `slab_offset`
+    None, an allocation of its own: what leaves the call must not live in a slab. Either way the
+    tensor's *storage* begins at the allocation (the slab is invisible), and holds `spec.offset`
+    elements before the first one."""
 
     name: str
     spec: TensorSpec
     slab_offset: Size | None
+    slab: int = 0
 
 
 @dataclass(frozen=True)
@@ -239,6 +241,15 @@ class Free:
 
 
 @dataclass(frozen=True)
+class FreeSlab:
+    """The tensors in this one of a device's slabs are dead: its memory goes back before the call
+    ends."""
+
+    device: str
+    slab: int
+
+
+@dataclass(frozen=True)
 class Bind:
     """From here on the symbol `name` is size `dim` of a tensor or, with `dim` None, the value of
     its one element (for a float its bits, for a bool 0 or 1). Sizes that use it come later."""
@@ -284,9 +295,17 @@ class While:
 
 
 Step = (
-    Allocate | View | LaunchCpp | LaunchTriton | CallAten | CopyInto | Free | Bind | Assert | Choose
-    | While
+    Allocate | View | LaunchCpp | LaunchTriton | CallAten | CopyInto | Free | FreeSlab | Bind
+    | Assert | Choose | While
 )  # fmt: skip
+
+
+def slabs_of(plan: Plan) -> dict[tuple[str, int], int]:
+    """The position in `slab_bytes` of each slab, which is known by its device and number there."""
+    found: dict[tuple[str, int], int] = {}
+    for position, (device, _) in enumerate(plan.slab_bytes):
+        found[device, sum(known == device for known, _ in found)] = position
+    return found
 
 
 def plans_within(step: Step) -> tuple[Plan, ...]:
@@ -301,7 +320,8 @@ def plans_within(step: Step) -> tuple[Plan, ...]:
 
 @dataclass(frozen=True)
 class Plan:
-    """A whole compiled graph. `slab_bytes` maps a device (as text) to its slab's size in bytes.
+    """A whole compiled graph. `slab_bytes` are the slabs, each with its device (as text) and its
+    size in bytes; memory for one is taken when the first tensor in it is due.
 
     `outputs` names a tensor for each output, or is a size for an int output, a `FloatOf` for a
     float, or None.

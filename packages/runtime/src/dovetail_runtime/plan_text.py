@@ -22,6 +22,7 @@ from dovetail_runtime.plan import (
     CppKernel,
     FloatOf,
     Free,
+    FreeSlab,
     LaunchCpp,
     LaunchTriton,
     Plan,
@@ -33,6 +34,7 @@ from dovetail_runtime.plan import (
     TritonKernel,
     View,
     While,
+    slabs_of,
 )
 from dovetail_runtime.sizes import size_text, symbols_of
 
@@ -142,8 +144,9 @@ class _Writer:
         lines += self._definitions()
         for constant in plan.constants:
             lines.append(f"{self._name(constant.name)} = constants[{constant.name!r}]")
-        for device, size in plan.slab_bytes:
-            lines.append(f"{self._name('slab ' + device)} = rt.slab({size_text(size)}, {device!r})")
+        for (device, number), at in slabs_of(plan).items():
+            size = size_text(plan.slab_bytes[at][1])
+            lines.append(f"{self._slab(device, number)} = rt.slab({size}, {device!r})")
         for step in plan.steps:
             lines += self._step(step)
         outputs = [
@@ -152,6 +155,9 @@ class _Writer:
         ]
         lines.append(f"return ({', '.join(outputs)}{',' if len(outputs) == 1 else ''})")
         return lines
+
+    def _slab(self, device: str, number: int) -> str:
+        return self._name(f"slab {device} {number}" if number else f"slab {device}")
 
     def _definitions(self) -> list[str]:
         """What is defined by the symbols known by now, and was not before."""
@@ -173,7 +179,7 @@ class _Writer:
                         f"{name} = torch.empty_strided({_tuple(spec.shape)}, {_tuple(spec.stride)},"
                         f" dtype={spec.dtype}, device={str(spec.device)!r})"
                     ]
-                memory, start = self._name(f"slab {step.spec.device}"), step.slab_offset
+                memory, start = self._slab(str(step.spec.device), step.slab), step.slab_offset
                 if start is None:
                     memory, start = f"rt.slab({self._bytes(step.spec)}, '{step.spec.device}')", 0
                 return [f"{name} = rt.place({memory}, {size_text(start)}, {_spec(step.spec)})"]
@@ -192,6 +198,8 @@ class _Writer:
                 return [f"{self._name(step.target)}.copy_({self._name(step.source)})"]
             case Free():
                 return [f"del {', '.join(self._name(n) for n in step.names)}"]
+            case FreeSlab():
+                return [f"del {self._slab(step.device, step.slab)}"]
             case Bind():
                 self.taken.add(step.name)
                 self.bound.add(step.name)

@@ -25,6 +25,7 @@ from dovetail_runtime.plan import (
     CppKernel,
     FloatOf,
     Free,
+    FreeSlab,
     LaunchCpp,
     LaunchTriton,
     Plan,
@@ -34,6 +35,7 @@ from dovetail_runtime.plan import (
     TritonKernel,
     View,
     While,
+    slabs_of,
 )
 from dovetail_runtime.sizes import evaluate, float_bits, float_from_bits, storage_bytes, symbols_of
 
@@ -105,8 +107,8 @@ class _Run:
                 if declared.spec is not None:
                     self.begins[declared.name] = declared.spec.offset
         self.slabs = {
-            device: _filled(evaluate(size, self.symbols), torch.device(device))
-            for device, size in plan.slab_bytes
+            slab: _filled(evaluate(plan.slab_bytes[at][1], self.symbols), torch.device(slab[0]))
+            for slab, at in slabs_of(plan).items()
         }
         self.kernels = {kernel.symbol: kernel for kernel in plan.kernels}
 
@@ -161,6 +163,9 @@ class _Run:
             case Free():
                 for name in step.names:
                     self.tensors.pop(name)
+            case FreeSlab():
+                gone = self.slabs.pop((step.device, step.slab))
+                torch.empty(0, dtype=torch.uint8, device=gone.device).set_(gone).fill_(0xFF)
             case Bind():
                 self.symbols[step.name] = _seen(self._tensor(step.tensor), step.dim)
                 self._define()
@@ -181,7 +186,7 @@ class _Run:
             storage = _filled(nbytes, step.spec.device)
         else:
             start = self._int(step.slab_offset)
-            slab = self.slabs[str(step.spec.device)]
+            slab = self.slabs[str(step.spec.device), step.slab]
             if start % 64 or start + nbytes > slab.nbytes():
                 raise ValueError(
                     f"{step.name} takes bytes {start} to {start + nbytes} of a slab of "

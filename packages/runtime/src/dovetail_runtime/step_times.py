@@ -19,6 +19,7 @@ from dovetail_runtime.plan import (
     CallAten,
     CopyInto,
     Free,
+    FreeSlab,
     LaunchCpp,
     Plan,
     PlanInput,
@@ -66,6 +67,8 @@ def step_times(plan: Plan, inputs: Sequence[torch.Tensor], repeats: int = 5) -> 
             case Free():
                 for name in step.names:
                     tensors.pop(name, None)
+            case FreeSlab():
+                pass  # (each tensor has memory of its own here)
             case _:
                 found.append(_measure(plan, step, tensors, repeats))
     return found

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
 
 import torch
 
 from dovetail_inductor.loop_ir.loops import ExternCall, LoopNest, Strided
 from dovetail_inductor.scheduler.kernels import FusedKernel, KernelGraph, Step, scatters
-
-ALIGNMENT = 64
+from dovetail_inductor.scheduler.slabs import Slab, Tenant, cut_slabs, pack
 
 # Beside library calls that allocate their results, a large buffer on a GPU gets memory of its own:
 # the caching allocator then hands the same memory to the one and the other, while a slab, held for
@@ -32,7 +33,7 @@ SLAB_PEAK = 1.05
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """`offsets`: byte offsets into the slab of their device, of the buffers that live there.
+    """`slabs`: the memory that buffers share, and where they lie in it.
 
     `first` and `last` are, for every buffer written, the steps that write it and use its memory
     last (`len(steps)` for what leaves the call). `written_over`: a buffer that takes the memory of
@@ -40,11 +41,23 @@ class MemoryPlan:
     may be an input's, which is then written to.
     """
 
-    offsets: Mapping[str, int]
-    slab_bytes: Mapping[torch.device, int]
+    slabs: tuple[Slab, ...]
     first: Mapping[str, int]
     last: Mapping[str, int]
     written_over: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def offsets(self) -> Mapping[str, int]:
+        """Byte offsets into their slab, of the buffers that live in one."""
+        return {name: offset for slab in self.slabs for name, offset in slab.offsets.items()}
+
+    @property
+    def slab_bytes(self) -> Mapping[torch.device, int]:
+        """The bytes of each device's slabs."""
+        found: dict[torch.device, int] = {}
+        for slab in self.slabs:
+            found[slab.device] = found.get(slab.device, 0) + slab.nbytes
+        return found
 
 
 def _slab_raises_peak(
@@ -57,32 +70,34 @@ def _slab_raises_peak(
 ) -> bool:
     """True if a slab of all that may lie in one, with what lives beside it, adds up to more than
     `much` times what buffers that come and go take."""
-    births: dict[int, list[str]] = {0: sorted(owned)}
-    deaths: dict[int, list[str]] = {}
-    last_of_owned = {name: 0 for name in owned}
-    for position, step in enumerate(graph.steps):
-        last_of_owned |= dict.fromkeys(step.reads() & owned, position)
-    for name, position in last_of_owned.items():
-        deaths.setdefault(position, []).append(name)
-    own_memory = own_memory | owned
-    for name, position in first.items():
-        births.setdefault(position, []).append(name)
-        deaths.setdefault(last[name], []).append(name)
-    live = outside = 0
-    live_peak = slab = outside_peak = 0
-    for position in range(len(graph.steps)):
-        for name in births.get(position, []):
-            nbytes = graph.buffers[name].nbytes
-            live += nbytes
-            outside += nbytes if name in own_memory else 0
-        live_peak = max(live_peak, live)
-        outside_peak = max(outside_peak, outside)
-        slab = max(slab, live - outside)
-        for name in deaths.get(position, []):
-            nbytes = graph.buffers[name].nbytes
-            live -= nbytes
-            outside -= nbytes if name in own_memory else 0
+    live = _bytes_at(graph, first, last, first.keys(), owned)
+    outside = _bytes_at(graph, first, last, own_memory, owned)
+    slab = max((a - b for a, b in zip(live, outside, strict=True)), default=0)
+    outside_peak, live_peak = max(outside, default=0), max(live, default=0)
     return slab + outside_peak > max(much * live_peak, live_peak + WORTH_BYTES)
+
+
+def _bytes_at(
+    graph: KernelGraph,
+    first: Mapping[str, int],
+    last: Mapping[str, int],
+    names: Collection[str],
+    owned: frozenset[str],
+    device: torch.device | None = None,
+) -> list[int]:
+    """The bytes of some buffers, and of the inputs that the call frees, that are there at each
+    step; those on one device, if it is given."""
+    due = {name: first[name] for name in names if name in first} | dict.fromkeys(owned, 0)
+    ends = {name: last[name] for name in due if name not in owned} | dict.fromkeys(owned, 0)
+    for position, step in enumerate(graph.steps):
+        ends |= dict.fromkeys(step.reads() & owned, position)
+    changes = [0] * (len(graph.steps) + 2)
+    for name, position in due.items():
+        buffer = graph.buffers[name]
+        if device in (None, buffer.device):
+            changes[position] += buffer.nbytes
+            changes[ends[name] + 1] -= buffer.nbytes
+    return list(accumulate(changes[: len(graph.steps)]))
 
 
 def _at_least(limit: int, device: str, names: Iterable[str], graph: KernelGraph) -> set[str]:
@@ -197,12 +212,10 @@ def plan_memory(
     owned: frozenset[str] = frozenset(),
     places: Mapping[str, str] | None = None,
 ) -> MemoryPlan:
-    """Pack the buffers that live and die within a call into one slab a device. `owned` are the
-    inputs that the call frees, `places` the buffers that have the memory of an input.
+    """Pack the buffers that live and die within a call into slabs. `owned` are the inputs that the
+    call frees, `places` the buffers that have the memory of an input.
 
     Results of ATen calls that make their own memory, and whatever leaves the call, stay outside.
-    The largest buffer is placed first, each at the lowest offset where it meets no buffer that
-    lives at the same time.
     """
     first: dict[str, int] = {}
     last: dict[str, int] = {}
@@ -243,26 +256,31 @@ def plan_memory(
     for name, root in scattered.items():
         written_over[name] = written_over.get(root, root)
     written_over |= given
-    slab = sorted(
-        (name for name in first if name not in own_memory),
-        key=lambda name: (-graph.buffers[name].nbytes, first[name], name),
-    )
-    offsets: dict[str, int] = {}
-    slab_bytes: dict[torch.device, int] = {}
-    placed: list[tuple[int, int, int, int, torch.device]] = []  # offset, end, first, last
-    for name in slab:
+    slabs = _slabs(graph, first, last, own_memory, own_memory - written_over.keys(), owned)
+    return MemoryPlan(slabs, written, last, written_over)
+
+
+def _slabs(
+    graph: KernelGraph,
+    first: Mapping[str, int],
+    last: Mapping[str, int],
+    placed: set[str],
+    allocated: set[str],
+    owned: frozenset[str],
+) -> tuple[Slab, ...]:
+    """Slabs for all buffers but those `placed`: one a device, on a GPU several where one would
+    raise the peak. `allocated` get memory of their own."""
+    tenants: dict[torch.device, list[Tenant]] = {}
+    for name in first.keys() - placed:
         buffer = graph.buffers[name]
-        size = max(1, -(-buffer.nbytes // ALIGNMENT)) * ALIGNMENT
-        born, dies = first[name], last[name]
-        offset = 0
-        for low, high, b, d, device in placed:  # by offset
-            if device != buffer.device or d < born or dies < b:
-                continue
-            if low - offset >= size:
-                break
-            offset = max(offset, high)
-        offsets[name] = offset
-        placed.append((offset, offset + size, born, dies, buffer.device))
-        placed.sort(key=lambda p: p[0])
-        slab_bytes[buffer.device] = max(slab_bytes.get(buffer.device, 0), offset + size)
-    return MemoryPlan(offsets, slab_bytes, written, last, written_over)
+        tenant = Tenant(name, buffer.nbytes, first[name], last[name])
+        tenants.setdefault(buffer.device, []).append(tenant)
+    found: list[Slab] = []
+    for device in sorted(tenants, key=str):
+        slab = pack(tenants[device], device)
+        if device.type != "cuda":
+            found.append(slab)
+            continue
+        outside = _bytes_at(graph, first, last, allocated, owned, device)
+        found += cut_slabs(slab, tenants[device], outside)
+    return tuple(found)

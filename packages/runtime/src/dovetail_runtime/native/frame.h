@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <utility>
 
 #include "program.h"
 #include "slab.h"
@@ -18,7 +19,8 @@ struct Slot {
 struct Frame {
   std::vector<int64_t> values;
   std::vector<Slot> slots;
-  std::vector<Block> blocks;             // CPU slabs
+  // By the number of the slab:
+  std::vector<Block> blocks;  // on the CPU
   std::vector<c10::DataPtr> device_slabs;
   std::vector<char*> slab_data;
   std::vector<char> slab_taken;  // whether that of each slab is its memory in this call
@@ -33,12 +35,20 @@ struct Frame {
   explicit Frame(const Program& program)
       : values(program.values),
         slots(program.slots.size()),
+        blocks(program.slabs.size()),
+        device_slabs(program.slabs.size()),
         slab_data(program.slabs.size()),
         slab_taken(program.slabs.size()) {
     for (const auto& [slot, tensor] : program.constants) {
       slots[slot].impl = tensor.unsafeGetTensorImpl();
       slots[slot].data = slots[slot].impl->has_storage() ? slots[slot].impl->mutable_data() : nullptr;
     }
+  }
+
+  void give_slab_back(size_t slab) {
+    slab_pool().give_back(std::exchange(blocks[slab], {}));
+    device_slabs[slab].clear();
+    slab_taken[slab] = false;
   }
 
   void release(const Program& program) {
@@ -52,10 +62,9 @@ struct Frame {
       slots[slot].data = slots[slot].impl->has_storage() ? slots[slot].impl->mutable_data() : nullptr;
     }
     stack.clear();
-    for (Block& block : blocks) slab_pool().give_back(block);
-    blocks.clear();
-    device_slabs.clear();
-    std::fill(slab_taken.begin(), slab_taken.end(), false);
+    for (size_t slab = 0; slab < slab_taken.size(); ++slab) {
+      if (slab_taken[slab]) give_slab_back(slab);
+    }
     scratch.clear();
     scratch_bytes = 0;
     copies.clear();

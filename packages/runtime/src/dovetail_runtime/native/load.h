@@ -144,6 +144,7 @@ class Loader {
       case 8: return AssertSize{index(t[1]), to_string(t[2])};
       case 9: return choose(t);
       case 10: return loop(t);
+      case 11: return FreeSlab{index(t[1])};
       default: TORCH_CHECK(false, "unknown operation code in the plan's tables");
     }
   }

@@ -139,6 +139,11 @@ struct FreeSlots {
   std::vector<SlotIndex> slots;
 };
 
+// The memory of a slab goes back: nobody looks at the tensors in it any more.
+struct FreeSlab {
+  int slab;
+};
+
 // A symbol that is known only now: a size of a tensor, or (dim -1) its one element.
 struct BindSize {
   SlotIndex slot;
@@ -172,7 +177,7 @@ struct WhileProgram {
 };
 
 using Step = std::variant<AllocateSlab, AllocateOwn, ViewOf, LaunchCpp, LaunchTriton, CallAten,
-                          FreeSlots, BindSize, AssertSize, ChooseProgram, WhileProgram>;
+                          FreeSlots, BindSize, AssertSize, ChooseProgram, WhileProgram, FreeSlab>;
 
 struct Output {
   enum Kind { None, Tensor, Size, Input, Float } kind = None;

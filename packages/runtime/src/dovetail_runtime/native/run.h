@@ -86,6 +86,7 @@ class Runner {
   void execute(ViewOf& step);
   void drop(const std::vector<SlotIndex>& slots);
   void execute(FreeSlots& step) { drop(step.slots); }
+  void execute(FreeSlab& step) { frame_.give_slab_back(static_cast<size_t>(step.slab)); }
 
   // generated kernels: run_kernels.h
   void execute(LaunchCpp& step);

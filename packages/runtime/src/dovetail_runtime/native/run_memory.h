@@ -74,11 +74,11 @@ inline void Runner::take_slab(size_t number) {
   size_t bytes = static_cast<size_t>(values()[slab.bytes]);
   frame_.slab_taken[number] = true;
   if (slab.device.is_cpu()) {
-    frame_.blocks.push_back(slab_pool().take(bytes));
-    frame_.slab_data[number] = static_cast<char*>(frame_.blocks.back().data);
+    frame_.blocks[number] = slab_pool().take(bytes);
+    frame_.slab_data[number] = static_cast<char*>(frame_.blocks[number].data);
   } else {
-    frame_.device_slabs.push_back(c10::GetAllocator(slab.device.type())->allocate(bytes));
-    frame_.slab_data[number] = static_cast<char*>(frame_.device_slabs.back().get());
+    frame_.device_slabs[number] = c10::GetAllocator(slab.device.type())->allocate(bytes);
+    frame_.slab_data[number] = static_cast<char*>(frame_.device_slabs[number].get());
   }
 }
 
