@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from dovetail_inductor import InductorOptions, compile_graph
 from dovetail_inductor.options import Gpu
+from dovetail_inductor.scheduler.few_rows import tiles_for
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.record import trace_aten
 from dovetail_runtime import load
@@ -181,6 +182,15 @@ def test_tiles_fill_the_gpu_and_compile_for_it(
     assert columns_of_tile(next(k for k in kernels if "tl.dot" in k.source)) == tile
     binaries = build_for_h100(kernels)
     assert all(binary.shared_bytes <= 227 * 1024 for binary in binaries.values())
+
+
+@pytest.mark.parametrize(
+    "columns, depth, parts",
+    [(2048, 2048, 1), (512, 2048, 8), (768, 3072, 8), (1024, 4096, 4), (2048, 8192, 2)],
+)
+def test_no_more_parts_than_fill_the_gpu(columns: int, depth: int, parts: int) -> None:
+    """Their sums go through memory."""
+    assert tiles_for((1, 16, columns, depth), Gpu(132)).parts == parts
 
 
 @pytest.mark.parametrize(

@@ -251,16 +251,22 @@ def residual_stream(x: Tensor, *pieces: Tensor) -> tuple[Tensor, ...]:
     return tuple(found)
 
 
-@pytest.mark.parametrize(("dtype", "stored"), [(torch.bfloat16, 1), (torch.float32, 5)])
+@pytest.mark.parametrize(
+    ("dtype", "rows", "stored"),
+    [(torch.bfloat16, 8200, 1), (torch.bfloat16, 64, 4), (torch.float32, 8200, 5)],
+)
 def test_every_fourth_sum_of_a_narrow_residual_stream_is_stored(
-    dtype: torch.dtype, stored: int
+    dtype: torch.dtype, rows: int, stored: int
 ) -> None:
-    inputs = tuple(torch.randn(64, 32, dtype=dtype) for _ in range(6))
+    """And each where it has few bytes, but the last, which one kernel alone reads."""
+    inputs = tuple(torch.randn(rows, 32, dtype=dtype) for _ in range(6))
     gm = trace_aten(residual_stream, *inputs, decompositions=core_aten_table())
     graph = lower(gm, on_gpu=True)
     sums = [n for n in graph.nodes if isinstance(n, LoopNest) and "add" in n.origin]
-    of_size = [n for n in sums if graph.buffers[n.buffer].shape == (64, 32)]
+    of_size = [n for n in sums if graph.buffers[n.buffer].shape == (rows, 32)]
     assert len(of_size) == stored, graph.as_text()
+    if dtype is torch.bfloat16:
+        assert {graph.buffers[n.buffer].dtype for n in of_size} == {torch.float32}
 
 
 def test_rare_ops_as_triton_kernels(build_for_h100: Any) -> None:

@@ -21,8 +21,11 @@ MAX_COST = 600
 MAX_LOADS = 16
 # So many buffers for narrow floats on a GPU: of the sums along a residual stream every fourth is
 # stored. Reading again what is added to it takes a little more time than storing each sum, and a
-# fourth of the roundings that its error comes from are left.
+# fourth of the roundings that its error comes from are left. Each is stored where even in float32
+# it has few bytes: nothing is rounded then, what is added lives no longer than to the next sum, and
+# who adds it needs no launch of its own.
 MOST_LARGE_NARROW = 4
+FEW_BYTES = 1 << 20
 # A value that consumers expand is computed once, before, if an element costs at least this.
 EXPANDED_COST = 5
 EXPANDED_COST_IF_NARROW = 12  # the same of half types, which memory would round
@@ -101,7 +104,8 @@ def realize_if_worth_it(ctx: Context, node: fx.Node, value: Value, in_memory: se
     large = ctx.large_reads(cost, value)
     stored = in_memory_form.dtype
     narrow = stored.is_floating_point and stored.itemsize == 2
-    most_large = MOST_LARGE_NARROW if narrow and ctx.on_gpu else 1
+    rounds = in_memory_form is not value or numel * torch.float32.itemsize > FEW_BYTES
+    most_large = MOST_LARGE_NARROW if narrow and ctx.on_gpu and rounds else 1
     several = len(consumers) > 1 and (
         cost.cost - cost.loads > ctx.cheap(stored) or large > most_large
     )

@@ -29,6 +29,9 @@ IN_WAVES = TILES[2]
 # Where even the narrowest leave half of the multiprocessors idle, or each would sum for long, the
 # inner dimension is cut in parts, if parts are worth the launch that adds them up.
 WORTH_PARTS, LONG, LEAST_PART, MOST_PARTS = 1536, 8192, 256, 16
+# So many of the multiprocessors are enough: twice as many parts, in as little time at best, are
+# twice the sums that go through memory.
+BUSY = 15 / 16
 
 
 def multiply_few_rows(graph: KernelGraph, options: InductorOptions) -> KernelGraph:
@@ -98,7 +101,7 @@ def tiles_for(sizes: tuple[int, int, int, int], gpu: Gpu) -> ProductTiles:
     short_of_programs = -(-n // TILES[1][0]) <= multiprocessors
     if (few_columns and k >= WORTH_PARTS) or (short_of_programs and k >= LONG):
         programs, parts = -(-n // TILES[1][0]), 1
-        while programs * parts <= multiprocessors and k >= 2 * parts * LEAST_PART:
+        while programs * parts <= BUSY * multiprocessors and k >= 2 * parts * LEAST_PART:
             parts *= 2
         return of(TILES[1], min(parts, MOST_PARTS))
     at_once = (tile for tile in TILES if -(-n // tile[0]) <= multiprocessors)
