@@ -17,7 +17,7 @@ struct StateCheck {
   Ref value;
 };
 
-enum class RelationKind : int { SameObject, DistinctObjects, DistinctStorage, Shape };
+enum class RelationKind : int { SameObject, DistinctObjects, DistinctStorage, Shape, Computed };
 
 struct Operand {
   Node* node;
@@ -29,6 +29,7 @@ struct Relation {
   RelationKind kind;
   std::vector<Operand> operands;
   Program program;
+  Ref check;  // of a Computed relation: a Python function of the operands, which only computes
 };
 
 // How a root is evaluated.
@@ -97,6 +98,21 @@ inline int64_t float_key(double value) {
   return bits >= 0 ? bits : -(bits & INT64_MAX);
 }
 
+// A relation that Python computes, of numbers that are rounded from floats.
+inline Outcome check_computed(const Relation& relation, const int64_t* symbols) {
+  size_t count = relation.operands.size();
+  Ref arguments = Ref::steal(PyTuple_New(static_cast<Py_ssize_t>(count)));
+  if (!arguments.get()) return swallow_exception();
+  for (size_t i = 0; i < count; i++) {
+    PyObject* number = PyLong_FromLongLong(symbols[i]);
+    if (!number) return swallow_exception();
+    PyTuple_SET_ITEM(arguments.get(), static_cast<Py_ssize_t>(i), number);
+  }
+  Ref answer = Ref::steal(PyObject_CallObject(relation.check.get(), arguments.get()));
+  if (!answer.get()) return swallow_exception();
+  return answer.get() == Py_True ? Pass : Fail;
+}
+
 inline Outcome check_shape(const Relation& relation, Slots slots) {
   constexpr size_t kInline = 16;
   int64_t local[kInline];
@@ -117,11 +133,12 @@ inline Outcome check_shape(const Relation& relation, Slots slots) {
       if (overflow) return Fail;
     }
   }
-  return relation.program.run(symbols);
+  if (relation.kind == RelationKind::Shape) return relation.program.run(symbols);
+  return check_computed(relation, symbols);
 }
 
 inline Outcome check_relation(const Relation& relation, Slots slots) {
-  if (relation.kind == RelationKind::Shape) return check_shape(relation, slots);
+  if (relation.kind >= RelationKind::Shape) return check_shape(relation, slots);
   size_t count = relation.operands.size();
   auto object = [&](size_t i) { return slots[relation.operands[i].slot].get(); };
   if (relation.kind == RelationKind::SameObject) {
@@ -264,7 +281,8 @@ inline Outcome check_all(Guard& guard, PyObject* const* args, PyFunctionObject* 
   if (outcome == Pass) outcome = check_careful_roots(guard, args, func, slots, rest);
   if (outcome != Pass) return outcome;
   for (size_t i = 0; i < rest.relations.size(); i++) {
-    if (check_relation(guard.relations[rest.relations[i]], slots) == Fail) return Fail;
+    outcome = check_relation(guard.relations[rest.relations[i]], slots);
+    if (outcome != Pass) return outcome;
   }
   if (!ask_python) return Pass;
   for (const StateCheck& check : guard.states) {

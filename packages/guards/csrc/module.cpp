@@ -198,7 +198,10 @@ int slot_of(Guard& guard, int64_t index) {
   return node.slot;
 }
 
-// (kind, ((node, dim or None) ...), ((op, argument) ...), stack depth)
+// The form of the tables that a guard is made of: another number wherever it changes.
+constexpr int kTables = 2;
+
+// (kind, ((node, dim or None) ...), ((op, argument) ...) or a function, stack depth)
 void add_relation(Guard& guard, PyObject* row) {
   Relation relation;
   relation.kind = static_cast<RelationKind>(number(item(row, 0)));
@@ -212,6 +215,11 @@ void add_relation(Guard& guard, PyObject* row) {
         {guard.nodes[static_cast<size_t>(node)].get(), slot, dim == Py_None ? kAnySize : number(dim)});
   }
   PyObject* code = item(row, 2);
+  if (relation.kind == RelationKind::Computed) {
+    relation.check = Ref::copy(code);
+    guard.relations.push_back(std::move(relation));
+    return;
+  }
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(code); i++) {
     PyObject* in = PyTuple_GET_ITEM(code, i);
     relation.program.code.push_back({static_cast<Op>(number(item(in, 0))), number(item(in, 1))});
@@ -512,6 +520,7 @@ PyMODINIT_FUNC PyInit__native() {
   PyObject* type = PyType_FromSpec(&guard_spec);
   if (!type || PyModule_AddObjectRef(module, "NativeGuard", type) < 0 ||
       PyModule_AddStringConstant(module, "TORCH_VERSION", DOVETAIL_TORCH_VERSION) < 0 ||
+      PyModule_AddIntConstant(module, "TABLES", kTables) < 0 ||
       PyModule_AddIntConstant(module, "STATE_COUNT", static_cast<int>(State::Count)) < 0 ||
       !start_watching()) {
     Py_XDECREF(type);

@@ -97,13 +97,17 @@ def test_what_follows_from_a_float_is_as_its_guard_lets_through(seed: int) -> No
     env, x = made(hint)
     assert program(x) == wanted
     guards = GuardSet(env.clauses())
-    assert guards.check_slow(FrameView((hint,), f))
-    bounds = [clause.expr.args[0] for clause in env.clauses() if isinstance(clause, ShapeRelation)]
+    native = guards.compile(f.__code__)
+    assert guards.check_slow(FrameView((hint,), f)) and native((hint,), f)
+    relations = [c.expr for c in env.clauses() if isinstance(c, ShapeRelation)]
+    bounds = [r.args[0] for r in relations if r.free_symbols() == {"f0"}]
     edges = [-bound.evaluate({"f0": 0}) * sign for bound in bounds for sign in (1, -1)]
     near = [key + off for key in (*edges, key_of(hint)) for off in (-1, 0, 1)]
     floats = [float_of_key(key) for key in near if abs(key) <= INFINITE_KEY]
     for value in [*floats, *VALUES, *(draw.gauss(0, 3) for _ in range(20))]:
-        if guards.check_slow(FrameView((value,), f)):
+        holds = guards.check_slow(FrameView((value,), f))
+        assert native((value,), f) == holds
+        if holds:
             with contextlib.suppress(ZeroDivisionError):  # (the program that runs asks about it)
                 assert program(value) == wanted, (value, texts(env))
 

@@ -343,6 +343,9 @@ def test_another_torch_is_refused_with_the_way_to_rebuild() -> None:
     native_load.check_version("2.15.0", "2.15.0")
     with pytest.raises(ImportError, match=r"built against torch 2\.11\.0.*setup\.py build_ext"):
         native_load.check_version("2.11.0", "2.15.0")
+    native_load.check_tables(native_load.TABLES)
+    with pytest.raises(ImportError, match="Rebuild"):
+        native_load.check_tables(native_load.TABLES - 1)
 
 
 def test_a_wrong_view_of_torch_is_refused() -> None:

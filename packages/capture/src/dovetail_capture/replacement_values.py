@@ -9,6 +9,7 @@ from types import CellType, CodeType
 from typing import Any
 
 from dovetail_guards import source as s
+from dovetail_guards.computed import ComputedSource
 from dovetail_guards.iterators import READERS
 from torch import from_numpy
 
@@ -150,6 +151,9 @@ class ValueWriter:
                 return f"{self.constant(as_plain)}({self.source(base)})"
             case s.StrideSource(base, dim):
                 return f"{self.source(base)}.stride({dim})"
+            case ComputedSource(_, _, symbols):
+                values = ", ".join(self.source(part) for _, part in symbols)
+                return f"{self.constant(source.of, str(source))}({values})"
         raise TypeError(f"replacement code cannot fetch a {type(source).__name__}: {source}")
 
     def constant_key(self, key: Any) -> str:

@@ -19,7 +19,7 @@ import torch
 
 from dovetail_guards import clauses as c
 from dovetail_guards import source as s
-from dovetail_guards.float_expr import key_of
+from dovetail_guards.computed import ComputedSource, as_symbol
 from dovetail_guards.iterators import READERS as ITERATOR_READERS
 from dovetail_guards.torch_state import READERS
 
@@ -207,6 +207,12 @@ def evaluate(source: s.Source, frame: FrameView) -> Any:
             return dict.get(builtins, name, MISSING)
         case s.ObjectSource():
             return source.obj
+        case ComputedSource(_, _, symbols):
+            found = [evaluate(part, frame) for _, part in symbols]
+            try:
+                return MISSING if MISSING in found else source.of(*found)
+            except (ArithmeticError, ValueError, TypeError):
+                return MISSING
     base = evaluate(source.base, frame)  # type: ignore[attr-defined]
     if base is MISSING:
         return MISSING
@@ -321,9 +327,7 @@ def _has_key(value: Any, clause: c.HasKey) -> bool:
 def _relation(clause: c.ShapeRelation, frame: FrameView) -> bool:
     values: dict[str, int] = {}
     for name, source in clause.symbols:
-        value = evaluate(source, frame)
-        if type(value) is float:  # its symbol stands for its key
-            value = key_of(value)
+        value = as_symbol(evaluate(source, frame))
         if type(value) is not int:
             return False
         values[name] = value

@@ -9,6 +9,7 @@ do. A float input's symbol stands for its key.
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -76,6 +77,14 @@ OPERATIONS: dict[str, Callable[..., float | bool]] = {
 }
 
 
+_COMPARED = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_OPERATORS = {
+    "add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**",
+    **_COMPARED,
+}  # fmt: skip
+_SYMBOL = re.compile(r"\b[a-z]\d+\b")
+
+
 @dataclass(frozen=True)
 class FloatExpr:
     """`op(*args)`, a float (or, for comparisons, a bool). `parts` counts the operations and
@@ -88,6 +97,11 @@ class FloatExpr:
     def __post_init__(self) -> None:
         below = (arg.parts if isinstance(arg, FloatExpr) else 1 for arg in self.args)
         object.__setattr__(self, "parts", 1 + sum(below))
+
+    @property
+    def is_truth(self) -> bool:
+        """Whether this is a comparison."""
+        return self.op in _COMPARED or self.op == "is_integer"
 
     def free_symbols(self) -> frozenset[str]:
         """Names of all symbols in it."""
@@ -133,6 +147,23 @@ class FloatExpr:
                     factor = Fraction(right)
                     return n * factor.numerator, e.constant(factor.denominator)
         return None
+
+    def as_text(self, text_of: Callable[[str], str]) -> str:
+        """As a person writes it, with `text_of` each symbol."""
+        name = self.input_name()
+        if name is not None:
+            return text_of(name)
+        args = [
+            arg.as_text(text_of)
+            if isinstance(arg, FloatExpr)
+            else _SYMBOL.sub(lambda found: text_of(found[0]), str(arg))
+            for arg in self.args
+        ]
+        if self.op == "float" and isinstance(self.args[0], e.Expr):
+            return args[0]
+        if self.op in _OPERATORS:
+            return f"({args[0]} {_OPERATORS[self.op]} {args[1]})"
+        return f"{self.op}({', '.join(args)})"
 
     def __str__(self) -> str:
         name = self.input_name()

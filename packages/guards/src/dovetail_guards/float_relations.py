@@ -32,8 +32,7 @@ def decide(env: ShapeEnv, expr: object) -> bool | None:
     alone; None for anything else."""
     if not isinstance(expr, FloatExpr):
         return None
-    if expr.op not in _SWAPPED and expr.op != "is_integer":  # used as a truth value
-        expr = FloatExpr("ne", (expr, 0.0))
+    expr = as_comparison(expr)
     if expr.op not in _SWAPPED or len(expr.args) != 2:
         return None
     op, (left, right) = expr.op, expr.args
@@ -67,6 +66,13 @@ def decide(env: ShapeEnv, expr: object) -> bool | None:
         relation = rel.ge(symbol, key + (0 if (op, holds) in _INCLUSIVE else 1))
     reason = f"{name} compared with {number}"
     return holds if env.guard_bool(relation, reason) else None
+
+
+def as_comparison(expr: FloatExpr) -> FloatExpr:
+    """A float used as a truth value as the comparison that it means."""
+    if expr.op in _SWAPPED or expr.op == "is_integer":
+        return expr
+    return FloatExpr("ne", (expr, 0.0))
 
 
 def _least(env: ShapeEnv, value: FloatLike) -> float:

@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast
 import torch
 
 from dovetail_guards import clauses as c
+from dovetail_guards import computed
 from dovetail_guards import source as s
 from dovetail_guards.evaluate import answers_hold, argument_names, constants_equal
 from dovetail_guards.expr_program import compile_program
@@ -47,7 +48,7 @@ _ATTR, _INSTANCE_ATTR, _ITEM, _DICT_KEY, _TYPE, _CELL, _SIZE, _FLATTEN, _CALL = 
 _TYPE_IS, _ID_IS, _CONSTANT_IS, _LENGTH_IS, _DICT_KEYS, _HAS_KEY, _HAS_ATTR, _TENSOR_IS = range(8)
 _CLASS_ATTRS, _FUNCTION_IS, _SLOT_EMPTY = 8, 9, 10
 _STRIDES = 1 << 16  # a dimension from here on is a stride's (kStrides in csrc/tensor_view.h)
-_SAME_OBJECT, _DISTINCT_OBJECTS, _DISTINCT_STORAGE, _SHAPE = range(4)
+_SAME_OBJECT, _DISTINCT_OBJECTS, _DISTINCT_STORAGE, _SHAPE, _COMPUTED = range(5)
 
 
 def _flags(value: tuple[bool, ...]) -> int:
@@ -86,7 +87,7 @@ class _Builder:
         self.nodes: list[tuple[int, int, Any, int]] = []
         self.checks: list[tuple[int, int, Any, int]] = []
         self.states: list[tuple[int, int | None, bool, Any, Any]] = []
-        self.relations: list[tuple[int, tuple[Any, ...], tuple[Any, ...], int]] = []
+        self.relations: list[tuple[int, tuple[Any, ...], Any, int]] = []
         self._indices: dict[Any, int] = {}
 
     def _node(self, identity: Any, step: int, parent: int, key: Any, index: int) -> int:
@@ -199,17 +200,25 @@ class _Builder:
         self.relations.append((kind, operands, (), 0))
 
     def _shape(self, clause: c.ShapeRelation) -> None:
-        operands = tuple(
+        check = computed.holds(clause.expr, clause.symbols)
+        if check is not None:
+            operands = self._operands(tuple(computed.leaves(clause.symbols).values()))
+            self.relations.append((_COMPUTED, operands, check, 0))
+            return
+        operands = self._operands(tuple(source for _, source in clause.symbols))
+        names = tuple(name for name, _ in clause.symbols)
+        program, depth = compile_program(clause.expr, names)
+        self.relations.append((_SHAPE, operands, program, depth))
+
+    def _operands(self, sources: tuple[s.Source, ...]) -> tuple[Any, ...]:
+        return tuple(
             (self.node(source.base), source.dim)
             if isinstance(source, s.SizeSource)
             else (self.node(source.base), source.dim + _STRIDES)
             if isinstance(source, s.StrideSource)
             else (self.node(source), None)
-            for _, source in clause.symbols
+            for source in sources
         )
-        names = tuple(name for name, _ in clause.symbols)
-        program, depth = compile_program(clause.expr, names)
-        self.relations.append((_SHAPE, operands, program, depth))
 
 
 def _asked_again(clause: c.AbstractAnswers) -> Callable[[], bool]:

@@ -10,6 +10,10 @@ from typing import Any
 import torch
 
 
+TABLES = 2
+"""The form of the tables that `native` gives to the extension (`kTables` in csrc/module.cpp)."""
+
+
 def rebuild_command() -> str:
     """The shell command that builds the extension for the running Python and torch."""
     package = Path(__file__).resolve().parents[2]
@@ -31,6 +35,7 @@ def load_native() -> Any:
             f"Build it for this Python and torch: {rebuild_command()}"
         ) from error
     check_version(_native.TORCH_VERSION, torch.__version__)
+    check_tables(getattr(_native, "TABLES", 1))
     prove_layout(_native)
     return _native
 
@@ -41,6 +46,15 @@ def check_version(built: str, running: str) -> None:
         raise ImportError(
             f"dovetail_guards' native part was built against torch {built}, but torch {running} "
             f"is running. Rebuild it: {rebuild_command()}"
+        )
+
+
+def check_tables(built: int) -> None:
+    """Refuse an extension that was built from other sources: it would misread its tables."""
+    if built != TABLES:
+        raise ImportError(
+            "dovetail_guards' native part was built from other sources than these. "
+            f"Rebuild it: {rebuild_command()}"
         )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,8 @@ from dovetail_guards import expr as e
 from dovetail_guards import relations as rel
 from dovetail_guards import shape_guards
 from dovetail_guards.clauses import ConstantIs, ShapeRelation
-from dovetail_guards.float_expr import INFINITE_KEY, INPUT, FloatExpr, key_of
+from dovetail_guards.computed import ROUNDINGS, ComputedSource
+from dovetail_guards.float_expr import EXACT, INFINITE_KEY, INPUT, FloatExpr, key_of
 from dovetail_guards.learned import Learned, age
 from dovetail_guards.ranges import Bound, Range
 from dovetail_guards.source import Source
@@ -104,6 +105,10 @@ class ShapeEnv:
         self._strides: list[ShapeRelation] = []
         self._by_hint: dict[int, str] = {}  # duck shaping
         self._by_source: dict[Source, e.Expr] = {}
+        # Makes an input of a whole number that is rounded from a float; None where none is to be.
+        self.make_input: Callable[[Source, int, e.Expr], None] | None = None
+        self._rounded: dict[tuple[str, FloatExpr], e.Expr] = {}
+        self._truths: dict[FloatExpr, bool] = {}  # of comparisons of floats
 
     # --- symbols ------------------------------------------------------------------------------
 
@@ -196,6 +201,49 @@ class ShapeEnv:
             self._assume(rel.ge(known, -INFINITE_KEY), "not NaN")
             self._assume(rel.le(known, INFINITE_KEY), "not NaN")
         return FloatExpr(INPUT, (known,))
+
+    def create_rounded(self, how: str, value: FloatExpr) -> e.Expr | None:
+        """The expression that stands for a rounded float, of sizes and inputs; None where it can
+        only be tied to its value in this call."""
+        settled = value.replace(self.replace)
+        if not isinstance(settled, FloatExpr):
+            return None
+        known = self._rounded.get((how, settled))
+        names = sorted(settled.free_symbols())
+        if known is not None or self.make_input is None:
+            return known
+        if not (self.unbacked | self.undecided).isdisjoint(names):
+            return None
+        try:
+            hint = ROUNDINGS[how](settled.evaluate(self.hints))
+        except (ArithmeticError, ValueError):  # as the program says when it comes to it
+            return None
+        if hint in (0, 1) or abs(hint) > EXACT:
+            return None
+        source = self._computed(how, settled)
+        known = self._rounded[how, settled] = self.create_int(hint, source)
+        self.make_input(source, hint, known)
+        return known
+
+    def guard_truth(self, comparison: FloatExpr) -> bool | None:
+        """The truth of a comparison of floats in this call, guarded by computing it again; None
+        where it depends on data."""
+        settled = comparison.replace(self.replace)
+        if not isinstance(settled, FloatExpr):
+            return bool(settled)
+        known = self._truths.get(settled)
+        if known is None and (self.unbacked | self.undecided).isdisjoint(settled.free_symbols()):
+            source = self._computed("int", settled)
+            name = f"s{len(self.hints) + len(self.unbacked)}"
+            known = self._truths[settled] = bool(settled.evaluate(self.hints))
+            self.hints[name], self.sources[name], self._least[name] = int(known), source, 0
+            self.facts.set_range(name, Range(0, 1))
+            self._assume(rel.eq(e.symbol(name), int(known)), "floats are compared")
+        return known
+
+    def _computed(self, how: str, value: FloatExpr) -> ComputedSource:
+        names = sorted(value.free_symbols())
+        return ComputedSource(how, value, tuple((name, self.sources[name]) for name in names))
 
     def relate_stride(self, stride: e.Expr, source: Source) -> None:
         """A guard that the stride at `source` is this expression over the sizes."""

@@ -7,7 +7,6 @@ decides. `shape_env` is None: it is what torch asks for to find *its* shape envi
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -17,6 +16,7 @@ import torch
 from dovetail_guards import expr as e
 from dovetail_guards import float_spans, sym_layout
 from dovetail_guards import relations as rel
+from dovetail_guards.computed import ROUNDINGS
 from dovetail_guards.float_expr import (
     EXACT,
     MOST_PARTS,
@@ -78,13 +78,13 @@ class SymNode(SymValue):
         if self.pytype is int:
             return self
         exact = self._rounded(up=False)
-        return exact if exact is not None else self._settled_as(math.floor)
+        return exact if exact is not None else self._settled_as("floor")
 
     def ceil(self) -> SymNode:
         if self.pytype is int:
             return self
         exact = self._rounded(up=True)
-        return exact if exact is not None else self._settled_as(math.ceil)
+        return exact if exact is not None else self._settled_as("ceil")
 
     def trunc(self) -> SymNode:
         if self.pytype is int:
@@ -95,11 +95,16 @@ class SymNode(SymValue):
             positive = rel.and_(rel.ge(ratio[0], 0), rel.gt(ratio[1], 0))
             if self.env.guard_bool(positive, "rounded towards zero"):
                 return self.floor()
-        return self._settled_as(int)
+        return self._settled_as("int")
 
-    def _settled_as(self, rounded: Callable[[float], int]) -> SymNode:
-        """A float rounded to the integer of this call, by a guard of the floats that give it."""
+    def _settled_as(self, how: Text) -> SymNode:
+        """A float rounded to a number that is computed before the program runs, or to the integer
+        of this call, by a guard of the floats that give it."""
+        rounded = ROUNDINGS[how]
         if isinstance(self.expr, FloatExpr):
+            made = self.env.create_rounded(how, self.expr)
+            if made is not None:
+                return self._new(made, int)
             found = float_spans.same_answer(self.env, self.expr, rounded)
             if found is not None:
                 return self.wrap_int(found)
@@ -109,7 +114,7 @@ class SymNode(SymValue):
         if self.pytype is int:
             return self
         if ndigits is None:
-            return self._settled_as(round)
+            return self._settled_as("round")
         return self.wrap_float(round(self._specialize(), int(ndigits)))
 
     def is_integer(self) -> SymNode:

@@ -139,6 +139,8 @@ class SymValue:
         if isinstance(self.expr, e.Expr):
             return not self.env.guard_bool(rel.eq(self.expr, 0))
         settled = float_relations.decide(self.env, self.expr)
+        if settled is None and isinstance(self.expr, FloatExpr):
+            settled = self.env.guard_truth(float_relations.as_comparison(self.expr))
         return bool(self._specialize()) if settled is None else settled
 
     def _shortcut(self, relation: rel.BoolExpr) -> bool:

@@ -5,7 +5,8 @@ Where it asks for numbers, a symbolic size would be tied to the example's. Up to
 of which it traces another form, without the checks that eager makes, `gaussian_nll_loss`, which
 asks for data, `ctc_loss`, which makes a tensor with data, `affine_grid`, which computes under
 autocast what one operator does not tell, and `tensor` and its like, which store numbers. Spectra of
-windows are in `spectral_forms`, recurrent layers in `recurrent`.
+windows are in `spectral_forms`, recurrent layers in
+`recurrent`, images of other sizes in `resizing_forms`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dovetail_prims.attention import attention
 from dovetail_prims.fake_tensor import tensor_meta
 from dovetail_prims.float_forms import FLOAT_FORMS
 from dovetail_prims.recurrent import RECURRENT_FORMS
+from dovetail_prims.resizing_forms import interpolate
 from dovetail_prims.spectral_forms import istft, stft
 
 
@@ -231,42 +233,6 @@ _FUSED_STEPS: tuple[Callable[..., Any], ...] = tuple(
     getattr(torch, f"_fused_{name}_") for name in ("adam", "adamw", "sgd", "adagrad")
 )
 
-_RESIZES = {
-    **{("nearest", n + 2): f"upsample_nearest{n}d" for n in (1, 2, 3)},
-    **{("nearest-exact", n + 2): f"_upsample_nearest_exact{n}d" for n in (1, 2, 3)},
-    ("linear", 3): "upsample_linear1d",
-    ("bilinear", 4): "upsample_bilinear2d",
-    ("bicubic", 4): "upsample_bicubic2d",
-    ("trilinear", 5): "upsample_trilinear3d",
-}
-
-
-def _interpolate(
-    x: Tensor,
-    size: Any = None,
-    scale_factor: Any = None,
-    mode: str = "nearest",
-    align_corners: bool | None = None,
-    recompute_scale_factor: bool | None = None,
-    antialias: bool = False,
-) -> Any:
-    """`interpolate` to sizes that are symbolic."""
-    name = _RESIZES.get((mode, x.dim()))
-    sizes = list(size) if isinstance(size, (list, tuple)) else [size] * (x.dim() - 2)
-    if (
-        name is None
-        or scale_factor is not None
-        or recompute_scale_factor is not None
-        or len(sizes) != x.dim() - 2
-        or not any(isinstance(n, torch.SymInt) for n in sizes)
-        or (antialias and name not in ("upsample_bilinear2d", "upsample_bicubic2d"))
-    ):
-        return NotImplemented
-    operator_ = getattr(torch.ops.aten, f"_{name}_aa" if antialias else name)
-    if "nearest" in mode:
-        return NotImplemented if align_corners is not None else operator_.default(x, sizes)
-    return operator_.default(x, sizes, bool(align_corners))
-
 
 def _affine_grid(theta: Tensor, size: Any, align_corners: bool | None = None) -> Any:
     """`affine_grid`: the places of an image's points, from -1 to 1 along each dimension, each by
@@ -343,7 +309,7 @@ SYMBOLIC_FORMS: Mapping[Any, Callable[..., Any]] = {
     torch.Tensor.__matmul__: _matmul,
     torch.nn.functional.linear: _linear,
     torch.nn.functional.scaled_dot_product_attention: _attention,
-    torch.nn.functional.interpolate: _interpolate,
+    torch.nn.functional.interpolate: interpolate,
     torch.nn.functional.affine_grid: _affine_grid,
     torch.nn.functional.one_hot: _one_hot,
     torch.nn.functional.gaussian_nll_loss: _gaussian_nll_loss,

@@ -375,7 +375,7 @@ class _Attempt:
         nodes += [value.node for value in pending.holds.values()]
         graph.output(tuple(nodes))
         for graph_input, value in self.session.inputs:
-            if value.node.users:
+            if value.node.users or value in self.session.computed:  # sizes may be made of these
                 used.append(graph_input)
             else:
                 graph.erase_node(value.node)
@@ -411,6 +411,7 @@ class _Attempt:
             self.session.clauses.extend(storage_guards(tensors_only))
         shapes = self.session.shapes
         shapes.check_marks()
+        shapes.env.make_input = None
         shapes.env.keep_undecided = False  # what the backend decides is guarded
         self._guard_code_read()
         return CapturedFrame(

@@ -37,6 +37,13 @@ def _log(number: Any, base: Any = None) -> Any:
     return found if base is None else found / NUMBER_FUNCTIONS["log"](base)
 
 
+def _rounded(number: Any) -> Any:
+    """`round` to a whole number."""
+    if isinstance(number, torch.SymFloat):
+        return torch.SymInt(number.node.round())
+    return number if isinstance(number, torch.SymInt) else round(number)
+
+
 # Functions of numbers that symbolic numbers go through as they are.
 SYMBOLIC_FUNCTIONS: dict[Any, Callable[..., Any]] = {
     math.floor: math.floor, math.ceil: math.ceil, math.trunc: math.trunc,
@@ -50,7 +57,7 @@ SYMBOLIC_FUNCTIONS: dict[Any, Callable[..., Any]] = {
     math.isfinite: lambda x: abs(x) < math.inf, math.isinf: lambda x: abs(x) == math.inf,
     math.isnan: lambda x: not abs(x) <= math.inf,
     **{getattr(math, name): function for name, function in NUMBER_FUNCTIONS.items()},
-    math.log: _log, math.pow: _pow, math.fabs: lambda x: abs(torch.sym_float(x)),
+    math.log: _log, math.pow: _pow, round: _rounded, math.fabs: lambda x: abs(torch.sym_float(x)),
     math.degrees: lambda x: torch.sym_float(x) * (180.0 / math.pi),
     math.radians: lambda x: torch.sym_float(x) * (math.pi / 180.0),
 }  # fmt: skip
@@ -60,6 +67,7 @@ _HAVE_VALUE: dict[Any, Callable[..., Any]] = {
     math.sqrt: lambda x: x >= 0.0, math.log2: lambda x: x > 0.0,
     math.log: lambda x, base=math.e: x > 0.0 and base > 0.0 and base != 1.0,
     math.pow: lambda x, y: x > 0.0,
+    round: lambda x: not isinstance(x, torch.SymBool),
     **dict.fromkeys((math.fabs, math.degrees, math.radians), lambda x: True),
     **dict.fromkeys((math.asin, math.acos), lambda x: x >= -1.0 and x <= 1.0),
     **dict.fromkeys((math.exp, math.sinh, math.cosh), lambda x: x >= -700.0 and x <= 700.0),

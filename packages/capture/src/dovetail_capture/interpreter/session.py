@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from dovetail_guards import clauses as c
+from dovetail_guards.expr import Expr
 from dovetail_guards.float_expr import key_of
 from dovetail_guards.iterators import over
 from dovetail_guards.ranges import Range
@@ -77,6 +78,9 @@ class Session:
         self.code = code
         self.shapes = InputShapes(options)
         self.exports: bool = getattr(options, "exports", False)
+        self.computed: list[NumberInput] = []  # inputs that are computed of others
+        if not self.exports:  # what is exported takes what it was given
+            self.shapes.env.make_input = self.computed_input
         self._replaced: frozenset[str] = getattr(options, "replaced", frozenset())
         self.globals_ = globals_
         self.recorder = recorder
@@ -338,6 +342,16 @@ class Session:
             known = self.numbers[source] = NumberInput(node, size, source)
             self.inputs.append((GraphInput(node.name, source, real, False), known))
         return known
+
+    def computed_input(self, source: Source, example: int, expr: Expr) -> None:
+        """Let a whole number that is rounded from a float be an input of the graph."""
+        size = self.shapes.env.symint(expr)
+        if not isinstance(size, torch.SymInt):
+            return
+        node = self.recorder.placeholder(_input_name(source, len(self.inputs)), size)
+        value = NumberInput(node, size, source)
+        self.computed.append(value)
+        self.inputs.append((GraphInput(node.name, source, example, False), value))
 
     def draw(self, call: CallFunction) -> DrawSource:
         """Let the replacement code make a call for a random number."""
