@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-
 TABLES = 2
 """The form of the tables that `native` gives to the extension (`kTables` in csrc/module.cpp)."""
 
