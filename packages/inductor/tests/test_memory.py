@@ -7,7 +7,14 @@ from dovetail_inductor.lowering.lower import lower
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.pipeline import compile_graph
 from dovetail_inductor.scheduler.fuse import fuse
-from dovetail_inductor.scheduler.memory import LARGE_BYTES, SMALLER_BYTES, plan_memory
+from dovetail_inductor.scheduler.live_bytes import live_bytes
+from dovetail_inductor.scheduler.memory import (
+    GPU_SLAB_PEAK,
+    LARGE_BYTES,
+    SMALLER_BYTES,
+    plan_memory,
+)
+from dovetail_inductor.scheduler.slabs import MOST_SLABS
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_runtime import Allocate, load
@@ -56,17 +63,42 @@ def narrow(x, w):
     return x
 
 
-def test_on_a_gpu_smaller_buffers_leave_a_slab_that_would_raise_the_peak():
-    def fn(x, w, image, kernel):  # the library makes the convolutions' results itself
-        once = torch.conv2d(image * narrow(x, w).sum(), kernel, padding=1)
-        return torch.conv2d(once, kernel, padding=1).sum()
+def narrow_and_wide(rounds):
+    """Kernels of `rounds` times products of narrow tensors, then convolutions of a large one, whose
+    results the library makes itself."""
+
+    def fn(x, w, image, kernel):
+        for _ in range(rounds):
+            image = torch.conv2d(image * narrow(x, w).sum(), kernel, padding=1)
+            image = torch.conv2d(image, kernel, padding=1)
+            x = x * image.sum()
+        return x.sum()
 
     image, kernel = torch.randn(1, 8, 256, 512), torch.randn(8, 8, 3, 3)
-    graph = on_gpu(fn, torch.randn(192, 1024), torch.randn(1024, 1024), image, kernel)
+    return on_gpu(fn, torch.randn(192, 1024), torch.randn(1024, 1024), image, kernel)
+
+
+def test_on_a_gpu_smaller_buffers_leave_slabs_that_would_raise_the_peak():
+    """Where as many slabs as there may be are not enough."""
+    graph = narrow_and_wide(MOST_SLABS + 2)
     memory = plan_memory(graph)
     sizes = {n: graph.buffers[n].nbytes for n in memory.first}
     assert any(SMALLER_BYTES <= size < LARGE_BYTES for size in sizes.values())
     assert all(sizes[n] < SMALLER_BYTES for n in memory.offsets)
+
+
+def test_on_a_gpu_smaller_buffers_stay_in_slabs_that_are_given_back_in_time():
+    graph = narrow_and_wide(1)
+    memory = plan_memory(graph)
+    assert any(SMALLER_BYTES <= graph.buffers[n].nbytes < LARGE_BYTES for n in memory.offsets)
+    outside = [0] * len(graph.steps)
+    for name in memory.first.keys() - memory.offsets.keys() - memory.written_over.keys():
+        for position in range(memory.first[name], min(memory.last[name] + 1, len(outside))):
+            outside[position] += graph.buffers[name].nbytes
+    for slab in memory.slabs:
+        for position in range(slab.first, slab.last + 1):
+            outside[position] += slab.nbytes
+    assert max(outside) <= GPU_SLAB_PEAK * live_bytes(graph).bytes
 
 
 def test_on_a_gpu_buffers_live_in_the_slab_otherwise():

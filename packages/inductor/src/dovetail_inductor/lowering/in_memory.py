@@ -25,7 +25,7 @@ MAX_LOADS = 16
 # it has few bytes: nothing is rounded then, what is added lives no longer than to the next sum, and
 # who adds it needs no launch of its own.
 MOST_LARGE_NARROW = 4
-FEW_BYTES = 1 << 20
+FEW_BYTES = 1 << 18
 # A value that consumers expand is computed once, before, if an element costs at least this.
 EXPANDED_COST = 5
 EXPANDED_COST_IF_NARROW = 12  # the same of half types, which memory would round

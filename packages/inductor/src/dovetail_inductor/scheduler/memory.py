@@ -18,8 +18,8 @@ from dovetail_inductor.scheduler.slabs import Slab, Tenant, cut_slabs, pack
 # the whole call, would add up with what the calls hold at their peak. Below this size a place in
 # the slab costs less time than an allocation and next to no memory.
 LARGE_BYTES = 1 << 20
-# So do smaller ones, and all large ones, where their slab would raise the call's peak by more than
-# this, and more than a few allocations are worth.
+# So do smaller ones, and all large ones, where their slabs would raise the call's peak by more than
+# this, and one slab by more than a few allocations are worth.
 SMALLER_BYTES = 1 << 18
 GPU_SLAB_PEAK = 1.002
 WORTH_BYTES = 1 << 19
@@ -75,6 +75,23 @@ def _slab_raises_peak(
     slab = max((a - b for a, b in zip(live, outside, strict=True)), default=0)
     outside_peak, live_peak = max(outside, default=0), max(live, default=0)
     return slab + outside_peak > max(much * live_peak, live_peak + WORTH_BYTES)
+
+
+def _fits_in_slabs(
+    graph: KernelGraph,
+    first: Mapping[str, int],
+    last: Mapping[str, int],
+    own_memory: set[str],
+    owned: frozenset[str],
+) -> bool:
+    """Whether slabs of all that may lie in some, each held for its own time, take no more at the
+    peak than buffers that come and go."""
+    there = _bytes_at(graph, first, last, own_memory, owned)
+    live = _bytes_at(graph, first, last, first.keys(), owned)
+    for slab in _slabs(graph, first, last, own_memory, own_memory, owned):
+        for position in range(slab.first, slab.last + 1):
+            there[position] += slab.nbytes
+    return max(there) <= GPU_SLAB_PEAK * max(live)
 
 
 def _bytes_at(
@@ -247,7 +264,8 @@ def plan_memory(
     own_memory |= {name for name in first if graph.buffers[name].is_symbolic}
     for limit in (LARGE_BYTES, SMALLER_BYTES):
         more = _at_least(limit, "cuda", first, graph) - own_memory
-        if more and _slab_raises_peak(graph, first, last, own_memory, owned, GPU_SLAB_PEAK):
+        so_far = (graph, first, last, own_memory, owned)
+        if more and _slab_raises_peak(*so_far, GPU_SLAB_PEAK) and not _fits_in_slabs(*so_far):
             own_memory |= more
     large = _at_least(LARGE_BYTES, "cpu", first, graph)
     if large - own_memory and _slab_raises_peak(graph, first, last, own_memory, owned):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
@@ -56,8 +57,11 @@ def cut_slabs(slab: Slab, tenants: Iterable[Tenant], outside: Sequence[int]) -> 
     step."""
     by_name = {tenant.name: tenant for tenant in tenants}
     slabs = [slab]
+    least = _least(by_name.values(), outside)
     while len(slabs) < MOST_SLABS:
         peak, at = _peak(slabs, outside)
+        if peak - least < max(WORTH_BYTES, WORTH_PART * peak):
+            break
         found = [(_peak(cut, outside)[0], cut) for cut in _cuts(slabs, by_name, at)]
         best, cut = min(found, key=lambda f: f[0], default=(peak, slabs))
         if peak - best < max(WORTH_BYTES, WORTH_PART * peak):
@@ -96,6 +100,15 @@ def _peak(slabs: Sequence[Slab], outside: Sequence[int]) -> tuple[int, int]:
             there[step] += slab.nbytes
     at = max(range(len(there)), key=there.__getitem__)
     return there[at], at
+
+
+def _least(tenants: Iterable[Tenant], outside: Sequence[int]) -> int:
+    """The most bytes at any step if each buffer came and went by itself."""
+    changes = [0] * (len(outside) + 1)
+    for tenant in tenants:
+        changes[tenant.first] += tenant.size
+        changes[min(tenant.last + 1, len(outside))] -= tenant.size
+    return max(map(sum, zip(accumulate(changes), outside, strict=False)))
 
 
 def _packed(
