@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,11 +11,19 @@ from dovetail_prims.fake_tensor import FakeTensor, propagate
 from torch import fx
 
 from dovetail_inductor.loop_ir.loops import Buffer, ExternArg, ExternCall, Strided, same_strides
-from dovetail_inductor.loop_ir.sizes import Dim, FloatSize, float_from_torch, from_torch, to_torch
+from dovetail_inductor.loop_ir.sizes import (
+    Dim,
+    FloatSize,
+    float_from_torch,
+    from_torch,
+    hint_of,
+    to_torch,
+)
 from dovetail_inductor.lowering.values import (
     Context,
     UnsupportedGraph,
     Value,
+    contiguous_strides,
     is_dense,
     stride_of,
     value_like,
@@ -172,12 +181,34 @@ def _place(value: Value) -> Strided:
 
 
 def _copied(ctx: Context, value: Value) -> Value:
-    """A copy of a value, by ATen: it may be of a dtype that loops cannot hold."""
+    """A copy of a value, without gaps, by ATen: it may be of a dtype that loops cannot hold."""
     source = ctx.realize(value)
-    buffer = ctx.new_buffer(value)
-    ctx.nodes.append(ExternCall("aten::clone", (source,), (), (buffer.name,), False, value.origin))
-    stored = Strided(buffer.name, buffer.shape, buffer.stride, 0)
-    return Value(value.shape, buffer.stride, value.dtype, value.device, value.origin, stored=stored)
+    stride = value.stride
+    if not is_dense(value.shape, stride):
+        stride = contiguous_strides(value.shape)
+    like = Value(value.shape, stride, value.dtype, value.device, value.origin)
+    like.stored = copied(ctx, source, like)
+    return like
+
+
+def copied(ctx: Context, stored: Strided, like: Value) -> Strided:
+    """A copy, by ATen, that lies as `like` says: row-major in the order that its strides have."""
+    shape, stride = like.shape, like.stride
+    if not is_dense(shape, stride):
+        raise UnsupportedGraph(f"{like.origin}: {like.dtype} with gaps, strides {stride}")
+    order = sorted(range(len(shape)), key=lambda d: -hint_of(stride[d]))
+    source = replace(
+        stored,
+        shape=tuple(shape[d] for d in order),
+        stride=tuple(stored.stride[d] for d in order),
+    )
+    row_major = replace(like, shape=source.shape, stride=contiguous_strides(source.shape))
+    buffer = ctx.new_buffer(row_major)
+    kwargs = (("memory_format", torch.contiguous_format),)
+    ctx.nodes.append(
+        ExternCall("aten::clone", (source,), kwargs, (buffer.name,), False, like.origin)
+    )
+    return Strided(buffer.name, shape, stride, 0)
 
 
 def _argument(ctx: Context, arg: Any) -> ExternArg:
