@@ -53,6 +53,7 @@ from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.plain import as_class
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.interpreter.values.texts import LateText
 
 _OWN_FILES = os.path.dirname(os.path.abspath(rebuild.__file__)) + os.sep
 # Exceptions that have fields besides `args`, which C code sets.
@@ -152,6 +153,9 @@ class Rebuilder:
         return tuple(self.recipe(item) for item in items)
 
     def _make(self, item: Value) -> r.Recipe:
+        if isinstance(item, LateText):
+            parts = self.recipes(item.parts)
+            return r.CallFunction(r.Const(item.template.format), parts)
         if isinstance(item, Constant):
             self._check_lasts(item.value)
             return r.Const(item.value)

@@ -42,6 +42,7 @@ from dovetail_capture.interpreter.values.containers import (
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SYMBOLIC_TYPES, SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.interpreter.values.texts import LateText
 
 # Functions that hand back their very argument when there is nothing to do; such a call leaves no
 # node. In-place operations also return their argument, and must stay.
@@ -140,7 +141,7 @@ class Recorder:
     def argument(self, value: Any) -> tuple[Any, Any]:
         """The graph argument and the fake argument that `value` stands for."""
         cls = value.__class__
-        if cls is Constant:
+        if cls is Constant or cls is LateText:
             real = value.value
             if isinstance(real, torch.Generator):
                 raise NotAGraphArgument("a torch.Generator")

@@ -21,6 +21,7 @@ from dovetail_capture.interpreter.values.checks import TruthOf
 from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.interpreter.values.texts import LateText
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
@@ -34,6 +35,8 @@ def _said(vm: Interpreter, args: Args, kwargs: Kwargs) -> str:
     message = args[1] if len(args) > 1 else kwargs.get("message")
     if message is not None and not isinstance(message, Constant):
         message = vm.call(message, [], {})  # a function that makes it
+    if isinstance(message, LateText) and not vm.depends_on_data(args[0]):
+        return message.template  # only the reason of a guard
     if isinstance(message, Constant) and isinstance(message.value, str):
         return message.value
     return ""

@@ -22,6 +22,7 @@ from dovetail_capture.interpreter.values.containers import (
     hash_key,
 )
 from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.interpreter.values.texts import joined, late_text
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.frame import Frame
@@ -71,8 +72,11 @@ def build_slice(frame: Frame, inst: Instruction) -> None:
 
 
 def build_string(frame: Frame, inst: Instruction) -> None:
-    parts = [frame.vm.as_python(part) for part in _pop_many(frame, inst.arg)]
-    frame.stack.append(Constant("".join(parts)))
+    parts = _pop_many(frame, inst.arg)
+    if all(isinstance(part, Constant) for part in parts):
+        frame.stack.append(joined(parts))
+    else:
+        frame.stack.append(Constant("".join(map(frame.vm.as_python, parts))))
 
 
 def list_append(frame: Frame, inst: Instruction) -> None:
@@ -182,6 +186,12 @@ def format_with_spec(frame: Frame, inst: Instruction) -> None:
 
 def _format(frame: Frame, value: Value, conversion: int, spec: Value | None) -> None:
     vm = frame.vm
+    text = None
+    if spec is None or isinstance(spec, Constant):
+        text = late_text(value, ("", "s", "r", "a")[conversion], spec.value if spec else "")
+    if text is not None:
+        frame.stack.append(text)
+        return
     if conversion:
         real: object = vm.to_text(value, "repr" if conversion in (2, 3) else "str")
         if conversion == 3:

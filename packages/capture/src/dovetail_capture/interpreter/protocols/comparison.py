@@ -54,8 +54,8 @@ def compare(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
     """`left <symbol> right`."""
     fn, name, reflected = COMPARE[symbol]
     left_class, right_class = left.__class__, right.__class__
-    if left_class is Constant and right_class is Constant:
-        return fold(vm, fn, left.value, right.value)  # type: ignore[attr-defined]
+    if isinstance(left, Constant) and isinstance(right, Constant):
+        return fold(vm, fn, left.value, right.value)
     if left_class is ArrayValue or right_class is ArrayValue:
         return vm.arrays.compare(vm, symbol, left, right)  # type: ignore[no-any-return]
     if isinstance(left, SymbolicNumber) or isinstance(right, SymbolicNumber):

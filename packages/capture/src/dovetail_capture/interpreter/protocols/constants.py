@@ -19,6 +19,7 @@ from dovetail_capture.interpreter.values.containers import (
 )
 from dovetail_capture.interpreter.values.functions import IteratorValue
 from dovetail_capture.interpreter.values.symbolic import SYMBOLIC_TYPES, SymbolicNumber
+from dovetail_capture.interpreter.values.texts import LateText
 from dovetail_capture.interpreter.wrap import is_numpy
 from dovetail_capture.skip import module_of
 
@@ -31,7 +32,7 @@ UNKNOWN = object()
 def as_python(vm: Interpreter, value: Any) -> Any:
     """The object that `value` stands for (a copy, for a container), or UNKNOWN."""
     cls = value.__class__
-    if cls is Constant:
+    if cls is Constant or cls is LateText:
         return value.value
     if isinstance(value, SymbolicNumber):
         return value.concrete()

@@ -10,6 +10,7 @@ from dovetail_capture.interpreter.protocols.truth_and_length import truth
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
+from dovetail_capture.interpreter.values.texts import LateText
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
@@ -25,6 +26,8 @@ def is_object(vm: Interpreter, left: Value, right: Value) -> bool:
     if left is right or (left.source is not None and left.source is right.source):
         return True
     cls = left.python_type()
+    if cls is not right.python_type() and LateText in (left.__class__, right.__class__):
+        return False
     if cls is not right.python_type() or cls not in _MADE_ANEW:
         return is_same(vm, left, right)
     if isinstance(left, Constant) and isinstance(right, Constant):

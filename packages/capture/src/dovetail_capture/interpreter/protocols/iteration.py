@@ -66,8 +66,8 @@ def get_iter(vm: Interpreter, value: Value) -> Value:
         return get_iter(vm, unbound)
     if cls is ObjectValue:
         return _object_iter(vm, value)  # type: ignore[arg-type]
-    if cls is Constant:
-        return _constant_iter(vm, value)  # type: ignore[arg-type]
+    if isinstance(value, Constant):
+        return _constant_iter(vm, value)
     return vm.raise_error(TypeError, f"'{value.python_type().__name__}' object is not iterable")
 
 

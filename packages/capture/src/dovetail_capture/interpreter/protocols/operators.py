@@ -50,9 +50,9 @@ def binary(vm: Interpreter, symbol: str, left: Value, right: Value, inplace: boo
     """`left <symbol> right`, or the augmented assignment's value."""
     fn = BINARY[symbol][0]
     left_class, right_class = left.__class__, right.__class__
-    if left_class is Constant and right_class is Constant:
+    if isinstance(left, Constant) and isinstance(right, Constant):
         folded = INPLACE[symbol] if inplace else fn  # constants do not change: errors tell of it
-        return fold(vm, folded, left.value, right.value)  # type: ignore[attr-defined]
+        return fold(vm, folded, left.value, right.value)
     if isinstance(left, SymbolicNumber) or isinstance(right, SymbolicNumber):
         if is_number(left) and is_number(right):
             return fold(vm, fn, *settled_operands(symbol, plain_number(left), plain_number(right)))

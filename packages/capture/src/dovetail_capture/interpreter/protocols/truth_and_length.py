@@ -36,8 +36,8 @@ def truth(vm: Interpreter, value: Value) -> bool:
     cls = value.__class__
     if cls is ArrayValue:
         raise GraphBreakSignal(f"a branch on {value.describe()}", "use np.where")
-    if cls is Constant or isinstance(value, SymbolicNumber):
-        return bool(value.value)  # type: ignore[attr-defined]
+    if isinstance(value, (Constant, SymbolicNumber)):
+        return bool(value.value)
     if cls is TensorValue:
         known = vm.data_of(value)
         if known is not UNKNOWN and known.numel() == 1:
