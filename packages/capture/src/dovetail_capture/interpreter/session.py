@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import inspect
 import re
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import CodeType
@@ -69,6 +70,20 @@ class OpenMode:
     inference: bool | None = None  # of a block of inference mode: on or off
 
 
+def _held_weakly(
+    method: Callable[[Source, int, Expr], None],
+) -> Callable[[Source, int, Expr], None]:
+    """Call the method as long as its object is there."""
+    held = weakref.WeakMethod(method)
+
+    def call(source: Source, example: int, expr: Expr) -> None:
+        alive = held()
+        assert alive is not None, "a capture that has ended computes sizes"
+        alive(source, example, expr)
+
+    return call
+
+
 class Session:
     """Everything one attempt gathers. A new attempt starts from a new session."""
 
@@ -80,7 +95,9 @@ class Session:
         self.exports: bool = getattr(options, "exports", False)
         self.computed: list[NumberInput] = []  # inputs that are computed of others
         if not self.exports:  # what is exported takes what it was given
-            self.shapes.env.make_input = self.computed_input
+            # Weakly: what a program leaves behind must go when its capture does, not when Python's
+            # collector runs.
+            self.shapes.env.make_input = _held_weakly(self.computed_input)
         self._replaced: frozenset[str] = getattr(options, "replaced", frozenset())
         self.globals_ = globals_
         self.recorder = recorder
