@@ -183,7 +183,8 @@ def test_what_launches_bound_is_recorded_by_itself() -> None:
     busy = GraphedArtifact(load(chain(6)), GraphPool(), only_launch_bound=True)
     replayed(busy, torch.randn(100_000_000, device=CUDA), 6)
     assert busy.recorded == 0 and "are not what takes the time" in busy.skips()[0]
-    small = GraphedArtifact(load(chain(60)), GraphPool(), only_launch_bound=True, memory_budget=100)
+    # (Recorded whatever takes the time: on a GPU that others use, too, launches do not seem to.)
+    small = GraphedArtifact(load(chain(60)), GraphPool(), memory_budget=100)
     replayed(small, x, 60)
     assert small.recorded == 0 and "budget" in small.skips()[0]
 
