@@ -8,13 +8,14 @@ needs.)
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 import torch
-from dovetail.bench.measure import peak_bytes
-from dovetail.bench.models import resolve
 
 import dovetail
+from dovetail.bench.measure import peak_bytes
+from dovetail.bench.models import resolve
 
 
 def main(names: list[str]) -> None:
@@ -32,7 +33,7 @@ def main(names: list[str]) -> None:
             with torch.no_grad():
                 for _ in range(3):
                     run(**inputs)
-                peak = peak_bytes(lambda run=run: run(**inputs), "cuda") / 2**20
+                peak = peak_bytes(partial(run, **inputs), "cuda") / 2**20
             print(f"{name} {system} {peak:.4f} MiB", flush=True)
 
 
