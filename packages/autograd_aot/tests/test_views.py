@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from aot_testing import as_graph, run_fx
-from dovetail_autograd_aot import aot_compile
+from dovetail_autograd_aot import TraceError, aot_compile
+from dovetail_autograd_aot.inputs import lies_on_itself
 from torch import Tensor
 from view_programs import Input, Program, Step, check_program, random_program
 
@@ -298,6 +299,35 @@ def test_outputs_through_data_have_the_version_counters_that_eager_gives_them(wr
         return [t._version - v for t, v in zip((given, *results), before, strict=True)]
 
     assert versions(run) == versions(_through_data)
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride", "overlaps"),
+    [
+        ((2, 2), (1, 1), True),
+        ((4, 2), (1, 1), True),
+        ((3, 2), (2, 1), False),
+        ((2, 3), (3, 2), False),  # they reach into one another, and miss each other's elements
+        ((2, 4), (3, 2), False),
+        ((3, 4), (3, 2), True),
+        ((3,), (0,), True),
+        ((1, 3), (0, 1), False),
+        ((0, 3), (0, 1), False),
+    ],
+)
+def test_inputs_that_lie_on_themselves(
+    shape: tuple[int, ...], stride: tuple[int, ...], overlaps: bool
+) -> None:
+    places = torch.arange(40).as_strided(shape, stride)
+    assert (places.unique().numel() != places.numel()) == overlaps
+    assert lies_on_itself(shape, stride) == overlaps
+
+
+def test_windows_that_are_given_are_not_written_back() -> None:
+    """What was not written to would be, over what was."""
+    graph = as_graph(lambda windows: (windows[:1].mul_(2),), 1)
+    with pytest.raises(TraceError, match="single memory location"):
+        aot_compile(graph, [torch.arange(5.0).unfold(0, 2, 1)], forward_compiler=run_fx)
 
 
 def test_lazy_inputs_are_written_back_beside_others() -> None:

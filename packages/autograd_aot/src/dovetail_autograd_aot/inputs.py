@@ -156,10 +156,27 @@ def overlapping(apart: Sequence[tuple[int, int]], inputs: Sequence[Any]) -> tupl
     return tuple(found)
 
 
+def lies_on_itself(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether several elements of a tensor lie at one place in memory."""
+    if math.prod(shape) <= 1:
+        return False
+    end = 0  # the farthest place that the dimensions of smaller strides reach
+    for step, size in sorted((s, n) for s, n in zip(stride, shape, strict=True) if n > 1):
+        if step <= end:
+            break
+        end += (size - 1) * step
+    else:
+        return False
+    places = {0}  # dimensions that reach into one another may still miss each other's elements
+    for step, size in zip(stride, shape, strict=True):
+        places = {place + i * step for place in places for i in range(size)}
+    return len(places) != math.prod(shape)
+
+
 def refuse_inner_overlap(example: Tensor, index: int) -> None:
-    """An expanded input cannot be written back: several elements are one."""
-    sizes_strides = zip(example.shape, example.stride(), strict=True)
-    if math.prod(example.shape) > 1 and any(n > 1 and s == 0 for n, s in sizes_strides):
+    """An input several elements of which are one (of `expand`, of `unfold`) cannot be written
+    back."""
+    if lies_on_itself([int(n) for n in example.shape], [int(s) for s in example.stride()]):
         raise TraceError(
             f"input {index} is written to, but more than one of its elements refers to a single "
             "memory location; clone() it first"

@@ -194,7 +194,7 @@ def _copied(ctx: Context, value: Value) -> Value:
 def copied(ctx: Context, stored: Strided, like: Value) -> Strided:
     """A copy, by ATen, that lies as `like` says: row-major in the order that its strides have."""
     shape, stride = like.shape, like.stride
-    if not is_dense(shape, stride):
+    if 0 not in shape and not is_dense(shape, stride):
         raise UnsupportedGraph(f"{like.origin}: {like.dtype} with gaps, strides {stride}")
     order = sorted(range(len(shape)), key=lambda d: -hint_of(stride[d]))
     source = replace(
