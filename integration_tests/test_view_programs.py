@@ -55,3 +55,20 @@ def test_a_complex_product_with_the_transpose_of_what_was_not_in_memory(backend:
     result, expected = dovetail.compile(fn, backend=backend)(ours), fn(theirs)
     torch.testing.assert_close(result, expected)
     assert result.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_complex_parts_of_what_was_not_in_memory_lie_as_eagers(dynamic: bool | None) -> None:
+    """With the gaps, and expanded dimensions, that their strides tell of."""
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.stack([x, x * 2], 1)
+        return torch.view_as_complex(y[:, :1]), torch.view_as_complex(x[0] * 3).expand(2, -1)[
+            :, ::2
+        ]
+
+    compiled = dovetail.compile(fn, dynamic=dynamic)
+    for rows in (2, 5):
+        x = torch.randn(rows, 3, 2)
+        for ours, theirs in zip(compiled(x), fn(x), strict=True):
+            assert torch.equal(ours, theirs) and ours.stride() == theirs.stride()

@@ -192,10 +192,11 @@ def _copied(ctx: Context, value: Value) -> Value:
 
 
 def copied(ctx: Context, stored: Strided, like: Value) -> Strided:
-    """A copy, by ATen, that lies as `like` says: row-major in the order that its strides have."""
+    """A copy, by ATen, that lies as `like` says: row-major in the order that its strides have, or
+    in memory with gaps."""
     shape, stride = like.shape, like.stride
     if 0 not in shape and not is_dense(shape, stride):
-        raise UnsupportedGraph(f"{like.origin}: {like.dtype} with gaps, strides {stride}")
+        return _spread(ctx, stored, like)
     order = sorted(range(len(shape)), key=lambda d: -hint_of(stride[d]))
     source = replace(
         stored,
@@ -209,6 +210,24 @@ def copied(ctx: Context, stored: Strided, like: Value) -> Strided:
         ExternCall("aten::clone", (source,), kwargs, (buffer.name,), False, like.origin)
     )
     return Strided(buffer.name, shape, stride, 0)
+
+
+def _spread(ctx: Context, stored: Strided, like: Value) -> Strided:
+    """A copy, by ATen, with the gaps between elements that `like` has; they hold zeros."""
+    shape, stride = like.shape, like.stride
+    length = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+    row = Value((length,), (1,), like.dtype, like.device, like.origin)
+    zeros, filled = ctx.new_buffer(row), ctx.new_buffer(row)
+    # What is expanded is there once.
+    once = tuple(1 if s == 0 else n for n, s in zip(shape, stride, strict=True))
+    into = Strided(zeros.name, (length,), (1,), 0)
+    scattered = (into, replace(stored, shape=once), once, stride, 0)
+    for op, args, buffer in (
+        ("aten::new_zeros", (stored, (length,)), zeros),
+        ("aten::as_strided_scatter", scattered, filled),
+    ):
+        ctx.nodes.append(ExternCall(op, args, (), (buffer.name,), False, like.origin))
+    return Strided(filled.name, shape, stride, 0)
 
 
 def _argument(ctx: Context, arg: Any) -> ExternArg:
