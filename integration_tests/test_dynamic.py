@@ -346,3 +346,22 @@ def test_elements_of_what_is_expanded_as_another_type(dtype: torch.dtype) -> Non
     for size in (3, 5):
         x = torch.randn(size, 2).expand(4, size, 2)
         assert torch.equal(compiled(x), fn(x))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "dovetail"])
+def test_places_in_storages_of_inputs_that_begin_elsewhere(backend: str) -> None:
+    def read(x: Tensor) -> Tensor:
+        return x.as_strided((2, 2), (2, 1), 1) * 2
+
+    def written(x: Tensor) -> Tensor:
+        x.clamp_(-1, 1)
+        x.as_strided_((2, 2), (2, 1), 4)
+        return x.mul_(2)
+
+    for fn in (read, written):
+        compiled = dovetail.compile(fn, dynamic=True, backend=backend)
+        for start in (0, 1, 2):
+            ours = torch.arange(16.0).view(4, 4) / 4
+            theirs = ours.clone()
+            assert torch.equal(compiled(ours[start:]), fn(theirs[start:]))
+            assert torch.equal(ours, theirs)

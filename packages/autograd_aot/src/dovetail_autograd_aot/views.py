@@ -128,14 +128,19 @@ def _as_strided(
     """as_strided looks at the storage, whatever view it is applied to."""
     track = track_of(base)
     storage = track.storage
+    counted = storage_offset is not None  # from the beginning of the storage, by the program
     if storage_offset is None:
         storage_offset = base._offset
     sizes, strides = list(size), list(stride)
     if storage.primal is not None and not storage.shared:
-        # Where in its storage an input begins is not known; that of a symbolic one is taken
-        # for the example's.
+        # Where in its storage an input begins is not known, and may differ from call to call.
         if all(type(n) is int for n in (*base._sizes, *sizes, *strides, storage_offset)):
             raise StorageNeededError(storage.primal)
+        if counted and not tracer.in_backward:  # (autograd counts from where its fakes begin)
+            raise TraceError(
+                "as_strided at a place in the storage of an input of symbolic sizes; leave the "
+                "storage offset out, or clone() the input first"
+            )
     root = storage.root
     if root is None:
         raise TraceError("as_strided of a view whose base is gone")
