@@ -313,6 +313,7 @@ def test_outputs_through_data_have_the_version_counters_that_eager_gives_them(wr
         ((3,), (0,), True),
         ((1, 3), (0, 1), False),
         ((0, 3), (0, 1), False),
+        ((1, 1), (5, 0), False),
     ],
 )
 def test_inputs_that_lie_on_themselves(

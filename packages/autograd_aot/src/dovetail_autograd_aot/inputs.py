@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from dovetail_autograd_aot.graphs import SharedStorage, ViewStep
-from dovetail_autograd_aot.storage import TracedStorage, TraceError, wrap
+from dovetail_autograd_aot.storage import TracedStorage, TraceError, reaches_into_itself, wrap
 
 aten = torch.ops.aten
 
@@ -158,19 +158,15 @@ def overlapping(apart: Sequence[tuple[int, int]], inputs: Sequence[Any]) -> tupl
 
 def lies_on_itself(shape: Sequence[int], stride: Sequence[int]) -> bool:
     """Whether several elements of a tensor lie at one place in memory."""
-    if math.prod(shape) <= 1:
+    count = math.prod(shape)
+    if count == 0 or not reaches_into_itself(shape, stride):
         return False
-    end = 0  # the farthest place that the dimensions of smaller strides reach
-    for step, size in sorted((s, n) for s, n in zip(stride, shape, strict=True) if n > 1):
-        if step <= end:
-            break
-        end += (size - 1) * step
-    else:
-        return False
+    if count > 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)):
+        return True  # more elements than places
     places = {0}  # dimensions that reach into one another may still miss each other's elements
     for step, size in zip(stride, shape, strict=True):
         places = {place + i * step for place in places for i in range(size)}
-    return len(places) != math.prod(shape)
+    return len(places) != count
 
 
 def refuse_inner_overlap(example: Tensor, index: int) -> None:

@@ -7,7 +7,7 @@ value for the storage; a tensor read after that replays its chain on the new val
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -279,12 +279,20 @@ def _contiguous(tracer: Tracer, value: Node) -> Node:
 
 def _refuse_overlap(sizes: tuple[Any, ...], strides: Any) -> None:
     """Elements of an as_strided view that lie on one another cannot be written to."""
+    if reaches_into_itself(sizes, strides):
+        raise TraceError("a write to an as_strided view that overlaps itself; clone() it first")
+
+
+def reaches_into_itself(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
+    """Whether elements may lie on one another: some stride leads no farther than the dimensions of
+    smaller strides reach."""
     span = 0
     pairs = zip(sizes, strides, strict=True)
     for size, stride in sorted((p for p in pairs if p[0] != 1), key=lambda p: p[1]):
         if stride <= span and size != 0:
-            raise TraceError("a write to an as_strided view that overlaps itself; clone() it first")
+            return True
         span += (size - 1) * stride
+    return False
 
 
 def _unfold_scatter(tracer: Tracer, base: Node, new: Node, step: ViewStep) -> Node:

@@ -51,30 +51,20 @@ def _operators() -> tuple[OpOverload, OpOverload, Any]:
     return ops.layers.default, ops.layers_backward.default, library
 
 
+# In what follows `flags` are `biases`, `train` and `bidirectional`, as in the schemas.
+
+
 def _layers(
-    kind: str,
-    x: Tensor,
-    state: Sequence[Tensor],
-    params: Sequence[Tensor],
-    biases: bool,
-    train: bool,
-    bidirectional: bool,
+    kind: str, x: Tensor, state: Sequence[Tensor], params: Sequence[Tensor], *flags: bool
 ) -> list[Tensor]:
     """What the layers give of (steps, batch, features): the last layer's outputs, and states."""
-    return [
-        value.contiguous() for value in _run(kind, x, state, params, biases, train, bidirectional)
-    ]
+    return [value.contiguous() for value in _run(kind, x, state, params, *flags)]
 
 
 def _run(
-    kind: str,
-    x: Tensor,
-    state: Sequence[Tensor],
-    params: Sequence[Tensor],
-    biases: bool,
-    train: bool,
-    bidirectional: bool,
+    kind: str, x: Tensor, state: Sequence[Tensor], params: Sequence[Tensor], *flags: bool
 ) -> Sequence[Tensor]:
+    biases, train, bidirectional = flags
     given = tuple(state) if kind == "lstm" else state[0]
     count = state[0].shape[0] // (2 if bidirectional else 1)
     function = _FUNCTIONS[kind]
@@ -85,31 +75,19 @@ def _run(
 
 
 def _layers_fake(
-    kind: str,
-    x: Tensor,
-    state: Sequence[Tensor],
-    params: Sequence[Tensor],
-    biases: bool,
-    train: bool,
-    bidirectional: bool,
+    kind: str, x: Tensor, state: Sequence[Tensor], params: Sequence[Tensor], *flags: bool
 ) -> list[Tensor]:
-    width = state[0].shape[2] * (2 if bidirectional else 1)
+    width = state[0].shape[2] * (2 if flags[-1] else 1)
     results = [x.new_empty((x.shape[0], x.shape[1], width))]
     return results + [x.new_empty(tuple(part.shape)) for part in state]
 
 
 def _layers_backward(
-    kind: str,
-    x: Tensor,
-    state: Sequence[Tensor],
-    params: Sequence[Tensor],
-    biases: bool,
-    train: bool,
-    bidirectional: bool,
-    grads: Sequence[Tensor],
-    of: Sequence[bool],
+    kind: str, x: Tensor, state: Sequence[Tensor], params: Sequence[Tensor], *rest: Any
 ) -> list[Tensor]:
-    """The gradients of those of x, state and params that `of` says."""
+    """The gradients of those of x, state and params that `of` says; `rest` are the flags, `grads`
+    and `of`."""
+    *flags, grads, of = rest
     guard: Any = torch._C._ForceDispatchKeyGuard
     excluded = torch._C._dispatch_tls_local_exclude_set()
     for name in _ABOVE_AUTOGRAD:
@@ -120,23 +98,16 @@ def _layers_backward(
             for value, wanted in zip((x, *state, *params), of, strict=True)
         ]
         end = 1 + len(state)
-        results = _run(kind, given[0], given[1:end], given[end:], biases, train, bidirectional)
+        results = _run(kind, given[0], given[1:end], given[end:], *flags)
         wanted = [value for value in given if value.requires_grad]
         found = torch.autograd.grad(results, wanted, list(grads))
     return [gradient.contiguous() for gradient in found]
 
 
 def _backward_fake(
-    kind: str,
-    x: Tensor,
-    state: Sequence[Tensor],
-    params: Sequence[Tensor],
-    biases: bool,
-    train: bool,
-    bidirectional: bool,
-    grads: Sequence[Tensor],
-    of: Sequence[bool],
+    kind: str, x: Tensor, state: Sequence[Tensor], params: Sequence[Tensor], *rest: Any
 ) -> list[Tensor]:
+    *_, of = rest
     given = (x, *state, *params)
     return [v.new_empty(tuple(v.shape)) for v, wanted in zip(given, of, strict=True) if wanted]
 

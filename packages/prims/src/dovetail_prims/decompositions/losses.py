@@ -123,11 +123,11 @@ def smooth_l1_loss(
 def smooth_l1_loss_backward(
     grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, beta: float
 ) -> Tensor:
-    """d / beta, at most 1 in size (NaN of NaN), row-major as eager's"""
+    """d / beta, at most 1 in size (NaN of NaN; -1 of 0 where beta is 0), row-major as eager's"""
     d = aten.sub.Tensor(wide(self), wide(target))
     g = _mean_scale(d, wide(grad_output), reduction)
-    outside = aten.gt.Scalar(aten.abs.default(d), beta)
-    slope = where(outside, aten.sign.default(d), aten.div.Tensor(d, beta))
+    slope = where(aten.ge.Scalar(d, beta), 1.0, aten.div.Tensor(d, beta))
+    slope = where(aten.le.Scalar(d, -beta), -1.0, slope)
     return contiguous(cast(aten.mul.Tensor(slope, g), self.dtype))
 
 
