@@ -4,6 +4,7 @@ out beside its base; of inputs and of values made inside; with gradients and wit
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -404,6 +405,45 @@ def _lost_under_no_grad(x: Tensor) -> tuple[Tensor, ...]:
         part = z[0]
     z.mul_(3)
     return (z, part)
+
+
+@pytest.mark.parametrize("of_a_view", [False, True])
+def test_a_view_of_a_leaf_from_before_a_write_is_eagers(of_a_view: bool) -> None:
+    """Made and written to under no_grad, it says that it requires grad, and nothing more."""
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        part, row = x[1:], x.narrow(0, 0, 1)
+        return part.mul_(2), row.copy_(x[2:]), x[1:][1:], row[:, 1:].diagonal()
+
+    def found(call: Callable[[Tensor], tuple[Tensor, ...]]) -> object:
+        x = (base.clone()[:] if of_a_view else base.clone()).requires_grad_()
+        with torch.no_grad():
+            outputs = call(x)
+        for out in outputs[:2]:
+            with nullcontext() if of_a_view else pytest.raises(RuntimeError, match="modified inpl"):
+                out.grad_fn  # noqa: B018 (it is asked whether it can be asked)
+        return [(out.detach().tolist(), out.requires_grad, out._is_view()) for out in outputs]
+
+    base = torch.linspace(0.1, 1, 12).view(3, 4).clone()
+    x = base.clone().requires_grad_()
+    with torch.no_grad():
+        compiled = aot_compile(as_graph(function, 1), [x], forward_compiler=run_fx)
+    assert found(compiled) == found(function)
+
+
+@pytest.mark.parametrize("dims", [(1, 3), (0, 3), (2, 3)])
+def test_dimensions_of_one_element_keep_their_strides_when_written(dims: tuple[int, int]) -> None:
+    """They show where results of the tensor lie."""
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        stacked = torch.stack([x, x])
+        turned = stacked.transpose(*dims)
+        turned.mul_(turned)
+        return stacked, turned, torch.stack([turned, turned]), turned * 2
+
+    x = torch.randn(2, 1, 3)
+    compiled = aot_compile(as_graph(function, 1), [x], forward_compiler=run_fx)
+    assert [t.stride() for t in compiled(x)] == [t.stride() for t in function(x)]
 
 
 def _detached_after_use(x: Tensor) -> tuple[Tensor, ...]:

@@ -371,11 +371,11 @@ def _compare(ours: Tensor, theirs: Tensor, what: str, near: float) -> None:
             f"{what}: strides {ours.stride()}, not {theirs.stride()}",
         )
     _expect_equal(ours, theirs, f"{what}: values", near)
+    _expect(ours.requires_grad == theirs.requires_grad, f"{what}: requires_grad")
     try:
         leaf, _ = theirs.is_leaf, ours.is_leaf
     except RuntimeError:
         return  # a view that autograd lost track of: it refuses to say
-    _expect(ours.requires_grad == theirs.requires_grad, f"{what}: requires_grad")
     _expect(ours.is_leaf == leaf, f"{what}: is_leaf {ours.is_leaf}, not {leaf}")
 
 

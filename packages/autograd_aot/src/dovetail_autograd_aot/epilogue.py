@@ -218,6 +218,8 @@ def _maker(info: OutputInfo, signature: Signature) -> _Maker:
     with a version counter that is not its base's takes a base that has it as the only input."""
     if info.counter is not None:
         info = replace(info, kind=OutputKind.VIEW_OF_INPUT, base=0)
+    if info.untracked and info.kind is OutputKind.VIEW_OF_INPUT and info.counter is None:
+        return _untracked_view(info, signature)
     make = _tracked_maker(info, signature)
     if not info.lost:
         return make
@@ -227,6 +229,30 @@ def _maker(info: OutputInfo, signature: Signature) -> _Maker:
         return _Lost.apply(anchor, make(inputs, results, outputs), info.lost)
 
     return lost
+
+
+def _untracked_view(info: OutputInfo, signature: Signature) -> _Maker:
+    """A view of an input that is made under no_grad: what it says of its gradient is autograd's
+    answer, as in eager. One of a time before the input was written to, autograd refuses."""
+    make = _tracked_maker(replace(info, requires_grad=True, is_leaf=False), signature)
+    primal = info.base
+    assert primal is not None
+    set_version = torch._C._autograd._unsafe_set_version_counter
+
+    def untracked(inputs: Sequence[Any], results: Sequence[Any], outputs: list[Any]) -> Any:
+        with torch.no_grad():
+            return make(inputs, results, outputs)
+
+    def stale(inputs: Sequence[Any], results: Sequence[Any], outputs: list[Any]) -> Any:
+        written = inputs[primal]
+        version = written._version
+        set_version((written,), (max(version - 1, 0),))
+        try:
+            return untracked(inputs, results, outputs)
+        finally:
+            set_version((written,), (version,))
+
+    return stale if info.lost else untracked
 
 
 def _tracked_maker(info: OutputInfo, signature: Signature) -> _Maker:

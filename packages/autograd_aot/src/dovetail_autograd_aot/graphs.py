@@ -62,7 +62,8 @@ class OutputInfo:
     the two is None). `truth` makes a bool of a FRESH number: compared so with that. `several`: one
     operator made it together with other views, and autograd lets nobody write to those. `counter`:
     outputs of one number share a version counter that is not their base's (views of `.data`).
-    `lost`: why autograd has lost track of it (empty if it has not).
+    `lost`: why autograd has lost track of it (empty if it has not). `untracked`: a view, made under
+    no_grad, of an input that requires grad.
     """
 
     kind: OutputKind
@@ -76,6 +77,7 @@ class OutputInfo:
     several: bool = False
     counter: int | None = None
     lost: str = ""
+    untracked: bool = False
 
 
 @dataclass(frozen=True)

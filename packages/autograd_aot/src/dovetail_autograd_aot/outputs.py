@@ -179,6 +179,9 @@ def classify_outputs(
                 several=is_tensor and _one_of_several(value),
                 counter=counter,
                 lost=_why_lost(value) if is_tensor else "",
+                untracked=is_leaf
+                and plan.primal is not None
+                and _untracked(value, primals[plan.primal]),
             )
         )
     for index, tensor in enumerate(tensors):
@@ -239,6 +242,15 @@ def _one_of_several(tensor: FakeTensor) -> bool:
     """Whether it is a view that an operator made together with others (split, unbind)."""
     several = torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE
     return tensor._is_view() and bool(torch._C._autograd._get_creation_meta(tensor) == several)
+
+
+def _untracked(tensor: FakeTensor, primal: FakeTensor) -> bool:
+    """Whether it is a view of an input that requires grad, made under no_grad."""
+    base = primal if primal._base is None else primal._base
+    if not primal.requires_grad or tensor is primal or tensor._base is not base:
+        return False
+    under_no_grad = torch._C._autograd.CreationMeta.NO_GRAD_MODE
+    return bool(torch._C._autograd._get_creation_meta(tensor) == under_no_grad)
 
 
 class _Sizes:

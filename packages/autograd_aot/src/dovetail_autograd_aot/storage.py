@@ -161,7 +161,7 @@ def write(tracer: Tracer, tensor: FakeTensor, value: Node) -> None:
         )
     chain = effective(track.chain)
     if not chain:
-        storage.node = tracer.like(value, pattern)
+        storage.node = _as_it_lay(tracer, tracer.like(value, pattern), pattern)
         storage.version += 1
         track.node = storage.node
         track.seen = storage.version
@@ -182,14 +182,19 @@ def _is_one(number: Any) -> bool:
 
 
 def _as_it_lay(tracer: Tracer, value: Node, before: FakeTensor) -> Node:
-    """The new contents of a storage, with the stride 1 of a last dimension of one element if it
-    had that: a tensor can be seen as one of another dtype only then."""
-    strides = value.meta["val"]._strides
-    lost = bool(strides) and _is_one(before._sizes[-1]) and _is_one(before._strides[-1])
-    if not lost or _is_one(strides[-1]):
-        return value
-    part = tracer.node_op(aten.select.int, (value, -1, 0), {})
-    return tracer.node_op(aten.unsqueeze.default, (part, -1), {})
+    """The new contents of a storage, where dimensions of one element have the strides that they had
+    if these were a new dimension's: other strides show in views, and in how results of it lie."""
+    from dovetail_autograd_aot.values import same_size
+
+    for dim in reversed(range(len(before._sizes))):
+        stride, now = before._strides[dim], value.meta["val"]._strides
+        if _is_one(before._sizes[dim]) and not same_size(now[dim], stride):
+            within = dim + 1 < len(now)
+            natural = before._sizes[dim + 1] * now[dim + 1] if within else 1
+            if same_size(natural, stride):
+                part = tracer.node_op(aten.select.int, (value, dim, 0), {})
+                value = tracer.node_op(aten.unsqueeze.default, (part, dim), {})
+    return value
 
 
 def _dimensions(val: FakeTensor) -> Iterator[tuple[Any, Any]]:
