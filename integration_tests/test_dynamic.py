@@ -365,3 +365,17 @@ def test_places_in_storages_of_inputs_that_begin_elsewhere(backend: str) -> None
             theirs = ours.clone()
             assert torch.equal(compiled(ours[start:]), fn(theirs[start:]))
             assert torch.equal(ours, theirs)
+
+
+def test_a_size_that_happens_to_be_one_is_broadcast() -> None:
+    """Its stride does not tell how results lie."""
+
+    def fn(x: Tensor) -> Tensor:
+        part = x.squeeze().unflatten(-2, (-1, 2)).diagonal(0, 1, 0)
+        return torch.where(part > x, part, x)
+
+    compiled = dovetail.compile(fn, dynamic=True)
+    for width in (3, 5):
+        x = torch.randn(width, 1, 2).transpose(0, 2)
+        assert torch.equal(compiled(x), fn(x))
+        assert compiled(x).stride() == fn(x).stride()

@@ -3,6 +3,8 @@ tests run many more, without capture and kernels)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from view_programs_compiled import check_compiled, random_program
@@ -72,3 +74,55 @@ def test_complex_parts_of_what_was_not_in_memory_lie_as_eagers(dynamic: bool | N
         x = torch.randn(rows, 3, 2)
         for ours, theirs in zip(compiled(x), fn(x), strict=True):
             assert torch.equal(ours, theirs) and ours.stride() == theirs.stride()
+
+
+def _expanded(x: torch.Tensor) -> torch.Tensor:
+    return x.expand(3, 4)
+
+
+def _windows(x: torch.Tensor) -> torch.Tensor:
+    return x.repeat(2).unfold(0, 3, 1)
+
+
+@pytest.mark.parametrize("given", [_expanded, _windows])
+def test_a_write_to_what_lies_on_itself_is_done_by_eager(
+    given: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    """The graph ends before the write, and eager does what it does, or refuses."""
+
+    def zeroed(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        x.zero_()
+        return y + x.cos()
+
+    def added(x: torch.Tensor) -> torch.Tensor:
+        return x.add_(1)
+
+    ours, theirs = given(torch.ones(4)), given(torch.ones(4))
+    torch.testing.assert_close(dovetail.compile(zeroed)(ours), zeroed(theirs))
+    assert torch.equal(ours, theirs)
+    if given is _windows:
+        assert torch.equal(dovetail.compile(added)(ours), added(theirs))
+    else:
+        with pytest.raises(RuntimeError, match="single memory location"):
+            dovetail.compile(added)(ours)
+    (graph_break,) = dovetail.explain(zeroed)(given(torch.ones(4))).breaks
+    assert "zero_" in str(graph_break)
+    with pytest.raises(dovetail.CaptureError, match="single memory location"):
+        dovetail.compile(zeroed, fullgraph=True)(given(torch.ones(4)))
+
+
+def test_a_write_that_changes_a_view_among_the_inputs_is_done_by_eager() -> None:
+    def fn(x: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        x.mul_(y)
+        return (x * view).sum()
+
+    def gradient(call: Callable[..., torch.Tensor]) -> torch.Tensor:
+        leaf = torch.arange(4.0, requires_grad=True)
+        x = leaf * 1
+        call(x, x[:]).backward()
+        assert leaf.grad is not None
+        return leaf.grad
+
+    torch.testing.assert_close(gradient(dovetail.compile(fn)), gradient(fn))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from dovetail_prims.fake_tensor import FakeTensor
+from dovetail_prims.node_error import blame
 
 from dovetail_autograd_aot.graphs import (
     MutatedInput,
@@ -21,7 +23,12 @@ from dovetail_autograd_aot.inputs import (
     storage_key,
 )
 from dovetail_autograd_aot.outputs import Classified, grad_flags
-from dovetail_autograd_aot.storage import StorageNeededError, TraceError, track_of
+from dovetail_autograd_aot.storage import (
+    StorageNeededError,
+    TracedStorage,
+    TraceError,
+    track_of,
+)
 
 if TYPE_CHECKING:
     from dovetail_autograd_aot.joint import JointTrace
@@ -46,36 +53,51 @@ def mutated_inputs(trace: JointTrace) -> list[MutatedInput]:
     compiled code could not repeat."""
     mutated = []
     for index, primal in enumerate(trace.primals):
-        leaf = trace.leaves[index]
-        if leaf is None:
+        if trace.leaves[index] is None:
             continue
         storage = track_of(primal).storage
         if storage.version == 0:
             continue
-        # Autograd saw the write if it moved the input to another place in its graph.
-        graded = primal.grad_fn is not trace.grad_fns[index]
-        if storage.primal == index:
-            refuse_inner_overlap(trace.examples[index], index)
-            if not storage.shared:
-                _need_storage_if_overlapped(trace, index)
-            else:
-                for i in trace.storages[index - trace.num_examples].members:
-                    refuse_inner_overlap(trace.examples[i], i)
-            silent = not graded and index in trace.versions and not _tells(trace, index)
-            mutated.append(MutatedInput(index, data_only=not graded, silent=silent))
-        elif graded:
-            members = trace.storages[trace.base_of[index] - trace.num_examples].members
-            others = [trace.examples[i] for i in members]
-            refuse_graded_relatives(trace.examples[index], others, index)
-            mutated.append(MutatedInput(index, data_only=False))
-        if graded and id(primal) in trace.tracer.reshaped:
-            raise TraceError(
-                f"input {index} requires grad, is written to and changes its shape in place"
-            )
+        try:
+            found = _mutated(trace, index, primal, storage)
+        except TraceError as error:
+            if storage.writer is not None:
+                blame(error, storage.writer)
+            raise
+        if found is not None:
+            mutated.append(found)
     return mutated
 
 
-def _need_storage_if_overlapped(trace: JointTrace, index: int) -> None:
+def _mutated(
+    trace: JointTrace, index: int, primal: FakeTensor, storage: TracedStorage
+) -> MutatedInput | None:
+    """How an input of a storage that was written to changes; None if its storage tells."""
+    found = None
+    # Autograd saw the write if it moved the input to another place in its graph.
+    graded = primal.grad_fn is not trace.grad_fns[index]
+    if storage.primal == index:
+        refuse_inner_overlap(trace.examples[index], index)
+        if not storage.shared:
+            _need_storage_if_overlapped(trace, index, storage.writer)
+        else:
+            for i in trace.storages[index - trace.num_examples].members:
+                refuse_inner_overlap(trace.examples[i], i)
+        silent = not graded and index in trace.versions and not _tells(trace, index)
+        found = MutatedInput(index, data_only=not graded, silent=silent)
+    elif graded:
+        members = trace.storages[trace.base_of[index] - trace.num_examples].members
+        others = [trace.examples[i] for i in members]
+        refuse_graded_relatives(trace.examples[index], others, index)
+        found = MutatedInput(index, data_only=False)
+    if graded and id(primal) in trace.tracer.reshaped:
+        raise TraceError(
+            f"input {index} requires grad, is written to and changes its shape in place"
+        )
+    return found
+
+
+def _need_storage_if_overlapped(trace: JointTrace, index: int, writer: str | None) -> None:
     """StorageNeededError if an input that is written to shares elements with another; that it
     does not is noted in `apart`, to be checked at each call."""
     example = trace.examples[index]
@@ -84,7 +106,7 @@ def _need_storage_if_overlapped(trace: JointTrace, index: int) -> None:
         if other is example:
             continue
         if memory_overlaps(example, other):
-            raise StorageNeededError(index)
+            raise StorageNeededError(index, writer)
         trace.apart.append((index, number))
 
 
@@ -99,7 +121,8 @@ def reshaped_inputs(trace: JointTrace) -> tuple[ReshapedInput, ...]:
         if example.requires_grad and not grad_flags(primal)[0]:
             steps.insert(0, (ViewStep(aten.detach_.default, ()), True))
         elif steps and example.requires_grad and example.is_leaf:
-            raise TraceError(f"input {index} is a leaf that requires grad and is reshaped")
+            why = f"input {index} is a leaf that requires grad and is reshaped"
+            raise _refusal(why, trace.tracer.reshapers[id(primal)])
         if steps:
             found.append(ReshapedInput(index, *zip(*steps, strict=True)))
     return tuple(found)
@@ -108,25 +131,35 @@ def reshaped_inputs(trace: JointTrace) -> tuple[ReshapedInput, ...]:
 def refuse_reshaped_writes(trace: JointTrace) -> None:
     """Autograd replays views where their base or they are written to, but not the changes of
     their shape."""
-    for tensor in trace.tracer.written_reshaped:
+    for tensor, writer in trace.tracer.written_reshaped:
         base: Any = tensor._base
         if grad_flags(tensor)[0] or (base is not None and grad_flags(base)[0]):
-            raise TraceError("a write to a view after a change of shape in place, with gradients")
+            why = "a write to a view after a change of shape in place, with gradients"
+            raise _refusal(why, writer)
 
 
 def refuse_untracked_views(trace: JointTrace, result: Classified) -> None:
     """A view that is taken under no_grad of an input that changes its shape: eager takes it
     after the change, and autograd refuses it if it was taken before."""
-    reshaped = {id(p) for p in trace.primals if id(p) in trace.tracer.reshaped}
     for info in result.infos:
         if info.kind is not OutputKind.VIEW_OF_INPUT or info.base is None:
             continue
         untracked = info.requires_grad and not all(s.grad_mode for s in info.view)
-        if untracked and id(trace.primals[info.base]) in reshaped:
-            raise TraceError(
+        number = id(trace.primals[info.base])
+        if untracked and number in trace.tracer.reshapers:
+            why = (
                 f"input {info.base} requires grad, changes its shape in place, and a view of "
                 "it that is taken under no_grad is returned"
             )
+            raise _refusal(why, trace.tracer.reshapers[number])
+
+
+def _refusal(why: str, node: str | None) -> TraceError:
+    """An error on account of the captured graph's `node`, if that is known."""
+    error = TraceError(why)
+    if node is not None:
+        blame(error, node)
+    return error
 
 
 def _tells(trace: JointTrace, index: int) -> bool:

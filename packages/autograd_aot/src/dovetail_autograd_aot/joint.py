@@ -78,12 +78,15 @@ def trace_joint(
         function_mode = AttentionMode
     lifted = _attributes_to_lift(gm)
     by_storage: list[int] = []
+    asked_by: str | None = None  # the node on whose account storages are inputs
     locate = False
     while True:
-        joint = JointTrace(
-            gm, list(example_inputs), lifted, by_storage, decompositions or {}, locate, wrapping
-        )
+        joint = None
         try:
+            joint = JointTrace(
+                gm, list(example_inputs), lifted, by_storage, decompositions or {}, locate, wrapping
+            )
+            joint.tracer.running = asked_by  # until the first node runs
             return joint.trace(function_mode)
         except ConstantWrittenError as error:
             # Restart with one more attribute as an input: it is written to.
@@ -92,11 +95,12 @@ def trace_joint(
             lifted = [*lifted, error.name]
         except StorageNeededError as error:
             # Restart with the storage of an input as an input.
-            by_storage = [*by_storage, error.primal]
+            by_storage, asked_by = [*by_storage, error.primal], error.node
         except Exception as error:
-            if joint.running is not None:
-                blame(error, joint.running)
-            elif not locate and joint.tracer.in_backward:
+            running = asked_by if joint is None else joint.tracer.running
+            if running is not None:
+                blame(error, running)
+            elif joint is not None and not locate and joint.tracer.in_backward:
                 locate = True  # once more, to learn which node's backward it is
                 continue
             raise
@@ -133,8 +137,7 @@ class JointTrace:
         self.gm = gm
         self.wrapping = wrapping
         self.carriers = 0
-        self.locate = locate  # let `running` tell whose backward runs, too
-        self.running: str | None = None  # the node of `gm` that runs
+        self.locate = locate  # let the tracer's `running` tell whose backward runs, too
         self.lifted = {name: attribute_of(gm, name) for name in lifted}
         self.examples = inputs + list(self.lifted.values())
         self.num_examples = len(self.examples)
@@ -301,7 +304,7 @@ class JointTrace:
             tracer.stack_trace = node.meta.get("stack_trace")
             tracer.checkpoint = node.meta.get("checkpoint")
             tracer.policy = node.meta.get("checkpoint_policy")
-            self.running = node.name
+            self.tracer.running = node.name
             op = node.op
             if op == "placeholder":
                 env[node] = next(inputs)
@@ -317,7 +320,7 @@ class JointTrace:
                 continue
             args = torch.fx.node.map_arg(node.args, value)
             if op == "output":
-                self.running = None
+                self.tracer.running = None
                 outputs = args[0]
                 if isinstance(outputs, (list, tuple)):
                     return list(outputs)
@@ -362,7 +365,7 @@ class JointTrace:
         """Let `running` be `name` while the backward of `grad_fn` runs."""
 
         def begin(_: Any) -> None:
-            self.running = name
+            self.tracer.running = name
 
         grad_fn.register_prehook(begin)
 

@@ -30,7 +30,8 @@ class TracedStorage(FakeStorage):
     """One storage: its current functional value and how often it was written."""
 
     __slots__ = (
-        "constant", "lazy", "node", "part", "primal", "reshaped", "root", "shared", "version"
+        "constant", "lazy", "node", "part", "primal", "reshaped", "root", "shared", "version",
+        "writer",
     )  # fmt: skip
 
     def __init__(
@@ -43,6 +44,7 @@ class TracedStorage(FakeStorage):
         super().__init__()
         self.node = node
         self.version = 0
+        self.writer: str | None = None  # the captured graph's node that wrote to it first
         self.lazy = (False, False)  # an input that is a lazy conjugate, a lazy negative
         self.reshaped = False  # a tensor of it changed its shape in place
         self.shared = shared  # an input that is a whole storage, other inputs lie in it
@@ -51,6 +53,11 @@ class TracedStorage(FakeStorage):
         # Sizes and strides of the only elements that anybody gave values to.
         self.part: tuple[tuple[Any, ...], tuple[Any, ...]] | None = None
         self.root: FakeTensor | None = None  # the tensor that is the whole storage
+
+    def count_write(self, tracer: Tracer) -> None:
+        """There is a new version of it, by the node that runs."""
+        self.version += 1
+        self.writer = self.writer or tracer.running
 
 
 class Track:
@@ -148,10 +155,10 @@ def write(tracer: Tracer, tensor: FakeTensor, value: Node) -> None:
     if storage.constant is not None:
         raise ConstantWrittenError(storage.constant)
     if storage.reshaped and tensor._is_view():
-        tracer.written_reshaped.append(tensor)
+        tracer.written_reshaped.append((tensor, tracer.running))
     pattern = track.node.meta["val"]
     if any(type(n) is int and n == 0 for n in pattern._sizes):
-        storage.version += 1  # nothing is written, but autograd may have seen it
+        storage.count_write(tracer)  # nothing is written, but autograd may have seen it
         return
     whole = storage.node.meta["val"]
     if any(type(n) is int and n > 1 and d == 0 for n, d in _dimensions(whole)):
@@ -162,7 +169,7 @@ def write(tracer: Tracer, tensor: FakeTensor, value: Node) -> None:
     chain = effective(track.chain)
     if not chain:
         storage.node = _as_it_lay(tracer, tracer.like(value, pattern), pattern)
-        storage.version += 1
+        storage.count_write(tracer)
         track.node = storage.node
         track.seen = storage.version
         return
@@ -174,7 +181,7 @@ def write(tracer: Tracer, tensor: FakeTensor, value: Node) -> None:
         new = _scatter(tracer, step, base, new)
     storage.node = _as_it_lay(tracer, tracer.like(new, whole), whole)
     # The tensor itself is stale now, like every other view: its strides come from the storage.
-    storage.version += 1
+    storage.count_write(tracer)
 
 
 def _is_one(number: Any) -> bool:
@@ -210,11 +217,13 @@ class ConstantWrittenError(Exception):
 
 
 class StorageNeededError(Exception):
-    """Input `primal` is not enough: its storage must become an input (the trace restarts)."""
+    """Input `primal` is not enough: its storage must become an input (the trace restarts), on
+    account of the captured graph's `node`."""
 
-    def __init__(self, primal: int) -> None:
+    def __init__(self, primal: int, node: str | None) -> None:
         super().__init__(primal)
         self.primal = primal
+        self.node = node
 
 
 def _scatter(tracer: Tracer, step: ViewStep, base: Node, new: Node) -> Node:

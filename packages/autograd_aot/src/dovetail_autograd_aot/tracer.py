@@ -82,12 +82,15 @@ class Tracer(NodeRecorder, DispatchMode):
         self.decompositions = decompositions
         self.memo = FakeMemo()
         self.constants: dict[str, Tensor] = {}
+        self.running: str | None = None  # the node of the captured graph that runs
         self.policy: Policy | None = None  # what selects the values of the region to keep
         # Operators that made a tensor another view of itself, by the tensor's id.
         self.reshaped: dict[int, list[tuple[ViewStep, bool]]] = {}
+        self.reshapers: dict[int, str | None] = {}  # by which node first
         self.inputs: set[int] = set()  # ids of the traced inputs
-        # Tensors that were written to after one of their storage changed its shape in place.
-        self.written_reshaped: list[FakeTensor] = []
+        # Tensors that were written to after one of their storage changed its shape in place, by
+        # which node.
+        self.written_reshaped: list[tuple[FakeTensor, str | None]] = []
         self._own_copies: dict[Node, Node] = {}
         self._constant_of: dict[int, tuple[Tensor, FakeTensor]] = {}
 

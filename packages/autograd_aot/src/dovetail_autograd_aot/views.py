@@ -135,7 +135,7 @@ def _as_strided(
     if storage.primal is not None and not storage.shared:
         # Where in its storage an input begins is not known, and may differ from call to call.
         if all(type(n) is int for n in (*base._sizes, *sizes, *strides, storage_offset)):
-            raise StorageNeededError(storage.primal)
+            raise StorageNeededError(storage.primal, tracer.running)
         if counted and not tracer.in_backward:  # (autograd counts from where its fakes begin)
             raise TraceError(
                 "as_strided at a place in the storage of an input of symbolic sizes; leave the "
@@ -204,6 +204,7 @@ def _note_reshape(
         if numbers:
             raise TraceError(f"{func} of an input, in place, with symbolic sizes")
         step = ViewStep(func, args, tuple(kwargs.items()))
+        tracer.reshapers.setdefault(id(tensor), tracer.running)
         noted = tracer.reshaped.setdefault(id(tensor), [])
         noted.append((step, torch.is_grad_enabled()))
 
@@ -243,7 +244,7 @@ def resized(
             new = torch.empty_strided(sizes, strides, dtype=tensor._dtype, device=tensor._device)
         return become(tracer, tensor, tracer.traced(new))
     if storage.primal is not None and not storage.shared:
-        raise StorageNeededError(storage.primal)
+        raise StorageNeededError(storage.primal, tracer.running)
     if held is None or tensor._offset + count > held:
         raise TraceError(f"{func} to more elements than its storage has cannot be compiled")
     _note_reshape(tracer, tensor, aten.resize_.default, (sizes,), {})

@@ -72,6 +72,11 @@ def at_least_one(size: Size) -> Size:
     return 1 if (small if type(small) is bool else small.node.guard_or_false("", 0)) else size
 
 
+def is_one(size: Size) -> bool:
+    """Whether a dimension has one element, decided by a guard: its stride says nothing."""
+    return size == 1 if type(size) is int else settled(size == 1)
+
+
 def has_zero(sizes: Sizes) -> bool:
     """Whether the tensor is empty, for its layout: decided by a guard where a symbolic size may be
     0; where only the data tells, it is not."""
@@ -174,7 +179,7 @@ def dense_order(sizes: Sizes, strides: Sizes) -> list[int] | None:
     expected: Size = 1
     for d in order:
         size = sizes[d]
-        if type(size) is int and size == 1:
+        if is_one(size):
             continue
         if settled(strides[d] != expected):
             return None
@@ -184,8 +189,8 @@ def dense_order(sizes: Sizes, strides: Sizes) -> list[int] | None:
 
 def sorted_by_stride(sizes: Sizes, strides: Sizes) -> list[int]:
     """Dimensions from innermost to outermost; those of size 1 or 0 come last."""
-    small = [d for d, s in enumerate(sizes) if type(s) is int and s < 2]
-    large = [d for d, s in enumerate(sizes) if type(s) is not int or settled(s >= 2)]
+    small = [d for d, s in enumerate(sizes) if is_one(s) or (type(s) is int and s == 0)]
+    large = [d for d in range(len(sizes)) if d not in small]
     # Insertion sort with `<` only: symbolic strides compare by guards, never by conversion.
     order: list[int] = []
     for d in large:
@@ -287,8 +292,9 @@ def _expanded_strides(t: FakeTensor, sizes: Sizes) -> list[Size]:
     shift = len(sizes) - len(t._sizes)
     out: list[Size] = [0] * shift
     for d, (size, stride) in enumerate(zip(t._sizes, t._strides, strict=True)):
-        one = type(size) is int and size == 1
-        out.append(0 if one and settled(sizes[shift + d] != 1) else stride)
+        full = sizes[shift + d]
+        broadcast_here = size is not full and is_one(size) and not is_one(full)
+        out.append(0 if broadcast_here else stride)
     return out
 
 
