@@ -7,13 +7,9 @@ from dovetail_inductor.lowering.lower import lower
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.pipeline import compile_graph
 from dovetail_inductor.scheduler.fuse import fuse
+from dovetail_inductor.scheduler.lifetimes import LARGE_BYTES
 from dovetail_inductor.scheduler.live_bytes import live_bytes
-from dovetail_inductor.scheduler.memory import (
-    GPU_SLAB_PEAK,
-    LARGE_BYTES,
-    SMALLER_BYTES,
-    plan_memory,
-)
+from dovetail_inductor.scheduler.memory import GPU_SLAB_PEAK, SMALLER_BYTES, plan_memory
 from dovetail_inductor.scheduler.slabs import MOST_SLABS
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table

@@ -21,7 +21,7 @@ from dovetail_inductor.scheduler.kernels import (
     kernels_of,
     scatters,
 )
-from dovetail_inductor.scheduler.memory import MAKES_NEW, is_read_only_where_written
+from dovetail_inductor.scheduler.write_over import MAKES_NEW, is_read_only_where_written
 
 # Integers divided by zero are an error.
 DIVISIONS = ("truncdiv", "floordiv", "remainder", "fmod")

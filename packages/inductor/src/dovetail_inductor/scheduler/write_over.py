@@ -1,0 +1,100 @@
+"""Buffers that kernels write over others which die in them, and what scatters write to."""
+
+from __future__ import annotations
+
+from dovetail_inductor.loop_ir.loops import ExternCall, LoopNest
+from dovetail_inductor.scheduler.kernels import FusedKernel, Step, scatters
+from dovetail_inductor.scheduler.lifetimes import LARGE_BYTES, Lifetimes
+
+# From this size on a kernel on a GPU writes over what dies in it; less is no memory to speak of.
+REUSED_BYTES = 1 << 16
+
+# Library calls whose result is a new tensor in any case, never an argument or a view of one.
+MAKES_NEW = ("aten::convolution", "aten::mkldnn_convolution", "aten::_convolution")
+
+
+def _dies_under(
+    kernel: Step, position: int, lives: Lifetimes, usable: set[str], sources: set[str]
+) -> dict[str, str]:
+    """Buffers that a kernel can write over others, of the `sources`, which it reads for the last
+    time."""
+    found: dict[str, str] = {}
+    if not isinstance(kernel, FusedKernel) or any(n.reduction for n in kernel.nests):
+        return found  # a reduction's row is walked more than once
+    for nest in kernel.nests:
+        if nest.buffer not in usable:
+            continue
+        target = lives.graph.buffers[nest.buffer]
+        used = _needed_by(nest, kernel)
+        for name in sorted(set().union(*(n.reads() for n in used)) & usable & sources):
+            source = lives.graph.buffers[name]
+            if lives.last[name] != position or name in found.values() or name in kernel.writes():
+                continue
+            if (source.dtype, source.extent) != (target.dtype, target.extent):
+                continue
+            if is_read_only_where_written(kernel, nest, name):
+                found[nest.buffer] = name
+                break
+    return found
+
+
+def is_read_only_where_written(kernel: FusedKernel, nest: LoopNest, name: str) -> bool:
+    """Whether a kernel reads the buffer `name` only at the points that `nest` writes, for the value
+    that it writes there: then no compiler can put the write before the read."""
+    if any(n.reduction for n in kernel.nests):
+        return False
+    used = _needed_by(nest, kernel)
+    readers = [n for n in kernel.nests if name in n.reads()]
+    reads = [load for n in readers for load in n.loads if load.buffer == name]
+    return all(n in used for n in readers) and all(r.index == nest.index for r in reads)
+
+
+def _needed_by(nest: LoopNest, kernel: FusedKernel) -> list[LoopNest]:
+    """`nest`, and the loops of its kernel whose values it is computed from."""
+    by_buffer = {n.buffer: n for n in kernel.nests}
+    needed = [nest]
+    for one in needed:
+        for name in sorted(one.reads() & by_buffer.keys()):
+            if by_buffer[name] not in needed:
+                needed.append(by_buffer[name])
+    return needed
+
+
+def write_over(lives: Lifetimes) -> dict[str, str]:
+    """Buffers written over others -> the ones whose memory they take, which live on as long and
+    leave the slabs, as they do.
+
+    Otherwise both are in memory while such a kernel runs. On a CPU of large buffers only: there
+    library calls take their results from another allocator than kernels do, so that memory which a
+    kernel's input leaves is not there for its output.
+    """
+    graph, last = lives.graph, lives.last
+    on_gpu = lives.at_least(REUSED_BYTES, "cuda")
+    large = on_gpu | lives.at_least(LARGE_BYTES, "cpu")
+    usable = {n for n in large if last[n] < len(graph.steps) and not graph.buffers[n].is_symbolic}
+    for step in graph.steps:
+        makes_new = isinstance(step, ExternCall) and step.op.partition(".")[0] in MAKES_NEW
+        if isinstance(step, ExternCall) and not step.out_variant and not makes_new:
+            usable -= set(step.outputs)
+    roots: dict[str, str] = {}
+    for position, step in enumerate(graph.steps):
+        found = _dies_under(step, position, lives, usable, lives.outside | on_gpu)
+        for name, source in found.items():
+            root = roots[name] = roots.get(source, source)
+            last[root] = last[name]
+            lives.outside.add(name)
+    return roots
+
+
+def scattered_over(lives: Lifetimes) -> dict[str, str]:
+    """The buffers that scatters write -> the ones whose memory they take, which live on as long,
+    and leave the slabs if they do."""
+    roots: dict[str, str] = {}
+    for name, over in scatters(lives.graph.steps).items():
+        root = roots.get(over, over)
+        if root in lives.first:
+            roots[name] = root
+            lives.last[root] = max(lives.last[root], lives.last[name])
+            if name in lives.outside:
+                lives.outside.add(root)
+    return roots
