@@ -11,6 +11,7 @@ import torch
 from aot_testing import as_graph, run_fx
 from dovetail_autograd_aot import TraceError, aot_compile
 from dovetail_autograd_aot.inputs import lies_on_itself
+from dovetail_prims.node_error import blamed
 from torch import Tensor
 from view_programs import Input, Program, Step, check_program, random_program
 
@@ -444,6 +445,50 @@ def test_dimensions_of_one_element_keep_their_strides_when_written(dims: tuple[i
     x = torch.randn(2, 1, 3)
     compiled = aot_compile(as_graph(function, 1), [x], forward_compiler=run_fx)
     assert [t.stride() for t in compiled(x)] == [t.stride() for t in function(x)]
+
+
+def _turned_and_a_part(x: Tensor) -> tuple[Tensor, ...]:
+    y = x.square()
+    y.swapaxes_(0, 1)
+    return y, y[:2]
+
+
+def _parts_of_what_was_turned(x: Tensor) -> tuple[Tensor, ...]:
+    y = x.square()
+    y.t_()
+    return y[0], y[1:, 1]
+
+
+@pytest.mark.parametrize("function", [_turned_and_a_part, _parts_of_what_was_turned])
+@pytest.mark.parametrize("written", [0, 1])
+def test_outputs_of_what_changed_its_shape_are_views_of_one_another(
+    function: Callable[[Tensor], tuple[Tensor, ...]], written: int
+) -> None:
+    """A write to one of them changes the other's gradient."""
+
+    def gradient(call: Callable[[Tensor], tuple[Tensor, ...]]) -> list[float]:
+        x = torch.linspace(0.1, 1, 12).view(3, 4).requires_grad_()
+        outputs = call(x)
+        outputs[written].mul_(3)
+        sum((out * (k + 2)).sum() for k, out in enumerate(outputs)).backward()
+        assert x.grad is not None
+        return x.grad.tolist()  # type: ignore[no-any-return]
+
+    x = torch.linspace(0.1, 1, 12).view(3, 4).requires_grad_()
+    compiled = aot_compile(as_graph(function, 1), [x], forward_compiler=run_fx)
+    assert gradient(compiled) == gradient(function)
+
+
+def test_a_view_of_before_a_change_of_shape_is_refused_beside_it() -> None:
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        y = x.square()
+        row = y[0]
+        return row, y.t_()
+
+    x = torch.ones(3, 4, requires_grad=True)
+    with pytest.raises(TraceError, match="before it changed its shape") as refused:
+        aot_compile(as_graph(function, 1), [x], forward_compiler=run_fx)
+    assert blamed(refused.value) == "function"
 
 
 def _detached_after_use(x: Tensor) -> tuple[Tensor, ...]:

@@ -324,7 +324,7 @@ class Ran:
     inputs: list[Tensor]
     leaves: list[Tensor]
     versions: list[bool]
-    near: float  # (a rounding to half within a kernel may be left out)
+    near: float  # how far results may be apart: a rounding to half in a kernel may be left out
 
 
 def _run(fn: Callable[..., Any], program: Program) -> Ran:
@@ -345,9 +345,7 @@ def _equal(a: Tensor, b: Tensor, near: float) -> bool:
         return True
     if not (a.is_floating_point() or a.is_complex()):
         return False
-    near = (
-        2e-3 if a.dtype is torch.float16 else 1e-5
-    )  # (a rounding within a kernel may be left out)
+    near = max(near, 2e-3 if a.dtype is torch.float16 else 1e-5)
     return torch.allclose(a, b, rtol=near, atol=near / 10, equal_nan=True)
 
 

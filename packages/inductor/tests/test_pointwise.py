@@ -188,3 +188,22 @@ def test_numbers_on_a_cpu_are_part_of_a_gpus_loops():
     lowered = lower(fx.GraphModule(torch.nn.Module(), graph))
     (nest,) = lowered.nodes
     assert isinstance(nest, LoopNest) and nest.reads() == {"arg0"}
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8])
+def test_integers_wrap_around(check, dtype):
+    """What a compiler could know of them if they did not, it must not use."""
+    largest = torch.iinfo(dtype).max
+    x = torch.tensor([largest, -largest - 1, largest // 2 + 3, largest // 3, 181, -7, 0, 5]).to(
+        dtype
+    )
+    x = torch.cat([x, torch.arange(largest - 40, largest).to(dtype)])
+
+    def fn(x):
+        square, more, half = x * x, x + 5, x * 2
+        return (
+            square.clamp(-1, 1), (square < 0).int(), square // 7, (more > x).int(), half // 2,
+            (-x).clamp(min=-3), x.abs().clamp(min=-3), (half - x).sign(), (x - 9 < x).int(),
+        )  # fmt: skip
+
+    check(fn, x)

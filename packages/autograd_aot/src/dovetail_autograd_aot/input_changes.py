@@ -27,6 +27,7 @@ from dovetail_autograd_aot.storage import (
     StorageNeededError,
     TracedStorage,
     TraceError,
+    refusal,
     track_of,
 )
 
@@ -122,7 +123,7 @@ def reshaped_inputs(trace: JointTrace) -> tuple[ReshapedInput, ...]:
             steps.insert(0, (ViewStep(aten.detach_.default, ()), True))
         elif steps and example.requires_grad and example.is_leaf:
             why = f"input {index} is a leaf that requires grad and is reshaped"
-            raise _refusal(why, trace.tracer.reshapers[id(primal)])
+            raise refusal(why, trace.tracer.reshapers[id(primal)])
         if steps:
             found.append(ReshapedInput(index, *zip(*steps, strict=True)))
     return tuple(found)
@@ -135,7 +136,7 @@ def refuse_reshaped_writes(trace: JointTrace) -> None:
         base: Any = tensor._base
         if grad_flags(tensor)[0] or (base is not None and grad_flags(base)[0]):
             why = "a write to a view after a change of shape in place, with gradients"
-            raise _refusal(why, writer)
+            raise refusal(why, writer)
 
 
 def refuse_untracked_views(trace: JointTrace, result: Classified) -> None:
@@ -151,15 +152,7 @@ def refuse_untracked_views(trace: JointTrace, result: Classified) -> None:
                 f"input {info.base} requires grad, changes its shape in place, and a view of "
                 "it that is taken under no_grad is returned"
             )
-            raise _refusal(why, trace.tracer.reshapers[number])
-
-
-def _refusal(why: str, node: str | None) -> TraceError:
-    """An error on account of the captured graph's `node`, if that is known."""
-    error = TraceError(why)
-    if node is not None:
-        blame(error, node)
-    return error
+            raise refusal(why, trace.tracer.reshapers[number])
 
 
 def _tells(trace: JointTrace, index: int) -> bool:

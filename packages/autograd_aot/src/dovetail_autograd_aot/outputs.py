@@ -25,6 +25,7 @@ from dovetail_autograd_aot.storage import (
     TraceError,
     effective,
     read,
+    refusal,
     refuse_strided_views,
     track_of,
 )
@@ -334,7 +335,8 @@ def _plan_tensor(
     if value is base:
         return _Planned(OutputKind.FRESH, value)
     kind = OutputKind.FRESH if flow is _Flow.OTHER else OutputKind.VIEW_OF_OUTPUT
-    return _Planned(kind, value, base=base, chain=track.chain, flow=flow)
+    chain = track.chain[len(track_of(base).chain) :]
+    return _Planned(kind, value, base=base, chain=chain, flow=flow)
 
 
 def _lies_otherwise(tensor: FakeTensor) -> bool:
@@ -348,14 +350,31 @@ def _lies_otherwise(tensor: FakeTensor) -> bool:
 
 def _base_of(group: list[FakeTensor], storage: TracedStorage) -> FakeTensor:
     """The tensor the others of a group of aliasing outputs are regenerated from: an output that
-    is the whole storage, else the storage's first tensor, as a hidden output."""
+    is the whole storage, else the storage's first tensor, as a hidden output. Of tensors with
+    gradients one that changed its shape in place may be it."""
     grad = any(grad_flags(t)[0] for t in group)
+    if grad and storage.reshaped:
+        return _reshaped_base_of(group, storage)
     whole = [t for t in group if not track_of(t).chain and grad_flags(t)[0] == grad]
     for tensor in sorted(whole, key=lambda t: t._is_view()):  # (an alias is a view of the others)
         return tensor
     if storage.root is None:
         raise TraceError("outputs share a storage that no tensor of the graph covers")
     return storage.root
+
+
+def _reshaped_base_of(group: list[FakeTensor], storage: TracedStorage) -> FakeTensor:
+    """What autograd takes for the base of the outputs that are views."""
+    bases: dict[int, FakeTensor] = {}
+    for tensor in group:
+        own: Any = tensor if tensor._base is None else tensor._base
+        bases[id(own)] = own
+    base, *others = bases.values()
+    chain = track_of(base).chain
+    if others or any(track_of(t).chain[: len(chain)] != chain for t in group):
+        why = "views of a tensor of before it changed its shape in place are returned beside it"
+        raise refusal(f"{why}, with gradients", storage.reshaper)
+    return base
 
 
 # Nodes of autograd that eager puts above a plain view, without "Backward" and a number.

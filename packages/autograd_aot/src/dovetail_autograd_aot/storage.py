@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from dovetail_prims.fake_tensor import FakeStorage, FakeTensor, make, set_lazy
+from dovetail_prims.node_error import blame
 from torch.fx import Node
 
 from dovetail_autograd_aot.graphs import ViewStep
@@ -26,12 +27,20 @@ class TraceError(RuntimeError):
     """The captured graph does something that cannot be traced ahead of time."""
 
 
+def refusal(why: str, node: str | None) -> TraceError:
+    """An error on account of the captured graph's `node`, if that is known."""
+    error = TraceError(why)
+    if node is not None:
+        blame(error, node)
+    return error
+
+
 class TracedStorage(FakeStorage):
     """One storage: its current functional value and how often it was written."""
 
     __slots__ = (
-        "constant", "lazy", "node", "part", "primal", "reshaped", "root", "shared", "version",
-        "writer",
+        "constant", "lazy", "node", "part", "primal", "reshaped", "reshaper", "root", "shared",
+        "version", "writer",
     )  # fmt: skip
 
     def __init__(
@@ -46,7 +55,8 @@ class TracedStorage(FakeStorage):
         self.version = 0
         self.writer: str | None = None  # the captured graph's node that wrote to it first
         self.lazy = (False, False)  # an input that is a lazy conjugate, a lazy negative
-        self.reshaped = False  # a tensor of it changed its shape in place
+        self.reshaped = False  # a tensor of it changed its shape in place,
+        self.reshaper: str | None = None  # at this node of the captured graph
         self.shared = shared  # an input that is a whole storage, other inputs lie in it
         self.primal = primal  # the index of the input whose storage this is
         self.constant = constant  # the name of the attribute whose storage this is

@@ -284,7 +284,7 @@ def become(tracer: Tracer, tensor: FakeTensor, other: FakeTensor) -> FakeTensor:
     """Make a tensor in place what another one is."""
     moved, track = track_of(other), track_of(tensor)
     if not same_metadata(tensor, other):
-        moved.storage.reshaped = True
+        moved.storage.reshaped, moved.storage.reshaper = True, tracer.running
     set_metadata(tensor, other._sizes, other._strides, other._offset, moved.storage)
     set_lazy(tensor, other.is_conj(), other.is_neg())
     track.storage, track.chain = moved.storage, moved.chain
