@@ -117,6 +117,9 @@ def test_in_place_ops_return_the_fake_and_update_it() -> None:
     assert tuple(out.shape) == (3,)
     set_metadata(out, (1, 3), (3, 1), 0)
     assert out.shape == (1, 3)
+    lazy = from_real(torch.zeros(3, 4, dtype=torch.complex64).conj())
+    lazy.t_()
+    assert lazy.shape == (4, 3) and lazy.is_conj() and lazy.resolve_conj() is not lazy
 
 
 @pytest.mark.parametrize(

@@ -465,8 +465,10 @@ def set_metadata(
             fake._storage = storage
         return
     template = make(sizes, strides, fake._dtype, fake._device, offset)
+    lazy = fake.is_conj(), fake.is_neg()
     with _DisableDispatch():
         fake.data = template  # the C++ object takes over the template's metadata, policy included
+    set_lazy(fake, *lazy)
     fake._sizes = sizes
     fake._strides = strides
     fake._offset = offset

@@ -32,7 +32,8 @@ ABI = "cpp-1"
 # Integers wrap around, as eager's do: else the compiler takes the square of one for positive.
 FLAGS = (
     "-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math",
-    "-ffp-contract=off", "-fwrapv", "-fno-plt", "-fPIC", "-shared", "-g0", "-w", "-fvisibility=hidden",
+    "-ffp-contract=off", "-fwrapv", "-fno-plt", "-fPIC", "-shared", "-g0", "-w",
+    "-fvisibility=hidden",
 )  # fmt: skip
 
 _LIBRARY = "kernels.so"
