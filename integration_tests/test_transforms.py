@@ -62,3 +62,49 @@ def test_one_graph_gives_what_eager_gives(
         gradients = torch.autograd.grad(result.square().sum(), wanted, allow_unused=True)
         found.append([result.detach(), *(g for g in gradients if g is not None)])
     torch.testing.assert_close(*found)
+
+
+# A number beside what has no dimensions inside of `vmap`: PyTorch converts the number first.
+
+
+def of_sums_and_numbers(x: Tensor) -> Tensor:
+    def one(row: Tensor) -> Tensor:
+        total = row.sum()
+        return total * 2.5 + 2**total + total.to(torch.int64) * 0.5 + total.double() * 2
+
+    return torch.vmap(one)(x)
+
+
+def of_gradients_and_numbers(x: Tensor) -> Tensor:
+    return torch.vmap(torch.func.grad(lambda row: (row**3).sum() * 2.0 / 3))(x)
+
+
+def of_means_by_size(x: Tensor) -> Tensor:
+    return torch.vmap(lambda row: row.sum() / x.shape[0] + row.shape[0] * row.prod())(x)
+
+
+def of_elements(x: Tensor) -> Tensor:
+    return torch.vmap(torch.vmap(lambda e: torch.div(e * 2, 3, rounding_mode="floor") + 1j))(x)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [of_sums_and_numbers, of_gradients_and_numbers, of_means_by_size, of_elements],
+)
+def test_numbers_inside_of_vmap(function: Callable[[Tensor], Tensor]) -> None:
+    compiled: Any = dovetail.compile(function, fullgraph=True)
+    for rows in (2, 3, 5, 4):
+        x = torch.linspace(-1, 1, 3 * rows).view(rows, 3)
+        torch.testing.assert_close(compiled(x), function(x))
+    assert compiled.capture_context.log.counters["graph"] <= 2
+
+
+def test_a_number_that_changes_inside_of_vmap() -> None:
+    def scaled(x: Tensor, scale: float) -> Tensor:
+        return torch.vmap(torch.func.grad(lambda row: (row**2).sum() * scale))(x)
+
+    compiled: Any = dovetail.compile(scaled, fullgraph=True)
+    x = torch.linspace(-1, 1, 6).view(2, 3)
+    for scale in (0.5, 1.5, 2.5, 3.5):
+        torch.testing.assert_close(compiled(x, scale), scaled(x, scale))
+    assert compiled.capture_context.log.counters["graph"] == 2

@@ -29,6 +29,7 @@ from dovetail_autograd_aot.op_info import OpKind, op_info
 from dovetail_autograd_aot.selective import Policy
 from dovetail_autograd_aot.storage import TracedStorage, TraceError, fresh, read, track_of, wrap
 from dovetail_autograd_aot.values import (
+    flatten,
     hint,
     same_size,
     same_sizes,
@@ -47,6 +48,11 @@ _CHECKS = frozenset(
         aten.allclose.default,
     }
 )  # fmt: skip
+# The dtypes of the tensors that PyTorch makes of numbers.
+_NUMBERS = {
+    bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128,
+    torch.SymBool: torch.bool, torch.SymInt: torch.int64, torch.SymFloat: torch.float64,
+}  # fmt: skip
 
 
 def _seen_as(val: FakeTensor, dtype: Any) -> bool:
@@ -104,6 +110,8 @@ class Tracer(NodeRecorder, DispatchMode):
         info = op_info(func)
         kind = info.kind
         kwargs = kwargs or {}
+        if args and type(args[0]) in _NUMBERS:
+            args = self._with_number_as_tensor(func, args, kwargs)
         if self.policy is not None and selective.is_asked(kind) and not self.in_backward:
             return selective.selected(self, func, args, kwargs)
         if func in _CHECKS:
@@ -143,6 +151,23 @@ class Tracer(NodeRecorder, DispatchMode):
         if func is aten.set_.source_Tensor:
             return views.set_(self, func, *args)
         raise TraceError(f"{func} changes what a tensor is in place; this cannot be compiled")
+
+    def _with_number_as_tensor(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, ...]:
+        """The arguments of an operator of one tensor, which PyTorch gives as a number if it made
+        the tensor of one: a transform converts the 2 of `x * 2` for an x of no dimensions."""
+        number, *rest = args
+        operand = func._schema.arguments[0].type
+        others = flatten([*rest, *kwargs.values()])
+        if not isinstance(operand, torch.TensorType) or any(isinstance(o, Tensor) for o in others):
+            return args
+        dtype = _NUMBERS[type(number)]
+        if func is aten._to_copy.default:
+            dtype = kwargs.get("dtype") or dtype
+        placed = {"dtype": dtype, "device": torch.device("cpu")}
+        literal = self.fresh_results(self.emit(aten.full.default, ([], self.nodes(number)), placed))
+        return (literal, *rest)
 
     def _decomposed(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the operator's decomposition gives; NotImplemented if it is left whole."""
