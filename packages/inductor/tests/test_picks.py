@@ -42,6 +42,14 @@ CHOICES: dict[str, tuple[Callable[..., Tensor | tuple[Tensor, ...]], Sequence[Te
     "empty parts": (joined, [WIDE, WIDE[:, :0], WIDE[:, 1:2]]),
     "one of them twice": (joined, [WIDE, WIDE]),
     "transposed": (joined, [WIDE, torch.randn(40, 6, 2).permute(2, 1, 0)]),
+    "all transposed": (lambda a, b: torch.cat([a.mT, b.mT], 1) + 1, [WIDE.mT.clone().mT, -WIDE]),
+    "read through a tile": (
+        lambda a, b: torch.cat([a.t(), b.t()], 0) + 1, [torch.randn(40, 36), torch.randn(40, 5)],
+    ),
+    "a row of another in a tile": (
+        lambda x: torch.tile(x.diagonal_scatter(x.diagonal()).abs(), (2,)),
+        [torch.randn(3, 19, 17).movedim(-1, 1)],
+    ),
     "expanded": (joined, [WIDE, torch.randn(2, 1, 1).expand(2, 5, 40), WIDE]),
     "backwards": (lambda a, b: torch.cat([a.flip(2), b.flip(2)], 1) + a.sum(), [WIDE, WIDE[:, :2]]),
     "every second": (lambda a, b: torch.cat([a, b], 1)[:, ::2, ::2] + 1, [WIDE, WIDE]),

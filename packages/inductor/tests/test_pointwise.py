@@ -207,3 +207,16 @@ def test_integers_wrap_around(check, dtype):
         )  # fmt: skip
 
     check(fn, x)
+
+
+@pytest.mark.parametrize("simd", [16, 32, 64])
+def test_tiles_of_every_width_are_whole(check, simd):
+    """What lies across is read in tiles: of two lanes as of sixteen, full ones and the last."""
+    for dtype in (torch.float32, torch.float64, torch.int64, torch.bfloat16):
+        x, y = ((torch.randn(70, 67) * 9).to(dtype) for _ in range(2))
+        check(
+            lambda a, b: a.t() + b[:67],
+            x,
+            torch.cat([y, y], 1)[:, :70],
+            options=InductorOptions(simd_bytes=simd),
+        )

@@ -91,11 +91,16 @@ def _follows(mask: Expr | None, true: Sequence[Expr], false: Sequence[Expr]) -> 
 
 
 def emit_pick(pick: Pick, writer: Writer) -> Name | None:
-    """The load of what is picked; None if the lanes have conditions of their own after all."""
+    """The load of what is picked; None if the lanes have conditions of their own after all, or if
+    a tile holds some of the values, transposed."""
+    if any(load.uid in writer.tiles for load in pick.loads):
+        return None
     conditions = interpret(pick.conditions, writer, writer.memo)
     if any(condition.vector for condition in conditions):
         return None
     bound = writer.scopes[max(c.depth for c in conditions)].bound
+    if writer.vector is not None:  # lanes are apart by its stride, wherever its loop is
+        bound &= ~(1 << writer.vector.id)
     fixed = [_terms(load.index, bound, True) for load in pick.loads]
     moving = [_terms(load.index, bound, False) for load in pick.loads]
 

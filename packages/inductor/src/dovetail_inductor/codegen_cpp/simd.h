@@ -274,9 +274,10 @@ template <int N, class T, class I, class M> DV auto ldim(const T* p, I at, M m, 
 template <int N, int H, class T>
 DV void transpose(T* tile, const T* p, int64_t stride, int rows, int columns) {
   if (rows == N && columns == H) {
-    for (int c = 0; c < H; c += 8)
+    constexpr int K = N < 8 ? N : 8;
+    for (int c = 0; c < H; c += K)
       for (int r = 0; r < N; ++r)
-        for (int k = 0; k < 8 && k < N; ++k) tile[(c + k) * N + r] = p[r * stride + c + k];
+        for (int k = 0; k < K; ++k) tile[(c + k) * N + r] = p[r * stride + c + k];
     return;
   }
   for (int r = 0; r < rows; ++r)
