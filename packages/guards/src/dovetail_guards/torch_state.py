@@ -118,6 +118,11 @@ def _backend_flags() -> tuple[Any, ...]:
     return tuple(getattr(_C, name)() for name in BACKEND_FLAGS)
 
 
+def _anomaly_mode() -> tuple[bool, bool]:
+    """(on, looks for NaNs)."""
+    return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+
+
 def _saved_tensors_hooks() -> Any:
     """The innermost pair of saved-tensor hooks, or None."""
     return _C._autograd._top_saved_tensors_default_hooks(False)
@@ -152,7 +157,7 @@ READERS: dict[str, Callable[[], Any]] = {
     "backend_flags": _backend_flags,
     "saved_tensors_hooks": _saved_tensors_hooks,
     "stream_capturing": _stream_capturing,
-    "anomaly_mode": torch.is_anomaly_enabled,
+    "anomaly_mode": _anomaly_mode,
     "function_transforms": _C._are_functorch_transforms_active,
     "thread": threading.get_ident,
 }

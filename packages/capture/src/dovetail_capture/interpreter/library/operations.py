@@ -31,10 +31,6 @@ _NOT_OPERATIONS: set[Any] = {
 _C_OWNERS = (
     _C._VariableFunctions, _C._nn, _C._special, _C._linalg, _C._fft, _C._sparse, _C._nested,
 )  # fmt: skip
-_C_MODULES = frozenset(
-    {"torch", "torch._C", "torch._C._nn", "torch._C._VariableFunctions", "torch._C._special",
-     "torch._C._linalg", "torch._C._fft"}
-)  # fmt: skip
 _OPERATIONS: dict[int, Any] = {}  # those met so far; what is none of torch's is not held
 
 
@@ -61,11 +57,8 @@ def _decide(fn: Any) -> bool:
             return owner.__name__ == "_VariableFunctionsClass"
         if any(owner is module for module in _C_OWNERS):
             return True
-        module = getattr(fn, "__module__", None)
-        if module is None:  # functions of torch._C's submodules carry no module
-            name = fn.__name__
-            return any(getattr(owner, name, None) is fn for owner in _C_OWNERS)
-        return module in _C_MODULES and module != "torch._C"
+        # What stands beside the operations in `torch` reads or sets what torch is set to.
+        return any(getattr(owner, fn.__name__, None) is fn for owner in _C_OWNERS)
     if isinstance(fn, class_attributes.C_METHODS):
         return issubclass(fn.__objclass__, _C.TensorBase) and fn not in _NOT_OPERATIONS
     return False

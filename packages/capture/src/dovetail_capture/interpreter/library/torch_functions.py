@@ -39,7 +39,9 @@ _UNSUPPORTED: dict[Any, str] = {
 
 def set_grad_enabled(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`torch._C._set_grad_enabled`: recorded, and in force for what is recorded after it."""
-    mode = vm.truth(args[0] if args else kwargs["mode"])
+    mode = vm.as_python(args[0] if args else kwargs["mode"])
+    if type(mode) is not bool:
+        return PASS  # type: ignore[no-any-return]  # torch's own raises
     if mode != torch.is_grad_enabled():
         _C._set_grad_enabled(mode)
         vm.session.recorder.state_change(_C._set_grad_enabled, mode)
@@ -246,6 +248,7 @@ _FOLDED: tuple[Any, ...] = (
     torch.get_autocast_gpu_dtype, torch.is_autocast_cpu_enabled, torch.amp.is_autocast_available,
     torch.are_deterministic_algorithms_enabled, torch.get_num_threads,
     torch.cuda.is_current_stream_capturing,
+    torch.is_anomaly_enabled, torch.is_anomaly_check_nan_enabled,
     torch.get_float32_matmul_precision, torch._C._get_privateuse1_backend_name,
     threading.get_ident,
     torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.mem_efficient_sdp_enabled,
@@ -263,6 +266,8 @@ _SETTINGS: dict[Any, str] = {
     threading.get_ident: "thread",
     torch.get_num_threads: "num_threads",
     torch.cuda.is_current_stream_capturing: "stream_capturing",
+    torch.is_anomaly_enabled: "anomaly_mode",
+    torch.is_anomaly_check_nan_enabled: "anomaly_mode",
     torch.get_float32_matmul_precision: "float32_matmul_precision",
     torch.backends.cuda.flash_sdp_enabled: "sdp_kernels",
     torch.backends.cuda.mem_efficient_sdp_enabled: "sdp_kernels",

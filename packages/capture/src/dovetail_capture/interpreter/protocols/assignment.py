@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # What `save_for_backward` and its like set, on the context of a function of autograd.
 _CONTEXT_FIELDS = ("to_save", "dirty_tensors", "non_differentiable", "materialize_grads")
+# Fields of classes that change nothing but themselves.
+_NAMES_OF_CLASSES = ("__name__", "__qualname__", "__module__", "__doc__")
 _REQUIRES_GRAD = inspect.getattr_static(torch.Tensor, "requires_grad")
 
 
@@ -148,21 +150,33 @@ def _set_function_attr(vm: Interpreter, obj: FunctionValue, name: str, value: Va
         dicts.put(vm, attributes.function_fields(obj), Constant(name), value)
 
 
+def _refuse_own_setter(vm: Interpreter, obj: Constant, name: str) -> None:
+    """Break where the class of a module, or of a class, says what an assignment does:
+    `torch.backends.cudnn.benchmark = True` calls a function."""
+    cls = type(obj.value)
+    _, setter = class_attributes.class_lookup(vm, cls, "__setattr__")
+    _, attr = class_attributes.class_lookup(vm, cls, name)
+    is_taken = attr is not class_attributes.MISSING and class_attributes.is_data_descriptor(
+        vm, attr
+    )
+    if isinstance(setter, types.FunctionType) or (is_taken and name not in _NAMES_OF_CLASSES):
+        raise GraphBreakSignal(f"assignment to `{name}` of {obj.describe()}, which its class does")
+
+
 def _set_constant_attr(vm: Interpreter, obj: Constant, name: str, value: Value) -> None:
     real = obj.value
+    is_local = id(real) in vm.session.stand_ins
+    if isinstance(real, (types.ModuleType, type)) and not is_local:
+        _refuse_own_setter(vm, obj, name)
     if isinstance(real, types.ModuleType):
         vm.session.global_dicts[id(real.__dict__)] = real.__dict__
         vm.session.global_writes[id(real.__dict__), name] = value
         return
-    if id(real) in vm.session.stand_ins and isinstance(real, type):
+    if is_local and isinstance(real, type):
         vm.set_stand_in_attr(real, name, value)
         return
     if not isinstance(real, (type, types.FunctionType)):
         raise GraphBreakSignal(f"assignment to attribute `{name}` of {obj.describe()}")
-    if isinstance(real, type) and type(real) is not type and hasattr(type(real), "__setattr__"):
-        setter = type(real).__setattr__
-        if isinstance(setter, types.FunctionType):
-            raise GraphBreakSignal(f"assignment to a class attribute of {real.__name__}")
     writes = vm.session.attribute_writes
     if id(real) not in writes:
         writes[id(real)] = (obj, DictValue())

@@ -123,9 +123,17 @@ def _module_attr(vm: Interpreter, obj: Constant, module: types.ModuleType, name:
     if key in vm.session.global_writes:
         written = vm.session.global_writes[key]
         return written if written is not None else missing(vm, obj, name)
-    if name in attributes:
+    getter = class_lookup(vm, type(module), "__getattribute__")[1]
+    if isinstance(getter, types.FunctionType):
+        return vm.call(vm.held(getter), [obj, Constant(name)], {})
+    _, attr = class_lookup(vm, type(module), name)
+    taken = attr is not MISSING and is_data_descriptor(vm, attr)  # goes before the dictionary
+    if name in attributes and not taken:
         return vm.wrap(attributes[name], sources.item(base, name))
-    vm.session.guard(c.HasKey, base, name, False)
+    computes = type(module) is not types.ModuleType or "__getattr__" in attributes
+    if computes and id(attributes) in vm.session.global_dicts:
+        raise GraphBreakSignal(f"`{name}` of a module that the frame has changed")
+    vm.session.guard(c.HasKey, base, name, name in attributes)
     if "__getattr__" in attributes:
         vm.session.pin(sources.item(base, "__getattr__"), attributes["__getattr__"])
     else:

@@ -88,9 +88,10 @@ def class_attr(vm: Interpreter, obj: Value, cls: type, name: str) -> Value:
         if isinstance(getter, types.FunctionType):
             return vm.call(vm.held(getter), [obj, Constant(name)], {})
     if meta_attr is not MISSING and is_data_descriptor(vm, meta_attr):
-        if isinstance(meta_attr, property) and isinstance(meta_attr.fget, types.FunctionType):
+        if isinstance(meta_attr, property) and meta_attr.fget is not None:
             return vm.call(vm.held(meta_attr.fget), [obj], {})
-        return _class_metadata(vm, cls, name)
+        found = _of_own_getter(vm, meta_attr, obj, meta)
+        return _class_metadata(vm, cls, name) if found is None else found
     owner, attr = class_lookup(vm, cls, name)
     if attr is not MISSING:
         return bind_to_class(vm, owner, name, attr, obj, cls)
@@ -99,7 +100,8 @@ def class_attr(vm: Interpreter, obj: Value, cls: type, name: str) -> Value:
             return BoundMethod(vm.wrap_class_attr(meta_owner, name, meta_attr), obj)
         if type(meta_attr) in C_METHODS:
             return NativeMethod(meta_attr, obj, name)
-        return vm.held(getattr(cls, name))
+        found = _of_own_getter(vm, meta_attr, obj, meta)
+        return vm.held(getattr(cls, name)) if found is None else found
     fallback = class_lookup(vm, meta, "__getattr__")[1]
     if isinstance(fallback, types.FunctionType):
         return vm.call(vm.held(fallback), [obj, Constant(name)], {})
@@ -109,6 +111,14 @@ def class_attr(vm: Interpreter, obj: Value, cls: type, name: str) -> Value:
         except AttributeError:
             pass
     return missing(vm, obj, name)
+
+
+def _of_own_getter(vm: Interpreter, attr: Any, obj: Value, meta: type) -> Value | None:
+    """What a descriptor that the program wrote gives for a class, its metaclass' instance."""
+    getter = special_of(vm, attr, "__get__")
+    if not isinstance(getter, types.FunctionType):
+        return None
+    return vm.call(vm.held(getter), [vm.held(attr), obj, vm.held(meta)], {})
 
 
 def _class_metadata(vm: Interpreter, cls: type, name: str) -> Value:
