@@ -379,3 +379,24 @@ def test_a_size_that_happens_to_be_one_is_broadcast() -> None:
         x = torch.randn(width, 1, 2).transpose(0, 2)
         assert torch.equal(compiled(x), fn(x))
         assert compiled(x).stride() == fn(x).stride()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_old_contents_of_an_input_with_gaps_are_kept_without_them(dynamic: bool) -> None:
+    """The backward needs what the input held before it was overwritten."""
+
+    def fn(weight: Tensor, x: Tensor) -> None:
+        x.relu_()
+        x.mul_(weight)
+
+    def gradient(call: Callable[..., None], rows: int) -> Tensor:
+        weight = torch.arange(4.0 * rows).view(rows, 4).requires_grad_()
+        x = torch.arange(8.0 * rows).view(rows, 8)[:, ::2] - 6
+        call(weight, x)
+        (x * (1 + weight.detach())).sum().backward()
+        assert weight.grad is not None
+        return weight.grad
+
+    compiled = dovetail.compile(fn, dynamic=dynamic)
+    for rows in (3, 5):
+        assert torch.equal(gradient(compiled, rows), gradient(fn, rows))

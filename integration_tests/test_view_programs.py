@@ -126,3 +126,36 @@ def test_a_write_that_changes_a_view_among_the_inputs_is_done_by_eager() -> None
         return leaf.grad
 
     torch.testing.assert_close(gradient(dovetail.compile(fn)), gradient(fn))
+
+
+def test_a_write_at_a_place_in_the_storage_has_eagers_gradient() -> None:
+    def strided(x: torch.Tensor) -> torch.Tensor:
+        x.as_strided((2,), (4,), 1).fill_(1.0)
+        return x
+
+    def tall(x: torch.Tensor) -> torch.Tensor:  # writes through as_strided, too
+        return x.fill_diagonal_(1.0)
+
+    def gradient(call: Callable[[torch.Tensor], torch.Tensor], start: int) -> torch.Tensor:
+        leaf = torch.arange(12.0, requires_grad=True)
+        x = (leaf * 1)[start : start + 6].view(2, 3).t()
+        (call(x) * torch.arange(6.0).view(3, 2)).sum().backward()
+        assert leaf.grad is not None
+        return leaf.grad
+
+    for fn in (strided, tall):
+        for start in (0, 1):
+            assert torch.equal(gradient(dovetail.compile(fn), start), gradient(fn, start))
+
+
+@pytest.mark.parametrize("first", [8_001_290, 8_010_880])
+def test_programs_in_two_graphs(first: int) -> None:
+    compared = 0
+    for seed in range(first, first + 10):
+        program = random_program(seed)
+        if program is None:
+            continue
+        print(f"seed {seed}: {program}")
+        for dynamic in (None, True):
+            compared += check_compiled(program, "aot_eager", dynamic, breaks=True) == "ok"
+    assert compared >= 10

@@ -1,7 +1,7 @@
 """Random sequences of views and in-place writes through capture, autograd and kernels.
 
-`python integration_tests/view_programs_compiled.py FIRST LAST [--backend aot_eager] [--dynamic]`
-runs seeds against eager and prints what differs, cut down.
+`python integration_tests/view_programs_compiled.py FIRST LAST [--backend aot_eager] [--dynamic]
+[--breaks]` runs seeds against eager and prints what differs, cut down.
 (`packages/autograd_aot/tests/view_programs.py` makes the programs, and runs them through
 autograd_aot alone.)
 """
@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from dovetail_autograd_aot import TraceError
@@ -22,6 +24,7 @@ sys.path.append(str(Path(__file__).parents[1] / "packages" / "autograd_aot" / "t
 
 from view_programs import (
     Program,
+    apply,
     as_function,
     compare_call,
     eager_refuses,
@@ -32,12 +35,28 @@ from view_programs import (
 __all__ = ["check_compiled", "random_program"]
 
 
-def check_compiled(program: Program, backend: str = "dovetail", dynamic: bool | None = None) -> str:
+def with_break(program: Program) -> Callable[..., tuple[Any, ...]]:
+    """The program as a function of its inputs, in two graphs."""
+
+    def run(*inputs: Any) -> tuple[Any, ...]:
+        values = list(inputs)
+        for number, step in enumerate(program.steps):
+            if number == len(program.steps) // 2:
+                dovetail.graph_break()
+            apply(step, values)
+        return tuple(values[i] for i in program.outputs)
+
+    return run
+
+
+def check_compiled(
+    program: Program, backend: str = "dovetail", dynamic: bool | None = None, breaks: bool = False
+) -> str:
     """Compare with eager; "ok", "eager refuses" or "refused: why". Raises `Difference`."""
     refusal = eager_refuses(program)
     if refusal:
         return f"eager refuses: {refusal}"
-    fn = as_function(program)
+    fn = with_break(program) if breaks else as_function(program)
     torch.manual_seed(0)
     try:
         compare_call(program, fn, dovetail.compile(fn, backend=backend, dynamic=dynamic))
@@ -55,10 +74,11 @@ def main() -> None:
     parser.add_argument("last", type=int)
     parser.add_argument("--backend", default="dovetail")
     parser.add_argument("--dynamic", action="store_true", default=None, help="sizes are symbolic")
+    parser.add_argument("--breaks", action="store_true", help="end the graph in the middle")
     options = parser.parse_args()
 
     def check(program: Program) -> str:
-        return check_compiled(program, options.backend, options.dynamic)
+        return check_compiled(program, options.backend, options.dynamic, options.breaks)
 
     run_seeds(options.first, options.last, check)
 

@@ -221,9 +221,14 @@ REFUSED = {
         "as_strided of another view",
     ),
     "as_strided beyond an input with gaps, written": (
-        Program(1, (Input((3, 4)), Input((), of=0, relation="column"), Input((2, 3), grad="leaf")),
+        Program(1, (Input((3, 4)), Input((), of=0, relation="even"), Input((2, 3), grad="leaf")),
                 (Step("as_strided", (1,), ((2, 3), (3, 1), 2)), Step("lerp_", (3, 2))), ()),
         "beyond the tensor",
+    ),
+    "as_strided of an input that begins elsewhere, written": (
+        Program(1, (Input((3, 4)), Input((), of=0, relation="column"), Input((2, 3), grad="leaf")),
+                (Step("as_strided", (1,), ((2, 3), (3, 1), 2)), Step("lerp_", (3, 2))), ()),
+        "does not begin where",
     ),
     "as_strided on itself": (
         Program(1, (PLAIN,), (Step("as_strided", (0,), ((2, 2), (1, 1))),

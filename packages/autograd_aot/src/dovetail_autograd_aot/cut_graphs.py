@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from dovetail_prims.fake_tensor import FakeTensor, propagate
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
@@ -50,11 +51,21 @@ def forward_graph(joint: JointGraph, roles: Roles, saved: list[Node]) -> GraphMo
         result = env[node] if isinstance(node, Node) else node
         if i >= len(roles.forward_outputs) and node in roles.mutated:
             # The input is about to be overwritten: the backward needs its old contents.
-            kwargs: dict[str, Any] = {"memory_format": torch.preserve_format}
-            result = graph.call_function(aten.clone.default, (result,), kwargs)
-            result.meta.update(node.meta)
+            result = graph.call_function(aten.clone.default, (result,), _AS_IT_LIES)
+            result.meta.update(_meta_of_copy(node))
         results.append(result)
     return _module(joint, graph, results, "Forward")
+
+
+_AS_IT_LIES: dict[str, Any] = {"memory_format": torch.preserve_format}
+
+
+def _meta_of_copy(node: Node) -> dict[str, Any]:
+    """What is known of a copy of an input: it has none of the input's gaps."""
+    value = node.meta["val"]
+    if not isinstance(value, FakeTensor):
+        return dict(node.meta)
+    return {**node.meta, "val": propagate(aten.clone.default, (value,), _AS_IT_LIES)}
 
 
 def backward_graph(
@@ -67,7 +78,8 @@ def backward_graph(
     own = {n for n in saved_values if n not in roles.forward_outputs}  # nobody else holds them
     for node in (*saved_primals, *saved_values, *roles.tangents):
         placeholder = graph.placeholder(node.name)
-        placeholder.meta.update(node.meta)
+        copied = node in roles.mutated
+        placeholder.meta.update(_meta_of_copy(node) if copied else node.meta)
         if node in own:
             placeholder.meta["owned"] = True
         env[node] = placeholder

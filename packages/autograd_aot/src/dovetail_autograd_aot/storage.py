@@ -158,8 +158,24 @@ def refuse_strided_views(tensor: FakeTensor) -> None:
         raise TraceError("a tensor that is as_strided of another view, and its base written to")
 
 
+def _refuse_places_of_others(tensor: FakeTensor) -> None:
+    """Autograd replays an as_strided on a gradient that begins where its memory does, with the
+    place in the storage that the program gave."""
+    base: Any = tensor._base
+    begins_there = base is None or (type(base._offset) is int and base._offset == 0)
+    if begins_there or not torch.is_grad_enabled():
+        return
+    later = track_of(tensor).chain[len(track_of(base).chain) :]
+    if any(step.op is aten.as_strided.default for step in later):
+        raise TraceError(
+            "a write through as_strided of a tensor that does not begin where its storage does, "
+            "with gradients; clone() it first"
+        )
+
+
 def write(tracer: Tracer, tensor: FakeTensor, value: Node) -> None:
     """Make `value` the new contents of `tensor`, visible through every view of its storage."""
+    _refuse_places_of_others(tensor)
     track = track_of(tensor)
     storage = track.storage
     if storage.constant is not None:
