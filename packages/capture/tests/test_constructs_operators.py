@@ -9,11 +9,13 @@ PYTEST_DONT_REWRITE: pytest would put code of its own into the programs' asserti
 from __future__ import annotations
 
 import collections
+import functools
 import sys
 import types
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import Case, Table, run_case
@@ -436,6 +438,13 @@ def a_functions_parts(x):
         "doc"
 
     return x + 1, f.__defaults__, f.__kwdefaults__, getattr(f, "nothing", 3), f.__doc__
+
+
+@construct()
+def powers_by_their_methods(x):
+    y = x.__pow__(2) + torch.Tensor.__pow__(x, x)
+    y.__ipow__(2)
+    return y, functools.reduce(torch.Tensor.__pow__, [x, x, 2])
 
 
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -63,6 +65,28 @@ def test_a_size_that_changes_becomes_symbolic() -> None:
     assert count(lambda x: x.sin() * 2, TEN) == 2
     assert count(lambda x: x.sin() * 2, TEN, dynamic=True) == 1
     assert count(lambda x: x.sin() * 2, TEN[:6], dynamic=False) == 6
+
+
+@dataclasses.dataclass
+class _Config:
+    rows: int
+    ratio: float
+    name: str
+
+
+def test_copies_of_what_depends_on_sizes_are_in_the_graph() -> None:
+    def program(x: torch.Tensor) -> tuple[Any, ...]:
+        config = _Config(x.shape[0], x.shape[0] / 2, f"{x.shape[0]} rows")
+        parts = copy.deepcopy({"sizes": [x.shape[0], x.numel()], "flag": x.shape[0] > 3})
+        copies = dataclasses.asdict(config), dataclasses.astuple(config), parts
+        return x * 2, copies, copy.copy(x.shape[0]), copy.copy(x.numel() / 3)
+
+    run, graphs = compiled_with(program)
+    for shape in TEN:
+        (got, *copies), (wanted, *eager) = run(torch.ones(shape)), program(torch.ones(shape))
+        assert torch.equal(got, wanted)
+        assert copies == eager and _types(copies) == _types(eager)
+    assert len(graphs) <= 3
 
 
 def test_sizes_0_and_1_are_compiled_apart() -> None:

@@ -130,9 +130,9 @@ def _is_plain_tensor(vm: Interpreter, value: TensorValue) -> bool:
 
 
 def _is_shared(value: Value) -> bool:
-    if isinstance(value, Constant):
-        return isinstance(value.value, _SHARED)
-    return isinstance(value, FunctionValue)
+    if isinstance(value, FunctionValue) or value.python_type() in (int, float, bool, str):
+        return True  # (a text or a number of sizes is not looked at)
+    return isinstance(value, Constant) and isinstance(value.value, _SHARED)
 
 
 def _parameter(vm: Interpreter, value: TensorValue) -> Value:

@@ -26,6 +26,7 @@ from dovetail_capture.interpreter.values.functions import (
 )
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.interpreter.values.texts import LateText
 from dovetail_capture.skip import module_of
 
 if TYPE_CHECKING:
@@ -52,8 +53,9 @@ def is_instance(vm: Interpreter, value: Value, classinfo: Value) -> bool:
         if isinstance(check, types.FunctionType) and not _is_library_check(check):
             return vm.truth(vm.call(vm.held(check), [classinfo, value], {}))
     if isinstance(value, Constant):
+        real = "" if isinstance(value, LateText) else value.value  # one text is as good as another
         try:
-            return isinstance(value.value, wanted)
+            return isinstance(real, wanted)
         except TypeError as error:
             vm.raise_real(error)
     if not isinstance(wanted, type):

@@ -93,10 +93,17 @@ def call_function(
         return _constant_result(vm, real, args, kwargs)
     if vm.is_operation(real):
         try:
+            if args and isinstance(args[0], TensorValue) and _tells_of_method(real):
+                return vm.record("call_method", real.__name__, args, kwargs)
             return vm.record("call_function", real, args, kwargs)
         except NotAGraphArgument:
             pass  # say a function among the arguments: its body may still be captured
     return inline(vm, real, args, kwargs)
+
+
+def _tells_of_method(real: Any) -> bool:
+    """Does a function of torch's have the name of the method that it wraps? (`Tensor.__pow__`)"""
+    return str(real.__qualname__).startswith("TensorBase.")
 
 
 def _constant_result(
