@@ -108,6 +108,37 @@ def test_only_so_many_backwards_are_compiled():
     assert len(recorder.graphs) <= 1 + MAX_VARIANTS + 1
 
 
+BETWEEN = {
+    "a cumulative product": lambda v: v.cumprod(1),
+    "elements taken": lambda v: v.take(torch.tensor([0, 1])),
+    "the largest": lambda v: v.topk(2)[0],
+    "a variance": lambda v: v.var(1),
+    "parts": lambda v: torch.cat([v[1:], v[:, :4] * v[:1]]),
+    "rows by number": lambda v: F.embedding(torch.tensor([0, 1, 1]), v),
+    "an inverse": lambda v: torch.linalg.inv(v @ v.t() + torch.eye(3)),
+    "complex": lambda v: torch.complex(v, v).abs(),
+}
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_an_infinite_derivative_that_is_not_needed_makes_no_nan(name):
+    """Zero times it would; also where other outputs that share what is computed are used."""
+
+    def fn(x):
+        inverse, root = 1 / x, x.sqrt()
+        both = BETWEEN[name](inverse)
+        return x * 2, both, BETWEEN[name](root), x + 1
+
+    x = torch.tensor([[0.0, 1, 2, 3], [1, 0, 2, 4], [2, 2, 0, 1]], requires_grad=True)
+    run = aot_compile(as_graph(fn, 1), [x], forward_compiler=run_fx, decompositions=TABLES["core"])
+    for used in ((0,), (3,), (0, 3)):
+        ours, eager = (
+            torch.autograd.grad(sum(call(x)[i].sum() for i in used), x)[0] for call in (run, fn)
+        )
+        torch.testing.assert_close(ours, eager, equal_nan=True)
+        assert torch.isfinite(eager).all() and torch.isfinite(ours).all()
+
+
 class Consuming:
     """A compiler whose programs take their inputs away: each is dropped when it was read last."""
 

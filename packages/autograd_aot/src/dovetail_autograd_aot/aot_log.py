@@ -68,14 +68,16 @@ class AotLog:
     `placements` counts compilations of a graph anew because inputs that share memory lay otherwise
     in it, and `placements_dropped` those given up since for newer ones (they are compiled anew if
     inputs come to lie so again). `double_backwards` counts compilations of a backward with
-    `create_graph`; `replays` calls of one that ran eager's operators instead, by reason. `saved`
-    has an entry for each graph with a backward.
+    `create_graph`; `replays` calls of one that ran eager's operators instead, by reason.
+    `plain_backwards` counts backwards for calls in which some outputs had no gradient that were not
+    compiled, by reason. `saved` has an entry for each graph with a backward.
     """
 
     placements: int = 0
     placements_dropped: int = 0
     double_backwards: int = 0
     replays: Counter[str] = field(default_factory=Counter)
+    plain_backwards: Counter[str] = field(default_factory=Counter)
     saved: list[SavedSet] = field(default_factory=list)
 
     def note_double_backward(self) -> None:
@@ -87,6 +89,12 @@ class AotLog:
         if reason not in self.replays:
             _logger.warning("backward with create_graph runs uncompiled: %s", reason)
         self.replays[reason] += 1
+
+    def note_plain_backward(self, reason: str) -> None:
+        """A backward that takes some outputs' gradients only runs eager's operators."""
+        if reason not in self.plain_backwards:
+            _logger.warning("backward of some outputs runs uncompiled: %s", reason)
+        self.plain_backwards[reason] += 1
 
     def lines(self, *, named: bool = True) -> list[str]:
         """What there is to tell, for people; with `named`, which values are saved."""
@@ -103,5 +111,9 @@ class AotLog:
         found += [
             f"backward with create_graph ran uncompiled {count} times: {reason}"
             for reason, count in self.replays.items()
+        ]
+        found += [
+            f"{count} backwards of some outputs run uncompiled: {reason}"
+            for reason, count in self.plain_backwards.items()
         ]
         return found

@@ -171,10 +171,10 @@ def _compile(
     log.saved.append(saved_set(parts))
     ends = (*_sizes_of(parts.forward), *_sizes_of(parts.backward))
     symbolic = any(isinstance(v, (torch.SymInt, torch.SymFloat)) for v in ends)
-    lazy = LazyBackward(parts, backward_compiler, 0 if symbolic else MAX_VARIANTS)
+    lazy = LazyBackward(parts, backward_compiler, log, MAX_VARIANTS, symbolic)
     if compile_backward_now or symbolic:
         # What the backward's compiler assumes of symbolic sizes must be known to the guards,
-        # which are made when this function returns. (So nothing is compiled later.)
+        # which are made when this function returns.
         lazy.variant(0)
 
     def compile_second(second: GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:

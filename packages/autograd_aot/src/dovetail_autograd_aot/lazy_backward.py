@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from dovetail_guards.shape_env import FrozenError
+from dovetail_guards.sym_node import SymNode
 from dovetail_prims.conditionals import run_plainly
+from dovetail_prims.fake_tensor import FakeTensor
 from torch.fx import GraphModule
 
+from dovetail_autograd_aot.aot_log import AotLog
 from dovetail_autograd_aot.graph_calls import Compiled, Compiler, for_custom_operators
-from dovetail_autograd_aot.graphs import GIVEN_WITH, PartitionedGraph
+from dovetail_autograd_aot.graphs import PartitionedGraph
 from dovetail_autograd_aot.undefined import backward_without
 from dovetail_autograd_aot.values import example_values
 
@@ -27,53 +31,75 @@ class _Variant:
 
 class LazyBackward:
     """Compiles the backward when it is first needed; once for each set of tangents that a call
-    lacks, `limit` at most: the others get zeros for what they lack. But of a zero the user's own
-    code may make something else, where it would not be called: such backwards run operator by
-    operator."""
+    lacks, `limit` at most. Others run operator by operator: with zeros for what it lacks, a call
+    of another backward would give NaN where a derivative that it does not need is infinite, and
+    run user's code that eager would not call. So do those of symbolic sizes that could not be
+    compiled without assuming more of these than the guards say.
+    """
 
-    def __init__(self, parts: PartitionedGraph, compiler: Compiler, limit: int) -> None:
+    def __init__(
+        self, parts: PartitionedGraph, compiler: Compiler, log: AotLog, limit: int, symbolic: bool
+    ) -> None:
         self.parts = parts
         self.compiler = compiler
+        self.log = log
         self.limit = limit
+        self.symbolic = symbolic
         self.count = len(parts.signature.differentiable)
         self.variants: dict[int, _Variant] = {}
-        assert parts.backward is not None
-        masks = {n.meta[GIVEN_WITH] for n in parts.backward.graph.nodes if GIVEN_WITH in n.meta}
-        self.user_masks = tuple(masks)  # the tangents that the user's own gradients come with
 
     def variant(self, missing: int) -> _Variant:
         """The backward for calls that lack the tangents in the bit set `missing`."""
         found = self.variants.get(missing)
         if found is not None:
             return found
-        if missing and len(self.variants) >= self.limit:
-            if not self._lacks_users(missing):
-                return self.variant(0)
-            gm, takes = self.graph(missing)
-            made = _Variant(run_plainly(gm), takes)
-            self.variants[missing] = made
-            return made
         gm, takes = self.graph(missing)
-        with torch.no_grad():
-            run = for_custom_operators(self.compiler(gm, example_values(gm)), gm)
-            made = _Variant(run, takes)
+        reason = ""
+        if missing and len(self.variants) >= self.limit:
+            reason = f"more than {self.limit} sets of outputs had gradients"
+        elif missing and self.symbolic and not _guards_are_made(gm):
+            reason = "guards on symbolic sizes are still being made"
+        run = self._plain(gm, reason) if reason else self._compiled(gm, bool(missing))
+        made = _Variant(run, takes)
         self.variants[missing] = made
         return made
 
-    def _lacks_users(self, missing: int) -> bool:
-        """Whether there is a gradient of the user's own that such a call has not."""
-        return any(not mask & ~missing for mask in self.user_masks)
+    def _compiled(self, gm: GraphModule, late: bool) -> Compiled:
+        try:
+            with torch.no_grad():
+                return for_custom_operators(self.compiler(gm, example_values(gm)), gm)
+        except FrozenError as error:
+            if not late:
+                raise
+            return self._plain(gm, f"outputs had no gradient, and {error}")
+
+    def _plain(self, gm: GraphModule, reason: str) -> Compiled:
+        self.log.note_plain_backward(reason)
+        return run_plainly(gm)
 
     def graph(self, missing: int) -> tuple[GraphModule, tuple[bool, ...]]:
         """The backward's graph without what the tangents in the bit set `missing` are needed for,
         and which tangents it takes."""
         gm = self.parts.backward
         assert gm is not None
-        if not missing or not (self.limit or self._lacks_users(missing)):
+        if not missing:
             return gm, (True,) * self.count
         saved = len(self.parts.saved)
         tangents = frozenset(saved + i for i in range(self.count) if missing >> i & 1)
         masks = self.parts.gradient_tangents
         unreached = frozenset(i for i, mask in enumerate(masks) if not mask & ~missing)
-        graph, kept = backward_without(gm, tangents, unreached, ~missing)
+        graph, kept = backward_without(gm, saved, tangents, unreached, ~missing)
         return graph, tuple(kept[saved:])
+
+
+def _guards_are_made(gm: GraphModule) -> bool:
+    """Whether what a compiler would now assume of sizes is refused, and not just unknown to who
+    made the guards."""
+    for value in example_values(gm):
+        parts = (*value._sizes, *value._strides) if isinstance(value, FakeTensor) else (value,)
+        for part in parts:
+            if isinstance(part, (torch.SymInt, torch.SymFloat)):
+                node = part.node
+                if not (isinstance(node, SymNode) and node.env.frozen):
+                    return False
+    return True

@@ -7,7 +7,7 @@ is specialised: what is zero because a tangent is missing is not computed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from dovetail_autograd_aot.fast_graph import FastGraph
 from dovetail_autograd_aot.graphs import GIVEN_WITH, hold
 from dovetail_autograd_aot.op_info import draws_in_backward
 from dovetail_autograd_aot.outputs import is_view_node
+from dovetail_autograd_aot.values import same_size, same_sizes
 
 aten = torch.ops.aten
 
@@ -36,18 +37,23 @@ _FACTORIES = frozenset({aten.full, aten.scalar_tensor, aten.zeros})
 
 
 def backward_without(
-    gm: GraphModule, missing: frozenset[int], unreached: frozenset[int], present: int = -1
+    gm: GraphModule,
+    saved: int,
+    missing: frozenset[int],
+    unreached: frozenset[int],
+    present: int = -1,
 ) -> tuple[GraphModule, list[bool]]:
-    """`gm`, a backward graph, with the placeholders number `missing` taken for zero and the
-    gradients number `unreached` left out (None). So is taken what the user's code gives only with
-    other tangents than those `present` (a bit set).
+    """`gm`, a backward graph of so many saved values, with the placeholders number `missing` taken
+    for zero and the gradients number `unreached` left out (None). So is taken what the user's code
+    gives only with other tangents than those `present` (a bit set).
 
     Where an operator needs the zeros as a tensor, the placeholder stays. The second result tells
     for each placeholder whether it is left.
     """
     nodes: list[Node] = list(gm.graph.nodes)
     placeholders = [n for n in nodes if n.op == "placeholder"]
-    found = _Zeros({placeholders[i] for i in missing}, present)
+    found = _Zeros({placeholders[i] for i in missing}, present, _before_users(nodes))
+    found.reached = {n: i not in missing for i, n in enumerate(placeholders) if i >= saved}
     for node in nodes:
         if node.op == "call_function":
             found.visit(node)
@@ -67,9 +73,13 @@ class _Zeros:
     contiguous copy. `absent` are those that computing them would not make zero.
     """
 
-    def __init__(self, zero: set[Node], present: int) -> None:
+    def __init__(self, zero: set[Node], present: int, unsure: set[Node]) -> None:
         self.zero = zero
         self.present = present
+        self.unsure = unsure  # what the user's own code may compute, of which it is read off the op
+        # Of what is computed from tangents: whether one of these is there. What autograd computes
+        # is linear in them, and zero without; but zeros times what is infinite would be NaN.
+        self.reached: dict[Node, bool] = {}
         self.absent: set[Node] = set()
         self.constants: set[Node] = set()  # zeros by their nature
         self.stands_for: dict[Node, Node] = {}
@@ -85,11 +95,22 @@ class _Zeros:
                 self.constants.add(node)
             return
         inputs = [self.stands_for.get(n, n) for n in node.all_input_nodes]
-        if not node.meta.get(GIVEN_WITH, -1) & self.present:
+        given = node.meta.get(GIVEN_WITH)
+        if given is not None:
+            self.reached[node] = bool(given & self.present)
+        if given is not None and not self.reached[node]:
             self.zero.add(node)
             if inputs[0] not in self.zero:
                 self.absent.add(node)
             return
+        reached = [self.reached[n] for n in node.all_input_nodes if n in self.reached]
+        if reached and given is None and not _reads_shape_only(node):
+            self.reached[node] = any(reached)
+            if not self.reached[node] and node not in self.unsure and _is_gradient(node):
+                self.zero.add(node)
+                if _can_be_filled(node):
+                    self.absent.add(node)
+                return
         if not any(n in self.zero for n in inputs):
             return
         if self._is_zero(node, packet, inputs):
@@ -98,9 +119,11 @@ class _Zeros:
         term = self._other_term(node, packet)
         if term is None:
             return
-        if _sizes(term) == _sizes(node) and _strides(term) == _strides(node):
+        if not same_sizes(_sizes(term), _sizes(node)):
+            return
+        if same_sizes(_strides(term), _strides(node)):
             self.stands_for[node] = term
-        elif _sizes(term) == _sizes(node) and _is_contiguous(node):
+        elif _is_contiguous(node):
             self.copies[node] = term
 
     def _is_zero(self, node: Node, packet: Any, inputs: list[Node]) -> bool:
@@ -139,6 +162,37 @@ class _Zeros:
         return term if x._dtype == y._dtype and x._device == y._device else None
 
 
+def _before_users(nodes: Sequence[Node]) -> set[Node]:
+    """What the gradients that the user's own code gives are computed from."""
+    found: set[Node] = set()
+    for node in reversed(nodes):
+        if node in found or GIVEN_WITH in node.meta:
+            found.update(node.all_input_nodes)
+    return found
+
+
+def _reads_shape_only(node: Node) -> bool:
+    """Whether no element of an operator's result depends on those of its arguments."""
+    name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+    return name.endswith("_like") or name.startswith(("new_", "sym_"))
+
+
+def _is_gradient(node: Node) -> bool:
+    """Whether a value may be a gradient: floating-point, or several results."""
+    return isinstance(node.meta.get("val"), tuple | list) or _is_floating(node)
+
+
+def _can_be_filled(node: Node) -> bool:
+    """Whether zeros can be made that lie as a value does: it is dense, and of known size."""
+    if is_view_node(node) or not isinstance(node.meta.get("val"), torch.Tensor):
+        return False
+    if not _is_fixed(node):
+        return False
+    order = sorted_by_stride(_sizes(node), _strides(node))
+    dense = contiguous(tuple(_sizes(node)[d] for d in order))
+    return tuple(_strides(node)[d] for d in order) == tuple(dense)
+
+
 def _is_fixed(node: Node) -> bool:
     return all(type(s) is int for s in (*_sizes(node), *_strides(node)))
 
@@ -169,11 +223,11 @@ def _strides(node: Node) -> tuple[Any, ...]:
 
 
 def _is_contiguous(node: Node) -> bool:
-    expected = 1
+    expected: Any = 1
     for size, stride in zip(reversed(_sizes(node)), reversed(_strides(node)), strict=True):
-        if size != 1 and stride != expected:
+        if not same_size(size, 1) and not same_size(stride, expected):
             return False
-        expected *= size
+        expected = expected * size
     return True
 
 
