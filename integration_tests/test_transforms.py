@@ -108,3 +108,30 @@ def test_a_number_that_changes_inside_of_vmap() -> None:
     for scale in (0.5, 1.5, 2.5, 3.5):
         torch.testing.assert_close(compiled(x, scale), scaled(x, scale))
     assert compiled.capture_context.log.counters["graph"] == 2
+
+
+def sizes_within(x: Tensor) -> Tensor:
+    def one(row: Tensor) -> Tensor:
+        n = row.shape[0]
+        return row + torch.ones(n) * row[: n // 2].sum() / n + row.new_zeros(x.shape[0]).sum()
+
+    return torch.vmap(one)(x)
+
+
+def sizes_within_two(x: Tensor) -> Tensor:
+    inner = torch.vmap(lambda row: row * 2 + torch.arange(row.shape[0]))
+    return torch.vmap(inner)(x.reshape(x.shape[0], 1, x.shape[1]))
+
+
+def slopes_by_size(x: Tensor) -> Tensor:
+    return torch.vmap(torch.func.jacrev(lambda row: row * row.sum() / row.shape[0]))(x)
+
+
+@pytest.mark.parametrize("function", [sizes_within, sizes_within_two, slopes_by_size])
+@pytest.mark.parametrize("backend", ["eager", "dovetail"])
+def test_sizes_read_inside_of_vmap(function: Callable[[Tensor], Tensor], backend: str) -> None:
+    compiled: Any = dovetail.compile(function, fullgraph=True, backend=backend)
+    for shape in ((2, 3), (4, 3), (5, 6), (6, 5), (7, 9), (3, 3)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(compiled(x), function(x))
+    assert compiled.capture_context.log.counters["graph"] <= 3

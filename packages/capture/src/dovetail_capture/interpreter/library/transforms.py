@@ -103,6 +103,13 @@ class InnerRecorder(Recorder):
     def owns(self, node: Node) -> bool:
         return node.graph is self.graph or self.outer.owns(node)
 
+    def module(self) -> GraphModule:
+        # A transform knows the method, not the operator: `vmap` has no rule for that.
+        for node in self.graph.nodes:
+            if self.transforms and node.target is torch.ops.aten.sym_size.int:
+                node.op, node.target = "call_method", "size"
+        return super().module()
+
 
 def _options(vm: Interpreter, transform: Any, args: Args, kwargs: Kwargs) -> dict[str, Any]:
     bound = inspect.signature(transform).bind(*args, **kwargs)
