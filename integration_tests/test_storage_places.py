@@ -174,3 +174,16 @@ def test_results_over_sequences_lie_as_eager_lays_them(dtype: torch.dtype) -> No
     for theirs, mine in zip(*results, strict=True):
         assert mine.stride() == theirs.stride()
         torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_results_whose_elements_lie_on_one_another(dynamic: bool) -> None:
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x * 2
+        return y.expand(2, *x.shape).view(torch.int32), y.unfold(0, 2, 1).view(torch.int32)
+
+    compiled = dovetail.compile(fn, dynamic=dynamic)
+    for length in (6, 9):
+        x = torch.arange(length)
+        for ours, theirs in zip(compiled(x), fn(x), strict=True):
+            assert torch.equal(ours, theirs) and ours.stride() == theirs.stride()

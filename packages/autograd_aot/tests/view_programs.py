@@ -264,6 +264,9 @@ def _undefined(step: Step, values: list[Any], inputs: int, before: list[Step]) -
         return True  # eager does not see it, and writes in some order
     if step.name in (*META, "resize_as_") and first.requires_grad and (step.no_grad or not alone):
         return True  # autograd goes on with the old shape, here or in the views of it
+    if step.name in ("add_out", "sub_out") and first.requires_grad:
+        if values[step.operands[1]].shape != first.shape:
+            return True  # the same, of what `out=` gives another shape
     if step.name == "foreach_copy_" and first.dtype != values[step.operands[1]].dtype:
         return True  # makes integers require grad
     if step.name in WRITES_TWO:

@@ -247,11 +247,16 @@ def _one_of_several(tensor: FakeTensor) -> bool:
 
 def _untracked(tensor: FakeTensor, primal: FakeTensor) -> bool:
     """Whether it is a view of an input that requires grad, made under no_grad."""
-    base = primal if primal._base is None else primal._base
+    base = _seen_base(primal)
     if not primal.requires_grad or tensor is primal or tensor._base is not base:
         return False
     under_no_grad = torch._C._autograd.CreationMeta.NO_GRAD_MODE
     return bool(torch._C._autograd._get_creation_meta(tensor) == under_no_grad)
+
+
+def _seen_base(tensor: FakeTensor) -> Any:
+    """What autograd takes for the base of views of a tensor."""
+    return tensor if tensor._base is None else tensor._base
 
 
 class _Sizes:
@@ -315,7 +320,9 @@ def _plan_tensor(
     storage = track.storage
     refuse_strided_views(value)
     if storage.primal is not None:
-        for index in (*inputs.members.get(storage.primal, ()), storage.primal):
+        given = (*inputs.members.get(storage.primal, ()), storage.primal)
+        # First what autograd has it for a view of: others may lie in the same place.
+        for index in sorted(given, key=lambda i: value._base is not _seen_base(inputs.primals[i])):
             start = inputs.chains.get(index, ())
             chain = track.chain
             if chain[: len(start)] == start:
@@ -367,7 +374,7 @@ def _reshaped_base_of(group: list[FakeTensor], storage: TracedStorage) -> FakeTe
     """What autograd takes for the base of the outputs that are views."""
     bases: dict[int, FakeTensor] = {}
     for tensor in group:
-        own: Any = tensor if tensor._base is None else tensor._base
+        own = _seen_base(tensor)
         bases[id(own)] = own
     base, *others = bases.values()
     chain = track_of(base).chain

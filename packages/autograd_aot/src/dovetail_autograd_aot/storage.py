@@ -155,7 +155,8 @@ def refuse_strided_views(tensor: FakeTensor) -> None:
     # (The first of a shared storage leads to an input that lies in it.)
     later = track.chain[1 + track.storage.shared :]
     if tensor.requires_grad and any(step.op is aten.as_strided.default for step in later):
-        raise TraceError("a tensor that is as_strided of another view, and its base written to")
+        why = "a tensor that is as_strided of another view, and its base written to"
+        raise refusal(why, track.storage.writer)
 
 
 def _refuse_places_of_others(tensor: FakeTensor) -> None:

@@ -20,9 +20,9 @@ def as_promised(ctx: Context, value: Value, promised: Value) -> Strided:
     if value.dtype not in STORED_DTYPES:
         return copied(ctx, stored, promised)
     if not is_dense(promised.shape, promised.stride):
+        # (None: elements of it lie on one another.)
         spread = scatters.with_gaps(ctx, value, promised.stride)
-        if spread is not None:
-            return spread
+        return copied(ctx, stored, promised) if spread is None else spread
     promised.loader = lambda indices, mask: ctx.load(value, indices, mask)
     return ctx.realize(promised)
 
