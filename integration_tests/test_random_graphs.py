@@ -1,0 +1,39 @@
+"""Some random programs of tensor arithmetic (`random_graphs.py` runs many)."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+from random_graphs import Difference, check, make_inputs, needed, random_program
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("seed", [6000, 6003, 6007])
+def test_as_eager(seed: int, dynamic: bool | None) -> None:
+    program = random_program(seed)
+    assert program is not None
+    print(program.inputs, program.source())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert "ok" in check(program, dynamic=dynamic)
+
+
+def test_a_difference_is_seen() -> None:
+    """The check fails where what is compiled is not what eager runs."""
+    program = random_program(6000)
+    assert program is not None
+
+    def spoilt(gm: object, examples: object) -> object:
+        return lambda *inputs: [t + 1 for t in gm(*inputs)]  # type: ignore[operator]
+
+    with pytest.raises(Difference):
+        check(program, backend=spoilt)  # type: ignore[arg-type]
+
+
+def test_what_no_output_needs_is_cut() -> None:
+    program = random_program(6000)
+    assert program is not None
+    less = needed(program)
+    assert len(less.lines) <= len(program.lines)
+    assert less.function()(*make_inputs(less, less.calls[0]))
