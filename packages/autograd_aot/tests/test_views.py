@@ -550,3 +550,23 @@ def test_what_autograd_lost_track_of_gives_no_gradient_in_silence(
     torch.testing.assert_close(gradient, torch.full_like(x, 6))
     with torch.no_grad():
         assert not compiled(x)[1].requires_grad
+
+
+def test_a_view_of_one_made_under_no_grad_is_taken_before_the_write() -> None:
+    """Since the write autograd refuses views of it."""
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        row = x[0]
+        with torch.no_grad():
+            x.mul_(2)
+        return (row,)
+
+    def given() -> Tensor:
+        leaf = torch.linspace(0.1, 1, 12).view(3, 4).clone().requires_grad_()
+        with torch.no_grad():
+            return leaf[1:]
+
+    compiled = aot_compile(as_graph(function, 1), [given()], forward_compiler=run_fx)
+    (ours,), (theirs,) = compiled(given()), function(given())
+    assert torch.equal(ours.detach(), theirs.detach())
+    assert ours.requires_grad == theirs.requires_grad

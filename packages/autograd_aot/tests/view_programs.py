@@ -218,6 +218,7 @@ def random_program(seed: int) -> Program | None:
     return replace(program, steps=tuple(steps), outputs=tuple(outputs), after=after)
 
 
+_LAST_BITS = {"addcmul_", "lerp_", "cumsum_", "clamp_", "sum"}
 _BEHIND_AUTOGRAD = {"data_mul_", "data_row", "copy_data"}
 
 
@@ -232,7 +233,7 @@ def _undefined(step: Step, values: list[Any], inputs: int, before: list[Step]) -
     given = [v for v in values if isinstance(v, Tensor)]
     if any(_one_storage(a, first) and a.dtype != first.dtype for a in given):
         names.add("view_dtype")
-    if "view_dtype" in names and not names.isdisjoint(("addcmul_", "lerp_", "cumsum_", "clamp_")):
+    if "view_dtype" in names and not names.isdisjoint(_LAST_BITS):
         return True  # the last bits of a sum, the bits of a NaN
     if step.name in META and any(_is_expanded_leaf(v) and _one_storage(v, first) for v in values):
         return True  # autograd takes views of it again, and shares gradients out among its elements

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -221,6 +222,10 @@ def _maker(info: OutputInfo, signature: Signature) -> _Maker:
     if info.untracked and info.kind is OutputKind.VIEW_OF_INPUT and info.counter is None:
         return _untracked_view(info, signature)
     make = _tracked_maker(info, signature)
+    if info.kind is OutputKind.VIEW_OF_INPUT and info.counter is None and not info.lost:
+        if signature.mutated:
+            assert info.base is not None
+            return _view_of_written(make, info.base)
     if not info.lost:
         return make
 
@@ -231,26 +236,45 @@ def _maker(info: OutputInfo, signature: Signature) -> _Maker:
     return lost
 
 
+@contextmanager
+def _before_the_write(written: torch.Tensor) -> Iterator[None]:
+    """The version counter of a tensor that was written to stands where it did before."""
+    version = written._version
+    torch._C._autograd._unsafe_set_version_counter((written,), (max(version - 1, 0),))
+    try:
+        yield
+    finally:
+        torch._C._autograd._unsafe_set_version_counter((written,), (version,))
+
+
+def _view_of_written(make: _Maker, primal: int) -> _Maker:
+    """A view of an input that may have been written to. If that is itself a view, made under
+    no_grad, eager can only have taken this one before the write: since then autograd refuses to."""
+
+    def view(inputs: Sequence[Any], results: Sequence[Any], outputs: list[Any]) -> Any:
+        try:
+            return make(inputs, results, outputs)
+        except RuntimeError:
+            with _before_the_write(inputs[primal]):
+                return make(inputs, results, outputs)
+
+    return view
+
+
 def _untracked_view(info: OutputInfo, signature: Signature) -> _Maker:
     """A view of an input that is made under no_grad: what it says of its gradient is autograd's
     answer, as in eager. One of a time before the input was written to, autograd refuses."""
     make = _tracked_maker(replace(info, requires_grad=True, is_leaf=False), signature)
     primal = info.base
     assert primal is not None
-    set_version = torch._C._autograd._unsafe_set_version_counter
 
     def untracked(inputs: Sequence[Any], results: Sequence[Any], outputs: list[Any]) -> Any:
         with torch.no_grad():
             return make(inputs, results, outputs)
 
     def stale(inputs: Sequence[Any], results: Sequence[Any], outputs: list[Any]) -> Any:
-        written = inputs[primal]
-        version = written._version
-        set_version((written,), (max(version - 1, 0),))
-        try:
+        with _before_the_write(inputs[primal]):
             return untracked(inputs, results, outputs)
-        finally:
-            set_version((written,), (version,))
 
     return stale if info.lost else untracked
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from dovetail_inductor.loop_ir.loops import Strided, same_strides
 from dovetail_inductor.loop_ir.ops import STORED_DTYPES
+from dovetail_inductor.loop_ir.sizes import any_symbolic
 from dovetail_inductor.lowering import scatters
 from dovetail_inductor.lowering.externs import copied
 from dovetail_inductor.lowering.values import Context, Value, is_dense
@@ -20,9 +21,11 @@ def as_promised(ctx: Context, value: Value, promised: Value) -> Strided:
     if value.dtype not in STORED_DTYPES:
         return copied(ctx, stored, promised)
     if not is_dense(promised.shape, promised.stride):
-        # (None: elements of it lie on one another.)
         spread = scatters.with_gaps(ctx, value, promised.stride)
-        return copied(ctx, stored, promised) if spread is None else spread
+        if spread is not None:
+            return spread
+        if 0 in promised.stride or not any_symbolic((*promised.shape, *promised.stride)):
+            return copied(ctx, stored, promised)  # elements of it lie on one another
     promised.loader = lambda indices, mask: ctx.load(value, indices, mask)
     return ctx.realize(promised)
 

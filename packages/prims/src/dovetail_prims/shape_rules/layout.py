@@ -73,8 +73,12 @@ def at_least_one(size: Size) -> Size:
 
 
 def is_one(size: Size) -> bool:
-    """Whether a dimension has one element, decided by a guard: its stride says nothing."""
-    return size == 1 if type(size) is int else settled(size == 1)
+    """Whether a dimension has one element, so that its stride says nothing: decided by a guard;
+    where only the data tells, it has more."""
+    if type(size) is int:
+        return size == 1
+    one = size == 1
+    return one if type(one) is bool else bool(one.node.guard_or_false("", 0))
 
 
 def has_zero(sizes: Sizes) -> bool:
