@@ -16,7 +16,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -245,6 +245,10 @@ def _undefined(step: Step, values: list[Any], inputs: int, before: list[Step]) -
     if step.name in WRITES_TWO and not first.dtype.is_floating_point and not first.is_complex():
         if values[step.operands[1]].requires_grad:
             return True  # integers and truths that require grad
+    if step.name in ("as_strided", "as_strided_") and first.requires_grad:
+        # Gradients of what is not the tensor's own depend on whether it was written to meanwhile.
+        if not _places_in(first, *step.args) <= _places_in(first, first.shape, first.stride()):
+            return True
     if step.name == "view_dtype" and torch.bool in (first.dtype, step.args[0]):
         return True  # truths that are neither 0 nor 1
     alone = not any(
@@ -274,6 +278,20 @@ def _undefined(step: Step, values: list[Any], inputs: int, before: list[Step]) -
         second = values[step.operands[1]]
         return second is not first and _one_storage(first, second)  # a copy onto itself
     return False
+
+
+def _places_in(
+    t: Tensor, shape: Sequence[int], strides: Sequence[int], start: int | None = None
+) -> set[int]:
+    """Where in a tensor's storage the elements of a view lie."""
+    count = t.untyped_storage().nbytes() // t.element_size()
+    places = torch.arange(2 * count)
+    start = t.storage_offset() if start is None else start
+    if math.prod(shape) == 0:
+        return set()
+    if start + sum((n - 1) * d for n, d in zip(shape, strides, strict=True)) >= 2 * count:
+        return {-1}  # beyond all memory: eager refuses
+    return set(places.as_strided(shape, strides, start).flatten().tolist())
 
 
 def _stored(t: Tensor) -> int:
