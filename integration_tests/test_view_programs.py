@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from view_programs_compiled import check_compiled, random_program
+from view_programs_compiled import Input, Program, Step, check_compiled, random_program
 
 import dovetail
 
@@ -146,6 +146,13 @@ def test_a_write_at_a_place_in_the_storage_has_eagers_gradient() -> None:
     for fn in (strided, tall):
         for start in (0, 1):
             assert torch.equal(gradient(dovetail.compile(fn), start), gradient(fn, start))
+
+
+def test_an_input_that_was_computed_where_it_lies_is_not_copied_there() -> None:
+    """Its dimension of one element may have another stride there."""
+    turned = Input((2, 1, 3), layout="transposed")
+    steps = (Step("where", (1, 1)), Step("zero_", (1,)), Step("copy_data", (3, 2)))
+    assert check_compiled(Program(10_102_942, (turned, turned), steps, ())) == "ok"
 
 
 @pytest.mark.parametrize("first", [8_001_290, 8_010_880])

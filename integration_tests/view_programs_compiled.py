@@ -23,7 +23,9 @@ import dovetail
 sys.path.append(str(Path(__file__).parents[1] / "packages" / "autograd_aot" / "tests"))
 
 from view_programs import (
+    Input,
     Program,
+    Step,
     apply,
     as_function,
     compare_call,
@@ -35,7 +37,7 @@ from view_programs import (
 # What they write, or may be written to through them, autograd does not see.
 HIDDEN_WRITES = {"data", "data_mul_", "data_row", "copy_data"}
 
-__all__ = ["check_compiled", "random_program"]
+__all__ = ["Input", "Program", "Step", "check_compiled", "random_program"]
 
 
 def with_break(program: Program) -> Callable[..., tuple[Any, ...]]:

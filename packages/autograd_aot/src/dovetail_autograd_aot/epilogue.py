@@ -184,7 +184,13 @@ def tell_what_is_overwritten(parts: PartitionedGraph, given: int) -> None:
 def _is_there(target: torch.Tensor, value: torch.Tensor) -> bool:
     """Whether a new value of an input was computed in the input's own memory."""
     alias: bool = torch._C._is_alias_of(target, value)  # type: ignore[attr-defined]
-    return alias and target.data_ptr() == value.data_ptr() and target.stride() == value.stride()
+    if not alias or target.data_ptr() != value.data_ptr():
+        return False
+    own, strides = target.stride(), value.stride()
+    # (Strides of dimensions of one element say nothing of where elements are.)
+    return own == strides or all(
+        n == 1 or a == b for n, a, b in zip(target.shape, own, strides, strict=True)
+    )
 
 
 def _grouped(
