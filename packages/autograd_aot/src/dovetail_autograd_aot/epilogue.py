@@ -225,15 +225,12 @@ def _maker(info: OutputInfo, signature: Signature) -> _Maker:
     with a version counter that is not its base's takes a base that has it as the only input."""
     if info.counter is not None:
         info = replace(info, kind=OutputKind.VIEW_OF_INPUT, base=0)
-    if info.untracked and info.kind is OutputKind.VIEW_OF_INPUT and info.counter is None:
+    of_input = info.kind is OutputKind.VIEW_OF_INPUT and info.counter is None
+    if info.untracked and of_input:
         return _untracked_view(info, signature)
     make = _tracked_maker(info, signature)
-    if info.kind is OutputKind.VIEW_OF_INPUT and info.counter is None and not info.lost:
-        if signature.mutated:
-            assert info.base is not None
-            return _view_of_written(make, info.base)
     if not info.lost:
-        return make
+        return _view_of_written(make, info) if of_input and signature.mutated else make
 
     def lost(inputs: Sequence[Any], results: Sequence[Any], outputs: list[Any]) -> Any:
         anchor = torch.empty((), requires_grad=True)
@@ -253,15 +250,22 @@ def _before_the_write(written: torch.Tensor) -> Iterator[None]:
         torch._C._autograd._unsafe_set_version_counter((written,), (version,))
 
 
-def _view_of_written(make: _Maker, primal: int) -> _Maker:
+def _view_of_written(make: _Maker, info: OutputInfo) -> _Maker:
     """A view of an input that may have been written to. If that is itself a view, made under
     no_grad, eager can only have taken this one before the write: since then autograd refuses to."""
+    primal = info.base
+    assert primal is not None
+    under_no_grad = torch._C._autograd.CreationMeta.NO_GRAD_MODE
 
     def view(inputs: Sequence[Any], results: Sequence[Any], outputs: list[Any]) -> Any:
         try:
             return make(inputs, results, outputs)
         except RuntimeError:
-            with _before_the_write(inputs[primal]):
+            written = inputs[primal]
+            made = torch._C._autograd._get_creation_meta
+            if not written._is_view() or made(written) != under_no_grad:
+                raise
+            with _before_the_write(written):
                 return make(inputs, results, outputs)
 
     return view
