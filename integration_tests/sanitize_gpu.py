@@ -2,7 +2,8 @@
 
     python integration_tests/sanitize_gpu.py racecheck [--jobs N] [--seconds S] [PATH ...]
 
-Each process runs every Nth test. Only generated kernels are instrumented, known by their names;
+Each process runs every Nth test; one that lost the device begins anew after the test that lost it.
+Only generated kernels are instrumented, known by their names;
 with `--library-kernels` those of libraries are, too (racecheck fails in some of cuBLAS's). Prints
 the tests that did not pass, what the tool reported, and how many tests ran: exits with 1 if there
 is any of the first two, or a test did not run in the time.
@@ -11,6 +12,7 @@ is any of the first two, or a test did not run in the time.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -20,9 +22,13 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 # Of the names that Dovetail gives its kernels (`codegen_triton/assemble.py`).
 GENERATED = "_[0-9a-f]{12}"
@@ -32,19 +38,41 @@ REPORTED = re.compile(r"^=+ (?=Invalid|Error:|Warning:|Program hit|Internal|Targ
 SUMMARY = re.compile(r"(ERROR|RACECHECK) SUMMARY: .*")
 
 
+# A process's exit status when a test lost it the device; there is more to run.
+LOST = 99
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keeps this process's share, after the marker has deselected what is not for a GPU."""
+    """Keeps what is left of this process's share, after the marker has deselected."""
     first, step = map(int, os.environ[SHARD].split("/"))
-    if first == 0:
-        _write({"of": len(items)})
-    items[:] = items[first::step]
+    share = items[first::step]
+    begun = {line["began"] for line in _read(Path(os.environ[OUTCOMES])) if "began" in line}
+    if not begun:
+        _write({"of": len(share)})
+    items[:] = [item for item in share if item.nodeid not in begun]
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    """Written at once: a process may not reach its end in the time given, or be killed."""
+    _write({"began": nodeid})
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Written at once: a process may not reach its end in the time given."""
+    """How a test ended; the process ends, too, if nothing more can run in it."""
     if report.when == "call" or report.outcome != "passed":
         _write({"test": report.nodeid, "outcome": report.outcome, "seconds": report.duration})
+    if report.outcome == "failed" and _device_is_lost():
+        pytest.exit("the device is lost to this process", LOST)
+
+
+def _device_is_lost() -> bool:
+    """A fault in a kernel stays with the process."""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 def _write(line: object) -> None:
@@ -52,39 +80,69 @@ def _write(line: object) -> None:
         file.write(json.dumps(line) + "\n")
 
 
-def start(
-    tool: str, paths: Sequence[str], shard: str, folder: Path, every_kernel: bool
-) -> subprocess.Popen[bytes]:
-    """A process that runs its share of the tests under `tool`; its files are in `folder`."""
-    number = shard.split("/")[0]
-    only = () if every_kernel else ("--kernel-regex", f"kns={GENERATED}")
-    sanitizer = (
-        "compute-sanitizer", "--tool", tool, *only, "--target-processes", "application-only",
-        "--log-file", str(folder / f"{number}.log"),
-    )  # fmt: skip
-    tests = (
-        sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "sanitize_gpu",
-        "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts=", "--import-mode=importlib",
-        *paths,
-    )  # fmt: skip
-    outcomes = str(folder / f"{number}.jsonl")
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, SHARD: shard, OUTCOMES: outcomes, "PYTHONPATH": path}
-    with open(folder / f"{number}.txt", "wb") as output:
-        return subprocess.Popen(
-            [*sanitizer, *tests], env=environment, stdout=output, stderr=subprocess.STDOUT
-        )
+def _read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@dataclass(frozen=True)
+class Run:
+    """The tests of `paths` under a tool, until a time of `time.monotonic`; logs in `folder`."""
+
+    tool: str
+    paths: Sequence[str]
+    folder: Path
+    every_kernel: bool
+    until: float
+
+    def share(self, first: int, step: int) -> None:
+        """Every `step`th test, in as many processes one after the other as it takes."""
+        of, begun, before = 1, 0, -1
+        for attempt in itertools.count():
+            if not before < begun < of:
+                return
+            process = self.start(f"{first}/{step}", f"{first}.{attempt}", f"{first}.jsonl")
+            try:
+                process.wait(max(1.0, self.until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.terminate()
+                return
+            lines = _read(self.folder / f"{first}.jsonl")
+            before, begun = begun, sum("began" in line for line in lines)
+            of = sum(line.get("of", 0) for line in lines)
+
+    def start(self, shard: str, log: str, outcomes: str) -> subprocess.Popen[bytes]:
+        """A process that runs what is left of a share."""
+        only = () if self.every_kernel else ("--kernel-name", f"regex={GENERATED}")
+        sanitizer = (
+            "compute-sanitizer", "--tool", self.tool, *only,
+            "--target-processes", "application-only", "--log-file", str(self.folder / f"{log}.log"),
+            # Processes that start side by side are slow to reach the device; each needs a port.
+            "--launch-timeout", "0", "--max-connections", "128",
+        )  # fmt: skip
+        tests = (
+            sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "sanitize_gpu",
+            "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts=",
+            "--import-mode=importlib", *self.paths,
+        )  # fmt: skip
+        path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+        environment = {
+            **os.environ,
+            SHARD: shard,
+            OUTCOMES: str(self.folder / outcomes),
+            "PYTHONPATH": path,
+        }
+        with open(self.folder / f"{log}.txt", "wb") as output:
+            return subprocess.Popen(
+                [*sanitizer, *tests], env=environment, stdout=output, stderr=subprocess.STDOUT
+            )
 
 
 def report(folder: Path) -> bool:
     """Prints what the processes left in `folder`; whether all tests ran and all is clean."""
-    lines = [
-        json.loads(line)
-        for path in sorted(folder.glob("*.jsonl"))
-        for line in path.read_text().splitlines()
-    ]
-    ended = [line for line in lines if "test" in line]
+    lines = [line for path in sorted(folder.glob("*.jsonl")) for line in _read(path)]
     expected = sum(line.get("of", 0) for line in lines)
+    ended = {line["test"]: line for line in lines if "test" in line}
+    begun = [line["began"] for line in lines if "began" in line]
     logs = {path: path.read_text(errors="replace") for path in sorted(folder.glob("*.log"))}
     findings = [
         f"{path.name}: {line}"
@@ -92,16 +150,18 @@ def report(folder: Path) -> bool:
         for line in text.splitlines()
         if REPORTED.match(line)
     ]
-    counts = Counter(line["outcome"] for line in ended)
-    for line in ended:
-        if line["outcome"] == "failed":
-            print(f"failed: {line['test']}")
+    counts = Counter(line["outcome"] for line in ended.values())
+    for test in begun:
+        if test not in ended:
+            print(f"did not end: {test}")
+        elif ended[test]["outcome"] == "failed":
+            print(f"failed: {test}")
     for finding, times in Counter(findings).most_common(60):
         print(f"{times} x {finding}")
     for path, text in logs.items():
         for summary in SUMMARY.finditer(text):
             print(f"{path.name}: {summary[0]}")
-    slowest = sorted(ended, key=lambda line: -line["seconds"])[:5]
+    slowest = sorted(ended.values(), key=lambda line: -line["seconds"])[:5]
     print("slowest:", *(f"{line['test']} {line['seconds']:.0f} s;" for line in slowest))
     outcomes = ", ".join(f"{number} {outcome}" for outcome, number in sorted(counts.items()))
     print(f"of {expected} tests: {outcomes}; {len(findings)} reports of the tool")
@@ -121,21 +181,10 @@ def main() -> int:
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="dovetail-sanitized-"))
     folder.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + arguments.seconds
-    running = [
-        start(
-            arguments.tool,
-            arguments.paths,
-            f"{number}/{arguments.jobs}",
-            folder,
-            arguments.library_kernels,
-        )
-        for number in range(arguments.jobs)
-    ]
-    for process in running:
-        try:
-            process.wait(max(1.0, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.terminate()
+    run = Run(arguments.tool, arguments.paths, folder, arguments.library_kernels, until)
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        for job in [pool.submit(run.share, n, arguments.jobs) for n in range(arguments.jobs)]:
+            job.result()
     clean = report(folder)
     print(f"logs: {folder}")
     return 0 if clean else 1
