@@ -280,3 +280,24 @@ def test_sums_down_columns_are_sums_of_sums(shape, dims):
     for got, exact in zip(load(plan).run(x), fn(x.double()), strict=True):
         error = (got.double() - exact).norm() / exact.norm()
         assert error <= 1.2e-7, error
+
+
+@pytest.mark.parametrize("shape", [(64, 4), (70, 96), (40, 128)])
+def test_threads_agree_on_the_sum_of_a_row(shape, build_for_h100, tmp_path):
+    """No product is fused with the sum of it and another thread's: each thread would round another,
+    and all store theirs to one place."""
+    x, y = torch.randn(2, *shape)
+
+    def fn(x, y):
+        gated = F.gelu(x) * y
+        return F.layer_norm(gated, shape[1:]), (x * y).sum(-1), x * y, (x * x).mean(-1)
+
+    plan = triton_plan(fn, x, y)
+    build_for_h100(plan.kernels)
+    text = "\n".join(path.read_text() for path in tmp_path.rglob("kernel.ptx"))
+    shuffled = set(re.findall(r"shfl\.sync\.bfly\.b32\s+(%\w+)", text))
+    fused = re.findall(r"fma\.rn\.f32\s+%\w+, %\w+, %\w+, (%\w+);", text)
+    assert shuffled and not shuffled & set(fused)
+    got = ReferenceExecutor(plan, launch_triton=run_in_interpreter)(x, y)
+    for mine, wanted in zip(got, fn(x, y), strict=True):
+        torch.testing.assert_close(mine, wanted)

@@ -13,6 +13,8 @@ import torch
 from dovetail_prims.symbolic_forms import SYMBOLIC_FORMS, is_one_truth, set_if
 from torch import Tensor
 
+from dovetail_autograd_aot.running_products import cumprod, cumprod_
+
 
 def _gets_gradient(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled()
@@ -213,6 +215,9 @@ REWRITES: Mapping[Any, Callable[..., Any]] = {
     **SYMBOLIC_FORMS,
     torch.kron: _kron,
     torch.linalg.matrix_rank: _matrix_rank,
+    torch.cumprod: cumprod,
+    torch.Tensor.cumprod: cumprod,
+    torch.Tensor.cumprod_: cumprod_,
     torch.index_put: _index_put,
     torch.Tensor.index_put: _index_put,
     torch.index_put_: _index_put_,

@@ -27,10 +27,12 @@ from dovetail_inductor.codegen_triton.ops import NARROW, TRITON_TYPES
 from dovetail_inductor.codegen_triton.passes import (
     by_pass,
     computed,
+    factors_of_sum,
     is_of_rows,
     passing,
     rows_read,
 )
+from dovetail_inductor.codegen_triton.reductions import rounded_product
 from dovetail_inductor.codegen_triton.tiling import Axis, Tiling, choose
 from dovetail_inductor.loop_ir.expr import Apply, Constant, Expr, Load, walk
 from dovetail_inductor.loop_ir.handlers import count, interpret
@@ -240,12 +242,18 @@ class Emission:
     def _in_one_block(self, nest: LoopNest) -> None:
         if self._is_row(nest):
             self._row(nest)
-            return
-        value = self._full_value(nest)
-        if nest.reduction is None:
-            self._store(nest, value)
+        elif nest.reduction is None:
+            self._store(nest, self._full_value(nest))
         else:
+            value = self._rounded_product(nest) or self._full_value(nest)
             self._finish(self._accumulators.whole_row(nest, value))
+
+    def _rounded_product(self, nest: LoopNest) -> str | None:
+        """The products that a nest adds up, or None if it adds up something else."""
+        factors = factors_of_sum(self.kernel, nest)
+        if factors is None:
+            return None
+        return self.lines.define(rounded_product(*interpret(factors, self._emitter(), self.memo)))
 
     def _looped_pass(self, nests: list[LoopNest]) -> None:
         axis = self.tiling.axes[-1]
@@ -311,7 +319,8 @@ class Emission:
         for buffer, maximum in self.online.items():
             if buffer in accumulators:
                 scaled, lanes = accumulators[buffer].value, accumulators[maximum].value
-                self.lines.add(f"{scaled} = {scaled} * tl.exp({lanes} - {self.rows[maximum]})")
+                factor = f"tl.exp({lanes} - {self.rows[maximum]})"
+                self.lines.add(f"{scaled} = {rounded_product(scaled, factor)}")
                 self._finish(accumulators[buffer])
 
     def _hoist(self, nests: list[LoopNest]) -> None:

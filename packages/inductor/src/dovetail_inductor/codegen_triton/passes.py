@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from dovetail_inductor.codegen_triton.online import online_softmax
-from dovetail_inductor.loop_ir.expr import Load
+from dovetail_inductor.loop_ir.expr import Apply, Expr, Load
 from dovetail_inductor.loop_ir.loops import LoopNest
 from dovetail_inductor.scheduler.kernels import FusedKernel
 
@@ -47,6 +47,17 @@ def computed(
     return found
 
 
+def factors_of_sum(kernel: FusedKernel, nest: LoopNest) -> tuple[Expr, ...] | None:
+    """The two factors of the products of floats that a nest adds up, if that is what it does."""
+    own = {n.buffer: n for n in kernel.nests if kernel.is_full(n) and n.scan is None}
+    body = nest.body
+    while isinstance(body, Load) and body.mask is None and body.buffer in own:
+        body = own[body.buffer].body
+    if nest.reduction != "sum" or not body.dtype.is_floating_point:
+        return None
+    return body.args if isinstance(body, Apply) and body.op == "mul" else None
+
+
 def rows_read(kernel: FusedKernel, nests: Sequence[LoopNest]) -> frozenset[str]:
     """Buffers of which a pass reads other elements in each row and column."""
     loads = [load for nest in computed(kernel, passing(kernel, nests)) for load in nest.loads]
@@ -71,4 +82,6 @@ def read_again(kernel: FusedKernel) -> frozenset[str]:
     return frozenset(found)
 
 
-__all__ = ["by_pass", "computed", "is_of_rows", "passing", "read_again", "rows_read"]
+__all__ = [
+    "by_pass", "computed", "factors_of_sum", "is_of_rows", "passing", "read_again", "rows_read",
+]  # fmt: skip

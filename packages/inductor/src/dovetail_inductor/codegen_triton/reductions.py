@@ -36,6 +36,17 @@ def reduced(
     return f"tl.reduce({value}, {along}, {name})"
 
 
+def rounded_product(a: str, b: str) -> str:
+    """A product of floats whose elements are added up across threads.
+
+    The threads that share a row each compute its sum, and may all store it to the same place, which
+    is a race unless they agree. They do if every sum of two is the same whichever of the two comes
+    first: it must not be fused with a product into one rounding (that of the thread's own element).
+    Nothing can be fused with this, nor made of it the product alone: of -0.0 it makes 0.0.
+    """
+    return f"tl.fma({a}, {b}, 0.0)"
+
+
 def scanned(kind: ScanKind, value: str, along: int, use: Callable[[str], None]) -> str:
     """A block of the totals up to each element along a dimension."""
     if kind in ("sum", "prod"):
@@ -64,4 +75,4 @@ def _helper(kind: ScanKind, use: Callable[[str], None]) -> str:
     return name
 
 
-__all__ = ["block_total", "combined", "joined", "reduced", "scanned"]
+__all__ = ["block_total", "combined", "joined", "reduced", "rounded_product", "scanned"]
