@@ -79,6 +79,7 @@ def test_as_close_to_float64_as_eager(
     assert report.graphs == 1 and not report.breaks and not report.recompiles, report.as_text()
 
 
+@pytest.mark.observes
 @pytest.mark.parametrize("train", [False, True], ids=["infer", "train"])
 def test_no_python_runs_between_kernels(train: bool, tmp_path: Path) -> None:
     """In the profiler's trace of a forward call, no Python function starts between the first and
@@ -330,6 +331,7 @@ class Training:
         return dovetail.report(self.compiled).cudagraphs
 
 
+@pytest.mark.observes
 def test_training_steps_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     training = Training()

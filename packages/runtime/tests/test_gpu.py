@@ -268,6 +268,7 @@ def test_random_numbers_go_on_under_replay() -> None:
         close(graphed(x)[0], wanted)
 
 
+@pytest.mark.observes
 def test_launch_overhead() -> None:
     """A launch costs a few microseconds of CPU at most (the number is printed with -s)."""
     count = 200
