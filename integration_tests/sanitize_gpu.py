@@ -121,8 +121,8 @@ class Run:
             "--launch-timeout", "0", "--max-connections", "128",
         )  # fmt: skip
         tests = (
-            sys.executable, "-m", "pytest", "-q", "-m", "gpu and not observes", "-p", "sanitize_gpu",
-            "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts=",
+            sys.executable, "-m", "pytest", "-q", "-m", "gpu and not observes",
+            "-p", "sanitize_gpu", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts=",
             "--import-mode=importlib", *self.paths,
         )  # fmt: skip
         path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
