@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from threading import Barrier
 
 import pytest
 import torch
-from dovetail_runtime import disk_cache
+from dovetail_runtime import artifact, disk_cache, load
 from dovetail_runtime.cpp_build import (
     Compiler,
     CompilerNotFound,
@@ -20,10 +21,11 @@ from dovetail_runtime.cpp_build import (
     group_kernels,
     translation_unit,
 )
+from dovetail_runtime.cpp_library import CppFunction
 from dovetail_runtime.disk_cache import DiskCache, key_digest
 from dovetail_runtime.knobs import Knobs
 from dovetail_runtime.native import NativeMismatch, check_module, executor_module
-from dovetail_runtime.plan import CppKernel
+from dovetail_runtime.plan import Allocate, CppKernel, LaunchCpp, Plan, PlanInput, TensorSpec
 
 HEAD = 'extern "C" void {0}(void* const* p, const int64_t* s, int64_t b, int64_t e) '
 
@@ -39,13 +41,13 @@ def knobs(directory: Path, **more: str) -> Knobs:
     return Knobs.from_environment({"DOVETAIL_CACHE_DIR": str(directory), **more})
 
 
-def call(address: int) -> int:
+def call(function: CppFunction) -> int:
     prototype = ctypes.CFUNCTYPE(
         None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64
     )
     out = (ctypes.c_int64 * 1)()
     pointers = (ctypes.c_void_p * 1)(ctypes.addressof(out))
-    prototype(address)(ctypes.addressof(pointers), None, 0, 1)
+    prototype(function.address)(ctypes.addressof(pointers), None, 0, 1)
     return out[0]
 
 
@@ -56,8 +58,64 @@ def test_kernels_share_a_preamble_and_helper_names(tmp_path: Path) -> None:
     assert unit.count("struct Shared") == 1 and unit.count("#include <vector>") == 1
     assert unit.index("#include <vector>") < unit.index("struct Shared") < unit.index("void a(")
     builder = CppBuilder(knobs(tmp_path))
-    addresses = builder.build(kernels)
-    assert [call(addresses[s]) for s in "abc"] == [1, 2, 3]
+    functions = builder.build(kernels)
+    assert [call(functions[s]) for s in "abc"] == [1, 2, 3]
+
+
+def mapped(directory: Path) -> int:
+    """How many shared objects of a directory are open."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return len({line.split()[-1] for line in lines if str(directory) in line})
+
+
+def test_a_library_is_closed_after_its_last_user(tmp_path: Path) -> None:
+    builder = CppBuilder(knobs(tmp_path, DOVETAIL_COMPILE_WORKERS="1"))
+    first, second = constant("a", 1), constant("b", 2)
+    functions = builder.build([first, second])  # one worker: one shared object
+    assert mapped(tmp_path) == 1
+    again = builder.build([first])
+    assert again["a"] is functions["a"]
+    functions.clear()
+    gc.collect()
+    assert mapped(tmp_path) == 1 and call(again["a"]) == 1
+    again.clear()
+    gc.collect()
+    assert mapped(tmp_path) == 0
+    reopened = builder.build([second])
+    assert mapped(tmp_path) == 1 and call(reopened["b"]) == 2
+
+
+def test_a_loaded_plan_keeps_its_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its native program alone does, also in a call that another thread is in."""
+    builder = CppBuilder(knobs(tmp_path))
+    monkeypatch.setattr(artifact, "default_cpp_builder", lambda: builder)
+    wait = "#include <unistd.h>\n" + HEAD.format("later")
+    body = "{ usleep(300000); static_cast<float*>(p[1])[0] = static_cast<float*>(p[0])[0] + 1; }"
+    spec = TensorSpec((1,), (1,), torch.float32, torch.device("cpu"))
+    plan = Plan(
+        name="later",
+        target="cpu",
+        inputs=(PlanInput("x", spec),),
+        symbols=(),
+        constants=(),
+        kernels=(CppKernel("later", wait + body),),
+        steps=(Allocate("y", spec, None), LaunchCpp("later", ("x", "y"), (), 1, 1)),
+        slab_bytes=(),
+        outputs=("y",),
+    )
+    runs = [load(plan).run]
+    gc.collect()
+    assert mapped(tmp_path) == 1
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(lambda: runs.pop()(torch.ones(1)))
+        while runs:
+            pass
+        gc.collect()
+        assert mapped(tmp_path) == 1  # it runs
+        assert result.result()[0].item() == 2
+        del result
+    gc.collect()
+    assert mapped(tmp_path) == 0
 
 
 def test_groups_are_balanced_and_complete() -> None:
@@ -87,6 +145,14 @@ def test_an_evicted_library_is_compiled_again(tmp_path: Path) -> None:
     CppBuilder(knobs(tmp_path)).build([kernel])
     for library in tmp_path.rglob("kernels.so"):
         library.unlink()
+    assert call(CppBuilder(knobs(tmp_path)).build([kernel])["a"]) == 1
+
+
+def test_an_eviction_cut_short_leaves_no_hole(tmp_path: Path) -> None:
+    kernel = constant("a", 1)
+    CppBuilder(knobs(tmp_path)).build([kernel])
+    for key in tmp_path.rglob("key.json"):
+        key.unlink()
     assert call(CppBuilder(knobs(tmp_path)).build([kernel])["a"]) == 1
 
 
@@ -135,8 +201,8 @@ from dovetail_runtime.knobs import Knobs
 sys.path.insert(0, sys.argv[2])
 from test_cpp_build import call, constant
 builder = CppBuilder(Knobs.from_environment({"DOVETAIL_CACHE_DIR": sys.argv[1]}))
-addresses = builder.build([constant(f"k{i}", i) for i in range(6)])
-print([call(addresses[f"k{i}"]) for i in range(6)])
+functions = builder.build([constant(f"k{i}", i) for i in range(6)])
+print([call(functions[f"k{i}"]) for i in range(6)])
 """
 
 

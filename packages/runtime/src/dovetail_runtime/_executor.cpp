@@ -16,6 +16,7 @@ struct Executor {
   Program* program;
   PyObject* raw_stream;  // torch's function from a device index to its current stream, or null
   bool gpu_ready;
+  PyObject* held;  // what keeps the kernels loaded that `program` has the addresses of
 };
 
 std::string ints_text(c10::IntArrayRef values) {
@@ -252,6 +253,7 @@ void executor_dealloc(PyObject* object) {
   auto* self = reinterpret_cast<Executor*>(object);
   PyTypeObject* type = Py_TYPE(object);
   delete self->program;
+  Py_XDECREF(self->held);
   Py_XDECREF(self->raw_stream);
   type->tp_free(object);
   Py_DECREF(type);
@@ -283,9 +285,10 @@ PyType_Spec executor_spec = {
 PyTypeObject* executor_type = nullptr;
 
 PyObject* load(PyObject*, PyObject* args) {
-  PyObject *tables = nullptr, *raw_stream = nullptr;
+  PyObject *tables = nullptr, *raw_stream = nullptr, *held = nullptr;
   int check_inputs = 0;
-  if (!PyArg_ParseTuple(args, "O!pO", &PyDict_Type, &tables, &check_inputs, &raw_stream)) {
+  if (!PyArg_ParseTuple(args, "O!pOO", &PyDict_Type, &tables, &check_inputs, &raw_stream,
+                        &held)) {
     return nullptr;
   }
   auto program = std::make_unique<Program>();
@@ -302,6 +305,7 @@ PyObject* load(PyObject*, PyObject* args) {
   self->program = program.release();
   self->raw_stream = Py_NewRef(raw_stream);
   self->gpu_ready = false;
+  self->held = Py_NewRef(held);
   return reinterpret_cast<PyObject*>(self);
 }
 
@@ -344,7 +348,7 @@ PyObject* idle_slab_bytes(PyObject*, PyObject*) {
 }
 
 PyMethodDef methods[] = {
-    {"load", load, METH_VARARGS, "load(tables, check_inputs, raw_stream) -> Executor"},
+    {"load", load, METH_VARARGS, "load(tables, check_inputs, raw_stream, held) -> Executor"},
     {"probe", probe, METH_O, "How the executor reads a tensor: (numel, first size)."},
     {"call_kernel", call_kernel, METH_VARARGS,
      "call_kernel(function, pointers, sizes, begin, end): addresses and a range."},

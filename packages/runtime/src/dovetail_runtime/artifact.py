@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from dovetail_runtime.cpp_build import CppBuild, CppBuilder
+from dovetail_runtime.cpp_library import CppFunction
 from dovetail_runtime.knobs import Knobs
 from dovetail_runtime.lower import TritonBinary, lower
 from dovetail_runtime.native import executor_module
@@ -82,10 +83,10 @@ class KernelBuild:
     cpp: CppBuild | None
     triton: TritonBuild | None
 
-    def result(self) -> tuple[dict[str, int], dict[str, TritonBinary]]:
-        """(addresses of C++ kernels, binaries of Triton kernels), by symbol."""
-        addresses = self.cpp.result() if self.cpp is not None else {}
-        return addresses, self.triton.result() if self.triton is not None else {}
+    def result(self) -> tuple[dict[str, CppFunction], dict[str, TritonBinary]]:
+        """(functions of C++ kernels, binaries of Triton kernels), by symbol."""
+        functions = self.cpp.result() if self.cpp is not None else {}
+        return functions, self.triton.result() if self.triton is not None else {}
 
 
 def start_build(kernels: Iterable[Kernel]) -> KernelBuild:
@@ -109,12 +110,14 @@ def load(
         if not torch.cuda.is_available():
             raise RuntimeError(f"plan {plan.name} runs on a GPU, and there is none that torch sees")
         torch.cuda.init()  # type: ignore[no-untyped-call]
-    addresses, binaries = build.result() if build is not None else ({}, {})
-    rest = [k for k in plan.kernels if k.symbol not in addresses and k.symbol not in binaries]
+    functions, binaries = build.result() if build is not None else ({}, {})
+    rest = [k for k in plan.kernels if k.symbol not in functions and k.symbol not in binaries]
     if rest:
-        more_addresses, more_binaries = start_build(rest).result()
-        addresses, binaries = addresses | more_addresses, binaries | more_binaries
-    tables = lower(plan, addresses, binaries)
+        more_functions, more_binaries = start_build(rest).result()
+        functions, binaries = functions | more_functions, binaries | more_binaries
+    tables = lower(plan, functions, binaries)
     raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-    run = executor_module().load(tables, chosen.check_inputs, raw_stream)
+    # The native program has bare addresses in it: it holds what keeps them valid.
+    held = tuple(functions[k.symbol] for k in plan.kernels if k.symbol in functions)
+    run = executor_module().load(tables, chosen.check_inputs, raw_stream, held)
     return CompiledArtifact(plan, run)

@@ -7,7 +7,6 @@ another plan brought is not compiled again.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import re
@@ -19,7 +18,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from weakref import WeakValueDictionary
 
+from dovetail_runtime.cpp_library import CppFunction, CppLibrary
 from dovetail_runtime.disk_cache import DiskCache, KeyParts, key_digest
 from dovetail_runtime.knobs import Knobs
 from dovetail_runtime.plan import CppKernel
@@ -134,25 +135,25 @@ def group_kernels(kernels: Sequence[CppKernel], workers: int) -> list[list[CppKe
 
 
 class CppBuild:
-    """Kernels on their way: `result()` waits and gives each symbol's address."""
+    """Kernels on their way: `result()` waits and gives each symbol's function."""
 
     def __init__(
         self,
         symbols: set[str],
-        found: dict[str, int],
-        pending: Sequence[Future[dict[str, int]]],
+        found: dict[str, CppFunction],
+        pending: Sequence[Future[dict[str, CppFunction]]],
     ) -> None:
         self._symbols = symbols
         self._found = found
         self._pending = pending
 
-    def result(self) -> dict[str, int]:
-        """Addresses by symbol; raises `CppCompileError` if a kernel did not compile."""
-        addresses = dict(self._found)
+    def result(self) -> dict[str, CppFunction]:
+        """Functions by symbol; raises `CppCompileError` if a kernel did not compile."""
+        functions = dict(self._found)
         for future in self._pending:
             compiled = future.result()
-            addresses.update({s: a for s, a in compiled.items() if s in self._symbols})
-        return addresses
+            functions.update({s: f for s, f in compiled.items() if s in self._symbols})
+        return functions
 
 
 class CppBuilder:
@@ -163,9 +164,10 @@ class CppBuilder:
         self._cache = DiskCache(knobs.cache_dir, "cpp", knobs.cache_limit_bytes)
         self._pool = ThreadPoolExecutor(max(1, knobs.compile_workers), "dovetail-cpp")
         self._lock = threading.Lock()
-        self._loaded: dict[Path, ctypes.CDLL] = {}
-        self._known: dict[CppKernel, int] = {}
-        self._underway: dict[CppKernel, Future[dict[str, int]]] = {}
+        # Weak: a library is closed when the last plan that calls into it is dropped.
+        self._loaded: WeakValueDictionary[Path, CppLibrary] = WeakValueDictionary()
+        self._known: WeakValueDictionary[CppKernel, CppFunction] = WeakValueDictionary()
+        self._underway: dict[CppKernel, Future[dict[str, CppFunction]]] = {}
 
     def start(self, kernels: Iterable[CppKernel]) -> CppBuild:
         """Begin compiling what is in no cache; returns at once."""
@@ -174,13 +176,13 @@ class CppBuilder:
         if len(set(symbols)) != len(symbols):
             twice = next(s for s in symbols if symbols.count(s) > 1)
             raise ValueError(f"two different kernels are called {twice!r}")
-        found: dict[str, int] = {}
-        pending: list[Future[dict[str, int]]] = []
+        found: dict[str, CppFunction] = {}
+        pending: list[Future[dict[str, CppFunction]]] = []
         missing: list[CppKernel] = []
         for kernel in wanted:
-            address = self._lookup(kernel)
-            if address is not None:
-                found[kernel.symbol] = address
+            function = self._lookup(kernel)
+            if function is not None:
+                found[kernel.symbol] = function
                 continue
             with self._lock:
                 underway = self._underway.get(kernel)
@@ -198,13 +200,13 @@ class CppBuilder:
                 pending.append(future)
         return CppBuild({k.symbol for k in wanted}, found, pending)
 
-    def _landed(self, group: Sequence[CppKernel], _: Future[dict[str, int]]) -> None:
+    def _landed(self, group: Sequence[CppKernel], _: Future[dict[str, CppFunction]]) -> None:
         with self._lock:
             for kernel in group:
                 self._underway.pop(kernel, None)
 
-    def build(self, kernels: Iterable[CppKernel]) -> dict[str, int]:
-        """The address of each kernel's function, by symbol."""
+    def build(self, kernels: Iterable[CppKernel]) -> dict[str, CppFunction]:
+        """Each kernel's function, by symbol."""
         return self.start(kernels).result()
 
     def explain_miss(self, kernel: CppKernel) -> str:
@@ -219,7 +221,7 @@ class CppBuilder:
             ("symbol", kernel.symbol),
         ]
 
-    def _lookup(self, kernel: CppKernel) -> int | None:
+    def _lookup(self, kernel: CppKernel) -> CppFunction | None:
         with self._lock:
             known = self._known.get(kernel)
         if known is not None:
@@ -229,28 +231,25 @@ class CppBuilder:
             return None
         try:
             library = self._cache.directory / json.loads((entry / _POINTER).read_text()) / _LIBRARY
-            return self._address(kernel, library)
+            return self._function(kernel, library)
         except (OSError, ValueError):
             return None  # the shared object was evicted: compile again
 
-    def _address(self, kernel: CppKernel, library: Path) -> int:
+    def _function(self, kernel: CppKernel, path: Path) -> CppFunction:
         with self._lock:
-            loaded = self._loaded.get(library)
-            if loaded is None:
-                loaded = self._loaded[library] = ctypes.CDLL(str(library))
-            try:
-                function = getattr(loaded, kernel.symbol)
-            except AttributeError:
+            library = self._loaded.get(path)
+            if library is None:
+                library = self._loaded[path] = CppLibrary(path)
+            function = library.function(kernel.symbol)
+            if function is None:
                 raise CppCompileError(
                     f'the source of kernel {kernel.symbol!r} defines no extern "C" function '
                     "of that name"
-                ) from None
-            address = ctypes.cast(function, ctypes.c_void_p).value
-            assert address is not None
-            self._known[kernel] = address
-            return address
+                )
+            self._known[kernel] = function
+            return function
 
-    def _compile(self, group: Sequence[CppKernel], compiler: Compiler) -> dict[str, int]:
+    def _compile(self, group: Sequence[CppKernel], compiler: Compiler) -> dict[str, CppFunction]:
         source = translation_unit(group)
         key = [*compiler.key(), ("unit", source)]
 
@@ -259,13 +258,16 @@ class CppBuilder:
             run_compiler(compiler, directory / "kernels.cpp", directory / _LIBRARY)
 
         entry = self._cache.get(key)
-        if entry is None or not (entry / _LIBRARY).exists():
+        if entry is not None and not (entry / _LIBRARY).exists():
+            self._cache.drop(key)
+            entry = None
+        if entry is None:
             entry = self._cache.put(key, fill)
-        addresses = {k.symbol: self._address(k, entry / _LIBRARY) for k in group}
+        functions = {k.symbol: self._function(k, entry / _LIBRARY) for k in group}
         where = json.dumps(key_digest(key))
         for kernel in group:
             self._cache.put(self._kernel_key(kernel), lambda d: _write(d / _POINTER, where))
-        return addresses
+        return functions
 
 
 def _write(path: Path, text: str) -> None:

@@ -77,14 +77,19 @@ class DiskCache:
             try:
                 os.rename(scratch, entry)
             except OSError:
-                if not (entry / _KEY_FILE).exists():
-                    raise
+                if not (entry / _KEY_FILE).exists():  # what an eviction that was cut short left
+                    shutil.rmtree(entry, ignore_errors=True)
+                    os.rename(scratch, entry)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         # The digest decides when to look: no counter that processes would have to share.
         if int(entry.name[:8], 16) % _LOOK_EVERY == 0:
             self._look()
         return entry
+
+    def drop(self, parts: KeyParts) -> None:
+        """Remove an entry, one that is not whole, say."""
+        _remove(self.directory / key_digest(parts))
 
     def _look(self) -> None:
         """Evict if the entries may have outgrown the limit, or twice as many as there were at the
@@ -150,9 +155,7 @@ class DiskCache:
         for used, size, entry in sorted(entries):
             if total <= allowed or now - used < _GRACE_SECONDS:
                 break
-            # The key goes first: an entry without it is no entry.
-            (entry / _KEY_FILE).unlink(missing_ok=True)
-            shutil.rmtree(entry, ignore_errors=True)
+            _remove(entry)
             total -= size
             dropped += 1
         if entries:
@@ -162,6 +165,12 @@ class DiskCache:
     def _entries(self) -> Iterator[Path]:
         if self.directory.is_dir():
             yield from (e for e in self.directory.iterdir() if not e.name.startswith("."))
+
+
+def _remove(entry: Path) -> None:
+    # The key goes first: an entry without it is no entry.
+    (entry / _KEY_FILE).unlink(missing_ok=True)
+    shutil.rmtree(entry, ignore_errors=True)
 
 
 def _part_digest(part: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from dovetail_runtime.aten_args import split_op_name
+from dovetail_runtime.cpp_library import CppFunction
 from dovetail_runtime.lifetimes import input_releases
 from dovetail_runtime.plan import (
     Allocate,
@@ -78,10 +79,10 @@ class _Slot:
 
 class _Lowering:
     def __init__(
-        self, plan: Plan, addresses: Mapping[str, int], binaries: Mapping[str, TritonBinary]
+        self, plan: Plan, functions: Mapping[str, CppFunction], binaries: Mapping[str, TritonBinary]
     ) -> None:
         self.plan = plan
-        self.addresses = addresses
+        self.functions = functions
         self.binaries = binaries
         self.sizes = SizeTable()
         self.slots: dict[str, _Slot] = {}
@@ -261,9 +262,9 @@ class _Lowering:
             )
 
     def _address(self, symbol: str) -> int:
-        if symbol not in self.addresses:
+        if symbol not in self.functions:
             raise PlanError(f"{self.plan.name}: no compiled C++ kernel is called {symbol!r}")
-        return self.addresses[symbol]
+        return self.functions[symbol].address
 
     def _launch_triton(self, step: LaunchTriton) -> tuple[Any, ...]:
         binary = self.binaries.get(step.kernel)
@@ -341,7 +342,7 @@ class _Lowering:
         kinds = [declared.spec is not None for declared in plan.inputs]
         if kinds != [isinstance(argument, str) for argument in args]:
             raise PlanError(f"{plan.name}: other inputs than the step that runs it has")
-        return lower(plan, self.addresses, self.binaries)
+        return lower(plan, self.functions, self.binaries)
 
     def _argument(self, argument: AtenArg) -> tuple[int, Any]:
         if isinstance(argument, Ref):
@@ -372,8 +373,8 @@ class _Lowering:
 
 
 def lower(
-    plan: Plan, addresses: Mapping[str, int], binaries: Mapping[str, TritonBinary]
+    plan: Plan, functions: Mapping[str, CppFunction], binaries: Mapping[str, TritonBinary]
 ) -> dict[str, Any]:
-    """The native executor's tables for `plan`, whose kernels stand compiled at `addresses` and in
-    `binaries`. Raises `PlanError` where the plan contradicts itself."""
-    return _Lowering(plan, addresses, binaries).lower()
+    """The native executor's tables for `plan`, whose kernels are `functions` and `binaries`. Who
+    runs them holds the functions. Raises `PlanError` where the plan contradicts itself."""
+    return _Lowering(plan, functions, binaries).lower()

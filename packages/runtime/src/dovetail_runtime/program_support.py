@@ -9,6 +9,7 @@ import torch
 
 from dovetail_runtime.artifact import default_cpp_builder
 from dovetail_runtime.aten_args import call_with_numbers, element
+from dovetail_runtime.cpp_library import CppFunction
 from dovetail_runtime.native import executor_module
 from dovetail_runtime.plan import CppKernel
 from dovetail_runtime.sizes import FLOAT_OPERATIONS, float_bits, float_from_bits, storage_bytes
@@ -69,16 +70,16 @@ def view(
 def cpp_kernels(sources: Mapping[str, str], preamble: Mapping[str, str]) -> dict[str, CppCall]:
     """Compile C++ kernels; each becomes a function of (tensors, sizes, work)."""
     kernels = [CppKernel(s, source, preamble.get(s, "")) for s, source in sources.items()]
-    addresses = default_cpp_builder().build(kernels)
-    return {symbol: _callable(address) for symbol, address in addresses.items()}
+    functions = default_cpp_builder().build(kernels)
+    return {symbol: _callable(function) for symbol, function in functions.items()}
 
 
-def _callable(address: int) -> CppCall:
+def _callable(function: CppFunction) -> CppCall:
     def call(tensors: Sequence[torch.Tensor], sizes: Sequence[int], work: int) -> None:
         pointers = (ctypes.c_void_p * max(1, len(tensors)))(*[t.data_ptr() for t in tensors])
         integers = (ctypes.c_int64 * max(1, len(sizes)))(*sizes)
         executor_module().call_kernel(
-            address, ctypes.addressof(pointers), ctypes.addressof(integers), 0, work
+            function.address, ctypes.addressof(pointers), ctypes.addressof(integers), 0, work
         )
 
     return call

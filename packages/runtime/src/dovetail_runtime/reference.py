@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 
 from dovetail_runtime.aten_args import call_with_numbers, element, python_value, resolve_op
+from dovetail_runtime.cpp_library import CppFunction
 from dovetail_runtime.native import executor_module
 from dovetail_runtime.plan import (
     Allocate,
@@ -72,12 +73,12 @@ def bind_symbols(
 class ReferenceExecutor:
     """Runs `plan` step by step in Python.
 
-    `addresses` maps a `CppKernel`'s symbol to the compiled function's address; `launch_triton`
-    runs Triton kernels (under Triton's interpreter on a machine without a GPU).
+    `functions` maps a `CppKernel`'s symbol to the compiled function; `launch_triton` runs
+    Triton kernels (under Triton's interpreter on a machine without a GPU).
     """
 
     plan: Plan
-    addresses: Mapping[str, int] = field(default_factory=dict)
+    functions: Mapping[str, CppFunction] = field(default_factory=dict)
     launch_triton: TritonLauncher | None = None
 
     def __call__(self, *inputs: torch.Tensor | Number) -> tuple[Output, ...]:
@@ -223,7 +224,7 @@ class _Run:
         work = self._int(step.work)
         if work <= 0:
             return
-        address = self.executor.addresses[kernel.symbol]
+        function = self.executor.functions[kernel.symbol]
         pointers = (ctypes.c_void_p * max(1, len(step.tensors)))(
             *[self._tensor(name).data_ptr() for name in step.tensors]
         )
@@ -233,7 +234,11 @@ class _Run:
         chunks = [(0, middle), (middle, work)] if middle < work else [(0, work)]
         for begin, end in chunks:
             executor_module().call_kernel(
-                address, ctypes.addressof(pointers), ctypes.addressof(sizes), begin, end
+                function.address,
+                ctypes.addressof(pointers),
+                ctypes.addressof(sizes),
+                begin,
+                end,
             )
 
     def _launch_triton(self, step: LaunchTriton) -> None:
