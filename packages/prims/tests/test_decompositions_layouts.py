@@ -184,6 +184,24 @@ def test_the_operand_that_lays_out_the_result(call: str) -> None:
     assert not mode.different
 
 
+@pytest.mark.parametrize("call", ["add(x, y)", "div(x, y)", "xlogy(x, y)", "fmax(x, y)",
+                                  "ldexp(x, y)", "rsub(x, y)"])  # fmt: skip
+def test_operands_of_two_dtypes(call: str) -> None:
+    """Of another dtype than the result's, a CPU's kernels read dense copies."""
+    strides = ((5, 1), (1, 4), (0, 1), (1, 0), (1, 8), (12, 2))
+
+    def laid(dtype: torch.dtype) -> list[Tensor]:
+        return [torch.empty_strided((4, 5), s, dtype=dtype).fill_(2) for s in strides]
+
+    mode = Compare()
+    with torch.no_grad(), mode:
+        for x in laid(torch.int64):
+            for y in laid(torch.float32):
+                for a, b in ((x, y), (y, x)):
+                    eval(f"aten.{call}", {"aten": torch.ops.aten, "x": a, "y": b})
+    assert not mode.different
+
+
 def test_a_norm_of_one_pixel_is_row_major() -> None:
     """The strides of dimensions of one element decide in which format a resize goes on."""
     x = torch.randn(2, 4, 1, 1).as_strided((2, 4, 1, 1), (4, 1, 4, 4))

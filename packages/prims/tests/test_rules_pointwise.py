@@ -92,6 +92,34 @@ def test_type_promotion(first: torch.dtype) -> None:
     check(aten.all.dim, a, 0)
 
 
+def of_many_layouts(dtype: torch.dtype) -> list[torch.Tensor]:
+    """Matrices, some with gaps or elements on one another, which a conversion makes dense."""
+    gaps = [torch.ones(6, 10)[::2, ::2], torch.ones(5, 6)[:, ::2].t(), torch.ones(5, 3).t()]
+    spread = [torch.ones(1, 5).expand(3, 5), torch.ones(3, 1).expand(3, 5), torch.ones(3, 5)]
+    layouts = [*gaps, *spread, torch.ones(5), torch.ones(1).expand(5), torch.ones(3, 1)]
+    return [
+        torch.empty_strided(t.shape, t.stride(), dtype=dtype, device=t.device).fill_(1)
+        for t in layouts
+    ]
+
+
+def test_operands_of_two_dtypes() -> None:
+    """Of another dtype than the result's, a CPU's kernels read dense copies."""
+    condition = torch.ones(3, 5, dtype=torch.bool)
+    for x in of_many_layouts(torch.bool):
+        for y in of_many_layouts(torch.float32):
+            for a, b in ((x, y), (y, x)):
+                check(aten.add.Tensor, a, b)
+                check(aten.div.Tensor, a, b)
+                check(aten.lt.Tensor, a, b)
+                check(aten.where.self, condition, a, b)
+                check(aten.where.self, condition.t().contiguous().t(), a, b)
+        for y in of_many_layouts(torch.int64):
+            check(aten.div.Tensor, x, y)  # computed in float32
+            check(aten.maximum.default, y, x)
+            check(aten.where.self, x, y, y.clone())
+
+
 def test_losses() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         for x in layouts((2, 3, 4), dtype):

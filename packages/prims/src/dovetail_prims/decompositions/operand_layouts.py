@@ -16,12 +16,14 @@ from torch._ops import OpOverload
 
 from dovetail_prims.fake_tensor import FakeTensor, Sizes, hint_of, make
 from dovetail_prims.shape_rules.layout import (
+    as_converted,
     empty_like_strides,
     equal_sizes,
     has_zero,
     pointwise_layout,
     same_strides,
 )
+from dovetail_prims.shape_rules.promotion import promote
 
 from ._common import aten
 
@@ -70,7 +72,10 @@ def laid_out(op: OpOverload, entry: Callable[..., Any]) -> Callable[..., Any]:
         fakes = [_as_fake(a) for a in given]
         if like is not None:
             return _relaid(result, empty_like_strides(fakes[like]))
-        strides = pointwise_layout([fakes[i] for i in _ORDER.get(name, range(len(fakes)))], False)[
+        # Truths are computed in what their operands have in common.
+        dtype = (result[0] if isinstance(result, tuple) else result).dtype
+        found = as_converted(fakes, promote(fakes) if dtype is torch.bool else dtype)
+        strides = pointwise_layout([found[i] for i in _ORDER.get(name, range(len(found)))], False)[
             1
         ]
         if isinstance(result, tuple):

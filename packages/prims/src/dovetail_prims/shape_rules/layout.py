@@ -336,12 +336,30 @@ def pointwise_layout(tensors: Sequence[FakeTensor], has_number: bool) -> tuple[S
     return sizes, _permuted_strides(sizes, [_expanded_strides(t, sizes) for t in tensors])
 
 
+def as_converted(tensors: Sequence[FakeTensor], dtype: torch.dtype) -> list[FakeTensor]:
+    """Operands as the iterator finds them where it computes in `dtype`: on a CPU it first makes
+    dense copies of those of another dtype, laid out as `to` does; on a GPU its loops convert."""
+    if common_device(tensors).type != "cpu":
+        return list(tensors)
+    return [
+        t
+        if t._dtype is dtype or is_canonical(t)
+        else make(t._sizes, empty_like_strides(t), dtype, t._device)
+        for t in tensors
+    ]
+
+
 def pointwise_out(
-    tensors: Sequence[FakeTensor], dtype: torch.dtype, has_number: bool = False
+    tensors: Sequence[FakeTensor],
+    dtype: torch.dtype,
+    has_number: bool = False,
+    computed_in: torch.dtype | None = None,
 ) -> FakeTensor:
-    """The output of a pointwise op."""
-    sizes, strides = pointwise_layout(tensors, has_number)
+    """The output of a pointwise op, which is computed in its own dtype or another."""
     device = tensors[0]._device if len(tensors) == 1 else common_device(tensors)
+    if len(tensors) > 1:
+        tensors = as_converted(tensors, computed_in or dtype)
+    sizes, strides = pointwise_layout(tensors, has_number)
     return make(sizes, strides, dtype, device)
 
 

@@ -16,9 +16,10 @@ from dovetail_prims.shape_rules.layout import (
     fresh,
     has_zero,
     is_canonical,
+    pointwise_layout,
     pointwise_out,
 )
-from dovetail_prims.shape_rules.promotion import COMPLEX, FLOATING, as_float, promote
+from dovetail_prims.shape_rules.promotion import COMPLEX, FLOATING, as_float, common_device, promote
 
 
 def same_dtype(x: FakeTensor, *rest: Any, **options: Any) -> FakeTensor:
@@ -145,7 +146,7 @@ def binary_of_floats(a: Any, b: Any) -> FakeTensor:
 def compare(a: Any, b: Any) -> FakeTensor:
     """A comparison or logical op."""
     tensors, number = _split(a, b)
-    return pointwise_out(tensors, torch.bool, number)
+    return pointwise_out(tensors, torch.bool, number, promote((a, b)))
 
 
 def power_scalar(x: FakeTensor, exponent: Any) -> FakeTensor:
@@ -160,10 +161,17 @@ def power_of_number(base: Any, exponent: FakeTensor) -> FakeTensor:
 
 def where(condition: FakeTensor, a: Any, b: Any) -> FakeTensor:
     """`where`, its branches tensors or numbers."""
-    tensors = tuple(t for t in (condition, a, b) if type(t) is FakeTensor)
-    number = len(tensors) < 3
     same = type(a) is FakeTensor and type(b) is FakeTensor and a._dtype is b._dtype
-    return pointwise_out(tensors, a._dtype if same else promote((a, b)), number)
+    dtype = a._dtype if same else promote((a, b))
+    branches = [t for t in (a, b) if type(t) is FakeTensor]
+    if not same:
+        branches = [_converted(t, dtype) for t in branches]
+    sizes, strides = pointwise_layout((condition, *branches), len(branches) < 2)
+    return make(sizes, strides, dtype, common_device((condition, *branches)))
+
+
+def _converted(x: FakeTensor, dtype: torch.dtype) -> FakeTensor:
+    return x if x._dtype is dtype else make(x._sizes, empty_like_strides(x), dtype, x._device)
 
 
 def clamp(x: FakeTensor, low: Any = None, high: Any = None, **named: Any) -> FakeTensor:
