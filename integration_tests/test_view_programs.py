@@ -163,3 +163,30 @@ def test_an_input_that_was_computed_where_it_lies_is_not_copied_there() -> None:
 def test_programs_in_two_graphs(first: int) -> None:
     equal = [_equal(first, "aot_eager", dynamic, breaks=True) for dynamic in (None, True)]
     assert sum(equal) >= 10
+
+
+def test_one_window_as_it_happens_lies_as_eagers() -> None:
+    """Its number is a quotient of a size: that it is 1 bounds the size, and simplifies strides."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        windows = x.unfold(1, 3, 2)
+        return torch.where(windows > windows, windows, windows)
+
+    compiled = dovetail.compile(fn, dynamic=True)
+    for rows in (3, 4, 6, 3):
+        x = torch.randn(2, rows, 4)[:, :, ::2]
+        result, expected = compiled(x), fn(x)
+        assert torch.equal(result, expected) and result.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_converted_operand_decides_where_a_result_lies(dynamic: bool | None) -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + y * y
+
+    compiled = dovetail.compile(fn, dynamic=dynamic)
+    for dtype in (torch.bool, torch.float32):
+        x, y = torch.ones(1, 4, dtype=dtype).expand(3, 4), torch.randn(4, 3).t()
+        for swapped in (False, True):
+            given = (y, x) if swapped else (x, y)
+            assert compiled(*given).stride() == fn(*given).stride()

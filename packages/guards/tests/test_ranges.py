@@ -8,7 +8,8 @@ import random
 
 from dovetail_guards import expr as e
 from dovetail_guards import relations as rel
-from dovetail_guards.ranges import Congruence, Facts, Range
+from dovetail_guards.learned import Learned
+from dovetail_guards.ranges import Congruence, Facts, Range, range_if_nonpositive
 from test_expr import random_expr
 
 SEED = int(os.environ.get("DOVETAIL_FUZZ_SEED", "11"))
@@ -60,6 +61,29 @@ def test_facts_hold_for_every_value() -> None:
             for relation, verdict, truth in zip(relations, verdicts, truths, strict=True):
                 assert verdict is None or verdict == truth, (*where, str(relation))
     assert decided > 100
+
+
+def test_a_bounded_quotient_bounds_what_is_divided() -> None:
+    """Neither more nor less, whatever the signs."""
+    x = e.symbol("s0")
+    choices = ((-3, -1, 1, 2), range(-7, 8, 3), (1, 2, 5), (-2, -1, 1, 3), (-4, 0, 3))
+    for factor, summand, divisor, slope, start in itertools.product(*choices):
+        expr = (slope * x + start) // divisor * factor + summand
+        found = range_if_nonpositive(expr)
+        if found is None:
+            assert sum(bool(m) for m, _ in expr.terms) > 1  # a whole part of it was taken out
+            continue
+        for value in range(-30, 31):
+            assert (expr.evaluate({"s0": value}) <= 0) == (value in found[1]), (expr, found)
+    assert range_if_nonpositive(x // e.symbol("s1")) is None
+
+
+def test_a_quotient_that_is_a_number_is_one_everywhere() -> None:
+    learned = Learned(set())
+    a, b = e.symbol("s0"), e.symbol("s1")
+    learned.learn(rel.eq((a + 1) // 2 - 1, e.constant(1)))
+    assert learned.facts.ranges["s0"] == Range(3, 4)
+    assert learned.facts.simplify((a + 1) // 2 * b * 3 - b * 3) is 3 * b
 
 
 def test_a_dominated_argument_goes_away() -> None:

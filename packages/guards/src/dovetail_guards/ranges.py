@@ -343,14 +343,22 @@ class Facts:
 
 
 def range_if_nonpositive(expr: Expr) -> tuple[str, Range] | None:
-    """(x, its range) for `expr = c*x + d` that is at most 0; None for any other expression."""
+    """(x, its range) for `expr = c*x + d` that is at most 0, or the same of a quotient `x // n`,
+    which bounds x; None for any other expression."""
     linear = [(m, c) for m, c in expr.terms if m]
     if len(linear) != 1 or len(linear[0][0]) != 1:
         return None
     (((atom, power),), factor) = linear[0]
-    if power != 1 or atom.kind != "sym":
+    if power != 1 or atom.kind not in ("sym", "floordiv"):
         return None
     rest = sum(c for m, c in expr.terms if not m)
     # x <= -d / c, or for a negative c: x >= d / -c rounded up
-    bound = Range(upper=-rest // factor) if factor > 0 else Range(lower=-(-rest // -factor))
-    return atom.name, bound
+    most, least = -rest // factor if factor > 0 else None, -(-rest // -factor)
+    if atom.kind == "floordiv":
+        divisor = atom.args[1].value
+        if divisor is None or divisor <= 0:
+            return None
+        if most is not None:
+            return range_if_nonpositive(atom.args[0] - (most + 1) * divisor + 1)
+        return range_if_nonpositive(least * divisor - atom.args[0])
+    return atom.name, Range(lower=least) if most is None else Range(upper=most)
