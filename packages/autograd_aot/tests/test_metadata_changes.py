@@ -84,3 +84,40 @@ def test_a_graded_write_to_a_reshaped_view_is_refused() -> None:
     x = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
     with pytest.raises(TraceError, match="after a change of shape in place"):
         aot_compile(as_graph(function, 1), [x], forward_compiler=lambda graph, _: graph.forward)
+
+
+def _shrunk(x: Tensor) -> tuple[Tensor, ...]:
+    with torch.no_grad():
+        y = torch.stack([x, x]).resize_((2, 3))
+    return y, y.expand(2, 3), y[0]
+
+
+def _turned(x: Tensor) -> tuple[Tensor, ...]:
+    y = torch.stack([x, x])
+    old = y[0]
+    with torch.no_grad():
+        y.transpose_(0, 1)
+    return y, y[1], old
+
+
+@pytest.mark.parametrize("function", [_shrunk, _turned])
+def test_what_changed_its_shape_under_no_grad_is_no_view_made_there(
+    function: Callable[[Tensor], tuple[Tensor, ...]],
+) -> None:
+    """It may be written to with gradients, and so may what is a view of it."""
+    x = torch.randn(3, 4)
+    gm = as_graph(function, 1)
+    compiled = aot_compile(gm, [x], forward_compiler=lambda graph, inputs: graph.forward)
+    for place in range(3):
+        ours, theirs = compiled(x), function(x)
+        leaves = []
+        for outputs in (ours, theirs):
+            values = torch.arange(float(outputs[place].numel())).view(outputs[place].shape)
+            leaves.append(values.requires_grad_())
+            outputs[place].mul_(leaves[-1])
+        for got, expected in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(got, expected)
+            assert got.stride() == expected.stride()
+        (2 * ours[place]).sum().backward()
+        (2 * theirs[place]).sum().backward()
+        torch.testing.assert_close(leaves[0].grad, leaves[1].grad)

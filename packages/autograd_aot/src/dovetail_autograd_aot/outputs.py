@@ -357,11 +357,16 @@ def _lies_otherwise(tensor: FakeTensor) -> bool:
 
 def _base_of(group: list[FakeTensor], storage: TracedStorage) -> FakeTensor:
     """The tensor the others of a group of aliasing outputs are regenerated from: an output that
-    is the whole storage, else the storage's first tensor, as a hidden output. Of tensors with
-    gradients one that changed its shape in place may be it."""
+    is the whole storage, else the storage's first tensor, as a hidden output. One that changed its
+    shape in place may be it, and has to be of tensors with gradients."""
     grad = any(grad_flags(t)[0] for t in group)
-    if grad and storage.reshaped:
-        return _reshaped_base_of(group, storage)
+    if storage.reshaped:
+        base = _reshaped_base_of(group)
+        if base is not None:
+            return base
+        if grad:
+            why = "views of a tensor of before it changed its shape in place are returned beside it"
+            raise refusal(f"{why}, with gradients", storage.reshaper)
     whole = [t for t in group if not track_of(t).chain and grad_flags(t)[0] == grad]
     for tensor in sorted(whole, key=lambda t: t._is_view()):  # (an alias is a view of the others)
         return tensor
@@ -370,8 +375,8 @@ def _base_of(group: list[FakeTensor], storage: TracedStorage) -> FakeTensor:
     return storage.root
 
 
-def _reshaped_base_of(group: list[FakeTensor], storage: TracedStorage) -> FakeTensor:
-    """What autograd takes for the base of the outputs that are views."""
+def _reshaped_base_of(group: list[FakeTensor]) -> FakeTensor | None:
+    """What autograd takes for the base of the outputs that are views, if all are views of it."""
     bases: dict[int, FakeTensor] = {}
     for tensor in group:
         own = _seen_base(tensor)
@@ -379,8 +384,7 @@ def _reshaped_base_of(group: list[FakeTensor], storage: TracedStorage) -> FakeTe
     base, *others = bases.values()
     chain = track_of(base).chain
     if others or any(track_of(t).chain[: len(chain)] != chain for t in group):
-        why = "views of a tensor of before it changed its shape in place are returned beside it"
-        raise refusal(f"{why}, with gradients", storage.reshaper)
+        return None
     return base
 
 

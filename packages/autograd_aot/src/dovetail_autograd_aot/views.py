@@ -276,7 +276,9 @@ def _become_view(
             raise TraceError("changing the shape of a constant in place cannot be compiled")
         storage.root = None
         wrap(storage.node, storage)  # another tensor to be the whole storage
-    view = as_view(tensor)
+    # (A change in place makes no view: none that autograd would say was made under no_grad.)
+    with torch.set_grad_enabled(torch.is_grad_enabled() or not tensor.requires_grad):
+        view = as_view(tensor)
     return tensor if same_metadata(view, tensor) else become(tracer, tensor, view)
 
 
