@@ -251,12 +251,17 @@ def _undefined(step: Step, values: list[Any], inputs: int, before: list[Step]) -
             return True
     if step.name == "view_dtype" and torch.bool in (first.dtype, step.args[0]):
         return True  # truths that are neither 0 nor 1
+    if (step.name in WRITES or step.name in WRITES_TWO) and first.dtype is not torch.bool:
+        if any(a.dtype is torch.bool and _one_storage(a, first) for a in given):
+            return True  # the same: kernels keep such bytes or make them 1, as they happen to read
     alone = not any(
         isinstance(v, Tensor) and v is not first and _one_storage(v, first) for v in values
     )
     if step.name in ("set_", "set_place"):
         if first.dtype != values[step.operands[1]].dtype:
             return True  # as many elements of a larger type: memory that is not its own
+        if step.name == "set_place" and _set_beyond(values[step.operands[1]]):
+            return True  # uninitialised memory
         return not alone or first.requires_grad or any(v is first for v in values[:inputs])
     if step.name == "detach_":
         # Views of it keep a history that depends on what is asked when.
@@ -298,6 +303,16 @@ def _stored(t: Tensor) -> int:
     """How many elements a tensor's memory has from where it begins, but no more than its own."""
     there = t.untyped_storage().nbytes() // t.element_size() - int(t.storage_offset())
     return min(there, t.numel())
+
+
+def _set_beyond(source: Tensor) -> bool:
+    """Whether `set_` at a tensor's own offset, which is counted from where the tensor begins, ends
+    beyond its memory: that grows."""
+    if source.numel() == 0:
+        return False
+    last = sum((n - 1) * d for n, d in zip(source.shape, source.stride(), strict=True))
+    count = source.untyped_storage().nbytes() // source.element_size()
+    return 2 * source.storage_offset() + last >= count
 
 
 def _is_expanded_leaf(t: Any) -> bool:
@@ -567,9 +582,8 @@ def outcome(program: Program, check: Check) -> str:
         return f"ERROR: {type(error).__name__}: {error} [{line.name} {line.lineno}]"
 
 
-def smaller(program: Program, check: Check) -> Program:
-    """The program without steps that its difference does not need."""
-    kind = outcome(program, check).split(":")[0]
+def smaller(program: Program, check: Check, kind: str) -> Program:
+    """The program without steps that its outcome, of this kind, does not need."""
     changed = True
     while changed:
         changed = False
@@ -608,13 +622,14 @@ def run_seeds(first: int, last: int, check: Check) -> None:
             counts["no program"] += 1
             continue
         result = outcome(program, check)
-        counts[result if result.startswith("refused") else result.split(":")[0]] += 1
-        if (
-            result.startswith(("DIFFERENT", "ERROR"))
-            and counts["DIFFERENT"] + counts["ERROR"] <= 12
-        ):
-            cut = smaller(program, check)
-            print(f"seed {seed}: {outcome(cut, check)}\n    {cut}", flush=True)
+        kind = result.split(":")[0]
+        counts[result if result.startswith("refused") else kind] += 1
+        if kind in ("DIFFERENT", "ERROR") and counts["DIFFERENT"] + counts["ERROR"] <= 12:
+            cut = smaller(program, check, kind)
+            again = outcome(cut, check)
+            if not again.startswith(kind):
+                again = f"{result}\n    but when run again: {again}"
+            print(f"seed {seed}: {again}\n    {cut}", flush=True)
     seconds = time.perf_counter() - start
     for text, count in counts.most_common():
         print(f"{count:7d}  {text}")
