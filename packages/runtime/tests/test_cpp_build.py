@@ -287,6 +287,9 @@ def test_an_executor_of_another_torch_is_refused() -> None:
 
     with pytest.raises(NativeMismatch, match=r"built against torch 1\.0\.0.*setup\.py build_ext"):
         check_module(Fake)  # type: ignore[arg-type]
+    Fake.torch_version = torch.__version__
+    with pytest.raises(NativeMismatch, match=r"from other sources.*setup\.py build_ext"):
+        check_module(Fake)  # type: ignore[arg-type]
     assert executor_module().torch_version == torch.__version__
 
 

@@ -377,7 +377,8 @@ PyMODINIT_FUNC PyInit__executor() {
   if (executor_type == nullptr) return nullptr;
   PyObject* result = PyModule_Create(&module);
   if (result == nullptr) return nullptr;
-  if (PyModule_AddStringConstant(result, "torch_version", DOVETAIL_TORCH_VERSION) < 0) {
+  if (PyModule_AddStringConstant(result, "torch_version", DOVETAIL_TORCH_VERSION) < 0 ||
+      PyModule_AddIntConstant(result, "interface", 2) < 0) {
     Py_DECREF(result);
     return nullptr;
   }

@@ -11,6 +11,9 @@ import torch
 
 from dovetail_runtime.knobs import Knobs
 
+# Changes with the arguments and tables that the native executor takes; _executor.cpp has it, too.
+INTERFACE = 2
+
 
 class NativeMismatch(ImportError):
     """The native executor is absent, or was built against another torch."""
@@ -50,6 +53,11 @@ def check_module(module: ModuleType) -> None:
         raise NativeMismatch(
             f"the native executor was built against torch {module.torch_version}, "
             f"this is torch {torch.__version__}. Rebuild it with: {rebuild_command()}"
+        )
+    if getattr(module, "interface", 1) != INTERFACE:
+        raise NativeMismatch(
+            "the native executor was built from other sources than this package's. Rebuild it "
+            f"with: {rebuild_command()}"
         )
     if module.probe(torch.empty(3, 5)) != (15, 3):
         raise NativeMismatch(
