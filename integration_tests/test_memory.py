@@ -1,9 +1,11 @@
-"""Peak memory of training steps on the CPU, beside eager's."""
+"""Memory on the CPU: its peak in training steps, beside eager's, and what is given back."""
 
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -61,3 +63,35 @@ def test_outputs_without_gradient_cost_nothing() -> None:
     eager, ours = peak_bytes(run(twin), "cpu"), peak_bytes(run(compiled), "cpu")
     torch.testing.assert_close(model.weight.grad, twin.weight.grad)
     assert ours <= 1.1 * eager
+
+
+def _kernels_mapped() -> int:
+    return Path("/proc/self/maps").read_text().count("kernels.so")
+
+
+def test_kernels_are_unloaded_with_what_was_compiled() -> None:
+    """A process that compiles on and on would run out of maps, with and without a backward."""
+
+    def compile_one(number: int) -> None:
+        def fn(x: torch.Tensor) -> torch.Tensor:
+            x.mul_(number)
+            return (x.sin() * number).sum()
+
+        given = torch.randn(7, 3, requires_grad=number % 2 == 0)
+        out = dovetail.compile(fn)(given.clone())
+        if number % 4 == 0:
+            out.backward()
+
+    gc.collect()
+    before = _kernels_mapped()
+    kept = dovetail.compile(lambda x: x.cos() + 31)
+    kept(torch.ones(5))
+    with_one = _kernels_mapped()
+    assert with_one > before
+    for number in range(2, 7):
+        compile_one(number)
+    assert _kernels_mapped() > with_one
+    gc.collect()
+    gc.collect()  # what nodes of autograd held is found to be garbage once they are gone
+    assert _kernels_mapped() <= with_one
+    torch.testing.assert_close(kept(torch.ones(5)), torch.ones(5).cos() + 31)

@@ -240,6 +240,34 @@ def test_double_backward_through_an_overwritten_input_is_refused():
         torch.autograd.grad(out.sum(), values[0], create_graph=True)
 
 
+def test_a_graph_that_writes_to_its_input_does_not_hold_itself():
+    """The input's history is the graph's, which keeps what a second backward needs."""
+
+    def overwritten(x):
+        y = x.exp()
+        x.mul_(2)
+        return (y * 2,)
+
+    def doubled(x, w):
+        x.mul_(3)
+        return ((w * w).sum() * 2 + x.sum(),)
+
+    leaf = torch.randn(3, 4, requires_grad=True)
+    x = leaf.clone()
+    (out,) = compiled(overwritten, leaf.clone())(x)
+    held = weakref.ref(x)
+    del x, out
+    gc.collect()
+    assert held() is None
+    # What it keeps is enough for a second backward.
+    w = torch.randn(5, requires_grad=True)
+    (out,) = compiled(doubled, leaf.clone(), w)(leaf.clone(), w)
+    grads = torch.autograd.grad(out, (leaf, w), create_graph=True)
+    torch.testing.assert_close(grads[0], torch.full((3, 4), 3.0))
+    (second,) = torch.autograd.grad(grads[1].sum(), (w,))
+    torch.testing.assert_close(second, torch.full((5,), 4.0))
+
+
 def test_double_backward_notices_in_place_writes():
     a = torch.randn(3, requires_grad=True)
     b = torch.randn(3)

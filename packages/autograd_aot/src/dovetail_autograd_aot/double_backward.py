@@ -91,6 +91,8 @@ class DoubleBackward:
         values = [n.meta["val"] for n in joint.gm.graph.nodes if n.op == "placeholder"]
         self.all_tensors = all(isinstance(v, Tensor) for v in values[: joint.signature.num_primals])
         self.mutated = {m.index for m in self.signature.mutated}
+        # The history of these is about to go through this graph, which would hold itself.
+        self.overtaken = [m.index for m in self.signature.mutated if not m.data_only]
         self.mutated_matters = _mutated_matters(joint)
 
     def remember(self, inputs: tuple[Any, ...]) -> Replay:
@@ -100,7 +102,17 @@ class DoubleBackward:
         if self.cuda_device is not None:
             cuda = (self.cuda_device, torch.cuda.get_rng_state(self.cuda_device))
         versions = tuple(map(_version, inputs if self.all_tensors else self._tensors(inputs)))
+        if self.overtaken:
+            inputs = self._without_history(inputs)
         return Replay(inputs, versions, random_state, cuda)
+
+    def _without_history(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The inputs, of those that autograd sees a write to what does not depend on contents:
+        no gradient does, or there is no backward of this kind (see `run`)."""
+        kept = list(inputs)
+        for i in self.overtaken:
+            kept[i] = inputs[i].detach().requires_grad_(inputs[i].requires_grad)
+        return tuple(kept)
 
     def _tensors(self, inputs: tuple[Any, ...]) -> list[Tensor]:
         return [i for i in inputs if isinstance(i, Tensor)]
