@@ -92,6 +92,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "isin": lambda x: torch.isin(x, torch.ones(3)),
     "powers of a number": lambda x: (2.0**x, 1**x, torch.ldexp(x, x)),
     "put": lambda x: x.put(FIRST, torch.ones(1)),
+    "take": lambda x: torch.take(torch.arange(9.0), x.long() % 9),
     "masked_index": lambda x: torch.ops.aten._unsafe_masked_index(
         x, x > 0, [None, torch.arange(x.shape[1])], 0
     ),

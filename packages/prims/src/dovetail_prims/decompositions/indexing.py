@@ -152,7 +152,7 @@ def unsafe_masked_index_put_accumulate(
 
 def take(self: Tensor, index: Tensor) -> Tensor:
     """Elements by their place in row-major order"""
-    return aten.index.Tensor(reshape(self, [-1]), [index])
+    return contiguous(aten.index.Tensor(reshape(self, [-1]), [index]))
 
 
 def select_backward(
