@@ -400,3 +400,31 @@ def test_old_contents_of_an_input_with_gaps_are_kept_without_them(dynamic: bool)
     compiled = dovetail.compile(fn, dynamic=dynamic)
     for rows in (3, 5):
         assert torch.equal(gradient(compiled, rows), gradient(fn, rows))
+
+
+def _every_other_of_a_diagonal(x: Tensor) -> Tensor:
+    return (x * 2)[:2].diagonal()[::2][None]
+
+
+def _scattered_into_gaps(x: Tensor) -> Tensor:
+    return x[..., ::2].slice_scatter(x[:1, :, ::2] + 1, 0, 0, 1)
+
+
+def _scattered_into_gaps_of_none(x: Tensor) -> Tensor:
+    return _scattered_into_gaps(x)[:, 4:]
+
+
+@pytest.mark.parametrize(
+    "fn", [_every_other_of_a_diagonal, _scattered_into_gaps, _scattered_into_gaps_of_none]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
+def test_results_of_any_size_keep_the_gaps_between_their_elements(
+    fn: Callable[[Tensor], Tensor], dtype: torch.dtype
+) -> None:
+    compiled = dovetail.compile(fn)
+    for sizes in ((4, 4, 6), (5, 3, 4), (2, 9, 14), (5, 6, 16)):
+        x = torch.arange(math.prod(sizes)).remainder(7).view(sizes).to(dtype)
+        wanted, got = fn(x), compiled(x)
+        assert torch.equal(got, wanted)
+        if wanted.numel():
+            assert got.stride() == wanted.stride()

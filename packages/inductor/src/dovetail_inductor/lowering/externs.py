@@ -17,6 +17,7 @@ from dovetail_inductor.loop_ir.sizes import (
     float_from_torch,
     from_torch,
     hint_of,
+    largest,
     to_torch,
 )
 from dovetail_inductor.lowering.values import (
@@ -215,7 +216,7 @@ def copied(ctx: Context, stored: Strided, like: Value) -> Strided:
 def _spread(ctx: Context, stored: Strided, like: Value) -> Strided:
     """A copy, by ATen, with the gaps between elements that `like` has; they hold zeros."""
     shape, stride = like.shape, like.stride
-    length = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+    length = 1 + sum((largest(n, 1) - 1) * s for n, s in zip(shape, stride, strict=True))
     row = Value((length,), (1,), like.dtype, like.device, like.origin)
     zeros, filled = ctx.new_buffer(row), ctx.new_buffer(row)
     # What is expanded is there once.

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from dovetail_inductor.loop_ir.loops import Strided, same_strides
 from dovetail_inductor.loop_ir.ops import STORED_DTYPES
-from dovetail_inductor.loop_ir.sizes import any_symbolic
 from dovetail_inductor.lowering import scatters
 from dovetail_inductor.lowering.externs import copied
 from dovetail_inductor.lowering.values import Context, Value, is_dense
@@ -22,10 +21,8 @@ def as_promised(ctx: Context, value: Value, promised: Value) -> Strided:
         return copied(ctx, stored, promised)
     if not is_dense(promised.shape, promised.stride):
         spread = scatters.with_gaps(ctx, value, promised.stride)
-        if spread is not None:
-            return spread
-        if 0 in promised.stride or not any_symbolic((*promised.shape, *promised.stride)):
-            return copied(ctx, stored, promised)  # elements of it lie on one another
+        # (None: elements of it lie on one another, or may do so: the sizes are symbolic.)
+        return copied(ctx, stored, promised) if spread is None else spread
     promised.loader = lambda indices, mask: ctx.load(value, indices, mask)
     return ctx.realize(promised)
 

@@ -4,6 +4,7 @@ memory) together with a map of strides (for those that are)."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -48,12 +49,18 @@ def make_view(
     value = value_like(tensor_of(node), node.name)
     if base.stored is None and reindex is None:
         ctx.realize(base)
+
+    def lies(stored: Strided) -> Strided | None:
+        # (a symbolic size may come out in another form than the one that other rules have it in)
+        found = restride(stored)
+        return None if found is None else replace(found, shape=value.shape)
+
     if base.stored is not None:
-        value.stored = restride(base.stored)
+        value.stored = lies(base.stored)
     if value.stored is None:
         if reindex is None:
             raise UnsupportedGraph(f"{node.name}: {node.target} of a tensor laid out otherwise")
-        value.base, value.restride = base, restride
+        value.base, value.restride = base, lies
         map_indices = reindex
 
         def loader(indices: Indices, mask: Expr | None) -> Expr:
