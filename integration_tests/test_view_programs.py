@@ -179,6 +179,19 @@ def test_one_window_as_it_happens_lies_as_eagers() -> None:
         assert torch.equal(result, expected) and result.stride() == expected.stride()
 
 
+def test_a_dimension_in_two_lies_as_eagers() -> None:
+    """That nothing is left over of its size makes the parts lie close to one another."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x.unflatten(0, (-1, 2)).clone()
+
+    compiled = dovetail.compile(fn, dynamic=True)
+    for columns in (4, 6):
+        x = torch.randn(4, columns).t()
+        result, expected = compiled(x), fn(x)
+        assert torch.equal(result, expected) and result.stride() == expected.stride()
+
+
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_a_converted_operand_decides_where_a_result_lies(dynamic: bool | None) -> None:
     def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -249,6 +249,9 @@ def _undefined(step: Step, values: list[Any], inputs: int, before: list[Step]) -
         # Gradients of what is not the tensor's own depend on whether it was written to meanwhile.
         if not _places_in(first, *step.args) <= _places_in(first, first.shape, first.stride()):
             return True
+    if "view_dtype" in names and first.dtype is torch.float16:
+        if step.name in WRITES or step.name in WRITES_TWO:
+            return True  # roundings that a kernel may leave out, in the bits of other numbers
     if step.name == "view_dtype" and torch.bool in (first.dtype, step.args[0]):
         return True  # truths that are neither 0 nor 1
     if (step.name in WRITES or step.name in WRITES_TWO) and first.dtype is not torch.bool:

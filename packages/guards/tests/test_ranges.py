@@ -86,6 +86,29 @@ def test_a_quotient_that_is_a_number_is_one_everywhere() -> None:
     assert learned.facts.simplify((a + 1) // 2 * b * 3 - b * 3) is 3 * b
 
 
+def test_a_quotient_without_a_rest_multiplied_again() -> None:
+    a, b = e.symbol("a"), e.symbol("b")
+    facts = Facts({}, {"a": Congruence(6, 4)})
+    assert facts.simplify(a // 3 * b * 3) is (a - 1) * b
+    assert facts.simplify(a // 2 * 4) is 2 * a
+    assert facts.decide(rel.eq(a // 2 * 2, a)) is True
+    for kept in (a // 4 * 4, b // 2 * 2, a // 2 * b, (a // 2) * (a // 2) * 4):
+        assert facts.simplify(kept) is kept
+
+
+def test_what_an_equation_says_is_left_over() -> None:
+    a, b = e.symbol("s0"), e.symbol("s1")
+    for relation in (rel.eq(a // 4 * 4 + 3, a), rel.eq(a - 3, a // 4 * 4)):
+        learned = Learned(set())
+        learned.learn(relation)
+        assert learned.facts.congruences["s0"] == Congruence(4, 3)
+        assert learned.facts.simplify(a // 4 * 4 * b) is (a - 3) * b
+    for relation in (rel.eq(a // 4 * 4 + b, a), rel.eq(a // 4 * 2, a), rel.eq(a // 4 * 4, b)):
+        learned = Learned(set())
+        learned.learn(relation)
+        assert not learned.facts.congruences
+
+
 def test_a_dominated_argument_goes_away() -> None:
     a, b = e.symbol("a"), e.symbol("b")
     facts = Facts({"a": Range(2, 10), "b": Range(20, 30)})

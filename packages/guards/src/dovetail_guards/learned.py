@@ -70,9 +70,13 @@ class Learned:
 
     def _learn_equality(self, expr: e.Expr) -> None:
         for monomial, factor in expr.terms:
-            if len(monomial) != 1 or monomial[0][1] != 1 or abs(factor) != 1:
+            if len(monomial) != 1 or monomial[0][1] != 1:
                 continue
             atom = monomial[0][0]
+            if atom.kind == "floordiv" and atom.args[1].value == abs(factor):
+                self._learn_rest(atom.args[0], abs(factor), expr if factor > 0 else -expr)
+            if abs(factor) != 1:
+                continue
             rest = (expr - e.of_atom(atom) * factor) * -factor
             if atom.kind == "mod" and rest.value is not None:
                 name, modulus = atom.args[0].symbol_name, atom.args[1].value
@@ -85,6 +89,12 @@ class Learned:
                 if all((n in self.unbacked, age(n)) <= own for n in rest.free_symbols()):
                     self._replace(atom.name, rest)
                     return
+
+    def _learn_rest(self, whole: e.Expr, divisor: int, zero: e.Expr) -> None:
+        """What `zero`, with `divisor * (whole // divisor)` in it, says of what is left over."""
+        left = zero - (whole // divisor) * divisor + whole  # whole % divisor, if it is a number
+        if left.value is not None and whole.symbol_name is not None:
+            self.facts.set_congruence(whole.symbol_name, Congruence(divisor, left.value))
 
     def _replace(self, name: str, by: e.Expr) -> None:
         by = self.replace(by)

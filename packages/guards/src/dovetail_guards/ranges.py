@@ -303,11 +303,25 @@ class Facts:
     def _simplify_terms(self, expr: Expr) -> Expr:
         total = constant(0)
         for monomial, coefficient in expr.terms:
-            product = constant(coefficient)
+            product = constant(1)
             for atom, power in monomial:
-                product = product * self._simplify_atom(atom) ** power
-            total = total + product
+                divisor = self._even_divisor(atom)
+                if power == 1 and divisor and coefficient % divisor == 0:
+                    # n*(x // n) is x less what is known to be left over
+                    coefficient //= divisor
+                    left = self.congruence_of(atom.args[0]).remainder % divisor
+                    product = product * (self.simplify(atom.args[0]) - left)
+                else:
+                    product = product * self._simplify_atom(atom) ** power
+            total = total + product * coefficient
         return total
+
+    def _even_divisor(self, atom: Atom) -> int:
+        """By what an atom divides something of which it is known what is left over; or 0."""
+        divisor = atom.args[1].value if atom.kind == "floordiv" else None
+        if divisor is None or divisor <= 0:
+            return 0
+        return 0 if self.congruence_of(atom.args[0]).modulus % divisor else divisor
 
     def _simplify_atom(self, atom: Atom) -> Expr:
         known = self._range_of_atom(atom)
