@@ -211,3 +211,23 @@ def test_programs_that_differed(seed: int) -> None:
     program = random_program(seed)
     assert program is not None
     assert check_compiled(program) == "ok"
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "dovetail"])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_an_input_that_starts_later_changes_its_shape_between_writes(
+    backend: str, dynamic: bool | None
+) -> None:
+    """Where it begins in its memory is counted once."""
+
+    def fn(x: torch.Tensor) -> None:
+        x.mul_(2)
+        x.as_strided_((2, 3), (3, 1))
+        x.mul_(3)
+
+    compiled = dovetail.compile(fn, dynamic=dynamic, backend=backend)
+    for rows in (5, 6):
+        ours, theirs = (torch.arange(4.0 * rows).view(rows, 4) for _ in range(2))
+        compiled(ours[1:])
+        fn(theirs[1:])
+        assert torch.equal(ours, theirs)

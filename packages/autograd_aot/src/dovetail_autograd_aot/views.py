@@ -275,7 +275,9 @@ def _become_view(
         if storage.constant is not None:
             raise TraceError("changing the shape of a constant in place cannot be compiled")
         storage.root = None
-        wrap(storage.node, storage)  # another tensor to be the whole storage
+        # Another tensor to be the whole storage. It lies as this one did: its value, after a write,
+        # may lie otherwise, and begins where an input does, not the input's memory.
+        wrap(storage.node, storage, like=tensor)
     # (A change in place makes no view: none that autograd would say was made under no_grad.)
     with torch.set_grad_enabled(torch.is_grad_enabled() or not tensor.requires_grad):
         view = as_view(tensor)
