@@ -18,6 +18,8 @@ INTEGERS = {
     "I64": torch.int64,
 }  # fmt: skip
 DTYPES = {**FLOATS, **INTEGERS, "BOOL": torch.bool}
+# Functions of which a rounding error of the argument may make an infinity, or NaN.
+_POLES = ("rsqrt", "sqrt", "log1p", "log", "reciprocal", "log2")
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -67,7 +69,6 @@ class Maker:
     # arithmetic that is not exact does).
 
     def smooth(self) -> tuple[str, bool]:
-        x = self.pick("fib")
         f = self.choose(
             "sin",
             "cos",
@@ -87,7 +88,7 @@ class Maker:
             "sinc",
             "log2",
         )
-        return f"torch.{f}({x})", True
+        return f"torch.{f}({self.pick('fib', exact=f in _POLES)})", True
 
     def activation(self) -> tuple[str, bool]:
         x = self.pick("f")
@@ -170,16 +171,24 @@ class Maker:
         x = self.pick("fib")
         y = self.choose(self.like(x), self.number())
         op = self.choose("+", "-", "*", "*", "+", "/")
+        if op == "/" and not all(v in self.exact or not isinstance(v, str) for v in (x, y)):
+            # (a rounding error by zero, or anything by one, may be either infinity, or NaN)
+            return self.choose((f"{x} / ({y} * {y} + 1)", True), (f"{y} / ({x} * {x} + 1)", True))
         return self.choose((f"{x} {op} {y}", op == "/"), (f"{y} {op} {x}", op == "/"))
 
     def binary_more(self) -> tuple[str, bool]:
         x = self.pick("f")
         y = self.like(x, "f")
         z = self.like(x, "f")
+        if self.rng.random() < 0.15:  # what has poles or a jump at zero
+            x = self.pick("f", exact=True)
+            y = self.like(x, "f", exact=True)
+            return self.choose(
+                (f"torch.atan2({x}, {y})", True), (f"{x} ** -1", True), (f"{x} ** 0.5", True)
+            )
         return self.choose(
             (f"torch.add({x}, {y}, alpha=2)", False),
             (f"torch.rsub({x}, {y})", False),
-            (f"torch.atan2({x}, {y})", True),
             (f"torch.hypot({x}, {y})", True),
             (f"torch.lerp({x}, {y}, 0.25)", True),
             (f"torch.addcmul({x}, {y}, {z}, value=0.5)", True),
@@ -191,8 +200,6 @@ class Maker:
             (f"torch.xlogy({x}, {y} * {y} + 1)", True),
             (f"2 ** {x}", True),
             (f"torch.mul({x}, {self.values[x].dim()})", False),
-            (f"{x} ** -1", True),
-            (f"{x} ** 0.5", True),
         )
 
     def extreme(self) -> tuple[str, bool]:
