@@ -106,3 +106,19 @@ def test_a_graph_without_such_reads_is_left_alone() -> None:
     x, row = torch.randn(3, 4), torch.randn(4)
     gm = traced(lambda x, y: (torch.select_scatter(x, y, 0, 1) * 2,), x, row)
     assert read_parts(gm) is gm
+
+
+@pytest.mark.parametrize("dims", [(0, 1), (1, 0)], ids=["rows behind a column", "the reverse"])
+@pytest.mark.parametrize("shape", [(3, 3), (4, 3), (3, 1)])
+def test_parts_along_two_dimensions(shape: tuple[int, int], dims: tuple[int, int]) -> None:
+    """What is read behind another part along one dimension is the whole tensor with that other
+    part, and not the part."""
+    parts, across = dims
+
+    def fn(x: Tensor) -> tuple[Tensor]:
+        x = torch.select_scatter(x, x.select(across, 0) * 3, across, 0)
+        for i in range(x.shape[parts]):
+            x = torch.select_scatter(x, x.select(parts, i) * (i + 2), parts, i)
+        return (x,)
+
+    check(fn, torch.randn(shape))

@@ -9,6 +9,7 @@ is another part, nobody needs the whole but the one at the end.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,17 +32,27 @@ def read_parts(gm: GraphModule) -> GraphModule:
     graph.output(graph.graph_copy(gm.graph, {}))
     for node in list(graph.nodes):
         source = _source(node)
-        if source is not None and source.target is aten.select_scatter.default:
-            node.replace_all_uses_with(source.args[1])
+        if source is None:
+            continue
+        if source.is_part:
+            node.replace_all_uses_with(source.node)
             graph.erase_node(node)
-        elif source is not None:
-            node.args = (source, *node.args[1:])
+        else:
+            node.args = (source.node, *node.args[1:])
     return GraphModule(gm, graph)
 
 
-def _source(node: Node) -> Node | None:
-    """For a part of a tensor with replaced parts: the `select_scatter` that put this very part in,
-    or else what is the same there from further back. None if there is nothing to gain."""
+@dataclass(frozen=True)
+class _Source:
+    """What a part is read from: another tensor that has it, or (`is_part`) the part itself."""
+
+    node: Node
+    is_part: bool
+
+
+def _source(node: Node) -> _Source | None:
+    """For a part of a tensor with replaced parts: what was put in there, or else what is the same
+    there from further back. None if there is nothing to gain."""
     if node.target is not aten.select.int or any(u.target in _STRIDED for u in node.users):
         return None
     if _is_given_out(node):
@@ -54,11 +65,11 @@ def _source(node: Node) -> Node | None:
         if place is None or other is None or place[0] != other[0]:
             break
         if place == other:
-            return base if _alike(part, node) else None
+            return _Source(part, True) if isinstance(part, Node) and _alike(part, node) else None
         if not _alike(before, base):
             break
         base = before
-    return base if isinstance(base, Node) and base is not begin else None
+    return _Source(base, False) if isinstance(base, Node) and base is not begin else None
 
 
 def _is_given_out(node: Node) -> bool:
