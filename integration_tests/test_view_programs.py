@@ -231,3 +231,19 @@ def test_an_input_that_starts_later_changes_its_shape_between_writes(
         compiled(ours[1:])
         fn(theirs[1:])
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_an_input_that_gets_a_shape_of_symbolic_sizes(dynamic: bool | None) -> None:
+    """In place: eager does it, between two graphs."""
+
+    def fn(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        y.as_strided_((x.shape[0], 2), (2, 1))
+        return x * 2 + y
+
+    compiled = dovetail.compile(fn, dynamic=dynamic)
+    for rows in (3, 5, 4):
+        x = torch.randn(rows, 2)
+        ours, theirs = (torch.arange(24.0) for _ in range(2))
+        assert torch.equal(compiled(ours, x), fn(theirs, x))
+        assert torch.equal(ours, theirs) and ours.stride() == theirs.stride()

@@ -14,6 +14,7 @@ import torch
 from dovetail_prims.fake_tensor import FakeTensor, make, propagate, set_lazy, set_metadata
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves
 
 from dovetail_autograd_aot.constants import untraced
 from dovetail_autograd_aot.graphs import ViewStep
@@ -24,6 +25,7 @@ from dovetail_autograd_aot.storage import (
     TracedStorage,
     TraceError,
     read,
+    refusal,
     track_of,
     wrap,
 )
@@ -200,9 +202,8 @@ def _note_reshape(
 ) -> None:
     primal = track_of(tensor).storage.primal if type(tensor) is FakeTensor else None
     if primal is not None and id(tensor) in tracer.inputs:
-        numbers = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.SymInt)]
-        if numbers:
-            raise TraceError(f"{func} of an input, in place, with symbolic sizes")
+        if any(isinstance(leaf, torch.SymInt) for leaf in tree_leaves((args, kwargs))):
+            raise refusal(f"{func} of an input, in place, with symbolic sizes", tracer.running)
         step = ViewStep(func, args, tuple(kwargs.items()))
         tracer.reshapers.setdefault(id(tensor), tracer.running)
         noted = tracer.reshaped.setdefault(id(tensor), [])
