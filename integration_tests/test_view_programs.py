@@ -247,3 +247,21 @@ def test_an_input_that_gets_a_shape_of_symbolic_sizes(dynamic: bool | None) -> N
         ours, theirs = (torch.arange(24.0) for _ in range(2))
         assert torch.equal(compiled(ours, x), fn(theirs, x))
         assert torch.equal(ours, theirs) and ours.stride() == theirs.stride()
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "dovetail"])
+def test_views_of_one_another_that_get_a_history(backend: str) -> None:
+    """A write to one with gradients is one to the other, which had none before."""
+
+    def fn(x: torch.Tensor, view: torch.Tensor, w: torch.Tensor) -> None:
+        view.copy_(w)
+        x.mul_(2)
+
+    compiled = dovetail.compile(fn, backend=backend)
+    for run in (fn, compiled, compiled):
+        x, w = torch.arange(6.0), torch.ones(1, requires_grad=True)
+        view = x.view(6)
+        run(x, view, w)
+        for written in (x, view):
+            (gradient,) = torch.autograd.grad(written.sum(), w, retain_graph=True)
+            assert gradient.item() == 12

@@ -180,12 +180,13 @@ def refuse_inner_overlap(example: Tensor, index: int) -> None:
 
 
 def refuse_graded_relatives(example: Tensor, others: Sequence[Tensor], index: int) -> None:
-    """A write that autograd sees changes the history of every view of the tensor."""
+    """A write that autograd sees changes the history of every view of the tensor, also of those
+    that had none before."""
     own = example._base if example._base is not None else example
     for other in others:
         base = other._base if other._base is not None else other
-        if other is not example and base is own and (other.requires_grad or base.requires_grad):
+        if other is not example and base is own:
             raise TraceError(
-                f"input {index} requires grad, is written to, and another input is a view of the "
+                f"input {index} is written to with gradients, and another input is a view of the "
                 "same tensor: take the view inside the compiled function"
             )
