@@ -247,6 +247,11 @@ def hint_of(size: int) -> int:
     return SymNode(size.env, size.expr, int).hint_or_guess()
 
 
+def only_data_tells(size: int) -> bool:
+    """Whether not even the call that is compiled has a value for it."""
+    return type(size) is Dim and SymNode(size.env, size.expr, int).hint is None
+
+
 _NAMES = re.compile(r"\bsize_([a-z]\d+)\b")
 
 
