@@ -138,9 +138,11 @@ class Run:
             )
 
 
-def report(folder: Path) -> bool:
-    """Prints what the processes left in `folder`; whether all tests ran and all is clean."""
+def report(folder: Path, jobs: int) -> bool:
+    """Prints what the processes left in `folder`; whether all tests ran and all is clean. A share
+    whose process did not come to count its tests did not run."""
     lines = [line for path in sorted(folder.glob("*.jsonl")) for line in _read(path)]
+    silent = jobs - sum("of" in line for line in lines)
     expected = sum(line.get("of", 0) for line in lines)
     ended = {line["test"]: line for line in lines if "test" in line}
     begun = [line["began"] for line in lines if "began" in line]
@@ -162,11 +164,14 @@ def report(folder: Path) -> bool:
     for path, text in logs.items():
         for summary in SUMMARY.finditer(text):
             print(f"{path.name}: {summary[0]}")
+    if silent:
+        print(f"{silent} of {jobs} processes collected no tests: see *.txt")
     slowest = sorted(ended.values(), key=lambda line: -line["seconds"])[:5]
     print("slowest:", *(f"{line['test']} {line['seconds']:.0f} s;" for line in slowest))
     outcomes = ", ".join(f"{number} {outcome}" for outcome, number in sorted(counts.items()))
     print(f"of {expected} tests: {outcomes}; {len(findings)} reports of the tool")
-    return len(ended) >= expected and not counts["failed"] and not findings
+    ran = not silent and 0 < expected <= len(ended)
+    return ran and not counts["failed"] and not findings
 
 
 def main() -> int:
@@ -186,7 +191,7 @@ def main() -> int:
     with ThreadPoolExecutor(arguments.jobs) as pool:
         for job in [pool.submit(run.share, n, arguments.jobs) for n in range(arguments.jobs)]:
             job.result()
-    clean = report(folder)
+    clean = report(folder, arguments.jobs)
     print(f"logs: {folder}")
     return 0 if clean else 1
 

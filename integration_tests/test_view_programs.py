@@ -205,8 +205,7 @@ def test_a_converted_operand_decides_where_a_result_lies(dynamic: bool | None) -
             assert compiled(*given).stride() == fn(*given).stride()
 
 
-# (Of the third a truth's memory came to hold another number than 0 and 1: it is made without that.)
-@pytest.mark.parametrize("seed", [11_016_393, 11_027_637, 11_042_790, 11_046_395])
+@pytest.mark.parametrize("seed", [11_016_393, 11_027_637, 11_046_395])
 def test_programs_that_differed(seed: int) -> None:
     program = random_program(seed)
     assert program is not None

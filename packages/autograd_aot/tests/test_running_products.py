@@ -54,7 +54,30 @@ def test_gradients_of_gradients(dim: int) -> None:
     torch.testing.assert_close(found[:2], found[2:])
 
 
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+def test_in_place_in_another_type(dtype: torch.dtype | None) -> None:
+    """Eager refuses to compute in another type than the tensor's."""
+    x = torch.randn(3, requires_grad=True)
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor]:
+        return ((x * 1).cumprod_(0, dtype=dtype),)
+
+    def run(call) -> str:
+        try:
+            call(x)
+        except RuntimeError:
+            return "refused"
+        return "done"
+
+    def compiled(x: torch.Tensor) -> None:
+        aot_compile(as_graph(fn, 1), [x], forward_compiler=run_fx)(x)
+
+    assert run(compiled) == run(fn)
+
+
 def test_as_many_operators_however_long_the_rows() -> None:
+    """(Later versions of PyTorch have such a derivative of their own.)"""
+
     def operators(columns: int) -> int:
         counts: list[int] = []
 

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from dovetail_prims.symbolic_forms import SYMBOLIC_FORMS, is_one_truth, set_if
 from torch import Tensor
+from torch._C import _functorch
 
-from dovetail_autograd_aot.running_products import cumprod, cumprod_
+from dovetail_autograd_aot.running_products import running_product
 
 
 def _gets_gradient(value: Any) -> bool:
@@ -156,6 +157,27 @@ def _spread(with_mean: bool, root: bool) -> Callable[..., Any]:
     return form
 
 
+def _cumprod(in_place: bool) -> Callable[..., Any]:
+    """`cumprod` and `cumprod_` outside of the transforms of `torch.func`."""
+
+    def form(x: Any, *args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(("dim",), args, strict=False)), **kwargs}
+        known = len(args) <= 1 and given.keys() <= {"dim", "dtype"}
+        if not known or not isinstance(given.get("dim"), int) or not _gets_gradient(x):
+            return NotImplemented
+        if not x.dim() or _functorch.is_functorch_wrapped_tensor(x):
+            return NotImplemented
+        dtype = given.get("dtype")
+        if not in_place:
+            return running_product(x if dtype is None else x.to(dtype), given["dim"])
+        if dtype not in (None, x.dtype):
+            return NotImplemented  # eager refuses it
+        # The derivative needs what is overwritten.
+        return x.copy_(running_product(x.clone(), given["dim"]))
+
+    return form
+
+
 # --- calls whose `out` is lost --------------------------------------------------------------------
 
 
@@ -215,9 +237,8 @@ REWRITES: Mapping[Any, Callable[..., Any]] = {
     **SYMBOLIC_FORMS,
     torch.kron: _kron,
     torch.linalg.matrix_rank: _matrix_rank,
-    torch.cumprod: cumprod,
-    torch.Tensor.cumprod: cumprod,
-    torch.Tensor.cumprod_: cumprod_,
+    **dict.fromkeys((torch.cumprod, torch.Tensor.cumprod), _cumprod(False)),
+    torch.Tensor.cumprod_: _cumprod(True),
     torch.index_put: _index_put,
     torch.Tensor.index_put: _index_put,
     torch.index_put_: _index_put_,

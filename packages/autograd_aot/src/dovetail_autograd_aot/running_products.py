@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _functorch
 
 
 class _RunningProduct(torch.autograd.Function):
@@ -55,26 +54,10 @@ def _by_each_factor(gradient: Tensor, x: Tensor, dim: int) -> Tensor:
     return (before * sums).movedim(-1, dim)
 
 
-def cumprod(x: Any, *args: Any, **kwargs: Any) -> Any:
-    """`torch.cumprod`, or NotImplemented for a call whose derivative is PyTorch's: there is none,
-    or a transform of `torch.func` takes it."""
-    given = {**dict(zip(("dim",), args, strict=False)), **kwargs}
-    if len(args) > 1 or not given.keys() <= {"dim", "dtype"} or not isinstance(x, Tensor):
-        return NotImplemented
-    if not (x.requires_grad and torch.is_grad_enabled()) or not isinstance(given.get("dim"), int):
-        return NotImplemented
-    if _functorch.is_functorch_wrapped_tensor(x) or not x.dim():
-        return NotImplemented
-    dtype = given.get("dtype")
-    return _RunningProduct.apply(x if dtype is None else x.to(dtype), given["dim"])
+def running_product(x: Tensor, dim: int) -> Tensor:
+    """`x.cumprod(dim)` of a tensor with dimensions that gets a gradient."""
+    result: Tensor = _RunningProduct.apply(x, dim)
+    return result
 
 
-def cumprod_(x: Any, *args: Any, **kwargs: Any) -> Any:
-    """`torch.Tensor.cumprod_`, or NotImplemented."""
-    if not isinstance(x, Tensor) or not x.requires_grad:
-        return NotImplemented
-    result = cumprod(x.clone(), *args, **kwargs)  # the derivative needs what is overwritten
-    return result if result is NotImplemented else x.copy_(result)
-
-
-__all__ = ["cumprod", "cumprod_"]
+__all__ = ["running_product"]
