@@ -81,10 +81,9 @@ def write(
         value = filled[position] if position < len(filled) else rest.pop(names[position], None)
         targets.append(value)
     is_out = func._schema.arguments[info.written[0]].is_out
-    if not is_out and kwargs.get("dtype") not in (None, targets[0].dtype):
-        raise TraceError(
-            f"{func}: computes in {kwargs['dtype']} in place of a tensor of {targets[0].dtype}"
-        )
+    dtype = kwargs.get("dtype")
+    if not is_out and dtype is not None and dtype is not targets[0].dtype:
+        raise TraceError(f"{func}: computes in {dtype} in place of a tensor of {targets[0].dtype}")
     if is_out:
         # An out argument is not read; its functional form does not take it.
         positional = filled[: len(form._schema.arguments)]
