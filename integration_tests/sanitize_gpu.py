@@ -119,6 +119,8 @@ class Run:
             "--target-processes", "application-only", "--log-file", str(self.folder / f"{log}.log"),
             # Processes that start side by side are slow to reach the device; each needs a port.
             "--launch-timeout", "0", "--max-connections", "128",
+            # One of the host holds on to Python's frames, and with them to results of replays.
+            "--show-backtrace", "device",
         )  # fmt: skip
         tests = (
             sys.executable, "-m", "pytest", "-q", "-m", "gpu and not observes",

@@ -364,7 +364,8 @@ class Ran:
     inputs: list[Tensor]
     leaves: list[Tensor]
     versions: list[bool]
-    near: float  # how far results may be apart: a rounding to half in a kernel may be left out
+    # How far results may be apart: a kernel may leave out a rounding to half, of what then cancels.
+    near: float
 
 
 def _run(fn: Callable[..., Any], program: Program) -> Ran:
@@ -386,7 +387,7 @@ def _equal(a: Tensor, b: Tensor, near: float) -> bool:
     if not (a.is_floating_point() or a.is_complex()):
         return False
     near = max(near, 2e-3 if a.dtype is torch.float16 else 1e-5)
-    return torch.allclose(a, b, rtol=near, atol=near / 10, equal_nan=True)
+    return torch.allclose(a, b, rtol=near, atol=near, equal_nan=True)
 
 
 def _expect(condition: bool, text: str) -> None:
