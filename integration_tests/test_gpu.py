@@ -211,6 +211,7 @@ def test_one_head_of_keys_serves_all_queries(mask: str) -> None:
     torch.testing.assert_close(got, attention(q, k, v, masks[mask]), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.observes
 def test_a_launch_bound_model_is_recorded_by_itself() -> None:
     """New inputs, weights changed in place and weights replaced reach the replays; results of
     earlier calls stay."""

@@ -165,6 +165,36 @@ def test_lazy_inputs_with_gaps_overlaps_and_offsets(number: int) -> None:
     assert [t.stride() for t in found[0]] == [t.stride() for t in found[1]]
 
 
+WRITTEN: list[Callable[[Tensor], Tensor]] = [
+    lambda z: z.real.mul_(3), lambda z: z.imag.mul_(3), lambda z: z.conj().imag.mul_(3),
+    lambda z: z.imag.add_(z.real * 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("number", range(len(WRITTEN)))
+def test_parts_of_a_lazy_conjugate_are_written(number: int, dynamic: bool | None) -> None:
+    write = WRITTEN[number]
+    found = []
+    for call in (dovetail.compile(write, dynamic=dynamic), write):
+        torch.manual_seed(0)
+        leaf = torch.randn(3, 2, dtype=torch.complex128).requires_grad_()
+        whole = (leaf * leaf).mT
+        out = call(whole.conj().unsqueeze(0))
+        (gradient,) = torch.autograd.grad((whole * (1 + 2j)).real.sum() + out.sum(), leaf)
+        found.append((out, whole, gradient))
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_a_lazy_conjugate_is_not_seen_as_two_numbers() -> None:
+    def seen(z: Tensor) -> Tensor:
+        return torch.view_as_real(z.conj()) * 2
+
+    for call in (seen, dovetail.compile(seen)):
+        with pytest.raises(RuntimeError, match="unresolved conjugated"):
+            call(torch.randn(3, dtype=torch.complex64))
+
+
 # Dtypes that kernels of ours do not hold: moved, chosen and converted by eager's own.
 RARE = [
     torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2,

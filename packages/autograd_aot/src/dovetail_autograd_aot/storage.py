@@ -109,9 +109,9 @@ def wrap(
     """A new traced tensor for the value `node`, that lies in memory as `like` does, if given."""
     val = node.meta["val"] if like is None else like
     tensor = make(val._sizes, val._strides, val._dtype, val._device, val._offset, storage)
-    lazy = lazy_bits(storage, chain)
-    if lazy != (False, False):
-        set_lazy(tensor, *lazy)
+    conj, neg = lazy_bits(storage, chain)
+    if conj or neg:
+        set_lazy(tensor, conj and val._dtype.is_complex, neg)
     tensor.__dict__["_aot_track"] = Track(storage, chain, node)
     if not chain and storage.root is None:
         storage.root = tensor

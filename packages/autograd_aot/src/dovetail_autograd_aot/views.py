@@ -79,6 +79,9 @@ def take_view(
         return [take_step(tracer, base, aten.select.int, (dim, i)) for i in range(int(count))]
     if func is aten.as_strided.default:
         return _as_strided(tracer, base, *args[1:], **kwargs)
+    # (The gradient of what was written through `.real` of a lazy conjugate is not one itself.)
+    if func is aten.view_as_real.default and base.is_conj() and not tracer.in_backward:
+        raise TraceError("view_as_real of a lazy conjugate: resolve_conj() it first")
     return take_step(tracer, base, func, args[1:], kwargs)
 
 

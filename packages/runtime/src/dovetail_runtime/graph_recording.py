@@ -82,6 +82,9 @@ class GraphPool:
             graph, pool=handle, stream=self.stream, capture_error_mode="thread_local"
         ):
             outputs = artifact.run(*inputs)
+        # PyTorch sets the graph's random offset to 0 on this stream before the capture, and to the
+        # generator's on the caller's before a replay.
+        torch.cuda.current_stream(self.device).wait_stream(self.stream)
         return graph, outputs
 
 
