@@ -3,6 +3,7 @@ and what the database showed to go wrong."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -42,6 +43,36 @@ def test_sample_of_kernels(name: str) -> None:
 def test_what_depends_on_data_is_captured(name: str) -> None:
     row = sweep_one(name, operators()[name], "float32", "graphs", 2)
     assert row.outcome == "ok" and row.graphs <= 2, row
+
+
+COVARIANCES: list[Callable[[Tensor], Tensor]] = [
+    torch.cov, torch.corrcoef, lambda x: x.cov(correction=0), lambda x: x[0].cov(),
+    lambda x: x.mT.corrcoef(), lambda x: torch.cov(input=x), lambda x: x.cov(correction=20),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128, torch.int64])
+@pytest.mark.parametrize("number", range(len(COVARIANCES)))
+def test_covariances_without_weights_do_not_depend_on_data(number: int, dtype: torch.dtype) -> None:
+    fn = COVARIANCES[number]
+    x = (torch.randn(5, 8, dtype=torch.complex128) * 3).to(dtype)
+    torch.testing.assert_close(dovetail.compile(fn, fullgraph=True)(x), fn(x), equal_nan=True)
+
+
+REFUSED: list[tuple[Callable[[Tensor], Tensor], Tensor]] = [
+    (torch.cov, torch.ones(2, 3, 4)), (torch.corrcoef, torch.ones(2, 3, 4)),
+    (torch.cov, torch.ones(2, 3, dtype=torch.bool)),
+    (lambda x: x.cov(correction=1.5), torch.ones(3)),  # type: ignore[arg-type]
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(REFUSED)))
+def test_covariances_that_eager_refuses(number: int) -> None:
+    fn, x = REFUSED[number]
+    with pytest.raises((RuntimeError, TypeError)) as eager:
+        fn(x)
+    with pytest.raises(type(eager.value), match=re.escape(str(eager.value)[:40])):
+        dovetail.compile(fn)(x)
 
 
 class Operator:

@@ -31,21 +31,21 @@ def decorated_by_context(context: Any, function: Any) -> Any:
     return decorate_context
 
 
-def equal(self: Any, other: Any) -> Any:
+def equal(input: Any, other: Any) -> Any:
     """`torch.equal`."""
-    return self.shape == other.shape and (self == other).all().item()
+    return input.shape == other.shape and (input == other).all().item()
 
 
 def allclose(
-    self: Any, other: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: Any = False
+    input: Any, other: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: Any = False
 ) -> Any:
     """`torch.allclose`."""
-    return torch.isclose(self, other, rtol, atol, equal_nan).all().item()
+    return torch.isclose(input, other, rtol, atol, equal_nan).all().item()
 
 
-def cov(self: Any, *, correction: Any = 1, fweights: Any = None, aweights: Any = None) -> Any:
+def cov(input: Any, *, correction: Any = 1, fweights: Any = None, aweights: Any = None) -> Any:
     """`torch.cov`: the mean of products of distances from the mean, by weights."""
-    rows = self.reshape(1, -1) if self.dim() < 2 else self
+    rows = input.reshape(1, -1) if input.dim() < 2 else input
     for weights in (fweights, aweights):
         if weights is not None and weights.numel() > 0:
             torch._check((weights.min() >= 0).item(), lambda: "cov(): negative weights")
@@ -71,9 +71,9 @@ def cov(self: Any, *, correction: Any = 1, fweights: Any = None, aweights: Any =
     return (torch.mm(apart, weighted.t().conj()) / norm).squeeze()
 
 
-def corrcoef(self: Any) -> Any:
+def corrcoef(input: Any) -> Any:
     """`torch.corrcoef`: covariances over both standard deviations."""
-    found = torch.cov(self)
+    found = torch.cov(input)
     if found.dim() == 0:
         return found / found
     spread = found.diag()
@@ -86,11 +86,22 @@ def corrcoef(self: Any) -> Any:
     return found.clip(-1, 1)
 
 
-def _if_data_is_symbolic(function: Any) -> Handler:
-    """A handler for what depends on data: the body of the function, where the graph may do so."""
+def _of_rows(function: Any) -> Handler:
+    """A handler for covariances. Whether weights are negative, or add up to 0, depends on data: so
+    may the graph, or not. What eager refuses is left to it."""
 
     def handler(vm: Any, args: Args, kwargs: Kwargs) -> Any:
-        if vm.session.recorder.data_env is None:
+        rows = args[0] if args else kwargs.get("input")
+        if (
+            not isinstance(rows, TensorValue)
+            or rows.fake.dim() > 2
+            or rows.fake.dtype is torch.bool
+        ):
+            return PASS
+        if "correction" in kwargs and kwargs["correction"].python_type() is not int:
+            return PASS
+        weighted = any(isinstance(kwargs.get(n), TensorValue) for n in ("fweights", "aweights"))
+        if weighted and vm.session.recorder.data_env is None:
             return PASS
         return inlining.inline(vm, function, args, kwargs)
 
@@ -165,10 +176,10 @@ HANDLERS: dict[Any, Handler] = {
     **{original: interpreted(function) for original, function in _CONSTRAINTS.items()},
     torch_transformer._detect_is_causal_mask: _causal_hint,
     torch.utils._contextlib._DecoratorContextManager.__call__: _decorate,
-    torch.cov: _if_data_is_symbolic(cov),
-    torch.Tensor.cov: _if_data_is_symbolic(cov),
-    torch.corrcoef: _if_data_is_symbolic(corrcoef),
-    torch.Tensor.corrcoef: _if_data_is_symbolic(corrcoef),
+    torch.cov: _of_rows(cov),
+    torch.Tensor.cov: _of_rows(cov),
+    torch.corrcoef: _of_rows(corrcoef),
+    torch.Tensor.corrcoef: _of_rows(corrcoef),
     torch.equal: _if_truth_may_wait(equal),
     torch.Tensor.equal: _if_truth_may_wait(equal),
     torch.allclose: _if_truth_may_wait(allclose),
