@@ -59,16 +59,16 @@ def test_covariances_without_weights_do_not_depend_on_data(number: int, dtype: t
     torch.testing.assert_close(dovetail.compile(fn, fullgraph=True)(x), fn(x), equal_nan=True)
 
 
-REFUSED: list[tuple[Callable[[Tensor], Tensor], Tensor]] = [
+NO_COVARIANCE: list[tuple[Callable[[Tensor], Tensor], Tensor]] = [
     (torch.cov, torch.ones(2, 3, 4)), (torch.corrcoef, torch.ones(2, 3, 4)),
     (torch.cov, torch.ones(2, 3, dtype=torch.bool)),
     (lambda x: x.cov(correction=1.5), torch.ones(3)),  # type: ignore[arg-type]
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("number", range(len(REFUSED)))
+@pytest.mark.parametrize("number", range(len(NO_COVARIANCE)))
 def test_covariances_that_eager_refuses(number: int) -> None:
-    fn, x = REFUSED[number]
+    fn, x = NO_COVARIANCE[number]
     with pytest.raises((RuntimeError, TypeError)) as eager:
         fn(x)
     with pytest.raises(type(eager.value), match=re.escape(str(eager.value)[:40])):
