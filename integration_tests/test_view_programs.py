@@ -205,6 +205,37 @@ def test_a_converted_operand_decides_where_a_result_lies(dynamic: bool | None) -
             assert compiled(*given).stride() == fn(*given).stride()
 
 
+UNTRACKED: list[Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]] = [
+    lambda y, b: (b,), lambda y, b: (b, y), lambda y, b: (b, b[:1]), lambda y, b: (b, b.mT),
+    lambda y, b: (y[:1], b, b * 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("number", range(len(UNTRACKED)))
+def test_views_of_a_result_made_under_no_grad(number: int, dynamic: bool | None) -> None:
+    """Views of these with gradients have a `grad_fn`, and none ever gets a `grad`."""
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x * 2
+        with torch.no_grad():
+            view = y.mT
+        return UNTRACKED[number](y, view)
+
+    found = []
+    for call in (dovetail.compile(fn, dynamic=dynamic), fn):
+        x = torch.arange(12.0).view(3, 4).requires_grad_()
+        results = call(x)
+        with torch.no_grad():
+            seen = (*results, *(r.mT for r in results))
+        sum((r * 3).sum() for r in seen).backward()
+        views = (*seen, *(r.mT for r in seen))
+        flags = [(r.requires_grad, r.is_leaf) for r in views]
+        found.append((flags, [r.grad is None for r in seen if r.is_leaf], x.grad))
+    assert found[0][:2] == found[1][:2]
+    torch.testing.assert_close(found[0][2], found[1][2])
+
+
 @pytest.mark.parametrize("seed", [11_016_393, 11_027_637, 11_046_395])
 def test_programs_that_differed(seed: int) -> None:
     program = random_program(seed)

@@ -226,7 +226,7 @@ def _maker(info: OutputInfo, signature: Signature) -> _Maker:
     if info.counter is not None:
         info = replace(info, kind=OutputKind.VIEW_OF_INPUT, base=0)
     of_input = info.kind is OutputKind.VIEW_OF_INPUT and info.counter is None
-    if info.untracked and of_input:
+    if info.untracked and info.counter is None and (of_input or not info.lost):
         return _untracked_view(info, signature)
     make = _tracked_maker(info, signature)
     if not info.lost:
@@ -272,18 +272,27 @@ def _view_of_written(make: _Maker, info: OutputInfo) -> _Maker:
 
 
 def _untracked_view(info: OutputInfo, signature: Signature) -> _Maker:
-    """A view of an input that is made under no_grad: what it says of its gradient is autograd's
-    answer, as in eager. One of a time before the input was written to, autograd refuses."""
+    """A view that is made under no_grad: what it says of its gradient is autograd's answer, as in
+    eager (`requires_grad`, and no `.grad` is ever given to it). One of an input, of a time before
+    that was written to, autograd refuses."""
+    base = info.base
+    assert base is not None
+    if info.kind is OutputKind.FRESH:
+
+        def of_nothing(inputs: Sequence[Any], results: Sequence[Any], outputs: list[Any]) -> Any:
+            hidden = results[base].detach().requires_grad_()
+            with torch.no_grad():
+                return hidden.view_as(hidden)
+
+        return of_nothing
     make = _tracked_maker(replace(info, requires_grad=True, is_leaf=False), signature)
-    primal = info.base
-    assert primal is not None
 
     def untracked(inputs: Sequence[Any], results: Sequence[Any], outputs: list[Any]) -> Any:
         with torch.no_grad():
             return make(inputs, results, outputs)
 
     def stale(inputs: Sequence[Any], results: Sequence[Any], outputs: list[Any]) -> Any:
-        with _before_the_write(inputs[primal]):
+        with _before_the_write(inputs[base]):
             return untracked(inputs, results, outputs)
 
     return stale if info.lost else untracked

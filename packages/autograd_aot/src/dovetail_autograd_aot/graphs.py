@@ -63,7 +63,7 @@ class OutputInfo:
     operator made it together with other views, and autograd lets nobody write to those. `counter`:
     outputs of one number share a version counter that is not their base's (views of `.data`).
     `lost`: why autograd has lost track of it (empty if it has not). `untracked`: a view, made under
-    no_grad, of an input that requires grad.
+    no_grad, of a tensor that requires grad.
     """
 
     kind: OutputKind

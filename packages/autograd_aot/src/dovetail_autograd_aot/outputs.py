@@ -180,9 +180,7 @@ def classify_outputs(
                 several=is_tensor and _one_of_several(value),
                 counter=counter,
                 lost=_why_lost(value) if is_tensor else "",
-                untracked=is_leaf
-                and plan.primal is not None
-                and _untracked(value, primals[plan.primal]),
+                untracked=is_leaf and _untracked(plan, primals),
             )
         )
     for index, tensor in enumerate(tensors):
@@ -245,10 +243,17 @@ def _one_of_several(tensor: FakeTensor) -> bool:
     return tensor._is_view() and bool(torch._C._autograd._get_creation_meta(tensor) == several)
 
 
-def _untracked(tensor: FakeTensor, primal: FakeTensor) -> bool:
-    """Whether it is a view of an input that requires grad, made under no_grad."""
-    base = _seen_base(primal)
-    if not primal.requires_grad or tensor is primal or tensor._base is not base:
+def _untracked(plan: _Planned, primals: list[Any]) -> bool:
+    """Whether an output that is a tensor is a view, made under no_grad, of what requires grad: of
+    the tensor that it is taken of again at run time, or, of one that is not, of any."""
+    tensor, taken_from = plan.value, _taken_from(plan, primals)
+    seen = tensor._base
+    if taken_from is not None:
+        if not taken_from.requires_grad or tensor is taken_from:
+            return False
+        if seen is not _seen_base(taken_from):
+            return False
+    elif plan.flow is _Flow.OTHER or seen is None or not grad_flags(seen)[0]:
         return False
     under_no_grad = torch._C._autograd.CreationMeta.NO_GRAD_MODE
     return bool(torch._C._autograd._get_creation_meta(tensor) == under_no_grad)
