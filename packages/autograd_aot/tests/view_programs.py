@@ -273,8 +273,10 @@ def _undefined(step: Step, values: list[Any], inputs: int, before: list[Step]) -
         return True  # uninitialised memory
     if step.name == "resize_as_" and values[step.operands[1]].numel() > _stored(first):
         return True
-    if (step.name in WRITES or step.name in WRITES_TWO) and _overlaps(first, in_steps=True):
-        return True  # eager does not see it, and writes in some order
+    if step.name in WRITES or step.name in WRITES_TWO:
+        graded = [v for v in given if v.requires_grad and _one_storage(v, first)]
+        if any(_overlaps(v, in_steps=True) for v in (first, *graded)):
+            return True  # eager does not see it, and writes values or gradients in some order
     if step.name in (*META, "resize_as_") and first.requires_grad and (step.no_grad or not alone):
         return True  # autograd goes on with the old shape, here or in the views of it
     if step.name in ("add_out", "sub_out") and first.requires_grad:
