@@ -218,7 +218,7 @@ def random_program(seed: int) -> Program | None:
     return replace(program, steps=tuple(steps), outputs=tuple(outputs), after=after)
 
 
-_LAST_BITS = {"addcmul_", "lerp_", "cumsum_", "clamp_", "sum"}
+_LAST_BITS = {"addcmul_", "index_add_", "lerp_", "cumsum_", "clamp_", "sum"}
 _BEHIND_AUTOGRAD = {"data_mul_", "data_row", "copy_data"}
 
 

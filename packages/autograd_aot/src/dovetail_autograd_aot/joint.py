@@ -296,8 +296,9 @@ class JointTrace:
 
         def value(node: Node) -> Any:
             found = env[node]
-            if type(found) is torch.SymFloat and found.node.constant is not None:
-                return found.node.constant  # an operator before needed it as a number
+            if isinstance(found, (torch.SymInt, torch.SymFloat)):
+                settled = found.node.constant  # an operator before needed it as a number
+                return found if settled is None else settled
             return found
 
         for node in self.gm.graph.nodes:

@@ -9,6 +9,7 @@ symbolic sizes: then the op's decomposition tells, if it has one.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -137,8 +138,9 @@ def run_on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
             raise FakeTensorError(
                 f"{func} has neither a shape rule nor a meta kernel: {error}"
             ) from error
-        except RuntimeError:
-            if written or not twins.symbolic():
+        except (RuntimeError, AttributeError):
+            # (Of symbolic numbers PyTorch's kernels in Python ask what its own know.)
+            if written or not (twins.symbolic() or _symbolic(args)):
                 raise
             result = NotImplemented
     if result is NotImplemented:
@@ -169,6 +171,10 @@ def run_on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     if written:
         _update_written(func, args, kwargs, written, twins)
     return wrapped
+
+
+def _symbolic(numbers: Sequence[Any]) -> bool:
+    return any(isinstance(n, (torch.SymInt, torch.SymFloat, torch.SymBool)) for n in numbers)
 
 
 def _taken_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

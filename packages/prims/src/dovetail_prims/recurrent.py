@@ -4,7 +4,8 @@
 sizes in numbers: their graph is for one length, and for one batch. Where a size is symbolic, they
 are `dovetail_recurrent::layers` instead: it has a shape for every size, and calls PyTorch's
 function when it runs. Its gradients are those of that function, which the backward computes again
-to have what its own backward needs. Dropout between layers stands between calls.
+to have what its own backward needs. Dropout between layers stands between calls. Cells, which are
+one step, are written out.
 """
 
 from __future__ import annotations
@@ -174,5 +175,52 @@ def _form(kind: str) -> Callable[..., Any]:
     return form
 
 
-RECURRENT_FORMS = {function: _form(kind) for kind, function in _FUNCTIONS.items()}
+def _cell(
+    step: Callable[[Tensor, Tensor, tuple[Tensor, ...]], Any],
+) -> Callable[..., Any]:
+    """`torch.gru_cell` and its like with symbolic sizes. `step` takes what the input and the hidden
+    state give, of (batch, gates), and the states."""
+
+    def form(x: Any, state: Any, *params: Any, **kwargs: Any) -> Any:
+        states = tuple(state) if isinstance(state, (list, tuple)) else (state,)
+        if kwargs or len(params) != 4 or any(v.dim() != 2 for v in (x, *states)):
+            return NotImplemented
+        if all(type(n) is int for value in (x, *states) for n in value.shape):
+            return NotImplemented
+        if torch.is_autocast_enabled(x.device.type):
+            return NotImplemented
+        hidden, (of_input, of_hidden, *biases) = states[0], params
+        if any(x.shape[0] != value.shape[0] for value in states):
+            raise RuntimeError(
+                f"Input batch size {x.shape[0]} doesn't match hidden0 batch size {hidden.shape[0]}"
+            )
+        given = torch.nn.functional.linear(x, of_input, biases[0])
+        return step(given, torch.nn.functional.linear(hidden, of_hidden, biases[1]), states)
+
+    return form
+
+
+def _gru_step(given: Tensor, recalled: Tensor, states: tuple[Tensor, ...]) -> Tensor:
+    resets, updates, news = given.chunk(3, 1)
+    own_resets, own_updates, own_news = recalled.chunk(3, 1)
+    reset, update = (resets + own_resets).sigmoid(), (updates + own_updates).sigmoid()
+    new = (news + own_news * reset).tanh()
+    return (states[0] - new) * update + new
+
+
+def _lstm_step(
+    given: Tensor, recalled: Tensor, states: tuple[Tensor, ...]
+) -> tuple[Tensor, Tensor]:
+    put, forget, new, out = (given + recalled).chunk(4, 1)
+    kept = forget.sigmoid() * states[1] + put.sigmoid() * new.tanh()
+    return out.sigmoid() * kept.tanh(), kept
+
+
+RECURRENT_FORMS: dict[Callable[..., Any], Callable[..., Any]] = {
+    **{function: _form(kind) for kind, function in _FUNCTIONS.items()},
+    torch.gru_cell: _cell(_gru_step),
+    torch.lstm_cell: _cell(_lstm_step),
+    torch.rnn_tanh_cell: _cell(lambda given, recalled, _: (given + recalled).tanh()),
+    torch.rnn_relu_cell: _cell(lambda given, recalled, _: (given + recalled).relu()),
+}
 """The forms of `torch.lstm` and its like for symbolic sizes, by the function."""

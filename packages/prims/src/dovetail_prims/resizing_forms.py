@@ -27,7 +27,7 @@ def interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Any:
-    """`interpolate` to sizes that are symbolic, given as such or by what they are multiplied by."""
+    """`interpolate` of or to sizes that are symbolic, given as such or by what multiplies them."""
     dims = x.dim() - 2
     name = _RESIZES.get((mode, x.dim()))
     if mode != "area" and name is None:
@@ -47,7 +47,8 @@ def interpolate(
             factors = [float(f) for f in given]
     else:
         sizes = given = _for_each(size, dims)
-    if len(given) != dims or not any(isinstance(n, torch.SymInt) for n in sizes):
+    symbolic = any(isinstance(n, torch.SymInt) for n in (*sizes, *x.shape))
+    if len(given) != dims or not symbolic:
         return NotImplemented
     if mode == "area":
         if scale_factor is None or align_corners is not None:

@@ -136,6 +136,21 @@ def _new_tensor(x: Tensor, data: Any, **options: Any) -> Any:
     return _tensor(data, **{"dtype": x.dtype, "device": x.device, **kept})
 
 
+def _take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None) -> Any:
+    """`take_along_dim` of symbolic sizes, of which none is repeated."""
+    if dim is None or not (has_symbolic_sizes(x) or has_symbolic_sizes(indices)):
+        return NotImplemented
+    if (
+        indices.dtype is not torch.int64
+        or x.dim() != indices.dim()
+        or not -x.dim() <= dim < x.dim()
+    ):
+        return NotImplemented
+    if any(x.shape[d] != indices.shape[d] for d in range(x.dim()) if d != dim % x.dim()):
+        return NotImplemented
+    return x.gather(dim, indices)
+
+
 def _one_hot(x: Tensor, num_classes: Any = -1) -> Any:
     """`one_hot` of a given number of classes: row-major, and the classes checked on a CPU."""
     if x.dtype is not torch.int64 or (type(num_classes) is int and num_classes < 0):
@@ -312,6 +327,8 @@ SYMBOLIC_FORMS: Mapping[Any, Callable[..., Any]] = {
     torch.nn.functional.interpolate: interpolate,
     torch.nn.functional.affine_grid: _affine_grid,
     torch.nn.functional.one_hot: _one_hot,
+    torch.take_along_dim: _take_along_dim,
+    torch.Tensor.take_along_dim: _take_along_dim,
     torch.nn.functional.gaussian_nll_loss: _gaussian_nll_loss,
     torch.nn.functional.ctc_loss: _mean_ctc_loss("mean", "none", torch.nn.functional.ctc_loss),
     torch.ctc_loss: _mean_ctc_loss(1, 0, torch.ctc_loss),

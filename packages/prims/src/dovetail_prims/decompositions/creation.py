@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from dovetail_prims.fake_tensor import Sizes
+from dovetail_prims.fake_tensor import Sizes, hint_of
 from dovetail_prims.shape_rules.layout import dense_order, infer_dense_strides
 
 from ._common import Family, Number, aten, cast, contiguous, iota, where
@@ -51,7 +51,7 @@ def _physical_order(x: Tensor) -> list[int]:
     strides: Sizes = x.stride()
     if dense_order(sizes, strides) is None:
         strides = infer_dense_strides(sizes, strides)
-    return sorted(range(x.dim()), key=lambda d: (-int(strides[d]), d))
+    return sorted(range(x.dim()), key=lambda d: (-hint_of(strides[d]), d))
 
 
 def _permuted_like(

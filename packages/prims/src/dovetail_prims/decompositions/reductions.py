@@ -133,6 +133,8 @@ def linalg_vector_norm(
     dtype = dtype or self.dtype
     x = aten.abs.default(cast(self, compute_dtype(dtype)))
     dims = dims_of(self, dim)
+    if not isinstance(ord, (int, float)):
+        ord = float(ord)  # symbolic: each norm is a computation of its own
     if ord == math.inf:
         out = aten.amax.default(x, dims, keepdim)
     elif ord == -math.inf:

@@ -71,6 +71,14 @@ def baddbmm(bias: FakeTensor, a: FakeTensor, b: FakeTensor, **rest: Any) -> Fake
     return out
 
 
+def euclidean_distances(a: FakeTensor, b: FakeTensor) -> FakeTensor:
+    """Of rows to rows, by a matrix product: (..., n, k) and (..., m, k), of one batch."""
+    if len(a._sizes) < 2 or len(b._sizes) != len(a._sizes) or a._dtype is not b._dtype:
+        return NotImplemented  # type: ignore[no-any-return]
+    device = a._device if a._device == b._device else common_device((a, b))
+    return fresh((*a._sizes[:-1], b._sizes[-2]), a._dtype, device)
+
+
 def dot(a: FakeTensor, b: FakeTensor) -> FakeTensor:
     """Inner product of two vectors."""
     if len(a._sizes) != 1 or len(b._sizes) != 1 or a._sizes[0] != b._sizes[0]:
@@ -107,6 +115,7 @@ def rules() -> dict[str, Callable[..., Any]]:
         "addmm.default": addmm,
         "bmm.default": bmm,
         "baddbmm.default": baddbmm,
+        "_euclidean_dist.default": euclidean_distances,
         "dot.default": dot,
         "mv.default": mv,
         "linear.default": linear,

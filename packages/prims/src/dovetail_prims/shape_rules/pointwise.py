@@ -143,6 +143,13 @@ def binary_of_floats(a: Any, b: Any) -> FakeTensor:
     return binary_float(a, b)
 
 
+def polar(a: FakeTensor, b: FakeTensor) -> FakeTensor:
+    """Complex numbers by size and angle."""
+    if a._dtype is not b._dtype or a._dtype not in (torch.float32, torch.float64):
+        return NotImplemented  # type: ignore[no-any-return]
+    return pointwise_out((a, b), a._dtype.to_complex(), computed_in=a._dtype)
+
+
 def compare(a: Any, b: Any) -> FakeTensor:
     """A comparison or logical op."""
     tensors, number = _split(a, b)
@@ -357,6 +364,7 @@ def rules() -> dict[str, Callable[..., Any]]:
     table["pow.Scalar"] = power_of_number
     table["pow_.Scalar"] = in_place
     table["where.self"] = where
+    table["polar.default"] = polar
     for name in ("clamp", "clamp_min", "clamp_max"):
         table[f"{name}.default"] = table[f"{name}.Tensor"] = clamp
         table[f"{name}_.default"] = table[f"{name}_.Tensor"] = in_place

@@ -1,0 +1,92 @@
+"""Operators of symbolic sizes: one graph for all sizes, with eager's results and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import dovetail
+
+SIZES = [(3, 4, 6), (5, 6, 8), (2, 7, 5)]
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "resized, nearest": lambda x: F.interpolate(x[None], size=(8, 9), mode="nearest"),
+    "resized, linear": lambda x: F.interpolate(x, size=7, mode="linear"),
+    "resized, bilinear": lambda x: F.interpolate(x[None], size=(8, 9), mode="bilinear"),
+    "resized, bicubic": lambda x: F.interpolate(x[None], size=11, mode="bicubic"),
+    "resized, trilinear": lambda x: F.interpolate(x[None, None], size=(8, 9, 4), mode="trilinear"),
+    "resized, antialiased": lambda x: F.interpolate(
+        x[None], size=(8, 9), mode="bilinear", antialias=True
+    ),
+    "taken along": lambda x: x.take_along_dim(x.argsort(-1), -1),
+    "a part taken along": lambda x: torch.take_along_dim(x, x.argsort(1)[:, :2], dim=1),
+    "polar": lambda x: torch.polar(x, x).real,
+    "distances": lambda x: torch.cdist(x.repeat(1, 9, 1), x.repeat(1, 9, 1) + 1),
+    "filled like a part": lambda x: torch.full_like(x[..., :1], 0.5) + x,
+    "like what is transposed": lambda x: torch.zeros_like(x.mT) + x.mT,
+    "like every second": lambda x: torch.ones_like(x[:, ::2]) + x[:, ::2],
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_one_graph_for_all_sizes(name: str) -> None:
+    fn = FUNCTIONS[name]
+    compiled = dovetail.compile(fn, dynamic=True, fullgraph=True)
+    for size in SIZES:
+        torch.manual_seed(0)
+        results = []
+        x = torch.rand(size, dtype=torch.float64, requires_grad=True)
+        for call in (compiled, fn):
+            y = call(x)
+            results.append((y, *torch.autograd.grad(y.square().sum(), x)))
+        torch.testing.assert_close(results[0], results[1])
+        assert [t.stride() for t in results[0]] == [t.stride() for t in results[1]]
+    assert dovetail.report(compiled).graphs == 1
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        nn.GRUCell(4, 5), nn.GRUCell(4, 5, bias=False), nn.LSTMCell(4, 5), nn.RNNCell(4, 5),
+        nn.RNNCell(4, 5, nonlinearity="relu"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_cells_take_one_graph_for_all_batches(cell: nn.Module) -> None:
+    cell = cell.double()
+
+    def two_steps(x: Tensor) -> Tensor:
+        state = cell(x)
+        state = cell(x * 2, state)
+        return torch.cat(state, 1) if isinstance(state, tuple) else state
+
+    compiled = dovetail.compile(two_steps, dynamic=True, fullgraph=True)
+    for batch in (3, 5, 2):
+        x = torch.randn(batch, 4, dtype=torch.float64, requires_grad=True)
+        results = []
+        for call in (compiled, two_steps):
+            y = call(x)
+            gradients = torch.autograd.grad(y.square().sum(), [x, *cell.parameters()])
+            results.append((y, *gradients))
+        torch.testing.assert_close(results[0], results[1])
+    assert dovetail.report(compiled).graphs == 1
+
+
+def test_a_cell_refuses_a_state_of_another_batch() -> None:
+    cell = nn.GRUCell(4, 4)
+    for call in (cell, dovetail.compile(cell, dynamic=True)):
+        with pytest.raises(RuntimeError, match="hidden0 batch size"):
+            call(torch.randn(3, 4), torch.randn(2, 4))
+
+
+@pytest.mark.parametrize(
+    "fn", [lambda x, p: x.renorm(p, 0, 1.0), lambda x, p: torch.dist(x, x * 2, p)]
+)
+def test_norms_by_a_number_of_the_call(fn: Callable[[Tensor, float], Tensor]) -> None:
+    compiled = dovetail.compile(fn, dynamic=True, fullgraph=True)
+    for p in (2, 3, 1.5):
+        x = torch.randn(3, 4)
+        torch.testing.assert_close(compiled(x, p), fn(x, p))
