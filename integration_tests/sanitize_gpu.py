@@ -188,6 +188,8 @@ def main() -> int:
     arguments = parser.parse_intermixed_args()
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="dovetail-sanitized-"))
     folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        parser.error(f"{folder} holds what another run left: its tests would count as this one's")
     until = time.monotonic() + arguments.seconds
     run = Run(arguments.tool, arguments.paths, folder, arguments.library_kernels, until)
     with ThreadPoolExecutor(arguments.jobs) as pool:

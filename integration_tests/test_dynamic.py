@@ -428,3 +428,24 @@ def test_results_of_any_size_keep_the_gaps_between_their_elements(
         assert torch.equal(got, wanted)
         if wanted.numel():
             assert got.stride() == wanted.stride()
+
+
+def test_what_only_one_element_makes_contiguous_is_not_copied() -> None:
+    """The strides of a size that happens to be 1, or 0, in this call say nothing."""
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        own = x.clone()
+        diagonal = own.diagonal(1, 1, 0)
+        return own, diagonal.contiguous(), own[1:, 1:].contiguous()
+
+    compiled = dovetail.compile(fn, dynamic=True)
+    for rows, columns in ((2, 3), (2, 2), (4, 2), (5, 5), (3, 6), (2, 7)):
+        x = torch.randn(rows, columns)
+        expected, got = fn(x), compiled(x)
+        for e, g in zip(expected, got, strict=True):
+            torch.testing.assert_close(g, e, rtol=0, atol=0)
+            assert g.stride() == e.stride()
+            assert g.data_ptr() - got[0].data_ptr() == e.data_ptr() - expected[0].data_ptr() or (
+                g.untyped_storage().data_ptr() != got[0].untyped_storage().data_ptr()
+                and e.untyped_storage().data_ptr() != expected[0].untyped_storage().data_ptr()
+            )

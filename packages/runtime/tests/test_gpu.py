@@ -169,6 +169,7 @@ def replayed(graphed: GraphedArtifact, x: torch.Tensor, count: int, calls: int =
         torch.cuda.synchronize()
 
 
+@pytest.mark.observes
 def test_what_launches_bound_is_recorded_by_itself() -> None:
     graphed = GraphedArtifact(load(chain(60)), GraphPool(), only_launch_bound=True)
     x = torch.randn(1000, device=CUDA)

@@ -7,7 +7,7 @@ never converted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -115,35 +115,31 @@ def is_canonical(t: FakeTensor) -> bool:
 
 
 def is_contiguous(sizes: Sizes, strides: Sizes) -> bool:
-    """Contiguous in PyTorch's sense: strides of dimensions of size 1 do not matter."""
+    """Contiguous in PyTorch's sense: strides of dimensions of size 1 do not matter, nor do any of
+    an empty tensor. Symbolic sizes are asked whether they are 1 or 0 only where the answer depends
+    on it."""
+    return _steps_in_order(sizes, strides, range(len(sizes) - 1, -1, -1)) or has_zero(sizes)
+
+
+def _steps_in_order(sizes: Sizes, strides: Sizes, order: Iterable[int]) -> bool:
+    """Whether each dimension that has several elements steps over those before it in `order`."""
     expected: Size = 1
-    ok = True
-    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
-        if type(size) is int:
-            if size == 0:
-                return True
-            if size == 1:
-                continue
-        if ok and settled(stride != expected):
-            ok = False
-        expected = expected * size
-    return ok
+    for d in order:
+        if type(sizes[d]) is int and sizes[d] == 1:
+            continue
+        if settled(strides[d] == expected):
+            expected = expected * sizes[d]
+        elif not is_one(sizes[d]):
+            return False
+    return True
 
 
 def is_channels_last(sizes: Sizes, strides: Sizes) -> bool:
     """Contiguous in channels-last order (4 or 5 dimensions)."""
     if len(sizes) not in (4, 5):
         return False
-    expected: Size = 1
-    for d in (1, *range(len(sizes) - 1, 1, -1), 0):
-        size = sizes[d]
-        if type(size) is int and size == 0:
-            return True
-        if settled(size != 1):
-            if settled(strides[d] != expected):
-                return False
-            expected = expected * size
-    return True
+    order = (1, *range(len(sizes) - 1, 1, -1), 0)
+    return _steps_in_order(sizes, strides, order) or has_zero(sizes)
 
 
 def suggests_channels_last(t: FakeTensor) -> bool:
@@ -163,7 +159,7 @@ def reads_as_channels_last(sizes: Sizes, strides: Sizes) -> bool:
         return False
     for d in (1, *range(len(sizes) - 1, 1, -1), 0):
         size, stride = sizes[d], strides[d]
-        if type(size) is int and size == 0:
+        if settled(size == 0):
             return False
         if settled(stride < low):
             return False
@@ -193,7 +189,7 @@ def dense_order(sizes: Sizes, strides: Sizes) -> list[int] | None:
 
 def sorted_by_stride(sizes: Sizes, strides: Sizes) -> list[int]:
     """Dimensions from innermost to outermost; those of size 1 or 0 come last."""
-    small = [d for d, s in enumerate(sizes) if is_one(s) or (type(s) is int and s == 0)]
+    small = [d for d, s in enumerate(sizes) if is_one(s) or settled(s == 0)]
     large = [d for d in range(len(sizes)) if d not in small]
     # Insertion sort with `<` only: symbolic strides compare by guards, never by conversion.
     order: list[int] = []
