@@ -1,6 +1,7 @@
 """Errors against float64 over several seeds of weights and inputs, and the peak of one call.
 
     python integration_tests/benchmarks/seeds.py MODEL [--train] [--seeds 6] [--systems NAME ...]
+        [--mode max-autotune-no-cudagraphs]
 
 The largest of some million errors, and which of two programs rounds luckier, is chance for one
 seed: what is printed are the means over the seeds, of the root mean square error and of the
@@ -20,6 +21,7 @@ from torch import Tensor
 from dovetail.bench import measure
 from dovetail.bench.models import Case
 from dovetail.bench.worker import SYSTEMS, Spec, build_case, compile_by, reference, step_of
+from dovetail.options import MODES
 
 
 def redraw(case: Case, spread: dict[str, tuple[float, float]], seed: int) -> None:
@@ -44,7 +46,7 @@ def _spread(parameter: Tensor) -> tuple[float, float]:
 def _compiled(spec: Spec, model: Any) -> Any:
     if spec.system == "eager":
         return model
-    if spec.system == "dovetail":
+    if spec.system == "dovetail" and spec.mode is None:
         import dovetail
 
         return dovetail.compile(model, options={"launch_bound_cudagraphs": False})
@@ -84,11 +86,12 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
+    parser.add_argument("--mode", choices=MODES, default=None)
     options = parser.parse_args()
     print("| model | system | rms error | largest error | peak MiB |\n|---|---|---|---|---|")
     for system in options.systems:
         spec = Spec(
-            system, options.model, options.train, options.device, None, options.dtype,
+            system, options.model, options.train, options.device, options.mode, options.dtype,
             options.small, 0.0, False,
         )  # fmt: skip
         print(measured(spec, options.seeds), flush=True)
