@@ -5,7 +5,8 @@
 
 The largest of some million errors, and which of two programs rounds luckier, is chance for one
 seed: what is printed are the means over the seeds, of the root mean square error and of the
-largest. The peak is of a call that is not recorded as a CUDA graph, whose pool no call counts.
+largest, and of the ratio of the first system's root mean square error to each other's with the
+standard error of that mean (both systems meet the same weights and inputs). The peak is of a call that is not recorded as a CUDA graph, whose pool no call counts.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ def _compiled(spec: Spec, model: Any) -> Any:
     return compile_by(spec, model)
 
 
-def measured(spec: Spec, seeds: int) -> str:
-    """One row: the means of both errors, and the peak in MiB."""
+def measured(spec: Spec, seeds: int) -> tuple[str, list[float]]:
+    """One row: the means of both errors, and the peak in MiB; and each seed's mean error."""
     case = build_case(spec)
     spread = {name: _spread(parameter) for name, parameter in case.model.named_parameters()}
     step = step_of(case, _compiled(spec, case.model), spec)
@@ -71,9 +72,17 @@ def measured(spec: Spec, seeds: int) -> str:
         del exact, got
     peak = measure.peak_bytes(step, spec.device) / 2**20
     errors = f"{statistics.mean(means):.3e} | {statistics.mean(largest):.3e}"
-    return (
+    row = (
         f"| {spec.model}{' train' if spec.train else ''} | {spec.system} | {errors} | {peak:.1f} |"
     )
+    return row, means
+
+
+def ratio(first: list[float], other: list[float]) -> str:
+    """The mean over seeds of `first` / `other`, and that mean's standard error."""
+    ratios = [a / b for a, b in zip(first, other, strict=True)]
+    error = statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else float("nan")
+    return f"{statistics.mean(ratios):.3f} +- {error:.3f}"
 
 
 def main() -> None:
@@ -89,12 +98,17 @@ def main() -> None:
     parser.add_argument("--mode", choices=MODES, default=None)
     options = parser.parse_args()
     print("| model | system | rms error | largest error | peak MiB |\n|---|---|---|---|---|")
+    errors: dict[str, list[float]] = {}
     for system in options.systems:
         spec = Spec(
             system, options.model, options.train, options.device, options.mode, options.dtype,
             options.small, 0.0, False,
         )  # fmt: skip
-        print(measured(spec, options.seeds), flush=True)
+        row, errors[system] = measured(spec, options.seeds)
+        print(row, flush=True)
+    first, *others = options.systems
+    for other in others:
+        print(f"rms error of {first} / {other}: {ratio(errors[first], errors[other])}")
 
 
 if __name__ == "__main__":
