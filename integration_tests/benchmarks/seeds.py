@@ -6,7 +6,8 @@
 The largest of some million errors, and which of two programs rounds luckier, is chance for one
 seed: what is printed are the means over the seeds, of the root mean square error and of the
 largest, and of the ratio of the first system's root mean square error to each other's with the
-standard error of that mean (both systems meet the same weights and inputs). The peak is of a call that is not recorded as a CUDA graph, whose pool no call counts.
+standard error of that mean (both systems meet the same weights and inputs). The peak is of a call
+that is not recorded as a CUDA graph, whose pool no call counts.
 """
 
 from __future__ import annotations
