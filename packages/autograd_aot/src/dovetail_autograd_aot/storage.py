@@ -348,6 +348,6 @@ def _unfold_scatter(tracer: Tracer, base: Node, new: Node, step: ViewStep) -> No
     count = new.meta["val"]._sizes[dim]
     for n in range(size):
         part = tracer.node_op(aten.select.int, (new, rank, n), {})
-        stop = n + (count - 1) * hop + 1
+        stop = tracer.nodes(n + (count - 1) * hop + 1)
         base = tracer.node_op(aten.slice_scatter.default, (base, part, dim, n, stop, hop), {})
     return base
