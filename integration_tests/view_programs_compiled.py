@@ -1,7 +1,7 @@
 """Random sequences of views and in-place writes through capture, autograd and kernels.
 
 `python integration_tests/view_programs_compiled.py FIRST LAST [--backend aot_eager] [--dynamic]
-[--breaks]` runs seeds against eager and prints what differs, cut down.
+[--breaks] [--resized]` runs seeds against eager and prints what differs, cut down.
 (`packages/autograd_aot/tests/view_programs.py` makes the programs, and runs them through
 autograd_aot alone.)
 """
@@ -23,6 +23,7 @@ import dovetail
 sys.path.append(str(Path(__file__).parents[1] / "packages" / "autograd_aot" / "tests"))
 
 from view_programs import (
+    Difference,
     Input,
     Program,
     Step,
@@ -33,6 +34,7 @@ from view_programs import (
     random_program,
     run_seeds,
 )
+from view_programs import resized as with_other_sizes
 
 # What they write, or may be written to through them, autograd does not see.
 HIDDEN_WRITES = {"data", "data_mul_", "data_row", "copy_data"}
@@ -55,9 +57,14 @@ def with_break(program: Program) -> Callable[..., tuple[Any, ...]]:
 
 
 def check_compiled(
-    program: Program, backend: str = "dovetail", dynamic: bool | None = None, breaks: bool = False
+    program: Program,
+    backend: str = "dovetail",
+    dynamic: bool | None = None,
+    breaks: bool = False,
+    resized: bool = False,
 ) -> str:
-    """Compare with eager; "ok", "eager refuses" or "refused: why". Raises `Difference`."""
+    """Compare with eager; "ok", "eager refuses" or "refused: why". `resized`: what is compiled is
+    called with inputs of other sizes, too. Raises `Difference`."""
     refusal = eager_refuses(program)
     if refusal:
         return f"eager refuses: {refusal}"
@@ -65,13 +72,32 @@ def check_compiled(
         return "hidden writes between two graphs"  # the first's backward may read what is written
     fn = with_break(program) if breaks else as_function(program)
     torch.manual_seed(0)
+    compiled = dovetail.compile(fn, backend=backend, dynamic=dynamic)
     try:
-        compare_call(program, fn, dovetail.compile(fn, backend=backend, dynamic=dynamic))
+        compare_call(program, fn, compiled)
+        if resized:
+            _compare_other_sizes(program, fn, compiled)
     except BackendError as error:
         if not isinstance(error.__cause__, TraceError):
             raise
         return f"refused: {str(error.__cause__)[:90]}"
     return "ok"
+
+
+OTHER_SIZES = 4  # of one program's inputs, after those that it was made for
+
+
+def _compare_other_sizes(
+    program: Program, fn: Callable[..., Any], compiled: Callable[..., Any]
+) -> None:
+    for number in range(OTHER_SIZES):
+        other = with_other_sizes(program, OTHER_SIZES * program.seed + number)
+        if other is not None:
+            try:
+                compare_call(other, fn, compiled)
+            except Difference as error:
+                shapes = [i.shape for i in other.inputs]
+                raise Difference(f"then of sizes {shapes}: {error}") from error
 
 
 def main() -> None:
@@ -81,11 +107,14 @@ def main() -> None:
     parser.add_argument("last", type=int)
     parser.add_argument("--backend", default="dovetail")
     parser.add_argument("--dynamic", action="store_true", default=None, help="sizes are symbolic")
+    parser.add_argument("--resized", action="store_true", help="and with other sizes, too")
     parser.add_argument("--breaks", action="store_true", help="end the graph in the middle")
     options = parser.parse_args()
 
     def check(program: Program) -> str:
-        return check_compiled(program, options.backend, options.dynamic, options.breaks)
+        return check_compiled(
+            program, options.backend, options.dynamic, options.breaks, options.resized
+        )
 
     run_seeds(options.first, options.last, check)
 

@@ -218,6 +218,31 @@ def random_program(seed: int) -> Program | None:
     return replace(program, steps=tuple(steps), outputs=tuple(outputs), after=after)
 
 
+def resized(program: Program, seed: int) -> Program | None:
+    """The program of inputs of other sizes, for which it is as well defined; None if it is not, or
+    eager refuses."""
+    rng = Rng(seed)
+    others = {n: rng.choice([n, n + 1, n + 2, 2 * n, max(0, n - 1)]) for n in range(8)}
+
+    def other(size: int) -> int:
+        return others[size] if rng.random() < 0.8 else rng.choice([size, size + 1, 2 * size])
+
+    inputs = tuple(replace(i, shape=tuple(map(other, i.shape))) for i in program.inputs)
+    if inputs == program.inputs:
+        return None
+    changed = replace(program, inputs=inputs)
+    try:
+        values: list[Any] = list(make_inputs(changed)[0])
+        with torch.set_grad_enabled(program.grad_mode):
+            for number, step in enumerate(program.steps):
+                if _undefined(step, values, len(inputs), list(program.steps[:number])):
+                    return None
+                apply(step, values)
+    except (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError):
+        return None
+    return None if eager_refuses(changed) else changed
+
+
 _LAST_BITS = {"addcmul_", "index_add_", "lerp_", "cumsum_", "clamp_", "sum"}
 _BEHIND_AUTOGRAD = {"data_mul_", "data_row", "copy_data"}
 
