@@ -193,3 +193,19 @@ def test_windows_of_any_number_are_written_with_gradients() -> None:
             result.square().sum().backward()
         assert torch.equal(*results)
         assert torch.equal(given[0].grad, given[1].grad)
+
+
+def test_inputs_that_share_memory_have_a_graph_for_each_size() -> None:
+    """As many bytes in all, and the same beginnings: the sizes tell them apart."""
+
+    def fn(x: Tensor, part: Tensor) -> Tensor:
+        x.fill_(part[0, 0])
+        return torch._neg_view(x).transpose(0, 1).clone()
+
+    compiled = dovetail.compile(fn, dynamic=True)
+    for shape in ((3, 4), (2, 6), (12, 1), (3, 4), (6, 2)):
+        results = []
+        for call in (compiled, fn):
+            x = torch.arange(12).view(shape) + 1
+            results.append((call(x, x.detach()[:1]), x))
+        torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)

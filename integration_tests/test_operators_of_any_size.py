@@ -90,3 +90,22 @@ def test_norms_by_a_number_of_the_call(fn: Callable[[Tensor, float], Tensor]) ->
     for p in (2, 3, 1.5):
         x = torch.randn(3, 4)
         torch.testing.assert_close(compiled(x, p), fn(x, p))
+
+
+def test_kronecker_products() -> None:
+    def fn(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.kron(a, b), b.kron(a[0])
+
+    compiled = dovetail.compile(fn, dynamic=True, fullgraph=True)
+    for m, n in ((2, 3), (4, 5), (3, 7)):
+        a = torch.randn(m, 2, n, requires_grad=True)
+        b = torch.randn(n, m, requires_grad=True)
+        results = []
+        for call in (compiled, fn):
+            found = call(a, b)
+            gradients = torch.autograd.grad(sum(x.square().sum() for x in found), [a, b])
+            results.append((*found, *gradients))
+            assert not found[0]._is_view()
+        torch.testing.assert_close(results[0], results[1])
+        assert [x.stride() for x in results[0]] == [x.stride() for x in results[1]]
+    assert dovetail.report(compiled).graphs == 1

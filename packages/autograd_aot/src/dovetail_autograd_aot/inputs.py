@@ -134,14 +134,15 @@ def place_in(example: Tensor) -> ViewStep:
 
 
 def places(shared: Sequence[SharedStorage], inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """How the members lie in storages: a graph that was made for it holds only for that."""
+    """How the members lie in storages: a graph that was made for it holds only for that. (It knows
+    their sizes by number, whatever is symbolic elsewhere.)"""
     order: dict[int, int] = {}
     found: list[Any] = []
     for storage in shared:
         for index in storage.members:
             t = inputs[index]
             number = order.setdefault(storage_key(t), len(order))
-            found.append((number, t.storage_offset(), t.untyped_storage().nbytes()))
+            found.append((number, *_place(t)))
     return tuple(found)
 
 
@@ -151,9 +152,12 @@ def overlapping(apart: Sequence[tuple[int, int]], inputs: Sequence[Any]) -> tupl
     for pair in apart:
         a, b = (inputs[index] for index in pair)
         if storage_key(a) == storage_key(b) and memory_overlaps(a, b):
-            places = a.storage_offset(), b.storage_offset()
-            found.append((*pair, *places, a.untyped_storage().nbytes()))
+            found.append((*pair, _place(a), _place(b)))
     return tuple(found)
+
+
+def _place(t: Tensor) -> tuple[Any, ...]:
+    return t.storage_offset(), tuple(t.shape), t.stride(), t.untyped_storage().nbytes()
 
 
 def lies_on_itself(shape: Sequence[int], stride: Sequence[int]) -> bool:

@@ -184,7 +184,7 @@ def _cumprod(in_place: bool) -> Callable[..., Any]:
 def _kron(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Any:
     """PyTorch writes to a view of `out` that it takes behind autograd's back."""
     if out is None:
-        return NotImplemented
+        return SYMBOLIC_FORMS[torch.kron](a, b)
     rank = max(a.dim(), b.dim())
     left = (*[1] * (rank - a.dim()), *a.shape)
     right = (*[1] * (rank - b.dim()), *b.shape)

@@ -151,6 +151,19 @@ def _take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None) -> Any:
     return x.gather(dim, indices)
 
 
+def _kron(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Any:
+    """The Kronecker product of symbolic sizes: all products of elements, pairs of dimensions put
+    together."""
+    if out is not None or not (has_symbolic_sizes(a) or has_symbolic_sizes(b)):
+        return NotImplemented
+    rank = max(a.dim(), b.dim())
+    left, right = ([1] * (rank - x.dim()) + list(x.shape) for x in (a, b))
+    rows = a.view([n for size in left for n in (size, 1)])
+    columns = b.view([n for size in right for n in (1, size)])
+    sizes = [m * n for m, n in zip(left, right, strict=True)]
+    return torch.ops.aten._unsafe_view(rows * columns, sizes)
+
+
 def _one_hot(x: Tensor, num_classes: Any = -1) -> Any:
     """`one_hot` of a given number of classes: row-major, and the classes checked on a CPU."""
     if x.dtype is not torch.int64 or (type(num_classes) is int and num_classes < 0):
@@ -329,6 +342,8 @@ SYMBOLIC_FORMS: Mapping[Any, Callable[..., Any]] = {
     torch.nn.functional.one_hot: _one_hot,
     torch.take_along_dim: _take_along_dim,
     torch.Tensor.take_along_dim: _take_along_dim,
+    torch.kron: _kron,
+    torch.Tensor.kron: _kron,
     torch.nn.functional.gaussian_nll_loss: _gaussian_nll_loss,
     torch.nn.functional.ctc_loss: _mean_ctc_loss("mean", "none", torch.nn.functional.ctc_loss),
     torch.ctc_loss: _mean_ctc_loss(1, 0, torch.ctc_loss),
