@@ -1,7 +1,7 @@
 """Random sequences of views and in-place writes through capture, autograd and kernels.
 
 `python integration_tests/view_programs_compiled.py FIRST LAST [--backend aot_eager] [--dynamic]
-[--breaks] [--resized]` runs seeds against eager and prints what differs, cut down.
+[--breaks] [--resized] [--varied]` runs seeds against eager and prints what differs, cut down.
 (`packages/autograd_aot/tests/view_programs.py` makes the programs, and runs them through
 autograd_aot alone.)
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +32,19 @@ from view_programs import (
     compare_call,
     eager_refuses,
     random_program,
+    resized,
     run_seeds,
+    varied,
 )
-from view_programs import resized as with_other_sizes
 
 # What they write, or may be written to through them, autograd does not see.
 HIDDEN_WRITES = {"data", "data_mul_", "data_row", "copy_data"}
 
 __all__ = ["Input", "Program", "Step", "check_compiled", "random_program"]
+
+
+CALLS = 4  # of one program with other inputs than those that it was made for
+Variation = Callable[[Program, int], Program | None]
 
 
 def with_break(program: Program) -> Callable[..., tuple[Any, ...]]:
@@ -61,10 +66,10 @@ def check_compiled(
     backend: str = "dovetail",
     dynamic: bool | None = None,
     breaks: bool = False,
-    resized: bool = False,
+    others: Sequence[Variation] = (),
 ) -> str:
-    """Compare with eager; "ok", "eager refuses" or "refused: why". `resized`: what is compiled is
-    called with inputs of other sizes, too. Raises `Difference`."""
+    """Compare with eager; "ok", "eager refuses" or "refused: why". What is compiled is
+    called with `others` of its inputs, too. Raises `Difference`."""
     refusal = eager_refuses(program)
     if refusal:
         return f"eager refuses: {refusal}"
@@ -75,8 +80,8 @@ def check_compiled(
     compiled = dovetail.compile(fn, backend=backend, dynamic=dynamic)
     try:
         compare_call(program, fn, compiled)
-        if resized:
-            _compare_other_sizes(program, fn, compiled)
+        for variation in others:
+            _compare_others(program, variation, fn, compiled)
     except BackendError as error:
         if not isinstance(error.__cause__, TraceError):
             raise
@@ -84,20 +89,16 @@ def check_compiled(
     return "ok"
 
 
-OTHER_SIZES = 4  # of one program's inputs, after those that it was made for
-
-
-def _compare_other_sizes(
-    program: Program, fn: Callable[..., Any], compiled: Callable[..., Any]
+def _compare_others(
+    program: Program, variation: Variation, fn: Callable[..., Any], compiled: Callable[..., Any]
 ) -> None:
-    for number in range(OTHER_SIZES):
-        other = with_other_sizes(program, OTHER_SIZES * program.seed + number)
+    for number in range(CALLS):
+        other = variation(program, CALLS * program.seed + number)
         if other is not None:
             try:
                 compare_call(other, fn, compiled)
             except Difference as error:
-                shapes = [i.shape for i in other.inputs]
-                raise Difference(f"then of sizes {shapes}: {error}") from error
+                raise Difference(f"then of {other.inputs}: {error}") from error
 
 
 def main() -> None:
@@ -108,13 +109,14 @@ def main() -> None:
     parser.add_argument("--backend", default="dovetail")
     parser.add_argument("--dynamic", action="store_true", default=None, help="sizes are symbolic")
     parser.add_argument("--resized", action="store_true", help="and with other sizes, too")
+    parser.add_argument("--varied", action="store_true", help="and with other inputs altogether")
     parser.add_argument("--breaks", action="store_true", help="end the graph in the middle")
     options = parser.parse_args()
 
+    others = [resized] * options.resized + [varied] * options.varied
+
     def check(program: Program) -> str:
-        return check_compiled(
-            program, options.backend, options.dynamic, options.breaks, options.resized
-        )
+        return check_compiled(program, options.backend, options.dynamic, options.breaks, others)
 
     run_seeds(options.first, options.last, check)
 

@@ -227,10 +227,41 @@ def resized(program: Program, seed: int) -> Program | None:
     def other(size: int) -> int:
         return others[size] if rng.random() < 0.8 else rng.choice([size, size + 1, 2 * size])
 
-    inputs = tuple(replace(i, shape=tuple(map(other, i.shape))) for i in program.inputs)
-    if inputs == program.inputs:
+    return _of_inputs(
+        program, [replace(i, shape=tuple(map(other, i.shape))) for i in program.inputs]
+    )
+
+
+def varied(program: Program, seed: int) -> Program | None:
+    """As `resized`, of inputs that differ in anything: dtype, layout, what requires grad, what is
+    part of what."""
+    rng = Rng(seed)
+    inputs: list[Input] = []
+    for number, spec in enumerate(program.inputs):
+        other = random_input(rng, number, "float")
+        if (other.of is None) != (spec.of is None):
+            # It keeps its shape, so that the steps can be run.
+            shape = make_inputs(program)[0][number].shape
+            other = replace(other, shape=tuple(shape))
+        elif other.of is None:
+            kept = {
+                field: getattr(spec, field)
+                for field in ("shape", "dtype", "layout", "grad")
+                if rng.random() < 0.7
+            }
+            other = replace(other, **kept)
+            if other.grad != "none" and not (
+                other.dtype.is_floating_point or other.dtype.is_complex
+            ):
+                other = replace(other, grad="none")
+        inputs.append(other if rng.random() < 0.7 else spec)
+    return _of_inputs(program, inputs)
+
+
+def _of_inputs(program: Program, inputs: Sequence[Input]) -> Program | None:
+    if tuple(inputs) == program.inputs:
         return None
-    changed = replace(program, inputs=inputs)
+    changed = replace(program, inputs=tuple(inputs))
     try:
         values: list[Any] = list(make_inputs(changed)[0])
         with torch.set_grad_enabled(program.grad_mode):
@@ -238,7 +269,7 @@ def resized(program: Program, seed: int) -> Program | None:
                 if _undefined(step, values, len(inputs), list(program.steps[:number])):
                     return None
                 apply(step, values)
-    except (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError):
+    except (RuntimeError, IndexError, KeyError, TypeError, ValueError, NotImplementedError):
         return None
     return None if eager_refuses(changed) else changed
 
