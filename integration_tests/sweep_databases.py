@@ -28,10 +28,10 @@ from sweep_operators import (
     OUTCOMES,
     STAGES,
     Counting,
+    NotForEager,
     Row,
     TooLong,
     _copy,
-    _NotForEager,
     _reason,
     _shaken,
     _widened,
@@ -59,7 +59,7 @@ def check(case: Case, stage: str, condition: str, *, fullgraph: bool) -> tuple[A
     except TooLong:
         raise
     except Exception as error:
-        raise _NotForEager(str(error)) from error
+        raise NotForEager(str(error)) from error
     backend = Counting(stage)
     dynamic = True if condition == "dynamic" else None
 
@@ -159,7 +159,7 @@ def sweep_one(
         try:
             made = with_gaps(case) if condition == "gaps" else case
             what, why, backend = outcome_of(made, stage, condition)
-        except _NotForEager as error:
+        except NotForEager as error:
             text = text or f"eager: {_reason(error)}"
             continue
         except Exception as error:

@@ -282,7 +282,7 @@ def compare(
 # --- one sample ----------------------------------------------------------------------------------
 
 
-class _NotForEager(Exception):
+class NotForEager(Exception):
     """Eager itself refuses the sample."""
 
 
@@ -338,13 +338,29 @@ def _shaken(flat: list[Any]) -> list[Any]:
     return result
 
 
-def check(op: Any, sample: Any, stage: str, grads: bool) -> tuple[tuple[str, str] | None, Counting]:
-    """Compile one sample's call; how it differs from eager (None: not at all), and the counts."""
+def as_call(op: Any) -> Callable[..., Any]:
+    """The operator as a Python function, to be compiled."""
     function = op.get_op()
 
     def call(first: Any, *args: Any, **kwargs: Any) -> Any:
         return function(first, *args, **kwargs)
 
+    return call
+
+
+def check(op: Any, sample: Any, stage: str, grads: bool) -> tuple[tuple[str, str] | None, Counting]:
+    """Compile one sample's call; how it differs from eager (None: not at all), and the counts."""
+    backend = Counting(stage)
+    compiled = dovetail.compile(as_call(op), fullgraph=True, dynamic=False, backend=backend)
+    return against_eager(op, sample, compiled, grads), backend
+
+
+def against_eager(
+    op: Any, sample: Any, compiled: Callable[..., Any], grads: bool
+) -> tuple[str, str] | None:
+    """How a sample's call of what was compiled from `as_call` differs from eager: None, not at
+    all. Raises `NotForEager` if eager refuses it."""
+    function = op.get_op()
     flat, spec = pytree.tree_flatten((sample.input, tuple(sample.args), dict(sample.kwargs)))
     process = sample.output_process_fn_grad
     process = process if process is not None and grads else None
@@ -355,9 +371,7 @@ def check(op: Any, sample: Any, stage: str, grads: bool) -> tuple[tuple[str, str
     except TooLong:
         raise
     except Exception as error:
-        raise _NotForEager(str(error)) from error
-    backend = Counting(stage)
-    compiled = dovetail.compile(call, fullgraph=True, dynamic=False, backend=backend)
+        raise NotForEager(str(error)) from error
     actual, actual_grads = _run(compiled, theirs, spec, process, grads)
 
     def exact() -> Any:
@@ -394,11 +408,11 @@ def check(op: Any, sample: Any, stage: str, grads: bool) -> tuple[tuple[str, str
             inputs = [v.detach() if isinstance(v, torch.Tensor) else v for v in mine]
             others = [v.detach() if isinstance(v, torch.Tensor) else v for v in theirs]
             if pytree.tree_any(lambda v: isinstance(v, torch.Generator), inputs):
-                return difference, backend
+                return difference
             found = compare(inputs, others, None)
             if found is not None:
                 difference = "wrong", "inputs afterwards: " + found[1]
-    return difference, backend
+    return difference
 
 
 def _reason(error: BaseException) -> str:
@@ -438,7 +452,7 @@ def sweep_one(
             graphs = max(graphs, backend.graphs)
             kernels += backend.kernels
             extern |= backend.extern
-        except _NotForEager:
+        except NotForEager:
             continue
         except dovetail.CaptureError as error:
             broke = type(error).__name__ == "GraphBreakError"

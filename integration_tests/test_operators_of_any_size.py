@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from sweep_sizes import run
 from torch import Tensor, nn
 
 import dovetail
@@ -23,6 +24,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     ),
     "taken along": lambda x: x.take_along_dim(x.argsort(-1), -1),
     "a part taken along": lambda x: torch.take_along_dim(x, x.argsort(1)[:, :2], dim=1),
+    "taken around": lambda x: torch.take_along_dim(x, x.argsort(-1) - 5, -1),
     "polar": lambda x: torch.polar(x, x).real,
     "distances": lambda x: torch.cdist(x.repeat(1, 9, 1), x.repeat(1, 9, 1) + 1),
     "filled like a part": lambda x: torch.full_like(x[..., :1], 0.5) + x,
@@ -109,3 +111,28 @@ def test_kronecker_products() -> None:
         torch.testing.assert_close(results[0], results[1])
         assert [x.stride() for x in results[0]] == [x.stride() for x in results[1]]
     assert dovetail.report(compiled).graphs == 1
+
+
+@pytest.mark.parametrize("convolve", [nn.functional.conv1d, nn.functional.conv_transpose2d])
+def test_convolutions_by_numbers_of_the_call(convolve: Callable[..., Tensor]) -> None:
+    def fn(x: Tensor, weight: Tensor, options: dict[str, int]) -> Tensor:
+        return convolve(x, weight, **options).sin()
+
+    compiled = dovetail.compile(fn, dynamic=True, fullgraph=True)
+    spatial = [5] if convolve is nn.functional.conv1d else [5, 5]
+    for groups, stride, dilation in ((2, 2, 3), (3, 3, 2), (4, 2, 2), (1, 1, 1)):
+        options = {"groups": groups, "stride": stride, "padding": 2 * dilation}
+        options["dilation"] = dilation
+        weight = torch.randn(2 * groups, 2, *[3] * len(spatial), requires_grad=True)
+        x = torch.randn(3, 2 * groups, *spatial, requires_grad=True)
+        results = []
+        for call in (compiled, fn):
+            y = call(x, weight, options)
+            results.append((y, *torch.autograd.grad(y.square().sum(), (x, weight))))
+        torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["take_along_dim", "nn.functional.conv2d", "cat", "expand_as"])
+def test_all_samples_of_the_database_by_one_function(name: str) -> None:
+    """One or two operators of each kind; `sweep_sizes.py` has them all."""
+    assert run([name], "float32", "graphs", 3)["right"] == 1

@@ -143,6 +143,21 @@ def test_complex(number: int, lazy: bool) -> None:
     torch.testing.assert_close(found[0], found[1])
 
 
+@pytest.mark.parametrize("lazy", [torch.conj, torch._neg_view])
+def test_results_of_lazy_views_lie_as_eagers(lazy: Callable[[Tensor], Tensor]) -> None:
+    """Dimensions of one element have strides that tell what is taken for channels-last."""
+
+    def fn(x: Tensor) -> Tensor:
+        return torch.cat([lazy(x), x])
+
+    memory = torch.randn(48, dtype=torch.complex64)
+    for strides in ((6, 1, 2, 2), (6, 1, 6, 2), (0, 1, 2, 2), (6, 1, 1, 2), (6, 1, 12, 2)):
+        x = memory.as_strided((2, 2, 1, 3), strides)
+        got = dovetail.compile(fn)(x)
+        torch.testing.assert_close(got, fn(x))
+        assert got.stride() == fn(x).stride()
+
+
 LAZY: list[Callable[[Tensor], Tensor]] = [
     lambda z: z.conj().imag, lambda z: z[:, 1::2].conj(), lambda z: z[:, :1].expand(4, 3).conj(),
     lambda z: z[1:, 1:3].conj().imag, lambda z: z[1:].conj(), lambda z: z.mT[:, ::2].conj().imag,

@@ -195,7 +195,7 @@ def write(tracer: Tracer, tensor: FakeTensor, value: Node) -> None:
         )
     chain = effective(track.chain)
     if not chain:
-        storage.node = _as_it_lay(tracer, tracer.like(value, pattern), pattern)
+        storage.node = as_it_lay(tracer, tracer.like(value, pattern), pattern)
         storage.count_write(tracer)
         track.node = storage.node
         track.seen = storage.version
@@ -206,7 +206,7 @@ def write(tracer: Tracer, tensor: FakeTensor, value: Node) -> None:
     new = tracer.like(value, pattern, strides=False)
     for step, base in zip(reversed(chain), reversed(values), strict=True):
         new = _scatter(tracer, step, base, new)
-    storage.node = _as_it_lay(tracer, tracer.like(new, whole), whole)
+    storage.node = as_it_lay(tracer, tracer.like(new, whole), whole)
     # The tensor itself is stale now, like every other view: its strides come from the storage.
     storage.count_write(tracer)
 
@@ -215,19 +215,26 @@ def _is_one(number: Any) -> bool:
     return type(number) is int and number == 1
 
 
-def _as_it_lay(tracer: Tracer, value: Node, before: FakeTensor) -> Node:
-    """The new contents of a storage, where dimensions of one element have the strides that they had
-    if these were a new dimension's: other strides show in views, and in how results of it lie."""
+def as_it_lay(tracer: Tracer, value: Node, before: FakeTensor) -> Node:
+    """`value`, where dimensions of one element have the strides that `before` has there if a new
+    dimension gets these somewhere: other strides show in views, and in how results of it lie."""
     from dovetail_autograd_aot.values import same_size
 
     for dim in reversed(range(len(before._sizes))):
-        stride, now = before._strides[dim], value.meta["val"]._strides
-        if _is_one(before._sizes[dim]) and not same_size(now[dim], stride):
-            within = dim + 1 < len(now)
-            natural = before._sizes[dim + 1] * now[dim + 1] if within else 1
-            if same_size(natural, stride):
+        now = value.meta["val"]
+        if not _is_one(before._sizes[dim]) or same_size(now._strides[dim], before._strides[dim]):
+            continue
+        rest = [d for d in range(len(now._sizes)) if d != dim]
+        natural = [*(now._sizes[d] * now._strides[d] for d in rest), 1]
+        for place in sorted(range(len(natural)), key=lambda place: place != dim):
+            if same_size(natural[place], before._strides[dim]):
                 part = tracer.node_op(aten.select.int, (value, dim, 0), {})
-                value = tracer.node_op(aten.unsqueeze.default, (part, dim), {})
+                value = tracer.node_op(aten.unsqueeze.default, (part, place), {})
+                if place != dim:
+                    order = list(range(len(natural)))
+                    order.insert(dim, order.pop(place))
+                    value = tracer.node_op(aten.permute.default, (value, order), {})
+                break
     return value
 
 

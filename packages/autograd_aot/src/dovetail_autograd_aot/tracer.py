@@ -27,7 +27,15 @@ from dovetail_autograd_aot.graphs import ViewStep
 from dovetail_autograd_aot.node_recorder import NodeRecorder
 from dovetail_autograd_aot.op_info import OpKind, op_info
 from dovetail_autograd_aot.selective import Policy
-from dovetail_autograd_aot.storage import TracedStorage, TraceError, fresh, read, track_of, wrap
+from dovetail_autograd_aot.storage import (
+    TracedStorage,
+    TraceError,
+    as_it_lay,
+    fresh,
+    read,
+    track_of,
+    wrap,
+)
 from dovetail_autograd_aot.values import (
     flatten,
     hint,
@@ -356,7 +364,7 @@ class Tracer(NodeRecorder, DispatchMode):
             return base
         physical = views.PHYSICAL.get(step.op)
         if physical is not None:
-            return self._of_each_element_once(physical, base)
+            return as_it_lay(self, self._of_each_element_once(physical, base), base.meta["val"])
         return self.node_op(step.op, (base, *step.args), dict(step.kwargs))
 
     def _of_each_element_once(self, func: OpOverload, base: Node) -> Node:

@@ -144,8 +144,9 @@ def _is_oddly_grouped(node: Node, device_type: str) -> bool:
 
 
 def _groups(node: Node) -> int:
+    """The number of groups, in the call that is compiled."""
     groups: Any = node.args[_GROUPS[node.target]]
-    return int(groups)
+    return int(groups.meta["val"].node.hint_or_guess() if isinstance(groups, Node) else groups)
 
 
 class _Relayout:

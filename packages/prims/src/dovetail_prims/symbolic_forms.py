@@ -137,7 +137,7 @@ def _new_tensor(x: Tensor, data: Any, **options: Any) -> Any:
 
 
 def _take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None) -> Any:
-    """`take_along_dim` of symbolic sizes, of which none is repeated."""
+    """`take_along_dim` of symbolic sizes, of which none is repeated. Indices go around."""
     if dim is None or not (has_symbolic_sizes(x) or has_symbolic_sizes(indices)):
         return NotImplemented
     if (
@@ -148,7 +148,7 @@ def _take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None) -> Any:
         return NotImplemented
     if any(x.shape[d] != indices.shape[d] for d in range(x.dim()) if d != dim % x.dim()):
         return NotImplemented
-    return x.gather(dim, indices)
+    return x.gather(dim, indices.remainder(x.shape[dim]))
 
 
 def _kron(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Any:
