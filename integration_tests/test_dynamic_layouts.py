@@ -209,3 +209,22 @@ def test_inputs_that_share_memory_have_a_graph_for_each_size() -> None:
             x = torch.arange(12).view(shape) + 1
             results.append((call(x, x.detach()[:1]), x))
         torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
+
+
+def test_an_input_that_is_no_part_of_another_any_more() -> None:
+    """What would have to be assumed of symbolic sizes, when the guards are made, is compiled for
+    each call's sizes."""
+
+    def fn(x: Tensor, part: Tensor, factor: int) -> Tensor:
+        x.mul_(x)
+        return part.transpose(0, -1).clone() * factor
+
+    compiled = dovetail.compile(fn, dynamic=True)
+    for size, factor, shared in ((4, 2, True), (4, 3, False), (6, 4, False), (6, 4, False)):
+        results = []
+        for call in (compiled, fn):
+            x = torch.arange(1.0 * size * size).view(size, -1).requires_grad_().clone()
+            part = x.detach()[:2] if shared else torch.ones(2, size)
+            results.append((call(x, part, factor), x))
+        torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
+    assert "memory lay in new ways: 2 compilations" in dovetail.report(compiled).as_text()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from dovetail_guards.shape_env import FrozenError
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.late_reads import INPUTS, OUTPUTS, reads_of
 from dovetail_prims.wrappers import is_wrapper
@@ -24,7 +25,7 @@ from dovetail_autograd_aot.epilogue import tell_what_is_overwritten
 from dovetail_autograd_aot.graph_calls import Compiler, for_custom_operators, resolving
 from dovetail_autograd_aot.graphs import JointGraph
 from dovetail_autograd_aot.inference import compile_inference
-from dovetail_autograd_aot.inputs import overlapping, places
+from dovetail_autograd_aot.inputs import of_sizes, overlapping, places
 from dovetail_autograd_aot.joint import Decompositions, trace_joint
 from dovetail_autograd_aot.lazy_backward import MAX_VARIANTS, LazyBackward
 from dovetail_autograd_aot.partition import Partitioner, min_cut_partition
@@ -69,11 +70,11 @@ def aot_compile(
         plain: GraphModule, examples: Sequence[Any], wrapping: Wrapping | None = None
     ) -> Callable[..., tuple[Any, ...]]:
         return _compile_as_placed(
+            plain,
             examples,
             log,
             functools.partial(
                 _compile,
-                plain,
                 forward_compiler=forward_compiler,
                 backward_compiler=backward_compiler or forward_compiler,
                 decompositions=decompositions,
@@ -92,12 +93,13 @@ def aot_compile(
     return compile_plain(gm, example_inputs)
 
 
+CompileParts = Callable[..., tuple[JointGraph, Callable[..., tuple[Any, ...]]]]
+
+
 def _compile_as_placed(
-    example_inputs: Sequence[Any],
-    log: AotLog,
-    compile_parts: Callable[[Sequence[Any]], tuple[JointGraph, Callable[..., tuple[Any, ...]]]],
+    gm: GraphModule, example_inputs: Sequence[Any], log: AotLog, compile_parts: CompileParts
 ) -> Callable[..., tuple[Any, ...]]:
-    joint, run = compile_parts(example_inputs)
+    joint, run = compile_parts(gm, example_inputs)
     own = len(example_inputs)
     apart = [pair for pair in joint.apart if max(pair) < own]
     if not joint.storages and not apart:
@@ -115,8 +117,11 @@ def _compile_as_placed(
         key = placed(inputs)
         chosen = variants.pop(key, None)
         if chosen is None:
-            _, chosen = compile_parts(inputs)
             log.placements += 1
+            try:
+                _, chosen = compile_parts(gm, inputs)
+            except FrozenError:
+                chosen = _for_each_size(gm, log, compile_parts)
             if len(variants) >= MAX_PLACEMENTS:
                 del variants[next(iter(variants))]
                 log.placements_dropped += 1
@@ -124,6 +129,29 @@ def _compile_as_placed(
         return chosen(*inputs)
 
     return run_as_placed
+
+
+def _for_each_size(
+    gm: GraphModule, log: AotLog, compile_parts: CompileParts
+) -> Callable[..., tuple[Any, ...]]:
+    """One compilation for all sizes of a call, where there can be none for symbolic ones: it would
+    assume more of them than the guards, which are made, say."""
+    variants: dict[tuple[Any, ...], Callable[..., tuple[Any, ...]]] = {}
+
+    def run(*inputs: Any) -> tuple[Any, ...]:
+        key = tuple((v.shape, v.stride()) if isinstance(v, Tensor) else v for v in inputs)
+        chosen = variants.pop(key, None)
+        if chosen is None:
+            # (What recognises attention asks for sizes that are not known here.)
+            _, chosen = compile_parts(of_sizes(gm, inputs), inputs, rewrite=None)
+            log.placements += bool(variants)
+            if len(variants) >= MAX_PLACEMENTS:
+                del variants[next(iter(variants))]
+                log.placements_dropped += 1
+        variants[key] = chosen
+        return chosen(*inputs)
+
+    return run
 
 
 def _compile(

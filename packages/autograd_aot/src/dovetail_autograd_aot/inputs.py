@@ -15,7 +15,7 @@ import torch
 from dovetail_guards.shape_env import ShapeEnv
 from dovetail_prims.fake_tensor import FakeTensor, make
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from dovetail_autograd_aot.graphs import SharedStorage, ViewStep
 from dovetail_autograd_aot.storage import TracedStorage, TraceError, reaches_into_itself, wrap
@@ -36,6 +36,21 @@ def symbolic_values(gm: GraphModule) -> dict[int, Any]:
         elif isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             found[position] = val
     return found
+
+
+def of_sizes(gm: GraphModule, inputs: Sequence[Any]) -> GraphModule:
+    """The captured graph for inputs of these sizes, and these numbers, alone."""
+    graph = Graph()
+    copies: dict[Node, Node] = {}
+    graph.output(graph.graph_copy(gm.graph, copies))
+    for node in graph.nodes:
+        node.meta.pop("val", None)  # in terms of the symbols
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    for node, value in zip(placeholders, inputs, strict=True):
+        node.meta["val"] = snapshot(value) if isinstance(value, Tensor) else value
+    made = GraphModule(gm, graph)
+    made.meta = dict(gm.meta)
+    return made
 
 
 def symbols_of(gm: GraphModule) -> ShapeEnv | None:
