@@ -228,3 +228,31 @@ def test_an_input_that_is_no_part_of_another_any_more() -> None:
             results.append((call(x, part, factor), x))
         torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
     assert "memory lay in new ways: 2 compilations" in dovetail.report(compiled).as_text()
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("start", [0, 3])
+def test_views_by_strides_of_inputs_that_begin_elsewhere(start: int, grad: bool) -> None:
+    """They are taken again of each call's input, from where that begins."""
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        return x.as_strided((3,), (1,)), x[1:].as_strided((2, 2), (1, 2)), x * 2
+
+    def reshaped(x: Tensor) -> tuple[Tensor, ...]:
+        x.as_strided_((3,), (1,))
+        return (x.view_as(x),)
+
+    for call in (fn,) if grad else (fn, reshaped):
+        compiled = dovetail.compile(call, dynamic=True)
+        for size, offset in ((4, start), (4, 4), (5, 1), (4, 0)):
+            results = []
+            for run in (compiled, call):
+                leaf = torch.arange(40.0, requires_grad=grad)
+                x = leaf[offset : offset + size * size].view(size, size)
+                found = run(x)
+                gradients = torch.autograd.grad(found[0].sum(), leaf) if grad else ()
+                results.append((*found, x, *gradients))
+            torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
+            assert [t.storage_offset() for t in results[0]] == [
+                t.storage_offset() for t in results[1]
+            ]

@@ -306,9 +306,9 @@ def _undefined(step: Step, values: list[Any], inputs: int, before: list[Step]) -
         if not _places_in(first, *step.args) <= _places_in(first, first.shape, first.stride()):
             return True
     if "view_dtype" in names and first.dtype is torch.float16:
-        if step.name in WRITES or step.name in WRITES_TWO:
+        if not names.isdisjoint((*WRITES, *WRITES_TWO)):
             return True  # roundings that a kernel may leave out, in the bits of other numbers
-    if "view_dtype" in names and first.is_complex() and step.name in WRITES_TWO:
+    if "view_dtype" in names and first.is_complex() and not names.isdisjoint(WRITES_TWO):
         return True  # the same, between the two products of a complex one
     if step.name == "view_dtype" and torch.bool in (first.dtype, step.args[0]):
         return True  # truths that are neither 0 nor 1

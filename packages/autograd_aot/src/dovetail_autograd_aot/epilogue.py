@@ -317,7 +317,7 @@ def _tracked_maker(info: OutputInfo, signature: Signature) -> _Maker:
         if info.requires_grad and info.is_leaf:
             return lambda inputs, results, outputs: results[base].detach().requires_grad_()
         return lambda inputs, results, outputs: results[base]
-    view = make_view(info.view, signature)
+    view = make_view(info, signature)
     from_input = info.kind is OutputKind.VIEW_OF_INPUT
     tracked = info.requires_grad and not info.is_leaf
     leaf = info.requires_grad and info.is_leaf
@@ -346,7 +346,7 @@ def _in_memory(info: OutputInfo, signature: Signature) -> _Maker:
     number = primal if primal is not None else output
     assert number is not None and info.base is not None
     own = info.base
-    view = make_view(info.view, signature)
+    view = make_view(info, signature)
 
     def maker(inputs: Sequence[Any], results: Sequence[Any], outputs: list[Any]) -> Any:
         made = results[own]
@@ -374,12 +374,12 @@ def _real_parts(steps: tuple[ViewStep, ...]) -> tuple[ViewStep, ...]:
     return tuple(found)
 
 
-def make_view(
-    steps: tuple[ViewStep, ...], signature: Signature
-) -> Callable[[Any, Sequence[Any]], Any]:
-    """The function that applies view steps to a tensor, given the forward outputs for sizes."""
-    steps = _real_parts(steps)
+def make_view(info: OutputInfo, signature: Signature) -> Callable[[Any, Sequence[Any]], Any]:
+    """The function that leads from an output's base to the output, given the forward outputs for
+    sizes."""
+    steps = _real_parts(info.view)
     first_size = signature.num_forward_outputs - signature.sizes
+    places = info.from_base and any(step.op is aten.as_strided.default for step in steps)
 
     def number(value: Any, results: Sequence[Any]) -> Any:
         if isinstance(value, SizeOutput):
@@ -388,7 +388,7 @@ def make_view(
             return [number(v, results) for v in value]
         return value
 
-    if signature.sizes == 0 and all(s.grad_mode for s in steps):
+    if signature.sizes == 0 and not places and all(s.grad_mode for s in steps):
         static = [(s.op, s.args, dict(s.kwargs)) for s in steps]
 
         def static_view(tensor: Any, results: Sequence[Any]) -> Any:
@@ -399,9 +399,12 @@ def make_view(
         return static_view
 
     def view(tensor: Any, results: Sequence[Any]) -> Any:
+        start = tensor.storage_offset() if places else 0
         for step in steps:
             args = [number(a, results) for a in step.args]
             kwargs = {k: number(v, results) for k, v in step.kwargs}
+            if places and step.op is aten.as_strided.default:
+                args[2] += start
             with torch.set_grad_enabled(step.grad_mode and torch.is_grad_enabled()):
                 tensor = step.op(tensor, *args, **kwargs)
         return tensor

@@ -63,7 +63,8 @@ class OutputInfo:
     operator made it together with other views, and autograd lets nobody write to those. `counter`:
     outputs of one number share a version counter that is not their base's (views of `.data`).
     `lost`: why autograd has lost track of it (empty if it has not). `untracked`: a view, made under
-    no_grad, of a tensor that requires grad.
+    no_grad, of a tensor that requires grad. `from_base`: as_strided in `view` counts from where the
+    base begins, not from the beginning of its storage.
     """
 
     kind: OutputKind
@@ -78,6 +79,7 @@ class OutputInfo:
     counter: int | None = None
     lost: str = ""
     untracked: bool = False
+    from_base: bool = False
 
 
 @dataclass(frozen=True)

@@ -181,6 +181,8 @@ def classify_outputs(
                 counter=counter,
                 lost=_why_lost(value) if is_tensor else "",
                 untracked=is_leaf and _untracked(plan, primals),
+                from_base=plan.primal is not None
+                and not track_of(primals[plan.primal]).storage.shared,
             )
         )
     for index, tensor in enumerate(tensors):
