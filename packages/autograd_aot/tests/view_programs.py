@@ -11,6 +11,7 @@ kernels, `integration_tests/view_programs_compiled.py` does.)
 from __future__ import annotations
 
 import math
+import signal
 import sys
 import time
 import traceback
@@ -308,6 +309,8 @@ def _undefined(step: Step, values: list[Any], inputs: int, before: list[Step]) -
     if "view_dtype" in names and first.dtype is torch.float16:
         if not names.isdisjoint((*WRITES, *WRITES_TWO)):
             return True  # roundings that a kernel may leave out, in the bits of other numbers
+    if "view_dtype" in names and step.name == "to" and not step.args[0].is_floating_point:
+        return True  # of any bits: numbers that no integer is
     if "view_dtype" in names and first.is_complex() and not names.isdisjoint(WRITES_TWO):
         return True  # the same, between the two products of a complex one
     if step.name == "view_dtype" and torch.bool in (first.dtype, step.args[0]):
@@ -677,29 +680,36 @@ def _without_step(program: Program, index: int) -> Program | None:
 
 
 def run_seeds(first: int, last: int, check: Check) -> None:
-    """Run seeds; print the differences cut down, and counts."""
+    """Run seeds; print the differences cut down, and counts, also if the process is stopped."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     counts: Counter[str] = Counter()
     start = time.perf_counter()
-    for seed in range(first, last):
-        program = random_program(seed)
-        if program is None:
-            counts["no program"] += 1
-            continue
-        result = outcome(program, check)
-        kind = result.split(":")[0]
-        counts[result if result.startswith("refused") else kind] += 1
-        if kind in ("DIFFERENT", "ERROR") and counts["DIFFERENT"] + counts["ERROR"] <= 12:
-            cut = smaller(program, check, kind)
-            again = outcome(cut, check)
-            if not again.startswith(kind):
-                again = f"{result}\n    but when run again: {again}"
-            print(f"seed {seed}: {again}\n    {cut}", flush=True)
-    seconds = time.perf_counter() - start
-    for text, count in counts.most_common():
-        print(f"{count:7d}  {text}")
-    print(f"{seconds:.0f} s, {1e3 * seconds / (last - first):.1f} ms a seed")
+    try:
+        for seed in range(first, last):
+            _run_seed(seed, check, counts)
+    finally:
+        seconds, done = time.perf_counter() - start, counts.total()
+        for text, count in counts.most_common():
+            print(f"{count:7d}  {text}")
+        print(f"{seconds:.0f} s, {1e3 * seconds / max(done, 1):.1f} ms a seed", flush=True)
+
+
+def _run_seed(seed: int, check: Check, counts: Counter[str]) -> None:
+    program = random_program(seed)
+    if program is None:
+        counts["no program"] += 1
+        return
+    result = outcome(program, check)
+    kind = result.split(":")[0]
+    counts[result if result.startswith("refused") else kind] += 1
+    if kind in ("DIFFERENT", "ERROR") and counts["DIFFERENT"] + counts["ERROR"] <= 12:
+        cut = smaller(program, check, kind)
+        again = outcome(cut, check)
+        if not again.startswith(kind):
+            again = f"{result}\n    but when run again: {again}"
+        print(f"seed {seed}: {again}\n    {cut}", flush=True)
 
 
 if __name__ == "__main__":
