@@ -33,7 +33,7 @@ class PerSize:
     def __call__(self, *inputs: Any) -> Any:
         """Run the version for the sizes of these inputs, compiled at their first call."""
         varying = (inputs[i] for i in self._varies)
-        key = tuple(v.shape if isinstance(v, torch.Tensor) else v for v in varying)
+        key = tuple((v.shape, v.stride()) if isinstance(v, torch.Tensor) else v for v in varying)
         run = self._versions.get(key)
         if run is None:
             with self._lock:
