@@ -197,3 +197,19 @@ def test_shape_guards_show_the_floats() -> None:
     compiled = dovetail.compile(lambda x, lr: x * lr if lr > 0.05 else x, dynamic=True)
     compiled(torch.ones(3), 0.5)
     assert "lr > 0.05" in dovetail.report(compiled).as_text()
+
+
+def test_second_gradients_by_zeros_of_either_sign() -> None:
+    """The compiled backward of a backward is for one number: 0.0 and -0.0 are two."""
+
+    def fn(x: Tensor, number: float) -> Tensor:
+        return torch.copysign(x**3, torch.full_like(x, number)).sum()
+
+    compiled = dovetail.compile(fn, dynamic=True)
+    for number in (2.0, 0.0, -0.0, -1.0, 0.0):
+        found = []
+        for call in (compiled, fn):
+            x = torch.tensor([1.0, 2.0, -3.0], requires_grad=True)
+            (first,) = torch.autograd.grad(call(x, number), x, create_graph=True)
+            found.append((first, *torch.autograd.grad(first.sum(), x)))
+        torch.testing.assert_close(found[0], found[1])

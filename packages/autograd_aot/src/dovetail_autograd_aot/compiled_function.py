@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from dovetail_guards.shape_env import FrozenError
+from dovetail_prims.at_sizes import exactly
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.late_reads import INPUTS, OUTPUTS, reads_of
 from dovetail_prims.wrappers import is_wrapper
@@ -139,7 +140,7 @@ def _for_each_size(
     variants: dict[tuple[Any, ...], Callable[..., tuple[Any, ...]]] = {}
 
     def run(*inputs: Any) -> tuple[Any, ...]:
-        key = tuple((v.shape, v.stride()) if isinstance(v, Tensor) else v for v in inputs)
+        key = tuple((v.shape, v.stride()) if isinstance(v, Tensor) else exactly(v) for v in inputs)
         chosen = variants.pop(key, None)
         if chosen is None:
             # (What recognises attention asks for sizes that are not known here.)

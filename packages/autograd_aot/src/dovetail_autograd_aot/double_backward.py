@@ -16,6 +16,7 @@ from operator import attrgetter
 from typing import Any
 
 import torch
+from dovetail_prims.at_sizes import exactly
 from dovetail_prims.conditionals import PlainControlFlow
 from torch import Tensor
 from torch.fx import GraphModule, Node
@@ -298,7 +299,7 @@ class _Noting(PlainControlFlow):
 def _kind_of(value: Any) -> Any:
     """What a compiled graph is specialised to."""
     if not isinstance(value, Tensor):
-        return value
+        return exactly(value)
     return value.shape, value.stride(), value.dtype, value.requires_grad, value.is_leaf
 
 

@@ -30,6 +30,12 @@ def symbolic_inputs(gm: GraphModule) -> tuple[int, ...]:
     return tuple(found)
 
 
+def exactly(number: Any) -> tuple[type, Any]:
+    """A key for what is compiled for one number: 0.0 and -0.0, or 1 and True, are equal, but not
+    the same, and a NaN is the same, but not equal."""
+    return type(number), number.hex() if isinstance(number, float) else number
+
+
 def is_symbolic(gm: GraphModule) -> bool:
     """Whether an input of the graph has a symbolic size, or is a symbolic number."""
     return bool(symbolic_inputs(gm))
