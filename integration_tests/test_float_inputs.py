@@ -213,3 +213,17 @@ def test_second_gradients_by_zeros_of_either_sign() -> None:
             (first,) = torch.autograd.grad(call(x, number), x, create_graph=True)
             found.append((first, *torch.autograd.grad(first.sum(), x)))
         torch.testing.assert_close(found[0], found[1])
+
+
+def test_zeros_of_either_sign_beside_one_another() -> None:
+    """They are equal, so that expressions with them could be taken for one."""
+
+    def fn(x: Tensor, s: float) -> tuple[Tensor, ...]:
+        return x / (s * 0.0), x / (s * -0.0), x * (s + -0.0), x / (0.0 - s * 0.0), x / (-0.0 * s)
+
+    compiled = dovetail.compile(fn, dynamic=True)
+    x = torch.tensor([1.0, -2.0])
+    for s in (2.0, 3.5, -3.0):
+        for found, wanted in zip(compiled(x, s), fn(x, s), strict=True):
+            assert torch.equal(found, wanted)
+    assert dovetail.report(compiled).graphs == 1

@@ -88,15 +88,18 @@ _SYMBOL = re.compile(r"\b[a-z]\d+\b")
 @dataclass(frozen=True)
 class FloatExpr:
     """`op(*args)`, a float (or, for comparisons, a bool). `parts` counts the operations and
-    operands in it."""
+    operands in it. Zeros of either sign are equal, but not the same operand."""
 
     op: str
     args: tuple[FloatLike, ...]
     parts: int = field(init=False, compare=False, repr=False)
+    _below_zero: tuple[bool, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         below = (arg.parts if isinstance(arg, FloatExpr) else 1 for arg in self.args)
         object.__setattr__(self, "parts", 1 + sum(below))
+        signs = (isinstance(arg, float) and math.copysign(1.0, arg) < 0 for arg in self.args)
+        object.__setattr__(self, "_below_zero", tuple(signs))
 
     @property
     def is_truth(self) -> bool:
