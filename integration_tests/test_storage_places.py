@@ -187,3 +187,23 @@ def test_results_whose_elements_lie_on_one_another(dynamic: bool) -> None:
         x = torch.arange(length)
         for ours, theirs in zip(compiled(x), fn(x), strict=True):
             assert torch.equal(ours, theirs) and ours.stride() == theirs.stride()
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_call_whose_inputs_lie_as_nothing_compiled_may_is_eager_and_told(grad: bool) -> None:
+    """Captured for an input that begins where its memory does, called with one that does not."""
+
+    def fn(x: Tensor) -> Tensor:
+        return x.fill_diagonal_(0.5) * 2
+
+    compiled = dovetail.compile(fn)
+    for start in (0, 4, 4, 0):
+        found = []
+        for call in (compiled, fn):
+            leaf = torch.arange(16.0, requires_grad=grad)
+            x = (leaf * 1)[start : start + 9].view(3, 3)
+            y = call(x)
+            found.append((y, x, *(torch.autograd.grad(y.sum(), leaf) if grad else ())))
+        torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+    told = dovetail.report(compiled).as_text()
+    assert "2 calls ran uncompiled, for where their inputs lie: a write through as_strided" in told

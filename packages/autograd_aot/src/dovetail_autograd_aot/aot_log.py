@@ -70,7 +70,8 @@ class AotLog:
     inputs come to lie so again). `double_backwards` counts compilations of a backward with
     `create_graph`; `replays` calls of one that ran eager's operators instead, by reason.
     `plain_backwards` counts backwards for calls in which some outputs had no gradient that were not
-    compiled, by reason. `saved` has an entry for each graph with a backward.
+    compiled, by reason; `eager_calls` calls that ran eager's operators because nothing can be
+    compiled for how their inputs share memory. `saved` has an entry for each graph with a backward.
     """
 
     placements: int = 0
@@ -78,6 +79,7 @@ class AotLog:
     double_backwards: int = 0
     replays: Counter[str] = field(default_factory=Counter)
     plain_backwards: Counter[str] = field(default_factory=Counter)
+    eager_calls: Counter[str] = field(default_factory=Counter)
     saved: list[SavedSet] = field(default_factory=list)
 
     def note_double_backward(self) -> None:
@@ -89,6 +91,12 @@ class AotLog:
         if reason not in self.replays:
             _logger.warning("backward with create_graph runs uncompiled: %s", reason)
         self.replays[reason] += 1
+
+    def note_eager_call(self, reason: str) -> None:
+        """A call runs eager's operators: its inputs lie as no compiled graph's may."""
+        if reason not in self.eager_calls:
+            _logger.warning("a compiled graph runs uncompiled: %s", reason)
+        self.eager_calls[reason] += 1
 
     def note_plain_backward(self, reason: str) -> None:
         """A backward that takes some outputs' gradients only runs eager's operators."""
@@ -106,6 +114,10 @@ class AotLog:
             found.append(
                 f"inputs that share memory lay in new ways: {self.placements} compilations{dropped}"
             )
+        found += [
+            f"{count} calls ran uncompiled, for where their inputs lie: {reason}"
+            for reason, count in self.eager_calls.items()
+        ]
         if self.double_backwards:
             found.append(f"backward with create_graph: {self.double_backwards} compilations")
         found += [

@@ -30,6 +30,7 @@ from dovetail_autograd_aot.inputs import of_sizes, overlapping, places
 from dovetail_autograd_aot.joint import Decompositions, trace_joint
 from dovetail_autograd_aot.lazy_backward import MAX_VARIANTS, LazyBackward
 from dovetail_autograd_aot.partition import Partitioner, min_cut_partition
+from dovetail_autograd_aot.storage import TraceError
 from dovetail_autograd_aot.subclasses import Wrapping, compile_around
 from dovetail_autograd_aot.training import LateNeeds, compile_training
 from dovetail_autograd_aot.values import example_values
@@ -123,6 +124,8 @@ def _compile_as_placed(
                 _, chosen = compile_parts(gm, inputs)
             except FrozenError:
                 chosen = _for_each_size(gm, log, compile_parts)
+            except TraceError as error:
+                chosen = _by_eager(gm, log, str(error))
             if len(variants) >= MAX_PLACEMENTS:
                 del variants[next(iter(variants))]
                 log.placements_dropped += 1
@@ -143,14 +146,28 @@ def _for_each_size(
         key = tuple((v.shape, v.stride()) if isinstance(v, Tensor) else exactly(v) for v in inputs)
         chosen = variants.pop(key, None)
         if chosen is None:
-            # (What recognises attention asks for sizes that are not known here.)
-            _, chosen = compile_parts(of_sizes(gm, inputs), inputs, rewrite=None)
+            try:
+                # (What recognises attention asks for sizes that are not known here.)
+                _, chosen = compile_parts(of_sizes(gm, inputs), inputs, rewrite=None)
+            except TraceError as error:
+                chosen = _by_eager(gm, log, str(error))
             log.placements += bool(variants)
             if len(variants) >= MAX_PLACEMENTS:
                 del variants[next(iter(variants))]
                 log.placements_dropped += 1
         variants[key] = chosen
         return chosen(*inputs)
+
+    return run
+
+
+def _by_eager(gm: GraphModule, log: AotLog, reason: str) -> Callable[..., tuple[Any, ...]]:
+    """The captured operators as they are. (The graph cannot end before one of them any more: the
+    program was captured when its inputs lay otherwise.)"""
+
+    def run(*inputs: Any) -> tuple[Any, ...]:
+        log.note_eager_call(reason)
+        return tuple(gm(*inputs))
 
     return run
 
