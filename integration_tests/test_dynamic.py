@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import shape_programs
 import torch
@@ -280,3 +283,15 @@ def test_padding_to_a_multiple_takes_one_graph_for_all_lengths() -> None:
         torch.testing.assert_close(got, padded(x))
         assert got.stride() == padded(x).stride()
     assert dovetail.report(compiled).graphs == 2
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [lambda x, n: x * (n**5 % 97), lambda x, n: x * (n * n * n % 1009), lambda x, n: (x, n**4)],
+)
+def test_numbers_of_more_than_64_bits(fn: Callable[[Tensor, int], Any]) -> None:
+    """Python's have no bounds; what is compiled computes in 64 bits."""
+    compiled = dovetail.compile(fn)
+    x = torch.tensor([1.0, 2.0])
+    for number in (3, 4, 5, -7, 2**31, 2**33 + 1, 123456789012):
+        assert str(compiled(x, number)) == str(fn(x, number))

@@ -186,6 +186,13 @@ class ShapeEnv:
             self._assume(rel.ge(known, 2) if hint > 1 else rel.le(known, -1), "not 0 or 1")
         return known
 
+    def is_unbounded(self, value: e.Expr) -> bool:
+        """Whether it is made of integer inputs of any sign, whose values have no bounds, and of
+        nothing that only data tells."""
+        names = self.replace(value).free_symbols()
+        given = any(self._least.get(name) == -_INF and name not in self.floats for name in names)
+        return given and names.isdisjoint(self.unbacked)
+
     def create_float(self, hint: float, source: Source) -> FloatExpr | float:
         """What stands for a float input; NaN and -0.0, which keys do not tell, stay numbers."""
         known = self._by_source.get(source)

@@ -26,6 +26,10 @@ from dovetail_guards.float_expr import (
 from dovetail_guards.shape_env import ShapeEnv
 from dovetail_guards.sym_value import SymValue, Text, Value
 
+# Products of numbers given stay so small that sums of a few of them have 64 bits.
+MOST = 2**60
+SMALL = 2**30
+
 
 class SymNode(SymValue):
     """A symbolic value with the operations on it; each gives a new one."""
@@ -151,7 +155,22 @@ class SymNode(SymValue):
         return self._binary(other, "sub", lambda a, b: a - b)
 
     def mul(self, other: SymNode) -> SymNode:
+        left, right = self._number(), other._number()
+        if left.pytype is int and right.pytype is int:
+            known = left.constant if left.constant is not None else right.constant
+            most = SMALL if known is None else MOST // max(abs(known), 1)
+            if not all(n.constant is not None or n._is_within(most) for n in (left, right)):
+                return self.wrap_int(left.guard_int() * right.guard_int())
         return self._binary(other, "mul", lambda a, b: a * b)
+
+    def _is_within(self, most: int) -> bool:
+        """Whether an integer made of numbers given is at most so large, by guards: they have no
+        bounds, and what is compiled computes in 64 bits. (Sizes are small.)"""
+        whole = _whole(self)
+        if self.env.frozen or not self.env.is_unbounded(whole):
+            return True  # (of what comes after the guards no more can be asked)
+        within = (rel.le(whole, most), rel.ge(whole, -most))
+        return all(self.env.guard_bool(one, "computed in 64 bits") for one in within)
 
     def floordiv(self, other: SymNode) -> SymNode:
         return self._binary(other, "floordiv", self._nonzero(e.floordiv, operator.floordiv))
@@ -194,6 +213,8 @@ class SymNode(SymValue):
             if power is None:
                 power = other.guard_int()
             if power >= 0:
+                if power > 1 and not self._is_within(int(MOST ** (1 / power))):
+                    return self.wrap_int(self.guard_int() ** power)
                 return self._new(_whole(self) ** power, int)
         return self._float_op("pow", float, other)
 
