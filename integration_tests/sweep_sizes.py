@@ -44,7 +44,8 @@ def _dimensions(sample: Any) -> tuple[Any, ...]:
 
 
 def differences(op: Any, dtype: torch.dtype, stage: str, limit: int) -> Iterator[str]:
-    """What is wrong with the samples of one operator, at most `limit` of each kind."""
+    """For each call of what another sample's call has compiled, what is wrong with it (nothing:
+    ""). At most `limit` samples of each kind take part."""
     differentiable = dtype.is_floating_point or dtype.is_complex
     grads = op.supports_autograd and differentiable and dtype in op.backward_dtypes
     torch.manual_seed(3)
@@ -56,6 +57,7 @@ def differences(op: Any, dtype: torch.dtype, stage: str, limit: int) -> Iterator
         if len(samples) == 1:
             continue
         compiled = dovetail.compile(as_call(op), dynamic=True, backend=Counting(stage))
+        first = True
         for number, sample in itertools.islice(samples, limit):
             try:
                 difference = against_eager(op, sample, compiled, grads)
@@ -65,6 +67,9 @@ def differences(op: Any, dtype: torch.dtype, stage: str, limit: int) -> Iterator
                 difference = type(error).__name__, str(error)[:300]
             if difference is not None:
                 yield f"sample {number}: {difference[0]}: {difference[1]}"
+            elif not first:
+                yield ""
+            first = False
         dovetail.reset()
 
 
@@ -73,7 +78,8 @@ def _over(signum: int, frame: Any) -> None:
 
 
 def run(names: Sequence[str], dtype: str, stage: str, limit: int) -> collections.Counter[str]:
-    """Sweeps operators and prints what is wrong; how many were right, wrong, or cut off."""
+    """Sweeps operators and prints what is wrong; how many were right, wrong, cut off, or have no
+    two samples to be called one after the other; and how many calls of other samples were right."""
     known = operators()
     counts: collections.Counter[str] = collections.Counter()
     signal.signal(signal.SIGPROF, _over)
@@ -83,8 +89,10 @@ def run(names: Sequence[str], dtype: str, stage: str, limit: int) -> collections
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
         try:
             found = list(differences(known[name], DTYPES[dtype], stage, limit))
-            counts["wrong" if found else "right"] += 1
-            for text in found[:3]:
+            wrong = [text for text in found if text]
+            counts["wrong" if wrong else "right" if found else "alone"] += 1
+            counts["right calls"] += len(found) - len(wrong)
+            for text in wrong[:3]:
                 print(f"{name}: {text}", flush=True)
         except TooLong:
             counts["cut off"] += 1

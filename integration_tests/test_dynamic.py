@@ -89,10 +89,9 @@ def test_the_report_shows_shape_guards() -> None:
     )
 
 
-def test_a_graph_whose_loops_need_numbers_is_compiled_per_size(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Where code generation gives up on symbols, each size is compiled, and the report says so."""
+@pytest.fixture
+def no_symbols(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code generation gives up on symbols."""
     from dovetail import pipeline
 
     known = pipeline.compile_graph
@@ -103,6 +102,20 @@ def test_a_graph_whose_loops_need_numbers_is_compiled_per_size(
         return known(gm, inputs, **kwargs)
 
     monkeypatch.setattr(pipeline, "compile_graph", fussy)
+
+
+@pytest.mark.usefixtures("no_symbols")
+def test_what_is_compiled_per_size_tells_zeros_of_either_sign_apart() -> None:
+    compiled = dovetail.compile(lambda x, s: x / s, dynamic=True)
+    x = torch.tensor([1.0, -2.0])
+    for number in (2.0, 0.0, -0.0, 3.0):
+        assert torch.equal(compiled(x, number), x / number)
+    assert any("no loops" in reason for reason in dovetail.report(compiled).per_size_compiles)
+
+
+@pytest.mark.usefixtures("no_symbols")
+def test_a_graph_whose_loops_need_numbers_is_compiled_per_size() -> None:
+    """Where code generation gives up on symbols, each size is compiled, and the report says so."""
 
     def fn(x: Tensor, w: Tensor) -> Tensor:
         return (x @ w).softmax(-1).sum(0) * x.shape[0]

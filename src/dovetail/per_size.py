@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from dovetail_prims.at_sizes import at_sizes, symbolic_inputs
+from dovetail_prims.at_sizes import at_sizes, exactly, symbolic_inputs
 from torch.fx import GraphModule
 
 Run = Callable[..., Any]
@@ -33,7 +33,9 @@ class PerSize:
     def __call__(self, *inputs: Any) -> Any:
         """Run the version for the sizes of these inputs, compiled at their first call."""
         varying = (inputs[i] for i in self._varies)
-        key = tuple((v.shape, v.stride()) if isinstance(v, torch.Tensor) else v for v in varying)
+        key = tuple(
+            (v.shape, v.stride()) if isinstance(v, torch.Tensor) else exactly(v) for v in varying
+        )
         run = self._versions.get(key)
         if run is None:
             with self._lock:

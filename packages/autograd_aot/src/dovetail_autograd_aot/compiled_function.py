@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -88,6 +89,7 @@ def aot_compile(
                 late=late,
                 log=log,
             ),
+            wrapping is not None,
         )
 
     if any(map(is_wrapper, example_inputs)):
@@ -95,73 +97,82 @@ def aot_compile(
     return compile_plain(gm, example_inputs)
 
 
-CompileParts = Callable[..., tuple[JointGraph, Callable[..., tuple[Any, ...]]]]
+Run = Callable[..., tuple[Any, ...]]
+CompileParts = Callable[..., tuple[JointGraph, Run]]
 
 
 def _compile_as_placed(
-    gm: GraphModule, example_inputs: Sequence[Any], log: AotLog, compile_parts: CompileParts
-) -> Callable[..., tuple[Any, ...]]:
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    log: AotLog,
+    compile_parts: CompileParts,
+    wraps: bool,
+) -> Run:
     joint, run = compile_parts(gm, example_inputs)
     own = len(example_inputs)
     apart = [pair for pair in joint.apart if max(pair) < own]
     if not joint.storages and not apart:
         return run
-    # What the graph knows of how inputs lie in storages is not guarded: one graph for each way,
-    # the last used last.
+    # What the graph knows of how inputs lie in storages is not guarded: one graph for each way.
     storages = joint.storages
 
     def placed(inputs: Sequence[Any]) -> tuple[Any, ...]:
         return places(storages, inputs) + overlapping(apart, inputs)
 
-    variants = {placed(example_inputs): run}
+    def of_any_size(inputs: Sequence[Any]) -> Run:
+        try:
+            _, made = compile_parts(gm, inputs)
+        except FrozenError:
+            # It would assume more of symbolic sizes than the guards, which are made, say.
+            return _Variants(_sizes_and_numbers, of_these_sizes, log)
+        except TraceError as error:
+            return by_eager(error)
+        log.placements += 1
+        return made
 
-    def run_as_placed(*inputs: Any) -> tuple[Any, ...]:
-        key = placed(inputs)
-        chosen = variants.pop(key, None)
+    def of_these_sizes(inputs: Sequence[Any]) -> Run:
+        try:
+            # (What recognises attention asks for sizes that are not known here.)
+            _, made = compile_parts(of_sizes(gm, inputs), inputs, rewrite=None)
+        except TraceError as error:
+            return by_eager(error)
+        log.placements += 1
+        return made
+
+    def by_eager(error: TraceError) -> Run:
+        if wraps:  # its graph notes of each trace how results are put together
+            raise error
+        return _by_eager(gm, log, str(error))
+
+    return _Variants(placed, of_any_size, log, {placed(example_inputs): run})
+
+
+def _sizes_and_numbers(inputs: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple((v.shape, v.stride()) if isinstance(v, Tensor) else exactly(v) for v in inputs)
+
+
+@dataclass(eq=False)
+class _Variants:
+    """One compilation for each key of a call's inputs, the last used last; the oldest give way."""
+
+    key_of: Callable[[Sequence[Any]], tuple[Any, ...]]
+    compiled_for: Callable[[Sequence[Any]], Run]
+    log: AotLog
+    known: dict[tuple[Any, ...], Run] = field(default_factory=dict)
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        key = self.key_of(inputs)
+        chosen = self.known.pop(key, None)
         if chosen is None:
-            log.placements += 1
-            try:
-                _, chosen = compile_parts(gm, inputs)
-            except FrozenError:
-                chosen = _for_each_size(gm, log, compile_parts)
-            except TraceError as error:
-                chosen = _by_eager(gm, log, str(error))
-            if len(variants) >= MAX_PLACEMENTS:
-                del variants[next(iter(variants))]
-                log.placements_dropped += 1
-        variants[key] = chosen
+            chosen = self.compiled_for(inputs)
+            if len(self.known) >= MAX_PLACEMENTS:
+                del self.known[next(iter(self.known))]
+                self.log.placements_dropped += 1
+        self.known[key] = chosen
         return chosen(*inputs)
 
-    return run_as_placed
 
-
-def _for_each_size(
-    gm: GraphModule, log: AotLog, compile_parts: CompileParts
-) -> Callable[..., tuple[Any, ...]]:
-    """One compilation for all sizes of a call, where there can be none for symbolic ones: it would
-    assume more of them than the guards, which are made, say."""
-    variants: dict[tuple[Any, ...], Callable[..., tuple[Any, ...]]] = {}
-
-    def run(*inputs: Any) -> tuple[Any, ...]:
-        key = tuple((v.shape, v.stride()) if isinstance(v, Tensor) else exactly(v) for v in inputs)
-        chosen = variants.pop(key, None)
-        if chosen is None:
-            try:
-                # (What recognises attention asks for sizes that are not known here.)
-                _, chosen = compile_parts(of_sizes(gm, inputs), inputs, rewrite=None)
-            except TraceError as error:
-                chosen = _by_eager(gm, log, str(error))
-            log.placements += bool(variants)
-            if len(variants) >= MAX_PLACEMENTS:
-                del variants[next(iter(variants))]
-                log.placements_dropped += 1
-        variants[key] = chosen
-        return chosen(*inputs)
-
-    return run
-
-
-def _by_eager(gm: GraphModule, log: AotLog, reason: str) -> Callable[..., tuple[Any, ...]]:
+def _by_eager(gm: GraphModule, log: AotLog, reason: str) -> Run:
     """The captured operators as they are. (The graph cannot end before one of them any more: the
     program was captured when its inputs lay otherwise.)"""
 

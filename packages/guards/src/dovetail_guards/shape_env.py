@@ -91,6 +91,7 @@ class ShapeEnv:
         self.unbacked: set[str] = set()
         # Run-time values of which the compiled program checks nothing: all must be decided.
         self.unchecked: set[str] = set()
+        self.given: set[str] = set()  # symbols of integer inputs of any sign
         self.floats: dict[str, float] = {}  # symbols of float inputs: a symbol is the float's key
         # Sizes of inputs that the user wants nothing decided about, for as long as `keep_undecided`
         self.undecided: set[str] = set()
@@ -182,6 +183,7 @@ class ShapeEnv:
             self.hints[name], self.sources[name] = hint, source
             self.facts.set_range(name, Range())
             self._least[name] = -_INF
+            self.given.add(name)
             known = self._by_source[source] = e.symbol(name)
             self._assume(rel.ge(known, 2) if hint > 1 else rel.le(known, -1), "not 0 or 1")
         return known
@@ -189,9 +191,10 @@ class ShapeEnv:
     def is_unbounded(self, value: e.Expr) -> bool:
         """Whether it is made of integer inputs of any sign, whose values have no bounds, and of
         nothing that only data tells."""
+        if not self.given:
+            return False
         names = self.replace(value).free_symbols()
-        given = any(self._least.get(name) == -_INF and name not in self.floats for name in names)
-        return given and names.isdisjoint(self.unbacked)
+        return not self.given.isdisjoint(names) and self.unbacked.isdisjoint(names)
 
     def create_float(self, hint: float, source: Source) -> FloatExpr | float:
         """What stands for a float input; NaN and -0.0, which keys do not tell, stay numbers."""
