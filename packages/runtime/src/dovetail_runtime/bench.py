@@ -1,5 +1,5 @@
-"""`python -m dovetail_runtime.bench`: what a call and a step cost on this machine's CPU, beside
-the same operators called eagerly."""
+"""`python -m dovetail_runtime.bench`: what a call and a step cost this machine's CPU, beside the
+same operators called eagerly; for plans of a GPU too, where there is one."""
 
 from __future__ import annotations
 
@@ -15,29 +15,51 @@ from dovetail_runtime.plan import (
     CallAten,
     CppKernel,
     LaunchCpp,
+    LaunchTriton,
     Plan,
     PlanInput,
     Ref,
     Step,
     TensorSpec,
+    TritonKernel,
 )
 
 _CPU = torch.device("cpu")
-_SMALL = TensorSpec((4, 4), (4, 1), torch.float32, _CPU)
-_SOURCE = """
+_CPP = CppKernel(
+    "bench_add_one",
+    """
 extern "C" void bench_add_one(void* const* p, const int64_t*, int64_t begin, int64_t end) {
   const float* x = static_cast<const float*>(p[0]);
   float* y = static_cast<float*>(p[1]);
   for (int64_t i = begin; i < end; ++i) y[i] = x[i] + 1.0f;
 }
-"""
-_KERNEL = CppKernel("bench_add_one", _SOURCE)
+""",
+)
+_TRITON = TritonKernel(
+    "bench_add_one",
+    """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def bench_add_one(x, y):
+    i = tl.arange(0, 16)
+    tl.store(y + i, tl.load(x + i) + 1.0)
+""",
+    (("x", "*fp32"), ("y", "*fp32")),
+    (),
+    num_warps=1,
+    num_stages=1,
+)
 
 
 def microseconds(function: Callable[..., Any], *args: Any, calls: int = 5000) -> float:
-    """Best of seven means, per call."""
+    """Best of seven means, per call. On a GPU no more than `calls` of them may be under way."""
     best = float("inf")
     for _ in range(7):
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         start = time.perf_counter()
         for _ in range(calls):
             function(*args)
@@ -45,49 +67,63 @@ def microseconds(function: Callable[..., Any], *args: Any, calls: int = 5000) ->
     return best * 1e6
 
 
-def _plan(name: str, steps: list[Step], inputs: int = 1, slab: int = 0) -> Plan:
+def _small(device: torch.device) -> TensorSpec:
+    return TensorSpec((4, 4), (4, 1), torch.float32, device)
+
+
+def _plan(
+    name: str, steps: list[Step], device: torch.device, inputs: int = 1, slab: int = 0
+) -> Plan:
+    on_gpu = device.type == "cuda"
     return Plan(
         name,
-        "cpu",
-        tuple(PlanInput(f"x{i}", _SMALL) for i in range(inputs)),
+        "cuda" if on_gpu else "cpu",
+        tuple(PlanInput(f"x{i}", _small(device)) for i in range(inputs)),
         symbols=(),
         constants=(),
-        kernels=(_KERNEL,),
+        kernels=(_TRITON if on_gpu else _CPP,),
         steps=tuple(steps),
-        slab_bytes=(("cpu", slab),) if slab else (),
+        slab_bytes=((str(device), slab),) if slab else (),
         outputs=("out",),
     )
 
 
-def empty_plan(inputs: int) -> Plan:
+def empty_plan(inputs: int, device: torch.device = _CPU) -> Plan:
     """One output allocation and nothing else."""
-    return _plan(f"empty_{inputs}", [Allocate("out", _SMALL, None)], inputs)
+    steps: list[Step] = [Allocate("out", _small(device), None)]
+    return _plan(f"empty_{inputs}", steps, device, inputs)
 
 
-def kernel_chain(count: int) -> Plan:
+def _chain(name: str, step: Callable[[str, str], Step], count: int, device: torch.device) -> Plan:
+    """`step(from, to)`, one after the other, through the slab."""
+    steps: list[Step] = []
+    previous = "x0"
+    for i in range(count):
+        last = i == count - 1
+        to = "out" if last else f"t{i}"
+        steps += (Allocate(to, _small(device), None if last else (i % 2) * 256), step(previous, to))
+        previous = to
+    return _plan(f"{name}_{count}", steps, device, slab=512)
+
+
+def kernel_chain(count: int, device: torch.device = _CPU) -> Plan:
     """`count` kernels one after the other, through the slab."""
-    steps: list[Step] = []
-    previous = "x0"
-    for i in range(count):
-        last = i == count - 1
-        name = "out" if last else f"t{i}"
-        steps.append(Allocate(name, _SMALL, None if last else (i % 2) * 64))
-        steps.append(LaunchCpp("bench_add_one", (previous, name), (), 16, 32768))
-        previous = name
-    return _plan(f"kernels_{count}", steps, slab=128)
+
+    def launch(source: str, to: str) -> Step:
+        if device.type == "cuda":
+            return LaunchTriton("bench_add_one", (source, to), (1, 1, 1))
+        return LaunchCpp("bench_add_one", (source, to), (), 16, 32768)
+
+    return _chain("kernels", launch, count, device)
 
 
-def mm_chain(count: int) -> Plan:
+def mm_chain(count: int, device: torch.device = _CPU) -> Plan:
     """`count` calls of `mm.out`, through the slab."""
-    steps: list[Step] = []
-    previous = "x0"
-    for i in range(count):
-        last = i == count - 1
-        name = "out" if last else f"t{i}"
-        steps.append(Allocate(name, _SMALL, None if last else (i % 2) * 64))
-        steps.append(CallAten("aten::mm.out", (Ref(previous), Ref("x0")), (("out", Ref(name)),)))
-        previous = name
-    return _plan(f"mm_{count}", steps, slab=128)
+
+    def call(source: str, to: str) -> Step:
+        return CallAten("aten::mm.out", (Ref(source), Ref("x0")), (("out", Ref(to)),))
+
+    return _chain("mm", call, count, device)
 
 
 def _eager_adds(x: torch.Tensor, count: int) -> torch.Tensor:
@@ -103,29 +139,36 @@ def _eager_mms(x: torch.Tensor, count: int) -> torch.Tensor:
     return out
 
 
+def _measure(device: torch.device) -> None:
+    """Print the table of a device."""
+    x = torch.randn(4, 4, device=device) * 0.1
+    # A stream's queue holds some thousand launches: a GPU's chains are called less often.
+    count, few, most = (50, 10, 1000) if device.type == "cuda" else (50, 500, 5000)
+    empty = microseconds(load(empty_plan(1, device)).run, x, calls=most)
+    many = microseconds(load(empty_plan(201, device)).run, *([x] * 201), calls=most)
+    kernels = microseconds(load(kernel_chain(count, device)).run, x, calls=few)
+    mms = microseconds(load(mm_chain(count, device)).run, x, calls=few)
+    eager_add = microseconds(_eager_adds, x, count, calls=few)
+    eager_mm = microseconds(_eager_mms, x, count, calls=few)
+    eager_empty = microseconds(lambda: torch.empty(4, 4, device=device), calls=most)
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    rows = (
+        ("a call that allocates one output", empty, f"torch.empty {eager_empty:.3f}"),
+        ("each further tensor input", (many - empty) / 200, ""),
+        ("each kernel (16 elements)", (kernels - empty) / count, f"x + 1 {eager_add / count:.3f}"),
+        ("each mm.out of 4x4 into the slab", (mms - empty) / count, f"mm {eager_mm / count:.3f}"),
+    )
+    print(f"{where}, torch {torch.__version__}, {torch.get_num_threads()} threads; microseconds")
+    for title, value, eager in rows:
+        print(f"{title:<40}{value:7.3f}   {eager}")
+
+
 def main() -> None:
-    """Print the table."""
-    x = torch.randn(4, 4) * 0.1
-    count = 50
+    """Print the tables."""
     with torch.no_grad():
-        empty = microseconds(load(empty_plan(1)).run, x)
-        many = microseconds(load(empty_plan(201)).run, *([x] * 201))
-        kernels = microseconds(load(kernel_chain(count)).run, x)
-        mms = microseconds(load(mm_chain(count)).run, x, calls=1000)
-        eager_add = microseconds(_eager_adds, x, count, calls=500)
-        eager_mm = microseconds(_eager_mms, x, count, calls=500)
-        eager_empty = microseconds(torch.empty, 4, 4)
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; microseconds")
-    print(f"a call that allocates one output        {empty:7.3f}   torch.empty {eager_empty:.3f}")
-    print(f"each further tensor input               {(many - empty) / 200:7.3f}")
-    per_kernel = (kernels - empty) / count
-    print(
-        f"each C++ kernel (16 elements)           {per_kernel:7.3f}   x + 1 {eager_add / count:.3f}"
-    )
-    per_mm = (mms - empty) / count
-    print(
-        f"each mm.out of 4x4 into the slab        {per_mm:7.3f}   torch.mm {eager_mm / count:.3f}"
-    )
+        _measure(_CPU)
+        if torch.cuda.is_available():
+            _measure(torch.device("cuda:0"))
 
 
 if __name__ == "__main__":
