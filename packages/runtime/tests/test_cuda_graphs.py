@@ -29,6 +29,7 @@ from dovetail_runtime.cuda_graphs import (
     shape_key,
 )
 from dovetail_runtime.graph_recording import Timing
+from dovetail_runtime.native import executor_module
 from dovetail_runtime.plan import Bind
 
 SPEC = TensorSpec((4,), (1,), torch.float32, torch.device("cpu"))
@@ -87,8 +88,8 @@ class CpuPool(GraphPool):
     def is_capturing(self) -> bool:
         return False
 
-    def take_turn(self) -> None:
-        pass
+    def take_turn(self) -> int:
+        return 0
 
     def warm_up(self, artifact: CompiledArtifact, inputs: Sequence[Any]) -> tuple[Any, ...]:
         before = [v.clone() for v in inputs]
@@ -320,3 +321,37 @@ def test_without_a_gpu_the_plan_runs_and_says_why() -> None:
         (out,) = graphed(a, b, c)
         assert out.tolist() == [-1.0] * 4 == c.tolist() and b.tolist() == [2.0] * 4
     assert graphed.skips() == ["writes: the plan does not run on a GPU"]
+
+
+def test_copies_keep_contents_and_strides_whatever_the_layouts() -> None:
+    native = executor_module()
+    x = torch.randn(2, 3, 4)
+    sources = (
+        x,
+        x.transpose(0, 2),
+        x[:, ::2],
+        x.double(),
+        x[0:0],
+        torch.randn(5, dtype=torch.cfloat).conj(),
+    )
+    targets = tuple(
+        torch.empty_like(v, dtype=torch.cfloat if v.is_complex() else torch.float32)
+        for v in sources
+    )
+    gaps = torch.zeros(4, 6)[:, ::2]
+    native.copy_into((*targets, gaps), tuple(range(7)), (*sources, torch.ones(4, 3)), 0)
+    for target, source in zip(targets, sources, strict=True):
+        assert torch.equal(target, source.to(target.dtype))
+    assert gaps.sum() == 12
+    for value in (x, x.transpose(0, 2), x[0:0], torch.tensor(3), sources[-1]):
+        made = native.copy_of(value, 0)
+        assert torch.equal(made, value) and made.stride() == value.stride()
+        assert made.numel() == 0 or made.data_ptr() != value.data_ptr()
+    with torch.inference_mode():
+        assert native.copy_of(x, 0).is_inference()
+    with pytest.raises(ValueError, match="gaps"):
+        native.copy_of(x[:, ::2], 0)
+    with pytest.raises(IndexError, match="position 1 of 1"):
+        native.copy_into((x,), (1,), (x,), 0)
+    with pytest.raises(TypeError, match="a tensor is wanted"):
+        native.copy_of(1, 0)

@@ -125,11 +125,6 @@ PyObject* collect_outputs(const Program& program, Frame& frame, PyObject* const*
   return result;
 }
 
-struct WithoutGil {
-  PyThreadState* state = PyEval_SaveThread();
-  ~WithoutGil() { PyEval_RestoreThread(state); }
-};
-
 std::string step_name(const Step& step) {
   if (auto* cpp = std::get_if<LaunchCpp>(&step)) return "kernel " + cpp->name;
   if (auto* triton = std::get_if<LaunchTriton>(&step)) return "kernel " + triton->name;
@@ -353,6 +348,8 @@ PyMethodDef methods[] = {
     {"call_kernel", call_kernel, METH_VARARGS,
      "call_kernel(function, pointers, sizes, begin, end): addresses and a range."},
     {"share_memory", share_memory, METH_O, "share_memory(values) -> list, tensors replaced."},
+    {"copy_into", copy_into, METH_VARARGS, "copy_into(targets, positions, values, raw_stream)."},
+    {"copy_of", copy_of, METH_VARARGS, "copy_of(tensor, raw_stream) -> tensor."},
     {"storage_uses", storage_uses, METH_O, "storage_uses(tensors) -> tuple of counts."},
     {"lie_at", lie_at, METH_VARARGS, "lie_at(values, positions, addresses) -> bool."},
     {"set_slab_limit", set_slab_limit, METH_O, "Bytes of idle CPU slabs to keep."},
@@ -378,7 +375,7 @@ PyMODINIT_FUNC PyInit__executor() {
   PyObject* result = PyModule_Create(&module);
   if (result == nullptr) return nullptr;
   if (PyModule_AddStringConstant(result, "torch_version", DOVETAIL_TORCH_VERSION) < 0 ||
-      PyModule_AddIntConstant(result, "interface", 2) < 0) {
+      PyModule_AddIntConstant(result, "interface", 3) < 0) {
     Py_DECREF(result);
     return nullptr;
   }

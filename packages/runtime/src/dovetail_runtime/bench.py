@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,6 +33,38 @@ extern "C" void bench_add_one(void* const* p, const int64_t*, int64_t begin, int
   const float* x = static_cast<const float*>(p[0]);
   float* y = static_cast<float*>(p[1]);
   for (int64_t i = begin; i < end; ++i) y[i] = x[i] + 1.0f;
+}
+""",
+)
+# What NVIDIA's driver takes for a launch: `count` of them, and nothing between.
+_DRIVER = CppKernel(
+    "bench_driver",
+    """
+#include <dlfcn.h>
+using Launch = int (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                       void*, void**, void**);
+static const char* const kText = R"(.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry nothing(.param .u64 x, .param .u64 y) { ret; }
+)";
+static void* nothing() {
+  void *module = nullptr, *function = nullptr, *driver = dlopen("libcuda.so.1", RTLD_NOW);
+  reinterpret_cast<int (*)(void**, const void*)>(dlsym(driver, "cuModuleLoadData"))(&module, kText);
+  reinterpret_cast<int (*)(void**, void*, const char*)>(
+      dlsym(driver, "cuModuleGetFunction"))(&function, module, "nothing");
+  return function;
+}
+extern "C" void bench_driver(void* const* p, const int64_t*, int64_t begin, int64_t end) {
+  static void* const function = nothing();
+  static const Launch launch =
+      reinterpret_cast<Launch>(dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuLaunchKernel"));
+  void* parameters[] = {const_cast<void**>(p), const_cast<void**>(p)};
+  float failed = 0;
+  for (int64_t i = begin; i < end; ++i) {
+    failed += launch(function, 1, 1, 1, 32, 1, 1, 0, nullptr, parameters, nullptr) != 0;
+  }
+  static_cast<float*>(p[1])[0] = failed;
 }
 """,
 )
@@ -126,6 +159,15 @@ def mm_chain(count: int, device: torch.device = _CPU) -> Plan:
     return _chain("mm", call, count, device)
 
 
+def driver_launches(count: int) -> Plan:
+    """`count` launches by NVIDIA's driver alone, on the default stream; its output tells first how
+    many failed."""
+    launches = LaunchCpp("bench_driver", ("x0", "out"), (), count, count)
+    return replace(
+        _plan("driver", [Allocate("out", _small(_CPU), None), launches], _CPU), kernels=(_DRIVER,)
+    )
+
+
 def _eager_adds(x: torch.Tensor, count: int) -> torch.Tensor:
     for _ in range(count):
         x = x + 1.0
@@ -152,15 +194,26 @@ def _measure(device: torch.device) -> None:
     eager_mm = microseconds(_eager_mms, x, count, calls=few)
     eager_empty = microseconds(lambda: torch.empty(4, 4, device=device), calls=most)
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    beside = f"x + 1 {eager_add / count:.3f}"
+    if device.type == "cuda":
+        beside += f", the driver alone {_driver_alone(count, few):.3f}"
     rows = (
         ("a call that allocates one output", empty, f"torch.empty {eager_empty:.3f}"),
         ("each further tensor input", (many - empty) / 200, ""),
-        ("each kernel (16 elements)", (kernels - empty) / count, f"x + 1 {eager_add / count:.3f}"),
+        ("each kernel (16 elements)", (kernels - empty) / count, beside),
         ("each mm.out of 4x4 into the slab", (mms - empty) / count, f"mm {eager_mm / count:.3f}"),
     )
     print(f"{where}, torch {torch.__version__}, {torch.get_num_threads()} threads; microseconds")
     for title, value, eager in rows:
         print(f"{title:<40}{value:7.3f}   {eager}")
+
+
+def _driver_alone(count: int, calls: int) -> float:
+    """Microseconds of a launch by the driver."""
+    run, x = load(driver_launches(count)).run, torch.zeros(4, 4)
+    if float(run(x)[0][0, 0]) != 0:
+        raise RuntimeError("NVIDIA's driver refused a launch")
+    return microseconds(run, x, calls=calls) / count
 
 
 def main() -> None:

@@ -124,8 +124,7 @@ class GraphedArtifact:
         with self.pool.lock:
             ready = self._ready(inputs)
             if isinstance(ready, Recording):
-                self.pool.take_turn()
-                return ready.replay(inputs)
+                return ready.replay(inputs, self.pool.take_turn())
         if ready is not None:
             return ready.run(self.artifact, inputs)
         return self.artifact.run(*inputs)
@@ -137,8 +136,7 @@ class GraphedArtifact:
             with self.pool.lock:
                 ready = self._ready(tuple(inputs))
                 if isinstance(ready, Recording):
-                    self.pool.take_turn()
-                    outputs = ready.replay(tuple(inputs))
+                    outputs = ready.replay(tuple(inputs), self.pool.take_turn())
                     inputs.clear()
                     return outputs
         if isinstance(ready, Timing):

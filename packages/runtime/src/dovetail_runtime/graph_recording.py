@@ -18,6 +18,9 @@ from dovetail_runtime.artifact import CompiledArtifact
 from dovetail_runtime.native import executor_module
 from dovetail_runtime.plan import CopyInto, Plan, View
 
+# More inputs that move than this are copied by one kernel for all, the others one by one.
+_MOST_SINGLE_COPIES = 4
+
 Value = torch.Tensor | int | None
 Input = torch.Tensor | int
 
@@ -42,17 +45,22 @@ class GraphPool:
         self.lock = threading.RLock()
         self.bytes = 0  # of what recordings hold on to
         self._last: torch.cuda.Stream | None = None
+        self._last_raw: int | None = None
 
     def is_capturing(self) -> bool:
         """Whether the caller is recording a graph of his own."""
         return torch.cuda.is_current_stream_capturing()
 
-    def take_turn(self) -> None:
-        """Before a replay: it comes after the last one, if that was on another stream."""
-        stream = torch.cuda.current_stream(self.device)
-        if self._last is not None and self._last != stream:
-            stream.wait_stream(self._last)
-        self._last = stream
+    def take_turn(self) -> int:
+        """Before a replay: it comes after the last one, if that was on another stream. The
+        address of the stream that is current."""
+        raw = int(torch._C._cuda_getCurrentRawStream(self.device.index))
+        if raw != self._last_raw:
+            stream = torch.cuda.current_stream(self.device)
+            if self._last is not None:
+                stream.wait_stream(self._last)
+            self._last, self._last_raw = stream, raw
+        return raw
 
     def warm_up(self, artifact: CompiledArtifact, inputs: Sequence[Input]) -> tuple[Value, ...]:
         """One plain run where the capture will be: libraries set themselves up in their first
@@ -131,6 +139,7 @@ class Recording:
     ) -> None:
         self.graph = graph
         self.copied = copied
+        self._targets, self._moving = tuple(copied.values()), tuple(copied)
         self.stays = tuple(stays)
         self.addresses = tuple(address(inputs[i]) for i in stays)
         self.mutated = mutated
@@ -171,12 +180,14 @@ class Recording:
         at_rest = self._uses_at_rest
         return {i for i, a, b in zip(self.held, uses, at_rest, strict=True) if a != b}
 
-    def replay(self, inputs: tuple[Input, ...]) -> tuple[Value, ...]:
-        """One call."""
-        if self.copied:
+    def replay(self, inputs: tuple[Input, ...], raw_stream: int) -> tuple[Value, ...]:
+        """One call, on the current stream."""
+        if len(self._moving) <= _MOST_SINGLE_COPIES:
+            self._native.copy_into(self._targets, self._moving, inputs, raw_stream)
+        else:
             with torch.no_grad():
                 torch._foreach_copy_(
-                    list(self.copied.values()), [_tensor(inputs[i]) for i in self.copied]
+                    list(self._targets), [_tensor(inputs[i]) for i in self._moving]
                 )
         self.graph.replay()
         for position in self.mutated:
@@ -193,7 +204,10 @@ class Recording:
             )
         storages: dict[int, torch.UntypedStorage] = {}
         for i, output in self._copies.items():
-            results[i] = _copied_out(output, storages)
+            if output.is_contiguous():
+                results[i] = self._native.copy_of(output, raw_stream)
+            else:
+                results[i] = _copied_out(output, storages)
         return tuple(results)
 
 
@@ -329,9 +343,7 @@ def _copy_of(value: torch.Tensor) -> torch.Tensor:
 
 
 def _copied_out(output: torch.Tensor, storages: dict[int, torch.UntypedStorage]) -> torch.Tensor:
-    if output.is_contiguous():
-        return output.clone()
-    # Other layouts by their whole memory, once: outputs may lie in the same.
+    """Of a layout that may have gaps: its whole memory, once, as outputs may lie in the same."""
     storage = output.untyped_storage()
     place = storage.data_ptr()
     if place not in storages:

@@ -70,4 +70,10 @@ inline bool is_tensor(PyObject* object) {
   return type == tensor_type || type == parameter_type || PyType_IsSubtype(type, tensor_type);
 }
 
+// Other Python threads may run while one of these lives.
+struct WithoutGil {
+  PyThreadState* state = PyEval_SaveThread();
+  ~WithoutGil() { PyEval_RestoreThread(state); }
+};
+
 }  // namespace dovetail

@@ -1,9 +1,13 @@
 // What a replayed CUDA graph's calls need natively: whether inputs lie where the graph reads them,
-// and results handed out over the graph's own memory.
+// copies of those that move and of results, and results handed out over the graph's own memory.
 #pragma once
 
+#include <c10/core/InferenceMode.h>
 #include <c10/core/TensorImpl.h>
 
+#include <cstring>
+
+#include "cuda_driver.h"
 #include "program.h"
 #include "python_errors.h"
 
@@ -43,6 +47,97 @@ inline PyObject* share_memory(PyObject*, PyObject* values) {
     }
   }
   return result;
+}
+
+// Copies between tensors of one device, shape and layout on a stream (0 for a CPU): their memory in
+// one piece where it is one, which takes a third of the time of ATen's call.
+inline void copy_contents(const at::Tensor& to, const at::Tensor& from, void* stream) {
+  bool in_one_piece = to.is_non_overlapping_and_dense() && to.sizes() == from.sizes() &&
+                      to.strides() == from.strides() && to.dtype() == from.dtype() &&
+                      to.device() == from.device() && to.is_conj() == from.is_conj() &&
+                      to.is_neg() == from.is_neg();
+  if (!in_one_piece) {
+    to.copy_(from);
+    return;
+  }
+  size_t bytes = to.nbytes();
+  void* target = to.mutable_data_ptr();
+  const void* source = from.const_data_ptr();
+  if (bytes == 0 || target == source) return;
+  if (to.is_cpu()) {
+    std::memmove(target, source, bytes);
+    return;
+  }
+  const CudaDriver& driver = CudaDriver::get();
+  driver.check(driver.copy(reinterpret_cast<uint64_t>(target), reinterpret_cast<uint64_t>(source),
+                           bytes, stream),
+               "cuMemcpyDtoDAsync", "a recorded graph's copy");
+}
+
+// Makes the device of a tensor current, with its context, and takes autograd out of the way.
+struct BesideRecording {
+  explicit BesideRecording(const at::Tensor& tensor) {
+    if (!tensor.is_cuda()) return;
+    device_guard.reset_device(tensor.device());
+    bind_context(tensor.device().index());
+  }
+  c10::OptionalDeviceGuard device_guard;
+  c10::impl::ExcludeDispatchKeyGuard below_autograd{
+      c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset};
+};
+
+// Each tensor of one tuple takes the contents of the value at its position in another.
+inline PyObject* copy_into(PyObject*, PyObject* args) {
+  PyObject *targets = nullptr, *positions = nullptr, *values = nullptr;
+  unsigned long long stream = 0;
+  if (!PyArg_ParseTuple(args, "O!O!O!K", &PyTuple_Type, &targets, &PyTuple_Type, &positions,
+                        &PyTuple_Type, &values, &stream)) {
+    return nullptr;
+  }
+  try {
+    std::vector<std::pair<at::Tensor, at::Tensor>> pairs;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(targets); ++i) {
+      Py_ssize_t position = PyLong_AsSsize_t(PyTuple_GetItem(positions, i));
+      if (PyErr_Occurred()) return nullptr;
+      TORCH_CHECK_INDEX(position >= 0 && position < PyTuple_GET_SIZE(values), "position ",
+                        position, " of ", PyTuple_GET_SIZE(values), " values");
+      pairs.emplace_back(inner_tensor(PyTuple_GET_ITEM(targets, i)),
+                         inner_tensor(PyTuple_GET_ITEM(values, position)));
+    }
+    WithoutGil without_gil;
+    for (const auto& [target, source] : pairs) {
+      BesideRecording beside(target);
+      copy_contents(target, source, reinterpret_cast<void*>(stream));
+    }
+  } catch (const std::exception& error) {
+    set_python_error(error);
+    return nullptr;
+  }
+  Py_RETURN_NONE;
+}
+
+// A tensor in memory of its own, with the contents and strides of one without gaps.
+inline PyObject* copy_of(PyObject*, PyObject* args) {
+  PyObject* value = nullptr;
+  unsigned long long stream = 0;
+  if (!PyArg_ParseTuple(args, "OK", &value, &stream)) return nullptr;
+  try {
+    at::Tensor tensor = inner_tensor(value), made;
+    TORCH_CHECK_VALUE(tensor.is_non_overlapping_and_dense(), "this tensor's memory has gaps");
+    {
+      WithoutGil without_gil;
+      BesideRecording beside(tensor);
+      made = at::Tensor(at::detail::empty_strided_generic(
+          tensor.sizes(), tensor.strides(), c10::GetAllocator(tensor.device().type()),
+          c10::DispatchKeySet(tensor.is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU),
+          tensor.scalar_type()));
+      copy_contents(made, tensor, reinterpret_cast<void*>(stream));
+    }
+    return THPVariable_Wrap(std::move(made));
+  } catch (const std::exception& error) {
+    set_python_error(error);
+    return nullptr;
+  }
 }
 
 // How many tensors (and others) hold on to the memory of each tensor of a tuple.
