@@ -6,8 +6,8 @@ Two chains of small steps that no system can fuse into one kernel (softmax over 
 in turn; products of matrices) are compiled in two lengths. What a call of the longer one takes
 more, by the kernels it launches more (counted by the profiler), is the cost of a launch; what is
 left of the shorter one when its launches are subtracted is the cost of the call besides. The time
-is the CPU's alone: from the call to its return with an empty queue before it, the median over the
-rounds in which the systems take turns. Where a chain is recorded as a CUDA graph (Dovetail does it
+is the CPU's alone: ten calls in a row with an empty queue before them, the median over the rounds
+in which the systems take turns. Where a chain is recorded as a CUDA graph (Dovetail does it
 unasked when launches are what takes the time), one launch is all of them. `x + 1` is one kernel.
 """
 
@@ -28,7 +28,9 @@ from dovetail.bench.table import machine
 Chain = Callable[[torch.Tensor], torch.Tensor]
 CUDA = torch.device("cuda")
 SHORT, LONG = 10, 60
-"""Steps of the two lengths: the queue of a stream holds the longer one's launches."""
+"""Steps of the two lengths."""
+CALLS = 10
+"""In a row: a stream's queue, of some thousand launches, holds theirs."""
 
 
 def plus_one(x: torch.Tensor) -> torch.Tensor:
@@ -94,11 +96,12 @@ def kernels_of(call: Chain, x: torch.Tensor) -> int:
 
 
 def cpu_seconds(call: Chain, x: torch.Tensor) -> float:
-    """From the call to its return, the queue being empty."""
+    """Of one of ten calls in a row, which wait for nothing: the queue is empty before."""
     torch.cuda.synchronize()
     start = time.perf_counter()
-    call(x)
-    return time.perf_counter() - start
+    for _ in range(CALLS):
+        call(x)
+    return (time.perf_counter() - start) / CALLS
 
 
 def measured(calls: dict[str, Chain], x: torch.Tensor, rounds: int) -> dict[str, Length]:
@@ -109,7 +112,7 @@ def measured(calls: dict[str, Chain], x: torch.Tensor, rounds: int) -> dict[str,
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
-            times[name] += [cpu_seconds(call, x) for _ in range(20)][5:]
+            times[name] += [cpu_seconds(call, x) for _ in range(5)][1:]
     kernels = {name: kernels_of(call, x) for name, call in calls.items()}
     return {name: Length(statistics.median(times[name]), kernels[name]) for name in calls}
 
