@@ -90,8 +90,13 @@ def test_a_loaded_plan_keeps_its_kernels(tmp_path: Path, monkeypatch: pytest.Mon
     builder = CppBuilder(knobs(tmp_path))
     monkeypatch.setattr(artifact, "default_cpp_builder", lambda: builder)
     wait = "#include <unistd.h>\n" + HEAD.format("later")
-    body = "{ usleep(300000); static_cast<float*>(p[1])[0] = static_cast<float*>(p[0])[0] + 1; }"
+    body = """{
+      volatile float* x = static_cast<float*>(p[0]);
+      while (x[0] == 0) usleep(1000);
+      static_cast<float*>(p[1])[0] = x[0] + 1;
+    }"""
     spec = TensorSpec((1,), (1,), torch.float32, torch.device("cpu"))
+    x = torch.zeros(1)
     plan = Plan(
         name="later",
         target="cpu",
@@ -107,11 +112,13 @@ def test_a_loaded_plan_keeps_its_kernels(tmp_path: Path, monkeypatch: pytest.Mon
     gc.collect()
     assert mapped(tmp_path) == 1
     with ThreadPoolExecutor(1) as pool:
-        result = pool.submit(lambda: runs.pop()(torch.ones(1)))
+        result = pool.submit(lambda: runs.pop()(x))
         while runs:
             pass
         gc.collect()
-        assert mapped(tmp_path) == 1  # it runs
+        still_mapped = mapped(tmp_path)  # it runs until x is not 0
+        x.fill_(1)
+        assert still_mapped == 1
         assert result.result()[0].item() == 2
         del result
     gc.collect()
