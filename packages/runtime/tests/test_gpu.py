@@ -274,6 +274,31 @@ def test_random_numbers_go_on_under_replay() -> None:
             close(found, wanted)
 
 
+def test_what_others_free_is_not_written_to_by_replays() -> None:
+    """cuBLAS's workspaces: torch.compile has PyTorch free them when it records."""
+    shapes = ((64, 65536), (65536, 64))
+    a, b = (TensorSpec(shape, (shape[1], 1), torch.float32, CUDA) for shape in shapes)
+    plan = Plan(
+        "long", "cuda", (PlanInput("a", a), PlanInput("b", b)), (), (), (),
+        (CallAten("aten::mm", (Ref("a"), Ref("b")), (), ("o",)),), (), ("o",),
+    )  # fmt: skip
+    x, y = (torch.randn(shape, device=CUDA) for shape in shapes)
+    for _ in range(2):  # the second pool has what the first one left behind
+        graphed = GraphedArtifact(load(plan), GraphPool())
+        for _ in range(4):
+            (wanted,) = graphed(x, y)
+        assert graphed.recorded == 1
+        torch.cuda.synchronize()
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+        others = [torch.full((2 << 20,), 7.0, device=CUDA) for _ in range(256)]
+        for _ in range(3):
+            close(graphed(x, y)[0], wanted)
+        torch.cuda.synchronize()
+        assert all(bool((other == 7).all()) for other in others)
+        del graphed, others
+
+
 @pytest.mark.observes
 def test_launch_overhead() -> None:
     """A launch costs a few microseconds of CPU at most (the number is printed with -s)."""

@@ -348,6 +348,7 @@ PyMethodDef methods[] = {
     {"call_kernel", call_kernel, METH_VARARGS,
      "call_kernel(function, pointers, sizes, begin, end): addresses and a range."},
     {"share_memory", share_memory, METH_O, "share_memory(values) -> list, tensors replaced."},
+    {"new_stream", new_stream, METH_O, "new_stream(device_index) -> raw_stream."},
     {"copy_into", copy_into, METH_VARARGS, "copy_into(targets, positions, values, raw_stream)."},
     {"copy_of", copy_of, METH_VARARGS, "copy_of(tensor, raw_stream) -> tensor."},
     {"storage_uses", storage_uses, METH_O, "storage_uses(tensors) -> tuple of counts."},

@@ -16,6 +16,7 @@ struct CudaDriver {
   Result (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                    void*, void**, void**) = nullptr;
   Result (*copy)(uint64_t, uint64_t, size_t, void*) = nullptr;  // within the GPU, on a stream
+  Result (*new_stream)(void**, unsigned) = nullptr;
   Result (*error_name)(Result, const char**) = nullptr;
   Result (*current_context)(void**) = nullptr;
   Result (*device)(int*, int) = nullptr;
@@ -45,6 +46,7 @@ struct CudaDriver {
     find(library, "cuFuncSetAttribute", function_attribute);
     find(library, "cuLaunchKernel", launch);
     find(library, "cuMemcpyDtoDAsync_v2", copy);
+    find(library, "cuStreamCreate", new_stream);
     find(library, "cuGetErrorName", error_name);
     find(library, "cuCtxGetCurrent", current_context);
     find(library, "cuDeviceGet", device);

@@ -86,6 +86,25 @@ struct BesideRecording {
       c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset};
 };
 
+// The address of a new stream of a device, which waits for no other one.
+inline PyObject* new_stream(PyObject*, PyObject* device) {
+  constexpr unsigned kNonBlocking = 1;
+  long index = PyLong_AsLong(device);
+  if (PyErr_Occurred()) return nullptr;
+  try {
+    c10::OptionalDeviceGuard device_guard;
+    device_guard.reset_device(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index)));
+    bind_context(static_cast<int>(index));
+    void* stream = nullptr;
+    const CudaDriver& driver = CudaDriver::get();
+    driver.check(driver.new_stream(&stream, kNonBlocking), "cuStreamCreate", "recordings");
+    return PyLong_FromVoidPtr(stream);
+  } catch (const std::exception& error) {
+    set_python_error(error);
+    return nullptr;
+  }
+}
+
 // Each tensor of one tuple takes the contents of the value at its position in another.
 inline PyObject* copy_into(PyObject*, PyObject* args) {
   PyObject *targets = nullptr, *positions = nullptr, *values = nullptr;
