@@ -274,29 +274,39 @@ def test_random_numbers_go_on_under_replay() -> None:
             close(found, wanted)
 
 
-def test_what_others_free_is_not_written_to_by_replays() -> None:
-    """cuBLAS's workspaces: torch.compile has PyTorch free them when it records."""
-    shapes = ((64, 65536), (65536, 64))
-    a, b = (TensorSpec(shape, (shape[1], 1), torch.float32, CUDA) for shape in shapes)
-    plan = Plan(
-        "long", "cuda", (PlanInput("a", a), PlanInput("b", b)), (), (), (),
-        (CallAten("aten::mm", (Ref("a"), Ref("b")), (), ("o",)),), (), ("o",),
-    )  # fmt: skip
-    x, y = (torch.randn(shape, device=CUDA) for shape in shapes)
+@pytest.mark.parametrize("op", ["mm", "addmm"])
+def test_what_others_free_is_not_written_to_by_replays(op: str) -> None:
+    """Workspaces of cuBLAS and cublasLt: torch.compile has PyTorch free them when it records."""
+    shapes = ((64, 65536), (65536, 64)) if op == "mm" else ((64,), (64, 65536), (65536, 64))
+    dtype = torch.float32 if op == "mm" else torch.bfloat16
+    specs = [TensorSpec(s, (1,) if len(s) == 1 else (s[1], 1), dtype, CUDA) for s in shapes]
+    inputs = tuple(PlanInput(f"x{i}", spec) for i, spec in enumerate(specs))
+    call = CallAten(f"aten::{op}", tuple(Ref(x.name) for x in inputs), (), ("o",))
+    plan = Plan("long", "cuda", inputs, (), (), (), (call,), (), ("o",))
+    values = [torch.randn(shape, device=CUDA, dtype=dtype) for shape in shapes]
     for _ in range(2):  # the second pool has what the first one left behind
-        graphed = GraphedArtifact(load(plan), GraphPool())
+        pool = GraphPool()
+        graphed = GraphedArtifact(load(plan), pool)
         for _ in range(4):
-            (wanted,) = graphed(x, y)
+            (wanted,) = graphed(*values)
         assert graphed.recorded == 1
         torch.cuda.synchronize()
+        everyone_has = [
+            segment
+            for segment in torch.cuda.memory_snapshot()
+            if segment["stream"] == pool.stream.cuda_stream
+            and segment["segment_pool_id"] == (0, 0)
+            and segment["allocated_size"]
+        ]
+        assert not everyone_has
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
         others = [torch.full((2 << 20,), 7.0, device=CUDA) for _ in range(256)]
         for _ in range(3):
-            close(graphed(x, y)[0], wanted)
+            close(graphed(*values)[0], wanted)
         torch.cuda.synchronize()
         assert all(bool((other == 7).all()) for other in others)
-        del graphed, others
+        del graphed, pool, others
 
 
 @pytest.mark.observes

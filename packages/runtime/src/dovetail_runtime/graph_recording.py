@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -20,6 +17,7 @@ import torch
 from dovetail_runtime.artifact import CompiledArtifact
 from dovetail_runtime.native import executor_module
 from dovetail_runtime.plan import CopyInto, Plan, View
+from dovetail_runtime.workplace import workplace_for
 
 # More inputs that move than this are copied by one kernel for all, the others one by one.
 _MOST_SINGLE_COPIES = 4
@@ -35,32 +33,6 @@ class Replayable(Protocol):
         """Run it on the current stream."""
 
 
-class Workplace:
-    """A stream to record on, and the memory that cuBLAS works in there.
-
-    PyTorch keeps such a workspace for each stream (and thread), and anybody may have it freed:
-    torch.compile does so for every graph it records. What is recorded goes on writing to it: this
-    one lies in a pool that nothing else is taken from, on a stream that nobody else gets.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        raw = executor_module().new_stream(device.index)
-        self.stream: torch.cuda.Stream = torch.cuda.ExternalStream(raw, device)  # type: ignore[no-untyped-call]
-        self._memory = torch.cuda.MemPool()
-
-    def prepare(self) -> None:
-        """Before this thread's work on the stream: the workspace is taken if there is none."""
-        with torch.cuda.stream(self.stream), torch.cuda.use_mem_pool(self._memory):
-            torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]
-
-
-@lru_cache(maxsize=1)
-def _idle_workplaces() -> dict[torch.device, list[Workplace]]:
-    """Those of pools that are gone, for the next ones: neither their streams nor their memory can
-    be given back, as PyTorch's table of workspaces knows them."""
-    return defaultdict(list)
-
-
 class GraphPool:
     """Memory that several graphs share: one replay at a time, in the order of the calls, on
     whatever streams these are."""
@@ -70,9 +42,7 @@ class GraphPool:
     def __init__(self) -> None:
         self.handle = torch.cuda.graph_pool_handle()
         self.device = torch.device("cuda", torch.cuda.current_device())
-        idle = _idle_workplaces()[self.device]
-        self._workplace = idle.pop() if idle else Workplace(self.device)
-        weakref.finalize(self, idle.append, self._workplace)
+        self._workplace = workplace_for(self, self.device)
         self.stream = self._workplace.stream
         self.lock = threading.RLock()
         self.bytes = 0  # of what recordings hold on to
@@ -101,7 +71,7 @@ class GraphPool:
         written = mutated_inputs(artifact.plan)
         before = {i: _tensor(inputs[i]).detach().clone() for i in written}
         random_state = torch.cuda.get_rng_state(self.device)
-        self._workplace.prepare()
+        self._workplace.prepare(artifact.plan)
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
             outputs = artifact.run(*inputs)
@@ -117,7 +87,7 @@ class GraphPool:
         """The graph of one call, and the results that its replays write. With `apart` no other
         graph works in the memory of these results."""
         graph = torch.cuda.CUDAGraph()
-        self._workplace.prepare()
+        self._workplace.prepare(artifact.plan)
         handle = torch.cuda.graph_pool_handle() if apart else self.handle
         # Other threads may go on meanwhile.
         with torch.cuda.graph(
