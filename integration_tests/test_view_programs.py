@@ -295,3 +295,52 @@ def test_views_of_one_another_that_get_a_history(backend: str) -> None:
         for written in (x, view):
             (gradient,) = torch.autograd.grad(written.sum(), w, retain_graph=True)
             assert gradient.item() == 12
+
+
+def _of_zeros(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = torch.zeros(3, 4, dtype=x.dtype)
+    y.add_(x)
+    return y.t(), y[0]
+
+
+def _conjugates_of_zeros(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = torch.zeros_like(x)
+    y.addcmul_(x, x)
+    z = y.conj()
+    return z, z.imag
+
+
+def _of_what_was_detached(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = (x * 2).detach()
+    y.mul_(x)
+    return y.t(), y[0]
+
+
+def _beside_what_it_was_detached_from(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    z = x * 2
+    y = z.detach()
+    y.mul_(x)
+    return y.t(), y[0], z
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "dovetail"])
+@pytest.mark.parametrize(
+    "fn",
+    [_of_zeros, _conjugates_of_zeros, _of_what_was_detached, _beside_what_it_was_detached_from],
+)
+def test_views_of_what_got_its_gradient_by_a_write(
+    fn: Callable[[torch.Tensor], tuple[torch.Tensor, ...]], backend: str
+) -> None:
+    """They are views of one another for autograd, too: the caller may write to one."""
+    gradients, results = [], []
+    for run in (fn, dovetail.compile(fn, backend=backend)):
+        torch.manual_seed(0)
+        x = torch.randn(3, 4, dtype=torch.complex64 if "conj" in fn.__name__ else torch.float32)
+        x.requires_grad_()
+        first, *others = run(x * 1)
+        first.mul_(3)
+        results.append([t.detach().clone() for t in (first, *others)])
+        sum((abs(t) ** 2).sum() for t in (first, *others)).backward()  # type: ignore[union-attr]
+        gradients.append(x.grad)
+    torch.testing.assert_close(gradients[1], gradients[0])
+    torch.testing.assert_close(results[1], results[0])

@@ -296,7 +296,7 @@ def test_what_others_free_is_not_written_to_by_replays(op: str) -> None:
             for segment in torch.cuda.memory_snapshot()
             if segment["stream"] == pool.stream.cuda_stream
             and segment["segment_pool_id"] == (0, 0)
-            and segment["allocated_size"]
+            and segment["allocated_size"] > 1 << 20  # (states of random numbers are small)
         ]
         assert not everyone_has
         torch._C._cuda_clearCublasWorkspaces()

@@ -348,9 +348,20 @@ def _plan_tensor(
     flow = _flow(value, base)
     if value is base:
         return _Planned(OutputKind.FRESH, value)
+    if flow is _Flow.OTHER and storage.writer is not None:
+        _refuse_unrelated(value, group, storage)
     kind = OutputKind.FRESH if flow is _Flow.OTHER else OutputKind.VIEW_OF_OUTPUT
     chain = track.chain[len(track_of(base).chain) :]
     return _Planned(kind, value, base=base, chain=chain, flow=flow)
+
+
+def _refuse_unrelated(value: FakeTensor, group: list[FakeTensor], storage: TracedStorage) -> None:
+    """Views of one another for autograd can be handed out as such of one base only: not if a third
+    tensor in the same memory is the base, which knows nothing of the writes to them."""
+    base = _seen_base(value)
+    if any(other is not value and _seen_base(other) is base for other in group):
+        why = "views of a tensor and of what it was detached from, with other gradients,"
+        raise refusal(f"{why} are returned, and one was written to", storage.writer)
 
 
 def _lies_otherwise(tensor: FakeTensor) -> bool:
@@ -364,8 +375,9 @@ def _lies_otherwise(tensor: FakeTensor) -> bool:
 
 def _base_of(group: list[FakeTensor], storage: TracedStorage) -> FakeTensor:
     """The tensor the others of a group of aliasing outputs are regenerated from: an output that
-    is the whole storage, else the storage's first tensor, as a hidden output. One that changed its
-    shape in place may be it, and has to be of tensors with gradients."""
+    is the whole storage, else what autograd takes for their base, or the storage's first tensor, as
+    a hidden output. One that changed its shape in place may be it, and has to be of tensors with
+    gradients."""
     grad = any(grad_flags(t)[0] for t in group)
     if storage.reshaped:
         base = _reshaped_base_of(group)
@@ -377,6 +389,12 @@ def _base_of(group: list[FakeTensor], storage: TracedStorage) -> FakeTensor:
     whole = [t for t in group if not track_of(t).chain and grad_flags(t)[0] == grad]
     for tensor in sorted(whole, key=lambda t: t._is_view()):  # (an alias is a view of the others)
         return tensor
+    # (A tensor made without a gradient and written to with one is not the storage's first one.)
+    for tensor in group:
+        seen = tensor._base
+        if isinstance(seen, FakeTensor) and grad_flags(seen)[0] == grad:
+            if track_of(seen).storage is storage and not track_of(seen).chain:
+                return seen
     if storage.root is None:
         raise TraceError("outputs share a storage that no tensor of the graph covers")
     return storage.root
