@@ -1,9 +1,9 @@
 """Random sequences of views and in-place writes through capture, autograd and kernels.
 
 `python integration_tests/view_programs_compiled.py FIRST LAST [--backend aot_eager] [--dynamic]
-[--breaks] [--resized] [--varied]` runs seeds against eager and prints what differs, cut down.
-(`packages/autograd_aot/tests/view_programs.py` makes the programs, and runs them through
-autograd_aot alone.)
+[--breaks] [--zeros] [--resized] [--varied]` runs seeds against eager and prints what differs, cut
+down. (`packages/autograd_aot/tests/view_programs.py` makes the programs, and runs them
+through autograd_aot alone.)
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from view_programs import (
     as_function,
     compare_call,
     eager_refuses,
+    from_zeros,
     random_program,
     resized,
     run_seeds,
@@ -111,6 +112,7 @@ def main() -> None:
     parser.add_argument("--resized", action="store_true", help="and with other sizes, too")
     parser.add_argument("--varied", action="store_true", help="and with other inputs altogether")
     parser.add_argument("--breaks", action="store_true", help="end the graph in the middle")
+    parser.add_argument("--zeros", action="store_true", help="inputs are written into zeros first")
     options = parser.parse_args()
 
     others = [resized] * options.resized + [varied] * options.varied
@@ -118,7 +120,11 @@ def main() -> None:
     def check(program: Program) -> str:
         return check_compiled(program, options.backend, options.dynamic, options.breaks, others)
 
-    run_seeds(options.first, options.last, check)
+    def make(seed: int) -> Program | None:
+        program = random_program(seed)
+        return program and from_zeros(program) if options.zeros else program
+
+    run_seeds(options.first, options.last, check, make)
 
 
 if __name__ == "__main__":

@@ -259,20 +259,50 @@ def varied(program: Program, seed: int) -> Program | None:
     return _of_inputs(program, inputs)
 
 
+def from_zeros(program: Program) -> Program | None:
+    """The program of copies of its inputs that are written into tensors without a gradient; None if
+    it is not as well defined."""
+    rng, count = Rng(program.seed), len(program.inputs)
+    before: list[Step] = []
+    copies: list[int] = []
+    for number in range(count):
+        made = rng.choice([("empty_like",), ("clone", "detach"), ()])
+        last = number
+        for name in made:
+            before.append(Step(name, (last,)))
+            last = count + len(before) - 1
+        if made:
+            before.append(Step("copy_", (last, number)))
+        copies.append(last)
+
+    def moved(value: int) -> int:
+        return copies[value] if value < count else value + len(before)
+
+    steps = [replace(s, operands=tuple(moved(o) for o in s.operands)) for s in program.steps]
+    outputs = tuple(moved(o) for o in program.outputs)
+    changed = replace(program, steps=(*before, *steps), outputs=outputs)
+    return changed if before and _is_defined(changed) else None
+
+
 def _of_inputs(program: Program, inputs: Sequence[Input]) -> Program | None:
     if tuple(inputs) == program.inputs:
         return None
     changed = replace(program, inputs=tuple(inputs))
+    return changed if _is_defined(changed) else None
+
+
+def _is_defined(program: Program) -> bool:
+    """Whether eager runs it, and gives the same in whatever order."""
     try:
-        values: list[Any] = list(make_inputs(changed)[0])
+        values: list[Any] = list(make_inputs(program)[0])
         with torch.set_grad_enabled(program.grad_mode):
             for number, step in enumerate(program.steps):
-                if _undefined(step, values, len(inputs), list(program.steps[:number])):
-                    return None
+                if _undefined(step, values, len(program.inputs), list(program.steps[:number])):
+                    return False
                 apply(step, values)
     except (RuntimeError, IndexError, KeyError, TypeError, ValueError, NotImplementedError):
-        return None
-    return None if eager_refuses(changed) else changed
+        return False
+    return not eager_refuses(program)
 
 
 _LAST_BITS = {"addcmul_", "index_add_", "lerp_", "cumsum_", "clamp_", "sum"}
@@ -679,8 +709,14 @@ def _without_step(program: Program, index: int) -> Program | None:
     return replace(program, steps=moved, outputs=outputs)
 
 
-def run_seeds(first: int, last: int, check: Check) -> None:
-    """Run seeds; print the differences cut down, and counts, also if the process is stopped."""
+def run_seeds(
+    first: int,
+    last: int,
+    check: Check,
+    make: Callable[[int], Program | None] = random_program,
+) -> None:
+    """Run the programs that `make` makes of seeds; print the differences cut down, and counts, also
+    if the process is stopped."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
@@ -688,7 +724,7 @@ def run_seeds(first: int, last: int, check: Check) -> None:
     start = time.perf_counter()
     try:
         for seed in range(first, last):
-            _run_seed(seed, check, counts)
+            _run_seed(seed, make(seed), check, counts)
     finally:
         seconds, done = time.perf_counter() - start, counts.total()
         for text, count in counts.most_common():
@@ -696,8 +732,7 @@ def run_seeds(first: int, last: int, check: Check) -> None:
         print(f"{seconds:.0f} s, {1e3 * seconds / max(done, 1):.1f} ms a seed", flush=True)
 
 
-def _run_seed(seed: int, check: Check, counts: Counter[str]) -> None:
-    program = random_program(seed)
+def _run_seed(seed: int, program: Program | None, check: Check, counts: Counter[str]) -> None:
     if program is None:
         counts["no program"] += 1
         return
