@@ -323,10 +323,24 @@ def _beside_what_it_was_detached_from(x: torch.Tensor) -> tuple[torch.Tensor, ..
     return y.t(), y[0], z
 
 
+def _of_a_detached_input(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    z = x * 2
+    dovetail.graph_break()
+    y = z.detach()
+    y.copy_(x)
+    return y.t(), y
+
+
 @pytest.mark.parametrize("backend", ["aot_eager", "dovetail"])
 @pytest.mark.parametrize(
     "fn",
-    [_of_zeros, _conjugates_of_zeros, _of_what_was_detached, _beside_what_it_was_detached_from],
+    [
+        _of_a_detached_input,
+        _of_zeros,
+        _conjugates_of_zeros,
+        _of_what_was_detached,
+        _beside_what_it_was_detached_from,
+    ],
 )
 def test_views_of_what_got_its_gradient_by_a_write(
     fn: Callable[[torch.Tensor], tuple[torch.Tensor, ...]], backend: str

@@ -340,6 +340,7 @@ def _plan_tensor(
             plan = _Planned(OutputKind.VIEW_OF_INPUT, value, primal=index, chain=chain, flow=flow)
             if flow is not _Flow.OTHER:
                 return plan
+        _refuse_unrelated(value, groups[storage], storage)
         return replace(plan, kind=OutputKind.FRESH)
     group = groups[storage]
     if len(group) == 1 and not _lies_otherwise(value):
@@ -348,7 +349,7 @@ def _plan_tensor(
     flow = _flow(value, base)
     if value is base:
         return _Planned(OutputKind.FRESH, value)
-    if flow is _Flow.OTHER and storage.writer is not None:
+    if flow is _Flow.OTHER:
         _refuse_unrelated(value, group, storage)
     kind = OutputKind.FRESH if flow is _Flow.OTHER else OutputKind.VIEW_OF_OUTPUT
     chain = track.chain[len(track_of(base).chain) :]
@@ -358,6 +359,8 @@ def _plan_tensor(
 def _refuse_unrelated(value: FakeTensor, group: list[FakeTensor], storage: TracedStorage) -> None:
     """Views of one another for autograd can be handed out as such of one base only: not if a third
     tensor in the same memory is the base, which knows nothing of the writes to them."""
+    if storage.writer is None:
+        return
     base = _seen_base(value)
     if any(other is not value and _seen_base(other) is base for other in group):
         why = "views of a tensor and of what it was detached from, with other gradients,"
