@@ -358,3 +358,40 @@ def test_views_of_what_got_its_gradient_by_a_write(
         gradients.append(x.grad)
     torch.testing.assert_close(gradients[1], gradients[0])
     torch.testing.assert_close(results[1], results[0])
+
+
+def _detached(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = x.detach()
+    return y, y.t(), y[1:]
+
+
+def _detached_last(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = x[1:].detach()
+    return y.t(), y
+
+
+def _detached_result(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = x * 2
+    z = y.detach()
+    return y, z[0], z
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "dovetail"])
+@pytest.mark.parametrize("requires_grad", [True, False])
+@pytest.mark.parametrize("fn", [_detached, _detached_last, _detached_result])
+def test_views_of_what_was_detached_are_views_of_that(
+    fn: Callable[[torch.Tensor], tuple[torch.Tensor, ...]], requires_grad: bool, backend: str
+) -> None:
+    """What the caller then writes to one has its gradient in the others, and in nothing else."""
+    seen = []
+    for run in (fn, dovetail.compile(fn, backend=backend)):
+        x = torch.arange(12.0).view(3, 4).requires_grad_(requires_grad) * 1
+        outputs = run(x)
+        before = [(t._is_view(), t.requires_grad) for t in outputs]
+        weight = torch.ones((), requires_grad=True)
+        outputs[1].add_(weight)
+        after = [(t._is_view(), t.requires_grad, t.detach().clone()) for t in (x, *outputs)]
+        graded = [(t * t).sum() for t in outputs if t.requires_grad]
+        (gradient,) = torch.autograd.grad(sum(graded[1:], graded[0]), weight)
+        seen.append((before, after, gradient))
+    torch.testing.assert_close(seen[1], seen[0])

@@ -43,6 +43,7 @@ def make_epilogue(signature: Signature) -> Epilogue | None:
         for info in signature.outputs
         if info.counter is not None and info.base is not None
     }
+    order = _order(signature.outputs)
     plain = all(_is_plain(o) for o in signature.outputs)
     fresh = signature.num_fresh
     counted = {*signature.bumped, *(m.index for m in signature.mutated if not m.silent)}
@@ -55,21 +56,34 @@ def make_epilogue(signature: Signature) -> Epilogue | None:
             if not inputs[reshaped.index].is_inference():
                 torch.autograd.graph.increment_version(inputs[reshaped.index])
         if plain:
-            outputs: Sequence[Any] = results[:fresh]
+            outputs = list(results[:fresh])
         else:
-            outputs = []
+            outputs = [None] * len(makers)
             others = {
                 number: (inputs if from_input else results)[base].data
                 for number, (from_input, base) in apart.items()
             }
-            for make, counter in makers:
+            for i in order:
+                make, counter = makers[i]
                 bases = inputs if counter is None else (others[counter],)
-                outputs.append(make(bases, results, outputs))
+                outputs[i] = make(bases, results, outputs)
         for reshaped in signature.reshaped:
             _reshape(inputs[reshaped.index], reshaped)
         return tuple(outputs)
 
     return epilogue
+
+
+def _order(outputs: Sequence[OutputInfo]) -> list[int]:
+    """Outputs in the order in which they can be made: those made of others after them."""
+
+    def rank(number: int) -> tuple[int, int]:
+        info = outputs[number]
+        if info.kind is OutputKind.DUPLICATE:
+            return 2, number
+        return int(info.view_of is not None), number
+
+    return sorted(range(len(outputs)), key=rank)
 
 
 def _counts(reshaped: ReshapedInput, counted: set[int]) -> bool:
@@ -317,6 +331,8 @@ def _tracked_maker(info: OutputInfo, signature: Signature) -> _Maker:
         if info.requires_grad and info.is_leaf:
             return lambda inputs, results, outputs: results[base].detach().requires_grad_()
         return lambda inputs, results, outputs: results[base]
+    if info.detached is not None:
+        return _detached_maker(info, signature)
     view = make_view(info, signature)
     from_input = info.kind is OutputKind.VIEW_OF_INPUT
     tracked = info.requires_grad and not info.is_leaf
@@ -334,6 +350,26 @@ def _tracked_maker(info: OutputInfo, signature: Signature) -> _Maker:
         tensor = view(tensor, results)
         if several and tensor._is_view():
             set_creation_meta(tensor, one_of_several)
+        return tensor.requires_grad_() if leaf else tensor
+
+    return regenerate
+
+
+def _detached_maker(info: OutputInfo, signature: Signature) -> _Maker:
+    """An output that is no view of its base for autograd."""
+    base, view_of = info.base, info.view_of
+    assert base is not None
+    from_input = info.kind is OutputKind.VIEW_OF_INPUT
+    leaf = info.requires_grad and info.is_leaf
+    before = make_view(replace(info, view=info.view[: info.detached]), signature)
+    after = make_view(replace(info, view=info.view[info.detached :]), signature)
+
+    def regenerate(inputs: Sequence[Any], results: Sequence[Any], outputs: list[Any]) -> Any:
+        if view_of is None:
+            tensor = before((inputs if from_input else results)[base].detach(), results).detach()
+        else:
+            tensor = outputs[view_of]
+        tensor = after(tensor, results)
         return tensor.requires_grad_() if leaf else tensor
 
     return regenerate

@@ -64,7 +64,9 @@ class OutputInfo:
     outputs of one number share a version counter that is not their base's (views of `.data`).
     `lost`: why autograd has lost track of it (empty if it has not). `untracked`: a view, made under
     no_grad, of a tensor that requires grad. `from_base`: as_strided in `view` counts from where the
-    base begins, not from the beginning of its storage.
+    base begins, not from the beginning of its storage. `detached`: for autograd it is no view of
+    the base, but of what so many steps of `view` lead to (of nothing, if these are all), which is
+    user output number `view_of`, if that is one.
     """
 
     kind: OutputKind
@@ -80,6 +82,8 @@ class OutputInfo:
     lost: str = ""
     untracked: bool = False
     from_base: bool = False
+    detached: int | None = None
+    view_of: int | None = None
 
 
 @dataclass(frozen=True)

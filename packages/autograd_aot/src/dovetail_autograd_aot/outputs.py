@@ -150,6 +150,8 @@ def classify_outputs(
     sizes = _Sizes(result)
     fresh = 0
     apart = counters_apart([(plan.value, _taken_from(plan, primals)) for plan in planned])
+    views = (OutputKind.VIEW_OF_INPUT, OutputKind.VIEW_OF_OUTPUT)
+    regenerated = {id(plan.value): i for i, plan in enumerate(planned) if plan.kind in views}
     for plan, counter in zip(planned, apart, strict=True):
         value = plan.value
         base: int | None = None
@@ -167,6 +169,7 @@ def classify_outputs(
             base = plan.primal
         is_tensor = isinstance(value, FakeTensor)
         requires_grad, is_leaf = grad_flags(value) if is_tensor else (False, False)
+        detached = _detached(plan, primals)
         result.infos.append(
             OutputInfo(
                 kind=plan.kind,
@@ -183,6 +186,10 @@ def classify_outputs(
                 untracked=is_leaf and _untracked(plan, primals),
                 from_base=plan.primal is not None
                 and not track_of(primals[plan.primal]).storage.shared,
+                detached=detached,
+                view_of=None
+                if detached is None or counter is not None
+                else regenerated.get(id(value._base)),
             )
         )
     for index, tensor in enumerate(tensors):
@@ -198,6 +205,26 @@ def _taken_from(plan: _Planned, primals: list[Any]) -> FakeTensor | None:
         assert plan.primal is not None
         return primals[plan.primal]  # type: ignore[no-any-return]
     return plan.base if plan.kind is OutputKind.VIEW_OF_OUTPUT else None
+
+
+def _detached(plan: _Planned, primals: list[Any]) -> int | None:
+    """Of an output without a gradient that is taken of a tensor again, but is no view of that for
+    autograd: the steps that lead to what it is a view of."""
+    base, value = _taken_from(plan, primals), plan.value
+    if base is None or (grad_flags(value)[0] and not value.is_leaf):
+        return None
+    own = value._base
+    if own is None:
+        return len(plan.chain)
+    if own is _seen_base(base):
+        return None
+    skipped = len(track_of(value).chain) - len(plan.chain)
+    steps = len(track_of(own).chain) - skipped
+    same = track_of(own).storage is track_of(value).storage
+    if not same or steps < 0 or track_of(own).chain[skipped:] != plan.chain[:steps]:
+        return 0
+    places = any(step.op is aten.as_strided.default for step in plan.chain[steps:])
+    return 0 if places else steps
 
 
 def _comparison(node: Any) -> tuple[Any, Any]:
