@@ -29,6 +29,12 @@ def test_programs(first: int, backend: str) -> None:
     assert _equal(first, backend) >= 5
 
 
+@pytest.mark.parametrize("seed", [26_022_632, 26_022_831])
+def test_views_of_what_changed_its_shape_in_place_since(seed: int) -> None:
+    program = random_program(seed)
+    assert program is not None and check_compiled(program) == "ok"
+
+
 @pytest.mark.parametrize("backend", ["aot_eager", "dovetail"])
 def test_the_library_copies_a_column_of_what_was_not_in_memory(backend: str) -> None:
     """Its result lies as that column does, which is not as it did when the graph was traced."""

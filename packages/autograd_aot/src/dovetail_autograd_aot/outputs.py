@@ -169,7 +169,8 @@ def classify_outputs(
             base = plan.primal
         is_tensor = isinstance(value, FakeTensor)
         requires_grad, is_leaf = grad_flags(value) if is_tensor else (False, False)
-        detached = _detached(plan, primals)
+        detached, seen_as_base = _detached(plan, primals)
+        view_of = None if counter is not None else regenerated.get(id(seen_as_base))
         result.infos.append(
             OutputInfo(
                 kind=plan.kind,
@@ -187,9 +188,7 @@ def classify_outputs(
                 from_base=plan.primal is not None
                 and not track_of(primals[plan.primal]).storage.shared,
                 detached=detached,
-                view_of=None
-                if detached is None or counter is not None
-                else regenerated.get(id(value._base)),
+                view_of=view_of,
             )
         )
     for index, tensor in enumerate(tensors):
@@ -207,24 +206,25 @@ def _taken_from(plan: _Planned, primals: list[Any]) -> FakeTensor | None:
     return plan.base if plan.kind is OutputKind.VIEW_OF_OUTPUT else None
 
 
-def _detached(plan: _Planned, primals: list[Any]) -> int | None:
+def _detached(plan: _Planned, primals: list[Any]) -> tuple[int | None, Any]:
     """Of an output without a gradient that is taken of a tensor again, but is no view of that for
-    autograd: the steps that lead to what it is a view of."""
+    autograd: the steps that lead to what it is a view of, and that, if they do."""
     base, value = _taken_from(plan, primals), plan.value
     if base is None or (grad_flags(value)[0] and not value.is_leaf):
-        return None
+        return None, None
     own = value._base
     if own is None:
-        return len(plan.chain)
+        return len(plan.chain), None
     if own is _seen_base(base):
-        return None
+        return None, None
     skipped = len(track_of(value).chain) - len(plan.chain)
     steps = len(track_of(own).chain) - skipped
     same = track_of(own).storage is track_of(value).storage
     if not same or steps < 0 or track_of(own).chain[skipped:] != plan.chain[:steps]:
-        return 0
-    places = any(step.op is aten.as_strided.default for step in plan.chain[steps:])
-    return 0 if places else steps
+        return 0, None  # (it may have changed its shape in place since)
+    if any(step.op is aten.as_strided.default for step in plan.chain[steps:]):
+        return 0, None
+    return steps, own
 
 
 def _comparison(node: Any) -> tuple[Any, Any]:

@@ -106,14 +106,18 @@ def take_step(
     return wrap(node, track.storage, (*track.chain, step), like)
 
 
-def _split(tracer: Tracer, base: FakeTensor, size: int, dim: int = 0) -> list[FakeTensor]:
-    total = int(base._sizes[dim])
+def _split(tracer: Tracer, base: FakeTensor, size: Any, dim: int = 0) -> list[FakeTensor]:
+    total = base._sizes[dim]
     if total == 0 or size == 0:
         return [take_step(tracer, base, aten.slice.Tensor, (dim, 0, total))]
-    return [
-        take_step(tracer, base, aten.slice.Tensor, (dim, start, min(start + size, total)))
-        for start in range(0, total, size)
-    ]
+    pieces: list[FakeTensor] = []
+    start: Any = 0
+    while start < total:  # (symbolic sizes: how many pieces there are becomes a guard)
+        end = start + size
+        piece = (dim, start, total if end > total else end)
+        pieces.append(take_step(tracer, base, aten.slice.Tensor, piece))
+        start = end
+    return pieces
 
 
 def _split_sizes(

@@ -18,8 +18,13 @@ from dovetail_prims.shape_rules.layout import (
     broadcast,
     channels_last,
     fresh,
+    insisted,
+    pointwise_out,
     suggests_channels_last,
+    wrap_dim,
 )
+from dovetail_prims.shape_rules.parts import slice_, split
+from dovetail_prims.shape_rules.pointwise import binary
 
 _SUM, _MEAN, _MAX = 0, 1, 2
 
@@ -195,6 +200,61 @@ def only_written(*args: Any, **kwargs: Any) -> None:
 _STEPS = ("_fused_sgd_", "_fused_adagrad_", "_fused_adam_", "_fused_adamw_")
 
 
+def glu(x: FakeTensor, dim: int = -1) -> FakeTensor:
+    """As one half times the other."""
+    if not x._sizes:
+        raise RuntimeError("glu does not support 0-dimensional tensors")
+    dim = wrap_dim(dim, len(x._sizes))
+    size = x._sizes[dim]
+    if not insisted(size % 2 == 0):
+        raise RuntimeError(f"Halving dimension must be even, but dimension {dim} is size {size}")
+    half = size // 2
+    return binary(slice_(x, dim, 0, half), slice_(x, dim, half, size))
+
+
+def glu_backward(grad: FakeTensor, x: FakeTensor, dim: int) -> FakeTensor:
+    """Row-major, as both halves are written into one tensor."""
+    return fresh(x._sizes, x._dtype, x._device)
+
+
+def complex_of(real: FakeTensor, imaginary: FakeTensor) -> FakeTensor:
+    """Complex numbers by their parts."""
+    if real._dtype is not imaginary._dtype or real._dtype not in (torch.float32, torch.float64):
+        return NotImplemented  # type: ignore[no-any-return]
+    return pointwise_out((real, imaginary), real._dtype.to_complex(), computed_in=real._dtype)
+
+
+def diag_embed(x: FakeTensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> FakeTensor:
+    """Rows as diagonals of matrices in two new dimensions: row-major."""
+    rank = len(x._sizes) + 1
+    if rank == 1:
+        return NotImplemented  # type: ignore[no-any-return]
+    first, second = wrap_dim(dim1, rank), wrap_dim(dim2, rank)
+    if first == second:
+        raise RuntimeError(f"diagonal dimensions cannot be identical {dim1}, {dim2}")
+    sizes = list(x._sizes[:-1])
+    for dim in sorted((first, second)):
+        sizes.insert(dim, x._sizes[-1] + abs(offset))
+    return fresh(tuple(sizes), x._dtype, x._device)
+
+
+def dist(a: FakeTensor, b: FakeTensor, p: Any = 2) -> FakeTensor:
+    """A norm of a difference."""
+    difference = binary(a, b)
+    dtype = difference._dtype
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return NotImplemented  # type: ignore[no-any-return]
+    return fresh((), dtype.to_real() if dtype.is_complex else dtype, difference._device)
+
+
+def renorm(x: FakeTensor, p: Any, dim: int, maxnorm: Any) -> FakeTensor:
+    """Slices scaled down to a norm: row-major."""
+    if isinstance(p, complex) or p <= 0 or maxnorm < 0 or len(x._sizes) < 2:
+        return NotImplemented  # type: ignore[no-any-return]
+    wrap_dim(dim, len(x._sizes))
+    return fresh(x._sizes, x._dtype, x._device)
+
+
 def rules() -> dict[str, Callable[..., Any]]:
     """The table of this family."""
     return {
@@ -213,6 +273,13 @@ def rules() -> dict[str, Callable[..., Any]]:
         "multilabel_margin_loss_backward.default": margin_backward,
         "fractional_max_pool2d_backward.default": fractional_pool_backward,
         "fractional_max_pool3d_backward.default": fractional_pool_backward,
+        "complex.default": complex_of,
+        "diag_embed.default": diag_embed,
+        "dist.default": dist,
+        "renorm.default": renorm,
+        "unsafe_split.Tensor": split,
+        "glu.default": glu,
+        "glu_backward.default": glu_backward,
         "_ctc_loss.default": ctc_loss,
         "_ctc_loss_backward.default": ctc_loss_backward,
         "_ctc_loss_backward.Tensor": ctc_loss_backward,
