@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, jvp, linearize, vjp
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 
 import dovetail
 
@@ -135,3 +135,72 @@ def test_sizes_read_inside_of_vmap(function: Callable[[Tensor], Tensor], backend
         x = torch.randn(shape)
         torch.testing.assert_close(compiled(x), function(x))
     assert compiled.capture_context.log.counters["graph"] <= 3
+
+
+def _called_within(fn: Callable[[Tensor], Tensor]) -> dict[str, Callable[[Tensor], Tensor]]:
+    """What `fn` gives inside of transforms, by name."""
+    total = lambda x: fn(x).sum()  # noqa: E731
+    return {
+        "grad": grad(total),
+        "jacrev": jacrev(fn),
+        "jacfwd": jacfwd(fn),
+        "hessian": hessian(total),
+        "vmap": vmap(fn),
+        "gradients of rows": vmap(grad(total)),
+        "jvp": lambda x: jvp(fn, (x,), (x,))[1],
+        "vjp": lambda x: vjp(fn, x)[1](x)[0],
+        "of a closure": lambda x: grad(lambda v: (fn(x) * v).sum())(x),
+    }
+
+
+@pytest.mark.parametrize("name", list(_called_within(torch.sin)))
+@pytest.mark.parametrize("before", ["nothing", "a call", "a call with gradients"])
+def test_compiled_functions_called_within_transforms(name: str, before: str) -> None:
+    """They run as in eager, which is told, whatever they were called with before; other calls of
+    theirs stay compiled."""
+
+    def fn(x: Tensor) -> Tensor:
+        return (x**2).sin()
+
+    compiled: Any = dovetail.compile(fn)
+    x = torch.linspace(-1, 1, 6).view(2, 3)
+    if before != "nothing":
+        compiled(x.clone().requires_grad_(before == "a call with gradients"))
+    ours, eagers = (_called_within(f)[name](x) for f in (compiled, fn))
+    torch.testing.assert_close(ours, eagers)
+    (told,) = dovetail.report(compiled).plain_frames
+    assert "within a " in told
+    x.requires_grad_()
+    compiled(x).sum().backward()
+    torch.testing.assert_close(x.grad, grad(lambda t: fn(t).sum())(x.detach()))
+    assert dovetail.report(compiled).graphs == 1 + (before == "a call")
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "dovetail"])
+def test_backwards_of_compiled_functions_within_vmap(backend: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3))
+    x, vectors = torch.randn(5, 4, requires_grad=True), torch.randn(7, 5, 3)
+    found = []
+    for run in (model, dovetail.compile(model, backend=backend)):
+        result, wanted = run(x), (x, *model.parameters())
+
+        def pulled(v: Tensor, result: Tensor = result, wanted: Any = wanted) -> Any:
+            return torch.autograd.grad(result, wanted, v, retain_graph=True)
+
+        found.append(vmap(pulled)(vectors))
+        found.append(torch.autograd.grad(result, wanted, vectors, is_grads_batched=True))
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0])
+
+
+def test_a_backward_within_vmap_in_a_compiled_function() -> None:
+    def jacobian(x: Tensor) -> Tensor:
+        y = x**2
+        pulled = vmap(lambda v: torch.autograd.grad(y, x, v)[0])
+        return pulled(torch.eye(3)) * y
+
+    x = torch.randn(3, requires_grad=True)
+    compiled = dovetail.compile(jacobian)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), jacobian(x))

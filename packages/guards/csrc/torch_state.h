@@ -49,6 +49,7 @@ enum class State : int {
   SdpKernels,
   Cudnn,
   MatmulPrecision,
+  FunctionTransforms,
   Count,
 };
 
@@ -99,6 +100,12 @@ inline int64_t read_state(State state) {
     case State::MatmulPrecision:
       return dovetail_context && dovetail_matmul ? dovetail_matmul(dovetail_context())
                                                  : kUnreadable;
+    case State::FunctionTransforms: {
+      // (What `torch._C._are_functorch_transforms_active` reads.)
+      DispatchKeySet included = c10::impl::tls_local_dispatch_key_set().included_;
+      return included.has(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
+          included.has(c10::DispatchKey::FuncTorchDynamicLayerBackMode);
+    }
     case State::Count:
       break;
   }

@@ -125,6 +125,20 @@ def test_every_torch_state() -> None:
             assert both(guards, raw(0)), name
 
 
+def test_transforms_of_functions() -> None:
+    guards, seen = GuardSet([c.TorchState("function_transforms", False)]), []
+
+    def look(x: torch.Tensor) -> torch.Tensor:
+        seen.append(both(guards, raw(0)))
+        return x.sum()
+
+    x = torch.ones(2, 3)
+    for transformed in (torch.vmap(look), torch.func.grad(look), torch.func.vmap(torch.vmap(look))):
+        assert both(guards, raw(0))
+        transformed(x)
+    assert seen == [False] * 3 and both(guards, raw(0))
+
+
 @pytest.mark.parametrize(
     ("name", "change", "back"),
     [

@@ -20,6 +20,7 @@ class CodeFacts:
     has_graph: bool = False  # some version has a graph, or breaks
     plain_floats: bool = False  # its floats are not to be symbolic
     refused: dict[int, str] = field(default_factory=dict)  # operations the backend cannot compile
+    told: set[str] = field(default_factory=set)  # why some calls run uncaptured, as the log says
     eager_sizes: dict[tuple[str, int], int] | None = None  # of a first call that ran uncompiled
 
 

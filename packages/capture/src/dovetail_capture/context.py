@@ -159,16 +159,14 @@ class CaptureContext:
         if getattr(func, "_torchdynamo_disable", False):
             recursive = getattr(func, "_torchdynamo_disable_recursive", True)
             return _frame_hook.SKIP if recursive is False else _frame_hook.OFF
-        if torch._C._get_tracing_state() is not None:  # of torch.jit.trace, which is to see it all
-            return None
-        if torch._C._len_torch_dispatch_stack() and _a_dispatch_mode_looks_on():
-            return None
-        if forward_ad._current_level >= 0:  # whose derivatives no graph computes
-            return None
         skipped = is_skipped(code) or is_generated_for_skipped(code, func)
         if skipped and id(code) not in self._roots:
             if not self._continuations.is_continuation(code):
                 return _frame_hook.SKIP
+        observer = _observer()
+        if observer is not None:
+            self._tell_once(code, f"called {observer}, it runs uncaptured")
+            return None
         if not torch._C._is_torch_function_enabled() and any(map(_has_own_function, args)):
             return None  # a graph has what the class makes of operations, which now is not asked
         with self._lock, torch._C.DisableTorchFunction():  # what is read here, no mode sees
@@ -202,6 +200,13 @@ class CaptureContext:
                 raise
             self._run_plainly(code, error)
             return _frame_hook.SKIP
+
+    def _tell_once(self, code: CodeType, why: str) -> None:
+        """Log why some calls of a frame run uncaptured."""
+        told = self._facts.of(code).told
+        if why not in told:
+            told.add(why)
+            self.log.add("plain", self._continuations.root_code(code), why)
 
     def _is_first_call(self, code: CodeType, args: tuple[Any, ...]) -> bool:
         """Under "eager_then_compile": a call that only tells which sizes there are."""
@@ -423,6 +428,19 @@ def _has_own_function(value: Any) -> bool:
     """Is it a tensor whose class torch asks about operations?"""
     cls = type(value)
     return is_asked(cls) and not is_wrapper_type(cls)
+
+
+def _observer() -> str | None:
+    """What is to see each operation of a call, if there is such a thing."""
+    if torch._C._get_tracing_state() is not None:
+        return "within torch.jit.trace"
+    if torch._C._len_torch_dispatch_stack() and _a_dispatch_mode_looks_on():
+        return "within a TorchDispatchMode"
+    if forward_ad._current_level >= 0:  # whose derivatives no graph computes
+        return "within a level of forward-mode derivatives"
+    if torch._C._are_functorch_transforms_active():
+        return "within a transform of torch.func (compile what calls the transform instead)"
+    return None
 
 
 def _a_dispatch_mode_looks_on() -> bool:

@@ -73,6 +73,7 @@ _STATES: dict[str, tuple[int, Callable[[Any], int | None], bool]] = {
     "sdp_kernels": (8, _flags, True),
     "cudnn": (9, _flags, True),
     "float32_matmul_precision": (10, ("highest", "high", "medium").index, True),
+    "function_transforms": (11, int, True),
     # Without a torch-function mode no default device is in force.
     "default_device": (6, lambda value: 0 if value == torch.device("cpu") else None, False),
 }

@@ -71,6 +71,8 @@ def run_plainly(gm: GraphModule) -> Callable[..., Any]:
     """What runs a captured graph operator by operator."""
     if any(graph_nodes(node) for node in gm.graph.nodes):
         return PlainControlFlow(gm).run
+    # (Captured already: PyTorch's own mark keeps it from being captured once more.)
+    getattr(gm.forward, "__func__", gm.forward).__dict__["_torchdynamo_disable"] = True
     return gm.forward
 
 

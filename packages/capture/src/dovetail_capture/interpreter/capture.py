@@ -49,7 +49,7 @@ from dovetail_capture.recipe import FrameEnd, HandledHere, Recipe
 # Settings that tensor operations and folded torch functions read.
 _GUARDED_STATE = (
     "grad_mode", "inference_mode", "autocast", "default_dtype", "default_device",
-    "torch_function_modes", "torch_dispatch_modes", "deterministic",
+    "torch_function_modes", "torch_dispatch_modes", "deterministic", "function_transforms",
 )  # fmt: skip
 
 
