@@ -552,3 +552,31 @@ def test_gradients_of_several_at_once() -> None:
     compiled = dovetail.compile(scanned)
     start = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(compiled, start, check_batched_grad=True)
+
+
+def _asked_for_its_grad_dtype(w: Tensor) -> tuple[Any, ...]:
+    before = w.grad_dtype
+    w.grad_dtype = torch.float16
+    (w * 2).sum().backward()
+    return before, w.grad_dtype, w.grad
+
+
+def _gradient_of_another_dtype(w: Tensor) -> tuple[Any, ...]:
+    (w.square() / 3).sum().backward()
+    return w.grad_dtype, w.grad, torch.autograd.grad((w * 3).sum(), w)
+
+
+@pytest.mark.skipif(not hasattr(Tensor, "grad_dtype"), reason="this torch has no grad_dtype")
+@pytest.mark.parametrize("fn", [_asked_for_its_grad_dtype, _gradient_of_another_dtype])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, None])
+def test_leaves_with_a_grad_dtype(fn: Callable[[Tensor], Any], dtype: Any) -> None:
+    """Asked for, set, and what gradients become where it is another than the leaf's."""
+    results = []
+    for run in (fn, dovetail.compile(fn)):
+        w = torch.tensor([1.0, 2.0], requires_grad=True)
+        w.grad_dtype = dtype
+        results.append(run(w))
+        w.grad = None
+        w.grad_dtype = torch.float32  # (what was compiled is asked for another one)
+        results[-1] += run(w)
+    assert str(results[0]) == str(results[1])

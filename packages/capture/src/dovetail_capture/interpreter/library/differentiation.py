@@ -199,6 +199,9 @@ def _differentiated(
     flags: tuple[bool, bool, bool],
 ) -> list[Value]:
     """The gradients of `inputs`. `flags`: keep the graph, create one, allow what is unused."""
+    for value in inputs:
+        if value.source is not None and value.real.is_leaf and _converts(value.real):
+            raise GraphBreakSignal("gradients of a tensor that has a `grad_dtype` of its own")
     arguments: Args = [
         TupleValue(list(inputs)),
         TupleValue(list(roots)),
@@ -207,6 +210,12 @@ def _differentiated(
     ]
     found = vm.session.recorder.record("call_function", gradients_of, arguments, {}, _on_fakes)
     return list(vm.iterate(found))
+
+
+def _converts(leaf: torch.Tensor) -> bool:
+    """Does the engine convert what it gives to this leaf? (No guard: a leaf that comes to do so
+    refuses another dtype as its gradient, with an error.)"""
+    return leaf.requires_grad and getattr(leaf, "grad_dtype", leaf.dtype) is not leaf.dtype
 
 
 def _flag(vm: Interpreter, value: Value, default: bool) -> bool:

@@ -39,7 +39,7 @@ def tensor_property(vm: Interpreter, obj: TensorValue, name: str) -> Value:
         if name == "grad_fn" and not obj.fake.requires_grad:
             return NONE
         raise GraphBreakSignal(f"the tensor attribute `{name}`")
-    if name in ("is_leaf", "retains_grad") and obj.source is not None:
+    if name in ("is_leaf", "retains_grad", "grad_dtype") and obj.source is not None:
         return _told_by_autograd(vm, obj, name)
     if name == "shape":
         return TupleValue([vm.constant(size) for size in obj.sizes], torch.Size)
