@@ -394,6 +394,20 @@ def _refuse_unrelated(value: FakeTensor, group: list[FakeTensor], storage: Trace
         raise refusal(f"{why} are returned, and one was written to", storage.writer)
 
 
+def _leads_to(base: FakeTensor, group: list[FakeTensor]) -> bool:
+    """Whether all of a group can be taken of a tensor, which may itself be a part of its storage
+    (what was made with gaps is)."""
+    start = track_of(base).chain
+    for tensor in group:
+        chain = track_of(tensor).chain
+        if chain[: len(start)] != start:
+            return False
+        # (as_strided counts from the beginning of the storage, which an output does not have.)
+        if start and any(step.op is aten.as_strided.default for step in chain[len(start) :]):
+            return False
+    return True
+
+
 def _lies_otherwise(tensor: FakeTensor) -> bool:
     """Whether a lazy conjugate or negative, of which the graph has the values, lies in memory
     otherwise than those."""
@@ -421,9 +435,9 @@ def _base_of(group: list[FakeTensor], storage: TracedStorage) -> FakeTensor:
         return tensor
     # (A tensor made without a gradient and written to with one is not the storage's first one.)
     for tensor in group:
-        seen = tensor._base
+        seen = _seen_base(tensor)
         if isinstance(seen, FakeTensor) and grad_flags(seen)[0] == grad:
-            if track_of(seen).storage is storage and not track_of(seen).chain:
+            if track_of(seen).storage is storage and _leads_to(seen, group):
                 return seen
     if storage.root is None:
         raise TraceError("outputs share a storage that no tensor of the graph covers")
