@@ -72,6 +72,18 @@ def test_interpolate(mode: str, rank: int, antialias: bool, channels_last: bool)
     assert tuple(int(n) for n in got._strides) == wanted.stride()
 
 
+@pytest.mark.parametrize(("mode", "rank", "antialias"), RESIZES)
+def test_interpolate_a_batch_of_none(mode: str, rank: int, antialias: bool) -> None:
+    """PyTorch's meta kernel of "nearest" is an error there."""
+    x, options = torch.randn(0, 3, *[4] * (rank - 2)), {"mode": mode, "antialias": antialias}
+    with FakeMode():
+        got = torch.nn.functional.interpolate(from_real(x), [7] * (rank - 2), **options)
+        with pytest.raises(RuntimeError, match="greater than 0"):
+            torch.nn.functional.interpolate(from_real(x[..., :0]), [7] * (rank - 2), **options)
+    wanted = torch.nn.functional.interpolate(x, [7] * (rank - 2), **options)
+    assert got.shape == wanted.shape and got.stride() == wanted.stride()
+
+
 def test_others_are_pytorchs() -> None:
     x = torch.randn(2, 3, 4)
     assert batched_matmul(x, x.mT) is NotImplemented

@@ -291,11 +291,14 @@ def adaptive_avg_pool2d_backward(grad: FakeTensor, x: FakeTensor) -> FakeTensor:
 
 
 def upsample(x: FakeTensor, output_size: Sequence[Size], *rest: Any) -> FakeTensor:
-    """The resizing of a row, an image or a volume, where PyTorch's meta kernel wants numbers."""
+    """The resizing of a row, an image or a volume, where PyTorch's meta kernel wants numbers, or
+    trips over a batch of none."""
     sizes = (*x._sizes[:2], *output_size)
-    if len(sizes) != len(x._sizes) or all(type(n) is int for n in (*sizes, *x._sizes)):
+    if len(sizes) != len(x._sizes):
         return NotImplemented  # type: ignore[no-any-return]
-    for size in sizes[1:]:
+    if all(type(n) is int for n in (*sizes, *x._sizes)) and 0 not in x._sizes:
+        return NotImplemented  # type: ignore[no-any-return]
+    for size in (*sizes[1:], *x._sizes[2:]):
         if not insisted(size > 0):
             raise RuntimeError(f"Input and output sizes should be greater than 0: {sizes}")
     strides = channels_last(sizes) if suggests_channels_last(x) else contiguous(sizes)
