@@ -362,6 +362,28 @@ def test_several_shapes() -> None:
     assert not dovetail.report(compiled).breaks
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_plain_tensors_of_several_sizes_beside_them(dynamic: bool | None) -> None:
+    """What is wrapped, and the gradient of what is plain, have sizes of the call."""
+
+    def function(x: Tensor, weight: Tensor) -> Any:
+        return (x @ weight).relu() * 2, x.sin()
+
+    compiled = dovetail.compile(function, dynamic=dynamic)
+    for n in (2, 3, 4, 5):
+        results = []
+        for call in (compiled, function):
+            torch.manual_seed(n)
+            x, weight = torch.randn(n, 3, requires_grad=True), make_pair(3, 4, grad=True)
+            out, beside = call(x, weight)
+            assert all(type(size) is int for size in (*out.shape, *out.stride()))
+            (out.sum() + beside.sum()).backward()
+            results.append([parts(t) for t in (out, beside, x.grad, weight.grad)])
+        assert_same(results[0], results[1])
+    report = dovetail.report(compiled)
+    assert not report.breaks and report.graphs == (1 if dynamic else 2)
+
+
 def test_a_gradient_of_another_make_is_refused() -> None:
     x = make_pair(3, grad=True)
     out = dovetail.compile(lambda x: x * 2)(x)

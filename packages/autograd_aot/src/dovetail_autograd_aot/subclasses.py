@@ -27,52 +27,22 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from dovetail_autograd_aot.inputs import storage_key
+from dovetail_autograd_aot.sizes_of_calls import SizeReader
 from dovetail_autograd_aot.storage import TraceError
+from dovetail_autograd_aot.subclass_calls import (
+    Carried,
+    InputOutput,
+    Output,
+    PlainOutput,
+    Run,
+    SameOutput,
+    WrappingOutput,
+    run_around,
+    symbolic_in,
+)
 
-Run = Callable[..., Sequence[Any]]
 # Graphs that are kept of one captured graph, each for other layouts or another sharing of memory.
 MAX_KEPT = 8
-
-
-@dataclass(frozen=True)
-class _Plain:
-    """An output that is a result of the plain graph."""
-
-    result: int
-
-
-@dataclass(frozen=True)
-class _Wrapping:
-    """An output around results of the plain graph."""
-
-    layout: WrapperLayout
-    results: tuple[int, ...]
-    requires_grad: bool
-
-
-@dataclass(frozen=True)
-class _Input:
-    """An output that is an input, or a view of it as `like` is one."""
-
-    index: int
-    like: Any = None
-
-
-@dataclass(frozen=True)
-class _Same:
-    """An output that is an earlier output."""
-
-    output: int
-
-
-@dataclass(frozen=True)
-class Carried:
-    """The gradient of input `index`, as the gradients of carriers like `values`. `layout` is None
-    for a gradient that is a plain tensor."""
-
-    index: int
-    layout: WrapperLayout | None
-    values: tuple[FakeTensor, ...]
 
 
 @dataclass
@@ -94,8 +64,10 @@ class Wrapping:
         self.output_names: list[str] = []
         self.layouts, self.plain = _all_apart(examples)
         self.gm = self._over_plain(gm)
+        placeholders = [node for node in self.gm.graph.nodes if node.op == "placeholder"]
+        self.sizes = SizeReader([node.meta.get("val") for node in placeholders])
         self.leaves: dict[int, _Leaf] = {}
-        self.outputs: list[_Plain | _Wrapping | _Input | _Same] = []
+        self.outputs: list[Output] = []
         self.carried: dict[int, Carried] = {}  # by leaf
         self.bumped: list[int] = []
 
@@ -151,10 +123,10 @@ class Wrapping:
         seen: dict[int, int] = {}
         for number, output in enumerate(outputs):
             if not is_wrapper(output):
-                self.outputs.append(_Plain(len(plain)))
+                self.outputs.append(PlainOutput(len(plain)))
                 plain.append(output)
             elif id(output) in seen:
-                self.outputs.append(_Same(seen[id(output)]))
+                self.outputs.append(SameOutput(seen[id(output)]))
             else:
                 seen[id(output)] = number
                 try:
@@ -181,15 +153,19 @@ class Wrapping:
             if now != self.layouts[index]:
                 raise TraceError(f"input {index}, a {type(tensor).__name__}, changes its layout")
 
-    def _kind_of(self, output: Any, plain: list[Any]) -> _Wrapping | _Input:
+    def _kind_of(self, output: Any, plain: list[Any]) -> WrappingOutput | InputOutput:
         for index, known in self.leaves.items():
             if output is known.tensor:
-                return _Input(index)
+                return InputOutput(index)
             if output._is_view() and output._base is known.tensor:
-                return _Input(index, output)
+                if any(type(s) is not int for s in (*output.shape, *output.stride())):
+                    raise TraceError(f"a view of a {type(output).__name__} of symbolic sizes")
+                return InputOutput(index, output)
         if output.requires_grad and (output._is_view() or output.is_leaf):
             raise TraceError(f"an output that is a view of a {type(output).__name__}, or a leaf")
         layout, inner = take_apart(output)
+        if not self.sizes.tell(symbolic_in(layout)):
+            raise TraceError(f"a {type(output).__name__} of sizes that only data tells")
         if output.requires_grad:
             if not all(t.is_floating_point() or t.is_complex() for t in inner):
                 raise TraceError(
@@ -199,7 +175,7 @@ class Wrapping:
         first = len(plain)
         plain += inner
         results = tuple(range(first, len(plain)))
-        return _Wrapping(layout, results, output.requires_grad)
+        return WrappingOutput(layout, results, output.requires_grad)
 
     # --- gradients --------------------------------------------------------------------------------
 
@@ -218,6 +194,9 @@ class Wrapping:
             index = self._original_index(position)
         layout, pieces = take_apart(gradient) if is_wrapper(gradient) else (None, [gradient])
         values = tuple(_carrier_of(piece) for piece in pieces)
+        sizes = [size for value in values for size in value._sizes if type(size) is not int]
+        if not self.sizes.tell((*sizes, *(() if layout is None else symbolic_in(layout)))):
+            raise TraceError("a gradient of sizes that only data tells, inside of a subclass")
         self.carried[position] = Carried(index, layout, values)
         return pieces
 
@@ -235,42 +214,7 @@ class Wrapping:
     def around(self, run: Run) -> Callable[..., tuple[Any, ...]]:
         """`run`, the compiled plain graph, made a function of the original inputs and their plain
         parts."""
-        outputs, carried, bumped = (
-            list(self.outputs),
-            list(self.carried.values()),
-            list(self.bumped),
-        )
-
-        def call(inputs: Sequence[Any], plain: list[Any]) -> tuple[Any, ...]:
-            for each in carried:
-                plain += _Carry.apply(inputs[each.index], each)
-            results = run(*plain)
-            for index in bumped:
-                torch.autograd.graph.increment_version(inputs[index])
-            made: list[Any] = []
-            for output in outputs:
-                made.append(_make_output(output, inputs, results, made))
-            return tuple(made)
-
-        return call
-
-
-def _make_output(
-    output: _Plain | _Wrapping | _Input | _Same,
-    inputs: Sequence[Any],
-    results: Sequence[Any],
-    made: Sequence[Any],
-) -> Any:
-    match output:
-        case _Plain(result):
-            return results[result]
-        case _Same(number):
-            return made[number]
-        case _Input(index, like):
-            return inputs[index] if like is None else like._view_func(inputs[index])
-        case _Wrapping(layout, numbers, requires_grad):
-            parts = [results[n] for n in numbers]
-            return _Make.apply(layout, *parts) if requires_grad else put_together(layout, parts)
+        return run_around(run, self.outputs, list(self.carried.values()), self.bumped, self.sizes)
 
 
 def _all_apart(values: Sequence[Any]) -> tuple[list[WrapperLayout | None], list[Any]]:
@@ -359,64 +303,6 @@ class _TakeApart(torch.autograd.Function):
             for gradient, (sizes, dtype, device) in zip(gradients, ctx.kinds, strict=True)
         ]
         return put_together(ctx.layout, whole)
-
-
-class _Make(torch.autograd.Function):
-    """At run time: results of the plain graph -> the wrapping output."""
-
-    @staticmethod
-    def forward(ctx: Any, layout: WrapperLayout, *plain: Tensor) -> Any:
-        ctx.layout = layout
-        return put_together(layout, [t.detach() for t in plain])
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
-        layout: WrapperLayout = ctx.layout
-        if not is_wrapper(gradient) or not _fits(take_apart(gradient)[0], layout):
-            raise RuntimeError(
-                f"the gradient of an output that is a {layout.cls.__name__} is a "
-                f"{type(gradient).__name__} or one of another make; the compiled backward takes "
-                f"one like the output"
-            )
-        return None, *take_apart(gradient)[1]
-
-
-def _fits(found: WrapperLayout, wanted: WrapperLayout) -> bool:
-    """Are they alike but for the strides?"""
-    alike = (found.cls, found.names, found.sizes) == (wanted.cls, wanted.names, wanted.sizes)
-    parts = zip(found.parts, wanted.parts, strict=False)
-    if not alike or any((a is None) != (b is None) for a, b in parts):
-        return False
-    inner = zip(found.parts, wanted.parts, strict=True)
-    return bool(found.context == wanted.context) and all(
-        a is None or b is None or _fits(a, b) for a, b in inner
-    )
-
-
-class _Carry(torch.autograd.Function):
-    """At run time: an input -> its carriers; their gradients -> its gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Any, carried: Carried) -> tuple[Tensor, ...]:
-        ctx.carried = carried
-        ctx.set_materialize_grads(False)
-        return tuple(
-            torch.empty((), dtype=v._dtype, device=v._device).expand(v._sizes)
-            for v in carried.values
-        )
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, None]:
-        carried: Carried = ctx.carried
-        if all(g is None for g in gradients):
-            return None, None
-        pieces = [
-            torch.zeros(v._sizes, dtype=v._dtype, device=v._device) if g is None else g
-            for g, v in zip(gradients, carried.values, strict=True)
-        ]
-        if carried.layout is None:
-            return pieces[0], None
-        return put_together(carried.layout, pieces), None
 
 
 BOUNDARY_FUNCTIONS = (_TakeApart,)

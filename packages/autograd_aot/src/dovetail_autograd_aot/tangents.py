@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from dovetail_guards.sym_node import expr_of
-from dovetail_prims.fake_tensor import FakeTensor
 from torch import Tensor
 
 from dovetail_autograd_aot.graphs import PartitionedGraph
+from dovetail_autograd_aot.sizes_of_calls import SizeReader, as_numbers
 from dovetail_autograd_aot.values import example_values, hint, same_size
 
 
@@ -19,14 +18,15 @@ class Tangents:
 
     def __init__(self, parts: PartitionedGraph) -> None:
         assert parts.backward is not None
-        self.values = example_values(parts.backward)[len(parts.saved) :]
+        known = example_values(parts.backward)
+        self.values = known[len(parts.saved) :]
         self.strides = [v._strides for v in self.values]
         self.static = [all(type(s) is int for s in (*v._sizes, *v._strides)) for v in self.values]
         self.orders: dict[int, list[int]] = {}  # `_order_of` the values that calls asked for
-        self.sizes = _SizeReader(parts)
+        self.sizes = SizeReader(known)
         count = len(parts.saved)
         # Outputs whose sizes nothing that is saved tells: zeros for them need those kept.
-        self.kept = [i for i, v in enumerate(self.values) if not self.sizes.tells(v, count)]
+        self.kept = [i for i, v in enumerate(self.values) if not self.sizes.tell(v._sizes, count)]
 
     def shapes(self, outputs: Sequence[Tensor]) -> dict[int, torch.Size]:
         """What `prepare` needs to know of one call's differentiable outputs."""
@@ -54,7 +54,9 @@ class Tangents:
                 sizes, strides = self.values[i]._sizes, self.strides[i]
             elif gradient is None:
                 value = self.values[i]
-                sizes = shapes.get(i) or self.sizes.of(value, saved, found)
+                sizes = shapes.get(i)
+                if not sizes:
+                    sizes = as_numbers(value._sizes, self.sizes.read([*saved, *found]))
                 strides = _contiguous(sizes, self._order(i))
             else:
                 sizes = gradient.shape
@@ -118,37 +120,3 @@ def _order_of(value: Any) -> list[int]:
         order.append(following)
         expected = expected * value._sizes[following]
     return order
-
-
-class _SizeReader:
-    """Finds the run-time sizes of an undefined tangent: read off the values at hand."""
-
-    def __init__(self, parts: PartitionedGraph) -> None:
-        assert parts.backward is not None
-        self.known = example_values(parts.backward)
-
-    def tells(self, value: Any, count: int) -> bool:
-        """Whether the first `count` values tell the sizes of `value` in every call."""
-        told: set[str] = set()
-        for example in self.known[:count]:
-            sizes = example._sizes if isinstance(example, FakeTensor) else (example,)
-            names = [expr_of(n).symbol_name for n in sizes if isinstance(n, torch.SymInt)]
-            told.update(name for name in names if name is not None)
-        return all(expr_of(size).free_symbols() <= told for size in value._sizes)
-
-    def of(self, value: Any, saved: Sequence[Any], tangents: list[Any]) -> tuple[int, ...]:
-        """The sizes of `value` as numbers."""
-        known: dict[str, int] = {}
-
-        def learn(symbolic: Any, actual: int) -> None:
-            name = None if type(symbolic) is int else expr_of(symbolic).symbol_name
-            if name is not None:
-                known[name] = actual
-
-        for example, actual in zip(self.known, [*saved, *tangents], strict=True):
-            if isinstance(actual, Tensor):
-                for symbolic, size in zip(example._sizes, actual.shape, strict=True):
-                    learn(symbolic, size)
-            elif isinstance(example, torch.SymInt):
-                learn(example, actual)
-        return tuple(expr_of(size).evaluate(known) for size in value._sizes)
