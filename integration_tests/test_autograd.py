@@ -580,3 +580,80 @@ def test_leaves_with_a_grad_dtype(fn: Callable[[Tensor], Any], dtype: Any) -> No
         w.grad_dtype = torch.float32  # (what was compiled is asked for another one)
         results[-1] += run(w)
     assert str(results[0]) == str(results[1])
+
+
+class TwoHeads(nn.Module):
+    """Two networks over one input; with `shared`, over a layer that both read."""
+
+    def __init__(self, shared: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.trunk = nn.Sequential(nn.Linear(4, 4), nn.Tanh()) if shared else nn.Identity()
+        self.actor = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+        self.critic = nn.Sequential(nn.Linear(4, 8), nn.SiLU(), nn.Linear(8, 1))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.trunk(x)
+        return self.actor(x).softmax(-1), self.critic(x)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "dovetail"])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_backwards_of_outputs_that_are_apart(backend: str, dynamic: bool | None) -> None:
+    """Eager frees what a backward went through, and no more; so the other output's can follow."""
+    ours, theirs = TwoHeads(False), TwoHeads(False)
+    call = dovetail.compile(ours, backend=backend, dynamic=dynamic)
+    for rows in (3, 5, 6):
+        grads = []
+        for model, run in ((ours, call), (theirs, theirs)):
+            torch.manual_seed(rows)
+            x = torch.randn(rows, 4, requires_grad=True)
+            model.zero_grad()
+            chances, value = run(x)
+            chances.log().sum().backward()
+            value.square().sum().backward()
+            grads.append([x.grad, *(p.grad for p in model.parameters())])
+            for loss in (chances.sum(), value.sum()):
+                with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+                    loss.backward()
+        for mine, wanted in zip(*grads, strict=True):
+            torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_backwards_of_outputs_with_a_shared_part_need_it_kept() -> None:
+    for call in (TwoHeads(True), dovetail.compile(TwoHeads(True))):
+        chances, value = call(torch.randn(3, 4))
+        chances.log().sum().backward()
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            value.sum().backward()
+
+
+def test_a_weight_that_changed_between_backwards_is_noticed() -> None:
+    for model in (TwoHeads(False), dovetail.compile(TwoHeads(False))):
+        chances, value = model(torch.randn(3, 4))
+        chances.log().sum().backward()
+        with torch.no_grad():
+            model.critic[2].weight.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            value.sum().backward()
+
+
+def test_what_a_backward_is_done_with_is_freed_though_another_may_follow() -> None:
+    def function(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return (x @ x).tanh() @ x, y.tanh() @ y
+
+    def held(output: Any) -> int:
+        """The bytes of what the graph keeps."""
+        values = output.grad_fn.rest.values
+        return sum(v.untyped_storage().nbytes() for v in values if isinstance(v, Tensor))
+
+    compiled = dovetail.compile(function)
+    for first in (0, 1):
+        x, y = (torch.randn(64, 64, requires_grad=True) for _ in range(2))
+        outputs = compiled(x, y)
+        outputs[first].sum().backward()
+        assert held(outputs[first]) <= 2 * x.nbytes + 64  # an input, and what is made of it
+        outputs[1 - first].sum().backward()
+        for mine, loss in zip((x.grad, y.grad), function(x, y), strict=True):
+            wanted = torch.autograd.grad(loss.sum(), (x, y)[mine is y.grad])
+            torch.testing.assert_close(mine, wanted[0], rtol=1e-4, atol=1e-4)

@@ -24,6 +24,7 @@ from dovetail_autograd_aot.graph_calls import (
 )
 from dovetail_autograd_aot.graphs import JointGraph, PartitionedGraph
 from dovetail_autograd_aot.lazy_backward import LazyBackward
+from dovetail_autograd_aot.separate_backwards import SeparateBackwards
 from dovetail_autograd_aot.tangents import Tangents, is_batched
 from dovetail_autograd_aot.values import example_values
 
@@ -75,7 +76,8 @@ def compile_training(
     signature = parts.signature
     extend = extension(joint)
     epilogue = make_epilogue(signature)
-    function = make_autograd_function(parts, forward, lazy, double, late)
+    separate = SeparateBackwards(parts, lazy, joint.additive)
+    function = make_autograd_function(parts, forward, lazy, double, late, separate)
     apply = resolving(function.apply, unresolved)
     if not torch.is_grad_enabled():
         # Called under no_grad, with a region inside that switches gradients on.
@@ -99,6 +101,7 @@ def make_autograd_function(
     lazy: LazyBackward,
     double: DoubleBackward,
     late: LateNeeds,
+    separate: SeparateBackwards,
 ) -> type[torch.autograd.Function]:
     """The `autograd.Function` over primals whose results are the forward outputs."""
     signature = parts.signature
@@ -118,6 +121,10 @@ def make_autograd_function(
         # As in eager: a gradient that no defined tangent reaches is None, not zero.
         present = all_tangents & ~missing
         return tuple(r if mask & present else None for r, mask in zip(results, masks, strict=True))
+
+    def load(ctx: Any, missing: int) -> Sequence[Any]:
+        values = separate.load(ctx, all_tangents & ~missing)
+        return saved.load(ctx) if values is None else values
 
     class CompiledFunction(torch.autograd.Function):
         """Compiled forward and backward of one graph."""
@@ -157,12 +164,12 @@ def make_autograd_function(
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
             found = [gradients[i] for i in differentiable]
-            values = saved.load(ctx)
+            missing = _missing(found)
+            values = load(ctx, missing)
             if late:
                 late.check(ctx.late)
             if torch.is_grad_enabled():
                 return double.run(ctx.replay, found)
-            missing = _missing(found)
             if missing == all_tangents:
                 return (None,) * len(masks)
             if any(map(is_batched, found)):
@@ -170,12 +177,13 @@ def make_autograd_function(
             chosen = lazy.variant(missing)
             shapes = ctx.shapes if tangents.kept else {}
             arguments = [*values, *tangents.prepare(found, values, chosen.takes, shapes)]
-            del values
             replay = ctx.replay if _checks_for_nan() else None
             if not _graph_is_kept():
                 # As eager does node by node: `arguments` holds the saved tensors from here on.
+                if not separate.keep(ctx, values, all_tangents & ~missing):
+                    ctx.replay = ctx.late = None
                 ctx.maybe_clear_saved_tensors()
-                ctx.replay = ctx.late = None
+            del values
             with torch._C._DisableAutocast():
                 results = unrecorded(run_consuming, chosen.run, arguments)
             if replay is not None and any(map(_has_nan, results)):
@@ -191,7 +199,7 @@ def make_autograd_function(
             missing = _missing(found)
             if missing == all_tangents:
                 return (None,) * len(masks)
-            values = saved.load(ctx)
+            values = load(ctx, missing)
             if late:
                 late.check(ctx.late)
             graph, takes = lazy.graph(missing)
