@@ -308,3 +308,22 @@ def test_numbers_of_more_than_64_bits(fn: Callable[[Tensor, int], Any]) -> None:
     x = torch.tensor([1.0, 2.0])
     for number in (3, 4, 5, -7, 2**31, 2**33 + 1, 123456789012):
         assert str(compiled(x, number)) == str(fn(x, number))
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_numbers_of_objects_that_change_become_symbols(dynamic: bool | None) -> None:
+    """Counters and rates that a program keeps: they were constants of each version where
+    `dynamic=True` had sizes be symbols from the first."""
+    state, rates = {"step": 1}, [0.5]
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        state["step"] += 1
+        return x * state["step"] + rates[0]
+
+    compiled = dovetail.compile(function, dynamic=dynamic, backend="aot_eager")
+    for n in range(4, 16):
+        rates[0] = 1 / n
+        found = compiled(torch.ones(n))
+        torch.testing.assert_close(found, torch.full((n,), float(state["step"]) + rates[0]))
+    report = dovetail.report(compiled)
+    assert report.graphs <= 3 and not report.plain_frames

@@ -397,7 +397,7 @@ class CaptureContext:
             layers = root if len(known) < self.recompile_limit else None
             for guards in known:
                 facts.replaced |= replaced_modules(guards, view, layers)
-                if self.options.dynamic is None:
+                if self.options.dynamic is not False:
                     facts.sizes |= changed_sizes(guards, view)
             return True
         newest = reasons[-1] if reasons else "unknown"
