@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -580,6 +582,55 @@ def test_leaves_with_a_grad_dtype(fn: Callable[[Tensor], Any], dtype: Any) -> No
         w.grad_dtype = torch.float32  # (what was compiled is asked for another one)
         results[-1] += run(w)
     assert str(results[0]) == str(results[1])
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "dovetail"])
+def test_a_state_that_the_graph_detaches(backend: str) -> None:
+    """Truncated backpropagation: no gradient goes back into the last call, which is freed."""
+
+    def function(x: Tensor, state: tuple[Tensor, Tensor]) -> Any:
+        state = cell(x, (state[0].detach(), state[1].detach()))
+        return state[0].square().sum(), state
+
+    torch.manual_seed(0)
+    cell = nn.LSTMCell(3, 4)
+    results = []
+    for call in (function, dovetail.compile(function, backend=backend)):
+        torch.manual_seed(1)
+        cell.zero_grad()
+        state = (torch.zeros(2, 4), torch.zeros(2, 4))
+        for _ in range(4):
+            loss, state = call(torch.randn(2, 3), state)
+            loss.backward()
+        results.append([*state, *(p.grad.clone() for p in cell.parameters())])
+        seen = []
+        for _ in range(3):  # nor does a call keep alive the one before, if there is no backward
+            x = torch.randn(2, 3)
+            seen.append(weakref.ref(x))
+            loss, state = call(x, state)
+        del x
+        gc.collect()
+        assert [each() for each in seen[:2]] == [None, None]
+    for mine, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_gradient_of_second_order_through_what_a_function_saves() -> None:
+    class Gate(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, gate: Tensor) -> Tensor:
+            ctx.save_for_backward(gate)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Any:
+            return gradient * ctx.saved_tensors[0], None
+
+    for call in (Gate.apply, dovetail.compile(lambda x, gate: Gate.apply(x, gate))):
+        x, gate = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+        (slope,) = torch.autograd.grad(call(x, gate * 3).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(slope.sum(), gate)
+        assert second.tolist() == [3.0, 3.0, 3.0]
 
 
 class TwoHeads(nn.Module):

@@ -248,7 +248,9 @@ def _compile(
             )
 
     double = DoubleBackward(gm, joint, compile_second, log)
-    return joint, compile_training(joint, parts, forward, lazy, double, late, unresolved)
+    requiring = [i for i, v in enumerate(example_inputs) if getattr(v, "requires_grad", False)]
+    run = compile_training(joint, parts, forward, lazy, double, late, unresolved, requiring)
+    return joint, run
 
 
 def _sizes_of(gm: GraphModule) -> list[Any]:

@@ -58,6 +58,22 @@ def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) and value.requires_grad else value
 
 
+def cutting(run: Callable[..., Any], unreached: list[int]) -> Callable[..., Any]:
+    """`run`, given those inputs without their history: no gradient goes back to it, and as an edge
+    of autograd's graph it would be kept alive, and its freed nodes be asked for gradients. (So it
+    is with a state that goes from call to call, and that the graph detaches.)"""
+    if not unreached:
+        return run
+
+    def cut(*inputs: Any) -> Any:
+        values = list(inputs)
+        for i in unreached:
+            values[i] = _detached(values[i])
+        return run(*values)
+
+    return cut
+
+
 def resolving(run: Callable[..., Any], unresolved: list[int]) -> Callable[..., Any]:
     """`run`, given values instead of the lazy conjugates and negatives among its inputs."""
     if not unresolved:

@@ -401,7 +401,7 @@ class JointTrace:
         lifted = tuple(self.lifted.values())
         return JointGraph(
             joint, signature, lifted, tuple(self.storages), self.reached, self.carriers,
-            tuple(self.apart), self.additive,
+            tuple(self.apart), self.additive, self.user_gradients.seen,
         )  # fmt: skip
 
     def _placeholders_first(self) -> None:

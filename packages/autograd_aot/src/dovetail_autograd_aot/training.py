@@ -17,6 +17,7 @@ from dovetail_autograd_aot.epilogue import make_epilogue, write_ahead
 from dovetail_autograd_aot.graph_calls import (
     Compiled,
     below_autograd,
+    cutting,
     extension,
     resolving,
     run_consuming,
@@ -70,15 +71,16 @@ def compile_training(
     double: DoubleBackward,
     late: LateNeeds,
     unresolved: list[int],
+    requiring: list[int],
 ) -> Callable[..., tuple[Any, ...]]:
     """The compiled forward as an autograd function, and what has to be done after it; `unresolved`
-    are the inputs that are lazy conjugates or negatives."""
+    are the inputs that are lazy conjugates or negatives, `requiring` those that require grad."""
     signature = parts.signature
     extend = extension(joint)
     epilogue = make_epilogue(signature)
     separate = SeparateBackwards(parts, lazy, joint.additive)
     function = make_autograd_function(parts, forward, lazy, double, late, separate)
-    apply = resolving(function.apply, unresolved)
+    apply = resolving(cutting(function.apply, _unreached(joint, parts, requiring)), unresolved)
     if not torch.is_grad_enabled():
         # Called under no_grad, with a region inside that switches gradients on.
         apply = torch.enable_grad()(apply)
@@ -93,6 +95,18 @@ def compile_training(
         return outputs
 
     return run
+
+
+def _unreached(joint: JointGraph, parts: PartitionedGraph, requiring: Sequence[int]) -> list[int]:
+    """Of the inputs that are `requiring` a gradient, those that get none from any output; if others
+    do, so that the outputs require gradients all the same. (The user's own backward code may use
+    such an input, and so give it a gradient of second order. What is written to gets a new
+    history.)"""
+    masks = parts.gradient_tangents
+    if joint.user_code or not any(masks):
+        return []
+    written = {m.index for m in joint.signature.mutated}
+    return [i for i in requiring if not masks[i] and i not in written]
 
 
 def make_autograd_function(

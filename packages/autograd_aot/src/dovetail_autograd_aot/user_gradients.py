@@ -51,6 +51,7 @@ class UserGradients:
         self.nodes: dict[Node, _Place] = {}
         self.given: dict[_Place, list[Node]] = {}  # by place: the gradients that went in
         self.calls: list[tuple[list[Node], list[Node]]] = []  # what went in, and what came out
+        self.seen = False  # is there any code of the user's?
         self.marks = False  # is there more than one tangent?
         self._called: set[_Place] | None = None
 
@@ -67,6 +68,7 @@ class UserGradients:
         if issubclass(getattr(type(node), "_forward_cls", object), self.own):
             return
 
+        self.seen = True
         place = _Place(node)
 
         def hook(gradients: Gradients, given: Gradients) -> Gradients:
@@ -76,6 +78,7 @@ class UserGradients:
 
     def hooked(self, hook: GradientHook, tensor: Tensor, *taken: Any) -> Any:
         """Register a hook of the graph's."""
+        self.seen = True
         place = _Place(grad_fn_of(tensor))
 
         def around(found: Tensor, given: Tensor) -> Tensor:
