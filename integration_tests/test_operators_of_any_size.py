@@ -39,6 +39,25 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "like what is transposed": lambda x: torch.zeros_like(x.mT) + x.mT,
     "like every second": lambda x: torch.ones_like(x[:, ::2]) + x[:, ::2],
 }
+BY_NAME: dict[str, Callable[[Tensor], Tensor]] = {
+    "linear": lambda x: F.linear(input=x.mT @ x, weight=(x.mT @ x)[0]),
+    "resized": lambda x: F.interpolate(input=x[None], size=(8, 9), mode="bilinear"),
+    "batch norm": lambda x: F.batch_norm(
+        input=x, running_mean=None, running_var=None, training=True
+    ),
+    "pooled": lambda x: F.max_pool1d(input=x, kernel_size=2),
+    "taken along": lambda x: torch.take_along_dim(input=x, indices=x.argsort(-1), dim=-1),
+    "a product of all": lambda x: torch.kron(input=x[0], other=x[1]),
+    "between": lambda x: torch.lerp(end=x * 2, input=x, weight=0.3),
+    "of classes": lambda x: F.one_hot(input=(x > 0.5).long(), num_classes=2) * x[..., None],
+    "variance": lambda x: torch.var(input=x, dim=1),
+    "running product": lambda x: torch.cumprod(input=x, dim=1),
+    "some filled": lambda x: torch.index_fill(
+        input=x, dim=1, index=torch.tensor([0]), value=x[0, 0, 0]
+    ),
+    "numbers": lambda x: torch.asarray(obj=[1.0, 2.0]).sum() * x,
+}
+FUNCTIONS |= {f"{name}, by name": fn for name, fn in BY_NAME.items()}
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -55,6 +74,21 @@ def test_one_graph_for_all_sizes(name: str) -> None:
         torch.testing.assert_close(results[0], results[1])
         assert [t.stride() for t in results[0]] == [t.stride() for t in results[1]]
     assert dovetail.report(compiled).graphs == 1
+
+
+@pytest.mark.parametrize("function", [torch.lerp, torch.take_along_dim, torch.kron])
+def test_results_that_are_given(function: Callable[..., Tensor]) -> None:
+    """`out=` of functions that have other forms for symbolic sizes."""
+
+    def program(x: Tensor) -> Tensor:
+        rest: dict[Callable[..., Tensor], tuple[Tensor | float, ...]] = {
+            torch.lerp: (x * 2, 0.3), torch.take_along_dim: (x.argsort(-1), -1), torch.kron: (x,),
+        }  # fmt: skip
+        out = torch.empty(16, 36) if function is torch.kron else torch.empty(4, 6)
+        return function(x, *rest[function], out=out)
+
+    x = torch.rand(4, 6)
+    torch.testing.assert_close(dovetail.compile(program, fullgraph=True)(x), program(x))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from dovetail_prims.symbolic_forms import call_form
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -32,7 +33,7 @@ class AttentionMode(TorchFunctionMode):
             args, kwargs = (named.pop("query"),), named
         rewrite = REWRITES.get(func)
         if rewrite is not None:
-            result = rewrite(*args, **kwargs)
+            result = call_form(rewrite, args, kwargs)
             if result is not NotImplemented:
                 return result
         return func(*args, **kwargs)

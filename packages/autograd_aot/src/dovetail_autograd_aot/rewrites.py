@@ -181,20 +181,20 @@ def _cumprod(in_place: bool) -> Callable[..., Any]:
 # --- calls whose `out` is lost --------------------------------------------------------------------
 
 
-def _kron(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Any:
+def _kron(a: Tensor, other: Tensor, *, out: Tensor | None = None) -> Any:
     """PyTorch writes to a view of `out` that it takes behind autograd's back."""
     if out is None:
-        return SYMBOLIC_FORMS[torch.kron](a, b)
-    rank = max(a.dim(), b.dim())
+        return SYMBOLIC_FORMS[torch.kron](a, other)
+    rank = max(a.dim(), other.dim())
     left = (*[1] * (rank - a.dim()), *a.shape)
-    right = (*[1] * (rank - b.dim()), *b.shape)
+    right = (*[1] * (rank - other.dim()), *other.shape)
     pairs = [*zip(left, right, strict=True)]
     sizes = [n * m for n, m in pairs]
     if tuple(out.shape) != tuple(sizes):
         out.resize_(sizes)
     factors = (
         a.reshape([n for x, _ in pairs for n in (x, 1)]),
-        b.reshape([n for _, y in pairs for n in (1, y)]),
+        other.reshape([n for _, y in pairs for n in (1, y)]),
     )
     torch.mul(*factors, out=out.view([n for pair in pairs for n in pair]))
     return out

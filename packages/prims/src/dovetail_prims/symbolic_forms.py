@@ -11,6 +11,8 @@ windows are in `spectral_forms`, recurrent layers in
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import operator
 import warnings
@@ -151,15 +153,15 @@ def _take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None) -> Any:
     return x.gather(dim, indices.remainder(x.shape[dim]))
 
 
-def _kron(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Any:
+def _kron(a: Tensor, other: Tensor, *, out: Tensor | None = None) -> Any:
     """The Kronecker product of symbolic sizes: all products of elements, pairs of dimensions put
     together."""
-    if out is not None or not (has_symbolic_sizes(a) or has_symbolic_sizes(b)):
+    if out is not None or not (has_symbolic_sizes(a) or has_symbolic_sizes(other)):
         return NotImplemented
-    rank = max(a.dim(), b.dim())
-    left, right = ([1] * (rank - x.dim()) + list(x.shape) for x in (a, b))
+    rank = max(a.dim(), other.dim())
+    left, right = ([1] * (rank - x.dim()) + list(x.shape) for x in (a, other))
     rows = a.view([n for size in left for n in (size, 1)])
-    columns = b.view([n for size in right for n in (1, size)])
+    columns = other.view([n for size in right for n in (1, size)])
     sizes = [m * n for m, n in zip(left, right, strict=True)]
     return torch.ops.aten._unsafe_view(rows * columns, sizes)
 
@@ -371,7 +373,38 @@ SYMBOLIC_FORMS: Mapping[Any, Callable[..., Any]] = {
 def symbolic_form(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The result of a call by its form for symbolic sizes; NotImplemented if it needs none."""
     form = _form(function)
-    return NotImplemented if form is None else form(*args, **kwargs)
+    return NotImplemented if form is None else call_form(form, args, kwargs)
+
+
+_FIRST_NAMES = frozenset({"input", "obj"})
+"""How torch's functions name what a form takes first, whatever it calls it."""
+
+
+def call_form(form: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What a form gives for a call of the function that it stands for: the first argument may be
+    given by its name. NotImplemented for a call with an argument that the form does not take (as
+    `out`)."""
+    if not args:
+        first = next((name for name in kwargs if name in _FIRST_NAMES), None)
+        if first is None:
+            return form(**kwargs) if _takes(form, kwargs) else NotImplemented
+        args = (kwargs[first],)
+        kwargs = {name: value for name, value in kwargs.items() if name != first}
+    return form(*args, **kwargs) if not kwargs or _takes(form, kwargs) else NotImplemented
+
+
+def _takes(form: Callable[..., Any], kwargs: Mapping[str, Any]) -> bool:
+    names = _keywords(form)
+    return names is None or kwargs.keys() <= names
+
+
+@functools.cache
+def _keywords(form: Callable[..., Any]) -> frozenset[str] | None:
+    """The names of a form's parameters; None if it takes any."""
+    parameters = inspect.signature(form).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    return frozenset(p.name for p in parameters if p.kind is not p.VAR_POSITIONAL)
 
 
 def _form(function: Any) -> Callable[..., Any] | None:
