@@ -74,7 +74,7 @@ def shapes(a, b):
         a.T, a.reshape(3, 2), a.reshape((6,)), a.reshape(-1), b.ravel(), b.flatten(), a[None].squeeze(),
         np.expand_dims(a, 0), np.concatenate([a, b]), np.stack((a, a), axis=1), np.vstack([a, a]),
         np.hstack([b, b]), a.swapaxes(0, 1), np.moveaxis(a, 0, 1), np.transpose(b), b.transpose(1, 0),
-        np.tile(a, 2), np.flip(a), np.roll(b, 1), np.broadcast_to(a[0], (2, 3)).copy(), np.tril(a), b.copy(),
+        np.tile(a, 2), np.flip(a).copy(), np.roll(b, 1), np.broadcast_to(a[0], (2, 3)).copy(), np.tril(a), b.copy(),
     )  # fmt: skip
 
 
@@ -247,6 +247,91 @@ def an_index_that_ones_do_not_fit(a, i):
         return a[i]
     except IndexError:
         return "none"
+
+
+@construct(make=lambda: (torch.arange(6.0),))
+def scalars_of_arrays_that_are_written_to(x):
+    """A scalar is a copy: what two places swap, say."""
+    a = (x * 1).numpy()
+    first = a[0]
+    a[0] = a[1]
+    a[1] = first
+    a[2], a[3] = a[3], a[2]
+    last, *_ = a[4:]
+    rows = [v for v in a]
+    a[4:] = 0
+    return torch.from_numpy(a), first * 2, last + 1, rows[5] - 1
+
+
+@construct(make=lambda: (torch.arange(12.0),))
+def reversed_parts(x):
+    a = (x * 2).numpy().reshape(3, 4)
+    return (
+        a[::-1].copy(), a[::-2, 1:] + 1, a[..., ::-1].sum(0), a[2:0:-1, None, 3::-2] * 1, a[:0:-1, 1].copy(),
+        a[5:-9:-1].mean(), a[0:2:-1].shape, a[np.array([0, 1]), ::-1] * 1, np.flip(a, 1) + a,
+    )  # fmt: skip
+
+
+def _as_array(x):
+    return (x * 1).numpy().reshape(2, 3)
+
+
+def _written(view):
+    """A program that writes to a view, and one that writes to what the view shows."""
+
+    def to_the_view(x):
+        a = _as_array(x)
+        b = view(a)
+        b[...] = 9
+        return torch.from_numpy(a)
+
+    def to_the_array(x):
+        a = _as_array(x)
+        b = view(a)
+        a[...] = 9
+        return torch.from_numpy(b.copy())
+
+    return to_the_view, to_the_array
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        np.flip, np.fliplr, np.flipud, np.rot90, lambda a: a[::-1], lambda a: a[:, ::-1],
+        lambda a: a.astype(np.float32, copy=False), lambda a: np.array(a, ndmin=3, copy=None),
+    ],
+)  # fmt: skip
+def test_a_write_to_a_view(view) -> None:
+    """Such views torch cannot make; NumPy makes them where somebody writes."""
+    from construct_cases import CountingBackend
+    from dovetail_capture import optimize
+
+    x = torch.arange(6.0)
+    for program in _written(view):
+        assert torch.equal(optimize(program, CountingBackend())(x), program(x))
+    given, array = optimize(view, CountingBackend()), x.numpy().copy().reshape(2, 3)
+    given(array)[...] = 7
+    assert (array == 7).all()
+
+
+def test_a_write_to_what_a_diagonal_shows() -> None:
+    from construct_cases import CountingBackend
+    from dovetail_capture import optimize
+
+    program = _written(np.diag)[1]
+    x = torch.arange(6.0)
+    assert torch.equal(optimize(program, CountingBackend())(x), program(x))
+
+
+@construct(make=lambda: (torch.arange(6.0),))
+def options_and_questions(x):
+    a = (x * 1.37).numpy()
+    s = a.sum()
+    return (
+        np.array(a, ndmin=2, copy=None) + 0, np.asarray(a, dtype=np.float64), np.array(a, dtype=np.int64),
+        np.asarray(s), np.array(s, ndmin=1), np.iscomplexobj(a), np.shape(a), np.size(a), np.ndim(a),
+        x * np.arange(4)[2].item(),
+    )  # fmt: skip
 
 
 def test_the_base_of_a_result_is_an_array() -> None:

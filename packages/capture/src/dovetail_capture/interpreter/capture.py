@@ -269,6 +269,7 @@ class _Attempt:
             rebuilder.check_caches()
             rebuilder.check_hooks()
             rebuilder.check_late_reads()
+            rebuilder.check_copied_views()
             self._check_made_leaves(rebuilder)
             effects.under_locks(rebuilder)
             effects.modes(rebuilder)

@@ -300,6 +300,13 @@ class Rebuilder:
         for state in self.vm.session.late_states:
             state.check(self._made, state_of)
 
+    def check_copied_views(self) -> None:
+        """What stands for a view of a NumPy array shows what the array holds."""
+        outside = [getattr(value, "fake", None) for _, value in self.vm.session.inputs]
+        outside += [node.meta.get("val") for node in self.outputs]
+        for copied in self.vm.session.copied_views:
+            copied.check(outside)
+
     def check_iterators(self) -> None:
         """An iterator over what existed before goes on where it is once all changes are made: no
         effect may need it before."""

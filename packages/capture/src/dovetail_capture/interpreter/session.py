@@ -35,7 +35,7 @@ from dovetail_capture.interpreter.recorder import Recorder
 from dovetail_capture.interpreter.shapes import InputShapes
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.sources import SourceTable
-from dovetail_capture.interpreter.values.arrays import ArraySource
+from dovetail_capture.interpreter.values.arrays import ArraySource, CopiedView
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value
 from dovetail_capture.interpreter.values.checks import PendingChecks
 from dovetail_capture.interpreter.values.containers import DictValue, ListValue, SetValue
@@ -159,6 +159,7 @@ class Session:
         self.late_found: list[LateRead] = []
         self.late_states: list[LateState] = []
         self.late_tensors: list[TensorValue] = []  # what backwards read without a save
+        self.copied_views: list[CopiedView] = []  # of NumPy arrays
         self.selects = False  # is a checkpoint's `context_fn` asked what it selects?
         self.error_flags: list[bool] = []  # of the open `error_on_graph_break` blocks
         self.locks: list[Value] = []  # locks that were taken; effects are replayed under them

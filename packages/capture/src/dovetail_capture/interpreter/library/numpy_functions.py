@@ -23,9 +23,21 @@ from dovetail_capture.interpreter.library.numpy_arrays import (
     ask,
     holds_array,
     known,
-    numpy_dtype,
     sample,
     torch_dtype,
+)
+from dovetail_capture.interpreter.library.numpy_conversions import (
+    astype,
+    converted,
+    item,
+    tensor_numpy,
+    tensor_of,
+    tolist,
+)
+from dovetail_capture.interpreter.library.numpy_copies import (
+    COPIED,
+    note_copy,
+    reversed_first,
 )
 from dovetail_capture.interpreter.library.numpy_names import (
     FUNCTIONS,
@@ -104,8 +116,10 @@ def mapped(
             tensors = [_number_as_tensor(vm, arg, dtype) for arg in tensors]
         named = {key: as_tensors(vm, arg, dtype) for key, arg in kwargs.items() if key != "dtype"}
         _try(vm, name, twin, tensors, named)
-        found = vm.call(Constant(twin), tensors, named)
-        return as_array(vm, name, found, like)
+        found = as_array(vm, name, vm.call(Constant(twin), tensors, named), like)
+        if name in COPIED:
+            note_copy(vm, args[0] if args else next(iter(kwargs.values())), found)
+        return found
 
     return handler
 
@@ -151,7 +165,7 @@ def made(fn: Any) -> Handler:
 
     def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         if args and isinstance(args[0], (ArrayValue, TensorValue)) and fn in _CONVERT:
-            return _converted(vm, fn, args, kwargs)
+            return converted(vm, fn, args, kwargs)
         holds = any(holds_array(vm, arg) for arg in (*args, *kwargs.values()))
         if holds and (fn not in _CONVERT or not set(kwargs) <= {"dtype"}):
             raise GraphBreakSignal(f"`{fn.__name__}` of numpy arrays", HINT)
@@ -175,73 +189,6 @@ def made(fn: Any) -> Handler:
         return as_array(vm, fn.__name__, tensor, like)
 
     return handler
-
-
-def _converted(vm: Interpreter, fn: Any, args: Args, kwargs: Kwargs) -> Value:
-    """`np.array(x)` and `np.asarray(x)` of an array or a tensor."""
-    if kwargs or len(args) > 1:
-        raise GraphBreakSignal(f"`{fn.__name__}` with further arguments", HINT)
-    array = args[0] if isinstance(args[0], ArrayValue) else tensor_numpy(vm, args, {})
-    assert isinstance(array, ArrayValue)
-    if fn is np.asarray:
-        return array
-    tensor = vm.record("call_method", "clone", [array.tensor], {})
-    assert isinstance(tensor, TensorValue)
-    return ArrayValue(tensor, np.ndarray)
-
-
-# --- between tensors and arrays ------------------------------------------------------------------
-
-
-def tensor_numpy(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    """`tensor.numpy()`: the same memory, seen as an array."""
-    tensor = args[0]
-    assert isinstance(tensor, TensorValue)
-    force = args[1] if len(args) > 1 else kwargs.get("force")
-    if isinstance(force, Constant) and len(args) + len(kwargs) == 2:
-        if force.value:
-            found = inlined(vm, twins.forced, [tensor], {})
-            return tensor_numpy(vm, [found], {})
-        return tensor_numpy(vm, [tensor], {})
-    fake = tensor.fake
-    if (
-        fake.requires_grad
-        or fake.device.type != "cpu"
-        or fake.is_conj()
-        or len(args) + len(kwargs) > 1
-    ):
-        raise GraphBreakSignal("`numpy()` of a tensor that has no array", "detach it first")
-    numpy_dtype(fake.dtype)
-    return ArrayValue(tensor, np.ndarray)
-
-
-def tensor_of(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    """`torch.from_numpy(array)`, `torch.as_tensor(array)`: the same memory."""
-    if not args or not isinstance(args[0], ArrayValue):
-        return PASS  # type: ignore[no-any-return]
-    if len(args) > 1 or args[0].is_scalar or not set(kwargs) <= {"dtype"}:
-        raise GraphBreakSignal("a conversion of a numpy array with further arguments", HINT)
-    if kwargs:
-        return vm.call(vm.get_attr(args[0].tensor, "to"), [], kwargs)
-    return args[0].tensor
-
-
-def tolist(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    """`array.tolist()`."""
-    if not isinstance(args[0], ArrayValue) or args[0].tensor.fake.dtype is torch.bool:
-        return PASS  # type: ignore[no-any-return]
-    return vm.call(vm.get_attr(args[0].tensor, "tolist"), [], {})
-
-
-def astype(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    """`array.astype(dtype)`."""
-    array = args[0]
-    if not isinstance(array, ArrayValue):  # of a subclass
-        return PASS  # type: ignore[no-any-return]
-    like = ask(vm, lambda a, *rest, **named: a.astype(*rest, **named), args, kwargs)
-    dtype = Constant(torch_dtype(like.dtype))
-    tensor = vm.record("call_method", "to", [array.tensor, dtype], {"copy": Constant(True)})
-    return as_array(vm, "astype", tensor, like)
 
 
 def array_attr(vm: Interpreter, obj: ArrayValue, name: str) -> Value | None:
@@ -339,7 +286,10 @@ def _as_index(vm: Interpreter, key: Value) -> Value:
 def getitem(vm: Interpreter, obj: ArrayValue, key: Value) -> Value:
     """`array[key]`."""
     like = ask(vm, lambda a, k: a[k], [obj, key], {})
+    obj, key = reversed_first(vm, obj, key)
     found = vm.getitem(obj.tensor, _as_index(vm, key))
+    if isinstance(like, np.generic):  # a scalar of its own: the array may be written to
+        found = vm.record("call_method", "clone", [found], {})
     return as_array(vm, "__getitem__", found, like)
 
 
@@ -391,6 +341,17 @@ def _where(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return as_array(vm, "where", vm.call(Constant(torch.where), [condition, *parts], {}), like)
 
 
+def _about_shapes(fn: Any) -> Handler:
+    """A question that the dtype or the shape of an array answers."""
+
+    def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+        if not any(isinstance(arg, ArrayValue) for arg in (*args, *kwargs.values())):
+            return PASS  # type: ignore[no-any-return]
+        return vm.constant(ask(vm, fn, args, kwargs))
+
+    return handler
+
+
 def _about_dtypes(fn: Any) -> Handler:
     """A question about dtypes: run at capture."""
 
@@ -428,7 +389,12 @@ def _fill_tables() -> None:
     HANDLERS[np.ndarray.astype] = astype
     HANDLERS[torch.Tensor.numpy] = tensor_numpy
     HANDLERS[np.ndarray.tolist] = tolist
-    for question in (np.issubdtype, np.dtype, np.result_type, np.can_cast):
+    HANDLERS[np.ndarray.item] = HANDLERS[np.generic.item] = item
+    questions: tuple[Any, ...] = (np.iscomplexobj, np.isrealobj, np.ndim, np.shape, np.size)
+    for question in questions:
+        HANDLERS[question] = _about_shapes(question)
+    questions = (np.issubdtype, np.dtype, np.result_type, np.can_cast)
+    for question in questions:
         HANDLERS[question] = _about_dtypes(question)
     HANDLERS[torch.from_numpy] = tensor_of
     HANDLERS[torch.as_tensor] = tensor_of

@@ -64,12 +64,12 @@ FUNCTIONS: dict[str, tuple[Any, bool]] = {
     "column_stack": (twins.column_stack, True), "dstack": (twins.dstack, True),
     "nan_to_num": (twins.nan_to_num, True), "kron": (twins.kron, True),
     "count_nonzero": (twins.count_nonzero, False), "inner": (twins.inner, True),
-    "ptp": (twins.ptp, True),
+    "ptp": (twins.ptp, True), "round": (twins.round_, True), "around": (twins.round_, True),
 }  # fmt: skip
 METHODS: dict[str, tuple[Any, bool]] = {
     **{name: FUNCTIONS[name] for name in (
         "sum", "mean", "std", "var", "prod", "max", "min", "argmax", "argmin", "all", "any",
-        "cumsum", "cumprod", "ravel", "copy", "squeeze", "swapaxes", "dot", "trace",
+        "cumsum", "cumprod", "ravel", "copy", "squeeze", "swapaxes", "dot", "trace", "round",
     )},
     "transpose": (twins.transpose_method, False), "reshape": (twins.reshape_method, False),
     "repeat": (twins.repeat, False),

@@ -308,6 +308,16 @@ def ptp(a: Any, axis: Any = None) -> Any:
     return torch.amax(a, dim=dims) - torch.amin(a, dim=dims)
 
 
+def round_(a: Any, decimals: int = 0) -> Any:
+    if not a.is_floating_point():
+        return a.clone()
+    if decimals == 0:
+        return torch.round(a)
+    if decimals > 0:
+        return torch.round(a * 10.0**decimals) / 10.0**decimals
+    return torch.round(a / 10.0**-decimals) * 10.0**-decimals
+
+
 def forced(a: Any) -> Any:
     """`a.numpy(force=True)` up to the array."""
     return a.detach().cpu().resolve_conj().resolve_neg()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from dovetail_guards.source import Source
+from dovetail_prims.fake_tensor import FakeTensor
 
-from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.signals import CannotRebuild, GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Value
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
@@ -47,6 +49,24 @@ class ArrayValue(Value):
 
     def __repr__(self) -> str:
         return f"ArrayValue({self.tensor!r})"
+
+
+@dataclass(frozen=True)
+class CopiedView:
+    """A tensor of the graph that is a copy where NumPy gives a view, and what it shows: right as
+    long as nobody writes to either. `parts` are both, with their versions when the copy was made,
+    in step `born` of the top frame."""
+
+    born: int
+    parts: tuple[tuple[TensorValue, int], ...]
+
+    def check(self, outside: Iterable[Any]) -> None:
+        """Let the capture end before the copy if one of both was written to, or may be later:
+        the graph's inputs and outputs are `outside`."""
+        storages = {id(fake._storage) for fake in outside if isinstance(fake, FakeTensor)}
+        written = any(part.fake._version != version for part, version in self.parts)
+        if written or all(id(part.fake._storage) in storages for part, _ in self.parts):
+            raise CannotRebuild("a view of a numpy array that torch cannot make", self.born)
 
 
 _FEW_KERNELS = (torch.uint16, torch.uint32, torch.uint64)
