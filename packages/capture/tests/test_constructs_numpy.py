@@ -323,6 +323,25 @@ def test_a_write_to_what_a_diagonal_shows() -> None:
     assert torch.equal(optimize(program, CountingBackend())(x), program(x))
 
 
+BELOW, DIAGONAL = np.tril_indices(3, -1), np.arange(3, dtype=np.int32)
+CHOSEN = np.array([True, False, True])
+
+
+@construct(make=lambda: (torch.arange(9.0).reshape(3, 3),))
+def arrays_that_index_a_tensor(x):
+    y = torch.zeros(3, 3)
+    y[BELOW[0], BELOW[1]] = x[0]
+    y[DIAGONAL, DIAGONAL] = 1.0
+    y[CHOSEN] = 5.0
+    return (
+        y,
+        x[DIAGONAL],
+        x[:, DIAGONAL[::-1].copy()],
+        x[DIAGONAL[None], BELOW[0]],
+        x[-DIAGONAL, 1:],
+    )
+
+
 @construct(make=lambda: (torch.arange(6.0),))
 def options_and_questions(x):
     a = (x * 1.37).numpy()

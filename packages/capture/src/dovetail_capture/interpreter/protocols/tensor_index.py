@@ -9,6 +9,7 @@ import torch
 
 from dovetail_capture.interpreter.protocols.operands import record_call
 from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.containers import ListValue, SliceValue, TupleValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
@@ -29,9 +30,10 @@ def tensor_key(vm: Interpreter, obj: TensorValue, key: Value) -> Value:
     indices: the program may handle the IndexError, which only the graph would raise.
     """
     if not isinstance(key, TupleValue):
+        key = _of_array(vm, key) if _rank_of_array(key) == 1 else key
         _check(vm, obj, [key])
         return key
-    items = [vm.tuple_item(key, i) for i in range(len(key.items))]
+    items = [_of_array(vm, vm.tuple_item(key, i)) for i in range(len(key.items))]
     _check(vm, obj, items)
     for i, item in enumerate(items):
         if isinstance(item, (ListValue, TupleValue)):
@@ -45,6 +47,26 @@ def tensor_key(vm: Interpreter, obj: TensorValue, key: Value) -> Value:
                 stacked = vm.record("call_function", torch.stack, [ListValue(parts)], {})
                 items[i] = stacked
     return TupleValue(items)
+
+
+def _rank_of_array(item: Value) -> int:
+    """How many dimensions a NumPy array has; -1 for anything else."""
+    if not isinstance(item, ArrayValue) or item.is_scalar:
+        return -1
+    return int(item.tensor.fake.dim())
+
+
+def _of_array(vm: Interpreter, item: Value) -> Value:
+    """The tensor that PyTorch makes of a NumPy array in an index. (One that is the whole index, and
+    has rows, is taken for the tuple of its rows, and stays an array here.)"""
+    if not isinstance(item, ArrayValue) or _rank_of_array(item) < 1:
+        return item
+    dtype = item.tensor.fake.dtype
+    if dtype in (torch.int64, torch.bool):
+        return item.tensor
+    if dtype not in (torch.int32, torch.int16, torch.int8):
+        return item  # bytes are a mask, and fractions an error to come
+    return vm.record("call_method", "to", [item.tensor, Constant(torch.int64)], {})
 
 
 def at_symbolic_numbers(vm: Interpreter, obj: TensorValue, key: Value) -> tuple[TensorValue, Value]:
