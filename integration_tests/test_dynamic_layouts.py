@@ -256,3 +256,31 @@ def test_views_by_strides_of_inputs_that_begin_elsewhere(start: int, grad: bool)
             assert [t.storage_offset() for t in results[0]] == [
                 t.storage_offset() for t in results[1]
             ]
+
+
+def _added(x: Tensor, e: Tensor, m: Tensor) -> Tensor:
+    keys = e.view(x.shape[0], -1, 8)
+    return x @ keys.mT + m.view(x.shape[0], -1, m.shape[-1])
+
+
+def _attended(x: Tensor, e: Tensor, m: Tensor) -> Tensor:
+    keys = e.view(x.shape[0], -1, x.shape[-1])
+    mask = m.repeat_interleave(2, dim=0).view(x.shape[0], 2, -1, m.shape[-1])
+    q, k = (t.unflatten(2, (2, -1)).permute(0, 2, 1, 3) for t in (x, keys))
+    return nn.functional.scaled_dot_product_attention(q, k, k, attn_mask=mask)
+
+
+@pytest.mark.parametrize("fn", [_added, _attended])
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_computed_size_of_one_is_broadcast(fn: Callable[..., Tensor], trains: bool) -> None:
+    """The size that `-1` stands for is 1, in terms of a symbol that another one replaces later."""
+    compiled = dovetail.compile(fn, dynamic=True, fullgraph=True)
+    for batch in (2, 7, 5):
+        given = [torch.randn(batch, n, k) for n, k in ((16, 8), (5, 8), (1, 5))]
+        found = []
+        for call in (compiled, fn):
+            inputs = [x.clone().requires_grad_(trains) for x in given]
+            y = call(*inputs)
+            found.append([y, *(torch.autograd.grad(y.square().sum(), inputs) if trains else ())])
+        torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
+    assert dovetail.report(compiled).graphs == 1

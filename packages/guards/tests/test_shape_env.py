@@ -281,3 +281,17 @@ def test_bounds_hold_of_what_a_symbol_is_equal_to(equal_first: bool) -> None:
     made = len(env.decisions)
     assert a >= 60 and b <= 880
     assert len(env.decisions) == made
+
+
+@pytest.mark.parametrize("equal_first", [True, False])
+def test_what_was_said_of_a_symbol_holds_of_what_stands_for_it(equal_first: bool) -> None:
+    env, (a, b, c, d) = make(12, 30, 6, 5)
+    rows, one = (a * b) // (c * 12), (a * d) // (12 * d)
+    assert not equal_first or rows == d
+    assert one == 1 and rows != 9
+    assert equal_first or rows == d
+    made = len(env.decisions)
+    asked = env.symint(env.simplify(expr_of(one)))
+    assert "s3" not in str(expr_of(asked)) and asked == 1
+    assert env.symint(env.simplify(expr_of(d + 0))) != 9
+    assert len(env.decisions) == made

@@ -40,11 +40,17 @@ class Learned:
             return False
         if self.replacements:
             relation = relation.substitute(self.replacements)
+            if relation in self.recorded:
+                return True
+            if rel.not_(relation) in self.recorded:
+                return False
         return self.facts.decide(relation)
 
     def learn(self, relation: rel.BoolExpr) -> None:
         """Turn a relation that holds into ranges, congruences and replacements."""
         self.recorded.add(relation)
+        if self.replacements:
+            self.recorded.add(relation.substitute(self.replacements))
         if relation.kind == "and":
             for part in relation.args:
                 self.learn(part)
@@ -103,6 +109,9 @@ class Learned:
         one = {name: by}
         self.replacements = {n: x.substitute(one) for n, x in self.replacements.items()}
         self.replacements[name] = by
+        # What was said of the symbol holds of what stands for it, and is asked in its words.
+        said = [relation for relation in self.recorded if name in relation.free_symbols()]
+        self.recorded.update(relation.substitute(self.replacements) for relation in said)
         known = self.facts.ranges.get(name, Range())
         if known.lower != -_INF:
             self._bound(-by + int(known.lower))

@@ -151,6 +151,17 @@ def dim(env: ShapeEnv, expr: e.Expr) -> int:
     return made
 
 
+def is_stretched(size: int, wanted: int) -> bool:
+    """Whether a dimension of `size` elements has one, which stands for all of `wanted`.
+
+    Raises UnknownOrder for a size that is one in the call at hand but is not known to be: the
+    elements past it would be read from wherever they lie.
+    """
+    if isinstance(size, Dim) and size != wanted and size.env.hint(size.expr) == 1:
+        raise UnknownOrder(f"{size} is 1, but not known to be")
+    return size == 1
+
+
 def from_torch(size: Any) -> int:
     """The `Dim` of a `torch.SymInt`; an int is itself."""
     if type(size) is int:

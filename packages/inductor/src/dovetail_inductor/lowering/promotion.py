@@ -9,7 +9,7 @@ import torch
 from dovetail_inductor.loop_ir.expr import Expr, Scalar
 from dovetail_inductor.loop_ir.index import constant
 from dovetail_inductor.loop_ir.ops import arithmetic_dtype
-from dovetail_inductor.loop_ir.sizes import Dim, FloatSize
+from dovetail_inductor.loop_ir.sizes import Dim, FloatSize, is_stretched
 from dovetail_inductor.lowering.values import Context, Indices, Value
 
 Operand = Value | bool | int | float | FloatSize
@@ -63,7 +63,8 @@ def broadcast_load(
         return ctx.load(value, indices, mask)
     lead = len(shape) - len(value.shape)
     own = tuple(
-        constant(0) if n == 1 else i for n, i in zip(value.shape, indices[lead:], strict=True)
+        constant(0) if is_stretched(n, m) else i
+        for n, m, i in zip(value.shape, shape[lead:], indices[lead:], strict=True)
     )
     return ctx.load(value, own, mask)
 

@@ -17,6 +17,7 @@ from dovetail_inductor.loop_ir.loops import Strided
 from dovetail_inductor.loop_ir.sizes import (
     any_symbolic,
     hint_of,
+    is_stretched,
     is_symbolic,
     known_le,
     largest,
@@ -202,12 +203,14 @@ def _expand(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, 
 
     def reindex(i: Indices) -> Indices:
         return tuple(
-            constant(0) if n == 1 else x for n, x in zip(base.shape, i[lead:], strict=True)
+            constant(0) if is_stretched(n, m) else x
+            for n, m, x in zip(base.shape, shape[lead:], i[lead:], strict=True)
         )
 
     def restride(s: Strided) -> Strided:
         strides = tuple(
-            0 if n == 1 != m else x for n, m, x in zip(s.shape, shape[lead:], s.stride, strict=True)
+            0 if is_stretched(n, m) and m != 1 else x
+            for n, m, x in zip(s.shape, shape[lead:], s.stride, strict=True)
         )
         return Strided(s.buffer, shape, (0,) * lead + strides, s.offset)
 
