@@ -114,6 +114,23 @@ def test_what_is_compiled_per_size_tells_zeros_of_either_sign_apart() -> None:
 
 
 @pytest.mark.usefixtures("no_symbols")
+def test_floats_among_the_results_of_what_is_compiled_per_size() -> None:
+    """They are plain numbers there, of either sign and not numbers at all."""
+
+    def program(x: Tensor, n: int, s: float) -> tuple[Tensor, float, float]:
+        whole, part = x * n, (2 - n) / 0.3
+        dovetail.graph_break()
+        return whole + part, s * 2.0, part
+
+    compiled = dovetail.compile(program, dynamic=True)
+    for n, s in ((3, -0.0), (5, 0.5), (7, float("inf"))):
+        x = torch.randn(2)
+        got, wanted = compiled(x, n, s), program(x, n, s)
+        assert torch.equal(got[0], wanted[0]) and repr(got[1:]) == repr(wanted[1:])
+    assert dovetail.report(compiled).per_size_compiles
+
+
+@pytest.mark.usefixtures("no_symbols")
 def test_a_graph_whose_loops_need_numbers_is_compiled_per_size() -> None:
     """Where code generation gives up on symbols, each size is compiled, and the report says so."""
 

@@ -29,7 +29,7 @@ from dovetail_runtime import (
     While,
 )
 from dovetail_runtime.plan import Assert, AtenArg, Bind, FloatOf, Kernel, Size, Step
-from dovetail_runtime.sizes import symbols_of
+from dovetail_runtime.sizes import float_bits, symbols_of
 
 from dovetail_inductor.codegen_cpp import emit as cpp
 from dovetail_inductor.codegen_cpp.shape import choose_shape, host_simd_bytes
@@ -299,6 +299,8 @@ def emit_plan(graph: KernelGraph, memory: MemoryPlan, options: InductorOptions, 
         if isinstance(out, Dim)
         else FloatOf(out.bits)
         if isinstance(out, FloatSize)
+        else FloatOf(float_bits(out))
+        if isinstance(out, float)
         else out
         for out in graph.outputs
     )

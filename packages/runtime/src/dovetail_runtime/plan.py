@@ -49,9 +49,9 @@ class SymbolBinding:
 
 @dataclass(frozen=True)
 class FloatOf:
-    """The float whose bits `bits` computes: an argument of an ATen call, or an output."""
+    """The float whose bits `bits` computes, or is: an argument of an ATen call, or an output."""
 
-    bits: SizeExpr
+    bits: Size
 
 
 # --- values ---------------------------------------------------------------------------------------

@@ -287,7 +287,7 @@ class LoopGraph:
     constants: Mapping[str, torch.Tensor]
     buffers: Mapping[str, Buffer]
     nodes: tuple[Node, ...]
-    outputs: tuple[Strided | int | FloatSize | None, ...]
+    outputs: tuple[Strided | int | float | FloatSize | None, ...]
     builder: Builder = field(repr=False, compare=False)  # made the bodies; passes make more
     # Inputs that are symbolic numbers; a float stands as its bits.
     size_inputs: Mapping[int, int] = field(default_factory=dict)

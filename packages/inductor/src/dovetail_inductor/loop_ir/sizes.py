@@ -214,7 +214,7 @@ _FLOAT_OPERATIONS = {
 def _plan_float(env: ShapeEnv, expr: FloatLike) -> Size:
     """The bits of a float; an integer is made a float, as Python does."""
     if isinstance(expr, e.Expr):
-        return SizeExpr("float", (_plan_size(env.replace(expr)),))
+        return SizeExpr("float", (_plan_size(env.simplify(expr)),))
     if not isinstance(expr, FloatExpr):
         return float_bits(float(expr))
     name = expr.input_name()

@@ -74,7 +74,7 @@ def lower(
     ctx = Context(on_gpu, everywhere)
     env: dict[fx.Node, Any] = {}
     inputs: list[str | None] = []
-    outputs: tuple[Strided | int | FloatSize | None, ...] = ()
+    outputs: tuple[Strided | int | float | FloatSize | None, ...] = ()
     in_memory = nodes_in_memory(gm)
     # What a comparison finds again must not be computed twice, nor with other roundings.
     exact = {value for _, value in exact_comparisons(gm.graph.nodes)}
@@ -316,8 +316,8 @@ def _constant(ctx: Context, gm: fx.GraphModule, node: fx.Node) -> Value:
     return value
 
 
-def _output(ctx: Context, value: Any, node: Any) -> Strided | int | FloatSize | None:
-    if value is None or isinstance(value, bool | int | Dim | FloatSize):
+def _output(ctx: Context, value: Any, node: Any) -> Strided | int | float | FloatSize | None:
+    if value is None or isinstance(value, bool | int | float | Dim | FloatSize):
         return value
     if not isinstance(value, Value):
         raise UnsupportedGraph(f"output {node} is a {type(value).__name__}")

@@ -221,7 +221,7 @@ class KernelGraph:
     constants: Mapping[str, torch.Tensor]
     buffers: Mapping[str, Buffer]
     steps: tuple[Step, ...]
-    outputs: tuple[Strided | int | FloatSize | None, ...]
+    outputs: tuple[Strided | int | float | FloatSize | None, ...]
     builder: Builder = field(repr=False, compare=False)
     size_inputs: Mapping[int, int] = field(default_factory=dict)
     definitions: Mapping[str, SizeExpr] = field(default_factory=dict)
