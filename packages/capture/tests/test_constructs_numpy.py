@@ -342,6 +342,19 @@ def arrays_that_index_a_tensor(x):
     )
 
 
+@construct(breaks=None, graphs=None, make=lambda: (torch.arange(6.0),))
+def arrays_made_of_tensors(x):
+    first, second = x[2] * 3, x[3] + 1
+    pair = np.array([first, second])
+    return (
+        pair,
+        np.full((2,), x[1]),
+        np.linspace(x[0], x[4], 3),
+        np.asarray((x[5], 1.0)),
+        np.arange(x[3]),
+    )
+
+
 @construct(make=lambda: (torch.arange(6.0),))
 def options_and_questions(x):
     a = (x * 1.37).numpy()

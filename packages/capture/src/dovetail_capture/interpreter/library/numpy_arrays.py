@@ -84,6 +84,14 @@ def holds_array(vm: Interpreter, value: Value) -> bool:
     return isinstance(value, ArrayValue)
 
 
+def holds_tensor(vm: Interpreter, value: Value) -> bool:
+    """Is it a tensor of the graph, or a tuple or list with one inside? (What NumPy is asked of
+    ones tells nothing of its data.)"""
+    if isinstance(value, (TupleValue, ListValue)):
+        return any(holds_tensor(vm, item) for item in vm.iterate(value))
+    return isinstance(value, TensorValue)
+
+
 def ask(vm: Interpreter, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     """What `fn` gives for arrays of ones, or its exception raised in the program. Whether an index
     is one that there is depends on the number: Python is to tell."""

@@ -22,6 +22,7 @@ from dovetail_capture.interpreter.library.numpy_arrays import (
     as_tensors,
     ask,
     holds_array,
+    holds_tensor,
     known,
     sample,
     torch_dtype,
@@ -167,6 +168,8 @@ def made(fn: Any) -> Handler:
         if args and isinstance(args[0], (ArrayValue, TensorValue)) and fn in _CONVERT:
             return converted(vm, fn, args, kwargs)
         holds = any(holds_array(vm, arg) for arg in (*args, *kwargs.values()))
+        if any(holds_tensor(vm, arg) for arg in (*args, *kwargs.values())):
+            raise GraphBreakSignal(f"`{fn.__name__}` of numbers that are tensors", HINT)
         if holds and (fn not in _CONVERT or not set(kwargs) <= {"dtype"}):
             raise GraphBreakSignal(f"`{fn.__name__}` of numpy arrays", HINT)
         like = ask(vm, fn, args, kwargs)
