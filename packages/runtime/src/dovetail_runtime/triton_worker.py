@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import importlib
 import importlib.util
 import json
 import os
@@ -107,7 +108,10 @@ def interpret_kernel(job: dict[str, Any], directory: str) -> dict[str, Any]:
     """Run on CPU tensors read from `arguments`, and write them to `results`."""
     import torch
 
+    interpreted = importlib.import_module("interpreted")  # beside this script
     function = load_source(job["source"], job["symbol"], directory)
+    if "libdevice" in function.fn.__globals__:
+        function.fn.__globals__["libdevice"] = interpreted.DeviceLibrary()
     storages, arguments = torch.load(job["arguments"], weights_only=True)
     values = [
         torch.empty(0, dtype=getattr(torch, a["dtype"])).set_(
@@ -119,7 +123,8 @@ def interpret_kernel(job: dict[str, Any], directory: str) -> dict[str, Any]:
     ]
     positional = [name for name, kind in job["signature"] if kind != "constexpr"]
     named = dict(zip(positional, values, strict=True)) | dict(job["constexprs"])
-    function[tuple(job["grid"])](**named)
+    with interpreted.watching(interpreted.MemoryWatch(storages, job["scatters"])):
+        function[tuple(job["grid"])](**named)
     torch.save(storages, job["results"])
     return {}
 

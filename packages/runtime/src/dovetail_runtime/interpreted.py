@@ -1,0 +1,207 @@
+"""What Triton's interpreter does not have and a kernel's test wants: it runs the programs of a
+launch one after the other, and would neither see a race among them nor an address out of bounds.
+
+`watching` has every access looked at: it must lie in a tensor of the launch, no program may read
+what another one writes, two may write one place only if they agree, and what a program reads back
+must have a barrier after its store, as other threads may have stored it. (Where values go to
+computed places, of several stores one wins: that is meant.) `DeviceLibrary` stands in for CUDA's.
+
+Imported by `triton_worker.py`, beside which it lies, and by nothing else: it needs Triton.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime.interpreter import TensorHandle, interpreter_builder
+
+_NOBODY, _SEVERAL = -1, -2
+
+
+class BadAccess(RuntimeError):
+    """A kernel's access that a GPU would not forgive."""
+
+
+class _Region:
+    """One storage: who read and wrote each byte in this launch, and after how many barriers."""
+
+    def __init__(self, start: int, nbytes: int) -> None:
+        self.start, self.end = start, start + nbytes
+        self.reader = np.full(nbytes, _NOBODY, np.int64)
+        self.writer = np.full(nbytes, _NOBODY, np.int64)
+        self.stored = np.full(nbytes, _NOBODY, np.int64)
+
+
+class MemoryWatch:
+    """Looks at the accesses of one launch to `storages`; with `scatters`, programs may write
+    different values to one place."""
+
+    def __init__(self, storages: Sequence[torch.Tensor], scatters: bool) -> None:
+        self._regions = [_Region(s.data_ptr(), s.nbytes) for s in storages]
+        self._scatters = scatters
+        self._program = _NOBODY
+        self._barriers = 0
+
+    def begin(self, program: int) -> None:
+        """Another program runs from here on."""
+        if program != self._program:
+            self._program = program
+            self.barrier()
+
+    def barrier(self) -> None:
+        """All threads of the program have come as far as this."""
+        self._barriers += 1
+
+    def read(self, addresses: Any, size: int) -> None:
+        """Reads of `size` bytes each."""
+        for region, at in self._places(addresses, size, "reads"):
+            writers = region.writer[at]
+            if ((writers != _NOBODY) & (writers != self._program)).any():
+                raise BadAccess("a program reads what another one writes")
+            if (region.stored[at] == self._barriers).any():
+                raise BadAccess("what a program has stored is read without a barrier between")
+            readers = region.reader[at]
+            alone = (readers == _NOBODY) | (readers == self._program)
+            region.reader[at] = np.where(alone, self._program, _SEVERAL)
+
+    def write(self, addresses: Any, size: int, values: Any) -> None:
+        """Stores of `size` bytes each."""
+        new = np.frombuffer(values.tobytes(), np.uint8).reshape(-1, size)
+        if not self._scatters and addresses.size:
+            order = np.argsort(addresses, kind="stable")
+            same = addresses[order][1:] == addresses[order][:-1]
+            if (same & (new[order][1:] != new[order][:-1]).any(1)).any():
+                raise BadAccess("one store writes different values to one place")
+        lanes = np.arange(addresses.size)
+        for region, at, own in self._places_of(addresses, lanes, size, "writes"):
+            readers, writers = region.reader[at], region.writer[at]
+            if ((readers != _NOBODY) & (readers != self._program)).any():
+                raise BadAccess("a program writes what another one reads")
+            others = (writers != _NOBODY) & (writers != self._program)
+            if others.any() and not self._scatters:
+                held = torch.frombuffer(_memory(region), dtype=torch.uint8).numpy()[at]
+                if (others & (held != new[own].reshape(-1))).any():
+                    raise BadAccess("two programs write different values to one place")
+            region.writer[at] = self._program
+            region.stored[at] = self._barriers
+
+    def update(self, addresses: Any, size: int) -> None:
+        """Atomic updates: among them there is no race."""
+        for _ in self._places(addresses, size, "updates"):
+            pass
+
+    def _places(self, addresses: Any, size: int, verb: str) -> Iterator[tuple[_Region, Any]]:
+        lanes = np.arange(addresses.size)
+        for region, at, _ in self._places_of(addresses, lanes, size, verb):
+            yield region, at
+
+    def _places_of(
+        self, addresses: Any, lanes: Any, size: int, verb: str
+    ) -> Iterator[tuple[_Region, Any, Any]]:
+        """Of each storage that is touched, the bytes, and the lanes that touch them."""
+        left = addresses.size
+        for region in self._regions:
+            inside = (addresses >= region.start) & (addresses + size <= region.end)
+            count = int(inside.sum())
+            if count:
+                left -= count
+                first = addresses[inside] - region.start
+                yield region, (first[:, None] + np.arange(size)).reshape(-1), lanes[inside]
+        if left:
+            raise BadAccess(f"a program {verb} {left} elements that lie in no tensor of the launch")
+
+
+def _memory(region: _Region) -> Any:
+    return (ctypes.c_uint8 * (region.end - region.start)).from_address(region.start)
+
+
+@contextmanager
+def watching(watch: MemoryWatch) -> Iterator[None]:
+    """Every access of interpreted kernels goes by `watch`."""
+    kind = type(interpreter_builder)
+    load, store = kind.create_masked_load, kind.create_masked_store
+    atomic, barrier = kind.create_atomic_rmw, kind.create_barrier
+    splat = kind.create_splat
+
+    def active(builder: Any, pointers: Any, mask: Any) -> tuple[Any, int, Any]:
+        x, y, z = builder.grid_idx
+        watch.begin((x * builder.grid_dim[1] + y) * builder.grid_dim[2] + z)
+        lanes = np.broadcast_to(mask.data, pointers.data.shape).reshape(-1).astype(np.bool_)
+        element = pointers.get_element_ty()
+        size = max(1, element.primitive_bitwidth // 8)
+        return pointers.data.reshape(-1).astype(np.int64)[lanes], size, lanes
+
+    def watched_load(builder: Any, pointers: Any, mask: Any, *rest: Any, **named: Any) -> Any:
+        addresses, size, _ = active(builder, pointers, mask)
+        watch.read(addresses, size)
+        return load(builder, pointers, mask, *rest, **named)
+
+    def watched_store(
+        builder: Any, pointers: Any, value: Any, mask: Any, *rest: Any, **named: Any
+    ) -> Any:
+        addresses, size, lanes = active(builder, pointers, mask)
+        stored = np.broadcast_to(value.data, pointers.data.shape).reshape(-1)[lanes]
+        watch.write(addresses, size, stored)
+        return store(builder, pointers, value, mask, *rest, **named)
+
+    def watched_atomic(
+        builder: Any, op: Any, pointers: Any, value: Any, mask: Any, *rest: Any, **named: Any
+    ) -> Any:
+        addresses, size, _ = active(builder, pointers, mask)
+        watch.update(addresses, size)
+        return atomic(builder, op, pointers, value, mask, *rest, **named)
+
+    def true_splat(builder: Any, kind_of: Any, value: Any) -> Any:
+        # (to the interpreter a comparison's result is of the type of what was compared)
+        if value.data.dtype == np.bool_:
+            value = TensorHandle(value.data, tl.int1)
+        return splat(builder, kind_of, value)
+
+    def watched_barrier(builder: Any) -> None:
+        watch.barrier()
+
+    kind.create_masked_load, kind.create_masked_store = watched_load, watched_store
+    kind.create_atomic_rmw, kind.create_barrier = watched_atomic, watched_barrier
+    kind.create_splat = true_splat
+    try:
+        yield
+    finally:
+        kind.create_masked_load, kind.create_masked_store = load, store
+        kind.create_atomic_rmw, kind.create_barrier = atomic, barrier
+        kind.create_splat = splat
+
+
+_FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
+    "erfc": torch.erfc, "erfinv": torch.erfinv, "tan": torch.tan, "asin": torch.asin,
+    "acos": torch.acos, "atan": torch.atan, "sinh": torch.sinh, "cosh": torch.cosh,
+    "asinh": torch.asinh, "acosh": torch.acosh, "atanh": torch.atanh, "lgamma": torch.lgamma,
+    "pow": torch.pow, "atan2": torch.atan2, "hypot": torch.hypot, "copysign": torch.copysign,
+    "nextafter": torch.nextafter, "fmod": torch.fmod, "expm1": torch.expm1,
+    "trunc": torch.trunc, "rint": torch.round, "log10": torch.log10, "signbit": torch.signbit,
+}  # fmt: skip
+
+
+class DeviceLibrary:
+    """CUDA's device library for interpreted kernels: its functions as ATen computes them."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        function = _FUNCTIONS[name]
+
+        def call(*arguments: Any) -> Any:
+            dtype = arguments[0].dtype.scalar
+            blocks = [torch.from_numpy(np.ascontiguousarray(a.handle.data)) for a in arguments]
+            result = function(*blocks).numpy()
+            shape = [int(n) for n in result.shape]
+            kind = tl.block_type(dtype, shape) if shape else dtype
+            return tl.core.tensor(TensorHandle(result, dtype), kind)
+
+        return call
+
+
+__all__ = ["BadAccess", "DeviceLibrary", "MemoryWatch", "watching"]

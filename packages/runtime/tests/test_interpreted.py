@@ -1,0 +1,61 @@
+"""What the interpreter is told to watch: races and addresses out of bounds; and CUDA's library."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+from dovetail_runtime.compile_pool import JobFailed
+from dovetail_runtime.plan import TritonKernel
+from dovetail_runtime.triton_build import run_in_interpreter
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton")
+
+
+def kernel(*body: str, asserts: bool = False) -> TritonKernel:
+    """Two programs of eight lanes each."""
+    head = "import triton\nimport triton.language as tl\n"
+    head += "from triton.language.extra import libdevice\n\n\n@triton.jit\ndef k(x, y):\n"
+    lines = ["pid = tl.program_id(0)", "i = pid * 8 + tl.arange(0, 8)", *body]
+    source = head + "".join(f"    {line}\n" for line in lines)
+    parameters = (("x", "*fp32"), ("y", "*fp32"))
+    return TritonKernel("k", source, parameters, (), 1, 1, (), asserts=asserts)
+
+
+def run(made: TritonKernel) -> torch.Tensor:
+    y = torch.zeros(16)
+    run_in_interpreter(made, [torch.arange(16.0), y], (2, 1, 1))
+    return y
+
+
+def test_what_is_no_race() -> None:
+    assert torch.equal(run(kernel("tl.store(y + i, tl.load(x + i))")), torch.arange(16.0))
+    run(kernel("tl.store(y + i // 16, 1.0)"))  # all the same
+    run(kernel("tl.store(x + i, 0.0)", "tl.debug_barrier()", "tl.store(y + i, tl.load(x + i))"))
+    run(kernel("tl.store(y + i % 8, tl.load(x + i))", asserts=True))  # to computed places
+    run(kernel("tl.atomic_add(y + i % 8, tl.load(x + i))"))
+
+
+@pytest.mark.parametrize(
+    ("message", "body"),
+    [
+        ("in no tensor", ["tl.store(y + i, tl.load(x + i + 1))"]),
+        ("in no tensor", ["tl.store(y + i, tl.load(x + i - 1))"]),
+        ("in no tensor", ["tl.store(y + i * 2, 1.0, i < 9)"]),
+        ("two programs write", ["tl.store(y + i % 8, tl.load(x + i))"]),
+        ("one store writes", ["tl.store(y + i // 2, tl.load(x + i))"]),
+        ("reads what another", ["tl.store(x + i, tl.load(x + 15 - i))"]),
+        ("writes what another", ["t = tl.load(x + i)", "tl.store(x + i - 8, t, i >= 8)"]),
+        ("without a barrier", ["tl.store(x + i, 0.0)", "tl.store(y + i, tl.load(x + i))"]),
+    ],
+)
+def test_what_a_gpu_would_not_forgive(message: str, body: list[str]) -> None:
+    with pytest.raises(JobFailed, match=message):
+        run(kernel(*body))
+
+
+def test_functions_of_the_device_library() -> None:
+    got = run(kernel("tl.store(y + i, libdevice.pow(tl.load(x + i), tl.load(x + i) * 0.25))"))
+    x = torch.arange(16.0)
+    torch.testing.assert_close(got, x ** (x * 0.25))
