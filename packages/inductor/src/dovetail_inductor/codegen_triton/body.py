@@ -43,11 +43,14 @@ class Lines:
 
 
 def literal(value: Scalar, dtype: torch.dtype, rank: int) -> str:
-    """A constant block of one element, of exactly this dtype."""
+    """A constant block of one element, of exactly this dtype, in which integers wrap around."""
     if isinstance(value, float) and not math.isfinite(value):
         text = f"float('{value}')"
+    elif isinstance(value, int) and not dtype.is_floating_point:
+        info = torch.iinfo(torch.uint8 if dtype is torch.bool else dtype)
+        text = repr((int(value) - info.min) % 2**info.bits + info.min)
     else:
-        text = repr(int(value)) if isinstance(value, bool) else repr(value)
+        text = repr(value)
     return f"tl.full([{', '.join('1' * rank)}], {text}, {TRITON_TYPES[dtype]})"
 
 

@@ -40,7 +40,8 @@ POINTER_TYPES: Mapping[torch.dtype, str] = {
 }
 
 # expm1 and log1p: W. Kahan's compensation, accurate to a few ulp for every argument, from exp and
-# log alone. round: half to even. The others are textbook identities.
+# log alone. Quotients of floats are rounded as IEEE says, and remainders exact: what rounds a
+# quotient down would make much of its last digit. The others are textbook identities.
 HELPERS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "dv_max": (
         (),
@@ -132,19 +133,43 @@ HELPERS: Mapping[str, tuple[tuple[str, ...], str]] = {
         "    y = -t / (t + 2.0)\n"
         "    return tl.where(x < 0.0, -y, y)",
     ),
-    "dv_round": (
+    "dv_div": (
         (),
-        "def dv_round(x):\n"
-        "    f = tl.floor(x)\n"
-        "    d = x - f\n"
-        "    odd = f - 2.0 * tl.floor(f * 0.5)\n"
-        "    up = (d > 0.5) | ((d == 0.5) & (odd != 0.0))\n"
-        "    return tl.where(up, f + 1.0, f)",
+        "def dv_div(a, b):\n"
+        "    if a.dtype == tl.float32:\n"
+        "        return tl.div_rn(a, b)\n"
+        "    else:\n"
+        "        return a / b",
     ),
-    "dv_trunc": ((), "def dv_trunc(x):\n    return tl.where(x < 0.0, tl.ceil(x), tl.floor(x))"),
-    "dv_fmod": (
-        ("dv_trunc",),
-        "def dv_fmod(a, b):\n    return a - dv_trunc(a / b) * b",
+    "dv_round": ((), "def dv_round(x):\n    return libdevice.rint(x)"),  # half to even
+    "dv_trunc": ((), "def dv_trunc(x):\n    return libdevice.trunc(x)"),
+    "dv_fmod": ((), "def dv_fmod(a, b):\n    return libdevice.fmod(a, b)"),
+    # Nearly always what division and rounding down give, but for quotients that round up to a
+    # whole number.
+    "dv_floordiv": (
+        ("dv_div", "dv_fmod"),
+        "def dv_floordiv(a, b):\n"
+        "    q = dv_div(a, b)\n"
+        "    r = dv_fmod(a, b)\n"
+        "    whole = dv_div(a - r, b)\n"
+        "    whole = tl.where((r != 0.0) & ((r < 0.0) != (b < 0.0)), whole - 1.0, whole)\n"
+        "    down = tl.floor(whole)\n"
+        "    down = tl.where(whole - down > 0.5, down + 1.0, down)\n"
+        "    down = tl.where(whole == 0.0, libdevice.copysign(whole, q), down)\n"
+        "    return tl.where(b == 0.0, q, down)",
+    ),
+    # By fewer than none, or by all bits and more: what is shifted out is gone.
+    "dv_shift_left": (
+        (),
+        "def dv_shift_left(a, b):\n"
+        "    gone = (b < 0) | (b >= a.dtype.primitive_bitwidth)\n"
+        "    return tl.where(gone, 0, a << tl.where(gone, 0, b)).to(a.dtype)",
+    ),
+    "dv_shift_right": (
+        (),
+        "def dv_shift_right(a, b):\n"
+        "    gone = (b < 0) | (b >= a.dtype.primitive_bitwidth)\n"
+        "    return tl.where(gone, -(a < 0).to(a.dtype), a >> tl.where(gone, 0, b))",
     ),
     "dv_ifloordiv": (
         (),
@@ -207,8 +232,7 @@ def helper_source(names: set[str]) -> str:
 
 _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^",
-    "shift_left": "<<", "shift_right": ">>", "eq": "==", "ne": "!=", "lt": "<", "le": "<=",
-    "gt": ">", "ge": ">=",
+    "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
 }  # fmt: skip
 
 _FLOAT_CALLS = {
@@ -303,15 +327,18 @@ def emit_op(
         return f"tl.where({a} < 0, 0, {a}).to({TRITON_TYPES[result]})"
     if op == "bitwise_not":
         return f"({a} == 0)" if operand is torch.bool else f"(~{a})"
+    if op in ("shift_left", "shift_right"):
+        return helper(f"dv_{op}")
     if op == "div":
-        return f"({a} / {b})"
+        return helper("dv_div")
     if op == "truncdiv":
         if floating:
             use("dv_trunc")
-            return f"dv_trunc({a} / {b})"
+            use("dv_div")
+            return f"dv_trunc(dv_div({a}, {b}))"
         return f"({a} // {b})"
     if op == "floordiv":
-        return f"tl.floor({a} / {b})" if floating else helper("dv_ifloordiv")
+        return helper("dv_floordiv" if floating else "dv_ifloordiv")
     if op == "remainder":
         return helper("dv_remainder") if floating else helper("dv_iremainder")
     if op == "fmod":
@@ -323,9 +350,9 @@ def emit_op(
     if op == "sqrt":
         return f"tl.sqrt_rn({a})" if operand is torch.float32 else f"tl.sqrt({a})"
     if op == "reciprocal":
-        return f"(1.0 / {a})"
+        return f"tl.div_rn(1.0, {a})" if operand is torch.float32 else f"(1.0 / {a})"
     if op == "log10":
-        return f"(tl.log({a}) * 0.4342944819032518)"
+        return f"libdevice.log10({a})"
     if narrow and operand is torch.float32 and op in NARROW:
         return helper(NARROW[op])
     if op == "tanh" and operand is torch.float64:

@@ -214,7 +214,7 @@ def _is_loop_like(ctx: Context, node: fx.Node, args: list[Any]) -> bool:
     if any(v.dtype not in STORED_DTYPES for v in results):
         return False
     device = results[0].device
-    if device.type == "cuda" and not has_triton_form(rule_name(node), results[0].dtype):
+    if ctx.on_gpu and not has_triton_form(rule_name(node), results[0].dtype):
         return False
 
     passed = _numbers_from_cpu(ctx, node, args)
