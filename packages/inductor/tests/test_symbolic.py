@@ -127,7 +127,7 @@ class _Recorder(TorchDispatchMode):
         return result
 
 
-def traced(fn: Callable[..., Tensor], examples: Sequence[Tensor]) -> GraphModule:
+def traced(fn: Callable[..., Any], examples: Sequence[Tensor]) -> GraphModule:
     """The ATen graph of `fn` with all sizes of its arguments symbolic."""
     graph = Graph()
     recorder = _Recorder(graph)
@@ -147,7 +147,8 @@ def traced(fn: Callable[..., Tensor], examples: Sequence[Tensor]) -> GraphModule
         fakes.append(fake)
     with torch.no_grad(), recorder:
         result = fn(*fakes)
-    graph.output((recorder.node(result),))
+    results = result if isinstance(result, tuple) else (result,)
+    graph.output(tuple(map(recorder.node, results)))
     return GraphModule(torch.nn.Module(), graph)
 
 
@@ -302,3 +303,20 @@ def test_scatters_of_all_sizes(name: str, triton: bool) -> None:
         if name != "index_put" and rows:
             index[-1] = index[0]
         torch.testing.assert_close(run(x, target, index)[0], fn(x, target, index))
+
+
+def test_short_loops_over_memory_of_symbolic_strides_share_a_launch(build_for_h100: Any) -> None:
+    """Loops of known sizes may read a size, too: functions of a shared launch are given it."""
+
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x[:3, 0].exp(), x[1:8, 1] * x.shape[1]
+
+    plan = compile_graph(traced(fn, [torch.zeros(40, 300)]), options=GPU)
+    kernels = [k for k in plan.kernels if isinstance(k, TritonKernel)]
+    assert any("def part0" in k.source and "size_s1" in k.source for k in kernels)
+    run = ReferenceExecutor(plan, launch_triton=run_in_interpreter)
+    for shape in [(9, 2), (40, 7)]:
+        x = torch.randn(shape)
+        for got, wanted in zip(run(x), fn(x), strict=True):
+            torch.testing.assert_close(got, wanted)
+    build_for_h100(kernels)

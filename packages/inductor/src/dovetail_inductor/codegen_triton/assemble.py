@@ -89,7 +89,7 @@ def assemble(
         if kind != "i64" and is_multiple(buffers[b].offset * buffers[b].dtype.itemsize, 16)
     )
     head = f"({', '.join(name for name, _ in signature)}):\n{text}\n"
-    before = helper_source({*helpers, *size_helpers(text)}) + functions
+    before = helper_source({*helpers, *size_helpers(functions + text)}) + functions
     content = repr((before, head, signature, aligned, asserts, tiling.num_warps, tiling.num_stages))
     symbol = f"{kind}_{hashlib.sha256(content.encode()).hexdigest()[:12]}"
     libdevice = _LIBDEVICE if "libdevice." in before + text else ""

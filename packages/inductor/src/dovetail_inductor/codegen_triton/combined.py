@@ -17,6 +17,7 @@ from dovetail_inductor.codegen_triton.kernel import emit_body
 from dovetail_inductor.codegen_triton.product import emit_products
 from dovetail_inductor.codegen_triton.tiling import choose
 from dovetail_inductor.loop_ir.loops import Buffer
+from dovetail_inductor.loop_ir.sizes import names_in
 from dovetail_inductor.scheduler.kernels import CombinedKernel, FusedKernel, ProductKernel
 
 
@@ -41,14 +42,15 @@ def emit_combined(combined: CombinedKernel, buffers: Mapping[str, Buffer]) -> Em
     # in the order of their text, so that equal launches read equal
     for number, (_, bodies) in enumerate(sorted(classes.items(), key=lambda item: item[0])):
         bodies.sort(key=lambda body: body.tiling.programs)
-        formal = ["pid", *(name for name, _ in bodies[0].parameters)]
+        sizes = [f"size_{symbol}" for symbol in names_in(bodies[0].text)]
+        formal = ["pid", *(name for name, _ in bodies[0].parameters), *sizes]
         functions += f"@triton.jit\ndef part{number}({', '.join(formal)}):\n{bodies[0].text}\n\n\n"
         members: list[tuple[int, list[str]]] = []
         for body in bodies:
             mine = [f"p{len(parameters) + k}" for k in range(len(body.parameters))]
             parameters += zip(mine, (b for _, b in body.parameters), strict=True)
             members.append((body.tiling.programs, mine))
-        lines += _branch(number, members, start, number == len(classes) - 1)
+        lines += _branch(number, members, sizes, start, number == len(classes) - 1)
         start += sum(programs for programs, _ in members)
     helpers = {h for bodies in classes.values() for h in bodies[0].helpers}
     tiling = next(iter(classes.values()))[0].tiling
@@ -58,10 +60,13 @@ def emit_combined(combined: CombinedKernel, buffers: Mapping[str, Buffer]) -> Em
     )  # fmt: skip
 
 
-def _branch(number: int, members: list[tuple[int, list[str]]], start: int, last: bool) -> list[str]:
+def _branch(
+    number: int, members: list[tuple[int, list[str]]], sizes: list[str], start: int, last: bool
+) -> list[str]:
     """The branch of the programs of one function: choose its tensors, call it.
 
-    `members` are the numbers of programs and the pointers; `start` is the first program.
+    `members` are the numbers of programs and the pointers; `sizes` are what else it takes; `start`
+    is the first program.
     """
     end = start + sum(programs for programs, _ in members)
     if start == 0 and last:
@@ -71,7 +76,7 @@ def _branch(number: int, members: list[tuple[int, list[str]]], start: int, last:
         lines, indent = ["    " + ("else:" if last else test)], "        "
     if len(members) == 1:
         own = f"pid - {start}" if start else "pid"
-        return [*lines, f"{indent}part{number}({', '.join([own, *members[0][1]])})"]
+        return [*lines, f"{indent}part{number}({', '.join([own, *members[0][1], *sizes])})"]
     chosen = [f"c{number}_{k}" for k in range(1 + len(members[0][1]))]
     for m, (programs, names) in enumerate(members):
         first, start = start, start + programs
@@ -79,7 +84,7 @@ def _branch(number: int, members: list[tuple[int, list[str]]], start: int, last:
         lines.append(indent + ("else:" if m == len(members) - 1 else test))
         values = [f"pid - {first}" if first else "pid", *names]
         lines += [f"{indent}    {c} = {v}" for c, v in zip(chosen, values, strict=True)]
-    lines.append(f"{indent}part{number}({', '.join(chosen)})")
+    lines.append(f"{indent}part{number}({', '.join([*chosen, *sizes])})")
     return lines
 
 
