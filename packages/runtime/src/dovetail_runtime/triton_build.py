@@ -174,14 +174,13 @@ def _read(kernel: TritonKernel, entry: Path) -> TritonBinary:
             "i32 and i64 only"
         )
     scratch_parameters = stored["ptx_parameters"] - len(kinds)
-    scratch_bytes = stored["global_scratch_bytes"]
-    if scratch_bytes:
-        # It holds descriptors of tensors, and the hardware that reads them checks no address.
-        names = [name for name, kind in kernel.signature if kind != "constexpr"]
-        kinds = tuple(
-            "aligned pointer" if kind == "pointer" and name in kernel.aligned else kind
-            for name, kind in zip(names, kinds, strict=True)
-        )
+    # Loads of several elements at once stop the device where they are not aligned; what reads by
+    # descriptors checks no address.
+    names = [name for name, kind in kernel.signature if kind != "constexpr"]
+    kinds = tuple(
+        "aligned pointer" if kind == "pointer" and name in kernel.aligned else kind
+        for name, kind in zip(names, kinds, strict=True)
+    )
     return TritonBinary(
         entry=stored["entry"],
         cubin=(entry / "kernel.cubin").read_bytes(),
@@ -189,7 +188,7 @@ def _read(kernel: TritonKernel, entry: Path) -> TritonBinary:
         shared_bytes=stored["shared_bytes"],
         threads=stored["threads"],
         scratch_parameters=scratch_parameters,
-        scratch_bytes=scratch_bytes,
+        scratch_bytes=stored["global_scratch_bytes"],
     )
 
 
