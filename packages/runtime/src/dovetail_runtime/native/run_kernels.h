@@ -55,7 +55,7 @@ inline void Runner::execute(LaunchTriton& step) {
       void* data = frame_.slots[argument.index].data;
       bool checked = argument.kind == TritonArgument::AlignedPointer;
       if (checked && reinterpret_cast<uintptr_t>(data) % 16 != 0) {
-        data = aligned_copy(argument.index);
+        data = aligned_copy(argument.index, step.scratch_bytes != 0);
       }
       frame_.integers[i] = reinterpret_cast<int64_t>(data);
     }
@@ -79,8 +79,9 @@ inline int64_t Runner::element_in_memory(SlotIndex index) {
 }
 
 // Kernels are compiled for memory that begins at a multiple of 16 bytes, as that of the first
-// call's tensors did: a row of odd length further on is copied. What is written to cannot be.
-inline void* Runner::aligned_copy(SlotIndex index) {
+// call's tensors did: a row of odd length further on is copied. What is written to cannot be: it is
+// taken as it lies, which is well where loads are of one element each, and never by descriptors.
+inline void* Runner::aligned_copy(SlotIndex index, bool by_descriptor) {
   const SlotInfo& info = program_.slots[index];
   const std::vector<SlotIndex>& mutated = program_.mutated;
   bool only_read = info.input != nullptr &&
@@ -89,6 +90,7 @@ inline void* Runner::aligned_copy(SlotIndex index) {
   for (int64_t d = 0; d < tensor.dim(); ++d) {
     only_read &= tensor.size(d) <= 1 || tensor.stride(d) != 0;  // not expanded
   }
+  if (!only_read && !by_descriptor) return frame_.slots[index].data;
   TORCH_CHECK(only_read, "the memory of '", info.name, "' begins at ",
               reinterpret_cast<uintptr_t>(frame_.slots[index].data),
               ", and not at a multiple of 16 bytes: pass a copy of this tensor (x.clone())");
