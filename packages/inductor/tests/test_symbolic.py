@@ -320,3 +320,16 @@ def test_short_loops_over_memory_of_symbolic_strides_share_a_launch(build_for_h1
         for got, wanted in zip(run(x), fn(x), strict=True):
             torch.testing.assert_close(got, wanted)
     build_for_h100(kernels)
+
+
+def test_floats_of_a_size_that_comparisons_have_settled() -> None:
+    """The plan knows it as a number, and has no symbol for it."""
+
+    def fn(x: Tensor) -> Tensor:
+        settled = x.shape[0] > 7 and x.shape[0] < 9
+        return x * (x.shape[0] / x.shape[1]) if settled else x
+
+    plan = compile_graph(traced(fn, [torch.zeros(8, 6)]), options=InductorOptions(triton=False))
+    assert len(plan.symbols) == 1, plan.symbols
+    x = torch.randn(8, 5)
+    torch.testing.assert_close(load(plan)(x)[0], fn(x))

@@ -236,9 +236,9 @@ def float_from_torch(value: Any) -> FloatSize | float:
     if constant is not None:
         return float(constant)
     assert isinstance(node.expr, FloatExpr)
-    settled = node.expr.replace(node.env.replace)
-    assert isinstance(settled, FloatExpr)
-    return FloatSize(node.env, settled)
+    # (as `dim` does: a size that is a number by now is no symbol of the plan)
+    settled = node.expr.replace(node.env.simplify)
+    return FloatSize(node.env, settled) if isinstance(settled, FloatExpr) else float(settled)
 
 
 def is_symbolic(size: int) -> bool:
