@@ -513,7 +513,9 @@ class Maker:
         )
 
 
-FAMILIES: tuple[tuple[Callable[[Maker], tuple[str, bool]], int], ...] = (
+Families = tuple[tuple[Callable[[Any], tuple[str, bool]], int], ...]
+
+FAMILIES: Families = (
     (Maker.smooth, 4),
     (Maker.activation, 2),
     (Maker.kinked, 3),

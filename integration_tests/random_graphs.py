@@ -1,7 +1,9 @@
 """Random programs of tensor arithmetic, compiled and eager.
 
 `python integration_tests/random_graphs.py FIRST LAST [--dynamic] [--backend aot_eager]` runs seeds
-and prints what differs, cut down, as a function that can be run.
+and prints what differs, cut down, as a function that can be run. With `--triton` the programs have
+more of what a GPU has kernels of its own for, and run by those in Triton's interpreter
+(`triton_backend.py` says what it cannot see); with `--compile`, each must also compile for an H100.
 
 A program is lines of Python that eager accepts, on inputs of odd layouts and mixed dtypes; each is
 called with several sizes. Every line is also run with float64 in place of the smaller float types:
@@ -24,12 +26,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from random_graph_lines import DTYPES, FAMILIES, FLOATS, REFUSALS, Maker
+from random_graph_lines import DTYPES, FAMILIES, FLOATS, REFUSALS, Families, Maker
+from random_kernel_lines import KERNEL_FAMILIES, KernelMaker
 from torch import Tensor
+from triton_backend import TritonBackend, builder_for_hopper
 
 import dovetail
 
 Sizes = dict[str, int]
+Backend = str | Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -119,23 +124,57 @@ def _made(spec: Input, sizes: Sizes, generator: torch.Generator, wide: bool) -> 
 _NAME = re.compile(r"\b[xv]\d+\b")
 
 
-def random_program(seed: int) -> Program | None:
+@dataclass(frozen=True)
+class Kind:
+    """What programs are made of: the families of lines, the sizes that each letter is given, the
+    inputs' sizes, how many calls and lines there are, and how many elements a value has at most."""
+
+    maker: type[Maker]
+    families: Families
+    pools: dict[str, tuple[int, ...]]
+    letters: tuple[tuple[str, ...], ...]
+    calls: int
+    lines: tuple[int, int]
+    elements: int
+
+    def sizes(self, rng: random.Random, first: bool) -> Sizes:
+        """The sizes of a call; lines are made for those of the first, none of which is 1."""
+        while True:
+            pools = {name: pool[1:] if first else pool for name, pool in self.pools.items()}
+            sizes = {name: rng.choice(pool) for name, pool in pools.items()}
+            if sizes["a"] * sizes["b"] * sizes["c"] <= 9 * self.elements:
+                return sizes
+
+
+_LETTERS = (
+    ("a", "b", "c"), ("b", "c"), ("a", "1", "c"), ("c",), ("a", "b", "c"), (), ("b", "1"),
+    ("1", "b", "c"), ("a", "c", "b"), ("b", "b"), ("a",),
+)  # fmt: skip
+_SMALL = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 19, 33)
+GRAPHS = Kind(Maker, FAMILIES, dict.fromkeys("abc", _SMALL), _LETTERS, 3, (8, 26), 4000)
+KERNELS = Kind(
+    KernelMaker,
+    KERNEL_FAMILIES,
+    {
+        "a": (1, 2, 3, 4, 16),
+        "b": (1, 2, 3, 5, 8, 17, 31),
+        "c": (1, 2, 3, 8, 31, 33, 64, 127, 128, 1025, 4097),
+        "r": (1, 2, 4, 16),  # of products of few rows
+        "n": (8, 24, 96),
+        "k": (16, 64, 264),
+        "e": (0, 0),
+    },
+    (*_LETTERS, ("c",), ("r", "k"), ("n", "k"), ("r", "k"), ("n", "k"), ("n",), ("e", "c")),
+    2,
+    (4, 14),
+    6000,
+)
+
+
+def random_program(seed: int, kind: Kind = GRAPHS) -> Program | None:
     """A program that eager accepts with its first sizes; None if none was found."""
     rng = random.Random(seed)
     grad = rng.random() < 0.5
-    letters = [
-        ("a", "b", "c"),
-        ("b", "c"),
-        ("a", "1", "c"),
-        ("c",),
-        ("a", "b", "c"),
-        (),
-        ("b", "1"),
-        ("1", "b", "c"),
-        ("a", "c", "b"),
-        ("b", "b"),
-        ("a",),
-    ]
     inputs = []
     for number in range(rng.randint(1, 4)):
         dtype = rng.choice(["F32"] * 5 + list(DTYPES))
@@ -143,23 +182,19 @@ def random_program(seed: int) -> Program | None:
             ["dense"] * 5 + ["reversed", "strided", "offset", "expanded", "swapped"]
         )
         wants = grad and dtype in FLOATS and layout != "expanded" and rng.random() < 0.7
-        inputs.append(Input(f"x{number}", rng.choice(letters), dtype, layout, wants))
-    calls = []
-    pool = [1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 19, 33]
-    for number in range(3):
-        a, b, c = (rng.choice(pool[1:] if number == 0 else pool) for _ in "abc")
-        calls.append({"a": a, "b": b, "c": c})
+        inputs.append(Input(f"x{number}", rng.choice(kind.letters), dtype, layout, wants))
+    calls = [kind.sizes(rng, number == 0) for number in range(kind.calls)]
     program = Program(seed, tuple(inputs), (), (), tuple(calls))
-    maker = Maker(rng, grad)
+    maker = kind.maker(rng, grad)
     names = [spec.name for spec in inputs]
     maker.values = dict(zip(names, make_inputs(program, calls[0]), strict=True))
     wide = dict(zip(names, make_inputs(program, calls[0], wide=True), strict=True))
     if not any(t.requires_grad for t in maker.values.values()):
         maker.grad = False
     maker.exact = set(names)
-    families, weights = zip(*FAMILIES, strict=True)
+    families, weights = zip(*kind.families, strict=True)
     lines: list[Line] = []
-    for number in range(rng.randint(8, 26)):
+    for number in range(rng.randint(*kind.lines)):
         name = f"v{number}"
         try:
             text, rounds = rng.choices(families, weights)[0](maker)
@@ -170,7 +205,7 @@ def random_program(seed: int) -> Program | None:
             if "_(" in locals().get("text", ""):
                 return None  # (a write that failed may have been half done)
             continue
-        if not isinstance(narrow_result, Tensor) or narrow_result.numel() > 4000:
+        if not isinstance(narrow_result, Tensor) or narrow_result.numel() > kind.elements:
             continue
         if written:
             # What lies in the same memory changed, too.
@@ -220,6 +255,7 @@ class Difference(AssertionError):
 
 
 def _run(fn: Callable[..., Any], inputs: list[Tensor]) -> tuple[list[Tensor], list[Tensor | None]]:
+    torch.manual_seed(0)
     outputs = list(fn(*inputs))
     leaves = [t for t in inputs if t.requires_grad and t.is_leaf]
     roots = [t for t in outputs if t.requires_grad]
@@ -263,6 +299,7 @@ def check_call(program: Program, compiled: Callable[..., Any], sizes: Sizes) -> 
     text = program.source() + " ".join(spec.dtype for spec in program.inputs)
     used = {torch.float32, *(d for name, d in FLOATS.items() if re.search(rf"\b{name}\b", text))}
     near = max(near for dtype, near in _NEAR.items() if dtype in used)
+    near *= 10 if re.search("norm|rsqrt|var|std", text) else 1  # of what is nearly constant
     for name, a, b, w in zip(program.outputs, ours[0], eager[0], reference[0], strict=True):
         _compare(f"{sizes}: {name}", a, b, w, near)
     for spec, a, b, w in zip(program.inputs, inputs[1], inputs[0], wide, strict=True):
@@ -330,7 +367,7 @@ def _compare(
         )
 
 
-def check(program: Program, backend: str = "dovetail", dynamic: bool | None = None) -> str:
+def check(program: Program, backend: Backend = "dovetail", dynamic: bool | None = None) -> str:
     """Every call, and the first once more; the outcome of each. Raises `Difference`."""
     compiled = dovetail.compile(program.function(), backend=backend, dynamic=dynamic)
     calls = (*program.calls, program.calls[0])
@@ -410,8 +447,14 @@ def main() -> None:
     parser.add_argument("last", type=int)
     parser.add_argument("--backend", default="dovetail")
     parser.add_argument("--dynamic", action="store_true", default=None, help="sizes are symbolic")
+    parser.add_argument("--triton", action="store_true", help="GPU kernels, interpreted")
+    parser.add_argument("--compile", action="store_true", help="they must compile for an H100")
     parser.add_argument("--seconds", type=float, default=540)
     options = parser.parse_args()
+    backend, kind = options.backend, GRAPHS
+    if options.triton or options.compile:
+        backend = TritonBackend(builder_for_hopper() if options.compile else None)
+        kind = KERNELS
     warnings.simplefilter("ignore")
 
     seen: Counter[str] = Counter()
@@ -421,15 +464,15 @@ def main() -> None:
             print(f"stopped at {seed}")
             break
         try:
-            program = random_program(seed)
+            program = random_program(seed, kind)
             if program is None:
                 seen["none"] += 1
                 continue
-            text = difference(program, options.backend, options.dynamic)
+            text = difference(program, backend, options.dynamic)
             seen["differs" if text else "ok"] += 1
             if text:
                 print(f"\nseed {seed}: {text[:300]}", flush=True)
-                report(program, text, options.backend, options.dynamic)
+                report(program, text, backend, options.dynamic)
         except Exception:
             seen["failed"] += 1
             print(f"seed {seed}")
@@ -437,7 +480,7 @@ def main() -> None:
     print(f"{time.monotonic() - started:.0f} s", dict(seen))
 
 
-def difference(program: Program, backend: str, dynamic: bool | None) -> str:
+def difference(program: Program, backend: Backend, dynamic: bool | None) -> str:
     """What differs, or nothing."""
     try:
         check(program, backend, dynamic)
@@ -446,7 +489,7 @@ def difference(program: Program, backend: str, dynamic: bool | None) -> str:
     return ""
 
 
-def report(program: Program, text: str, backend: str, dynamic: bool | None) -> None:
+def report(program: Program, text: str, backend: Backend, dynamic: bool | None) -> None:
     """Print a program that differs, cut down (to one that raises only if this one does)."""
 
     def as_before(candidate: Program) -> bool:

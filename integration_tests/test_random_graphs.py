@@ -5,7 +5,8 @@ from __future__ import annotations
 import warnings
 
 import pytest
-from random_graphs import Difference, check, make_inputs, needed, random_program
+from random_graphs import KERNELS, Difference, check, make_inputs, needed, random_program
+from triton_backend import TritonBackend
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
@@ -17,6 +18,19 @@ def test_as_eager(seed: int, dynamic: bool | None) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert "ok" in check(program, dynamic=dynamic)
+
+
+@pytest.mark.parametrize(("seed", "dynamic"), [(101, None), (103, True), (108, None), (111, None)])
+def test_gpu_kernels_as_eager(seed: int, dynamic: bool | None) -> None:
+    """In Triton's interpreter."""
+    program = random_program(seed, KERNELS)
+    assert program is not None
+    print(program.inputs, program.source())
+    backend = TritonBackend()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert "ok" in check(program, backend, dynamic)
+    assert any(plan.kernels for plan in backend.plans)
 
 
 def test_a_difference_is_seen() -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 import triton.language as tl
-from triton.runtime.interpreter import TensorHandle, interpreter_builder
+from triton.runtime.interpreter import ReduceOps, ScanOps, TensorHandle, interpreter_builder
 
 _NOBODY, _SEVERAL = -1, -2
 
@@ -175,6 +175,52 @@ def watching(watch: MemoryWatch) -> Iterator[None]:
         kind.create_masked_load, kind.create_masked_store = load, store
         kind.create_atomic_rmw, kind.create_barrier = atomic, barrier
         kind.create_splat = splat
+
+
+def _reduce_in_halves(ops: Any, blocks: Any) -> list[Any]:
+    """A reduction by any function: of halves, as a GPU does it. (The interpreter's own goes from
+    element to element, which takes seconds for a row of some hundreds.)"""
+    axis = ops.axis
+    assert axis is not None
+    parts = list(blocks)
+    while (count := parts[0].handle.data.shape[axis]) > 1:
+        assert count % 2 == 0, "blocks are powers of two"
+        halves = [np.split(part.handle.data, 2, axis) for part in parts]
+        first, second = (
+            [_block(ops, h[k], p) for h, p in zip(halves, parts, strict=True)] for k in (0, 1)
+        )
+        parts = _tuple(ops.combine_fn.fn(*first, *second))
+    data = [p.handle.data if ops.keep_dims else p.handle.data.squeeze(axis) for p in parts]
+    return [_block(ops, d, p) for d, p in zip(data, parts, strict=True)]
+
+
+def _scan_by_doubling(ops: Any, blocks: Any) -> list[Any]:
+    """A scan by any function, each step over twice the distance of the one before."""
+    axis, parts, distance = ops.axis, list(blocks), 1
+    while distance < (count := parts[0].handle.data.shape[axis]):
+        head, tail, before = (
+            [_block(ops, p.handle.data.take(range(*span), axis), p) for p in parts]
+            for span in ((0, distance), (distance, count), (0, count - distance))
+        )
+        both = _tuple(ops.combine_fn.fn(*before, *tail))
+        joined = (
+            np.concatenate([h.handle.data, b.handle.data], axis)
+            for h, b in zip(head, both, strict=True)
+        )
+        parts = [_block(ops, data, p) for data, p in zip(joined, parts, strict=True)]
+        distance *= 2
+    return parts
+
+
+def _block(ops: Any, data: Any, like: Any) -> Any:
+    return ops.to_tensor(np.ascontiguousarray(data), like.dtype)
+
+
+def _tuple(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, tuple) else [value]
+
+
+ReduceOps.generic_reduce, ScanOps.generic_scan = _reduce_in_halves, _scan_by_doubling
 
 
 _FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
