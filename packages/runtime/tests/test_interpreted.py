@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 
 import pytest
 import torch
@@ -59,3 +60,19 @@ def test_functions_of_the_device_library() -> None:
     got = run(kernel("tl.store(y + i, libdevice.pow(tl.load(x + i), tl.load(x + i) * 0.25))"))
     x = torch.arange(16.0)
     torch.testing.assert_close(got, x ** (x * 0.25))
+
+
+def test_reductions_and_scans_by_any_function() -> None:
+    combine = "@triton.jit\ndef both(a, b):\n    return a + b - a * b\n\n\n@triton.jit\ndef k("
+    total = kernel(
+        "t = tl.load(x + i) * 0.1", "tl.store(y + pid + t.to(tl.int32) * 0, tl.reduce(t, 0, both))"
+    )
+    scan = kernel("t = tl.load(x + i) * 0.1", "tl.store(y + i, tl.associative_scan(t, 0, both))")
+    t, wanted = (torch.arange(16.0) * 0.1).view(2, 8), torch.zeros(2, 8)
+    wanted[:, 0] = t[:, 0]
+    for n in range(1, 8):
+        wanted[:, n] = wanted[:, n - 1] + t[:, n] - wanted[:, n - 1] * t[:, n]
+    for made, of in ((scan, wanted.view(-1)), (total, wanted[:, -1])):
+        source = made.source.replace("@triton.jit\ndef k(", combine)
+        got = run(replace(made, source=source))
+        torch.testing.assert_close(got[: of.numel()], of, rtol=1e-4, atol=1e-4)

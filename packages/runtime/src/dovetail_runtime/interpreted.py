@@ -197,17 +197,15 @@ def _reduce_in_halves(ops: Any, blocks: Any) -> list[Any]:
 def _scan_by_doubling(ops: Any, blocks: Any) -> list[Any]:
     """A scan by any function, each step over twice the distance of the one before."""
     axis, parts, distance = ops.axis, list(blocks), 1
-    while distance < (count := parts[0].handle.data.shape[axis]):
-        head, tail, before = (
-            [_block(ops, p.handle.data.take(range(*span), axis), p) for p in parts]
-            for span in ((0, distance), (distance, count), (0, count - distance))
-        )
-        both = _tuple(ops.combine_fn.fn(*before, *tail))
-        joined = (
-            np.concatenate([h.handle.data, b.handle.data], axis)
-            for h, b in zip(head, both, strict=True)
-        )
-        parts = [_block(ops, data, p) for data, p in zip(joined, parts, strict=True)]
+    count = parts[0].handle.data.shape[axis]
+    place = np.arange(count).reshape([-1 if d == axis else 1 for d in range(len(parts[0].shape))])
+    while distance < count:
+        before = [_block(ops, np.roll(p.handle.data, distance, axis), p) for p in parts]
+        both = _tuple(ops.combine_fn.fn(*before, *parts))
+        parts = [
+            _block(ops, np.where(place < distance, p.handle.data, b.handle.data), p)
+            for p, b in zip(parts, both, strict=True)
+        ]
         distance *= 2
     return parts
 
@@ -221,6 +219,17 @@ def _tuple(value: Any) -> list[Any]:
 
 
 ReduceOps.generic_reduce, ScanOps.generic_scan = _reduce_in_halves, _scan_by_doubling
+_dot = type(interpreter_builder).create_dot
+
+
+def _dot_of_numbers(builder: Any, a: Any, b: Any, *rest: Any) -> Any:
+    """A product of tiles. (The interpreter's own multiplies bfloat16's bits as integers.)"""
+    narrow = (t.dtype.scalar == tl.bfloat16 for t in (a, b))
+    tiles = zip((a, b), narrow, strict=True)
+    return _dot(builder, *(builder.cast_impl(t, tl.float32) if n else t for t, n in tiles), *rest)
+
+
+type(interpreter_builder).create_dot = _dot_of_numbers
 
 
 _FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
