@@ -615,6 +615,24 @@ def test_a_state_that_the_graph_detaches(backend: str) -> None:
         torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5)
 
 
+def test_a_detached_state_beside_a_function_of_the_users() -> None:
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return gradient * 2
+
+    weight = torch.ones(3, requires_grad=True)
+    call = dovetail.compile(lambda state: Double.apply((state.detach() * weight).tanh()))
+    state = torch.ones(3)
+    for _ in range(3):
+        state = call(state)
+        state.sum().backward()
+
+
 def test_a_gradient_of_second_order_through_what_a_function_saves() -> None:
     class Gate(torch.autograd.Function):
         @staticmethod

@@ -179,13 +179,13 @@ def make_autograd_function(
         def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
             found = [gradients[i] for i in differentiable]
             missing = _missing(found)
+            if missing == all_tangents:  # (what is freed may be asked, too: eager has no such edge)
+                return (None,) * len(masks)
             values = load(ctx, missing)
             if late:
                 late.check(ctx.late)
             if torch.is_grad_enabled():
                 return double.run(ctx.replay, found)
-            if missing == all_tangents:
-                return (None,) * len(masks)
             if any(map(is_batched, found)):
                 return CompiledFunction.inlined_backward(ctx, *gradients)
             chosen = lazy.variant(missing)
