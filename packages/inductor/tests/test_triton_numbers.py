@@ -96,3 +96,36 @@ def test_numbers_beyond_a_narrow_integer_wrap_around(dtype: torch.dtype) -> None
 
     x = torch.tensor([1, 2, 77, 127], dtype=dtype)
     same(interpreted(fn, x)[1], fn(x))
+
+
+def _gated(x: Tensor, y: Tensor) -> Tensor:
+    return torch.where(y > 0, x / y.abs(), x.reciprocal()) * 2
+
+
+@pytest.mark.parametrize(
+    ("fn", "dtype", "exact"),
+    [
+        (_gated, torch.bfloat16, False),
+        (_gated, torch.float16, False),
+        (_gated, torch.float32, True),
+        (lambda x, y: torch.softmax(x, -1), torch.bfloat16, False),
+        (lambda x, y: torch.softmax(x, -1), torch.float32, True),
+        (lambda x, y: x / y - 1, torch.bfloat16, True),
+        (lambda x, y: (x / y).floor(), torch.bfloat16, True),
+        (lambda x, y: torch.where(x / y > 1, x, y), torch.bfloat16, True),
+        (lambda x, y: (x / y).sum(-1), torch.bfloat16, True),
+        (lambda x, y: (x / y, (x / y).sum(-1)), torch.bfloat16, True),
+    ],
+)
+def test_quotients_that_are_stored_in_two_bytes_are_the_fast_ones(
+    fn: Fn, dtype: torch.dtype, exact: bool, build_for_h100: Any
+) -> None:
+    x, y = torch.randn(4, 70, dtype=dtype), torch.randn(4, 70, dtype=dtype)
+    plan, got = interpreted(fn, x, y)
+    kernels = [k for k in plan.kernels if isinstance(k, TritonKernel)]
+    assert any("dv_div(" in k.source or "tl.div_rn(1.0" in k.source for k in kernels) == exact
+    wanted = fn(x.float(), y.float())
+    torch.testing.assert_close(
+        got.float(), (wanted if isinstance(wanted, Tensor) else wanted[0]), rtol=2e-2, atol=2e-2
+    )
+    build_for_h100(kernels)

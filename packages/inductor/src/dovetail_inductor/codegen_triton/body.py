@@ -7,7 +7,7 @@ which a value does not depend has extent 1).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -61,7 +61,8 @@ class BodyEmitter:
     `forward` gives the value of a buffer written in this very kernel, or None for one to be read
     from memory; `parameter` names a buffer's pointer, or its element if it comes `by_value`; `use`
     is told each helper that is called; `policy` tells what a cache should do with what is read.
-    With `narrow` the values of transcendental functions end in 2 bytes.
+    With `narrow` the values of transcendental functions end in 2 bytes. `rough`: the uids of
+    quotients that may be off by their last digits.
     """
 
     lines: Lines
@@ -74,6 +75,7 @@ class BodyEmitter:
     use: Callable[[str], None]
     policy: Callable[[Load], str | None]
     narrow: bool = False
+    rough: Container[int] = ()
 
     def constant(self, value: Scalar, dtype: torch.dtype) -> str:
         """A typed one-element block."""
@@ -96,6 +98,10 @@ class BodyEmitter:
             if valid:
                 args = [args[0], self.lines.define(f"tl.where({valid}, {args[1]}, 0)")]
         operand = expr.args[1 if op == "where" else 0].dtype
+        if expr.uid in self.rough:
+            return self.lines.define(
+                f"({args[0]} / {args[1]})" if op == "div" else f"(1.0 / {args[0]})"
+            )
         return self.lines.define(emit_op(op, args, operand, expr.dtype, self.use, self.narrow))
 
     def load(self, load: Load, mask: str | None, read: Callable[[Expr], str]) -> str:

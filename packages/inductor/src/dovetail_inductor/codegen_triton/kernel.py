@@ -32,6 +32,7 @@ from dovetail_inductor.codegen_triton.passes import (
     passing,
     rows_read,
 )
+from dovetail_inductor.codegen_triton.quotients import rough_quotients
 from dovetail_inductor.codegen_triton.reductions import rounded_product
 from dovetail_inductor.codegen_triton.tiling import Axis, Tiling, choose
 from dovetail_inductor.loop_ir.expr import Apply, Constant, Expr, Load, walk
@@ -110,6 +111,11 @@ class Emission:
             for nest in self.kernel.nests
             if any(isinstance(n, Apply) and n.op in NARROW for n in walk(nest.values))
         )
+
+    @cached_property
+    def rough(self) -> frozenset[int]:
+        """The quotients that may be off by their last digits."""
+        return rough_quotients(self.kernel, self.buffers)
 
     def run(self) -> KernelBody:
         """Emit everything."""
@@ -384,6 +390,7 @@ class Emission:
             use=self.helpers.add,
             policy=self._policy,
             narrow=self.narrow,
+            rough=self.rough,
         )
 
     def parameter(self, buffer: str) -> str:
