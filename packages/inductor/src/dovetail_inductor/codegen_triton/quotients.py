@@ -1,7 +1,7 @@
 """Which quotients of floats may be off by their last digits.
 
-A division that rounds as IEEE says takes several times the instructions of the GPU's fast one, whose
-results are up to two units off. Where a quotient is only multiplied, chosen and stored in 2 bytes,
+A division that rounds as IEEE says takes several times the instructions of the GPU's fast one,
+which is up to two units off. Where a quotient is only multiplied, chosen and stored in 2 bytes,
 that is far below the rounding of the store. A sum may cancel all but the last digits, and what
 rounds or compares makes much of them: there quotients are exact.
 """
