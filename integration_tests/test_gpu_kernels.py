@@ -163,3 +163,24 @@ def test_rows_that_begin_between_16_bytes() -> None:
     for row in torch.randn(5, 33, device="cuda"):
         torch.testing.assert_close(compiled(row), row.sin() * 2)
     assert dovetail.report(compiled).graphs == 1
+
+
+def test_what_is_written_to_may_begin_between_16_bytes() -> None:
+    """What lies beside it stays as it was; two of one memory see each other's writes."""
+
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        x.add_(y)
+        y.mul_(x)
+        return x * 2
+
+    compiled = dovetail.compile(fn, fullgraph=True)
+    ours, theirs = (torch.arange(1000.0, device="cuda") for _ in range(2))
+    for first, second in ((0, 512), (5, 601), (4, 603), (3, 600)):
+        results = [
+            f(m[first : first + 256], m[second : second + 256])
+            for f, m in ((compiled, ours), (fn, theirs))
+        ]
+        torch.testing.assert_close(results[0], results[1])
+        torch.testing.assert_close(ours, theirs)
+        ours.sin_(), theirs.sin_()
+    assert dovetail.report(compiled).graphs == 1

@@ -15,6 +15,13 @@ struct Slot {
   at::Tensor owned;
 };
 
+// A copy of an input that a launch may write to, in whose stead it is given to the kernel.
+struct WrittenCopy {
+  SlotIndex slot;
+  at::Tensor memory;
+  at::Tensor copy;
+};
+
 // The state of one call.
 struct Frame {
   std::vector<int64_t> values;
@@ -26,7 +33,9 @@ struct Frame {
   std::vector<char> slab_taken;  // whether that of each slab is its memory in this call
   c10::DataPtr scratch;  // of GPU kernels, one after the other
   size_t scratch_bytes = 0;
-  std::vector<at::Tensor> copies;  // of inputs that do not begin where kernels expect it
+  // Of inputs that do not begin where kernels expect it: of those read, and in one launch written.
+  std::vector<at::Tensor> copies;
+  std::vector<WrittenCopy> written_copies;
   c10::Stack stack;
   std::vector<void*> pointers;
   std::vector<int64_t> integers;
@@ -68,6 +77,7 @@ struct Frame {
     scratch.clear();
     scratch_bytes = 0;
     copies.clear();
+    written_copies.clear();
   }
 };
 

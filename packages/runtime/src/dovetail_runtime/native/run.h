@@ -93,6 +93,7 @@ class Runner {
   void execute(LaunchTriton& step);
   int64_t element_in_memory(SlotIndex index);
   void* aligned_copy(SlotIndex index, bool by_descriptor);
+  void copy_back();
   void* scratch_of(size_t bytes);
 
   // ATen calls: run_calls.h

@@ -65,6 +65,7 @@ inline void Runner::execute(LaunchTriton& step) {
     frame_.pointers[count + i] = &frame_.integers[count + (i == 0 ? 0 : 1)];
   }
   launch_on_gpu(step, grid, frame_.pointers.data(), frame_.cuda_stream);
+  if (!frame_.written_copies.empty()) copy_back();
 }
 
 // The one element of a tensor on the CPU, a float as its bits.
@@ -79,28 +80,43 @@ inline int64_t Runner::element_in_memory(SlotIndex index) {
 }
 
 // Kernels are compiled for memory that begins at a multiple of 16 bytes, as that of the first
-// call's tensors did: a row of odd length further on is copied. What is written to cannot be: it is
-// taken as it lies, which is well where loads are of one element each, and never by descriptors.
+// call's tensors did: an input that begins elsewhere (a row of odd length further on) is copied, and
+// what the launch writes to the copy is copied back after it. What is read element by element (an
+// expanded input, a view made in the call) is taken as it lies, but never by descriptors.
 inline void* Runner::aligned_copy(SlotIndex index, bool by_descriptor) {
   const SlotInfo& info = program_.slots[index];
-  const std::vector<SlotIndex>& mutated = program_.mutated;
-  bool only_read = info.input != nullptr &&
-                   std::find(mutated.begin(), mutated.end(), index) == mutated.end();
   at::Tensor tensor = tensor_of(materialize(index));
+  bool may_copy = info.input != nullptr;
   for (int64_t d = 0; d < tensor.dim(); ++d) {
-    only_read &= tensor.size(d) <= 1 || tensor.stride(d) != 0;  // not expanded
+    may_copy &= tensor.size(d) <= 1 || tensor.stride(d) != 0;  // not expanded
   }
-  if (!only_read && !by_descriptor) return frame_.slots[index].data;
-  TORCH_CHECK(only_read, "the memory of '", info.name, "' begins at ",
-              reinterpret_cast<uintptr_t>(frame_.slots[index].data),
-              ", and not at a multiple of 16 bytes: pass a copy of this tensor (x.clone())");
+  if (!may_copy) {
+    TORCH_CHECK(!by_descriptor, "the memory of '", info.name, "' begins at ",
+                reinterpret_cast<uintptr_t>(frame_.slots[index].data),
+                ", and not at a multiple of 16 bytes: pass a copy of this tensor (x.clone())");
+    return frame_.slots[index].data;
+  }
+  for (const WrittenCopy& written : frame_.written_copies) {
+    if (written.slot == index) return written.copy.mutable_data_ptr();
+  }
   c10::DispatchKeySet keys(c10::DispatchKey::CUDA);
   at::Tensor copy(at::detail::empty_strided_generic(
       tensor.sizes(), tensor.strides(), c10::GetAllocator(c10::kCUDA), keys,
       tensor.scalar_type()));
   copy.copy_(tensor);
-  frame_.copies.push_back(copy);
+  const std::vector<SlotIndex>& mutated = program_.mutated;
+  if (std::find(mutated.begin(), mutated.end(), index) != mutated.end()) {
+    frame_.written_copies.push_back({index, tensor, copy});
+  } else {
+    frame_.copies.push_back(copy);
+  }
   return copy.mutable_data_ptr();
+}
+
+// Gives what the last launch wrote to copies to the memory that they stand for.
+inline void Runner::copy_back() {
+  for (const WrittenCopy& written : frame_.written_copies) written.memory.copy_(written.copy);
+  frame_.written_copies.clear();
 }
 
 // Memory that a launch works in: the launches of a call share it, as each begins when the one
