@@ -210,13 +210,13 @@ def parts_of(owner: Any) -> Iterator[Any]:
     for f in fields(owner):
         pending = [getattr(owner, f.name)]
         while pending:
-            part = pending.pop(0)
+            part = pending.pop()
             if isinstance(part, Recipe):
                 yield part
             elif isinstance(part, Effect):
                 yield from parts_of(part)
             elif isinstance(part, tuple) and not isinstance(owner, Const):
-                pending[:0] = part
+                pending.extend(reversed(part))
 
 
 def below(roots: Sequence[Any], uses: dict[int, int]) -> list[Recipe]:
