@@ -267,6 +267,8 @@ class Rebuilder:
 
     def _as_begun(self, item: IteratorValue, container: Value) -> bool:
         """Has the container that an iterator goes through the members of when it began?"""
+        if isinstance(container, (DictValue, ListValue, SetValue)) and container.left != item.left:
+            return False
         keys = [key for key, _ in item.members or ()]
         if isinstance(container, DictValue):
             return list(dicts.materialise(self.vm, container)) == keys

@@ -122,6 +122,10 @@ def dict_move_to_end(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         vm.raise_exception(KeyError, [args[1]])
     entry = entries.pop(key)
     last = vm.truth(args[2]) if len(args) > 2 else vm.truth(kwargs.get("last", Constant(True)))
+    if key == next(reversed(entries) if last else iter(entries)):
+        return NONE  # it is there: no iterator sees a change
+    entry = entries.pop(key)
+    dictionary.left += 1
     if last:
         entries[key] = entry
     else:

@@ -146,9 +146,11 @@ def reversed_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     native = vm.native(args[0])
     if isinstance(native, ListValue):
         over, size = [args[0]], len(native.items)
-        backwards = _backwards(vm, native, size)
+        backwards = _backwards(vm, native, size, native.left)
         kind = type(reversed(native.cls()))
-        return IteratorValue(backwards, kind, over=over, size=size, remake=reversed)
+        made = IteratorValue(backwards, kind, over=over, size=size, remake=reversed)
+        made.left = native.left
+        return made
     if isinstance(native, (DictValue, DictView)):
         iterator = iteration.dict_iterator(vm, native, backwards=True)
         iterator.over = [args[0]]
@@ -161,11 +163,11 @@ def reversed_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return IteratorValue(iter(list(vm.iterate(args[0]))[::-1]), reversed, True)
 
 
-def _backwards(vm: Interpreter, items: ListValue, size: int) -> Iterator[Value]:
+def _backwards(vm: Interpreter, items: ListValue, size: int, left: int) -> Iterator[Value]:
     index = size - 1
     while True:
         if items.cls is collections.deque:
-            iteration.check_size(vm, items, size)
+            iteration.check_deque(vm, items, size, left)
         if not 0 <= index < len(items.items):  # the list may change while it is iterated
             return
         yield vm.list_item(items, index)

@@ -41,6 +41,7 @@ def list_append(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     target.mutated = True
     if target.maxlen is not None and len(target.items) > target.maxlen:
         del target.items[0]
+        target.left += 1
     return NONE
 
 
@@ -50,6 +51,7 @@ def list_appendleft(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     target.mutated = True
     if target.maxlen is not None and len(target.items) > target.maxlen:
         target.items.pop()
+        target.left += 1
     return NONE
 
 
@@ -61,7 +63,9 @@ def list_extend(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     target = _list(vm, args[0])
     vm.list_extend(target, args[1])
     if target.maxlen is not None:
-        del target.items[: max(0, len(target.items) - target.maxlen)]
+        over = max(0, len(target.items) - target.maxlen)
+        target.left += over
+        del target.items[:over]
     return NONE
 
 
@@ -85,6 +89,7 @@ def list_pop(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         vm.raise_error(IndexError, "pop index out of range" if count else "pop from empty list")
     value = vm.list_item(target, index % count)
     del target.items[index]
+    target.left += 1
     target.mutated = True
     return value
 
@@ -106,6 +111,7 @@ def list_remove(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         named = issubclass(target.cls, collections.deque)
         return vm.fold(target.cls().remove, args[1:2] if named else [NONE], {})
     del target.items[index]
+    target.left += 1
     target.mutated = True
     return NONE
 
@@ -139,6 +145,7 @@ def sequence_count(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 def list_clear(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     target = _list(vm, args[0])
     target.items = []
+    target.left += 1
     target.mutated = True
     return NONE
 

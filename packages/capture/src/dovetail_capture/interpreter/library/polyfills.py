@@ -209,7 +209,7 @@ def count_elements(mapping: Any, iterable: Iterable[Any]) -> None:
 def rotate(self: Any, n: int = 1) -> None:
     """`deque.rotate`."""
     items = list(self)
-    if items:
+    if items and n:
         n %= len(items)
         self.clear()
         self.extend(items[len(items) - n :] + items[: len(items) - n])

@@ -38,7 +38,7 @@ def set_add(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 def set_discard(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     target = _set(vm, args[0])
-    target.items.pop(hash_key(args[1]), None)
+    target.left += target.items.pop(hash_key(args[1]), None) is not None
     target.mutated = True
     return NONE
 
@@ -67,6 +67,7 @@ def set_pop(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     target = _set(vm, args[0])
     for key, item in target.in_order():
         del target.items[key]
+        target.left += 1
         target.mutated = True
         return item
     return vm.raise_error(KeyError, "pop from an empty set")
@@ -76,6 +77,7 @@ def set_init(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     target = _set(vm, args[0])
     if len(args) > 1 and target.cls is set:
         target.items, target.copied = {}, None
+        target.left += 1
         target.update(vm.iterate(args[1]), vm.native(args[1]))
     return NONE
 
@@ -83,6 +85,7 @@ def set_init(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 def set_clear(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     target = _set(vm, args[0])
     target.items, target.copied, target.mutated = {}, None, True
+    target.left += 1
     return NONE
 
 

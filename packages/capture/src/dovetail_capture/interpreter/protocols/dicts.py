@@ -146,6 +146,7 @@ def delete(vm: Interpreter, dictionary: DictValue, key: Any) -> bool:
     if not present:
         return False
     dictionary.entries.pop(key, None)
+    dictionary.left += 1
     if dictionary.origin is not None and key in dictionary.origin:
         dictionary.deleted.add(key)
     dictionary.mutated = True
@@ -182,6 +183,7 @@ def clear(vm: Interpreter, dictionary: DictValue) -> None:
         materialise(vm, dictionary)
     dictionary.origin = None
     dictionary.entries = {}
+    dictionary.left += 1
     dictionary.mutated = True
 
 

@@ -16,7 +16,7 @@ from dovetail_capture.interpreter.protocols import (
 from dovetail_capture.interpreter.protocols.constants import from_python
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.arrays import ArrayValue
-from dovetail_capture.interpreter.values.base import Constant, Value
+from dovetail_capture.interpreter.values.base import NONE, Constant, Value
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
     DictView,
@@ -52,7 +52,11 @@ def get_iter(vm: Interpreter, value: Value) -> Value:
     if cls is ListValue:
         kind = _DEQUE_ITERATOR if value.cls is collections.deque else _LIST_ITERATOR  # type: ignore[attr-defined]
         size = len(value.items)  # type: ignore[attr-defined]
-        return IteratorValue(_list_items(vm, value, size), kind, over=[value], size=size)  # type: ignore[arg-type]
+        left = value.left  # type: ignore[attr-defined]
+        items = _list_items(vm, value, size, left)  # type: ignore[arg-type]
+        made = IteratorValue(items, kind, over=[value], size=size)
+        made.left = left
+        return made
     if cls is DictValue or cls is DictView:
         return dict_iterator(vm, value, backwards=False)  # type: ignore[arg-type]
     if cls is SetValue:
@@ -131,15 +135,22 @@ def _tuple_items(vm: Interpreter, value: TupleValue) -> Iterator[Value]:
         yield vm.tuple_item(value, index)
 
 
-def _list_items(vm: Interpreter, value: ListValue, count: int) -> Iterator[Value]:
+def _list_items(vm: Interpreter, value: ListValue, count: int, left: int) -> Iterator[Value]:
     index = 0
     while True:  # the list may grow while it is iterated
         if value.cls is collections.deque:
-            check_size(vm, value, count)
+            check_deque(vm, value, count, left)
         if index >= len(value.items):
             return
         yield vm.list_item(value, index)
         index += 1
+
+
+def check_deque(vm: Interpreter, value: ListValue, size: int, left: int) -> None:
+    """A step of an iterator over a deque, which sees every item that came or left."""
+    if value.left != left:
+        vm.raise_error(RuntimeError, "deque mutated during iteration")
+    check_size(vm, value, size)
 
 
 def check_size(vm: Interpreter, container: Value, size: int) -> None:
@@ -157,21 +168,26 @@ def check_size(vm: Interpreter, container: Value, size: int) -> None:
 
 def _set_iterator(vm: Interpreter, value: SetValue) -> IteratorValue:
     members = value.in_order()
-    items = _set_items(vm, value, members)
+    items = _set_items(vm, value, members, value.left)
     made = IteratorValue(items, type(iter(set())), value.cls is frozenset, [value], len(members))
-    made.members = members
+    made.members, made.left = members, value.left
     return made
 
 
+def _check_members(vm: Interpreter, value: SetValue, size: int, left: int) -> None:
+    """Before each step: what left may have come back, at another place that only Python knows."""
+    check_size(vm, value, size)
+    if value.left != left:
+        raise GraphBreakSignal("a set whose members change while it is iterated over")
+
+
 def _set_items(
-    vm: Interpreter, value: SetValue, members: list[tuple[Any, Value]]
+    vm: Interpreter, value: SetValue, members: list[tuple[Any, Value]], left: int
 ) -> Iterator[Value]:
-    for key, item in members:
-        check_size(vm, value, len(members))
-        if key not in value.items:
-            raise GraphBreakSignal("a set whose members change while it is iterated over")
+    for _, item in members:
+        _check_members(vm, value, len(members), left)
         yield item
-    check_size(vm, value, len(members))
+    _check_members(vm, value, len(members), left)
 
 
 def dict_iterator(vm: Interpreter, value: DictValue | DictView, backwards: bool) -> IteratorValue:
@@ -185,25 +201,52 @@ def dict_iterator(vm: Interpreter, value: DictValue | DictView, backwards: bool)
     steps = members[::-1] if backwards else members
     remake = reversed if backwards else iter
     cls = type(remake(getattr({}, kind)()))
-    items = _dict_items(vm, dictionary, kind, steps)
+    # Python's own iterator knows where it is when keys have left and others have come.
+    items = _dict_items(vm, dictionary, kind, steps, remake(dictionary.entries))
+    next(items)
     made = IteratorValue(items, cls, over=[value], size=len(members), remake=remake)
-    made.members = members
+    made.members, made.left = members, dictionary.left
     return made
 
 
 def _dict_items(
-    vm: Interpreter, dictionary: DictValue, kind: str, members: list[tuple[Any, Value]]
+    vm: Interpreter,
+    dictionary: DictValue,
+    kind: str,
+    members: list[tuple[Any, Value]],
+    places: Iterator[Any],
 ) -> Iterator[Value]:
-    for key, value in members:
+    entries, left = dictionary.entries, dictionary.left
+    yield NONE  # begun: what the dictionary is from here on is compared with what it was
+    for step in range(len(members) + 1):
         check_size(vm, dictionary, len(members))
-        if key not in dictionary.entries:
-            raise GraphBreakSignal("a dictionary whose keys change while it is iterated over")
+        key = _place_after(vm, dictionary, entries, places, dictionary.left != left)
+        if key is None:
+            return
+        assert step < len(members)
+        value = entries[key[0]][0]
         if kind == "keys":
             yield value
         else:
             item = vm.dict_item(dictionary, value)
             yield item if kind == "values" else TupleValue([value, item])
-    check_size(vm, dictionary, len(members))
+
+
+def _place_after(
+    vm: Interpreter, dictionary: DictValue, entries: Any, places: Iterator[Any], changed: bool
+) -> tuple[Any] | None:
+    """The hash key that an iterator over a dictionary comes to next, None at the end. If keys left
+    and others came, the places of all are those of Python's where the frame has made it."""
+    if changed and dictionary.cls is collections.OrderedDict:
+        return vm.raise_error(RuntimeError, "OrderedDict mutated during iteration")
+    if changed and (dictionary.source is not None or dictionary.entries is not entries):
+        raise GraphBreakSignal("a dictionary whose keys change while it is iterated over")
+    try:
+        return (next(places),)
+    except StopIteration:
+        return None
+    except RuntimeError as error:
+        return vm.raise_error(RuntimeError, str(error))
 
 
 def next_value(vm: Interpreter, iterator: Value) -> Value | None:

@@ -282,6 +282,7 @@ def _set_operation(
         function = INPLACE[symbol] if inplace else BINARY[symbol][0]
         copied = function(left.table(), right.table())
     if inplace and isinstance(left, SetValue) and left.cls is set:
+        left.left += any(key not in items for key in left.items)
         left.items, left.mutated, left.copied = items, True, copied
         return left
     both = isinstance(left, SetValue) and isinstance(right, SetValue)

@@ -137,9 +137,11 @@ def delitem(vm: Interpreter, obj: Value, key: Value) -> None:
     if isinstance(obj, ListValue):
         obj.mutated = True
         if isinstance(key, SliceValue):
+            obj.left += 1
             del obj.items[slice_of(vm, key)]
             return
         index = _place_in(vm, obj, key)
+        obj.left += 1
         del obj.items[index]
     elif isinstance(obj, DictValue):
         if not dicts.delete(vm, obj, hash_key(key)):

@@ -39,9 +39,10 @@ class TupleValue(Value):
 
 
 class ListValue(Value):
-    """A list, or a `collections.deque`. `mutated` means it differs from the pre-existing one."""
+    """A list, or a `collections.deque`. `mutated` means it differs from the pre-existing one.
+    `left` counts how often items left it, which iterators over a deque look at."""
 
-    __slots__ = ("cls", "items", "maxlen", "mutated")
+    __slots__ = ("cls", "items", "left", "maxlen", "mutated")
 
     def __init__(
         self, items: Iterable[Value | Lazy], cls: type = list, source: Source | None = None
@@ -50,6 +51,7 @@ class ListValue(Value):
         self.cls = cls
         self.source = source
         self.mutated = False
+        self.left = 0
         self.maxlen: int | None = None
 
     def python_type(self) -> type:
@@ -159,7 +161,8 @@ class DictValue(Value):
 
     `entries` maps hash keys to (key, value). While `origin` is set the entries are an overlay
     over the pre-existing dict: keys not in them are looked up there one by one, each guarded.
-    `holder` is the object whose instance dictionary it is.
+    `holder` is the object whose instance dictionary it is. `left` counts how often keys left it,
+    or moved: an iterator over it is then no longer where its steps say.
     """
 
     __slots__ = (
@@ -169,6 +172,7 @@ class DictValue(Value):
         "entries",
         "holder",
         "is_instance_dict",
+        "left",
         "mutated",
         "origin",
         "read",
@@ -182,6 +186,7 @@ class DictValue(Value):
         self.read: dict[Any, Value] = {}  # children of the origin that were looked at
         self.deleted: set[Any] = set()  # keys of the origin that the overlay hides
         self.mutated = False
+        self.left = 0
         self.is_instance_dict = False
         self.holder: Value | None = None
         self.default_factory: Value | None = None
@@ -195,9 +200,10 @@ class DictValue(Value):
 
 class SetValue(Value):
     """A set or frozenset. `copied` is a set with a hash table that it had before its latest
-    members came and others went: in which order members are iterated depends on that."""
+    members came and others went: in which order members are iterated depends on that. `left`
+    counts how often members left it."""
 
-    __slots__ = ("cls", "copied", "items", "mutated")
+    __slots__ = ("cls", "copied", "items", "left", "mutated")
 
     def __init__(
         self,
@@ -207,6 +213,7 @@ class SetValue(Value):
         copied: AbstractSet[Any] | None = None,
     ) -> None:
         self.copied = copied
+        self.left = 0
         self.items: dict[Any, Value] = {}
         for item in items:
             self.items.setdefault(hash_key(item), item)

@@ -108,13 +108,13 @@ class IteratorValue(Value):
     `plain` says that running it early is invisible to the program, so that what is left of it can
     be rebuilt as an iterator over a tuple. Otherwise `remake` makes it of `over`: other iterators
     and functions, or the container that it goes through, which had `size` items when it began
-    (`members`: their hash keys and values, of a set or dictionary).
+    (`members`: their hash keys and values, of a set or dictionary; `left`: what had left it).
     `taken` counts its steps; it has `ended` for good when one gave nothing. `born` is the step of
     the top frame that made it.
     """
 
-    __slots__ = ("born", "cls", "ended", "iterator", "members", "over", "plain", "remake", "size",
-                 "taken")  # fmt: skip
+    __slots__ = ("born", "cls", "ended", "iterator", "left", "members", "over", "plain", "remake",
+                 "size", "taken")  # fmt: skip
 
     def __init__(
         self,
@@ -131,6 +131,7 @@ class IteratorValue(Value):
         self.over = over
         self.size = size
         self.members: list[tuple[Any, Value]] | None = None
+        self.left = 0
         self.remake = remake or (cls if size is None else iter)
         self.taken = 0
         self.ended = False
