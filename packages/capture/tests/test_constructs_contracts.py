@@ -111,6 +111,127 @@ def dict_iterator_outlives_a_key(x):
     return x + 1, first, next(it), list(it), table
 
 
+# --- copies and conversions -----------------------------------------------------------------------
+
+
+@construct()
+def set_class_of_an_iterator(x):
+    class Own(set):
+        pass
+
+    class Counted(set):
+        def __init__(self, items):
+            super().__init__(items)
+            self.count = len(self)
+
+    pieces = [len(Own(iter([1, 2]))), len(Own(map(str, [1, 2]))), Counted(iter("abc")).count]
+    pieces.append(len(Own(map(frozenset, ["ab", "bc", "ba"]))))
+    return x + 1, pieces
+
+
+@construct()
+def set_initialised_again(x):
+    class Own(set):
+        pass
+
+    again = Own("abc")
+    again.__init__("xy")
+    return x + 1, sorted(again)
+
+
+@construct()
+def dict_class_that_iterates_its_own_way(x):
+    class Backwards(dict):
+        def keys(self):
+            return reversed(list(dict.keys(self)))
+
+        __iter__ = keys
+
+    table = Backwards(a=1, b=2)
+    return x + 1, list(dict(table)), list({**table}), list({"z": 0} | table)
+
+
+@construct()
+def counted_in_tables_of_own_classes(x):
+    log = []
+
+    class Asked(dict):
+        def get(self, key, default=None):
+            log.append(key)
+            return dict.get(self, key, default)
+
+    table = Asked()
+    collections._count_elements(table, "aba")
+    return x + 1, log, dict(table)
+
+
+@construct()
+def deque_that_changes_while_gone_through(x):
+    def turn(queue, step, item):
+        queue.append(queue.popleft())
+
+    def rotate(queue, step, item):
+        queue.rotate(1)
+
+    def replace(queue, step, item):
+        queue[0] = 5
+
+    changes = turn, rotate, replace
+    queues = [gone_through(collections.deque([1, 2, 3]), change) for change in changes]
+    bounded = gone_through(collections.deque([1, 2, 3], 3), lambda q, step, item: q.append(item))
+    return x + 1, queues, bounded
+
+
+@construct()
+def iterator_begun_before_a_change(x):
+    queue, table, members = collections.deque([1, 2, 3]), {1: 2, 3: 4}, {1, 2}
+    begun = iter(queue), iter(table), reversed(queue)
+    queue.rotate(1)
+    del table[1]
+    table[5] = 6
+    return x + 1, texts(*(functools.partial(list, it) for it in begun)), list(table)
+
+
+@construct()
+def copies_keep_what_containers_know(x):
+    def empty():
+        return [0]
+
+    table = collections.defaultdict(empty)
+    queue = collections.deque([[1], 2], maxlen=2)
+    pair, nested = (1, ("a", None)), (1, [2])
+    deep = copy.deepcopy(table), copy.deepcopy(queue), copy.deepcopy(pair), copy.deepcopy(nested)
+    same = deep[2] is pair, deep[3] is nested, deep[3][1] is nested[1]
+    members = frozenset([1])
+    return x + 1, deep[0]["new"], deep[1].maxlen, same, copy.copy(members) is members
+
+
+@any_graphs
+def copies_of_own_classes(x):
+    class Ordered(collections.OrderedDict):
+        pass
+
+    class Default(collections.defaultdict):
+        pass
+
+    class Own(dict):
+        pass
+
+    ordered, default = Ordered(a=1), Default(list, a=1)
+    copies = ordered.copy(), default.copy(), Own(a=1).copy()
+    kinds = [type(made) is kind for made in copies for kind in (Ordered, Default, dict)]
+    return x + 1, kinds, [dict(made) for made in copies], copies[1]["b"]
+
+
+@construct()
+def what_is_equal_is_itself(x):
+    pair, members, nothing = (1, 2), frozenset([1, 2]), ()
+    of_tuples = pair * 1 is pair, 1 * pair is pair, pair + () is pair, () + pair is pair
+    of_slices = pair[:] is pair, pair[0:2] is pair, pair[::-1] is pair, pair[1:] is pair
+    of_sets = frozenset(members) is members, members.copy() is members
+    return x + 1, of_tuples, of_slices, of_sets, pair * 0 is nothing
+
+
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)
 def test_construct(case: Case) -> None:
     if sys.version_info < case.since:

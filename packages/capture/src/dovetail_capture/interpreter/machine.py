@@ -6,7 +6,7 @@ import linecache
 import operator
 import weakref
 from collections.abc import Iterator
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, NoReturn
 
 import torch
@@ -21,6 +21,7 @@ from dovetail_capture.interpreter.protocols import (
     assignment,
     attributes,
     calls,
+    class_attributes,
     constants,
     dicts,
     iteration,
@@ -356,7 +357,7 @@ class Interpreter:
     def dict_update(self, target: DictValue, mapping: Value) -> None:
         """`target.update(mapping)`."""
         native = self.native(mapping)
-        if isinstance(native, DictValue):
+        if isinstance(native, DictValue) and not self._iterates_by_itself(mapping):
             for key, value in dicts.items(self, native):
                 dicts.put(self, target, key, value)
             return
@@ -384,6 +385,13 @@ class Interpreter:
                     "2 is required",
                 )
             dicts.put(self, target, *parts)
+
+    def _iterates_by_itself(self, mapping: Value) -> bool:
+        """Has its class an `__iter__` of Python's? Such a dictionary is asked for its keys."""
+        if mapping.__class__ is not ObjectValue:
+            return False
+        _, found = class_attributes.class_lookup(self, mapping.python_type(), "__iter__")
+        return isinstance(found, FunctionType)
 
     def resolve_cell(self, cell: CellValue) -> Value:
         """The content of a cell that is not empty."""

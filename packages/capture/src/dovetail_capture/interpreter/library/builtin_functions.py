@@ -29,7 +29,6 @@ from dovetail_capture.interpreter.library.conversions import (
     dict_of,
     format_,
     list_,
-    new_set_value,
     number,
     repr_,
     set_of,
@@ -48,10 +47,15 @@ from dovetail_capture.interpreter.library.type_functions import (
     super_,
     type_,
 )
-from dovetail_capture.interpreter.protocols import dicts, instantiation
+from dovetail_capture.interpreter.protocols import class_attributes, dicts, instantiation
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value
-from dovetail_capture.interpreter.values.containers import DictValue, ListValue, TupleValue
+from dovetail_capture.interpreter.values.containers import (
+    DictValue,
+    ListValue,
+    SetValue,
+    TupleValue,
+)
 from dovetail_capture.interpreter.values.functions import BoundMethod
 from dovetail_capture.interpreter.values.objects import ObjectValue
 
@@ -138,6 +142,8 @@ def new_dict(vm: Interpreter, cls: type, args: Args, kwargs: Kwargs) -> Value:
     """`dict.__new__(cls)` and its like for a subclass."""
     base = next(b for b in cls.__mro__ if b in (collections.OrderedDict, collections.defaultdict,
                                                 dict))  # fmt: skip
+    if base is collections.defaultdict:
+        raise GraphBreakSignal(f"creation of a {cls.__name__}, a class of defaultdicts")
     value = ObjectValue(cls, native=DictValue(base))
     value.base_new = base
     return value
@@ -156,6 +162,8 @@ def new_list(vm: Interpreter, cls: type, args: Args, kwargs: Kwargs) -> Value:
 
 
 def new_tuple(vm: Interpreter, cls: type, args: Args, kwargs: Kwargs) -> Value:
+    if kwargs and class_attributes.class_lookup(vm, cls, "__init__")[1] is object.__init__:
+        vm.raise_error(TypeError, "tuple() takes no keyword arguments")
     items = list(vm.iterate(args[0])) if args else []
     if cls is tuple:
         return TupleValue(items)
@@ -165,7 +173,7 @@ def new_tuple(vm: Interpreter, cls: type, args: Args, kwargs: Kwargs) -> Value:
 
 
 def new_set(vm: Interpreter, cls: type, args: Args, kwargs: Kwargs) -> Value:
-    value = ObjectValue(cls, native=new_set_value(vm, args, set))
+    value = ObjectValue(cls, native=SetValue([]))  # `__init__` takes what it is made of
     value.base_new = set
     return value
 

@@ -170,6 +170,8 @@ def set_of(cls: type) -> Handler:
     """`set(x)` and `frozenset(x)`."""
 
     def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+        if args and cls is frozenset and args[0].python_type() is frozenset:
+            return args[0]
         return new_set_value(vm, args, cls)
 
     return handler

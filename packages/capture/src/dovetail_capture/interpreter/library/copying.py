@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import enum
+import operator
 import re
 import struct
 import types
@@ -60,7 +61,7 @@ def copy_copy(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(value, DictValue):
         return dicts.copy_entries(vm, value)
     if isinstance(value, SetValue):
-        return value.copy()
+        return value if value.cls is frozenset else value.copy()
     if isinstance(value, ObjectValue):
         method = operands.dunder(vm, value, "__copy__")
         if method is not None:
@@ -85,12 +86,18 @@ def _deep(vm: Interpreter, value: Value, memo: dict[int, Value]) -> Value:
     if isinstance(value, BoundMethod):
         new = BoundMethod(value.function, _deep(vm, value.receiver, memo))
     elif isinstance(value, TupleValue):
-        new = TupleValue([_deep(vm, item, memo) for item in vm.iterate(value)], value.cls)
+        items = list(vm.iterate(value))
+        copies = [_deep(vm, item, memo) for item in items]
+        same = value.cls is tuple and all(map(operator.is_, copies, items))
+        new = value if same else TupleValue(copies, value.cls)
     elif isinstance(value, ListValue):
         new = memo[id(value)] = ListValue([], value.cls)
+        new.maxlen = value.maxlen
         new.items = [_deep(vm, item, memo) for item in vm.list_items(value)]
     elif isinstance(value, DictValue):
         new = memo[id(value)] = DictValue(value.cls)
+        if value.default_factory is not None:
+            new.default_factory = _deep(vm, value.default_factory, memo)
         for key, item in dicts.items(vm, value):
             dicts.put(vm, new, _deep(vm, key, memo), _deep(vm, item, memo))
     elif isinstance(value, SetValue):

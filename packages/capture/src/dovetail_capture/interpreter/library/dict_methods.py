@@ -13,7 +13,13 @@ from dovetail_capture.interpreter.library.sized_methods import (
     native_ne,
     sequence_delitem,
 )
-from dovetail_capture.interpreter.protocols import dicts, iteration, operands, operators
+from dovetail_capture.interpreter.protocols import (
+    dicts,
+    iteration,
+    operands,
+    operators,
+    subscripts,
+)
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, TRUE, Constant, Value
 from dovetail_capture.interpreter.values.containers import (
@@ -106,7 +112,16 @@ def dict_init(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def dict_copy(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return dicts.copy_entries(vm, _dict(vm, args[0]))
+    target = _dict(vm, args[0])
+    if target is args[0] or target.cls is dict:
+        return dicts.copy_entries(vm, target)
+    parts = [] if target.default_factory is None else [target.default_factory]
+    if parts:  # a class of its own makes its copies
+        return vm.call(vm.held(args[0].python_type()), [*parts, args[0]], {})
+    made = vm.call(vm.held(args[0].python_type()), [], {})
+    for key in vm.iterate(args[0]):
+        subscripts.setitem(vm, made, key, vm.getitem(args[0], key))
+    return made
 
 
 def dict_clear(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -120,7 +135,6 @@ def dict_move_to_end(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     key = hash_key(args[1])
     if key not in entries:
         vm.raise_exception(KeyError, [args[1]])
-    entry = entries.pop(key)
     last = vm.truth(args[2]) if len(args) > 2 else vm.truth(kwargs.get("last", Constant(True)))
     if key == next(reversed(entries) if last else iter(entries)):
         return NONE  # it is there: no iterator sees a change

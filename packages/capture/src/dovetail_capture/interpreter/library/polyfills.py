@@ -202,8 +202,9 @@ def methodcaller(name: str, /, *args: Any, **kwargs: Any) -> Callable[[Any], Any
 
 def count_elements(mapping: Any, iterable: Iterable[Any]) -> None:
     """`collections._count_elements`, of which Counter is made."""
+    get = mapping.get
     for item in iterable:
-        mapping[item] = dict.get(mapping, item, 0) + 1
+        mapping[item] = get(item, 0) + 1
 
 
 def rotate(self: Any, n: int = 1) -> None:

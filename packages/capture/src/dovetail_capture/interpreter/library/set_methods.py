@@ -60,7 +60,7 @@ def set_update(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 def set_copy(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     target = _set(vm, args[0])
-    return target.copy()
+    return target if target is args[0] and target.cls is frozenset else target.copy()
 
 
 def set_pop(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:

@@ -9,6 +9,7 @@ from dovetail_capture.interpreter.protocols.constants import as_python
 from dovetail_capture.interpreter.protocols.truth_and_length import truth
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value
+from dovetail_capture.interpreter.values.containers import TupleValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.texts import LateText
 
@@ -40,6 +41,8 @@ def is_object(vm: Interpreter, left: Value, right: Value) -> bool:
             relate(left.source, right.source)  # type: ignore[arg-type]
             return same
         equal = left.value == right.value or left.value != left.value
+    elif isinstance(left, TupleValue) and isinstance(right, TupleValue):
+        return (not left.items and not right.items) or is_same(vm, left, right)
     elif isinstance(left, (Constant, SymbolicNumber)) and isinstance(
         right, (Constant, SymbolicNumber)
     ):

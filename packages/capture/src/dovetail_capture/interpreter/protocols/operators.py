@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
@@ -210,6 +210,9 @@ def _container_operation(
                 items = vm.list_items(left_native) + vm.list_items(right_native)
                 return _new_list(left, left_native, items)
         if isinstance(left_native, TupleValue) and isinstance(right_native, TupleValue):
+            for one, other in ((left, right), (right, left)):
+                if _is_tuple(one) and other.python_type() is tuple and not one.items:
+                    return other
             items = [vm.tuple_item(left_native, i) for i in range(len(left_native.items))]
             items += [vm.tuple_item(right_native, i) for i in range(len(right_native.items))]
             both = left_native.cls is right_native.cls
@@ -230,6 +233,8 @@ def _container_operation(
                 return _new_list(left, left_native, vm.list_items(left_native) * times)
             if isinstance(left_native, TupleValue):
                 count = len(left_native.items)
+                if _is_tuple(left) and (times == 1 or not count):
+                    return left
                 items = [vm.tuple_item(left_native, i) for i in range(count)] * times
                 size = _SIZE_KEEPS_TIMES and left_native.cls is torch.Size
                 return TupleValue(items, torch.Size if size else tuple)
@@ -243,11 +248,16 @@ def _container_operation(
             ):
                 raise GraphBreakSignal("`|` of dictionaries of different classes")
             merged = dicts.copy_entries(vm, left_native)
-            vm.dict_update(merged, right_native)
+            vm.dict_update(merged, right)
             return merged
     elif symbol in "|&-^":
         return _set_operation(vm, symbol, left_native, right_native, inplace)
     return None
+
+
+def _is_tuple(value: Value) -> TypeGuard[TupleValue]:
+    """Is it a tuple of no class of its own? What is equal to such an operand is that operand."""
+    return isinstance(value, TupleValue) and value.cls is tuple
 
 
 def _new_list(left: Value, native: ListValue, items: list[Value]) -> ListValue:

@@ -81,7 +81,10 @@ def _sequence_item(vm: Interpreter, obj: ListValue | TupleValue, key: Value) -> 
         if isinstance(obj, ListValue):
             return ListValue(vm.list_items(obj)[where])
         count = len(obj.items)
-        items = [vm.tuple_item(obj, i) for i in range(count)[where]]
+        chosen = range(count)[where]
+        if obj.cls is tuple and chosen == range(count):
+            return obj
+        items = [vm.tuple_item(obj, i) for i in chosen]
         keeps = obj.cls.__name__ == "Size"
         return TupleValue(items, obj.cls if keeps else tuple)
     kind = obj.python_type().__name__
