@@ -232,6 +232,50 @@ def what_is_equal_is_itself(x):
     return x + 1, of_tuples, of_slices, of_sets, pair * 0 is nothing
 
 
+# --- generators -----------------------------------------------------------------------------------
+
+
+@construct()
+def thrown_into_a_handler(x):
+    def waits():
+        try:
+            raise KeyError("a")
+        except KeyError:
+            yield
+
+    def inner():
+        yield
+
+    def delegates():
+        try:
+            raise KeyError("a")
+        except KeyError:
+            yield from inner()
+
+    contexts = []
+    for make in waits, delegates:
+        generator = make()
+        next(generator)
+        try:
+            generator.throw(ValueError)
+        except ValueError as error:
+            contexts.append(repr(error.__context__))
+    return x + 1, contexts
+
+
+@any_graphs
+def ended_generator_behind_a_break(x):
+    def numbers(n, *, by=1):
+        yield n + by + x.dim()
+
+    generator = numbers(1)
+    whole = list(generator)
+    print("break")
+    fields = generator.gi_frame, generator.gi_running, generator.gi_suspended
+    names = type(generator), generator.__name__, generator.gi_code is numbers.__code__
+    return x + 1, whole, fields, names, next(generator, "none")
+
+
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)
 def test_construct(case: Case) -> None:
     if sys.version_info < case.since:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import islice
 from operator import is_
-from types import CodeType, FrameType, FunctionType, MemberDescriptorType, TracebackType
+from types import CellType, CodeType, FrameType, FunctionType, MemberDescriptorType, TracebackType
 from typing import Any
 
 import torch
@@ -45,6 +45,15 @@ def go_on(iterator: Any, place: int) -> Any:
     else:
         next(islice(iterator, place, place), None)
     return iterator
+
+
+def ended_generator(code: CodeType) -> Any:
+    """A generator of this code that has ended."""
+    made = FunctionType(code, {}, code.co_name, None, tuple(CellType() for _ in code.co_freevars))
+    named = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+    generator = made(*[None] * code.co_argcount, **dict.fromkeys(named))
+    generator.close()
+    return generator
 
 
 def advance(iterator: Iterator[Any], steps: int) -> None:

@@ -108,6 +108,8 @@ def throw_into(vm: Interpreter, generator: GeneratorValue, error: ObjectValue) -
                     frame.end_delegation(send)
         if unhandled is not None:
             frame.current = frame.decoded.instructions[frame.next_index - 1]
+            if frame.handled is not None:  # by the generator, where it waits
+                vm.set_context(unhandled, frame.handled)
             if not frame._unwind(ProgramException(unhandled)):
                 if issubclass(unhandled.cls, StopIteration):
                     vm.raise_for_stop(unhandled)

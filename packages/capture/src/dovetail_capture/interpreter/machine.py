@@ -138,17 +138,22 @@ class Interpreter:
     def note_context(self, error: ObjectValue) -> None:
         """Set what an exception knows when it is raised: the exception being handled, the place."""
         handled = self._handled()
-        if handled is not None and handled is not error:
-            self._cut_context(handled, error)
-            error.slots["__context__"] = handled
-            if error.real is not None:
-                error.slots_mutated.add("__context__")
+        if handled is not None:
+            self.set_context(error, handled)
         if error.real is None:
             places = tuple((frame.code, frame.current.offset) for frame in self.frames)
             before = error.slots.get("__traceback__")
             if isinstance(before, TracebackValue):  # it is raised once more, by name
                 places += before.places[before.first :]
             error.slots["__traceback__"] = TracebackValue(error, places)
+
+    def set_context(self, error: ObjectValue, handled: Value) -> None:
+        """Let an exception be one that was raised while another was handled."""
+        if handled is not error:
+            self._cut_context(handled, error)
+            error.slots["__context__"] = handled
+            if error.real is not None:
+                error.slots_mutated.add("__context__")
 
     def _cut_context(self, handled: Value, error: ObjectValue) -> None:
         """As Python does when it raises, take `error` out of the chain of contexts that it is about

@@ -222,7 +222,7 @@ class Rebuilder:
         if isinstance(item, IteratorValue) and (item.plain or item.over is not None):
             return self._iterator(item)
         if isinstance(item, GeneratorValue) and item.finished:
-            return r.CallFunction(r.Const(iter), (r.Build("tuple", ()),))
+            return r.CallFunction(r.Const(rebuild.ended_generator), (r.Const(item.frame.code),))
         made = isinstance(item, (IteratorValue, GeneratorValue, TransformValue, HandleValue))
         born = item.born if made else 0  # type: ignore[attr-defined]
         raise CannotRebuild(item.describe(), born)
