@@ -276,6 +276,168 @@ def ended_generator_behind_a_break(x):
     return x + 1, whole, fields, names, next(generator, "none")
 
 
+# --- errors ---------------------------------------------------------------------------------------
+
+
+def texts(*calls):
+    told = []
+    for call in calls:
+        try:
+            told.append(repr(call()))
+        except Exception as error:
+            told.append(repr(error))
+    return told
+
+
+class Plain:
+    pass
+
+
+@construct()
+def with_of_what_is_no_manager(x):
+    class Enters:
+        def __enter__(self):
+            return self
+
+    class Leaves:
+        def __exit__(self, *error):
+            return False
+
+    def enter(manager):
+        with manager:
+            pass
+
+    return x + 1, texts(lambda: enter(Enters()), lambda: enter(Leaves()), lambda: enter(3))
+
+
+@construct()
+def arguments_that_object_refuses(x):
+    class OwnNew:
+        def __new__(cls, *args):
+            return object.__new__(cls, *args)
+
+    class OwnInit:
+        def __init__(self, *args):
+            object.__init__(self, *args)
+
+    class Other:
+        def __init__(self, *args):
+            pass
+
+    calls = (
+        lambda: OwnNew(1), lambda: OwnInit(1), lambda: object.__new__(Plain, 1),
+        lambda: object.__init__(Plain(), 1), lambda: Plain.__new__(Plain, a=2),
+        lambda: type(object.__new__(Other, 1)), lambda: type(Other(1)),
+    )  # fmt: skip
+    return x + 1, texts(*calls)
+
+
+@construct()
+def fields_of_errors_that_cannot_be(x):
+    make = ValueError
+    calls = (
+        lambda: make().with_traceback(5), lambda: setattr(make(), "__traceback__", 5),
+        lambda: setattr(make(), "__cause__", 5), lambda: setattr(make(), "__context__", 5),
+        lambda: setattr(make(), "args", 5), lambda: delattr(make(), "args"),
+        lambda: delattr(make(), "__cause__"), lambda: make(a=1), lambda: ImportError(a=1),
+        lambda: ImportError("a", name="b", c=2), lambda: AttributeError(a=1), lambda: KeyError(k=1),
+    )  # fmt: skip
+    error = make(1)
+    error.args = [2, 3]
+    return x + 1, texts(*calls), error.args
+
+
+@construct()
+def notes_that_are_no_list(x):
+    error = ValueError()
+    error.__notes__ = 3
+    return x + 1, texts(lambda: error.add_note("a"))
+
+
+@construct()
+def what_errors_know(x):
+    known, it = [], Plain()
+
+    def raises(name):
+        return getattr(it, name)
+
+    for call in (
+        lambda: it.missing, lambda: Plain.missing, lambda: raises("other"), lambda: [].missing,
+        lambda: it.missing(),
+    ):  # fmt: skip
+        try:
+            call()
+        except AttributeError as error:
+            known.append((error.name, error.obj is it, error.obj is Plain, error.obj == []))
+    try:
+        nowhere
+    except NameError as error:
+        known.append(error.name)
+    try:
+        from math import nothing_there
+    except ImportError as error:
+        known.append((str(error), error.name, error.path))
+    again = AttributeError("a", name="n", obj=3)
+    again.__init__()
+    return x + 1, known, again.name, again.obj, again.args
+
+
+class Odd:
+    def __str__(self):
+        return 3
+
+    __repr__ = __format__ = __iter__ = __len__ = __str__
+
+    def __hash__(self):
+        return "a"
+
+    __index__ = __int__ = __float__ = __hash__
+
+
+class OddInit:
+    def __init__(self):
+        return 5
+
+
+class Huge:
+    def __init__(self, number):
+        self.number = number
+
+    def __hash__(self):
+        return self.number
+
+
+@construct()
+def methods_that_return_what_they_must_not(x):
+    odd = Odd()
+    calls = (
+        OddInit, lambda: str(odd), lambda: repr(odd), lambda: f"{odd}", lambda: f"{odd!r}",
+        lambda: iter(odd), lambda: list(odd), lambda: hash(odd), lambda: [1][odd],
+        lambda: int(odd), lambda: float(odd), lambda: tuple([1], a=2),
+    )  # fmt: skip
+    return x + 1, texts(*calls), [hash(Huge(n)) for n in (-1, 5, 2**70)]
+
+
+@any_graphs
+def attributes_that_cannot_be_set(x):
+    class Slotted:
+        fixed = 0
+        __slots__ = ("slot",)
+
+    class Computed:
+        @property
+        def value(self):
+            return 1
+
+    calls = (
+        lambda: setattr(Slotted(), "fixed", 1), lambda: setattr(Slotted(), "other", 1),
+        lambda: delattr(Slotted(), "fixed"), lambda: delattr(Slotted(), "other"),
+        lambda: setattr(Computed(), "value", 1), lambda: delattr(Computed(), "value"),
+        lambda: delattr(Computed(), "other"),
+    )  # fmt: skip
+    return x + 1, texts(*calls)
+
+
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)
 def test_construct(case: Case) -> None:
     if sys.version_info < case.since:

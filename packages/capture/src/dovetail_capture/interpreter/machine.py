@@ -169,13 +169,18 @@ class Interpreter:
                     link.slots_mutated.add("__context__")
             link = context
 
-    def raise_error(self, cls: type, text: str, name: str | None = None) -> NoReturn:
-        """Raise `cls(text)` in the program."""
+    def raise_error(
+        self, cls: type, text: str, name: str | None = None, obj: Value | None = None
+    ) -> NoReturn:
+        """Raise `cls(text)` in the program, with what is set of the fields `name` and `obj`."""
         try:
             self.raise_exception(cls, [Constant(text)])
         except ProgramException as error:
-            if name is not None and isinstance(error.value, ObjectValue):
+            assert isinstance(error.value, ObjectValue)
+            if name is not None:
                 error.value.slots["name"] = Constant(name)
+            if obj is not None:
+                error.value.slots["obj"] = obj
             raise
 
     def raise_for_stop(self, stop: Value) -> NoReturn:

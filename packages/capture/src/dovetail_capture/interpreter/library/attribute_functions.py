@@ -8,6 +8,7 @@ from dovetail_capture.interpreter.library.handlers import Args, Kwargs
 from dovetail_capture.interpreter.protocols import (
     assignment,
     attributes,
+    class_attributes,
     comparison,
     dicts,
     object_attributes,
@@ -64,13 +65,34 @@ def object_delattr(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return NONE
 
 
+def _is_objects(vm: Interpreter, cls: type, name: str) -> bool:
+    """Does a class inherit this method from `object`?"""
+    return class_attributes.class_lookup(vm, cls, name)[1] is object.__dict__[name]
+
+
 def object_init(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`object.__init__`, which takes arguments only for a class with a `__new__` alone."""
+    if len(args) > 1 or kwargs:
+        cls = args[0].python_type()
+        rest = "__init__() takes exactly one argument (the instance to initialize)"
+        if not _is_objects(vm, cls, "__init__"):
+            vm.raise_error(TypeError, f"object.{rest}")
+        if _is_objects(vm, cls, "__new__"):
+            vm.raise_error(TypeError, f"{cls.__name__}.{rest}")
     return NONE
 
 
 def object_new(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`object.__new__`, which takes arguments only for a class with an `__init__` alone."""
     from dovetail_capture.interpreter.protocols.instantiation import native_new
 
+    cls = vm.as_python(args[0])
+    if len(args) > 1 or kwargs:
+        if not _is_objects(vm, cls, "__new__"):
+            text = "object.__new__() takes exactly one argument (the type to instantiate)"
+            vm.raise_error(TypeError, text)
+        if _is_objects(vm, cls, "__init__"):
+            vm.raise_error(TypeError, f"{cls.__name__}() takes no arguments")
     return native_new(vm, object, vm.as_python(args[0]), args[1:], kwargs)
 
 

@@ -68,12 +68,26 @@ def exception_init(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if len(args) > 2 and issubclass(args[0].cls, (OSError, SyntaxError, UnicodeError)):
         # C code takes these apart; an OSError even becomes one of another class.
         raise GraphBreakSignal(f"creation of a {args[0].cls.__name__} of several parts")
+    if kwargs:
+        _check_fields(vm, args[0].cls, kwargs)
     args[0].slots["args"] = TupleValue(args[1:])
     if issubclass(args[0].cls, StopIteration):
         args[0].slots["value"] = args[1] if len(args) > 1 else NONE
+    for name in ("name", "path", "obj"):  # of one that is initialised again
+        args[0].slots.pop(name, None)
     for name, value in kwargs.items():
         args[0].slots[name] = value
     return NONE
+
+
+def _check_fields(vm: Interpreter, cls: type[BaseException], kwargs: Kwargs) -> None:
+    """Raise what Python raises of keywords that an exception does not take."""
+    base = next(base for base in cls.__mro__ if base.__module__ == "builtins")
+    try:
+        base(**dict.fromkeys(kwargs))
+    except TypeError as error:
+        text = str(error).replace(f"{base.__name__}() takes no", f"{cls.__name__}() takes no")
+        vm.raise_error(TypeError, text)
 
 
 def exception_with_traceback(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:

@@ -14,6 +14,7 @@ from dovetail_capture.interpreter.library.handlers import Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.type_functions import callable_
 from dovetail_capture.interpreter.protocols import class_attributes, dicts, operands
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
+from dovetail_capture.interpreter.protocols.returned import returned
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean, is_none
 from dovetail_capture.interpreter.values.containers import (
@@ -67,7 +68,9 @@ def number(cls: type, special: str) -> Handler:
         if args and isinstance(args[0], ObjectValue):
             method = operands.dunder(vm, args[0], special)
             if method is not None:
-                return vm.call(method, [], {})
+                of = "" if cls is int else f"{args[0].cls.__name__}."
+                text = f"{of}{special} returned non-{cls.__name__} (type {{}})"
+                return returned(vm, vm.call(method, [], {}), cls, text)
         return vm.fold(cls, args, kwargs)
 
     return handler
@@ -80,7 +83,9 @@ def to_text(vm: Interpreter, value: Value, how: str, within: tuple[Value, ...] =
         for name in (special, "__repr__"):
             _, method = class_attributes.class_lookup(vm, value.cls, name)
             if isinstance(method, types.FunctionType):
-                return str(vm.as_python(vm.call(vm.held(method), [value], {})))
+                text = f"{name} returned non-string (type {{}})"
+                made = returned(vm, vm.call(vm.held(method), [value], {}), str, text)
+                return str(vm.as_python(made))
         if issubclass(value.cls, BaseException):
             usual = (BaseException.__str__, KeyError.__str__)
             if value.real is not None and how == "str" and value.cls.__str__ not in usual:
@@ -128,7 +133,8 @@ def format_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(value, ObjectValue):
         _, method = class_attributes.class_lookup(vm, value.cls, "__format__")
         if isinstance(method, types.FunctionType):
-            return vm.call(vm.held(method), [value, spec], {})
+            text = "__format__ must return a str, not {}"
+            return returned(vm, vm.call(vm.held(method), [value, spec], {}), str, text)
         if method is not object.__format__:
             raise GraphBreakSignal(f"the text of {value.describe()}")
     if vm.as_python(spec) and not isinstance(value, TensorValue):

@@ -175,6 +175,8 @@ def add_note(self: Any, note: str) -> None:
         raise TypeError(f"note must be a str, not '{type(note).__name__}'")
     if not hasattr(self, "__notes__"):
         self.__notes__ = []
+    if not isinstance(self.__notes__, list):
+        raise TypeError("Cannot add note: __notes__ is not a list")
     self.__notes__.append(note)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import inspect
+import sys
 import types
 import typing
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from dovetail_capture.interpreter.library import local_classes
 from dovetail_capture.interpreter.library.handlers import Args, Kwargs
 from dovetail_capture.interpreter.protocols import attributes, class_attributes, operands
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
+from dovetail_capture.interpreter.protocols.returned import returned
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value, boolean
 from dovetail_capture.interpreter.values.containers import TupleValue
@@ -204,5 +206,13 @@ def hash_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
             return Constant(hash(tuple(map(_Hashed, parts))))
     method = operands.dunder(vm, args[0], "__hash__")
     if isinstance(method, BoundMethod):
-        return vm.call(method, [], {})
+        text = "__hash__ method should return an integer"
+        made = returned(vm, vm.call(method, [], {}), int, text)
+        return Constant(_hash_of(made.value)) if isinstance(made, Constant) else made
     return vm.fold(hash, args, kwargs)
+
+
+def _hash_of(number: int) -> int:
+    """The hash of an object whose `__hash__` gives this number."""
+    fits = -sys.maxsize - 1 <= number <= sys.maxsize
+    return -2 if number == -1 else int(number) if fits else hash(number)

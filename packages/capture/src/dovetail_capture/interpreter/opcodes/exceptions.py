@@ -83,10 +83,9 @@ def before_with(frame: Frame, inst: Instruction) -> None:
     for name in ("__enter__", "__exit__"):
         owner, method = class_attributes.class_lookup(vm, manager.python_type(), name)
         if method is class_attributes.MISSING:
-            kind = manager.python_type().__name__
-            vm.raise_error(
-                TypeError, f"'{kind}' object does not support the context manager protocol"
-            )
+            text = f"'{manager.python_type().__name__}' object does not support the context manager"
+            which = "" if name == "__enter__" else " (missed __exit__ method)"
+            vm.raise_error(TypeError, f"{text} protocol{which}")
         methods.append(object_attributes.bind_to_instance(vm, manager, owner, name, method))
     frame.stack.append(methods[1])
     frame.stack.append(vm.call(methods[0], [], {}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import importlib.util
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from dovetail_guards import clauses as c
 
@@ -13,7 +13,7 @@ from dovetail_capture.interpreter.bytecode import VERSION, Instruction
 from dovetail_capture.interpreter.opcodes.rows import ALWAYS, FROM_312, UNTIL_311, Row
 from dovetail_capture.interpreter.opcodes.stack import load_deref
 from dovetail_capture.interpreter.protocols import dicts
-from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.containers import DictValue
 from dovetail_capture.interpreter.values.functions import SuperValue
@@ -58,7 +58,7 @@ def global_value(frame: Frame, name: str) -> Value:
         source = sources.item(sources.held(_BUILTINS, "builtins"), name)
         value = vm.wrap(_BUILTINS[name], source)
     else:
-        vm.raise_error(NameError, f"name '{name}' is not defined")
+        vm.raise_error(NameError, f"name '{name}' is not defined", name=name)
     vm.global_values[key] = value
     return value
 
@@ -156,6 +156,19 @@ def import_name(frame: Frame, inst: Instruction) -> None:
     frame.stack.append(vm.held(module))
 
 
+def _raise_not_there(vm: Interpreter, module: str, name: str) -> NoReturn:
+    """Raise what Python says of a name that a module, loaded already, does not have."""
+    try:
+        exec(f"from {module} import {name}", {})
+    except ImportError as error:
+        try:
+            vm.raise_error(ImportError, str(error), name=error.name)
+        except ProgramException as raised:
+            raised.value.slots["path"] = Constant(error.path)  # type: ignore[attr-defined]
+            raise
+    raise GraphBreakSignal(f"`{name}` of {module}, which came meanwhile")
+
+
 def import_from(frame: Frame, inst: Instruction) -> None:
     module = frame.stack[-1]
     value = frame.vm.find_attr(module, inst.argval)
@@ -163,7 +176,7 @@ def import_from(frame: Frame, inst: Instruction) -> None:
         assert isinstance(module, Constant)
         full_name = f"{module.value.__name__}.{inst.argval}"
         if full_name not in sys.modules:
-            frame.vm.raise_error(ImportError, f"cannot import name '{inst.argval}'")
+            _raise_not_there(frame.vm, module.value.__name__, inst.argval)
         value = frame.vm.held(sys.modules[full_name])
     frame.stack.append(value)
 
@@ -188,7 +201,8 @@ def store_name(frame: Frame, inst: Instruction) -> None:
 
 def delete_name(frame: Frame, inst: Instruction) -> None:
     if not dicts.delete(frame.vm, _namespace(frame), inst.argval):
-        frame.vm.raise_error(NameError, f"name '{inst.argval}' is not defined")
+        text = f"name '{inst.argval}' is not defined"
+        frame.vm.raise_error(NameError, text, name=inst.argval)
 
 
 def load_locals(frame: Frame, inst: Instruction) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 import types
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
+from dovetail_capture.interpreter.bytecode import VERSION
 from dovetail_capture.interpreter.protocols import attributes, class_attributes, dicts
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value, boolean
-from dovetail_capture.interpreter.values.containers import DictValue
+from dovetail_capture.interpreter.values.containers import DictValue, TupleValue
 from dovetail_capture.interpreter.values.functions import CellValue, FunctionValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _CONTEXT_FIELDS = ("to_save", "dirty_tensors", "non_differentiable", "materialize_grads")
 # Fields of classes that change nothing but themselves.
 _NAMES_OF_CLASSES = ("__name__", "__qualname__", "__module__", "__doc__")
+_CHECKED = ("__traceback__", "__cause__", "__context__")  # fields of exceptions
 _REQUIRES_GRAD = inspect.getattr_static(torch.Tensor, "requires_grad")
 
 
@@ -94,6 +96,7 @@ def generic_set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> No
             obj.slots_mutated.add(name)
             return
         if kind is types.GetSetDescriptorType and issubclass(obj.cls, BaseException):
+            value = _checked_exception_field(vm, name, value)
             _set_exception_field(obj, name, value)
             if name == "__cause__":
                 obj.slots.pop("__suppress_context__", None)  # (it is written after the cause)
@@ -115,14 +118,42 @@ def generic_set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> No
         raise GraphBreakSignal(f"assignment to {owner.__name__}.{name}")
     if not _has_instance_dict(obj):
         _refuse_what_c_does(vm, obj.cls, "__setattr__", name)
-        class_attributes.missing(vm, obj, name)
+        _cannot_change(vm, obj, name, attr)
     dicts.put(vm, obj.fields, Constant(name), value)
+
+
+def _checked_exception_field(vm: Interpreter, name: str, value: Value) -> Value:
+    """What a field of an exception becomes, or the TypeError of what it cannot be."""
+    if name == "args":
+        return value if value.python_type() is tuple else TupleValue(vm.iterate(value))
+    allowed = types.TracebackType if name == "__traceback__" else BaseException
+    if name not in _CHECKED or issubclass(value.python_type(), (allowed, types.NoneType)):
+        return value
+    try:
+        setattr(Exception(), name, object())
+    except TypeError as error:
+        vm.raise_error(TypeError, str(error))
+    raise AssertionError(name)
 
 
 def _set_exception_field(obj: ObjectValue, name: str, value: Value) -> None:
     obj.slots[name] = value
     if obj.real is not None:
         obj.slots_mutated.add(name)
+
+
+def _cannot_change(
+    vm: Interpreter, obj: ObjectValue, name: str, attr: object, delete: bool = False
+) -> NoReturn:
+    """Raise what Python raises where an object has no dictionary for its attributes."""
+    known = {} if attr is class_attributes.MISSING else {name: None}
+    probe = type(obj.cls.__name__, (), {"__slots__": (), **known})()
+    try:
+        delattr(probe, name) if delete else setattr(probe, name, None)
+    except AttributeError as error:
+        of: dict[str, Any] = {"name": name, "obj": obj} if error.name is not None else {}
+        vm.raise_error(AttributeError, str(error), **of)
+    raise AssertionError(name)
 
 
 def _refuse_what_c_does(vm: Interpreter, cls: type, method: str, name: str) -> None:
@@ -132,7 +163,7 @@ def _refuse_what_c_does(vm: Interpreter, cls: type, method: str, name: str) -> N
 
 
 def _property_text(obj: ObjectValue, name: str, what: str) -> str:
-    return f"property '{name}' of '{obj.cls.__name__}' object has no {what}"
+    return f"property '{name}' of '{obj.cls.__qualname__}' object has no {what}"
 
 
 def _has_instance_dict(obj: ObjectValue) -> bool:
@@ -221,7 +252,10 @@ def generic_del_attr(vm: Interpreter, obj: Value, name: str) -> None:
         if obj.slots.pop(name, None) is None or obj.source is not None:
             raise GraphBreakSignal(f"deletion of the slot `{name}`")
         return
+    if type(attr) is types.GetSetDescriptorType and issubclass(obj.cls, BaseException):
+        vm.raise_error(TypeError, f"{name} may not be deleted")
     if not dicts.delete(vm, obj.fields, name):
         if not _has_instance_dict(obj):
             _refuse_what_c_does(vm, obj.cls, "__delattr__", name)
-        class_attributes.missing(vm, obj, name)
+            _cannot_change(vm, obj, name, attr, delete=True)
+        class_attributes.missing(vm, obj, name, VERSION >= (3, 12))

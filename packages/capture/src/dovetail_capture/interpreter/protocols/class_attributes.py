@@ -67,8 +67,8 @@ def special_of(vm: Interpreter, attr: Any, name: str) -> Any:
 _IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: a class written in C
 
 
-def missing(vm: Interpreter, obj: Value, name: str) -> NoReturn:
-    """Raise AttributeError."""
+def missing(vm: Interpreter, obj: Value, name: str, tells: bool = True) -> NoReturn:
+    """Raise AttributeError, which `tells` in its fields what was looked for where."""
     cls = obj.python_type()
     kind = "_thread._local" if cls is threading.local else cls.__name__
     text = f"'{kind}' object has no attribute '{name}'"
@@ -76,7 +76,7 @@ def missing(vm: Interpreter, obj: Value, name: str) -> NoReturn:
         text = f"module '{obj.value.__name__}' has no attribute '{name}'"
     elif isinstance(obj, Constant) and isinstance(obj.value, type):
         text = f"type object '{obj.value.__name__}' has no attribute '{name}'"
-    vm.raise_error(AttributeError, text, name=name)
+    vm.raise_error(AttributeError, text, *((name, obj) if tells else ()))
 
 
 def class_attr(vm: Interpreter, obj: Value, cls: type, name: str) -> Value:

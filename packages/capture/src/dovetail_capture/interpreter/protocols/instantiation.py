@@ -17,6 +17,7 @@ from dovetail_capture.interpreter.protocols.native_calls import (
     call_native,
     check_arguments,
 )
+from dovetail_capture.interpreter.protocols.returned import returned
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Value
 from dovetail_capture.interpreter.values.containers import TupleValue
@@ -77,7 +78,8 @@ def instantiate(
         return instance
     init_owner, init = class_attributes.class_lookup(vm, cls, "__init__")
     if isinstance(init, types.FunctionType):
-        vm.call(vm.wrap_class_attr(init_owner, "__init__", init), [instance, *args], kwargs)
+        made = vm.call(vm.wrap_class_attr(init_owner, "__init__", init), [instance, *args], kwargs)
+        returned(vm, made, types.NoneType, "__init__() should return None, not '{}'")
     elif init is not object.__init__:
         call_native(vm, init, [instance, *args], kwargs)
     elif (args or kwargs) and new is object.__new__:

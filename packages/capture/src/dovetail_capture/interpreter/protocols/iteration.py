@@ -114,7 +114,11 @@ def _object_iter(vm: Interpreter, value: ObjectValue) -> Value:
             return vm.raise_error(TypeError, f"'{name}' object is not iterable")
         return IteratorValue(_by_index(vm, value), _LIST_ITERATOR)
     bound = object_attributes.bind_to_instance(vm, value, owner, "__iter__", method)
-    return vm.call(bound, [], {})
+    made = vm.call(bound, [], {})
+    cls = made.python_type()
+    if class_attributes.class_lookup(vm, cls, "__next__")[1] is class_attributes.MISSING:
+        vm.raise_error(TypeError, f"iter() returned non-iterator of type '{cls.__name__}'")
+    return made
 
 
 def _by_index(vm: Interpreter, value: Value) -> Iterator[Value]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from dovetail_capture.interpreter.protocols import dicts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python
 from dovetail_capture.interpreter.protocols.operands import concrete, dunder, fold, record_call
+from dovetail_capture.interpreter.protocols.returned import returned
 from dovetail_capture.interpreter.protocols.tensor_index import at_symbolic_numbers, tensor_key
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue
@@ -66,7 +67,8 @@ def index_of(vm: Interpreter, key: Value, of: str = "list") -> int:
         raise GraphBreakSignal("a tensor used as the index of a Python sequence")
     method = dunder(vm, key, "__index__")
     if method is not None:
-        return index_of(vm, vm.call(method, [], {}), of)
+        made = vm.call(method, [], {})
+        return index_of(vm, returned(vm, made, int, "__index__ returned non-int (type {})"), of)
     if of in ("", "deque"):  # not a subscript, or one of a class that says so
         kind = key.python_type().__name__
         vm.raise_error(TypeError, f"'{kind}' object cannot be interpreted as an integer")
