@@ -438,6 +438,153 @@ def attributes_that_cannot_be_set(x):
     return x + 1, texts(*calls)
 
 
+# --- classes --------------------------------------------------------------------------------------
+
+
+class Partial:
+    def collect(self, *args):
+        return args
+
+    first = functools.partialmethod(collect, 3)
+
+
+@any_graphs
+def partial_method_knows_its_object(x):
+    it = Partial()
+    return x + 1, it.first(4), it.first.__self__ is it, it.first.args
+
+
+class Dispatching:
+    @functools.singledispatchmethod
+    def told(self, value):
+        "What it is told."
+        return "any"
+
+    @told.register
+    def _(self, value: int):
+        return "int"
+
+
+@any_graphs
+def dispatching_method_keeps_its_names(x):
+    it = Dispatching()
+    method = it.told
+    return x + 1, method(1), method("a"), method.__doc__, method.__name__, method.__qualname__
+
+
+class Shape:
+    def __new__(cls, sides):
+        return object.__new__(Square if sides == 4 else Shape)
+
+    def __init__(self, sides):
+        self.sides = sides
+
+
+class Square(Shape):
+    def __init__(self, sides):
+        super().__init__(sides)
+        self.regular = True
+
+
+@construct()
+def new_that_makes_one_of_a_subclass(x):
+    return x + 1, vars(Shape(4)), vars(Shape(3)), type(Shape(4)) is Square
+
+
+class Left(abc.ABC):
+    def __eq__(self, other):
+        asked.append("left")
+        return NotImplemented
+
+
+@Left.register
+class Virtual:
+    def __eq__(self, other):
+        asked.append("virtual")
+        return NotImplemented
+
+
+asked = []
+
+
+@construct()
+def compared_with_a_virtual_subclass(x):
+    first = x + 1, Left() == Virtual(), Left() != Virtual(), list(asked)
+    asked.clear()
+    return first
+
+
+class Named:
+    @classmethod
+    @property
+    def title(cls):
+        return cls.__name__
+
+    @classmethod
+    @functools.lru_cache
+    def cached(cls):
+        return cls.__name__
+
+
+@any_graphs
+def class_methods_of_descriptors(x):
+    kinds = Named.title, Named().title
+    return x + 1, [kind if sys.version_info < (3, 13) else 0 for kind in kinds], Named.cached()
+
+
+@any_graphs
+def recursion_that_is_caught(x):
+    def deeper(n):
+        return deeper(n + 1)
+
+    try:
+        deeper(0)
+    except RecursionError:
+        return x + 1
+
+
+@any_graphs
+def lists_in_themselves_that_are_compared(x):
+    one, other = [], []
+    one.append(one)
+    other.append(other)
+    y = x + 1
+    try:
+        return y, one == other
+    except RecursionError:
+        return y, one == one, repr(one)
+
+
+@any_graphs
+def objects_that_tell_when_they_go(x):
+    class Told:
+        def __del__(self):
+            told.append("gone")
+
+    told = []
+
+    def makes():
+        Told()
+        return x + 1
+
+    return makes(), told
+
+
+@construct()
+def locals_of_a_class(x):
+    y = 3
+
+    class Holds:
+        y = 12
+
+        def method(self):
+            return y
+
+        names = list(locals())
+
+    return x + 1, [n for n in Holds.names if not n.startswith("__")], Holds().method()
+
+
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)
 def test_construct(case: Case) -> None:
     if sys.version_info < case.since:

@@ -241,6 +241,8 @@ class _Attempt:
                 returned = frame.result
             except BreakHere:
                 pass
+            except RecursionError:
+                raise GraphBreakSignal("what nests deeper than capture follows") from None
             except DataDependentError as error:
                 if self.session.draws:
                     text = f"a random number (or what follows from it) as a Python value: {error}"

@@ -518,6 +518,8 @@ class Interpreter:
         except GraphBreakSignal as signal:
             self.note_break(signal)
             raise
+        except RecursionError:  # ours: an interpreted call takes several of the interpreter's own
+            raise GraphBreakSignal("calls nested deeper than capture follows") from None
         finally:
             frames.pop()
         assert frame.result is not None

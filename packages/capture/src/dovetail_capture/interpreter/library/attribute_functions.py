@@ -109,6 +109,8 @@ def vars_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 def locals_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     frame = vm.frames[-1]
+    if frame.namespace is not None:  # of a class body, which fills it
+        return frame.namespace
     result = DictValue()
     for name, item in zip(frame.decoded.slot_names, frame.slots, strict=True):
         if item is None:

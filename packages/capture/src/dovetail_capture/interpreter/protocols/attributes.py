@@ -24,6 +24,7 @@ from dovetail_capture.interpreter.protocols.class_attributes import (
     class_attr,
     class_lookup,
     is_data_descriptor,
+    method_of_class,
     missing,
     read_mro,
 )
@@ -98,7 +99,7 @@ def _constant_attr(vm: Interpreter, obj: Constant, name: str) -> Value:
     if kind is types.FunctionType:
         return BoundMethod(vm.wrap_class_attr(owner, name, attr), obj)
     if kind is classmethod:
-        return BoundMethod(vm.held(attr.__func__), vm.held(type(real)))
+        return BoundMethod(method_of_class(vm, attr), vm.held(type(real)))
     if kind is staticmethod:
         return vm.held(attr.__func__)
     source = obj.source if obj.source is not None else vm.session.sources.held(real)

@@ -129,6 +129,14 @@ def _class_metadata(vm: Interpreter, cls: type, name: str) -> Value:
         vm.raise_error(AttributeError, name, name=name)
 
 
+def method_of_class(vm: Interpreter, attr: classmethod[Any, Any, Any]) -> Value:
+    """The function of a class method. (Up to Python 3.12 other descriptors are asked.)"""
+    function: Any = attr.__func__
+    if isinstance(function, (property, classmethod)):
+        raise GraphBreakSignal(f"a class method of a {type(function).__name__}")
+    return vm.held(function)
+
+
 def bind_to_class(
     vm: Interpreter, owner: type, name: str, attr: Any, receiver: Value, cls: type
 ) -> Value:
@@ -137,7 +145,7 @@ def bind_to_class(
     if kind is staticmethod:
         return vm.wrap_class_attr(owner, name, attr.__func__)
     if kind is classmethod:
-        return BoundMethod(vm.held(attr.__func__), receiver)
+        return BoundMethod(method_of_class(vm, attr), receiver)
     if kind is types.ClassMethodDescriptorType:
         return NativeMethod(attr, receiver, name)
     if kind is types.FunctionType or kind in C_METHODS:

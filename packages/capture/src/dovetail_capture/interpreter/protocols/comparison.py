@@ -86,7 +86,7 @@ def compare(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
             return compare(vm, symbol, *behind)
     asked = [(left, name, right), (right, reflected, left)]
     left_type, right_type = left.python_type(), right.python_type()
-    if left_type is not right_type and issubclass(right_type, left_type):
+    if left_type is not right_type and left_type in right_type.__mro__:
         asked.reverse()
     for receiver, method_name, other in asked:
         if receiver.__class__ is ObjectValue:

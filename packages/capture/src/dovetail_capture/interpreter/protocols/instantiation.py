@@ -55,6 +55,10 @@ def instantiate(
         if handler is not None:
             return handler(vm, [class_value, *args], kwargs)
         return inline(vm, meta_call, [class_value, *args], kwargs)
+    if isinstance(getattr(cls, "__del__", None), types.FunctionType):
+        raise GraphBreakSignal(
+            f"creation of a {cls.__name__}, whose `__del__` runs when the program lets go of it"
+        )
     owner, new = class_attributes.class_lookup(vm, cls, "__new__")
     if isinstance(new, staticmethod):
         new = new.__func__
@@ -76,7 +80,8 @@ def instantiate(
         instance = native_new(vm, owner, cls, args, kwargs)
     if cls not in instance.python_type().__mro__:  # a metaclass's __subclasscheck__ is not asked
         return instance
-    init_owner, init = class_attributes.class_lookup(vm, cls, "__init__")
+    # `__new__` may have made one of a subclass, whose `__init__` it is then.
+    init_owner, init = class_attributes.class_lookup(vm, instance.python_type(), "__init__")
     if isinstance(init, types.FunctionType):
         made = vm.call(vm.wrap_class_attr(init_owner, "__init__", init), [instance, *args], kwargs)
         returned(vm, made, types.NoneType, "__init__() should return None, not '{}'")

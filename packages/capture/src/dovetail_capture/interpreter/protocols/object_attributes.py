@@ -16,6 +16,7 @@ from dovetail_capture.interpreter.protocols.class_attributes import (
     MISSING,
     class_lookup,
     is_data_descriptor,
+    method_of_class,
     missing,
     special_of,
 )
@@ -110,7 +111,7 @@ def bind_to_instance(vm: Interpreter, obj: Value, owner: type, name: str, attr: 
         return vm.wrap_class_attr(owner, name, attr.__func__)
     cls = obj.python_type()
     if kind is classmethod:
-        return BoundMethod(vm.held(attr.__func__), vm.held(cls))
+        return BoundMethod(method_of_class(vm, attr), vm.held(cls))
     if kind is types.ClassMethodDescriptorType:
         return NativeMethod(attr, vm.held(cls), name)
     if kind is functools.cached_property:
@@ -134,14 +135,23 @@ def bind_to_instance(vm: Interpreter, obj: Value, owner: type, name: str, attr: 
 
 def _partial_method(method: Any, obj: Any, cls: Any) -> Any:
     """Interpreted: what a `functools.partialmethod` in a class gives, read through an instance."""
-    return functools.partial(method.func.__get__(obj, cls), *method.args, **method.keywords)
+    function = method.func.__get__(obj, cls)
+    made = functools.partial(function, *method.args, **method.keywords)
+    if hasattr(function, "__self__"):
+        made.__self__ = function.__self__  # type: ignore[attr-defined]
+    return made
 
 
 def _dispatching_method(method: Any, obj: Any, cls: Any) -> Any:
     """Interpreted: what a `functools.singledispatchmethod` in a class gives."""
-    return lambda *args, **kwargs: method.dispatcher.dispatch(args[0].__class__).__get__(obj, cls)(
-        *args, **kwargs
-    )
+
+    def dispatching(*args: Any, **kwargs: Any) -> Any:
+        return method.dispatcher.dispatch(args[0].__class__).__get__(obj, cls)(*args, **kwargs)
+
+    for name in functools.WRAPPER_ASSIGNMENTS:
+        if hasattr(method.func, name):
+            setattr(dispatching, name, getattr(method.func, name))
+    return dispatching
 
 
 # What guards read as `obj.name`, which only gives what this descriptor does if no class hides it.
