@@ -328,3 +328,9 @@ def test_errors_point_at_the_user_s_function():
     entry = info.traceback[-2]
     assert entry.name == "function" and str(entry.path) == __file__
     assert entry.lineno + 1 == function.__code__.co_firstlineno
+
+
+@pytest.mark.timeout(30)
+def test_parts_of_a_long_container_are_walked_in_linear_time() -> None:
+    parts = tuple(r.Const(i) for i in range(800_000))
+    assert tuple(r.parts_of(r.Build("list", parts))) == parts
