@@ -229,6 +229,7 @@ def what_is_equal_is_itself(x):
     of_tuples = pair * 1 is pair, 1 * pair is pair, pair + () is pair, () + pair is pair
     of_slices = pair[:] is pair, pair[0:2] is pair, pair[::-1] is pair, pair[1:] is pair
     of_sets = frozenset(members) is members, members.copy() is members
+    of_sets += members.intersection() is members, members.union() is members
     return x + 1, of_tuples, of_slices, of_sets, pair * 0 is nothing
 
 

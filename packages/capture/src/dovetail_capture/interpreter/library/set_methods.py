@@ -111,7 +111,7 @@ def set_operation(symbol: str) -> Handler:
         for other in args[1:]:
             right = _other_set(vm, _set(vm, result), other, symbol)
             result = operators.binary(vm, symbol, result, right, False)
-        return set_copy(vm, [result], {}) if len(args) == 1 else result
+        return _set(vm, result).copy() if len(args) == 1 else result
 
     return handler
 
