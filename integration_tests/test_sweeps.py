@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import unittest
+from pathlib import Path
+
 import pytest
 import sweep_capture
+import sweep_cpython
 import sweep_databases
+import sweep_docstrings
 import sweep_models
 from family_sweep import families_of
 
@@ -67,3 +72,23 @@ def test_database_entry(name: str, dtype: str, outcome: str, limit: int) -> None
 def test_database_entry_otherwise(name: str, condition: str) -> None:
     row = sweep_databases.sweep_one(name, "float32", "graphs", condition, limit=2)
     assert row.outcome == "ok" and row.samples, row
+
+
+EXAMPLES = ("torch.vmap", "torch.Tensor.scatter_add_", "torch.nn.MultiheadAttention")
+
+
+def test_examples_of_docstrings(tmp_path: Path) -> None:
+    programs = {name: text for name, text in sweep_docstrings.programs() if name in EXAMPLES}
+    found = {n: sweep_docstrings.check(n, text, tmp_path) for n, text in programs.items()}
+    assert found["torch.vmap"] == ("ok", ""), found
+    assert not [n for n, (outcome, _) in found.items() if outcome in ("differs", "error")], found
+
+
+def test_what_cpython_tests() -> None:
+    module = pytest.importorskip("test.test_contextlib")
+    suite = unittest.defaultTestLoader.loadTestsFromTestCase(module.TestExitStack)
+    tests = list(sweep_cpython.cases(suite))
+    assert len(tests) > 20
+    for test in tests:
+        if sweep_cpython.outcome(test)[0] == "ok":
+            assert sweep_cpython.outcome(sweep_cpython.captured(test)) == ("ok", "")
