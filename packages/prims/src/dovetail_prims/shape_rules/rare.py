@@ -192,6 +192,13 @@ def isin(elements: FakeTensor, others: FakeTensor, **options: Any) -> FakeTensor
     return fresh(elements._sizes, torch.bool, elements._device)
 
 
+def truth_of_all(x: FakeTensor) -> FakeTensor:
+    """Whether all elements, or any, are true."""
+    if x._dtype is not torch.bool:
+        return NotImplemented  # type: ignore[no-any-return]
+    return fresh((), torch.bool, x._device)
+
+
 def only_written(*args: Any, **kwargs: Any) -> None:
     """Steps of optimizers, which give nothing and change the shape of nothing."""
 
@@ -261,6 +268,8 @@ def rules() -> dict[str, Callable[..., Any]]:
         **{f"{name}.{way}": only_written for name in _STEPS for way in ("default", "tensor_lr")},
         **{f"{name}.default": drawn for name in _DRAWN},
         **{op: rule for name in _KEEPING_FORMAT for op, rule in _in_format(name).items()},
+        "_is_all_true.default": truth_of_all,
+        "_is_any_true.default": truth_of_all,
         "isin.Tensor_Tensor": isin,
         "nonzero_static.default": nonzero_static,
         "pixel_unshuffle.default": pixel_unshuffle,

@@ -166,6 +166,14 @@ def check_definite(self: Any, value: Any) -> Any:
     return torch.where(symmetric.all(), torch.linalg.cholesky_ex(value).info.eq(0), symmetric)
 
 
+def numel(sizes: Any) -> Any:
+    """`torch.Size.numel`: a product of sizes that may be symbolic."""
+    count = 1
+    for size in sizes:
+        count = count * size
+    return count
+
+
 _CONSTRAINTS: dict[Any, Any] = {
     type(constraints.symmetric).check: check_symmetric,
     type(constraints.positive_semidefinite).check: check_semidefinite,
@@ -176,6 +184,7 @@ HANDLERS: dict[Any, Handler] = {
     **{original: interpreted(function) for original, function in _CONSTRAINTS.items()},
     torch_transformer._detect_is_causal_mask: _causal_hint,
     torch.utils._contextlib._DecoratorContextManager.__call__: _decorate,
+    torch.Size.numel: interpreted(numel),
     torch.cov: _of_rows(cov),
     torch.Tensor.cov: _of_rows(cov),
     torch.corrcoef: _of_rows(corrcoef),
