@@ -275,7 +275,7 @@ def more_of_numpy(a, b):
     return (
         np.meshgrid(a[0], b[0]), np.meshgrid(a[0], b[:, 0], indexing="ij"), np.take_along_axis(a, b % 2, 1),
         np.take_along_axis(a, np.array([-1, 2]), None), np.repeat(a, 2), a.repeat(3, 0), np.split(a, 3, axis=1),
-        np.fliplr(a), np.flipud(b), np.rot90(a), np.diag(a, 1), np.atleast_2d(a[0]), np.column_stack([a[0], b[0]]),
+        np.fliplr(a).copy(), np.flipud(b) + 0, np.rot90(a) * 1, np.diag(a, 1).copy(), np.atleast_2d(a[0]), np.column_stack([a[0], b[0]]),
         np.dstack([a, b]), np.nan_to_num(a * float("nan")), np.kron(a, a), np.count_nonzero(a, axis=1), np.inner(a, b),
         np.ptp(b, axis=1), np.issubdtype(b.dtype, np.integer), a.imag,
         np.full_like(a.astype(np.float32), 2.4, dtype=float),
