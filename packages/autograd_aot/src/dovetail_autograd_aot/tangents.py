@@ -78,10 +78,9 @@ def is_batched(gradient: Any) -> bool:
     """Whether a gradient stands for several, of which autograd makes one pass (`is_grads_batched`,
     or a pass inside of `vmap`, which see to it that each operator computes them all), or is
     otherwise of a transform of `torch.func`: a compiled graph does not know of that."""
-    functorch = torch._C._functorch
+    native = torch._C._functorch
     return gradient is not None and (
-        functorch.is_legacy_batchedtensor(gradient)
-        or functorch.is_functorch_wrapped_tensor(gradient)
+        native.is_legacy_batchedtensor(gradient) or native.is_functorch_wrapped_tensor(gradient)
     )
 
 
