@@ -62,30 +62,28 @@ def cutting(run: Callable[..., Any], unreached: list[int]) -> Callable[..., Any]
     """`run`, given those inputs without their history: no gradient goes back to it, and as an edge
     of autograd's graph it would be kept alive, and its freed nodes be asked for gradients. (So it
     is with a state that goes from call to call, and that the graph detaches.)"""
-    if not unreached:
-        return run
-
-    def cut(*inputs: Any) -> Any:
-        values = list(inputs)
-        for i in unreached:
-            values[i] = _detached(values[i])
-        return run(*values)
-
-    return cut
+    return _changing(run, unreached, _detached)
 
 
 def resolving(run: Callable[..., Any], unresolved: list[int]) -> Callable[..., Any]:
     """`run`, given values instead of the lazy conjugates and negatives among its inputs."""
-    if not unresolved:
+    return _changing(run, unresolved, _resolved)
+
+
+def _changing(
+    run: Callable[..., Any], places: list[int], change: Callable[[Any], Any]
+) -> Callable[..., Any]:
+    """`run`, with the inputs at some places changed first."""
+    if not places:
         return run
 
-    def resolved(*inputs: Any) -> Any:
+    def changed(*inputs: Any) -> Any:
         values = list(inputs)
-        for i in unresolved:
-            values[i] = _resolved(values[i])
+        for i in places:
+            values[i] = change(values[i])
         return run(*values)
 
-    return resolved
+    return changed
 
 
 def _resolved(lazy: Tensor) -> Tensor:

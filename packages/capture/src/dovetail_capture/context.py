@@ -203,10 +203,11 @@ class CaptureContext:
 
     def _tell_once(self, code: CodeType, why: str) -> None:
         """Log why some calls of a frame run uncaptured."""
-        told = self._facts.of(code).told
-        if why not in told:
-            told.add(why)
-            self.log.add("plain", self._continuations.root_code(code), why)
+        with self._lock:
+            told = self._facts.of(code).told
+            if why not in told:
+                told.add(why)
+                self.log.add("plain", self._continuations.root_code(code), why)
 
     def _is_first_call(self, code: CodeType, args: tuple[Any, ...]) -> bool:
         """Under "eager_then_compile": a call that only tells which sizes there are."""
