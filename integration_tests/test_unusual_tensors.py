@@ -158,6 +158,21 @@ def test_results_of_lazy_views_lie_as_eagers(lazy: Callable[[Tensor], Tensor]) -
         assert got.stride() == fn(x).stride()
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+def test_a_negative_of_a_negative_has_no_gaps(dtype: torch.dtype) -> None:
+    def fn(x: Tensor) -> Tensor:
+        torch.diagonal(x).fill_(3)
+        return torch._neg_view(torch._neg_view(x).sort(0)[0]).copy_(x)
+
+    def given() -> Tensor:
+        return torch.arange(48, dtype=dtype).view(6, 8)[::2, ::2]
+
+    got, wanted = dovetail.compile(fn)(given()), fn(given())
+    torch.testing.assert_close(got, wanted)
+    assert got.stride() == wanted.stride() == (4, 1)
+    assert dovetail.compile(lambda x: x.neg().neg())(given()).stride() == (4, 1)
+
+
 LAZY: list[Callable[[Tensor], Tensor]] = [
     lambda z: z.conj().imag, lambda z: z[:, 1::2].conj(), lambda z: z[:, :1].expand(4, 3).conj(),
     lambda z: z[1:, 1:3].conj().imag, lambda z: z[1:].conj(), lambda z: z.mT[:, ::2].conj().imag,

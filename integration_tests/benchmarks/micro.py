@@ -1,6 +1,6 @@
 """Micro kernels beside eager and torch.compile, in one process, interleaved.
 
-    python integration_tests/benchmarks/micro.py [--device cuda] [--json FILE]
+    python integration_tests/benchmarks/micro.py [--device cuda] [--dtype bfloat16] [--json FILE]
 
 Times are medians of interleaved runs, in microseconds: on a GPU of the device alone, by events
 around a CUDA graph of a batch of calls (the copy's as they are: it is faster outside of a graph).
@@ -79,10 +79,9 @@ def written_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scores.softmax(-1) @ v
 
 
-def cases(device: str) -> dict[str, tuple[Fn, tuple[Tensor, ...]]]:
+def cases(device: str, dtype: torch.dtype) -> dict[str, tuple[Fn, tuple[Tensor, ...]]]:
     """Name -> function and inputs: large on a GPU, smaller on a CPU."""
     gpu = device == "cuda"
-    dtype = torch.bfloat16 if gpu else torch.float32
     rows, columns = (16384, 4096) if gpu else (2048, 1024)
     tokens, vocabulary = (4096, 50257) if gpu else (256, 50257)
 
@@ -218,6 +217,7 @@ def main() -> None:
     """Run and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", default=None, help="bfloat16 on a GPU, float32 on a CPU")
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--json", default=None)
     arguments = parser.parse_args()
@@ -225,7 +225,8 @@ def main() -> None:
     print(machine(arguments.device))
     print(HEADER)
     lines = []
-    for name, (fn, inputs) in cases(arguments.device).items():
+    dtype = arguments.dtype or ("bfloat16" if arguments.device == "cuda" else "float32")
+    for name, (fn, inputs) in cases(arguments.device, getattr(torch, dtype)).items():
         line = measure(name, fn, inputs, arguments.device, arguments.rounds)
         lines.append(line)
         print(line.as_text(), flush=True)

@@ -96,7 +96,13 @@ class NodeRecorder:
                 return args[0]
         if func in _OPPOSITE and type(args[0]) is Node:
             if args[0].target is func:
-                return args[0].args[0]
+                base: Any = args[0].args[0]
+                if same_metadata(args[0].meta["val"], base.meta["val"]):
+                    return base
+                # What has gaps came to lie without them.
+                return self.emit(
+                    aten.clone.default, (base,), {"memory_format": torch.preserve_format}
+                )
             if func is not aten.neg.default and not args[0].meta["val"]._dtype.is_complex:
                 return args[0]  # (the kernel would return its argument)
         key: Any = None

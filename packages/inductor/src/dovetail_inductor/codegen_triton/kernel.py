@@ -255,9 +255,10 @@ class Emission:
             self._finish(self._accumulators.whole_row(nest, value))
 
     def _rounded_product(self, nest: LoopNest) -> str | None:
-        """The products that a nest adds up, or None if it adds up something else."""
+        """The products that a nest adds up, or None if it adds up something else, or if each
+        thread adds up several before it exchanges sums with others."""
         factors = factors_of_sum(self.kernel, nest)
-        if factors is None:
+        if factors is None or self.tiling.axes[-1].block >= 2 * 32 * self.tiling.num_warps:
             return None
         return self.lines.define(rounded_product(*interpret(factors, self._emitter(), self.memo)))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import frexp
 
 import torch
 
@@ -201,6 +202,8 @@ class Builder:
             return first  # x * 1 == x, also for NaN and -0.0
         elif op == "mul" and _is_number(first, 1):
             return args[1]
+        elif op == "div" and (factor := _exact_reciprocal(args[1])) is not None:
+            return self.apply("mul", [first, self.constant(factor, dtype)])
         elif op in ("add", "sub") and not dtype.is_floating_point and _is_number(args[1], 0):
             return first  # not for floats: -0.0 + 0.0 is 0.0
         elif op == "bitwise_and" and dtype is torch.bool:
@@ -236,6 +239,15 @@ def _settled(op: str, index: Index, bound: int) -> bool | None:
         return at_low if at_low == _INDEX_COMPARE[op](high, bound) else None
     except UnknownOrder:
         return None
+
+
+def _exact_reciprocal(expr: Expr) -> float | None:
+    """The number by which multiplying is dividing by a constant: by a power of two, whose
+    reciprocal is a normal number in single precision, too."""
+    if not isinstance(expr, Constant) or not isinstance(expr.value, float):
+        return None
+    mantissa, exponent = frexp(expr.value)
+    return 1.0 / expr.value if abs(mantissa) == 0.5 and abs(exponent) < 120 else None
 
 
 def _is_number(expr: Expr, value: int) -> bool:
