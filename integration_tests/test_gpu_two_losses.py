@@ -84,7 +84,7 @@ def test_each_loss_has_its_own_backward(
                 b.copy_(a)
     report = dovetail.report(compiled)
     assert not report.recompiles, report.as_text()
-    assert report.cudagraphs >= 1, report.cudagraph_skips
+    assert report.cudagraphs >= 2 or mode is None, report.cudagraph_skips
     assert peaks[-1] <= peaks[-5] + (1 << 20)  # nothing is kept for longer
 
 

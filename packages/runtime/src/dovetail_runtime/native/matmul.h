@@ -91,12 +91,9 @@ struct CublasLt {
   }
 };
 
-// A handle for each device, and memory to work in for each stream (as long as the process lives: a
-// recorded graph may hold its address).
+// A handle for each device.
 class LtDevices {
  public:
-  static constexpr size_t kWorkspaceBytes = size_t(32) << 20;
-
   static LtDevices& get() {
     static auto* devices = new LtDevices();
     return *devices;
@@ -110,17 +107,9 @@ class LtDevices {
     return place->second;
   }
 
-  void* workspace(int device, void* stream) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    auto [place, fresh] = workspaces_.try_emplace({device, stream});
-    if (fresh) place->second = c10::GetAllocator(c10::kCUDA)->allocate(kWorkspaceBytes);
-    return place->second.get();
-  }
-
  private:
   std::mutex mutex_;
   std::map<int, void*> handles_;
-  std::map<std::pair<int, void*>, c10::DataPtr> workspaces_;
 };
 
 // A matrix, or a batch of them, in elements.
@@ -174,12 +163,16 @@ class LtProduct {
       choice->bias = bias;
     }
     const float one = 1, beta = addend != nullptr ? 1 : 0;
-    void* workspace = nullptr;
-    if (choice->workspace_bytes > 0) workspace = LtDevices::get().workspace(device, stream);
+    // To work in until this product is done: what comes after it on the stream may have it. While a
+    // graph is recorded it comes from the graph's own memory, which stays as long as the graph.
+    c10::DataPtr workspace;
+    if (choice->workspace_bytes > 0) {
+      workspace = c10::GetAllocator(c10::kCUDA)->allocate(choice->workspace_bytes);
+    }
     CublasLt::Status status = lt.matmul(
         LtDevices::get().handle(device), choice->operation, &one, b.data, choice->layouts[0],
         a.data, choice->layouts[1], &beta, c.data, choice->layouts[2], out.data,
-        choice->layouts[3], &choice->algorithm, workspace, choice->workspace_bytes, stream);
+        choice->layouts[3], &choice->algorithm, workspace.get(), choice->workspace_bytes, stream);
     if (status == 0) return true;
     choice->usable = false;
     return false;
@@ -273,7 +266,7 @@ class LtProduct {
     auto prefer = [&](int attribute, const auto& value) {
       fine = fine && lt.preference_set(preference, attribute, &value, sizeof value) == 0;
     };
-    prefer(CublasLt::kMaxWorkspace, static_cast<uint64_t>(LtDevices::kWorkspaceBytes));
+    prefer(CublasLt::kMaxWorkspace, static_cast<uint64_t>(kMostWorkspaceBytes));
     prefer(CublasLt::kReductionSchemes, static_cast<uint32_t>(CublasLt::kReduceInComputeType));
     for (int i = 0; i < 4; ++i) {
       const Operand& operand = key.operands[i];
@@ -299,6 +292,8 @@ class LtProduct {
     choice.workspace_bytes = found.workspace_bytes;
     return true;
   }
+
+  static constexpr size_t kMostWorkspaceBytes = size_t(32) << 20;
 
   std::mutex mutex_;
   std::list<Choice> choices_;
