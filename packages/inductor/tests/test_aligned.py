@@ -86,6 +86,38 @@ def test_what_kernels_compute_is_written_padded() -> None:
     assert sum(isinstance(s, LaunchTriton) for s in plan.steps) == 2  # d, and w's copy
 
 
+def test_rows_of_several_dimensions_are_written_padded() -> None:
+    """As a loss over the classes of each token gives its gradient to the head."""
+
+    def fn(x: Tensor, w: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+        wide = (g.float().sigmoid() * 2).view(4, -1, ODD).to(torch.bfloat16)
+        return wide.view(M, ODD) @ w, wide.flatten(0, 1).t() @ x
+
+    plan = check(fn, (narrow(M, K), narrow(ODD, K), narrow(M, ODD)))
+    assert product_strides(plan) == [K, K]
+    assert sum(isinstance(s, LaunchTriton) for s in plan.steps) == 2  # d, and w's copy
+
+    def read_otherwise(x: Tensor, w: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+        wide = (g.float().sigmoid() * 2).view(4, -1, ODD).to(torch.bfloat16)
+        return wide.view(M, ODD) @ w, wide.sum(1), wide
+
+    check(read_otherwise, (narrow(M, K), narrow(ODD, K), narrow(M, ODD)))
+
+
+def test_views_of_one_product_are_views_of_one_copy() -> None:
+    """Logits are both a result and saved for the backward."""
+
+    def fn(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        y = x @ w.t()
+        return y.view(4, -1, ODD), y, y.view(2, 2, -1, ODD), y.clone(), y[1:], y.t()
+
+    inputs = (narrow(M, K), narrow(ODD, K))
+    plan = check(fn, inputs)
+    got = ReferenceExecutor(plan, launch_triton=run_in_interpreter)(*inputs)
+    same, same2, same3, clone, part, turned = (t.data_ptr() for t in got)
+    assert same == same2 == same3 and len({same, clone, part, turned}) == 4
+
+
 def test_infinities_beside_the_padding_stay_where_they_are() -> None:
     def fn(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
         y = x @ w.t()

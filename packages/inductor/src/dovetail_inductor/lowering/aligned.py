@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from dovetail_inductor.lowering.values import (
     Context,
     UnsupportedGraph,
     Value,
+    contiguous_strides,
     shape_of,
     stride_of,
     tensor_of,
@@ -84,7 +86,8 @@ def padded_product(ctx: Context, node: fx.Node, args: Sequence[Any]) -> Any:
 
 
 def padded_operands(gm: fx.GraphModule, on_gpu: bool) -> Mapping[fx.Node, tuple[int, int]]:
-    """Matrices that padded products read, or read transposed: the sizes of their memory."""
+    """What padded products read, transposed or as the rows of a matrix: the sizes of their memory,
+    as a matrix."""
     found: dict[fx.Node, tuple[int, int]] = {}
     for node in gm.graph.nodes if on_gpu else ():
         if node.target is not torch.ops.aten.mm.default:
@@ -102,26 +105,47 @@ def padded_operands(gm: fx.GraphModule, on_gpu: bool) -> Mapping[fx.Node, tuple[
             if layout[0] == wanted:
                 continue
             if layout[1][1] != 1 and _is_transpose(operand, layout):
-                found.setdefault(operand.args[0], wanted[::-1])
+                found.setdefault(_of_rows(operand.args[0], wanted[1]), wanted[::-1])
             elif layout[1][1] == 1:
-                found.setdefault(operand, wanted)
+                found.setdefault(_of_rows(operand, wanted[0]), wanted)
     return found
+
+
+def _of_rows(node: fx.Node, rows: int) -> fx.Node:
+    """The tensor whose rows are seen as those of the matrix `node`; the node itself if there is
+    none, or if the padded memory has other than `rows` rows."""
+    matrix = shape_of(tensor_of(node), node.name)
+    if matrix[0] != rows or node.op != "call_function":
+        return node
+    while _operator_of(node) in ("aten::view", "aten::_unsafe_view", "aten::reshape"):
+        base = node.args[0]
+        assert isinstance(base, fx.Node)
+        shape = shape_of(tensor_of(base), base.name)
+        dense = stride_of(tensor_of(base), base.name) == contiguous_strides(shape)
+        if not dense or any_symbolic(shape) or shape[-1:] != matrix[1:]:
+            break
+        node = base
+    return node
 
 
 def _is_transpose(node: fx.Node, layout: tuple[tuple[int, ...], tuple[int, ...]]) -> bool:
     """Whether a node turns a matrix stored by rows (a `permute` may also leave it as it is)."""
-    if node.op != "call_function":
-        return False
-    try:
-        name = operator_name(node.target)
-    except UnsupportedGraph:
-        return False
-    if name not in ("aten::t", "aten::transpose.int", "aten::permute"):
+    if _operator_of(node) not in ("aten::t", "aten::transpose.int", "aten::permute"):
         return False
     (base_node,) = node.all_input_nodes
     base = tensor_of(base_node)
     rows = shape_of(base, node.name), stride_of(base, node.name)
     return rows == (layout[0][::-1], layout[1][::-1]) and rows[1][-1] == 1
+
+
+def _operator_of(node: fx.Node) -> str | None:
+    """The name of the operator that a node calls, if it calls one."""
+    if node.op != "call_function":
+        return None
+    try:
+        return operator_name(node.target)
+    except UnsupportedGraph:
+        return None
 
 
 def _padded(ctx: Context, value: Value, sizes: tuple[int, int]) -> Strided:
@@ -142,17 +166,21 @@ def _padded(ctx: Context, value: Value, sizes: tuple[int, int]) -> Strided:
 
 
 def write_padded(ctx: Context, value: Value, sizes: tuple[int, int]) -> None:
-    """Compute a value into memory of these sizes, with zeros beyond it."""
-    whole = _write_padded(ctx, value, sizes)
+    """Compute a value into memory of these sizes, with zeros beyond it. One that is no matrix is
+    seen as its rows, which are as many."""
+    of_rows = sizes if len(value.shape) == 2 else (*value.shape[:-1], sizes[1])
+    whole = _write_padded(ctx, value, of_rows)
     value.stored = Strided(whole.buffer, value.shape, whole.stride, 0)
     value.forget_loader()
-    ctx.padded[value.stored, sizes] = whole
+    rows = prod(value.shape[:-1]), value.shape[-1]
+    matrix = Strided(whole.buffer, rows, (sizes[1], 1), 0)
+    ctx.padded[matrix, sizes] = replace(matrix, shape=sizes)
 
 
-def _write_padded(ctx: Context, value: Value, sizes: tuple[int, int]) -> Strided:
+def _write_padded(ctx: Context, value: Value, sizes: tuple[int, ...]) -> Strided:
     b = ctx.builder
     name = f"buf{len(ctx.buffers)}"
-    buffer = Buffer(name, value.dtype, value.device, sizes, (sizes[1], 1))
+    buffer = Buffer(name, value.dtype, value.device, sizes, contiguous_strides(sizes))
     ctx.buffers[name] = buffer
     variables, indices = ctx.loop_indices(sizes)
     inside: Expr | None = None

@@ -138,6 +138,8 @@ class Context:
     env: ShapeEnv | None = None  # of the symbols in `binders`
     # Matrices by where they lie and the sizes to round up to: memory with zeros beyond them.
     padded: dict[tuple[Strided, tuple[int, int]], Strided] = field(default_factory=dict)
+    # What was copied to lie as was promised, by what it is a copy of.
+    copies: dict[tuple[object, ...], Strided] = field(default_factory=dict)
 
     @property
     def library_on_cpu(self) -> bool:
