@@ -282,6 +282,33 @@ def test_sums_down_columns_are_sums_of_sums(shape, dims):
         assert error <= 1.2e-7, error
 
 
+def test_a_sum_of_one_number_at_a_place_is_that_number(check):
+    """As a loss over classes gives its gradient to that of each target."""
+
+    def fn(x, target, number):
+        places = torch.arange(40)
+        at = target[:, None] == places
+        return (
+            torch.where(at, number[:, None], 0.0).sum(1),
+            torch.where(places == target[:, None], 7, 0).sum(1, keepdim=True),
+            torch.where(at, x, 0.0).sum(1),  # depends on the place
+            torch.where(at, number[:, None], 1.0).sum(1),  # is not 0 elsewhere
+            torch.where(at, 0.0, number[:, None]).sum(1),
+        )
+
+    x, number = torch.randn(9, 40), torch.randn(9)
+    target = torch.tensor([0, 39, 40, -1, -100, 5, 6, 7, 8])  # some are no place at all
+    number[5:8] = torch.tensor([float("nan"), float("inf"), -0.0])
+    checked = check(fn, x, target, number)
+    assert not checked.outputs[0][7].signbit()
+
+    def chosen(target, number):
+        return torch.where(target[:, None] == torch.arange(40), number[:, None], 0.0).sum(1)
+
+    plan = triton_plan(chosen, target, number)
+    assert [kernel.symbol.split("_")[0] for kernel in plan.kernels] == ["pointwise"]
+
+
 @pytest.mark.parametrize("shape", [(64, 4), (70, 96), (40, 128), (8, 4096), (3, 5000)])
 def test_threads_agree_on_the_sum_of_a_row(shape, build_for_h100, tmp_path):
     """No product is fused with the sum of it and another thread's: each thread would round another,

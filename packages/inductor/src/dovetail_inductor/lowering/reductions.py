@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from dovetail_inductor.loop_ir.expr import Expr
+from dovetail_inductor.loop_ir.expr import Apply, Builder, Constant, Expr, IndexValue
 from dovetail_inductor.loop_ir.index import Index, Var, variable
 from dovetail_inductor.loop_ir.ops import COMBINING, arithmetic_dtype
 from dovetail_inductor.loop_ir.sizes import is_symbolic
@@ -66,7 +66,43 @@ def reduce_into(
         at[d] = variable(variables[d if keepdim else position])
     body = element(tuple(at[d] for d in range(len(source.shape))))
     buffer = ctx.new_buffer(value, dtype)
-    ctx.write(value, buffer, variables, reduce_variables, reduction, body)
+    chosen = _chosen(ctx.builder, body, reduce_variables) if reduction == "sum" else None
+    if chosen is not None:
+        ctx.write(value, buffer, variables, (), None, chosen)
+    else:
+        ctx.write(value, buffer, variables, reduce_variables, reduction, body)
+
+
+def _chosen(builder: Builder, body: Expr, along: tuple[Var, ...]) -> Expr | None:
+    """The sum of what is a number at one place, which that number does not depend on, and 0 at all
+    others: it, if there is such a place. (So a loss gives its gradient to the class of a target.)
+    None if `body` is something else."""
+    if len(along) != 1:
+        return None
+    (var,) = along
+    match body:
+        case Apply(op="where", args=(Apply(op="eq", args=(a, b)), number, Constant(value=0))):
+            place, target = (a, b) if isinstance(a, IndexValue) else (b, a)
+        case _:
+            return None
+    if not isinstance(place, IndexValue) or place.index != variable(var):
+        return None
+    if (number.free | target.free) >> var.id & 1:
+        return None
+
+    def bound(n: int) -> Expr:
+        return builder.apply("cast", [builder.constant(n, torch.int64)], target.dtype)
+
+    there = builder.apply(
+        "bitwise_and",
+        [
+            builder.apply("ge", [target, bound(0)]),
+            builder.apply("lt", [target, bound(var.size)]),
+        ],
+    )
+    nothing = builder.constant(0, number.dtype)
+    # (0 + -0.0 is 0.0)
+    return builder.apply("add", [builder.apply("where", [there, number, nothing]), nothing])
 
 
 def _simple(reduction: str) -> Rule:
