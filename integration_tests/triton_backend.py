@@ -5,12 +5,14 @@ on the CPU. What the interpreter cannot see of a kernel: roundings (it rounds ea
 IEEE's rules, where a GPU's division, exponential or sine is a few units off, and fuses products
 with sums), types as the compiler promotes them, the order in which atomics add and threads reduce,
 what a program does that was not stored yet, and what asynchronous copies and tensor cores do. It is
-told to watch the addresses of accesses, so races and accesses out of bounds are seen.
+told to watch the addresses of accesses, so races and accesses out of bounds are seen. Kernels that
+are compiled, too, assert the type of each value there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -18,6 +20,7 @@ from typing import Any
 import torch
 from dovetail_autograd_aot import JointGraph, PartitionedGraph, aot_compile, min_cut_partition
 from dovetail_inductor import InductorOptions, compile_graph, prefer_channels_last
+from dovetail_inductor.codegen_triton.typed import typed_kernels
 from dovetail_prims.at_sizes import is_symbolic
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_runtime import LaunchCpp, Plan, ReferenceExecutor
@@ -52,7 +55,8 @@ class TritonBackend:
 
     def _compile(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         try:
-            plan = compile_graph(gm, example_inputs, options=InductorOptions(triton=True))
+            with typed_kernels() if self.builder is not None else nullcontext():
+                plan = compile_graph(gm, example_inputs, options=InductorOptions(triton=True))
         except Exception as error:
             if not is_symbolic(gm):
                 raise

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from dovetail_inductor.codegen_triton.typed import typed_kernels
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.pipeline import compile_graph
 from dovetail_prims.decompositions import core_aten_table
@@ -96,6 +97,26 @@ def test_numbers_beyond_a_narrow_integer_wrap_around(dtype: torch.dtype) -> None
 
     x = torch.tensor([1, 2, 77, 127], dtype=dtype)
     same(interpreted(fn, x)[1], fn(x))
+
+
+@pytest.mark.parametrize("reduction", ["amin", "amax", "sum", "prod", "cumsum", "cummax"])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16])
+def test_reductions_of_narrow_integers_are_of_their_type(
+    dtype: torch.dtype, reduction: str, build_for_h100: Any
+) -> None:
+    """Triton's own make int32 of them, in which what follows would not wrap around."""
+    sums = reduction in ("sum", "prod", "cumsum")
+
+    def fn(x: Tensor) -> Tensor:
+        found = getattr(torch, reduction)(x, -1, **({"dtype": dtype} if sums else {}))
+        one: Tensor = found if isinstance(found, Tensor) else found[0]
+        return (one * 100 < 0) ^ (7 // (one | 1) > one)
+
+    x = torch.randint(0, 100, (5, 33)).to(dtype)
+    with typed_kernels():
+        plan, got = interpreted(fn, x)
+    same(got, fn(x))
+    build_for_h100([k for k in plan.kernels if isinstance(k, TritonKernel)])
 
 
 def _gated(x: Tensor, y: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
+from typing import ClassVar
 
 from dovetail_inductor.codegen_triton.accumulators import Accumulator, Accumulators
 from dovetail_inductor.codegen_triton.assemble import (
@@ -77,7 +78,9 @@ _DEAR = 40
 
 @dataclass
 class Emission:
-    """The text of one fused kernel while it is written."""
+    """The text of one fused kernel while it is written; `emitter` writes what its loops compute."""
+
+    emitter: ClassVar[type[BodyEmitter]] = BodyEmitter
 
     kernel: FusedKernel
     buffers: Mapping[str, Buffer]
@@ -380,7 +383,7 @@ class Emission:
     # --- memory ------------------------------------------------------------------------------
 
     def _emitter(self) -> BodyEmitter:
-        return BodyEmitter(
+        return self.emitter(
             lines=self.lines,
             tiling=self.tiling,
             buffers=self.buffers,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from dovetail_inductor.codegen_triton.ops import emit_op
+from dovetail_inductor.codegen_triton.ops import TRITON_TYPES, emit_op
 from dovetail_inductor.loop_ir.loops import ScanKind
 from dovetail_inductor.loop_ir.ops import COMBINING
 
@@ -22,7 +22,7 @@ def reduced(
 ) -> str:
     """A block reduced along a dimension, which the result does not have."""
     if reduction == "sum":
-        return f"tl.sum({value}, {along})"
+        return _own_type(f"tl.sum({value}, {along})", dtype)
     if reduction in ("any", "all") or dtype is torch.bool:
         kind = "max" if reduction in ("any", "max") else "min"
         return f"(tl.{kind}({value}.to(tl.int32), {along}) != 0)"
@@ -30,10 +30,18 @@ def reduced(
         use("dv_mul")
         return f"tl.reduce({value}, {along}, dv_mul)"
     if not dtype.is_floating_point:
-        return f"tl.{reduction}({value}, {along})"
+        return _own_type(f"tl.{reduction}({value}, {along})", dtype)
     name = "dv_max" if reduction == "max" else "dv_min"
     use(name)
     return f"tl.reduce({value}, {along}, {name})"
+
+
+def _own_type(text: str, dtype: torch.dtype) -> str:
+    """A result of Triton's own reductions in the type of its operand: of integers of 1 or 2 bytes
+    they make one of 4, in which arithmetic does not wrap around where it should."""
+    if dtype.is_floating_point or dtype.itemsize >= 4:
+        return text
+    return f"{text}.to({TRITON_TYPES[dtype]})"
 
 
 def rounded_product(a: str, b: str) -> str:
