@@ -66,6 +66,31 @@ def test_ties_take_the_first(check):
     check(lambda x: (x.argmax(1), x.argmin(0), x.argmax(), x.float().argmin(1)), x)
 
 
+@pytest.mark.parametrize("order", [(2, 1, 0), (0, 2, 1), (1, 2, 0)])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+@pytest.mark.parametrize("few", [True, False])
+def test_positions_among_elements_in_another_order_in_memory(check, dtype, order, few):
+    """They are counted as the tensor has them, and the first of equals is meant."""
+    sizes = (23, 7, 70)
+    x = torch.randint(0, 3, sizes) if few else torch.randperm(23 * 7 * 70).view(sizes)
+    x = x.to(dtype).permute(order)
+    if few and dtype is torch.float32:
+        x[torch.rand(x.shape) < 0.02] = torch.nan
+
+    def fn(x):
+        rows, columns = x.flatten(1), x.flatten(0, 1)
+        return x.argmax(), x.argmin(), rows.argmax(1), columns.argmin(0), x.sum()
+
+    check(fn, x)
+    plan = compile_graph(
+        trace_aten(fn, x, decompositions=core_aten_table()),
+        options=InductorOptions(triton=True, max_columns=10**6),
+    )
+    got = ReferenceExecutor(plan, launch_triton=run_in_interpreter)(x)
+    for one, wanted in zip(got[:4], fn(x)[:4], strict=True):
+        assert torch.equal(one, wanted)
+
+
 def test_variance(check):
     def fn(x):
         a = torch.var_mean(x, 2, correction=0)

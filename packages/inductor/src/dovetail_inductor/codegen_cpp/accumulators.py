@@ -212,20 +212,23 @@ class Accumulators:
         w = self.writer
         biggest = "true" if nest.reduction == "argmax" else "false"
         index = position_index(nest)
-        w.line(f"const auto x_{name.partition('[')[0]} = {text};")
-        x = f"x_{name.partition('[')[0]}"
-        wins = f"beats<{biggest}>({x}, {name})"
-        if guard:
-            wins = f"({wins}) & first_lanes<{self.shape.lanes}>(n)"
-        m = f"wins_{name.partition('[')[0]}"
-        w.line(f"const auto {m} = {wins};")
-        w.line(f"{name} = sel({m}, {x}, {name});")
+        best = name.partition("[")[0]
+        w.line(f"const auto x_{best} = {text};")
         if self.shape.vector is None:
             place = index_text(index, lambda v: f"i{v.id}", lambda e: "")
+            place = f"(int64_t)({place})"
         else:
             vector_place = w.vector_index(index, lambda e: Name("", False, 0))
             place = f"({vector_place} + V<int64_t, {self.shape.lanes}>{{}})"
-        w.line(f"{at} = sel({m}, {place}, {at});")
+        w.line(f"const auto place_{best} = {place};")
+        loops = self.shape.column_loops if self.shape.by_row else self.shape.loops
+        counted = "" if loops == nest.reduce_vars else f", place_{best}, {at}"
+        wins = f"beats<{biggest}>(x_{best}, {name}{counted})"
+        if guard:
+            wins = f"({wins}) & first_lanes<{self.shape.lanes}>(n)"
+        w.line(f"const auto wins_{best} = {wins};")
+        w.line(f"{name} = sel(wins_{best}, x_{best}, {name});")
+        w.line(f"{at} = sel(wins_{best}, place_{best}, {at});")
 
     def keep_positions(self, nest: LoopNest) -> None:
         """After a pass over a block of rows: of `argmax` and `argmin` the positions are kept."""

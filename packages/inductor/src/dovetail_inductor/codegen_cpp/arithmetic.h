@@ -184,6 +184,12 @@ template <bool biggest, class X> DV auto beats(X x, X best) {
   if constexpr (is_float<E<X>>) return mask(wins | ((x != x) & (best == best)));
   else return mask(wins);
 }
+// The same where elements come in another order than they are counted in: of equals the first wins.
+template <bool biggest, class X, class I> DV auto beats(X x, X best, I place, I at) {
+  auto equal = x == best;
+  if constexpr (is_float<E<X>>) equal |= (x != x) & (best != best);
+  return mask(beats<biggest>(x, best) | (mask(equal) & mask(place < at)));
+}
 // The position of the best lane, the earliest of equals.
 template <bool biggest, class X, class I> DV int64_t hposition(X best, I at) {
   E<X> b = best[0];

@@ -16,8 +16,10 @@ from dovetail_inductor.codegen_triton.reductions import (
     scanned,
 )
 from dovetail_inductor.codegen_triton.tiling import Tiling
+from dovetail_inductor.loop_ir.index import Index
 from dovetail_inductor.loop_ir.loops import LoopNest, Scan
 from dovetail_inductor.loop_ir.ops import neutral_element
+from dovetail_inductor.scheduler.loops import position_index
 
 
 @dataclass
@@ -32,12 +34,13 @@ class Accumulator:
 @dataclass(frozen=True)
 class Accumulators:
     """Writes the statements of reductions and scans under a tiling. `use` is told what helpers they
-    call; with `wide`, positions have 64 bits."""
+    call; with `wide`, positions have 64 bits. `index` gives the text of an index."""
 
     lines: Lines
     tiling: Tiling
     wide: bool
     use: Callable[[str], None]
+    index: Callable[[Index], str]
 
     @property
     def _far(self) -> int:
@@ -64,8 +67,18 @@ class Accumulators:
         if axis.masked:
             neutral = self._neutral(nest, literal_only=True)
             value = self.lines.define(f"tl.where({axis.mask}, {value}, {neutral})")
-        position = axis.name if nest.reduction in ("argmax", "argmin") else None
+        position = self._places(nest) if nest.reduction in ("argmax", "argmin") else None
         return Accumulator(nest, value, position)
+
+    def _counts_columns(self, nest: LoopNest) -> bool:
+        """Whether elements are counted in the order in which columns are gone through."""
+        return nest.reduce_vars == self.tiling.axes[-1].vars
+
+    def _places(self, nest: LoopNest) -> str:
+        """A block's positions among the elements of a row."""
+        if self._counts_columns(nest):
+            return self.tiling.axes[-1].name
+        return self.lines.define(self.index(position_index(nest)))
 
     def accumulate(self, accumulator: Accumulator, value: str) -> None:
         """A block taken in."""
@@ -77,13 +90,20 @@ class Accumulators:
             better = f"({value} {'>' if nest.reduction == 'argmax' else '<'} {acc})"
             if dtype.is_floating_point:
                 better = f"({better} | (({value} != {value}) & ({acc} == {acc})))"
-            better = f"({better} | ({accumulator.position} == {self._far}))"
+            places = self._places(nest)
+            if self._counts_columns(nest):
+                better = f"({better} | ({accumulator.position} == {self._far}))"
+            else:  # nor are equals met in that order
+                equal = f"({value} == {acc})"
+                if dtype.is_floating_point:
+                    equal = f"({equal} | (({value} != {value}) & ({acc} != {acc})))"
+                better = f"({better} | ({equal} & ({places} < {accumulator.position})))"
             if axis.masked:
                 better = f"({better} & {axis.mask})"
             better = self.lines.define(better)
             self.lines.add(f"{acc} = tl.where({better}, {value}, {acc})")
             self.lines.add(
-                f"{accumulator.position} = tl.where({better}, {axis.name}, {accumulator.position})"
+                f"{accumulator.position} = tl.where({better}, {places}, {accumulator.position})"
             )
             return
         if self.tiling.folds > 1:

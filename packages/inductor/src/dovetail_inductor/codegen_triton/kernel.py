@@ -362,7 +362,13 @@ class Emission:
 
     @property
     def _accumulators(self) -> Accumulators:
-        return Accumulators(self.lines, self.tiling, self.wide, self.helpers.add)
+        return Accumulators(
+            self.lines,
+            self.tiling,
+            self.wide,
+            self.helpers.add,
+            lambda index: self._emitter().index(index, _no_reads),
+        )
 
     def _start_totals(self, nests: Sequence[LoopNest]) -> None:
         """Of the scans that a pass goes through, the totals of no elements."""
@@ -421,11 +427,7 @@ class Emission:
         if nest.buffer in self.kernel.internal:
             return
         emitter = self._emitter()
-
-        def no_reads(expr: object) -> str:
-            raise AssertionError("a store's index reads no memory")
-
-        offset = emitter.index(nest.index, no_reads)
+        offset = emitter.index(nest.index, _no_reads)
         free = 0
         for var in nest.vars:
             free |= 1 << var.id
@@ -456,6 +458,10 @@ class Emission:
         call = "tl.store" if combine == "store" else f"tl.atomic_{combine}"
         order = "" if combine == "store" else ', sem="relaxed"'
         self.lines.add(f"{call}({pointer}, {stored}{condition}{order})")
+
+
+def _no_reads(expr: object) -> str:
+    raise AssertionError("the index of a store, or a position, reads no memory")
 
 
 def scaled(number: str, factor: int) -> str:
