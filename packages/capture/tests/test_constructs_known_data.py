@@ -88,6 +88,22 @@ def as_arguments(x):
     return x.expand(n, 2, 3), x[n - 1], x[:, :n], x.sum(n - 1)
 
 
+@construct(graphs=None, breaks=None)
+def masks_of_one(x):
+    """A mask with a dimension selects rows, which a truth value does not."""
+    kept, dropped, place = torch.tensor([True]), torch.tensor([[False]]), torch.tensor([1])
+    row = x[:1]
+    y = x[:1].clone()
+    y[kept] = 5.0
+    y[torch.tensor([True]), 1] = 7.0
+    return row[kept], row[kept, 1], x[:1, :1][dropped], x[place], x[place, place], y, x[:place]
+
+
+@construct(graphs=None, breaks=None)
+def masks_without_dimensions(x):
+    return x[torch.tensor(True)], x[torch.tensor(False)], x[torch.tensor(1)]
+
+
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)
 def test_construct(case: Case) -> None:
     run_case(case)

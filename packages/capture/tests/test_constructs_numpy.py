@@ -241,6 +241,25 @@ def dtypes_without_kernels(a, i, u):
     return abs(b), np.argmax(b), abs(c), c * c == c, w < w, w.max(), np.sort(w)
 
 
+@construct()
+def tensors_of_scalars(x):
+    """They have the dtype of NumPy's scalars, not that of Python's numbers."""
+    wide, short, half = np.float64(1.5), np.int32(2), np.float16(0.5)
+    return (
+        torch.tensor(wide), torch.tensor(short), torch.tensor([half, half]), torch.tensor((short, 1)),
+        torch.tensor([[wide, 1]]), torch.tensor([short, True]), torch.tensor(np.bool_(True)),
+        torch.tensor(np.complex128(1j)), torch.tensor(wide, dtype=torch.float16),
+        torch.as_tensor(wide), torch.as_tensor([short]), torch.asarray(half), x.new_tensor(wide),
+        x * wide, torch.full((2,), wide), torch.tensor([1, np.float32(2)]), x + torch.tensor(wide),
+    )  # fmt: skip
+
+
+@construct(breaks=None, graphs=None, make=lambda: (np.arange(9.0).reshape(3, 3),))
+def tensors_of_results(a):
+    found = np.trace(a), a.sum()
+    return torch.tensor(found[0]), torch.tensor(found[1]), torch.tensor([found[1], 1.0])
+
+
 @construct(breaks=None, graphs=None, make=lambda: (np.ones(1), np.zeros(1, np.int64)))
 def an_index_that_ones_do_not_fit(a, i):
     try:

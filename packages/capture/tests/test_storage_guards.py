@@ -80,3 +80,50 @@ def test_what_inputs_are_that_look_alike(name):
     for _ in range(2):
         for t in given:
             assert compiled(t)[0] == ask(t) and compiled(t)[2] == ask(t * 2)
+
+
+def address(x):
+    y = x + 1
+    return y.data_ptr() == y.view(-1).data_ptr() != 0, x.data_ptr() != y.data_ptr()
+
+
+def memory(x):
+    y = x + 1
+    return y.untyped_storage().tolist() == list(bytes(y.numpy())), y.storage().tolist()
+
+
+def set_to_it(x):
+    made = torch.empty(0)
+    made.set_((x + 1).untyped_storage(), 1, (2,), (1,))
+    return made * 2
+
+
+def a_function_of_each(x):
+    return (x + 1).apply_(lambda v: v * 3), x.clone().map_(x, lambda a, b: a + b)
+
+
+def wrapped(x):
+    return (x + 1)._python_dispatch
+
+
+@pytest.mark.parametrize("ask", [address, memory, set_to_it, a_function_of_each, wrapped])
+def test_the_memory_of_what_the_frame_makes_is_no_stand_ins(ask):
+    """It was that of the tensor without data that stands for it at capture: an address of 0, a
+    storage that cannot be read; or it crashed."""
+    x = torch.arange(3.0)
+    expected, found = ask(x), dc.optimize(ask, dc.run_graph)(x)
+    assert repr(expected) == repr(found)
+
+
+def test_tensors_of_a_device_that_has_no_storages():
+    """A lazy device's, while a graph is captured: to ask for their storage crashed."""
+    import torch._lazy.ts_backend
+
+    torch._lazy.ts_backend.init()
+
+    def fill(device):
+        made = torch.ones(3, 3, device=device)
+        made[torch.tensor([[0, 0], [2, 2]], device=device), torch.tensor([0, 1], device=device)] = 0
+        return made * 2
+
+    assert torch.equal(dc.optimize(fill, dc.run_graph)("lazy").cpu(), fill("cpu"))

@@ -376,6 +376,8 @@ def from_real(
             raise UnsupportedTensorError(f"no fake for the tensor subclass {type(t).__name__}")
     if t.layout is not torch.strided or t.is_quantized:
         raise UnsupportedTensorError(f"no fake for layout {t.layout}, dtype {t.dtype}")
+    if not torch._C._has_storage(t):
+        raise UnsupportedTensorError(f"no fake for a tensor of {t.device} that has no storage")
     strides: Sizes = t.stride()
     if sizes is None:
         new_sizes: Sizes = tuple(t.shape)

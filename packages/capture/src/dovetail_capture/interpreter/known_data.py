@@ -72,14 +72,17 @@ class KnownData:
             fake = (fake.start, fake.stop, fake.step)
         return isinstance(fake, (list, tuple)) and any(map(self.has_number, fake))
 
-    def with_numbers(self, written: Any, fake: Any) -> tuple[Any, Any]:
+    def with_numbers(self, written: Any, fake: Any, index: bool = False) -> tuple[Any, Any]:
         """A graph argument and its fake with whole numbers in place of tensors of one known whole
-        number, also in lists and slices. What does not change stays the same object."""
+        number, also in lists and slices. What does not change stays the same object. (Of an
+        `index`, tensors with dimensions stay: so has what they select. Bounds of slices do not.)"""
         if isinstance(fake, torch.Tensor):
             if id(fake) in self._later and _is_number(fake):
                 self.of(fake)
             number = self._numbers.get(id(fake))
-            return (written, fake) if number is None else (number, number)
+            if number is None or (index and fake.dim() > 0):
+                return written, fake
+            return number, number
         parts: list[tuple[Any, Any]] = []
         if isinstance(fake, slice):
             bounds = (fake.start, fake.stop, fake.step)
@@ -87,7 +90,8 @@ class KnownData:
             parts = [self.with_numbers(*part) for part in zip(texts, bounds, strict=True)]
         elif isinstance(fake, (list, tuple)):
             bounds, texts = tuple(fake), tuple(written)
-            parts = [self.with_numbers(*part) for part in zip(texts, bounds, strict=True)]
+            both = zip(texts, bounds, strict=True)
+            parts = [self.with_numbers(*part, index=index) for part in both]
         if not parts or all(new is old for (_, new), old in zip(parts, bounds, strict=True)):
             return written, fake
         make: Any = list if isinstance(fake, list) else tuple

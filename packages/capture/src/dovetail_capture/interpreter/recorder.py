@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 import operator
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -433,6 +435,8 @@ class Recorder:
             return SymbolicNumber(result)
         if _holds_tensor(result):
             raise GraphBreakSignal(f"a {type(result).__name__} of tensors as an operation's result")
+        if not isinstance(result, _DATA):  # it is of the stand-in: its memory, its capsule
+            raise GraphBreakSignal(f"an object of type {type(result).__name__} made of a tensor")
         return Constant(result)
 
     def from_real(self, tensor: torch.Tensor, sizes: Any = None) -> Any:
@@ -442,6 +446,14 @@ class Recorder:
             with self.fake_mode:
                 return wrapper_of_fakes(tensor, self.fake_mode.memo)
         return from_real(tensor, sizes=sizes, memo=self.fake_mode.memo)
+
+
+# What an operation on a tensor may tell that is the same of the stand-in that it was run on.
+_DATA = (
+    bool, int, float, complex, str, bytes, type(None), type, enum.Enum, types.FunctionType,
+    types.BuiltinFunctionType, torch.dtype, torch.device, torch.layout, torch.memory_format,
+    torch.qscheme,
+)  # fmt: skip
 
 
 def _run_on_fakes(function: Any, run: Callable[..., Any], pairs: Any, keyword_pairs: Any) -> Any:

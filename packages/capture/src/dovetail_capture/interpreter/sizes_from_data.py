@@ -30,9 +30,12 @@ SIZES_AGREE = frozenset(
 )  # fmt: skip
 
 
+_INDEXING = frozenset({"getitem", "setitem", "__getitem__", "__setitem__"})  # by tensors, too
+
+
 def may_ask(name: str, args: list[Value], kwargs: dict[str, Value]) -> bool:
     """May an operation take one of its tensors for a whole number?"""
-    if name in ("getitem", "setitem"):  # these index by tensors
+    if name in _INDEXING:
         return False
     first = 0 if name in SIZED_MAKERS else 1
     return any(map(_has_number, (*args[first:], *kwargs.values())))
@@ -82,7 +85,8 @@ def known_numbers_for(
 ) -> tuple[Any, Any]:
     """Arguments with known numbers in place of tensors whose data is asked for (as sizes)."""
     first = 0 if name in SIZED_MAKERS else 1
-    new = [*pairs[:first], *(data.with_numbers(*pair) for pair in pairs[first:])]
+    index = name in _INDEXING
+    new = [*pairs[:first], *(data.with_numbers(a, b, index) for a, b in pairs[first:])]
     return new, {key: data.with_numbers(*pair) for key, pair in keyword_pairs.items()}
 
 

@@ -15,7 +15,7 @@ from dovetail_capture.interpreter.library.numpy_arrays import (
     numpy_dtype,
     torch_dtype,
 )
-from dovetail_capture.interpreter.library.tensor_creation import inlined
+from dovetail_capture.interpreter.library.tensor_creation import inlined, with_dtype_of_scalars
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Value
@@ -76,7 +76,10 @@ def tensor_numpy(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 def tensor_of(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`torch.from_numpy(array)`, `torch.as_tensor(array)`: the same memory."""
     if not args or not isinstance(args[0], ArrayValue):
-        return PASS  # type: ignore[no-any-return]
+        named = with_dtype_of_scalars(vm, args[0], kwargs) if args else kwargs
+        if named is kwargs:
+            return PASS  # type: ignore[no-any-return]
+        return vm.record("call_function", torch.as_tensor, args, named)
     if len(args) > 1 or args[0].is_scalar or not set(kwargs) <= {"dtype"}:
         raise GraphBreakSignal("a conversion of a numpy array with further arguments", HINT)
     if kwargs:

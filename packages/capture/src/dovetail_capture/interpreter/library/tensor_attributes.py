@@ -35,7 +35,7 @@ def tensor_property(vm: Interpreter, obj: TensorValue, name: str) -> Value:
         return vm.wrap(obj.real.grad, source)
     if name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
         return hooks_of(vm, obj, name)
-    if name in ("grad_fn", "output_nr", "_version", "_base", "_cdata"):
+    if name in ("grad_fn", "output_nr", "_version", "_base", "_cdata", "_python_dispatch"):
         if name == "grad_fn" and not obj.fake.requires_grad:
             return NONE
         raise GraphBreakSignal(f"the tensor attribute `{name}`")
@@ -112,6 +112,14 @@ def tensor_of_storage(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return PASS  # type: ignore[no-any-return]
 
 
+def tensor_data(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """Methods that read the memory of a tensor where they are called: a stand-in has none."""
+    raise GraphBreakSignal("a method that reads the memory of a tensor")
+
+
+_READ_MEMORY = ("data_ptr", "const_data_ptr", "apply_", "map_", "map2_")
+
+
 def tensor_new(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`x.new(sizes)`: a graph's text has tuples for sizes, and in these `new` sees data."""
     if len(args) == 2 and isinstance(args[1], TupleValue) and args[1].cls is torch.Size:
@@ -151,6 +159,7 @@ HANDLERS: dict[Any, Handler] = {
     torch.Tensor._is_view: tensor_of_storage,
     torch.Tensor.untyped_storage: tensor_of_storage,
     torch.Tensor.is_shared: tensor_of_storage,
+    **{getattr(torch.Tensor, name): tensor_data for name in _READ_MEMORY},
     torch.Tensor.new: tensor_new,
     torch.Tensor.requires_grad_: tensor_requires_grad_,
 }

@@ -17,6 +17,7 @@ from dovetail_capture.interpreter.values.base import NONE, Constant, Value, is_n
 from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.interpreter.wrap import is_numpy
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
@@ -30,6 +31,7 @@ def inlined(vm: Interpreter, function: Callable[..., Any], args: Args, kwargs: K
 def make_tensor(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`torch.tensor(data)`: of Python numbers and of tensors."""
     data = args[0] if args else kwargs.get("data", NONE)
+    told, kwargs = kwargs, with_dtype_of_scalars(vm, data, kwargs)
     if _holds_tensor(data) and set(kwargs) <= {"data", "dtype", "device"}:
         named = {name: value for name, value in kwargs.items() if name != "data"}
         if isinstance(data, TensorValue):
@@ -46,7 +48,29 @@ def make_tensor(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         if isinstance(args[0], SymbolicNumber) and args[0].python_type() is float:
             options = {"dtype": Constant(torch.get_default_dtype()), **kwargs}
             return vm.record("call_function", torch.full, [TupleValue([]), args[0]], options)
+    if kwargs is not told:
+        return vm.record("call_function", torch.tensor, args, kwargs)
     return PASS  # type: ignore[no-any-return]
+
+
+def with_dtype_of_scalars(vm: Interpreter, data: Value, kwargs: Kwargs) -> Kwargs:
+    """The options of `torch.tensor(data)`, with the dtype that NumPy's scalars in it give: a graph
+    has Python's numbers for these."""
+    if not is_none(kwargs.get("dtype", NONE)):
+        return kwargs
+    kinds = set(_kinds(vm, data))
+    if not any(is_numpy(kind, "generic") for kind in kinds):
+        return kwargs
+    if not all(is_numpy(kind, "generic") or kind in _NUMBERS for kind in kinds):
+        raise GraphBreakSignal("`tensor` of NumPy's scalars and of others")
+    try:
+        dtypes = [torch.tensor(kind()).dtype for kind in kinds]  # of zeros
+    except (TypeError, RuntimeError) as error:  # of dates, texts, wider numbers
+        raise GraphBreakSignal(f"`tensor` of NumPy's scalars: {error}") from error
+    return {**kwargs, "dtype": Constant(functools.reduce(torch.promote_types, dtypes))}
+
+
+_NUMBERS = (bool, int, float, complex)
 
 
 def _holds_tensor(data: Value) -> bool:
@@ -127,6 +151,15 @@ def stacked(data: Any, dtype: Any, device: Any = None) -> Any:
     return torch.full((), data, dtype=dtype, device=device)
 
 
+def as_array(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`torch.asarray(data)` of NumPy's scalars."""
+    data = args[0] if args else kwargs.get("obj", NONE)
+    named = with_dtype_of_scalars(vm, data, kwargs)
+    if named is kwargs:
+        return PASS  # type: ignore[no-any-return]
+    return vm.record("call_function", torch.asarray, args, named)
+
+
 def shape_as_tensor(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`torch._shape_as_tensor(x)`."""
     assert isinstance(args[0], TensorValue)
@@ -164,7 +197,7 @@ def _kinds(vm: Interpreter, data: Value) -> Iterator[type]:
     if isinstance(data, (ListValue, TupleValue)):
         for item in vm.iterate(data):
             yield from _kinds(vm, item)
-    else:
+    elif isinstance(data, Value):
         yield data.python_type()
 
 
@@ -220,6 +253,7 @@ _LEGACY: tuple[Any, ...] = (
 
 HANDLERS: dict[Any, Handler] = {
     torch.tensor: make_tensor,
+    torch.asarray: as_array,
     torch._shape_as_tensor: shape_as_tensor,
     torch.Tensor.type: tensor_type,
     torch.Tensor.new_tensor: new_tensor,

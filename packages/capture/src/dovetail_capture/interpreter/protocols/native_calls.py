@@ -66,11 +66,13 @@ def call_handler(
     answer = vm.answer_of_modes(real, args, kwargs)
     if answer is not None:
         return answer  # type: ignore[no-any-return]
+    name = getattr(real, "__qualname__", repr(real))
     try:
         return handler(vm, args, kwargs)  # type: ignore[no-any-return]
     except (IndexError, KeyError):  # a handler takes what it needs by place or name
-        name = getattr(real, "__qualname__", repr(real))
         raise GraphBreakSignal(f"{name} with fewer arguments than it takes") from None
+    except NotAGraphArgument as error:
+        raise GraphBreakSignal(f"`{name}` called with {error}") from None
 
 
 @functools.cache
