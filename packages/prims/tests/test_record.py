@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
+import torch.nn.functional as F
 from dovetail_prims import Dialect, FakeTensor, trace_aten, verify
+from dovetail_prims.fake_mode import FakeMode
 from torch import Tensor, nn
 
 aten = torch.ops.aten
@@ -71,3 +74,26 @@ def test_stack_trace_and_shared_inputs() -> None:
     assert "test_record" in add.meta["stack_trace"]
     a, b = (n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder")
     assert a._storage is b._storage
+
+
+@pytest.mark.parametrize(
+    "call, drew",
+    [
+        (lambda x: F.dropout(x, 0.5), True),
+        (lambda x: F.dropout(x, 0.5, training=False), False),
+        (lambda x: torch.rand_like(x), True),
+        (lambda x: F.scaled_dot_product_attention(x, x, x), False),
+        (lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.5), True),
+        (lambda x: torch.ops.aten.native_dropout(x, 0.5, False), False),
+        (lambda x: torch.ops.aten.native_dropout(x, 0.5, None), True),
+        (lambda x: F.rrelu(x, training=True), True),
+    ],
+)
+def test_a_mode_tells_whether_the_generator_moved(call: Any, drew: bool) -> None:
+    before = torch.get_rng_state()
+    call(-torch.ones(1, 2, 4, 8))
+    assert drew != torch.equal(before, torch.get_rng_state())
+    mode = FakeMode()
+    with mode:
+        call(-torch.ones(1, 2, 4, 8))
+    assert mode.drew is drew

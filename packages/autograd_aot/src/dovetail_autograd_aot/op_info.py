@@ -9,6 +9,7 @@ from enum import Enum
 import torch
 from dovetail_prims.conditionals import graphs_of
 from dovetail_prims.functional_twins import functional_twin
+from dovetail_prims.random_ops import draws
 from torch._ops import OpOverload
 from torch.fx import Node
 
@@ -128,16 +129,9 @@ def draws_random_numbers(node: Node) -> bool:
         return any(draws_random_numbers(n) for graph in graphs for n in graph.graph.nodes)
     if not isinstance(target, OpOverload):
         return False
-    info = op_info(target)
-    if info.kind is not OpKind.RANDOM:
+    if op_info(target).kind is not OpKind.RANDOM:
         return False
-    if "dropout_p" not in info.argument_names:
-        return True
-    position = info.argument_names.index("dropout_p")
-    if position < len(node.args):
-        return bool(node.args[position] != 0)
-    default = target._schema.arguments[position].default_value
-    return bool(node.kwargs.get("dropout_p", default) != 0)
+    return draws(target, node.args, node.kwargs)
 
 
 def _is_composite(op: OpOverload) -> bool:

@@ -6,6 +6,7 @@ frames. The hook finds the frames' entries by itself; only a miss comes here.
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
 import warnings
@@ -47,13 +48,26 @@ from dovetail_capture.interpreter.values.plain import is_asked
 from dovetail_capture.options import CaptureOptions
 from dovetail_capture.recompiles import changed_sizes, replaced_modules, same_case, sizes_of
 from dovetail_capture.replacement import build_replacement
-from dovetail_capture.skip import is_generated_for_skipped, is_skipped, runs_with_capture_off
+from dovetail_capture.skip import (
+    is_generated_for_skipped,
+    is_skipped,
+    is_skipped_file,
+    opens_checkpoint,
+    runs_with_capture_off,
+)
 from dovetail_capture.stance import breaks_are_errors, current_stance
 
 Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 Capture = Callable[..., CapturedFrame]
 CompileGuards = Callable[[GuardSet, CodeType], Any]
 """Makes what the hook checks: a guard capsule, or a callable of (args, func)."""
+
+
+_OPEN_CHECKPOINT = (
+    "{}: a module whose hooks checkpoint it (torch.distributed._composable.checkpoint) in a "
+    "compiled function: its backward computes it again without what is compiled, and would take "
+    "other tensors than were saved for those that were; call torch.utils.checkpoint.checkpoint"
+)
 
 
 class _NodeRefused(Exception):
@@ -156,6 +170,8 @@ class CaptureContext:
     def _on_miss(self, code: CodeType, func: FunctionType, args: tuple[Any, ...]) -> Any:
         if runs_with_capture_off(code):
             return _frame_hook.OFF
+        if opens_checkpoint(code):
+            raise CaptureError(_OPEN_CHECKPOINT.format(_place_of_caller()))
         if getattr(func, "_torchdynamo_disable", False):
             recursive = getattr(func, "_torchdynamo_disable_recursive", True)
             return _frame_hook.SKIP if recursive is False else _frame_hook.OFF
@@ -429,6 +445,14 @@ def _has_own_function(value: Any) -> bool:
     """Is it a tensor whose class torch asks about operations?"""
     cls = type(value)
     return is_asked(cls) and not is_wrapper_type(cls)
+
+
+def _place_of_caller() -> str:
+    """`file:line` of the innermost code that is the user's."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_back and is_skipped_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    return "?" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _observer() -> str | None:

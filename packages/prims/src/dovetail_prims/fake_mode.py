@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dovetail_prims.dispatch_mode import DispatchMode
 from dovetail_prims.fake_tensor import FakeMemo, FakeTensor, from_real, has_other_types, propagate
+from dovetail_prims.random_ops import draws
 
 
 class FakeMode(DispatchMode):  # type: ignore[no-untyped-call]
@@ -21,12 +22,15 @@ class FakeMode(DispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, memo: FakeMemo | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.memo = memo if memo is not None else FakeMemo()
+        self.drew = False  # has an op drawn random numbers? (Whoever asks sets it back.)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if has_other_types(types):
             return NotImplemented
+        if not self.drew and draws(func, args, kwargs or {}):
+            self.drew = True
         return propagate(func, self._fakes(args), self._fakes(kwargs) if kwargs else {})
 
     def _fakes(self, value: Any) -> Any:

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import inspect
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 import torch.utils.checkpoint as torch_checkpoint
 from torch._ops import HigherOrderOperator, OpOverload
 
@@ -22,7 +25,7 @@ from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.recorder import Policy
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value, is_none
-from dovetail_capture.interpreter.values.containers import TupleValue
+from dovetail_capture.interpreter.values.containers import DictValue, TupleValue
 from dovetail_capture.interpreter.values.functions import BoundMethod, FunctionValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
 
@@ -68,9 +71,39 @@ def _checkpoint(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if before[0] is None:  # (of regions inside of each other, the outermost)
         recorder.checkpoint, recorder.policy = recorder.operations, policy
     try:
-        return inlining.inline(vm, cast(types.FunctionType, checkpoint), args, kwargs)
+        with _draws_once(vm, kwargs.get("preserve_rng_state")):
+            return inlining.inline(vm, cast(types.FunctionType, checkpoint), args, kwargs)
     finally:
         recorder.checkpoint, recorder.policy = before
+
+
+def _decorated(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`_checkpoint_impl(function, args, kwargs, ...)`, which what the decorator made calls."""
+    function, given, named = args
+    assert isinstance(named, DictValue)
+    by_name = {vm.as_python(key): value for key, value in dicts.items(vm, named)}
+    return _checkpoint(vm, [function, *vm.iterate(given)], kwargs | by_name)
+
+
+@contextmanager
+def _draws_once(vm: Interpreter, preserve: Value | None) -> Iterator[None]:
+    """Without `preserve_rng_state` eager's backward draws other random numbers than its forward
+    did. In a graph there is one draw, so the region may not draw any."""
+    mode = vm.session.recorder.fake_mode
+    if preserve is None or not torch.is_grad_enabled() or vm.truth(preserve):
+        yield
+        return
+    before, mode.drew = mode.drew, False
+    try:
+        yield
+        if mode.drew:
+            raise GraphBreakSignal(
+                "random numbers in a checkpoint with preserve_rng_state=False: its backward draws "
+                "others",
+                "leave preserve_rng_state to be True",
+            )
+    finally:
+        mode.drew |= before
 
 
 def _policy(vm: Interpreter, kwargs: Kwargs) -> Policy | None:
@@ -167,3 +200,5 @@ HANDLERS: dict[Any, Handler] = {
     torch_checkpoint.checkpoint: _checkpoint,
     torch_checkpoint.create_selective_checkpoint_contexts: _contexts,
 }
+if hasattr(torch_checkpoint, "_checkpoint_impl"):
+    HANDLERS[torch_checkpoint._checkpoint_impl] = _decorated
