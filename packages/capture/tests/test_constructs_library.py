@@ -146,6 +146,56 @@ def deepcopy_keeps_sharing(x):
     return x + len(both[1]), both, both[2]["i"] is both[0]
 
 
+class LooksAtMemo:
+    """What a deep copy of it is tells what its memo holds."""
+
+    def __init__(self, look):
+        self.look = look
+
+    def __deepcopy__(self, memo):
+        return self.look(memo)
+
+
+@construct(graphs=None, breaks=None)
+def copies_with_a_memo(x):
+    memo, table = {}, [[1], 2]
+    one = copy.deepcopy(table, memo)
+    two, part = copy.deepcopy(table, memo=memo), copy.deepcopy(table[0], memo)
+    return x + 1, one is two, part is one[0], memo[id(table)] is one, len(memo), one
+
+
+@construct()
+def copies_with_no_memo(x):
+    table = [[1], 2]
+    return x + 1, copy.deepcopy(table, None), copy.deepcopy(table, memo=None)
+
+
+@construct(graphs=None, breaks=None)
+def memos_that_are_looked_at(x):
+    looks = (
+        len,
+        bool,
+        dict,
+        list,
+        type,
+        lambda m: "a" in m,
+        lambda m: m.setdefault("a", 1),
+        lambda m: m.get("a"),
+        lambda m: m == {},
+        lambda m: [1] if m else [2],
+        lambda m: m is None,
+        lambda m: [v for v in m if v == 1],
+    )
+    return x + 1, [copy.deepcopy(LooksAtMemo(look)) for look in looks]
+
+
+@construct(graphs=None, breaks=None)
+def a_memo_that_is_kept(x):
+    kept = []
+    copy.deepcopy([1, LooksAtMemo(kept.append)])
+    return x + 1, len(kept), type(kept[0])
+
+
 @construct()
 def copies_of_collections(x):
     d = collections.deque([1, 2], maxlen=3)

@@ -33,6 +33,7 @@ from dovetail_capture.interpreter.values.containers import (
     DictValue,
     DictView,
     ListValue,
+    MemoValue,
     SetValue,
     SliceValue,
     TupleValue,
@@ -191,6 +192,8 @@ class Rebuilder:
             if item.cls is list:
                 return built
             return r.CallFunction(r.Const(item.cls), (built, r.Const(item.maxlen)))
+        if isinstance(item, MemoValue):
+            raise CannotRebuild(item.describe(), item.born)
         if isinstance(item, DictValue):
             return self._dict(item)
         if isinstance(item, SetValue):

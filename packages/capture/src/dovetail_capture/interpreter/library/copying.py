@@ -19,10 +19,11 @@ from dovetail_capture.interpreter.library.handlers import Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.transforms import InnerRecorder
 from dovetail_capture.interpreter.protocols import dicts, operands
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.base import Constant, Value
+from dovetail_capture.interpreter.values.base import Constant, Value, is_none
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
     ListValue,
+    MemoValue,
     SetValue,
     TupleValue,
 )
@@ -40,16 +41,6 @@ _SHARED = (
     property, weakref.ref, enum.Enum, re.Pattern, torch.dtype, torch.device, torch.layout,
     torch.memory_format, types.CodeType, types.FunctionType, types.BuiltinFunctionType,
 )  # fmt: skip
-
-
-class _Memo(DictValue):
-    """What `__deepcopy__` is given: it only hands it on."""
-
-    __slots__ = ("copies",)
-
-    def __init__(self, copies: dict[int, Value]) -> None:
-        super().__init__()
-        self.copies = copies
 
 
 def copy_copy(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -73,7 +64,11 @@ def copy_copy(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 def deep_copy(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     memo = args[1] if len(args) > 1 else kwargs.get("memo")
-    return _deep(vm, args[0], memo.copies if isinstance(memo, _Memo) else {})
+    if memo is None or is_none(memo):
+        return _deep(vm, args[0], {})
+    if isinstance(memo, MemoValue):
+        return _deep(vm, args[0], memo.copies)
+    raise GraphBreakSignal("copy.deepcopy with a memo, which keeps the ids of what it copied")
 
 
 def _deep(vm: Interpreter, value: Value, memo: dict[int, Value]) -> Value:
@@ -105,7 +100,7 @@ def _deep(vm: Interpreter, value: Value, memo: dict[int, Value]) -> Value:
     elif isinstance(value, ObjectValue) and hasattr(value.cls, "__deepcopy__"):
         method = operands.dunder(vm, value, "__deepcopy__")
         assert method is not None
-        new = vm.call(method, [_Memo(memo)], {})
+        new = vm.call(method, [MemoValue(memo, vm.frames[0].steps)], {})
     elif isinstance(value, ObjectValue) and _is_copied_by_parts(value):
         made = memo[id(value)] = ObjectValue(value.cls)
         new = _by_parts(vm, value, made, memo)

@@ -57,8 +57,8 @@ def get_iter(vm: Interpreter, value: Value) -> Value:
         made = IteratorValue(items, kind, over=[value], size=size)
         made.left = left
         return made
-    if cls is DictValue or cls is DictView:
-        return dict_iterator(vm, value, backwards=False)  # type: ignore[arg-type]
+    if isinstance(value, (DictValue, DictView)):
+        return dict_iterator(vm, value, backwards=False)
     if cls is SetValue:
         return _set_iterator(vm, value)  # type: ignore[arg-type]
     if cls is TensorValue:

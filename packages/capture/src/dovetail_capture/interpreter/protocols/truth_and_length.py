@@ -51,8 +51,8 @@ def truth(vm: Interpreter, value: Value) -> bool:
         )
     if cls in (ListValue, TupleValue, SetValue):
         return bool(value.items)  # type: ignore[attr-defined]
-    if cls is DictValue:
-        return bool(dicts.length(vm, value))  # type: ignore[arg-type]
+    if isinstance(value, DictValue):
+        return bool(dicts.length(vm, value))
     if cls is DictView:
         return bool(length(vm, value))
     if cls is ObjectValue:

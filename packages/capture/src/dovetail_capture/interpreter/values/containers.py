@@ -198,6 +198,31 @@ class DictValue(Value):
         return f"DictValue({list(self.entries)})"
 
 
+class MemoValue(DictValue):
+    """The dict that a `__deepcopy__` is given, which it may only hand on: its keys are ids, which
+    what is made in a graph has none of. `copies` has what was copied so far."""
+
+    __slots__ = ("born", "copies")
+
+    def __init__(self, copies: dict[int, Value], born: int) -> None:
+        super().__init__()
+        self.copies = copies
+        self.born = born
+
+    @property  # type: ignore[override]
+    def entries(self) -> dict[Any, tuple[Value, Any]]:
+        raise GraphBreakSignal(f"what is in {self.describe()}")
+
+    @entries.setter
+    def entries(self, entries: dict[Any, tuple[Value, Any]]) -> None: ...
+
+    def describe(self) -> str:
+        return "the memo of a deep copy"
+
+    def __repr__(self) -> str:
+        return "MemoValue()"
+
+
 class SetValue(Value):
     """A set or frozenset. `copied` is a set with a hash table that it had before its latest
     members came and others went: in which order members are iterated depends on that. `left`
