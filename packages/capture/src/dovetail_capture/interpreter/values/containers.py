@@ -209,7 +209,7 @@ class MemoValue(DictValue):
         self.copies = copies
         self.born = born
 
-    @property  # type: ignore[override]
+    @property
     def entries(self) -> dict[Any, tuple[Value, Any]]:
         raise GraphBreakSignal(f"what is in {self.describe()}")
 
