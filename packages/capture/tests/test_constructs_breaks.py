@@ -35,6 +35,32 @@ def thread_locals(x):
     return y * own.scale + own.offset
 
 
+def _names_of_a_callee(x):
+    b = 1
+    print("inside")
+    return dir(), sorted(locals()), x
+
+
+@construct(graphs=None, breaks=None)
+def names_behind_breaks(x):
+    """Of a frame that goes on behind a break, the program sees its own names only."""
+    a, kept = 1, [2]
+    found = [dir()]
+    for turn in range(2):
+        print("turn")
+        found.append((dir(), sorted(locals()), sorted(vars())))
+        found.append((eval("dir()"), sorted(eval("locals()")), [d() for d in (dir,)][0][-1]))
+    with torch.no_grad():
+        print("with")
+        found.append((dir(), sorted(sys._getframe().f_locals)))
+    try:
+        a / (a - 1)
+    except ZeroDivisionError as error:
+        print("except")
+        found.append((dir(), (lambda: len(kept))()))
+    return found, _names_of_a_callee(x), dir(), kept
+
+
 @construct(graphs=2, breaks=1)
 def break_in_the_middle(x):
     y = x + 1

@@ -58,8 +58,6 @@ from dovetail_capture.continuation_state import (
 )
 from dovetail_capture.recipe import FrameEnd
 
-_RESUME = ".resume"  # the parameter of a step that holds the class `Resume`
-
 
 class Resume(tuple[Any, ...]):
     """A continuation and its arguments, returned by a step that goes on."""
@@ -72,14 +70,12 @@ class Resumption:
     """How replacement code goes on after a break.
 
     It calls a function of code `step` with the live locals named `locals_`, then the stack values
-    that are not NULL, then one function per code in `continuations`, then the class `Resume`. All
-    these functions get the closure `free` (names; those in `from_cells` are cell variables of the
-    broken frame). A `nested` resumption is that of a continuation, which leaves it to its caller
-    to call what it resumes with.
+    that are not NULL. The function gets the closure `free` (names; those in `from_cells` are cell
+    variables of the broken frame). A `nested` resumption is that of a continuation, which leaves
+    it to its caller to call what it resumes with.
     """
 
     step: CodeType
-    continuations: tuple[CodeType, ...]
     locals_: tuple[str, ...]
     free: tuple[str, ...]
     from_cells: frozenset[str]
@@ -148,7 +144,7 @@ class ContinuationCache:
         key = (id(code), start)
         found = self._continuations.get(key)
         if found is None:
-            maker = CodeMaker(code, start, ())
+            maker = CodeMaker(code, start)
             found = self._continuations[key] = maker.finish()
             origins = tuple(instruction.origin for instruction in maker.body.instructions)
             self._roots[id(found)] = _Root(code, origins)
@@ -169,12 +165,11 @@ def _make_resumption(cache: ContinuationCache, code: CodeType, start: Start) -> 
     start = Start(first, start.kinds, start.locals_)
     exits = exits_after(code, body, start, last)
     caught = exit_to_handler(body, start)
-    extra = tuple(f".k{place}" for place in range(len(exits) + (caught is not None)))
-    maker = CodeMaker(code, start, (*extra, _RESUME))
+    maker = CodeMaker(code, start)
     positions = maker.original[last].positions
     tails: list[Instruction] = []
-    for place, leaving in enumerate(exits):
-        tail = _tail(maker, extra[place], leaving.start, positions)
+    for leaving in exits:
+        tail = _tail(maker, cache.continuation(code, leaving.start), leaving.start, positions)
         if leaving.is_jump and maker.original[last].name == "FOR_ITER":
             tail = [*(Instruction(name, 0, None, positions) for name in AFTER_LOOP), *tail]
         tails += tail
@@ -192,16 +187,14 @@ def _make_resumption(cache: ContinuationCache, code: CodeType, start: Start) -> 
             branch.name = branch.name.replace("_BACKWARD", "_FORWARD")
             branch.target = tail[0]
     if caught is not None:
-        tail = _tail(maker, extra[-1], caught.start, positions)
+        tail = _tail(maker, cache.continuation(code, caught.start), caught.start, positions)
         tails += tail
         assert caught.handler is not None
         _catch(maker, caught.handler, first, last, tail[0])
-        exits = [*exits, caught]
     step = maker.finish(tails)
-    continuations = tuple(cache.continuation(code, leaving.start) for leaving in exits)
     line = positions[0] or code.co_firstlineno
     cells = frozenset(code.co_cellvars)
-    return Resumption(step, continuations, start.locals_, maker.free, cells, line)
+    return Resumption(step, start.locals_, maker.free, cells, line)
 
 
 def _catch(maker: CodeMaker, row: Handler, first: int, last: int, target: Instruction) -> None:
@@ -241,9 +234,10 @@ def _as_plain_load(instruction: Instruction) -> list[Instruction]:
 
 
 def _tail(
-    maker: CodeMaker, continuation: str, start: Start, positions: Positions
+    maker: CodeMaker, continuation: CodeType, start: Start, positions: Positions
 ) -> list[Instruction]:
-    """Take the stack apart and return `Resume((continuation, *locals, *stack))`."""
+    """Take the stack apart and return `Resume((continuation, *locals, *stack))`. (The class and
+    the continuation are constants: as locals, `dir()` would name them to the user's code.)"""
     code: list[Instruction] = []
 
     def emit(name: str, arg: int = 0) -> None:
@@ -254,27 +248,27 @@ def _tail(
             emit("POP_TOP")
             continue
         if kind == HANDLER:  # exchange the exception being handled with None, to get at it
-            emit("LOAD_CONST", maker.constants.index(None))
+            emit("LOAD_CONST", maker.constant(None))
             emit("PUSH_EXC_INFO")
             emit("POP_TOP")
         emit("STORE_FAST", maker.slot(f".n{place}"))  # of a NULL this only unbinds the name
         if kind == HANDLER:
             emit("POP_EXCEPT")
-    marker = maker.slot(_RESUME)
+    marker = maker.constant(Resume)
     if sys.version_info >= (3, 13):
-        emit("LOAD_FAST", marker)
+        emit("LOAD_CONST", marker)
         emit("PUSH_NULL")
     else:
         emit("PUSH_NULL")
-        emit("LOAD_FAST", marker)
-    parts = [maker.slot(continuation), *(maker.slot(name) for name in start.locals_)]
-    for part in parts:
-        emit("LOAD_FAST", part)
+        emit("LOAD_CONST", marker)
+    code += maker.function(continuation, positions or NO_POSITIONS)
+    for name in start.locals_:
+        emit("LOAD_FAST", maker.slot(name))
     stack = [place for place, kind in enumerate(start.kinds) if kind in (VALUE, HANDLER)]
     for place in stack:
         emit("LOAD_FAST", maker.slot(f".n{place}"))
         emit("DELETE_FAST", maker.slot(f".n{place}"))
-    emit("BUILD_TUPLE", len(parts) + len(stack))
+    emit("BUILD_TUPLE", 1 + len(start.locals_) + len(stack))
     if sys.version_info < (3, 12):
         emit("PRECALL", 1)
     emit("CALL", 1)

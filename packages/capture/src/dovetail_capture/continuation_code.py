@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dis
+import sys
 from types import CodeType
+from typing import Any
 
 from dovetail_capture.bytecode import (
     Instruction,
+    Positions,
     decode,
     encode,
 )
@@ -14,12 +17,13 @@ from dovetail_capture.continuation_state import HANDLER, HANDLER_COPY, NULL, VAL
 
 PACKED = ("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST")
 _CODE_SHAPE = 0x04 | 0x08  # CO_VARARGS, CO_VARKEYWORDS
+_CLOSURE = 0x08  # of MAKE_FUNCTION, later of SET_FUNCTION_ATTRIBUTE
 
 
 class CodeMaker:
     """One new code object: the prologue, the whole original body, and room for tails."""
 
-    def __init__(self, code: CodeType, start: Start, extra: tuple[str, ...]) -> None:
+    def __init__(self, code: CodeType, start: Start) -> None:
         self.code, self.start = code, start
         self.body = decode(code)
         self.original = list(self.body.instructions)
@@ -28,12 +32,11 @@ class CodeMaker:
             for place, kind in enumerate(start.kinds)
             if kind in (VALUE, HANDLER)
         }
-        self.parameters = (*start.locals_, *self.stack_names.values(), *extra)
+        self.parameters = (*start.locals_, *self.stack_names.values())
         self.free = (*code.co_cellvars, *code.co_freevars)
         rest = [n for n in code.co_varnames if n not in start.locals_ and n not in self.free]
         self.varnames = [*self.parameters, *rest]
-        constants = code.co_consts
-        self.constants = constants if None in constants else (*constants, None)
+        self.constants = list(code.co_consts)
         self._expand_packed()
 
     def slot(self, name: str) -> int:
@@ -43,6 +46,26 @@ class CodeMaker:
         if name not in self.varnames:
             self.varnames.append(name)
         return self.varnames.index(name)
+
+    def constant(self, value: Any) -> int:
+        """The index of a constant, which is this very object."""
+        for place, known in enumerate(self.constants):
+            if known is value:
+                return place
+        self.constants.append(value)
+        return len(self.constants) - 1
+
+    def function(self, code: CodeType, positions: Positions) -> list[Instruction]:
+        """Instructions that make a function of `code` with the closure of this one."""
+        count, late = len(self.free), sys.version_info >= (3, 13)
+        parts: list[tuple[str, int]] = []
+        if count:
+            parts += [*(("LOAD_CLOSURE", place) for place in range(count)), ("BUILD_TUPLE", count)]
+        parts.append(("LOAD_CONST", self.constant(code)))
+        parts.append(("MAKE_FUNCTION", _CLOSURE if count and not late else 0))
+        if count and late:
+            parts.append(("SET_FUNCTION_ATTRIBUTE", _CLOSURE))
+        return [Instruction(name, arg, None, positions) for name, arg in parts]
 
     def _expand_packed(self) -> None:
         """3.13's two-in-one local instructions cannot always hold the new indices: split them."""
@@ -88,9 +111,13 @@ class CodeMaker:
         if tails:
             for row in self.body.handlers:  # the user's handlers end where the user's code does
                 row.end = row.end or tails[0]
+        for instruction in tails or ():
+            if instruction.name == "LOAD_CLOSURE":  # from 3.13 on, cells are loaded like locals
+                instruction.name = "LOAD_FAST" if sys.version_info >= (3, 13) else "LOAD_CLOSURE"
+                instruction.arg += len(self.varnames)
         self.body.instructions += tails or []
         return code.replace(
-            co_consts=self.constants,
+            co_consts=tuple(self.constants),
             co_argcount=len(self.parameters),
             co_posonlyargcount=0,
             co_kwonlyargcount=0,
@@ -99,7 +126,7 @@ class CodeMaker:
             co_cellvars=(),
             co_freevars=self.free,
             co_flags=code.co_flags & ~_CODE_SHAPE,
-            co_stacksize=code.co_stacksize + len(self.varnames) + 8,
+            co_stacksize=code.co_stacksize + len(self.varnames) + len(self.free) + 8,
             **encode(self.body, code.co_firstlineno),  # type: ignore[arg-type]
         )
 

@@ -261,16 +261,13 @@ class _FrameWriter(ValueWriter):
             where = self.assign(self.build("tuple", closure), "closure")
         globals_ = self.assign(f"{self.constant(globals, 'globals')}()", "globals")
         skip_code(resumption.step)
-        functions = [
-            self._code_function(code, globals_, where)
-            for code in (resumption.step, *resumption.continuations)
-        ]
+        step = self._code_function(resumption.step, globals_, where)
         resume = self.constant(Resume)
         take = self.constant(rebuild.take_all)
         kind = self.constant(type)
         # This frame keeps nothing of the program's while the rest runs: what dies there dies then,
         # and an exception that passes through here is in no cycle with this frame.
-        self.emit(f"_dt_next = [{', '.join([functions[0], *arguments, *functions[1:], resume])}]")
+        self.emit(f"_dt_next = [{', '.join([step, *arguments])}]")
         held = [*self.arguments.values(), *self.temporaries]
         if held:
             self.emit(f"del {', '.join(held)}")
