@@ -1490,6 +1490,90 @@ construct(graphs=None, breaks=None, make=_with_annotations)(annotated)
 any_graphs(globs)
 
 
+# --- patterns over classes of the program's -------------------------------------------------------
+
+
+class MapThenRow(collections.abc.Mapping, collections.abc.Sequence):
+    """A class is of the kind of its first base, or of the registration that came last."""
+
+    def __getitem__(self, key):
+        return [1, 2][key]
+
+    def __len__(self):
+        return 2
+
+    def __iter__(self):
+        return iter([0, 1])
+
+
+class RowThenMap(collections.abc.Sequence, collections.abc.Mapping):
+    __getitem__, __len__ = MapThenRow.__getitem__, MapThenRow.__len__
+    __iter__ = MapThenRow.__iter__
+
+
+class Registered:
+    __getitem__, __len__ = MapThenRow.__getitem__, MapThenRow.__len__
+
+
+collections.abc.Mapping.register(Registered)
+collections.abc.Sequence.register(Registered)
+
+
+class DictAndRow(dict):
+    pass
+
+
+collections.abc.Sequence.register(DictAndRow)
+
+
+class OwnGet(dict):
+    def get(self, key, default=None):
+        return 7 if key == "k" else default
+
+
+def _kind(subject):
+    match subject:
+        case [first, second]:
+            return "row", first, second
+        case {0: value}:
+            return "map", value
+    return "neither"
+
+
+@construct()
+def patterns_over_both_kinds(x):
+    makers = (MapThenRow, RowThenMap, Registered, lambda: DictAndRow({0: 1, 1: 2}))
+    return x + 1, [_kind(make()) for make in makers]
+
+
+@construct()
+def mapping_patterns_ask_get(x):
+    found = []
+    for table in (OwnGet(k=1), OwnGet(j=1), collections.ChainMap({"k": x}, {"j": 2})):
+        match table:
+            case {"k": value, "j": other}:
+                found.append((value, other))
+            case {"k": value}:
+                found.append(value)
+            case _:
+                found.append(None)
+    return x + 1, found
+
+
+@construct(graphs=None, breaks=None)
+def mapping_patterns_check_keys(x):
+    class Keys:
+        a = "k"
+        b = "k"
+
+    try:
+        match {"k": 1, "j": 2}:
+            case {Keys.a: 1, Keys.b: 2}:
+                return x
+    except ValueError as error:
+        return x + 1, str(error)
+
+
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)
 def test_construct(case: Case) -> None:
     run_case(case)

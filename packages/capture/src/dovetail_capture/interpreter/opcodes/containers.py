@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections.abc
 import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,6 @@ from dovetail_capture.interpreter.values.containers import (
     TupleValue,
     hash_key,
 )
-from dovetail_capture.interpreter.values.tensors import TensorValue
 from dovetail_capture.interpreter.values.texts import joined, late_text
 
 if TYPE_CHECKING:
@@ -212,28 +210,34 @@ def get_len(frame: Frame, inst: Instruction) -> None:
     frame.stack.append(Constant(truth_and_length.length(frame.vm, frame.stack[-1])))
 
 
+# Py_TPFLAGS_SEQUENCE, Py_TPFLAGS_MAPPING: a class has at most one of them, that of its first
+# base or of the registration that came last.
+_SEQUENCE, _MAPPING = 1 << 5, 1 << 6
+_MISSING = Constant(object())
+
+
 def match_mapping(frame: Frame, inst: Instruction) -> None:
     cls = frame.stack[-1].python_type()
-    frame.stack.append(boolean(issubclass(cls, collections.abc.Mapping)))
+    frame.stack.append(boolean(bool(cls.__flags__ & _MAPPING)))
 
 
 def match_sequence(frame: Frame, inst: Instruction) -> None:
     cls = frame.stack[-1].python_type()
-    is_text = issubclass(cls, (str, bytes, bytearray))
-    is_sequence = issubclass(cls, collections.abc.Sequence) and not is_text
-    frame.stack.append(boolean(is_sequence and not isinstance(frame.stack[-1], TensorValue)))
+    frame.stack.append(boolean(bool(cls.__flags__ & _SEQUENCE)))
 
 
 def match_keys(frame: Frame, inst: Instruction) -> None:
     vm = frame.vm
     subject, keys = frame.stack[-2], frame.stack[-1]
-    native = vm.native(subject)
-    if not isinstance(native, DictValue):
-        raise GraphBreakSignal(f"a mapping pattern over {subject.describe()}")
-    found = []
+    getter, seen, found = vm.get_attr(subject, "get"), set(), []
     for key in vm.iterate(keys):
-        value = dicts.get(vm, native, hash_key(key))
-        if value is None:
+        hashed = hash_key(key)
+        if hashed in seen:
+            text = vm.to_text(key, "repr")
+            vm.raise_error(ValueError, f"mapping pattern checks duplicate key ({text})")
+        seen.add(hashed)
+        value = vm.call(getter, [key, _MISSING], {})
+        if isinstance(value, Constant) and value.value is _MISSING.value:
             frame.stack.append(NONE)
             return
         found.append(value)
