@@ -140,6 +140,35 @@ drop_others(PyObject *dict, PyObject *items)
     return failed ? -1 : 0;
 }
 
+/* Has an ordered dict exactly the keys of the first of the new items, in their order? Then none is
+ * to leave, which iterators over it would see. */
+static int
+begins_with_ordered(PyObject *dict, PyObject *items)
+{
+    PyObject *iterator = PyODict_Type.tp_iter(dict), *key;
+    Py_ssize_t at = 0;
+    int same = 1;
+    if (iterator == NULL) {
+        return -1;
+    }
+    while (same && (key = PyIter_Next(iterator)) != NULL) {
+        PyObject *pair = at < PyList_GET_SIZE(items) ? PyList_GET_ITEM(items, at) : NULL;
+        same = pair != NULL && PyTuple_Check(pair) && PyTuple_GET_SIZE(pair) == 2
+               && is_one_key(key, PyTuple_GET_ITEM(pair, 0));
+        at++;
+        Py_DECREF(key);
+    }
+    Py_DECREF(iterator);
+    return PyErr_Occurred() ? -1 : same;
+}
+
+static int
+make_room_ordered(PyObject *dict, PyObject *items)
+{
+    int same = begins_with_ordered(dict, items);
+    return same != 0 ? same : clear_ordered(dict);
+}
+
 static PyObject *
 rebuild_replace_dict(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t n)
 {
@@ -149,7 +178,7 @@ rebuild_replace_dict(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssiz
     }
     PyObject *dict = args[0], *items = args[1];
     int ordered = PyODict_Check(dict);
-    int failed = (ordered ? clear_ordered(dict) : drop_others(dict, items)) < 0;
+    int failed = (ordered ? make_room_ordered(dict, items) : drop_others(dict, items)) < 0;
     for (Py_ssize_t i = 0; !failed && i < PyList_GET_SIZE(items); i++) {
         PyObject *pair = Py_NewRef(PyList_GET_ITEM(items, i));
         if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2) {

@@ -290,6 +290,142 @@ def text_beside_a_partial(x):
     return x.sum() if known else reduction(x)
 
 
+# --- keys that leave a dictionary from before, and come back, while it is gone through -------------
+
+
+def _is_put_back(table, key):
+    table[key] = table.pop(key)
+
+
+def _last_is_put_back(table, key):
+    key, value = table.popitem()
+    table[key] = value
+
+
+def _all_are_put_back(table, key):
+    kept = dict(table)
+    table.clear()
+    table.update(kept)
+
+
+def _others_come_and_go(table, key):
+    for number in range(7):
+        table[number] = number
+        del table[number]
+
+
+def _is_put_back_often(table, key):
+    for _ in range(4):
+        for known in list(table):
+            table[known] = table.pop(known)
+
+
+def _gets_a_value(table, key):
+    table[key] = 7
+
+
+def _before(x, table, change):
+    found = []
+    for key in table:
+        found.append(key)
+        if len(found) < 4:
+            change(table, key)
+        print(key)
+        if len(found) > 8:
+            break
+    return found, x + 1
+
+
+def _after(x, table, change):
+    found = []
+    for place, key in enumerate(table):
+        print(key)
+        found.append(key)
+        change(table, key)
+        if len(found) > 8:
+            break
+    return found, x + 1
+
+
+def _between(x, table, change):
+    found, steps = [], iter(table.items())
+    found.append(next(steps))
+    change(table, "a")
+    print("first")
+    change(table, "a")
+    found.append(next(steps, None))
+    print("second")
+    found.append(next(steps, None))
+    return found, x + 1
+
+
+def _across(x, table, change):
+    """The iterator is in a frame above that of the changes."""
+    found = []
+
+    def one(key):
+        change(table, key)
+        found.append(key)
+
+    for key in table:
+        print(key)
+        one(key)
+        print(key)
+        if len(found) > 8:
+            break
+    return found, x + 1
+
+
+_CHANGES = (
+    _is_put_back, _last_is_put_back, _all_are_put_back, _others_come_and_go, _is_put_back_often,
+    _gets_a_value,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [dict, collections.OrderedDict, collections.Counter])
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("change", _CHANGES)
+@pytest.mark.parametrize("program", [_before, _after, _between, _across])
+def test_keys_that_leave_and_come_back(program, change, count, kind) -> None:
+    make = lambda: (torch.ones(2), kind(zip("abcdef", range(count))), change)
+    run_case(Case(program, None, None, make, (3, 11)))
+
+
+class _Held:
+    def __init__(self):
+        self.a, self.b, self.c = 1, 2, 3
+
+
+@construct(make=lambda: (torch.ones(2), _Held()))
+def attributes_that_come_back_are_the_last(x, held):
+    value = held.a
+    del held.a
+    held.d = x + 1
+    held.a = value
+    return x * 2
+
+
+@construct(graphs=2, make=lambda: (torch.ones(2), _Held()))
+def fields_that_come_back_are_the_last(x, held):
+    fields = vars(held)
+    fields["b"] = fields.pop("b")
+    kept = dict(fields)
+    fields.clear()
+    fields.update(kept)
+    fields["a"] = fields.pop("a")
+    return x * 2
+
+
+@construct(graphs=None, breaks=None, make=lambda: (torch.ones(2), collections.deque([1])))
+def a_turned_deque_of_one(x, held):
+    found = []
+    for item in held:
+        found.append(item)
+        held.rotate(1)
+        print(item)
+    return found, x
+
+
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)
 @pytest.mark.filterwarnings("error:internal error")
 def test_construct(case: Case) -> None:

@@ -163,6 +163,24 @@ def del_attribute(target: Any, name: str) -> None:
         del object.__getattribute__(target, "__dict__")[name]
 
 
+def move_keys(target: dict[Any, Any], moves: tuple[str, ...], *keys: Any) -> None:
+    """Let the keys of a dictionary come and go, as they did in the program, without values."""
+    base = OrderedDict if isinstance(target, OrderedDict) else dict
+    for move, key in zip(moves, keys, strict=True):
+        match move:
+            case "put":
+                base.__setitem__(target, key, None)
+            case "pop":
+                base.__delitem__(target, key)
+            case "popitem":  # the next key takes the place of the last one
+                base.popitem(target)
+            case "clear":
+                base.clear(target)
+            case _:
+                assert isinstance(target, OrderedDict)
+                OrderedDict.move_to_end(target, key, move == "last")
+
+
 def replace_list(target: list[Any], items: Iterable[Any]) -> None:
     """Give a list these items, in place."""
     list.__setitem__(target, slice(None), items)

@@ -10,7 +10,7 @@ from dovetail_capture import recipe as r
 from dovetail_capture._frame_hook import Switched
 from dovetail_capture.interpreter.protocols import dicts
 from dovetail_capture.interpreter.recipes import Rebuilder
-from dovetail_capture.interpreter.values.base import Lazy
+from dovetail_capture.interpreter.values.base import Constant, Lazy
 from dovetail_capture.interpreter.values.containers import DictValue, ListValue, SetValue
 from dovetail_capture.interpreter.values.functions import CellValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
@@ -32,7 +32,7 @@ def changes(rebuilder: Rebuilder) -> None:
             members = rebuilder.recipes(value.items.values())
             rebuilder.effects.append(r.ReplaceContents(target, value.cls.__name__, members))
         elif isinstance(value, DictValue) and value.mutated:
-            rebuilder.fill_dict(rebuilder.recipe(value), value)
+            rebuilder.change_dict(rebuilder.recipe(value), value)
         elif isinstance(value, CellValue) and value.mutated:
             content = None if value.content is None else rebuilder.recipe(value.content)
             rebuilder.effects.append(r.SetCell(rebuilder.recipe(value), content))
@@ -65,9 +65,15 @@ def _object_changes(rebuilder: Rebuilder, value: ObjectValue) -> None:
     if fields.mutated and fields.is_instance_dict:
         target = rebuilder.recipe(value)
         before = object.__getattribute__(value.real, "__dict__")
-        for key, (_, item) in list(fields.entries.items()):
-            if isinstance(item, Lazy) or fields.read.get(key) is item:
+        left = _left(fields, before)
+        for key in before:
+            if key in left and key in fields.entries:
+                rebuilder.effects.append(r.DelAttr(target, key, raw=True))  # it comes last now
+        for key in list(fields.entries):
+            item = fields.entries[key][1]
+            if (isinstance(item, Lazy) or fields.read.get(key) is item) and key not in left:
                 continue
+            item = dicts.get(rebuilder.vm, fields, key)
             rebuilder.effects.append(r.SetAttr(target, key, rebuilder.recipe(item), raw=True))
         gone = fields.deleted if fields.origin is not None else set(before) - set(fields.entries)
         for key in gone:
@@ -78,7 +84,7 @@ def _object_changes(rebuilder: Rebuilder, value: ObjectValue) -> None:
     if native is not None and getattr(native, "mutated", False):
         target = rebuilder.recipe(value)
         if isinstance(native, DictValue):
-            rebuilder.fill_dict(target, native)
+            rebuilder.change_dict(target, native)
         elif isinstance(native, ListValue):
             kind = native.cls.__name__
             rebuilder.effects.append(
@@ -87,6 +93,13 @@ def _object_changes(rebuilder: Rebuilder, value: ObjectValue) -> None:
         elif isinstance(native, SetValue):
             members = rebuilder.recipes(native.items.values())
             rebuilder.effects.append(r.ReplaceContents(target, native.cls.__name__, members))
+
+
+def _left(fields: DictValue, before: dict[str, Any]) -> set[Any]:
+    """The names of attributes that were deleted, those that are there again among them."""
+    if any(how == "clear" for how, _ in fields.moves):
+        return set(before)
+    return {key.value for how, key in fields.moves if how != "put" and isinstance(key, Constant)}
 
 
 def under_locks(rebuilder: Rebuilder) -> None:

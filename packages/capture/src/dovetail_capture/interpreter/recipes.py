@@ -493,6 +493,17 @@ class Rebuilder:
         )
         return r.CallFunction(r.Const(rebuild.with_traceback), (new, r.Const(places)))
 
+    def change_dict(self, target: r.Recipe, item: DictValue) -> None:
+        """The contents of a dictionary that existed before. Where keys left, and some came, they do
+        so again, one by one: iterators over it may be under way, and a key that is back has another
+        place."""
+        if item.left and any(how != "pop" for how, _ in item.moves):
+            keys = self.recipes(key for _, key in item.moves)
+            parts = (target, r.Const(tuple(how for how, _ in item.moves)), *keys)
+            move = r.CallFunction(r.Const(rebuild.move_keys), parts)
+            self.effects.append(r.RunCall(move))
+        self.fill_dict(target, item)
+
     def fill_dict(self, target: r.Recipe, item: DictValue) -> None:
         """The contents of a dictionary, put in place of what `target` holds."""
         flat: list[r.Recipe] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from typing import TYPE_CHECKING
 
 from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
@@ -92,7 +93,8 @@ def dict_popitem(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     flag = args[1] if len(args) > 1 else kwargs.get("last", TRUE)
     last = vm.truth(flag)
     key, value = pairs[-1 if last else 0]
-    dicts.delete(vm, dictionary, hash_key(key))
+    ordered = issubclass(dictionary.cls, collections.OrderedDict)
+    dicts.delete(vm, dictionary, hash_key(key), "pop" if ordered else "popitem")
     return TupleValue([key, value])
 
 
@@ -139,7 +141,7 @@ def dict_move_to_end(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if key == next(reversed(entries) if last else iter(entries)):
         return NONE  # it is there: no iterator sees a change
     entry = entries.pop(key)
-    dictionary.left += 1
+    dicts.move(dictionary, "last" if last else "first", entry[0])
     if last:
         entries[key] = entry
     else:

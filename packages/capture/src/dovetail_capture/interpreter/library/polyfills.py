@@ -212,7 +212,7 @@ def count_elements(mapping: Any, iterable: Iterable[Any]) -> None:
 def rotate(self: Any, n: int = 1) -> None:
     """`deque.rotate`."""
     items = list(self)
-    if items and n:
+    if len(items) > 1:  # (iterators over it see that it was turned, by 0 too)
         n %= len(items)
         self.clear()
         self.extend(items[len(items) - n :] + items[: len(items) - n])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail_guards import clauses as c
 from dovetail_guards.evaluate import ordered_keys
 
-from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
+from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value
 from dovetail_capture.interpreter.values.containers import DictValue, IdentityKey, hash_key
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ def materialise(vm: Interpreter, dictionary: DictValue) -> dict[Any, tuple[Value
     session = vm.session
     whole: dict[Any, tuple[Value, Any]] = {}
     real_keys = ordered_keys(origin)
+    left = {hash_key(key) for how, key in dictionary.moves if how != "put"}  # some are back
     if dictionary.is_instance_dict:
         guarded = session.sources.attr(source, "__dict__")
         session.guard(c.DictKeysAre, guarded, tuple(real_keys))
@@ -110,7 +111,7 @@ def materialise(vm: Interpreter, dictionary: DictValue) -> dict[Any, tuple[Value
             key_value = vm.wrap(real_key, session.sources.key(source, index))
             hashed = hash_key(key_value)
             child = session.sources.item(source, real_key)
-        if hashed in dictionary.deleted:
+        if hashed in dictionary.deleted or hashed in left:
             continue
         read = dictionary.read.get(hashed)
         whole[hashed] = (key_value, read if read is not None else Lazy(real, child))
@@ -133,24 +134,33 @@ def put(vm: Interpreter, dictionary: DictValue, key: Value, value: Value) -> Non
     if dictionary.origin is not None and not dictionary.is_instance_dict:
         materialise(vm, dictionary)
     known = dictionary.entries.get(hashed)
+    if known is None and dictionary.source is not None:
+        dictionary.moves.append(("put", key))
     dictionary.entries[hashed] = (key if known is None else known[0], value)
     dictionary.deleted.discard(hashed)
     dictionary.mutated = True
 
 
-def delete(vm: Interpreter, dictionary: DictValue, key: Any) -> bool:
-    """`del dictionary[key]` by hash key; False if it is absent."""
+def delete(vm: Interpreter, dictionary: DictValue, key: Any, how: str = "pop") -> bool:
+    """`del dictionary[key]` by hash key, or what `how` says; False if it is absent."""
     if dictionary.origin is not None and not dictionary.is_instance_dict:
         materialise(vm, dictionary)
     present = contains(vm, dictionary, key)
     if not present:
         return False
-    dictionary.entries.pop(key, None)
-    dictionary.left += 1
+    known = dictionary.entries.pop(key, None)
+    move(dictionary, how, Constant(key) if known is None else known[0])
     if dictionary.origin is not None and key in dictionary.origin:
         dictionary.deleted.add(key)
     dictionary.mutated = True
     return True
+
+
+def move(dictionary: DictValue, how: str, key: Value) -> None:
+    """Note that a key leaves, or takes another place."""
+    dictionary.left += 1
+    if dictionary.source is not None:
+        dictionary.moves.append((how, key))
 
 
 def length(vm: Interpreter, dictionary: DictValue) -> int:
@@ -183,7 +193,7 @@ def clear(vm: Interpreter, dictionary: DictValue) -> None:
         materialise(vm, dictionary)
     dictionary.origin = None
     dictionary.entries = {}
-    dictionary.left += 1
+    move(dictionary, "clear", NONE)
     dictionary.mutated = True
 
 

@@ -162,7 +162,8 @@ class DictValue(Value):
     `entries` maps hash keys to (key, value). While `origin` is set the entries are an overlay
     over the pre-existing dict: keys not in them are looked up there one by one, each guarded.
     `holder` is the object whose instance dictionary it is. `left` counts how often keys left it,
-    or moved: an iterator over it is then no longer where its steps say.
+    or moved: an iterator over it is then no longer where its steps say. `moves` are the changes of
+    its keys in their order, of a dict that existed before.
     """
 
     __slots__ = (
@@ -173,6 +174,7 @@ class DictValue(Value):
         "holder",
         "is_instance_dict",
         "left",
+        "moves",
         "mutated",
         "origin",
         "read",
@@ -187,6 +189,7 @@ class DictValue(Value):
         self.deleted: set[Any] = set()  # keys of the origin that the overlay hides
         self.mutated = False
         self.left = 0
+        self.moves: list[tuple[str, Value]] = []
         self.is_instance_dict = False
         self.holder: Value | None = None
         self.default_factory: Value | None = None
