@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -253,3 +254,114 @@ def run_sample(
         with context:
             torch.autograd.backward(roots, given)
     return [t.grad for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.is_leaf]
+
+
+@pytest.mark.parametrize("values", [(2, 3, 4, 5, 4), (2.5, 3.5, 4.5, 1.5, 3.5)])
+def test_numbers_that_a_compiled_forward_keeps(values: Sequence[float]) -> None:
+    """A number is in no tensor's size, and yet another one makes other gradients."""
+
+    def function(x: Tensor, n: float) -> Tensor:
+        return (x.sin() * n).cos()
+
+    compiled = dovetail.compile(function, dynamic=True)
+    context = dovetail.compiled_autograd()
+    for n in (*values, *values):
+        x = torch.linspace(-1, 1, 5).requires_grad_()
+        with context:
+            compiled(x, n).sum().backward()
+        (wanted,) = torch.autograd.grad(function(x, n).sum(), x)
+        torch.testing.assert_close(x.grad, wanted)
+    assert context.report.compiled >= len(values) and not context.report.on_engine
+
+
+class Clipped(torch.autograd.Function):
+    """Of a sum of gradients its backward makes another than the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return (2 * x * g).clamp(-0.1, 0.1)
+
+
+def apart(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    return torch.tanh(x @ w).exp(), (y * y).sin() @ w, (x * y).cos()
+
+
+def apart_beside_own_backwards(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    return Clipped.apply(x @ w).exp(), Clipped.apply(y).sin() @ w, (x * y).cos()
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "dovetail"])
+@pytest.mark.parametrize("in_context", [False, True])
+@pytest.mark.parametrize("function", [apart, apart_beside_own_backwards])
+def test_one_backward_for_each_output(function: Any, in_context: bool, backend: str) -> None:
+    compiled = dovetail.compile(function, backend=backend, fullgraph=True)
+    context = dovetail.compiled_autograd()
+    for step in range(3):
+        for order in ((0, 1, 2), (2, 0, 1)):
+            found = []
+            for call in (function, compiled):
+                generator = torch.Generator().manual_seed(step)
+                given = [torch.randn(4, 4, generator=generator).requires_grad_() for _ in range(3)]
+                outputs = call(*given)
+                for place in order:
+                    with context if in_context and call is compiled else nullcontext():
+                        outputs[place].square().sum().backward()
+                    with pytest.raises(RuntimeError, match="a second time"):
+                        outputs[place].sum().backward()
+                found.append([x.grad for x in given])
+            torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+    if in_context:
+        assert context.report.compiled == 12 and not context.report.on_engine
+
+
+def test_what_meets_in_an_own_backward_is_freed_with_it() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        middle = Clipped.apply(x)
+        return middle * 2, middle * 3
+
+    for call in (function, dovetail.compile(function)):
+        first, second = call(torch.ones(3, requires_grad=True))
+        first.sum().backward()
+        with pytest.raises(RuntimeError, match="a second time"):
+            second.sum().backward()
+
+
+def test_several_gradients_at_once_leave_the_other_outputs_theirs() -> None:
+    found = []
+    for call in (apart, dovetail.compile(apart)):
+        generator = torch.Generator().manual_seed(0)
+        given = [torch.randn(4, 4, generator=generator).requires_grad_() for _ in range(3)]
+        many = torch.randn(3, 4, 4, generator=generator)
+        outputs = call(*given)
+        grads = torch.autograd.grad(
+            outputs[0], given, many, is_grads_batched=True, allow_unused=True
+        )
+        outputs[1].sum().backward()
+        found.append([*grads, *(x.grad for x in given)])
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_a_write_between_the_backwards_is_noticed_in_a_replay() -> None:
+    def function(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x.sin(), y.exp() * y
+
+    compiled, context = dovetail.compile(function), dovetail.compiled_autograd()
+    for step in range(4):
+        x, y = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+        first, second = compiled(x, y)
+        with context:
+            first.sum().backward()
+        if step < 3:
+            with context:
+                second.sum().backward()
+            continue
+        with torch.no_grad():
+            y.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"), context:
+            second.sum().backward()

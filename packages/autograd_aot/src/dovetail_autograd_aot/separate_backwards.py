@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from dovetail_autograd_aot.graphs import PartitionedGraph
+from dovetail_autograd_aot.graphs import GIVEN_WITH, PartitionedGraph
 from dovetail_autograd_aot.lazy_backward import LazyBackward
 
 aten = torch.ops.aten
@@ -37,16 +37,29 @@ class _Rest:
     values: list[Any]
     versions: list[int]
 
+    def checked(self) -> list[Any]:
+        """The values. Raises an error if one was written to."""
+        for value, version in zip(self.values, self.versions, strict=True):
+            if _version(value) != version:
+                raise RuntimeError(
+                    "one of the variables needed for gradient computation has been modified by an "
+                    f"inplace operation: a tensor of size {tuple(value.shape)} is at version "
+                    f"{_version(value)}; expected version {version} instead."
+                )
+        return self.values
+
 
 class SeparateBackwards:
-    """Which backwards of one graph can run after one another, without `retain_graph`. Not those of
-    a graph that is not `additive`: what it makes of tangents depends on all that come with them."""
+    """Which backwards of one graph can run after one another, without `retain_graph`. Where it is
+    not `additive`, what the user's own backwards make of tangents depends on all that come with
+    them."""
 
     def __init__(self, parts: PartitionedGraph, lazy: LazyBackward, additive: bool) -> None:
         self.parts = parts
         self.lazy = lazy
         self.all = (1 << lazy.count) - 1
-        self.possible = additive and lazy.count > 1
+        self.additive = additive
+        self.possible = lazy.count > 1
         self.groups: tuple[int, ...] | None = None
         self.needed: dict[int, frozenset[int]] = {}
 
@@ -76,18 +89,16 @@ class SeparateBackwards:
         rest: _Rest | None = getattr(ctx, "rest", None)
         if rest is None or present & ~rest.left:
             return None
-        for value, version in zip(rest.values, rest.versions, strict=True):
-            if _version(value) != version:
-                raise RuntimeError(
-                    "one of the variables needed for gradient computation has been modified by an "
-                    f"inplace operation: a tensor of size {tuple(value.shape)} is at version "
-                    f"{_version(value)}; expected version {version} instead."
-                )
-        return rest.values
+        return rest.checked()
+
+    def rest(self, ctx: Any) -> tuple[Any, ...] | None:
+        """What is left after earlier backwards, if there were some: which tangents, and values."""
+        rest: _Rest | None = getattr(ctx, "rest", None)
+        return None if rest is None else (f"left: {rest.left}", *rest.checked())
 
     def _groups(self) -> tuple[int, ...]:
         if self.groups is None:
-            self.groups = _groups(self.parts, self.lazy.count)
+            self.groups = _groups(self.parts, self.lazy.count, not self.additive)
         return self.groups
 
     def _needed(self, left: int) -> frozenset[int]:
@@ -102,8 +113,9 @@ class SeparateBackwards:
         return found
 
 
-def _groups(parts: PartitionedGraph, count: int) -> tuple[int, ...]:
-    """The tangents as bit sets of those that meet on the way to the gradients."""
+def _groups(parts: PartitionedGraph, count: int, meet_in_user_code: bool) -> tuple[int, ...]:
+    """The tangents as bit sets of those that meet on the way to the gradients; all that a node of
+    the user's is reached by may be said to meet there."""
     assert parts.backward is not None
     graph = parts.backward.graph
     tangents = [node for node in graph.nodes if node.op == "placeholder"][len(parts.saved) :]
@@ -114,7 +126,11 @@ def _groups(parts: PartitionedGraph, count: int) -> tuple[int, ...]:
         if node.op in ("placeholder", "output"):
             continue
         bits[node] = mine = _union([bits.get(arg, 0) for arg in node.all_input_nodes])
-        if node not in ends:
+        if meet_in_user_code and GIVEN_WITH in node.meta:
+            mine |= node.meta[GIVEN_WITH]
+        elif node in ends:
+            mine = 0
+        if mine:
             met = _union([group for group in groups if group & mine])
             groups = [group for group in groups if not group & mine] + ([met] if met else [])
     return tuple(groups)

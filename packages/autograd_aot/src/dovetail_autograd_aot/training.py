@@ -187,7 +187,10 @@ def make_autograd_function(
             if torch.is_grad_enabled():
                 return double.run(ctx.replay, found)
             if any(map(is_batched, found)):
-                return CompiledFunction.inlined_backward(ctx, *gradients)
+                results = CompiledFunction.inlined_backward(ctx, *gradients)
+                if not _graph_is_kept():
+                    CompiledFunction.put_aside(ctx, missing)
+                return results
             chosen = lazy.variant(missing)
             shapes = ctx.shapes if tangents.kept else {}
             arguments = [*values, *tangents.prepare(found, values, chosen.takes, shapes)]
@@ -221,6 +224,27 @@ def make_autograd_function(
             with below_autograd(), torch._C._DisableAutocast():
                 arguments = [*values, *tangents.prepare(found, values, takes, shapes)]
                 return reached(run_plainly(graph)(*arguments), missing)
+
+        @staticmethod
+        def lacks(gradients: Sequence[Any]) -> int:
+            """The gradients among these, one for each output, that are None, as a bit set."""
+            return _missing([gradients[i] for i in differentiable])
+
+        @staticmethod
+        def put_aside(ctx: Any, missing: int) -> None:
+            """Before a backward without the gradients `missing`, which ran elsewhere, frees the
+            graph: keep what others need."""
+            if separate.possible and missing != all_tangents:
+                separate.keep(ctx, load(ctx, missing), all_tangents & ~missing)
+
+        @staticmethod
+        def read_by_backward(ctx: Any) -> tuple[Any, ...]:
+            """All that the backward depends on but gradients. Raises an error if it is freed, or
+            has changed since."""
+            if late and ctx.late is not None:
+                late.check(ctx.late)
+            rest = separate.rest(ctx)
+            return ("all", *saved.load(ctx)) if rest is None else rest
 
     return CompiledFunction
 

@@ -135,6 +135,7 @@ class Description:
     slots: list[Slot] = field(default_factory=list)
     calls: list[Callable[..., Any]] = field(default_factory=list)
     inlined: list[Any] = field(default_factory=list)  # contexts of compiled functions
+    lacking: list[int] = field(default_factory=list)  # the gradients that these got None for
     nodes: list[Any] = field(default_factory=list)  # those that are executed
 
 
@@ -389,11 +390,13 @@ class _Describer:
             self.structure.append("opaque")
             self._slot(Slot("function", node), functools.partial(type(node).apply, node))
             return
-        self._check_unhooked(node._raw_saved_tensors)
+        read = function.read_by_backward(node)
+        if getattr(node, "rest", None) is None:
+            self._check_unhooked(node._raw_saved_tensors)
         self.structure.append(function)
         self.found.inlined.append(node)
-        self._value(tuple(node.saved_tensors))
-        self._value(tuple(getattr(node, "numbers", ())))
+        self.found.lacking.append(0)
+        self._value(read)
 
     # --- hooks ------------------------------------------------------------------------------------
 

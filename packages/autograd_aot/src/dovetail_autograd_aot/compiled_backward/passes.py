@@ -212,7 +212,7 @@ class PassCache:
                 if not program.opaque and not call.keep_graph:
                     # Nothing can ask for the saved tensors again: they are freed as it runs.
                     described.tensors.clear()
-                    _release(described)
+                    _release(described, program)
                 outputs = run_consuming(compiled.run, arguments)
         except Exception as error:
             deviation = _deviation(error)
@@ -226,15 +226,17 @@ class PassCache:
         self.report.compiled += 1
         with torch.no_grad():
             _leaves(program, described, outputs)
-        if not call.keep_graph:
-            _release(described)
+        if program.opaque and not call.keep_graph:
+            _release(described, program)
         if program.returned is None:
             return ()
         return tuple(None if i is None else outputs[i] for i in program.returned)
 
 
-def _release(described: Description) -> None:
+def _release(described: Description, program: Program) -> None:
     """Let the nodes go of what they saved, as the engine does node by node."""
+    for node, missing in zip(described.inlined, program.lacking, strict=True):
+        node._forward_cls.put_aside(node, missing)
     release = nodes_module().release
     for node in described.nodes:
         release(node)

@@ -19,7 +19,7 @@ from dovetail_prims.fake_tensor import from_real
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
-from torch.utils._python_dispatch import _pop_mode_temporarily
+from torch.utils._python_dispatch import _disable_current_modes, _pop_mode_temporarily
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dovetail_autograd_aot.compiled_backward.description import (
@@ -86,8 +86,8 @@ def replaced(
                 slot.owner.apply = made
             else:
                 slot.owner[slot.key] = made
-        for node in inlined:
-            node.apply = _inlining(node)
+        for place, node in enumerate(inlined):
+            node.apply = _inlining(described, place, node)
         yield
     finally:
         for _, (slot, function) in functions:
@@ -99,9 +99,19 @@ def replaced(
             del node.apply
 
 
-def _inlining(node: Any) -> Callable[..., Any]:
+def _inlining(described: Description, place: int, node: Any) -> Callable[..., Any]:
     """A compiled function's backward by its graph's operators, instead of its compiled code."""
-    return lambda *gradients: node._forward_cls.inlined_backward(node, *gradients)
+
+    def run(*gradients: Any) -> Any:
+        function = node._forward_cls
+        result = function.inlined_backward(node, *gradients)
+        missing = described.lacking[place] = function.lacks(gradients)
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            with _disable_current_modes():
+                function.put_aside(node, missing)
+        return result
+
+    return run
 
 
 class _Recorder(DispatchMode):
@@ -283,7 +293,9 @@ class _Recorder(DispatchMode):
         kept = [n for n in self.graph.nodes if _has_effect(n) and n not in self.moved]
         drop_unused(self.graph, [*kept, *outputs])
         self.graph.output(tuple(outputs))
-        return Program(self.graph, returned, tuple(step for step, _ in values), self.opaque)
+        steps = tuple(step for step, _ in values)
+        lacking = tuple(self.described.lacking)
+        return Program(self.graph, returned, steps, self.opaque, lacking)
 
     def _leaf(self, number: int, outputs: list[Node]) -> tuple[LeafStep, Node | None]:
         """How a leaf's gradient comes about, and the node that says when."""
