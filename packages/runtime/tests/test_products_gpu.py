@@ -15,6 +15,7 @@ from dovetail_runtime import (
     TensorSpec,
     load,
 )
+from dovetail_runtime.cuda_graphs import GraphedArtifact, GraphPool
 from dovetail_runtime.plan import Step
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
@@ -146,3 +147,31 @@ def test_a_recorded_graph_replays_products() -> None:
     graph.replay()
     wanted = a.double() @ b.double()
     assert float((y.double() - wanted).abs().max()) <= 8e-3 * float(wanted.abs().max())
+
+
+def test_recorded_products_hold_no_memory_to_work_in() -> None:
+    """Neither the library nor ATen keeps any, 32 MiB each, on the stream that graphs are recorded
+    on: what a product needs lies in the graph's own memory."""
+    a, b = (torch.randn(512, 512, device=CUDA, dtype=torch.bfloat16) for _ in range(2))
+    wanted = a @ b  # ATen's own, on this stream
+    graphed = GraphedArtifact(load(product("aten::mm.out", a, b, out=wanted)), GraphPool())
+    before = torch.cuda.memory_allocated()
+    for _ in range(6):
+        (got,) = graphed(a, b)
+        torch.testing.assert_close(got, wanted, rtol=2e-2, atol=2e-1)
+        torch.cuda.synchronize()
+    del got
+    assert graphed.recorded == 1, graphed.skips()
+    assert torch.cuda.memory_allocated() - before < 8 << 20
+
+
+def test_recorded_products_of_the_library_have_theirs() -> None:
+    """Of float32 ATen multiplies."""
+    a, b = (torch.randn(512, 512, device=CUDA) for _ in range(2))
+    wanted = a @ b
+    graphed = GraphedArtifact(load(product("aten::mm.out", a, b, out=wanted)), GraphPool())
+    for _ in range(6):
+        torch.testing.assert_close(graphed(a, b)[0], wanted, rtol=1e-3, atol=1e-2)
+        torch.cuda.synchronize()
+    assert graphed.recorded == 1, graphed.skips()
+    assert graphed.artifact.run.aten_operators() == {"aten::mm.out"}

@@ -244,6 +244,21 @@ PyObject* call_consuming(PyObject* callable, PyObject* list) {
   return result;
 }
 
+// The operators that steps call by ATen, or may: a product counts until it was computed without
+// it, and again once one was not.
+PyObject* aten_operators(PyObject* object, PyObject*) {
+  PyObject* names = PySet_New(nullptr);
+  for (const Step& step : reinterpret_cast<Executor*>(object)->program->steps) {
+    const auto* call = std::get_if<CallAten>(&step);
+    if (names == nullptr || call == nullptr) continue;
+    if (call->product != nullptr && call->product->always_ran()) continue;
+    PyObject* name = PyUnicode_FromString(call->name.c_str());
+    if (name == nullptr || PySet_Add(names, name) != 0) Py_CLEAR(names);
+    Py_XDECREF(name);
+  }
+  return names;
+}
+
 void executor_dealloc(PyObject* object) {
   auto* self = reinterpret_cast<Executor*>(object);
   PyTypeObject* type = Py_TYPE(object);
@@ -262,6 +277,8 @@ PyMethodDef executor_methods[] = {
     {"run_consuming", call_consuming, METH_O,
      "run_consuming(inputs): a call that empties the list `inputs`, and drops each tensor in it\n"
      "after the last step that reads it."},
+    {"aten_operators", aten_operators, METH_NOARGS,
+     "aten_operators(): the names of the operators that its steps call by ATen, or may call."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyType_Slot executor_slots[] = {
@@ -376,7 +393,7 @@ PyMODINIT_FUNC PyInit__executor() {
   PyObject* result = PyModule_Create(&module);
   if (result == nullptr) return nullptr;
   if (PyModule_AddStringConstant(result, "torch_version", DOVETAIL_TORCH_VERSION) < 0 ||
-      PyModule_AddIntConstant(result, "interface", 3) < 0) {
+      PyModule_AddIntConstant(result, "interface", 4) < 0) {
     Py_DECREF(result);
     return nullptr;
   }

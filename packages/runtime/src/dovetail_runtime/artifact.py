@@ -28,6 +28,10 @@ class Run(Protocol):
     def run_consuming(self, inputs: list[torch.Tensor | int], /) -> tuple[Any, ...]:
         """One call that empties `inputs`, and drops each tensor in it after its last use."""
 
+    def aten_operators(self) -> set[str]:
+        """The names of the operators that its steps call by ATen, or may: a product of halves
+        counts until it was computed without."""
+
 
 def default_cpp_builder() -> CppBuilder:
     """The process's builder, with the settings of its environment."""

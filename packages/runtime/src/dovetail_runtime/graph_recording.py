@@ -71,14 +71,15 @@ class GraphPool:
         written = mutated_inputs(artifact.plan)
         before = {i: _tensor(inputs[i]).detach().clone() for i in written}
         random_state = torch.cuda.get_rng_state(self.device)
-        self._workplace.prepare(artifact.plan)
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self.stream):
-            outputs = artifact.run(*inputs)
-            for position, value in before.items():
-                _tensor(inputs[position]).detach().copy_(value)
-        torch.cuda.set_rng_state(random_state, self.device)
-        torch.cuda.current_stream(self.device).wait_stream(self.stream)
+        try:
+            with self._workplace.prepared(artifact), torch.cuda.stream(self.stream):
+                outputs = artifact.run(*inputs)
+                for position, value in before.items():
+                    _tensor(inputs[position]).detach().copy_(value)
+        finally:
+            torch.cuda.set_rng_state(random_state, self.device)
+            torch.cuda.current_stream(self.device).wait_stream(self.stream)
         return outputs
 
     def capture(
@@ -87,12 +88,12 @@ class GraphPool:
         """The graph of one call, and the results that its replays write. With `apart` no other
         graph works in the memory of these results."""
         graph = torch.cuda.CUDAGraph()
-        self._workplace.prepare(artifact.plan)
         handle = torch.cuda.graph_pool_handle() if apart else self.handle
         # Other threads may go on meanwhile.
-        with torch.cuda.graph(
+        recording = torch.cuda.graph(
             graph, pool=handle, stream=self.stream, capture_error_mode="thread_local"
-        ):
+        )
+        with self._workplace.prepared(artifact), recording:
             outputs = artifact.run(*inputs)
         # PyTorch sets the graph's random offset to 0 on this stream before the capture, and to the
         # generator's on the caller's before a replay.

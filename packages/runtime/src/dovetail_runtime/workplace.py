@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 import torch
 
+from dovetail_runtime.artifact import CompiledArtifact
 from dovetail_runtime.native import executor_module
-from dovetail_runtime.plan import CallAten, Plan
 
 # Parts of the names of operators that do not call cuBLAS (any other may), and of those that call
 # cublasLt, whose workspace is another one.
@@ -27,6 +29,7 @@ _WITHOUT_CUBLAS = (
     "clone",
 )
 _WITH_CUBLAS_LT = ("addmm", "linear", "scaled_mm", "scaled_grouped_mm", "int_mm")
+_SPOILED = "a product that needed no workspace of cuBLAS needed one where graphs are recorded"
 
 
 class Workplace:
@@ -36,17 +39,25 @@ class Workplace:
         raw = executor_module().new_stream(device.index)
         self.stream: torch.cuda.Stream = torch.cuda.ExternalStream(raw, device)  # type: ignore[no-untyped-call]
         self._memory = torch.cuda.MemPool()
+        self._spoiled = False
 
-    def prepare(self, plan: Plan) -> None:
-        """Before this thread runs a plan on the stream: the workspaces that it needs are taken, if
-        they are not there."""
-        called = {step.op for step in plan.steps if isinstance(step, CallAten)}
-        if all(_is_one_of(op, _WITHOUT_CUBLAS) for op in called):
-            return
-        with torch.cuda.stream(self.stream), torch.cuda.use_mem_pool(self._memory):
-            torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]
-            if any(_is_one_of(op, _WITH_CUBLAS_LT) for op in called):
-                _call_cublas_lt(self.stream.device)
+    @contextmanager
+    def prepared(self, artifact: CompiledArtifact) -> Iterator[None]:
+        """While this thread runs an artifact on the stream, which has run before: the workspaces
+        that it needs are taken, if they are not there. Raises RuntimeError if it turned out to need
+        others: what PyTorch took then lies where anybody may have it freed, for good."""
+        if self._spoiled:
+            raise RuntimeError(_SPOILED)
+        called = artifact.run.aten_operators()
+        if not all(_is_one_of(op, _WITHOUT_CUBLAS) for op in called):
+            with torch.cuda.stream(self.stream), torch.cuda.use_mem_pool(self._memory):
+                torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]
+                if any(_is_one_of(op, _WITH_CUBLAS_LT) for op in called):
+                    _call_cublas_lt(self.stream.device)
+        yield
+        if not artifact.run.aten_operators() <= called:
+            self._spoiled = True
+            raise RuntimeError(_SPOILED)
 
 
 def _is_one_of(op: str, parts: tuple[str, ...]) -> bool:

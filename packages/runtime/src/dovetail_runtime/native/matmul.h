@@ -12,6 +12,7 @@
 
 #include <cstring>
 #include <list>
+#include <atomic>
 #include <map>
 
 #include "program.h"
@@ -136,6 +137,10 @@ class LtProduct {
       }
     }
   }
+
+  // Whether every product of this step until now was `run`, and there was one.
+  bool always_ran() const { return ran_ && !refused_; }
+  void note(bool ran) { (ran ? ran_ : refused_) = true; }
 
   // out = a @ b (+ bias, a row), or (+ addend, a matrix). False: nothing was done, ask ATen.
   bool run(const Matrix& a, const Matrix& b, const Matrix& out, const char* bias,
@@ -297,6 +302,7 @@ class LtProduct {
 
   std::mutex mutex_;
   std::list<Choice> choices_;
+  std::atomic<bool> ran_{false}, refused_{false};
 };
 
 }  // namespace dovetail

@@ -116,7 +116,11 @@ inline bool Runner::multiply(CallAten& step) {
 }
 
 inline void Runner::execute(CallAten& step) {
-  if (step.product != nullptr && multiply(step)) return;
+  if (step.product != nullptr) {
+    bool multiplied = multiply(step);
+    step.product->note(multiplied);
+    if (multiplied) return;
+  }
   c10::Stack& stack = frame_.stack;
   stack.clear();
   for (const AtenArgument& argument : step.arguments) push(argument, stack);

@@ -117,7 +117,12 @@ def tensor_data(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     raise GraphBreakSignal("a method that reads the memory of a tensor")
 
 
-_READ_MEMORY = ("data_ptr", "const_data_ptr", "apply_", "map_", "map2_")
+# (torch 2.11 has no `const_data_ptr`.)
+_READ_MEMORY = [
+    getattr(torch.Tensor, name)
+    for name in ("data_ptr", "const_data_ptr", "apply_", "map_", "map2_")
+    if hasattr(torch.Tensor, name)
+]
 
 
 def tensor_new(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -159,7 +164,7 @@ HANDLERS: dict[Any, Handler] = {
     torch.Tensor._is_view: tensor_of_storage,
     torch.Tensor.untyped_storage: tensor_of_storage,
     torch.Tensor.is_shared: tensor_of_storage,
-    **{getattr(torch.Tensor, name): tensor_data for name in _READ_MEMORY},
+    **dict.fromkeys(_READ_MEMORY, tensor_data),
     torch.Tensor.new: tensor_new,
     torch.Tensor.requires_grad_: tensor_requires_grad_,
 }
