@@ -38,7 +38,9 @@ def changes(rebuilder: Rebuilder) -> None:
             rebuilder.effects.append(r.SetCell(rebuilder.recipe(value), content))
         elif isinstance(value, ObjectValue) and value.real is not None:
             _object_changes(rebuilder, value)
-        elif isinstance(value, TensorValue) and value.attributes:
+        elif isinstance(value, TensorValue):
+            if value.data is not None:
+                _new_data(rebuilder, value, value.data)
             for name, attribute in value.attributes.items():
                 change = r.SetAttr(rebuilder.recipe(value), name, rebuilder.recipe(attribute))
                 rebuilder.effects.append(change)
@@ -58,6 +60,16 @@ def changes(rebuilder: Rebuilder) -> None:
         plain = r.Const(Switched(function, None))
         call = r.CallFunction(plain, rebuilder.recipes(args), named)
         rebuilder.effects.append(r.RunCall(call))
+
+
+def _new_data(rebuilder: Rebuilder, value: TensorValue, data: TensorValue) -> None:
+    """The memory that `value.data = ...` gave to a tensor, which keeps its version counter; where
+    it was written to since, autograd is told."""
+    target = rebuilder.recipe(value)
+    rebuilder.effects.append(r.SetAttr(target, "data", rebuilder.recipe(data)))
+    if data.fake._version:
+        told = r.CallFunction(r.Const(torch.autograd.graph.increment_version), (target,))
+        rebuilder.effects.append(r.RunCall(told))
 
 
 def _object_changes(rebuilder: Rebuilder, value: ObjectValue) -> None:

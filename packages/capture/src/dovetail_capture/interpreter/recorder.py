@@ -153,6 +153,8 @@ class Recorder:
                 real = _DTYPES.get(real, real)
             return real, real
         if cls is TensorValue:
+            if value.data is not None:
+                value = _data_of(value)
             if value.node.graph is not self.graph:
                 raise NotAGraphArgument("a tensor of the inside of a transformed function")
             return value.node, value.fake
@@ -454,6 +456,17 @@ _DATA = (
     types.BuiltinFunctionType, torch.dtype, torch.device, torch.layout, torch.memory_format,
     torch.qscheme,
 )  # fmt: skip
+
+
+def _data_of(value: TensorValue) -> TensorValue:
+    """What stands for a tensor whose data was replaced: the graph's input is the old one, and so
+    are what derivatives know of it."""
+    assert value.data is not None
+    if value.fake.requires_grad and torch.is_grad_enabled():
+        raise GraphBreakSignal(
+            "what may need a gradient of a tensor whose data was replaced", "write in place"
+        )
+    return value.data
 
 
 def _run_on_fakes(function: Any, run: Callable[..., Any], pairs: Any, keyword_pairs: Any) -> Any:

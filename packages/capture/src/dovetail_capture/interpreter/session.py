@@ -524,6 +524,8 @@ def _is_changed(value: Value) -> bool:
     """Has the frame written to this pre-existing object?"""
     if isinstance(value, (ListValue, DictValue, SetValue)):
         return value.mutated
+    if isinstance(value, TensorValue):
+        return value.data is not None
     if isinstance(value, ObjectValue):
         native = value.native
         return bool(

@@ -44,6 +44,8 @@ def tensor_property(vm: Interpreter, obj: TensorValue, name: str) -> Value:
     if name == "shape":
         return TupleValue([vm.constant(size) for size in obj.sizes], torch.Size)
     recorder = vm.session.recorder
+    if name == "data" and obj.data is not None:
+        obj = obj.data
     if name in _TENSOR_VALUED:
         return recorder.record(
             "call_function", getattr, [obj, Constant(name)], {}, lambda t, n: getattr(t, n)
@@ -125,6 +127,14 @@ _READ_MEMORY = [
 ]
 
 
+def tensor_detach(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`x.detach()`, which no gradient goes through: that of data that was replaced, too."""
+    obj = args[0]
+    if isinstance(obj, TensorValue) and obj.data is not None:
+        return vm.record("call_method", "detach", [obj.data], {})
+    return PASS  # type: ignore[no-any-return]
+
+
 def tensor_new(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`x.new(sizes)`: a graph's text has tuples for sizes, and in these `new` sees data."""
     if len(args) == 2 and isinstance(args[1], TupleValue) and args[1].cls is torch.Size:
@@ -165,6 +175,7 @@ HANDLERS: dict[Any, Handler] = {
     torch.Tensor.untyped_storage: tensor_of_storage,
     torch.Tensor.is_shared: tensor_of_storage,
     **dict.fromkeys(_READ_MEMORY, tensor_data),
+    torch.Tensor.detach: tensor_detach,
     torch.Tensor.new: tensor_new,
     torch.Tensor.requires_grad_: tensor_requires_grad_,
 }

@@ -77,6 +77,8 @@ class InnerRecorder(Recorder):
         return super().placeholder(f"arg{index}", fake)
 
     def argument(self, value: Any) -> tuple[Any, Any]:
+        if value.__class__ is TensorValue and value.data is not None:
+            raise GraphBreakSignal("a tensor whose data was replaced, in a transformed function")
         if value.__class__ is TensorValue and value.node.graph is not self.graph:
             if not self.outer.owns(value.node):
                 raise NotAGraphArgument("a tensor of another transformed function")

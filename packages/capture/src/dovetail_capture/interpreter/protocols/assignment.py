@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import types
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 
 import torch
+from dovetail_prims.fake_tensor import FakeTensor
 
 from dovetail_capture.interpreter.bytecode import VERSION
 from dovetail_capture.interpreter.protocols import attributes, class_attributes, dicts
@@ -26,6 +27,7 @@ _CONTEXT_FIELDS = ("to_save", "dirty_tensors", "non_differentiable", "materializ
 _NAMES_OF_CLASSES = ("__name__", "__qualname__", "__module__", "__doc__")
 _CHECKED = ("__traceback__", "__cause__", "__context__")  # fields of exceptions
 _REQUIRES_GRAD = inspect.getattr_static(torch.Tensor, "requires_grad")
+_DATA = inspect.getattr_static(torch.Tensor, "data")
 
 
 def set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> None:
@@ -46,6 +48,9 @@ def set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> None:
             raise GraphBreakSignal(f"assignment to attribute `{name}` of a {obj.cls.__name__}")
         if attr is _REQUIRES_GRAD and isinstance(value, Constant) and type(value.value) is bool:
             vm.call(vm.get_attr(obj, "requires_grad_"), [value], {})
+            return
+        if attr is _DATA and _fits_data(value, vm, obj):
+            _set_data(vm, obj, value)
             return
         if attr is not class_attributes.MISSING and not (name == "grad" and _fits_grad(obj, value)):
             raise GraphBreakSignal(f"assignment to tensor attribute `{name}`")
@@ -70,6 +75,49 @@ def _fits_grad(obj: TensorValue, value: Value) -> bool:
     ours, theirs = obj.fake, value.fake
     same = tuple(obj.sizes) == tuple(value.sizes) and type(ours) is type(theirs)
     return same and ours.dtype is theirs.dtype and bool(ours.device == theirs.device)
+
+
+def _fits_data(value: Value, vm: Interpreter, obj: TensorValue) -> TypeGuard[TensorValue]:
+    """Can `value` become the data of a tensor that existed before, with all of its metadata as it
+    was?"""
+    recorder = vm.session.recorder
+    if not isinstance(value, TensorValue) or obj.source is None or recorder.inference:
+        return False
+    ours, theirs = obj.fake, value.fake
+    if type(ours) is not FakeTensor or type(theirs) is not FakeTensor or value.inference:
+        return False
+    if recorder.checkpoint is not None or not recorder.owns(value.node) or value is obj:
+        return False
+    if not recorder.owns(obj.node) or value.overrides:
+        return False
+    if ours.requires_grad and torch.is_grad_enabled():
+        # What it was used for keeps it for the backward, in eager partly with the data of then.
+        made = [user.meta.get("val") for user in obj.node.users]
+        if any(isinstance(one, torch.Tensor) and one.requires_grad for one in made):
+            return False
+    return _same_metadata(ours, theirs)
+
+
+def _same_metadata(ours: FakeTensor, theirs: FakeTensor) -> bool:
+    lazy = (*(t.is_conj() for t in (ours, theirs)), *(t.is_neg() for t in (ours, theirs)))
+    return (
+        ours._dtype is theirs._dtype
+        and bool(ours._device == theirs._device)
+        and not any(lazy)
+        and len(ours._sizes) == len(theirs._sizes)
+        and all(a == b for a, b in zip(ours._sizes, theirs._sizes, strict=True))
+        and all(a == b for a, b in zip(ours._strides, theirs._strides, strict=True))
+    )
+
+
+def _set_data(vm: Interpreter, obj: TensorValue, value: TensorValue) -> None:
+    """`obj.data = value`: from now on another tensor of the graph stands for `obj`, which is given
+    its memory when the graph has run. (`data` of a tensor has a version counter of its own, as
+    `obj` keeps its own.)"""
+    data = vm.get_attr(value, "data")
+    assert isinstance(data, TensorValue)
+    obj.data = data
+    vm.session.recorder.values[id(data.fake)] = obj  # which in-place operations give back
 
 
 def _is_borrowed(method: object, usual: object) -> bool:

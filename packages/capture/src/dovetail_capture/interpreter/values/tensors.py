@@ -13,9 +13,10 @@ from dovetail_capture.interpreter.values.base import Value
 
 
 class TensorValue(Value):
-    """A tensor of the graph. `attributes` are Python attributes set on it in the frame."""
+    """A tensor of the graph. `attributes` are Python attributes set on it in the frame; `data` is
+    what `tensor.data = ...` gave it, of equal metadata."""
 
-    __slots__ = ("answer", "attributes", "cls", "drawn", "fake", "inference", "node",
+    __slots__ = ("answer", "attributes", "cls", "data", "drawn", "fake", "inference", "node",
                  "overrides", "real")  # fmt: skip
 
     def __init__(
@@ -32,6 +33,7 @@ class TensorValue(Value):
         self.source = source
         self.real = real  # the user's tensor for a graph input; only its metadata may be read
         self.attributes: dict[str, Value] = {}
+        self.data: TensorValue | None = None
         self.inference = False  # made in a block of inference mode, of the frame's own
         self.drawn: tuple[Node, float, float] | None = None  # sampler, least and greatest value
         self.overrides = False  # has its class a `__torch_function__` of its own?
