@@ -207,3 +207,41 @@ def test_a_call_whose_inputs_lie_as_nothing_compiled_may_is_eager_and_told(grad:
         torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
     told = dovetail.report(compiled).as_text()
     assert "2 calls ran uncompiled, for where their inputs lie: a write through as_strided" in told
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "dovetail"])
+def test_a_storage_that_is_written_to_before_the_backward(backend: str) -> None:
+    """It has no version counter: what the backward computes again is computed from a copy of it."""
+
+    def fn(x: Tensor) -> Tensor:
+        made = (x + x).abs_()
+        x.as_strided_((), ())
+        x.neg_()
+        return made
+
+    found = []
+    for call in (fn, dovetail.compile(fn, backend=backend)):
+        leaf = torch.tensor([-0.7], requires_grad=True)
+        x = leaf * 1
+        (call(x).sum() + x.sum()).backward()
+        found.append((x.detach(), leaf.grad))
+    torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "dovetail"])
+def test_views_of_a_saved_copy_lie_as_the_copy(backend: str) -> None:
+    """An input with gaps that is overwritten is saved without them."""
+
+    def fn(x: Tensor) -> Tensor:
+        x.data.copy_(x)
+        y = torch.view_as_real(x)
+        return y * y
+
+    found = []
+    for call in (fn, dovetail.compile(fn, backend=backend)):
+        memory = torch.linspace(-1, 1, 24).view(2, 1, 6, 2)
+        x = torch.view_as_complex(memory)[:, :, ::2].detach().requires_grad_()
+        y = call(x)
+        y.sum().backward()
+        found.append((y.detach(), x.detach(), x.grad))
+    torch.testing.assert_close(found[1], found[0])

@@ -13,7 +13,9 @@ from dovetail_autograd_aot.copies import can_be_read_from_input
 from dovetail_autograd_aot.fast_graph import FastGraph, copy_node
 from dovetail_autograd_aot.graphs import JointGraph, hold
 from dovetail_autograd_aot.op_info import draws_random_numbers
+from dovetail_autograd_aot.outputs import is_view_node
 from dovetail_autograd_aot.roles import Roles
+from dovetail_autograd_aot.values import same_metadata, values, values_of
 
 aten = torch.ops.aten
 
@@ -68,6 +70,11 @@ def _meta_of_copy(node: Node) -> dict[str, Any]:
     return {**node.meta, "val": propagate(aten.clone.default, (value,), _AS_IT_LIES)}
 
 
+def _lies_as(copy: Node, node: Node) -> bool:
+    ours, theirs = copy.meta["val"], node.meta["val"]
+    return not isinstance(ours, FakeTensor) or same_metadata(ours, theirs)
+
+
 def backward_graph(
     joint: JointGraph, roles: Roles, saved_primals: list[Node], saved_values: list[Node]
 ) -> GraphModule:
@@ -76,12 +83,15 @@ def backward_graph(
     graph = FastGraph()
     env: dict[Node, Node] = {}
     own = {n for n in saved_values if n not in roles.forward_outputs}  # nobody else holds them
+    laid_out_anew: set[Node] = set()
     for node in (*saved_primals, *saved_values, *roles.tangents):
         placeholder = graph.placeholder(node.name)
         copied = node in roles.mutated
         placeholder.meta.update(_meta_of_copy(node) if copied else node.meta)
         if node in own:
             placeholder.meta["owned"] = True
+        if copied and not _lies_as(placeholder, node):
+            laid_out_anew.add(placeholder)
         env[node] = placeholder
 
     def place(wanted: Node) -> None:
@@ -96,6 +106,12 @@ def backward_graph(
                 stack.extend(missing)
             else:
                 _copy_node(graph, node, env, set())
+                made = env[node]
+                if is_view_node(node) and not laid_out_anew.isdisjoint(made.all_input_nodes):
+                    made.meta["val"] = propagate(
+                        made.target, values(made.args), values_of(dict(made.kwargs))
+                    )
+                    laid_out_anew.add(made)
                 stack.pop()
 
     for node in roles.nodes:

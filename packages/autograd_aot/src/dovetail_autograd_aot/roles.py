@@ -51,6 +51,10 @@ class Roles:
         self.forward_outputs = outputs[: signature.num_forward_outputs]
         self.gradients = outputs[signature.num_forward_outputs :]
         self.mutated = {self.primals[m.index] for m in signature.mutated}
+        # A storage has no version counter that would tell of a later write by the caller: what is
+        # needed of it is saved as a copy, too.
+        end = len(self.primals) - joint.carriers
+        self.mutated |= set(self.primals[end - len(joint.storages) : end])
         self.numbers = {  # inputs of one element that get no gradient
             node
             for node, graded in zip(self.primals, signature.primals_require_grad, strict=True)
