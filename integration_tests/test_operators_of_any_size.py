@@ -38,6 +38,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "if all are": lambda x: torch.where(torch._is_all_true(x >= 0), x, x * 2),
     "if any is": lambda x: torch.where(torch._is_any_true(x >= 1), x, x * 2),
     "distances": lambda x: torch.cdist(x.repeat(1, 9, 1), x.repeat(1, 9, 1) + 1),
+    "a pseudo-inverse": lambda x: torch.linalg.pinv(x[:, :3], rtol=1e-3),
     "filled like a part": lambda x: torch.full_like(x[..., :1], 0.5) + x,
     "like what is transposed": lambda x: torch.zeros_like(x.mT) + x.mT,
     "like every second": lambda x: torch.ones_like(x[:, ::2]) + x[:, ::2],

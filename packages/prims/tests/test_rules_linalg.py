@@ -26,3 +26,21 @@ def test_cholesky_solve(a, b):
     assert not list(env.specialized())
     assert tuple(int(n) for n in found._sizes) == wanted.shape
     assert tuple(int(n) for n in found._strides) == wanted.stride()
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (3, 4), (2, 3, 5), (0, 3)])
+@pytest.mark.parametrize("limits", [{}, {"rtol": 1e-3}, {"atol": torch.tensor([[0.1], [0.2]])}])
+def test_pinv(shape, limits):
+    env = ShapeEnv()
+    real = torch.randn(shape)
+    wanted = torch.linalg.pinv(real, **limits)
+    named = {
+        n: env.symint(env.create_size(n, SizeSource(LocalSource("x"), i), Dim.DYNAMIC))
+        for i, n in enumerate(sorted({*shape} - {0, 1}))
+    }
+    fake = from_real(real, sizes=[named.get(n, n) for n in shape])
+    with FakeMode():
+        found = torch.linalg.pinv(fake, **limits)
+    assert not list(env.specialized())
+    assert tuple(int(n) for n in found._sizes) == wanted.shape
+    assert tuple(int(n) for n in found._strides) == wanted.stride()

@@ -122,6 +122,21 @@ def svd(
     )
 
 
+def pinv(
+    x: FakeTensor, *, atol: Any = None, rtol: Any = None, hermitian: bool = False
+) -> FakeTensor:
+    """The pseudo-inverse: a product of matrices, row by row; one for each tolerance given."""
+    if len(x._sizes) < 2 or not (x._dtype.is_floating_point or x._dtype.is_complex):
+        return NotImplemented  # type: ignore[no-any-return]
+    *batch, rows, columns = x._sizes
+    if hermitian and rows != columns:
+        return NotImplemented  # type: ignore[no-any-return]
+    given = [limit._sizes for limit in (atol, rtol) if isinstance(limit, FakeTensor)]
+    if any(type(size) is int and size == 0 for size in x._sizes):
+        given = []  # nobody looks at them
+    return fresh((*broadcast((tuple(batch), *given)), columns, rows), x._dtype, x._device)
+
+
 def eig(x: FakeTensor) -> tuple[FakeTensor, FakeTensor]:
     """Eigenvalues and eigenvectors of a general matrix."""
     if x._device.type != "cpu":
@@ -140,4 +155,5 @@ def rules() -> dict[str, Callable[..., Any]]:
         "linalg_solve_triangular.default": solve_triangular,
         "_linalg_svd.default": svd,
         "linalg_eig.default": eig,
+        "linalg_pinv.atol_rtol_tensor": pinv,
     }
