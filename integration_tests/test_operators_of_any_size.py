@@ -38,6 +38,8 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "if all are": lambda x: torch.where(torch._is_all_true(x >= 0), x, x * 2),
     "if any is": lambda x: torch.where(torch._is_any_true(x >= 1), x, x * 2),
     "distances": lambda x: torch.cdist(x.repeat(1, 9, 1), x.repeat(1, 9, 1) + 1),
+    "made as large": lambda x: torch.empty(0).resize_as_(x).copy_(x.detach()) * x,
+    "made larger": lambda x: x.new_empty(0).resize_(x.shape[1] * 2, 3).zero_() + x.sum(),
     "a pseudo-inverse": lambda x: torch.linalg.pinv(x[:, :3], rtol=1e-3),
     "filled like a part": lambda x: torch.full_like(x[..., :1], 0.5) + x,
     "like what is transposed": lambda x: torch.zeros_like(x.mT) + x.mT,

@@ -230,33 +230,40 @@ def resize(tracer: Tracer, func: OpOverload, args: tuple[Any, ...], kwargs: dict
     if memory_format not in (None, torch.contiguous_format, torch.preserve_format):
         raise TraceError("resize_ in place to a memory format cannot be compiled")
     if any(type(s) is not int for s in (*sizes, *tensor._sizes)):
-        raise TraceError("resize_ in place with symbolic sizes cannot be compiled")
+        storage = track_of(tensor).storage
+        if not _is_empty(storage.root) or storage.primal is not None:
+            raise TraceError("resize_ in place with symbolic sizes cannot be compiled")
     return resized(tracer, tensor, sizes, func)
 
 
 def resized(
     tracer: Tracer,
     tensor: FakeTensor,
-    sizes: list[int],
+    sizes: list[Any],
     func: OpOverload,
-    strides: Sequence[int] | None = None,
+    strides: Sequence[Any] | None = None,
 ) -> FakeTensor:
     """Give `tensor` other sizes in place, with these strides or contiguous ones."""
     storage = track_of(tensor).storage
     if strides is None:
         strides = [math.prod(sizes[d + 1 :]) for d in range(len(sizes))]
-    count = math.prod(sizes)
-    held = None if storage.root is None else math.prod(storage.root._sizes)
-    if held == 0 and count and storage.primal is None:
+    if _is_empty(storage.root) and 0 not in sizes and storage.primal is None:
         with tracer:
             new = torch.empty_strided(sizes, strides, dtype=tensor._dtype, device=tensor._device)
         return become(tracer, tensor, tracer.traced(new))
+    count = math.prod(sizes)
+    held = None if storage.root is None else math.prod(storage.root._sizes)
     if storage.primal is not None and not storage.shared:
         raise StorageNeededError(storage.primal, tracer.running)
     if held is None or tensor._offset + count > held:
         raise TraceError(f"{func} to more elements than its storage has cannot be compiled")
     _note_reshape(tracer, tensor, aten.resize_.default, (sizes,), {})
     return _become_view(tracer, tensor, lambda t: _as_strided(tracer, t, sizes, strides, t._offset))
+
+
+def _is_empty(root: FakeTensor | None) -> bool:
+    """Is it known of a whole storage that it holds nothing?"""
+    return root is not None and any(type(size) is int and size == 0 for size in root._sizes)
 
 
 def set_(tracer: Tracer, func: OpOverload, tensor: Any, source: Any) -> FakeTensor:

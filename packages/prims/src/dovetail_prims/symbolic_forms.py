@@ -87,6 +87,13 @@ def _lerp(x: Tensor, end: Tensor, weight: Any) -> Any:
     return torch.lerp(x, end, torch.full((), cast(Any, weight), dtype=x.dtype, device=x.device))
 
 
+def _resize_as(x: Tensor, template: Tensor, **options: Any) -> Any:
+    """`resize_as_` a tensor of symbolic sizes, which C++ asks for numbers."""
+    if options or not has_symbolic_sizes(template):
+        return NotImplemented
+    return x.resize_(template.shape)
+
+
 def _fused_step(function: Callable[..., Any]) -> Callable[..., Any]:
     """A `_fused_` step of an optimizer by a symbolic learning rate, which C++ takes as a number (a
     schedule changes it each step): by a tensor of it, which the step takes as well."""
@@ -342,6 +349,7 @@ SYMBOLIC_FORMS: Mapping[Any, Callable[..., Any]] = {
     torch.nn.functional.interpolate: interpolate,
     torch.nn.functional.affine_grid: _affine_grid,
     torch.nn.functional.one_hot: _one_hot,
+    torch.Tensor.resize_as_: _resize_as,
     torch.take_along_dim: _take_along_dim,
     torch.Tensor.take_along_dim: _take_along_dim,
     torch.kron: _kron,
