@@ -4,6 +4,7 @@
 and prints what differs, cut down, as a function that can be run. With `--triton` the programs have
 more of what a GPU has kernels of its own for, and run by those in Triton's interpreter
 (`triton_backend.py` says what it cannot see); with `--compile`, each must also compile for an H100.
+`--models` has lines of all kinds (`random_model_lines.py`), and inputs of more layouts and values.
 
 A program is lines of Python that eager accepts, on inputs of odd layouts and mixed dtypes; each is
 called with several sizes. Every line is also run with float64 in place of the smaller float types:
@@ -28,6 +29,7 @@ from typing import Any
 import torch
 from random_graph_lines import DTYPES, FAMILIES, FLOATS, REFUSALS, Families, Maker
 from random_kernel_lines import KERNEL_FAMILIES, KernelMaker
+from random_model_lines import MODEL_FAMILIES, ModelMaker
 from torch import Tensor
 from triton_backend import TritonBackend, builder_for_hopper
 
@@ -46,6 +48,7 @@ class Input:
     dtype: str
     layout: str
     grad: bool
+    values: str = "halves"
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ def _made(spec: Input, sizes: Sizes, generator: torch.Generator, wide: bool) -> 
 
     def values(*shape: int) -> Tensor:
         if dtype.is_floating_point:
-            t = torch.randint(-8, 9, shape, generator=generator).to(torch.float64) / 2
+            t = _floats(spec.values, shape, generator).to(dtype)
             return t.to(torch.float64 if wide else dtype)
         low, high = {"BOOL": (0, 2), "U8": (0, 256), "I8": (-128, 128)}.get(spec.dtype, (-9, 10))
         return torch.randint(low, high, shape, generator=generator).to(dtype)
@@ -114,20 +117,47 @@ def _made(spec: Input, sizes: Sizes, generator: torch.Generator, wide: bool) -> 
             t = values(1, *shape[1:]).expand(shape)
         case "swapped" if len(shape) > 2:
             t = values(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
+        case "padded" if shape:
+            t = values(*shape[:-1], shape[-1] + 3)[..., 1:-2]
+        case "misaligned":
+            t = values(math.prod(shape) + 1)[1:].view(shape)
+        case "broadcast" if shape:
+            t = values(*shape[:-1], 1).expand(shape)
+        case "windows" if shape:
+            t = values(shape[0] + sum(shape[1:])).as_strided(shape, [1] * len(shape))
         case _:
             t = values(*shape)
     return t.requires_grad_() if spec.grad else t
 
 
+def _floats(kind: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Of float64: halves, or others."""
+    match kind:
+        case "normal":
+            return torch.randn(shape, generator=generator, dtype=torch.float64)
+        case "few":
+            return torch.randint(-1, 2, shape, generator=generator).to(torch.float64)
+        case "odd":
+            odd = torch.tensor([0.0, -0.0, math.nan, math.inf, -math.inf, 1.0, -1.0, 0.5])
+            return odd[torch.randint(0, 8, shape, generator=generator)].to(torch.float64)
+        case "large":
+            return torch.randint(-400, 401, shape, generator=generator).to(torch.float64) * 64
+    return torch.randint(-8, 9, shape, generator=generator).to(torch.float64) / 2
+
+
 # --- making programs ------------------------------------------------------------------------------
 
 _NAME = re.compile(r"\b[xv]\d+\b")
+_SHARED = ("expanded", "broadcast", "windows")  # of whose elements some share memory
+_LAYOUTS = (*["dense"] * 5, "reversed", "strided", "offset", "expanded", "swapped")
 
 
 @dataclass(frozen=True)
 class Kind:
     """What programs are made of: the families of lines, the sizes that each letter is given, the
-    inputs' sizes, how many calls and lines there are, and how many elements a value has at most."""
+    inputs' sizes, how many calls and lines there are, how many elements a value has at most, the
+    layouts of inputs, what floats they hold (if not halves alone), and how often they are plain
+    ones for one of each other type."""
 
     maker: type[Maker]
     families: Families
@@ -136,6 +166,9 @@ class Kind:
     calls: int
     lines: tuple[int, int]
     elements: int
+    layouts: tuple[str, ...] = _LAYOUTS
+    values: tuple[str, ...] = ()
+    plain: int = 5
 
     def sizes(self, rng: random.Random, first: bool) -> Sizes:
         """The sizes of a call; lines are made for those of the first, none of which is 1."""
@@ -169,6 +202,29 @@ KERNELS = Kind(
     (4, 14),
     6000,
 )
+MODELS = Kind(
+    ModelMaker,
+    MODEL_FAMILIES,
+    {
+        "a": (1, 2, 3, 4, 16),
+        "b": (1, 2, 3, 5, 8, 17, 31),
+        "c": (1, 2, 3, 8, 31, 33, 64, 127, 128, 1025),
+        "d": (1, 2, 3, 4, 8),
+        "h": (1, 4, 5, 7, 8, 9),
+        "w": (1, 3, 4, 6, 8, 9, 16),
+        "e": (0, 0),
+    },
+    (
+        *_LETTERS, *[("a", "d", "h", "w")] * 4, ("d", "h", "w"), ("1", "d", "h", "h"), ("c",),
+        ("b", "a"), ("e", "c"), ("a", "e"),
+    ),
+    2,
+    (8, 24),
+    6000,
+    (*_LAYOUTS, "padded", "misaligned", "broadcast", "windows", "swapped"),
+    (*["halves"] * 6, "normal", "normal", "few", "odd", "large"),
+    2,
+)  # fmt: skip
 
 
 def random_program(seed: int, kind: Kind = GRAPHS) -> Program | None:
@@ -177,12 +233,14 @@ def random_program(seed: int, kind: Kind = GRAPHS) -> Program | None:
     grad = rng.random() < 0.5
     inputs = []
     for number in range(rng.randint(1, 4)):
-        dtype = rng.choice(["F32"] * 5 + list(DTYPES))
-        layout = rng.choice(
-            ["dense"] * 5 + ["reversed", "strided", "offset", "expanded", "swapped"]
-        )
-        wants = grad and dtype in FLOATS and layout != "expanded" and rng.random() < 0.7
-        inputs.append(Input(f"x{number}", rng.choice(kind.letters), dtype, layout, wants))
+        dtype = rng.choice(["F32"] * kind.plain + list(DTYPES))
+        layout = rng.choice(kind.layouts)
+        wants = grad and dtype in FLOATS and layout not in _SHARED and rng.random() < 0.7
+        letters = rng.choice(kind.letters)
+        held = rng.choice(kind.values) if kind.values else "halves"
+        if held == "odd" and grad:
+            held = "few"
+        inputs.append(Input(f"x{number}", letters, dtype, layout, wants, held))
     calls = [kind.sizes(rng, number == 0) for number in range(kind.calls)]
     program = Program(seed, tuple(inputs), (), (), tuple(calls))
     maker = kind.maker(rng, grad)
@@ -294,6 +352,9 @@ def check_call(program: Program, compiled: Callable[..., Any], sizes: Sizes) -> 
     if isinstance(eager, Exception):
         if any(text in str(eager) for text in _BACKWARD_REFUSALS):
             return "eager refuses"  # of what is written to, compiled code may keep less
+        less = replace(needed(program), inputs=program.inputs)
+        if not isinstance(_attempt(less.function(), make_inputs(less, sizes)), Exception):
+            return "eager refuses"  # what no output needs
         raise Difference(f"{sizes}: eager raises {type(eager).__name__}: {eager}")
     # (a rounding within a kernel may be left out)
     text = program.source() + " ".join(spec.dtype for spec in program.inputs)
@@ -449,12 +510,15 @@ def main() -> None:
     parser.add_argument("--dynamic", action="store_true", default=None, help="sizes are symbolic")
     parser.add_argument("--triton", action="store_true", help="GPU kernels, interpreted")
     parser.add_argument("--compile", action="store_true", help="they must compile for an H100")
+    parser.add_argument("--models", action="store_true", help="lines of all kinds")
     parser.add_argument("--seconds", type=float, default=540)
     options = parser.parse_args()
     backend, kind = options.backend, GRAPHS
     if options.triton or options.compile:
         backend = TritonBackend(builder_for_hopper() if options.compile else None)
         kind = KERNELS
+    if options.models:
+        kind = MODELS
     warnings.simplefilter("ignore")
 
     seen: Counter[str] = Counter()

@@ -5,8 +5,16 @@ from __future__ import annotations
 import warnings
 
 import pytest
-from random_graphs import KERNELS, Difference, check, make_inputs, needed, random_program
-from triton_backend import TritonBackend
+from random_graphs import (
+    KERNELS,
+    MODELS,
+    Difference,
+    check,
+    make_inputs,
+    needed,
+    random_program,
+)
+from triton_backend import TritonBackend, builder_for_hopper
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
@@ -31,6 +39,26 @@ def test_gpu_kernels_as_eager(seed: int, dynamic: bool | None) -> None:
         warnings.simplefilter("ignore")
         assert "ok" in check(program, backend, dynamic)
     assert any(plan.kernels for plan in backend.plans)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_models_as_eager(dynamic: bool | None) -> None:
+    """Lines of all kinds, on a CPU and as a GPU's kernels that say what type each value has."""
+    program = random_program(9500002, MODELS)
+    assert program is not None
+    print(program.inputs, program.source())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert "ok" in check(program, dynamic=dynamic)
+        assert "ok" in check(program, TritonBackend(builder_for_hopper()), dynamic)
+
+
+def test_eager_accepts_what_the_tables_hold() -> None:
+    """A row that eager never accepts would test nothing, as sorts with a wrong keyword did."""
+    programs = [random_program(seed, MODELS) for seed in range(9500000, 9500060)]
+    made = [line.text for program in programs if program is not None for line in program.lines]
+    for name in ("sort(", "argmax", "pool", "cross_entropy", "index_put", "conv", "attention"):
+        assert any(name in text for text in made), name
 
 
 def test_a_difference_is_seen() -> None:
