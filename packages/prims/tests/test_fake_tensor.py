@@ -6,6 +6,7 @@ import copy
 import pickle
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -100,6 +101,29 @@ def test_views_share_storage_and_copies_do_not() -> None:
         assert fresh._storage is not x._storage
     complex_view = torch.view_as_real(from_real(torch.zeros(3, dtype=torch.complex64)))
     assert tuple(complex_view.shape) == (3, 2)  # by the fallback
+
+
+@pytest.mark.parametrize("fill", [torch.arange, torch.linspace, torch.logspace])
+@pytest.mark.parametrize("shape", [(4, 3), (12,), (5, 2)])
+def test_sequences_fill_as_many_elements_of_any_shape(fill: Any, shape: tuple[int, ...]) -> None:
+    args = (0, 12) if fill is torch.arange else (0, 1, 12)
+    real = torch.zeros(shape).t()
+    fake = from_real(real)
+    fill(*args, out=real)
+    with FakeMode():
+        fill(*args, out=fake)
+    assert (tuple(real.shape), real.stride()) == (fake._sizes, fake._strides)
+
+
+def test_complex_numbers_that_fill_are_no_halves() -> None:
+    torch.set_default_dtype(torch.float16)
+    try:
+        for value in (1j, 1.0, True, 2):
+            with FakeMode():
+                fake = torch.full((2,), value)
+            assert fake.dtype == torch.full((2,), value).dtype
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_in_place_ops_return_the_fake_and_update_it() -> None:

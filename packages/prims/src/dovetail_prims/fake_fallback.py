@@ -9,6 +9,7 @@ symbolic sizes: then the op's decomposition tells, if it has one.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -231,6 +232,15 @@ def _shared_storage(value: Tensor, twins: _Twins) -> FakeStorage | None:
     return None
 
 
+# Kernels that fill a tensor of as many elements whatever its shape, where PyTorch's meta kernels
+# make it one-dimensional.
+_KEEP_SHAPES = frozenset({"aten::arange", "aten::linspace", "aten::logspace"})
+
+
+def _counts_agree(fake: FakeTensor, twin: Tensor) -> bool:
+    return bool(math.prod(fake._sizes) == twin.numel())
+
+
 def _update_written(
     func: Any,
     args: tuple[Any, ...],
@@ -246,6 +256,8 @@ def _update_written(
             if type(fake) is not FakeTensor:
                 continue
             twin = twins.of_fake[id(fake)]
+            if func._schema.name in _KEEP_SHAPES and _counts_agree(fake, twin):
+                continue
             sizes: Sizes = tuple(twin.shape)
             strides: Sizes = twin.stride()
             storage = None

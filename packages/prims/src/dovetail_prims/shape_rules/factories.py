@@ -92,8 +92,12 @@ def empty_strided(
 
 
 def full(size: Sequence[Size], fill_value: Any, *, dtype: Any = None, **options: Any) -> Any:
-    """`full`: the dtype follows the value."""
-    return empty(size, dtype=dtype or number_dtype(fill_value), **options)
+    """`full`: the dtype follows the value; that of complex numbers is never one of halves."""
+    if dtype is None:
+        dtype = number_dtype(fill_value)
+        if dtype is torch.complex32:
+            dtype = torch.complex64
+    return empty(size, dtype=dtype, **options)
 
 
 def eye(n: Size, m: Size | None = None, **options: Any) -> Any:
