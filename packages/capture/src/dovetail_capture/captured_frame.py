@@ -55,13 +55,15 @@ class ValueChecks:
     The graph's outputs at `outputs` are tensors of one truth value: if one is false, the frame is
     run again, by Python, from its beginning, and raises what the program raises. With `catches`
     it is, too, if the graph raises. `places` are the checks, for people; `random` the devices whose
-    random numbers the graph may draw, which then are drawn again.
+    random numbers the graph may draw, which then are drawn again. `handled`: the program handles
+    exceptions, so that it may be none that the graph raised.
     """
 
     outputs: tuple[int, ...]
     places: tuple[str, ...]
     catches: bool
     random: tuple[str, ...]
+    handled: bool = False
 
 
 @dataclass(frozen=True)

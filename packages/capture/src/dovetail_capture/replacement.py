@@ -210,12 +210,12 @@ class _FrameWriter(ValueWriter):
         lines += [f"    {set_mode}({mode})" for mode in undo]
         lines += [f"    {put_back}(_dt_random)"] * bool(checks.random)
         closure = self.build("tuple", [self.cell(name) for name in self.free])
+        tells = f"        if _dt_error is not {hold}:"
         lines += [
             "    try:",
             f"        _dt_again = {again}({code}, {globals_}(), {closure})",
             f"        _dt_result = _dt_again({self._own_arguments()})",
-            f"        if _dt_error is not {hold}:",
-            f"            {tell}(_dt_error)",
+            *([] if checks.handled else [tells, f"            {tell}(_dt_error)"]),
             "        return _dt_result",
             f"    except {base} as _dt_raised:",
             f"        {hide}(_dt_raised)",

@@ -277,8 +277,7 @@ class _Attempt:
             effects.modes(rebuilder)
             effects.settings(rebuilder)
             effects.grad_mode(rebuilder, grad_mode, torch.is_grad_enabled())
-            pending = self.session.checks
-            self.cannot_check = bool(pending.holds) and not value_checks.may_run_again(self.session)
+            self.cannot_check = value_checks.cannot_check(self.session)
         except GraphBreakSignal as signal:
             vm.note_break(signal)
             self.raises |= any(one.handled is not None for one in vm.frames)

@@ -435,6 +435,7 @@ class Interpreter:
             if answer is not None:
                 return answer
             library.check_input_stays(target, args)
+        value_checks.note_operation(self, getattr(target, "__name__", target), args)
         try:
             result = self.session.recorder.record(kind, target, args, kwargs)
         except NotAGraphArgument:

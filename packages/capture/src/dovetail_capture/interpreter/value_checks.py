@@ -8,10 +8,17 @@ program raises, with its message. So the graph must have changed nothing by then
 what it was given, the branch breaks the graph, as all others on tensors do.
 
 The checks of one device are combined; reading them waits for the device once, at the end.
+
+So is a frame whose graph raises for what is in its arguments (an index that is no place, a matrix
+that has no factors), where that lies in a `try` of the program's: Python goes to its handler.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dis
+import types
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -30,11 +37,18 @@ from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.checks import TruthOf
+from dovetail_capture.interpreter.values.containers import TupleValue
+from dovetail_capture.interpreter.values.functions import (
+    BoundMethod,
+    FunctionValue,
+    GeneratorValue,
+)
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 from dovetail_capture.skip import is_skipped
 
 if TYPE_CHECKING:
+    from dovetail_capture.interpreter.bytecode import Instruction
     from dovetail_capture.interpreter.frame import Frame
     from dovetail_capture.interpreter.machine import Interpreter
     from dovetail_capture.interpreter.session import Session
@@ -121,6 +135,113 @@ def handles(frame: Frame) -> bool:
     return index in seen
 
 
+def handler_around(vm: Interpreter) -> str:
+    """What handles an exception that is raised here: "caught" by an `except` clause or a block that
+    may keep it, "noticed" by a `finally`, or "" by none."""
+    found = (_handler_in(vm, frame, frame.current.index) for frame in vm.frames)
+    return max(found, key=_GRADES.index, default="")
+
+
+def _handler_in(vm: Interpreter, frame: Frame, index: int) -> str:
+    instructions, seen, found = frame.decoded.instructions, set[int](), ""
+    while (entry := frame.decoded.entry_for(index)) is not None and index not in seen:
+        seen.add(index)
+        index = entry.target
+        names = [i.opname for i in instructions[index : index + 3]]
+        if names[:1] != ["PUSH_EXC_INFO"]:  # the end of a handler, or of a generator
+            continue
+        if names[1] == "WITH_EXCEPT_START":
+            if entry.depth <= len(frame.stack) and _may_keep(vm, frame.stack[entry.depth - 1]):
+                return "caught"
+        elif names[1] == "POP_TOP" or _has_clause(instructions, index + 1):
+            return "caught"
+        else:
+            found = "noticed"
+    return found
+
+
+def _has_clause(instructions: Sequence[Instruction], at: int) -> bool:
+    """Does a handler begin with an `except` clause for a class?"""
+    while instructions[at].opname.startswith("LOAD_") or instructions[at].opname == "BUILD_TUPLE":
+        at += 1
+    return instructions[at].opname == "CHECK_EXC_MATCH"
+
+
+def _may_keep(vm: Interpreter, leave: Any) -> bool:
+    """May the `__exit__` of a `with` block keep an exception to itself?"""
+    if not isinstance(leave, BoundMethod):
+        return False
+    if isinstance(leave.function, FunctionValue):
+        return _gives_truth(leave.function.code)
+    real = vm.as_python(leave.function)
+    if real is contextlib._GeneratorContextManager.__exit__:
+        waits = vm.get_attr(leave.receiver, "gen")
+        if not isinstance(waits, GeneratorValue):
+            return True
+        return _handler_in(vm, waits.frame, waits.frame.current.index) == "caught"
+    return isinstance(real, types.FunctionType) and _gives_truth(real.__code__)
+
+
+def _gives_truth(code: types.CodeType) -> bool:
+    """May a function return anything but None and False?"""
+    before = ""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "RETURN_VALUE" and before != "LOAD_CONST None or False":
+            return True
+        if instruction.opname == "RETURN_CONST" and instruction.argval not in (None, False):
+            return True
+        given = instruction.opname == "LOAD_CONST" and instruction.argval in (None, False)
+        before = "LOAD_CONST None or False" if given else instruction.opname
+    return False
+
+
+# By name, what raises for what is in its arguments, not only for their shapes and types.
+_FAILS = frozenset(
+    {"take", "take_along_dim", "gather", "index_select", "embedding", "embedding_bag", "one_hot",
+     "nll_loss", "cross_entropy", "multinomial", "bernoulli", "binary_cross_entropy", "normal",
+     "bincount", "repeat_interleave", "masked_scatter", "ctc_loss", "cholesky", "inverse", "svd",
+     "cholesky_inverse", "assert_async", "scatter", "scatter_add", "scatter_reduce", "index_add",
+     "index_copy", "index_fill", "index_put", "index_reduce", "put", "histc", "poisson", "logdet"}
+)  # fmt: skip
+_DIVIDES = frozenset({"floordiv", "mod", "floor_divide", "remainder", "fmod", "ifloordiv", "imod"})
+
+
+def _may_fail(name: str, args: Sequence[Value]) -> bool:
+    """May an operation raise for what is in its arguments?"""
+    name = name.strip("_")
+    if name in _FAILS or name.startswith("linalg_"):
+        return True
+    if name in ("getitem", "setitem"):
+        parts = args[1].items if isinstance(args[1], TupleValue) else args[1:2]
+        return any(_is_whole(part) for part in parts)
+    return name in _DIVIDES and all(map(_is_whole, args))
+
+
+def _is_whole(value: Any) -> bool:
+    if not isinstance(value, TensorValue):
+        return False
+    dtype = value.fake.dtype
+    return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
+
+
+def note_operation(vm: Interpreter, name: str, args: Sequence[Value]) -> None:
+    """An operation is recorded: where it may raise what the program handles, the frame has to run
+    again if the graph raises. Breaks the graph if it could not."""
+    if not _may_fail(name, args):
+        return
+    around, pending = handler_around(vm), vm.session.checks
+    if pending.allowed:
+        pending.raising = max(pending.raising, around, key=_GRADES.index)
+    elif around == "caught" and not vm.session.exports:
+        raise GraphBreakSignal(
+            f"`{name}`, which may raise for its data, in a `try` that may handle it",
+            "call it outside of the `try`",
+        )
+
+
+_GRADES = ("", "noticed", "caught")
+
+
 _LET_GO = ["COPY", "POP_EXCEPT", "RERAISE"]  # of an exception that is handled no longer
 
 
@@ -135,7 +256,7 @@ def finished(session: Session, first: int) -> ValueChecks | None:
     none, or if the frame could not be run again."""
     graph, pending = session.recorder.graph, session.checks
     stated = [node for node in graph.nodes if node.target is STATE]
-    if not (pending.holds or stated) or not may_run_again(session):
+    if not (pending.holds or stated or pending.raising) or not may_run_again(session):
         return None
     inputs = [value for _, value in session.inputs if isinstance(value, TensorValue)]
     devices = {value.fake.device for value in inputs} | pending.holds.keys()
@@ -144,7 +265,16 @@ def finished(session: Session, first: int) -> ValueChecks | None:
         (*pending.places, *(str(node.args[1]) for node in stated if len(node.args) > 1)),
         _leaves_no_mode(graph),
         tuple(sorted({"cpu", *map(str, devices)})) if _draws(graph) else (),
+        bool(pending.raising),
     )
+
+
+def cannot_check(session: Session) -> bool:
+    """Does the frame need to run again where a check fails or the graph raises, and could not?"""
+    pending = session.checks
+    if pending.raising == "caught" and not _leaves_no_mode(session.recorder.graph):
+        return True
+    return bool(pending.holds or pending.raising == "caught") and not may_run_again(session)
 
 
 def may_run_again(session: Session) -> bool:

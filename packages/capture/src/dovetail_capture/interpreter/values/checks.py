@@ -46,8 +46,10 @@ class TruthOf(SymbolicNumber):
 @dataclass
 class PendingChecks:
     """By device whether all hold, and where they are made. None is `allowed` where the frame could
-    not be run again."""
+    not be run again. `raising`: what the graph may raise is "caught" by the program, or "noticed".
+    """
 
     allowed: bool = True
     holds: dict[torch.device, TensorValue] = field(default_factory=dict)
     places: list[str] = field(default_factory=list)
+    raising: str = ""
