@@ -52,7 +52,7 @@ def test_branches_share_the_memory_of_what_they_save() -> None:
     (forward,), (backward,) = conditionals(parts.forward), conditionals(parts.backward)
     found = graphs_of(forward)
     assert found is not None
-    outputs = [len(next(reversed(branch.graph.nodes)).args[0]) for branch in found]
+    outputs = [len(next(iter(reversed(branch.graph.nodes))).args[0]) for branch in found]
     assert outputs == [3, 3]  # the result, and the two products that the second branch saves
     assert sum("empty" in str(n.target) for n in found[0].graph.nodes) == 1
     assert len(backward.meta["val"]) == 2

@@ -106,7 +106,7 @@ def test_without_fullgraph_the_exception_is_the_programs() -> None:
 
 
 def of_a_whole_tensor(x: torch.Tensor) -> torch.Tensor:
-    torch._check_tensor_all(x < 11, "too big")
+    torch._check_tensor_all(x < 11, lambda: "too big")
     torch._check_with(ValueError, x.max().item() < 11, lambda: "too big")
     return x + 1
 

@@ -79,7 +79,7 @@ def at_sizes(gm: GraphModule, inputs: Sequence[Any]) -> GraphModule:
                 chosen[str(read.target)] = env[read].meta["val"] = own
             new = graph.call_function(node.target, map_arg(node.args, env.__getitem__))
             gives = graphs[0 if node.target is COND else 1]
-            fakes[node] = next(reversed(gives.graph.nodes)).meta["val"]
+            fakes[node] = next(iter(reversed(gives.graph.nodes))).meta["val"]
         elif node.op == "get_attr":
             new = graph.get_attr(node.target)
             fakes[node] = node.meta["val"]
