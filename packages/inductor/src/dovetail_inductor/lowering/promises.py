@@ -20,12 +20,11 @@ def as_promised(ctx: Context, value: Value, promised: Value) -> Strided:
     # Laid out otherwise than promised: a copy in the promised layout. Views of one tensor are views
     # of one copy, as they would be of the tensor.
     seen = _as_seen(stored, promised)
-    copy = None if seen is None else ctx.copies.get(seen)
-    if copy is None:
-        copy = _copied(ctx, value, stored, promised)
-        if seen is not None:
-            ctx.copies[seen] = copy
-    return replace(copy, shape=promised.shape, stride=promised.stride)
+    if seen is None:
+        return _copied(ctx, value, stored, promised)
+    if seen not in ctx.copies:
+        ctx.copies[seen] = _copied(ctx, value, stored, promised)
+    return replace(ctx.copies[seen], shape=promised.shape, stride=promised.stride)
 
 
 def _as_seen(stored: Strided, promised: Value) -> tuple[object, ...] | None:
