@@ -31,34 +31,35 @@ _SMOOTH = _KEEPING | frozenset(
 _COMPARING = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
+# What must be right of a value, each more than the one before: its size beside what it is made of
+# and added to; its first digits; whether it is zero, too; all digits.
+_SIZE, _DIGITS, _ZERO, _EXACT = range(4)
+
+
 def rough_quotients(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> frozenset[int]:
     """The uids of the quotients of a kernel that need not be exact."""
+    needs: dict[int, int] = {}  # what must be right of each expression, by uid
+    of_buffers: dict[str, int] = {}  # and of results that the kernel reads itself
     quotients: set[int] = set()
-    exact: set[int] = set()  # what has to be: expressions, by uid
-    exact_buffers: set[str] = set()  # and results that the kernel reads itself
     of_halves = _reads_halves_only(kernel, buffers)
-    kept: dict[str, frozenset[str]] = {}  # by result that the kernel reads: what may be made of it
+
+    def need(expr: Expr, what: int) -> None:
+        needs[expr.uid] = max(needs.get(expr.uid, _SIZE), what)
+
     for nest in reversed(kernel.nests):
-        nodes = list(walk(nest.values))
-        quotients.update(n.uid for n in nodes if isinstance(n, Apply) and n.op in QUOTIENTS)
-        summed = nest.reduction == "sum" and of_halves
-        keeping = _SMOOTH if summed else kept.get(nest.buffer, _KEEPING)
-        if nest.buffer not in kernel.internal and not summed:
-            keeping = _KEEPING
-        if nest.buffer in exact_buffers or not (summed or _ends_rough(kernel, nest, buffers)):
-            exact.add(nest.body.uid)
-        exact.update(value.uid for value in nest.values[1:])
-        for node in reversed(nodes):  # what is made of a node stands before it
+        read = of_buffers.get(nest.buffer, _SIZE)
+        need(nest.body, _needed(nest, read, kernel, buffers, of_halves))
+        for place in nest.values[1:]:
+            need(place, _EXACT)
+        for node in reversed(list(walk(nest.values))):  # what is made of a node stands before it
+            own = needs.get(node.uid, _SIZE)
             if isinstance(node, Load):
-                kept[node.buffer] = kept.get(node.buffer, keeping) & keeping
-                if node.uid in exact:
-                    exact_buffers.add(node.buffer)
-            if _is_settled(node):
-                continue
-            exact.update(a.uid for a in node.args if not _keeps(node, a, keeping))
-            if node.uid in exact:
-                exact.update(a.uid for a in node.args)
-    return frozenset(quotients - exact)
+                of_buffers[node.buffer] = max(of_buffers.get(node.buffer, _SIZE), own)
+            elif isinstance(node, Apply) and node.op in QUOTIENTS:
+                quotients.add(node.uid)
+            for operand in node.args:
+                need(operand, _of_operand(node, operand, own))
+    return frozenset(uid for uid in quotients if needs.get(uid, _SIZE) < _EXACT)
 
 
 def _reads_halves_only(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> bool:
@@ -67,23 +68,30 @@ def _reads_halves_only(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> bo
     return all(dtype.itemsize == 2 for dtype in read if dtype.is_floating_point)
 
 
-def _ends_rough(kernel: FusedKernel, nest: LoopNest, buffers: Mapping[str, Buffer]) -> bool:
-    """Whether the last digits of a nest's values are lost where it stores them, if it does."""
+def _needed(
+    nest: LoopNest, read: int, kernel: FusedKernel, buffers: Mapping[str, Buffer], of_halves: bool
+) -> int:
+    """What must be right of a nest's values, if `read` must be of its results where the kernel
+    itself reads them."""
+    if nest.reduction == "sum" and of_halves:
+        return _EXACT if read >= _ZERO else _SIZE  # its own rounding is as large
     if nest.reduction is not None or nest.scan is not None or nest.scatter is not None:
-        return False
-    return nest.buffer in kernel.internal or buffers[nest.buffer].dtype.itemsize == 2
+        return _EXACT
+    if nest.buffer in kernel.internal:
+        return read
+    return max(read, _DIGITS if buffers[nest.buffer].dtype.itemsize == 2 else _EXACT)
 
 
-def _is_settled(node: Expr) -> bool:
-    """Whether a comparison comes out the same for a quotient that is off by its last digits."""
-    if not isinstance(node, Apply) or node.op not in (*_COMPARING, "isnan"):
-        return False
-    other = node.args[-1]
-    return other is node.args[0] or (isinstance(other, Constant) and other.value == 0)
-
-
-def _keeps(node: Expr, operand: Expr, keeping: frozenset[str]) -> bool:
-    """Whether `node` makes no more of an error of an operand than that was."""
-    if not isinstance(node, Apply) or node.op not in keeping:
-        return isinstance(node, Apply) and node.op == "cast" and node.dtype.is_floating_point
-    return node.op != "where" or operand is not node.args[0]
+def _of_operand(node: Expr, operand: Expr, own: int) -> int:
+    """What must be right of an operand, if `own` must be of what `node` makes of it."""
+    if not isinstance(node, Apply):
+        return _EXACT  # a place, or a mask
+    if node.op in _COMPARING or node.op == "isnan":
+        other = node.args[-1]
+        if other is node.args[0]:
+            return _SIZE  # whether it is a NaN
+        return _ZERO if isinstance(other, Constant) and other.value == 0 else _EXACT
+    keeps = node.op in _KEEPING or (node.op == "cast" and node.dtype.is_floating_point)
+    if keeps and not (node.op == "where" and operand is node.args[0]):
+        return own
+    return _SIZE if node.op in _SMOOTH and node.op != "where" and own == _SIZE else _EXACT
