@@ -87,6 +87,8 @@ def _chosen(builder: Builder, body: Expr, along: tuple[Var, ...]) -> Expr | None
             return None
     if not isinstance(place, IndexValue) or place.index != variable(var):
         return None
+    if place.dtype not in (torch.int32, torch.int64):
+        return None  # which may not hold all places
     if (number.free | target.free) >> var.id & 1:
         return None
 
