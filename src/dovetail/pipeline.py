@@ -51,8 +51,8 @@ from dovetail.weights import ConstantWeights
 # What graphs that nobody asked for may hold.
 LAUNCH_BOUND_BYTES = 256 << 20
 # Results from this size on are handed out in the graph's memory. Smaller ones are copied in about
-# the time of a launch, and for them a graph need not have memory of its own.
-LARGE_OUTPUT_BYTES = 8 << 20
+# the time of a launch, and callers may keep as many as they like.
+LARGE_OUTPUT_BYTES = 2 << 20
 
 
 @dataclass(frozen=True)

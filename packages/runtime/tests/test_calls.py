@@ -321,3 +321,34 @@ def test_a_consuming_call_takes_a_list_and_leaves_it_alone_when_an_input_is_wron
     with pytest.raises(TypeError, match="must be a tensor"):
         run.run_consuming(inputs)  # type: ignore[attr-defined]
     assert inputs == ["no tensor"]
+
+
+def test_who_watches_a_call_is_told_where_outputs_get_their_memory() -> None:
+    """Of a call's result and of a view's base, and of no intermediate value."""
+    four = TensorSpec((4,), (1,), torch.float32, CPU)
+    two = TensorSpec((2,), (1,), torch.float32, CPU)
+    plan = Plan(
+        "watched", "cpu", (PlanInput("x", four),), (), (), (),
+        (
+            CallAten("aten::neg", (Ref("x"),), (), ("t",)),
+            CallAten("aten::abs", (Ref("t"),), (), ("o",)),
+            Allocate("b", four, None),
+            CallAten("aten::exp.out", (Ref("t"),), (("out", Ref("b")),)),
+            View("v", "b", two),
+        ),
+        (), ("o", "v", "x"),
+    )  # fmt: skip
+    run, x = load(plan).run, torch.randn(4)
+    for positions, steps in (((0,), 1), ((1,), 1), ((0, 1, 2), 2), ((2,), 0), ((), 0)):
+        told: list[bool] = []
+        o, v, same = run.run_watched((x,), positions, told.append)
+        assert told == [True, False] * steps
+        assert torch.equal(o, x.abs()) and torch.equal(v, (-x).exp()[:2]) and same is x
+
+    def refuses(begins: bool) -> None:
+        raise KeyError(begins)
+
+    with pytest.raises(KeyError, match="True"):
+        run.run_watched((x,), (0,), refuses)
+    with pytest.raises(IndexError, match="output 3 of 3"):
+        run.run_watched((x,), (3,), refuses)

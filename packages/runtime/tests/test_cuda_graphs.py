@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -99,7 +99,7 @@ class CpuPool(GraphPool):
         return outputs
 
     def capture(
-        self, artifact: CompiledArtifact, inputs: Sequence[Any], apart: bool
+        self, artifact: CompiledArtifact, inputs: Sequence[Any], held: Collection[int]
     ) -> tuple[Again, tuple[Any, ...]]:
         # As a capture, it leaves inputs and outputs as they are.
         graph = Again(artifact, inputs, self.warm_up(artifact, inputs))

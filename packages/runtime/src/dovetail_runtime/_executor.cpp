@@ -140,7 +140,7 @@ std::string where(const Program& program, const Runner& runner) {
          step_name(program.steps[runner.step_]);
 }
 
-void run_frame(Executor* self, Frame& frame, bool consuming) {
+void run_frame(Executor* self, Frame& frame, bool consuming, const OutputWatch* watch = nullptr) {
   Program& program = *self->program;
   if (program.cuda_device >= 0) {
     PyObject* stream = checked(PyObject_CallFunction(self->raw_stream, "i", program.cuda_device));
@@ -155,7 +155,7 @@ void run_frame(Executor* self, Frame& frame, bool consuming) {
     }
   }
   WithoutGil without_gil;
-  Runner runner(program, frame);
+  Runner runner(program, frame, watch);
   try {
     runner.run(consuming);
     for (const Output& output : program.outputs) {
@@ -244,6 +244,38 @@ PyObject* call_consuming(PyObject* callable, PyObject* list) {
   return result;
 }
 
+// A call that tells `tell(True)` before each step that makes the memory of an output at one of
+// `positions`, and `tell(False)` after it.
+PyObject* call_watched(PyObject* callable, PyObject* args) {
+  auto* self = reinterpret_cast<Executor*>(callable);
+  PyObject *inputs = nullptr, *positions = nullptr, *tell = nullptr;
+  if (!PyArg_ParseTuple(args, "O!O!O", &PyTuple_Type, &inputs, &PyTuple_Type, &positions, &tell)) {
+    return nullptr;
+  }
+  std::unique_ptr<Frame> frame;
+  PyObject* result = nullptr;
+  try {
+    Program& program = *self->program;
+    OutputWatch watch{steps_that_make(program, to_indices(positions)), [tell](bool begins) {
+                        PyGILState_STATE state = PyGILState_Ensure();
+                        PyObject* told = PyObject_CallOneArg(tell, begins ? Py_True : Py_False);
+                        bool failed = told == nullptr;
+                        Py_XDECREF(told);
+                        PyGILState_Release(state);
+                        if (failed) throw PythonError();
+                      }};
+    frame = take_frame(program);
+    PyObject* const* items = PySequence_Fast_ITEMS(inputs);
+    bind_and_check(program, *frame, items, static_cast<size_t>(PyTuple_GET_SIZE(inputs)));
+    run_frame(self, *frame, /*consuming=*/false, &watch);
+    result = collect_outputs(program, *frame, items);
+  } catch (const std::exception& error) {
+    set_python_error(error);
+  }
+  if (frame != nullptr) give_frame_back(*self->program, std::move(frame));
+  return result;
+}
+
 // The operators that steps call by ATen, or may: a product counts until it was computed without
 // it, and again once one was not.
 PyObject* aten_operators(PyObject* object, PyObject*) {
@@ -277,6 +309,10 @@ PyMethodDef executor_methods[] = {
     {"run_consuming", call_consuming, METH_O,
      "run_consuming(inputs): a call that empties the list `inputs`, and drops each tensor in it\n"
      "after the last step that reads it."},
+    {"run_watched", call_watched, METH_VARARGS,
+     "run_watched(inputs, positions, tell): a call with the tuple `inputs` that calls tell(True)\n"
+     "before each step that makes the memory of an output at one of `positions`, and tell(False)\n"
+     "after it."},
     {"aten_operators", aten_operators, METH_NOARGS,
      "aten_operators(): the names of the operators that its steps call by ATen, or may call."},
     {nullptr, nullptr, 0, nullptr}};
@@ -393,7 +429,7 @@ PyMODINIT_FUNC PyInit__executor() {
   PyObject* result = PyModule_Create(&module);
   if (result == nullptr) return nullptr;
   if (PyModule_AddStringConstant(result, "torch_version", DOVETAIL_TORCH_VERSION) < 0 ||
-      PyModule_AddIntConstant(result, "interface", 4) < 0) {
+      PyModule_AddIntConstant(result, "interface", 5) < 0) {
     Py_DECREF(result);
     return nullptr;
   }

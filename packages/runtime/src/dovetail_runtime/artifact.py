@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
@@ -27,6 +27,16 @@ class Run(Protocol):
 
     def run_consuming(self, inputs: list[torch.Tensor | int], /) -> tuple[Any, ...]:
         """One call that empties `inputs`, and drops each tensor in it after its last use."""
+
+    def run_watched(
+        self,
+        inputs: tuple[torch.Tensor | int, ...],
+        positions: tuple[int, ...],
+        tell: Callable[[bool], None],
+        /,
+    ) -> tuple[Any, ...]:
+        """One call that tells True before each step that makes the memory of an output at one of
+        `positions`, and False after it."""
 
     def aten_operators(self) -> set[str]:
         """The names of the operators that its steps call by ATen, or may: a product of halves

@@ -15,6 +15,11 @@ from typing import Any, Protocol
 import torch
 
 from dovetail_runtime.artifact import CompiledArtifact
+from dovetail_runtime.graph_memory import (
+    ended_if_it_fails,
+    own_memory_where_told,
+    shared_pool,
+)
 from dovetail_runtime.native import executor_module
 from dovetail_runtime.plan import CopyInto, Plan, View
 from dovetail_runtime.workplace import workplace_for
@@ -40,8 +45,8 @@ class GraphPool:
     target = "cuda"
 
     def __init__(self) -> None:
-        self.handle = torch.cuda.graph_pool_handle()
         self.device = torch.device("cuda", torch.cuda.current_device())
+        self.handle = shared_pool(self, self.device)
         self._workplace = workplace_for(self, self.device)
         self.stream = self._workplace.stream
         self.lock = threading.RLock()
@@ -83,18 +88,26 @@ class GraphPool:
         return outputs
 
     def capture(
-        self, artifact: CompiledArtifact, inputs: Sequence[Input], apart: bool
+        self, artifact: CompiledArtifact, inputs: Sequence[Input], held: Collection[int]
     ) -> tuple[Replayable, tuple[Value, ...]]:
-        """The graph of one call, and the results that its replays write. With `apart` no other
-        graph works in the memory of these results."""
+        """The graph of one call, and the results that its replays write. No other graph works in
+        the memory of those at the positions `held`."""
         graph = torch.cuda.CUDAGraph()
-        handle = torch.cuda.graph_pool_handle() if apart else self.handle
+        handle = torch.cuda.graph_pool_handle() if held else self.handle
         # Other threads may go on meanwhile.
         recording = torch.cuda.graph(
             graph, pool=handle, stream=self.stream, capture_error_mode="thread_local"
         )
-        with self._workplace.prepared(artifact), recording:
-            outputs = artifact.run(*inputs)
+        with (
+            self._workplace.prepared(artifact),
+            ended_if_it_fails(self.device, handle),
+            recording,
+        ):
+            if held:
+                with own_memory_where_told(self.device, handle, self.handle) as tell:
+                    outputs = artifact.run.run_watched(tuple(inputs), tuple(held), tell)
+            else:
+                outputs = artifact.run(*inputs)
         # PyTorch sets the graph's random offset to 0 on this stream before the capture, and to the
         # generator's on the caller's before a replay.
         torch.cuda.current_stream(self.device).wait_stream(self.stream)
@@ -301,7 +314,7 @@ def record(
             )
         held = handed_out(outputs)
         del outputs
-        graph, results = pool.capture(artifact, own, apart=bool(held))
+        graph, results = pool.capture(artifact, own, held)
     pool.bytes += wanted
     mutated = mutated_inputs(artifact.plan)
     return Recording(graph, inputs, copied, sorted(stays), results, held, mutated, wanted)

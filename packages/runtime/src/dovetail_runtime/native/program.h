@@ -231,4 +231,28 @@ struct Program {
   std::vector<std::unique_ptr<Frame>> idle_frames;
 };
 
+// Which steps make the memory of the outputs at some positions.
+inline std::vector<bool> steps_that_make(const Program& program,
+                                         const std::vector<int32_t>& positions) {
+  std::vector<bool> wanted(program.slots.size(), false);
+  for (int32_t position : positions) {
+    TORCH_CHECK_INDEX(position >= 0 && static_cast<size_t>(position) < program.outputs.size(),
+                      "output ", position, " of ", program.outputs.size());
+    const Output& output = program.outputs[static_cast<size_t>(position)];
+    if (output.kind != Output::Tensor) continue;
+    SlotIndex slot = output.index;
+    while (program.slots[slot].root >= 0) slot = program.slots[slot].root;
+    wanted[slot] = true;
+  }
+  std::vector<bool> found(program.steps.size(), false);
+  for (size_t i = 0; i < program.steps.size(); ++i) {
+    const Step& step = program.steps[i];
+    if (auto* own = std::get_if<AllocateOwn>(&step)) found[i] = wanted[own->slot];
+    if (auto* call = std::get_if<CallAten>(&step)) {
+      for (SlotIndex slot : call->outputs) found[i] = found[i] || (slot >= 0 && wanted[slot]);
+    }
+  }
+  return found;
+}
+
 }  // namespace dovetail

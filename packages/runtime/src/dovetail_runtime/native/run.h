@@ -7,6 +7,8 @@
 #include "program.h"
 #include "size_functions.h"
 
+#include <functional>
+
 namespace dovetail {
 
 inline at::Tensor tensor_of(c10::TensorImpl* impl) {
@@ -14,10 +16,18 @@ inline at::Tensor tensor_of(c10::TensorImpl* impl) {
       c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(impl));
 }
 
+// Which steps make the memory of some outputs, by position, and what is told before (true) and
+// after (false) each of them.
+struct OutputWatch {
+  std::vector<bool> steps;
+  std::function<void(bool)> tell;
+};
+
 // One call: the program's steps in order, on the frame's slots.
 class Runner {
  public:
-  Runner(Program& program, Frame& frame) : program_(program), frame_(frame) {}
+  Runner(Program& program, Frame& frame, const OutputWatch* watch = nullptr)
+      : program_(program), frame_(frame), watch_(watch) {}
 
   // With `consuming`, the frame owns the inputs, and each is dropped after its last use.
   void run(bool consuming) {
@@ -33,6 +43,8 @@ class Runner {
         c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
     if (consuming) {
       run_consuming();
+    } else if (watch_ != nullptr) {
+      run_watched();
     } else {
       for (step_ = 0; step_ < program_.steps.size(); ++step_) execute_step();
     }
@@ -61,6 +73,14 @@ class Runner {
     for (step_ = 0; step_ < program_.steps.size(); ++step_) {
       execute_step();
       release(static_cast<int64_t>(step_));
+    }
+  }
+
+  void run_watched() {
+    for (step_ = 0; step_ < program_.steps.size(); ++step_) {
+      if (watch_->steps[step_]) watch_->tell(true);
+      execute_step();
+      if (watch_->steps[step_]) watch_->tell(false);
     }
   }
 
@@ -119,6 +139,7 @@ class Runner {
 
   Program& program_;
   Frame& frame_;
+  const OutputWatch* watch_;
 };
 
 }  // namespace dovetail
