@@ -81,6 +81,12 @@ def _mutated(
         refuse_inner_overlap(trace.examples[index], index)
         if not storage.shared:
             _need_storage_if_overlapped(trace, index, storage.writer)
+            if graded:
+                # Those that had a history before get the same gradients from that one.
+                siblings = trace.in_storage[storage_key(trace.examples[index])]
+                tensors = [trace.examples[i] for i in siblings]
+                without = [t for t in tensors if not t.requires_grad]
+                refuse_graded_relatives(trace.examples[index], without, index)
         else:
             for i in trace.storages[index - trace.num_examples].members:
                 refuse_inner_overlap(trace.examples[i], i)

@@ -162,12 +162,17 @@ def places(shared: Sequence[SharedStorage], inputs: Sequence[Any]) -> tuple[Any,
 
 
 def overlapping(apart: Sequence[tuple[int, int]], inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """How those inputs lie that overlap although those of the first call did not."""
+    """How those inputs lie that overlap although those of the first call did not, and which of the
+    others are views of one tensor."""
     found: list[Any] = []
     for pair in apart:
         a, b = (inputs[index] for index in pair)
-        if storage_key(a) == storage_key(b) and memory_overlaps(a, b):
+        if storage_key(a) != storage_key(b):
+            continue
+        if memory_overlaps(a, b):
             found.append((*pair, _place(a), _place(b)))
+        elif are_relatives(a, b):
+            found.append(pair)
     return tuple(found)
 
 
@@ -198,13 +203,17 @@ def refuse_inner_overlap(example: Tensor, index: int) -> None:
         )
 
 
+def are_relatives(a: Tensor, b: Tensor) -> bool:
+    """Whether autograd knows two tensors as views of one (or one as a view of the other)."""
+    own, other = (t._base if t._base is not None else t for t in (a, b))
+    return own is other
+
+
 def refuse_graded_relatives(example: Tensor, others: Sequence[Tensor], index: int) -> None:
     """A write that autograd sees changes the history of every view of the tensor, also of those
     that had none before."""
-    own = example._base if example._base is not None else example
     for other in others:
-        base = other._base if other._base is not None else other
-        if other is not example and base is own:
+        if other is not example and are_relatives(example, other):
             raise TraceError(
                 f"input {index} is written to with gradients, and another input is a view of the "
                 "same tensor: take the view inside the compiled function"
