@@ -87,3 +87,23 @@ def test_the_same_places_in_memory_with_and_without_a_common_base() -> None:
             flags.append([t.requires_grad for t in (*results, *inputs)])
             assert results[0].tolist() == [2, 2] and results[1].tolist() == [0, 0]
         assert flags[0] == flags[1] == [True, make is pieces, True, make is pieces]
+
+
+def test_a_view_of_a_view_made_under_no_grad_is_older_than_two_writes() -> None:
+    """Eager took it before both; autograd refuses to take it after either."""
+
+    def f(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            t = x.t()
+        dovetail.graph_break()
+        p = t.permute(())
+        with torch.no_grad():
+            x.zero_()
+            p.add_(1)
+        dovetail.graph_break()
+        return p.detach()
+
+    for call in (f, dovetail.compile(f)):
+        x = torch.tensor(3.0, requires_grad=True) * 2
+        result = call(x)
+        assert result == 1 and x == 1 and x.requires_grad

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -244,7 +244,8 @@ def _maker(info: OutputInfo, signature: Signature) -> _Maker:
         return _untracked_view(info, signature)
     make = _tracked_maker(info, signature)
     if not info.lost:
-        return _view_of_written(make, info) if of_input and signature.mutated else make
+        writes = len(signature.mutated) + len(signature.bumped)
+        return _view_of_written(make, info, writes) if of_input and signature.mutated else make
 
     def lost(inputs: Sequence[Any], results: Sequence[Any], outputs: list[Any]) -> Any:
         anchor = torch.empty((), requires_grad=True)
@@ -254,19 +255,21 @@ def _maker(info: OutputInfo, signature: Signature) -> _Maker:
 
 
 @contextmanager
-def _before_the_write(written: torch.Tensor) -> Iterator[None]:
-    """The version counter of a tensor that was written to stands where it did before."""
+def _before_the_write(written: torch.Tensor, writes: int = 1) -> Iterator[None]:
+    """The version counter of a tensor that was written to stands where it did so many writes
+    before."""
     version = written._version
-    torch._C._autograd._unsafe_set_version_counter((written,), (max(version - 1, 0),))
+    torch._C._autograd._unsafe_set_version_counter((written,), (max(version - writes, 0),))
     try:
         yield
     finally:
         torch._C._autograd._unsafe_set_version_counter((written,), (version,))
 
 
-def _view_of_written(make: _Maker, info: OutputInfo) -> _Maker:
-    """A view of an input that may have been written to. If that is itself a view, made under
-    no_grad, eager can only have taken this one before the write: since then autograd refuses to."""
+def _view_of_written(make: _Maker, info: OutputInfo, most: int) -> _Maker:
+    """A view of an input that may have been written to, and `most` times at most (other inputs may
+    lie in its memory). If that is itself a view, made under no_grad, eager can only have taken this
+    one before the first write: since then autograd refuses to."""
     primal = info.base
     assert primal is not None
     under_no_grad = torch._C._autograd.CreationMeta.NO_GRAD_MODE
@@ -279,7 +282,10 @@ def _view_of_written(make: _Maker, info: OutputInfo) -> _Maker:
             made = torch._C._autograd._get_creation_meta
             if not written._is_view() or made(written) != under_no_grad:
                 raise
-            with _before_the_write(written):
+            for writes in range(1, most):
+                with suppress(RuntimeError), _before_the_write(written, writes):
+                    return make(inputs, results, outputs)
+            with _before_the_write(written, most):
                 return make(inputs, results, outputs)
 
     return view
