@@ -68,7 +68,7 @@ def test_numbers(dtype):
 def test_clamps(dtype):
     torch.manual_seed(0)
     x, low, high = draw(3, 4, dtype=dtype), draw(4, dtype=dtype), draw(3, 1, dtype=dtype)
-    for a, b in ((2, 4), (None, 3), (3, None), (5, 2), (1.5, 3.5)):
+    for a, b in ((2, 4), (None, 3), (3, None), (5, 2), (1.5, 3.5), (-2, 3), (-2, 3.5), (-5, None)):
         check(aten.clamp.default, [x, a, b])
     for a, b in ((low, high), (None, high), (low, None)):
         check(aten.clamp.Tensor, [x, a, b])

@@ -27,7 +27,7 @@ def shared_pool(user: object, device: torch.device) -> PoolHandle:
 def own_memory_where_told(
     device: torch.device, own: PoolHandle, shared: PoolHandle
 ) -> Iterator[Callable[[bool], None]]:
-    """While a graph is captured on the current stream into the pool `own`: memory is taken from the
+    """While this thread captures a graph into the pool `own`: memory is taken from the
     pool `shared`, but from `own` from when the function given is called with True until it is
     called with False."""
     current = own
@@ -67,7 +67,7 @@ def ended_if_it_fails(device: torch.device, handle: PoolHandle) -> Iterator[None
 
 
 def _begin(device: torch.device, handle: PoolHandle) -> None:
-    torch._C._cuda_beginAllocateCurrentStreamToPool(device.index, handle)
+    torch._C._cuda_beginAllocateCurrentThreadToPool(device.index, handle)
 
 
 def _end(device: torch.device, handle: PoolHandle) -> None:

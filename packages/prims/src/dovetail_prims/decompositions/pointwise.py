@@ -21,6 +21,10 @@ from ._common import (
     wide,
 )
 
+# Whether this torch clamps unsigned numbers to negative bounds modulo their range, as torch 2.11
+# does. (torch 2.15 takes such a bound for none.)
+BOUNDS_WRAP_AROUND = bool(torch.zeros((), dtype=torch.uint8, device="cpu").clamp(min=-1))
+
 
 def add_scalar(self: Tensor, other: Number, alpha: Number = 1) -> Tensor:
     """x + alpha n"""
@@ -103,10 +107,22 @@ def _bound(x: Tensor, value: Number) -> Tensor:
     return constant(value, x, promoted(x, value))
 
 
+def _wrapped(bound: Number | None, held: torch.iinfo) -> Number | None:
+    """The bound that a number becomes where bounds wrap around. RuntimeError if there is none."""
+    if type(bound) is not int:
+        return bound
+    if bound > held.max or bound < (held.min if held.min < 0 else -held.max):
+        raise RuntimeError(f"value cannot be converted to {held.dtype} without overflow")
+    return bound % (held.max + 1) if held.min == 0 else bound
+
+
 def clamp(self: Tensor, min: Number | None = None, max: Number | None = None) -> Tensor:
     """min(max(x, low), high); the upper bound wins where they cross"""
     if not self.is_floating_point() and self.dtype is not torch.bool:
-        held = torch.iinfo(self.dtype)  # a bound beyond the dtype's range bounds nothing
+        held = torch.iinfo(self.dtype)
+        if BOUNDS_WRAP_AROUND and type(min) is not float and type(max) is not float:
+            min, max = (_wrapped(bound, held) for bound in (min, max))
+        # A bound beyond the dtype's range bounds nothing.
         if (type(min) is int and min > held.max) or (type(max) is int and max < held.min):
             raise RuntimeError(f"clamp to [{min}, {max}] is outside the range of {self.dtype}")
         min = None if type(min) is int and min < held.min else min
