@@ -173,6 +173,27 @@ def test_a_negative_of_a_negative_has_no_gaps(dtype: torch.dtype) -> None:
     assert dovetail.compile(lambda x: x.neg().neg())(given()).stride() == (4, 1)
 
 
+@pytest.mark.parametrize("lazy", [torch.conj, torch._neg_view])
+@pytest.mark.parametrize("grad", [False, True])
+def test_lazy_views_of_what_lies_on_itself(lazy: Callable[[Tensor], Tensor], grad: bool) -> None:
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        z = lazy((x * 1).as_strided((2, 2), (1, 1), 1))
+        w = lazy(x.as_strided((3, 2, 2), (1, 1, 0), 2))
+        return z.t().clone(), z.t() * 2, z + 1, w.transpose(0, 2).clone(), w.sum(0), w * w
+
+    found = []
+    for call in (dovetail.compile(fn), fn):
+        torch.manual_seed(0)
+        leaf = torch.randn(4, 4, dtype=torch.complex64, requires_grad=grad)
+        results = call(leaf)
+        if grad:
+            total = sum(((r * r.conj()).real.sum() for r in results), torch.zeros(()))
+            results = (*results, *torch.autograd.grad(total, leaf))
+        found.append(results)
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-5)
+    assert [t.stride() for t in found[0]] == [t.stride() for t in found[1]]
+
+
 LAZY: list[Callable[[Tensor], Tensor]] = [
     lambda z: z.conj().imag, lambda z: z[:, 1::2].conj(), lambda z: z[:, :1].expand(4, 3).conj(),
     lambda z: z[1:, 1:3].conj().imag, lambda z: z[1:].conj(), lambda z: z.mT[:, ::2].conj().imag,

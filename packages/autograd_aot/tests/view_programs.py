@@ -377,8 +377,13 @@ def _undefined(step: Step, values: list[Any], inputs: int, before: list[Step]) -
         return True  # makes integers require grad
     if step.name in WRITES_TWO:
         second = values[step.operands[1]]
+        if first.is_neg() and first.dtype != second.dtype and step.name in COPIES:
+            return True  # eager's copy from another dtype loses the sign
         return second is not first and _one_storage(first, second)  # a copy onto itself
     return False
+
+
+COPIES = ("copy_", "copy_data", "copy_chunk", "set_row")
 
 
 def _places_in(

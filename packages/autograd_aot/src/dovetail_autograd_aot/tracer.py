@@ -371,6 +371,10 @@ class Tracer(NodeRecorder, DispatchMode):
         """A pointwise operator of an expanded tensor is expanded, too: what is computed from it
         lies in memory as eager's does."""
         val = base.meta["val"]
+        memory = views.memory_of_overlapping(base)
+        if memory is not None:
+            where = (self.node_op(func, (memory,), {}), val._sizes, val._strides, val._offset)
+            return self.node_op(aten.as_strided.default, where, {})
         one = base
         for dim, (size, stride) in enumerate(zip(val._sizes, val._strides, strict=True)):
             if type(stride) is int and stride == 0 and not same_size(size, 1):

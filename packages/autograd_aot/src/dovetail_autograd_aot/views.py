@@ -14,9 +14,11 @@ import torch
 from dovetail_prims.fake_tensor import FakeTensor, make, propagate, set_lazy, set_metadata
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
 from dovetail_autograd_aot.constants import untraced
+from dovetail_autograd_aot.copies import views_memory
 from dovetail_autograd_aot.graphs import ViewStep
 from dovetail_autograd_aot.op_info import OpInfo
 from dovetail_autograd_aot.storage import (
@@ -24,6 +26,7 @@ from dovetail_autograd_aot.storage import (
     StorageNeededError,
     TracedStorage,
     TraceError,
+    reaches_into_itself,
     read,
     refusal,
     track_of,
@@ -47,7 +50,7 @@ PHYSICAL = {
 }
 
 
-def _dense(val: FakeTensor) -> bool:
+def is_dense(val: FakeTensor) -> bool:
     """Whether a tensor fills its memory from the beginning, without gaps."""
     if val._offset != 0:
         return False
@@ -153,7 +156,7 @@ def _as_strided(
     root = storage.root
     if root is None:
         raise TraceError("as_strided of a view whose base is gone")
-    if not storage.shared and not _dense(root):
+    if not storage.shared and not is_dense(root):
         raise TraceError("as_strided of a tensor with gaps; contiguous() it first")
     if tracer.in_backward and not _has_values(storage, sizes, strides, storage_offset):
         raise TraceError(
@@ -192,6 +195,24 @@ def _has_values(storage: TracedStorage, sizes: list[Any], strides: list[Any], of
         known.as_strided(*storage.part).fill_(True)
         shown: bool = bool(known.as_strided(sizes, strides, offset).all())
         return shown
+
+
+def memory_of_overlapping(node: Node) -> Node | None:
+    """The tensor without gaps that `node` is a view of, if elements of `node` lie on others
+    (but for those of expanded dimensions)."""
+    val = node.meta["val"]
+    numbers = (*val._sizes, *val._strides, val._offset)
+    if 0 in val._sizes or not all(type(n) is int for n in numbers):
+        return None
+    dims = [(n, d) for n, d in zip(val._sizes, val._strides, strict=True) if n > 1 and d != 0]
+    if not reaches_into_itself([n for n, _ in dims], [d for _, d in dims]):
+        return None
+    root = node
+    while views_memory(root):
+        root = root.args[0]  # type: ignore[assignment]
+    memory = root.meta["val"]
+    known = all(type(n) is int for n in memory._sizes)
+    return root if known and memory._dtype is val._dtype and is_dense(memory) else None
 
 
 def change_metadata(
