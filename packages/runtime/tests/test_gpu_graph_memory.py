@@ -33,7 +33,7 @@ def plan(name: str, mib: int) -> Plan:
             CallAten("aten::exp", (Ref("wide"),), (), ("large",)),
             CallAten("aten::log", (Ref("large"),), (), ("back",)),
             CallAten("aten::mean.dim", (Ref("back"), (0,)), (), ("o",)),
-            FreeSlab(0),
+            FreeSlab("cuda:0", 0),
             CallAten("aten::sub.Tensor", (Ref("x"), 1), (), ("p",)),
         ),
         (("cuda:0", mib * MIB),), ("o", "p"),
@@ -129,6 +129,10 @@ def test_a_recording_that_fails_leaves_the_allocator_as_it_was() -> None:
     outside = torch.empty(64 * MIB, dtype=torch.uint8, device=CUDA)
     segments = {s["address"]: s["segment_pool_id"] for s in torch.cuda.memory_snapshot()}
     assert segments[outside.data_ptr()] == (0, 0)
+    torch.manual_seed(1)
+    drawn = torch.rand(4, device=CUDA)
+    torch.manual_seed(1)
+    assert torch.equal(torch.rand(4, device=CUDA), drawn)
     good = GraphedArtifact(load(plan("after", 8)), pool, held_outputs=frozenset((0, 1)))
     x = torch.rand(MIB // 4, device=CUDA)
     recorded(good, x)

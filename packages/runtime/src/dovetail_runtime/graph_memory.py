@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -51,9 +51,12 @@ def own_memory_where_told(
 
 
 @contextmanager
-def ended_if_it_fails(device: torch.device, handle: PoolHandle) -> Iterator[None]:
-    """Around a capture into a pool. PyTorch neither ends nor releases the pool of a capture that
-    the driver has refused."""
+def undone_if_it_fails(
+    device: torch.device, handle: PoolHandle, stream: torch.cuda.Stream
+) -> Iterator[None]:
+    """Around a capture on a stream into a pool. Of one that the driver has refused (an operator
+    waits for the GPU) PyTorch neither ends nor releases the pool, and its generators of random
+    numbers go on as if in a capture: nobody could draw from them again."""
     try:
         yield
     except BaseException:
@@ -63,7 +66,18 @@ def ended_if_it_fails(device: torch.device, handle: PoolHandle) -> Iterator[None
             pass
         else:
             torch._C._cuda_releasePool(device.index, handle)
+        with suppress(RuntimeError):  # (the first error is the one to tell of)
+            _capture_next_to_nothing(device, stream)
         raise
+
+
+def _capture_next_to_nothing(device: torch.device, stream: torch.cuda.Stream) -> None:
+    """The end of a capture that succeeds tells the generators that it is over. (PyTorch warns of a
+    graph without any kernel.)"""
+    number = torch.zeros((), device=device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        number.add_(1)
 
 
 def _begin(device: torch.device, handle: PoolHandle) -> None:

@@ -16,9 +16,9 @@ import torch
 
 from dovetail_runtime.artifact import CompiledArtifact
 from dovetail_runtime.graph_memory import (
-    ended_if_it_fails,
     own_memory_where_told,
     shared_pool,
+    undone_if_it_fails,
 )
 from dovetail_runtime.native import executor_module
 from dovetail_runtime.plan import CopyInto, Plan, View
@@ -100,7 +100,7 @@ class GraphPool:
         )
         with (
             self._workplace.prepared(artifact),
-            ended_if_it_fails(self.device, handle),
+            undone_if_it_fails(self.device, handle, self.stream),
             recording,
         ):
             if held:
