@@ -29,12 +29,14 @@ def plan(name: str, mib: int) -> Plan:
         name, "cuda", (PlanInput("x", few),), (), (), (),
         (
             Allocate("wide", many, 0),
-            CallAten("aten::add.out", (Ref("x"), 1), (("out", Ref("wide")),)),
-            CallAten("aten::exp", (Ref("wide"),), (), ("large",)),
-            CallAten("aten::log", (Ref("large"),), (), ("back",)),
-            CallAten("aten::mean.dim", (Ref("back"), (0,)), (), ("o",)),
+            CallAten("aten::fill_.Scalar", (Ref("wide"), 1)),
+            CallAten("aten::mul_.Tensor", (Ref("wide"), Ref("x"))),
+            CallAten("aten::add_.Scalar", (Ref("wide"), 1)),
+            CallAten("aten::exp", (Ref("wide"),), (), ("large",), (many,)),
+            CallAten("aten::log", (Ref("large"),), (), ("back",), (many,)),
+            CallAten("aten::amax", (Ref("back"), (0,)), (), ("o",), (few,)),
             FreeSlab("cuda:0", 0),
-            CallAten("aten::sub.Tensor", (Ref("x"), 1), (), ("p",)),
+            CallAten("aten::sub.Tensor", (Ref("x"), 1), (), ("p",), (few,)),
         ),
         (("cuda:0", mib * MIB),), ("o", "p"),
     )  # fmt: skip
@@ -73,7 +75,8 @@ def test_graphs_of_a_pool_work_in_the_same_memory(held: tuple[int, ...]) -> None
     assert one > 3 * 64 * MIB  # `wide`, `large` and `back`
     recorded(second, x)
     recorded(third, x)
-    assert reserved() - before < one + 32 * MIB  # their results, and what segments are rounded to
+    # Their results, and what segments are rounded to.
+    assert reserved() - before < one + 32 * MIB
     # What is alive is not written to by the replays of others.
     kept = first(x)
     y = x + 3

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from dovetail_runtime.artifact import CompiledArtifact
+from dovetail_runtime.footprint import footprint
 from dovetail_runtime.graph_memory import (
     own_memory_where_told,
     shared_pool,
@@ -22,8 +23,12 @@ from dovetail_runtime.graph_memory import (
 )
 from dovetail_runtime.native import executor_module
 from dovetail_runtime.plan import CopyInto, Plan, View
+from dovetail_runtime.sizes import bind_symbols
 from dovetail_runtime.workplace import workplace_for
 
+# Working in shared memory may take so many times what a call with its own memory takes: others will
+# work there, too.
+_MOST_FOR_SHARING = 1.1
 # More inputs that move than this are copied by one kernel for all, the others one by one.
 _MOST_SINGLE_COPIES = 4
 
@@ -51,6 +56,7 @@ class GraphPool:
         self.stream = self._workplace.stream
         self.lock = threading.RLock()
         self.bytes = 0  # of what recordings hold on to
+        self._shared_bytes = 0  # that they work in, one after the other
         self._last: torch.cuda.Stream | None = None
         self._last_raw: int | None = None
 
@@ -93,6 +99,7 @@ class GraphPool:
         """The graph of one call, and the results that its replays write. No other graph works in
         the memory of those at the positions `held`."""
         graph = torch.cuda.CUDAGraph()
+        shares = self._shares_memory(artifact.plan, inputs, held)
         handle = torch.cuda.graph_pool_handle() if held else self.handle
         # Other threads may go on meanwhile.
         recording = torch.cuda.graph(
@@ -103,7 +110,7 @@ class GraphPool:
             undone_if_it_fails(self.device, handle, self.stream),
             recording,
         ):
-            if held:
+            if held and shares:
                 with own_memory_where_told(self.device, handle, self.handle) as tell:
                     outputs = artifact.run.run_watched(tuple(inputs), tuple(held), tell)
             else:
@@ -112,6 +119,17 @@ class GraphPool:
         # generator's on the caller's before a replay.
         torch.cuda.current_stream(self.device).wait_stream(self.stream)
         return graph, outputs
+
+    def _shares_memory(self, plan: Plan, inputs: Sequence[Input], held: Collection[int]) -> bool:
+        """Whether a call of a plan is to work in the memory that the graphs of this pool share,
+        where that does not take more than memory of its own: the results at the positions `held`
+        can lie where intermediate values of the same call were only if nobody else works there."""
+        taken = footprint(plan, bind_symbols(plan.symbols, inputs), held)
+        further = max(0, taken.without_results - self._shared_bytes)
+        if held and taken.results + further > _MOST_FOR_SHARING * taken.whole:
+            return False
+        self._shared_bytes += further
+        return True
 
 
 @dataclass(frozen=True)

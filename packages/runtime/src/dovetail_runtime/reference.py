@@ -31,42 +31,25 @@ from dovetail_runtime.plan import (
     LaunchTriton,
     Plan,
     Size,
-    SymbolBinding,
     TensorSpec,
     TritonKernel,
     View,
     While,
     slabs_of,
 )
-from dovetail_runtime.sizes import evaluate, float_bits, float_from_bits, storage_bytes, symbols_of
+from dovetail_runtime.sizes import (
+    bind_symbols,
+    evaluate,
+    float_from_bits,
+    storage_bytes,
+    symbols_of,
+)
 
 Number = int | float
 Output = torch.Tensor | Number | None
 
 # Runs a Triton kernel: (kernel, arguments in order of its non-constexpr parameters, grid).
 TritonLauncher = Callable[[TritonKernel, Sequence[torch.Tensor | int], tuple[int, int, int]], None]
-
-
-def bind_symbols(
-    bindings: Sequence[SymbolBinding], inputs: Sequence[torch.Tensor | Number]
-) -> dict[str, int]:
-    """The value of every symbol, read from the inputs."""
-    symbols: dict[str, int] = {}
-    for binding in bindings:
-        value = inputs[binding.input]
-        if binding.is_float:
-            if not isinstance(value, float):
-                raise TypeError(f"input {binding.input} must be a float: it binds {binding.name!r}")
-            symbols[binding.name] = float_bits(value)
-        elif binding.dim is None:
-            if not isinstance(value, int):
-                raise TypeError(f"input {binding.input} must be an int: it binds {binding.name!r}")
-            symbols[binding.name] = value
-        else:
-            if not isinstance(value, torch.Tensor):
-                raise TypeError(f"input {binding.input} must be a tensor")
-            symbols[binding.name] = value.shape[binding.dim]
-    return symbols
 
 
 @dataclass

@@ -6,7 +6,9 @@ import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
 
-from dovetail_runtime.plan import Size, SizeExpr
+import torch
+
+from dovetail_runtime.plan import Size, SizeExpr, SymbolBinding
 
 # Order is the native executor's operation code.
 _INTEGER = ("add", "sub", "mul", "floordiv", "ceildiv", "mod", "min", "max", "neg")
@@ -62,6 +64,28 @@ def symbols_of(size: Size) -> set[str]:
     if size.op == "sym":
         return {str(size.args[0])}
     return {name for arg in size.args if not isinstance(arg, str) for name in symbols_of(arg)}
+
+
+def bind_symbols(
+    bindings: Sequence[SymbolBinding], inputs: Sequence[torch.Tensor | int | float]
+) -> dict[str, int]:
+    """The value of every symbol, read from the inputs."""
+    symbols: dict[str, int] = {}
+    for binding in bindings:
+        value = inputs[binding.input]
+        if binding.is_float:
+            if not isinstance(value, float):
+                raise TypeError(f"input {binding.input} must be a float: it binds {binding.name!r}")
+            symbols[binding.name] = float_bits(value)
+        elif binding.dim is None:
+            if not isinstance(value, int):
+                raise TypeError(f"input {binding.input} must be an int: it binds {binding.name!r}")
+            symbols[binding.name] = value
+        else:
+            if not isinstance(value, torch.Tensor):
+                raise TypeError(f"input {binding.input} must be a tensor")
+            symbols[binding.name] = value.shape[binding.dim]
+    return symbols
 
 
 def evaluate(size: Size, symbols: Mapping[str, int]) -> int:
