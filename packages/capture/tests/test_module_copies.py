@@ -196,6 +196,27 @@ def test_copies(
     assert (len(backend.graphs), len(log.breaks)) == (graphs, breaks), log.as_text()
 
 
+@pytest.mark.parametrize("repeats", range(1, 6))
+def test_no_copy_is_taken_for_that_of_another_object(repeats: int) -> None:
+    def block() -> nn.Module:
+        inner = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.ReLU())
+        holder = nn.ModuleDict({"inner": inner})
+        holder.shapes = [(8,), (8,)]
+        return holder
+
+    last = nn.Module()
+    last.register_buffer("scale", torch.ones(3))
+    last.keys = ["scale"]
+    net = nn.ModuleDict({"all": nn.Sequential(*(block() for _ in range(repeats))), "last": last})
+    copied = optimize(lambda net: copy.deepcopy(net), CountingBackend(), fullgraph=True)(net)
+    parts = zip(net.named_modules(), copied.named_modules(), strict=True)
+    for (name, part), (_, new) in parts:
+        assert vars(part).keys() == vars(new).keys(), name
+        for key, held in vars(part).items():
+            assert type(held) is type(vars(new)[key]), (name, key)
+            assert repr(held) == repr(vars(new)[key]), (name, key)
+
+
 def test_an_inner_step_of_learning() -> None:
     captured = optimize(inner_step, backend := CountingBackend(), fullgraph=True)
     for _ in range(2):

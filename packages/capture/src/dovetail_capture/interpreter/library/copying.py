@@ -21,6 +21,7 @@ from dovetail_capture.interpreter.protocols import dicts, operands
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value, is_none
 from dovetail_capture.interpreter.values.containers import (
+    Copies,
     DictValue,
     ListValue,
     MemoValue,
@@ -71,10 +72,9 @@ def deep_copy(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     raise GraphBreakSignal("copy.deepcopy with a memo, which keeps the ids of what it copied")
 
 
-def _deep(vm: Interpreter, value: Value, memo: dict[int, Value]) -> Value:
-    known = memo.get(id(value))
-    if known is not None:
-        return known
+def _deep(vm: Interpreter, value: Value, memo: Copies) -> Value:
+    if (known := memo.get(id(value))) is not None:
+        return known[1]
     new: Value
     if _is_shared(value):
         return value
@@ -86,11 +86,13 @@ def _deep(vm: Interpreter, value: Value, memo: dict[int, Value]) -> Value:
         same = value.cls is tuple and all(map(operator.is_, copies, items))
         new = value if same else TupleValue(copies, value.cls)
     elif isinstance(value, ListValue):
-        new = memo[id(value)] = ListValue([], value.cls)
+        new = ListValue([], value.cls)
+        memo[id(value)] = value, new
         new.maxlen = value.maxlen
         new.items = [_deep(vm, item, memo) for item in vm.list_items(value)]
     elif isinstance(value, DictValue):
-        new = memo[id(value)] = DictValue(value.cls)
+        new = DictValue(value.cls)
+        memo[id(value)] = value, new
         if value.default_factory is not None:
             new.default_factory = _deep(vm, value.default_factory, memo)
         for key, item in dicts.items(vm, value):
@@ -102,12 +104,14 @@ def _deep(vm: Interpreter, value: Value, memo: dict[int, Value]) -> Value:
         assert method is not None
         new = vm.call(method, [MemoValue(memo, vm.frames[0].steps)], {})
     elif isinstance(value, ObjectValue) and _is_copied_by_parts(value):
-        made = memo[id(value)] = ObjectValue(value.cls)
+        made = ObjectValue(value.cls)
+        memo[id(value)] = value, made
         new = _by_parts(vm, value, made, memo)
     elif isinstance(value, TensorValue) and value.python_type() is Parameter:
         new = _parameter(vm, value)
     elif isinstance(value, TensorValue) and _is_plain_tensor(vm, value):
-        if memo.setdefault(id(value.fake._storage), value) is not value:
+        storage = value.fake._storage
+        if memo.setdefault(id(storage), (storage, value))[1] is not value:
             raise GraphBreakSignal("copy.deepcopy of two tensors that share memory")
         new = vm.record("call_method", "clone", [value], {})
         assert isinstance(new, TensorValue)
@@ -115,7 +119,7 @@ def _deep(vm: Interpreter, value: Value, memo: dict[int, Value]) -> Value:
             raise GraphBreakSignal("copy.deepcopy of a tensor with gaps or overlaps")
     else:
         raise GraphBreakSignal(f"copy.deepcopy of {value.describe()}")
-    memo[id(value)] = new
+    memo[id(value)] = value, new
     return new
 
 
@@ -155,7 +159,7 @@ def _parameter(vm: Interpreter, value: TensorValue) -> Value:
 
 
 def _by_parts(
-    vm: Interpreter, value: ObjectValue, new: ObjectValue, memo: dict[int, Value] | None
+    vm: Interpreter, value: ObjectValue, new: ObjectValue, memo: Copies | None
 ) -> ObjectValue:
     """Fill a copy with the attributes and slots of `value`, or (with `memo`) copies of them."""
     state = DictValue()

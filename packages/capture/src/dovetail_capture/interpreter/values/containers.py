@@ -201,13 +201,18 @@ class DictValue(Value):
         return f"DictValue({list(self.entries)})"
 
 
+# What was copied, and its copy, by the id of the former. That is kept: an object made later may
+# have the id of one that is no more (a copy would have had the attributes of another object).
+Copies = dict[int, tuple[object, Value]]
+
+
 class MemoValue(DictValue):
     """The dict that a `__deepcopy__` is given, which it may only hand on: its keys are ids, which
     what is made in a graph has none of. `copies` has what was copied so far."""
 
     __slots__ = ("born", "copies")
 
-    def __init__(self, copies: dict[int, Value], born: int) -> None:
+    def __init__(self, copies: Copies, born: int) -> None:
         super().__init__()
         self.copies = copies
         self.born = born
