@@ -16,7 +16,8 @@ import enum
 import functools
 import types
 import typing
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import pytest
 import torch
@@ -829,6 +830,32 @@ def equal_methods(x):
     kinds = type(items.append).__name__, type(items.__len__).__name__, callable(items.pop)
     classes = NoModule.mro == NoModule.mro, NoModule.__init_subclass__ == Gone.__init_subclass__
     return x + 1, same, differ, odd, kinds, classes, hasattr(items.pop, "__call__")
+
+
+KIND = TypeVar("KIND")
+
+
+class Keyed:
+    def __class_getitem__(cls, key):
+        return cls, key
+
+
+@construct()
+def subscripts_of_classes(x):
+    def applied(function: Callable[[KIND], Any]) -> KIND:
+        return function(x)
+
+    class Local(Generic[KIND]):
+        def __init__(self):
+            self.scale = 2
+
+    kept = list[KIND], dict[str, KIND], Keyed[3]
+    return applied(torch.neg), Keyed[x + 1], Local[KIND]().scale * x, kept
+
+
+@construct()
+def only_the_tensors_of_a_tree(x):
+    return torch.utils._pytree.tree_map_only(torch.Tensor, torch.neg, (x, [1, x]))
 
 
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 import contextlib
+import inspect
 from collections.abc import Sequence
 
 import pytest
@@ -366,6 +367,34 @@ def no_grad_decorator(x):
         return y * 2, torch.is_grad_enabled()
 
     return inner(x), torch.is_grad_enabled()
+
+
+@construct(graphs=1)
+def no_grad_decorator_of_a_generator(x):
+    @torch.no_grad()
+    def doubled(y):
+        while True:
+            try:
+                sent = yield y * 2, torch.is_grad_enabled()
+                y = y + sent
+            except ValueError:
+                yield "thrown", torch.is_grad_enabled()
+                return "returned"
+
+    log = []
+    with torch.enable_grad():
+        steps = doubled(x)
+        log.append((next(steps), torch.is_grad_enabled()))
+        log.append((steps.send(1), torch.is_grad_enabled()))
+        log.append((steps.throw(ValueError), torch.is_grad_enabled()))
+        try:
+            next(steps)
+        except StopIteration as stop:
+            log.append(stop.value)
+        closed = doubled(x)
+        next(closed)
+        closed.close()
+    return log, inspect.isgeneratorfunction(doubled)
 
 
 @construct()

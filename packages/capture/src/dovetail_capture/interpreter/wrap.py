@@ -80,7 +80,8 @@ IDENTITY_TYPES: tuple[type, ...] = (
     types.GetSetDescriptorType, types.MemberDescriptorType, types.ModuleType, types.CodeType,
     types.GenericAlias, types.UnionType, type, functools._lru_cache_wrapper, property, staticmethod,
     classmethod, torch._ops.OpOverload, torch._ops.OpOverloadPacket,
-    torch.Generator, re.Pattern, re.Match, torch.torch_version.TorchVersion,
+    torch.Generator, re.Pattern, re.Match, torch.torch_version.TorchVersion, typing.TypeVar,
+    typing.ParamSpec, typing.TypeVarTuple,
     *_TYPING_KINDS,
 )  # fmt: skip
 

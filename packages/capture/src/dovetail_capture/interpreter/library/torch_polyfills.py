@@ -7,6 +7,7 @@ so that the graph may hold the question, or check the answer.
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 from typing import Any, cast
 
@@ -21,7 +22,30 @@ from dovetail_capture.interpreter.values.tensors import TensorValue
 
 
 def decorated_by_context(context: Any, function: Any) -> Any:
-    """`context(function)` of torch's context managers that are decorators too."""
+    """`context(function)` of torch's context managers that are decorators too. Of a generator each
+    step is in the context, and what is done between two steps is not."""
+    if inspect.isgeneratorfunction(function):
+
+        @functools.wraps(function)
+        def decorate_generator(*args: Any, **kwargs: Any) -> Any:
+            generator = function(*args, **kwargs)
+            step, given = generator.send, None
+            try:
+                while True:
+                    with context.clone():
+                        item = step(given)
+                    try:
+                        step, given = generator.send, (yield item)
+                    except GeneratorExit:
+                        with context.clone():
+                            generator.close()
+                        raise
+                    except BaseException as error:
+                        step, given = generator.throw, error
+            except StopIteration as stop:
+                return stop.value
+
+        return decorate_generator
 
     @functools.wraps(function)
     def decorate_context(*args: Any, **kwargs: Any) -> Any:

@@ -48,6 +48,8 @@ def getitem(vm: Interpreter, obj: Value, key: Value) -> Value:
         if real_key is not UNKNOWN:
             return fold(vm, operator.getitem, real, real_key)
     method = dunder(vm, obj, "__getitem__")
+    if method is None and issubclass(obj.python_type(), type):
+        method = vm.find_attr(obj, "__class_getitem__")
     if method is None or isinstance(obj, (NativeMethod, BoundMethod)):
         return vm.raise_error(
             TypeError, f"'{obj.python_type().__name__}' object is not subscriptable"
