@@ -138,8 +138,23 @@ def divided(x: Tensor, i: Tensor) -> Any:
         return x
 
 
+def unfit(x: Tensor, i: Tensor) -> Any:
+    """No kernel for these types: only running it tells."""
+    try:
+        return torch.floor(x * 1j) if len(i) else x
+    except RuntimeError:
+        return x
+
+
+def too_large(x: Tensor, i: Tensor) -> Any:
+    try:
+        return x.expand(1 << 20, 1 << 20, 3, 3).exp()
+    except RuntimeError:
+        return x + i[0]
+
+
 PROGRAMS = [clause, bare, named, factors, called, own_block, suppressed, generator_block, asserted,
-            finally_, divided]  # fmt: skip
+            finally_, divided, unfit, too_large]  # fmt: skip
 
 
 def outcome(function: Callable[..., Any], *args: Any) -> Any:

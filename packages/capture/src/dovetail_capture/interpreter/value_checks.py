@@ -226,11 +226,13 @@ def _is_whole(value: Any) -> bool:
 
 def note_operation(vm: Interpreter, name: str, args: Sequence[Value]) -> None:
     """An operation is recorded: where it may raise what the program handles, the frame has to run
-    again if the graph raises. Breaks the graph if it could not."""
-    if not _may_fail(name, args):
-        return
+    again if the graph raises. Breaks the graph if it could not. (Any operation may raise, for want
+    of memory or of a kernel for its types: there the frame runs again if it can.)"""
     around, pending = handler_around(vm), vm.session.checks
-    if pending.allowed:
+    if not _may_fail(name, args):
+        if around == "caught" and pending.allowed:
+            pending.raising = max(pending.raising, "noticed", key=_GRADES.index)
+    elif pending.allowed:
         pending.raising = max(pending.raising, around, key=_GRADES.index)
     elif around == "caught" and not vm.session.exports:
         raise GraphBreakSignal(
