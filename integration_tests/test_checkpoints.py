@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -120,3 +121,35 @@ def test_a_module_that_its_hooks_checkpoint_is_refused() -> None:
     composable.checkpoint(net[0])
     with pytest.raises(CaptureError, match="a module whose hooks checkpoint it"):
         dovetail.compile(net, backend="aot_eager")(torch.ones(3, requires_grad=True))
+
+
+LAYER = torch.nn.Linear(3, 3)
+
+
+def default_way(x: Tensor) -> Tensor:
+    return checkpoint(LAYER, x)  # type: ignore[no-any-return]
+
+
+def reentrant(x: Tensor) -> Tensor:
+    return checkpoint(LAYER, x, use_reentrant=True)  # type: ignore[no-any-return]
+
+
+def not_reentrant(x: Tensor) -> Tensor:
+    return checkpoint(LAYER, x, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("program", [default_way, reentrant, not_reentrant])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_reentrant_region_of_constants_gives_no_gradient(
+    program: Any, requires_grad: bool
+) -> None:
+    """Whatever it closes over; and what eager warns of is warned of, in each call."""
+    x = torch.ones(2, 3, requires_grad=requires_grad)
+    outcomes = []
+    for function in (program, dovetail.compile(program, fullgraph=True)):
+        for _ in range(2):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                y = function(x)
+            outcomes.append((y.requires_grad, [str(warning.message)[:40] for warning in caught]))
+    assert outcomes == outcomes[:1] * 4

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import types
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from dovetail_capture.interpreter.values.base import Constant, Value, is_none
 from dovetail_capture.interpreter.values.containers import DictValue, TupleValue
 from dovetail_capture.interpreter.values.functions import BoundMethod, FunctionValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
@@ -55,6 +57,21 @@ def checkpoint(
     return function(*args, **kwargs)
 
 
+def checkpoint_of_constants(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """A reentrant checkpoint none of whose arguments requires a gradient: what it gives requires
+    none, whatever the function closes over."""
+    with torch.no_grad():
+        return checkpoint(function, *args, **kwargs)
+
+
+_NOT_TOLD = (
+    "torch.utils.checkpoint: the use_reentrant parameter should be passed explicitly. A future "
+    "release raises an exception without it. use_reentrant=False is recommended; "
+    "use_reentrant=True preserves what the default is now."
+)
+_CONSTANTS = "None of the inputs have requires_grad=True. Gradients will be None"
+
+
 @dataclass(frozen=True)
 class _Selection:
     """What stands for the pair of contexts while a `context_fn` is interpreted."""
@@ -68,13 +85,32 @@ def _checkpoint(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     recorder = vm.session.recorder
     before = recorder.checkpoint, recorder.policy
     policy = _policy(vm, kwargs)
+    body = _body(vm, args, kwargs.get("use_reentrant"))
     if before[0] is None:  # (of regions inside of each other, the outermost)
         recorder.checkpoint, recorder.policy = recorder.operations, policy
     try:
         with _draws_once(vm, kwargs.get("preserve_rng_state")):
-            return inlining.inline(vm, cast(types.FunctionType, checkpoint), args, kwargs)
+            return inlining.inline(vm, cast(types.FunctionType, body), args, kwargs)
     finally:
         recorder.checkpoint, recorder.policy = before
+
+
+def _body(vm: Interpreter, args: Args, reentrant: Value | None) -> Any:
+    """What stands for a checkpoint, which also warns as eager's does."""
+    if reentrant is None or is_none(reentrant):
+        _warn(vm, _NOT_TOLD)
+    elif not vm.truth(reentrant):
+        return checkpoint
+    if any(isinstance(value, TensorValue) and value.fake.requires_grad for value in args):
+        return checkpoint
+    _warn(vm, _CONSTANTS)
+    return checkpoint_of_constants
+
+
+def _warn(vm: Interpreter, text: str) -> None:
+    """(A graph that is exported has no effects.)"""
+    if not vm.session.exports:
+        vm.call(Constant(warnings.warn), [Constant(text)], {})
 
 
 def _decorated(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
