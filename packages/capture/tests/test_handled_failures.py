@@ -209,6 +209,25 @@ def passed_on(x: Tensor, i: Tensor) -> Any:
         return x[i]
 
 
+def restored(x: Tensor) -> Any:
+    print("entered")
+    EVENTS.append("changed")
+    print("changed")
+    try:
+        y = torch.floor(x * 1j)
+    finally:
+        EVENTS.append("restored")
+        print("left")
+    return y
+
+
+def test_a_finally_runs_where_the_graph_raises() -> None:
+    for function in (restored, optimize(restored, CountingBackend())):
+        raised, events = outcome(function, X)
+        assert "floor" in raised
+        assert events == ["changed", "restored"]
+
+
 def test_blocks_that_let_all_pass_break_nothing() -> None:
     backend = CountingBackend()
     captured = optimize(passed_on, backend, fullgraph=True)

@@ -227,10 +227,11 @@ def _is_whole(value: Any) -> bool:
 def note_operation(vm: Interpreter, name: str, args: Sequence[Value]) -> None:
     """An operation is recorded: where it may raise what the program handles, the frame has to run
     again if the graph raises. Breaks the graph if it could not. (Any operation may raise, for want
-    of memory or of a kernel for its types: there the frame runs again if it can.)"""
+    of memory or of a kernel for its types: there the frame runs again if it can, also for a
+    `finally`.)"""
     around, pending = handler_around(vm), vm.session.checks
     if not _may_fail(name, args):
-        if around == "caught" and pending.allowed:
+        if around and pending.allowed:
             pending.raising = max(pending.raising, "noticed", key=_GRADES.index)
     elif pending.allowed:
         pending.raising = max(pending.raising, around, key=_GRADES.index)
