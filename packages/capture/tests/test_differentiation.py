@@ -141,3 +141,62 @@ def test_a_causal_mask_that_is_trained_has_the_gradient_of_eager() -> None:
         assert (own is None) == (gradient is None)
         if gradient is not None:
             torch.testing.assert_close(own, gradient)
+
+
+def test_hooks_of_the_node_that_accumulates_are_the_engines() -> None:
+    def step(x: Tensor) -> None:
+        (x * x).sum().backward()
+
+    def outcome(function: Any) -> tuple[list[str], list[float]]:
+        x, events = torch.ones(3, requires_grad=True), []
+        node = torch.autograd.graph.get_gradient_edge(x).node
+
+        def before(gradients: Any) -> Any:
+            events.append("before")
+            return (gradients[0] * 5,)
+
+        handles = [node.register_hook(lambda *grads: events.append("after"))]
+        function(x)
+        handles.append(node.register_prehook(before))
+        function(x)
+        assert x.grad is not None
+        return events, x.grad.tolist()
+
+    call = optimize(step, lambda gm, inputs: gm.forward)
+    assert outcome(call) == outcome(step) == (["after", "before", "after"], [12.0] * 3)
+
+
+def test_zeros_that_stand_for_no_gradient() -> None:
+    def slopes(x: Tensor, a: Tensor) -> Any:
+        first = torch.autograd.grad(x * a, x, create_graph=True)
+        second = torch.autograd.grad(first, x, create_graph=True, materialize_grads=True)
+        third = torch.autograd.grad(second, x, materialize_grads=True)
+        return third[0] + second[0].detach(), second[0].requires_grad, third[0].requires_grad
+
+    x, a = (torch.tensor(value, requires_grad=True) for value in (0.5, 2.0))
+    found = explain(slopes)(x, a)
+    assert not found.breaks and repr(found.result) == repr(slopes(x, a))
+
+    def refused(x: Tensor, a: Tensor) -> Any:
+        return torch.autograd.grad(x * a, x, allow_unused=False, materialize_grads=True)
+
+    with pytest.raises(ValueError, match="allow_unused"):
+        optimize(refused, lambda gm, inputs: gm.forward)(x, a)
+
+
+def test_what_is_saved_is_unpacked_as_often_as_it_is_read() -> None:
+    unpacked = []
+
+    def unpack(saved: Tensor) -> Tensor:
+        unpacked.append(1)
+        return saved
+
+    def read(x: Tensor) -> Any:
+        node: Any = x.grad_fn
+        return node._saved_result + node._saved_result
+
+    x = torch.ones(3, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
+        y = x.exp()
+    optimize(read, lambda gm, inputs: gm.forward)(y)
+    assert len(unpacked) == 2

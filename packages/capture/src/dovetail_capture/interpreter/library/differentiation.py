@@ -218,6 +218,19 @@ def _converts(leaf: torch.Tensor) -> bool:
     return leaf.requires_grad and getattr(leaf, "grad_dtype", leaf.dtype) is not leaf.dtype
 
 
+def _accumulates_with_hooks(leaf: torch.Tensor) -> bool:
+    """Has somebody registered hooks on the node that accumulates this leaf's gradient? (No guard:
+    nothing but the registration of another one tells, and a node lives only while it is held.)"""
+    node = torch.autograd.graph.get_gradient_edge(leaf).node
+    for register in (node.register_hook, node.register_prehook):
+        handle = register(lambda *gradients: None)
+        hooks = handle.hooks_dict_ref()
+        handle.remove()
+        if hooks:
+            return True
+    return False
+
+
 def _flag(vm: Interpreter, value: Value, default: bool) -> bool:
     return default if vm.as_python(value) is None else vm.truth(value)
 
@@ -236,6 +249,12 @@ def _leaf_gradients(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         raise GraphBreakSignal("gradients that are accumulated in what is no leaf")
     if not inputs:
         raise GraphBreakSignal("a backward() that reaches no leaf")
+    if any(value.source is not None and _accumulates_with_hooks(value.real) for value in inputs):
+        raise GraphBreakSignal(
+            "a backward() to a leaf whose node of autograd, which accumulates its gradient, has "
+            "hooks",
+            "register them on the leaf: register_hook, register_post_accumulate_grad_hook",
+        )
     tangents = _tangents(vm, roots, given)
     creates = vm.truth(create)
     flags = (_flag(vm, retain, creates), creates, True)
@@ -267,13 +286,17 @@ def _grad(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     tangents = _tangents(vm, roots, option["grad_outputs"])
     create = _flag(vm, option["create_graph"], False)
     zeros = _flag(vm, option["materialize_grads"], False)
+    if zeros and not _flag(vm, option["allow_unused"], True):
+        return PASS  # type: ignore[no-any-return]  # a ValueError
     unused = _flag(vm, option["allow_unused"], zeros) or zeros
     flags = (_flag(vm, option["retain_graph"], create), create, unused)
     found = _differentiated(vm, roots, tangents, inputs, flags)
     if zeros:
         for i, gradient in enumerate(found):
             if not isinstance(gradient, TensorValue):
-                found[i] = vm.record("call_function", torch.zeros_like, [inputs[i]], {})
+                # (Of zeros that belong to a graph further derivatives can be asked.)
+                flag: Kwargs = {"requires_grad": Constant(create)}
+                found[i] = vm.call(Constant(torch.zeros_like), [inputs[i]], flag)
     return TupleValue(found)
 
 

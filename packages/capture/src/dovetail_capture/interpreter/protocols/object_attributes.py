@@ -181,6 +181,10 @@ def data_descriptor(vm: Interpreter, obj: ObjectValue, owner: type, name: str, a
             return obj.slots[name]
         if name in _EXCEPTION_FIELDS and obj.real is None:
             return NONE
+        if name.startswith(("saved_", "_saved_")) and hasattr(owner, "next_functions"):
+            raise GraphBreakSignal(
+                f"{name} of a node of autograd: hooks unpack what is saved, at each time it is read"
+            )
         if obj.real is not None and obj.source is not None:
             source = vm.session.sources.attr(obj.source, name)
             return vm.wrap(attr.__get__(obj.real), source)
