@@ -37,7 +37,12 @@ def test_gradients(name: str, dtype: torch.dtype) -> None:
     (got,), wanted = compiled(x), fn(x)
     assert got.dtype is wanted.dtype and got.stride() == wanted.stride()
     torch.testing.assert_close(got, wanted)
-    mine, theirs = (torch.autograd.grad(y, x, inputs[1])[0] for y in (got, wanted))
+    (mine,) = torch.autograd.grad(got, x, inputs[1])
+    try:
+        (theirs,) = torch.autograd.grad(wanted, x, inputs[1])
+    except RuntimeError as error:  # PyTorch 2.11 mixes up the types in its own derivative
+        assert name == "wider" and "expected self and source to have same dtypes" in str(error)
+        (theirs,) = torch.autograd.grad(x.to(wanted.dtype).cumprod(1), x, inputs[1])
     assert mine.stride() == theirs.stride()
     torch.testing.assert_close(mine, theirs)
 

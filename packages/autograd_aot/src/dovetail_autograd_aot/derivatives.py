@@ -7,6 +7,7 @@ goes. Some subtract what is nearly equal and was rounded: they are computed anew
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -85,7 +86,7 @@ _MENDS: Mapping[str, tuple[Mend, ...]] = {
     "SpecialI1EBackward0": (_scaled_bessel,),
 }
 
-# Nodes that fill their gradient by a mask in place, and copy it first when it is traced.
+# Nodes that fill what they computed by a mask in place, and copy it first when it is traced.
 _FILL_IN_PLACE = frozenset(
     {
         "ClampBackward0", "ClampMinBackward1", "ClampMaxBackward1", "MaximumBackward0",
@@ -94,10 +95,28 @@ _FILL_IN_PLACE = frozenset(
 )  # fmt: skip
 
 
-def fills_in_place() -> bool:
-    """Whether a `masked_fill` that is being called is one that eager writes in place."""
+_GIVEN = "the gradient it is given"
+
+
+def fills_in_place(filled: Tensor) -> bool:
+    """Whether a `masked_fill` that is being called is one that eager writes in place. (What a node
+    was given is not its own to write to: that one is a copy in eager, too; `fmax` in PyTorch 2.11,
+    which does not divide a gradient between equals, fills no other.)"""
     node: Any = torch._C._current_autograd_node()
-    return node is not None and type(node).__name__ in _FILL_IN_PLACE
+    if node is None or type(node).__name__ not in _FILL_IN_PLACE:
+        return False
+    given = node.metadata.get(_GIVEN)
+    return given is None or given() is not filled
+
+
+def _note_given(node: Any) -> None:
+    kept = node.metadata  # (a hook that held the node would keep it)
+
+    def hook(given: Gradients) -> None:
+        if given[0] is not None:
+            kept[_GIVEN] = weakref.ref(given[0])
+
+    node.register_prehook(hook)
 
 
 class MendedDerivatives:
@@ -116,9 +135,12 @@ class MendedDerivatives:
             if node is None or node in seen:
                 continue
             seen.add(node)
-            mends = _MENDS.get(type(node).__name__)
+            name = type(node).__name__
+            mends = _MENDS.get(name)
             if mends is not None:
                 _hook(node, mends)
+            if name in _FILL_IN_PLACE:
+                _note_given(node)
             self._watch(node)
             stack += [following for following, _ in node.next_functions]
 

@@ -197,7 +197,7 @@ class Tracer(NodeRecorder, DispatchMode):
             masks = [True, True, True]
             args = (grad, x, weight, mean, var, save_mean, save_invstd, True, eps, masks)
             kwargs = {}
-        if func is aten.masked_fill.Scalar and fills_in_place():
+        if func is aten.masked_fill.Scalar and fills_in_place(args[0]):
             x, mask, number = args
             with self:
                 filled = self.traced(torch.where(mask, number, x))
