@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 import triton.language as tl
+from triton.runtime import interpreter
 from triton.runtime.interpreter import ReduceOps, ScanOps, TensorHandle, interpreter_builder
 
 _NOBODY, _SEVERAL = -1, -2
@@ -155,6 +156,8 @@ def watching(watch: MemoryWatch) -> Iterator[None]:
     ) -> Any:
         addresses, size, _ = active(builder, pointers, mask)
         watch.update(addresses, size)
+        # (Triton 3.6 reads one number that is broadcast as if it lay there as often)
+        value = TensorHandle(np.ascontiguousarray(value.data), value.dtype)
         return atomic(builder, op, pointers, value, mask, *rest, **named)
 
     def true_splat(builder: Any, kind_of: Any, value: Any) -> Any:
@@ -230,6 +233,16 @@ def _dot_of_numbers(builder: Any, a: Any, b: Any, *rest: Any) -> Any:
 
 
 type(interpreter_builder).create_dot = _dot_of_numbers
+_patch_lang_tensor = interpreter._patch_lang_tensor
+
+
+def _patch_tensors(tensor: Any, scope: Any) -> None:
+    """(Triton 3.6 makes a loop's bound an `int` as NumPy since 2.4 does not.)"""
+    _patch_lang_tensor(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda number: int(number.handle.data.item()))
+
+
+interpreter._patch_lang_tensor = _patch_tensors
 
 
 _FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
