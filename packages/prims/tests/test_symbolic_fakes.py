@@ -14,7 +14,9 @@ from dovetail_guards.sym_node import expr_of
 from dovetail_prims import FakeMode, FakeTensor, from_real
 from dovetail_prims.at_sizes import at_sizes, is_symbolic
 from dovetail_prims.fake_tensor import propagate
+from dovetail_prims.symbolic_forms import symbolic_form
 from torch.fx import Graph, GraphModule
+from torch.overrides import TorchFunctionMode
 
 aten = torch.ops.aten
 
@@ -47,6 +49,14 @@ def test_what_needs_a_number_ties_the_size() -> None:
     with FakeMode():
         assert len(x) == 4
     assert list(env.specialized()) == ["s0"]
+
+
+class Forms(TorchFunctionMode):
+    """Calls by their forms for symbolic sizes, as who traces a program calls them."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = symbolic_form(func, args, kwargs or {})
+        return func(*args, **(kwargs or {})) if result is NotImplemented else result
 
 
 OPS: dict[str, Callable[[Any], Any]] = {
@@ -83,7 +93,7 @@ def test_a_rule_holds_for_all_sizes(name: str) -> None:
     """The symbolic layout, evaluated at other sizes, is eager's there; and nothing is assumed."""
     env, x = symbolic(4, 6, 8)
     before = len(env.decisions)
-    with FakeMode():
+    with FakeMode(), Forms():
         out = OPS[name](x)
     assert len(env.decisions) == before, env.as_text()
     for shape in ((5, 7, 9), (2, 3, 4), (16, 2, 3)):

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import operator
+from typing import Any
+
 import pytest
 import torch
 from dovetail_guards.shape_env import Dim, ShapeEnv
 from dovetail_guards.source import LocalSource, SizeSource
 from dovetail_prims import from_real
+from dovetail_prims.attention import unfused_attention
+from dovetail_prims.batched_matmul import batched_matmul
 from dovetail_prims.fake_mode import FakeMode
 from dovetail_prims.fake_tensor import make
-from dovetail_prims.symbolic_forms import batched_matmul, symbolic_form
+from dovetail_prims.sdpa import choose_backend
+from dovetail_prims.symbolic_forms import symbolic_form
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 SHAPES = [
     ((5, 4, 1), (5, 1, 6)), ((5, 4, 3), (1, 3, 6)), ((2, 5, 4, 3), (5, 3, 6)),
@@ -103,6 +110,60 @@ def test_attention_on_a_gpu_stays_symbolic(dtype: torch.dtype) -> None:
         got = symbolic_form(torch.nn.functional.scaled_dot_product_attention, [q, q, q], {})
     assert not list(env.specialized())
     assert tuple(map(str, got._sizes)) == tuple(map(str, q._sizes)) and got.dtype == dtype
+
+
+UNFUSED: dict[str, dict[str, Any]] = {
+    "bare": {},
+    "causal": {"is_causal": True},
+    "a mask of truths": {"attn_mask": torch.arange(42).reshape(6, 7) % 3 > 0},
+    "rows without a place": {"attn_mask": (torch.arange(6) > 2)[:, None].expand(6, 7)},
+    "an added mask": {"attn_mask": torch.linspace(-1, 1, 42).reshape(6, 7)},
+    "scaled": {"scale": -0.3},
+    "dropout": {"dropout_p": 0.25},
+    "groups": {"enable_gqa": True},
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", UNFUSED)
+def test_attention_without_a_kernel(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    heads = 2 if name == "groups" else 4
+    q, k, v = (torch.randn(h, n, 8).to(dtype) for h, n in ((4, 6), (heads, 7), (heads, 7)))
+    found = []
+    for function in (unfused_attention, torch.nn.functional.scaled_dot_product_attention):
+        inputs = [t.clone().requires_grad_() for t in (q, k, v)]
+        torch.manual_seed(1)
+        with sdpa_kernel(SDPBackend.MATH):  # (PyTorch 2.15 has a kernel for three dimensions)
+            result = function(*inputs, **UNFUSED[name])
+        found.append([result, *torch.autograd.grad(result.float().sin().sum(), inputs)])
+    torch.testing.assert_close(*found, rtol=0, atol=0, check_stride=True)
+    kernel = unfused_attention(q[None], q[None], q[None])  # (eager has one for these)
+    assert kernel is NotImplemented
+
+
+def test_attention_of_no_rows_runs_no_kernel() -> None:
+    """That divides by the number of rows: what only data tells may be none."""
+    env = ShapeEnv()
+    for n, backend in ((env.symint(env.create_unbacked()), "math"), (7, "flash_attention_for_cpu")):
+        q = make((1, 4, n, 8), (n * 32, n * 8, 8, 1), torch.float32, torch.device("cpu"), 0)
+        assert choose_backend(q, q, q, None, 0.0, False, False) == backend
+
+
+@pytest.mark.parametrize("function", [torch.pow, torch.Tensor.pow, operator.pow])
+def test_a_power_with_a_gradient(function: Any) -> None:
+    """Of whatever PyTorch: it is differentiated, and its size stays symbolic."""
+    env = ShapeEnv()
+    n, exponent = (
+        env.symint(env.create_size(size, SizeSource(LocalSource("x"), size), Dim.DYNAMIC))
+        for size in (5, 3)
+    )
+    x = from_real(torch.ones(5), sizes=[n]).requires_grad_()
+    with FakeMode():
+        y = symbolic_form(function, [x, exponent], {})
+        y = function(x, exponent) if y is NotImplemented else y
+        (gradient,) = torch.autograd.grad(y.sum(), x)
+    assert str(gradient._sizes[0]) == str(n) and str(n) not in env.specialized()
 
 
 def test_samples_by_cudnn_have_a_rule() -> None:

@@ -4,11 +4,13 @@ preparations that C++ makes for it."""
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dovetail_prims.batched_matmul import batched_matmul
 from dovetail_prims.sdpa import choose_backend
 
 aten = torch.ops.aten
@@ -64,6 +66,58 @@ def attention(
         query, key, value, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
     )[0]
     return result
+
+
+def unfused_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """`scaled_dot_product_attention` of symbolic sizes on a CPU, where eager runs no kernel of its
+    own: the formula. (Up to PyTorch 2.14 the products of matrices in C++ ask for the numbers.)
+    Returns NotImplemented where eager runs a kernel, or refuses.
+    """
+    tensors = [_autocast(t) for t in (query, key, value)]
+    mask = None if attn_mask is None else _autocast(attn_mask)
+    ranks = {t.dim() for t in tensors}
+    if len(ranks) > 1 or min(ranks) < 2 or (is_causal and mask is not None):
+        return NotImplemented
+    if len({t.dtype for t in tensors}) > 1 or not query.is_floating_point():
+        return NotImplemented
+    needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    q, k, v = tensors
+    choice = choose_backend(q, k, v, mask, dropout_p, is_causal, needs_grad, enable_gqa)
+    if choice != "math":
+        return NotImplemented
+    dtype = q.dtype
+    if dtype in (torch.float16, torch.bfloat16):
+        if torch._C._get_math_sdp_allow_fp16_bf16_reduction():
+            return NotImplemented
+        q, k, v = q.float(), k.float(), v.float()
+    if is_causal:
+        mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+    mask = _additive(mask, q)
+    if enable_gqa:
+        k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
+    factor = 1 / torch.sym_sqrt(q.shape[-1]) if scale is None else abs(scale)
+    root = torch.sym_sqrt(factor)
+    scores = _product(q * (-root if scale is not None and scale < 0 else root), k.mT * root)
+    if mask is not None:
+        scores = scores + mask
+    weights = aten._safe_softmax.default(scores, -1)
+    if dropout_p > 0:
+        weights = F.dropout(weights, dropout_p)
+    return _product(weights, v).to(dtype)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    found = batched_matmul(a, b)
+    return a @ b if found is NotImplemented else found
 
 
 def _autocast(t: Tensor) -> Tensor:

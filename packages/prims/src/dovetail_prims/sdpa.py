@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._C import DispatchKey
 
 from dovetail_prims.fake_tensor import FakeTensor, hint_of, make, tensor_meta
+from dovetail_prims.shape_rules.data_bounds import known_truth
 
 Backend = Literal[
     "math", "flash_attention", "efficient_attention", "cudnn_attention", "overrideable",
@@ -78,7 +79,15 @@ def backend_number(
         choice = torch.ops.aten._fused_sdp_choice.default._op_dk(
             key, *inputs, probe_mask, dropout_p, is_causal, enable_gqa=enable_gqa
         )
+    if device == "cpu" and choice == 1 and any(_may_be_none(t) for t in (q, k)):
+        return 0  # (the kernel divides by lengths, and eager asks whether there are any)
     return int(choice)
+
+
+def _may_be_none(t: Tensor) -> bool:
+    """Whether only data tells how many rows there are, and it may tell that there are none."""
+    length = tensor_meta(t).sizes[-2]
+    return type(length) is not int and known_truth(length > 0) is None
 
 
 def _probe(t: Tensor, requires_grad: bool) -> FakeTensor:

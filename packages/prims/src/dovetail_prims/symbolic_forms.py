@@ -1,12 +1,12 @@
 """Calls that PyTorch computes with the numbers of their sizes, in terms of some that it does not.
 
 Where it asks for numbers, a symbolic size would be tied to the example's. Up to 2.14 it does so for
-`matmul` of more than two dimensions, for attention on a GPU, and for `interpolate`. And `one_hot`,
-of which it traces another form, without the checks that eager makes, `gaussian_nll_loss`, which
-asks for data, `ctc_loss`, which makes a tensor with data, `affine_grid`, which computes under
-autocast what one operator does not tell, and `tensor` and its like, which store numbers. Spectra of
-windows are in `spectral_forms`, recurrent layers in
-`recurrent`, images of other sizes in `resizing_forms`.
+`matmul` of more than two dimensions, for attention, for `interpolate`, and for powers. And
+`one_hot`, of which it traces another form, without the checks that eager makes,
+`gaussian_nll_loss`, which asks for data, `ctc_loss`, which makes a tensor with data, `affine_grid`,
+which computes under autocast what one operator does not tell, and `tensor` and its like, which
+store numbers. Spectra of windows are in `spectral_forms`, recurrent layers in `recurrent`, images
+of other sizes in `resizing_forms`.
 """
 
 from __future__ import annotations
@@ -22,44 +22,20 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from dovetail_prims.attention import attention
-from dovetail_prims.fake_tensor import tensor_meta
+from dovetail_prims.attention import attention, unfused_attention
+from dovetail_prims.batched_matmul import batched_matmul, has_symbolic_sizes
 from dovetail_prims.float_forms import FLOAT_FORMS
 from dovetail_prims.recurrent import RECURRENT_FORMS
 from dovetail_prims.resizing_forms import interpolate
 from dovetail_prims.spectral_forms import istft, stft
 
+_ASKS_FOR_NUMBERS = torch.__version__ < "2.15"
+"""Whether this PyTorch asks for numbers in C++, where later ones do not."""
 
-def has_symbolic_sizes(value: Any) -> bool:
-    """True for a fake with a size known at run time only."""
-    return isinstance(value, Tensor) and any(type(n) is not int for n in tensor_meta(value).sizes)
-
-
-def batched_matmul(a: Tensor, b: Tensor) -> Any:
-    """`torch.matmul` of two tensors, one of three dimensions or more: batch dimensions broadcast.
-
-    Returns NotImplemented for what PyTorch's own computes without the numbers: fewer dimensions, or
-    no symbolic sizes.
-    """
-    if not has_symbolic_sizes(a) and not has_symbolic_sizes(b):
-        return NotImplemented
-    if max(a.dim(), b.dim()) < 3 or 0 in (a.dim(), b.dim()):
-        return NotImplemented
-    if b.dim() == 1:
-        return batched_matmul(a, b.unsqueeze(1)).squeeze(-1)
-    if a.dim() == 1:
-        return batched_matmul(a.unsqueeze(0), b).squeeze(-2)
-    if b.dim() == 2:  # the batch is so many more rows
-        rows = a.reshape(-1, a.shape[-1])
-        return (rows @ b).view(*a.shape[:-1], b.shape[-1])
-    batch = _broadcast(list(a.shape[:-2]), list(b.shape[:-2]))
-    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
-    count: Any = 1
-    for size in batch:
-        count = count * size
-    left = a.expand(*batch, m, k).reshape(count, m, k)
-    right = b.expand(*batch, k, n).reshape(count, k, n)
-    return torch.bmm(left, right).view(*batch, m, n)
+_POWERS = (
+    torch.pow, torch.Tensor.pow, torch.Tensor.pow_, torch.Tensor.__pow__, torch.Tensor.__ipow__,
+    operator.pow, operator.ipow,
+)  # fmt: skip
 
 
 def _matmul(*args: Any, **kwargs: Any) -> Any:
@@ -76,8 +52,24 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, **kwargs: Any
 def _attention(query: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Attention on a GPU, also of known sizes: C++ would lay out its result as on a CPU."""
     if query.device.type != "cuda":
-        return NotImplemented
+        if query.device.type != "cpu" or not _ASKS_FOR_NUMBERS or not has_symbolic_sizes(query):
+            return NotImplemented
+        return unfused_attention(query, *args, **kwargs)
     return attention(query, *args, **kwargs)
+
+
+def _pow(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A power by a symbolic number, with a gradient: up to 2.14 autograd asks whether the exponent
+    is 0, and can ask this of no symbolic integer. (The exponent decides what is multiplied, so
+    that whoever computes the power asks for its number, too.)"""
+
+    def form(self: Any, exponent: Any) -> Any:
+        differentiated = isinstance(self, Tensor) and self.requires_grad
+        if type(exponent) is not torch.SymInt or not differentiated or not torch.is_grad_enabled():
+            return NotImplemented
+        return function(self, int(exponent))
+
+    return form
 
 
 def _lerp(x: Tensor, end: Tensor, weight: Any) -> Any:
@@ -332,13 +324,6 @@ def _max_pool1d(
     return pool(x.unsqueeze(-2), (1, k), (1, s), (0, p), (1, d), ceil_mode).squeeze(-2)
 
 
-def _broadcast(a: list[Any], b: list[Any]) -> list[Any]:
-    """The sizes that both expand to; a symbolic size is never 1 (`expand` checks the rest)."""
-    rank = max(len(a), len(b))
-    a, b = [1] * (rank - len(a)) + a, [1] * (rank - len(b)) + b
-    return [y if type(x) is int and x == 1 else x for x, y in zip(a, b, strict=True)]
-
-
 SYMBOLIC_FORMS: Mapping[Any, Callable[..., Any]] = {
     torch.matmul: _matmul,
     operator.matmul: _matmul,
@@ -372,6 +357,7 @@ SYMBOLIC_FORMS: Mapping[Any, Callable[..., Any]] = {
     torch.lerp: _lerp,
     torch.Tensor.lerp: _lerp,
     **{f: _fused_step(f) for f in _FUSED_STEPS},
+    **({f: _pow(f) for f in _POWERS} if _ASKS_FOR_NUMBERS else {}),
     **FLOAT_FORMS,
     **RECURRENT_FORMS,
 }
