@@ -189,6 +189,7 @@ def test_gradients_of_bags(backend: str, mode: str, padding: int | None) -> None
             include_last_offset=last, scale_grad_by_freq=often and mode != "max",
         )  # fmt: skip
 
+    old = torch.__version__ < "2.15"
     generator = torch.Generator().manual_seed(1)
     compiled = dovetail.compile(call, fullgraph=True, backend=backend)
     # (some bags are empty, one has nothing but padding)
@@ -202,10 +203,17 @@ def test_gradients_of_bags(backend: str, mode: str, padding: int | None) -> None
             own = torch.randn(12, generator=generator, requires_grad=True) if weighed else None
             leaves = [table] if own is None else [table, own]
             found = []
+            often = len(starts) == 4
             for function in (compiled, call):
-                result = function(table, places, offsets, own, len(starts) == 6, len(starts) == 4)
+                # (up to PyTorch 2.14 eager counts other places than it divides the rows of)
+                by_hand = often and mode != "max" and function is call and old
+                result = function(table, places, offsets, own, len(starts) == 6, often > by_hand)
                 seed = torch.arange(1.0, result.numel() + 1).view(result.shape)
-                found.append((result, *torch.autograd.grad(result, leaves, seed)))
+                slope, *rest = torch.autograd.grad(result, leaves, seed)
+                if by_hand:
+                    counts = torch.bincount(places, minlength=9)
+                    slope = slope / counts.clamp(min=1)[:, None]
+                found.append((result, slope, *rest))
             torch.testing.assert_close(found[0], found[1])
 
 

@@ -256,17 +256,27 @@ RARE = [
 @pytest.mark.parametrize("dtype", RARE, ids=str)
 def test_rare_dtypes_are_moved_and_converted(dtype: torch.dtype) -> None:
     def moved(x: Tensor, m: Tensor) -> tuple[Tensor, ...]:
-        chosen = (torch.where(m, x, x.flip(0)),) if dtype not in RARE[3:] else ()
         return (
             x.t(), x.reshape(4, 5).t().contiguous(), x[1:], x.t().clone(), torch.zeros_like(x),
-            x.float() * 2, (x.float() + 1).to(dtype), x.view(torch.uint8), *chosen,
+            x.float() * 2, (x.float() + 1).to(dtype), x.view(torch.uint8),
         )  # fmt: skip
+
+    def chosen(x: Tensor, m: Tensor) -> tuple[Tensor, ...]:
+        return (torch.where(m, x, x.flip(0)),)
 
     x = torch.arange(20).reshape(5, 4).float().to(dtype)
     m = torch.arange(20).reshape(5, 4) % 3 == 0
-    for ours, theirs in zip(dovetail.compile(moved)(x, m), moved(x, m), strict=True):
-        assert ours.dtype == theirs.dtype and ours.stride() == theirs.stride()
-        torch.testing.assert_close(ours.float(), theirs.float(), equal_nan=True)
+    for function in (moved, chosen) if dtype not in RARE[3:] else (moved,):
+        try:
+            wanted = function(x, m)
+        except NotImplementedError:  # eager's `where` up to PyTorch 2.14: ours has no other
+            assert function is chosen and torch.__version__ < "2.15"
+            with pytest.raises(NotImplementedError, match="where"):
+                dovetail.compile(function)(x, m)
+            continue
+        for ours, theirs in zip(dovetail.compile(function)(x, m), wanted, strict=True):
+            assert ours.dtype == theirs.dtype and ours.stride() == theirs.stride()
+            torch.testing.assert_close(ours.float(), theirs.float(), equal_nan=True)
 
 
 BYTES: list[Callable[[Tensor], Tensor]] = [
