@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 import collections
+import copy
 import itertools
 import operator
 
@@ -753,3 +754,19 @@ def test_sets_come_back_in_the_order_of_their_tables() -> None:
     x = torch.ones(2)
     for got, expected in zip(compiled(x)[1:], program(x)[1:], strict=True):
         assert list(got) == list(expected)
+
+
+def test_attributes_of_an_ordered_dict_that_was_there() -> None:
+    def program(x, table):
+        copies = [vars(copy.copy(table)), vars(copy.deepcopy(table)), vars(table.copy())]
+        is_dict = isinstance(table, dict) and table == {"a": 1} and len(table) == 1
+        return x + 1, hasattr(table, "note"), getattr(table, "note", None), copies, is_dict
+
+    compiled = dovetail_capture.optimize(program, lambda gm, inputs: gm.forward)
+    x, table = torch.ones(2), collections.OrderedDict(a=1)
+    for note in (None, [1], [2], None):
+        if note is not None:
+            table.note = note
+        elif hasattr(table, "note"):
+            del table.note
+        assert compiled(x, table)[1:] == program(x, table)[1:]

@@ -300,6 +300,29 @@ def autograd_function(x):
     return Square.apply(x + 1, 3)
 
 
+@construct()
+def tensors_that_say_what_they_are(x):
+    made, flagged, m = nn.Buffer(x + 1), x + 2, nn.Linear(2, 2)
+    flagged._is_buffer, flagged.persistent = True, False
+    m.made, m.flagged = made, flagged
+    kinds = [isinstance(t, kind) for t in (made, flagged, x) for kind in (nn.Buffer, nn.Parameter)]
+    return m.made * 2, kinds, [name for name, _ in m.named_buffers()], sorted(m.state_dict())
+
+
+construct.cases[-1] = Case(
+    tensors_that_say_what_they_are, None, None, construct.cases[-1].make, (3, 11)
+)
+
+
+@construct(make=lambda: (nn.Parameter(torch.ones(2)),))
+def classes_below_parameter(p):
+    return p * 2, isinstance(p, OwnParameter), isinstance(p, nn.UninitializedParameter)
+
+
+class OwnParameter(nn.Parameter):
+    pass
+
+
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)
 def test_construct(case: Case) -> None:
     run_case(case)

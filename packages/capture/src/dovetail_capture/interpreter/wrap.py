@@ -292,6 +292,8 @@ def _dict(session: Session, real: Any, source: Source) -> Value:
     known = _known(session, real, source)
     if known is not None:
         return known
+    if type(real) is collections.OrderedDict and vars(real):  # a module's `state_dict`, say
+        return _object(session, real, source)
     _guard_type(session, real, source)
     value = DictValue(type(real), source, real)
     if type(real) is collections.defaultdict:

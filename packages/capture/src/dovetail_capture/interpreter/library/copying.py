@@ -51,6 +51,7 @@ def copy_copy(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(value, ListValue):
         return ListValue(vm.list_items(value), value.cls)
     if isinstance(value, DictValue):
+        dicts.note_no_attributes(vm, value)
         return dicts.copy_entries(vm, value)
     if isinstance(value, SetValue):
         return value if value.cls is frozenset else value.copy()
@@ -91,6 +92,7 @@ def _deep(vm: Interpreter, value: Value, memo: Copies) -> Value:
         new.maxlen = value.maxlen
         new.items = [_deep(vm, item, memo) for item in vm.list_items(value)]
     elif isinstance(value, DictValue):
+        dicts.note_no_attributes(vm, value)
         new = DictValue(value.cls)
         memo[id(value)] = value, new
         if value.default_factory is not None:

@@ -63,8 +63,9 @@ def is_instance(vm: Interpreter, value: Value, classinfo: Value) -> bool:
     if not isinstance(wanted, type):
         vm.raise_error(TypeError, "isinstance() arg 2 must be a type, a tuple of types, or a union")
     if isinstance(value, TensorValue):
-        if issubclass(wanted, torch.nn.Parameter):
-            return issubclass(cls, torch.nn.Parameter)
+        flag = None if issubclass(cls, wanted) else _FLAGS.get(wanted)
+        if flag is not None and _is_flagged(vm, value, flag):
+            return True
         if wanted.__module__ == "torch" and wanted.__name__.endswith("Tensor"):
             if wanted is not torch.Tensor:  # torch.FloatTensor and its like
                 fake = value.fake
@@ -82,6 +83,15 @@ def is_instance(vm: Interpreter, value: Value, classinfo: Value) -> bool:
         return all(vm.find_attr(value, name) is not None for name in _protocol_members(wanted))
     _note_abstract(vm, cls, wanted)
     return issubclass(cls, wanted)
+
+
+_FLAGS: dict[type, str] = {torch.nn.Parameter: "_is_param", torch.nn.Buffer: "_is_buffer"}
+
+
+def _is_flagged(vm: Interpreter, value: TensorValue, flag: str) -> bool:
+    """Is a tensor a parameter or a buffer by what it says itself, whatever its class?"""
+    found = vm.find_attr(value, flag)
+    return found is not None and vm.truth(found)
 
 
 _BARE_ALIAS = type(typing.Sized)

@@ -216,6 +216,8 @@ def _native_attr(vm: Interpreter, obj: Value, name: str) -> Value:
     if isinstance(obj, DictValue) and name == "default_factory":
         return obj.default_factory or NONE
     if attr is MISSING:
+        if isinstance(obj, DictValue):
+            dicts.note_no_attributes(vm, obj, name)
         return missing(vm, obj, name)
     raise GraphBreakSignal(f"the attribute {cls.__name__}.{name}")
 

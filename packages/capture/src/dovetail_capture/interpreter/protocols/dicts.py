@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from dovetail_guards import clauses as c
@@ -31,6 +32,18 @@ def _resolve(vm: Interpreter, dictionary: DictValue, key: Any) -> Value:
         item = vm.wrap(item.real, item.source)
         dictionary.entries[key] = (known_key, item)
     return item  # type: ignore[no-any-return]
+
+
+def note_no_attributes(vm: Interpreter, dictionary: DictValue, name: str | None = None) -> None:
+    """Guard that an OrderedDict has no attribute, or none of this name: alone of its kind it may
+    have some (with which it would be an object here)."""
+    if dictionary.cls is not OrderedDict or dictionary.source is None:
+        return
+    if name is not None:
+        vm.session.guard(c.HasInstanceAttr, dictionary.source, name, False)
+    else:
+        fields = vm.session.sources.attr(dictionary.source, "__dict__")
+        vm.session.guard(c.LengthIs, fields, 0)
 
 
 def get(vm: Interpreter, dictionary: DictValue, key: Any) -> Value | None:
@@ -198,7 +211,7 @@ def clear(vm: Interpreter, dictionary: DictValue) -> None:
 
 
 def copy_entries(vm: Interpreter, dictionary: DictValue) -> DictValue:
-    """A shallow copy as a new dict of the same class."""
+    """A shallow copy as a new dict of the same class, without what attributes it may have."""
     new = DictValue(dictionary.cls)
     new.entries = dict(materialise(vm, dictionary))
     new.default_factory = dictionary.default_factory
