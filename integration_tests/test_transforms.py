@@ -204,3 +204,56 @@ def test_a_backward_within_vmap_in_a_compiled_function() -> None:
     compiled = dovetail.compile(jacobian)
     for _ in range(2):
         torch.testing.assert_close(compiled(x), jacobian(x))
+
+
+def shifted(t: Tensor) -> Tensor:
+    with torch.no_grad():
+        shift = t**3
+    factor = 2 if t.requires_grad and torch.is_grad_enabled() else 5
+    return (t**2 * factor - shift).sum()
+
+
+def with_gradients_off(x: Tensor) -> tuple[Tensor, ...]:
+    with torch.no_grad():
+        value, pull = vjp(shifted, x)
+        slope, pulled = grad(shifted)(x), pull(torch.ones(()))[0]
+    return value, slope, pulled, x * 2
+
+
+def of_tensors_that_require_gradients(x: Tensor) -> tuple[Tensor, ...]:
+    def pair(a: Tensor, b: Tensor) -> Tensor:
+        return a * (2 if a.requires_grad else 3) * b * (5 if b.requires_grad else 7)
+
+    y = x.detach() + 1
+    curved = hessian(lambda a: a.pow(3 if a.requires_grad else 2).sum())(y)
+    return jacrev(pair, argnums=1)(y, y), jacfwd(pair)(y, y), vjp(pair, y, y)[0], curved
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("function", [with_gradients_off, of_tensors_that_require_gradients])
+def test_functions_that_are_differentiated_see_gradients_on(
+    function: Callable[[Tensor], tuple[Tensor, ...]], backend: str
+) -> None:
+    x = torch.linspace(-1, 1, 3).requires_grad_()
+    found = dovetail.compile(function, backend=backend)(x)
+    expected = function(x)
+    torch.testing.assert_close(found, expected)
+    assert [t.requires_grad for t in found] == [t.requires_grad for t in expected]
+
+
+def test_options_that_are_none_are_told_where_they_are_given() -> None:
+    def told(x: Tensor) -> list[str]:
+        messages = []
+        for make in (vmap, jacrev):
+            try:
+                make(torch.sin, chunk_size=0)(x)
+            except ValueError as error:
+                messages.append(str(error))
+        try:
+            vmap(torch.sin, in_dims=3)(x)
+        except ValueError as error:
+            messages.append(str(error))
+        return messages
+
+    compiled = dovetail.compile(told, backend="eager")
+    assert compiled(torch.ones(2)) == told(torch.ones(2))

@@ -153,8 +153,22 @@ def too_large(x: Tensor, i: Tensor) -> Any:
         return x + i[0]
 
 
-PROGRAMS = [clause, bare, named, factors, called, own_block, suppressed, generator_block, asserted,
-            finally_, divided, unfit, too_large]  # fmt: skip
+def no_kernel(x: Tensor, i: Tensor) -> Any:
+    try:
+        return F.adaptive_max_pool2d(i.view(1, 1, 2), 1)
+    except NotImplementedError as error:
+        return x, str(error)
+
+
+def segments(x: Tensor, i: Tensor) -> Any:
+    try:
+        return torch.segment_reduce(x, "max", lengths=i, unsafe=False)
+    except RuntimeError as error:
+        return str(error)
+
+
+PROGRAMS = [no_kernel, segments, clause, bare, named, factors, called, own_block, suppressed,
+            generator_block, asserted, finally_, divided, unfit, too_large]  # fmt: skip
 
 
 def outcome(function: Callable[..., Any], *args: Any) -> Any:

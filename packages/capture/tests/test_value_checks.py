@@ -419,3 +419,15 @@ def test_a_graph_that_raises_is_told_of_only_where_the_program_does_not() -> Non
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         same(optimize(raises, CountingBackend())(GOOD), GOOD.log())
+
+
+def test_checks_beside_random_numbers_and_tensors_without_data() -> None:
+    def drawn_after_a_check(x: Tensor, shape: Tensor) -> Tensor:
+        if (x < 0).any():
+            raise ValueError("negative")
+        return x * torch.rand(3) + shape.new_zeros(3, device="cpu")
+
+    compiled = optimize(drawn_after_a_check, CountingBackend(), fullgraph=True)
+    shape = torch.empty(3, device="meta")
+    for x in (GOOD, BAD):
+        same(outcome(compiled, x, shape), outcome(drawn_after_a_check, x, shape))

@@ -201,7 +201,8 @@ _FAILS = frozenset(
      "nll_loss", "cross_entropy", "multinomial", "bernoulli", "binary_cross_entropy", "normal",
      "bincount", "repeat_interleave", "masked_scatter", "ctc_loss", "cholesky", "inverse", "svd",
      "cholesky_inverse", "assert_async", "scatter", "scatter_add", "scatter_reduce", "index_add",
-     "index_copy", "index_fill", "index_put", "index_reduce", "put", "histc", "poisson", "logdet"}
+     "index_copy", "index_fill", "index_put", "index_reduce", "put", "histc", "poisson", "logdet",
+     "segment_reduce"}
 )  # fmt: skip
 _DIVIDES = frozenset({"floordiv", "mod", "floor_divide", "remainder", "fmod", "ifloordiv", "imod"})
 
@@ -232,7 +233,7 @@ def note_operation(vm: Interpreter, name: str, args: Sequence[Value]) -> None:
     around, pending = handler_around(vm), vm.session.checks
     if not _may_fail(name, args):
         if around and pending.allowed:
-            pending.raising = max(pending.raising, "noticed", key=_GRADES.index)
+            pending.raising = pending.raising or "perhaps"
     elif pending.allowed:
         pending.raising = max(pending.raising, around, key=_GRADES.index)
     elif around == "caught" and not vm.session.exports:
@@ -242,7 +243,7 @@ def note_operation(vm: Interpreter, name: str, args: Sequence[Value]) -> None:
         )
 
 
-_GRADES = ("", "noticed", "caught")
+_GRADES = ("", "perhaps", "noticed", "caught")
 
 
 _LET_GO = ["COPY", "POP_EXCEPT", "RERAISE"]  # of an exception that is handled no longer
@@ -259,16 +260,20 @@ def finished(session: Session, first: int) -> ValueChecks | None:
     none, or if the frame could not be run again."""
     graph, pending = session.recorder.graph, session.checks
     stated = [node for node in graph.nodes if node.target is STATE]
-    if not (pending.holds or stated or pending.raising) or not may_run_again(session):
+    raising = pending.raising
+    if raising == "perhaps" and _draws(graph):  # not worth it to keep the state of each call
+        raising = ""
+    if not (pending.holds or stated or raising) or not may_run_again(session):
         return None
     inputs = [value for _, value in session.inputs if isinstance(value, TensorValue)]
-    devices = {value.fake.device for value in inputs} | pending.holds.keys()
+    used = {value.fake.device for value in inputs} | pending.holds.keys()
+    devices = {str(device) for device in used if device.type != "meta"}  # which draws nothing
     return ValueChecks(
         tuple(range(first, first + len(pending.holds))),
         (*pending.places, *(str(node.args[1]) for node in stated if len(node.args) > 1)),
         _leaves_no_mode(graph),
-        tuple(sorted({"cpu", *map(str, devices)})) if _draws(graph) else (),
-        bool(pending.raising),
+        tuple(sorted({"cpu", *devices})) if _draws(graph) else (),
+        bool(raising),
     )
 
 

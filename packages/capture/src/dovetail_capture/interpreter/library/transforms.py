@@ -123,13 +123,22 @@ def _options(vm: Interpreter, transform: Any, args: Args, kwargs: Kwargs) -> dic
     return options
 
 
+def _nothing(*args: Any) -> None:
+    """A function to be transformed, and never called."""
+
+
 def transform_of(transform: Any) -> Handler:
     """`transform(function, ...)`."""
 
     def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         if not args or (isinstance(args[0], Constant) and not callable(args[0].value)):
             return PASS  # type: ignore[no-any-return]
-        return TransformValue(transform, args[0], _options(vm, transform, args, kwargs))
+        options = _options(vm, transform, args, kwargs)
+        try:
+            transform(_nothing, **options)
+        except ValueError as error:  # an option that is none, told before any call
+            vm.raise_real(error)
+        return TransformValue(transform, args[0], options)
 
     return handler
 
@@ -236,11 +245,32 @@ class _Inner:
 
 def _one_of(fake: torch.Tensor, dim: int) -> torch.Tensor:
     """What the function sees of a tensor that `vmap` takes apart, also if it has no parts."""
+    if not -fake.dim() <= dim < fake.dim():
+        raise GraphBreakSignal("vmap over a dimension that its argument has not")
     if fake.shape[dim] != 0:
         return fake.select(dim, 0)
     shape = list(fake.shape)
     del shape[dim]
     return fake.new_empty(shape)
+
+
+def _differentiated(
+    transform: Any, options: dict[str, Any], how: str, template: Any, count: int
+) -> set[int]:
+    """The tensors of the arguments that the function is differentiated by, backwards: inside they
+    require a gradient."""
+    if how == "reverse" and transform is _value:
+        return set(range(count))  # of `vjp`: all
+    if transform not in _BACKWARDS:
+        return set()
+    places = options.get("argnums", 0)
+    args = template[0]
+    chosen = [args[n] for n in ((places,) if isinstance(places, int) else places)
+              if -len(args) <= n < len(args)]  # fmt: skip
+    return {leaf.index for leaf in pytree.tree_leaves(chosen) if type(leaf) is Slot}
+
+
+_BACKWARDS = (torch.func.grad, torch.func.grad_and_value, torch.func.jacrev, torch.func.hessian)
 
 
 def _capture(
@@ -263,14 +293,20 @@ def _capture(
     inner = InnerRecorder(outer)
     inner.how = how or _HOW[transform]
     inside: list[Value] = []
+    differentiated = _differentiated(transform, options, inner.how, template, len(tensors))
     for index, (tensor, dim) in enumerate(zip(tensors, dimensions, strict=True)):
         with outer.fake_mode:
             fake = tensor.fake.detach() if dim is None else _one_of(tensor.fake, dim)
+            if index in differentiated and (fake.is_floating_point() or fake.is_complex()):
+                fake.requires_grad_()
         node = inner.argument_placeholder(index, fake)
         inside.append(inner.bind(TensorValue(node, fake)))
     positional = [filled(vm, part, inside) for part in template[0]]
     named = {name: filled(vm, part, inside) for name, part in template[1].items()}
     session.recorder = inner
+    grad_mode = torch.is_grad_enabled()
+    if inner.how == "reverse" or transform in _BACKWARDS:
+        torch._C._set_grad_enabled(True)  # as these transforms do, whatever holds around them
     try:
         result = vm.call(function, positional, named)
         vm._look_into(result)
@@ -279,6 +315,7 @@ def _capture(
         raise GraphBreakSignal(f"a transformed function that gives {error}") from None
     finally:
         session.recorder = outer
+        torch._C._set_grad_enabled(grad_mode)
     graph = inner.module()
     return _Inner(graph, template, tensors, inner.captured)
 
@@ -339,6 +376,14 @@ def _value(function: Any, count: int) -> Callable[..., Any]:
     return lambda *args: function(*args[:count])
 
 
+def _value_below(function: Any, count: int, has_aux: bool) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        value, _, *beside = torch.func.vjp(function, *args[:count], has_aux=has_aux)
+        return (value, *beside) if has_aux else value
+
+    return call
+
+
 def _vjp(function: Any, count: int, has_aux: bool = False) -> Callable[..., Any]:
     return lambda *args: torch.func.vjp(function, *args[:count], has_aux=has_aux)[1](*args[count:])
 
@@ -372,7 +417,10 @@ def vjp_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     count = len(args) - 1
     mapped = TransformValue(_vjp, args[0], {"count": count, "has_aux": has_aux}, inner)
     mapped.born = vm.frames[0].steps
-    value = _apply(vm, _value, {"count": count}, inner, [])
+    if torch.is_grad_enabled():
+        value = _apply(vm, _value, {"count": count}, inner, [])
+    else:  # the function ran with gradients on, which the value does not have
+        value = _apply(vm, _value_below, {"count": count, "has_aux": has_aux}, inner, [])
     if not has_aux:
         return TupleValue([value, mapped])
     found, beside = vm.iterate(value)

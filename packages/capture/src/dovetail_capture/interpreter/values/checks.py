@@ -46,7 +46,8 @@ class TruthOf(SymbolicNumber):
 @dataclass
 class PendingChecks:
     """By device whether all hold, and where they are made. None is `allowed` where the frame could
-    not be run again. `raising`: what the graph may raise is "caught" by the program, or "noticed".
+    not be run again. `raising`: what the graph may raise is "caught" by the program, or "noticed",
+    or is caught where none of its operations raises but for want of a kernel: "perhaps".
     """
 
     allowed: bool = True
