@@ -134,3 +134,28 @@ def test_arguments_of_other_dtypes_and_numbers(name):
     assert outcome(REFUSED[name]) is not None
     with FakeMode():
         assert outcome(REFUSED[name]) is not None
+
+
+ROUNDED = ["ceil", "floor", "round", "trunc", "frac", "sign", "erf", "erfc", "lgamma"]
+IN_PLACE = ["cos", "exp", "sqrt", "log1p", "rsqrt", "reciprocal", "sigmoid", "erf", "tanh"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", [*ROUNDED, *(f"{name}_" for name in IN_PLACE)])
+def test_functions_of_dtypes_that_have_none(name, dtype):
+    x, call = torch.ones(3, dtype=dtype), getattr(torch, name)
+    found, eager = outcome(call, from_real(x)), outcome(call, x)
+    assert (eager is None) == (found is None)
+    if eager is not None and "cast" in eager:
+        assert found == eager
+
+
+@pytest.mark.parametrize("options", [{"stride": 0}, {"stride": -1}, {"padding": -1},
+                                     {"dilation": 0}, {"dilation": -1}])  # fmt: skip
+@pytest.mark.parametrize("convolution", [F.conv1d, F.conv_transpose1d])
+def test_windows_that_do_not_move(convolution, options):
+    x, weight = torch.randn(1, 3, 8), torch.randn(3, 3, 2)
+    eager = outcome(lambda: convolution(x, weight, **options))
+    found = outcome(lambda: convolution(from_real(x), from_real(weight), **options))
+    assert eager is not None and found is not None
+    assert "dilation" in options or found == eager

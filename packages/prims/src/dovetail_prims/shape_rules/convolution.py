@@ -141,6 +141,11 @@ def convolution(
         raise RuntimeError(
             f"Input type ({x._dtype}) and weight type ({weight._dtype}) should be the same"
         )
+    for what, least, given in (("stride", 1, stride), ("padding", 0, padding),
+                               ("dilation", 1, dilation)):  # fmt: skip
+        if not all(insisted(number >= least) for number in given):
+            sign = "non-positive" if least else "negative"
+            raise RuntimeError(f"{sign} {what} is not supported")
     sizes = convolution_sizes(
         x._sizes, weight._sizes, stride, padding, dilation, transposed, output_padding, groups
     )

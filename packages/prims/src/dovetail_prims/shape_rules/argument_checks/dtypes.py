@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dovetail_prims.fake_tensor import FakeTensor
-from dovetail_prims.shape_rules.argument_checks.check import Check
+from dovetail_prims.shape_rules.argument_checks.check import Check, every
 
 
 def is_whole(dtype: torch.dtype) -> bool:
@@ -51,6 +51,42 @@ def _not_of_bools(name: str) -> Check:
             raise NotImplementedError(f"\"{name}\" not implemented for 'Bool'")
 
     return check
+
+
+def _not_of_complex(name: str) -> Check:
+    """The operand may not be complex."""
+
+    def check(x: FakeTensor, *rest: Any, **kwargs: Any) -> None:
+        if x._dtype.is_complex:
+            raise NotImplementedError(f"{name} is not supported for complex inputs")
+
+    return check
+
+
+def _rounded(name: str) -> Check:
+    """The operand may be neither complex nor of truth values."""
+    return every(_not_of_bools(name), _not_of_complex(name))
+
+
+def _in_place(name: str) -> Check:
+    """What is written to may not be of whole numbers."""
+
+    def check(x: FakeTensor, *rest: Any, **kwargs: Any) -> None:
+        if is_whole(x._dtype):
+            own = _SCALAR_TYPES.get(x._dtype, str(x._dtype))
+            floats = str(torch.get_default_dtype()).removeprefix("torch.")
+            given = {"float32": "Float", "float64": "Double"}.get(floats, floats)
+            raise RuntimeError(
+                f"result type {given} can't be cast to the desired output type {own}"
+            )
+
+    return check
+
+
+_SCALAR_TYPES = {
+    torch.bool: "Bool", torch.uint8: "Byte", torch.int8: "Char", torch.int16: "Short",
+    torch.int32: "Int", torch.int64: "Long",
+}  # fmt: skip
 
 
 def _alpha(x: FakeTensor, other: Any, alpha: Any = 1, **kwargs: Any) -> None:
@@ -122,7 +158,19 @@ _FLOATS_ONLY = (
 _NOT_OF_BOOLS = ("max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_max_pool2d",
                  "adaptive_max_pool3d", "addcmul")  # fmt: skip
 
+# In place they would write floats to what holds none.
+_OF_FLOATS_IN_PLACE = (
+    "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "digamma", "erf", "erfc",
+    "erfinv", "exp", "exp2", "expm1", "lgamma", "log", "log10", "log1p", "log2", "logit",
+    "reciprocal", "rsqrt", "sigmoid", "sin", "sinc", "sinh", "sqrt", "tan", "tanh",
+)  # fmt: skip
+
+_NOT_OF_COMPLEX = ("erf", "erfc", "lgamma", "sign")  # and what rounds
+
 TABLE: Mapping[str, Check] = {
+    **{f"{name}.default": _not_of_complex(name) for name in _NOT_OF_COMPLEX},
+    **{f"{name}_.default": _in_place(name) for name in _OF_FLOATS_IN_PLACE},
+    **{f"{name}.default": _rounded(name) for name in ("ceil", "floor", "round", "trunc")},
     **{
         f"{name}.{overload}": _of_bits(name)
         for name in ("bitwise_and", "bitwise_or", "bitwise_xor")
@@ -132,6 +180,7 @@ TABLE: Mapping[str, Check] = {
     "gcd.default": _of_bits("gcd"),
     "lcm.default": _of_bits("lcm"),
     **{f"{name}.default": of_floats(name) for name in _FLOATS_ONLY},
+    "frac.default": every(of_floats("frac"), _not_of_complex("frac")),
     **{f"{name}.default": _not_of_bools(name) for name in _NOT_OF_BOOLS},
     **{
         f"{name}.{overload}": _one_float_dtype(name)
