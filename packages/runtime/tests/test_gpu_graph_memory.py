@@ -85,7 +85,7 @@ def test_graphs_of_a_pool_work_in_the_same_memory(held: tuple[int, ...]) -> None
     right(results[0], y)
     right(results[-1], x)
     del kept, results, first, second, third, pool
-    assert reserved() - before < 32 * MIB  # its workplace
+    assert reserved() - before < 48 * MIB  # its workplace, with 32 for cuBLAS
 
 
 def test_what_is_handed_out_lies_where_no_graph_works() -> None:

@@ -138,8 +138,8 @@ def handles(frame: Frame) -> bool:
 def handler_around(vm: Interpreter) -> str:
     """What handles an exception that is raised here: "caught" by an `except` clause or a block that
     may keep it, "noticed" by a `finally`, or "" by none."""
-    found = (_handler_in(vm, frame, frame.current.index) for frame in vm.frames)
-    return max(found, key=_GRADES.index, default="")
+    found = {_handler_in(vm, frame, frame.current.index) for frame in vm.frames}
+    return next((grade for grade in reversed(_GRADES) if grade in found), "")
 
 
 def _handler_in(vm: Interpreter, frame: Frame, index: int) -> str:
@@ -235,7 +235,8 @@ def note_operation(vm: Interpreter, name: str, args: Sequence[Value]) -> None:
         if around and pending.allowed:
             pending.raising = pending.raising or "perhaps"
     elif pending.allowed:
-        pending.raising = max(pending.raising, around, key=_GRADES.index)
+        grades = {pending.raising, around}
+        pending.raising = next(grade for grade in reversed(_GRADES) if grade in grades)
     elif around == "caught" and not vm.session.exports:
         raise GraphBreakSignal(
             f"`{name}`, which may raise for its data, in a `try` that may handle it",
