@@ -4,7 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from dovetail_inductor.lowering.lower import lower
+from dovetail_inductor.options import InductorOptions
+from dovetail_inductor.pipeline import compile_graph
 from dovetail_prims import trace_aten
+from dovetail_prims.decompositions import core_aten_table
+from dovetail_runtime.reference import ReferenceExecutor
+from dovetail_runtime.triton_build import run_in_interpreter
 
 
 def test_pointwise_chain_is_one_kernel(check):
@@ -102,3 +107,60 @@ def test_the_residual_stream_is_not_rounded_while_a_cache_holds_it(rows, on_gpu)
     # Of a large one some sums are stored, on a CPU each.
     assert len(rounded) == (0 if rows == 32 else 2 if on_gpu else 8)
     assert {b.dtype for b in made if b.name in outputs} == {torch.bfloat16}
+
+
+def norms(rows, layers=6):
+    """A block after another, each ending in a norm that a product and the next sum read; and its
+    inputs in bfloat16."""
+
+    def fn(x, *weights):
+        for weight in weights:
+            x = F.layer_norm(x + torch.tanh(x @ weight), (64,))
+        return x
+
+    torch.manual_seed(0)
+    return fn, [torch.randn(n, 64).bfloat16() for n in [rows] + [64] * layers]
+
+
+@pytest.mark.parametrize(("rows", "wide"), [(128, 5), (1 << 16, 0)])
+def test_norms_that_products_read_too_are_not_rounded_for_the_next_sum(rows, wide):
+    fn, inputs = norms(rows)
+    graph = lower(trace_aten(fn, *inputs, decompositions=core_aten_table()), on_gpu=True)
+    made = [b.dtype for b in graph.buffers.values() if b.shape == (rows, 64)]
+    assert made.count(torch.float32) == 6 + wide  # six sums; of the norms the last is the result
+
+
+def test_what_is_chosen_from_narrow_numbers_is_in_memory_once():
+    def fn(x, w):
+        small = torch.relu(torch.maximum(x, -x[:1]))
+        return small @ w, small + 1
+
+    gm = trace_aten(fn, torch.randn(64, 64).bfloat16(), torch.randn(64, 64).bfloat16())
+    assert not [b for b in lower(gm, on_gpu=True).buffers.values() if b.dtype is torch.float32]
+
+
+def test_unrounded_norms_are_nearer_to_float64():
+    fn, inputs = norms(64)
+    gm = trace_aten(fn, *inputs, decompositions=core_aten_table())
+    plan = compile_graph(gm, options=InductorOptions(triton=True))
+    exact = fn(*(x.double() for x in inputs))
+
+    def error(values):
+        return float((values.double() - exact).square().mean().sqrt())
+
+    (got,) = ReferenceExecutor(plan, launch_triton=run_in_interpreter)(*inputs)
+    assert error(got) < 0.8 * error(fn(*inputs))
+
+
+def test_two_narrow_tensors_are_read_again_rather_than_their_float32_sum():
+    """What a norm's backward reads of its forward: as many bytes, and none are written."""
+
+    def fn(x, y, z):
+        total = x.float() - y.float()
+        return (total * z).sum(-1), (total + z).sum(-1)
+
+    inputs = [torch.zeros(1024, 64, dtype=torch.bfloat16) for _ in range(2)]
+    gm = trace_aten(fn, *inputs, torch.zeros(1024, 64))
+    for on_gpu in (False, True):
+        stored = [b.shape for b in lower(gm, on_gpu=on_gpu).buffers.values()]
+        assert stored.count((1024, 64)) == (3 if on_gpu else 4)

@@ -9,6 +9,7 @@ from math import prod
 import torch
 from torch import fx
 
+from dovetail_inductor.loop_ir.expr import Apply, Constant, Expr, Load
 from dovetail_inductor.loop_ir.ops import arithmetic_dtype
 from dovetail_inductor.loop_ir.sizes import hint_of
 from dovetail_inductor.lowering import views
@@ -26,6 +27,10 @@ MAX_LOADS = 16
 # who adds it needs no launch of its own.
 MOST_LARGE_NARROW = 4
 FEW_BYTES = 1 << 18
+# What a library call reads is kept in float32, too, for loops that read it, up to so many bytes: a
+# fourth of an H100's second-level cache.
+UNROUNDED_BYTES = 50 * 2**20 // 4
+CACHE_BYTES = 96 << 20  # written to other memory since, nothing of a value is in that cache
 # A value that consumers expand is computed once, before, if an element costs at least this.
 EXPANDED_COST = 5
 EXPANDED_COST_IF_NARROW = 12  # the same of half types, which memory would round
@@ -33,6 +38,10 @@ EXPANDED_COST_IF_NARROW = 12  # the same of half types, which memory would round
 # float32, as they would be if each reader computed them.
 WIDE_IF_EXPANDED = 16
 EXPANDED_COST_OF_PLACES = 12  # the same of what is made of places alone, and reads nothing
+
+
+_CHOOSING = frozenset({"abs", "maximum", "minimum", "neg", "relu", "where"})
+_ROUNDING = {torch.bfloat16: "round_bf16", torch.float16: "round_f16"}
 
 
 def is_view(node: fx.Node) -> bool:
@@ -83,11 +92,40 @@ def _consumers(node: fx.Node) -> list[fx.Node]:
     return result
 
 
-def realize_if_worth_it(ctx: Context, node: fx.Node, value: Value, in_memory: set[fx.Node]) -> None:
-    """Decide whether a value just made becomes memory, or is computed inside its consumers."""
+def bytes_until_read(gm: fx.GraphModule, in_memory: set[fx.Node]) -> dict[fx.Node, int]:
+    """For each node that loops read, how many bytes are written to memory, by what `in_memory`
+    has, from when it is made until loops have read it, or what is computed from it inside them."""
+    written: dict[fx.Node, int] = {}
+    total = 0
+    for node in gm.graph.nodes:
+        if node in in_memory and node.op == "call_function" and not is_view(node):
+            total += _nbytes(node)
+        written[node] = total
+    last: dict[fx.Node, int] = {}
+    for node in reversed(gm.graph.nodes):
+        for user in node.users:
+            if is_view(user) or rule_name(user) in RULES:
+                last[node] = max(last.get(node, 0), written[user])
+                if user not in in_memory and _numel(user) >= _numel(node):
+                    last[node] = max(last[node], last.get(user, 0))
+    return {node: end - written[node] for node, end in last.items()}
+
+
+def realize_if_worth_it(
+    ctx: Context,
+    node: fx.Node,
+    value: Value,
+    in_memory: set[fx.Node],
+    until_read: dict[fx.Node, int],
+) -> None:
+    """Decide whether a value just made becomes memory, or is computed inside its consumers;
+    `until_read` is from `bytes_until_read`."""
     if value.stored is not None or (is_view(node) and not _is_result(node)):
         return
     if node in in_memory:
+        if _goes_on_unrounded(ctx, node, value, until_read.get(node)):
+            value.unrounded = replace(value, dtype=arithmetic_dtype(value.dtype), _memo={})
+            ctx.realize(value.unrounded)
         ctx.realize(value)
         return
     if _is_taken_apart(node):
@@ -106,8 +144,10 @@ def realize_if_worth_it(ctx: Context, node: fx.Node, value: Value, in_memory: se
     narrow = stored.is_floating_point and stored.itemsize == 2
     rounds = in_memory_form is not value or numel * torch.float32.itemsize > FEW_BYTES
     most_large = MOST_LARGE_NARROW if narrow and ctx.on_gpu and rounds else 1
+    # Two tensors of half types are as many bytes to read as one of float32, and nothing is written.
+    few_bytes = ctx.on_gpu and sum(large) <= stored.itemsize
     several = len(consumers) > 1 and (
-        cost.cost - cost.loads > ctx.cheap(stored) or large > most_large
+        cost.cost - cost.loads > ctx.cheap(stored) or (len(large) > most_large and not few_bytes)
     )
     if cost.loads and (several or cost.cost > MAX_COST or cost.loads > MAX_LOADS):
         _realize(ctx, value, in_memory_form)
@@ -122,6 +162,45 @@ def realize_if_worth_it(ctx: Context, node: fx.Node, value: Value, in_memory: se
             _realize_wide(ctx, value)
         elif numels and max(numels) >= 4 * numel:
             _realize(ctx, value, in_memory_form)
+
+
+def _goes_on_unrounded(ctx: Context, node: fx.Node, value: Value, until_read: int | None) -> bool:
+    """Whether memory would round a value that loops go on with, too, and few bytes more spare these
+    the rounding: where library calls read the residual stream itself (what a layer norm of a BERT
+    gives, say), its roundings are most of the error. What is added up, as the gradient of a bias
+    is, hardly gains by it; and networks of convolutions give eager's very numbers without."""
+    narrow = value.dtype.is_floating_point and value.dtype.itemsize == 2
+    if not (ctx.on_gpu and narrow) or value.base is not None or is_view(node):
+        return False
+    if hint_of(value.numel) * torch.float32.itemsize > UNROUNDED_BYTES:
+        return False
+    if until_read is None or until_read > CACHE_BYTES:
+        return False
+    for reader in _consumers(node):
+        name = rule_name(reader)
+        if name.startswith("convolution") or (name in RULES and _numel(reader) < _numel(node)):
+            return False
+    return not _has_few_digits(ctx, ctx.body(value), value.dtype)
+
+
+def _has_few_digits(ctx: Context, expr: Expr, dtype: torch.dtype) -> bool:
+    """Whether a half type holds a number as it is: it is chosen from what is in that type."""
+    stack, seen = [expr], set()
+    while stack:
+        part = stack.pop()
+        if part.uid in seen:
+            continue
+        seen.add(part.uid)
+        if isinstance(part, Load):
+            if ctx.buffers[part.buffer].dtype is not dtype:
+                return False
+        elif isinstance(part, Apply) and part.op in _CHOOSING:
+            stack += part.args[1:] if part.op == "where" else part.args
+        elif not isinstance(part, Constant) and not (
+            isinstance(part, Apply) and part.op == _ROUNDING.get(dtype)
+        ):
+            return False
+    return True
 
 
 def _realize(ctx: Context, value: Value, form: Value) -> None:
@@ -148,6 +227,11 @@ def _realize_wide(ctx: Context, value: Value) -> None:
     ctx.realize(wide)
     value.loader = lambda indices, mask: ctx.load(wide, indices, mask)
     value.forget_memo()
+
+
+def _nbytes(node: fx.Node) -> int:
+    val = node.meta.get("val")
+    return _numel(node) * val.dtype.itemsize if isinstance(val, torch.Tensor) else 0
 
 
 def _numel(node: fx.Node) -> int:

@@ -39,7 +39,12 @@ from dovetail_inductor.lowering import (
 )
 from dovetail_inductor.lowering.conditionals import CompileBranch, control_flow
 from dovetail_inductor.lowering.externs import element, extern_call
-from dovetail_inductor.lowering.in_memory import is_view, nodes_in_memory, realize_if_worth_it
+from dovetail_inductor.lowering.in_memory import (
+    bytes_until_read,
+    is_view,
+    nodes_in_memory,
+    realize_if_worth_it,
+)
 from dovetail_inductor.lowering.promises import as_promised
 from dovetail_inductor.lowering.promotion import rounded
 from dovetail_inductor.lowering.rules import RULES, rule_name
@@ -79,6 +84,7 @@ def lower(
     # What a comparison finds again must not be computed twice, nor with other roundings.
     exact = {value for _, value in exact_comparisons(gm.graph.nodes)}
     in_memory |= exact
+    until_read = bytes_until_read(gm, in_memory)
     padded = aligned.padded_operands(gm, on_gpu)
 
     def resolve(arg: Any) -> Any:
@@ -113,7 +119,7 @@ def lower(
                     value.loader = _rounding(ctx, value, value.loader)
                 if node in padded and value.stored is None and not is_view(node):
                     aligned.write_padded(ctx, value, padded[node])
-                realize_if_worth_it(ctx, node, value, in_memory)
+                realize_if_worth_it(ctx, node, value, in_memory, until_read)
         else:
             raise UnsupportedGraph(f"node {node.name} of kind {node.op}")
     return LoopGraph(

@@ -215,7 +215,7 @@ def _store_if_read_again(ctx: Context, source: Value) -> None:
         if cost.cost > _REREAD_COST:
             ctx.realize(source)
         return
-    if ctx.large_reads(cost, source) > 1 or cost.cost - cost.loads > ctx.cheap(source.dtype):
+    if len(ctx.large_reads(cost, source)) > 1 or cost.cost - cost.loads > ctx.cheap(source.dtype):
         ctx.realize(source if source.widened is None else source.widened)
         source.forget_memo()
 

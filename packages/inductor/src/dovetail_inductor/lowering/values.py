@@ -63,7 +63,8 @@ class Value:
     """One tensor. `stride` is the layout that its consumers were promised.
 
     A view of a value not in memory has a `base`, and `restride` says how the view lies once the
-    base does (None: not as strides). A value that is `widened` is another one's in more bytes.
+    base does (None: not as strides). A value that is `widened` is another one's in more bytes. Of a
+    value that is in memory twice, loops read the one that is `unrounded`.
     """
 
     shape: tuple[int, ...]
@@ -76,6 +77,7 @@ class Value:
     base: Value | None = None
     restride: Restride | None = None
     widened: Value | None = None
+    unrounded: Value | None = None
     _memo: dict[tuple[Indices, int], Expr] = field(default_factory=dict)
 
     @property
@@ -154,7 +156,7 @@ class Context:
 
     def load(self, value: Value, indices: Indices, mask: Expr | None = None) -> Expr:
         """One element of `value`, as an arithmetic value."""
-        stored = value.stored
+        stored = value.stored if value.unrounded is None else value.unrounded.stored
         if stored is not None:
             address = linear(indices, stored.stride, stored.offset)
             if mask is not None and self._always_there(stored.buffer, address):
@@ -188,11 +190,13 @@ class Context:
         """What computing one element takes."""
         return count([self.body(value)])
 
-    def large_reads(self, cost: Counter, value: Value) -> int:
-        """How many of the buffers that an element of `value` is computed from, as `cost` found, are
-        of a size with it: of a quarter of its elements at least."""
-        sizes = (hint_of(prod(self.buffers[name].shape)) for name in cost.buffers)
-        return sum(4 * size >= hint_of(value.numel) for size in sizes)
+    def large_reads(self, cost: Counter, value: Value) -> list[int]:
+        """The buffers that an element of `value` is computed from, as `cost` found, that are of a
+        size with it (of a quarter of its elements at least): how many bytes an element of each
+        has."""
+        read = (self.buffers[name] for name in cost.buffers)
+        least = hint_of(value.numel) / 4
+        return [b.dtype.itemsize for b in read if hint_of(prod(b.shape)) >= least]
 
     @staticmethod
     def loop_indices(shape: tuple[int, ...], first: int = 0) -> tuple[tuple[Var, ...], Indices]:
