@@ -549,7 +549,8 @@ def _cloned(tracer: Tracer, node: Node, tensor: FakeTensor | None) -> Node:
 
 def storage_order_strides(sizes: tuple[Any, ...], strides: tuple[Any, ...]) -> tuple[Any, ...]:
     """The strides a gradient of such a tensor is expected in: its own if it is dense, else those
-    of a contiguous tensor."""
+    of a dense tensor in its order, as of what eager makes of it (a contiguous one where elements
+    lie on one another)."""
     order = sorted(
         (d for d in range(len(sizes)) if not same_size(sizes[d], 1)), key=lambda d: hint(strides[d])
     )
@@ -562,9 +563,12 @@ def storage_order_strides(sizes: tuple[Any, ...], strides: tuple[Any, ...]) -> t
         expected = expected * sizes[d]
     if dense:
         return strides
-    contiguous: list[Any] = []
+    inner: list[int] = list(range(len(sizes) - 1, -1, -1))
+    if all(hint(s) > 0 for s in strides):
+        inner.sort(key=lambda d: hint(strides[d]))
+    laid: list[Any] = [0] * len(sizes)
     expected = 1
-    for size in reversed(sizes):
-        contiguous.append(expected)
-        expected = expected * size if not same_size(size, 0) else expected
-    return tuple(reversed(contiguous))
+    for d in inner:
+        laid[d] = expected
+        expected = expected * sizes[d] if not same_size(sizes[d], 0) else expected
+    return tuple(laid)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.functional_twins import absent_arguments, functional_twin
+from dovetail_prims.shape_rules.layout import empty_like_strides
+from dovetail_prims.shape_rules.out_layouts import lays_resized
 from torch import Tensor
 from torch._ops import OpOverload
 
@@ -156,9 +158,7 @@ def _written(
         sizes = new.meta["val"]._sizes
         fits = same_sizes(sizes, tensor._sizes)
         if not fits and is_out and 0 in tensor._sizes and all(type(s) is int for s in sizes):
-            # A pointwise operator lays out what it resizes as what it makes; others in order.
-            pointwise = torch.Tag.pointwise in form.tags
-            strides = new.meta["val"]._strides if pointwise else None
+            strides = empty_like_strides(new.meta["val"]) if lays_resized(form) else None
             views.resized(tracer, tensor, list(sizes), func, strides)
         elif not fits:
             raise TraceError(

@@ -313,15 +313,21 @@ def _max_pool1d(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:
-    """`max_pool1d` as `max_pool2d` of images of one row: without gradients C++ takes numbers."""
-    if return_indices or not has_symbolic_sizes(x) or x.dim() not in (2, 3):
+    """`max_pool1d` as `max_pool2d` of images of one row: without gradients C++ takes numbers, and
+    its kernel for a CPU gives what is row-major."""
+    if return_indices or not isinstance(x, Tensor) or x.dim() not in (2, 3):
+        return NotImplemented
+    learns = torch.is_grad_enabled() and x.requires_grad
+    alone = x.device.type == "cpu" and not learns
+    if not has_symbolic_sizes(x) and (not alone or x.is_contiguous()):
         return NotImplemented
     step = kernel_size if stride is None else stride
     (k,), (s,), (p,), (d,) = (
         n if isinstance(n, (list, tuple)) else (n,) for n in (kernel_size, step, padding, dilation)
     )
     pool: Any = torch.nn.functional.max_pool2d
-    return pool(x.unsqueeze(-2), (1, k), (1, s), (0, p), (1, d), ceil_mode).squeeze(-2)
+    out = pool(x.unsqueeze(-2), (1, k), (1, s), (0, p), (1, d), ceil_mode).squeeze(-2)
+    return out.clone(memory_format=torch.contiguous_format) if alone else out
 
 
 SYMBOLIC_FORMS: Mapping[Any, Callable[..., Any]] = {

@@ -177,8 +177,7 @@ def logit_backward(grad_output: Tensor, self: Tensor, eps: float | None = None) 
 
 def native_dropout_backward(grad_output: Tensor, mask: Tensor, scale: float) -> Tensor:
     """g scale where kept"""
-    kept = aten.mul.Tensor(cast(mask, grad_output.dtype), scale)
-    return aten.mul.Tensor(grad_output, kept)
+    return aten.mul.Tensor(aten.mul.Tensor(grad_output, mask), scale)
 
 
 TABLE: Family = {

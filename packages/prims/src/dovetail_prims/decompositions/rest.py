@@ -213,7 +213,9 @@ def linalg_cross(self: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
 def ldexp(self: Tensor, other: Tensor) -> Tensor:
     """x 2^n; for whole n in two steps, as 2^n alone may be too large a number"""
     if other.is_floating_point():
-        return aten.mul.Tensor(self, aten.pow.Scalar(2.0, other))
+        if self.dtype is other.dtype is torch.float32:
+            return aten.mul.Tensor(self, aten.pow.Scalar(2.0, other))
+        return aten.mul.Tensor(self, aten.exp2.default(other))  # (which lies as the exponents do)
     x = floating(self)
     half = aten.bitwise_right_shift.Tensor_Scalar(cast(other, torch.int64), 1)
     out = cast(x, torch.float64)
@@ -280,6 +282,11 @@ def rrelu(
     after the other. To draw them takes as long as the library's whole kernel.)"""
     if training:
         drawn_alone = self.device.type == "cpu" and not everywhere
+        if (
+            drawn_alone and not self.is_contiguous()
+        ):  # (of which the library's function is row-major)
+            own = aten.rrelu_with_noise_functional.default
+            return own(contiguous(self), noise, lower, upper, training, generator)
         if drawn_alone or self.dtype not in (torch.float32, torch.float64):
             return NotImplemented
         drawn = cast(aten.uniform.default(noise, 0.0, 1.0, generator=generator), torch.float64)

@@ -129,6 +129,7 @@ def roll(self: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tenso
         flat = reshape(self, [-1])
         return aten.view.default(roll(flat, shifts, [0]), self.shape)
     out = self
+    joined = False
     for shift, dim in zip(shifts, dims, strict=True):
         length = self.shape[dim]
         if known_truth(length == 0) is None:  # only the data tells how far it goes round
@@ -139,13 +140,21 @@ def roll(self: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tenso
         if length == 0:
             continue
         cut = (length - shift) % length
-        if cut == 0:
+        if cut == 0:  # (joined with nothing)
+            out = (
+                aten.clone.default(out, memory_format=_ROW_MAJOR)
+                if out is self
+                else contiguous(out)
+            )
             continue
         tail = aten.slice.Tensor(out, dim, cut, length)
         out = aten.cat.default([tail, aten.slice.Tensor(out, dim, 0, cut)], dim)
-    return (
-        contiguous(aten.clone.default(out)) if out is self else formatted(out, format_on_cpu(self))
-    )
+        joined = True
+    if out is self:
+        return aten.clone.default(out)
+    if self.device.type == "cpu" and joined:
+        return out  # (channels-last as long as both parts were)
+    return formatted(out, format_on_cpu(self))
 
 
 def rot90(self: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
@@ -174,6 +183,8 @@ def pixel_shuffle(self: Tensor, upscale_factor: int) -> Tensor:
 
 def pixel_unshuffle(self: Tensor, downscale_factor: int) -> Tensor:
     """(..., C, H r, W r) -> (..., C r², H, W)"""
+    if self.device.type == "cpu" and 0 in self.shape:
+        return aten.clone.default(self)
     *batch, channels, height, width = self.shape
     r = downscale_factor
     rank = len(batch)

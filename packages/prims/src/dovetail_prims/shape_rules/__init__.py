@@ -17,6 +17,7 @@ from dovetail_prims.shape_rules import (
     attention,
     convolution,
     copies,
+    cpu_kernels,
     data_dependent,
     factories,
     fake_quantization,
@@ -25,6 +26,7 @@ from dovetail_prims.shape_rules import (
     matmul,
     norms,
     out_checks,
+    out_layouts,
     overlap_checks,
     parts,
     pointwise,
@@ -48,6 +50,7 @@ class RuleTable(dict[Any, "ShapeRule | None"]):
 
     def __missing__(self, func: Any) -> ShapeRule | None:
         rule = overlap_checks.refusing_overlaps(func, self.by_name.get(str(func)))
+        rule = out_layouts.laying_out(func, rule)
         rule = out_checks.refusing_other_dtypes(func, rule)
         self[func] = rule
         return rule
@@ -71,6 +74,7 @@ def default_rules() -> RuleTable:
         spectral.rules,
         fake_quantization.rules,
         rare.rules,
+        cpu_kernels.rules,
         data_dependent.rules,
         fake_queries.rules,
     )

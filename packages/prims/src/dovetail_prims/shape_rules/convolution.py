@@ -9,14 +9,18 @@ from typing import Any
 
 import torch
 
+from dovetail_prims.fake_fallback import run_on_meta
 from dovetail_prims.fake_tensor import FakeTensor, Size, Sizes, hint_of, make
 from dovetail_prims.shape_rules.layout import (
     channels_last,
     contiguous,
     fresh,
     insisted,
+    is_channels_last,
+    is_contiguous,
     suggests_channels_last,
 )
+from dovetail_prims.shape_rules.views import unsqueeze
 
 
 def _expand(values: Sequence[Size], rank: int) -> Sequence[Size]:
@@ -230,6 +234,42 @@ def max_pool2d(
     return _pool_output(x, spatial, x._dtype), _pool_output(x, spatial, torch.int64)
 
 
+def max_pool3d(
+    x: FakeTensor,
+    kernel_size: Sequence[Size],
+    stride: Sequence[Size] = (),
+    padding: Sequence[Size] = (0,),
+    dilation: Sequence[Size] = (1,),
+    ceil_mode: bool = False,
+) -> Any:
+    """`max_pool3d_with_indices` of a volume without a batch, which is laid as one of a batch."""
+    if len(x._sizes) != 4 or is_contiguous(x._sizes, x._strides):
+        return NotImplemented
+    last = _volume_channels_last(x)
+    plain = fresh(x._sizes, x._dtype, x._device)
+    results = run_on_meta(
+        torch.ops.aten.max_pool3d_with_indices.default,
+        (plain, kernel_size, stride, padding, dilation, ceil_mode),
+        {},
+    )
+    return tuple(
+        make(r._sizes, channels_last((1, *r._sizes))[1:], r._dtype, r._device) if last else r
+        for r in results
+    )
+
+
+def _volume_channels_last(x: FakeTensor) -> bool:
+    many = unsqueeze(x, 0)
+    return is_channels_last(many._sizes, many._strides) and not is_contiguous(x._sizes, x._strides)
+
+
+def max_pool3d_backward(grad: FakeTensor, x: FakeTensor, *rest: Any) -> Any:
+    """Gradient of a volume without a batch."""
+    if len(x._sizes) != 4 or not _volume_channels_last(x):
+        return NotImplemented
+    return make(x._sizes, channels_last((1, *x._sizes))[1:], x._dtype, x._device)
+
+
 def _pool_sizes(
     x: FakeTensor,
     kernel_size: Sequence[Size],
@@ -357,6 +397,8 @@ def rules() -> dict[str, Callable[..., Any]]:
         "convolution.default": convolution,
         "convolution_backward.default": convolution_backward,
         "max_pool2d_with_indices.default": max_pool2d,
+        "max_pool3d_with_indices.default": max_pool3d,
+        "max_pool3d_with_indices_backward.default": max_pool3d_backward,
         "max_pool2d_with_indices_backward.default": max_pool2d_backward,
         "avg_pool2d.default": avg_pool2d,
         "avg_pool2d_backward.default": max_pool2d_backward,

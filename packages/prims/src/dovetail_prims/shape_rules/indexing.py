@@ -331,6 +331,8 @@ def rules() -> dict[str, Callable[..., Any]]:
         "index_add_.default": first_argument,
         "index_copy_.default": first_argument,
         "index_fill_.int_Scalar": first_argument,
+        "index_fill.int_Scalar": like_clone,
+        "index_fill.int_Tensor": like_clone,
         "gather.default": gather,
         "cat.default": cat,
         "stack.default": stack,

@@ -33,11 +33,11 @@ def refusing_other_dtypes(func: Any, rule: ShapeRule | None) -> ShapeRule | None
     outs = [a.name for a in func._schema.arguments if a.is_out]
     if not outs or func._schema.name.removeprefix("aten::") not in _EXACT:
         return rule
-    form = _functional_form(func)
+    form = functional_form(func)
     return rule if form is None else _after_check(form, outs, rule)
 
 
-def _functional_form(func: OpOverload) -> OpOverload | None:
+def functional_form(func: OpOverload) -> OpOverload | None:
     """The overload that takes the same arguments but `out`."""
     wanted = [(a.name, str(a.type)) for a in func._schema.arguments if not a.is_out]
     packet = getattr(torch.ops.aten, func._schema.name.removeprefix("aten::"))
@@ -53,7 +53,7 @@ def _after_check(form: OpOverload, outs: list[str], rule: ShapeRule | None) -> S
     def checked(*args: Any, **kwargs: Any) -> Any:
         rest = {k: v for k, v in kwargs.items() if k not in outs}
         results = propagate(form, args, rest)
-        for name, wanted in zip(outs, _each(results), strict=False):
+        for name, wanted in zip(outs, each_of(results), strict=False):
             given = kwargs.get(name)
             if isinstance(given, FakeTensor) and given._dtype is not wanted.dtype:
                 own, other = (str(d).removeprefix("torch.") for d in (wanted.dtype, given._dtype))
@@ -65,5 +65,6 @@ def _after_check(form: OpOverload, outs: list[str], rule: ShapeRule | None) -> S
     return checked
 
 
-def _each(results: Any) -> Iterator[torch.Tensor]:
+def each_of(results: Any) -> Iterator[Any]:
+    """The tensors of an operator's results."""
     yield from results if isinstance(results, (tuple, list)) else (results,)

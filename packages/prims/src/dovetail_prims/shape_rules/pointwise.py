@@ -36,6 +36,11 @@ def float_result(x: FakeTensor, *rest: Any, **options: Any) -> FakeTensor:
     return pointwise_out((x,), as_float(x._dtype))
 
 
+def like_operand(x: FakeTensor, *rest: Any, **options: Any) -> FakeTensor:
+    """A unary op that writes to an `empty_like`: one without elements keeps its strides, too."""
+    return make(x._sizes, empty_like_strides(x), x._dtype, x._device)
+
+
 def bool_result(x: FakeTensor) -> FakeTensor:
     """A unary predicate."""
     return pointwise_out((x,), torch.bool)
@@ -84,7 +89,7 @@ def subtract_from(a: Any, b: Any, alpha: Any = 1) -> FakeTensor:
 
 def of_same_floats(a: FakeTensor, b: FakeTensor) -> Any:
     """A binary op of two tensors alike; what it refuses besides, its meta kernel says."""
-    return binary(a, b) if a._dtype is b._dtype and a._dtype.is_floating_point else NotImplemented
+    return binary(a, b) if a._dtype is b._dtype and not a._dtype.is_complex else NotImplemented
 
 
 def log_of_sum(a: FakeTensor, b: FakeTensor) -> Any:
@@ -96,8 +101,12 @@ def log_of_sum(a: FakeTensor, b: FakeTensor) -> Any:
 
 
 def times_power_of_two(x: FakeTensor, exponent: FakeTensor) -> FakeTensor:
-    """`ldexp`, which multiplies by a power."""
-    return binary(x, power_of_number(2.0, exponent))
+    """`ldexp`, which multiplies by a power: of tensors of one dtype by one of float32 that is
+    row-major, else by one that lies as the exponents do."""
+    power = power_of_number(2.0, exponent)
+    if x._dtype is exponent._dtype and power._dtype is torch.float32:
+        return binary(x, power)
+    return binary(x, make(power._sizes, empty_like_strides(exponent), power._dtype, power._device))
 
 
 def itself_if_real(x: FakeTensor) -> FakeTensor:
@@ -288,9 +297,8 @@ def _plain(dtype: torch.dtype) -> str:
 
 _SAME = (
     "neg", "relu", "floor", "ceil", "round", "trunc", "sign", "bitwise_not", "silu", "gelu",
-    "hardtanh", "hardswish", "hardsigmoid", "leaky_relu", "elu", "mish", "softplus", "log_sigmoid",
-    "threshold", "square", "sgn", "relu6", "hardshrink", "softshrink", "celu", "nan_to_num",
-    "fill", "frac",
+    "hardswish", "hardsigmoid", "leaky_relu", "elu", "mish", "softplus", "log_sigmoid",
+    "threshold", "square", "sgn", "hardshrink", "softshrink", "celu", "frac",
 )  # fmt: skip
 _FLOAT = (
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal",
@@ -316,7 +324,10 @@ def rules() -> dict[str, Callable[..., Any]]:
         table[f"{name}.default"] = same_dtype
         table[f"{name}_.default"] = in_place
     table["round.decimals"] = same_dtype
-    table["fill.Scalar"] = same_dtype
+    for name in ("hardtanh", "relu6", "nan_to_num", "fill"):
+        table[f"{name}.default"] = like_operand
+        table[f"{name}_.default"] = in_place
+    table["fill.Scalar"] = table["fill.Tensor"] = like_operand
     table["fill_.Scalar"] = table["fill_.Tensor"] = in_place
     table["zero_.default"] = in_place
     for name in _FLOAT:

@@ -14,10 +14,12 @@ from dovetail_prims.fake_tensor import (
     Sizes,
     make,
 )
+from dovetail_prims.shape_rules.copies import clone
 from dovetail_prims.shape_rules.layout import (
     broadcast,
     channels_last,
     fresh,
+    has_zero,
     insisted,
     pointwise_out,
     suggests_channels_last,
@@ -152,8 +154,10 @@ def _in_format(name: str) -> dict[str, Callable[..., Any]]:
 
 def pixel_unshuffle(x: FakeTensor, factor: int) -> FakeTensor:
     """Squares of pixels as channels; the kernel for the CPU keeps channels-last."""
-    if len(x._sizes) < 3 or factor < 2:
+    if len(x._sizes) < 3 or factor < 1:
         return NotImplemented  # type: ignore[no-any-return]
+    if x._device.type == "cpu" and has_zero(x._sizes):
+        return clone(x)
     *batch, channels, height, width = x._sizes
     if height % factor != 0 or width % factor != 0:
         return NotImplemented  # type: ignore[no-any-return]

@@ -110,7 +110,7 @@ def truth(x: FakeTensor, dim: Any = None, keepdim: bool = False) -> FakeTensor:
     """`any`, `all`: bool, except that uint8 stays uint8."""
     dtype = torch.uint8 if x._dtype is torch.uint8 else torch.bool
     if isinstance(dim, (list, tuple)) and len(dim) == 0:
-        return NotImplemented  # type: ignore[no-any-return]
+        return fresh(x._sizes, dtype, x._device)  # (each element by itself)
     return fresh(reduced_sizes(x._sizes, dim, keepdim), dtype, x._device)
 
 

@@ -45,10 +45,8 @@ def fft_to_real(x: FakeTensor, dim: Sequence[int], normalization: int, last: Siz
 
 
 def fft(x: FakeTensor, dim: Sequence[int], normalization: int, forward: bool) -> Any:
-    """The transform of complex numbers, where sizes are symbolic (the meta kernel fixes them)."""
+    """The transform of complex numbers."""
     if not _by_mkl(x) or not dim or not x._dtype.is_complex:
-        return NotImplemented
-    if all(type(n) is int for n in (*x._sizes, *x._strides)):
         return NotImplemented
     dims = [d % len(x._sizes) for d in dim]
     strides = _mkl_strides(x._sizes, x._strides, _by_stride(dims, x._strides))
