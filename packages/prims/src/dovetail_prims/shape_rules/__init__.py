@@ -23,6 +23,7 @@ from dovetail_prims.shape_rules import (
     fake_quantization,
     indexing,
     linear_algebra,
+    lists,
     matmul,
     norms,
     out_checks,
@@ -50,6 +51,7 @@ class RuleTable(dict[Any, "ShapeRule | None"]):
 
     def __missing__(self, func: Any) -> ShapeRule | None:
         rule = overlap_checks.refusing_overlaps(func, self.by_name.get(str(func)))
+        rule = lists.checking_each(func, rule)
         rule = out_layouts.laying_out(func, rule)
         rule = out_checks.refusing_other_dtypes(func, rule)
         self[func] = rule

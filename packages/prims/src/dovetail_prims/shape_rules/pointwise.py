@@ -259,6 +259,13 @@ def in_place(x: FakeTensor, *args: Any, **kwargs: Any) -> Any:
     return x
 
 
+def clamp_in_place(x: FakeTensor, *bounds: Any, **named: Any) -> Any:
+    """`clamp_`: whole numbers have no bounds that are none."""
+    if x._dtype not in FLOATING:
+        _check_cast(clamp(x, *bounds, **named)._dtype, x._dtype)
+    return in_place(x, *bounds, *named.values())
+
+
 def _check_no_overlap(x: FakeTensor) -> None:
     for size, stride in zip(x._sizes, x._strides, strict=True):
         if type(stride) is int and stride == 0 and size > 1 and not has_zero(x._sizes):
@@ -373,12 +380,13 @@ def rules() -> dict[str, Callable[..., Any]]:
     table["pow.Tensor_Tensor"] = binary
     table["pow.Tensor_Scalar"] = power_scalar
     table["pow.Scalar"] = power_of_number
-    table["pow_.Scalar"] = in_place
+    table["pow_.Scalar"] = in_place_checked(power_scalar)
+    table["ldexp_.default"] = in_place_checked(times_power_of_two)
     table["where.self"] = where
     table["polar.default"] = polar
     for name in ("clamp", "clamp_min", "clamp_max"):
         table[f"{name}.default"] = table[f"{name}.Tensor"] = clamp
-        table[f"{name}_.default"] = table[f"{name}_.Tensor"] = in_place
+        table[f"{name}_.default"] = table[f"{name}_.Tensor"] = clamp_in_place
     table["addcmul.default"] = table["addcdiv.default"] = table["lerp.Tensor"] = ternary
     table["addcmul_.default"] = table["addcdiv_.default"] = table["lerp_.Scalar"] = in_place
     table["lerp.Scalar"] = lerp_scalar

@@ -7,30 +7,37 @@ Each module has a table of checks by op name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from dovetail_prims.shape_rules.argument_checks import dtypes, numbers, options, out_dtypes, writes
+from dovetail_prims.shape_rules.argument_checks import (
+    cpu_kernels,
+    dtypes,
+    numbers,
+    options,
+    out_dtypes,
+    writes,
+)
 from dovetail_prims.shape_rules.argument_checks.check import Check
 
-CHECKS: Mapping[str, Check] = {
-    **dtypes.TABLE,
-    **numbers.TABLE,
-    **options.TABLE,
-    **writes.TABLE,
-    **out_dtypes.TABLE,
-}
-"""Checks by op name; the op's rule, or its meta kernel, answers after its check."""
+TABLES = (
+    dtypes.TABLE,
+    numbers.TABLE,
+    options.TABLE,
+    writes.TABLE,
+    out_dtypes.TABLE,
+    cpu_kernels.TABLE,
+)
+"""Checks by op name; the op's rule, or its meta kernel, answers after its checks."""
 
 
 def checked(table: dict[str, Callable[..., Any]]) -> None:
     """Put the checks before the rules of `table`, in place."""
-    for name, check in CHECKS.items():
-        base, _, overload = name.partition(".")
-        table.setdefault(f"aten.{name}", _no_rule)
-        for form in (f"aten.{name}", f"aten.{base}_.{overload}"):
-            if form in table:
-                table[form] = _after(check, table[form])
+    for checks in reversed(TABLES):
+        for name, check in checks.items():
+            base, _, overload = name.partition(".")
+            for form in (f"aten.{name}", f"aten.{base}_.{overload}"):
+                table[form] = _after(check, table.get(form, _no_rule))
 
 
 def _no_rule(*args: Any, **kwargs: Any) -> Any:

@@ -73,7 +73,7 @@ def _in_place(name: str) -> Check:
 
     def check(x: FakeTensor, *rest: Any, **kwargs: Any) -> None:
         if is_whole(x._dtype):
-            own = _SCALAR_TYPES.get(x._dtype, str(x._dtype))
+            own = SCALAR_TYPES.get(x._dtype, str(x._dtype))
             floats = str(torch.get_default_dtype()).removeprefix("torch.")
             given = {"float32": "Float", "float64": "Double"}.get(floats, floats)
             raise RuntimeError(
@@ -83,9 +83,9 @@ def _in_place(name: str) -> Check:
     return check
 
 
-_SCALAR_TYPES = {
+SCALAR_TYPES = {
     torch.bool: "Bool", torch.uint8: "Byte", torch.int8: "Char", torch.int16: "Short",
-    torch.int32: "Int", torch.int64: "Long",
+    torch.int32: "Int", torch.int64: "Long", torch.float16: "Half", torch.bfloat16: "BFloat16",
 }  # fmt: skip
 
 
@@ -167,7 +167,19 @@ _OF_FLOATS_IN_PLACE = (
 
 _NOT_OF_COMPLEX = ("erf", "erfc", "lgamma", "sign")  # and what rounds
 
+
+def _no_truths(x: FakeTensor, *rest: Any) -> None:
+    if x._dtype is torch.bool:
+        raise RuntimeError("The input tensor may not be a boolean tensor.")
+
+
+def _real(x: FakeTensor) -> None:
+    if x._dtype.is_complex:
+        raise RuntimeError("In-place abs is not supported for complex tensors.")
+
+
 TABLE: Mapping[str, Check] = {
+    "abs_.default": _real,
     **{f"{name}.default": _not_of_complex(name) for name in _NOT_OF_COMPLEX},
     **{f"{name}_.default": _in_place(name) for name in _OF_FLOATS_IN_PLACE},
     **{f"{name}.default": _rounded(name) for name in ("ceil", "floor", "round", "trunc")},
@@ -197,7 +209,8 @@ TABLE: Mapping[str, Check] = {
     "addcdiv.default": _quotient,
     "add.Tensor": _alpha,
     "sub.Tensor": _alpha,
-    "lerp.Tensor": _weight,
+    "lerp.Tensor": every(_weight, of_floats("lerp_kernel_tensor")),
+    "mvlgamma.default": _no_truths,
     "heaviside.default": _same_dtype,
     "binary_cross_entropy.default": _one_dtype,
 }

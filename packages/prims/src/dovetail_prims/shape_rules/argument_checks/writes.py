@@ -83,6 +83,18 @@ def _fits(part: tuple[Any, ...], src: FakeTensor) -> None:
         )
 
 
+def _ranks(x: FakeTensor, dim: int, index: FakeTensor, *rest: Any, **kwargs: Any) -> None:
+    """As many dimensions each, of which no number has one; unless there is nothing to write."""
+    if any(type(n) is int and n == 0 for n in index._sizes):
+        return
+    source = rest[0] if rest else kwargs.get("src")
+    for name, t in (("self", x), ("src", source)):
+        if isinstance(t, FakeTensor) and max(len(t._sizes), 1) != max(len(index._sizes), 1):
+            raise RuntimeError(
+                f"Index tensor must have the same number of dimensions as {name} tensor"
+            )
+
+
 def _as_many(
     x: FakeTensor, dim: int, index: FakeTensor, source: FakeTensor, *rest: Any, **kwargs: Any
 ) -> None:
@@ -224,17 +236,17 @@ TABLE: Mapping[str, Check] = {
     ),
     "where.self": _condition,
     "index_select.default": _positions,
-    "scatter_reduce.two": every(_reduce, _same_types(3, _SCATTERED)),
-    "scatter.src": _same_types(3, _SCATTERED),
-    "scatter_add.default": _same_types(3, _SCATTERED),
+    "scatter_reduce.two": every(_ranks, _reduce, _same_types(3, _SCATTERED)),
+    "scatter.src": every(_ranks, _same_types(3, _SCATTERED)),
+    "scatter_add.default": every(_ranks, _same_types(3, _SCATTERED)),
     "index_copy.default": _same_types(
         3,
         "index_copy_(): self and source expected to have the same dtype, but got (self) {own} and "
         "(source) {given}",
     ),
-    "scatter.reduce": every(_reduce_by, _same_types(3, _SCATTERED)),
-    "scatter.value_reduce": every(_reduce_by, _placed),
-    "scatter.value": _placed,
+    "scatter.reduce": every(_ranks, _reduce_by, _same_types(3, _SCATTERED)),
+    "scatter.value_reduce": every(_ranks, _reduce_by, _placed),
+    "scatter.value": every(_ranks, _placed),
     "index_fill.int_Scalar": _placed,
     "select_scatter.default": _selected,
     "slice_scatter.default": _sliced,
