@@ -50,7 +50,7 @@ LEFT_OUT = {
     "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu",
 }  # fmt: skip
 # Eager does not check whether lengths, or statistics, fit the tensor.
-UNCHECKED = {"_segment_reduce", "native_batch_norm"}
+UNCHECKED = {"_segment_reduce", "native_batch_norm", "_batch_norm_with_update"}
 
 
 def _ordered(x: Tensor, order: Sequence[int]) -> Tensor:
