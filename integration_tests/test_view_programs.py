@@ -376,6 +376,11 @@ def _detached_last(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return y.t(), y
 
 
+def _detached_whole(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = x.detach()
+    return y[(slice(0, 3, 1),)], y
+
+
 def _detached_result(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     y = x * 2
     z = y.detach()
@@ -384,7 +389,7 @@ def _detached_result(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 @pytest.mark.parametrize("backend", ["aot_eager", "dovetail"])
 @pytest.mark.parametrize("requires_grad", [True, False])
-@pytest.mark.parametrize("fn", [_detached, _detached_last, _detached_result])
+@pytest.mark.parametrize("fn", [_detached, _detached_last, _detached_whole, _detached_result])
 def test_views_of_what_was_detached_are_views_of_that(
     fn: Callable[[torch.Tensor], tuple[torch.Tensor, ...]], requires_grad: bool, backend: str
 ) -> None:
@@ -393,6 +398,7 @@ def test_views_of_what_was_detached_are_views_of_that(
     for run in (fn, dovetail.compile(fn, backend=backend)):
         x = torch.arange(12.0).view(3, 4).requires_grad_(requires_grad) * 1
         outputs = run(x)
+        assert len(set(map(id, outputs))) == len(outputs)
         before = [(t._is_view(), t.requires_grad) for t in outputs]
         weight = torch.ones((), requires_grad=True)
         outputs[1].add_(weight)

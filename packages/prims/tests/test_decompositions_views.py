@@ -1,12 +1,13 @@
 """Views, rearrangements, creation and indexing against eager's ops."""
 
 import inspect
+import itertools
 
 import pytest
 import torch
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.decompositions._common import promote_types
-from dovetail_prims.decompositions.checking import assert_matches_eager, name_of
+from dovetail_prims.decompositions.checking import assert_matches_eager, name_of, run_expanded
 from dovetail_prims.opsets import CORE_ATEN
 
 aten = torch.ops.aten
@@ -128,6 +129,17 @@ def test_rearrangements(dtype):
     check(aten.pixel_shuffle.default, [image, 2])
     check(aten.pixel_unshuffle.default, [image, 2])
     check(aten.channel_shuffle.default, [image, 4])
+
+
+@pytest.mark.parametrize("name", ["zeros_like", "ones_like", "empty_like"])
+@pytest.mark.parametrize("shape", [(2, 1, 1), (1, 2, 1, 3), (1, 1, 4), (2, 0, 1), (1, 5)])
+def test_dimensions_of_one_element_keep_their_strides_in_new_tensors(shape, name):
+    """How a result of the new tensor lies depends on them."""
+    op = getattr(aten, name).default
+    for dims in itertools.permutations(range(len(shape))):
+        x = torch.empty([shape[d] for d in dims]).permute([dims.index(d) for d in range(len(dims))])
+        new, _ = run_expanded(core_aten_table(), op, [x], {})
+        assert new.stride() == op(x).stride(), (x.shape, x.stride())
 
 
 OPTIONS = ({}, {"dtype": torch.float64}, {"dtype": torch.int32}, {"dtype": torch.bool})

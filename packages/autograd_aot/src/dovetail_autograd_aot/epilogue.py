@@ -363,16 +363,18 @@ def _tracked_maker(info: OutputInfo, signature: Signature) -> _Maker:
 
 def _detached_maker(info: OutputInfo, signature: Signature) -> _Maker:
     """An output that is no view of its base for autograd."""
-    base, view_of = info.base, info.view_of
+    base, view_of, detached = info.base, info.view_of, info.detached
     assert base is not None
     from_input = info.kind is OutputKind.VIEW_OF_INPUT
     leaf = info.requires_grad and info.is_leaf
-    before = make_view(replace(info, view=info.view[: info.detached]), signature)
-    after = make_view(replace(info, view=info.view[info.detached :]), signature)
+    before = make_view(replace(info, view=info.view[:detached]), signature)
+    after = make_view(replace(info, view=info.view[detached:]), signature)
 
     def regenerate(inputs: Sequence[Any], results: Sequence[Any], outputs: list[Any]) -> Any:
         if view_of is None:
             tensor = before((inputs if from_input else results)[base].detach(), results).detach()
+        elif detached == len(info.view):
+            tensor = outputs[view_of].view_as(outputs[view_of])  # of all of it, but another tensor
         else:
             tensor = outputs[view_of]
         tensor = after(tensor, results)

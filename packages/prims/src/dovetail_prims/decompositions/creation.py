@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dovetail_prims.fake_tensor import Sizes, hint_of
+from dovetail_prims.shape_rules.layout import contiguous as row_major
 from dovetail_prims.shape_rules.layout import dense_order, infer_dense_strides
 
 from ._common import Family, Number, aten, cast, contiguous, iota, where
@@ -46,12 +47,17 @@ def ones(
 
 
 def _physical_order(x: Tensor) -> list[int]:
-    """Dimensions from the outermost in memory to the innermost, of equal strides the first first"""
+    """Dimensions from the outermost in memory to the innermost. Those of one element come where
+    they get the stride that they have, if there is such a place: how what is computed from the new
+    tensor lies depends on it."""
     sizes: Sizes = tuple(x.shape)
     strides: Sizes = x.stride()
-    if dense_order(sizes, strides) is None:
+    if not x.is_contiguous() and dense_order(sizes, strides) is None:
         strides = infer_dense_strides(sizes, strides)
-    return sorted(range(x.dim()), key=lambda d: (-hint_of(strides[d]), d))
+    lengths, steps = tuple(map(hint_of, sizes)), tuple(map(hint_of, strides))
+    if steps == row_major(lengths):
+        return list(range(x.dim()))
+    return sorted(range(x.dim()), key=lambda d: (-steps[d], lengths[d] == 1, d))
 
 
 def _permuted_like(
@@ -62,10 +68,12 @@ def _permuted_like(
         order = [0, 2, 3, 1]
     elif memory_format == torch.channels_last_3d:
         order = [0, 2, 3, 4, 1]
-    elif memory_format == torch.contiguous_format or self.is_contiguous():
+    elif memory_format == torch.contiguous_format:
         return make(self.shape)
     else:
         order = _physical_order(self)
+        if order == list(range(self.dim())):
+            return make(self.shape)
     shape = self.shape
     base = make([shape[d] for d in order])
     inverse = [order.index(d) for d in range(len(order))]
