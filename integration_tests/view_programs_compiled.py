@@ -1,9 +1,9 @@
 """Random sequences of views and in-place writes through capture, autograd and kernels.
 
 `python integration_tests/view_programs_compiled.py FIRST LAST [--backend aot_eager] [--dynamic]
-[--breaks] [--zeros] [--resized] [--varied]` runs seeds against eager and prints what differs, cut
-down. (`packages/autograd_aot/tests/view_programs.py` makes the programs, and runs them
-through autograd_aot alone.)
+[--breaks] [--zeros] [--resized] [--varied] [--wide] [--module]` runs seeds against eager and prints
+what differs, cut down. (`packages/autograd_aot/tests/view_programs.py` makes the programs, and runs
+them through autograd_aot alone.)
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from view_programs import (
 )
 
 # What they write, or may be written to through them, autograd does not see.
-HIDDEN_WRITES = {"data", "data_mul_", "data_row", "copy_data"}
+HIDDEN_WRITES = {"data", "data_mul_", "data_row", "copy_data", "part_of_data"}
 
 __all__ = ["Input", "Program", "Step", "check_compiled", "random_program"]
 
@@ -62,11 +62,52 @@ def with_break(program: Program) -> Callable[..., tuple[Any, ...]]:
     return run
 
 
+class _Holder(torch.nn.Module):
+    """A function of its parameters and buffers, and of lists of them."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        super().__init__()
+        self.fn = fn
+
+    def hold(self, inputs: Sequence[Any]) -> None:
+        """Let these be what the function is called with: views are held in a list."""
+        self.names: list[str] = []
+        self.views: list[Any] = []
+        for number, value in enumerate(inputs):
+            name = f"tensor{number}"
+            if value._is_view():
+                name = ""
+                self.views.append(value)
+            elif value.is_leaf and value.requires_grad:
+                value.__class__ = torch.nn.Parameter
+                setattr(self, name, value)
+            else:
+                self.register_buffer(name, value)
+            self.names.append(name)
+
+    def forward(self) -> Any:
+        views = iter(self.views)
+        return self.fn(*(getattr(self, name) if name else next(views) for name in self.names))
+
+
+def _of_module(fn: Callable[..., Any], backend: str, dynamic: bool | None) -> Callable[..., Any]:
+    """The function, compiled as a module's that holds its inputs."""
+    holder = _Holder(fn)
+    compiled = dovetail.compile(holder, backend=backend, dynamic=dynamic)
+
+    def run(*inputs: Any) -> Any:
+        holder.hold(inputs)
+        return compiled()
+
+    return run
+
+
 def check_compiled(
     program: Program,
     backend: str = "dovetail",
     dynamic: bool | None = None,
     breaks: bool = False,
+    module: bool = False,
     others: Sequence[Variation] = (),
 ) -> str:
     """Compare with eager; "ok", "eager refuses" or "refused: why". What is compiled is
@@ -78,7 +119,10 @@ def check_compiled(
         return "hidden writes between two graphs"  # the first's backward may read what is written
     fn = with_break(program) if breaks else as_function(program)
     torch.manual_seed(0)
-    compiled = dovetail.compile(fn, backend=backend, dynamic=dynamic)
+    if module:
+        compiled = _of_module(fn, backend, dynamic)
+    else:
+        compiled = dovetail.compile(fn, backend=backend, dynamic=dynamic)
     try:
         compare_call(program, fn, compiled)
         for variation in others:
@@ -113,15 +157,19 @@ def main() -> None:
     parser.add_argument("--varied", action="store_true", help="and with other inputs altogether")
     parser.add_argument("--breaks", action="store_true", help="end the graph in the middle")
     parser.add_argument("--zeros", action="store_true", help="inputs are written into zeros first")
+    parser.add_argument("--wide", action="store_true", help="of more functions")
+    parser.add_argument("--module", action="store_true", help="inputs are a module's tensors")
     options = parser.parse_args()
 
     others = [resized] * options.resized + [varied] * options.varied
 
     def check(program: Program) -> str:
-        return check_compiled(program, options.backend, options.dynamic, options.breaks, others)
+        return check_compiled(
+            program, options.backend, options.dynamic, options.breaks, options.module, others
+        )
 
     def make(seed: int) -> Program | None:
-        program = random_program(seed)
+        program = random_program(seed, options.wide)
         return program and from_zeros(program) if options.zeros else program
 
     run_seeds(options.first, options.last, check, make)

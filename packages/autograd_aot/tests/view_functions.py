@@ -259,7 +259,152 @@ NEW_TWO: dict[str, Callable[..., Any]] = {
     "type_as": Tensor.type_as,
 }  # fmt: skip
 
-ONE = {**VIEWS, **WRITES, **META, **NEW}
-TWO = {**WRITES_TWO, **META_TWO, **NEW_TWO}
+# More of each, which programs made `wide` draw from, too. (Those of seeds that tests name do not:
+# they would become other programs.)
+
+
+def _indexed(t: Tensor, kind: int) -> Tensor:
+    return [
+        lambda: t[..., None], lambda: t[None, ..., -1], lambda: t[...], lambda: t[:, 0],
+        lambda: t[1:, None, :1], lambda: t[..., ::2], lambda: t[(slice(None),) * t.dim()],
+        lambda: t[-1:], lambda: t[0, ..., :0],
+    ][kind]()  # fmt: skip
+
+
+def _any_index(rng: Rng, t: Tensor) -> tuple[Any, ...]:
+    return (rng.randrange(9),)
+
+
+def _second_written(t: Tensor, count: int, dim: int, index: int) -> Tensor:
+    """A part that was made with another one, which is written to."""
+    parts = t.chunk(count + 1, dim)
+    with torch.no_grad():
+        parts[index].mul_(2)
+    return parts[0]
+
+
+def _strided_again(t: Tensor) -> Tensor:
+    return t.as_strided(t.shape, t.stride()).as_strided(t.shape, t.stride(), t.storage_offset())
+
+
+def _strided_within(t: Tensor) -> Tensor:
+    return t.as_strided((*t.shape[:-1], 1), t.stride(), t.storage_offset()).t()
+
+
+def _set_imag(t: Tensor) -> None:
+    t.imag = t.real
+
+
+def _augmented(t: Tensor) -> None:
+    t[..., -1] += 1
+
+
+def _two_columns(t: Tensor) -> None:
+    t[..., [0, -1]] = t[..., [-1, 0]]
+
+
+WIDE_VIEWS: dict[str, tuple[Callable[..., Any], Chooser]] = {
+    "indexed": (_indexed, _any_index), "second_written": (_second_written, _part),
+    "strided_again": (_strided_again, _nothing), "strided_within": (_strided_within, _nothing),
+    "ravel": (torch.ravel, _nothing), "hsplit": (lambda t: t.hsplit(2)[1], _nothing),
+    "at_least_2d": (torch.atleast_2d, _nothing), "positive": (torch.positive, _nothing),
+    "expand_as": (lambda t: t.expand_as(t), _nothing), "numpy_t": (lambda t: t.T, _nothing),
+    "broadcast_to": (torch.broadcast_to, _expanded),
+    "same_dtype": (lambda t: t.to(t.dtype), _nothing), "as_real": (torch.real, _nothing),
+    "meshgrid": (lambda t: torch.meshgrid(t, t, indexing="ij")[1], _nothing),
+    "last_chunk": (lambda t: t.chunk(2, -1)[-1].unbind(-1)[0], _nothing),
+    "conj_t": (lambda t: t.conj().transpose(0, -1).conj(), _nothing),
+    "real_of_conj": (lambda t: t.conj().real, _nothing),
+    "conj_of_real": (lambda t: torch.view_as_complex(torch.view_as_real(t)), _nothing),
+    "unfold_t": (lambda t: t.unfold(0, 2, 2).transpose(0, -1), _nothing),
+    "alias_op": (lambda t: torch.ops.aten.alias(t), _nothing),
+    "bytes_again": (lambda t: t.view(torch.uint8).view(t.dtype), _nothing),
+    "diagonal_t": (lambda t: t.t().diagonal(1), _nothing),
+    "detached_part": (lambda t: t.detach()[:2], _nothing),
+    "part_of_data": (lambda t: t.data[:1], _nothing),
+}  # fmt: skip
+
+WIDE_WRITES: dict[str, tuple[Callable[..., Any], Chooser]] = {
+    "diagonal_mul_": (lambda t: t.diagonal(0, 0, -1).mul_(3), _nothing),
+    "unfold_fill_": (lambda t: t.unfold(0, 2, 2).fill_(1.5), _nothing),
+    "unfold_mul_": (lambda t: t.unfold(-1, 1, 2).mul_(2), _nothing),
+    "strided_mul_": (lambda t: t.as_strided(t.shape, t.stride()).mul_(2), _nothing),
+    "strided_fill_": (lambda t: t.as_strided((2,), (1,), t.storage_offset()).fill_(2), _nothing),
+    "expanded_mul_": (lambda t: t.expand(2, *t.shape)[0].mul_(2), _nothing),
+    "t_mul_": (lambda t: t.t().mul_(2), _nothing), "sub_": (Tensor.sub_, _number),
+    "reshape_mul_": (lambda t: t.reshape(-1)[::2].mul_(2), _nothing),
+    "augmented": (_augmented, _nothing), "two_columns": (_two_columns, _nothing),
+    "set_imag": (_set_imag, _nothing), "sgn_": (Tensor.sgn_, _nothing),
+    "index_put_sum": (
+        lambda t: t.index_put_((_rows(t),), t.new_tensor(2), accumulate=True), _nothing,
+    ),
+    "scatter_add_": (
+        lambda t: t.scatter_add_(0, torch.zeros_like(t[:1], dtype=torch.int64), t[:1].clone()),
+        _nothing,
+    ),
+    "foreach_chunks": (lambda t: torch._foreach_add_(list(t.chunk(2)), 1), _nothing),
+    "foreach_zero_": (lambda t: torch._foreach_zero_(list(t.unbind(-1))), _nothing),
+    "init_": (lambda t: torch.nn.init.constant_(t, 0.5), _nothing),
+    "relu_of_part": (lambda t: torch.nn.functional.relu(t[..., :1], inplace=True), _nothing),
+    "cat_out": (lambda t: torch.cat([t.detach()[:1], t.detach()[1:]], out=t), _nothing),
+    "masked_fill_tensor": (
+        lambda t: t.masked_fill_(t.detach() < 0, t.new_tensor(2)), _nothing,
+    ),
+    "no_grad_row": (torch.no_grad()(lambda t: t[0].mul_(2)), _nothing),
+    "detached_row": (lambda t: t.detach()[-1].zero_(), _nothing),
+    "where_out": (lambda t: torch.where(t > 0, t.detach(), t.detach(), out=t), _nothing),
+    "conj_mul_": (lambda t: t.conj().mul_(2j), _nothing),
+    "mT_tril_": (lambda t: t.mT.tril_(), _nothing),
+    "logical_not_": (Tensor.logical_not_, _nothing), "round_": (Tensor.round_, _nothing),
+}  # fmt: skip
+
+WIDE_WRITES_TWO: dict[str, Callable[..., Any]] = {
+    "copy_expanded": lambda t, o: t.copy_(o.reshape(-1)[:1]),
+    "copy_of_t": lambda t, o: t.t().copy_(o.t()),
+    "diagonal_copy_": lambda t, o: t.diagonal(0, 0, -1).copy_(o.diagonal(0, 0, -1)),
+    "set_real": lambda t, o: t.real.copy_(o.real),
+    "set_columns": lambda t, o: t.__setitem__((..., slice(0, 1)), o[..., -1:]),
+    "where_tensor": lambda t, o: t.__setitem__(o > 0, 2),
+    "masked_copy": lambda t, o: t.masked_scatter_(t.detach() > 0, o.clone()),
+    "stack_out": lambda t, o: torch.stack([o.detach()[0], o.detach()[-1]], out=t),
+    "foreach_parts": lambda t, o: torch._foreach_mul_(list(t.unbind(0)), list(o.unbind(0))),
+    "index_copy": lambda t, o: t.index_copy_(0, _rows(o)[:1], o[:1]),
+    "maximum_out": lambda t, o: torch.maximum(o.detach(), o.detach(), out=t),
+}  # fmt: skip
+
+WIDE_META: dict[str, tuple[Callable[..., Any], Chooser]] = {
+    "requires_grad_": (lambda t: t.requires_grad_(), _nothing),
+    "resize_back": (lambda t: t.resize_(t.shape), _nothing),
+    "moved_t_": (lambda t: t.t_().unsqueeze_(0), _nothing),
+}  # fmt: skip
+
+WIDE_NEW: dict[str, tuple[Callable[..., Any], Chooser]] = {
+    "like_part": (lambda t: torch.ones_like(t[:1]), _nothing),
+    "like_transposed": (lambda t: torch.full_like(t.unsqueeze(0).transpose(0, -1), 2), _nothing),
+    "new_strided": (lambda t: t.new_empty_strided(t.shape, t.stride()).zero_(), _nothing),
+    "channels": (
+        lambda t: t[None, None].reshape(1, 1, 1, -1).contiguous(memory_format=torch.channels_last),
+        _nothing,
+    ),
+    "part_of_new": (lambda t: (t * 2)[..., :1], _nothing),
+    "two_of_new": (lambda t: (t + 1).chunk(2)[0], _nothing),
+    "conj_of_new": (lambda t: torch.complex(t, t * 3).conj(), _nothing),
+    "roll": (lambda t: t.roll(1, 0), _nothing), "flip": (lambda t: t.flip(0), _nothing),
+    "indexed_new": (lambda t: t[_rows(t)], _nothing),
+    "mean_kept": (lambda t: t.mean(0, keepdim=True), _nothing),
+}  # fmt: skip
+WIDE_NEW_TWO: dict[str, Callable[..., Any]] = {
+    "hstack": lambda a, b: torch.hstack([a, b]), "maximum": torch.maximum,
+    "broadcast": lambda a, b: torch.broadcast_tensors(a, b)[0],
+    "view_as": lambda a, b: a.view_as(b), "lerp": lambda a, b: torch.lerp(a, b, 0.5),
+    "outer": lambda a, b: a[..., None] * b[..., None, :],
+}  # fmt: skip
+
+ALL_VIEWS, ALL_NEW = {**VIEWS, **WIDE_VIEWS}, {**NEW, **WIDE_NEW}
+ALL_WRITES, ALL_META = {**WRITES, **WIDE_WRITES}, {**META, **WIDE_META}
+ALL_WRITES_TWO, ALL_NEW_TWO = {**WRITES_TWO, **WIDE_WRITES_TWO}, {**NEW_TWO, **WIDE_NEW_TWO}
+ONE = {**ALL_VIEWS, **ALL_WRITES, **ALL_META, **ALL_NEW}
+TWO = {**ALL_WRITES_TWO, **META_TWO, **ALL_NEW_TWO}
 FUNCTIONS: dict[str, Callable[..., Any]] = {**{k: f for k, (f, _) in ONE.items()}, **TWO}
 ONES = [(VIEWS, 0.45), (WRITES, 0.3), (META, 0.07), (NEW, 0.18)]
+WIDE_ONES = [(ALL_VIEWS, 0.42), (ALL_WRITES, 0.32), (ALL_META, 0.07), (ALL_NEW, 0.19)]

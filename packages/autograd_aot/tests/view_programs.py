@@ -26,7 +26,19 @@ from aot_testing import TABLES, as_graph
 from dovetail_autograd_aot import TraceError, aot_compile
 from torch import Tensor
 from torch.fx import Interpreter
-from view_functions import FUNCTIONS, META, META_TWO, NEW_TWO, ONES, WRITES, WRITES_TWO, Rng
+from view_functions import (
+    ALL_META,
+    ALL_NEW_TWO,
+    ALL_WRITES,
+    ALL_WRITES_TWO,
+    FUNCTIONS,
+    META_TWO,
+    NEW_TWO,
+    ONES,
+    WIDE_ONES,
+    WRITES_TWO,
+    Rng,
+)
 
 
 @dataclass(frozen=True)
@@ -185,8 +197,8 @@ def random_input(rng: Rng, number: int, kind: str) -> Input:
 # --- making programs ------------------------------------------------------------------------------
 
 
-def random_program(seed: int) -> Program | None:
-    """A program that eager accepts; None if none was found."""
+def random_program(seed: int, wide: bool = False) -> Program | None:
+    """A program that eager accepts, of all functions if `wide`; None if none was found."""
     rng = Rng(seed)
     kind = rng.choice(["float", "float", "float", "complex", "integer"])
     specs: list[Input] = []
@@ -201,7 +213,7 @@ def random_program(seed: int) -> Program | None:
     steps: list[Step] = []
     with torch.set_grad_enabled(program.grad_mode):
         for _ in range(rng.randint(3, 14)):
-            step = _random_step(rng, values)
+            step = _random_step(rng, values, wide)
             if step is None or _undefined(step, values, len(specs), steps):
                 continue
             try:
@@ -214,7 +226,10 @@ def random_program(seed: int) -> Program | None:
         return None
     outputs = rng.sample(live, min(len(live), rng.randint(1, 4)))
     after = tuple(i for i in range(len(outputs)) if rng.random() < 0.2)
-    if any(step.name in META or step.name in ("data", *_BEHIND_AUTOGRAD) for step in steps):
+    if any(
+        step.name in ALL_META or step.name in ("data", "part_of_data", *_BEHIND_AUTOGRAD)
+        for step in steps
+    ):
         after = ()  # what shares memory then may have no history, no version, in common
     return replace(program, steps=tuple(steps), outputs=tuple(outputs), after=after)
 
@@ -305,14 +320,27 @@ def _is_defined(program: Program) -> bool:
     return not eager_refuses(program)
 
 
-_LAST_BITS = {"addcmul_", "index_add_", "lerp_", "cumsum_", "clamp_", "sum"}
+_LAST_BITS = {
+    "addcmul_",
+    "index_add_",
+    "lerp_",
+    "cumsum_",
+    "clamp_",
+    "sum",
+    "lerp",
+    "mean_kept",
+    "index_put_sum",
+    "scatter_add_",
+}
+_DATA = {"data", "part_of_data"}
 _BEHIND_AUTOGRAD = {"data_mul_", "data_row", "copy_data"}
+_OUT = {"add_out", "sub_out", "stack_out", "maximum_out"}
 
 
 def _undefined(step: Step, values: list[Any], inputs: int, before: list[Step]) -> bool:
     """What eager itself does in some order only, or what is refused whenever it comes."""
     first = values[step.operands[0]]
-    if step.name == "data" and first.requires_grad:
+    if step.name in _DATA and first.requires_grad:
         return True  # what is written there is written behind autograd's back
     if step.name == "neg_view" and first.dtype in (torch.bool, torch.uint8):
         return True  # reading it is refused, if it is read; two of them cancel out in a copy
@@ -322,14 +350,16 @@ def _undefined(step: Step, values: list[Any], inputs: int, before: list[Step]) -
         names.add("view_dtype")
     if "view_dtype" in names and not names.isdisjoint(_LAST_BITS):
         return True  # the last bits of a sum, the bits of a NaN
-    if step.name in META and any(_is_expanded_leaf(v) and _one_storage(v, first) for v in values):
+    if step.name in ALL_META and any(
+        _is_expanded_leaf(v) and _one_storage(v, first) for v in values
+    ):
         return True  # autograd takes views of it again, and shares gradients out among its elements
     if step.name in _BEHIND_AUTOGRAD and first.requires_grad:
         # What autograd kept of it would change unseen.
         used = [values[i] for s in before for i in s.operands]
         if any(isinstance(v, Tensor) and _one_storage(v, first) for v in used):
             return True
-    if step.name in WRITES_TWO and not first.dtype.is_floating_point and not first.is_complex():
+    if step.name in ALL_WRITES_TWO and not first.dtype.is_floating_point and not first.is_complex():
         if values[step.operands[1]].requires_grad:
             return True  # integers and truths that require grad
     if step.name in ("as_strided", "as_strided_") and first.requires_grad:
@@ -337,15 +367,15 @@ def _undefined(step: Step, values: list[Any], inputs: int, before: list[Step]) -
         if not _places_in(first, *step.args) <= _places_in(first, first.shape, first.stride()):
             return True
     if "view_dtype" in names and first.dtype is torch.float16:
-        if not names.isdisjoint((*WRITES, *WRITES_TWO)):
+        if not names.isdisjoint((*ALL_WRITES, *ALL_WRITES_TWO)):
             return True  # roundings that a kernel may leave out, in the bits of other numbers
     if "view_dtype" in names and step.name == "to" and not step.args[0].is_floating_point:
         return True  # of any bits: numbers that no integer is
-    if "view_dtype" in names and first.is_complex() and not names.isdisjoint(WRITES_TWO):
+    if "view_dtype" in names and first.is_complex() and not names.isdisjoint(ALL_WRITES_TWO):
         return True  # the same, between the two products of a complex one
     if step.name == "view_dtype" and torch.bool in (first.dtype, step.args[0]):
         return True  # truths that are neither 0 nor 1
-    if (step.name in WRITES or step.name in WRITES_TWO) and first.dtype is not torch.bool:
+    if (step.name in ALL_WRITES or step.name in ALL_WRITES_TWO) and first.dtype is not torch.bool:
         if any(a.dtype is torch.bool and _one_storage(a, first) for a in given):
             return True  # the same: kernels keep such bytes or make them 1, as they happen to read
     alone = not any(
@@ -364,18 +394,22 @@ def _undefined(step: Step, values: list[Any], inputs: int, before: list[Step]) -
         return True  # uninitialised memory
     if step.name == "resize_as_" and values[step.operands[1]].numel() > _stored(first):
         return True
-    if step.name in WRITES or step.name in WRITES_TWO:
+    if step.name in ALL_WRITES or step.name in ALL_WRITES_TWO:
         graded = [v for v in given if v.requires_grad and _one_storage(v, first)]
         if any(_overlaps(v, in_steps=True) for v in (first, *graded)):
             return True  # eager does not see it, and writes values or gradients in some order
-    if step.name in (*META, "resize_as_") and first.requires_grad and (step.no_grad or not alone):
+    if (
+        step.name in (*ALL_META, "resize_as_")
+        and first.requires_grad
+        and (step.no_grad or not alone)
+    ):
         return True  # autograd goes on with the old shape, here or in the views of it
-    if step.name in ("add_out", "sub_out") and first.requires_grad:
+    if step.name in _OUT and first.requires_grad:
         if values[step.operands[1]].shape != first.shape:
             return True  # the same, of what `out=` gives another shape
     if step.name == "foreach_copy_" and first.dtype != values[step.operands[1]].dtype:
         return True  # makes integers require grad
-    if step.name in WRITES_TWO:
+    if step.name in ALL_WRITES_TWO:
         second = values[step.operands[1]]
         if first.is_neg() and first.dtype != second.dtype and step.name in COPIES:
             return True  # eager's copy from another dtype loses the sign
@@ -424,20 +458,19 @@ def _one_storage(a: Tensor, b: Tensor) -> bool:
     return a.untyped_storage()._cdata == b.untyped_storage()._cdata
 
 
-def _random_step(rng: Rng, values: list[Any]) -> Step | None:
+def _random_step(rng: Rng, values: list[Any], wide: bool) -> Step | None:
     live = [i for i, v in enumerate(values) if isinstance(v, Tensor)]
     # newer values more often: chains of views, and writes through them
     first = live[int(len(live) * rng.random() ** 0.7)]
     no_grad = rng.random() < 0.2
     if rng.random() < 0.25:
-        table = rng.choice(
-            [WRITES_TWO, WRITES_TWO, NEW_TWO, META_TWO if rng.random() < 0.3 else NEW_TWO]
-        )
+        writes, new = (ALL_WRITES_TWO, ALL_NEW_TWO) if wide else (WRITES_TWO, NEW_TWO)
+        table = rng.choice([writes, writes, new, META_TWO if rng.random() < 0.3 else new])
         name = rng.choice(list(table))
         same = [i for i in live if values[i].shape == values[first].shape]
         second = rng.choice(same if rng.random() < 0.7 else live)
         return Step(name, (first, second), (), no_grad)
-    tables, weights = zip(*ONES, strict=True)
+    tables, weights = zip(*(WIDE_ONES if wide else ONES), strict=True)
     chosen = rng.choices(tables, weights)[0]
     name = rng.choice(list(chosen))
     try:
