@@ -570,3 +570,21 @@ def test_a_view_of_one_made_under_no_grad_is_taken_before_the_write() -> None:
     (ours,), (theirs,) = compiled(given()), function(given())
     assert torch.equal(ours.detach(), theirs.detach())
     assert ours.requires_grad == theirs.requires_grad
+
+
+@pytest.mark.parametrize("start", [0, 2])
+def test_a_copy_of_an_input_that_is_written_to_begins_where_its_memory_does(start: int) -> None:
+    """Kernels of `*_scatter` copy all the memory that the input lies in."""
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        copy = torch.zeros_like(x)
+        copy.copy_(x)
+        view = copy.as_strided((2, 2), (4, 1))
+        copy[:, 0].zero_()
+        return copy, view, view + 1
+
+    x = torch.arange(24.0).view(6, 4)[start:]
+    compiled = aot_compile(as_graph(fn, 1), [x], forward_compiler=lambda gm, examples: gm)
+    ours, theirs = compiled(x), fn(x)
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.equal(a, b) and a.storage_offset() == b.storage_offset()

@@ -387,6 +387,8 @@ def _undefined(step: Step, values: list[Any], inputs: int, before: list[Step]) -
         if step.name == "set_place" and _set_beyond(values[step.operands[1]]):
             return True  # uninitialised memory
         return not alone or first.requires_grad or any(v is first for v in values[:inputs])
+    if step.name == "requires_grad_" and not alone:
+        return True  # views of it get a history when they are asked for one
     if step.name == "detach_":
         # Views of it keep a history that depends on what is asked when.
         return not alone or any(v is first for v in values[:inputs])

@@ -10,7 +10,7 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from dovetail_autograd_aot.op_info import OpKind, op_info
-from dovetail_autograd_aot.values import same_metadata
+from dovetail_autograd_aot.values import same_metadata, same_size
 
 aten = torch.ops.aten
 
@@ -22,6 +22,26 @@ def views_memory(node: Node) -> bool:
         return False
     kind = op_info(target).kind
     return kind in (OpKind.VIEW, OpKind.ALIAS) or target is aten._unsafe_view.default
+
+
+# What they give lies as their first argument does, of which they copy all the memory.
+_SCATTERS = frozenset(
+    {
+        aten.select_scatter.default, aten.slice_scatter.default, aten.diagonal_scatter.default,
+        aten.as_strided_scatter.default,
+    }
+)  # fmt: skip
+
+
+def begins_its_memory(node: Node) -> bool:
+    """Whether a node's value is known to begin where its memory does."""
+    while same_size(node.meta["val"]._offset, 0):
+        if node.op == "placeholder":
+            return bool(node.meta.get("whole_storage"))
+        if node.target not in _SCATTERS and not views_memory(node):
+            return True
+        node = node.args[0]  # type: ignore[assignment]
+    return False
 
 
 def copies_input(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -66,4 +86,7 @@ _FROM_THE_BEGINNING = (
     aten.as_strided_scatter.default,
 )
 
-__all__ = ["can_be_read_from_input", "copies_input", "is_copy_of_input", "views_memory"]
+__all__ = [
+    "begins_its_memory", "can_be_read_from_input", "copies_input", "is_copy_of_input",
+    "views_memory",
+]  # fmt: skip

@@ -200,7 +200,9 @@ def write(tracer: Tracer, tensor: FakeTensor, value: Node) -> None:
         track.node = storage.node
         track.seen = storage.version
         return
-    values = [storage.node]
+    # (What is written into a copy of an input, or of a part of one, lies in memory of its own.)
+    before = storage.node
+    values = [before if storage.primal is not None else tracer.beginning_its_memory(before)]
     for step in chain[:-1]:
         values.append(tracer.apply_view(step, values[-1]))
     new = tracer.like(value, pattern, strides=False)

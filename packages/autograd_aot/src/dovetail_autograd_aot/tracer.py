@@ -21,7 +21,7 @@ from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
 from dovetail_autograd_aot import selective, views, writes
-from dovetail_autograd_aot.copies import views_memory
+from dovetail_autograd_aot.copies import begins_its_memory, views_memory
 from dovetail_autograd_aot.derivatives import fills_in_place
 from dovetail_autograd_aot.graphs import ViewStep
 from dovetail_autograd_aot.node_recorder import NodeRecorder
@@ -390,9 +390,13 @@ class Tracer(NodeRecorder, DispatchMode):
         root = node
         while views_memory(root):
             root = root.args[0]  # type: ignore[assignment]
-        whole = root is node and node.meta["val"]._offset == 0
-        if whole and (root.op != "placeholder" or root.meta.get("whole_storage")):
-            return node
+        return self.beginning_its_memory(node) if root is node else self._copied(node)
+
+    def beginning_its_memory(self, node: Node) -> Node:
+        """`node`, or a copy of it if it may not begin where its memory does."""
+        return node if begins_its_memory(node) else self._copied(node)
+
+    def _copied(self, node: Node) -> Node:
         if node not in self._own_copies:
             self._own_copies[node] = self.emit_clone(node)
         return self._own_copies[node]
