@@ -39,7 +39,7 @@ def outcome(call, *args):
     """What a call raises: its text; None if nothing."""
     try:
         call(*args)
-    except (RuntimeError, NotImplementedError, IndexError) as error:
+    except (RuntimeError, NotImplementedError, IndexError, TypeError) as error:
         return str(error).splitlines()[0]
     return None
 
@@ -159,3 +159,69 @@ def test_windows_that_do_not_move(convolution, options):
     found = outcome(lambda: convolution(from_real(x), from_real(weight), **options))
     assert eager is not None and found is not None
     assert "dilation" in options or found == eager
+
+
+ORDERED = {
+    **{name: getattr(torch, name) for name in ("lt", "le", "gt", "ge", "maximum", "fmin")},
+    **{f"{name}_": getattr(torch.Tensor, f"{name}_") for name in ("lt", "ge")},
+    "gt a number": lambda x, y: x > 0.5, "relu": lambda x, y: x.relu(),
+    "relu_": lambda x, y: x.relu_(), "clamp": lambda x, y: x.clamp(0, 1),
+    "clamp_": lambda x, y: x.clamp_(0, 1), "clamp_min": lambda x, y: x.clamp_min(0),
+    "clamp by tensors": lambda x, y: x.clamp(y, y), "sort": lambda x, y: x.sort(),
+    "stable sort": lambda x, y: x.sort(stable=True), "topk": lambda x, y: x.topk(1),
+    "argmax": lambda x, y: x.argmax(), "max": lambda x, y: x.max(),
+    "amin": lambda x, y: x.amin(0), "median": lambda x, y: x.median(),
+    "cummax": lambda x, y: x.cummax(0), "kthvalue": lambda x, y: x.kthvalue(1),
+    "fmod": torch.fmod, "abs_": lambda x, y: x.abs_(), "eq": torch.eq,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("complexes", [(0, 1), (0,), (1,)])
+@pytest.mark.parametrize("name", ORDERED)
+def test_complex_numbers_have_no_order(name, complexes):
+    x, y = (torch.ones(3, dtype=DTYPES[-1 if i in complexes else -3]) for i in range(2))
+    if name.endswith("_") and x.dtype is not y.dtype:
+        return  # (one or the other reason comes first)
+    eager = outcome(ORDERED[name], x.clone(), y)
+    found = outcome(ORDERED[name], from_real(x), from_real(y))
+    assert found == eager or (name == "clamp by tensors" and found and eager)
+
+
+WRITTEN = {
+    "mul_": lambda x, y: x.mul_(y), "pow_": lambda x, y: x.pow_(y),
+    "pow_ by a number": lambda x, y: x.pow_(1.5), "clamp_": lambda x, y: x.clamp_(0.5, 1.5),
+    "clamp_ by tensors": lambda x, y: x.clamp_(y, y), "clamp_min_": lambda x, y: x.clamp_min_(0.5),
+    "addcmul_": lambda x, y: x.addcmul_(y, y), "remainder_": lambda x, y: x.remainder_(1.5),
+    "foreach_mul_": lambda x, y: torch._foreach_mul_([x], [y]),
+    "foreach_mul_ by a number": lambda x, y: torch._foreach_mul_([x], 0.5),
+    "foreach_add_ by numbers": lambda x, y: torch._foreach_add_([x], [0.5]),
+    "foreach_mul_ by a tensor": lambda x, y: torch._foreach_mul_([x], y[0]),
+    "foreach_addcmul_": lambda x, y: torch._foreach_addcmul_([x], [y], [y], 0.5),
+    "cumsum_": lambda x, y: x.cumsum_(0), "cumprod_": lambda x, y: x.cumprod_(0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("other", [torch.bool, torch.int64, torch.float32, torch.complex64])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float32])
+@pytest.mark.parametrize("name", WRITTEN)
+def test_results_are_not_written_to_what_holds_none(name, dtype, other):
+    x, y = torch.ones(3, dtype=dtype), torch.ones(3, dtype=other)
+    eager = outcome(WRITTEN[name], x.clone(), y)
+    found = outcome(WRITTEN[name], from_real(x), from_real(y))
+    if eager is None or "cast" in eager or "cum" in eager:  # (no kernel: another reason)
+        assert (found is None) == (eager is None), (found, eager)
+
+
+@pytest.mark.parametrize("index", [(), (1,), (2,), (1, 2), None])
+@pytest.mark.parametrize("source", [(), (1,), (2,), (1, 2), (2, 2), (2, 3)])
+@pytest.mark.parametrize("shape", [(), (3,), (3, 2)])
+def test_slices_that_are_copied_by_index(shape, source, index):
+    given = (
+        torch.zeros(shape), 0,
+        torch.zeros(2) if index is None else torch.zeros(index, dtype=torch.int64),
+        torch.zeros(source),
+    )  # fmt: skip
+    eager = outcome(torch.Tensor.index_copy_, *given)
+    fakes = [from_real(a) if isinstance(a, torch.Tensor) else a for a in given]
+    for call in (torch.Tensor.index_copy_, torch.Tensor.index_copy):
+        assert outcome(call, *fakes) == eager

@@ -142,6 +142,11 @@ def test_dimensions_of_one_element_keep_their_strides_in_new_tensors(shape, name
         assert new.stride() == op(x).stride(), (x.shape, x.stride())
 
 
+def test_an_empty_tensor_like_one_whose_strides_no_order_gives_is_row_major():
+    new, _ = run_expanded(core_aten_table(), aten.zeros_like.default, [draw(1, 2).expand(0, 2)], {})
+    assert new.stride() == (2, 1)
+
+
 OPTIONS = ({}, {"dtype": torch.float64}, {"dtype": torch.int32}, {"dtype": torch.bool})
 
 

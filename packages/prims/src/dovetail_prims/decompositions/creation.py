@@ -57,7 +57,12 @@ def _physical_order(x: Tensor) -> list[int]:
     lengths, steps = tuple(map(hint_of, sizes)), tuple(map(hint_of, strides))
     if steps == row_major(lengths):
         return list(range(x.dim()))
-    return sorted(range(x.dim()), key=lambda d: (-steps[d], lengths[d] == 1, d))
+    order = sorted(range(x.dim()), key=lambda d: (-steps[d], lengths[d] == 1, d))
+    if 0 in lengths:  # (nothing lies anywhere: strides that no order gives are not kept)
+        given = dict(zip(order, row_major(tuple(lengths[d] for d in order)), strict=True))
+        if any(given[d] != steps[d] for d in order):
+            return list(range(x.dim()))
+    return order
 
 
 def _permuted_like(

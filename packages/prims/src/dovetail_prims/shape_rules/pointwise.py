@@ -19,7 +19,15 @@ from dovetail_prims.shape_rules.layout import (
     pointwise_layout,
     pointwise_out,
 )
-from dovetail_prims.shape_rules.promotion import COMPLEX, FLOATING, as_float, common_device, promote
+from dovetail_prims.shape_rules.promotion import (
+    COMPLEX,
+    FLOATING,
+    as_float,
+    check_cast,
+    common_device,
+    name_in_kernels,
+    promote,
+)
 
 
 def same_dtype(x: FakeTensor, *rest: Any, **options: Any) -> FakeTensor:
@@ -96,7 +104,7 @@ def log_of_sum(a: FakeTensor, b: FakeTensor) -> Any:
     """`logaddexp` and its like: not for two tensors of whole numbers."""
     dtype = promote((a, b))
     if not dtype.is_floating_point and not dtype.is_complex:
-        raise NotImplementedError(f'"logaddexp" not implemented for {_plain(dtype)}')
+        raise NotImplementedError(f'"logaddexp" not implemented for {name_in_kernels(dtype)}')
     return binary(a, b)
 
 
@@ -148,7 +156,7 @@ def binary_of_floats(a: Any, b: Any) -> FakeTensor:
     """A binary op that takes no integers (`igamma`). Raises NotImplementedError, as eager does."""
     dtype = promote((a, b))
     if not dtype.is_floating_point:
-        raise NotImplementedError(f"an incomplete gamma function of {_plain(dtype)}")
+        raise NotImplementedError(f"an incomplete gamma function of {name_in_kernels(dtype)}")
     return binary_float(a, b)
 
 
@@ -262,7 +270,7 @@ def in_place(x: FakeTensor, *args: Any, **kwargs: Any) -> Any:
 def clamp_in_place(x: FakeTensor, *bounds: Any, **named: Any) -> Any:
     """`clamp_`: whole numbers have no bounds that are none."""
     if x._dtype not in FLOATING:
-        _check_cast(clamp(x, *bounds, **named)._dtype, x._dtype)
+        check_cast(clamp(x, *bounds, **named)._dtype, x._dtype)
     return in_place(x, *bounds, *named.values())
 
 
@@ -279,27 +287,22 @@ def in_place_checked(out_of_place: ShapeRule) -> ShapeRule:
     """In place, with eager's check that the result's kind of number fits the target."""
 
     def rule(x: FakeTensor, *args: Any, **kwargs: Any) -> Any:
-        other = args[0] if args else None
-        if type(other) is FakeTensor:
-            if other._dtype is not x._dtype or x._dtype not in FLOATING:
-                _check_cast(out_of_place(x, *args, **kwargs)._dtype, x._dtype)
-        elif other is not None and (x._dtype not in FLOATING or isinstance(other, complex)):
-            _check_cast(out_of_place(x, *args, **kwargs)._dtype, x._dtype)
+        own = x._dtype
+        if not all(_fits(a, own) for a in args) or not all(_fits(a, own) for a in kwargs.values()):
+            check_cast(out_of_place(x, *args, **kwargs)._dtype, own)
         return in_place(x, *args)
 
     return rule
 
 
-def _check_cast(source: torch.dtype, target: torch.dtype) -> None:
-    if not torch.can_cast(source, target):
-        raise RuntimeError(
-            f"result type {_plain(source)} can't be cast to the desired output type "
-            f"{_plain(target)}"
-        )
-
-
-def _plain(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.").capitalize()
+def _fits(operand: Any, dtype: torch.dtype) -> bool:
+    """Whether a result is of this floating dtype, as the tensor written to is, whatever the
+    operator."""
+    if operand is None:
+        return True
+    if type(operand) is FakeTensor:
+        return dtype in FLOATING and operand._dtype is dtype
+    return dtype in FLOATING and not isinstance(operand, complex)
 
 
 _SAME = (
@@ -382,13 +385,15 @@ def rules() -> dict[str, Callable[..., Any]]:
     table["pow.Scalar"] = power_of_number
     table["pow_.Scalar"] = in_place_checked(power_scalar)
     table["ldexp_.default"] = in_place_checked(times_power_of_two)
+    table["pow_.Tensor"] = in_place_checked(binary)
     table["where.self"] = where
     table["polar.default"] = polar
     for name in ("clamp", "clamp_min", "clamp_max"):
         table[f"{name}.default"] = table[f"{name}.Tensor"] = clamp
         table[f"{name}_.default"] = table[f"{name}_.Tensor"] = clamp_in_place
     table["addcmul.default"] = table["addcdiv.default"] = table["lerp.Tensor"] = ternary
-    table["addcmul_.default"] = table["addcdiv_.default"] = table["lerp_.Scalar"] = in_place
+    table["addcmul_.default"] = table["addcdiv_.default"] = in_place_checked(ternary)
+    table["lerp_.Scalar"] = in_place
     table["lerp.Scalar"] = lerp_scalar
     for name in _BACKWARD_TWO:
         table[f"{name}.default"] = backward_two

@@ -27,6 +27,28 @@ _COMPLEX_OF = {
 }
 
 
+_NAMES = {
+    torch.bool: "Bool", torch.uint8: "Byte", torch.int8: "Char", torch.int16: "Short",
+    torch.int32: "Int", torch.int64: "Long", torch.float16: "Half", torch.bfloat16: "BFloat16",
+    torch.float32: "Float", torch.float64: "Double", torch.complex32: "ComplexHalf",
+    torch.complex64: "ComplexFloat", torch.complex128: "ComplexDouble",
+}  # fmt: skip
+
+
+def name_in_kernels(dtype: torch.dtype) -> str:
+    """What the errors of eager's kernels call a dtype."""
+    return _NAMES.get(dtype, str(dtype).removeprefix("torch."))
+
+
+def check_cast(source: torch.dtype, target: torch.dtype) -> None:
+    """Results of one dtype are written to what is of another only if that holds such numbers."""
+    if not torch.can_cast(source, target):
+        raise RuntimeError(
+            f"result type {name_in_kernels(source)} can't be cast to the desired output type "
+            f"{name_in_kernels(target)}"
+        )
+
+
 def common_device(tensors: Iterable[FakeTensor]) -> torch.device:
     """The device of the result: a 0-dim CPU tensor follows the others."""
     device: torch.device | None = None

@@ -9,7 +9,8 @@ import torch
 
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.shape_rules.argument_checks.check import Check
-from dovetail_prims.shape_rules.argument_checks.dtypes import SCALAR_TYPES, is_whole
+from dovetail_prims.shape_rules.argument_checks.dtypes import is_whole
+from dovetail_prims.shape_rules.promotion import name_in_kernels
 
 
 def _no_kernel(name: str, missing: Callable[[torch.dtype], bool]) -> Check:
@@ -18,7 +19,7 @@ def _no_kernel(name: str, missing: Callable[[torch.dtype], bool]) -> Check:
     def check(*args: Any, **kwargs: Any) -> None:
         x = next((a for a in (*args, *kwargs.values()) if isinstance(a, FakeTensor)), None)
         if x is not None and x._device.type == "cpu" and missing(x._dtype):
-            own = SCALAR_TYPES.get(x._dtype, str(x._dtype).removeprefix("torch."))
+            own = name_in_kernels(x._dtype)
             raise NotImplementedError(f"\"{name}\" not implemented for '{own}'")
 
     return check

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.shape_rules.argument_checks.check import Check, every
+from dovetail_prims.shape_rules.promotion import check_cast, name_in_kernels, promote
 
 
 def is_whole(dtype: torch.dtype) -> bool:
@@ -54,7 +55,7 @@ def _not_of_bools(name: str) -> Check:
 
 
 def _not_of_complex(name: str) -> Check:
-    """The operand may not be complex."""
+    """The first operand may not be complex."""
 
     def check(x: FakeTensor, *rest: Any, **kwargs: Any) -> None:
         if x._dtype.is_complex:
@@ -73,20 +74,32 @@ def _in_place(name: str) -> Check:
 
     def check(x: FakeTensor, *rest: Any, **kwargs: Any) -> None:
         if is_whole(x._dtype):
-            own = SCALAR_TYPES.get(x._dtype, str(x._dtype))
-            floats = str(torch.get_default_dtype()).removeprefix("torch.")
-            given = {"float32": "Float", "float64": "Double"}.get(floats, floats)
-            raise RuntimeError(
-                f"result type {given} can't be cast to the desired output type {own}"
-            )
+            check_cast(torch.get_default_dtype(), x._dtype)
 
     return check
 
 
-SCALAR_TYPES = {
-    torch.bool: "Bool", torch.uint8: "Byte", torch.int8: "Char", torch.int16: "Short",
-    torch.int32: "Int", torch.int64: "Long", torch.float16: "Half", torch.bfloat16: "BFloat16",
-}  # fmt: skip
+def _no_kernel(error: type[Exception], text: str) -> Check:
+    """No operand may be complex: eager raises this, which may name the dtype."""
+
+    def check(*operands: Any, **kwargs: Any) -> None:
+        for x in (*operands, *kwargs.values()):
+            dtype = torch.complex64 if isinstance(x, complex) else dtype_of(x)
+            if dtype is not None and dtype.is_complex:
+                raise error(text.format(dtype=name_in_kernels(dtype)))
+
+    return check
+
+
+def _each_in_place(operands: int) -> Check:
+    """Of a list: the result for each tensor, with so many operands more, may be written to it."""
+
+    def check(tensors: Sequence[FakeTensor], *rest: Any, **kwargs: Any) -> None:
+        for number, x in enumerate(tensors):
+            others = [o[number] if isinstance(o, (list, tuple)) else o for o in rest[:operands]]
+            check_cast(promote((x, *others)), x._dtype)
+
+    return check
 
 
 def _alpha(x: FakeTensor, other: Any, alpha: Any = 1, **kwargs: Any) -> None:
@@ -173,13 +186,87 @@ def _no_truths(x: FakeTensor, *rest: Any) -> None:
         raise RuntimeError("The input tensor may not be a boolean tensor.")
 
 
-def _real(x: FakeTensor) -> None:
+# What has an order, of which complex numbers have none, with what eager raises.
+_ORDERED: Mapping[str, Check] = {
+    **{
+        f"{name}{form}.{overload}": _no_kernel(
+            NotImplementedError, f"\"{name}_cpu\" not implemented for '{{dtype}}'"
+        )
+        for name in ("lt", "le", "gt", "ge")
+        for form in ("", "_")
+        for overload in ("Tensor", "Scalar")
+    },
+    **{
+        f"{name}.default": _no_kernel(TypeError, f"{name} not implemented for complex tensors.")
+        for name in ("maximum", "minimum", "fmax", "fmin")
+    },
+    **{
+        f"{name}.default": _no_kernel(
+            NotImplementedError, "clamp is not supported for complex types"
+        )
+        for name in ("relu", "hardtanh", "clamp", "clamp_min", "clamp_max")
+    },
+    "clamp.Tensor": _no_kernel(NotImplementedError, "clamp is not supported for complex types"),
+    **{
+        f"{name}.{overload}": _no_kernel(
+            TypeError, f" {name.capitalize()} does not support complex dtypes on CPU"
+        )
+        for name, overload in (("sort", "default"), ("sort", "stable"))
+    },
+    "topk.default": _no_kernel(TypeError, " topk does not support complex dtypes on CPU"),
+    **{
+        f"{name}.default": _no_kernel(TypeError, f"{name}(): does not support complex input")
+        for name in ("argmax", "argmin")
+    },
+    **{
+        f"{name}.default": _no_kernel(
+            NotImplementedError, f"\"{kernel}\" not implemented for '{{dtype}}'"
+        )
+        for name, kernel in (
+            ("max", "max_all"),
+            ("min", "min_all"),
+            ("amax", "max_values_cpu"),
+            ("amin", "min_values_cpu"),
+            ("median", "median_cpu"),
+            ("mode", "mode_cpu"),
+            ("kthvalue", "kthvalue_cpu"),
+            ("cummax", "cummax_cpu"),
+            ("cummin", "cummin_cpu"),
+        )
+    },
+    **{
+        f"{name}.{overload}": _no_kernel(
+            NotImplementedError, f"\"{name}_cpu\" not implemented for '{{dtype}}'"
+        )
+        for name in ("remainder", "fmod")
+        for overload in ("Tensor", "Scalar")
+    },
+}
+
+# In place the sum of truth values has nowhere to be written.
+_RUNNING = {"cumsum": "cumsum_out_cpu", "cumprod": "cumprod_out_cpu"}
+
+
+def _absolute(x: FakeTensor) -> None:
     if x._dtype.is_complex:
         raise RuntimeError("In-place abs is not supported for complex tensors.")
 
 
 TABLE: Mapping[str, Check] = {
-    "abs_.default": _real,
+    **_ORDERED,
+    **{f"{name}_.default": _not_of_bools(kernel) for name, kernel in _RUNNING.items()},
+    "abs_.default": _absolute,
+    **{
+        f"_foreach_{name}_.{overload}": _each_in_place(1)
+        for name in ("add", "sub", "mul", "clamp_min", "clamp_max", "maximum", "minimum", "pow")
+        for overload in ("Scalar", "ScalarList", "List", "Tensor")
+        if (name, overload) not in (("sub", "Tensor"), ("pow", "Tensor"))
+    },
+    **{
+        f"_foreach_{name}_.{overload}": _each_in_place(2)
+        for name in ("addcmul", "addcdiv")
+        for overload in ("Scalar", "ScalarList", "Tensor")
+    },
     **{f"{name}.default": _not_of_complex(name) for name in _NOT_OF_COMPLEX},
     **{f"{name}_.default": _in_place(name) for name in _OF_FLOATS_IN_PLACE},
     **{f"{name}.default": _rounded(name) for name in ("ceil", "floor", "round", "trunc")},

@@ -12,6 +12,7 @@ from dovetail_prims.shape_rules.argument_checks.check import Check, every
 from dovetail_prims.shape_rules.argument_checks.dtypes import dtype_of
 from dovetail_prims.shape_rules.conversions import check_number
 from dovetail_prims.shape_rules.layout import broadcast, insisted, wrap_dim
+from dovetail_prims.shape_rules.promotion import name_in_kernels
 
 _INDEX = (torch.int64, torch.int32)
 _REDUCE = ("sum", "prod", "mean", "amax", "amin")
@@ -222,6 +223,45 @@ def _slices(
         )
 
 
+def _copied(x: FakeTensor, dim: int, index: FakeTensor, source: FakeTensor) -> None:
+    """As many slices as indices, each of the shape of what it is copied over."""
+    own, given = x._sizes, source._sizes
+    if len(index._sizes) >= 2:
+        raise IndexError(
+            f"index_copy_(): Index should have dimension 1 or 0 (got {len(index._sizes)})"
+        )
+    count: Any = index._sizes[0] if index._sizes else 1
+    if not given and not insisted(count == 1):
+        raise IndexError(
+            f"index_copy_(): When source is scalar, index should have one element (got {count})"
+        )
+    if len(own) != len(given) and own and given:
+        raise IndexError(
+            "index_copy_(): When source and destination are not scalars, their dimensionality must "
+            f"match. Source dimensionality ({len(given)}), destination dimensionality ({len(own)})"
+        )
+    if index._dtype is not torch.int64:
+        raise RuntimeError(
+            "index_copy_(): Expected a long tensor for index, but got "
+            f"{name_in_kernels(index._dtype)}"
+        )
+    at = wrap_dim(dim, len(own))
+    slices = [(*sizes[:at], *sizes[at + 1 :]) for sizes in (own, given)]
+    if len(slices[0]) != len(slices[1]) or not all(
+        insisted(a == b) for a, b in zip(*slices, strict=True)
+    ):
+        raise RuntimeError(
+            "index_copy_(): Source/destination tensor must have same slice shapes. Destination "
+            f"slice shape: {' '.join(map(str, slices[0]))} at dimension {at} and source slice "
+            f"shape: {' '.join(map(str, slices[1]))} at dimension 0."
+        )
+    if given and not insisted(count == given[at]):
+        raise IndexError(
+            f"index_copy_(): Number of indices ({count}) should be equal to source.size(dim) "
+            f"({given[at]})"
+        )
+
+
 _SCATTERED = "scatter(): Expected self.dtype to be equal to src.dtype"
 
 TABLE: Mapping[str, Check] = {
@@ -239,10 +279,13 @@ TABLE: Mapping[str, Check] = {
     "scatter_reduce.two": every(_ranks, _reduce, _same_types(3, _SCATTERED)),
     "scatter.src": every(_ranks, _same_types(3, _SCATTERED)),
     "scatter_add.default": every(_ranks, _same_types(3, _SCATTERED)),
-    "index_copy.default": _same_types(
-        3,
-        "index_copy_(): self and source expected to have the same dtype, but got (self) {own} and "
-        "(source) {given}",
+    "index_copy.default": every(
+        _copied,
+        _same_types(
+            3,
+            "index_copy_(): self and source expected to have the same dtype, but got (self) {own} "
+            "and (source) {given}",
+        ),
     ),
     "scatter.reduce": every(_ranks, _reduce_by, _same_types(3, _SCATTERED)),
     "scatter.value_reduce": every(_ranks, _reduce_by, _placed),
