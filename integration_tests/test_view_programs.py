@@ -8,8 +8,40 @@ from collections.abc import Callable
 import pytest
 import torch
 from view_programs_compiled import Input, Program, Step, check_compiled, random_program
+from view_programs_refused import check_refused, refused_program
 
 import dovetail
+
+
+@pytest.mark.parametrize("first", range(600_000, 600_200, 50))
+def test_programs_that_eager_refuses(first: int) -> None:
+    """They raise, and what was written before the step that is refused stays."""
+    compared = 0
+    for seed in range(first, first + 50):
+        program = refused_program(seed)
+        result = "no program" if program is None else check_refused(program, "aot_eager")
+        assert not result.startswith("DIFFERENT"), f"seed {seed}: {result}\n{program}"
+        compared += result == "ok"
+    assert compared >= 5
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "dovetail"])
+def test_a_refused_write_in_a_call_leaves_a_leaf_as_it_was(backend: str) -> None:
+    """The call is a frame of its own, which writes to all the memory that the view lies in."""
+
+    def helper(x: torch.Tensor) -> torch.Tensor:
+        return x.fill_diagonal_(2)
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = x.view_as(x)
+        helper(y)
+        return y
+
+    x = torch.randn(3, 4).requires_grad_()
+    before = x.detach().clone()
+    with pytest.raises(RuntimeError, match="view of a leaf"):
+        dovetail.compile(fn, backend=backend)(x)
+    assert torch.equal(x.detach(), before)
 
 
 def _equal(first: int, backend: str, dynamic: bool | None = None, *, breaks: bool = False) -> int:

@@ -218,7 +218,7 @@ def random_program(seed: int, wide: bool = False) -> Program | None:
                 continue
             try:
                 apply(step, values)
-            except (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError):
+            except _REFUSALS:
                 continue
             steps.append(step)
     live = [i for i, v in enumerate(values) if isinstance(v, Tensor) and v.numel() < 500]
@@ -232,6 +232,34 @@ def random_program(seed: int, wide: bool = False) -> Program | None:
     ):
         after = ()  # what shares memory then may have no history, no version, in common
     return replace(program, steps=tuple(steps), outputs=tuple(outputs), after=after)
+
+
+_REFUSALS = (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError)
+_TRIES = 200
+
+
+def add_refused_step(program: Program) -> Program | None:
+    """The program and a step that eager refuses after it; None if none was found."""
+    rng = Rng(program.seed + 7)
+    values: list[Any] = list(make_inputs(program)[0])
+    with torch.set_grad_enabled(program.grad_mode):
+        for step in program.steps:
+            apply(step, values)
+        for _ in range(_TRIES):
+            try:
+                step_after = _random_step(rng, values, wide=True)
+                if step_after is None or _undefined(
+                    step_after, values, len(program.inputs), list(program.steps)
+                ):
+                    continue
+            except _REFUSALS:
+                continue  # (what is asked of a view that autograd lost track of)
+            try:
+                apply(step_after, values)
+            except _REFUSALS:
+                return replace(program, steps=(*program.steps, step_after))
+            return None  # the values are no longer what the program left
+    return None
 
 
 def resized(program: Program, seed: int) -> Program | None:

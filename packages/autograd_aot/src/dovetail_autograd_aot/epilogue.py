@@ -142,7 +142,12 @@ def _make_write_back(
                         [inputs[i] for i, _ in to_copy], [results[r] for _, r in to_copy]
                     )
 
+    first = graded if hidden or data else []
+
     def write_back(inputs: Sequence[Any], results: Sequence[Any]) -> None:
+        for index, result in first:
+            if _is_part_of_leaf(inputs[index]):  # autograd refuses, before anything is written
+                inputs[index].copy_(results[result])
         if hidden:
             kept = tuple(inputs[i] for i, _ in hidden if not inputs[i].is_inference())
             versions = tuple(t._version for t in kept)
@@ -157,6 +162,12 @@ def _make_write_back(
             torch.autograd.graph.increment_version(inputs[index])
 
     return write_back
+
+
+def _is_part_of_leaf(tensor: torch.Tensor) -> bool:
+    """Whether it is a view of a leaf that requires grad: autograd refuses writes to it."""
+    base = tensor._base
+    return base is not None and base.requires_grad and base.is_leaf
 
 
 def write_ahead(
