@@ -225,3 +225,13 @@ def test_slices_that_are_copied_by_index(shape, source, index):
     fakes = [from_real(a) if isinstance(a, torch.Tensor) else a for a in given]
     for call in (torch.Tensor.index_copy_, torch.Tensor.index_copy):
         assert outcome(call, *fakes) == eager
+
+
+@pytest.mark.parametrize("index", [1, 2, 3])
+@pytest.mark.parametrize("source", [(1, 2), (2, 2), (2, 3)])
+def test_slices_that_are_added_by_index(source, index):
+    given = (torch.zeros(3, 2), 0, torch.zeros(index, dtype=torch.int64), torch.zeros(source))
+    eager = outcome(torch.Tensor.index_add_, *given)
+    fakes = [from_real(a) if isinstance(a, torch.Tensor) else a for a in given]
+    for call in (torch.Tensor.index_add_, torch.Tensor.index_add):
+        assert outcome(call, *fakes) == eager

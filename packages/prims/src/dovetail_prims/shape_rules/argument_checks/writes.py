@@ -215,6 +215,12 @@ def _slices(
     if not x._sizes or not source._sizes:
         return
     at = wrap_dim(dim, len(x._sizes))
+    count: Any = index._sizes[0] if index._sizes else 1
+    if at < len(source._sizes) and not insisted(count == source._sizes[at]):
+        raise RuntimeError(
+            f"index_add_(): Number of indices ({count}) should be equal to source.size(dim): "
+            f"({source._sizes[at]}), for dim: {at}"
+        )
     own, given = ((*t._sizes[:at], *t._sizes[at + 1 :]) for t in (x, source))
     if len(own) != len(given) or not all(insisted(a == b) for a, b in zip(own, given, strict=True)):
         raise RuntimeError(
