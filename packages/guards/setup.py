@@ -18,9 +18,12 @@ setup(
     ext_modules=[
         Extension(
             "dovetail_guards._native",
-            sources=["csrc/module.cpp"],
+            sources=["csrc/accumulator.cpp", "csrc/module.cpp"],
             depends=[str(path) for path in sorted(Path("csrc").glob("*.h"))],
-            include_dirs=[str(TORCH / "include")],
+            include_dirs=[
+                str(TORCH / "include"),
+                str(TORCH / "include" / "torch" / "csrc" / "api" / "include"),
+            ],
             library_dirs=[str(TORCH / "lib")],
             define_macros=[
                 ("DOVETAIL_TORCH_VERSION", f'"{torch.__version__}"'),
@@ -35,6 +38,7 @@ setup(
                 "-Wextra",
                 "-Wno-missing-field-initializers",
                 "-Wno-cast-function-type",
+                "-Wno-unused-parameter",  # in autograd's headers
             ],
             # torch is imported before the extension, so its libraries are found already loaded.
             # Weak references alone would not make the linker keep libtorch_cpu.

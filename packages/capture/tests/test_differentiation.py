@@ -166,6 +166,26 @@ def test_hooks_of_the_node_that_accumulates_are_the_engines() -> None:
     assert outcome(call) == outcome(step) == (["after", "before", "after"], [12.0] * 3)
 
 
+@pytest.mark.parametrize("register", ["register_hook", "register_prehook"])
+def test_hooks_of_the_node_that_accumulates_registered_between_calls(register: str) -> None:
+    def step(x: Tensor) -> None:
+        (x * x).sum().backward()
+
+    def outcome(function: Any) -> list[str]:
+        x, events = torch.ones(3, requires_grad=True), []
+        function(x)
+        node = torch.autograd.graph.get_gradient_edge(x).node
+        for event in ("first", "second"):
+            handle = getattr(node, register)(lambda *_, event=event: events.append(event))
+            function(x)
+            handle.remove()
+            function(x)
+        return events
+
+    call = optimize(step, lambda gm, inputs: gm.forward)
+    assert outcome(call) == outcome(step) == ["first", "second"]
+
+
 def test_zeros_that_stand_for_no_gradient() -> None:
     def slopes(x: Tensor, a: Tensor) -> Any:
         first = torch.autograd.grad(x * a, x, create_graph=True)

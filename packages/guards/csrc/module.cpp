@@ -96,7 +96,8 @@ bool is_live(const Node& node) {
   for (const Check& check : node.checks) {
     // Constants: in pure mode only immutable ones compare equal, or the very same object.
     if (check.kind == CheckKind::TensorIs || check.kind == CheckKind::ClassAttrs ||
-        check.kind == CheckKind::FunctionIs || check.kind == CheckKind::SlotEmpty) {
+        check.kind == CheckKind::FunctionIs || check.kind == CheckKind::SlotEmpty ||
+        check.kind == CheckKind::NoAccumulatorHooks) {
       return true;
     }
     if (check.kind == CheckKind::TypeIs && class_can_change(check.object.get())) return true;
@@ -199,7 +200,7 @@ int slot_of(Guard& guard, int64_t index) {
 }
 
 // The form of the tables that a guard is made of: another number wherever it changes.
-constexpr int kTables = 2;
+constexpr int kTables = 3;
 
 // (kind, ((node, dim or None) ...), ((op, argument) ...) or a function, stack depth)
 void add_relation(Guard& guard, PyObject* row) {
@@ -455,6 +456,14 @@ PyObject* probe_dict(PyObject*, PyObject* object) {
   return Py_NewRef(dict);
 }
 
+PyObject* has_accumulator_hooks(PyObject*, PyObject* tensor) {
+  if (!PyObject_TypeCheck(tensor, helpers().tensor_base) || !impl_of(tensor)) {
+    PyErr_SetString(PyExc_TypeError, "expected a tensor");
+    return nullptr;
+  }
+  return PyBool_FromLong(accumulator_has_hooks(impl_of(tensor)));
+}
+
 // Does a stamp of this dict survive calling `change`?
 PyObject* probe_stamp(PyObject*, PyObject* args) {
   PyObject *dict, *change;
@@ -501,6 +510,8 @@ PyMethodDef module_methods[] = {
      "Our view of a dtype, a layout and a device: (dtype, layout, device type, device index)."},
     {"probe_dict", probe_dict, METH_O, "Our view of an object's instance dict, or None."},
     {"probe_stamp", probe_stamp, METH_VARARGS, "Does a dict's stamp survive a call?"},
+    {"accumulator_has_hooks", has_accumulator_hooks, METH_O,
+     "Does the node that accumulates this tensor's gradient have hooks?"},
     {"set_inline_writes_are_silent", set_silent, METH_O,
      "Tell whether attribute writes go unnoticed while values are stored inline."},
     {"state_number", state_number, METH_O, "A torch setting as a number, or None."},

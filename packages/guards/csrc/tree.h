@@ -9,6 +9,7 @@
 // whatever the rest of the guard found.
 #pragma once
 
+#include "accumulator.h"
 #include "common.h"
 #include "dict_version.h"
 #include "relation.h"
@@ -49,6 +50,7 @@ enum class CheckKind : int {
   ClassAttrs,
   FunctionIs,
   SlotEmpty,
+  NoAccumulatorHooks,
 };
 
 struct Check {
@@ -260,6 +262,13 @@ inline Outcome check_empty_slot(const Check& check, PyObject* value) {
   return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(value) + member->offset) ? Fail : Pass;
 }
 
+// A leaf whose gradient is accumulated by a node without hooks.
+inline Outcome check_accumulator(PyObject* value) {
+  if (!PyObject_TypeCheck(value, helpers().tensor_base)) return Fail;
+  c10::TensorImpl* impl = impl_of(value);
+  return impl && !accumulator_has_hooks(impl) ? Pass : Fail;
+}
+
 // Checks about the value itself.
 inline Outcome check_value(Check& check, PyObject* value, Mode mode) {
   switch (check.kind) {
@@ -277,6 +286,8 @@ inline Outcome check_value(Check& check, PyObject* value, Mode mode) {
       return check_function(check, value);
     case CheckKind::SlotEmpty:
       return check_empty_slot(check, value);
+    case CheckKind::NoAccumulatorHooks:
+      return check_accumulator(value);
     default:
       return Fail;
   }

@@ -227,6 +227,24 @@ def test_relations_between_tensors() -> None:
     assert not both(GuardSet([clause]), raw(many))
 
 
+def test_hooks_of_the_node_that_accumulates() -> None:
+    guards = GuardSet([c.NoAccumulatorHooks(X)])
+    tensor = torch.ones(2, requires_grad=True)
+    assert both(guards, raw(tensor)) and both(guards, raw(torch.ones(2)))
+    assert not both(guards, raw(3))
+    assert both(guards, raw(tensor * 2))  # no leaf has such a node
+    tensor.register_hook(lambda gradient: None)
+    node = torch.autograd.graph.get_gradient_edge(tensor).node
+    assert both(guards, raw(tensor))
+    for register in (node.register_hook, node.register_prehook):
+        handle = register(lambda *gradients: None)
+        assert not both(guards, raw(tensor))
+        failed = guards.explain_failure(FrameView(raw(tensor), f))
+        assert failed is not None and "no hooks on the node" in str(failed)
+        handle.remove()
+        assert both(guards, raw(tensor))
+
+
 def test_a_descriptor_that_changes_what_is_guarded() -> None:
     class Nasty:
         def __init__(self) -> None:

@@ -31,6 +31,7 @@ _KINDS: dict[type[c.Clause], str] = {
     c.GlobalPresent: "DICT_CONTAINS",
     c.HasInstanceAttr: "HASATTR",
     c.SlotIsEmpty: "HASATTR",
+    c.NoAccumulatorHooks: "TENSOR_MATCH",
     c.ClassAttrsAre: "CLASS_MATCH",
     c.FunctionIs: "CLOSURE_MATCH",
     c.SameObject: "DUPLICATE_INPUT",

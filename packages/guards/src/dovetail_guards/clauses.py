@@ -169,6 +169,14 @@ class TensorIs(Clause):
 
 
 @dataclass(frozen=True)
+class NoAccumulatorHooks(Clause):
+    """No hook is on the node of autograd that accumulates the gradient of this tensor. (Hooks of
+    the tensor itself are read from its attributes.)"""
+
+    source: Source
+
+
+@dataclass(frozen=True)
 class SameObject(Clause):
     """All these sources give one object (`is`)."""
 

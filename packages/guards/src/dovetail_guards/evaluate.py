@@ -12,6 +12,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from types import CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
@@ -389,6 +390,13 @@ def check(clause: c.Clause, frame: FrameView) -> bool:
     return value is not MISSING and _VALUE_CHECKS[type(clause)](clause, value)
 
 
+def accumulator_has_hooks(tensor: torch.Tensor) -> bool:
+    """Are there hooks on the node of autograd that accumulates the gradient of this tensor? (Only
+    the native part sees those of C++.)"""
+    native = import_module("dovetail_guards.native")
+    return bool(native.accumulator_has_hooks(tensor))
+
+
 def _slot_is_empty(value: Any, name: str) -> bool:
     for klass in type(value).__mro__:
         descriptor = _TYPE_DICT.__get__(klass).get(name, MISSING)
@@ -418,6 +426,9 @@ _VALUE_CHECKS: dict[type[c.Clause], Callable[[Any, Any], bool]] = {
         (_instance_attr(value, clause.name) is not MISSING) == clause.present
     ),
     c.SlotIsEmpty: lambda clause, value: _slot_is_empty(value, clause.name),
+    c.NoAccumulatorHooks: lambda clause, value: (
+        isinstance(value, torch.Tensor) and not accumulator_has_hooks(value)
+    ),
     c.ClassAttrsAre: lambda clause, value: changed_class_attr(clause, value) is None,
     c.FunctionIs: lambda clause, value: (
         type(value) is FunctionType

@@ -94,6 +94,8 @@ def clause_text(clause: c.Clause) -> str:
             return f"{clause.name!r} {word} {clause.source}.__dict__"
         case c.SlotIsEmpty():
             return f"{clause.source}.{clause.name} is not set"
+        case c.NoAccumulatorHooks():
+            return f"no hooks on the node that accumulates the gradient of {clause.source}"
         case c.ClassAttrsAre():
             return f"attributes of {clause.source}: {', '.join(row[0] for row in clause.attrs)}"
         case c.FunctionIs():
@@ -210,6 +212,8 @@ def _seen_and_hint(clause: c.Clause, frame: FrameView) -> tuple[str, str]:
             )
         case c.SlotIsEmpty():
             return "it is", "do not set or delete attributes of the object between calls"
+        case c.NoAccumulatorHooks():
+            return "it has some", "register hooks on the tensor itself, before the first call"
         case c.ClassAttrsAre():
             changed = changed_class_attr(clause, value)
             return f"the class's `{changed}` is another", "do not patch classes between calls"

@@ -28,6 +28,7 @@ _RANK: dict[type[c.Clause], int] = {
     c.HasKey: 4,
     c.HasInstanceAttr: 4,
     c.SlotIsEmpty: 4,
+    c.NoAccumulatorHooks: 4,
     c.ClassAttrsAre: 4,
     c.FunctionIs: 4,
     c.DictKeysAre: 5,

@@ -22,6 +22,8 @@ from dovetail_guards.native_load import load_native
 from dovetail_guards.torch_state import READERS
 
 _native = load_native()
+accumulator_has_hooks: Callable[[torch.Tensor], bool] = _native.accumulator_has_hooks
+"""Are there hooks on the node of autograd that accumulates the gradient of this tensor?"""
 
 
 class NativeGuard(Protocol):
@@ -46,7 +48,7 @@ class NativeGuard(Protocol):
 _ARGUMENT, _CLOSURE, _GLOBALS, _BUILTINS, _OBJECT = range(5)
 _ATTR, _INSTANCE_ATTR, _ITEM, _DICT_KEY, _TYPE, _CELL, _SIZE, _FLATTEN, _CALL = range(5, 14)
 _TYPE_IS, _ID_IS, _CONSTANT_IS, _LENGTH_IS, _DICT_KEYS, _HAS_KEY, _HAS_ATTR, _TENSOR_IS = range(8)
-_CLASS_ATTRS, _FUNCTION_IS, _SLOT_EMPTY = 8, 9, 10
+_CLASS_ATTRS, _FUNCTION_IS, _SLOT_EMPTY, _NO_ACCUMULATOR_HOOKS = 8, 9, 10, 11
 _STRIDES = 1 << 16  # a dimension from here on is a stride's (kStrides in csrc/tensor_view.h)
 _SAME_OBJECT, _DISTINCT_OBJECTS, _DISTINCT_STORAGE, _SHAPE, _COMPUTED = range(5)
 
@@ -169,6 +171,8 @@ class _Builder:
                 self._check(clause.source, _TENSOR_IS, _tensor_table(clause))
             case c.SlotIsEmpty():
                 self._check(clause.source, _SLOT_EMPTY, clause.name)
+            case c.NoAccumulatorHooks():
+                self._check(clause.source, _NO_ACCUMULATOR_HOOKS, None)
             case c.ClassAttrsAre():
                 self._check(clause.source, _CLASS_ATTRS, clause.attrs)
             case c.FunctionIs():

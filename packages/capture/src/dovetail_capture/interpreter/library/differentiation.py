@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from dovetail_guards import clauses as c
+from dovetail_guards.native import accumulator_has_hooks
 
 from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.hooks import is_used, too_late
@@ -218,19 +220,6 @@ def _converts(leaf: torch.Tensor) -> bool:
     return leaf.requires_grad and getattr(leaf, "grad_dtype", leaf.dtype) is not leaf.dtype
 
 
-def _accumulates_with_hooks(leaf: torch.Tensor) -> bool:
-    """Has somebody registered hooks on the node that accumulates this leaf's gradient? (No guard:
-    nothing but the registration of another one tells, and a node lives only while it is held.)"""
-    node = torch.autograd.graph.get_gradient_edge(leaf).node
-    for register in (node.register_hook, node.register_prehook):
-        handle = register(lambda *gradients: None)
-        hooks = handle.hooks_dict_ref()
-        handle.remove()
-        if hooks:
-            return True
-    return False
-
-
 def _flag(vm: Interpreter, value: Value, default: bool) -> bool:
     return default if vm.as_python(value) is None else vm.truth(value)
 
@@ -249,12 +238,16 @@ def _leaf_gradients(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         raise GraphBreakSignal("gradients that are accumulated in what is no leaf")
     if not inputs:
         raise GraphBreakSignal("a backward() that reaches no leaf")
-    if any(value.source is not None and _accumulates_with_hooks(value.real) for value in inputs):
-        raise GraphBreakSignal(
-            "a backward() to a leaf whose node of autograd, which accumulates its gradient, has "
-            "hooks",
-            "register them on the leaf: register_hook, register_post_accumulate_grad_hook",
-        )
+    for value in inputs:
+        if value.source is None:
+            continue
+        if accumulator_has_hooks(value.real):
+            raise GraphBreakSignal(
+                "a backward() to a leaf whose node of autograd, which accumulates its gradient, "
+                "has hooks",
+                "register them on the leaf: register_hook, register_post_accumulate_grad_hook",
+            )
+        vm.session.guard(c.NoAccumulatorHooks, value.source)
     tangents = _tangents(vm, roots, given)
     creates = vm.truth(create)
     flags = (_flag(vm, retain, creates), creates, True)
