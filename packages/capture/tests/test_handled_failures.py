@@ -207,7 +207,34 @@ def written_inside(x: Tensor, i: Tensor) -> Tensor:
     return x + 1
 
 
-@pytest.mark.parametrize("program", [written, written_inside])
+def written_and_left(x: Tensor, i: Tensor) -> Tensor:
+    try:
+        x.add_(1)
+        y = x[i]
+        x.mul_(2)
+        return y
+    finally:
+        EVENTS.append("left")
+        x.sub_(3)
+
+
+def written_and_restored(x: Tensor, i: Tensor) -> Tensor:
+    def pick(table: Tensor) -> Tensor:
+        table.mul_(2)
+        return F.embedding(i, table)
+
+    before = x.clone()
+    try:
+        with torch.no_grad():
+            y = pick(x)
+    finally:
+        x.copy_(before)
+    return y + 1
+
+
+@pytest.mark.parametrize(
+    "program", [written, written_inside, written_and_left, written_and_restored]
+)
 def test_what_writes_to_its_arguments_breaks_the_graph(program: Callable[..., Any]) -> None:
     backend = CountingBackend()
     captured = optimize(program, backend)

@@ -101,7 +101,8 @@ class Session:
         self._replaced: frozenset[str] = getattr(options, "replaced", frozenset())
         self.globals_ = globals_
         self.recorder = recorder
-        if getattr(options, "fullgraph", False):
+        self.fullgraph: bool = getattr(options, "fullgraph", False)
+        if self.fullgraph:
             recorder.data_env = self.shapes.env
         self.sources = SourceTable()
         self.clauses: list[c.Clause] = []

@@ -228,8 +228,7 @@ def _is_whole(value: Any) -> bool:
 def note_operation(vm: Interpreter, name: str, args: Sequence[Value]) -> None:
     """An operation is recorded: where it may raise what the program handles, the frame has to run
     again if the graph raises. Breaks the graph if it could not. (Any operation may raise, for want
-    of memory or of a kernel for its types: there the frame runs again if it can, also for a
-    `finally`.)"""
+    of memory or of a kernel for its types: there the frame runs again if it can.)"""
     around, pending = handler_around(vm), vm.session.checks
     if not _may_fail(name, args):
         if around and pending.allowed:
@@ -237,7 +236,7 @@ def note_operation(vm: Interpreter, name: str, args: Sequence[Value]) -> None:
     elif pending.allowed:
         grades = {pending.raising, around}
         pending.raising = next(grade for grade in reversed(_GRADES) if grade in grades)
-    elif around == "caught" and not vm.session.exports:
+    elif around in _must_run(vm.session):
         raise GraphBreakSignal(
             f"`{name}`, which may raise for its data, in a `try` that may handle it",
             "call it outside of the `try`",
@@ -245,6 +244,14 @@ def note_operation(vm: Interpreter, name: str, args: Sequence[Value]) -> None:
 
 
 _GRADES = ("", "perhaps", "noticed", "caught")
+
+
+def _must_run(session: Session) -> tuple[str, ...]:
+    """What handles an exception so that the graph rather breaks than that it does not run. (With
+    `fullgraph` a `finally` is not worth an error: the exception leaves the frame either way.)"""
+    if session.exports:
+        return ()
+    return ("caught",) if session.fullgraph else ("noticed", "caught")
 
 
 _LET_GO = ["COPY", "POP_EXCEPT", "RERAISE"]  # of an exception that is handled no longer
@@ -281,9 +288,10 @@ def finished(session: Session, first: int) -> ValueChecks | None:
 def cannot_check(session: Session) -> bool:
     """Does the frame need to run again where a check fails or the graph raises, and could not?"""
     pending = session.checks
-    if pending.raising == "caught" and not _leaves_no_mode(session.recorder.graph):
+    handled = pending.raising in _must_run(session)
+    if handled and not _leaves_no_mode(session.recorder.graph):
         return True
-    return bool(pending.holds or pending.raising == "caught") and not may_run_again(session)
+    return bool(pending.holds or handled) and not may_run_again(session)
 
 
 def may_run_again(session: Session) -> bool:
