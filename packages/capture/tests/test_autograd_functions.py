@@ -454,3 +454,28 @@ def test_sizes_that_change() -> None:
         grads = [torch.autograd.grad(v.sum(), x)[0] for v in (found, expected)]
         assert torch.equal(*grads)
     assert len(backend.graphs) == 1, compiled.capture_context.log.as_text()
+
+
+class Both(torch.autograd.Function):
+    """Autograd refuses its backward, which it finds twice."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+    @staticmethod
+    def vjp(ctx, grad):
+        return grad * 2
+
+
+def test_two_backwards_are_refused_as_by_autograd() -> None:
+    x = torch.ones(3, requires_grad=True)
+    compiled = optimize(lambda x: Both.apply(x).sum(), CountingBackend())
+    assert compiled(x).item() == 6
+    with pytest.raises(RuntimeError, match="both 'backward' and 'vjp'"):
+        compiled(x).backward()
+    assert compiled(x.detach()).item() == 6

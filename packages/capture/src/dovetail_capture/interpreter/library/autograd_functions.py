@@ -145,6 +145,13 @@ def _requires_grad(arg: Any) -> bool:
     return isinstance(arg, torch.Tensor) and arg.requires_grad
 
 
+def _has_one_backward(cls: Any) -> bool:
+    """Does a function of autograd define `backward` or `vjp`, which are two names of one thing, but
+    not both?"""
+    base = torch.autograd.Function
+    return cls.backward is base.backward or cls.vjp is base.vjp
+
+
 def _is_once_differentiable(function: Any) -> bool:
     code = once_differentiable(_run_backward).__code__
     while function is not None:
@@ -496,6 +503,11 @@ def apply(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if transforms:
         return _apply_in_transform(vm, fn, cls, given, transforms)
     wanted = torch.is_grad_enabled() and any(map(_needs_gradient, given))
+    if wanted and not _has_one_backward(cls):
+        raise GraphBreakSignal(
+            f"{cls.__name__}.apply, which has both a backward and a vjp: autograd refuses its "
+            "backward"
+        )
     if not wanted:
         if vm.session.inlines_functions:
             return _inlined(vm, fn, given)
