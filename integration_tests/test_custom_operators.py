@@ -197,3 +197,15 @@ def test_a_size_that_depends_on_data(backend: str) -> None:
     compiled = dovetail.compile(f, backend=backend, fullgraph=True)
     for x in (torch.tensor([1.0, -2.0, 3.0]), torch.tensor([-1.0, -2.0, 3.0]), -torch.ones(3)):
         torch.testing.assert_close(compiled(x), f(x))
+
+
+def test_a_kernel_of_another_library_that_reads_data_is_not_run_without_it() -> None:
+    """Its kernel in C++ is said to be for all devices: without data it ends the process."""
+    pytest.importorskip("torchvision")
+    pixels = torch.randint(0, 256, (3, 8, 8), dtype=torch.uint8)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        written = torch.ops.image.encode_jpeg(x + 1, 90)
+        return torch.ops.image.decode_jpeg(written, 0) + 1
+
+    assert torch.equal(dovetail.compile(program)(pixels), program(pixels))

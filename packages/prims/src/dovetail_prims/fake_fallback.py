@@ -66,6 +66,21 @@ def _schema_facts(func: Any) -> tuple[bool, bool, bool, frozenset[int], bool]:
     return reads_data, schema.name in _MASK_INDEXED, composite, written, views
 
 
+@functools.cache
+def _may_read_data(func: Any) -> bool:
+    """Is an operator of some other library's one kernel in C++ for all devices, which may read the
+    data that a meta tensor has not (and end the process)?"""
+    if func.namespace in ("aten", "prims", "prim", "quantized"):
+        return False
+    has_kernel = func.has_kernel_for_dispatch_key
+    if has_kernel(torch._C.DispatchKey.Meta):
+        return False
+    if not has_kernel(torch._C.DispatchKey.CompositeExplicitAutograd):
+        return False
+    rows = torch._C._dispatch_dump(func.name()).splitlines()
+    return any(row.startswith("CompositeExplicit") and ".py:" not in row for row in rows)
+
+
 class _Twins:
     """The meta twins of one call: a twin for each fake, a meta storage for each `FakeStorage`."""
 
@@ -121,6 +136,8 @@ def run_on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         raise DataDependentError(str(func))
     if composite:
         return func.decompose(*args, **kwargs)
+    if _may_read_data(func):
+        raise FakeTensorError(f"{func} has neither a shape rule nor a meta kernel")
     for value in (*args, *kwargs.values()):
         if type(value) is torch.dtype and value in _QUANTIZED:
             raise UnsupportedTensorError(f"no fake for dtype {value} ({func})")
