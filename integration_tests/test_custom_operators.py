@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -209,3 +210,18 @@ def test_a_kernel_of_another_library_that_reads_data_is_not_run_without_it() -> 
         return torch.ops.image.decode_jpeg(written, 0) + 1
 
     assert torch.equal(dovetail.compile(program)(pixels), program(pixels))
+
+
+def test_an_operator_that_is_first_asked_for_in_the_program() -> None:
+    with torch.library._scoped_library("dovetail_first_asked", "DEF") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x * 2, "CPU")
+        library.impl("twice", lambda x: x * 2, "Meta")
+
+        def program(x: torch.Tensor) -> torch.Tensor:
+            return torch.ops.dovetail_first_asked.twice(x) + 1  # type: ignore[no-any-return]
+
+        compiled = dovetail.compile(program, backend="eager", fullgraph=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 3.0))

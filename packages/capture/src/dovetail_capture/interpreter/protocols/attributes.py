@@ -134,6 +134,10 @@ def _module_attr(vm: Interpreter, obj: Constant, module: types.ModuleType, name:
     computes = type(module) is not types.ModuleType or "__getattr__" in attributes
     if computes and id(attributes) in vm.session.global_dicts:
         raise GraphBreakSignal(f"`{name}` of a module that the frame has changed")
+    if name not in attributes and isinstance(module, torch._ops._OpNamespace):
+        getattr(module, name, None)  # it keeps an operator that it is asked for the first time
+        if name in attributes:
+            return vm.wrap(attributes[name], sources.item(base, name))
     vm.session.guard(c.HasKey, base, name, name in attributes)
     if "__getattr__" in attributes:
         vm.session.pin(sources.item(base, "__getattr__"), attributes["__getattr__"])
