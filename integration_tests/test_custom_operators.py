@@ -177,6 +177,21 @@ def test_memory_that_another_argument_shows_breaks_the_graph() -> None:
         dovetail.compile(shifted, fullgraph=True)(x)
 
 
+@pytest.mark.parametrize("backend", ["eager", "dovetail"])
+def test_an_operator_that_captured_code_is_the_first_to_name(backend: str) -> None:
+    name = f"named_first_by_{backend}"
+    _library.define(f"{name}(Tensor x) -> Tensor")
+    _library.impl(name, lambda x: x * 3, "CompositeExplicitAutograd")
+
+    def f(x: Tensor) -> Tensor:
+        return getattr(torch.ops.dovetail_custom_defined, name)(x) + 1
+
+    compiled = dovetail.compile(f, backend=backend, fullgraph=True)
+    for _ in range(2):  # (`torch.ops` keeps what it was asked for)
+        torch.testing.assert_close(compiled(torch.ones(3)), torch.full((3,), 4.0))
+    assert dovetail.report(compiled).graphs == 1
+
+
 # --- sizes that depend on data -------------------------------------------------------------------
 
 

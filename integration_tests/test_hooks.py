@@ -140,6 +140,21 @@ def reads_a_constant(x: Tensor) -> Any:
     return y.sin()
 
 
+def with_defaults() -> Call:
+    width = 2.0
+
+    def hook(g: Tensor, factor: float = 3.0, offset: int = 2) -> Tensor:
+        return g * factor + offset * width
+
+    def reads_defaults(x: Tensor) -> Any:
+        y = x * 2
+        y.register_hook(hook)
+        y.register_hook(functools.partial(hook, factor=0.5))
+        return y.sin()
+
+    return reads_defaults
+
+
 def retains_what_nobody_has(x: Tensor) -> Any:
     y = x * 2
     z = y.sin()
@@ -149,7 +164,7 @@ def retains_what_nobody_has(x: Tensor) -> Any:
 
 IN_ONE_GRAPH = [
     retains_what_nobody_has,
-    reads_a_constant,
+    reads_a_constant, with_defaults(),
     scaled, after_other_uses, several_in_order, with_a_mask, removed, bound_in_a_loop,
     around_writes, made_by_a_function, no_plain_function, of_views, a_view_of_it_is_returned,
     in_a_checkpoint, differentiated_inside, removed_after_a_backward, of_complex_numbers,

@@ -50,6 +50,15 @@ def by_truth(context: Any, op: Any, *args: Any, **kwargs: Any) -> bool:
     return op in PRODUCTS
 
 
+def with_a_default() -> Any:
+    """A policy of its own that has a default, which it is never called with."""
+
+    def policy(context: Any, op: Any, first: Any = None, *args: Any, **kwargs: Any) -> bool:
+        return op in PRODUCTS
+
+    return lambda: contexts(policy)
+
+
 def second_of_two() -> Any:
     """Contexts of a function of its own, whose policy counts."""
     seen: dict[str, int] = defaultdict(int)
@@ -114,6 +123,7 @@ UP = 4 * BATCH * INNER * 3
         (functools.partial(contexts, [aten.mul.Tensor, aten.sin.default]), PLAIN),
         (lambda: contexts(by_truth), PLAIN + UP),
         (second_of_two, PLAIN + UP),
+        (with_a_default(), PLAIN + UP),
         (None, PLAIN),
     ],
 )

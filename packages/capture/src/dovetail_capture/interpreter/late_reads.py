@@ -107,6 +107,8 @@ class LateReads:
         base = source
         while isinstance(base, ItemSource) and not isinstance(base.base, ObjectSource):
             base = base.base  # a part of a tuple
+        if isinstance(base, AttrSource) and base.name == "__defaults__" and _is_immutable(real):
+            return  # they stay with a function, as its code does
         if isinstance(base, (ObjectSource, BuiltinSource)):
             if not _is_immutable(real):
                 self._refuse(kind)

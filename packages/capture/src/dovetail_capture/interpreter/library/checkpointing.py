@@ -22,6 +22,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 
 from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import dicts, inlining
+from dovetail_capture.interpreter.protocols.attributes import resolve
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.recorder import Policy
 from dovetail_capture.interpreter.signals import GraphBreakSignal
@@ -216,7 +217,7 @@ def _real_function(vm: Interpreter, value: FunctionValue) -> Any:
     vm.copied.add(id(value))
     try:
         held = [real_object(vm, vm.resolve_cell(cell)) for cell in value.closure]
-        defaults = tuple(real_object(vm, default) for default in value.defaults)
+        defaults = tuple(real_object(vm, resolve(vm, default)) for default in value.defaults)
         named = {}
         if value.kwdefaults is not None:
             for key, default in dicts.items(vm, value.kwdefaults):

@@ -30,6 +30,7 @@ from dovetail_capture.interpreter.late_reads import LASTING, NUMBERS, watching
 from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.transforms import InnerRecorder
 from dovetail_capture.interpreter.protocols import dicts
+from dovetail_capture.interpreter.protocols.attributes import resolve
 from dovetail_capture.interpreter.recorder import NotAGraphArgument
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, is_none
@@ -83,7 +84,7 @@ def _check_lasts(vm: Interpreter, hook: Value, cells: list[tuple[CellValue, Any]
     if isinstance(hook, TupleValue):
         parts = [vm.tuple_item(hook, i) for i in range(len(hook.items))]
     elif isinstance(hook, FunctionValue) and hook.attributes is None:
-        parts = [*hook.defaults]
+        parts = [resolve(vm, default) for default in hook.defaults]
         if hook.kwdefaults is not None:
             parts += [value for _, value in dicts.items(vm, hook.kwdefaults)]
         for cell in hook.closure:

@@ -134,18 +134,17 @@ def _module_attr(vm: Interpreter, obj: Constant, module: types.ModuleType, name:
     computes = type(module) is not types.ModuleType or "__getattr__" in attributes
     if computes and id(attributes) in vm.session.global_dicts:
         raise GraphBreakSignal(f"`{name}` of a module that the frame has changed")
-    if name not in attributes and isinstance(module, torch._ops._OpNamespace):
-        getattr(module, name, None)  # it keeps an operator that it is asked for the first time
-        if name in attributes:
-            return vm.wrap(attributes[name], sources.item(base, name))
+    absent = object()
+    found = getattr(module, name, absent)
+    if name in attributes and not taken:
+        # What it computes when first asked is kept: operators of torch.ops, modules loaded late.
+        return vm.wrap(attributes[name], sources.item(base, name))
     vm.session.guard(c.HasKey, base, name, name in attributes)
     if "__getattr__" in attributes:
         vm.session.pin(sources.item(base, "__getattr__"), attributes["__getattr__"])
     else:
         vm.session.guard(c.HasKey, base, "__getattr__", False)
-    try:
-        found = getattr(module, name)
-    except AttributeError:
+    if found is absent:
         return missing(vm, obj, name)
     return vm.wrap(found, sources.attr(sources.held(module, module.__name__), name))
 
