@@ -728,6 +728,29 @@ def what_a_gpu_can_do(x):
     return x + 1, facts, _asked(torch.cuda.get_device_capability, torch.device("cuda", 0))
 
 
+class _Even(type):
+    def __instancecheck__(cls, instance):
+        return isinstance(instance, int) and instance % 2 == 0
+
+
+class _EvenNumber(metaclass=_Even):
+    pass
+
+
+@construct()
+def classes_that_tell_what_is_an_instance(x):
+    Variable = torch.autograd.Variable
+    tensors = isinstance(x, Variable), isinstance(x + 1, (int, Variable)), isinstance(3, Variable)
+    return tensors, isinstance(4, _EvenNumber), isinstance(x.dim(), _EvenNumber), x + 1
+
+
+@construct(graphs=None, breaks=None)
+def typed_storages_tell_their_dtype(x):
+    bools = torch.BoolStorage.from_buffer(bytearray([0, 1]), "big")
+    assert isinstance(bools, torch.BoolStorage)
+    return isinstance(bools, torch.FloatStorage), x + 1
+
+
 @construct()
 def a_script_is_captured_as_the_function_it_was_made_from(x):
     return _scripted(x, 3) - _scripted(n=2, x=x)

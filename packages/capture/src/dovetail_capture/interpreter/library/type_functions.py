@@ -52,7 +52,7 @@ def is_instance(vm: Interpreter, value: Value, classinfo: Value) -> bool:
     cls = value.python_type()
     if isinstance(wanted, type) and cls is not wanted:  # or no `__instancecheck__` is asked
         _, check = class_attributes.class_lookup(vm, type(wanted), "__instancecheck__")
-        if isinstance(check, types.FunctionType) and not _is_library_check(check):
+        if isinstance(check, types.FunctionType) and not _asks_by_class(type(wanted), check):
             return vm.truth(vm.call(vm.held(check), [classinfo, value], {}))
     if isinstance(value, Constant):
         real = "" if isinstance(value, LateText) else value.value  # one text is as good as another
@@ -86,6 +86,7 @@ def is_instance(vm: Interpreter, value: Value, classinfo: Value) -> bool:
 
 
 _FLAGS: dict[type, str] = {torch.nn.Parameter: "_is_param", torch.nn.Buffer: "_is_buffer"}
+_FLAGGED = frozenset(map(type, _FLAGS))
 
 
 def _is_flagged(vm: Interpreter, value: TensorValue, flag: str) -> bool:
@@ -105,11 +106,9 @@ def _origin(vm: Interpreter, cls: type, alias: Any) -> type:
     return origin
 
 
-def _is_library_check(check: types.FunctionType) -> bool:
-    """ABCMeta and the like: they decide by the class alone."""
-    return module_of(check) in ("abc", "typing", "_py_abc", "torch", "torch._tensor") or (
-        module_of(check).startswith("torch.")
-    )
+def _asks_by_class(meta: type, check: types.FunctionType) -> bool:
+    """Does the class of an object alone decide (ABCMeta and the like), or what `_FLAGS` says?"""
+    return meta in _FLAGGED or module_of(check) in ("abc", "typing", "_py_abc")
 
 
 def _protocol_members(cls: Any) -> set[str]:
