@@ -16,7 +16,8 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from construct_cases import Case, Table, Version, run_case
+from construct_cases import Case, Table, Version, run_case, same
+from dovetail_capture import optimize
 
 construct = Table()
 SCALE = 3.0
@@ -614,6 +615,62 @@ def eval_order(x):
     y = note("a", x) + note("b", 1) * note("c", 2)
     z = {note("k", "key"): note("v", y)}
     return log, z
+
+
+def _made(name, doc=None):
+    def closure(y: torch.Tensor, by: int = 2) -> torch.Tensor:
+        "What it does."
+        return y * by
+
+    if name is not None:
+        closure.__name__, closure.__doc__ = name, doc
+    return closure
+
+
+def _counted(function):
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        return function(*args, **kwargs) + 1
+
+    return wrapper
+
+
+def _texts(function):
+    return function.__name__, function.__qualname__, function.__doc__, function.__module__
+
+
+def wraps_what_is_given(x, function):
+    wrapper = _counted(function)
+    return wrapper(x), _texts(wrapper), wrapper.__annotations__, wrapper.__wrapped__(x, 3)
+
+
+def writes_to_the_fields_of_what_is_given(x, function):
+    before = dict(function.__dict__)
+    function.__dict__["level"] = 3
+    return before, function.level, function(x)
+
+
+@pytest.mark.parametrize("program", [wraps_what_is_given, writes_to_the_fields_of_what_is_given])
+def test_closures_of_one_code_are_told_apart_by_what_is_read_of_them(program) -> None:
+    """Functions that each call of `_made` makes anew are known by their code."""
+    captured = optimize(program, lambda gm, inputs: gm.forward, fullgraph=True)
+    x = torch.ones(2)
+    for name, doc in ((None, None), ("first", "a"), ("second", "a"), ("second", "b"), (None, None)):
+        theirs, ours = _made(name, doc), _made(name, doc)
+        assert same(program(x, theirs), captured(x, ours))
+        assert theirs.__dict__ == ours.__dict__
+
+
+def test_a_wrapper_of_what_is_given_is_returned() -> None:
+    def program(x, function):
+        return x * 2, _counted(function)
+
+    captured = optimize(program, lambda gm, inputs: gm.forward, fullgraph=True)
+    given = _made("given", "text")
+    _, wrapper = captured(torch.ones(2), given)
+    assert wrapper.__wrapped__ is given and _texts(wrapper) == _texts(given)
+    assert wrapper.__annotations__ is given.__annotations__ and given.__dict__ == {}
+    torch.testing.assert_close(wrapper(torch.ones(2)), torch.full((2,), 3.0))
 
 
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)

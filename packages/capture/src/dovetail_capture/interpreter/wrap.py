@@ -174,6 +174,7 @@ def _function(session: Session, real: types.FunctionType, source: Source) -> Val
     value = FunctionValue(code, real.__globals__)
     value.source = source
     value.name = real.__name__
+    value.given = real
     if real.__defaults__ is None:
         session.guard(c.ConstantIs, sources.attr(source, "__defaults__"), None)
     else:

@@ -250,10 +250,9 @@ def _function_like(vm: Interpreter, target: Value) -> Any:
 def _annotations(vm: Interpreter, function: FunctionValue) -> Any:
     """The annotations of a closure; of one that is given, only if there are none."""
     session = vm.session
-    if function.source is None:
+    if function.source is None or function.given is None:
         return vm.as_python(vm.get_attr(function, "__annotations__"))
-    real = next(obj for obj in session.keep_alive if session.known.get(id(obj)) is function)
-    if real.__annotations__:
+    if function.given.__annotations__:
         return UNKNOWN
     session.guard(c.LengthIs, session.sources.attr(function.source, "__annotations__"), 0)
     return {}

@@ -247,14 +247,18 @@ def _native_method_attr(vm: Interpreter, obj: NativeMethod, name: str) -> Value:
     return _native_attr(vm, obj, name)
 
 
+# What no guard of a function that is given speaks of before it is read.
+_OF_GIVEN = ("__name__", "__qualname__", "__doc__", "__module__")
+
+
 def _function_attr(vm: Interpreter, obj: FunctionValue, name: str) -> Value:
     found = obj.special.get(name)
     if found is None and name not in FUNCTION_FIELDS and obj.attributes is not None:
         found = dicts.get(vm, obj.attributes, name)
     if found is not None:
         return found
-    if obj.source is not None and name == "__dict__":
-        raise GraphBreakSignal("the __dict__ of a function that is given")
+    if name in _OF_GIVEN and obj.given is not None and obj.source is not None:
+        return vm.wrap(getattr(obj.given, name), vm.session.sources.attr(obj.source, name))
     match name:
         case "__name__":
             return Constant(obj.name)
@@ -263,7 +267,9 @@ def _function_attr(vm: Interpreter, obj: FunctionValue, name: str) -> Value:
         case "__code__":
             return Constant(obj.code)
         case "__dict__":
-            return function_fields(obj)
+            if obj.attributes is None:
+                obj.attributes = _own_dict(vm, obj, name)
+            return obj.attributes
         case "__module__":
             return vm.constant(obj.globals_.get("__name__"))
         case "__doc__":
@@ -284,10 +290,8 @@ def _function_attr(vm: Interpreter, obj: FunctionValue, name: str) -> Value:
                 obj.annotations = DictValue()
                 for of_what, annotation in zip(flat[::2], flat[1::2], strict=True):
                     dicts.put(vm, obj.annotations, of_what, annotation)
-            elif obj.source is not None:
-                raise GraphBreakSignal("the __annotations__ of a function that is given")
             elif obj.annotations is None:
-                obj.annotations = DictValue()
+                obj.annotations = _own_dict(vm, obj, name)
             return obj.annotations
         case "__type_params__":
             return TupleValue([])
@@ -306,6 +310,15 @@ FUNCTION_FIELDS = frozenset(
     name for name, attr in vars(types.FunctionType).items() if hasattr(attr, "__set__")
 )
 """The attributes of functions that are not in their `__dict__`."""
+
+
+def _own_dict(vm: Interpreter, obj: FunctionValue, name: str) -> DictValue:
+    """What a function keeps as `name`, a dictionary: its own one if it is given."""
+    if obj.given is None or obj.source is None:
+        return DictValue()
+    found = vm.wrap(getattr(obj.given, name), vm.session.sources.attr(obj.source, name))
+    assert isinstance(found, DictValue)
+    return found
 
 
 def function_fields(obj: FunctionValue) -> DictValue:

@@ -36,10 +36,11 @@ class CellValue(Value):
 
 
 class FunctionValue(Value):
-    """A function made in the frame by MAKE_FUNCTION."""
+    """A function made in the frame by MAKE_FUNCTION, or one that is given (then it has a source)
+    and known by its code: `given`, whose `__dict__` is empty."""
 
-    __slots__ = ("annotations", "attributes", "closure", "code", "defaults", "globals_",
-                 "kwdefaults", "name", "special", "top_globals")  # fmt: skip
+    __slots__ = ("annotations", "attributes", "closure", "code", "defaults", "given",
+                 "globals_", "kwdefaults", "name", "special", "top_globals")  # fmt: skip
 
     def __init__(self, code: CodeType, globals_: dict[str, Any]) -> None:
         self.code = code
@@ -50,6 +51,7 @@ class FunctionValue(Value):
         self.closure: tuple[CellValue, ...] = ()
         self.annotations: Value | None = None
         self.attributes: DictValue | None = None
+        self.given: types.FunctionType | None = None
         self.special: dict[str, Value] = {}  # attributes that are not in its `__dict__`
         self.source = None
 
