@@ -406,6 +406,10 @@ def _undefined(step: Step, values: list[Any], inputs: int, before: list[Step]) -
     if (step.name in ALL_WRITES or step.name in ALL_WRITES_TWO) and first.dtype is not torch.bool:
         if any(a.dtype is torch.bool and _one_storage(a, first) for a in given):
             return True  # the same: kernels keep such bytes or make them 1, as they happen to read
+    writes = step.name in ALL_WRITES or step.name in ALL_WRITES_TWO
+    if writes and first.is_floating_point() and bool(first.isnan().any()):
+        if any(a.dtype is not first.dtype and _one_storage(a, first) for a in given):
+            return True  # the sign of what is no number, which IEEE 754 leaves open, in their bits
     alone = not any(
         isinstance(v, Tensor) and v is not first and _one_storage(v, first) for v in values
     )
