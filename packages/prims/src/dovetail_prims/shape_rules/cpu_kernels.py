@@ -8,6 +8,7 @@ from typing import Any
 
 from dovetail_prims.fake_tensor import FakeTensor, Size, Sizes, make
 from dovetail_prims.shape_rules.copies import clone
+from dovetail_prims.shape_rules.data_bounds import known_truth
 from dovetail_prims.shape_rules.indexing import cat
 from dovetail_prims.shape_rules.layout import (
     channels_last,
@@ -62,13 +63,15 @@ def roll(x: FakeTensor, shifts: Sequence[Size], dims: Sequence[int] = ()) -> Any
         return fresh(x._sizes, x._dtype, x._device)
     if len(shifts) != len(dims) or not dims:
         return NotImplemented  # an error of eager's
+    if any(known_truth(x._sizes[wrap_dim(dim, len(x._sizes))] == 0) is None for dim in dims):
+        return NotImplemented  # only the data tells how far it goes round
     for shift, dim in zip(shifts, dims, strict=True):
         if has_zero(x._sizes):
             x = clone(x)
             continue
         size = x._sizes[wrap_dim(dim, len(x._sizes))]
         start = (size - shift) % size
-        # (Where only the data tells, both parts count as having several elements.)
+        # (Where only the data tells the shift, both parts count as having several elements.)
         start = start if type(start) is int else (1 if settled(start != 0) else 0)
         x = _laid(cat((slice_(x, dim, start, size), slice_(x, dim, 0, start)), dim), x._sizes)
     return x
