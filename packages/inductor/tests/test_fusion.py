@@ -130,6 +130,39 @@ def test_norms_that_products_read_too_are_not_rounded_for_the_next_sum(rows, wid
     assert made.count(torch.float32) == 6 + wide  # six sums; of the norms the last is the result
 
 
+def kept_wide(fn, *shapes):
+    """How many values of the first shape are in memory in float32, of a function of bfloat16."""
+    gm = trace_aten(fn, *(torch.zeros(shape, dtype=torch.bfloat16) for shape in shapes))
+    buffers = lower(gm, on_gpu=True).buffers.values()
+    return sum(b.dtype is torch.float32 and b.shape == shapes[0] for b in buffers)
+
+
+@pytest.mark.parametrize(("products", "wide"), [(1, 1), (4, 0)])
+def test_what_a_cache_holds_no_longer_is_rounded(products, wide):
+    def fn(x, w, large):
+        y = torch.tanh(x)
+        found = [y @ w]
+        for _ in range(products):  # 32 MiB each, before y is read again
+            large = large @ large
+        return *found, large, y + 1
+
+    assert kept_wide(fn, (128, 64), (64, 64), (4096, 4096)) == wide
+
+
+def test_what_is_summed_up_or_convolved_is_rounded():
+    def summed(x, w):
+        y = torch.tanh(x)
+        return y @ w, y + 1, y.sum(0)
+
+    def convolved(x, w):
+        y = torch.tanh(x)
+        return torch.conv2d(y, w), y + 1
+
+    assert kept_wide(lambda x, w: summed(x, w)[:2], (128, 64), (64, 64)) == 1
+    assert kept_wide(summed, (128, 64), (64, 64)) == 0
+    assert kept_wide(convolved, (1, 8, 16, 16), (8, 8, 1, 1)) == 0
+
+
 def test_what_is_chosen_from_narrow_numbers_is_in_memory_once():
     def fn(x, w):
         small = torch.relu(torch.maximum(x, -x[:1]))

@@ -119,7 +119,7 @@ def realize_if_worth_it(
     until_read: dict[fx.Node, int],
 ) -> None:
     """Decide whether a value just made becomes memory, or is computed inside its consumers;
-    `until_read` is from `bytes_until_read`."""
+    `until_read` is from `bytes_until_read` (on a CPU nothing asks it)."""
     if value.stored is not None or (is_view(node) and not _is_result(node)):
         return
     if node in in_memory:

@@ -84,7 +84,7 @@ def lower(
     # What a comparison finds again must not be computed twice, nor with other roundings.
     exact = {value for _, value in exact_comparisons(gm.graph.nodes)}
     in_memory |= exact
-    until_read = bytes_until_read(gm, in_memory)
+    until_read = bytes_until_read(gm, in_memory) if on_gpu else {}
     padded = aligned.padded_operands(gm, on_gpu)
 
     def resolve(arg: Any) -> Any:
