@@ -28,6 +28,12 @@ def one_array():
     return (np.arange(6, dtype=np.float64).reshape(2, 3) / 4,)
 
 
+@construct(graphs=1, breaks=0)
+def arrays_like_tensors(x):
+    made = np.ones_like(x), np.zeros_like(x.T), np.full_like(x.long(), 3)
+    return made, np.ones_like(x, dtype=np.int32), torch.from_numpy(np.zeros_like(x)) + x
+
+
 @construct(make=arrays)
 def arithmetic(a, b):
     return (

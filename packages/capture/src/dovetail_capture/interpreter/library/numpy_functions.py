@@ -344,6 +344,18 @@ def _where(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return as_array(vm, "where", vm.call(Constant(torch.where), [condition, *parts], {}), like)
 
 
+def _like(fn: Any) -> Handler:
+    """`np.ones_like` and its kind, which take a tensor for the array over its memory."""
+    of_arrays = HANDLERS[fn]
+
+    def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+        if args and isinstance(args[0], TensorValue):
+            args = [tensor_numpy(vm, [args[0]], {}), *args[1:]]
+        return of_arrays(vm, args, kwargs)
+
+    return handler
+
+
 def _about_shapes(fn: Any) -> Handler:
     """A question that the dtype or the shape of an array answers."""
 
@@ -381,6 +393,8 @@ def _fill_tables() -> None:
     UFUNC_OF.update({symbol: getattr(np, name) for symbol, name in UFUNCS.items()})
     for name, (twin, computes) in FUNCTIONS.items():
         HANDLERS[getattr(np, name)] = mapped(getattr(np, name), twin, computes)
+    for fn in (np.zeros_like, np.ones_like, np.full_like, np.empty_like):
+        HANDLERS[fn] = _like(fn)
     for name, (twin, computes) in METHODS.items():
         HANDLERS[getattr(np.ndarray, name)] = mapped(getattr(np.ndarray, name), twin, computes)
     _CONVERT.update((np.array, np.asarray))
