@@ -393,8 +393,9 @@ def _fill_tables() -> None:
     UFUNC_OF.update({symbol: getattr(np, name) for symbol, name in UFUNCS.items()})
     for name, (twin, computes) in FUNCTIONS.items():
         HANDLERS[getattr(np, name)] = mapped(getattr(np, name), twin, computes)
-    for fn in (np.zeros_like, np.ones_like, np.full_like, np.empty_like):
-        HANDLERS[fn] = _like(fn)
+    likes: tuple[Any, ...] = (np.zeros_like, np.ones_like, np.full_like, np.empty_like)
+    for like in likes:
+        HANDLERS[like] = _like(like)
     for name, (twin, computes) in METHODS.items():
         HANDLERS[getattr(np.ndarray, name)] = mapped(getattr(np.ndarray, name), twin, computes)
     _CONVERT.update((np.array, np.asarray))
