@@ -111,6 +111,7 @@ def test_what_is_handed_out_lies_where_no_graph_works() -> None:
     assert pools[results[0].data_ptr()] != pools[results[2].data_ptr()]
 
 
+@pytest.mark.observes  # (a sanitizer reports what the driver refuses)
 def test_a_recording_that_fails_leaves_the_allocator_as_it_was() -> None:
     """Reading a value waits for the GPU, which a capture forbids."""
     few = TensorSpec((4,), (1,), torch.float32, CUDA)

@@ -161,7 +161,8 @@ class JointGraph:
     give it a gradient (which may be zeros, and then depends on none in the graph). The last
     `carriers` primals are read by nothing: they stand for tensor subclasses, whose gradients they
     have. It is not `additive` if the user's own backwards make of a sum of gradients something else
-    than the sum of what they make of each. `user_code`: it holds such backwards, or hooks.
+    than the sum of what they make of each. `user_code`: it holds such backwards, or hooks. `counted`
+    are primals that are not written to, but share the version counter of one that is.
     """
 
     gm: GraphModule
@@ -173,6 +174,7 @@ class JointGraph:
     apart: tuple[tuple[int, int], ...] = ()
     additive: bool = True
     user_code: bool = False
+    counted: tuple[int, ...] = ()
 
     def as_text(self) -> str:
         """The signature, then the graph as Python text."""

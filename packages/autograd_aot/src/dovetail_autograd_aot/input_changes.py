@@ -115,6 +115,12 @@ def _need_storage_if_overlapped(trace: JointTrace, index: int, writer: str | Non
         if memory_overlaps(example, other):
             raise StorageNeededError(index, writer)
         trace.apart.append((index, number))
+        if _base_of(example) is _base_of(other):
+            trace.counted.append(number)
+
+
+def _base_of(tensor: Any) -> Any:
+    return tensor if tensor._base is None else tensor._base
 
 
 def reshaped_inputs(trace: JointTrace) -> tuple[ReshapedInput, ...]:

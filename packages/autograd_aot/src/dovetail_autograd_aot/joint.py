@@ -48,6 +48,7 @@ from dovetail_autograd_aot.storage import (
     StorageNeededError,
     TracedStorage,
     TraceError,
+    track_of,
     wrap,
 )
 from dovetail_autograd_aot.subclasses import BOUNDARY_FUNCTIONS, Wrapping
@@ -147,6 +148,7 @@ class JointTrace:
                 self.in_storage.setdefault(storage_key(example), []).append(position)
         self.storages = input_changes.shared_storages(self, by_storage)
         self.apart: list[tuple[int, int]] = []
+        self.counted: list[int] = []  # inputs with the version counter of one that is written to
         self.chains: dict[int, tuple[ViewStep, ...]] = {}  # of inputs that are views of storages
         self.base_of = {  # the input that is its storage, by input
             member: self.num_examples + i
@@ -198,6 +200,11 @@ class JointTrace:
                 )
                 result = classify_outputs(self.tracer, outputs, inputs, mutated)
                 input_changes.refuse_untracked_views(self, result)
+            self.tracer.seen_outside = {
+                track_of(tensor).storage
+                for tensor in (*self.primals, *outputs)
+                if type(tensor) is FakeTensor
+            }
             gradients = trace_backward(self, result)
         return self._finish(result, mutated, gradients)
 
@@ -401,7 +408,7 @@ class JointTrace:
         lifted = tuple(self.lifted.values())
         return JointGraph(
             joint, signature, lifted, tuple(self.storages), self.reached, self.carriers,
-            tuple(self.apart), self.additive, self.user_gradients.seen,
+            tuple(self.apart), self.additive, self.user_gradients.seen, tuple(self.counted),
         )  # fmt: skip
 
     def _placeholders_first(self) -> None:

@@ -50,7 +50,9 @@ class Roles:
         outputs: tuple[Any, ...] = self.nodes[-1].args[0]  # type: ignore[assignment]
         self.forward_outputs = outputs[: signature.num_forward_outputs]
         self.gradients = outputs[signature.num_forward_outputs :]
-        self.mutated = {self.primals[m.index] for m in signature.mutated}
+        # (Of one with the same version counter autograd would say that it was written to, too.)
+        written = [*(m.index for m in signature.mutated), *joint.counted]
+        self.mutated = {self.primals[i] for i in written}
         # A storage has no version counter that would tell of a later write by the caller: what is
         # needed of it is saved as a copy, too.
         end = len(self.primals) - joint.carriers

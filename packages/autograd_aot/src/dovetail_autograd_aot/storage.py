@@ -181,6 +181,10 @@ def write(tracer: Tracer, tensor: FakeTensor, value: Node) -> None:
     storage = track.storage
     if storage.constant is not None:
         raise ConstantWrittenError(storage.constant)
+    if storage in tracer.seen_outside and tracer.in_backward:
+        raise TraceError(
+            "a backward of the program's own writes in place to an input or an output of the graph"
+        )
     if storage.reshaped and tensor._is_view():
         tracer.written_reshaped.append((tensor, tracer.running))
     pattern = track.node.meta["val"]

@@ -102,6 +102,8 @@ class Tracer(NodeRecorder, DispatchMode):
         self.reshaped: dict[int, list[tuple[ViewStep, bool]]] = {}
         self.reshapers: dict[int, str | None] = {}  # by which node first
         self.inputs: set[int] = set()  # ids of the traced inputs
+        # What the caller sees once the forward has run: a backward's writes would come too late.
+        self.seen_outside: set[TracedStorage] = set()
         # Tensors that were written to after one of their storage changed its shape in place, by
         # which node.
         self.written_reshaped: list[tuple[FakeTensor, str | None]] = []
