@@ -161,8 +161,8 @@ class JointGraph:
     give it a gradient (which may be zeros, and then depends on none in the graph). The last
     `carriers` primals are read by nothing: they stand for tensor subclasses, whose gradients they
     have. It is not `additive` if the user's own backwards make of a sum of gradients something else
-    than the sum of what they make of each. `user_code`: it holds such backwards, or hooks. `counted`
-    are primals that are not written to, but share the version counter of one that is.
+    than the sum of what they make of each. `user_code`: it holds such backwards, or hooks. The
+    `counted` primals are not written to, but have the version counter of one that is.
     """
 
     gm: GraphModule
