@@ -50,7 +50,9 @@ LEFT_OUT = {
     "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu",
 }  # fmt: skip
 # Eager does not check whether lengths, or statistics, fit the tensor.
-UNCHECKED = {"_segment_reduce", "native_batch_norm", "_batch_norm_with_update"}
+UNCHECKED = {
+    "_segment_reduce", "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update",
+}  # fmt: skip
 
 
 def _ordered(x: Tensor, order: Sequence[int]) -> Tensor:

@@ -101,3 +101,19 @@ def test_angles_of_columns() -> None:
     for x in (torch.randn(3, 4, dtype=torch.complex64).t(), torch.randn(3, 4).t()):
         read = dovetail.compile(lambda x: x.angle().stride(), fullgraph=True)(x)
         assert read == x.angle().stride()
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_losses_of_pixels_whose_classes_lie_otherwise(learns: bool) -> None:
+    """They are row-major wherever the classes lie."""
+    x = torch.randn(2, 3, 2, 4, requires_grad=learns)
+    classes = torch.randint(0, 3, (4, 2, 2)).permute(2, 1, 0)
+
+    def fn(x: Tensor, classes: Tensor) -> Tensor:
+        return F.nll_loss(x, classes, reduction="none")
+
+    wanted = fn(x, classes)
+    for backend in ("aot_eager", "inductor"):
+        got = dovetail.compile(fn, backend=backend)(x, classes)
+        torch.testing.assert_close(got, wanted)
+        assert got.stride() == wanted.stride()

@@ -49,7 +49,7 @@ def nll_loss_forward(
     loss = where(kept, aten.neg.default(aten.mul.Tensor(picked, weights)), 0)
     if reduction == NONE and self.dim() > 1:
         total = aten.full.default([], 0, dtype=self.dtype, device=self.device)
-        return cast(loss, self.dtype), total
+        return contiguous(cast(loss, self.dtype)), total  # (wherever the targets lie)
     dims = list(range(loss.dim()))
     total = aten.sum.dim_IntList(weights, dims)
     if reduction != NONE:
