@@ -158,3 +158,29 @@ def test_the_gradient_of_a_convolutions_bias_is_a_sum_on_a_gpu(asked, dtype):
     for mine, eager in zip(got, fn(*inputs), strict=True):
         assert mine.stride() == eager.stride() and mine.dtype == eager.dtype
         torch.testing.assert_close(mine, eager, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [0, 1, 5])
+def test_a_column_times_a_row_is_no_library_call(check, dtype, rows):
+    def fn(a, b):
+        return a @ b, (a.expand(3, -1, -1) @ b.expand(3, -1, -1)).cos()
+
+    result = check(fn, R(rows, 1).to(dtype), R(1, 7).to(dtype))
+    assert result.externs == []
+
+
+def test_the_gradient_of_a_layer_for_one_row_is_no_library_call(check):
+    result = check(lambda g, x: (g.t() @ x * 2, g.sum(0)), R(1, 12), R(1, 9))
+    assert result.launches <= 2 and result.externs == []
+
+
+def test_zeros_of_products_of_one_term_have_no_sign(check):
+    """A library begins its sum with zero. (Its kernels do not all: this one does.)"""
+    a, b = -torch.ones(2, 1, dtype=torch.bfloat16), torch.zeros(1, 3, dtype=torch.bfloat16)
+    check(lambda a, b: 1 / (a @ b), a, b)
+
+
+def test_products_of_numbers_that_loops_do_not_hold_stay_calls(check):
+    a, b = R(4, 1, dtype=torch.complex64), R(1, 4, dtype=torch.complex64)
+    assert check(lambda a, b: a @ b, a, b).externs == ["aten::mm.out"]

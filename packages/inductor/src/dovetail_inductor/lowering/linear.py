@@ -11,7 +11,7 @@ from torch import fx
 
 from dovetail_inductor.loop_ir.expr import Expr
 from dovetail_inductor.loop_ir.loops import same_strides
-from dovetail_inductor.loop_ir.ops import STORED_DTYPES
+from dovetail_inductor.loop_ir.ops import STORED_DTYPES, arithmetic_dtype
 from dovetail_inductor.lowering.externs import extern_call
 from dovetail_inductor.lowering.pointwise import pointwise
 from dovetail_inductor.lowering.reductions import reduce_into
@@ -53,6 +53,36 @@ def product_plus_row(ctx: Context, node: fx.Node, args: Sequence[Any]) -> Value:
     return pointwise(
         ctx, node, (product, args[0]), tensor_of(node).dtype, lambda e: ctx.builder.apply("add", e)
     )
+
+
+def is_outer(name: str, args: Sequence[Any]) -> bool:
+    """True for a product of a column and a row (`mm`, or of each of a batch, `bmm`) of floats: no
+    element of it is a sum."""
+    if name not in ("mm.default", "bmm.default") or len(args) != 2:
+        return False
+    return all(
+        isinstance(a, Value)
+        and a.dtype in STORED_DTYPES
+        and a.dtype.is_floating_point
+        and a.dtype == args[0].dtype
+        and a.device == args[0].device
+        for a in args
+    ) and bool(type(args[0].shape[-1]) is int and args[0].shape[-1] == 1)
+
+
+def outer_product(ctx: Context, node: fx.Node, args: Sequence[Any]) -> Value:
+    """A column times a row, computed in the kernels that read it.
+
+    A library's call would be a launch of its own, and cuBLAS takes a workspace for it. As there,
+    each element is a sum that begins with zero, which is never -0.
+    """
+    dtype = tensor_of(node).dtype
+    zero = ctx.builder.constant(0.0, arithmetic_dtype(dtype))
+
+    def combine(operands: list[Expr]) -> Expr:
+        return ctx.builder.apply("add", [ctx.builder.apply("mul", operands), zero])
+
+    return pointwise(ctx, node, args, dtype, combine)
 
 
 def adds_channels(ctx: Context, args: Sequence[Any]) -> bool:

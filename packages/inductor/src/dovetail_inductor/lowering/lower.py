@@ -194,6 +194,8 @@ def _call(
         view = rule(ctx, node, args, kwargs)
         if view.stored is not None:
             return view
+    if linear.is_outer(rule_name(node), args):
+        return linear.outer_product(ctx, node, args)
     if rule_name(node) == "mm.default":
         result = aligned.padded_product(ctx, node, args)
         if result is not NotImplemented:
