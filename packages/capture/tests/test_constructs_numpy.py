@@ -31,7 +31,8 @@ def one_array():
 @construct(graphs=1, breaks=0)
 def arrays_like_tensors(x):
     made = np.ones_like(x), np.zeros_like(x.T), np.full_like(x.long(), 3)
-    return made, np.ones_like(x, dtype=np.int32), torch.from_numpy(np.zeros_like(x)) + x
+    summed = torch.from_numpy(np.zeros_like(x)) + x
+    return made, np.ones_like(x, dtype=np.int32), np.empty_like(x).shape, summed
 
 
 @construct(make=arrays)

@@ -22,7 +22,7 @@ from dovetail_autograd_aot.inputs import (
     shared_storage,
     storage_key,
 )
-from dovetail_autograd_aot.outputs import Classified, grad_flags
+from dovetail_autograd_aot.outputs import Classified, grad_flags, seen_base
 from dovetail_autograd_aot.storage import (
     StorageNeededError,
     TracedStorage,
@@ -115,12 +115,8 @@ def _need_storage_if_overlapped(trace: JointTrace, index: int, writer: str | Non
         if memory_overlaps(example, other):
             raise StorageNeededError(index, writer)
         trace.apart.append((index, number))
-        if _base_of(example) is _base_of(other):
+        if seen_base(example) is seen_base(other):
             trace.counted.append(number)
-
-
-def _base_of(tensor: Any) -> Any:
-    return tensor if tensor._base is None else tensor._base
 
 
 def reshaped_inputs(trace: JointTrace) -> tuple[ReshapedInput, ...]:

@@ -215,7 +215,7 @@ def _detached(plan: _Planned, primals: list[Any]) -> tuple[int | None, Any]:
     own = value._base
     if own is None:
         return len(plan.chain), None
-    if own is _seen_base(base):
+    if own is seen_base(base):
         return None, None
     skipped = len(track_of(value).chain) - len(plan.chain)
     steps = len(track_of(own).chain) - skipped
@@ -280,7 +280,7 @@ def _untracked(plan: _Planned, primals: list[Any]) -> bool:
     if taken_from is not None:
         if not taken_from.requires_grad or tensor is taken_from:
             return False
-        if seen is not _seen_base(taken_from):
+        if seen is not seen_base(taken_from):
             return False
     elif plan.flow is _Flow.OTHER or seen is None or not grad_flags(seen)[0]:
         return False
@@ -288,7 +288,7 @@ def _untracked(plan: _Planned, primals: list[Any]) -> bool:
     return bool(torch._C._autograd._get_creation_meta(tensor) == under_no_grad)
 
 
-def _seen_base(tensor: FakeTensor) -> Any:
+def seen_base(tensor: torch.Tensor) -> Any:
     """What autograd takes for the base of views of a tensor."""
     return tensor if tensor._base is None else tensor._base
 
@@ -356,7 +356,7 @@ def _plan_tensor(
     if storage.primal is not None:
         given = (*inputs.members.get(storage.primal, ()), storage.primal)
         # First what autograd has it for a view of: others may lie in the same place.
-        for index in sorted(given, key=lambda i: value._base is not _seen_base(inputs.primals[i])):
+        for index in sorted(given, key=lambda i: value._base is not seen_base(inputs.primals[i])):
             start = inputs.chains.get(index, ())
             chain = track.chain
             if chain[: len(start)] == start:
@@ -388,8 +388,8 @@ def _refuse_unrelated(value: FakeTensor, group: list[FakeTensor], storage: Trace
     tensor in the same memory is the base, which knows nothing of the writes to them."""
     if storage.writer is None:
         return
-    base = _seen_base(value)
-    if any(other is not value and _seen_base(other) is base for other in group):
+    base = seen_base(value)
+    if any(other is not value and seen_base(other) is base for other in group):
         why = "views of a tensor and of what it was detached from, with other gradients,"
         raise refusal(f"{why} are returned, and one was written to", storage.writer)
 
@@ -435,7 +435,7 @@ def _base_of(group: list[FakeTensor], storage: TracedStorage) -> FakeTensor:
         return tensor
     # (A tensor made without a gradient and written to with one is not the storage's first one.)
     for tensor in group:
-        seen = _seen_base(tensor)
+        seen = seen_base(tensor)
         if isinstance(seen, FakeTensor) and grad_flags(seen)[0] == grad:
             if track_of(seen).storage is storage and _leads_to(seen, group):
                 return seen
@@ -448,7 +448,7 @@ def _reshaped_base_of(group: list[FakeTensor]) -> FakeTensor | None:
     """What autograd takes for the base of the outputs that are views, if all are views of it."""
     bases: dict[int, FakeTensor] = {}
     for tensor in group:
-        own = _seen_base(tensor)
+        own = seen_base(tensor)
         bases[id(own)] = own
     base, *others = bases.values()
     chain = track_of(base).chain

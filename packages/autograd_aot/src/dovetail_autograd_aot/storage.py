@@ -181,7 +181,7 @@ def write(tracer: Tracer, tensor: FakeTensor, value: Node) -> None:
     storage = track.storage
     if storage.constant is not None:
         raise ConstantWrittenError(storage.constant)
-    if storage in tracer.seen_outside and tracer.in_backward:
+    if tracer.in_backward and storage in tracer.seen_outside:
         raise TraceError(
             "a backward of the program's own writes in place to an input or an output of the graph"
         )

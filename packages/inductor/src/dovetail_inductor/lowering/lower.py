@@ -194,7 +194,7 @@ def _call(
         view = rule(ctx, node, args, kwargs)
         if view.stored is not None:
             return view
-    if linear.is_outer(rule_name(node), args):
+    if linear.is_outer(rule_name(node), args) and _is_loop_like(ctx, node, args):
         return linear.outer_product(ctx, node, args)
     if rule_name(node) == "mm.default":
         result = aligned.padded_product(ctx, node, args)
