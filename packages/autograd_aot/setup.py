@@ -19,7 +19,11 @@ setup(
     ext_modules=[
         Extension(
             "dovetail_autograd_aot._autograd_nodes",
-            sources=["src/dovetail_autograd_aot/_autograd_nodes.cpp"],
+            sources=[
+                "src/dovetail_autograd_aot/_autograd_nodes.cpp",
+                "src/dovetail_autograd_aot/_output_nodes.cpp",
+            ],
+            depends=["src/dovetail_autograd_aot/_output_nodes.h"],
             include_dirs=[include, os.path.join(include, "torch", "csrc", "api", "include")],
             library_dirs=[os.path.join(torch_dir, "lib")],
             libraries=["torch_python", "torch_cpu", "c10"],

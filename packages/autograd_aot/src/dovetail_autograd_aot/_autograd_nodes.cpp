@@ -1,6 +1,8 @@
 // What the nodes of autograd's graph do not tell in Python: their hooks, their stream; and letting
 // go of what they saved. Plain C API; only autograd's own headers.
 
+#include "_output_nodes.h"
+
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/functions/tensor.h>
@@ -184,6 +186,15 @@ PyMethodDef methods[] = {
     {"written_view", written_view, METH_O,
      "(node, sizes, strides, offset of the base, and of the view) of a write to a view."},
     {"is_wrapped_number", is_wrapped_number, METH_O, "Whether a tensor stands for a number."},
+    {"dependencies", dovetail::dependencies, METH_O,
+     "For each tensor of a list, the positions of those that it is directly computed from."},
+    {"output_plan", dovetail::output_plan, METH_VARARGS, "A plan for `give_nodes`."},
+    {"give_nodes", dovetail::give_nodes, METH_VARARGS,
+     "Give the results of a compiled function nodes of their own."},
+    {"is_output_node", dovetail::is_output_node, METH_O, "Whether a node is one of an output."},
+    {"arrival", dovetail::arrival, METH_VARARGS, "A node where a tensor's gradient arrives."},
+    {"put_above", dovetail::put_above, METH_VARARGS, "Put a tensor above places, for the engine."},
+    {"redirect", dovetail::redirect, METH_VARARGS, "Let edges lead to other nodes."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_autograd_nodes", nullptr, -1, methods,

@@ -69,15 +69,18 @@ class AotLog:
     in it, and `placements_dropped` those given up since for newer ones (they are compiled anew if
     inputs come to lie so again). `double_backwards` counts compilations of a backward with
     `create_graph`; `replays` calls of one that ran eager's operators instead, by reason.
-    `plain_backwards` counts backwards for calls in which some outputs had no gradient that were not
-    compiled, by reason; `eager_calls` calls that ran eager's operators because nothing can be
-    compiled for how their inputs share memory. `saved` has an entry for each graph with a backward.
+    `by_way` counts backwards that ran eager's operators because somebody asked for the gradient of
+    one output by way of another. `plain_backwards` counts backwards for calls in which some outputs
+    had no gradient that were not compiled, by reason; `eager_calls` calls that ran eager's
+    operators because nothing can be compiled for how their inputs share memory.
+    `saved` has an entry for each graph with a backward.
     """
 
     placements: int = 0
     placements_dropped: int = 0
     double_backwards: int = 0
     replays: Counter[str] = field(default_factory=Counter)
+    by_way: int = 0
     plain_backwards: Counter[str] = field(default_factory=Counter)
     eager_calls: Counter[str] = field(default_factory=Counter)
     saved: list[SavedSet] = field(default_factory=list)
@@ -91,6 +94,15 @@ class AotLog:
         if reason not in self.replays:
             _logger.warning("backward with create_graph runs uncompiled: %s", reason)
         self.replays[reason] += 1
+
+    def note_by_way(self) -> None:
+        """A backward runs eager's operators, for the gradient of one output by way of another."""
+        if not self.by_way:
+            _logger.warning(
+                "backward runs uncompiled: the gradient of one output by way of another is asked "
+                "for (by a hook, retain_grad() or torch.autograd.grad)"
+            )
+        self.by_way += 1
 
     def note_eager_call(self, reason: str) -> None:
         """A call runs eager's operators: its inputs lie as no compiled graph's may."""
@@ -124,6 +136,11 @@ class AotLog:
             f"backward with create_graph ran uncompiled {count} times: {reason}"
             for reason, count in self.replays.items()
         ]
+        if self.by_way:
+            found.append(
+                f"{self.by_way} backwards ran uncompiled, for the gradient of one output by way of "
+                "another"
+            )
         found += [
             f"{count} backwards of some outputs run uncompiled: {reason}"
             for reason, count in self.plain_backwards.items()

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 from torch.fx import Graph, GraphModule, Node
 
 from dovetail_autograd_aot.graphs import JointGraph, OutputKind
@@ -24,9 +25,9 @@ class NotOneGraph(Exception):
 
 
 def run_engine(
-    roots: Sequence[Tensor],
+    roots: Sequence[Tensor | GradientEdge],
     tangents: Sequence[Tensor | None],
-    inputs: Sequence[Tensor],
+    inputs: Sequence[Tensor | GradientEdge],
     keep_graph: bool,
     create_graph: bool,
 ) -> tuple[Tensor | None, ...]:

@@ -9,8 +9,8 @@ and autograd differentiates that run: slower, counted in the log with the reason
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -19,6 +19,7 @@ import torch
 from dovetail_prims.at_sizes import exactly
 from dovetail_prims.conditionals import PlainControlFlow
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from dovetail_autograd_aot.aot_log import AotLog
@@ -95,6 +96,8 @@ class DoubleBackward:
         # The history of these is about to go through this graph, which would hold itself.
         self.overtaken = [m.index for m in self.signature.mutated if not m.data_only]
         self.mutated_matters = _mutated_matters(joint)
+        needed = enumerate(joint.signature.primals_require_grad)
+        self.wanted = [i for i, is_needed in needed if is_needed]
 
     def remember(self, inputs: tuple[Any, ...]) -> Replay:
         """Called at the end of each forward."""
@@ -120,35 +123,11 @@ class DoubleBackward:
 
     def run(self, replay: Replay, tangents: list[Tensor | None]) -> Gradients:
         """The gradients of the inputs, differentiable."""
-        if any(map(draws_in_backward, self.joint.gm.graph.nodes)):
-            raise RuntimeError(
-                "backward with create_graph=True through a compiled graph that draws random "
-                "numbers in its backward"
-            )
-        if self.joint.carriers:
-            raise RuntimeError(
-                "backward with create_graph=True through a compiled graph whose inputs are tensor "
-                "subclasses that wrap tensors"
-            )
-        if self.mutated_matters:
-            raise RuntimeError(
-                "backward with create_graph=True through a compiled graph that overwrites an "
-                "input its gradients depend on: the old contents are gone"
-            )
-        tensors = [(i, v) for i, v in enumerate(replay.inputs) if isinstance(v, Tensor)]
-        for (i, value), version in zip(tensors, replay.versions, strict=True):
-            if i not in self.mutated and value._version != version:
-                raise RuntimeError(
-                    f"input {i} of a compiled graph was modified in place (version "
-                    f"{value._version}, expected {version}) before backward with create_graph=True"
-                )
+        self.check(replay, "backward with create_graph=True")
         if all(t is None for t in tangents):
             return (None,) * len(replay.inputs)
         with ExitStack() as stack:
-            self._restore_random(stack, replay)
-            for kind in ("cpu", "cuda"):
-                if torch.is_autocast_enabled(kind):
-                    stack.enter_context(torch.autocast(kind, enabled=False))
+            stack.enter_context(self.as_in_forward(replay))
             compiled = self._compiled(replay.inputs, tangents)
             if compiled is None:
                 found = self._replayed(replay, tangents)
@@ -158,6 +137,41 @@ class DoubleBackward:
         if self.joint.additive:
             return found
         return tuple(None if g is None else _Once.apply(g) for g in found)
+
+    def check(self, replay: Replay, what: str) -> None:
+        """Raise an error if the captured graph cannot be run again for `what`, such as a backward
+        with `create_graph`."""
+        if any(map(draws_in_backward, self.joint.gm.graph.nodes)):
+            raise RuntimeError(
+                f"{what} through a compiled graph that draws random numbers in its backward"
+            )
+        if self.joint.carriers:
+            raise RuntimeError(
+                f"{what} through a compiled graph whose inputs are tensor "
+                "subclasses that wrap tensors"
+            )
+        if self.mutated_matters:
+            raise RuntimeError(
+                f"{what} through a compiled graph that overwrites an "
+                "input its gradients depend on: the old contents are gone"
+            )
+        tensors = [(i, v) for i, v in enumerate(replay.inputs) if isinstance(v, Tensor)]
+        for (i, value), version in zip(tensors, replay.versions, strict=True):
+            if i not in self.mutated and value._version != version:
+                raise RuntimeError(
+                    f"input {i} of a compiled graph was modified in place (version "
+                    f"{value._version}, expected {version}) before {what}"
+                )
+
+    @contextmanager
+    def as_in_forward(self, replay: Replay) -> Iterator[None]:
+        """The state of random numbers that the forward found; no autocast but the graph's own."""
+        with ExitStack() as stack:
+            self._restore_random(stack, replay)
+            for kind in ("cpu", "cuda"):
+                if torch.is_autocast_enabled(kind):
+                    stack.enter_context(torch.autocast(kind, enabled=False))
+            yield
 
     def _compiled(
         self, inputs: tuple[Any, ...], tangents: list[Tensor | None]
@@ -227,36 +241,50 @@ class DoubleBackward:
         tangents: list[Tensor | None],
         note: Callable[[Node, Any], None] | None,
     ) -> Gradients:
-        """The gradients by eager's operators; `note` is told what each node of the graph gave."""
-        # Gradients are asked for aliases with a place of their own in autograd's graph, connected
-        # to the real inputs. (Lifted attributes the graph reads itself: they stand for themselves.)
-        inputs = replay.inputs
-        own = len(inputs) - self.num_extra
-        sources = [_alias(v) if i < own else v for i, v in enumerate(inputs)]
-        aliases = [v.clone() if i in self.mutated and i < own else v for i, v in enumerate(sources)]
-        with ExitStack() as stack:
-            for kind, dtype in self.autocast:
-                stack.enter_context(torch.autocast(kind, dtype=dtype))
-            outputs = self._forward(aliases, note)
+        """The gradients by eager's operators; `note` is as for `forward`."""
+        sources, aliases = self.stand_ins(replay)
+        outputs = self.forward(aliases, note)
         roots = []
         given = []
         for index, tangent in zip(self.signature.differentiable, tangents, strict=True):
             if tangent is not None:
-                roots.append(self._root(index, outputs, aliases))
+                roots.append(self.root(index, outputs, aliases))
                 given.append(tangent)
-        wanted = [i for i, needed in enumerate(self.signature.primals_require_grad) if needed]
+        wanted = self.wanted
         gradients: list[Tensor | None] = [None] * len(aliases)
         found = run_engine(roots, given, [sources[i] for i in wanted], True, True)
         for i, gradient in zip(wanted, found, strict=True):
             gradients[i] = gradient
         return tuple(gradients)
 
-    def _forward(self, aliases: list[Any], note: Callable[[Node, Any], None] | None) -> list[Any]:
-        """The captured graph's outputs."""
-        count = len(aliases) - self.num_extra
-        return list(_Noting(self.gm, note).run(*aliases[:count]))
+    def stand_ins(
+        self, replay: Replay, change: Callable[[Tensor], None] | None = None
+    ) -> tuple[list[Any], list[Any]]:
+        """Aliases of the inputs, with a place of their own in autograd's graph, connected to the
+        real inputs, which gradients are asked for; and what the graph is to be run on: the same,
+        but copies of what it writes to. `change` may give those aliases yet another place."""
+        inputs = replay.inputs
+        own = len(inputs) - len(self.joint.storages)  # (the graph reads no storage itself)
+        sources = [_alias(v) if i < own else v for i, v in enumerate(inputs)]
+        if change is not None:
+            for source, value in zip(sources, inputs, strict=True):
+                if source is not value:
+                    change(source)
+        aliases = [v.clone() if i in self.mutated and i < own else v for i, v in enumerate(sources)]
+        return sources, aliases
 
-    def _root(self, index: int, outputs: list[Any], aliases: list[Any]) -> Tensor:
+    def forward(self, aliases: list[Any], note: Callable[[Node, Any], None] | None) -> list[Any]:
+        """The captured graph's outputs, by eager's operators. `note` is told what each node of the
+        graph gave."""
+        count = len(aliases) - self.num_extra
+        lifted = zip(self.joint.constants_lifted, aliases[count:], strict=False)
+        attributes = {id(constant): alias for constant, alias in lifted}
+        with ExitStack() as stack:
+            for kind, dtype in self.autocast:
+                stack.enter_context(torch.autocast(kind, dtype=dtype))
+            return list(_Noting(self.gm, note, attributes).run(*aliases[:count]))
+
+    def root(self, index: int, outputs: list[Any], aliases: list[Any]) -> Tensor:
         """The tensor of the run that is forward output `index`."""
         signature = self.signature
         mutation = index - signature.num_fresh
@@ -285,9 +313,19 @@ class DoubleBackward:
 class _Noting(PlainControlFlow):
     """Runs a graph and tells what each node gave."""
 
-    def __init__(self, gm: GraphModule, note: Callable[[Node, Any], None] | None) -> None:
+    def __init__(
+        self,
+        gm: GraphModule,
+        note: Callable[[Node, Any], None] | None,
+        attributes: Mapping[int, Tensor],
+    ) -> None:
         super().__init__(gm)
         self.note = note
+        self.attributes = attributes  # what stands for those, by id
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        value = super().get_attr(target, args, kwargs)
+        return self.attributes.get(id(value), value)
 
     def run_node(self, n: Node) -> Any:
         result = super().run_node(n)
@@ -331,5 +369,20 @@ def _mutated_matters(joint: JointGraph) -> bool:
         seen.add(node)
         if node in mutated:
             return True
-        stack.extend(node.all_input_nodes)
+        stack.extend(_read(node))
     return False
+
+
+def _read(node: Node) -> list[Node]:
+    """The inputs of a node that it computes gradients from: batch norm in training does not use the
+    statistics that it updates."""
+    target = node.target
+    if not isinstance(target, OpOverload):
+        return node.all_input_nodes
+    names = [argument.name for argument in target._schema.arguments]
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    flag = next((name for name in ("training", "train", "update") if name in names), None)
+    if "running_mean" not in names or (flag is not None and given[flag] is not True):
+        return node.all_input_nodes
+    unused = (given["running_mean"], given.get("running_var"))
+    return [n for n in node.all_input_nodes if n not in unused]

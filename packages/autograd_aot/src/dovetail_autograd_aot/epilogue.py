@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
+from dovetail_autograd_aot.gradient_points import Give, node_giver, output_stages
 from dovetail_autograd_aot.graphs import (
+    GradientPoint,
     OutputInfo,
     OutputKind,
     PartitionedGraph,
@@ -25,8 +27,10 @@ Epilogue = Callable[[Sequence[Any], Sequence[Any]], tuple[Any, ...]]
 _Maker = Callable[[Sequence[Any], Sequence[Any], list[Any]], Any]
 
 
-def make_epilogue(signature: Signature) -> Epilogue | None:
-    """(inputs, forward outputs) -> user outputs; None if the forward outputs are just those."""
+def make_epilogue(signature: Signature, points: Sequence[GradientPoint] = ()) -> Epilogue | None:
+    """(inputs, forward outputs) -> user outputs; None if the forward outputs are just those. It
+    gives the forward outputs that are `points` their nodes."""
+    give = node_giver(points)
     if (
         not signature.mutated
         and not signature.reshaped
@@ -35,7 +39,7 @@ def make_epilogue(signature: Signature) -> Epilogue | None:
         and not signature.sizes
         and all(_is_plain(o) for o in signature.outputs)
     ):
-        return None
+        return None if give is None else _only_nodes(give)
     write_back = _make_write_back(signature)
     makers = [(_maker(info, signature), info.counter) for info in signature.outputs]
     apart = {
@@ -43,13 +47,16 @@ def make_epilogue(signature: Signature) -> Epilogue | None:
         for info in signature.outputs
         if info.counter is not None and info.base is not None
     }
-    order = _order(signature.outputs)
+    stages = output_stages(signature.outputs, points)
+    later = range(1, len(stages))
     plain = all(_is_plain(o) for o in signature.outputs)
     fresh = signature.num_fresh
     counted = {*signature.bumped, *(m.index for m in signature.mutated if not m.silent)}
     uncounted = [reshaped for reshaped in signature.reshaped if _counts(reshaped, counted)]
 
     def epilogue(inputs: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
+        if give is not None:
+            give(0, results, None, None)
         if write_back is not None:
             write_back(inputs, results)
         for reshaped in uncounted:
@@ -57,16 +64,22 @@ def make_epilogue(signature: Signature) -> Epilogue | None:
                 torch.autograd.graph.increment_version(inputs[reshaped.index])
         if plain:
             outputs = list(results[:fresh])
+            if give is not None:
+                for stage in later:
+                    give(stage, results, inputs, outputs)
         else:
             outputs = [None] * len(makers)
             others = {
                 number: (inputs if from_input else results)[base].data
                 for number, (from_input, base) in apart.items()
             }
-            for i in order:
-                make, counter = makers[i]
-                bases = inputs if counter is None else (others[counter],)
-                outputs[i] = make(bases, results, outputs)
+            for stage, numbers in enumerate(stages):
+                if stage and give is not None:
+                    give(stage, results, inputs, outputs)
+                for i in numbers:
+                    make, counter = makers[i]
+                    bases = inputs if counter is None else (others[counter],)
+                    outputs[i] = make(bases, results, outputs)
         for reshaped in signature.reshaped:
             _reshape(inputs[reshaped.index], reshaped)
         return tuple(outputs)
@@ -74,16 +87,12 @@ def make_epilogue(signature: Signature) -> Epilogue | None:
     return epilogue
 
 
-def _order(outputs: Sequence[OutputInfo]) -> list[int]:
-    """Outputs in the order in which they can be made: those made of others after them."""
+def _only_nodes(give: Give) -> Epilogue:
+    def epilogue(inputs: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
+        give(0, results, None, None)
+        return tuple(results)
 
-    def rank(number: int) -> tuple[int, int]:
-        info = outputs[number]
-        if info.kind is OutputKind.DUPLICATE:
-            return 2, number
-        return int(info.view_of is not None), number
-
-    return sorted(range(len(outputs)), key=rank)
+    return epilogue
 
 
 def _counts(reshaped: ReshapedInput, counted: set[int]) -> bool:
@@ -350,6 +359,9 @@ def _tracked_maker(info: OutputInfo, signature: Signature) -> _Maker:
         return lambda inputs, results, outputs: results[base]
     if info.detached is not None:
         return _detached_maker(info, signature)
+    view_of = info.view_of
+    if view_of is not None:
+        info = replace(info, view=info.view[len(signature.outputs[view_of].view) :])
     view = make_view(info, signature)
     from_input = info.kind is OutputKind.VIEW_OF_INPUT
     tracked = info.requires_grad and not info.is_leaf
@@ -359,7 +371,10 @@ def _tracked_maker(info: OutputInfo, signature: Signature) -> _Maker:
     one_of_several = torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE
 
     def regenerate(inputs: Sequence[Any], results: Sequence[Any], outputs: list[Any]) -> Any:
-        tensor = (inputs if from_input else results)[base]
+        if view_of is None:
+            tensor = (inputs if from_input else results)[base]
+        else:
+            tensor = outputs[view_of]
         if not tracked and (tensor.requires_grad or not info.view):
             tensor = tensor.detach()
         elif not info.view:

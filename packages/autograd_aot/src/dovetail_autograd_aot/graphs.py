@@ -66,7 +66,8 @@ class OutputInfo:
     no_grad, of a tensor that requires grad. `from_base`: as_strided in `view` counts from where the
     base begins, not from the beginning of its storage. `detached`: for autograd it is no view of
     the base, but of what so many steps of `view` lead to (of nothing, if these are all), which is
-    user output number `view_of`, if that is one.
+    user output number `view_of`, if that is one. Without `detached`, `view_of` is the view of the
+    same base that it was taken of, through which its gradient goes.
     """
 
     kind: OutputKind
@@ -152,6 +153,35 @@ class Signature:
         return self.num_fresh + len(self.mutated) + self.hidden + self.sizes
 
 
+class PointSource(Enum):
+    """Among what the tensor of a point is found after a call."""
+
+    RESULT = 0
+    INPUT = 1
+    OUTPUT = 2
+
+
+@dataclass(frozen=True)
+class GradientPoint:
+    """A tensor that a call hands out or writes to, as a place in autograd's graph.
+
+    It is forward output number `forward`, or, if that is None, a view that is user output number
+    `output`. A forward output is a user output, a new value of the input `written`, or, with None
+    for both, a hidden base. `source` tells where the tensor is found after the call. `direct` are
+    the points that autograd has a way to from it with no other in between, `below` all that it has
+    a way to. `stage` tells when it gets its node, or is made: the nodes of stage 0 come before
+    inputs are written to, then the views of stage 0, the nodes of stage 1, and so on.
+    """
+
+    forward: int | None
+    output: int | None
+    written: int | None
+    source: PointSource
+    stage: int = 0
+    direct: tuple[int, ...] = ()
+    below: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True)
 class JointGraph:
     """A functional ATEN/CORE_ATEN graph of forward and backward together.
@@ -162,7 +192,8 @@ class JointGraph:
     `carriers` primals are read by nothing: they stand for tensor subclasses, whose gradients they
     have. It is not `additive` if the user's own backwards make of a sum of gradients something else
     than the sum of what they make of each. `user_code`: it holds such backwards, or hooks. The
-    `counted` primals are not written to, but have the version counter of one that is.
+    `counted` primals are not written to, but have the version counter of one that is. `points` are
+    the places of outputs in autograd's graph, where there are several.
     """
 
     gm: GraphModule
@@ -175,6 +206,7 @@ class JointGraph:
     additive: bool = True
     user_code: bool = False
     counted: tuple[int, ...] = ()
+    points: tuple[GradientPoint, ...] = ()
 
     def as_text(self) -> str:
         """The signature, then the graph as Python text."""

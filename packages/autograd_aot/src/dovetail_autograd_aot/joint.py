@@ -29,7 +29,15 @@ from dovetail_autograd_aot.conditionals import trace_conditional, trace_loop
 from dovetail_autograd_aot.derivatives import MendedDerivatives
 from dovetail_autograd_aot.engine import trace_settings
 from dovetail_autograd_aot.fast_graph import FastGraph
-from dovetail_autograd_aot.graphs import JointGraph, MutatedInput, Signature, ViewStep, hold
+from dovetail_autograd_aot.gradient_points import gradient_points, through_others
+from dovetail_autograd_aot.graphs import (
+    GradientPoint,
+    JointGraph,
+    MutatedInput,
+    Signature,
+    ViewStep,
+    hold,
+)
 from dovetail_autograd_aot.inputs import (
     NonLeaf,
     base_of,
@@ -206,7 +214,11 @@ class JointTrace:
                 if type(tensor) is FakeTensor
             }
             gradients = trace_backward(self, result)
-        return self._finish(result, mutated, gradients)
+            points: tuple[GradientPoint, ...] = ()
+            if self.wrapping is None:
+                points = gradient_points(outputs, self.primals, result, mutated)
+                result.infos = through_others(result.infos, points)
+        return self._finish(result, mutated, gradients, points)
 
     # --- inputs -----------------------------------------------------------------------------------
 
@@ -380,7 +392,11 @@ class JointTrace:
     # --- the graph --------------------------------------------------------------------------------
 
     def _finish(
-        self, result: Classified, mutated: list[MutatedInput], gradients: list[Node | None]
+        self,
+        result: Classified,
+        mutated: list[MutatedInput],
+        gradients: list[Node | None],
+        points: tuple[GradientPoint, ...],
     ) -> JointGraph:
         has_backward = any(g is not None for g in gradients)
         outputs = [*result.forward, *(gradients if has_backward else [])]
@@ -409,6 +425,7 @@ class JointTrace:
         return JointGraph(
             joint, signature, lifted, tuple(self.storages), self.reached, self.carriers,
             tuple(self.apart), self.additive, self.user_gradients.seen, tuple(self.counted),
+            points if has_backward else (),
         )  # fmt: skip
 
     def _placeholders_first(self) -> None:

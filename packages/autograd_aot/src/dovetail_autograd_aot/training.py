@@ -12,6 +12,7 @@ from dovetail_prims.late_reads import LateRead, check, check_version
 from torch import Tensor
 from torch.fx import GraphModule
 
+from dovetail_autograd_aot.by_way import ByWay, added
 from dovetail_autograd_aot.double_backward import DoubleBackward
 from dovetail_autograd_aot.epilogue import make_epilogue, write_ahead
 from dovetail_autograd_aot.graph_calls import (
@@ -48,10 +49,8 @@ class LateNeeds:
         """The inputs at the time of the forward, with their versions."""
         return [(inputs[i], inputs[i]._version) for i in self.inputs]
 
-    def remember_outputs(self, results: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """The outputs, once nothing is written to them any more; `results` know the context."""
-        nodes = (result.grad_fn for result in results if isinstance(result, Tensor))
-        context: Any = next((node for node in nodes if node is not None), None)
+    def remember_outputs(self, context: Any, outputs: Sequence[Any]) -> None:
+        """The outputs, once nothing is written to them any more."""
         if context is not None:
             given = (outputs[i] for i in self.outputs)
             context.late += [(one.detach(), one._version) for one in given]
@@ -77,9 +76,10 @@ def compile_training(
     are the inputs that are lazy conjugates or negatives, `requiring` those that require grad."""
     signature = parts.signature
     extend = extension(joint)
-    epilogue = make_epilogue(signature)
+    epilogue = make_epilogue(signature, joint.points)
     separate = SeparateBackwards(parts, lazy, joint.additive)
-    function = make_autograd_function(parts, forward, lazy, double, late, separate)
+    by_way = ByWay(double, joint.points) if joint.points else None
+    function = make_autograd_function(parts, forward, lazy, double, late, separate, by_way)
     apply = resolving(cutting(function.apply, _unreached(joint, parts, requiring)), unresolved)
     if not torch.is_grad_enabled():
         # Called under no_grad, with a region inside that switches gradients on.
@@ -89,12 +89,19 @@ def compile_training(
         if extend is not None:
             inputs = extend(inputs)
         results = apply(*inputs)
+        context = _context(results) if late.outputs else None
         outputs = results if epilogue is None else epilogue(inputs, results)
         if late.outputs:
-            late.remember_outputs(results, outputs)
+            late.remember_outputs(context, outputs)
         return outputs
 
     return run
+
+
+def _context(results: Sequence[Any]) -> Any:
+    """The context of a compiled function that gave these, if autograd recorded it."""
+    nodes = (result.grad_fn for result in results if isinstance(result, Tensor))
+    return next((node for node in nodes if node is not None), None)
 
 
 def _unreached(joint: JointGraph, parts: PartitionedGraph, requiring: Sequence[int]) -> list[int]:
@@ -116,8 +123,10 @@ def make_autograd_function(
     double: DoubleBackward,
     late: LateNeeds,
     separate: SeparateBackwards,
+    points: ByWay | None = None,
 ) -> type[torch.autograd.Function]:
-    """The `autograd.Function` over primals whose results are the forward outputs."""
+    """The `autograd.Function` over primals whose results are the forward outputs; `points` are
+    those of its outputs that have nodes of their own."""
     signature = parts.signature
     count = signature.num_forward_outputs
     saved = _SavedValues(parts)
@@ -139,6 +148,37 @@ def make_autograd_function(
     def load(ctx: Any, missing: int) -> Sequence[Any]:
         values = separate.load(ctx, all_tangents & ~missing)
         return saved.load(ctx) if values is None else values
+
+    def compiled_backward(ctx: Any, gradients: tuple[Any, ...]) -> tuple[Any, ...]:
+        found = [gradients[i] for i in differentiable]
+        missing = _missing(found)
+        if missing == all_tangents:  # (what is freed may be asked, too: eager has no such edge)
+            return (None,) * len(masks)
+        values = load(ctx, missing)
+        if late:
+            late.check(ctx.late)
+        if torch.is_grad_enabled():
+            return double.run(ctx.replay, found)
+        if any(map(is_batched, found)):
+            results = CompiledFunction.inlined_backward(ctx, *gradients)
+            if not _graph_is_kept():
+                CompiledFunction.put_aside(ctx, missing)
+            return results
+        chosen = lazy.variant(missing)
+        shapes = ctx.shapes if tangents.kept else {}
+        arguments = [*values, *tangents.prepare(found, values, chosen.takes, shapes)]
+        replay = ctx.replay if _checks_for_nan() else None
+        if not _graph_is_kept():
+            # As eager does node by node: `arguments` holds the saved tensors from here on.
+            if not separate.keep(ctx, values, all_tangents & ~missing):
+                ctx.replay = ctx.late = None
+            ctx.maybe_clear_saved_tensors()
+        del values
+        with torch._C._DisableAutocast():
+            results = unrecorded(run_consuming, chosen.run, arguments)
+        if replay is not None and any(map(_has_nan, results)):
+            double.blame_nan(replay, found)
+        return reached(results, missing)
 
     class CompiledFunction(torch.autograd.Function):
         """Compiled forward and backward of one graph."""
@@ -177,35 +217,17 @@ def make_autograd_function(
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-            found = [gradients[i] for i in differentiable]
-            missing = _missing(found)
-            if missing == all_tangents:  # (what is freed may be asked, too: eager has no such edge)
-                return (None,) * len(masks)
-            values = load(ctx, missing)
-            if late:
-                late.check(ctx.late)
-            if torch.is_grad_enabled():
-                return double.run(ctx.replay, found)
-            if any(map(is_batched, found)):
-                results = CompiledFunction.inlined_backward(ctx, *gradients)
-                if not _graph_is_kept():
-                    CompiledFunction.put_aside(ctx, missing)
-                return results
-            chosen = lazy.variant(missing)
-            shapes = ctx.shapes if tangents.kept else {}
-            arguments = [*values, *tangents.prepare(found, values, chosen.takes, shapes)]
-            replay = ctx.replay if _checks_for_nan() else None
-            if not _graph_is_kept():
-                # As eager does node by node: `arguments` holds the saved tensors from here on.
-                if not separate.keep(ctx, values, all_tangents & ~missing):
-                    ctx.replay = ctx.late = None
-                ctx.maybe_clear_saved_tensors()
-            del values
-            with torch._C._DisableAutocast():
-                results = unrecorded(run_consuming, chosen.run, arguments)
-            if replay is not None and any(map(_has_nan, results)):
-                double.blame_nan(replay, found)
-            return reached(results, missing)
+            if points is None:
+                return compiled_backward(ctx, gradients)
+            others = points.taken(ctx)
+            found = compiled_backward(ctx, gradients)
+            return found if others is None else added(found, others)
+
+        @staticmethod
+        def by_way(ctx: Any, *args: Any) -> list[Tensor | None]:
+            """`ByWay.parts`, for the nodes of the outputs."""
+            assert points is not None
+            return points.parts(ctx, *args)
 
         @staticmethod
         def inlined_backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from dovetail_autograd_aot.compiled_backward.description import EngineCall
-from dovetail_autograd_aot.compiled_backward.native import nodes_module
 from dovetail_autograd_aot.compiled_backward.passes import Engine, PassCache
 from dovetail_autograd_aot.compiled_backward.report import BackwardReport
 from dovetail_autograd_aot.compiled_backward.sizes import Compiler
+from dovetail_autograd_aot.native import nodes_module
 
 _active = threading.local()  # `stack`: the contexts that this thread is in, or None
 

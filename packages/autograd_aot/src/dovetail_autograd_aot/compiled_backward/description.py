@@ -21,7 +21,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from dovetail_autograd_aot import training
-from dovetail_autograd_aot.compiled_backward.native import nodes_module
+from dovetail_autograd_aot.native import nodes_module
 
 _TENSOR_TYPES = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _CONSTANTS = (
@@ -334,6 +334,8 @@ class _Describer:
             self._function(node)
         elif name == "CopySlices":
             self._written_view(node)
+        elif self.native.is_output_node(node):
+            self.structure.append("output")  # (what it does follows from hooks and targets)
         else:
             if name == "CatBackward0" and sum(n is None for n, _ in self.edges[node]) > 1:
                 raise NotCapturable("the sizes of what was concatenated cannot be seen")

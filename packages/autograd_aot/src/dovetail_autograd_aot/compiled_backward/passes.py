@@ -19,7 +19,6 @@ from dovetail_autograd_aot.compiled_backward.description import (
     as_key,
     describe,
 )
-from dovetail_autograd_aot.compiled_backward.native import nodes_module
 from dovetail_autograd_aot.compiled_backward.opaque import Deviation, Frame, running
 from dovetail_autograd_aot.compiled_backward.program import LeafAction, Program, accumulate
 from dovetail_autograd_aot.compiled_backward.recorder import record, replaced
@@ -37,6 +36,7 @@ from dovetail_autograd_aot.compiled_backward.sizes import (
     take_apart,
 )
 from dovetail_autograd_aot.graph_calls import run_consuming
+from dovetail_autograd_aot.native import nodes_module
 
 Engine = Callable[..., Any]
 

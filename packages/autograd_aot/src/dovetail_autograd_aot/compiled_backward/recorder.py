@@ -30,7 +30,6 @@ from dovetail_autograd_aot.compiled_backward.description import (
     Slot,
     alias_key,
 )
-from dovetail_autograd_aot.compiled_backward.native import nodes_module
 from dovetail_autograd_aot.compiled_backward.opaque import (
     OpaqueCall,
     as_tuple,
@@ -45,6 +44,7 @@ from dovetail_autograd_aot.compiled_backward.program import (
     drop_unused,
     output_of,
 )
+from dovetail_autograd_aot.native import nodes_module
 from dovetail_autograd_aot.op_info import OpKind, draws_random_numbers, op_info
 
 aten = torch.ops.aten

@@ -16,7 +16,7 @@ class NativeMismatch(ImportError):
 
 def rebuild_command() -> str:
     """The shell command that builds the native part for this Python and torch."""
-    root = Path(__file__).resolve().parents[3]
+    root = Path(__file__).resolve().parents[2]
     if (root / "setup.py").exists():
         return f"cd {root} && python setup.py build_ext --inplace --force"
     return "pip install --no-build-isolation --force-reinstall --no-deps dovetail-autograd-aot"

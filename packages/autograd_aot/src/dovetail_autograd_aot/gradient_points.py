@@ -1,0 +1,203 @@
+"""Where autograd's graph of a call can be asked for gradients: at its outputs, and at the inputs
+that it writes to. Some of these points are computed from others."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dovetail_autograd_aot.graphs import (
+    GradientPoint,
+    MutatedInput,
+    OutputInfo,
+    OutputKind,
+    PointSource,
+)
+from dovetail_autograd_aot.native import nodes_module
+from dovetail_autograd_aot.outputs import Classified, grad_fn_of
+
+_VIEWS = (OutputKind.VIEW_OF_INPUT, OutputKind.VIEW_OF_OUTPUT)
+
+
+def gradient_points(
+    outputs: Sequence[Any], primals: Sequence[Any], result: Classified, mutated: list[MutatedInput]
+) -> tuple[GradientPoint, ...]:
+    """The points of a trace: none if there is one only, or nothing to be told apart."""
+    fresh = sum(info.kind is OutputKind.FRESH for info in result.infos)
+    found: list[GradientPoint] = []
+    tensors: list[Tensor] = []
+    for index, root in zip(result.differentiable, result.roots, strict=True):
+        if fresh <= index < fresh + len(mutated):
+            primal = mutated[index - fresh].index
+            point = GradientPoint(index, None, primal, PointSource.INPUT)
+            tensors.append(primals[primal])
+        else:
+            point = GradientPoint(index, _output_of(result.infos, index), None, PointSource.RESULT)
+            tensors.append(root)
+        found.append(point)
+    forward = len(found)
+    for number, info in enumerate(result.infos):
+        if info.kind in _VIEWS and _has_own_place(info) and grad_fn_of(outputs[number]) is not None:
+            found.append(GradientPoint(None, number, None, PointSource.OUTPUT))
+            tensors.append(outputs[number])
+    # In the order of their nodes in the trace, which is that of the engine: hooks are called in it.
+    by_time = sorted(range(len(found)), key=lambda k: _time(tensors[k]))
+    found, tensors = [found[k] for k in by_time], [tensors[k] for k in by_time]
+    placed = _placed(found, tensors, result.infos)
+    if forward < 2 and not any(point.direct for point in placed):
+        return ()
+    return placed
+
+
+def _time(tensor: Tensor) -> int:
+    node: Any = tensor.grad_fn
+    return int(node._sequence_nr())
+
+
+def _output_of(infos: Sequence[OutputInfo], forward: int) -> int | None:
+    """The user output that forward output `forward` is; None for a hidden base."""
+    for number, info in enumerate(infos):
+        if info.kind is OutputKind.FRESH and info.base == forward:
+            return number
+    return None
+
+
+def _has_own_place(info: OutputInfo) -> bool:
+    tracked = info.requires_grad and not info.is_leaf
+    return tracked and not info.lost and info.detached is None
+
+
+def _placed(
+    points: list[GradientPoint], tensors: list[Tensor], infos: Sequence[OutputInfo]
+) -> tuple[GradientPoint, ...]:
+    """The points with what they are computed from, and when they get their nodes. What is written
+    to an input needs its node before: a view cannot be below it then (such a view is no point), nor
+    an input that is written to (which is asked at the result that is written, instead)."""
+    while True:
+        direct = nodes_module().dependencies(tensors)
+        below = _closure(direct)
+        written = [k for k, p in enumerate(points) if p.written is not None]
+        early = {*written, *(i for k in written for i in below[k])}
+        late = {i for k in early for i in direct[k] if points[i].source is not PointSource.RESULT}
+        if not late:
+            break
+        for k in late:
+            if points[k].written is not None:
+                points[k] = replace(points[k], source=PointSource.RESULT)
+        kept = [k for k, p in enumerate(points) if k not in late or p.forward is not None]
+        points, tensors = [points[k] for k in kept], [tensors[k] for k in kept]
+    stages = _stages(points, direct, below, early, infos)
+    return tuple(
+        replace(p, stage=stages[k], direct=tuple(direct[k]), below=tuple(sorted(below[k])))
+        for k, p in enumerate(points)
+    )
+
+
+def _stages(
+    points: Sequence[GradientPoint],
+    direct: Sequence[Sequence[int]],
+    below: Sequence[set[int]],
+    early: set[int],
+    infos: Sequence[OutputInfo],
+) -> dict[int, int]:
+    """When each point gets its node (those `early` at once), or is made of a result that has it."""
+    made_of = {point.forward: k for k, point in enumerate(points)}
+    found = dict.fromkeys(early, 0)
+    for k in sorted(range(len(points)), key=lambda k: len(below[k])):
+        output = points[k].output
+        if points[k].forward is None and output is not None:
+            info = infos[output]
+            of_result = info.kind is OutputKind.VIEW_OF_OUTPUT and info.base in made_of
+            found[k] = found[made_of[info.base]] if of_result else 0
+        elif k not in found:
+            after = [found[i] + (points[i].source is not PointSource.RESULT) for i in direct[k]]
+            found[k] = max(after, default=0)
+    return found
+
+
+def through_others(
+    infos: Sequence[OutputInfo], points: Sequence[GradientPoint]
+) -> list[OutputInfo]:
+    """The outputs, each view that was taken of another output to be made of that one: its gradient
+    goes through it."""
+    made = list(infos)
+    for point in points:
+        if point.forward is not None or len(point.direct) != 1:
+            continue
+        other = points[point.direct[0]]
+        if other.forward is not None:
+            continue
+        assert point.output is not None and other.output is not None
+        info, seen = infos[point.output], infos[other.output]
+        steps = info.view[len(seen.view) :]
+        same = (info.kind, info.base) == (seen.kind, seen.base)
+        if not same or info.view[: len(seen.view)] != seen.view:
+            continue
+        if not any(step.op is torch.ops.aten.as_strided.default for step in steps):
+            made[point.output] = replace(info, view_of=other.output)
+    return made
+
+
+def output_stages(infos: Sequence[OutputInfo], points: Sequence[GradientPoint]) -> list[list[int]]:
+    """The outputs in the order in which they can be made, by the stages of the points: views after
+    the nodes of what they are taken of, and what is made of other outputs after them."""
+    stage_of = {point.forward: point.stage for point in points}
+
+    def rank(number: int) -> tuple[int, bool, int, int]:
+        info = infos[number]
+        if info.kind is OutputKind.DUPLICATE:
+            assert info.base is not None
+            stage, *_ = rank(info.base)
+            return stage, True, 0, number
+        depth = 0 if info.view_of is None else rank(info.view_of)[2] + 1
+        of_output = info.kind is OutputKind.VIEW_OF_OUTPUT
+        return stage_of.get(info.base, 0) if of_output else 0, False, depth, number
+
+    last = max((point.stage for point in points), default=0)
+    found: list[list[int]] = [[] for _ in range(last + 1)]
+    for number in sorted(range(len(infos)), key=rank):
+        found[rank(number)[0]].append(number)
+    return found
+
+
+def _closure(direct: Sequence[Sequence[int]]) -> list[set[int]]:
+    """Everything that each point is computed from."""
+    known: dict[int, set[int]] = {}
+    for point in range(len(direct)):
+        stack = [point]
+        while stack:
+            missing = [other for other in direct[stack[-1]] if other not in known]
+            if missing:
+                stack += missing
+                continue
+            last = stack.pop()
+            known[last] = set(direct[last]).union(*(known[other] for other in direct[last]))
+    return [known[point] for point in range(len(direct))]
+
+
+Give = Callable[[int, Sequence[Any], Sequence[Any] | None, Sequence[Any] | None], None]
+
+
+def node_giver(points: Sequence[GradientPoint]) -> Give | None:
+    """What gives the results of a compiled call nodes of their own: called with each stage, the
+    results, and, but in stage 0, the inputs and the outputs that there are."""
+    if not points:
+        return None
+    specs = []
+    for point in points:
+        index = {
+            PointSource.RESULT: point.forward,
+            PointSource.INPUT: point.written,
+            PointSource.OUTPUT: point.output,
+        }[point.source]
+        forward = -1 if point.forward is None else point.forward
+        specs.append((forward, point.stage, point.source.value, index, point.direct, point.below))
+    order = tuple(sorted(range(len(points)), key=lambda k: (len(points[k].below), k)))
+    native = nodes_module()
+    give: Give = functools.partial(native.give_nodes, native.output_plan(specs, order))
+    return give
