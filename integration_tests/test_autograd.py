@@ -713,7 +713,7 @@ def test_what_a_backward_is_done_with_is_freed_though_another_may_follow() -> No
 
     def held(output: Any) -> int:
         """The bytes of what the graph keeps."""
-        values = output.grad_fn.rest.values
+        values = output.grad_fn.next_functions[0][0].rest.values
         return sum(v.untyped_storage().nbytes() for v in values if isinstance(v, Tensor))
 
     compiled = dovetail.compile(function)
@@ -726,3 +726,75 @@ def test_what_a_backward_is_done_with_is_freed_though_another_may_follow() -> No
         for mine, loss in zip((x.grad, y.grad), function(x, y), strict=True):
             wanted = torch.autograd.grad(loss.sum(), (x, y)[mine is y.grad])
             torch.testing.assert_close(mine, wanted[0], rtol=1e-4, atol=1e-4)
+
+
+class _Generator(torch.nn.Module):
+    """An image and the latent that it is made of, as of a style-based generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mapping = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU())
+        self.styled = torch.nn.Linear(16, 12)
+        self.image = torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Dropout(0.2))
+
+    def forward(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        latent = self.mapping(noise)
+        return self.image(self.styled(latent)), latent
+
+
+def test_penalty_on_the_gradient_of_one_output_by_way_of_another() -> None:
+    """Path length regularisation: the gradient of the image with regard to the latent, in a loss."""
+    torch.manual_seed(0)
+    eager = _Generator()
+    ours = copy.deepcopy(eager)
+    compiled = dovetail.compile(ours)
+    for _ in range(3):
+        found = []
+        for model in (eager, compiled):
+            torch.manual_seed(1)
+            image, latent = model(torch.randn(4, 8))
+            (path,) = torch.autograd.grad(image.square().sum(), latent, create_graph=True)
+            (path.norm(dim=1) - 1).square().mean().backward()
+            found.append(path.detach())
+        torch.testing.assert_close(found[1], found[0])
+    for mine, theirs in zip(ours.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad)
+    assert "by way of another" in dovetail.report(compiled).as_text()
+
+
+def test_gradients_of_feature_maps() -> None:
+    """Class activation maps: what the features of a network get from a class, by a hook and by
+    `retain_grad()`, in training (batch norm's statistics are written) and not."""
+    torch.manual_seed(0)
+
+    class Network(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.features = torch.nn.Sequential(
+                torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU()
+            )
+            self.head = torch.nn.Linear(4, 5)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            features = self.features(x)
+            return features, self.head(features.mean((2, 3)))
+
+    eager = Network()
+    ours = copy.deepcopy(eager)
+    compiled = dovetail.compile(ours)
+    for training in (True, False):
+        eager.train(training)
+        ours.train(training)
+        found: list[list[Tensor]] = []
+        for model in (eager, compiled):
+            torch.manual_seed(1)
+            features, scores = model(torch.randn(2, 3, 8, 8))
+            features.retain_grad()
+            seen: list[Tensor] = []
+            features.register_hook(lambda gradient, seen=seen: seen.append(gradient.clone()))
+            scores[:, 1].sum().backward()
+            found.append([features.grad, *seen, *(p.grad for p in model.parameters())])
+        for mine, theirs in zip(found[1], found[0], strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+    for mine, theirs in zip(ours.buffers(), eager.buffers(), strict=True):
+        torch.testing.assert_close(mine, theirs)
