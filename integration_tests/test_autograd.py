@@ -743,7 +743,7 @@ class _Generator(torch.nn.Module):
 
 
 def test_penalty_on_the_gradient_of_one_output_by_way_of_another() -> None:
-    """Path length regularisation: the gradient of the image with regard to the latent, in a loss."""
+    """Path length regularisation: the gradient of an image with regard to its latent, in a loss."""
     torch.manual_seed(0)
     eager = _Generator()
     ours = copy.deepcopy(eager)
