@@ -23,7 +23,7 @@ setup(
                 "src/dovetail_autograd_aot/_autograd_nodes.cpp",
                 "src/dovetail_autograd_aot/_output_nodes.cpp",
             ],
-            depends=["src/dovetail_autograd_aot/_output_nodes.h"],
+            depends=["src/dovetail_autograd_aot/_nodes.h"],
             include_dirs=[include, os.path.join(include, "torch", "csrc", "api", "include")],
             library_dirs=[os.path.join(torch_dir, "lib")],
             libraries=["torch_python", "torch_cpu", "c10"],

@@ -1,7 +1,7 @@
 // What the nodes of autograd's graph do not tell in Python: their hooks, their stream; and letting
 // go of what they saved. Plain C API; only autograd's own headers.
 
-#include "_output_nodes.h"
+#include "_nodes.h"
 
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -13,37 +13,14 @@
 
 #include <string_view>
 #include <typeinfo>
+#include <unordered_set>
+#include <vector>
 
 namespace {
 
+using dovetail::NodePointer;
+using dovetail::pointer_to;
 using torch::autograd::Node;
-
-// What a weak (torch 2.11) or strong (2.15) pointer points to.
-template <typename Pointer>
-Node* pointee(const Pointer& pointer) {
-  if constexpr (requires { pointer.lock(); }) {
-    return pointer.lock().get();
-  } else {
-    return pointer.get();
-  }
-}
-
-// The node behind a Python object; null, with an error set, for anything else.
-Node* node_of(PyObject* object) {
-  if (torch::autograd::THPCppFunction_Check(object)) {
-    return reinterpret_cast<torch::autograd::THPCppFunction*>(object)->cdata.get();
-  }
-  if (THPFunction_Check(object)) {
-    Node* node = pointee(reinterpret_cast<THPFunction*>(object)->cdata);
-    if (node != nullptr) {
-      return node;
-    }
-    PyErr_SetString(PyExc_RuntimeError, "the node of this context is gone");
-    return nullptr;
-  }
-  PyErr_SetString(PyExc_TypeError, "expected a node of autograd's graph");
-  return nullptr;
-}
 
 // A hook as one of torch's classes for Python hooks; null for another. (By the name of its type:
 // the type information of these classes is not exported.)
@@ -65,11 +42,9 @@ bool append(PyObject* list, const char* kind, Py_ssize_t position, PyObject* dic
 }
 
 PyObject* hooks(PyObject*, PyObject* object) {
-  Node* node = node_of(object);
-  if (node == nullptr) {
-    return nullptr;
-  }
   HANDLE_TH_ERRORS
+  const NodePointer held = pointer_to(object);
+  Node* node = held.get();
   PyObject* found = PyList_New(0);
   if (found == nullptr) {
     return nullptr;
@@ -107,12 +82,44 @@ PyObject* hooks(PyObject*, PyObject* object) {
   END_HANDLE_TH_ERRORS
 }
 
-PyObject* release(PyObject*, PyObject* object) {
-  Node* node = node_of(object);
-  if (node == nullptr) {
-    return nullptr;
-  }
+// (list of nodes) -> those of them, and of the nodes below, that have hooks.
+PyObject* hooked_below(PyObject*, PyObject* list) {
   HANDLE_TH_ERRORS
+  TORCH_CHECK_TYPE(PyList_Check(list), "expected a list of nodes");
+  std::vector<NodePointer> stack;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
+    stack.push_back(pointer_to(PyList_GET_ITEM(list, i)));
+  }
+  THPObjectPtr found(PyList_New(0));
+  std::unordered_set<Node*> seen;
+  while (found && !stack.empty()) {
+    const NodePointer node = stack.back();
+    stack.pop_back();
+    if (!seen.insert(node.get()).second) {
+      continue;
+    }
+    auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node.get());
+    if (!node->tensor_pre_hooks().empty() || !node->pre_hooks().empty() || !node->post_hooks().empty() ||
+        (leaf != nullptr && torch::autograd::impl::post_acc_grad_hooks(leaf->variable) != nullptr)) {
+      THPObjectPtr object(torch::autograd::functionToPyObject(node));
+      if (!object || PyList_Append(found.get(), object.get()) < 0) {
+        return nullptr;
+      }
+    }
+    for (const auto& edge : node->next_edges()) {
+      if (edge.is_valid()) {
+        stack.push_back(edge.function);
+      }
+    }
+  }
+  return found.release();
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* release(PyObject*, PyObject* object) {
+  HANDLE_TH_ERRORS
+  const NodePointer held = pointer_to(object);
+  Node* node = held.get();
   node->will_release_variables();
   node->release_variables();
   Py_RETURN_NONE;
@@ -120,11 +127,9 @@ PyObject* release(PyObject*, PyObject* object) {
 }
 
 PyObject* stream(PyObject*, PyObject* object) {
-  Node* node = node_of(object);
-  if (node == nullptr) {
-    return nullptr;
-  }
   HANDLE_TH_ERRORS
+  const NodePointer held = pointer_to(object);
+  Node* node = held.get();
   const auto found = node->stream();
   if (!found.has_value()) {
     Py_RETURN_NONE;
@@ -150,11 +155,9 @@ PyObject* numbers(c10::SymIntArrayRef values) {
 // Of the backward of a write to a view: the node of the operator that wrote, and where base and
 // view lie. None for other nodes, and where the view is not made by strides.
 PyObject* written_view(PyObject*, PyObject* object) {
-  Node* node = node_of(object);
-  if (node == nullptr) {
-    return nullptr;
-  }
   HANDLE_TH_ERRORS
+  const NodePointer held = pointer_to(object);
+  Node* node = held.get();
   auto* copy = dynamic_cast<torch::autograd::CopySlices*>(node);
   if (copy == nullptr || copy->view_fn != nullptr) {
     Py_RETURN_NONE;
@@ -181,6 +184,7 @@ PyObject* is_wrapped_number(PyObject*, PyObject* object) {
 
 PyMethodDef methods[] = {
     {"hooks", hooks, METH_O, "The hooks of a node: a list of (kind, position, dictionary)."},
+    {"hooked_below", hooked_below, METH_O, "Of nodes, and those below them, the ones with hooks."},
     {"release", release, METH_O, "Let a node go of what it saved."},
     {"stream", stream, METH_O, "(device, stream) that a node runs on; None on the CPU."},
     {"written_view", written_view, METH_O,

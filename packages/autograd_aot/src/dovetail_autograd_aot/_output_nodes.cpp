@@ -7,7 +7,7 @@
 // compiled node as it is, and nothing to the others: the compiled backward goes the whole way. Only
 // if somebody asks for the gradient of one of the others is it taken apart (by Python's `by_way`).
 
-#include "_output_nodes.h"
+#include "_nodes.h"
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/function.h>
@@ -36,42 +36,6 @@ using torch::autograd::Edge;
 using torch::autograd::edge_list;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
-using NodePointer = decltype(Edge::function); // shared in torch 2.11, intrusive in 2.15
-
-// What differs between the two kinds of pointers.
-template <typename Pointer>
-struct Pointers;
-
-template <typename T>
-struct Pointers<std::shared_ptr<T>> {
-  using Weak = std::weak_ptr<T>;
-
-  template <typename Made, typename... Arguments>
-  static std::shared_ptr<T> make(Arguments&&... arguments) {
-    // Torch's own deleter (found by its argument) lets go of long chains without recursion.
-    return {new Made(std::forward<Arguments>(arguments)...), [](auto* node) { deleteNode(node); }};
-  }
-};
-
-template <typename T, typename Null>
-struct Pointers<c10::intrusive_ptr<T, Null>> {
-  using Weak = c10::weak_intrusive_ptr<T, Null>;
-
-  template <typename Made, typename... Arguments>
-  static c10::intrusive_ptr<T, Null> make(Arguments&&... arguments) {
-    return c10::make_intrusive<Made>(std::forward<Arguments>(arguments)...);
-  }
-};
-
-// What the context of a Python function holds of its node: a weak pointer in torch 2.11.
-template <typename Pointer>
-NodePointer owned(const Pointer& pointer) {
-  if constexpr (requires { pointer.lock(); }) {
-    return pointer.lock();
-  } else {
-    return pointer;
-  }
-}
 
 // Where the gradient of a point arrives. Those that a node is computed from live as long as it does.
 // Through an input that is a view, and written to, it goes on to the one that the view is of.
@@ -246,18 +210,6 @@ struct Arrival : Node {
     return std::move(gradients);
   }
 };
-
-// The node behind a Python object.
-NodePointer pointer_to(PyObject* object) {
-  NodePointer found;
-  if (THPFunction_Check(object)) {
-    found = owned(reinterpret_cast<THPFunction*>(object)->cdata);
-  } else if (torch::autograd::THPCppFunction_Check(object)) {
-    found = reinterpret_cast<torch::autograd::THPCppFunction*>(object)->cdata;
-  }
-  TORCH_CHECK_TYPE(found, "expected a node of autograd's graph");
-  return found;
-}
 
 const Tensor* tensor_at(PyObject* sequence, size_t index) {
   if (sequence == Py_None) {

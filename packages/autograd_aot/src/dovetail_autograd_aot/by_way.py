@@ -38,15 +38,17 @@ class _CutRun:
     where its gradient arrives. `gradients` are those of the inputs so far."""
 
     sources: list[Any]
-    begins: list[GradientEdge]
+    begins: dict[int, GradientEdge]  # by number of the point (not of views of what gets none)
     arrives: list[GradientEdge]
     gradients: list[Tensor | None]
 
     def cut(self, roots: Sequence[Tensor | None], ends: Sequence[Tensor]) -> None:
         """Let what leads to where a point's backward begins lead to where its gradient arrives, in
         autograd's graph below the roots, down to the inputs and to `ends`."""
-        pairs = zip(self.begins, self.arrives, strict=True)
-        changes = [(begin.node, begin.output_nr, arrival.node) for begin, arrival in pairs]
+        changes = [
+            (begin.node, begin.output_nr, self.arrives[number].node)
+            for number, begin in self.begins.items()
+        ]
         nodes_module().redirect(_nodes(roots), changes, _nodes([*self.sources, *ends]))
 
 
@@ -128,11 +130,13 @@ class ByWay:
         with double.as_in_forward(replay):
             sources, aliases = double.stand_ins(replay, put_above if places else None)
             outputs = double.forward(aliases, None)
-        run = _CutRun(sources, [], [], [None] * len(replay.inputs))
+        run = _CutRun(sources, {}, [], [None] * len(replay.inputs))
         tensors = [self._tensor(point, outputs, aliases) for point in self.points]
         for number, tensor in enumerate(tensors):
             place = (places[number] if places else None) or (None, 0)
-            run.begins.append(GradientEdge(grad_fn_of(tensor), tensor.output_nr))
+            node = grad_fn_of(tensor)
+            if node is not None:
+                run.begins[number] = GradientEdge(node, tensor.output_nr)
             run.arrives.append(GradientEdge(native.arrival(tensor, *place), 0))
         run.cut(tensors, [])
         return run

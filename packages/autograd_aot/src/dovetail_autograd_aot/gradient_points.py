@@ -76,14 +76,19 @@ def _placed(
     points: list[GradientPoint], tensors: list[Tensor], infos: Sequence[OutputInfo]
 ) -> tuple[GradientPoint, ...]:
     """The points with what they are computed from, and when they get their nodes. What is written
-    to an input needs its node before: a view cannot be below it then (such a view is no point), nor
-    an input that is written to (which is asked at the result that is written, instead)."""
+    to an input needs its node before: a view cannot be below it then (such a view is no point; nor
+    is one of a result that is computed from it), nor an input that is written to (which is asked at
+    the result that is written, instead)."""
     while True:
         direct = nodes_module().dependencies(tensors)
         below = _closure(direct)
         written = [k for k, p in enumerate(points) if p.written is not None]
         early = {*written, *(i for k in written for i in below[k])}
         late = {i for k in early for i in direct[k] if points[i].source is not PointSource.RESULT}
+        for k, p in enumerate(points):
+            if p.forward is not None:
+                views = (i for i in below[k] if points[i].forward is None)
+                late |= {i for i in views if _base_of(points[i], infos) == p.forward}
         if not late:
             break
         for k in late:
@@ -91,7 +96,7 @@ def _placed(
                 points[k] = replace(points[k], source=PointSource.RESULT)
         kept = [k for k, p in enumerate(points) if k not in late or p.forward is not None]
         points, tensors = [points[k] for k in kept], [tensors[k] for k in kept]
-    stages = _stages(points, direct, below, early, infos)
+    stages = _stages(points, direct, early, infos)
     return tuple(
         replace(p, stage=stages[k], direct=tuple(direct[k]), below=tuple(sorted(below[k])))
         for k, p in enumerate(points)
@@ -101,23 +106,44 @@ def _placed(
 def _stages(
     points: Sequence[GradientPoint],
     direct: Sequence[Sequence[int]],
-    below: Sequence[set[int]],
     early: set[int],
     infos: Sequence[OutputInfo],
-) -> dict[int, int]:
+) -> list[int]:
     """When each point gets its node (those `early` at once), or is made of a result that has it."""
     made_of = {point.forward: k for k, point in enumerate(points)}
     found = dict.fromkeys(early, 0)
-    for k in sorted(range(len(points)), key=lambda k: len(below[k])):
-        output = points[k].output
-        if points[k].forward is None and output is not None:
-            info = infos[output]
-            of_result = info.kind is OutputKind.VIEW_OF_OUTPUT and info.base in made_of
-            found[k] = found[made_of[info.base]] if of_result else 0
-        elif k not in found:
-            after = [found[i] + (points[i].source is not PointSource.RESULT) for i in direct[k]]
-            found[k] = max(after, default=0)
-    return found
+
+    def before(k: int) -> list[int]:
+        """The points that come before it."""
+        if points[k].forward is not None:
+            return list(direct[k])
+        base = made_of.get(_base_of(points[k], infos))
+        return [] if base is None else [base]
+
+    for point in range(len(points)):
+        stack = [point]
+        while stack:
+            k = stack[-1]
+            missing = [other for other in before(k) if other not in found]
+            if k in found or not missing:
+                stack.pop()
+                later = points[k].forward is not None  # than what is no result
+                stages = [
+                    found[i] + (later and points[i].source is not PointSource.RESULT)
+                    for i in before(k)
+                ]
+                found.setdefault(k, max(stages, default=0))
+            else:
+                stack += missing
+    return [found[k] for k in range(len(points))]
+
+
+def _base_of(point: GradientPoint, infos: Sequence[OutputInfo]) -> int:
+    """The forward output that a view is made of; -1 for one of an input."""
+    assert point.output is not None
+    info = infos[point.output]
+    of_result = info.kind is OutputKind.VIEW_OF_OUTPUT and info.base is not None
+    return info.base if of_result else -1  # type: ignore[return-value]
 
 
 def through_others(

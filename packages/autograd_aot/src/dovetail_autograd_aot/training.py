@@ -28,6 +28,7 @@ from dovetail_autograd_aot.graphs import JointGraph, PartitionedGraph
 from dovetail_autograd_aot.lazy_backward import LazyBackward
 from dovetail_autograd_aot.separate_backwards import SeparateBackwards
 from dovetail_autograd_aot.tangents import Tangents, is_batched
+from dovetail_autograd_aot.unreached_hooks import call_only_with_gradients
 from dovetail_autograd_aot.values import example_values
 
 _graph_is_kept = torch._C._autograd._get_current_graph_task_keep_graph
@@ -217,11 +218,18 @@ def make_autograd_function(
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-            if points is None:
+            if len(differentiable) < 2:
                 return compiled_backward(ctx, gradients)
-            others = points.taken(ctx)
+            others = None if points is None else points.taken(ctx)
             found = compiled_backward(ctx, gradients)
-            return found if others is None else added(found, others)
+            if others is not None:
+                found = added(found, others)
+            if any(gradients[i] is None for i in differentiable):
+                wanted = zip(ctx.next_functions, found, strict=True)
+                unreached = [n for (n, _), g in wanted if g is None and n is not None]
+                if unreached:
+                    call_only_with_gradients(unreached)
+            return found
 
         @staticmethod
         def by_way(ctx: Any, *args: Any) -> list[Tensor | None]:
