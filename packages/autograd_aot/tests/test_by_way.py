@@ -152,6 +152,17 @@ def test_views_of_outputs_and_of_inputs() -> None:
     assert ask_both(fn, SIZES, question).by_way == 2
 
 
+def test_one_result_by_way_of_a_view_of_an_input() -> None:
+    def fn(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        v = x[1:]
+        return v, (v * w[:2]).sin()
+
+    def question(o: Any, i: Any) -> Any:
+        return torch.autograd.grad(o[1].sum(), [o[0], *i])
+
+    assert ask_both(fn, SIZES, question).by_way == 1
+
+
 def test_written_in_place_before_and_after() -> None:
     def fn(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
         a = x * w

@@ -218,7 +218,7 @@ def make_autograd_function(
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-            if len(differentiable) < 2:
+            if points is None and len(differentiable) < 2:
                 return compiled_backward(ctx, gradients)
             others = None if points is None else points.taken(ctx)
             found = compiled_backward(ctx, gradients)
