@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from aot_testing import check
-from dovetail_autograd_aot import default_partition, min_cut_partition
+from aot_testing import as_graph, check, run_fx
+from dovetail_autograd_aot import aot_compile, default_partition, min_cut_partition
 
 
 def p(*shape: int, grad: bool = True) -> torch.Tensor:
@@ -627,3 +627,22 @@ def test_no_grad(name):
             partition=min_cut_partition,
             grad=False,
         )
+
+
+@pytest.mark.parametrize("write", ["conj_physical_", "nothing of it"])
+def test_input_that_is_written_to_with_what_it_holds_and_saved(write: str) -> None:
+    """Its version counter tells of a write; the backward must not take that for a later one."""
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with torch.no_grad():
+            if write == "conj_physical_":
+                x.conj_physical_()
+            else:
+                x[:0].zero_()
+        return x * x, x.sin()
+
+    check(fn, [torch.randn(3, requires_grad=True)])
+    x = torch.randn(3, requires_grad=True)
+    compiled = aot_compile(as_graph(fn, 1), [x], forward_compiler=run_fx)
+    (g,) = torch.autograd.grad(compiled(x)[0].sum(), x, create_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(g.sum(), x)[0], torch.full((3,), 2.0))

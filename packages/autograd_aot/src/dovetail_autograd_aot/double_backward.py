@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
@@ -105,10 +105,17 @@ class DoubleBackward:
         cuda = None
         if self.cuda_device is not None:
             cuda = (self.cuda_device, torch.cuda.get_rng_state(self.cuda_device))
-        versions = tuple(map(_version, inputs if self.all_tensors else self._tensors(inputs)))
+        versions = self._versions(inputs)
         if self.overtaken:
             inputs = self._without_history(inputs)
         return Replay(inputs, versions, random_state, cuda)
+
+    def counted_again(self, replay: Replay) -> Replay:
+        """After the graph's own writes, which inputs that share a version counter tell of, too."""
+        return replace(replay, versions=self._versions(replay.inputs))
+
+    def _versions(self, inputs: tuple[Any, ...]) -> tuple[int, ...]:
+        return tuple(map(_version, inputs if self.all_tensors else self._tensors(inputs)))
 
     def _without_history(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """The inputs, of those that autograd sees a write to what does not depend on contents:

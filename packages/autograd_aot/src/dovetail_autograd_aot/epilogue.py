@@ -29,12 +29,11 @@ _Maker = Callable[[Sequence[Any], Sequence[Any], list[Any]], Any]
 
 def make_epilogue(signature: Signature, points: Sequence[GradientPoint] = ()) -> Epilogue | None:
     """(inputs, forward outputs) -> user outputs; None if the forward outputs are just those. It
-    gives the forward outputs that are `points` their nodes."""
+    gives the forward outputs that are `points` their nodes. (`count_writes` is called before.)"""
     give = node_giver(points)
     if (
         not signature.mutated
         and not signature.reshaped
-        and not signature.bumped
         and not signature.hidden
         and not signature.sizes
         and all(_is_plain(o) for o in signature.outputs)
@@ -122,13 +121,13 @@ def _make_write_back(
     signature: Signature,
 ) -> Callable[[Sequence[Any], Sequence[Any]], None] | None:
     """New values into the mutated inputs. A write that autograd saw is a differentiable copy_,
-    the others are hidden from it; version counters are bumped either way."""
+    the others are hidden from it; their version counters are bumped either way."""
     start = signature.num_fresh
     pairs = [(m, (m.index, start + i)) for i, m in enumerate(signature.mutated)]
     hidden = [pair for m, pair in pairs if m.data_only and m.silent]
     data = [pair for m, pair in pairs if m.data_only and not m.silent]
     graded = [pair for m, pair in pairs if not m.data_only]
-    if not signature.mutated and not signature.bumped:
+    if not signature.mutated:
         return None
     # Copies of one dtype and device go to the GPU in few launches. Both are as when first called.
     groups: dict[bool, list[list[tuple[int, int]]]] = {}
@@ -167,10 +166,15 @@ def _make_write_back(
             copy(False, inputs, results)
         for index, result in graded:
             inputs[index].copy_(results[result])
-        for index in signature.bumped:
-            torch.autograd.graph.increment_version(inputs[index])
 
     return write_back
+
+
+def count_writes(signature: Signature, inputs: Sequence[Any]) -> None:
+    """Let the version counters of inputs that are not mutated tell of the writes to them: before
+    such an input is saved, so that what is written after that is noticed."""
+    for index in signature.bumped:
+        torch.autograd.graph.increment_version(inputs[index])
 
 
 def _is_part_of_leaf(tensor: torch.Tensor) -> bool:

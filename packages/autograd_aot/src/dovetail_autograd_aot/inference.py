@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail_autograd_aot.epilogue import make_epilogue
+from dovetail_autograd_aot.epilogue import Epilogue, count_writes, make_epilogue
 from dovetail_autograd_aot.graph_calls import Compiled, extension, unrecorded
 from dovetail_autograd_aot.graphs import JointGraph, PartitionedGraph, Signature
 
@@ -28,7 +28,7 @@ def compile_inference(
 def _run_forward(
     signature: Signature, forward: Compiled, shield: bool
 ) -> Callable[..., tuple[Any, ...]]:
-    epilogue = make_epilogue(signature)
+    epilogue = _epilogue(signature)
     no_autocast = torch._C._is_any_autocast_enabled()
 
     def without_autocast(*inputs: Any) -> Sequence[Any]:
@@ -68,6 +68,18 @@ def _run_forward(
         return epilogue(inputs, results)
 
     return shielded
+
+
+def _epilogue(signature: Signature) -> Epilogue | None:
+    made = make_epilogue(signature)
+    if not signature.bumped:
+        return made
+
+    def counting(inputs: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
+        count_writes(signature, inputs)
+        return tuple(results) if made is None else made(inputs, results)
+
+    return counting
 
 
 def _without_gradients(target: Compiled, signature: Signature) -> type[torch.autograd.Function]:

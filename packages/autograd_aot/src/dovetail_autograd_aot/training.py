@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 
 from dovetail_autograd_aot.by_way import ByWay, added
 from dovetail_autograd_aot.double_backward import DoubleBackward
-from dovetail_autograd_aot.epilogue import make_epilogue, write_ahead
+from dovetail_autograd_aot.epilogue import count_writes, make_epilogue, write_ahead
 from dovetail_autograd_aot.graph_calls import (
     Compiled,
     below_autograd,
@@ -52,7 +52,7 @@ class LateNeeds:
 
     def remember_outputs(self, context: Any, outputs: Sequence[Any]) -> None:
         """The outputs, once nothing is written to them any more."""
-        if context is not None:
+        if self.outputs:
             given = (outputs[i] for i in self.outputs)
             context.late += [(one.detach(), one._version) for one in given]
 
@@ -90,10 +90,12 @@ def compile_training(
         if extend is not None:
             inputs = extend(inputs)
         results = apply(*inputs)
-        context = _context(results) if late.outputs else None
+        context = _context(results) if late.outputs or joint.counted else None
         outputs = results if epilogue is None else epilogue(inputs, results)
-        if late.outputs:
+        if context is not None:
             late.remember_outputs(context, outputs)
+            if joint.counted:
+                context.replay = double.counted_again(context.replay)
         return outputs
 
     return run
@@ -186,6 +188,8 @@ def make_autograd_function(
 
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> tuple[Any, ...]:
+            if signature.bumped:
+                count_writes(signature, inputs)
             ctx.replay = double.remember(inputs)
             # Below autograd's view tracking: a result that is a view of another must come out
             # as a tensor of its own, or autograd would refuse to let users write to it.
