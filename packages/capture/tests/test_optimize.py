@@ -330,6 +330,16 @@ def test_optimized_module_behaves_like_the_module():
     assert again._orig_mod is net
 
 
+def test_class_of_an_optimized_module_is_its_own():
+    """Sharding gives modules classes that it makes of theirs."""
+    net = nn.Linear(2, 2)
+    optimized = dc.optimize(net, Counting())
+    x = torch.randn(3, 2)
+    optimized.__class__ = type("Sharded", (dc.OptimizedModule,), {})
+    assert type(net) is nn.Linear and type(optimized).__name__ == "Sharded"
+    assert torch.equal(optimized(x), net(x))
+
+
 def test_a_torch_module_is_captured_too():
     check(nn.Sequential(nn.Linear(4, 4), nn.GELU()), X)
     check(nn.Linear(4, 4), X)

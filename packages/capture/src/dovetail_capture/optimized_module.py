@@ -70,6 +70,8 @@ class OptimizedModule(torch.nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "training":
             OptimizedModule.training.__set__(self, value)  # type: ignore[attr-defined]
+        elif name == "__class__":  # (sharding makes a class of its own for a module)
+            object.__setattr__(self, name, value)
         elif name in _OWN or "_modules" not in self.__dict__ or name in self.__dict__:
             super().__setattr__(name, value)
         elif "_orig_mod" in self._modules:
