@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from aot_testing import as_graph
+from aot_testing import as_graph, check, run_fx
 from dovetail_autograd_aot import TraceError, aot_compile
 from torch import Tensor
 from torch.fx import symbolic_trace
@@ -121,3 +121,23 @@ def test_what_changed_its_shape_under_no_grad_is_no_view_made_there(
         (2 * ours[place]).sum().backward()
         (2 * theirs[place]).sum().backward()
         torch.testing.assert_close(leaves[0].grad, leaves[1].grad)
+
+
+def test_input_that_changes_its_shape_is_saved_as_it_was() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        y = x.squeeze_()
+        z = y.swapdims_(1, 0)
+        return (z * 0.5) * z, z.sin()
+
+    check(fn, [torch.randn(3, 1, 4, requires_grad=True) * 1])
+
+
+def test_create_graph_through_a_graph_that_changes_the_shape_of_an_input_is_refused() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        return (x.t_().square(),)
+
+    leaf = torch.randn(3, 4, requires_grad=True)
+    run = aot_compile(as_graph(fn, 1), [leaf * 1], forward_compiler=run_fx)
+    (out,) = run(leaf * 1)
+    with pytest.raises(RuntimeError, match="changes the shape of an input"):
+        torch.autograd.grad(out.sum(), leaf, create_graph=True)

@@ -162,6 +162,10 @@ class DoubleBackward:
                 f"{what} through a compiled graph that overwrites an "
                 "input its gradients depend on: the old contents are gone"
             )
+        if self.signature.reshaped:
+            raise RuntimeError(
+                f"{what} through a compiled graph that changes the shape of an input in place"
+            )
         tensors = [(i, v) for i, v in enumerate(replay.inputs) if isinstance(v, Tensor)]
         for (i, value), version in zip(tensors, replay.versions, strict=True):
             if i not in self.mutated and value._version != version:

@@ -50,17 +50,12 @@ def make_epilogue(signature: Signature, points: Sequence[GradientPoint] = ()) ->
     later = range(1, len(stages))
     plain = all(_is_plain(o) for o in signature.outputs)
     fresh = signature.num_fresh
-    counted = {*signature.bumped, *(m.index for m in signature.mutated if not m.silent)}
-    uncounted = [reshaped for reshaped in signature.reshaped if _counts(reshaped, counted)]
 
     def epilogue(inputs: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
         if give is not None:
             give(0, results, None, None)
         if write_back is not None:
             write_back(inputs, results)
-        for reshaped in uncounted:
-            if not inputs[reshaped.index].is_inference():
-                torch.autograd.graph.increment_version(inputs[reshaped.index])
         if plain:
             outputs = list(results[:fresh])
             if give is not None:
@@ -101,8 +96,7 @@ def _counts(reshaped: ReshapedInput, counted: set[int]) -> bool:
 
 
 def _reshape(tensor: torch.Tensor, reshaped: ReshapedInput) -> None:
-    """Change in place what an input's shape is. The writes are counted before outputs are made (a
-    view that is older than a write is lost to autograd), so these are not counted again."""
+    """Change in place what an input's shape is (which `count_writes` has counted)."""
     counted = None if tensor.is_inference() else tensor._version
     for step, grad_mode in zip(reshaped.steps, reshaped.grad_mode, strict=True):
         with torch.set_grad_enabled(grad_mode):
@@ -171,10 +165,14 @@ def _make_write_back(
 
 
 def count_writes(signature: Signature, inputs: Sequence[Any]) -> None:
-    """Let the version counters of inputs that are not mutated tell of the writes to them: before
-    such an input is saved, so that what is written after that is noticed."""
-    for index in signature.bumped:
-        torch.autograd.graph.increment_version(inputs[index])
+    """Let the version counters of inputs that are not mutated tell of the writes to them, and of
+    changes of their shapes: before such an input is saved, so that what is written after that is
+    noticed, and before outputs are made (a view that is older than a write is lost to autograd)."""
+    counted = {*signature.bumped, *(m.index for m in signature.mutated if not m.silent)}
+    reshaped = [r.index for r in signature.reshaped if _counts(r, counted)]
+    for index in (*signature.bumped, *reshaped):
+        if not inputs[index].is_inference():
+            torch.autograd.graph.increment_version(inputs[index])
 
 
 def _is_part_of_leaf(tensor: torch.Tensor) -> bool:

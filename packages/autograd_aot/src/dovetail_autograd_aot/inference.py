@@ -72,7 +72,7 @@ def _run_forward(
 
 def _epilogue(signature: Signature) -> Epilogue | None:
     made = make_epilogue(signature)
-    if not signature.bumped:
+    if not signature.bumped and not signature.reshaped:
         return made
 
     def counting(inputs: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:

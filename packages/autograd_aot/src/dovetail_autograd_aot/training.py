@@ -188,7 +188,7 @@ def make_autograd_function(
 
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> tuple[Any, ...]:
-            if signature.bumped:
+            if signature.bumped or signature.reshaped:
                 count_writes(signature, inputs)
             ctx.replay = double.remember(inputs)
             # Below autograd's view tracking: a result that is a view of another must come out
@@ -323,12 +323,16 @@ class _SavedValues:
         assert parts.backward is not None
         saved = example_values(parts.backward)[: len(parts.saved)]
         self.primals = parts.saved_primals
+        reshaped = {r.index for r in parts.signature.reshaped}
+        self.reshaped = [n for n, i in enumerate(self.primals) if i in reshaped]
         self.numbers = {i for i, v in enumerate(saved) if not isinstance(v, Tensor)}
         own = range(len(self.primals), len(saved))
         self.masks = {i for i in own if i not in self.numbers and not _is_inexact(saved[i])}
 
     def store(self, ctx: Any, inputs: tuple[Any, ...], values: list[Any]) -> None:
         everything = [inputs[i] for i in self.primals] + values
+        for number in self.reshaped:  # (the input itself is about to get another shape)
+            everything[number] = everything[number].detach()
         beside = self.numbers
         if self.masks and _hooks_take_saved_tensors():
             beside = self.numbers | self.masks
