@@ -262,6 +262,8 @@ def casts(x):
         x.half().float(),
         x.to(x.device),
         x.type(torch.int32),
+        (x < 0).type(torch.Tensor),
+        x.type(dtype=torch.DoubleTensor, non_blocking=True),
         x.bool(),
         x.to("cpu", torch.float16),
         x.type_as(x),

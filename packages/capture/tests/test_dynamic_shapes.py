@@ -385,3 +385,15 @@ def test_pixels_as_channels_keep_their_sizes_symbolic() -> None:
     assert count(lambda x: functional.pixel_unshuffle(x, 2) + 1, shapes) == 2
     assert count(lambda x: functional.pixel_shuffle(x.repeat(1, 4, 1, 1), 2) + 1, shapes) == 2
     assert count(lambda x: functional.pixel_unshuffle(x[0], 2) + 1, shapes) == 2
+
+
+def test_the_number_that_a_pad_fills_in_may_follow_from_sizes() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        rows, pad = x.shape[0], torch.nn.functional.pad
+        places = pad(torch.arange(4), [0, 1], value=rows - 1)
+        return places, pad(x, (1, 0, 2, -1), "constant", rows / 4), pad(places, (1, 1), value=0.5)
+
+    assert count(fn, TEN) == 2
+    run, _ = compiled_with(lambda x: torch.nn.functional.pad(x, [1], value=x.shape[0]), True)
+    with pytest.raises(CaptureError, match="Padding length must be divisible by 2"):
+        run(torch.ones(3))

@@ -45,6 +45,14 @@ def test_unary(check, dtype):
     check(lambda x: tuple(f(x) for f in UNARY), values(83, dtype), rtol=3e-6, atol=1e-6)
 
 
+def test_the_error_function_stays_below_one(check):
+    """What a normal distribution has beyond a point is small there, never negative."""
+    x = torch.cat([torch.linspace(-5, 5, 4001), torch.tensor([math.nan, math.inf, -math.inf])])
+    check(lambda x: (1 - x.erf().abs() < 0,), x)
+    x = torch.linspace(2.5, 3.6, 4001)  # (1.2e-7: one unit of the difference, twice)
+    check(lambda x: (1 - x.erf(), 1 - (-x).erf().abs()), x, rtol=0, atol=1.2e-7)
+
+
 def test_unary_half_types(check):
     ops = [f for f in UNARY if f not in (torch.digamma, torch.lgamma, torch.erfinv)]
     for dtype in (torch.bfloat16, torch.float16):

@@ -20,6 +20,7 @@ from dovetail_inductor.loop_ir.sizes import (
     hint_of,
     is_multiple,
     known_within,
+    name_parts,
     size_expr,
 )
 from dovetail_prims import FakeTensor, from_real
@@ -27,7 +28,7 @@ from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.fake_tensor import propagate
 from dovetail_prims.size_nodes import SizeNodes
 from dovetail_runtime import load
-from dovetail_runtime.plan import CallAten, LaunchCpp, LaunchTriton, TritonKernel
+from dovetail_runtime.plan import CallAten, CppKernel, LaunchCpp, LaunchTriton, TritonKernel
 from dovetail_runtime.reference import ReferenceExecutor
 from dovetail_runtime.sizes import evaluate
 from dovetail_runtime.triton_build import run_in_interpreter
@@ -271,6 +272,34 @@ def test_floor_division_of_negative_numbers() -> None:
     for shape in [(2, 3), (8, 6), (5, 9)]:
         x = torch.randn(shape)
         torch.testing.assert_close(run(x)[0], fn(x))
+
+
+def test_parts_of_sizes_are_written_once() -> None:
+    """An image that was halved three times has sizes that are divisions of divisions, and these
+    stand in every index: text that the C++ compiler would read for a minute."""
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        for _ in range(3):
+            x = x[::2, ::2].exp()
+        return x, x.sum(1), x.t() + 1
+
+    plan = compile_graph(traced(fn, [torch.zeros(40, 60)]))
+    kernels = [k.source for k in plan.kernels if isinstance(k, CppKernel)]
+    assert any("= floor_div(part" in text for text in kernels)
+    for text in kernels:
+        assert "floor_div(" not in text.partition("for (int64_t item")[2]
+    artifact = load(plan)
+    for shape in [(40, 60), (9, 17), (1, 8)]:
+        x = torch.randn(shape)
+        for got, wanted in zip(artifact.run(x), fn(x), strict=True):
+            torch.testing.assert_close(got, wanted)
+
+
+def test_what_may_divide_by_zero_stays_in_its_loop() -> None:
+    inner = "least(floor_mod(size_s0 + 1, 4), size_s1)"
+    parts, text = name_parts(f"floor_div({inner}, size_s0) * {inner}")
+    assert parts == {"part0": "floor_mod(size_s0 + 1, 4)", "part1": "least(part0, size_s1)"}
+    assert text == "floor_div(part1, size_s0) * part1"
 
 
 def _added(x: Tensor, target: Tensor, index: Tensor) -> Tensor:

@@ -42,18 +42,18 @@ def trace_backward(trace: JointTrace, result: Classified) -> list[Node | None]:
         trace.derivatives.visit(root.grad_fn)
     trace.tracer.in_backward = True
     trace.user_gradients.marks = len(tangents) > 1
-    with trace.tracer, torch._C._DisableAutocast():
-        try:
+    try:
+        with trace.tracer, torch._C._DisableAutocast():
             gradients = run_engine(result.roots, tangents, wanted)
-        except RuntimeError as error:
-            # Eager tells it in the backward, if there is one.
-            if not any(text in str(error) for text in ERRORS_OF_BACKWARDS):
-                raise
-            _forget_backward(trace)
-            if _without_lost_roots(trace, result, wanted):
-                return trace_backward(trace, result)
-            trace.backward_error = str(error)
-            return none
+    except RuntimeError as error:
+        # Eager tells it in the backward, if there is one.
+        if not any(text in str(error) for text in ERRORS_OF_BACKWARDS):
+            raise
+        _forget_backward(trace)
+        if _without_lost_roots(trace, result, wanted):
+            return trace_backward(trace, result)
+        trace.backward_error = str(error)
+        return none
     trace.additive = trace.user_gradients.are_additive()
     found = iter(gradients)
     with trace.tracer, torch.no_grad():
@@ -89,7 +89,8 @@ def _without_lost_roots(trace: JointTrace, result: Classified, wanted: Sequence[
     errors: dict[int, str] = {}
     for number, root in enumerate(result.roots):
         try:
-            run_engine([root], [_tangent(trace, number, root)], wanted)
+            with trace.tracer, torch._C._DisableAutocast():
+                run_engine([root], [_tangent(trace, number, root)], wanted)
         except RuntimeError as error:
             errors[number] = str(error)
         _forget_backward(trace)

@@ -18,7 +18,7 @@ from dovetail_inductor.codegen_cpp.writer import Name, Place, Writer
 from dovetail_inductor.loop_ir.handlers import interpret
 from dovetail_inductor.loop_ir.index import Index, linear, variable
 from dovetail_inductor.loop_ir.loops import Buffer, LoopNest
-from dovetail_inductor.loop_ir.sizes import is_symbolic, names_in
+from dovetail_inductor.loop_ir.sizes import is_symbolic, name_parts, names_in
 from dovetail_inductor.scheduler.kernels import FusedKernel
 
 # What the text of symbolic sizes uses; and memory for rows whose length is known at run time only.
@@ -94,7 +94,9 @@ class _Emitter:
         head = ["  for (int64_t item = begin; item < end; ++item) {"]
         decode = [f"    {line}" for line in decode_item(self.shape)]
         lines = [*self.heap, *head, *decode, *(f"    {line}" for line in body), "  }", "}"]
-        symbols = names_in("\n".join(lines))
+        text = "\n".join(lines)
+        symbols = names_in(text)
+        parts, text = name_parts(text)
         sizes = "const int64_t* sizes" if symbols else "const int64_t*"
         head = [
             f'extern "C" void @symbol@(void* const* pointers, {sizes}, int64_t begin, '
@@ -108,12 +110,13 @@ class _Emitter:
             head.insert(0, scans.source())
         for place, symbol in enumerate(symbols):
             head.append(f"  const int64_t size_{symbol} = sizes[{place}];")
+        head += [f"  const int64_t {name} = {part};" for name, part in parts.items()]
         for buffer, name in self.pointers.items():
             head.append(
                 f"  auto {name} = ({STORAGE[self.buffers[buffer].dtype]}*)"
                 f"pointers[{list(self.pointers).index(buffer)}];"
             )
-        return CppSource("\n".join([*head, *lines]) + "\n", tuple(self.pointers), symbols)
+        return CppSource("\n".join([*head, text]) + "\n", tuple(self.pointers), symbols)
 
     # --- kernels with columns ---------------------------------------------------------------------
 

@@ -126,16 +126,25 @@ template <class X> DV X vector_tanh_(X x) {
   return copysign_(t / (t + 2), x);
 }
 DV_FLOAT_FUNCTION(tanh_)
-// x * P(x^2) / Q(x^2), fitted to erf on 0 .. 3.9242; it rounds to 1 beyond.
+// x * P(x^2) / Q(x^2), fitted to erf on 0 .. 3.9242; it rounds to 1 beyond. The few beyond 2.5 are
+// 1 - 2^R(x), with R fitted to the logarithm of erfc: never above 1, and 1 - erf(x) is as exact.
 template <class X> DV X vector_erf_(X x) {
-  X a = sel(mask(fabs_(x) > 3.9242f), copysign_(full<X>(3.9242f), x), x);
+  X a = fabs_(x);
+  a = sel(mask(a > 3.9242f), full<X>(3.9242f), a);
   X z = a * a;
   X p = horner(z, full<X>(2.046848848e-6f), 0.0002848132325f, 0.003770061815f, 0.05276176244f,
                0.1905324109f, 1.128379146f);
   X q = horner(z, full<X>(3.805466664e-5f), 0.001163300863f, 0.01497821496f, 0.1141578845f,
                0.5021876928f, 1.f);
   X r = a * p / q;
-  return sel(mask(fabs_(x) >= 3.9242f), copysign_(full<X>(1.f), x), r);
+  auto far = mask(a > 2.5f);
+  if (__builtin_expect(any(far), 0)) {
+    X y = horner(a, full<X>(0.001646493334f), -0.03052253927f, -1.195343595f, -1.27604325f,
+                 -0.1892533227f);
+    X n = round_(y);
+    r = sel(far, 1.f - scale(exp_series((y - n) * 0.693147181f), n), r);
+  }
+  return copysign_(r, x);
 }
 DV_FLOAT_FUNCTION(erf_)
 

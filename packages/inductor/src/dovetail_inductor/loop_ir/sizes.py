@@ -271,6 +271,27 @@ def names_in(text: str) -> tuple[str, ...]:
     return tuple(sorted(set(_NAMES.findall(text)), key=lambda name: (int(name[1:]), name)))
 
 
+# Innermost calls that cannot fail, whatever the sizes are: divisors are numbers.
+_PART = re.compile(
+    r"\b(?:floor_div|floor_mod)\([^(),]+, [1-9]\d*\)|\b(?:least|greatest)\([^(),]+, [^(),]+\)"
+)
+
+
+def name_parts(text: str) -> tuple[dict[str, str], str]:
+    """The text of generated code with a name for each part of a size that is not a sum of products,
+    and what the names stand for, inner ones first. (What is written once is compiled once: the size
+    of a deep layer's image is a division of a division, and stands in each of its indices.)"""
+    names: dict[str, str] = {}
+
+    def name(found: re.Match[str]) -> str:
+        return names.setdefault(found[0], f"part{len(names)}")
+
+    while True:
+        text, count = _PART.subn(name, text)
+        if count == 0:
+            return {name: part for part, name in names.items()}, text
+
+
 def condition(relation: rel.BoolExpr) -> Size:
     """A relation between sizes as a plan computes it: 0 or 1."""
     if relation.kind in ("eq", "le"):

@@ -203,13 +203,14 @@ def _kinds(vm: Interpreter, data: Value) -> Iterator[type]:
 
 def tensor_type(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`x.type(torch.HalfTensor)`: a graph's text has names for these classes."""
-    if len(args) == 2 and isinstance(args[1], Constant) and args[1].value in _LEGACY:
-        kind = args[1].value
-        if kind is not torch.Tensor:
-            return vm.record(
-                "call_method", "type", [args[0], Constant(f"torch.{kind.__name__}")], {}
-            )
-    return PASS  # type: ignore[no-any-return]
+    wanted = args[1] if len(args) > 1 else kwargs.get("dtype")
+    if not isinstance(wanted, Constant) or not isinstance(wanted.value, type):
+        return PASS  # type: ignore[no-any-return]
+    if wanted.value not in _LEGACY:
+        return PASS  # type: ignore[no-any-return]
+    name = Constant(f"torch.{wanted.value.__name__}")
+    others = {key: value for key, value in kwargs.items() if key != "dtype"}
+    return vm.record("call_method", "type", [args[0], name, *args[2:]], others)
 
 
 def new_result(vm: Interpreter, cls: Any, args: Args, kwargs: Kwargs) -> Value:

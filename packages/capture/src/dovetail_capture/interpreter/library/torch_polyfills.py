@@ -12,12 +12,16 @@ import types
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 import torch.nn.modules.transformer as torch_transformer
 from torch.distributions import constraints
 
 from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.polyfills import interpreted
 from dovetail_capture.interpreter.protocols import inlining
+from dovetail_capture.interpreter.values.base import Constant
+from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
+from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
 
@@ -198,6 +202,24 @@ def numel(sizes: Any) -> Any:
     return count
 
 
+def _pad(vm: Any, args: Args, kwargs: Kwargs) -> Any:
+    """`F.pad` with a number that follows from sizes. It takes one for a float, which would tie the
+    sizes to what they are; the operator that it calls leaves the number as it is."""
+    given = dict(zip(("input", "pad", "mode", "value"), args, strict=False)) | dict(kwargs)
+    value, mode = given.get("value"), given.get("mode")
+    padded, widths = given.get("input"), given.get("pad")
+    if not isinstance(value, SymbolicNumber) or not isinstance(padded, TensorValue):
+        return PASS
+    if mode is not None and not (isinstance(mode, Constant) and mode.value == "constant"):
+        return PASS
+    if not isinstance(widths, (ListValue, TupleValue)):
+        return PASS
+    count = len(list(vm.iterate(widths)))
+    if count % 2 or count > 2 * padded.fake.dim():
+        return PASS  # (eager says what is wrong)
+    return vm.call(Constant(torch.constant_pad_nd), [padded, widths, value], {})
+
+
 _CONSTRAINTS: dict[Any, Any] = {
     type(constraints.symmetric).check: check_symmetric,
     type(constraints.positive_semidefinite).check: check_semidefinite,
@@ -209,6 +231,7 @@ HANDLERS: dict[Any, Handler] = {
     torch_transformer._detect_is_causal_mask: _causal_hint,
     torch.utils._contextlib._DecoratorContextManager.__call__: _decorate,
     torch.Size.numel: interpreted(numel),
+    F.pad: _pad,
     torch.cov: _of_rows(cov),
     torch.Tensor.cov: _of_rows(cov),
     torch.corrcoef: _of_rows(corrcoef),
