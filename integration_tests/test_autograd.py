@@ -393,6 +393,24 @@ def test_anomaly_mode_names_the_users_line(check: bool) -> None:
     compiled(torch.full((3,), 2.0, requires_grad=True)).backward()  # and nothing is left behind
 
 
+@pytest.mark.filterwarnings("ignore:Anomaly Detection", "ignore:Error detected in")
+@pytest.mark.parametrize("own", ["backward", "grad"])
+def test_anomaly_mode_looks_at_gradients_that_the_program_asks_for(own: str) -> None:
+    @dovetail.compile
+    def step(x: Tensor) -> Any:
+        loss = nan_in_the_backward(x)
+        return loss.backward() if own == "backward" else torch.autograd.grad(loss, x)
+
+    step(torch.ones(3, requires_grad=True))  # nothing looks, and all is one graph
+    assert dovetail.report(step).graphs == 1 and not dovetail.report(step).breaks
+    with torch.autograd.set_detect_anomaly(True):
+        with pytest.raises(RuntimeError, match="SqrtBackward0' returned nan"):
+            step(torch.ones(3, requires_grad=True))
+        step(torch.full((3,), 2.0, requires_grad=True))
+    with torch.autograd.set_detect_anomaly(True, check_nan=False):
+        step(torch.ones(3, requires_grad=True))
+
+
 def test_without_anomaly_mode_gradients_are_not_searched_for_nan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
