@@ -243,6 +243,38 @@ def undifferentiated(x, y):
     return z * x
 
 
+class ByGradMode(torch.autograd.Function):
+    """Sets the mode of gradients in backward, in two ways, and asks for it."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x, x.exp())
+        return x**3
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, other = ctx.saved_tensors
+        with torch.no_grad():
+            constant = other.sum() * grad
+        with torch.enable_grad():
+            grad = grad * 2
+        if torch.is_grad_enabled():
+            grad = grad * torch.tanh(other)
+        return grad * x**2 + constant * x
+
+
+def by_grad_mode(x, y):
+    z = ByGradMode.apply(x)
+
+    def hook(grad):
+        with torch.no_grad():
+            constant = grad * 3
+        return grad * y + constant if torch.is_grad_enabled() else constant
+
+    z.register_hook(hook)
+    return z * y
+
+
 class Defaulted(torch.autograd.Function):
     @staticmethod
     def forward(v: Any, power: Any = 3) -> Any:
@@ -276,6 +308,7 @@ PROGRAMS: list[tuple[Callable[..., Any], int | None]] = [
     (in_place, 1), (itself, 1), (apart, 1),
     (changes_in_forward, None), (changes_in_backward, None), (changes_before, None), (mixed, None),
     (made_here, None), (undifferentiated, 1), (defaults, 1), (held_as_values, 2),
+    (by_grad_mode, 1),
 ]  # fmt: skip
 
 

@@ -92,6 +92,13 @@ class InnerRecorder(Recorder):
             return self._number(value)
         return super().argument(value)
 
+    def capture_first(self, values: list[Value]) -> None:
+        """Take these from around it, in their order, before it takes anything else."""
+        for value in values:
+            self.argument(value)
+        if list(map(id, self.captured)) != list(map(id, values)):
+            raise GraphBreakSignal("another order of sizes in the second graph of a backward")
+
     def _number(self, value: SymbolicNumber) -> tuple[Any, Any]:
         """A number that the sizes of the arguments tell, or that comes from around."""
         try:
