@@ -9,7 +9,7 @@ and autograd differentiates that run: slower, counted in the log with the reason
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from operator import attrgetter
@@ -34,6 +34,14 @@ MAX_COMPILED = 8
 Gradients = tuple[Tensor | None, ...]
 
 
+def _versions(tensors: Sequence[Tensor]) -> tuple[int | None, ...]:
+    """The versions of tensors; of those that inference mode made, which have none, None."""
+    try:
+        return tuple(map(_version, tensors))
+    except RuntimeError:
+        return tuple(None if t.is_inference() else t._version for t in tensors)
+
+
 class _Once(torch.autograd.Function):
     """A gradient that cannot be differentiated. Its derivatives, and those of the graph's results,
     come to the user's code in two parts, where eager calls it once with their sum."""
@@ -56,7 +64,7 @@ class Replay:
     """What one forward leaves for a differentiable backward."""
 
     inputs: tuple[Any, ...]
-    versions: tuple[int, ...]
+    versions: tuple[int | None, ...]
     random_state: Tensor | None
     cuda_random_state: tuple[torch.device, Tensor] | None
 
@@ -102,7 +110,7 @@ class DoubleBackward:
         cuda = None
         if self.cuda_device is not None:
             cuda = (self.cuda_device, torch.cuda.get_rng_state(self.cuda_device))
-        versions = tuple(map(_version, inputs if self.all_tensors else self._tensors(inputs)))
+        versions = _versions(inputs if self.all_tensors else self._tensors(inputs))
         if self.overtaken:
             inputs = self._without_history(inputs)
         return Replay(inputs, versions, random_state, cuda)
@@ -137,7 +145,7 @@ class DoubleBackward:
             )
         tensors = [(i, v) for i, v in enumerate(replay.inputs) if isinstance(v, Tensor)]
         for (i, value), version in zip(tensors, replay.versions, strict=True):
-            if i not in self.mutated and value._version != version:
+            if version is not None and i not in self.mutated and value._version != version:
                 raise RuntimeError(
                     f"input {i} of a compiled graph was modified in place (version "
                     f"{value._version}, expected {version}) before backward with create_graph=True"

@@ -32,10 +32,12 @@ from dovetail_capture.interpreter.library.transforms import InnerRecorder
 from dovetail_capture.interpreter.protocols import dicts
 from dovetail_capture.interpreter.protocols.attributes import resolve
 from dovetail_capture.interpreter.recorder import NotAGraphArgument
+from dovetail_capture.interpreter.session import CallForEffect
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, is_none
 from dovetail_capture.interpreter.values.containers import TupleValue
 from dovetail_capture.interpreter.values.functions import (
+    BoundMethod,
     CellValue,
     FunctionValue,
     HandleValue,
@@ -96,6 +98,8 @@ def _check_lasts(vm: Interpreter, hook: Value, cells: list[tuple[CellValue, Any]
             if not any(known is cell for known, _ in cells):
                 parts.append(vm.resolve_cell(cell))
                 cells.append((cell, cell.content))
+    elif isinstance(hook, BoundMethod) and hook.receiver.source is not None:
+        parts = [hook.function]  # (what it reads of what it is bound to is refused when it is read)
     elif isinstance(hook, ObjectValue) and hook.base_new.__name__ == "partial":
         parts = [vm.get_attr(hook, name) for name in ("func", "args", "keywords")]
         parts[-1] = TupleValue([value for _, value in dicts.items(vm, vm.native(parts[-1]))])  # type: ignore[arg-type]
@@ -219,7 +223,7 @@ def _register_late(vm: Interpreter, method: Any, tensor: TensorValue, hook: Valu
     """Register a hook on an input, after the graph. The graph may not write to an input that has a
     history: what is written to has another."""
     session, born = vm.session, vm.frames[0].steps
-    call: tuple[Any, list[Value], dict[str, Value]] = (method, [tensor, hook], {})
+    call: CallForEffect = (method, [tensor, hook], {})
     session.calls_for_effect.append(call)
     session.hooks_on_inputs += 1
     if not tensor.fake.is_leaf:

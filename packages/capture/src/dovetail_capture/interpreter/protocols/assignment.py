@@ -78,12 +78,14 @@ def _fits_grad(obj: TensorValue, value: Value) -> bool:
 
 
 def _fits_data(value: Value, vm: Interpreter, obj: TensorValue) -> TypeGuard[TensorValue]:
-    """Can `value` become the data of a tensor that existed before, with all of its metadata as it
-    was?"""
+    """Can `value` become the data of a tensor that existed before, or that the frame made and that
+    requires no gradient, with all of its metadata as it was?"""
     recorder = vm.session.recorder
-    if not isinstance(value, TensorValue) or obj.source is None or recorder.inference:
+    if not isinstance(value, TensorValue) or recorder.inference:
         return False
     ours, theirs = obj.fake, value.fake
+    if obj.source is None and (ours.requires_grad or obj.cls is not torch.Tensor or obj.inference):
+        return False
     if type(ours) is not FakeTensor or type(theirs) is not FakeTensor or value.inference:
         return False
     if recorder.checkpoint is not None or not recorder.owns(value.node) or value is obj:
@@ -112,12 +114,17 @@ def _same_metadata(ours: FakeTensor, theirs: FakeTensor) -> bool:
 
 def _set_data(vm: Interpreter, obj: TensorValue, value: TensorValue) -> None:
     """`obj.data = value`: from now on another tensor of the graph stands for `obj`, which is given
-    its memory when the graph has run. (`data` of a tensor has a version counter of its own, as
-    `obj` keeps its own.)"""
+    its memory when the graph has run if it existed before. (`data` of a tensor has a version
+    counter of its own, as `obj` keeps its own.)"""
     data = vm.get_attr(value, "data")
     assert isinstance(data, TensorValue)
-    obj.data = data
-    vm.session.recorder.values[id(data.fake)] = obj  # which in-place operations give back
+    values = vm.session.recorder.values
+    if obj.source is None:
+        values.pop(id(obj.fake), None)
+        obj.node, obj.fake, obj.drawn, obj.answer = data.node, data.fake, None, None
+    else:
+        obj.data = data
+    values[id(data.fake)] = obj  # which in-place operations give back
 
 
 def _is_borrowed(method: object, usual: object) -> bool:
