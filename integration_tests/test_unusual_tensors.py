@@ -328,7 +328,7 @@ def test_the_meta_device(dynamic: bool) -> None:
 
 
 def test_tensors_of_inference_mode_that_no_derivative_needs() -> None:
-    call = dovetail.compile(lambda x, w: (x + w).sin(), backend="aot_eager")
+    call = dovetail.compile(lambda x, w: x + w.sin(), backend="aot_eager")
     with torch.inference_mode():
         made = torch.arange(3.0)
     slopes = []
@@ -336,7 +336,7 @@ def test_tensors_of_inference_mode_that_no_derivative_needs() -> None:
         w = torch.ones(3, requires_grad=True)
         call(x, w).sum().backward()
         slopes.append(w.grad)
-    torch.testing.assert_close(slopes, [(made.clone() + 1).cos()] * 3)
+    torch.testing.assert_close(slopes, [torch.ones(3).cos()] * 3)
     with pytest.raises(RuntimeError, match="Inference tensors cannot be saved"):
         dovetail.compile(lambda x, w: x * w, backend="aot_eager")(
             made, torch.ones(3).requires_grad_()
