@@ -322,6 +322,8 @@ def hooks_of(vm: Interpreter, obj: TensorValue, name: str) -> Value:
         if getattr(obj.fake, name):
             raise GraphBreakSignal(f"the tensor attribute `{name}`")
         return NONE
+    if any(given and given[0] is obj for _, given, _ in vm.session.calls_for_effect):
+        raise GraphBreakSignal(f"`{name}` of a tensor that was given a hook")
     return vm.wrap(getattr(obj.real, name), vm.session.sources.attr(obj.source, name))
 
 
