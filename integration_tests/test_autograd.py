@@ -393,6 +393,35 @@ def test_anomaly_mode_names_the_users_line(check: bool) -> None:
     compiled(torch.full((3,), 2.0, requires_grad=True)).backward()  # and nothing is left behind
 
 
+class Pair(torch.autograd.Function):
+    """Two results, whose gradients are added up."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Any:
+        ctx.save_for_backward(x)
+        return x**2, x * 3
+
+    @staticmethod
+    def backward(ctx: Any, squared: Tensor, tripled: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return squared * 2 * x + tripled * 3
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_second_derivatives_of_one_of_two_results(place: int) -> None:
+    """Autograd's zeros for the other are added; the sum is linear all the same."""
+    found = []
+
+    def function(x: Tensor) -> Tensor:
+        return Pair.apply(x)[place].sin()  # type: ignore[no-any-return, no-untyped-call]
+
+    for call in (function, dovetail.compile(function, fullgraph=True, backend="aot_eager")):
+        x = torch.linspace(-1, 1, 6, dtype=torch.float64).requires_grad_()
+        (slope,) = torch.autograd.grad(call(x).sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(slope.square().sum(), x))
+    torch.testing.assert_close(found[1], found[0])
+
+
 @pytest.mark.filterwarnings("ignore:Anomaly Detection", "ignore:Error detected in")
 @pytest.mark.parametrize("own", ["backward", "grad"])
 def test_anomaly_mode_looks_at_gradients_that_the_program_asks_for(own: str) -> None:

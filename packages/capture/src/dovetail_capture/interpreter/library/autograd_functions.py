@@ -25,7 +25,7 @@ from dovetail_capture.interpreter.library.transforms import InnerRecorder
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.recorder import NotAGraphArgument
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
-from dovetail_capture.interpreter.values.base import Constant, Value
+from dovetail_capture.interpreter.values.base import NONE, Constant, Value
 from dovetail_capture.interpreter.values.containers import TupleValue
 from dovetail_capture.interpreter.values.hooks import LateState
 from dovetail_capture.interpreter.values.tensors import TensorValue
@@ -104,7 +104,7 @@ class _Pieces:
     takes the gradients of the results and what was saved, and gives a gradient, or None, for each
     tensor among the arguments; without it `original` applies the function itself. `dirty` and
     `plain` are the places of arguments that forward writes to, and of results that are not
-    differentiable.
+    differentiable. `returned` are the results, and what it gives besides that is no tensor.
     """
 
     cls: Any
@@ -118,6 +118,7 @@ class _Pieces:
     many: bool
     dirty: tuple[int, ...]
     plain: tuple[int, ...]
+    returned: list[Value]
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,12 +267,23 @@ def _attribute(vm: Interpreter, ctx: Value, name: str) -> list[Value]:
 
 
 def _results_of(result: Value) -> tuple[list[Value], bool]:
-    """The results of a forward, and whether it gives several."""
+    """What a forward gives, and whether it is several."""
     many = isinstance(result, TupleValue) and result.cls is tuple
-    results: list[Value] = list(result.items) if many else [result]  # type: ignore[attr-defined]
-    if not all(isinstance(one, TensorValue) for one in results):
-        raise GraphBreakSignal("a function of autograd whose results are not all tensors")
-    return results, many
+    returned: list[Value] = list(result.items) if many else [result]  # type: ignore[attr-defined]
+    if not any(isinstance(one, TensorValue) for one in returned):
+        raise GraphBreakSignal("a function of autograd that gives no tensor")
+    if not all(isinstance(one, (TensorValue, Constant)) for one in returned):
+        raise GraphBreakSignal("a function of autograd whose results are not tensors, or constants")
+    return returned, many
+
+
+def _with_constants(vm: Interpreter, pieces: _Pieces, found: Value) -> Value:
+    """The results that the node gives, and the constants among them."""
+    if len(pieces.returned) == len(pieces.results):
+        return found
+    results = iter(list(vm.iterate(found)))
+    parts = (next(results) if isinstance(r, TensorValue) else r for r in pieces.returned)
+    return TupleValue(list(parts))
 
 
 def _capture(
@@ -296,7 +308,8 @@ def _capture(
             pair = vm.call(Constant(_run_forward), [fn, needs, *given], {})
         assert isinstance(pair, TupleValue)
         ctx, result = pair.items
-        results, many = _results_of(result)
+        returned, many = _results_of(result)
+        results = [one for one in returned if isinstance(one, TensorValue)]
         dirty, plain = (
             tuple(_place(marked, among) for marked in _attribute(vm, ctx, name))
             for name, among in (("dirty_tensors", tensors), ("non_differentiable", results))
@@ -305,7 +318,7 @@ def _capture(
         if wanted:
             if len(results) > 1 and not vm.truth(vm.get_attr(ctx, "materialize_grads")):
                 raise GraphBreakSignal("a function of autograd that tells absent gradients apart")
-            backward = _capture_backward(vm, fn, cls, ctx, given, results)
+            backward = _capture_backward(vm, fn, cls, ctx, given, returned)
         saved = [] if backward is None else backward.saved
         outputs = tuple(inner.argument(value)[0] for value in (*results, *saved))
         inner.graph.output(outputs)
@@ -316,7 +329,8 @@ def _capture(
     forward = inner.module()
     captured: list[Value] = list(inner.captured)
     original, counts = _original(vm, cls, args), (len(tensors), len(results))
-    return _Pieces(cls, forward, results, backward, captured, original, *counts, many, dirty, plain)
+    made = forward, list[Value](results), backward, captured, original
+    return _Pieces(cls, *made, *counts, many, dirty, plain, returned)
 
 
 def _original(vm: Interpreter, cls: Any, args: Args) -> Callable[[Any], Any]:
@@ -393,7 +407,9 @@ def _backward_graph(
     inner = _FunctionRecorder(forward)
     gradients: Args = []
     for place, result in enumerate(results):
-        assert isinstance(result, TensorValue)
+        if not isinstance(result, TensorValue):
+            gradients.append(NONE)
+            continue
         with inner.fake_mode, torch.no_grad():
             fake = torch.empty_like(result.fake, memory_format=torch.contiguous_format)
         node = inner.argument_placeholder(place, fake)
@@ -487,7 +503,8 @@ def _apply_in_transform(
         raise GraphBreakSignal(f"{what}, which saves other tensors than its inputs and results")
     tensors = [arg for arg in given if isinstance(arg, TensorValue)]
     target = _target_in_transform(pieces, places)
-    return vm.record("call_function", target, [*tensors, *pieces.captured], {})
+    found = vm.record("call_function", target, [*tensors, *pieces.captured], {})
+    return _with_constants(vm, pieces, found)
 
 
 def _places_of_saved(pieces: _Pieces) -> list[tuple[str, int]] | None:
@@ -531,7 +548,7 @@ def apply(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     tensors = [arg for arg in given if isinstance(arg, TensorValue)]
     found = vm.record("call_function", _target(pieces), [*tensors, *pieces.captured], {})
     _watch(vm, cls, pieces, found)
-    return found
+    return _with_constants(vm, pieces, found)
 
 
 def _watch(vm: Interpreter, cls: Any, pieces: _Pieces, found: Value) -> None:
