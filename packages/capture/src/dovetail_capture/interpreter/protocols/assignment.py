@@ -72,10 +72,13 @@ def set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> None:
 
 
 def _fits_grad(obj: TensorValue, value: Value) -> bool:
-    """Can `value` become the gradient of a leaf? (What cannot, PyTorch refuses.)"""
+    """Can `value` become the gradient of a leaf, or of what the frame made? (What cannot, PyTorch
+    refuses.)"""
     if isinstance(value, Constant) and value.value is None:
         return True
-    if not isinstance(value, TensorValue) or not obj.fake.is_leaf or value is obj:
+    if not isinstance(value, TensorValue) or value is obj:
+        return False
+    if not obj.fake.is_leaf and obj.source is not None:
         return False
     ours, theirs = obj.fake, value.fake
     same = tuple(obj.sizes) == tuple(value.sizes) and type(ours) is type(theirs)
