@@ -393,6 +393,53 @@ def test_anomaly_mode_names_the_users_line(check: bool) -> None:
     compiled(torch.full((3,), 2.0, requires_grad=True)).backward()  # and nothing is left behind
 
 
+class Pair(torch.autograd.Function):
+    """Two results, whose gradients are added up."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Any:
+        ctx.save_for_backward(x)
+        return x**2, x * 3
+
+    @staticmethod
+    def backward(ctx: Any, squared: Tensor, tripled: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return squared * 2 * x + tripled * 3
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_second_derivatives_of_one_of_two_results(place: int) -> None:
+    """Autograd's zeros for the other are added; the sum is linear all the same."""
+    found = []
+
+    def function(x: Tensor) -> Tensor:
+        return Pair.apply(x)[place].sin()  # type: ignore[no-any-return, no-untyped-call]
+
+    for call in (function, dovetail.compile(function, fullgraph=True, backend="aot_eager")):
+        x = torch.linspace(-1, 1, 6, dtype=torch.float64).requires_grad_()
+        (slope,) = torch.autograd.grad(call(x).sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(slope.square().sum(), x))
+    torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection", "ignore:Error detected in")
+@pytest.mark.parametrize("own", ["backward", "grad"])
+def test_anomaly_mode_looks_at_gradients_that_the_program_asks_for(own: str) -> None:
+    @dovetail.compile
+    def step(x: Tensor) -> Any:
+        loss = nan_in_the_backward(x)
+        return loss.backward() if own == "backward" else torch.autograd.grad(loss, x)
+
+    step(torch.ones(3, requires_grad=True))  # nothing looks, and all is one graph
+    assert dovetail.report(step).graphs == 1 and not dovetail.report(step).breaks
+    with torch.autograd.set_detect_anomaly(True):
+        with pytest.raises(RuntimeError, match="SqrtBackward0' returned nan"):
+            step(torch.ones(3, requires_grad=True))
+        step(torch.full((3,), 2.0, requires_grad=True))
+    with torch.autograd.set_detect_anomaly(True, check_nan=False):
+        step(torch.ones(3, requires_grad=True))
+
+
 def test_without_anomaly_mode_gradients_are_not_searched_for_nan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

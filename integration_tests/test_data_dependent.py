@@ -153,6 +153,17 @@ def split_at(x: Tensor) -> tuple[Tensor, ...]:
     return tuple(p * 2 for p in (*x.tensor_split(places), *torch.tensor_split(x, places, 1)))
 
 
+def whole_numbers(x: Tensor) -> Any:
+    n = int(x.detach().sum())
+    m = int(x.detach().half().mean().item() * 7.5)
+    return x * n, x[: int(x.detach().abs().max())] + m, n, m
+
+
+def turned(x: Tensor) -> Tensor:
+    n = x.detach().sum().long().item()  # may be negative
+    return x.roll(n, 0) + x.roll((n, 1), (1, 0)).sin()
+
+
 PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
     "nonzero": lambda x: x.nonzero() * 2,
     "mask": lambda x: x[x > 0].sin() * 2,
@@ -193,6 +204,10 @@ PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
     "split at places": split_at,
     "cut anywhere": cut_anywhere,
     "picked": picked,
+    "whole numbers of floats": whole_numbers,
+    "turned": turned,
+    "the largest": lambda x: x.flatten().topk((x.detach() > 0).sum().item()),
+    "repeated": lambda x: x.repeat((x.detach() > 1).sum().item() + 1, 2).sin(),
     "narrowed": lambda x: x.narrow(0, x.detach()[0].argmax() - 5, 2).sin(),
     "unique rows": lambda x: torch.unique((x > 0).long(), dim=0, return_counts=True),
     "unique columns": lambda x: torch.unique_consecutive((x > 0).float(), dim=1),
@@ -235,6 +250,7 @@ def test_programs(name: str, grad: bool) -> None:
     [
         (lambda x, i: x[i.item()] * 2, "out of bounds for dimension 0 with size 5"),
         (lambda x, i: x.narrow(0, i, 2) * 2, "start"),
+        (lambda x, i: x.topk(i.item() + 3, 0)[0], "index k out of range"),
     ],
 )
 def test_a_place_outside_is_refused_when_the_program_runs(fn: Any, error: str) -> None:
@@ -246,6 +262,17 @@ def test_a_place_outside_is_refused_when_the_program_runs(fn: Any, error: str) -
             fn(x, torch.tensor(outside))
         with pytest.raises((RuntimeError, IndexError), match=error):
             compiled(x, torch.tensor(outside))
+
+
+def test_floats_that_no_whole_number_holds_are_pythons() -> None:
+    compiled = dovetail.compile(lambda x, y: x * int(y), fullgraph=True)
+    x = torch.randn(3)
+    torch.testing.assert_close(compiled(x, torch.tensor([-2.9])), x * -2)
+    for wrong, error in (("nan", ValueError), ("-inf", OverflowError), ("1e30", OverflowError)):
+        with pytest.raises(error):
+            x * int(torch.tensor([float(wrong)]))
+        with pytest.raises(error):
+            compiled(x, torch.tensor([float(wrong)]))
 
 
 def test_a_leaf_made_inside() -> None:

@@ -57,6 +57,27 @@ def removed(x: Tensor) -> Any:
     return z
 
 
+class Hooks:
+    """Hooks that are methods."""
+
+    factor = 2.0
+
+    def plain(self, gradient: Tensor) -> Tensor:
+        return gradient * 10
+
+    def scaled(self, gradient: Tensor) -> Tensor:
+        return gradient * self.factor
+
+
+HOOKS = Hooks()
+
+
+def a_method(x: Tensor) -> Any:
+    y = x * 2
+    y.register_hook(HOOKS.plain)
+    return y.sin()
+
+
 def bound_in_a_loop(x: Tensor) -> Any:
     y = x * 2
     for factor in (2.0, 3.0):
@@ -165,7 +186,7 @@ def retains_what_nobody_has(x: Tensor) -> Any:
 IN_ONE_GRAPH = [
     retains_what_nobody_has,
     reads_a_constant, with_defaults(),
-    scaled, after_other_uses, several_in_order, with_a_mask, removed, bound_in_a_loop,
+    scaled, after_other_uses, a_method, several_in_order, with_a_mask, removed, bound_in_a_loop,
     around_writes, made_by_a_function, no_plain_function, of_views, a_view_of_it_is_returned,
     in_a_checkpoint, differentiated_inside, removed_after_a_backward, of_complex_numbers,
 ]  # fmt: skip
@@ -273,9 +294,20 @@ def in_a_function(x: Tensor) -> Any:
     return block(x, 1.0) + block(x, 2.0)
 
 
+def keeps_its_handle(x: Tensor) -> Any:
+    SEEN.append(x.register_hook(lambda g: g * 10))
+    return x.sin()
+
+
+def keeps_the_later_first(x: Tensor) -> Any:
+    first = x.register_hook(lambda g: g * 10)
+    SEEN.append([x.register_hook(lambda g: g + 1), first])
+    return x.sin()
+
+
 ON_INPUTS = [
     of_an_input, that_is_used_before, of_a_parameter, bound_in_a_loop_late, removed_from_an_input,
-    in_a_function,
+    in_a_function, keeps_its_handle, keeps_the_later_first,
 ]  # fmt: skip
 
 
@@ -291,8 +323,14 @@ def differentiated_behind_it(x: Tensor) -> Any:
     return slope * x
 
 
-def keeps_its_handle(x: Tensor) -> Any:
-    SEEN.append(x.register_hook(lambda g: g * 10))
+def keeps_its_handle_itself(x: Tensor) -> Any:
+    handles: list[Any] = []
+
+    def once(g: Tensor) -> Tensor:
+        handles[0].remove()
+        return g * 10
+
+    handles.append(x.register_hook(once))
     return x.sin()
 
 
@@ -311,7 +349,7 @@ def seen_by_hooks(call: Call, history: bool) -> list[Any]:
         result.square().sum().backward()
         change(3.0)
         found += [result.detach(), leaf.grad.clone()]  # type: ignore[union-attr]
-    seen = [one for one in SEEN if not isinstance(one, RemovableHandle)]
+    seen = [one for one in SEEN if not isinstance(one, (RemovableHandle, list))]
     return [*found, *seen, *(p.grad for p in LAYER.parameters())]
 
 
@@ -330,7 +368,7 @@ def test_hooks_on_inputs(method: Call, dynamic: bool | None, history: bool) -> N
         (written_to_afterwards, "a tensor of a hook that is written to", True),
         (differentiated_behind_it, "behind a hook on an input", True),
         (differentiated_behind_it, "behind a hook on an input", False),
-        (keeps_its_handle, "RemovableHandle", False),
+        (keeps_its_handle_itself, "RemovableHandle", False),
     ],
 )
 def test_hooks_on_inputs_that_break_the_graph(method: Call, reason: str, history: bool) -> None:
@@ -338,6 +376,25 @@ def test_hooks_on_inputs_that_break_the_graph(method: Call, reason: str, history
     expected = seen_by_hooks(method, history)
     torch.testing.assert_close(seen_by_hooks(call, history), expected)
     assert any(reason in b.reason for b in dovetail.report(call).breaks)
+
+
+def test_a_handle_that_is_returned_removes_the_hook() -> None:
+    def function(x: Tensor) -> Any:
+        handle = x.register_hook(lambda g: g * 10)
+        other = x.register_hook(lambda g: g + 1)
+        return x.sin(), [other, handle], handle
+
+    results = []
+    for call in (function, dovetail.compile(function, fullgraph=True, backend="aot_eager")):
+        x = torch.linspace(-1, 1, 6).requires_grad_()
+        result, handles, handle = call(x)
+        assert type(handle) is RemovableHandle and handles[1] is handle
+        result.sum().backward(retain_graph=True)
+        for held in (handle, handles[0]):
+            held.remove()
+            result.sum().backward(retain_graph=True)
+            results.append(x.grad.clone())  # type: ignore[union-attr]
+    torch.testing.assert_close(results[:2], results[2:])
 
 
 # --- what breaks the graph ------------------------------------------------------------------------
@@ -352,6 +409,13 @@ def reads_a_global(x: Tensor) -> Any:
 def change(value: float) -> None:
     global CHANGED
     CHANGED = value
+
+
+def a_method_that_reads(x: Tensor) -> Any:
+    y = x * 2
+    y.register_hook(HOOKS.scaled)
+    HOOKS.factor = float(x.dim() + 4)
+    return y.sin()
 
 
 def appends(x: Tensor) -> Any:
@@ -427,6 +491,7 @@ def retains_for_its_own(x: Tensor) -> Any:
         (retains_before_uses, "a tensor with retain_grad() is alive"),
         (retains_for_its_own, "a backward behind retain_grad()"),
         (reads_a_global, "reads CHANGED (a float), which may change"),
+        (a_method_that_reads, "a hook that reads an object"),
         (appends, "a hook"),
         (bound_late, "variable that a hook closes over"),
         (is_returned, "a tensor with a hook"),

@@ -226,3 +226,29 @@ def test_a_rate_that_falls_between_differentiable_steps(name: str) -> None:
     eager = run(lambda step: step)
     ours = run(lambda step: dovetail.compile(step, fullgraph=True))
     torch.testing.assert_close(ours, eager)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+def test_the_gradient_of_a_learning_rate(optimizer: Any) -> None:
+    """Steps that are differentiated, of parameters that are no leaves."""
+
+    def train(start: torch.Tensor, rate: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        weight = start.clone()
+        steps = optimizer([weight], lr=rate, differentiable=True)
+        for _ in range(2):
+            loss = (weight * x).sin().sum()
+            (weight.grad,) = torch.autograd.grad(loss, weight, create_graph=True)
+            steps.step()
+        assert weight.grad is not None
+        return (weight * x).cos().sum()
+
+    found = []
+    for call in (train, dovetail.compile(train, fullgraph=True, backend="aot_eager")):
+        for _ in range(2):
+            torch.manual_seed(0)
+            start = torch.randn(3, dtype=torch.float64, requires_grad=True)
+            x = torch.randn(3, dtype=torch.float64)
+            rate = torch.tensor(0.1, dtype=torch.float64, requires_grad=True)
+            found.append(torch.autograd.grad(call(start, rate, x), (start, rate)))
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0])

@@ -71,6 +71,31 @@ def written_before(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
     return row * 3
 
 
+def of_what_is_made(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
+    """The tensor that is made shares memory with the argument from then on."""
+    made = torch.zeros(3, 3)
+    same, row = made, made[0]
+    made.data = x
+    same.add_(1)
+    row.add_(5)
+    assert same is made and not made.requires_grad
+    return (made * a + row).mean() + made
+
+
+def exchanged(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
+    one, two = torch.zeros(3, 3), torch.ones(3, 3)
+    before = one + 1
+    one.data, two.data = two.data, one.data
+    one[0] = 7
+    return before + one * 2 + two * 3
+
+
+def of_what_has_a_history(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
+    made = b * 2
+    made.data = x * 3
+    return made * b
+
+
 def used_later(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
     for p in (a, b):
         p.data = p.data + 0.1
@@ -95,9 +120,9 @@ def of_other_strides(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
 
 ONE_GRAPH = [
     averaged, swapped, shared, given_an_argument, given_back, of_an_argument, put_back,
-    written_after, written_before,
+    written_after, written_before, of_what_is_made, exchanged,
 ]  # fmt: skip
-BROKEN = [used_later, used_before, of_other_sizes, of_other_strides]
+BROKEN = [of_what_has_a_history, used_later, used_before, of_other_sizes, of_other_strides]
 
 
 def outcome(call: Program, kind: str) -> list[Any]:

@@ -325,3 +325,19 @@ def test_the_meta_device(dynamic: bool) -> None:
         assert found.is_meta and found.stride() == model(x).stride()
         (gradient,) = torch.autograd.grad(found.sum(), x)
         assert gradient.is_meta and gradient.shape == x.shape
+
+
+def test_tensors_of_inference_mode_that_no_derivative_needs() -> None:
+    call = dovetail.compile(lambda x, w: x + w.sin(), backend="aot_eager")
+    with torch.inference_mode():
+        made = torch.arange(3.0)
+    slopes = []
+    for x in (made, made.clone(), made):
+        w = torch.ones(3, requires_grad=True)
+        call(x, w).sum().backward()
+        slopes.append(w.grad)
+    torch.testing.assert_close(slopes, [torch.ones(3).cos()] * 3)
+    with pytest.raises(RuntimeError, match="Inference tensors cannot be saved"):
+        dovetail.compile(lambda x, w: x * w, backend="aot_eager")(
+            made, torch.ones(3).requires_grad_()
+        )

@@ -207,6 +207,17 @@ def test_derivatives_of_any_order_are_compiled():
     assert log.double_backwards == 3 and not log.replays
 
 
+def test_derivatives_of_any_order_of_a_later_output_are_compiled():
+    log = AotLog()
+    x = torch.tensor([0.3, 1.2], dtype=torch.float64, requires_grad=True)
+    run = compiled(lambda x: (x.exp(), x.sin()), x, log=log)
+    _, value = run(x)
+    for order, expected in enumerate([x.cos(), -x.sin(), -x.cos()]):
+        (value,) = torch.autograd.grad(value.sum(), x, create_graph=order < 2)
+        torch.testing.assert_close(value, expected)
+    assert log.double_backwards == 2 and not log.replays
+
+
 def test_a_double_backward_that_is_not_compiled_is_counted(caplog, monkeypatch):
     monkeypatch.setattr(double_backward, "MAX_COMPILED", 1)
     log = AotLog()

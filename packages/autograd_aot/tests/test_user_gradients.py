@@ -10,6 +10,7 @@ import torch
 from aot_testing import TABLES, as_graph, run_fx
 from dovetail_autograd_aot import aot_compile
 from dovetail_prims.gradient_hooks import GradientHook, remove_hook
+from dovetail_prims.graph_in_backward import GraphInBackward
 
 
 class Fixed(torch.autograd.Function):
@@ -120,7 +121,8 @@ def as_hooked_graph(program):
     def register(hook, tensor, *taken):
         inner = as_graph(hook, 1 + len(taken))
         arguments = (tensor.node, *(one.node for one in taken))
-        return Handle(graph.call_function(GradientHook(inner, hook.__name__), arguments))
+        target = GradientHook(GraphInBackward(inner, len(taken)), hook.__name__)
+        return Handle(graph.call_function(target, arguments))
 
     tracer = torch.fx.proxy.GraphAppendingTracer(graph)
     inputs = [torch.fx.Proxy(graph.placeholder(name), tracer) for name in ("x", "y")]

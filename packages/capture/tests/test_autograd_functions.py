@@ -243,6 +243,65 @@ def undifferentiated(x, y):
     return z * x
 
 
+class WithConstants(torch.autograd.Function):
+    """Gives more than tensors."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        order = x.argsort()
+        ctx.mark_non_differentiable(order)
+        ctx.save_for_backward(x, y)
+        return None, x * y, "text", order, x + y, 7
+
+    @staticmethod
+    def backward(ctx, none, product, text, order, total, number):
+        assert none is None and text is None and number is None
+        x, y = ctx.saved_tensors
+        return product * y + total, product * x + total
+
+
+def with_constants(x, y):
+    none, product, text, order, total, number = WithConstants.apply(x, y)
+    assert none is None and text == "text"
+    return product.sin() * number + total[order]
+
+
+def with_constants_in_part(x, y):
+    return WithConstants.apply(x, y)[1].sin()
+
+
+class ByGradMode(torch.autograd.Function):
+    """Sets the mode of gradients in backward, in two ways, and asks for it."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x, x.exp())
+        return x**3
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, other = ctx.saved_tensors
+        with torch.no_grad():
+            constant = other.sum() * grad
+        with torch.enable_grad():
+            grad = grad * 2
+        if torch.is_grad_enabled():
+            grad = grad * torch.tanh(other)
+        return grad * x**2 + constant * x
+
+
+def by_grad_mode(x, y):
+    z = ByGradMode.apply(x)
+
+    def hook(grad):
+        with torch.no_grad():
+            constant = grad * 3
+        return grad * y + constant if torch.is_grad_enabled() else constant
+
+    z.register_hook(hook)
+    return z * y
+
+
 class Defaulted(torch.autograd.Function):
     @staticmethod
     def forward(v: Any, power: Any = 3) -> Any:
@@ -276,6 +335,7 @@ PROGRAMS: list[tuple[Callable[..., Any], int | None]] = [
     (in_place, 1), (itself, 1), (apart, 1),
     (changes_in_forward, None), (changes_in_backward, None), (changes_before, None), (mixed, None),
     (made_here, None), (undifferentiated, 1), (defaults, 1), (held_as_values, 2),
+    (by_grad_mode, 1), (with_constants, 1), (with_constants_in_part, 1),
 ]  # fmt: skip
 
 

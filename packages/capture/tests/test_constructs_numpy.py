@@ -114,6 +114,27 @@ def indexing(a, b):
 
 
 @construct(make=one_array)
+def parts_of_real_numbers(a):
+    return a.real is a, a.real + 1, a.imag, np.real(a), np.imag(a), a.sum().real
+
+
+@construct(graphs=1, breaks=0)
+def parts_of_complex_numbers(x):
+    a = torch.complex(x, x + 1).numpy()
+    made = a.copy()
+    made.real[0] = 9
+    made.imag[:, 1:] *= 2
+    return a.real, a.imag + 1, np.real(a), np.imag(a)[1:], made.real, made.imag, made.real.dtype
+
+
+@construct(make=one_array)
+def shifted_spectra(a):
+    return (
+        np.fft.fftshift(a), np.fft.fftshift(a, axes=1), np.fft.ifftshift(a, (0, 1)), np.fft.ifftshift(a[0]),
+    )  # fmt: skip
+
+
+@construct(make=one_array)
 def pointwise_functions(a):
     n = np
     return (

@@ -640,7 +640,7 @@ def mask_indexing(x):
     return y[y > 2].sum() + 1
 
 
-@construct(graphs=2, breaks=1)
+@construct(graphs=1, breaks=0)
 def made_parameter(x):
     y = x + 1
     p = nn.Parameter(torch.ones(3))

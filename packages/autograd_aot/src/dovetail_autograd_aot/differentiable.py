@@ -57,8 +57,8 @@ def gradient_graph(
     graph = Graph()
     env: dict[Node, Node] = {}
     primals = [_copied(graph, n, env) for n in gm.graph.nodes if n.op == "placeholder"]
-    # (Numbered after the primals: those may be gradients of another order.)
-    tangents = [graph.placeholder(f"gradient_{len(primals) + i}") for i in given]
+    # (Numbered by their places: primals may be gradients of another order.)
+    tangents = [graph.placeholder(f"gradient_{len(primals) + n}") for n in range(len(given))]
     modes = torch.amp.autocast_mode
     # (What is written to was overwritten by the forward; its old contents do not matter.)
     for mutation in joint.signature.mutated:

@@ -9,7 +9,7 @@ and autograd differentiates that run: slower, counted in the log with the reason
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -35,6 +35,14 @@ MAX_COMPILED = 8
 Gradients = tuple[Tensor | None, ...]
 
 
+def _versions(tensors: Sequence[Tensor]) -> tuple[int | None, ...]:
+    """The versions of tensors; of those that inference mode made, which have none, None."""
+    try:
+        return tuple(map(_version, tensors))
+    except RuntimeError:
+        return tuple(None if t.is_inference() else t._version for t in tensors)
+
+
 class _Once(torch.autograd.Function):
     """A gradient that cannot be differentiated. Its derivatives, and those of the graph's results,
     come to the user's code in two parts, where eager calls it once with their sum."""
@@ -57,7 +65,7 @@ class Replay:
     """What one forward leaves for a differentiable backward."""
 
     inputs: tuple[Any, ...]
-    versions: tuple[int, ...]
+    versions: tuple[int | None, ...]
     random_state: Tensor | None
     cuda_random_state: tuple[torch.device, Tensor] | None
 
@@ -114,8 +122,8 @@ class DoubleBackward:
         """After the graph's own writes, which inputs that share a version counter tell of, too."""
         return replace(replay, versions=self._versions(replay.inputs))
 
-    def _versions(self, inputs: tuple[Any, ...]) -> tuple[int, ...]:
-        return tuple(map(_version, inputs if self.all_tensors else self._tensors(inputs)))
+    def _versions(self, inputs: tuple[Any, ...]) -> tuple[int | None, ...]:
+        return _versions(inputs if self.all_tensors else self._tensors(inputs))
 
     def _without_history(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """The inputs, of those that autograd sees a write to what does not depend on contents:
@@ -168,7 +176,7 @@ class DoubleBackward:
             )
         tensors = [(i, v) for i, v in enumerate(replay.inputs) if isinstance(v, Tensor)]
         for (i, value), version in zip(tensors, replay.versions, strict=True):
-            if i not in self.mutated and value._version != version:
+            if version is not None and i not in self.mutated and value._version != version:
                 raise RuntimeError(
                     f"input {i} of a compiled graph was modified in place (version "
                     f"{value._version}, expected {version}) before {what}"

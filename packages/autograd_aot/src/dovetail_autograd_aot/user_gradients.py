@@ -211,8 +211,9 @@ def _keeps_sums(node: Node, follows: set[Node]) -> bool:
     if packet is None or packet in _LINEAR:
         return True
     reads = [a in follows for a in node.args if isinstance(a, (Node, int, float))]
-    if packet in _SUMS:
-        return all(reads)
+    if packet in _SUMS:  # (autograd gives zeros where a result has no gradient)
+        numbers = [a for a in node.args if isinstance(a, (Node, int, float))]
+        return all(read or _is_zero(a) for a, read in zip(numbers, reads, strict=True))
     if packet is aten.mul:
         return sum(reads) == 1
     if packet is aten.div:
@@ -231,6 +232,10 @@ def _is_zero(value: Any) -> bool:
             value = value.args[1]
         elif packet is aten.scalar_tensor:
             value = value.args[0]
+        elif packet is aten.mul:
+            return any(map(_is_zero, value.args))
+        elif packet in _LINEAR:
+            return _is_zero(value.args[0])
         else:
             return packet in (aten.zeros, aten.zeros_like)
     return type(value) in (int, float) and value == 0

@@ -10,10 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
-from torch.fx import GraphModule
 from torch.utils.hooks import RemovableHandle
 
-from dovetail_prims.late_reads import LateRead, check
+from dovetail_prims.graph_in_backward import GraphInBackward
 
 Around = Callable[[Tensor, Tensor], Tensor]
 """What is made of what a hook gives, and of the gradient that it was given."""
@@ -22,9 +21,8 @@ Around = Callable[[Tensor, Tensor], Tensor]
 class GradientHook:
     """`tensor.register_hook(hook)`, with the hook as a graph: (gradient, *taken) -> (gradient,)."""
 
-    def __init__(self, graph: GraphModule, name: str, reads: tuple[LateRead, ...] = ()) -> None:
-        self.graph = graph
-        self.reads = reads  # what it has read outside of the graph
+    def __init__(self, code: GraphInBackward, name: str) -> None:
+        self.code = code
         self.__name__ = f"hook_{name}" if name.isidentifier() else "hook"
         self.__qualname__ = self.__name__
         self.__module__ = "gradient_hooks"  # fx looks up what says that it is torch's
@@ -37,11 +35,10 @@ class GradientHook:
         self, tensor: Tensor, taken: tuple[Any, ...], around: Around | None = None
     ) -> RemovableHandle:
         """Register the hook, with `around` applied to what it gives."""
-        run = self.graph.forward
+        run = self.code.run
 
         def hook(gradient: Tensor) -> Tensor:
-            check(self.reads)
-            (found,) = run(gradient, *taken)
+            (found,) = run((gradient,), taken)
             return found if around is None else around(found, gradient)
 
         handle: RemovableHandle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from dovetail_capture import recipe as r
-from dovetail_capture._frame_hook import Switched
 from dovetail_capture.interpreter.protocols import dicts
 from dovetail_capture.interpreter.recipes import Rebuilder
 from dovetail_capture.interpreter.values.base import Constant, Lazy
@@ -54,12 +53,8 @@ def changes(rebuilder: Rebuilder) -> None:
         globals_ = r.Const(session.global_dicts[dict_id])
         content = None if written is None else rebuilder.recipe(written)
         rebuilder.effects.append(r.SetGlobal(globals_, name, content))
-    for function, args, kwargs in session.calls_for_effect:
-        named = tuple((name, rebuilder.recipe(value)) for name, value in kwargs.items())
-        # Run with capture off: what it calls is no part of the program.
-        plain = r.Const(Switched(function, None))
-        call = r.CallFunction(plain, rebuilder.recipes(args), named)
-        rebuilder.effects.append(r.RunCall(call))
+    for call in session.calls_for_effect:
+        rebuilder.call_for_effect(call)
 
 
 def _new_data(rebuilder: Rebuilder, value: TensorValue, data: TensorValue) -> None:

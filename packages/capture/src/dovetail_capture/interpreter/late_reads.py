@@ -82,6 +82,7 @@ class LateReads:
         self.what = what
         self.way = way
         self.reads: list[LateRead] = []
+        self.asks_grad_mode = False  # or sets it
         self._values: dict[int, Value] = {}
         self._asked: set[int] = set()
         self._frozen: set[int] = set()  # ids of the sources of what nobody can change

@@ -21,10 +21,12 @@ from torch.utils import _pytree as pytree
 
 from dovetail_capture import rebuild
 from dovetail_capture import recipe as r
+from dovetail_capture._frame_hook import Switched
 from dovetail_capture.interpreter import cached_calls
 from dovetail_capture.interpreter.late_reads import state_of
 from dovetail_capture.interpreter.machine import Interpreter
 from dovetail_capture.interpreter.protocols import dicts, truth_and_length
+from dovetail_capture.interpreter.session import CallForEffect
 from dovetail_capture.interpreter.signals import CannotRebuild, InnerTensor
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
@@ -74,6 +76,8 @@ class Rebuilder:
         self._keep_alive: list[Value] = []
         self._positions: dict[Node, int] = {}
         self._at_places: list[tuple[r.Recipe, IteratorValue]] = []
+        self._called: dict[int, r.Recipe] = {}
+        self._calls = False  # is the recipe of a call for its effect being made?
 
     # --- values --------------------------------------------------------------------------------
 
@@ -226,9 +230,30 @@ class Rebuilder:
             return self._iterator(item)
         if isinstance(item, GeneratorValue) and item.finished:
             return r.CallFunction(r.Const(rebuild.ended_generator), (r.Const(item.frame.code),))
+        if isinstance(item, HandleValue) and item.late is not None and not item.removed:
+            if self._calls:
+                raise CannotRebuild(f"{item.describe()} which a hook keeps", item.born)
+            return self.call_for_effect(item.late)
         made = isinstance(item, (IteratorValue, GeneratorValue, TransformValue, HandleValue))
         born = item.born if made else 0  # type: ignore[attr-defined]
         raise CannotRebuild(item.describe(), born)
+
+    def call_for_effect(self, wanted: CallForEffect) -> r.Recipe:
+        """What a call gives that the frame makes for its effect; it is made behind those before."""
+        for call in self.vm.session.calls_for_effect:
+            if id(call) not in self._called:
+                function, args, kwargs = call
+                self._calls = True
+                named = tuple((name, self.recipe(value)) for name, value in kwargs.items())
+                given = self.recipes(args)
+                self._calls = False
+                # Run with capture off: what it calls is no part of the program.
+                made = r.CallFunction(r.Const(Switched(function, None)), given, named)
+                self._called[id(call)] = made
+                self.effects.append(r.RunCall(made))
+            if call is wanted:
+                break
+        return self._called[id(wanted)]
 
     def _iterator(self, item: IteratorValue) -> r.Recipe:
         """What is left of an iterator, over the same container or of the same parts."""

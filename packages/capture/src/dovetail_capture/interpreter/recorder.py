@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import enum
 import operator
 import types
@@ -41,7 +42,7 @@ from dovetail_capture.interpreter.values.containers import (
     TupleValue,
     hash_key,
 )
-from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.objects import ObjectValue, is_namedtuple, named_tuple
 from dovetail_capture.interpreter.values.symbolic import SYMBOLIC_TYPES, SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 from dovetail_capture.interpreter.values.texts import LateText
@@ -393,9 +394,11 @@ class Recorder:
             return self.bind(TensorValue(node, result, cls))
         if isinstance(result, (tuple, list)):
             items = [self._part(node, index, item) for index, item in enumerate(result)]
+            if is_namedtuple(type(result)):
+                return named_tuple(type(result), items)
             return ListValue(items) if isinstance(result, list) else TupleValue(items, type(result))
-        if type(result) is dict:
-            value = DictValue()
+        if type(result) in (dict, collections.OrderedDict):
+            value = DictValue(type(result))
             for key, item in result.items():
                 kept = self.fold(key)
                 value.entries[hash_key(kept)] = (kept, self._part(node, key, item))

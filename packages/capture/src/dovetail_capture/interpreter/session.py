@@ -70,6 +70,9 @@ class OpenMode:
     inference: bool | None = None  # of a block of inference mode: on or off
 
 
+CallForEffect = tuple[Any, list[Value], dict[str, Value]]
+
+
 def _held_weakly(
     method: Callable[[Source, int, Expr], None],
 ) -> Callable[[Source, int, Expr], None]:
@@ -131,7 +134,7 @@ class Session:
         self.global_dicts: dict[int, dict[str, Any]] = {}
         self.attribute_writes: dict[int, tuple[Value, DictValue]] = {}
         # (function, arguments, keyword arguments): messages, written after the graph has run
-        self.calls_for_effect: list[tuple[Any, list[Value], dict[str, Value]]] = []
+        self.calls_for_effect: list[CallForEffect] = []
         # Calls for random numbers, made before the graph runs; the ints among what they give, by
         # their symbols
         self.draws: list[CallFunction] = []

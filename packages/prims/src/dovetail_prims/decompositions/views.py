@@ -132,7 +132,9 @@ def roll(self: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tenso
     joined = False
     for shift, dim in zip(shifts, dims, strict=True):
         length = self.shape[dim]
-        if known_truth(length == 0) is None:  # only the data tells how far it goes round
+        turned = None if known_truth(length == 0) is None else (length - shift) % max(length, 1)
+        if turned is None or known_truth(turned == 0) is None:
+            # Only the data tells how far it goes round.
             places = aten.sub.Tensor(iota(length, self), shift)
             places = aten.remainder.Scalar(places, torch.sym_max(length, 1))
             out = aten.index_select.default(out, dim, places)

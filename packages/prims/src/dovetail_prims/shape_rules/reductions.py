@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from dovetail_prims.fake_tensor import FakeTensor, Size, Sizes, make
+from dovetail_prims.shape_rules.data_bounds import stated
 from dovetail_prims.shape_rules.layout import empty_like_strides, fresh, insisted, wrap_dim
 from dovetail_prims.shape_rules.promotion import COMPLEX, FLOATING, as_float
 
@@ -217,8 +218,10 @@ def topk(
     """The k largest (or smallest) along a dimension."""
     rank = len(x._sizes)
     d = wrap_dim(dim, rank)
-    if rank and (k < 0 or k > x._sizes[d]):
-        raise RuntimeError("selected index k out of range")
+    if rank:
+        refusal = "selected index k out of range"
+        if not (stated(k >= 0, refusal) and stated(k <= x._sizes[d], refusal)):
+            raise RuntimeError(refusal)
     sizes = (*x._sizes[:d], k, *x._sizes[d + 1 :]) if rank else ()
     return fresh(sizes, x._dtype, x._device), fresh(sizes, torch.int64, x._device)
 

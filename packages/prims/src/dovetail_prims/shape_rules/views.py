@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from dovetail_prims.fake_tensor import FakeTensor, Size, Sizes, make, set_metadata
+from dovetail_prims.shape_rules.data_bounds import stated
 from dovetail_prims.shape_rules.layout import (
     contiguous,
     insisted,
@@ -84,7 +85,7 @@ def resolve_view_size(x: FakeTensor, size: Sequence[Size]) -> Sizes:
                 raise RuntimeError(f"shape '{list(out)}' is invalid for input of size {total}")
             return (*out[:i], total // rest, *out[i + 1 :])
     # (A size that is -1 at run time would stand for the rest.)
-    if any(type(s) is not int and s < 0 for s in out):
+    if not all(type(s) is int or stated(s >= 0, "invalid shape") for s in out):
         raise RuntimeError(f"invalid shape {list(out)}")
     if not same_strides(out, x._sizes) and not insisted(numel(out) == numel(x._sizes)):
         raise RuntimeError(f"shape '{list(out)}' is invalid for input of size {numel(x._sizes)}")

@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from dovetail_prims.late_reads import LateRead, check
+from dovetail_prims.graph_in_backward import GraphInBackward
 from torch.autograd.function import _SingleLevelFunction, once_differentiable
 from torch.fx import GraphModule
 
 from dovetail_capture.interpreter.changes import no_changes
-from dovetail_capture.interpreter.late_reads import share_memory, watching
+from dovetail_capture.interpreter.late_reads import LateReads, share_memory, watching
 from dovetail_capture.interpreter.library.handlers import Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.transforms import InnerRecorder
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.recorder import NotAGraphArgument
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
-from dovetail_capture.interpreter.values.base import Constant, Value
+from dovetail_capture.interpreter.values.base import NONE, Constant, Value
 from dovetail_capture.interpreter.values.containers import TupleValue
 from dovetail_capture.interpreter.values.hooks import LateState
 from dovetail_capture.interpreter.values.tensors import TensorValue
@@ -88,18 +88,12 @@ def _run_backward(function: Any, ctx: Any, *gradients: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Backward:
-    """A backward: its graph, what that takes of the forward's tensors (and what of it forward did
-    not say it saves), and what it has read outside."""
+    """A backward: its graph, and what that takes of the forward's tensors (and what of it forward
+    did not say it saves)."""
 
-    graph: GraphModule
+    code: GraphInBackward
     saved: list[Value]
     unsaved: list[Value]
-    reads: tuple[LateRead, ...]
-
-    def run(self, *taken: Any) -> Any:
-        """The gradients, of those of the results and of what was saved."""
-        check(self.reads)
-        return self.graph(*taken)
 
 
 @dataclass(frozen=True)
@@ -110,7 +104,7 @@ class _Pieces:
     takes the gradients of the results and what was saved, and gives a gradient, or None, for each
     tensor among the arguments; without it `original` applies the function itself. `dirty` and
     `plain` are the places of arguments that forward writes to, and of results that are not
-    differentiable.
+    differentiable. `returned` are the results, and what it gives besides that is no tensor.
     """
 
     cls: Any
@@ -124,6 +118,7 @@ class _Pieces:
     many: bool
     dirty: tuple[int, ...]
     plain: tuple[int, ...]
+    returned: list[Value]
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +163,7 @@ def _target_in_transform(pieces: _Pieces, places: list[tuple[str, int]]) -> Call
     cls, count = pieces.cls, pieces.count
     run_forward, backward_piece = pieces.forward.forward, pieces.backward
     assert backward_piece is not None
-    run_backward = backward_piece.run
+    run_backward = backward_piece.code.run
 
     def forward(*inputs: Any) -> Any:
         results = run_forward(*inputs)[:count]
@@ -182,7 +177,7 @@ def _target_in_transform(pieces: _Pieces, places: list[tuple[str, int]]) -> Call
             ctx.mark_non_differentiable(*(results[place] for place in pieces.plain))
 
     def backward(ctx: Any, *gradients: Any) -> Any:
-        found = run_backward(*gradients, *ctx.saved_tensors)
+        found = run_backward(gradients, ctx.saved_tensors)
         return (*found, *[None] * len(pieces.captured))
 
     once = _is_once_differentiable(cls.backward)
@@ -224,8 +219,8 @@ def _target(pieces: _Pieces) -> Callable[..., Any]:
     def backward(ctx: Any, *gradients: Any) -> Any:
         assert pieces.backward is not None
         tensors = iter(ctx.saved_tensors)
-        saved = (next(tensors) if part is _SAVED else part for part in ctx.kept)
-        return (None, *pieces.backward.run(*gradients, *saved))
+        saved = [next(tensors) if part is _SAVED else part for part in ctx.kept]
+        return (None, *pieces.backward.code.run(gradients, saved))
 
     once = _is_once_differentiable(getattr(cls, "backward", None))
     members = {
@@ -272,12 +267,23 @@ def _attribute(vm: Interpreter, ctx: Value, name: str) -> list[Value]:
 
 
 def _results_of(result: Value) -> tuple[list[Value], bool]:
-    """The results of a forward, and whether it gives several."""
+    """What a forward gives, and whether it is several."""
     many = isinstance(result, TupleValue) and result.cls is tuple
-    results: list[Value] = list(result.items) if many else [result]  # type: ignore[attr-defined]
-    if not all(isinstance(one, TensorValue) for one in results):
-        raise GraphBreakSignal("a function of autograd whose results are not all tensors")
-    return results, many
+    returned: list[Value] = list(result.items) if many else [result]  # type: ignore[attr-defined]
+    if not any(isinstance(one, TensorValue) for one in returned):
+        raise GraphBreakSignal("a function of autograd that gives no tensor")
+    if not all(isinstance(one, (TensorValue, Constant)) for one in returned):
+        raise GraphBreakSignal("a function of autograd whose results are not tensors, or constants")
+    return returned, many
+
+
+def _with_constants(vm: Interpreter, pieces: _Pieces, found: Value) -> Value:
+    """The results that the node gives, and the constants among them."""
+    if len(pieces.returned) == len(pieces.results):
+        return found
+    results = iter(list(vm.iterate(found)))
+    parts = (next(results) if isinstance(r, TensorValue) else r for r in pieces.returned)
+    return TupleValue(list(parts))
 
 
 def _capture(
@@ -302,7 +308,8 @@ def _capture(
             pair = vm.call(Constant(_run_forward), [fn, needs, *given], {})
         assert isinstance(pair, TupleValue)
         ctx, result = pair.items
-        results, many = _results_of(result)
+        returned, many = _results_of(result)
+        results = [one for one in returned if isinstance(one, TensorValue)]
         dirty, plain = (
             tuple(_place(marked, among) for marked in _attribute(vm, ctx, name))
             for name, among in (("dirty_tensors", tensors), ("non_differentiable", results))
@@ -311,7 +318,7 @@ def _capture(
         if wanted:
             if len(results) > 1 and not vm.truth(vm.get_attr(ctx, "materialize_grads")):
                 raise GraphBreakSignal("a function of autograd that tells absent gradients apart")
-            backward = _capture_backward(vm, fn, ctx, given, results)
+            backward = _capture_backward(vm, fn, cls, ctx, given, returned)
         saved = [] if backward is None else backward.saved
         outputs = tuple(inner.argument(value)[0] for value in (*results, *saved))
         inner.graph.output(outputs)
@@ -322,7 +329,8 @@ def _capture(
     forward = inner.module()
     captured: list[Value] = list(inner.captured)
     original, counts = _original(vm, cls, args), (len(tensors), len(results))
-    return _Pieces(cls, forward, results, backward, captured, original, *counts, many, dirty, plain)
+    made = forward, list[Value](results), backward, captured, original
+    return _Pieces(cls, *made, *counts, many, dirty, plain, returned)
 
 
 def _original(vm: Interpreter, cls: Any, args: Args) -> Callable[[Any], Any]:
@@ -367,25 +375,51 @@ def _place(value: Value, among: list[Any]) -> int:
 
 
 def _capture_backward(
-    vm: Interpreter, fn: Value, ctx: Value, given: Args, results: list[Value]
+    vm: Interpreter, fn: Value, cls: Any, ctx: Value, given: Args, results: list[Value]
 ) -> _Backward:
     """What backward is."""
+    session = vm.session
+    graph, taken, late = _backward_graph(vm, fn, ctx, given, results, [], False)
+    count, reads, recording = len(taken), late.reads, None
+    if late.asks_grad_mode and not _is_once_differentiable(cls.backward):
+        recording, taken, late = _backward_graph(vm, fn, ctx, given, results, taken, True)
+        reads = [*reads, *late.reads]
+    saved = _attribute(vm, ctx, "saved_tensors")
+    unsaved = [value for value in taken if value not in saved]
+    session.late_found += reads
+    return _Backward(GraphInBackward(graph, count, tuple(reads), recording), taken, unsaved)
+
+
+def _backward_graph(
+    vm: Interpreter,
+    fn: Value,
+    ctx: Value,
+    given: Args,
+    results: list[Value],
+    taken: list[Value],
+    records: bool,
+) -> tuple[GraphModule, list[Value], LateReads]:
+    """The graph of a backward, which autograd `records` or does not; what it takes of forward's
+    tensors, first those that are `taken` anyway; and what it reads."""
     session = vm.session
     name = vm.as_python(fn).__name__
     forward = session.recorder
     inner = _FunctionRecorder(forward)
     gradients: Args = []
     for place, result in enumerate(results):
-        assert isinstance(result, TensorValue)
+        if not isinstance(result, TensorValue):
+            gradients.append(NONE)
+            continue
         with inner.fake_mode, torch.no_grad():
             fake = torch.empty_like(result.fake, memory_format=torch.contiguous_format)
         node = inner.argument_placeholder(place, fake)
         gradients.append(inner.bind(TensorValue(node, fake)))
+    inner.capture_first(taken)
     leaves = dict(session.made_leaves)
     session.recorder = inner
     try:
         changes = "a backward that changes what it does not own"
-        with torch.no_grad(), no_changes(vm, [ctx, *given], changes):
+        with torch.set_grad_enabled(records), no_changes(vm, [ctx, *given], changes):
             with watching(vm, "a backward", _WAY) as late:
                 found = vm.call(Constant(_run_backward), [fn, ctx, *gradients], {})
     except ProgramException as error:
@@ -408,12 +442,9 @@ def _capture_backward(
         if isinstance(arg, TensorValue):
             outputs.append(None if absent else inner.argument(part)[0])
     inner.graph.output(tuple(outputs))
-    saved = _attribute(vm, ctx, "saved_tensors")
-    unsaved = [value for value in inner.captured if value not in saved]
     born, what = vm.frames[0].steps, f"the backward of {name}"
     session.late_states.append(LateState(what, born, late.state(), []))
-    session.late_found += late.reads
-    return _Backward(inner.module(), inner.captured, unsaved, tuple(late.reads))
+    return inner.module(), inner.captured, late
 
 
 def _inlined(vm: Interpreter, fn: Value, given: Args) -> Value:
@@ -472,7 +503,8 @@ def _apply_in_transform(
         raise GraphBreakSignal(f"{what}, which saves other tensors than its inputs and results")
     tensors = [arg for arg in given if isinstance(arg, TensorValue)]
     target = _target_in_transform(pieces, places)
-    return vm.record("call_function", target, [*tensors, *pieces.captured], {})
+    found = vm.record("call_function", target, [*tensors, *pieces.captured], {})
+    return _with_constants(vm, pieces, found)
 
 
 def _places_of_saved(pieces: _Pieces) -> list[tuple[str, int]] | None:
@@ -516,7 +548,7 @@ def apply(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     tensors = [arg for arg in given if isinstance(arg, TensorValue)]
     found = vm.record("call_function", _target(pieces), [*tensors, *pieces.captured], {})
     _watch(vm, cls, pieces, found)
-    return found
+    return _with_constants(vm, pieces, found)
 
 
 def _watch(vm: Interpreter, cls: Any, pieces: _Pieces, found: Value) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from dovetail_capture.interpreter.library.handlers import Args, Kwargs
+from dovetail_capture.interpreter.library.structures import filled
 from dovetail_capture.interpreter.library.subgraphs import (
     Subgraph,
     captured_function,
@@ -28,7 +29,7 @@ from dovetail_capture.interpreter.library.subgraphs import (
     operands_of,
     same_structure,
 )
-from dovetail_capture.interpreter.library.transforms import InnerRecorder, filled
+from dovetail_capture.interpreter.library.transforms import InnerRecorder
 from dovetail_capture.interpreter.protocols import inlining
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Value

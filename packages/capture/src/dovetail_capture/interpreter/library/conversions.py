@@ -5,14 +5,14 @@ from __future__ import annotations
 import collections
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from dovetail_capture.interpreter.library import checks
 from dovetail_capture.interpreter.library.handlers import Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.type_functions import callable_
-from dovetail_capture.interpreter.protocols import class_attributes, dicts, operands
+from dovetail_capture.interpreter.protocols import class_attributes, dicts, inlining, operands
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.protocols.returned import returned
 from dovetail_capture.interpreter.signals import GraphBreakSignal
@@ -50,6 +50,17 @@ def _as_int(value: Any) -> Any:
 _SYMBOLIC_CONVERSIONS: dict[type, Callable[[Any], Any]] = {int: _as_int, float: torch.sym_float}
 
 
+def _whole_number(tensor: torch.Tensor) -> Any:
+    """`int(tensor)` of a float that only the data tells: interpreted, the number as int64."""
+    number = tensor.detach().reshape(())
+    fits = (number > -(2.0**63)) & (number < 2.0**63)
+    torch._check(fits.item(), lambda: "int() of a number that no int64 holds")  # type: ignore[arg-type]
+    return number.to(torch.int64).item()
+
+
+_WHOLE = cast(types.FunctionType, _whole_number)
+
+
 def number(cls: type, special: str) -> Handler:
     """`int(x)` and `float(x)`."""
 
@@ -58,8 +69,15 @@ def number(cls: type, special: str) -> Handler:
             if vm.data_of(args[0]) is not UNKNOWN:
                 return vm.fold(cls, args, kwargs)
             if vm.session.recorder.data_env:
+                if cls is int and args[0].fake.is_floating_point():
+                    return inlining.inline(vm, _WHOLE, args, {})
                 args = [vm.record("call_method", "item", args, {})]
         if len(args) == 1 and isinstance(args[0], SymbolicNumber):
+            if cls is int and isinstance(args[0].value, torch.SymFloat):
+                if vm.depends_on_data(args[0]):
+                    dtype: Kwargs = {"dtype": Constant(torch.float64)}
+                    made = vm.record("call_function", torch.scalar_tensor, args, dtype)
+                    return inlining.inline(vm, _WHOLE, [made], {})
             return vm.constant(_SYMBOLIC_CONVERSIONS[cls](args[0].value))
         if args and isinstance(args[0], TensorValue):
             raise GraphBreakSignal(

@@ -16,7 +16,7 @@ from dovetail_guards import clauses as c
 from torch.nn import Module, Parameter
 
 from dovetail_capture.interpreter.library.handlers import Args, Handler, Kwargs
-from dovetail_capture.interpreter.library.transforms import InnerRecorder
+from dovetail_capture.interpreter.library.parameters import parameter
 from dovetail_capture.interpreter.protocols import dicts, operands
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value, is_none
@@ -144,20 +144,10 @@ def _is_shared(value: Value) -> bool:
 
 
 def _parameter(vm: Interpreter, value: TensorValue) -> Value:
-    """The copy of a parameter: a leaf of its own, as `Parameter.__deepcopy__` makes it."""
-    recorder = vm.session.recorder
-    if isinstance(recorder, InnerRecorder) or recorder.checkpoint is not None:
-        raise GraphBreakSignal("copy.deepcopy of a parameter in a transformed function")
-    if recorder.inference or value.fake.layout != torch.strided:
-        raise GraphBreakSignal(f"copy.deepcopy of {value.describe()}, a parameter")
+    """The copy of a parameter, as `Parameter.__deepcopy__` makes it."""
     data = vm.record("call_method", "detach", [value], {})
-    new = vm.record("call_method", "clone", [data], {})
-    assert isinstance(new, TensorValue)
-    new.cls = Parameter
-    if value.fake.requires_grad:
-        vm.session.made_leaves[id(new)] = vm.frames[0].steps
-        vm.record("call_method", "requires_grad_", [new], {})
-    return new
+    copied = vm.record("call_method", "clone", [data], {})
+    return parameter(vm, copied, value.fake.requires_grad)
 
 
 def _by_parts(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from dovetail_guards import clauses as c
 from dovetail_guards.native import accumulator_has_hooks
+from dovetail_guards.torch_state import READERS
 
 from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.hooks import is_used, too_late
@@ -143,6 +144,10 @@ def _check(vm: Interpreter, roots: list[TensorValue], inputs: list[TensorValue])
         raise GraphBreakSignal("a backward behind a hook on an input, which is Python's")
     if vm.session.retains:
         raise GraphBreakSignal(f"a backward behind {_RETAINED}", _OUTSIDE)
+    anomaly_mode = READERS["anomaly_mode"]()
+    vm.session.guard_state("anomaly_mode", anomaly_mode)
+    if all(anomaly_mode):
+        raise GraphBreakSignal("a backward in anomaly mode, which looks at every gradient")
     if any("checkpoint" in node.meta for node in recorder.graph.nodes):
         raise GraphBreakSignal(
             "a backward through a checkpointed region: one graph would keep what is in it",
@@ -317,6 +322,8 @@ def hooks_of(vm: Interpreter, obj: TensorValue, name: str) -> Value:
         if getattr(obj.fake, name):
             raise GraphBreakSignal(f"the tensor attribute `{name}`")
         return NONE
+    if any(given and given[0] is obj for _, given, _ in vm.session.calls_for_effect):
+        raise GraphBreakSignal(f"`{name}` of a tensor that was given a hook")
     return vm.wrap(getattr(obj.real, name), vm.session.sources.attr(obj.source, name))
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from dovetail_prims.gradient_hooks import GradientHook, remove_hook
-from dovetail_prims.late_reads import LateRead
+from dovetail_prims.graph_in_backward import GraphInBackward
 from torch.fx import GraphModule
 from torch.utils.hooks import RemovableHandle
 
@@ -26,16 +26,18 @@ from dovetail_capture.captured_frame import GraphBreak
 from dovetail_capture.errors import NotCapturable
 from dovetail_capture.interpreter.aliasing import may_write
 from dovetail_capture.interpreter.changes import no_changes
-from dovetail_capture.interpreter.late_reads import LASTING, NUMBERS, watching
+from dovetail_capture.interpreter.late_reads import LASTING, NUMBERS, LateReads, watching
 from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.transforms import InnerRecorder
 from dovetail_capture.interpreter.protocols import dicts
 from dovetail_capture.interpreter.protocols.attributes import resolve
 from dovetail_capture.interpreter.recorder import NotAGraphArgument
+from dovetail_capture.interpreter.session import CallForEffect
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, is_none
 from dovetail_capture.interpreter.values.containers import TupleValue
 from dovetail_capture.interpreter.values.functions import (
+    BoundMethod,
     CellValue,
     FunctionValue,
     HandleValue,
@@ -64,9 +66,8 @@ class _HookRecorder(InnerRecorder):
 class _Captured:
     """A hook: its graph, or None for one that changes nothing, and what that takes besides."""
 
-    graph: GraphModule | None
+    code: GraphInBackward | None
     taken: list[Value]
-    reads: tuple[LateRead, ...] = ()
 
 
 # --- what a hook may read -------------------------------------------------------------------------
@@ -97,6 +98,8 @@ def _check_lasts(vm: Interpreter, hook: Value, cells: list[tuple[CellValue, Any]
             if not any(known is cell for known, _ in cells):
                 parts.append(vm.resolve_cell(cell))
                 cells.append((cell, cell.content))
+    elif isinstance(hook, BoundMethod) and hook.receiver.source is not None:
+        parts = [hook.function]  # (what it reads of what it is bound to is refused when it is read)
     elif isinstance(hook, ObjectValue) and hook.base_new.__name__ == "partial":
         parts = [vm.get_attr(hook, name) for name in ("func", "args", "keywords")]
         parts[-1] = TupleValue([value for _, value in dicts.items(vm, vm.native(parts[-1]))])  # type: ignore[arg-type]
@@ -110,15 +113,35 @@ def _check_lasts(vm: Interpreter, hook: Value, cells: list[tuple[CellValue, Any]
 
 
 def _capture(vm: Interpreter, tensor: TensorValue, hook: Value) -> _Captured:
+    graph, taken, late = _graph_of(vm, tensor, hook, [], False)
+    count, reads, recording = len(taken), late.reads, None
+    if late.asks_grad_mode:
+        recording, taken, late = _graph_of(vm, tensor, hook, taken, True)
+        if (graph is None) != (recording is None):
+            raise GraphBreakSignal("a hook that gives nothing, in one mode of gradients")
+        reads = [*reads, *late.reads]
+    if graph is None:
+        return _Captured(None, taken)
+    vm.session.late_found += reads
+    return _Captured(GraphInBackward(graph, count, tuple(reads), recording), taken)
+
+
+def _graph_of(
+    vm: Interpreter, tensor: TensorValue, hook: Value, taken: list[Value], records: bool
+) -> tuple[GraphModule | None, list[Value], LateReads]:
+    """The graph of a hook, None if it changes nothing, in a backward that autograd `records` or
+    does not; what it takes, first what is `taken` anyway; and what it reads."""
     session = vm.session
     outer = session.recorder
     inner = _HookRecorder(outer)
     with inner.fake_mode, torch.no_grad():
         fake = torch.empty_like(tensor.fake, memory_format=torch.contiguous_format)
     gradient = inner.bind(TensorValue(inner.argument_placeholder(0, fake), fake))
+    inner.capture_first(taken)
     session.recorder = inner
     try:
-        with torch.no_grad(), no_changes(vm, [hook], "a hook that changes what is not its own"):
+        changes = "a hook that changes what is not its own"
+        with torch.set_grad_enabled(records), no_changes(vm, [hook], changes):
             with watching(vm, "a hook", _LOCALS) as late:
                 result = vm.call(hook, [gradient], {})
         if is_none(result):
@@ -137,10 +160,7 @@ def _capture(vm: Interpreter, tensor: TensorValue, hook: Value) -> _Captured:
         session.recorder = outer
     if fake._version or any(map(may_write, inner.graph.nodes)):
         raise GraphBreakSignal("a hook that writes to tensors", "let it give a new one")
-    if changed is None:
-        return _Captured(None, inner.captured)
-    session.late_found += late.reads
-    return _Captured(inner.module(), inner.captured, tuple(late.reads))
+    return (None if changed is None else inner.module()), inner.captured, late
 
 
 def _is_like(value: Value, gradient: TensorValue) -> bool:
@@ -203,7 +223,7 @@ def _register_late(vm: Interpreter, method: Any, tensor: TensorValue, hook: Valu
     """Register a hook on an input, after the graph. The graph may not write to an input that has a
     history: what is written to has another."""
     session, born = vm.session, vm.frames[0].steps
-    call: tuple[Any, list[Value], dict[str, Value]] = (method, [tensor, hook], {})
+    call: CallForEffect = (method, [tensor, hook], {})
     session.calls_for_effect.append(call)
     session.hooks_on_inputs += 1
     if not tensor.fake.is_leaf:
@@ -248,9 +268,9 @@ def _record(
 ) -> Value:
     recorder = vm.session.recorder
     born = vm.frames[0].steps
-    if captured.graph is None:
+    if captured.code is None:
         return HandleValue(None, None, born)
-    target = GradientHook(captured.graph, getattr(hook, "name", ""), captured.reads)
+    target = GradientHook(captured.code, getattr(hook, "name", ""))
     pairs = [recorder.argument(value) for value in captured.taken]
     node = recorder.state_change(target, tensor.node, *(pair[0] for pair in pairs))
     # (Whether a gradient requires one is for the hook to say, also of the fakes.)

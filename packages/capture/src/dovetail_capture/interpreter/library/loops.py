@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from dovetail_capture.interpreter.library.handlers import Args, Kwargs
+from dovetail_capture.interpreter.library.structures import Slot
 from dovetail_capture.interpreter.library.subgraphs import (
     Subgraph,
     captured_function,
@@ -27,7 +28,7 @@ from dovetail_capture.interpreter.library.subgraphs import (
     operands_of,
     same_sizes,
 )
-from dovetail_capture.interpreter.library.transforms import InnerRecorder, Slot
+from dovetail_capture.interpreter.library.transforms import InnerRecorder
 from dovetail_capture.interpreter.protocols import inlining
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Value

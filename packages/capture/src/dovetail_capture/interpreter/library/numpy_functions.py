@@ -198,7 +198,12 @@ def array_attr(vm: Interpreter, obj: ArrayValue, name: str) -> Value | None:
     """An attribute that is no method; None for any other."""
     if name == "T":
         return vm.call(Constant(np.transpose), [obj], {})
-    if name == "imag" and not obj.tensor.fake.dtype.is_complex and not obj.is_scalar:
+    if name == "real" and not obj.tensor.fake.dtype.is_complex:
+        return obj
+    if name in ("real", "imag") and not obj.is_scalar:
+        if obj.tensor.fake.dtype.is_complex:
+            part = vm.record("call_function", getattr(torch, name), [obj.tensor], {})
+            return as_array(vm, name, part, getattr(sample(obj), name))
         return vm.call(Constant(np.zeros_like), [obj], {})
     if name in ("shape", "ndim", "size", "dtype", "itemsize", "nbytes", "strides"):
         found = getattr(sample(obj), name)
@@ -260,7 +265,7 @@ def unary(vm: Interpreter, symbol: str, operand: Value) -> Value:
 
 _VIEWS = frozenset(
     {"getitem", "permute", "reshape", "squeeze", "unsqueeze", "swapaxes", "moveaxis",
-     "broadcast_to"}
+     "broadcast_to", "real", "imag"}
 )  # fmt: skip
 
 
@@ -356,6 +361,18 @@ def _like(fn: Any) -> Handler:
     return handler
 
 
+def _part(fn: Any) -> Handler:
+    """`np.real(a)`, `np.imag(a)`: the attribute."""
+
+    def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+        found = None
+        if len(args) == 1 and not kwargs and isinstance(args[0], ArrayValue):
+            found = array_attr(vm, args[0], fn.__name__)
+        return PASS if found is None else found
+
+    return handler
+
+
 def _about_shapes(fn: Any) -> Handler:
     """A question that the dtype or the shape of an array answers."""
 
@@ -401,6 +418,9 @@ def _fill_tables() -> None:
     _CONVERT.update((np.array, np.asarray))
     HANDLERS[np.linalg.norm] = mapped(np.linalg.norm, twins.norm)
     HANDLERS[np.where] = _where
+    HANDLERS[np.fft.fftshift] = mapped(np.fft.fftshift, twins.fftshift)
+    HANDLERS[np.fft.ifftshift] = mapped(np.fft.ifftshift, twins.ifftshift)
+    HANDLERS[np.real], HANDLERS[np.imag] = _part(np.real), _part(np.imag)
     for fn in (np.zeros, np.ones, np.full, np.arange, np.linspace, np.eye, np.array, np.asarray):
         HANDLERS[fn] = made(fn)
     HANDLERS[np.empty] = made(np.zeros)  # whatever is in it

@@ -318,6 +318,14 @@ def round_(a: Any, decimals: int = 0) -> Any:
     return torch.round(a / 10.0**-decimals) * 10.0**-decimals
 
 
+def fftshift(x: Any, axes: Any = None) -> Any:
+    return torch.fft.fftshift(x, axes)
+
+
+def ifftshift(x: Any, axes: Any = None) -> Any:
+    return torch.fft.ifftshift(x, axes)
+
+
 def forced(a: Any) -> Any:
     """`a.numpy(force=True)` up to the array."""
     return a.detach().cpu().resolve_conj().resolve_neg()

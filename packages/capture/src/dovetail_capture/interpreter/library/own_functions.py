@@ -19,6 +19,7 @@ from dovetail_prims.wrappers import is_wrapper_type
 from torch.overrides import get_default_nowrap_functions
 
 from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.library.parameters import parameter
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
 from dovetail_capture.interpreter.values.containers import DictValue, ListValue, TupleValue
@@ -205,7 +206,10 @@ def as_subclass(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def _make_subclass(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    """`torch.Tensor._make_subclass(cls, tensor)`: of the tensor, detached."""
+    """`torch.Tensor._make_subclass(cls, tensor)`: of the tensor, detached. A parameter is made with
+    `requires_grad`, too."""
+    if len(args) == 3 and not kwargs and vm.as_python(args[0]) is torch.nn.Parameter:
+        return parameter(vm, args[1], vm.truth(args[2]))
     if len(args) != 2 or kwargs:
         raise GraphBreakSignal("_make_subclass with options")
     with switched_off(vm):

@@ -19,7 +19,8 @@ from torch.fx import GraphModule, Node
 
 from dovetail_capture.interpreter.aliasing import written_by
 from dovetail_capture.interpreter.changes import no_changes
-from dovetail_capture.interpreter.library.transforms import InnerRecorder, template_of
+from dovetail_capture.interpreter.library.structures import template_of
+from dovetail_capture.interpreter.library.transforms import InnerRecorder
 from dovetail_capture.interpreter.recorder import NotAGraphArgument, Recorder
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.base import Value

@@ -36,7 +36,7 @@ def tensor_property(vm: Interpreter, obj: TensorValue, name: str) -> Value:
     if name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
         return hooks_of(vm, obj, name)
     if name in ("grad_fn", "output_nr", "_version", "_base", "_cdata", "_python_dispatch"):
-        if name == "grad_fn" and not obj.fake.requires_grad:
+        if name == "grad_fn" and _has_no_node(vm, obj):
             return NONE
         raise GraphBreakSignal(f"the tensor attribute `{name}`")
     if name in ("is_leaf", "retains_grad", "grad_dtype") and obj.source is not None:
@@ -60,6 +60,15 @@ def tensor_property(vm: Interpreter, obj: TensorValue, name: str) -> Value:
             "call_function", getattr, [obj, Constant(name)], {}, lambda t, n: getattr(t, n)
         )
     return recorder.fold(found)
+
+
+def _has_no_node(vm: Interpreter, obj: TensorValue) -> bool:
+    """Has no node of autograd made this tensor?"""
+    if not obj.fake.requires_grad or (obj.source is None and obj.fake.is_leaf):
+        return True
+    if obj.source is None or obj.fake.grad_fn is not None:
+        return False
+    return vm.truth(_told_by_autograd(vm, obj, "is_leaf"))
 
 
 def _told_by_autograd(vm: Interpreter, obj: TensorValue, name: str) -> Value:

@@ -37,8 +37,21 @@ _UNSUPPORTED: dict[Any, str] = {
 # --- torch's state -------------------------------------------------------------------------------
 
 
+def _note_grad_mode(vm: Interpreter) -> None:
+    """The program asks for the mode of gradients, or sets it."""
+    if vm.session.late_reads is not None:
+        vm.session.late_reads.asks_grad_mode = True
+
+
+def is_grad_enabled(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`torch.is_grad_enabled()`: guarded for every captured frame."""
+    _note_grad_mode(vm)
+    return boolean(torch.is_grad_enabled())
+
+
 def set_grad_enabled(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`torch._C._set_grad_enabled`: recorded, and in force for what is recorded after it."""
+    _note_grad_mode(vm)
     mode = vm.as_python(args[0] if args else kwargs["mode"])
     if type(mode) is not bool:
         return PASS  # type: ignore[no-any-return]  # torch's own raises
@@ -63,6 +76,7 @@ def inference_enter(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`torch.inference_mode.__enter__`: in a graph, operations without gradient."""
     manager = args[0]
     assert isinstance(manager, ObjectValue)
+    _note_grad_mode(vm)
     wanted, before = vm.truth(vm.get_attr(manager, "mode")), torch.is_grad_enabled()
     vm.session.recorder.state_change(_C._set_grad_enabled, not wanted)
     _C._set_grad_enabled(not wanted)
@@ -239,7 +253,6 @@ def descriptor_get(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 _FOLDED: tuple[Any, ...] = (
-    torch.is_grad_enabled,
     torch.is_autocast_enabled, torch.get_autocast_dtype, torch.is_autocast_cache_enabled,
     _C._is_any_autocast_enabled,
     torch.promote_types, torch.can_cast, torch.finfo, torch.iinfo,
@@ -279,6 +292,7 @@ _SETTINGS: dict[Any, str] = {
 HANDLERS: dict[Any, Handler] = {
     torch.nn.Module.__call__: module_call,
     torch.nn.Module._wrapped_call_impl: module_call,
+    torch.is_grad_enabled: is_grad_enabled,
     _C._set_grad_enabled: set_grad_enabled,
     torch.autocast.__init__: autocast_init,
     torch.autocast.__enter__: autocast_enter,

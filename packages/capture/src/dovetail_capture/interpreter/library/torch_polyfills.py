@@ -220,6 +220,21 @@ def _pad(vm: Any, args: Args, kwargs: Kwargs) -> Any:
     return vm.call(Constant(torch.constant_pad_nd), [padded, widths, value], {})
 
 
+def infer_size(a: Any, b: Any) -> Any:
+    """`torch._C._infer_size`: the size of what two sizes are broadcast to."""
+    sizes: list[Any] = []
+    for place in range(-1, -1 - max(len(a), len(b)), -1):
+        first = a[place] if -place <= len(a) else 1
+        second = b[place] if -place <= len(b) else 1
+        if first != second and first != 1 and second != 1:
+            raise RuntimeError(
+                f"The size of tensor a ({first}) must match the size of tensor b ({second}) at "
+                f"non-singleton dimension {max(len(a), len(b)) + place}"
+            )
+        sizes.insert(0, second if first == 1 else first)
+    return torch.Size(sizes)
+
+
 _CONSTRAINTS: dict[Any, Any] = {
     type(constraints.symmetric).check: check_symmetric,
     type(constraints.positive_semidefinite).check: check_semidefinite,
@@ -232,6 +247,7 @@ HANDLERS: dict[Any, Handler] = {
     torch.utils._contextlib._DecoratorContextManager.__call__: _decorate,
     torch.Size.numel: interpreted(numel),
     F.pad: _pad,
+    torch._C._infer_size: interpreted(infer_size),
     torch.cov: _of_rows(cov),
     torch.Tensor.cov: _of_rows(cov),
     torch.corrcoef: _of_rows(corrcoef),

@@ -19,12 +19,19 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
-from dovetail_capture.interpreter.protocols import dicts
+from dovetail_capture.interpreter.library.structures import (
+    Slot,
+    count_slots,
+    filled,
+    rebuilt,
+    structure,
+    template_of,
+)
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.recorder import NotAGraphArgument, Recorder
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value, boolean
-from dovetail_capture.interpreter.values.containers import DictValue, ListValue, TupleValue
+from dovetail_capture.interpreter.values.containers import TupleValue
 from dovetail_capture.interpreter.values.functions import TransformValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
@@ -43,13 +50,6 @@ _HOW: dict[Any, str] = {
     torch.func.grad_and_value: "reverse", torch.func.jacrev: "reverse",
     torch.func.jacfwd: "forward", torch.func.hessian: "forward",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Slot:
-    """The place of a tensor in the arguments of a transformed function."""
-
-    index: int
 
 
 class InnerRecorder(Recorder):
@@ -91,6 +91,13 @@ class InnerRecorder(Recorder):
         if isinstance(value, SymbolicNumber):
             return self._number(value)
         return super().argument(value)
+
+    def capture_first(self, values: list[Value]) -> None:
+        """Take these from around it, in their order, before it takes anything else."""
+        for value in values:
+            self.argument(value)
+        if list(map(id, self.captured)) != list(map(id, values)):
+            raise GraphBreakSignal("another order of sizes in the second graph of a backward")
 
     def _number(self, value: SymbolicNumber) -> tuple[Any, Any]:
         """A number that the sizes of the arguments tell, or that comes from around."""
@@ -143,39 +150,21 @@ def transform_of(transform: Any) -> Handler:
     return handler
 
 
-def template_of(vm: Interpreter, value: Value, tensors: list[TensorValue]) -> Any:
-    """The Python structure of an argument, with slots for its tensors."""
-    if isinstance(value, TensorValue):
-        tensors.append(value)
-        return Slot(len(tensors) - 1)
-    if isinstance(value, TupleValue) and value.cls is tuple:
-        return tuple(template_of(vm, item, tensors) for item in vm.iterate(value))
-    if isinstance(value, ListValue) and value.cls is list:
-        return [template_of(vm, item, tensors) for item in vm.iterate(value)]
-    if isinstance(value, DictValue):
-        pairs = dicts.items(vm, value)
-        return {vm.as_python(key): template_of(vm, item, tensors) for key, item in pairs}
-    real = vm.as_python(value)
-    if real is UNKNOWN:
-        raise GraphBreakSignal(f"a transformed function called with {value.describe()}")
-    return real
-
-
 def _mapped_dimensions(transform: Any, options: dict[str, Any], template: Any) -> list[int | None]:
     """For each tensor of the arguments, the dimension that `vmap` takes away."""
     args, kwargs = template
     if transform not in (torch.vmap, torch.func.vmap):
-        return [None] * _count(template)
+        return [None] * count_slots(template)
     in_dims = options.get("in_dims", 0)
     if isinstance(in_dims, int):
         in_dims = (in_dims,) * len(args)
-    return _dimensions_of(tuple(in_dims), tuple(args)) + [0] * _count(kwargs)
+    return _dimensions_of(tuple(in_dims), tuple(args)) + [0] * count_slots(kwargs)
 
 
 def _dimensions_of(dims: Any, template: Any) -> list[int | None]:
     """`in_dims` for each tensor: a number stands for all tensors of what it is given for."""
     if dims is None or isinstance(dims, int):
-        return [dims] * _count(template)
+        return [dims] * count_slots(template)
     parts: list[tuple[Any, Any]] | None = None
     if isinstance(dims, (tuple, list)) and type(template) is type(dims):
         parts = list(zip(dims, template, strict=False)) if len(dims) == len(template) else None
@@ -186,36 +175,24 @@ def _dimensions_of(dims: Any, template: Any) -> list[int | None]:
     return [dim for part in parts for dim in _dimensions_of(*part)]
 
 
-def _count(template: Any) -> int:
-    return sum(type(leaf) is Slot for leaf in pytree.tree_leaves(template))
+@dataclass(frozen=True)
+class _Inner:
+    """A function captured on its arguments: `template` has their structure, `tensors` their
+    tensors, `captured` what the function takes from around it. `result` is the structure of what
+    it gives, of which the graph gives the parts."""
 
-
-def _rebuilt(template: Any, tensors: Any) -> Any:
-    return pytree.tree_map(
-        lambda leaf: tensors[leaf.index] if type(leaf) is Slot else leaf, template
-    )
-
-
-def filled(vm: Interpreter, template: Any, tensors: list[Value]) -> Value:
-    """The value of an argument inside: the template with values in its slots."""
-    if type(template) is Slot:
-        return tensors[template.index]
-    if isinstance(template, tuple):
-        return TupleValue([filled(vm, item, tensors) for item in template])
-    if isinstance(template, list):
-        return ListValue([filled(vm, item, tensors) for item in template])
-    if isinstance(template, dict):
-        new = DictValue()
-        for key, item in template.items():
-            dicts.put(vm, new, Constant(key), filled(vm, item, tensors))
-        return new
-    return vm.constant(template)
+    graph: GraphModule
+    template: Any
+    result: Any
+    tensors: list[TensorValue]
+    captured: list[Value]
 
 
 def _node_function(
-    transform: Any, options: dict[str, Any], inner: GraphModule, template: Any, count: int
+    transform: Any, options: dict[str, Any], inner: _Inner, template: Any, count: int
 ) -> Callable[..., Any]:
     """What the node calls: the real transform of the captured graph."""
+    graph, result = inner.graph, inner.result
 
     def transformed(*tensors: Any) -> Any:
         captured = tensors[count:]
@@ -223,24 +200,13 @@ def _node_function(
         def function(*args: Any, **kwargs: Any) -> Any:
             leaves = pytree.tree_leaves((args, kwargs))
             given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-            return inner(*given, *captured)
+            return rebuilt(result, graph(*given, *captured))
 
-        args, kwargs = _rebuilt(template, tensors)
+        args, kwargs = rebuilt(template, tensors)
         return transform(function, **options)(*args, **kwargs)
 
     transformed.__name__ = f"{transform.__name__}_of_graph"
     return transformed
-
-
-@dataclass(frozen=True)
-class _Inner:
-    """A function captured on its arguments: `template` has their structure, `tensors` their
-    tensors, `captured` what the function takes from around it."""
-
-    graph: GraphModule
-    template: Any
-    tensors: list[TensorValue]
-    captured: list[Value]
 
 
 def _one_of(fake: torch.Tensor, dim: int) -> torch.Tensor:
@@ -310,14 +276,21 @@ def _capture(
     try:
         result = vm.call(function, positional, named)
         vm._look_into(result)
-        inner.graph.output(inner.argument(result)[0])
+        parts: list[Any] = []
+
+        def part(value: Value) -> Slot:
+            parts.append(inner.argument(value)[0])
+            return Slot(len(parts) - 1)
+
+        given_back = structure(vm, result, part)
+        inner.graph.output(tuple(parts))
     except NotAGraphArgument as error:
         raise GraphBreakSignal(f"a transformed function that gives {error}") from None
     finally:
         session.recorder = outer
         torch._C._set_grad_enabled(grad_mode)
     graph = inner.module()
-    return _Inner(graph, template, tensors, inner.captured)
+    return _Inner(graph, template, given_back, tensors, inner.captured)
 
 
 def _apply(
@@ -327,7 +300,7 @@ def _apply(
     tensors = list(inner.tensors)
     further = tuple(template_of(vm, arg, tensors) for arg in more)
     template = ((*inner.template[0], *further), inner.template[1])
-    target = _node_function(transform, options, inner.graph, template, len(tensors))
+    target = _node_function(transform, options, inner, template, len(tensors))
     arguments: Args = [*tensors, *inner.captured]
     return vm.session.recorder.record("call_function", target, arguments, {})
 

@@ -12,7 +12,7 @@ from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_capture.interpreter.bytecode import VERSION
 from dovetail_capture.interpreter.protocols import attributes, class_attributes, dicts
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.base import Constant, Value, boolean
+from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
 from dovetail_capture.interpreter.values.containers import DictValue, TupleValue
 from dovetail_capture.interpreter.values.functions import CellValue, FunctionValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
@@ -28,6 +28,7 @@ _NAMES_OF_CLASSES = ("__name__", "__qualname__", "__module__", "__doc__")
 _CHECKED = ("__traceback__", "__cause__", "__context__")  # fields of exceptions
 _REQUIRES_GRAD = inspect.getattr_static(torch.Tensor, "requires_grad")
 _DATA = inspect.getattr_static(torch.Tensor, "data")
+_PARTS = [inspect.getattr_static(torch.Tensor, name) for name in ("real", "imag")]
 
 
 def set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> None:
@@ -52,6 +53,10 @@ def set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> None:
         if attr is _DATA and _fits_data(value, vm, obj):
             _set_data(vm, obj, value)
             return
+        complex_ = isinstance(value, TensorValue) and obj.fake.dtype.is_complex
+        if attr in _PARTS and complex_:
+            vm.call_method(vm.get_attr(obj, name), "copy_", [value])
+            return
         if attr is not class_attributes.MISSING and not (name == "grad" and _fits_grad(obj, value)):
             raise GraphBreakSignal(f"assignment to tensor attribute `{name}`")
         obj.attributes[name] = value
@@ -67,10 +72,13 @@ def set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> None:
 
 
 def _fits_grad(obj: TensorValue, value: Value) -> bool:
-    """Can `value` become the gradient of a leaf? (What cannot, PyTorch refuses.)"""
+    """Can `value` become the gradient of a leaf, or of what the frame made? (What cannot, PyTorch
+    refuses.)"""
     if isinstance(value, Constant) and value.value is None:
         return True
-    if not isinstance(value, TensorValue) or not obj.fake.is_leaf or value is obj:
+    if not isinstance(value, TensorValue) or value is obj:
+        return False
+    if not obj.fake.is_leaf and obj.source is not None:
         return False
     ours, theirs = obj.fake, value.fake
     same = tuple(obj.sizes) == tuple(value.sizes) and type(ours) is type(theirs)
@@ -78,22 +86,26 @@ def _fits_grad(obj: TensorValue, value: Value) -> bool:
 
 
 def _fits_data(value: Value, vm: Interpreter, obj: TensorValue) -> TypeGuard[TensorValue]:
-    """Can `value` become the data of a tensor that existed before, with all of its metadata as it
-    was?"""
+    """Can `value` become the data of a tensor that existed before, or of one that the frame made
+    and that has no history, with all of its metadata as it was?"""
     recorder = vm.session.recorder
-    if not isinstance(value, TensorValue) or obj.source is None or recorder.inference:
+    if not isinstance(value, TensorValue) or recorder.inference:
         return False
     ours, theirs = obj.fake, value.fake
+    made = obj.source is None
+    is_leaf = not ours.requires_grad or id(obj) in vm.session.made_leaves
+    if made and (not is_leaf or obj.cls is not torch.Tensor or obj.inference):
+        return False
     if type(ours) is not FakeTensor or type(theirs) is not FakeTensor or value.inference:
         return False
     if recorder.checkpoint is not None or not recorder.owns(value.node) or value is obj:
         return False
     if not recorder.owns(obj.node) or value.overrides:
         return False
-    if ours.requires_grad and torch.is_grad_enabled():
+    if ours.requires_grad and torch.is_grad_enabled() and not made:
         # What it was used for keeps it for the backward, in eager partly with the data of then.
-        made = [user.meta.get("val") for user in obj.node.users]
-        if any(isinstance(one, torch.Tensor) and one.requires_grad for one in made):
+        results = [user.meta.get("val") for user in obj.node.users]
+        if any(isinstance(one, torch.Tensor) and one.requires_grad for one in results):
             return False
     return _same_metadata(ours, theirs)
 
@@ -112,12 +124,20 @@ def _same_metadata(ours: FakeTensor, theirs: FakeTensor) -> bool:
 
 def _set_data(vm: Interpreter, obj: TensorValue, value: TensorValue) -> None:
     """`obj.data = value`: from now on another tensor of the graph stands for `obj`, which is given
-    its memory when the graph has run. (`data` of a tensor has a version counter of its own, as
-    `obj` keeps its own.)"""
+    its memory when the graph has run if it existed before. (`data` of a tensor has a version
+    counter of its own, as `obj` keeps its own.) Of a leaf that the frame made that is another leaf:
+    what is computed with the one before breaks the graph if it is differentiated."""
     data = vm.get_attr(value, "data")
     assert isinstance(data, TensorValue)
-    obj.data = data
-    vm.session.recorder.values[id(data.fake)] = obj  # which in-place operations give back
+    values = vm.session.recorder.values
+    if obj.source is None:
+        if obj.fake.requires_grad:
+            vm.record("call_method", "requires_grad_", [data], {})
+        values.pop(id(obj.fake), None)
+        obj.node, obj.fake, obj.drawn, obj.answer = data.node, data.fake, None, None
+    else:
+        obj.data = data
+    values[id(data.fake)] = obj  # which in-place operations give back
 
 
 def _is_borrowed(method: object, usual: object) -> bool:
@@ -277,6 +297,9 @@ def del_attr(vm: Interpreter, obj: Value, name: str) -> None:
             raise GraphBreakSignal(f"deletion of a function's {name}")
         if not dicts.delete(vm, attributes.function_fields(obj), name):
             class_attributes.missing(vm, obj, name)
+        return
+    if isinstance(obj, TensorValue) and name == "grad":
+        set_attr(vm, obj, name, NONE)  # which is what it does
         return
     raise GraphBreakSignal(f"deletion of attribute `{name}` of {obj.describe()}")
 

@@ -63,7 +63,8 @@ def instantiate(
     if isinstance(new, staticmethod):
         new = new.__func__
     if issubclass(cls, torch.Tensor):
-        plain = not is_wrapper_type(cls) and not issubclass(cls, (nn.Parameter, nn.Buffer))
+        flagged = issubclass(cls, (nn.Parameter, nn.Buffer)) and cls is not nn.Parameter
+        plain = not is_wrapper_type(cls) and not flagged
         own_new = isinstance(new, types.FunctionType)
         given = len(args) == 1 and isinstance(args[0], TensorValue) and not kwargs
         if not plain or not (own_new or given):

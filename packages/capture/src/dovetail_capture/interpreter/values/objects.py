@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from dovetail_guards.source import Source
 
 from dovetail_capture.interpreter.values.base import Value
-from dovetail_capture.interpreter.values.containers import DictValue
+from dovetail_capture.interpreter.values.containers import DictValue, TupleValue
 
 
 class StandIn:
@@ -55,3 +56,16 @@ class ObjectValue(Value):
 
     def __repr__(self) -> str:
         return f"ObjectValue({self.cls.__name__})"
+
+
+def is_namedtuple(cls: type) -> bool:
+    """Was this class made by `namedtuple` or as a `typing.NamedTuple`?"""
+    fields = getattr(cls, "_fields", None)
+    return cls.__bases__ == (tuple,) and type(fields) is tuple
+
+
+def named_tuple(cls: type, items: Iterable[Value]) -> ObjectValue:
+    """An instance of such a class."""
+    value = ObjectValue(cls, native=TupleValue(items))
+    value.base_new = tuple
+    return value
