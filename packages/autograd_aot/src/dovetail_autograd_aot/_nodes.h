@@ -1,4 +1,5 @@
-// Nodes of autograd's graph: how torch holds them, and what Python calls (see `_output_nodes.cpp`).
+// Nodes of autograd's graph: how torch holds them, and what Python calls (see `_output_nodes.cpp`,
+// `_gradient_places.cpp`).
 #pragma once
 
 #include <torch/csrc/autograd/function.h>

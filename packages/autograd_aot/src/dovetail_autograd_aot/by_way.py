@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from dovetail_autograd_aot.autograd_facts import grad_fn_of
 from dovetail_autograd_aot.differentiable import run_engine
 from dovetail_autograd_aot.double_backward import DoubleBackward, Gradients, Replay
 from dovetail_autograd_aot.graphs import GradientPoint
 from dovetail_autograd_aot.native import nodes_module
-from dovetail_autograd_aot.outputs import grad_fn_of
 
 # Where the gradient of each point arrives in autograd's graph of a call; None if that is gone.
 Places = Sequence[tuple[Any, int] | None]

@@ -23,7 +23,6 @@ from torch.fx import GraphModule
 
 from dovetail_autograd_aot.aot_log import AotLog, saved_set
 from dovetail_autograd_aot.double_backward import DoubleBackward
-from dovetail_autograd_aot.epilogue import tell_what_is_overwritten
 from dovetail_autograd_aot.graph_calls import Compiler, for_custom_operators, resolving
 from dovetail_autograd_aot.graphs import JointGraph
 from dovetail_autograd_aot.inference import compile_inference
@@ -35,6 +34,7 @@ from dovetail_autograd_aot.storage import TraceError
 from dovetail_autograd_aot.subclasses import Wrapping, compile_around
 from dovetail_autograd_aot.training import LateNeeds, compile_training
 from dovetail_autograd_aot.values import example_values
+from dovetail_autograd_aot.write_back import tell_what_is_overwritten
 
 # Graphs that are kept of one captured graph, each for another way in which inputs share memory.
 MAX_PLACEMENTS = 8

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dovetail_autograd_aot.autograd_facts import grad_fn_of
 from dovetail_autograd_aot.graphs import (
     GradientPoint,
     MutatedInput,
@@ -19,7 +20,7 @@ from dovetail_autograd_aot.graphs import (
     PointSource,
 )
 from dovetail_autograd_aot.native import nodes_module
-from dovetail_autograd_aot.outputs import Classified, grad_fn_of
+from dovetail_autograd_aot.outputs import Classified
 
 _VIEWS = (OutputKind.VIEW_OF_INPUT, OutputKind.VIEW_OF_OUTPUT)
 

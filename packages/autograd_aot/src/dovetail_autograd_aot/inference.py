@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail_autograd_aot.epilogue import Epilogue, count_writes, make_epilogue
+from dovetail_autograd_aot.epilogue import Epilogue, make_epilogue
 from dovetail_autograd_aot.graph_calls import Compiled, extension, unrecorded
 from dovetail_autograd_aot.graphs import JointGraph, PartitionedGraph, Signature
+from dovetail_autograd_aot.write_back import count_writes
 
 
 def compile_inference(

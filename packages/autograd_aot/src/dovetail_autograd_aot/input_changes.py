@@ -8,6 +8,7 @@ import torch
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.node_error import blame
 
+from dovetail_autograd_aot.autograd_facts import grad_flags, seen_base
 from dovetail_autograd_aot.graphs import (
     MutatedInput,
     OutputKind,
@@ -22,7 +23,7 @@ from dovetail_autograd_aot.inputs import (
     shared_storage,
     storage_key,
 )
-from dovetail_autograd_aot.outputs import Classified, grad_flags, seen_base
+from dovetail_autograd_aot.outputs import Classified
 from dovetail_autograd_aot.storage import (
     StorageNeededError,
     TracedStorage,

@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from dovetail_autograd_aot import input_changes
 from dovetail_autograd_aot.attention import AttentionMode
+from dovetail_autograd_aot.autograd_facts import grad_fn_of
 from dovetail_autograd_aot.conditionals import trace_conditional, trace_loop
 from dovetail_autograd_aot.derivatives import MendedDerivatives
 from dovetail_autograd_aot.engine import trace_settings
@@ -49,7 +50,8 @@ from dovetail_autograd_aot.inputs import (
 )
 from dovetail_autograd_aot.joint_backward import trace_backward
 from dovetail_autograd_aot.op_info import draws_random_numbers
-from dovetail_autograd_aot.outputs import Classified, Inputs, classify_outputs, grad_fn_of
+from dovetail_autograd_aot.output_plans import Inputs
+from dovetail_autograd_aot.outputs import Classified, classify_outputs
 from dovetail_autograd_aot.rewrites import DIRECT_CALLS
 from dovetail_autograd_aot.storage import (
     ConstantWrittenError,

@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 
 from dovetail_autograd_aot.by_way import ByWay, added
 from dovetail_autograd_aot.double_backward import DoubleBackward
-from dovetail_autograd_aot.epilogue import count_writes, make_epilogue, write_ahead
+from dovetail_autograd_aot.epilogue import make_epilogue
 from dovetail_autograd_aot.graph_calls import (
     Compiled,
     below_autograd,
@@ -30,6 +30,7 @@ from dovetail_autograd_aot.separate_backwards import SeparateBackwards
 from dovetail_autograd_aot.tangents import Tangents, is_batched
 from dovetail_autograd_aot.unreached_hooks import call_only_with_gradients
 from dovetail_autograd_aot.values import example_values
+from dovetail_autograd_aot.write_back import count_writes, write_ahead
 
 _graph_is_kept = torch._C._autograd._get_current_graph_task_keep_graph
 

@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.fx import Node
 
+from dovetail_autograd_aot.autograd_facts import grad_fn_of
 from dovetail_autograd_aot.engine import run_engine
 from dovetail_autograd_aot.graphs import GIVEN_WITH
-from dovetail_autograd_aot.outputs import grad_fn_of
 from dovetail_autograd_aot.storage import TracedStorage, read, wrap
 from dovetail_autograd_aot.tracer import Tracer
 

@@ -1,0 +1,46 @@
+"""What autograd says of a traced tensor, also where it says so by an error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from dovetail_prims.fake_tensor import FakeTensor
+
+
+def grad_flags(tensor: FakeTensor) -> tuple[bool, bool]:
+    """`requires_grad` and `is_leaf`. A view that autograd lost track of (made under no_grad, or one
+    of several, its base written to after) says nothing but errors: it is taken for one without
+    gradient."""
+    try:
+        return tensor.requires_grad, tensor.is_leaf
+    except RuntimeError:
+        return False, True
+
+
+def why_lost(tensor: FakeTensor) -> str:
+    """The error of a view that autograd lost track of, or nothing."""
+    try:
+        tensor.grad_fn  # noqa: B018 (it is asked whether it can be asked)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def grad_fn_of(tensor: torch.Tensor) -> Any:
+    """`tensor.grad_fn`; None of a view that autograd lost track of."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
+
+
+def one_of_several(tensor: FakeTensor) -> bool:
+    """Whether it is a view that an operator made together with others (split, unbind)."""
+    several = torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE
+    return tensor._is_view() and bool(torch._C._autograd._get_creation_meta(tensor) == several)
+
+
+def seen_base(tensor: torch.Tensor) -> Any:
+    """What autograd takes for the base of views of a tensor."""
+    return tensor if tensor._base is None else tensor._base

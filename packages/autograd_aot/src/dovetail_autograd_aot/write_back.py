@@ -1,0 +1,149 @@
+"""The inputs that a compiled call writes to: their new values, and what tells of the writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dovetail_autograd_aot.graphs import PartitionedGraph, ReshapedInput, Signature
+
+aten = torch.ops.aten
+
+
+def make_write_back(
+    signature: Signature,
+) -> Callable[[Sequence[Any], Sequence[Any]], None] | None:
+    """New values into the mutated inputs. A write that autograd saw is a differentiable copy_,
+    the others are hidden from it; their version counters are bumped either way."""
+    start = signature.num_fresh
+    pairs = [(m, (m.index, start + i)) for i, m in enumerate(signature.mutated)]
+    hidden = [pair for m, pair in pairs if m.data_only and m.silent]
+    data = [pair for m, pair in pairs if m.data_only and not m.silent]
+    graded = [pair for m, pair in pairs if not m.data_only]
+    if not signature.mutated:
+        return None
+    # Copies of one dtype and device go to the GPU in few launches. Both are as when first called.
+    groups: dict[bool, list[list[tuple[int, int]]]] = {}
+
+    def copy(silent: bool, inputs: Sequence[Any], results: Sequence[Any]) -> None:
+        if silent not in groups:
+            groups[silent] = _grouped(hidden if silent else data, inputs)
+        with torch.no_grad():
+            for group in groups[silent]:
+                to_copy = [
+                    (i, r)
+                    for i, r in group
+                    if results[r] is not inputs[i] and not _is_there(inputs[i], results[r])
+                ]
+                if len(to_copy) == 1:
+                    ((index, result),) = to_copy
+                    inputs[index].copy_(results[result])
+                elif to_copy:
+                    torch._foreach_copy_(
+                        [inputs[i] for i, _ in to_copy], [results[r] for _, r in to_copy]
+                    )
+
+    first = graded if hidden or data else []
+
+    def write_back(inputs: Sequence[Any], results: Sequence[Any]) -> None:
+        for index, result in first:
+            if _is_part_of_leaf(inputs[index]):  # autograd refuses, before anything is written
+                inputs[index].copy_(results[result])
+        if hidden:
+            kept = tuple(inputs[i] for i, _ in hidden if not inputs[i].is_inference())
+            versions = tuple(t._version for t in kept)
+            copy(True, inputs, results)
+            if kept:
+                torch._C._autograd._unsafe_set_version_counter(kept, versions)
+        if data:
+            copy(False, inputs, results)
+        for index, result in graded:
+            inputs[index].copy_(results[result])
+
+    return write_back
+
+
+def count_writes(signature: Signature, inputs: Sequence[Any]) -> None:
+    """Let the version counters of inputs that are not mutated tell of the writes to them, and of
+    changes of their shapes: before such an input is saved, so that what is written after that is
+    noticed, and before outputs are made (a view that is older than a write is lost to autograd)."""
+    counted = {*signature.bumped, *(m.index for m in signature.mutated if not m.silent)}
+    reshaped = [r.index for r in signature.reshaped if _counts(r, counted)]
+    for index in (*signature.bumped, *reshaped):
+        if not inputs[index].is_inference():
+            torch.autograd.graph.increment_version(inputs[index])
+
+
+def _is_part_of_leaf(tensor: torch.Tensor) -> bool:
+    """Whether it is a view of a leaf that requires grad: autograd refuses writes to it."""
+    base = tensor._base
+    return base is not None and base.requires_grad and base.is_leaf
+
+
+def write_ahead(
+    signature: Signature, inputs: Sequence[Any], results: Sequence[Any], saved: Sequence[Any]
+) -> None:
+    """What the epilogue is about to write outside of autograd, written before it, but for what lies
+    where something `saved` does.
+
+    For hooks that take saved tensors: one may raise when it has seen enough, as the early stop of a
+    checkpoint's recomputation does. Eager has written by then.
+    """
+    taken = {t.untyped_storage().data_ptr() for t in saved if isinstance(t, torch.Tensor)}
+    for i, mutated in enumerate(signature.mutated):
+        target, value = inputs[mutated.index], results[signature.num_fresh + i]
+        if not mutated.data_only or target is value or target.is_inference():
+            continue
+        if target.untyped_storage().data_ptr() in taken:
+            continue
+        version = target._version  # the epilogue counts the write
+        with torch.no_grad():
+            target.copy_(value)
+        torch._C._autograd._unsafe_set_version_counter((target,), (version,))
+
+
+def tell_what_is_overwritten(parts: PartitionedGraph, given: int) -> None:
+    """Mark the inputs of a forward graph without a backward that are written to: with
+    `meta["overwritten"]`, the position of the output that is about to be copied over each of them.
+
+    Not those whose version counter is to stay, nor what stands for a storage that inputs share
+    (inputs from `given` on). Inputs of different storages do not overlap; those of one that were
+    found apart are guarded to stay so.
+    """
+    placeholders = [n for n in parts.forward.graph.nodes if n.op == "placeholder"]
+    for i, mutated in enumerate(parts.signature.mutated):
+        if mutated.data_only and not mutated.silent and mutated.index < given:
+            placeholders[mutated.index].meta["overwritten"] = parts.signature.num_fresh + i
+
+
+def _is_there(target: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether a new value of an input was computed in the input's own memory."""
+    alias: bool = torch._C._is_alias_of(target, value)  # type: ignore[attr-defined]
+    if not alias or target.data_ptr() != value.data_ptr():
+        return False
+    own, strides = target.stride(), value.stride()
+    # (Strides of dimensions of one element say nothing of where elements are.)
+    return own == strides or all(
+        n == 1 or a == b for n, a, b in zip(target.shape, own, strides, strict=True)
+    )
+
+
+def _grouped(
+    pairs: Sequence[tuple[int, int]], inputs: Sequence[Any]
+) -> list[list[tuple[int, int]]]:
+    """(input, result) pairs by the input's dtype and device; lazy conjugates and negatives each
+    alone, as operators on lists do not take them."""
+    groups: dict[Any, list[tuple[int, int]]] = {}
+    for pair in pairs:
+        target = inputs[pair[0]]
+        alone = pair if target.is_conj() or target.is_neg() else None
+        groups.setdefault((target.dtype, target.device, alone), []).append(pair)
+    return list(groups.values())
+
+
+def _counts(reshaped: ReshapedInput, counted: set[int]) -> bool:
+    """Whether a change of shape counts as a write, and is not counted as one yet."""
+    steps = [step for step in reshaped.steps if step.op is not aten.detach_.default]
+    return bool(steps) and reshaped.index not in counted
