@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import output_asks
@@ -278,6 +280,19 @@ def test_a_pass_that_fails_leaves_nothing() -> None:
     same(found, (a.grad, x.grad, w.grad))
 
 
+def test_penalties_of_two_outputs_that_are_computed_from_others() -> None:
+    def fn(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        a, b = x * w, x.sin() * w
+        return a, b, a.exp() * x, b.exp() * w
+
+    def question(o: Any, i: Any) -> Any:
+        found = torch.autograd.grad((o[2] + o[3]).sum(), o[:2], create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in found), [*o[:2], *i])
+        return *(g.detach() for g in found), *second
+
+    ask_both(fn, SIZES, question)
+
+
 def test_nothing_is_kept_after_a_pass() -> None:
     x, w = (torch.randn(3, 4, requires_grad=True) for _ in range(2))
     run = compiled(chain, [x, w])
@@ -289,6 +304,27 @@ def test_nothing_is_kept_after_a_pass() -> None:
     del outputs, context
     gc.collect()
     assert not any(one() is not None for one in alive)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is not told here")
+@pytest.mark.parametrize("asks", [False, True])
+def test_memory_does_not_grow(asks: bool) -> None:
+    """Nodes of C++, which no garbage collector sees, hold nothing after a call."""
+    x, w = (torch.randn(512, 512, requires_grad=True) for _ in range(2))  # 1 MiB each
+    run = compiled(chain, [x, w])
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    for step in range(60):
+        if step == 20:
+            before = resident()
+        outputs = run(x, w)
+        if asks:
+            outputs[0].retain_grad()
+        outputs[2].backward()
+        x.grad = w.grad = None
+    assert resident() - before < 20 * x.nbytes
 
 
 def test_what_cannot_be_run_again_is_refused() -> None:

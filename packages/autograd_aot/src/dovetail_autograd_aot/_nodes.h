@@ -21,7 +21,9 @@ struct Pointers;
 
 template <typename T>
 struct Pointers<std::shared_ptr<T>> {
-  using Weak = std::weak_ptr<T>;
+  static std::shared_ptr<T> to(T* alive) {
+    return alive->getptr();
+  }
 
   template <typename Made, typename... Arguments>
   static std::shared_ptr<T> make(Arguments&&... arguments) {
@@ -32,7 +34,9 @@ struct Pointers<std::shared_ptr<T>> {
 
 template <typename T, typename Null>
 struct Pointers<c10::intrusive_ptr<T, Null>> {
-  using Weak = c10::weak_intrusive_ptr<T, Null>;
+  static c10::intrusive_ptr<T, Null> to(T* alive) {
+    return c10::intrusive_ptr<T, Null>::reclaim_copy(alive);
+  }
 
   template <typename Made, typename... Arguments>
   static c10::intrusive_ptr<T, Null> make(Arguments&&... arguments) {

@@ -40,7 +40,6 @@ struct Place {
   uint32_t position = 0;
   Node* base = nullptr;
   uint32_t base_position = 0;
-  std::unique_ptr<Pointers<NodePointer>::Weak> owner;
 };
 
 enum class Source { RESULT, INPUT, OUTPUT };
@@ -163,22 +162,24 @@ struct OutputNode : Node {
     }
   }
 
+  // (node, position) of each point that this one is computed from, which live as long as it does;
+  // None for the others.
   PyObject* places_in_python() const {
     THPObjectPtr found(PyTuple_New(static_cast<Py_ssize_t>(call->places.size())));
     for (size_t i = 0; found && i < call->places.size(); ++i) {
-      const Place& place = call->places[i];
-      NodePointer node = place.owner ? place.owner->lock() : NodePointer();
-      PyObject* item = Py_None;
-      if (node) {
-        PyObject* object = torch::autograd::functionToPyObject(node);
-        item = object == nullptr ? nullptr : Py_BuildValue("(NI)", object, place.position);
-        if (item == nullptr) {
-          return nullptr;
-        }
-      } else {
-        Py_INCREF(item);
+      Py_INCREF(Py_None);
+      PyTuple_SET_ITEM(found.get(), static_cast<Py_ssize_t>(i), Py_None);
+    }
+    for (const size_t other : call->plan->points[number].below) {
+      const Place& place = call->places[other];
+      if (!found || place.node == nullptr) {
+        continue;
       }
-      PyTuple_SET_ITEM(found.get(), static_cast<Py_ssize_t>(i), item);
+      PyObject* object = torch::autograd::functionToPyObject(Pointers<NodePointer>::to(place.node));
+      PyObject* item = object == nullptr ? nullptr : Py_BuildValue("(NI)", object, place.position);
+      if (item == nullptr || PyTuple_SetItem(found.get(), static_cast<Py_ssize_t>(other), item) < 0) {
+        return nullptr;
+      }
     }
     return found.release();
   }
@@ -306,7 +307,6 @@ PyObject* give_nodes(PyObject*, PyObject* args) {
         place.base_position = base.input_nr;
       }
     }
-    place.owner = std::make_unique<Pointers<NodePointer>::Weak>(edges[number].function);
   }
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS

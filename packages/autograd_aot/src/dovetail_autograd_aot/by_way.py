@@ -25,7 +25,7 @@ from dovetail_autograd_aot.double_backward import DoubleBackward, Gradients, Rep
 from dovetail_autograd_aot.graphs import GradientPoint
 from dovetail_autograd_aot.native import nodes_module
 
-# Where the gradient of each point arrives in autograd's graph of a call; None if that is gone.
+# Where the gradient of each point arrives in autograd's graph of a call; None if that is not known.
 Places = Sequence[tuple[Any, int] | None]
 
 _is_differentiable = torch.is_grad_enabled  # in a pass with create_graph
@@ -40,6 +40,7 @@ class _CutRun:
     sources: list[Any]
     begins: dict[int, GradientEdge]  # by number of the point (not of views of what gets none)
     arrives: list[GradientEdge]
+    places: Places  # where `arrives` leads on to
     gradients: list[Tensor | None]
 
     def cut(self, roots: Sequence[Tensor | None], ends: Sequence[Tensor]) -> None:
@@ -89,20 +90,27 @@ class ByWay:
 
     def _run(self, ctx: Any, places: Places) -> _CutRun:
         key = _key(ctx)
-        run = self.runs.get(key)
-        if run is None:
-            replay = ctx.replay
-            if replay is None:
-                raise RuntimeError(
-                    "Trying to backward through a compiled graph a second time, for "
-                    "the gradient of one output by way of another: specify retain_graph=True"
-                )
-            self._check(replay)
-            self.double.log.note_by_way()
-            with torch.enable_grad():
-                run = self._cut(replay, places if _is_differentiable() else [])
-            self.runs[key] = run
-            torch.autograd.Variable._execution_engine.queue_callback(_Kept(run))
+        before = self.runs.get(key)
+        if not _is_differentiable():
+            places = [None for _ in places]
+        elif before is not None:  # those of all nodes that came so far
+            places = [one or other for one, other in zip(before.places, places, strict=True)]
+        if before is not None and list(before.places) == list(places):
+            return before
+        replay = ctx.replay
+        if replay is None:
+            raise RuntimeError(
+                "Trying to backward through a compiled graph a second time, for "
+                "the gradient of one output by way of another: specify retain_graph=True"
+            )
+        self._check(replay)
+        self.double.log.note_by_way()
+        with torch.enable_grad():
+            run = self._cut(replay, places)
+        if before is not None:
+            run.gradients = before.gradients
+        self.runs[key] = run
+        torch.autograd.Variable._execution_engine.queue_callback(_Kept(run))
         return run
 
     def _check(self, replay: Replay) -> None:
@@ -123,21 +131,21 @@ class ByWay:
         """Run the captured graph again. The gradients of points are led on to the `places`, if
         there are any: for gradients of second order."""
         double, native = self.double, nodes_module()
+        known = [place for place in places if place is not None]
 
         def put_above(alias: Tensor) -> None:
-            native.put_above(alias, [place for place in places if place is not None])
+            native.put_above(alias, known)
 
         with double.as_in_forward(replay):
-            sources, aliases = double.stand_ins(replay, put_above if places else None)
+            sources, aliases = double.stand_ins(replay, put_above if known else None)
             outputs = double.forward(aliases, None)
-        run = _CutRun(sources, {}, [], [None] * len(replay.inputs))
+        run = _CutRun(sources, {}, [], places, [None] * len(replay.inputs))
         tensors = [self._tensor(point, outputs, aliases) for point in self.points]
-        for number, tensor in enumerate(tensors):
-            place = (places[number] if places else None) or (None, 0)
+        for number, (tensor, place) in enumerate(zip(tensors, places, strict=True)):
             node = grad_fn_of(tensor)
             if node is not None:
                 run.begins[number] = GradientEdge(node, tensor.output_nr)
-            run.arrives.append(GradientEdge(native.arrival(tensor, *place), 0))
+            run.arrives.append(GradientEdge(native.arrival(tensor, *(place or (None, 0))), 0))
         run.cut(tensors, [])
         return run
 
