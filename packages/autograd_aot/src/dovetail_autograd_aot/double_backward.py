@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
@@ -86,6 +86,9 @@ class DoubleBackward:
         self.log = log
         self.compiled: dict[Any, Callable[..., Gradients]] = {}
         self.refused: str | None = None  # why it cannot be compiled
+        # Inputs that require grad, but come here without: no output depends on them. (Derivatives
+        # that the graph itself asks for may.)
+        self.cut: Sequence[int] = ()
         self.signature = joint.signature
         self.num_extra = len(joint.constants_lifted) + len(joint.storages)
         random = [n for n in joint.gm.graph.nodes if draws_random_numbers(n)]
@@ -152,6 +155,10 @@ class DoubleBackward:
                 )
         if all(t is None for t in tangents):
             return (None,) * len(replay.inputs)
+        if self.cut:
+            whole = [v.detach().requires_grad_() if i in self.cut else v
+                     for i, v in enumerate(replay.inputs)]  # fmt: skip
+            replay = replace(replay, inputs=tuple(whole))
         with ExitStack() as stack:
             self._restore_random(stack, replay)
             for kind in ("cpu", "cuda"):

@@ -80,7 +80,8 @@ def compile_training(
     epilogue = make_epilogue(signature)
     separate = SeparateBackwards(parts, lazy, joint.additive)
     function = make_autograd_function(parts, forward, lazy, double, late, separate)
-    apply = resolving(cutting(function.apply, _unreached(joint, parts, requiring)), unresolved)
+    double.cut = _unreached(joint, parts, requiring)
+    apply = resolving(cutting(function.apply, double.cut), unresolved)
     if not torch.is_grad_enabled():
         # Called under no_grad, with a region inside that switches gradients on.
         apply = torch.enable_grad()(apply)
