@@ -393,6 +393,25 @@ def test_anomaly_mode_names_the_users_line(check: bool) -> None:
     compiled(torch.full((3,), 2.0, requires_grad=True)).backward()  # and nothing is left behind
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "dovetail"])
+def test_a_second_derivative_past_one_inside_by_an_input_of_its_own(backend: str) -> None:
+    """No output depends on that input, but what the graph itself asks for does."""
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        (slope,) = torch.autograd.grad((w * x.detach()).sin().sum(), w)
+        return (x * slope).sin()
+
+    found = []
+    compiled = dovetail.compile(function, fullgraph=True, backend=backend)
+    for call in (function, compiled):
+        x, w = torch.linspace(-1, 1, 5).requires_grad_(), torch.ones(5, requires_grad=True)
+        (slope,) = torch.autograd.grad(call(x, w).sum(), x, create_graph=True)
+        found.append([slope, *torch.autograd.grad(slope.square().sum(), x)])
+        assert w.grad is None
+    torch.testing.assert_close(found[1], found[0])
+    assert not any("uncompiled" in line for line in dovetail.report(compiled).autograd)
+
+
 class Pair(torch.autograd.Function):
     """Two results, whose gradients are added up."""
 

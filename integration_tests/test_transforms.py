@@ -3,13 +3,15 @@ gradients through them."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
+from torch.utils._pytree import tree_leaves
 
 import dovetail
 
@@ -257,3 +259,69 @@ def test_options_that_are_none_are_told_where_they_are_given() -> None:
 
     compiled = dovetail.compile(told, backend="eager")
     assert compiled(torch.ones(2)) == told(torch.ones(2))
+
+
+class Pair(NamedTuple):
+    """Of tensors."""
+
+    first: Any
+    second: Any
+
+
+def _kinds(value: Any) -> Any:
+    """The classes of the containers in a value."""
+    items = value.values() if isinstance(value, dict) else value
+    inner = [] if isinstance(value, Tensor) else [_kinds(item) for item in items]
+    return type(value).__name__, inner
+
+
+CLASSES: dict[str, Callable[[Tensor], Any]] = {
+    "vmap": lambda x: vmap(lambda a: Pair(a, [a.sum(), OrderedDict(z=a, b=a)]))(x),
+    "vmap of torch's": lambda x: (vmap(lambda a: a.max(0))(x).values, vmap(torch.sort)(x)),
+    "vmap in chunks": lambda x: vmap(lambda a: Pair(a, a.topk(2)), chunk_size=2)(x),
+    "vmap of a pair": lambda x: vmap(lambda p: p.first * p.second)(Pair(x, x.t())),
+    "vmap of ordered": lambda x: vmap(lambda d: type(d)(y=d["x"] * 2))(OrderedDict(x=x)),
+    "grad": lambda x: grad(lambda p: (p.first * p.second).sum())(Pair(x, x.cos())),
+    "grad and more": lambda x: grad(lambda a: (a.sin().sum(), Pair(a, a)), has_aux=True)(x)[1],
+    "jacrev": lambda x: jacrev(lambda a: Pair(a.sin(), a.sum()))(x),
+    "jvp": lambda x: jvp(lambda a: Pair(a.sin(), a.sum()), (x,), (x.cos(),)),
+    "vjp": lambda x: vjp(lambda a: Pair(a.sin(), a.sum()), x)[1](Pair(x, x.sum())),
+}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_containers_keep_their_classes(name: str) -> None:
+    function = CLASSES[name]
+    compiled = dovetail.compile(function, fullgraph=True, backend="aot_eager")
+    for size in (3, 4):
+        x = torch.randn(size, size)
+        found, expected = compiled(x), function(x)
+        assert _kinds(found) == _kinds(expected)
+        torch.testing.assert_close(tree_leaves(found), tree_leaves(expected))
+
+
+def at_places(x: Tensor) -> Any:
+    places = torch.tensor([0, 2, 1])
+
+    def written(row: Tensor, place: Tensor) -> Tensor:
+        made = row.clone()
+        made[place] = 7
+        made[place] += row[place] * 2
+        return made
+
+    cube = x[:, :, None] * torch.arange(4.0)
+    parts = vmap(lambda a, i: (a[i], a[:, i], a[i, 1:], a[1, i], a[None, i], a[:2, i, ...]))
+    return (
+        vmap(lambda row: row[row.argmax()] * row[row.argmin().int()])(x),
+        vmap(written)(x, places), parts(cube, places), vmap(lambda i: x[i, :2])(places),
+    )  # fmt: skip
+
+
+def test_places_that_differ_within_vmap() -> None:
+    compiled = dovetail.compile(at_places, fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        x = torch.randn(3, 3, requires_grad=True)
+        found, expected = tree_leaves(compiled(x)), tree_leaves(at_places(x))
+        torch.testing.assert_close(found, expected)
+        slopes = [torch.autograd.grad(sum(map(torch.sum, part)), x) for part in (found, expected)]
+        torch.testing.assert_close(*slopes)

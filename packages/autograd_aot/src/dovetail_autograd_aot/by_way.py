@@ -106,7 +106,7 @@ class ByWay:
         self._check(replay)
         self.double.log.note_by_way()
         with torch.enable_grad():
-            run = self._cut(replay, places)
+            run = self._cut(self.double.whole(replay), places)
         if before is not None:
             run.gradients = before.gradients
         self.runs[key] = run

@@ -87,6 +87,9 @@ class DoubleBackward:
         self.log = log
         self.compiled: dict[Any, Callable[..., Gradients]] = {}
         self.refused: str | None = None  # why it cannot be compiled
+        # Inputs that require grad, but come here without: no output depends on them. (Derivatives
+        # that the graph itself asks for may.)
+        self.cut: Sequence[int] = ()
         self.signature = joint.signature
         self.num_extra = len(joint.constants_lifted) + len(joint.storages)
         random = [n for n in joint.gm.graph.nodes if draws_random_numbers(n)]
@@ -141,6 +144,7 @@ class DoubleBackward:
         self.check(replay, "backward with create_graph=True")
         if all(t is None for t in tangents):
             return (None,) * len(replay.inputs)
+        replay = self.whole(replay)
         with ExitStack() as stack:
             stack.enter_context(self.as_in_forward(replay))
             compiled = self._compiled(replay.inputs, tangents)
@@ -152,6 +156,14 @@ class DoubleBackward:
         if self.joint.additive:
             return found
         return tuple(None if g is None else _Once.apply(g) for g in found)
+
+    def whole(self, replay: Replay) -> Replay:
+        """With the inputs that were cut off requiring gradients: the graph may ask for those."""
+        if not self.cut:
+            return replay
+        inputs = [v.detach().requires_grad_() if i in self.cut else v
+                  for i, v in enumerate(replay.inputs)]  # fmt: skip
+        return replace(replay, inputs=tuple(inputs))
 
     def check(self, replay: Replay, what: str) -> None:
         """Raise an error if the captured graph cannot be run again for `what`, such as a backward

@@ -82,7 +82,8 @@ def compile_training(
     separate = SeparateBackwards(parts, lazy, joint.additive)
     by_way = ByWay(double, joint.points) if joint.points else None
     function = make_autograd_function(parts, forward, lazy, double, late, separate, by_way)
-    apply = resolving(cutting(function.apply, _unreached(joint, parts, requiring)), unresolved)
+    double.cut = _unreached(joint, parts, requiring)
+    apply = resolving(cutting(function.apply, double.cut), unresolved)
     if not torch.is_grad_enabled():
         # Called under no_grad, with a region inside that switches gradients on.
         apply = torch.enable_grad()(apply)

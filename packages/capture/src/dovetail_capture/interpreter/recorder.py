@@ -101,6 +101,7 @@ class Recorder:
         self.data_env: ShapeEnv | None = None  # for symbols of what depends on data, if allowed
         self.values: dict[int, TensorValue] = {}  # id(fake) -> value
         self.data = KnownData()
+        self.mapped: set[Node] = set()  # inputs of which `vmap` shows a part at a time
         self.subgraphs: dict[
             str, GraphModule
         ] = {}  # what operators of the graph are given, by name

@@ -67,6 +67,7 @@ class InnerRecorder(Recorder):
         self.fake_mode = outer.fake_mode
         self.values = outer.values
         self.captured: list[Value] = []
+        self.mapped: set[Node] = set()
         self._inner: dict[Node, Node] = {}
 
     def placeholder(self, name: str, fake: Any) -> Node:
@@ -266,6 +267,8 @@ def _capture(
             if index in differentiated and (fake.is_floating_point() or fake.is_complex()):
                 fake.requires_grad_()
         node = inner.argument_placeholder(index, fake)
+        if dim is not None:
+            inner.mapped.add(node)
         inside.append(inner.bind(TensorValue(node, fake)))
     positional = [filled(vm, part, inside) for part in template[0]]
     named = {name: filled(vm, part, inside) for name, part in template[1].items()}

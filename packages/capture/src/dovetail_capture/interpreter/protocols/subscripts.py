@@ -5,11 +5,17 @@ from __future__ import annotations
 import operator
 from typing import TYPE_CHECKING
 
+import torch
+
 from dovetail_capture.interpreter.protocols import dicts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python
 from dovetail_capture.interpreter.protocols.operands import concrete, dunder, fold, record_call
 from dovetail_capture.interpreter.protocols.returned import returned
-from dovetail_capture.interpreter.protocols.tensor_index import at_symbolic_numbers, tensor_key
+from dovetail_capture.interpreter.protocols.tensor_index import (
+    at_symbolic_numbers,
+    by_mapped_number,
+    tensor_key,
+)
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Value
@@ -37,6 +43,11 @@ def getitem(vm: Interpreter, obj: Value, key: Value) -> Value:
         found, rest = at_symbolic_numbers(vm, obj, key)
         if found is not obj and isinstance(rest, TupleValue) and not rest.items:
             return found
+        mapped = by_mapped_number(vm, rest)
+        if mapped is not None:
+            rest, place = mapped
+            row = record_call(vm, operator.getitem, [found, tensor_key(vm, found, rest)])
+            return record_call(vm, torch.select, [row, Constant(place), Constant(0)])
         return record_call(vm, operator.getitem, [found, tensor_key(vm, found, rest)])
     if isinstance(obj, (ListValue, TupleValue)):
         return _sequence_item(vm, obj, key)
@@ -114,6 +125,8 @@ def setitem(vm: Interpreter, obj: Value, key: Value, value: Value) -> None:
     """`obj[key] = value`."""
     if isinstance(obj, TensorValue):
         found, rest = at_symbolic_numbers(vm, obj, key)
+        mapped = by_mapped_number(vm, rest)
+        rest = rest if mapped is None else mapped[0]
         record_call(vm, operator.setitem, [found, tensor_key(vm, found, rest), value])
     elif isinstance(obj, ArrayValue):
         vm.arrays.setitem(vm, obj, key, value)

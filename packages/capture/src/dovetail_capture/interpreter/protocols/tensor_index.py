@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.fx import Node
 
 from dovetail_capture.interpreter.protocols.operands import record_call
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue
-from dovetail_capture.interpreter.values.base import Constant, Value
+from dovetail_capture.interpreter.values.base import Constant, Value, is_none
 from dovetail_capture.interpreter.values.containers import ListValue, SliceValue, TupleValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
@@ -97,6 +98,45 @@ def at_symbolic_numbers(vm: Interpreter, obj: TensorValue, key: Value) -> tuple[
         rest.append(item)
         dim += len(obj.sizes) - given if width < 0 else width
     return (obj, key) if found is obj else (found, TupleValue(rest))
+
+
+def by_mapped_number(vm: Interpreter, key: Value) -> tuple[Value, int] | None:
+    """Under `vmap`, an index with one number that is another in each part, which no one number can
+    stand for: the key with a row of that one number, and the dimension in which the row then is."""
+    recorder = vm.session.recorder
+    if not recorder.mapped:
+        return None
+    items = [key]
+    if isinstance(key, TupleValue):
+        items = [vm.tuple_item(key, i) for i in range(len(key.items))]
+    tensors = [place for place, item in enumerate(items) if isinstance(item, TensorValue)]
+    basic = all(isinstance(item, (SliceValue, Constant, TensorValue)) for item in items)
+    if len(tensors) != 1 or not basic:
+        return None
+    (place,) = tensors
+    number, before = items[place], items[:place]
+    assert isinstance(number, TensorValue)
+    whole = number.fake.dim() == 0 and number.fake.dtype in (torch.int64, torch.int32)
+    if not whole or not _is_mapped(recorder.mapped, number.node):
+        return None
+    if any(isinstance(item, Constant) and item.value is Ellipsis for item in before):
+        return None
+    items[place] = vm.record("call_method", "unsqueeze", [number, Constant(0)], {})
+    kept = [item for item in before if isinstance(item, SliceValue) or is_none(item)]
+    return TupleValue(items), len(kept)
+
+
+def _is_mapped(mapped: set[Node], node: Node) -> bool:
+    """Is this computed from one of the mapped inputs?"""
+    pending, seen = [node], set[Node]()
+    while pending:
+        one = pending.pop()
+        if one in mapped:
+            return True
+        if one not in seen:
+            seen.add(one)
+            pending += one.all_input_nodes
+    return False
 
 
 def _width(item: Value) -> int | None:
