@@ -290,6 +290,37 @@ def test_modules_made_anew_are_known_by_their_structure() -> None:
     assert all(torch.equal(p.grad, g) for p, g in zip(block.parameters(), wanted, strict=True))
 
 
+class Solver:
+    """Keeps functions that it makes anew."""
+
+    def __init__(self, factor: float) -> None:
+        self.step = lambda y: y * factor
+        self.ends = [lambda y, more=1: y + more]
+
+
+def test_functions_that_an_object_makes_anew_are_known_by_their_parts() -> None:
+    def function(x: torch.Tensor, solver: Solver) -> torch.Tensor:
+        return solver.ends[0](solver.step(x))
+
+    run, graphs = counted(function)
+    x = torch.arange(3.0)
+    for _ in range(20):
+        assert torch.equal(run(x, Solver(2.0)), x * 2 + 1)
+    assert len(graphs) == 2  # one for the first function, one for all others
+    for factor in (3.0, 4.0):  # what its closure holds is guarded
+        assert torch.equal(run(x, Solver(factor)), x * factor + 1)
+    solver = Solver(2.0)
+    for end, wanted in (
+        (lambda y: y - 1, x * 2 - 1),
+        (lambda y, more=5: y + more, x * 2 + 5),
+        (abs, x * 2),
+    ):
+        solver.ends = [end]
+        assert torch.equal(run(x, solver), wanted)
+    solver.step.__defaults__ = (torch.full((3,), 7.0),)
+    assert torch.equal(run(x, solver), x * 2)
+
+
 def test_a_module_made_in_the_function() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return nn.Linear(3, 3)(x)

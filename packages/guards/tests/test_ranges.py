@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import random
 
@@ -84,6 +85,18 @@ def test_a_quotient_that_is_a_number_is_one_everywhere() -> None:
     learned.learn(rel.eq((a + 1) // 2 - 1, e.constant(1)))
     assert learned.facts.ranges["s0"] == Range(3, 4)
     assert learned.facts.simplify((a + 1) // 2 * b * 3 - b * 3) is 3 * b
+
+
+def test_a_quotient_rounded_up_is_a_divisor_above_zero() -> None:
+    """Its own terms' ranges do not tell: it is a size less a part of it."""
+    x = e.symbol("s0")
+    up = -((-x) // 8)
+    facts = Facts({"s0": Range(2, math.inf)})
+    for padded in (up, 8 * up):
+        assert facts.range_of((x - 7) % padded).lower == 0
+        assert facts.range_of(x // padded).lower == 0
+        assert facts.decide(rel.le(((-2) % padded) % padded, e.constant(-1))) is False
+    assert Facts().range_of(x % up).lower == -math.inf
 
 
 def test_a_quotient_without_a_rest_multiplied_again() -> None:

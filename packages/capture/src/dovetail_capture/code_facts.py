@@ -16,7 +16,7 @@ class CodeFacts:
 
     guards: list[GuardSet] = field(default_factory=list)  # of its compiled versions
     sizes: frozenset[tuple[str, int]] = frozenset()  # those that change from call to call
-    replaced: frozenset[str] = frozenset()  # modules that change from call to call
+    replaced: frozenset[str] = frozenset()  # modules and functions that do
     has_graph: bool = False  # some version has a graph, or breaks
     plain_floats: bool = False  # its floats are not to be symbolic
     refused: dict[int, str] = field(default_factory=dict)  # operations the backend cannot compile

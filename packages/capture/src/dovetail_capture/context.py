@@ -46,7 +46,7 @@ from dovetail_capture.function_stack import no_function_modes, outside_of_modes
 from dovetail_capture.guard_filter import GuardFilter, keep_guards
 from dovetail_capture.interpreter.values.plain import is_asked
 from dovetail_capture.options import CaptureOptions
-from dovetail_capture.recompiles import changed_sizes, replaced_modules, same_case, sizes_of
+from dovetail_capture.recompiles import changed_sizes, replaced_objects, same_case, sizes_of
 from dovetail_capture.replacement import build_replacement
 from dovetail_capture.skip import (
     is_generated_for_skipped,
@@ -413,7 +413,7 @@ class CaptureContext:
             self.log.add("recompile", root, reasons[-1] if reasons else "")
             layers = root if len(known) < self.recompile_limit else None
             for guards in known:
-                facts.replaced |= replaced_modules(guards, view, layers)
+                facts.replaced |= replaced_objects(guards, view, layers)
                 if self.options.dynamic is not False:
                     facts.sizes |= changed_sizes(guards, view)
             return True

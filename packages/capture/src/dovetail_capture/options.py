@@ -19,11 +19,11 @@ class CaptureOptions:
     user marked it (`mark_dynamic`) or it changed before, True makes all sizes symbolic, False none
     but the marked ones. `dynamic_sizes` holds `(str(source), dim)` of sizes that changed between
     calls; dimension -1 means the int or float itself; with `plain_floats`, floats stay numbers all
-    the same. `replaced` holds `str(source)` of modules and parameters that were another object in
-    another call: they are known by their structure, not by their identity. `refused` tells of
-    recorded operations, by their number in the order of recording, that the backend cannot compile
-    and why: each is a graph break. `exports`: the graph is for calls that no guard checks, those
-    with gradients too. `is_disabled` tells functions that must run in Python (a graph break);
+    the same. `replaced` holds `str(source)` of modules, parameters and functions that were another
+    object in another call: they are known by their structure, not by their identity. `refused`
+    tells of recorded operations, by their number in the order of recording, that the backend cannot
+    compile and why: each is a graph break. `exports`: the graph is for calls that no guard checks,
+    those with gradients too. `is_disabled` tells functions that must run in Python (a graph break);
     `is_allowed_in_graph` tells functions that become one call node without being looked into.
     """
 

@@ -1,10 +1,10 @@
-"""Why no compiled version fits a call: the sizes and modules that are others than before."""
+"""Why no compiled version fits a call: the sizes and objects that are others than before."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -26,17 +26,27 @@ def _is_other_module(failure: GuardFailure | None) -> bool:
     return isinstance(clause, IdIs) and isinstance(clause.obj, torch.nn.Module)
 
 
-def replaced_modules(guards: GuardSet, view: FrameView, method: CodeType | None) -> frozenset[str]:
+def replaced_objects(guards: GuardSet, view: FrameView, method: CodeType | None) -> frozenset[str]:
     """The modules, and parameters and buffers of modules, where `guards` wanted others of their
-    class. Not those that `method` is a method of: the layers of a model, which stay the same."""
+    class, and the functions where they wanted others of the same code. Not modules that `method`
+    is a method of: the layers of a model, which stay the same."""
     found: dict[Source, Any] = {}
     for clause in guards.clauses:
-        if isinstance(clause, IdIs) and isinstance(clause.obj, (torch.nn.Module, torch.Tensor)):
+        if isinstance(clause, IdIs) and isinstance(clause.obj, _REPLACED):
             seen = evaluate(clause.source, view)
-            if seen is not clause.obj and type(seen) is type(clause.obj):
+            if seen is clause.obj or type(seen) is not type(clause.obj):
+                continue
+            if _code_of(seen) is _code_of(clause.obj):
                 found[clause.source] = seen
     outermost = [source for source in found if found.keys().isdisjoint(_bases(source))]
     return frozenset(str(source) for source in outermost if not _has_method(found[source], method))
+
+
+_REPLACED = (torch.nn.Module, torch.Tensor, FunctionType)
+
+
+def _code_of(obj: Any) -> CodeType | None:
+    return obj.__code__ if isinstance(obj, FunctionType) else None
 
 
 def _bases(source: Source) -> Iterator[Source]:

@@ -188,10 +188,11 @@ class Facts:
 
     def _range_of_operation(self, atom: Atom) -> Range:
         args = [self.range_of(arg) for arg in atom.args]
-        if atom.kind == "floordiv":
-            return args[0] // args[1]
-        if atom.kind == "mod":
-            return args[0] % args[1]
+        if atom.kind in ("floordiv", "mod"):
+            divisor = args[1]
+            if divisor.lower < 1 and self._never_positive(1 - atom.args[1]):
+                divisor = divisor & Range(1, _INF)  # (the quotient of a size, rounded up, say)
+            return args[0] // divisor if atom.kind == "floordiv" else args[0] % divisor
         pick = min if atom.kind == "min" else max
         return Range(pick(a.lower for a in args), pick(a.upper for a in args))
 
@@ -279,7 +280,9 @@ class Facts:
                     return False
                 above = atom.args[0] if coefficient > 0 else atom.args[0] - (below - 1)
                 rest = expr - of_atom(atom) * coefficient
-                return self._never_positive(rest * below + above * coefficient, depth - 1)
+                # (An integer is at most 0 if it is below 1: if d times it is at most d - 1.)
+                bound = rest * below + above * coefficient - (below - 1)
+                return self._never_positive(bound, depth - 1)
         shifted = {}
         for name in expr.free_symbols():
             least = self._ranges.get(name, ANY).lower

@@ -205,7 +205,7 @@ class Session:
             self.clauses.append(c.IdIs(source, obj))
 
     def is_replaced(self, source: Source | None) -> bool:
-        """Was the module or parameter there, or a module it belongs to, another in another call?"""
+        """Was the object there, or a module that it belongs to, another in another call?"""
         while self._replaced and source is not None:
             if str(source) in self._replaced:
                 return True

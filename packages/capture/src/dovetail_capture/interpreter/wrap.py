@@ -158,10 +158,12 @@ def _is_passed(source: Source) -> bool:
 
 def _function(session: Session, real: types.FunctionType, source: Source) -> Value:
     """A function. One that is made anew by each call of the function around it is known by its
-    code, defaults and closure; any other by its identity."""
+    code, defaults and closure, where it is passed, or where an object that keeps it had another
+    in another call; any other by its identity."""
     code = real.__code__
     plain = not real.__dict__ and real.__qualname__ == code.co_qualname and not is_marked(real)
-    if "<locals>" not in code.co_qualname or not plain or not _is_passed(source):
+    is_anew = _is_passed(source) or session.is_replaced(source)
+    if "<locals>" not in code.co_qualname or not plain or not is_anew:
         return _identity(session, real, source)
     known = _known(session, real, source)
     if known is not None:
