@@ -360,6 +360,14 @@ def test_derivative_that_is_computed_from_the_output_itself(apart: bool) -> None
     same(answers[1], answers[0])
 
 
+def test_third_order_is_refused() -> None:
+    x, w = (torch.randn(3, 4, requires_grad=True) for _ in range(2))
+    a, _, c = compiled(chain, [x, w])(x, w)
+    (g,) = torch.autograd.grad(c, a, create_graph=True)
+    with pytest.raises(RuntimeError, match="create_graph=True twice"):
+        torch.autograd.grad(g.sum(), a, create_graph=True)
+
+
 def test_compiled_autograd_passes_them() -> None:
     log = AotLog()
     x, w = (torch.randn(3, 4, requires_grad=True) for _ in range(2))

@@ -32,6 +32,12 @@ struct Arrival : Node {
   }
 
   variable_list apply(variable_list&& gradients) override {
+    // What a backward saved of a point leads to the point's own backward, from where a gradient of
+    // third order would not come to who asks for it at the point.
+    TORCH_CHECK(
+        !at::GradMode::is_enabled(),
+        "create_graph=True twice, for the gradient of one output of a compiled graph by way of "
+        "another: call torch.autograd.grad in the compiled function, or leave it uncompiled");
     gradients.resize(num_outputs());
     return std::move(gradients);
   }

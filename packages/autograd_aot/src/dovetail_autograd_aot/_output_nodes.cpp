@@ -162,15 +162,17 @@ struct OutputNode : Node {
     }
   }
 
-  // (node, position) of each point that this one is computed from, which live as long as it does;
-  // None for the others.
+  // (node, position) of this point and of each that it is computed from, which live as long as it
+  // does; None for the others.
   PyObject* places_in_python() const {
     THPObjectPtr found(PyTuple_New(static_cast<Py_ssize_t>(call->places.size())));
     for (size_t i = 0; found && i < call->places.size(); ++i) {
       Py_INCREF(Py_None);
       PyTuple_SET_ITEM(found.get(), static_cast<Py_ssize_t>(i), Py_None);
     }
-    for (const size_t other : call->plan->points[number].below) {
+    std::vector<size_t> alive = call->plan->points[number].below;
+    alive.push_back(number);
+    for (const size_t other : alive) {
       const Place& place = call->places[other];
       if (!found || place.node == nullptr) {
         continue;
