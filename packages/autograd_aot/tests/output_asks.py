@@ -24,7 +24,7 @@ from torch import Tensor
 from view_functions import ALL_META, Rng
 from view_programs import Program, apply, as_function, make_inputs, random_program
 
-ASKS = ("gradients", "retained", "hooks", "changing hooks", "penalty")
+ASKS = ("gradients", "retained", "hooks", "changing hooks", "penalty", "visits")
 # What is refused with an error that says so.
 REFUSED = (
     "by way of",
@@ -50,6 +50,12 @@ def ask(program: Program, run: Run, question: str, seed: int) -> list[Any]:
     rng = Rng(seed)
     torch.manual_seed(seed)
     inputs, leaves = make_inputs(program)
+    visits: dict[int, int] = {}
+    if question == "visits":  # what inputs were computed from is come to, or is not
+        for node in dict.fromkeys(i.grad_fn for i in inputs if i.grad_fn is not None):
+            number = len(visits)
+            visits[number] = 0
+            node.register_prehook(lambda _, number=number: visits.update({number: 1}))
     outputs = [o for o in run(*inputs) if isinstance(o, Tensor)]
     tracked = list({id(o): o for o in outputs if o.requires_grad and not o.is_leaf}.values())
     if len(tracked) < 2:
@@ -82,6 +88,7 @@ def ask(program: Program, run: Run, question: str, seed: int) -> list[Any]:
     for gradients in seen:
         answers += [torch.tensor(len(gradients)), *gradients]
     answers += [leaf.grad for leaf in leaves]
+    answers += [torch.tensor(count) for count in visits.values()]
     if question == "retained":
         answers += [output.grad for output in asked]
     return answers

@@ -280,7 +280,7 @@ def test_parts_of_sizes_are_written_once() -> None:
 
     def fn(x: Tensor) -> tuple[Tensor, ...]:
         for _ in range(3):
-            x = x[::2, ::2].exp()
+            x = x[::2, ::2].sin()
         return x, x.sum(1), x.t() + 1
 
     plan = compile_graph(traced(fn, [torch.zeros(40, 60)]))

@@ -195,6 +195,8 @@ PyMethodDef methods[] = {
     {"output_plan", dovetail::output_plan, METH_VARARGS, "A plan for `give_nodes`."},
     {"give_nodes", dovetail::give_nodes, METH_VARARGS,
      "Give the results of a compiled function nodes of their own."},
+    {"open_gates", dovetail::open_gates, METH_VARARGS,
+     "Nodes that lead to inputs from some of the results."},
     {"is_output_node", dovetail::is_output_node, METH_O, "Whether a node is one of an output."},
     {"arrival", dovetail::arrival, METH_VARARGS, "A node where a tensor's gradient arrives."},
     {"put_above", dovetail::put_above, METH_VARARGS, "Put a tensor above places, for the engine."},

@@ -71,6 +71,7 @@ inline NodePointer pointer_to(PyObject* object) {
 PyObject* dependencies(PyObject*, PyObject* tensors);
 PyObject* output_plan(PyObject*, PyObject* points);
 PyObject* give_nodes(PyObject*, PyObject* args);
+PyObject* open_gates(PyObject*, PyObject* args);
 PyObject* is_output_node(PyObject*, PyObject* object);
 PyObject* arrival(PyObject*, PyObject* args);
 PyObject* put_above(PyObject*, PyObject* args);

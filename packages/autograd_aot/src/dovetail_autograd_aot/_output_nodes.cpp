@@ -52,6 +52,7 @@ struct Point {
   size_t index = 0;
   std::vector<size_t> direct; // the points that it is computed from with no other in between
   std::vector<size_t> below; // all that it is computed from
+  std::vector<std::pair<size_t, uint32_t>> gates; // (gate, position) that it leads to
 };
 
 struct Plan {
@@ -99,6 +100,7 @@ bool is_asked_for(Node* node, uint32_t position) {
   return false;
 }
 
+// Whether a node is run in this pass.
 bool runs(Node* node) {
   const auto* executed = torch::autograd::get_current_graph_task_exec_info();
   if (executed == nullptr || executed->empty()) {
@@ -107,6 +109,67 @@ bool runs(Node* node) {
   const auto found = executed->find(node);
   return found != executed->end() && found->second.should_execute();
 }
+
+[[noreturn]] void throw_error() {
+  python_error error;
+  error.persist();
+  throw std::move(error);
+}
+
+// Calls a function of the compiled function's class with its node and these arguments (a format of
+// `Py_BuildValue`, without brackets): a sequence of gradients, which go to `given` from `first` on.
+template <typename... Arguments>
+void ask(Node& node, const char* function, variable_list& given, size_t first, Arguments... arguments) {
+  THPObjectPtr compiled(torch::autograd::functionToPyObject(Pointers<NodePointer>::to(&node)));
+  THPObjectPtr owner(compiled ? PyObject_GetAttrString(compiled.get(), "_forward_cls") : nullptr);
+  THPObjectPtr parts(
+      owner ? PyObject_CallMethod(owner.get(), function, arguments..., compiled.get()) : nullptr);
+  THPObjectPtr items(parts ? PySequence_Fast(parts.get(), "expected a sequence of gradients") : nullptr);
+  if (!items) {
+    throw_error();
+  }
+  const auto count = static_cast<size_t>(PySequence_Fast_GET_SIZE(items.get()));
+  TORCH_CHECK(first + count <= given.size(), "more gradients than were asked for");
+  for (size_t i = 0; i < count; ++i) {
+    PyObject* part = PySequence_Fast_GET_ITEM(items.get(), static_cast<Py_ssize_t>(i));
+    if (part != Py_None) {
+      given[first + i] = THPVariable_Unpack(part);
+    }
+  }
+}
+
+// Leads to inputs that only some of the outputs lead to, from these. The engine, which comes from any
+// output to the compiled node, does not come to these inputs from others.
+struct GateNode : Node {
+  GateNode(uint64_t time, edge_list&& next, NodePointer compiled_, size_t number_)
+      : Node(time, std::move(next)), compiled(std::move(compiled_)), number(number_) {}
+
+  std::string name() const override {
+    return "CompiledInputs";
+  }
+
+  // `through_gate` of the compiled function takes (the number, the gradients that came, its node).
+  variable_list apply(variable_list&& gradients) override {
+    variable_list given(num_outputs());
+    pybind11::gil_scoped_acquire gil;
+    THPObjectPtr came(PyTuple_New(static_cast<Py_ssize_t>(gradients.size())));
+    for (size_t i = 0; came && i < gradients.size(); ++i) {
+      PyObject* wrapped = THPVariable_Wrap(gradients[i]);
+      if (wrapped == nullptr) {
+        throw_error();
+      }
+      PyTuple_SET_ITEM(came.get(), static_cast<Py_ssize_t>(i), wrapped);
+    }
+    if (!came) {
+      throw_error();
+    }
+    ask(*compiled, "through_gate", given, 0, "nOO", static_cast<Py_ssize_t>(number), came.get());
+    return given;
+  }
+
+  const NodePointer compiled;
+  const size_t number;
+};
 
 struct OutputNode : Node {
   OutputNode(edge_list&& next, std::shared_ptr<const Call> call_, size_t number_)
@@ -128,38 +191,31 @@ struct OutputNode : Node {
         return given;
       }
     }
+    const Point& point = call->plan->points[number];
+    for (size_t i = 1 + point.direct.size(); i < given.size(); ++i) {
+      given[i] = gradients[0];
+    }
     given[0] = std::move(gradients[0]);
     return given;
   }
 
-  // `by_way` of the compiled function takes (its node, the number of this point, the gradient, the
-  // node and position of each point, whether the compiled node runs in this pass), and gives the
-  // gradients of the points that this one is directly computed from.
+  // `by_way` of the compiled function takes (the number of this point, the gradient, the node and
+  // position of each point, whether the pass comes to inputs, its node), and gives the gradients of
+  // the points that this one is directly computed from.
   void take_apart(const Tensor& gradient, variable_list& given) {
     pybind11::gil_scoped_acquire gil;
-    THPObjectPtr compiled(torch::autograd::functionToPyObject(next_edge(0).function));
-    THPObjectPtr function(compiled ? PyObject_GetAttrString(compiled.get(), "_forward_cls") : nullptr);
     THPObjectPtr wrapped(THPVariable_Wrap(gradient));
-    THPObjectPtr places(function && wrapped ? places_in_python() : nullptr);
+    THPObjectPtr places(wrapped ? places_in_python() : nullptr);
     if (!places) {
       throw_error();
     }
-    THPObjectPtr parts(PyObject_CallMethod(
-        function.get(), "by_way", "OnOOi", compiled.get(), static_cast<Py_ssize_t>(number),
-        wrapped.get(), places.get(), static_cast<int>(runs(next_edge(0).function.get()))));
-    if (!parts) {
-      throw_error();
+    const Point& point = call->plan->points[number];
+    bool comes_to_inputs = runs(next_edge(0).function.get());
+    for (size_t i = 1 + point.direct.size(); i < num_outputs(); ++i) {
+      comes_to_inputs = comes_to_inputs || runs(next_edge(i).function.get());
     }
-    THPObjectPtr items(PySequence_Fast(parts.get(), "expected a sequence of gradients"));
-    if (!items || static_cast<size_t>(PySequence_Fast_GET_SIZE(items.get())) + 1 != given.size()) {
-      TORCH_CHECK(!PyErr_Occurred() && items, "a gradient was not taken apart as it should be");
-    }
-    for (size_t i = 1; i < given.size(); ++i) {
-      PyObject* part = PySequence_Fast_GET_ITEM(items.get(), static_cast<Py_ssize_t>(i - 1));
-      if (part != Py_None) {
-        given[i] = THPVariable_Unpack(part);
-      }
-    }
+    ask(*next_edge(0).function, "by_way", given, 1, "nOOiO", static_cast<Py_ssize_t>(number),
+        wrapped.get(), places.get(), static_cast<int>(comes_to_inputs));
   }
 
   // (node, position) of this point and of each that it is computed from, which live as long as it
@@ -184,12 +240,6 @@ struct OutputNode : Node {
       }
     }
     return found.release();
-  }
-
-  [[noreturn]] static void throw_error() {
-    python_error error;
-    error.persist();
-    throw std::move(error);
   }
 
   const std::shared_ptr<const Call> call;
@@ -220,7 +270,8 @@ void free_plan(PyObject* capsule) {
 
 } // namespace
 
-// (list of (forward, stage, source, index, direct, below), order) -> a plan, for `give_nodes`.
+// (list of (forward, stage, source, index, direct, below, gates), order) -> a plan, for `give_nodes`;
+// gates as a flat tuple of gates and positions.
 PyObject* output_plan(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject* points = nullptr;
@@ -235,9 +286,14 @@ PyObject* output_plan(PyObject*, PyObject* args) {
     Py_ssize_t index = 0;
     PyObject* direct = nullptr;
     PyObject* below = nullptr;
-    if (!PyArg_ParseTuple(PyList_GET_ITEM(points, i), "lllnO!O!", &point.forward, &point.stage, &source,
-                          &index, &PyTuple_Type, &direct, &PyTuple_Type, &below)) {
+    PyObject* gates = nullptr;
+    if (!PyArg_ParseTuple(PyList_GET_ITEM(points, i), "lllnO!O!O!", &point.forward, &point.stage, &source,
+                          &index, &PyTuple_Type, &direct, &PyTuple_Type, &below, &PyTuple_Type, &gates)) {
       return nullptr;
+    }
+    const std::vector<size_t> pairs = numbers_in(gates);
+    for (size_t k = 0; k + 1 < pairs.size(); k += 2) {
+      point.gates.emplace_back(pairs[k], static_cast<uint32_t>(pairs[k + 1]));
     }
     point.source = static_cast<Source>(source);
     point.index = static_cast<size_t>(index);
@@ -253,14 +309,16 @@ PyObject* output_plan(PyObject*, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
-// (plan, stage, results, inputs, outputs): give the results whose turn it is nodes of their own. The
-// last two are None in the first stage.
+// (plan, stage, results, inputs, outputs, gates): give the results whose turn it is nodes of their
+// own. Inputs and outputs are None in the first stage.
 PyObject* give_nodes(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject* capsule = nullptr;
   long stage = 0;
   PyObject* given[3] = {nullptr, nullptr, nullptr};
-  if (!PyArg_ParseTuple(args, "OlOOO", &capsule, &stage, &given[0], &given[1], &given[2])) {
+  PyObject* gates = nullptr;
+  if (!PyArg_ParseTuple(args, "OlOOOO!", &capsule, &stage, &given[0], &given[1], &given[2], &PyTuple_Type,
+                        &gates)) {
     return nullptr;
   }
   const auto* pointer = static_cast<std::shared_ptr<const Plan>*>(PyCapsule_GetPointer(capsule, PLAN));
@@ -284,10 +342,15 @@ PyObject* give_nodes(PyObject*, PyObject* args) {
         continue; // (called where gradients are off)
       }
       edge_list next;
-      next.reserve(point.direct.size() + 1);
+      next.reserve(point.direct.size() + point.gates.size() + 1);
       next.push_back(torch::autograd::impl::gradient_edge(*made));
       for (const size_t other : point.direct) {
         next.push_back(edges[other]);
+      }
+      for (const auto& [gate, position] : point.gates) {
+        if (static_cast<Py_ssize_t>(gate) < PyTuple_GET_SIZE(gates)) {
+          next.emplace_back(pointer_to(PyTuple_GET_ITEM(gates, static_cast<Py_ssize_t>(gate))), position);
+        }
       }
       NodePointer node = Pointers<NodePointer>::make<OutputNode>(std::move(next), call, number);
       node->add_input_metadata(*made);
@@ -314,13 +377,64 @@ PyObject* give_nodes(PyObject*, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
-// (object) -> whether it is a node of an output.
+// (tuple of (inputs, results), inputs, results) -> a gate for each, that leads to such inputs from
+// such results; none if nothing is recorded.
+PyObject* open_gates(PyObject*, PyObject* args) {
+  HANDLE_TH_ERRORS
+  PyObject* wanted = nullptr;
+  PyObject* inputs = nullptr;
+  PyObject* results = nullptr;
+  if (!PyArg_ParseTuple(args, "O!O!O!", &PyTuple_Type, &wanted, &PyTuple_Type, &inputs, &PyTuple_Type,
+                        &results)) {
+    return nullptr;
+  }
+  THPObjectPtr found(PyTuple_New(PyTuple_GET_SIZE(wanted)));
+  for (Py_ssize_t i = 0; found && i < PyTuple_GET_SIZE(wanted); ++i) {
+    PyObject* own_inputs = nullptr;
+    PyObject* own_results = nullptr;
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(wanted, i), "O!O!", &PyTuple_Type, &own_inputs, &PyTuple_Type,
+                          &own_results)) {
+      return nullptr;
+    }
+    edge_list next;
+    for (const size_t index : numbers_in(own_inputs)) {
+      const Tensor* input = tensor_at(inputs, index);
+      const bool leads = input != nullptr && input->requires_grad();
+      next.push_back(leads ? torch::autograd::impl::gradient_edge(*input) : Edge());
+    }
+    NodePointer compiled;
+    std::vector<const Tensor*> made;
+    for (const size_t index : numbers_in(own_results)) {
+      made.push_back(tensor_at(results, index));
+      if (made.back() == nullptr || !made.back()->grad_fn()) {
+        return PyTuple_New(0);
+      }
+      compiled = made.back()->grad_fn();
+    }
+    // The engine takes the latest node first of those that are ready: this one after the compiled one.
+    const uint64_t time = compiled->sequence_nr();
+    NodePointer node = Pointers<NodePointer>::make<GateNode>(
+        time == 0 ? 0 : time - 1, std::move(next), compiled, static_cast<size_t>(i));
+    for (const Tensor* tensor : made) {
+      node->add_input_metadata(*tensor);
+    }
+    PyObject* object = torch::autograd::functionToPyObject(node);
+    if (object == nullptr) {
+      return nullptr;
+    }
+    PyTuple_SET_ITEM(found.get(), i, object);
+  }
+  return found.release();
+  END_HANDLE_TH_ERRORS
+}
+
+// (object) -> whether it is a node of an output, or a gate.
 PyObject* is_output_node(PyObject*, PyObject* object) {
   if (!torch::autograd::THPCppFunction_Check(object)) {
     Py_RETURN_FALSE;
   }
   Node* node = reinterpret_cast<torch::autograd::THPCppFunction*>(object)->cdata.get();
-  return PyBool_FromLong(dynamic_cast<OutputNode*>(node) != nullptr);
+  return PyBool_FromLong(dynamic_cast<OutputNode*>(node) != nullptr || dynamic_cast<GateNode*>(node) != nullptr);
 }
 
 } // namespace dovetail

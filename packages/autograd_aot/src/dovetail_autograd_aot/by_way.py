@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -24,6 +23,7 @@ from dovetail_autograd_aot.differentiable import run_engine
 from dovetail_autograd_aot.double_backward import DoubleBackward, Gradients, Replay
 from dovetail_autograd_aot.graphs import GradientPoint
 from dovetail_autograd_aot.native import nodes_module
+from dovetail_autograd_aot.pass_state import OfPass
 
 # Where the gradient of each point arrives in autograd's graph of a call; None if that is not known.
 Places = Sequence[tuple[Any, int] | None]
@@ -59,11 +59,10 @@ class ByWay:
     def __init__(self, double: DoubleBackward, points: Sequence[GradientPoint]) -> None:
         self.double = double
         self.points = points
-        # By pass of the engine and context; the pass itself keeps them.
-        self.runs: WeakValueDictionary[tuple[int, int], _CutRun] = WeakValueDictionary()
+        self.runs: OfPass[_CutRun] = OfPass()
 
     def parts(
-        self, ctx: Any, number: int, gradient: Tensor, places: Places, reaches_inputs: bool
+        self, number: int, gradient: Tensor, places: Places, reaches_inputs: bool, ctx: Any
     ) -> list[Tensor | None]:
         """What the gradient of point `number` gives to each of the points that it is directly
         computed from. What it gives to the inputs, if the pass gets there, is kept for `taken`."""
@@ -83,14 +82,11 @@ class ByWay:
 
     def taken(self, ctx: Any) -> Gradients | None:
         """The gradients of the inputs that points of this pass were taken apart into, if any."""
-        if not self.runs:
-            return None
-        run = self.runs.pop(_key(ctx), None)
+        run = self.runs.pop(ctx)
         return None if run is None else tuple(run.gradients)
 
     def _run(self, ctx: Any, places: Places) -> _CutRun:
-        key = _key(ctx)
-        before = self.runs.get(key)
+        before = self.runs.get(ctx)
         if not _is_differentiable():
             places = [None for _ in places]
         elif before is not None:  # those of all nodes that came so far
@@ -109,8 +105,7 @@ class ByWay:
             run = self._cut(self.double.whole(replay), places)
         if before is not None:
             run.gradients = before.gradients
-        self.runs[key] = run
-        torch.autograd.Variable._execution_engine.queue_callback(_Kept(run))
+        self.runs.keep(ctx, run)
         return run
 
     def _check(self, replay: Replay) -> None:
@@ -156,20 +151,6 @@ class ByWay:
             return outputs[point.output]  # type: ignore[no-any-return]
         assert point.forward is not None
         return self.double.root(point.forward, outputs, aliases)
-
-
-@dataclass
-class _Kept:
-    """Called by the engine at the end of a pass: what it holds lives until then."""
-
-    run: _CutRun
-
-    def __call__(self) -> None:
-        """Nothing is left to do."""
-
-
-def _key(ctx: Any) -> tuple[int, int]:
-    return torch._C._current_graph_task_id(), id(ctx)
 
 
 def _nodes(tensors: Sequence[Any]) -> list[Any]:

@@ -248,8 +248,7 @@ def _compile(
             )
 
     double = DoubleBackward(gm, joint, compile_second, log)
-    requiring = [i for i, v in enumerate(example_inputs) if getattr(v, "requires_grad", False)]
-    run = compile_training(joint, parts, forward, lazy, double, late, unresolved, requiring)
+    run = compile_training(joint, parts, forward, lazy, double, late, unresolved, example_inputs)
     return joint, run
 
 

@@ -296,13 +296,14 @@ class DoubleBackward:
         but copies of what it writes to. `change` may give those aliases yet another place."""
         inputs = replay.inputs
         own = len(inputs) - len(self.joint.storages)  # (the graph reads no storage itself)
-        sources = [_alias(v) if i < own else v for i, v in enumerate(inputs)]
+        made = {id(v): _alias(v) for v in inputs[:own]}  # (one for a tensor that comes twice)
+        sources = [made[id(v)] if i < own else v for i, v in enumerate(inputs)]
         if change is not None:
-            for source, value in zip(sources, inputs, strict=True):
-                if source is not value:
-                    change(source)
-        aliases = [v.clone() if i in self.mutated and i < own else v for i, v in enumerate(sources)]
-        return sources, aliases
+            others = [s for s, value in zip(sources, inputs, strict=True) if s is not value]
+            for source in {id(source): source for source in others}.values():
+                change(source)
+        copies = {id(sources[i]): sources[i].clone() for i in self.mutated if i < own}
+        return sources, [copies.get(id(v), v) for v in sources]
 
     def forward(self, aliases: list[Any], note: Callable[[Node, Any], None] | None) -> list[Any]:
         """The captured graph's outputs, by eager's operators. `note` is told what each node of the

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dovetail_autograd_aot.gradient_points import Give, node_giver, output_stages
+from dovetail_autograd_aot.gradient_points import Gates, Give, node_giver, output_stages
 from dovetail_autograd_aot.graphs import (
     GradientPoint,
     OutputInfo,
@@ -20,13 +20,16 @@ from dovetail_autograd_aot.write_back import make_write_back
 
 aten = torch.ops.aten
 
-Epilogue = Callable[[Sequence[Any], Sequence[Any]], tuple[Any, ...]]
+Epilogue = Callable[..., tuple[Any, ...]]
 
 
-def make_epilogue(signature: Signature, points: Sequence[GradientPoint] = ()) -> Epilogue | None:
-    """(inputs, forward outputs) -> user outputs; None if the forward outputs are just those. It
-    gives the forward outputs that are `points` their nodes. (`count_writes` is called before.)"""
-    give = node_giver(points)
+def make_epilogue(
+    signature: Signature, points: Sequence[GradientPoint] = (), gates: Gates = ()
+) -> Epilogue | None:
+    """(inputs, forward outputs, nodes of the gates) -> user outputs; None if the forward outputs
+    are just those. It gives the forward outputs that are `points` their nodes. (`count_writes` is
+    called before.)"""
+    give = node_giver(points, gates)
     if (
         not signature.mutated
         and not signature.reshaped
@@ -47,16 +50,18 @@ def make_epilogue(signature: Signature, points: Sequence[GradientPoint] = ()) ->
     plain = all(_is_plain(o) for o in signature.outputs)
     fresh = signature.num_fresh
 
-    def epilogue(inputs: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
+    def epilogue(
+        inputs: Sequence[Any], results: Sequence[Any], opened: tuple[Any, ...] = ()
+    ) -> tuple[Any, ...]:
         if give is not None:
-            give(0, results, None, None)
+            give(0, results, None, None, opened)
         if write_back is not None:
             write_back(inputs, results)
         if plain:
             outputs = list(results[:fresh])
             if give is not None:
                 for stage in later:
-                    give(stage, results, inputs, outputs)
+                    give(stage, results, inputs, outputs, opened)
         else:
             outputs = [None] * len(makers)
             others = {
@@ -65,7 +70,7 @@ def make_epilogue(signature: Signature, points: Sequence[GradientPoint] = ()) ->
             }
             for stage, numbers in enumerate(stages):
                 if stage and give is not None:
-                    give(stage, results, inputs, outputs)
+                    give(stage, results, inputs, outputs, opened)
                 for i in numbers:
                     make, counter = makers[i]
                     bases = inputs if counter is None else (others[counter],)
@@ -78,8 +83,10 @@ def make_epilogue(signature: Signature, points: Sequence[GradientPoint] = ()) ->
 
 
 def _only_nodes(give: Give) -> Epilogue:
-    def epilogue(inputs: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
-        give(0, results, None, None)
+    def epilogue(
+        inputs: Sequence[Any], results: Sequence[Any], opened: tuple[Any, ...] = ()
+    ) -> tuple[Any, ...]:
+        give(0, results, None, None, opened)
         return tuple(results)
 
     return epilogue

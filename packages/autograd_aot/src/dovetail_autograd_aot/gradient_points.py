@@ -207,12 +207,16 @@ def _closure(direct: Sequence[Sequence[int]]) -> list[set[int]]:
     return [known[point] for point in range(len(direct))]
 
 
-Give = Callable[[int, Sequence[Any], Sequence[Any] | None, Sequence[Any] | None], None]
+Give = Callable[
+    [int, Sequence[Any], Sequence[Any] | None, Sequence[Any] | None, tuple[Any, ...]], None
+]
+Gates = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
 
 
-def node_giver(points: Sequence[GradientPoint]) -> Give | None:
+def node_giver(points: Sequence[GradientPoint], gates: Gates) -> Give | None:
     """What gives the results of a compiled call nodes of their own: called with each stage, the
-    results, and, but in stage 0, the inputs and the outputs that there are."""
+    results, and, but in stage 0, the inputs and the outputs that there are; and with the nodes of
+    the `gates` (see `input_gates.py`)."""
     if not points:
         return None
     specs = []
@@ -223,7 +227,15 @@ def node_giver(points: Sequence[GradientPoint]) -> Give | None:
             PointSource.OUTPUT: point.output,
         }[point.source]
         forward = -1 if point.forward is None else point.forward
-        specs.append((forward, point.stage, point.source.value, index, point.direct, point.below))
+        leads = tuple(
+            number
+            for gate, (_, outputs) in enumerate(gates)
+            if point.forward in outputs
+            for number in (gate, outputs.index(point.forward))
+        )
+        specs.append(
+            (forward, point.stage, point.source.value, index, point.direct, point.below, leads)
+        )
     order = tuple(sorted(range(len(points)), key=lambda k: (len(points[k].below), k)))
     native = nodes_module()
     give: Give = functools.partial(native.give_nodes, native.output_plan(specs, order))

@@ -25,6 +25,7 @@ from dovetail_autograd_aot.graph_calls import (
     unrecorded,
 )
 from dovetail_autograd_aot.graphs import JointGraph, PartitionedGraph
+from dovetail_autograd_aot.input_gates import InputGates, input_gates
 from dovetail_autograd_aot.lazy_backward import LazyBackward
 from dovetail_autograd_aot.separate_backwards import SeparateBackwards
 from dovetail_autograd_aot.tangents import Tangents, is_batched
@@ -72,17 +73,19 @@ def compile_training(
     double: DoubleBackward,
     late: LateNeeds,
     unresolved: list[int],
-    requiring: list[int],
+    examples: Sequence[Any],
 ) -> Callable[..., tuple[Any, ...]]:
     """The compiled forward as an autograd function, and what has to be done after it; `unresolved`
-    are the inputs that are lazy conjugates or negatives, `requiring` those that require grad."""
+    are the inputs that are lazy conjugates or negatives, `examples` inputs such as it is called
+    with."""
     signature = parts.signature
     extend = extension(joint)
-    epilogue = make_epilogue(signature, joint.points)
+    gates = input_gates(parts, examples) if joint.points else None
+    epilogue = make_epilogue(signature, joint.points, gates.gates if gates is not None else ())
     separate = SeparateBackwards(parts, lazy, joint.additive)
     by_way = ByWay(double, joint.points) if joint.points else None
-    function = make_autograd_function(parts, forward, lazy, double, late, separate, by_way)
-    double.cut = _unreached(joint, parts, requiring)
+    function = make_autograd_function(parts, forward, lazy, double, late, separate, by_way, gates)
+    double.cut = _unreached(joint, parts, examples)
     apply = resolving(cutting(function.apply, double.cut), unresolved)
     if not torch.is_grad_enabled():
         # Called under no_grad, with a region inside that switches gradients on.
@@ -91,9 +94,15 @@ def compile_training(
     def run(*inputs: Any) -> tuple[Any, ...]:
         if extend is not None:
             inputs = extend(inputs)
-        results = apply(*inputs)
-        context = _context(results) if late.outputs or joint.counted else None
-        outputs = results if epilogue is None else epilogue(inputs, results)
+        results = apply(*(inputs if gates is None else gates.stand_ins(inputs)))
+        context = None
+        if late.outputs or joint.counted or gates is not None:
+            context = _context(results)
+        if gates is not None and epilogue is not None and context is not None:
+            context.replay = gates.with_history(context.replay, inputs)
+            outputs = epilogue(inputs, results, gates.open(inputs, results))
+        else:
+            outputs = results if epilogue is None else epilogue(inputs, results)
         if context is not None:
             late.remember_outputs(context, outputs)
             if joint.counted:
@@ -109,16 +118,23 @@ def _context(results: Sequence[Any]) -> Any:
     return next((node for node in nodes if node is not None), None)
 
 
-def _unreached(joint: JointGraph, parts: PartitionedGraph, requiring: Sequence[int]) -> list[int]:
-    """Of the inputs that are `requiring` a gradient, those that get none from any output; if others
-    do, so that the outputs require gradients all the same. (The user's own backward code may use
-    such an input, and so give it a gradient of second order. What is written to gets a new
-    history.)"""
+def _unreached(joint: JointGraph, parts: PartitionedGraph, examples: Sequence[Any]) -> list[int]:
+    """Of the inputs that require a gradient, those that get none from any output; if others do, so
+    that the outputs require gradients all the same. (The user's own backward code may use such an
+    input, and so give it a gradient of second order. What is written to gets a new history. What
+    comes a second time got its gradient the first time.)"""
     masks = parts.gradient_tangents
     if joint.user_code or not any(masks):
         return []
     written = {m.index for m in joint.signature.mutated}
-    return [i for i in requiring if not masks[i] and i not in written]
+    first: dict[int, int] = {}
+    found: list[int] = []
+    for i, value in enumerate(examples):
+        if getattr(value, "requires_grad", False):
+            known = first.setdefault(id(value), i)
+            if (known in found) if known != i else (not masks[i] and i not in written):
+                found.append(i)
+    return found
 
 
 def make_autograd_function(
@@ -129,9 +145,10 @@ def make_autograd_function(
     late: LateNeeds,
     separate: SeparateBackwards,
     points: ByWay | None = None,
+    gates: InputGates | None = None,
 ) -> type[torch.autograd.Function]:
     """The `autograd.Function` over primals whose results are the forward outputs; `points` are
-    those of its outputs that have nodes of their own."""
+    those of its outputs that have nodes of their own, `gates` lead to inputs."""
     signature = parts.signature
     count = signature.num_forward_outputs
     saved = _SavedValues(parts)
@@ -154,7 +171,10 @@ def make_autograd_function(
         values = separate.load(ctx, all_tangents & ~missing)
         return saved.load(ctx) if values is None else values
 
-    def compiled_backward(ctx: Any, gradients: tuple[Any, ...]) -> tuple[Any, ...]:
+    def compiled_backward(
+        ctx: Any, gradients: Sequence[Any], frees: bool = True
+    ) -> tuple[Any, ...]:
+        frees = frees and not _graph_is_kept()
         found = [gradients[i] for i in differentiable]
         missing = _missing(found)
         if missing == all_tangents:  # (what is freed may be asked, too: eager has no such edge)
@@ -166,14 +186,14 @@ def make_autograd_function(
             return double.run(ctx.replay, found)
         if any(map(is_batched, found)):
             results = CompiledFunction.inlined_backward(ctx, *gradients)
-            if not _graph_is_kept():
+            if frees:
                 CompiledFunction.put_aside(ctx, missing)
             return results
         chosen = lazy.variant(missing)
         shapes = ctx.shapes if tangents.kept else {}
         arguments = [*values, *tangents.prepare(found, values, chosen.takes, shapes)]
         replay = ctx.replay if _checks_for_nan() else None
-        if not _graph_is_kept():
+        if frees:
             # As eager does node by node: `arguments` holds the saved tensors from here on.
             if not separate.keep(ctx, values, all_tangents & ~missing):
                 ctx.replay = ctx.late = None
@@ -235,13 +255,36 @@ def make_autograd_function(
                 unreached = [n for (n, _), g in wanted if g is None and n is not None]
                 if unreached:
                     call_only_with_gradients(unreached)
-            return found
+            return found if gates is None else gates.leave(ctx, found)
 
         @staticmethod
-        def by_way(ctx: Any, *args: Any) -> list[Tensor | None]:
+        def by_way(*args: Any) -> list[Tensor | None]:
             """`ByWay.parts`, for the nodes of the outputs."""
             assert points is not None
-            return points.parts(ctx, *args)
+            return points.parts(*args)
+
+        @staticmethod
+        def through_gate(gate: int, gradients: tuple[Any, ...], ctx: Any) -> list[Tensor | None]:
+            """The gradients of the inputs behind a gate, given those of the outputs that lead to
+            it."""
+            assert gates is not None
+            left = gates.taken(ctx, gate)
+            if left is not None:
+                return left
+            inputs, outputs = gates.gates[gate]
+            given: list[Any] = [None] * count
+            for index, gradient in zip(outputs, gradients, strict=True):
+                given[index] = gradient
+            found = compiled_backward(ctx, given, frees=False)
+            run = None if points is None else points.runs.get(ctx)
+            if run is not None:
+                found = added(found, tuple(run.gradients))
+            return [found[i] for i in inputs]
+
+        @staticmethod
+        def leave_to_gates(ctx: Any, found: tuple[Any, ...]) -> tuple[Any, ...]:
+            """Of the gradients of a backward that ran elsewhere, leave the gates theirs."""
+            return found if gates is None else gates.leave(ctx, found)
 
         @staticmethod
         def inlined_backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
