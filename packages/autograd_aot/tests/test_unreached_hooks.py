@@ -77,6 +77,19 @@ def test_calls_are_eagers(leaf: bool, used_elsewhere: bool) -> None:
     assert equal(in_steps(ours), in_steps(eager))
 
 
+def test_numbers_among_the_inputs() -> None:
+    def fn(x: Tensor, factor: float, w: Tensor) -> tuple[Tensor, Tensor]:
+        return x * factor, w * factor
+
+    x, w = (torch.randn(3, requires_grad=True) for _ in range(2))
+    compiled = aot_compile(symbolic_trace(fn), [x, 2.0, w], forward_compiler=run_fx)
+    calls: Answers = []
+    w.register_hook(calls.append)
+    compiled(x, 2.0, w)[0].sum().backward()
+    assert not calls and w.grad is None
+    torch.testing.assert_close(x.grad, torch.full((3,), 2.0))
+
+
 def test_hooks_are_as_they_were_afterwards() -> None:
     leaves = [torch.randn(3, requires_grad=True) for _ in range(4)]
     compiled = aot_compile(symbolic_trace(two_heads), leaves, forward_compiler=run_fx)

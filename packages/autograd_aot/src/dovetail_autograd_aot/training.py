@@ -156,6 +156,7 @@ def make_autograd_function(
     constant_outputs = [i for i in range(count) if i not in differentiable]
     aliases = [(a.output, a.saved, _geometry(parts.forward, a.output)) for a in parts.saved_aliases]
     tangents = Tangents(parts)
+    tensors = [isinstance(v, Tensor) for v in example_values(parts.forward)]
     masks = parts.gradient_tangents
     all_tangents = (1 << len(differentiable)) - 1
     no_autocast = torch._C._is_any_autocast_enabled()
@@ -251,8 +252,9 @@ def make_autograd_function(
             if others is not None:
                 found = added(found, others)
             if any(gradients[i] is None for i in differentiable):
-                wanted = zip(ctx.next_functions, found, strict=True)
-                unreached = [n for (n, _), g in wanted if g is None and n is not None]
+                of_tensors = (g for g, is_tensor in zip(found, tensors, strict=True) if is_tensor)
+                edges = zip(ctx.next_functions, of_tensors, strict=True)
+                unreached = [n for (n, _), g in edges if g is None and n is not None]
                 if unreached:
                     call_only_with_gradients(unreached)
             return found if gates is None else gates.leave(ctx, found)
