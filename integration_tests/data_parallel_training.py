@@ -59,6 +59,7 @@ def train(rank: int, way: str) -> list[Tensor]:
         generator = torch.Generator().manual_seed(10 * step + rank)
         first, second = parallel(torch.randn(4, 8, generator=generator))
         loss = first.square().mean()
+        # (Once without the second head, whose parameters get no gradient then. Sharding needs one.)
         if step != 1 or "shard" in way:
             loss = loss + second.square().mean() * (step != 1)
         optimizer.zero_grad()

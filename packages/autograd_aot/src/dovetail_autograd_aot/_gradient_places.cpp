@@ -195,8 +195,8 @@ PyObject* put_above(PyObject*, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
-// (list of nodes, list of (node, position, new node), list of nodes) -> how many edges of the graphs
-// below the first nodes, down to the last ones, led to such a place and now lead to its new node.
+// (list of nodes, list of (node, position, new node), list of nodes): let the edges of the graphs below
+// the first nodes, down to the last ones, that lead to such a place lead to its new node.
 PyObject* redirect(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject* roots = nullptr;
@@ -223,7 +223,6 @@ PyObject* redirect(PyObject*, PyObject* args) {
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(roots); ++i) {
     stack.push_back(pointer_to(PyList_GET_ITEM(roots, i)).get());
   }
-  long count = 0;
   while (!stack.empty()) {
     Node* node = stack.back();
     stack.pop_back();
@@ -242,13 +241,12 @@ PyObject* redirect(PyObject*, PyObject* args) {
         continue;
       }
       edge = Edge(found->second, 0);
-      ++count;
       if (write != nullptr && i > 0) {
         write->fn->next_edges()[i] = edge; // (which it compares)
       }
     }
   }
-  return PyLong_FromLong(count);
+  Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
 

@@ -348,9 +348,8 @@ PyObject* give_nodes(PyObject*, PyObject* args) {
         next.push_back(edges[other]);
       }
       for (const auto& [gate, position] : point.gates) {
-        if (static_cast<Py_ssize_t>(gate) < PyTuple_GET_SIZE(gates)) {
-          next.emplace_back(pointer_to(PyTuple_GET_ITEM(gates, static_cast<Py_ssize_t>(gate))), position);
-        }
+        TORCH_CHECK(static_cast<Py_ssize_t>(gate) < PyTuple_GET_SIZE(gates), "a gate is not open");
+        next.emplace_back(pointer_to(PyTuple_GET_ITEM(gates, static_cast<Py_ssize_t>(gate))), position);
       }
       NodePointer node = Pointers<NodePointer>::make<OutputNode>(std::move(next), call, number);
       node->add_input_metadata(*made);
@@ -378,7 +377,7 @@ PyObject* give_nodes(PyObject*, PyObject* args) {
 }
 
 // (tuple of (inputs, results), inputs, results) -> a gate for each, that leads to such inputs from
-// such results; none if nothing is recorded.
+// such results.
 PyObject* open_gates(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject* wanted = nullptr;
@@ -406,9 +405,7 @@ PyObject* open_gates(PyObject*, PyObject* args) {
     std::vector<const Tensor*> made;
     for (const size_t index : numbers_in(own_results)) {
       made.push_back(tensor_at(results, index));
-      if (made.back() == nullptr || !made.back()->grad_fn()) {
-        return PyTuple_New(0);
-      }
+      TORCH_CHECK(made.back() != nullptr && made.back()->grad_fn(), "a result without its gradient");
       compiled = made.back()->grad_fn();
     }
     // The engine takes the latest node first of those that are ready: this one after the compiled one.

@@ -1,7 +1,8 @@
 """How long tracing and partitioning take: `python -m dovetail_autograd_aot.bench`.
 
 A language model (tied embedding, cross-entropy) of 4 and of 12 layers, with and without
-decompositions. CPU time, so that a busy machine counts less.
+decompositions; then what a call and an output cost besides the compiled code. CPU time, so that a
+busy machine counts less.
 """
 
 from __future__ import annotations
@@ -128,6 +129,50 @@ def _call_often(run: Callable[..., Any], inputs: tuple[Tensor, ...]) -> None:
         run(*inputs)
 
 
+def _outputs() -> None:
+    costs = []
+    for count in (1, 1 + _MORE):
+        graph = Graph()
+        graph.output(graph.call_function(_chain, (graph.placeholder("a"), count)))
+        a = torch.randn((), requires_grad=True)
+        run = aot_compile(GraphModule(nn.Module(), graph), (a,), forward_compiler=_nothing)
+        forward, last = _best(functools.partial(_last_outputs, run, a))
+        costs.append((forward, _best(functools.partial(_gradients, last, a))[0]))
+    (forward, backward), (forward_more, backward_more) = costs
+    each = 1e3 / _OUTPUTS / _MORE
+    print(
+        f"cost per further output that is computed from the one before, operators apart: forward "
+        f"{(forward_more - forward) * each:.2f} us, backward "
+        f"{(backward_more - backward) * each:.2f} us"
+    )
+
+
+_MORE, _OUTPUTS = 20, 1000
+
+
+def _chain(a: Tensor, count: int) -> tuple[Tensor, ...]:
+    found = [a]
+    for _ in range(count):
+        found.append(found[-1].sin())
+    return tuple(found[1:])
+
+
+def _nothing(gm: GraphModule, examples: list[Any]) -> Callable[..., list[Tensor]]:
+    """What gives tensors that are there already."""
+    results = next(n for n in gm.graph.nodes if n.op == "output").args[0]
+    ready = [torch.zeros(()) for _ in results]
+    return lambda *args: [tensor.detach() for tensor in ready]
+
+
+def _last_outputs(run: Callable[..., Any], a: Tensor) -> list[Tensor]:
+    return [run(a)[-1] for _ in range(_OUTPUTS)]
+
+
+def _gradients(outputs: list[Tensor], a: Tensor) -> None:
+    for output in outputs:
+        torch.autograd.grad(output, a, retain_graph=True)
+
+
 def main() -> None:
     """Print the measurements."""
     tokens = torch.randint(0, 128, (4, 16))
@@ -136,6 +181,7 @@ def main() -> None:
         _report(f"ATEN, {layers} layers", gm, flat, {})
         _report(f"CORE_ATEN, {layers} layers", gm, flat, core_aten_table())
     _overhead()
+    _outputs()
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from dovetail_autograd_aot.lazy_backward import MAX_VARIANTS, LazyBackward
 from dovetail_autograd_aot.partition import Partitioner, min_cut_partition
 from dovetail_autograd_aot.storage import TraceError
 from dovetail_autograd_aot.subclasses import Wrapping, compile_around
-from dovetail_autograd_aot.training import LateNeeds, compile_training
+from dovetail_autograd_aot.training import LateNeeds, compile_training, unreached_inputs
 from dovetail_autograd_aot.values import example_values
 from dovetail_autograd_aot.write_back import tell_what_is_overwritten
 
@@ -247,7 +247,8 @@ def _compile(
                 log=log,
             )
 
-    double = DoubleBackward(gm, joint, compile_second, log)
+    cut = unreached_inputs(joint, parts, example_inputs)
+    double = DoubleBackward(gm, joint, compile_second, log, cut)
     run = compile_training(joint, parts, forward, lazy, double, late, unresolved, example_inputs)
     return joint, run
 

@@ -9,7 +9,7 @@ and autograd differentiates that run: slower, counted in the log with the reason
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -33,14 +33,6 @@ _version = attrgetter("_version")
 MAX_COMPILED = 8
 
 Gradients = tuple[Tensor | None, ...]
-
-
-def _versions(tensors: Sequence[Tensor]) -> tuple[int | None, ...]:
-    """The versions of tensors; of those that inference mode made, which have none, None."""
-    try:
-        return tuple(map(_version, tensors))
-    except RuntimeError:
-        return tuple(None if t.is_inference() else t._version for t in tensors)
 
 
 class _Once(torch.autograd.Function):
@@ -72,7 +64,8 @@ class Replay:
 
 class DoubleBackward:
     """The differentiable backward of one captured graph. `compile_graph` makes a callable of a
-    graph and example inputs."""
+    graph and example inputs. The inputs `cut` require grad, but come here without: no output
+    depends on them (derivatives that the graph itself asks for may)."""
 
     def __init__(
         self,
@@ -80,6 +73,7 @@ class DoubleBackward:
         joint: JointGraph,
         compile_graph: Callable[[GraphModule, tuple[Any, ...]], Callable[..., Gradients]],
         log: AotLog,
+        cut: list[int],
     ) -> None:
         self.gm = gm
         self.joint = joint
@@ -87,9 +81,7 @@ class DoubleBackward:
         self.log = log
         self.compiled: dict[Any, Callable[..., Gradients]] = {}
         self.refused: str | None = None  # why it cannot be compiled
-        # Inputs that require grad, but come here without: no output depends on them. (Derivatives
-        # that the graph itself asks for may.)
-        self.cut: Sequence[int] = ()
+        self.cut = cut
         self.signature = joint.signature
         self.num_extra = len(joint.constants_lifted) + len(joint.storages)
         random = [n for n in joint.gm.graph.nodes if draws_random_numbers(n)]
@@ -126,7 +118,12 @@ class DoubleBackward:
         return replace(replay, versions=self._versions(replay.inputs))
 
     def _versions(self, inputs: tuple[Any, ...]) -> tuple[int | None, ...]:
-        return _versions(inputs if self.all_tensors else self._tensors(inputs))
+        """Of the tensors; None of those that inference mode made, which have none."""
+        tensors = inputs if self.all_tensors else self._tensors(inputs)
+        try:
+            return tuple(map(_version, tensors))
+        except RuntimeError:
+            return tuple(None if t.is_inference() else t._version for t in tensors)
 
     def _without_history(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """The inputs, of those that autograd sees a write to what does not depend on contents:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,8 +84,17 @@ def compile_training(
     epilogue = make_epilogue(signature, joint.points, gates.gates if gates is not None else ())
     separate = SeparateBackwards(parts, lazy, joint.additive)
     by_way = ByWay(double, joint.points) if joint.points else None
-    function = make_autograd_function(parts, forward, lazy, double, late, separate, by_way, gates)
-    double.cut = _unreached(joint, parts, examples)
+    function = make_autograd_function(
+        parts,
+        forward,
+        lazy,
+        double,
+        late,
+        separate,
+        by_way,
+        gates,
+        _ways(joint, parts, double, examples),
+    )
     apply = resolving(cutting(function.apply, double.cut), unresolved)
     if not torch.is_grad_enabled():
         # Called under no_grad, with a region inside that switches gradients on.
@@ -98,7 +107,8 @@ def compile_training(
         context = None
         if late.outputs or joint.counted or gates is not None:
             context = _context(results)
-        if gates is not None and epilogue is not None and context is not None:
+        if gates is not None and context is not None:
+            assert epilogue is not None  # (it gives the outputs that lead to gates their nodes)
             context.replay = gates.with_history(context.replay, inputs)
             outputs = epilogue(inputs, results, gates.open(inputs, results))
         else:
@@ -118,7 +128,9 @@ def _context(results: Sequence[Any]) -> Any:
     return next((node for node in nodes if node is not None), None)
 
 
-def _unreached(joint: JointGraph, parts: PartitionedGraph, examples: Sequence[Any]) -> list[int]:
+def unreached_inputs(
+    joint: JointGraph, parts: PartitionedGraph, examples: Sequence[Any]
+) -> list[int]:
     """Of the inputs that require a gradient, those that get none from any output; if others do, so
     that the outputs require gradients all the same. (The user's own backward code may use such an
     input, and so give it a gradient of second order. What is written to gets a new history. What
@@ -137,6 +149,21 @@ def _unreached(joint: JointGraph, parts: PartitionedGraph, examples: Sequence[An
     return found
 
 
+def _ways(
+    joint: JointGraph, parts: PartitionedGraph, double: DoubleBackward, examples: Sequence[Any]
+) -> set[int]:
+    """For the inputs that autograd comes to from the compiled function, which tangents give one a
+    gradient, as bit sets: the different ones."""
+    masks = parts.gradient_tangents
+    known = (*examples, *joint.constants_lifted)
+    found = {
+        masks[i]
+        for i, value in enumerate(known)
+        if i not in double.cut and isinstance(value, Tensor) and value.requires_grad
+    }
+    return found | set(masks[len(known) :])
+
+
 def make_autograd_function(
     parts: PartitionedGraph,
     forward: Compiled,
@@ -146,9 +173,11 @@ def make_autograd_function(
     separate: SeparateBackwards,
     points: ByWay | None = None,
     gates: InputGates | None = None,
+    ways: Collection[int] = (),
 ) -> type[torch.autograd.Function]:
     """The `autograd.Function` over primals whose results are the forward outputs; `points` are
-    those of its outputs that have nodes of their own, `gates` lead to inputs."""
+    those of its outputs that have nodes of their own, `gates` lead to inputs, `ways` tell which
+    tangents the inputs get a gradient from."""
     signature = parts.signature
     count = signature.num_forward_outputs
     saved = _SavedValues(parts)
@@ -251,7 +280,8 @@ def make_autograd_function(
             found = compiled_backward(ctx, gradients)
             if others is not None:
                 found = added(found, others)
-            if any(gradients[i] is None for i in differentiable):
+            missing = CompiledFunction.lacks(gradients)
+            if missing and not all(way & ~missing for way in ways):
                 of_tensors = (g for g, is_tensor in zip(found, tensors, strict=True) if is_tensor)
                 edges = zip(ctx.next_functions, of_tensors, strict=True)
                 unreached = [n for (n, _), g in edges if g is None and n is not None]
