@@ -4,10 +4,11 @@
 
 Tests that read clocks, a profiler or what was recorded (marker `observes`) are left out: the tool
 changes that. Each process runs every Nth test; one that lost the device is followed by another,
-from the next test on (racecheck loses it in cuBLAS's products of halves, instrumented or not). Only
-generated kernels are instrumented, known by their names; with `--library-kernels` those of
-libraries are, too. Prints the tests that did not pass, what the tool reported, and how many tests
-ran: exits with 1 if there is any of the first two, or a test did not run in the time.
+from the next test on. racecheck loses it in the libraries' kernels for halves, instrumented or not:
+there `float32_products.py` replaces these, and tests of them alone (marker `library_products`) are
+left out. Only generated kernels are instrumented, known by their names; with `--library-kernels`
+those of libraries are, too. Prints the tests that did not pass, what the tool reported, and how
+many tests ran: exits with 1 if there is any of the first two, or a test did not run in the time.
 """
 
 from __future__ import annotations
@@ -24,23 +25,35 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from float32_products import float32_products
 
 # Of the names that Dovetail gives its kernels (`codegen_triton/assemble.py`).
 GENERATED = "_[0-9a-f]{12}"
 # What this process takes of the tests, "K/N", and where it says how each ended.
 SHARD, OUTCOMES = "DOVETAIL_SANITIZED_SHARD", "DOVETAIL_SANITIZED_OUTCOMES"
+# Whether products of halves are computed in float32.
+WIDENED = "DOVETAIL_SANITIZED_FLOAT32_PRODUCTS"
 REPORTED = re.compile(r"^=+ (?=Invalid|Error:|Warning:|Program hit|Internal|Target|Barrier|Leaked)")
 SUMMARY = re.compile(r"(ERROR|RACECHECK) SUMMARY: .*")
 
 
 # A process's exit status when a test lost it the device; there is more to run.
 LOST = 99
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Replaces what the tool cannot run, until the process ends its tests."""
+    if os.environ.get(WIDENED):
+        replaced = ExitStack()
+        replaced.enter_context(float32_products())
+        config.add_cleanup(replaced.close)
 
 
 @pytest.hookimpl(trylast=True)
@@ -122,8 +135,10 @@ class Run:
             # One of the host holds on to Python's frames, and with them to results of replays.
             "--show-backtrace", "device",
         )  # fmt: skip
+        widened = self.tool == "racecheck"
+        marked = "gpu and not observes" + (" and not library_products" if widened else "")
         tests = (
-            sys.executable, "-m", "pytest", "-q", "-m", "gpu and not observes",
+            sys.executable, "-m", "pytest", "-q", "-m", marked,
             "-p", "sanitize_gpu", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts=",
             "--import-mode=importlib", *self.paths,
         )  # fmt: skip
@@ -133,6 +148,7 @@ class Run:
             SHARD: shard,
             OUTCOMES: str(self.folder / outcomes),
             "PYTHONPATH": path,
+            **({WIDENED: "1", "DOVETAIL_DIRECT_PRODUCTS": "0"} if widened else {}),
         }
         with open(self.folder / f"{log}.txt", "wb") as output:
             return subprocess.Popen(

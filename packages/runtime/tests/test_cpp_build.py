@@ -304,9 +304,10 @@ def test_knobs() -> None:
             "DOVETAIL_CXX": "clang++",
             "DOVETAIL_COMPILE_WORKERS": "5",
             "DOVETAIL_SLAB_CACHE_MB": "0",
+            "DOVETAIL_DIRECT_PRODUCTS": "0",
         }
     )
-    assert made == Knobs(Path("/somewhere"), 3 << 20, "clang++", 5, 0)
+    assert made == Knobs(Path("/somewhere"), 3 << 20, "clang++", 5, 0, False)
     with pytest.raises(ValueError, match="DOVETAIL_SLAB_CACHE_MB must be a whole number"):
         Knobs.from_environment({"DOVETAIL_SLAB_CACHE_MB": "much"})
     with pytest.raises(ValueError, match="must not be negative"):

@@ -386,6 +386,13 @@ PyObject* set_slab_limit(PyObject*, PyObject* bytes) {
   Py_RETURN_NONE;
 }
 
+PyObject* allow_direct_products(PyObject*, PyObject* allowed) {
+  int truth = PyObject_IsTrue(allowed);
+  if (truth < 0) return nullptr;
+  direct_products() = truth != 0;
+  Py_RETURN_NONE;
+}
+
 PyObject* release_idle_slabs(PyObject*, PyObject*) {
   slab_pool().release_idle();
   Py_RETURN_NONE;
@@ -407,6 +414,8 @@ PyMethodDef methods[] = {
     {"storage_uses", storage_uses, METH_O, "storage_uses(tensors) -> tuple of counts."},
     {"lie_at", lie_at, METH_VARARGS, "lie_at(values, positions, addresses) -> bool."},
     {"set_slab_limit", set_slab_limit, METH_O, "Bytes of idle CPU slabs to keep."},
+    {"allow_direct_products", allow_direct_products, METH_O,
+     "Whether programs loaded from now on may multiply halves without ATen."},
     {"release_idle_slabs", release_idle_slabs, METH_NOARGS, "Free the idle CPU slabs."},
     {"idle_slab_bytes", idle_slab_bytes, METH_NOARGS, "Bytes of idle CPU slabs kept now."},
     {nullptr, nullptr, 0, nullptr}};
@@ -429,7 +438,7 @@ PyMODINIT_FUNC PyInit__executor() {
   PyObject* result = PyModule_Create(&module);
   if (result == nullptr) return nullptr;
   if (PyModule_AddStringConstant(result, "torch_version", DOVETAIL_TORCH_VERSION) < 0 ||
-      PyModule_AddIntConstant(result, "interface", 5) < 0) {
+      PyModule_AddIntConstant(result, "interface", 6) < 0) {
     Py_DECREF(result);
     return nullptr;
   }

@@ -22,6 +22,9 @@ class Knobs:
     compile_workers: int
     # DOVETAIL_SLAB_CACHE_MB: idle memory kept for the next call of a CPU plan.
     slab_cache_bytes: int
+    # DOVETAIL_DIRECT_PRODUCTS: 0 leaves products of halves on a GPU to ATen, whose operators a
+    # program may have replaced; 1, the default, asks cuBLASLt.
+    direct_products: bool
 
     @staticmethod
     def from_environment(environment: Mapping[str, str] | None = None) -> Knobs:
@@ -36,6 +39,7 @@ class Knobs:
             cxx=env.get("DOVETAIL_CXX") or "g++",
             compile_workers=_integer(env, "DOVETAIL_COMPILE_WORKERS", usable_cores()),
             slab_cache_bytes=_integer(env, "DOVETAIL_SLAB_CACHE_MB", 1024) << 20,
+            direct_products=_integer(env, "DOVETAIL_DIRECT_PRODUCTS", 1) != 0,
         )
 
 

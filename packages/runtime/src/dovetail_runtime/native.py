@@ -12,7 +12,7 @@ import torch
 from dovetail_runtime.knobs import Knobs
 
 # Changes with the arguments and tables that the native executor takes; _executor.cpp has it, too.
-INTERFACE = 5
+INTERFACE = 6
 
 
 class NativeMismatch(ImportError):
@@ -38,7 +38,9 @@ def executor_module() -> ModuleType:
             f"Build it with: {rebuild_command()}"
         ) from error
     check_module(module)
-    module.set_slab_limit(Knobs.from_environment().slab_cache_bytes)
+    knobs = Knobs.from_environment()
+    module.set_slab_limit(knobs.slab_cache_bytes)
+    module.allow_direct_products(knobs.direct_products)
     return module
 
 

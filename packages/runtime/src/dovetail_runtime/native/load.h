@@ -424,7 +424,8 @@ class Loader {
         note_results(loop->outputs);
       } else if (auto* call = std::get_if<CallAten>(&step)) {
         note_results(call->outputs);
-        if (program_.cuda_device < 0 || CublasLt::get() == nullptr || !is_product(*call)) continue;
+        if (program_.cuda_device < 0 || !direct_products() || !is_product(*call)) continue;
+        if (CublasLt::get() == nullptr) continue;
         call->product = std::make_shared<LtProduct>();
         for (const AtenArgument& argument : call->arguments) {
           if (argument.kind == AtenArgument::Tensor) needs_data[argument.index] = true;

@@ -121,6 +121,12 @@ struct Matrix {
   int64_t batch_stride = 0, row_stride = 0, column_stride = 1;
 };
 
+// Whether programs that are loaded from now on may bypass ATen for products.
+inline std::atomic<bool>& direct_products() {
+  static std::atomic<bool> allowed{true};
+  return allowed;
+}
+
 // One step's product; keeps what was chosen for each layout of its operands.
 class LtProduct {
  public:
