@@ -26,7 +26,10 @@ KEY = "BackendSelect"
 
 @contextmanager
 def float32_products() -> Iterator[None]:
-    """Inside, each of `NAMES` computes in float32 what it is given in halves."""
+    """Inside, each of `NAMES` computes in float32 what it is given in halves, and nothing in TF32,
+    whose kernels are of the same kind."""
+    tf32 = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     library = torch.library.Library("aten", "IMPL")
     for name in NAMES:
         packet = getattr(torch.ops.aten, name)
@@ -38,6 +41,7 @@ def float32_products() -> Iterator[None]:
         yield
     finally:
         library._destroy()
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = tf32
 
 
 def _below(keys: torch._C.DispatchKeySet) -> torch._C.DispatchKeySet:
