@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import collections
 import copy
+import functools
 import gc
+import operator
 import sys
 import threading
 import warnings
@@ -522,3 +524,36 @@ def test_what_is_known_of_a_code_goes_when_the_code_dies() -> None:
     del dying
     gc.collect()
     assert [known.plain_floats for known in facts.all()] == [True]
+
+
+def scaled(x, by):
+    return x * by
+
+
+LAYER = nn.Linear(8, 8)
+FRAMELESS = {
+    "function in C": (torch.add, 2),
+    "torch.nn.functional's": (nn.functional.gelu, 1),
+    "method in C": (torch.Tensor.mul, 2),
+    "bound method in C": (torch.ones(8).add, 1),
+    "operator": (torch.ops.aten.add, 2),
+    "overload": (torch.ops.aten.add.Tensor, 2),
+    "operator's function": (operator.matmul, 2),
+    "partial of C": (functools.partial(torch.add, alpha=2), 2),
+    "partial of Python": (functools.partial(scaled, by=torch.ones(8)), 1),
+    "partial of a module": (functools.partial(LAYER), 1),
+    "module's forward": (LAYER.forward, 1),
+}
+
+
+@pytest.mark.parametrize("name", FRAMELESS)
+def test_targets_without_python_frames_are_captured(name):
+    """Callables in C, whose call runs no Python frame, are one graph, too."""
+    target, arguments = FRAMELESS[name]
+    inputs = [torch.randn(8, requires_grad=True) for _ in range(arguments)]
+    backend = Counting()
+    compiled = dc.optimize(target, backend, fullgraph=True)
+    torch.testing.assert_close(compiled(*inputs), target(*inputs))
+    assert len(backend.graphs) == backend.runs == 1
+    exported = dc.export(target, tuple(inputs))
+    torch.testing.assert_close(exported(*inputs), target(*inputs))

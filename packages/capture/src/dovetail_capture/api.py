@@ -12,6 +12,7 @@ from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import GraphModule
 
 from dovetail_capture._frame_hook import Switched
@@ -123,7 +124,7 @@ def optimize(
         target = target._orig_mod
     elif isinstance(target, Switched) and target.context is not None:
         target = target.function
-    if isinstance(target, FunctionType) and target.__code__ in TRANSFORMED:
+    if not _has_frame_of_its_own(target):
         target = _called(target)
     context = make_context(
         target,
@@ -142,13 +143,28 @@ def optimize(
     return switched
 
 
-def _called(transformed: FunctionType) -> FunctionType:
-    """A function that calls what a transform of `torch.func` gave: such a call can be captured, the
-    body of what is called cannot."""
+def _has_frame_of_its_own(target: Any) -> bool:
+    """Whether a call of `target` runs a Python frame that is worth capturing. Operators and other
+    functions in C have none, a transform of `torch.func` runs one of torch's."""
+    if isinstance(target, torch.nn.Module):
+        return True
+    while isinstance(target, functools.partial):
+        target = target.func
+        if isinstance(target, torch.nn.Module):  # (of whose frames the outer ones are torch's)
+            return False
+    if isinstance(target, (OpOverload, OpOverloadPacket)):
+        return False
+    codes = _root_codes(target)
+    return bool(codes) and codes[0] not in TRANSFORMED
 
-    @functools.wraps(transformed)
+
+def _called(target: Callable[..., Any]) -> FunctionType:
+    """A function that calls `target`: such a call can be captured, the body of what is called
+    cannot."""
+
+    @functools.wraps(target)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return transformed(*args, **kwargs)
+        return target(*args, **kwargs)
 
     return call  # type: ignore[return-value]
 
@@ -163,6 +179,9 @@ def export(
     """The whole of `target(*args, **kwargs)` as one graph, or an error that says where and why
     that cannot be and what to do about it."""
     options = _options(fullgraph=True, dynamic=dynamic)
+    framed = _has_frame_of_its_own(target) and not isinstance(target, functools.partial)
+    if callable(target) and not framed:
+        target = _called(target)
     return export_graph(target, args, kwargs or {}, _capture_frame, options)
 
 
