@@ -335,62 +335,6 @@ def adaptive_avg_pool2d_backward(grad: FakeTensor, x: FakeTensor) -> FakeTensor:
     return _like_suggested(x)
 
 
-def upsample(x: FakeTensor, output_size: Sequence[Size], *rest: Any) -> FakeTensor:
-    """The resizing of a row, an image or a volume, where PyTorch's meta kernel wants numbers, or
-    trips over a batch of none."""
-    sizes = (*x._sizes[:2], *output_size)
-    if len(sizes) != len(x._sizes):
-        return NotImplemented  # type: ignore[no-any-return]
-    if all(type(n) is int for n in (*sizes, *x._sizes)) and 0 not in x._sizes:
-        return NotImplemented  # type: ignore[no-any-return]
-    for size in (*sizes[1:], *x._sizes[2:]):
-        if not insisted(size > 0):
-            raise RuntimeError(f"Input and output sizes should be greater than 0: {sizes}")
-    strides = channels_last(sizes) if suggests_channels_last(x) else contiguous(sizes)
-    return make(sizes, strides, x._dtype, x._device)
-
-
-def grid_sample(x: FakeTensor, grid: FakeTensor, *rest: Any) -> FakeTensor:
-    """Samples of an image at the places of a grid, where PyTorch's meta kernel wants numbers."""
-    sizes = (*x._sizes[:2], *grid._sizes[1:-1])
-    if len(sizes) != len(x._sizes) or all(type(n) is int for n in (*sizes, *x._sizes)):
-        return NotImplemented  # type: ignore[no-any-return]
-    if not insisted(x._sizes[0] == grid._sizes[0]):
-        raise RuntimeError("grid_sampler(): expected grid and input to have same batch size")
-    for size in x._sizes[2:]:
-        if not insisted(size > 0):
-            raise RuntimeError(f"grid_sampler(): empty spatial dimensions: {x._sizes}")
-    return fresh(sizes, x._dtype, x._device)
-
-
-def cudnn_grid_sample(x: FakeTensor, grid: FakeTensor) -> FakeTensor:
-    """The same in cuDNN, for which PyTorch has no meta kernel."""
-    found = grid_sample(x, grid)
-    if found is not NotImplemented:
-        return found
-    if x._sizes[0] != grid._sizes[0]:
-        raise RuntimeError("grid_sampler(): expected grid and input to have same batch size")
-    return fresh((*x._sizes[:2], *grid._sizes[1:-1]), x._dtype, x._device)
-
-
-def col2im(
-    x: FakeTensor, output_size: Sequence[Size], kernel_size: Sequence[int], *rest: Any
-) -> FakeTensor:
-    """An image of columns, where PyTorch's meta kernel wants numbers."""
-    if all(type(n) is int for n in (*output_size, *x._sizes)) or len(x._sizes) not in (2, 3):
-        return NotImplemented  # type: ignore[no-any-return]
-    channels = x._sizes[-2] // (kernel_size[0] * kernel_size[-1])
-    return fresh((*x._sizes[:-2], channels, *output_size), x._dtype, x._device)
-
-
-_UPSAMPLES = (
-    *(f"{kind}{rank}d" for kind in ("upsample_nearest", "_upsample_nearest_exact")
-      for rank in (1, 2, 3)),
-    "upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d",
-    "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
-)  # fmt: skip
-
-
 def rules() -> dict[str, Callable[..., Any]]:
     """The table of this family."""
     return {
@@ -404,9 +348,4 @@ def rules() -> dict[str, Callable[..., Any]]:
         "avg_pool2d_backward.default": max_pool2d_backward,
         "_adaptive_avg_pool2d.default": adaptive_avg_pool2d,
         "_adaptive_avg_pool2d_backward.default": adaptive_avg_pool2d_backward,
-        **{f"{name}.default": upsample for name in _UPSAMPLES},
-        "col2im.default": col2im,
-        "grid_sampler_2d.default": grid_sample,
-        "grid_sampler_3d.default": grid_sample,
-        "cudnn_grid_sampler.default": cudnn_grid_sample,
     }

@@ -346,19 +346,6 @@ def huber_loss(
     return make(x._sizes, empty_like_strides(x), x._dtype, x._device)
 
 
-def pointwise_loss_backward(
-    grad: FakeTensor, x: FakeTensor, target: FakeTensor, *rest: Any, **options: Any
-) -> Any:
-    """Backward of a pointwise loss whose tensors have one shape; else the meta kernel knows."""
-    if not equal_sizes(x._sizes, target._sizes) or x._dtype is not target._dtype:
-        return NotImplemented
-    if empty_like_strides(x) == x._strides == target._strides and x._strides == contiguous(
-        x._sizes
-    ):
-        return _like_contiguous(x)
-    return NotImplemented
-
-
 def rules() -> dict[str, Callable[..., Any]]:
     """The table of this family."""
     return {
@@ -381,5 +368,4 @@ def rules() -> dict[str, Callable[..., Any]]:
         "mse_loss.default": pointwise_loss,
         "smooth_l1_loss.default": pointwise_loss,
         "huber_loss.default": huber_loss,
-        "mse_loss_backward.default": pointwise_loss_backward,
     }

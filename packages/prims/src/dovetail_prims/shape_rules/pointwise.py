@@ -54,9 +54,9 @@ def bool_result(x: FakeTensor) -> FakeTensor:
     return pointwise_out((x,), torch.bool)
 
 
-def real_result(x: FakeTensor) -> Any:
-    """`abs`: complex goes to its real dtype (left to the meta kernel)."""
-    return NotImplemented if x._dtype in COMPLEX else same_dtype(x)
+def real_result(x: FakeTensor) -> FakeTensor:
+    """`abs`: complex goes to its real dtype."""
+    return pointwise_out((x,), x._dtype.to_real()) if x._dtype in COMPLEX else same_dtype(x)
 
 
 def _split(a: Any, b: Any) -> tuple[tuple[FakeTensor, ...], bool]:

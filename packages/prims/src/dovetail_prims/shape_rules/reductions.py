@@ -124,25 +124,30 @@ def var(
     x: FakeTensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
 ) -> FakeTensor:
     """`var`, `std`."""
-    if x._dtype not in FLOATING:
+    if not x._dtype.is_floating_point and not x._dtype.is_complex:
         return NotImplemented  # type: ignore[no-any-return]
-    return fresh(reduced_sizes(x._sizes, dim, keepdim), x._dtype, x._device)
+    return fresh(reduced_sizes(x._sizes, dim, keepdim), x._dtype.to_real(), x._device)
 
 
 def var_mean(
     x: FakeTensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
 ) -> tuple[FakeTensor, FakeTensor]:
     """`var_mean`, `std_mean`."""
-    if x._dtype not in FLOATING:
+    if not x._dtype.is_floating_point and not x._dtype.is_complex:
         return NotImplemented  # type: ignore[no-any-return]
     sizes = reduced_sizes(x._sizes, dim, keepdim)
-    return fresh(sizes, x._dtype, x._device), fresh(sizes, x._dtype, x._device)
+    return (
+        fresh(sizes, x._dtype.to_real(), x._device),
+        fresh(sizes, x._dtype, x._device),
+    )
 
 
 def norm(
     x: FakeTensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> FakeTensor:
     """`linalg_vector_norm`."""
+    if dtype is None and x._dtype.is_complex:
+        dtype = x._dtype.to_real()
     if (dtype or x._dtype) not in FLOATING:
         return NotImplemented  # type: ignore[no-any-return]
     return fresh(reduced_sizes(x._sizes, dim, keepdim), dtype or x._dtype, x._device)
