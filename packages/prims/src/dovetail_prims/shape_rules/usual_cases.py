@@ -19,6 +19,7 @@ from dovetail_prims.shape_rules.layout import (
     empty_like_strides,
     equal_sizes,
     fresh,
+    has_zero,
     is_canonical,
     pointwise_out,
     wrap_dim,
@@ -163,6 +164,24 @@ def soft_margin_loss_backward(
     return pointwise_out((target, x), x._dtype)
 
 
+def multi_margin_loss(
+    x: FakeTensor,
+    target: FakeTensor,
+    p: Any = 1,
+    margin: Any = 1,
+    weight: FakeTensor | None = None,
+    reduction: int = _MEAN,
+) -> FakeTensor:
+    """`multi_margin_loss` of a batch: one number for each row."""
+    if len(x._sizes) != 2 or not equal_sizes(target._sizes, x._sizes[:1]) or has_zero(x._sizes):
+        return NotImplemented  # type: ignore[no-any-return]
+    if not _of_one_kind(x, weight) or target._dtype is not torch.int64:
+        return NotImplemented  # type: ignore[no-any-return]
+    if weight is not None and not equal_sizes(weight._sizes, x._sizes[1:]):
+        return NotImplemented  # type: ignore[no-any-return]
+    return fresh(x._sizes[:1] if reduction == _NONE else (), x._dtype, x._device)
+
+
 def loss_backward(grad: FakeTensor, x: FakeTensor, target: FakeTensor, *rest: Any) -> FakeTensor:
     """The gradient of the squared, the smooth and Huber's loss: row-major."""
     if not _alike(x, target) or not _comes_from(grad, x):
@@ -293,6 +312,7 @@ def rules() -> dict[str, Callable[..., Any]]:
         "binary_cross_entropy_backward.default": cross_entropy_backward,
         "binary_cross_entropy_with_logits.default": cross_entropy_of_logits,
         "soft_margin_loss.default": soft_margin_loss,
+        "multi_margin_loss.default": multi_margin_loss,
         "soft_margin_loss_backward.default": soft_margin_loss_backward,
         "mse_loss_backward.default": loss_backward,
         "smooth_l1_loss_backward.default": loss_backward,
