@@ -134,6 +134,7 @@ class _LongConvolution(nn.Module):
 
     def __init__(self, width: int, length: int) -> None:
         super().__init__()
+        self.norm = nn.LayerNorm(width)
         self.inward = nn.Linear(width, 3 * width)
         self.short = nn.Conv1d(3 * width, 3 * width, 3, padding=2, groups=3 * width)
         self.filter = nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, width))
@@ -144,7 +145,7 @@ class _LongConvolution(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         length = x.shape[1]
-        parts = self.short(self.inward(x).mT)[..., :length]
+        parts = self.short(self.inward(self.norm(x)).mT)[..., :length]
         gate, key, value = parts.chunk(3, 1)
         kernel = (self.filter(self.positions) * self.decay).mT
         spectrum = torch.fft.rfft((key * value).float(), n=2 * length)
