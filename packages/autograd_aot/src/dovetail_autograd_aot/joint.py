@@ -66,8 +66,6 @@ from dovetail_autograd_aot.tracer import Tracer
 from dovetail_autograd_aot.user_gradients import UserGradients
 from dovetail_autograd_aot.values import attribute_of
 
-aten = torch.ops.aten
-
 Decompositions = Mapping[OpOverload, Callable[..., Any]]
 
 

@@ -109,7 +109,6 @@ class Recorder:
         self._normal: set[int] = set()  # ids of fake storages of tensors made outside of one
         self._last_placeholder: Node | None = None
         self._layouts = InputLayouts()
-        self._names: set[str] = set()
 
     # --- inputs ------------------------------------------------------------------------------
 
