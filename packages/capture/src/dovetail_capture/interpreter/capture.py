@@ -3,6 +3,7 @@ the capture just before it."""
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import CodeType, FunctionType
@@ -26,7 +27,7 @@ from dovetail_capture.interpreter import effects, generators, value_checks
 from dovetail_capture.interpreter.aliasing import storage_guards, writes, writes_to_inputs
 from dovetail_capture.interpreter.frame import BreakHere, Frame
 from dovetail_capture.interpreter.late_reads import share_memory
-from dovetail_capture.interpreter.machine import Interpreter, source_line
+from dovetail_capture.interpreter.machine import Interpreter
 from dovetail_capture.interpreter.protocols.class_attributes import MISSING
 from dovetail_capture.interpreter.recipes import Rebuilder
 from dovetail_capture.interpreter.recorder import UNKNOWN_SIZE_HINT, Recorder
@@ -455,5 +456,5 @@ def _graph_break(signal: GraphBreakSignal) -> GraphBreak:
     filename, lineno, _ = where[-1] if where else ("?", 0, "?")
     frames = tuple(f"{name} ({file}:{line})" for file, line, name in where)
     return GraphBreak(
-        signal.reason, filename, lineno, source_line(filename, lineno), signal.hint, frames
+        signal.reason, filename, lineno, linecache.getline(filename, lineno), signal.hint, frames
     )

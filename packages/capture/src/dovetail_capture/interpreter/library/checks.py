@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
@@ -121,10 +122,8 @@ def _numbers(vm: Interpreter, tensor: TensorValue) -> Value:
 def require_truth(vm: Interpreter, condition: Value, wanted: bool) -> bool:
     """Check in the graph that a condition that only data tells is as wanted: what `assert` says.
     False if a graph cannot."""
-    from dovetail_capture.interpreter.machine import source_line
-
     frame = vm.frames[-1]
-    line = source_line(frame.code.co_filename, frame.line()).strip()
+    line = linecache.getline(frame.code.co_filename, frame.line()).strip()
     message = f"`{line}` does not hold ({frame.code.co_filename}:{frame.line()})"
     if isinstance(condition, TensorValue):
         if condition.fake.numel() != 1:

@@ -207,7 +207,7 @@ def dict_of(cls: type) -> Handler:
     def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         new = DictValue(cls)
         if args:
-            vm.dict_update(new, args[0])
+            dicts.update(vm, new, args[0])
         for name, value in kwargs.items():
             dicts.put(vm, new, Constant(name), value)
         return new

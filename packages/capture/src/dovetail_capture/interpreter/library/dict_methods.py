@@ -56,7 +56,7 @@ def dict_getitem(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         handler = operands.dunder(vm, args[0], "__missing__")
         if handler is not None:
             return vm.call(handler, [args[1]], {})
-    return value if value is not None else vm.dict_lookup(dictionary, args[1])
+    return value if value is not None else dicts.lookup(vm, dictionary, args[1])
 
 
 def dict_setitem(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -101,7 +101,7 @@ def dict_popitem(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 def dict_update(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     dictionary = _dict(vm, args[0])
     if len(args) > 1:
-        vm.dict_update(dictionary, args[1])
+        dicts.update(vm, dictionary, args[1])
     for name, value in kwargs.items():
         dicts.put(vm, dictionary, Constant(name), value)
     return NONE

@@ -29,7 +29,7 @@ from dovetail_capture.interpreter.changes import no_changes
 from dovetail_capture.interpreter.late_reads import LASTING, NUMBERS, LateReads, watching
 from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.transforms import InnerRecorder
-from dovetail_capture.interpreter.protocols import dicts
+from dovetail_capture.interpreter.protocols import dicts, sequences
 from dovetail_capture.interpreter.protocols.attributes import resolve
 from dovetail_capture.interpreter.recorder import NotAGraphArgument
 from dovetail_capture.interpreter.session import CallForEffect
@@ -83,7 +83,7 @@ def _check_lasts(vm: Interpreter, hook: Value, cells: list[tuple[CellValue, Any]
     if isinstance(hook, NativeMethod) and isinstance(hook.receiver, TensorValue):
         return
     if isinstance(hook, TupleValue):
-        parts = [vm.tuple_item(hook, i) for i in range(len(hook.items))]
+        parts = sequences.items(vm, hook)
     elif isinstance(hook, FunctionValue) and hook.attributes is None:
         parts = [resolve(vm, default) for default in hook.defaults]
         if hook.kwdefaults is not None:

@@ -19,7 +19,7 @@ from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from dovetail_capture.interpreter.library import optimizer_steps
 from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
-from dovetail_capture.interpreter.protocols import inlining
+from dovetail_capture.interpreter.protocols import inlining, sequences
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant
 from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
@@ -85,10 +85,10 @@ def group_tensors(tensorlistlist: Any, with_indices: Any = False) -> Any:
 
 def _holds_tensor(vm: Any, value: Any) -> bool:
     if isinstance(value, ListValue):
-        return any(isinstance(item, TensorValue) for item in vm.list_items(value))
+        return any(isinstance(item, TensorValue) for item in sequences.items(vm, value))
     if isinstance(value, TupleValue):
         return any(
-            isinstance(vm.tuple_item(value, i), TensorValue) for i in range(len(value.items))
+            isinstance(sequences.item(vm, value, i), TensorValue) for i in range(len(value.items))
         )
     return isinstance(value, TensorValue)
 

@@ -7,7 +7,7 @@ import enum
 import types
 from typing import TYPE_CHECKING, Any
 
-from dovetail_capture.interpreter.protocols import dicts
+from dovetail_capture.interpreter.protocols import dicts, sequences
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
@@ -54,12 +54,12 @@ def _container(vm: Interpreter, value: Any) -> Any:
     """A copy of a container, or UNKNOWN."""
     cls = value.__class__
     if cls is TupleValue:
-        items = [as_python(vm, vm.tuple_item(value, i)) for i in range(len(value.items))]
+        items = [as_python(vm, item) for item in sequences.items(vm, value)]
         if UNKNOWN in _by_identity(items):
             return UNKNOWN
         return value.cls(items)
     if cls is ListValue:
-        items = [as_python(vm, item) for item in vm.list_items(value)]
+        items = [as_python(vm, item) for item in sequences.items(vm, value)]
         if UNKNOWN in _by_identity(items):
             return UNKNOWN
         return value.cls(items, value.maxlen) if value.cls is collections.deque else items

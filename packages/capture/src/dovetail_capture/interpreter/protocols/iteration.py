@@ -11,6 +11,7 @@ from dovetail_capture.interpreter.protocols import (
     dicts,
     held_iterators,
     object_attributes,
+    sequences,
     truth_and_length,
 )
 from dovetail_capture.interpreter.protocols.constants import from_python
@@ -23,6 +24,7 @@ from dovetail_capture.interpreter.values.containers import (
     ListValue,
     SetValue,
     TupleValue,
+    hash_key,
 )
 from dovetail_capture.interpreter.values.functions import (
     GeneratorValue,
@@ -136,7 +138,7 @@ def _by_index(vm: Interpreter, value: Value) -> Iterator[Value]:
 
 def _tuple_items(vm: Interpreter, value: TupleValue) -> Iterator[Value]:
     for index in range(len(value.items)):
-        yield vm.tuple_item(value, index)
+        yield sequences.item(vm, value, index)
 
 
 def _list_items(vm: Interpreter, value: ListValue, count: int, left: int) -> Iterator[Value]:
@@ -146,7 +148,7 @@ def _list_items(vm: Interpreter, value: ListValue, count: int, left: int) -> Ite
             check_deque(vm, value, count, left)
         if index >= len(value.items):
             return
-        yield vm.list_item(value, index)
+        yield sequences.item(vm, value, index)
         index += 1
 
 
@@ -232,7 +234,8 @@ def _dict_items(
         if kind == "keys":
             yield value
         else:
-            item = vm.dict_item(dictionary, value)
+            item = dicts.get(vm, dictionary, hash_key(value))
+            assert item is not None
             yield item if kind == "values" else TupleValue([value, item])
 
 
