@@ -26,6 +26,7 @@ from dovetail_capture.function_stack import no_function_modes
 from dovetail_capture.interpreter import effects, generators, value_checks
 from dovetail_capture.interpreter.aliasing import storage_guards, writes, writes_to_inputs
 from dovetail_capture.interpreter.frame import BreakHere, Frame
+from dovetail_capture.interpreter.input_relations import relate_inputs
 from dovetail_capture.interpreter.late_reads import share_memory
 from dovetail_capture.interpreter.machine import Interpreter
 from dovetail_capture.interpreter.protocols.class_attributes import MISSING
@@ -392,8 +393,8 @@ class _Attempt:
                 fakes = {g.name: value.node.meta.get("val") for g, value in self.session.inputs}
                 module.meta[INPUTS] = share_memory([fakes[g.name] for g in used], late)
                 module.meta[OUTPUTS] = share_memory([n.meta.get("val") for n in nodes], late)
-        self.session.relate_inputs(
-            [i for i in used if not i.static and isinstance(i.example, torch.Tensor)]
+        relate_inputs(
+            self.session, [i for i in used if not i.static and isinstance(i.example, torch.Tensor)]
         )
         kept = set(map(id, used))
         tensors = [
