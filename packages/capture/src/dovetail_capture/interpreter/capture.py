@@ -23,7 +23,7 @@ from dovetail_capture.captured_frame import CapturedFrame, GraphBreak, GraphInpu
 from dovetail_capture.collector import collector_paused
 from dovetail_capture.errors import GraphBreakError, NotCapturable
 from dovetail_capture.function_stack import no_function_modes
-from dovetail_capture.interpreter import effects, generators, value_checks
+from dovetail_capture.interpreter import effects, generators, iterator_recipes, value_checks
 from dovetail_capture.interpreter.aliasing import storage_guards, writes, writes_to_inputs
 from dovetail_capture.interpreter.frame import BreakHere, Frame
 from dovetail_capture.interpreter.input_relations import relate_inputs
@@ -268,8 +268,8 @@ class _Attempt:
                     raise CannotRebuild("a lock that is held")
                 end = self._broken_end(rebuilder)
             effects.changes(rebuilder)
-            rebuilder.iterator_steps()
-            rebuilder.check_iterators()
+            iterator_recipes.replay_steps(rebuilder)
+            iterator_recipes.check_iterators(rebuilder)
             rebuilder.check_caches()
             rebuilder.check_hooks()
             rebuilder.check_late_reads()
