@@ -32,7 +32,7 @@ from torch.fx import Graph, Node
 from dovetail_capture.captured_frame import ValueChecks
 from dovetail_capture.interpreter.aliasing import written_by
 from dovetail_capture.interpreter.library.checks import truth_number
-from dovetail_capture.interpreter.library.transforms import InnerRecorder
+from dovetail_capture.interpreter.library.inner_recorder import InnerRecorder
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue

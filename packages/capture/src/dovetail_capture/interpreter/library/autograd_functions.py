@@ -27,7 +27,7 @@ from dovetail_capture.interpreter.library.autograd_function_nodes import (
     target_of,
 )
 from dovetail_capture.interpreter.library.handlers import Args, Handler, Kwargs
-from dovetail_capture.interpreter.library.transforms import InnerRecorder
+from dovetail_capture.interpreter.library.inner_recorder import InnerRecorder, transforms_around
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.recorder import NotAGraphArgument
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
@@ -322,17 +322,6 @@ def _defaults(vm: Interpreter, cls: Any, given: int) -> Args:
     return left
 
 
-def _transforms_around(vm: Interpreter) -> set[str]:
-    """What the transforms do inside of whose functions the program is."""
-    recorder = vm.session.recorder
-    found: set[str] = set()
-    while isinstance(recorder, InnerRecorder):
-        if recorder.transforms:
-            found.add(recorder.how)
-        recorder = recorder.outer
-    return found
-
-
 def _apply_in_transform(
     vm: Interpreter, fn: Value, cls: Any, given: Args, transforms: set[str]
 ) -> Value:
@@ -383,7 +372,7 @@ def apply(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if kwargs:
         raise GraphBreakSignal(f"{cls.__name__}.apply with keyword arguments")
     given += _defaults(vm, cls, len(given))
-    transforms = _transforms_around(vm)
+    transforms = transforms_around(vm.session.recorder)
     if transforms:
         return _apply_in_transform(vm, fn, cls, given, transforms)
     wanted = torch.is_grad_enabled() and any(map(_needs_gradient, given))

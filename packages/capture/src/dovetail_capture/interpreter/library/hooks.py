@@ -28,7 +28,7 @@ from dovetail_capture.interpreter.aliasing import may_write
 from dovetail_capture.interpreter.changes import no_changes
 from dovetail_capture.interpreter.late_reads import LASTING, NUMBERS, LateReads, watching
 from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
-from dovetail_capture.interpreter.library.transforms import InnerRecorder
+from dovetail_capture.interpreter.library.inner_recorder import InnerRecorder
 from dovetail_capture.interpreter.protocols import dicts, sequences
 from dovetail_capture.interpreter.protocols.attributes import resolve
 from dovetail_capture.interpreter.recorder import NotAGraphArgument
