@@ -453,7 +453,7 @@ def _message(vm: Interpreter, error: ProgramException) -> str:
 
 
 def _graph_break(signal: GraphBreakSignal) -> GraphBreak:
-    where = getattr(signal, "where", [])
+    where = signal.where or []
     filename, lineno, _ = where[-1] if where else ("?", 0, "?")
     frames = tuple(f"{name} ({file}:{line})" for file, line, name in where)
     return GraphBreak(

@@ -378,8 +378,8 @@ class Interpreter:
 
     def note_break(self, signal: GraphBreakSignal) -> None:
         """Remember where a break arose, the first time it passes by."""
-        if not hasattr(signal, "where"):
-            signal.where = [  # type: ignore[attr-defined]
+        if signal.where is None:
+            signal.where = [
                 (frame.code.co_filename, frame.line(), frame.code.co_qualname)
                 for frame in self.frames
             ]

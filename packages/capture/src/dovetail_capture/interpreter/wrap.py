@@ -11,7 +11,7 @@ import threading
 import types
 import typing
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from dovetail_guards import clauses as c
@@ -91,6 +91,7 @@ _RECEIVERS = (torch.Tensor, list, dict, set, collections.deque, tuple, str, torc
 
 
 Wrapper = Callable[[Session, Any, Source], Value]
+V = TypeVar("V", bound=Value)
 
 
 def wrap(session: Session, real: Any, source: Source) -> Value:
@@ -196,7 +197,7 @@ def _function(session: Session, real: types.FunctionType, source: Source) -> Val
         _cell(session, cell, sources.item(base, index))  # type: ignore[misc]
         for index, cell in enumerate(real.__closure__ or ())
     )
-    return _remember(session, real, value)  # type: ignore[no-any-return]
+    return _remember(session, real, value)
 
 
 def _builtin_method(session: Session, real: Any, source: Source) -> Value:
@@ -238,7 +239,7 @@ def _array(session: Session, real: Any, source: Source) -> Value:
             place = session.sources.attr(place, name)
         session.guard(c.ConstantIs, place, expected)
     value = ArrayValue(session.array_input(tensor, ArraySource(source)), type(real), source)
-    return _remember(session, real, value)  # type: ignore[no-any-return]
+    return _remember(session, real, value)
 
 
 def _known(session: Session, real: Any, source: Source) -> Value | None:
@@ -249,7 +250,7 @@ def _known(session: Session, real: Any, source: Source) -> Value | None:
     return known
 
 
-def _remember(session: Session, real: Any, value: Any) -> Any:
+def _remember(session: Session, real: Any, value: V) -> V:
     session.known[id(real)] = value
     session.keep_alive.append(real)
     return value
@@ -269,7 +270,7 @@ def _tuple(session: Session, real: Any, source: Source) -> Value:
         return known
     item = session.sources.item
     children = [Lazy(child, item(source, index)) for index, child in enumerate(real)]
-    return _remember(session, real, TupleValue(children, type(real), source))  # type: ignore[no-any-return]
+    return _remember(session, real, TupleValue(children, type(real), source))
 
 
 def _list(session: Session, real: Any, source: Source) -> Value:
@@ -283,7 +284,7 @@ def _list(session: Session, real: Any, source: Source) -> Value:
     value = ListValue(children, type(real), source)
     if type(real) is collections.deque:
         value.maxlen = real.maxlen
-    return _remember(session, real, value)  # type: ignore[no-any-return]
+    return _remember(session, real, value)
 
 
 def _dict(session: Session, real: Any, source: Source) -> Value:
@@ -303,7 +304,7 @@ def _dict(session: Session, real: Any, source: Source) -> Value:
         value.default_factory = wrap(
             session, real.default_factory, session.sources.attr(source, "default_factory")
         )
-    return _remember(session, real, value)  # type: ignore[no-any-return]
+    return _remember(session, real, value)
 
 
 def _set(session: Session, real: Any, source: Source) -> Value:
@@ -316,7 +317,7 @@ def _set(session: Session, real: Any, source: Source) -> Value:
         session.guard(c.ConstantIs, source, type(real)(real))
     members = [Constant(item) for item in real]
     value = SetValue(members, type(real), source, copied=frozenset(real))
-    return _remember(session, real, value)  # type: ignore[no-any-return]
+    return _remember(session, real, value)
 
 
 def _is_fixed_member(item: Any) -> bool:
@@ -355,7 +356,7 @@ def _cell(session: Session, real: Any, source: Source) -> Value:
         if isinstance(known.source, ClosureCellSource) and isinstance(known.content, Lazy):
             session.same(known.content.source, session.sources.cell(source))
         return known
-    return _remember(session, real, cell_value(session, real, source))  # type: ignore[no-any-return]
+    return _remember(session, real, cell_value(session, real, source))
 
 
 def cell_value(
@@ -409,7 +410,7 @@ def _object(session: Session, real: Any, source: Source) -> Value:
     if issubclass(cls, _CONTAINERS):
         base = next(base for base in _CONTAINERS if issubclass(cls, base))
         value.native = _native_part(session, real, source, base)
-    return _remember(session, real, value)  # type: ignore[no-any-return]
+    return _remember(session, real, value)
 
 
 def _mapping_proxy(session: Session, real: Any, source: Source) -> Value:
@@ -428,7 +429,7 @@ def _iterator(session: Session, real: Any, source: Source) -> Value:
     if known is not None:
         return known
     _guard_type(session, real, source)
-    return _remember(session, real, HeldIterator(real, source))  # type: ignore[no-any-return]
+    return _remember(session, real, HeldIterator(real, source))
 
 
 def _view(session: Session, real: Any, source: Source) -> Value:
@@ -440,7 +441,7 @@ def _view(session: Session, real: Any, source: Source) -> Value:
     place = session.sources.iterator_part(source, "viewed")
     value = DictView(wrap(session, iterators.viewed(real), place), iterators.VIEWS[type(real)])
     value.source = source
-    return _remember(session, real, value)  # type: ignore[no-any-return]
+    return _remember(session, real, value)
 
 
 def _thread_local(session: Session, real: threading.local, source: Source) -> Value:
@@ -451,7 +452,7 @@ def _thread_local(session: Session, real: threading.local, source: Source) -> Va
     fields = wrap(session, real.__dict__, session.sources.attr(source, "__dict__"))
     assert isinstance(fields, DictValue)
     value.fields = fields
-    return _remember(session, real, value)  # type: ignore[no-any-return]
+    return _remember(session, real, value)
 
 
 def _has_another_dict(real: Any) -> bool:

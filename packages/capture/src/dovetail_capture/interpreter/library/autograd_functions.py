@@ -113,8 +113,9 @@ def _attribute(vm: Interpreter, ctx: Value, name: str) -> list[Value]:
 
 def _results_of(result: Value) -> tuple[list[Value], bool]:
     """What a forward gives, and whether it is several."""
-    many = isinstance(result, TupleValue) and result.cls is tuple
-    returned: list[Value] = list(result.items) if many else [result]  # type: ignore[attr-defined]
+    returned, many = [result], False
+    if isinstance(result, TupleValue) and result.cls is tuple:
+        returned, many = list(result.items), True
     if not any(isinstance(one, TensorValue) for one in returned):
         raise GraphBreakSignal("a function of autograd that gives no tensor")
     if not all(isinstance(one, (TensorValue, Constant)) for one in returned):
@@ -280,8 +281,7 @@ def _backward_graph(
     finally:
         session.recorder = forward
         session.made_leaves = leaves
-    several = isinstance(found, TupleValue)
-    parts = list(found.items) if several else [found]  # type: ignore[attr-defined]
+    parts = list(found.items) if isinstance(found, TupleValue) else [found]
     while len(parts) > len(given) and _is_none(parts[-1]):
         parts.pop()
     if len(parts) != len(given):

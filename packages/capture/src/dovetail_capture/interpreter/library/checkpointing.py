@@ -82,7 +82,7 @@ class _Selection:
 
 def _checkpoint(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if not args:
-        return PASS  # type: ignore[no-any-return]  # a decorator
+        return PASS  # a decorator
     recorder = vm.session.recorder
     before = recorder.checkpoint, recorder.policy
     policy = _policy(vm, kwargs)
@@ -169,7 +169,7 @@ def _policy(vm: Interpreter, kwargs: Kwargs) -> Policy | None:
 def _contexts(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`create_selective_checkpoint_contexts(policy_or_operators)`, called by a `context_fn`."""
     if not vm.session.selects or not (args or "policy_fn_or_list" in kwargs):
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     given = args[0] if args else kwargs["policy_fn_or_list"]
     real = real_object(vm, given)
     if isinstance(real, list):

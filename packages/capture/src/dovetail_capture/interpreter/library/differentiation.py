@@ -273,7 +273,7 @@ def _grad(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     bound = _GRAD_SIGNATURE.bind(*args, **kwargs).arguments
     option = {name: bound.get(name, NONE) for name in _GRAD_SIGNATURE.parameters}
     if _flag(vm, option["is_grads_batched"], False):
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     roots, inputs = _tensors(vm, option["outputs"]), _tensors(vm, option["inputs"])
     _check(vm, roots, inputs)
     for value in inputs:
@@ -285,7 +285,7 @@ def _grad(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     create = _flag(vm, option["create_graph"], False)
     zeros = _flag(vm, option["materialize_grads"], False)
     if zeros and not _flag(vm, option["allow_unused"], True):
-        return PASS  # type: ignore[no-any-return]  # a ValueError
+        return PASS  # a ValueError
     unused = _flag(vm, option["allow_unused"], zeros) or zeros
     flags = (_flag(vm, option["retain_graph"], create), create, unused)
     found = _differentiated(vm, roots, tangents, inputs, flags)

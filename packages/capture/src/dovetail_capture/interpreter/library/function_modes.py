@@ -232,7 +232,7 @@ def _default_device(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
             if known.index is None and known.type not in ("cpu", "meta"):
                 raise GraphBreakSignal("the number of the default device")
             return device
-    return PASS  # type: ignore[no-any-return]
+    return PASS
 
 
 HANDLERS: dict[Any, Handler] = {

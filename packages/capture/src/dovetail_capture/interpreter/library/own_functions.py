@@ -198,7 +198,7 @@ def as_subclass(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     tensor, cls = args[0], vm.as_python(args[1] if len(args) > 1 else kwargs["cls"])
     known = isinstance(cls, type) and issubclass(cls, torch.Tensor)
     if not known or not isinstance(tensor, TensorValue):
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     plain = cls.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
     if not plain or issubclass(cls, (torch.nn.Parameter, torch.nn.Buffer)):
         raise GraphBreakSignal(f"a tensor as one of the class {cls.__name__}")
@@ -249,7 +249,7 @@ def _handle(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     function, relevant, *given = args
     classes = _asked_objects(vm, [relevant])
     if not classes:
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     named = _as_dict(kwargs)
     asked = [vm.held(cls) for cls in classes]
     if any(isinstance(v, TensorValue) and v.cls is torch.Tensor for v in vm.iterate(relevant)):

@@ -50,7 +50,7 @@ def make_tensor(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
             return vm.record("call_function", torch.full, [TupleValue([]), args[0]], options)
     if kwargs is not told:
         return vm.record("call_function", torch.tensor, args, kwargs)
-    return PASS  # type: ignore[no-any-return]
+    return PASS
 
 
 def with_dtype_of_scalars(vm: Interpreter, data: Value, kwargs: Kwargs) -> Kwargs:
@@ -103,7 +103,7 @@ def new_tensor(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`x.new_tensor(numbers)`."""
     given = args[1] if len(args) > 1 else kwargs.get("data", NONE)
     if set(kwargs) - {"data", "dtype", "device"} or not _is_found_in_data(vm, given):
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     assert isinstance(args[0], TensorValue)
     fake = args[0].fake
     named: Kwargs = {"dtype": Constant(fake.dtype), "device": Constant(fake.device)}
@@ -156,7 +156,7 @@ def as_array(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     data = args[0] if args else kwargs.get("obj", NONE)
     named = with_dtype_of_scalars(vm, data, kwargs)
     if named is kwargs:
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     return vm.record("call_function", torch.asarray, args, named)
 
 
@@ -205,9 +205,9 @@ def tensor_type(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`x.type(torch.HalfTensor)`: a graph's text has names for these classes."""
     wanted = args[1] if len(args) > 1 else kwargs.get("dtype")
     if not isinstance(wanted, Constant) or not isinstance(wanted.value, type):
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     if wanted.value not in _LEGACY:
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     name = Constant(f"torch.{wanted.value.__name__}")
     others = {key: value for key, value in kwargs.items() if key != "dtype"}
     return vm.record("call_method", "type", [args[0], name, *args[2:]], others)
@@ -226,7 +226,7 @@ def of_numbers(fn: Callable[..., Any]) -> Handler:
 
     def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         if not args or not all(isinstance(arg, (Constant, SymbolicNumber)) for arg in args):
-            return PASS  # type: ignore[no-any-return]
+            return PASS
         if isinstance(kwargs.get("out"), TensorValue):
             first = vm.call(Constant(torch.tensor), [Constant(vm.as_python(args[0]))], {})
             return vm.call(Constant(fn), [first, *args[1:]], kwargs)

@@ -71,7 +71,7 @@ def transform_of(transform: Any) -> Handler:
 
     def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         if not args or (isinstance(args[0], Constant) and not callable(args[0].value)):
-            return PASS  # type: ignore[no-any-return]
+            return PASS
         options = _options(vm, transform, args, kwargs)
         try:
             transform(_nothing, **options)
@@ -319,7 +319,7 @@ def vjp_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     the value."""
     has_aux = _has_aux(vm, kwargs)
     if has_aux is None or not args:
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     inner = _on_primals(vm, args[0], args[1:], "reverse")
     count = len(args) - 1
     mapped = TransformValue(_vjp, args[0], {"count": count, "has_aux": has_aux}, inner)
@@ -338,7 +338,7 @@ def linearize_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`torch.func.linearize`: the value, and a function of what is to be pushed forward. To the
     latter all that is known beforehand is a constant: nothing but the tangents has a gradient."""
     if kwargs or not args:
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     inner = _on_primals(vm, args[0], args[1:], "forward")
     options = {"count": len(args) - 1}
     value = _apply(vm, _value, options, inner, [])
@@ -362,7 +362,7 @@ def jvp_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`torch.func.jvp(function, primals, tangents, has_aux=False)`."""
     has_aux = _has_aux(vm, kwargs)
     if has_aux is None or len(args) != 3:
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     primals, tangents = list(vm.iterate(args[1])), list(vm.iterate(args[2]))
     inner = _capture(vm, _value, args[0], {}, primals, {}, "forward")
     return _apply(vm, _jvp, {"count": len(primals), "has_aux": has_aux}, inner, tangents)
