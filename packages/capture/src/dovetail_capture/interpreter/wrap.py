@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import collections
 import enum
-import functools
 import inspect
-import re
 import threading
 import types
-import typing
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -28,6 +25,12 @@ from dovetail_guards.source import (
     Source,
 )
 
+from dovetail_capture.interpreter.known_types import (
+    EQUALITY_TYPES,
+    IDENTITY_TYPES,
+    is_fixed_member,
+    is_numpy,
+)
 from dovetail_capture.interpreter.session import Session
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import (
@@ -55,36 +58,6 @@ from dovetail_capture.interpreter.values.functions import (
 from dovetail_capture.interpreter.values.objects import ObjectValue, StandIn
 from dovetail_capture.marks import is_marked
 from dovetail_capture.skip import module_of
-
-
-def is_numpy(cls: type, name: str) -> bool:
-    """Is `cls` numpy's class of this name, or a subclass? (numpy need not be installed.)"""
-    return any(base.__module__ == "numpy" and base.__name__ == name for base in cls.__mro__)
-
-
-# Compared by value in a guard.
-EQUALITY_TYPES: tuple[type, ...] = (
-    bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout,
-    torch.memory_format, type(Ellipsis), type(NotImplemented), range,
-)  # fmt: skip
-
-# The kinds of names in `typing`, without parameters and with.
-_BARE = [vars(typing)[name] for name in ("Sized", "Tuple", "Callable", "Optional", "Literal")]
-_GIVEN = (typing.Iterable[int], _BARE[3][int], typing.Callable[[int], int], typing.Literal[1])
-_TYPING_KINDS = {type(name) for name in (*_BARE, *_GIVEN)}
-
-# Pinned by identity in a guard.
-IDENTITY_TYPES: tuple[type, ...] = (
-    types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType,
-    types.WrapperDescriptorType, types.MethodWrapperType, types.ClassMethodDescriptorType,
-    types.GetSetDescriptorType, types.MemberDescriptorType, types.ModuleType, types.CodeType,
-    types.GenericAlias, types.UnionType, type, functools._lru_cache_wrapper, property, staticmethod,
-    classmethod, torch._ops.OpOverload, torch._ops.OpOverloadPacket,
-    torch.Generator, re.Pattern, re.Match, torch.torch_version.TorchVersion, typing.TypeVar,
-    typing.ParamSpec, typing.TypeVarTuple,
-    *_TYPING_KINDS,
-)  # fmt: skip
-
 
 _CONTAINERS = (tuple, list, dict, set, frozenset, collections.deque)
 _RECEIVERS = (torch.Tensor, list, dict, set, collections.deque, tuple, str, torch.device)
@@ -311,24 +284,13 @@ def _set(session: Session, real: Any, source: Source) -> Value:
     known = _known(session, real, source)
     if known is not None:
         return known
-    if not all(_is_fixed_member(item) for item in real):
+    if not all(is_fixed_member(item) for item in real):
         raise GraphBreakSignal("a set whose members are not constants")
     if type(source) is not ObjectSource:
         session.guard(c.ConstantIs, source, type(real)(real))
     members = [Constant(item) for item in real]
     value = SetValue(members, type(real), source, copied=frozenset(real))
     return _remember(session, real, value)
-
-
-def _is_fixed_member(item: Any) -> bool:
-    """Is it the same in each program that meets it? (A closure is known by its parts.)"""
-    if isinstance(item, types.FunctionType):
-        return "<locals>" not in item.__code__.co_qualname
-    functions = (
-        types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
-        types.MethodWrapperType, torch._ops.OpOverload, torch._ops.OpOverloadPacket,
-    )  # fmt: skip
-    return isinstance(item, (*EQUALITY_TYPES, type, enum.Enum, *functions))
 
 
 def _slice(session: Session, real: Any, source: Source) -> Value:

@@ -10,6 +10,7 @@ import torch
 from dovetail_prims.wrappers import is_wrapper_type
 from torch import nn
 
+from dovetail_capture.interpreter.known_types import is_numpy
 from dovetail_capture.interpreter.protocols import class_attributes
 from dovetail_capture.interpreter.protocols.inlining import inline
 from dovetail_capture.interpreter.protocols.native_calls import (
@@ -23,7 +24,6 @@ from dovetail_capture.interpreter.values.base import Value
 from dovetail_capture.interpreter.values.containers import TupleValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
-from dovetail_capture.interpreter.wrap import is_numpy
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
