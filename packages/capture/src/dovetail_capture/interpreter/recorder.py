@@ -14,7 +14,8 @@ from dovetail_guards.shape_env import DataDependentError as UnknownSizeError
 from dovetail_guards.shape_env import ShapeEnv
 from dovetail_prims.data_sizes import data_symbols
 from dovetail_prims.fake_mode import FakeMode
-from dovetail_prims.fake_tensor import DataDependentError, FakeTensor, from_real
+from dovetail_prims.fake_tensor import DataDependentError, FakeTensor
+from dovetail_prims.from_real import from_real
 from dovetail_prims.size_nodes import SizeNodes
 from dovetail_prims.symbolic_forms import symbolic_form
 from dovetail_prims.wrappers import is_wrapper, wrapper_of_fakes

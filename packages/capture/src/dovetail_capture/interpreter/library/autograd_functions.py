@@ -31,7 +31,7 @@ from dovetail_capture.interpreter.library.inner_recorder import InnerRecorder, t
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.recorder import NotAGraphArgument
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
-from dovetail_capture.interpreter.values.base import NONE, Constant, Value
+from dovetail_capture.interpreter.values.base import NONE, Constant, Value, is_none
 from dovetail_capture.interpreter.values.containers import TupleValue
 from dovetail_capture.interpreter.values.hooks import LateState
 from dovetail_capture.interpreter.values.tensors import TensorValue
@@ -216,10 +216,6 @@ def _is_real(arg: Value) -> bool:
     return bool(arg.fake.is_floating_point() or arg.fake.is_complex())
 
 
-def _is_none(value: Value) -> bool:
-    return isinstance(value, Constant) and value.value is None
-
-
 def _place(value: Value, among: list[Any]) -> int:
     for place, one in enumerate(among):
         if one is value:
@@ -282,13 +278,13 @@ def _backward_graph(
         session.recorder = forward
         session.made_leaves = leaves
     parts = list(found.items) if isinstance(found, TupleValue) else [found]
-    while len(parts) > len(given) and _is_none(parts[-1]):
+    while len(parts) > len(given) and is_none(parts[-1]):
         parts.pop()
     if len(parts) != len(given):
         raise GraphBreakSignal("a backward that gives not as many gradients as there are arguments")
     outputs = []
     for arg, part in zip(given, parts, strict=True):
-        absent = _is_none(part)
+        absent = is_none(part)
         if not absent and not (isinstance(arg, TensorValue) and isinstance(part, TensorValue)):
             raise GraphBreakSignal(f"a backward that gives {part.describe()} as a gradient")
         if isinstance(arg, TensorValue):

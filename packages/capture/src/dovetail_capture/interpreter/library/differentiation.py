@@ -22,7 +22,7 @@ from dovetail_capture.interpreter.library.hooks import is_used, too_late
 from dovetail_capture.interpreter.library.inner_recorder import InnerRecorder
 from dovetail_capture.interpreter.protocols import inlining
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.base import NONE, Constant, Value
+from dovetail_capture.interpreter.values.base import NONE, Constant, Value, is_none
 from dovetail_capture.interpreter.values.containers import DictValue, TupleValue
 from dovetail_capture.interpreter.values.functions import HandleValue
 from dovetail_capture.interpreter.values.hooks import Hooked
@@ -95,7 +95,7 @@ def _tangents(vm: Interpreter, roots: list[TensorValue], given: Value) -> list[V
     """The gradients of the roots: those given, and ones for scalars."""
     if isinstance(given, TensorValue):
         items: list[Value] = [given]
-    elif given is NONE or (isinstance(given, Constant) and given.value is None):
+    elif is_none(given):
         items = [NONE] * len(roots)
     else:
         items = list(vm.iterate(given))

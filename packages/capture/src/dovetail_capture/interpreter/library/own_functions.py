@@ -21,7 +21,13 @@ from torch.overrides import get_default_nowrap_functions
 from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.parameters import parameter
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
+from dovetail_capture.interpreter.values.base import (
+    NONE,
+    Constant,
+    Value,
+    boolean,
+    is_not_implemented,
+)
 from dovetail_capture.interpreter.values.containers import DictValue, ListValue, TupleValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.plain import is_asked
@@ -97,7 +103,7 @@ def ask(vm: Interpreter, classes: list[type], call: Args) -> Value:
     """What the first of the classes that answers makes of `call`: function, types, arguments."""
     for cls in classes:
         result = vm.call(vm.get_attr(vm.held(cls), "__torch_function__"), list(call), {})
-        if not (isinstance(result, Constant) and result.value is NotImplemented):
+        if not is_not_implemented(result):
             return result
     raise GraphBreakSignal("an operation to which no `__torch_function__` has an answer")
 

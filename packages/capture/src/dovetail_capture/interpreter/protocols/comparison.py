@@ -21,7 +21,7 @@ from dovetail_capture.interpreter.protocols.operator_tables import COMPARE
 from dovetail_capture.interpreter.protocols.truth_and_length import truth
 from dovetail_capture.interpreter.value_ranges import decided
 from dovetail_capture.interpreter.values.arrays import ArrayValue
-from dovetail_capture.interpreter.values.base import Constant, Value, boolean
+from dovetail_capture.interpreter.values.base import Constant, Value, boolean, is_not_implemented
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
     DictView,
@@ -110,13 +110,13 @@ def _answer_of_methods(vm: Interpreter, symbol: str, left: Value, right: Value) 
             _, method = class_attributes.class_lookup(vm, receiver.python_type(), method_name)
             if isinstance(method, types.FunctionType):
                 result = vm.call(vm.held(method), [receiver, other], {})
-                if not (isinstance(result, Constant) and result.value is NotImplemented):
+                if not is_not_implemented(result):
                     return result
             elif method is object.__ne__:  # it inverts `__eq__`
                 _, equal = class_attributes.class_lookup(vm, receiver.python_type(), "__eq__")
                 if isinstance(equal, types.FunctionType):
                     result = vm.call(vm.held(equal), [receiver, other], {})
-                    if not (isinstance(result, Constant) and result.value is NotImplemented):
+                    if not is_not_implemented(result):
                         return boolean(not truth(vm, result))
     return None
 

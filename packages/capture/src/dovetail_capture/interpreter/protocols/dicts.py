@@ -11,7 +11,7 @@ from dovetail_guards.evaluate import ordered_keys
 
 from dovetail_capture.interpreter.protocols.class_attributes import class_lookup
 from dovetail_capture.interpreter.signals import ProgramException
-from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value
+from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value, is_none
 from dovetail_capture.interpreter.values.containers import DictValue, IdentityKey, hash_key
 from dovetail_capture.interpreter.values.objects import ObjectValue
 
@@ -210,7 +210,7 @@ def lookup(vm: Interpreter, dictionary: DictValue, key: Value) -> Value:
     if value is not None:
         return value
     factory = dictionary.default_factory
-    if factory is not None and not (isinstance(factory, Constant) and factory.value is None):
+    if factory is not None and not is_none(factory):
         value = vm.call(factory, [], {})
         put(vm, dictionary, key, value)
         return value

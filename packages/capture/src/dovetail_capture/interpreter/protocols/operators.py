@@ -24,7 +24,7 @@ from dovetail_capture.interpreter.protocols.operator_tables import BINARY, INPLA
 from dovetail_capture.interpreter.protocols.subscripts import index_of
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue
-from dovetail_capture.interpreter.values.base import Constant, Value
+from dovetail_capture.interpreter.values.base import Constant, Value, is_not_implemented
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
     DictView,
@@ -162,7 +162,7 @@ def by_methods(
         if isinstance(method, class_attributes.C_METHODS) and native:
             if receiver.__class__ is TensorValue and not _unknown_to_tensors(vm, other):
                 result = vm.call(dunder(vm, receiver, special), [other], {})  # type: ignore[arg-type]
-                if not (isinstance(result, Constant) and result.value is NotImplemented):
+                if not is_not_implemented(result):
                     return result
                 continue
             if receiver is left and (is_number_method or special.startswith("__i")):
@@ -176,7 +176,7 @@ def by_methods(
         elif not is_object:
             continue
         result = vm.call(dunder(vm, receiver, special), [other], {})  # type: ignore[arg-type]
-        if not (isinstance(result, Constant) and result.value is NotImplemented):
+        if not is_not_implemented(result):
             return result
     return None
 
