@@ -331,7 +331,7 @@ class Interpreter:
         """`tensor.as_subclass(cls)`."""
         return library.as_subclass(self, [tensor, Constant(cls)], {})
 
-    def is_pure(self, fn: Any, args: list[Value]) -> bool:
+    def is_pure(self, fn: Any) -> bool:
         """May `fn` be run at capture when all its arguments are known?"""
         return library.is_pure(fn)
 

@@ -49,7 +49,7 @@ def object_recipe(rebuilder: Rebuilder, item: ObjectValue) -> r.Recipe:
     elif issubclass(item.cls, BaseException):
         found = item.slots.get("args")
         args = rebuilder.recipes(found.items) if isinstance(found, TupleValue) else ()
-    new = rebuilder.remember(item, _new(rebuilder, item, args))
+    new = rebuilder.remember(item, _new(item, args))
     if issubclass(item.cls, _WITH_FIELDS):
         base = next(base for base in item.cls.__mro__ if base.__module__ == "builtins")
         init = r.CallFunction(r.Const(base.__init__), (new, *args))  # type: ignore[misc]
@@ -106,7 +106,7 @@ def set_slot(
         rebuilder.effects.append(r.SetAttr(target, name, rebuilder.recipe(slot), raw=raw))
 
 
-def _new(rebuilder: Rebuilder, item: ObjectValue, args: tuple[r.Recipe, ...]) -> r.Recipe:
+def _new(item: ObjectValue, args: tuple[r.Recipe, ...]) -> r.Recipe:
     """A new object with the parts that its class's `__new__` takes."""
     new = r.NewObject(item.cls, item.base_new, args)
     traceback = item.slots.get("__traceback__")

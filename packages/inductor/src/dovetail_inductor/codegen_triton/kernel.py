@@ -139,9 +139,10 @@ class Emission:
                 self._in_one_block(nest)
         return self._body(self._kind())
 
-    def run_at(self, starts: Sequence[str], given: Mapping[str, str], kind: str) -> KernelBody:
-        """After what `lines` holds already: the nests at one tile, which begins at `starts` along
-        the axes. `given` are blocks that stand for what is loaded from some buffers."""
+    def run_at(self, starts: Sequence[str], given: Mapping[str, str]) -> KernelBody:
+        """Of a product, after what `lines` holds already: the nests at one tile, which begins at
+        `starts` along the axes. `given` are blocks that stand for what is loaded from some
+        buffers."""
         assert len(starts) == len(self.tiling.axes)
         for position, start in enumerate(starts):
             define_axis(self.lines, self.tiling, self.wide, position, start)
@@ -149,7 +150,7 @@ class Emission:
         self.row_memo = self.memo
         for nest in self.kernel.nests:
             self._row(nest)
-        return self._body(kind)
+        return self._body("product")
 
     def _body(self, kind: str) -> KernelBody:
         return KernelBody(

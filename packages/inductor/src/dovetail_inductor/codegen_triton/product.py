@@ -130,7 +130,7 @@ def product_text(product: ProductKernel, buffers: Mapping[str, Buffer]) -> Produ
         if not columns:
             emission.lines.add(f"{acc} = tl.sum({acc}, 1)[:, None]")
         given[sums] = emission.lines.define(f"{acc}[None, :, :]") if outer else acc
-    use = emission.run_at(starts, given, "product")
+    use = emission.run_at(starts, given)
     once = "".join(f"{line}\n" for line in before.text)
     return ProductText(once, "\n".join(multiply.text), use)
 

@@ -75,7 +75,7 @@ def call_function(
         result = call_handler(vm, handler, real, args, kwargs)
         if result is not NotImplemented:
             return result
-    if vm.is_pure(real, args) and all(
+    if vm.is_pure(real) and all(
         vm.as_python(arg) is not UNKNOWN for arg in (*args, *kwargs.values())
     ):
         return vm.fold(real, args, kwargs)

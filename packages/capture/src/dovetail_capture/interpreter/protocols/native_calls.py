@@ -187,7 +187,7 @@ def call_native(vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str,
             return vm.record("call_function", real, args, kwargs)
         except NotAGraphArgument as error:
             raise GraphBreakSignal(f"`{real.__name__}` called with {error}") from None
-    if vm.is_pure(real, args) or (is_numpy(type(real), "ufunc") and "out" not in kwargs):
+    if vm.is_pure(real) or (is_numpy(type(real), "ufunc") and "out" not in kwargs):
         return vm.fold(real, args, kwargs)
     if isinstance(real, types.MethodWrapperType) and real.__name__ == "__get__":
         owner = real.__self__
