@@ -292,6 +292,7 @@ def emit_plan(graph: KernelGraph, memory: MemoryPlan, options: InductorOptions, 
                 writer.steps.append(Free((*sorted(own, key=_number), *views)))
         if position + 1 < len(graph.steps):
             writer.steps += [FreeSlab(*place) for place in given_back.get(position, ())]
+    outputs = tuple(_output(writer, out) for out in graph.outputs)  # (views are steps)
     return Plan(
         name=name,
         target="cuda" if on_gpu else "cpu",
@@ -301,7 +302,7 @@ def emit_plan(graph: KernelGraph, memory: MemoryPlan, options: InductorOptions, 
         kernels=tuple(writer.kernels.values()),
         steps=tuple(writer.steps),
         slab_bytes=tuple((str(slab.device), slab.nbytes) for slab in memory.slabs),
-        outputs=tuple(_output(writer, out) for out in graph.outputs),
+        outputs=outputs,
         definitions=tuple(graph.definitions.items()),
         mutated=tuple(n for n in graph.inputs if n and n in memory.written_over.values()),
     )
