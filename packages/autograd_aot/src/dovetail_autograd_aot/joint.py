@@ -421,13 +421,19 @@ class JointTrace:
         root = torch.nn.Module()
         for name, value in (*self.tracer.constants.items(), *self.tracer.subgraphs.items()):
             hold(root, name, value)
-        joint = _LazyGraphModule(root, self.graph, "Joint")
-        lifted = tuple(self.lifted.values())
         return JointGraph(
-            joint, signature, lifted, tuple(self.storages), self.reached, self.carriers,
-            tuple(self.apart), self.additive, self.user_gradients.seen, tuple(self.counted),
-            points if has_backward else (),
-        )  # fmt: skip
+            _LazyGraphModule(root, self.graph, "Joint"),
+            signature,
+            constants_lifted=tuple(self.lifted.values()),
+            storages=tuple(self.storages),
+            reached=self.reached,
+            carriers=self.carriers,
+            apart=tuple(self.apart),
+            additive=self.additive,
+            user_code=self.user_gradients.seen,
+            counted=tuple(self.counted),
+            points=points if has_backward else (),
+        )
 
     def _placeholders_first(self) -> None:
         """Tangents were made after the forward; the graph takes its inputs first."""

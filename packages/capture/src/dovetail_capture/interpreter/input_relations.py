@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from types import CodeType
 from typing import Any, TypeGuard
 
 from dovetail_guards import clauses as c
@@ -71,7 +72,7 @@ def _relate_dictionaries(session: Session) -> None:
     one of both would be a change to the other."""
     holders = [fields.holder for fields in session.instance_dicts.values()]
     for value in session.known.values():
-        if not _is_passed_dict(value) or _is_of_this_call(session, value.source):
+        if not _is_passed_dict(value) or is_of_keywords(value.source, session.code):
             continue
         others: list[Source] = []
         for holder in holders:
@@ -101,9 +102,8 @@ def _relate_keys(session: Session) -> None:
             session.clauses.append(c.DistinctObjects(sources))
 
 
-def _is_of_this_call(session: Session, source: Source | None) -> bool:
-    """Is it the dictionary that Python makes of keyword arguments?"""
-    code = session.code
+def is_of_keywords(source: Source | None, code: CodeType) -> bool:
+    """Is it the dictionary that Python makes, for each call, of keyword arguments?"""
     if not (code.co_flags & inspect.CO_VARKEYWORDS and isinstance(source, LocalSource)):
         return False
     place = code.co_argcount + code.co_kwonlyargcount

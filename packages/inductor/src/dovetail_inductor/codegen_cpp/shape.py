@@ -105,18 +105,7 @@ def choose_shape(kernel: FusedKernel, simd_bytes: int) -> KernelShape:
         own = (v for v in kernel.rows if v not in items)
         per_item = min(hint_of(prod(v.size for v in own)), block or 2**62)
     else:
-        rest = [v for v in kernel.rows if v is not vector]
-        inner: list[Var] = []
-        per_item = 1 if vector is None else hint_of(vector.size)
-        if vector is not None and hint_of(vector.size) > BLOCK + lanes:
-            block, per_item = BLOCK, BLOCK
-        while rest and per_item < ITEM_ELEMENTS and hint_of(prod(v.size for v in rest)) > 2:
-            if per_item * hint_of(rest[-1].size) > 64 * ITEM_ELEMENTS and per_item > 64:
-                break
-            inner.insert(0, rest.pop())
-            per_item *= hint_of(inner[0].size)
-        items = tuple(rest)
-        loops = (*inner, vector) if vector is not None else tuple(inner)
+        items, loops, block, per_item = _pointwise_loops(kernel, vector, lanes)
     unroll = 4 if not by_row and vector is not None and _reduces_cheaply(kernel, vector) else 1
     tile = _choose_tile(kernel, vector, lanes) if vector is not None and block is None else None
     if any(nest.scatter is not None for nest in kernel.nests):
@@ -132,7 +121,29 @@ def choose_shape(kernel: FusedKernel, simd_bytes: int) -> KernelShape:
         assert vector is not None
         work *= -(-vector.size // block)
     grain = max(1, GRAIN_COST // max(1, per_item * cost))
-    return KernelShape(items, loops, vector, lanes, block, by_row, work, grain, unroll, tile)
+    return KernelShape(
+        items, loops, vector, lanes, block, by_row, work=work, grain=grain, unroll=unroll, tile=tile
+    )
+
+
+def _pointwise_loops(
+    kernel: FusedKernel, vector: Var | None, lanes: int
+) -> tuple[tuple[Var, ...], tuple[Var, ...], int | None, int]:
+    """The items, the loops, the block and how many elements an item has, of a kernel without
+    columns: as many inner variables as give an item enough to do."""
+    rest = [v for v in kernel.rows if v is not vector]
+    inner: list[Var] = []
+    block: int | None = None
+    per_item = 1 if vector is None else hint_of(vector.size)
+    if vector is not None and hint_of(vector.size) > BLOCK + lanes:
+        block, per_item = BLOCK, BLOCK
+    while rest and per_item < ITEM_ELEMENTS and hint_of(prod(v.size for v in rest)) > 2:
+        if per_item * hint_of(rest[-1].size) > 64 * ITEM_ELEMENTS and per_item > 64:
+            break
+        inner.insert(0, rest.pop())
+        per_item *= hint_of(inner[0].size)
+    loops = (*inner, vector) if vector is not None else tuple(inner)
+    return tuple(rest), loops, block, per_item
 
 
 def _scatter_loops(

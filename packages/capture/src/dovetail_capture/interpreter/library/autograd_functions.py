@@ -172,11 +172,20 @@ def _capture(
         raise GraphBreakSignal(f"a function of autograd that gives {error}") from None
     finally:
         session.recorder = outer
-    forward = inner.module()
-    captured: list[Value] = list(inner.captured)
-    original, counts = _original(vm, cls, args), (len(tensors), len(results))
-    made = forward, list[Value](results), backward, captured, original
-    return Pieces(cls, *made, *counts, many, dirty, plain, returned)
+    return Pieces(
+        cls,
+        forward=inner.module(),
+        results=list(results),
+        backward=backward,
+        captured=list(inner.captured),
+        original=_original(vm, cls, args),
+        given=len(tensors),
+        count=len(results),
+        many=many,
+        dirty=dirty,
+        plain=plain,
+        returned=returned,
+    )
 
 
 def _original(vm: Interpreter, cls: Any, args: Args) -> Callable[[Any], Any]:
