@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils.checkpoint as torch_checkpoint
@@ -91,7 +91,7 @@ def _checkpoint(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         recorder.checkpoint, recorder.policy = recorder.operations, policy
     try:
         with _draws_once(vm, kwargs.get("preserve_rng_state")):
-            return inlining.inline(vm, cast(types.FunctionType, body), args, kwargs)
+            return inlining.inline(vm, body, args, kwargs)
     finally:
         recorder.checkpoint, recorder.policy = before
 

@@ -13,9 +13,8 @@ operator runs.
 
 from __future__ import annotations
 
-import types
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -130,7 +129,7 @@ def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     pred, recorder = given.get("pred"), vm.session.recorder
     if not isinstance(pred, TensorValue) or not {"true_fn", "false_fn"} <= given.keys():
-        return inlining.inline(vm, cast(types.FunctionType, cond), args, kwargs)
+        return inlining.inline(vm, cond, args, kwargs)
     if isinstance(recorder, InnerRecorder) and recorder.transforms:
         raise GraphBreakSignal("torch.cond inside of a transformed function")
     functions = [given["true_fn"], given["false_fn"]]

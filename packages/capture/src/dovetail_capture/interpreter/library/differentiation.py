@@ -8,7 +8,6 @@ Python and captured like the program's own code.
 from __future__ import annotations
 
 import inspect
-import types
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -262,7 +261,7 @@ def _leaf_gradients(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def _backward(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return inlining.inline(vm, cast(types.FunctionType, backward), args, kwargs)
+    return inlining.inline(vm, backward, args, kwargs)
 
 
 _GRAD_SIGNATURE = inspect.signature(torch.autograd.grad)

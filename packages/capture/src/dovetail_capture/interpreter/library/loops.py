@@ -13,7 +13,6 @@ A loop that Python's numbers decide is a loop in Python, and unrolled.
 
 from __future__ import annotations
 
-import types
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -124,7 +123,7 @@ def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     carried = _carried(vm, given.get("carried_inputs"))
     if carried is None or given.keys() != set(names):
-        return inlining.inline(vm, cast(types.FunctionType, while_loop), args, kwargs)
+        return inlining.inline(vm, while_loop, args, kwargs)
     recorder = vm.session.recorder
     with told_as(_NO_NODE, _HINT):
         if isinstance(recorder, InnerRecorder) and recorder.transforms:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import types
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 def inlined(vm: Interpreter, function: Callable[..., Any], args: Args, kwargs: Kwargs) -> Value:
     """A call of a function of ours, interpreted in place of what the program called."""
-    return inlining.inline(vm, cast(types.FunctionType, function), args, kwargs)
+    return inlining.inline(vm, function, args, kwargs)
 
 
 def make_tensor(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:

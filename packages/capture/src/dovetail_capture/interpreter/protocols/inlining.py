@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import types
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -136,9 +137,10 @@ def _record_whole(vm: Interpreter, real: Any, args: list[Value], kwargs: dict[st
 
 
 def inline(
-    vm: Interpreter, real: types.FunctionType, args: list[Value], kwargs: dict[str, Value]
+    vm: Interpreter, function: Callable[..., Any], args: list[Value], kwargs: dict[str, Value]
 ) -> Value:
     """Interpret a pre-existing Python function's body."""
+    real = cast(types.FunctionType, function)
     code = real.__code__
     if code.co_flags & _ASYNC:
         raise GraphBreakSignal(f"a call of the coroutine function {code.co_qualname}")
