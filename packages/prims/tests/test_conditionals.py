@@ -7,7 +7,8 @@ from dovetail_guards.shape_env import Dim, ShapeEnv
 from dovetail_guards.source import LocalSource
 from dovetail_prims.at_sizes import at_sizes
 from dovetail_prims.conditionals import COND, graphs_of, operands_of, run_plainly
-from dovetail_prims.fake_tensor import from_real, make, propagate
+from dovetail_prims.fake_tensor import make, propagate
+from dovetail_prims.from_real import from_real
 from torch.fx import Graph, GraphModule
 
 aten = torch.ops.aten

@@ -69,12 +69,13 @@ def interleaved(
     return statistics.median(a), statistics.median(b), ratio
 
 
-def per_call_us(call: Callable[[], Any], repeats: int = 5, number: int = 2000) -> float:
-    """Best-of-`repeats` microseconds of one call in a tight loop."""
+def per_call_us(call: Callable[[], Any]) -> float:
+    """Best-of-5 microseconds of one call in a tight loop."""
+    number = 2000
     for _ in range(100):
         call()
     best = float("inf")
-    for _ in range(repeats):
+    for _ in range(5):
         start = time.perf_counter()
         for _ in range(number):
             call()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -64,51 +64,55 @@ def aot_compile(
     `gm`, such as `recognise_attention`, but for the backward of a backward. What happens later is
     counted in `log`.
     """
-    log = AotLog() if log is None else log
-    late = LateNeeds(reads_of(gm), *(tuple(gm.meta.get(key, ())) for key in (INPUTS, OUTPUTS)))
-    if any(map(is_wrapper, example_inputs)):
-        late = LateNeeds(late.reads)  # (the plain graph inside has other inputs)
-
-    def compile_plain(
-        plain: GraphModule, examples: Sequence[Any], wrapping: Wrapping | None = None
-    ) -> Callable[..., tuple[Any, ...]]:
-        return _compile_as_placed(
-            plain,
-            examples,
-            log,
-            functools.partial(
-                _compile,
-                forward_compiler=forward_compiler,
-                backward_compiler=backward_compiler or forward_compiler,
-                decompositions=decompositions,
-                partition=partition,
-                compile_backward_now=compile_backward_now,
-                function_mode=function_mode,
-                rewrite=rewrite,
-                wrapping=wrapping,
-                late=late,
-                log=log,
-            ),
-            wrapping is not None,
-        )
-
-    if any(map(is_wrapper, example_inputs)):
-        return compile_around(gm, example_inputs, compile_plain)
-    return compile_plain(gm, example_inputs)
+    settings = _Settings(
+        forward_compiler=forward_compiler,
+        backward_compiler=backward_compiler or forward_compiler,
+        decompositions=decompositions,
+        partition=partition,
+        compile_backward_now=compile_backward_now,
+        function_mode=function_mode,
+        rewrite=rewrite,
+        log=AotLog() if log is None else log,
+    )
+    return _compile_with(settings, gm, example_inputs)
 
 
 Run = Callable[..., tuple[Any, ...]]
-CompileParts = Callable[..., tuple[JointGraph, Run]]
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What `aot_compile` was called with."""
+
+    forward_compiler: Compiler
+    backward_compiler: Compiler
+    decompositions: Decompositions | None
+    partition: Partitioner
+    compile_backward_now: bool
+    function_mode: Callable[[], Any] | None
+    rewrite: Callable[[GraphModule], GraphModule] | None
+    log: AotLog
+
+
+def _compile_with(settings: _Settings, gm: GraphModule, example_inputs: Sequence[Any]) -> Run:
+    late = LateNeeds(reads_of(gm), *(tuple(gm.meta.get(key, ())) for key in (INPUTS, OUTPUTS)))
+    if any(map(is_wrapper, example_inputs)):
+        plain = LateNeeds(late.reads)  # (the plain graph inside has other inputs)
+        return compile_around(
+            gm, example_inputs, functools.partial(_compile_as_placed, settings, plain)
+        )
+    return _compile_as_placed(settings, late, gm, example_inputs)
 
 
 def _compile_as_placed(
+    settings: _Settings,
+    late: LateNeeds,
     gm: GraphModule,
     example_inputs: Sequence[Any],
-    log: AotLog,
-    compile_parts: CompileParts,
-    wraps: bool,
+    wrapping: Wrapping | None = None,
 ) -> Run:
-    joint, run = compile_parts(gm, example_inputs)
+    log = settings.log
+    joint, run = _compile(settings, late, gm, example_inputs, wrapping)
     own = len(example_inputs)
     apart = [pair for pair in joint.apart if max(pair) < own]
     if not joint.storages and not apart:
@@ -121,7 +125,7 @@ def _compile_as_placed(
 
     def of_any_size(inputs: Sequence[Any]) -> Run:
         try:
-            _, made = compile_parts(gm, inputs)
+            _, made = _compile(settings, late, gm, inputs, wrapping)
         except FrozenError:
             # It would assume more of symbolic sizes than the guards, which are made, say.
             return _Variants(_sizes_and_numbers, of_these_sizes, log)
@@ -131,16 +135,17 @@ def _compile_as_placed(
         return made
 
     def of_these_sizes(inputs: Sequence[Any]) -> Run:
+        # (What recognises attention asks for sizes that are not known here.)
+        as_it_is = replace(settings, rewrite=None)
         try:
-            # (What recognises attention asks for sizes that are not known here.)
-            _, made = compile_parts(of_sizes(gm, inputs), inputs, rewrite=None)
+            _, made = _compile(as_it_is, late, of_sizes(gm, inputs), inputs, wrapping)
         except TraceError as error:
             return by_eager(error)
         log.placements += 1
         return made
 
     def by_eager(error: TraceError) -> Run:
-        if wraps:  # its graph notes of each trace how results are put together
+        if wrapping is not None:  # its graph notes of each trace how results are put together
             raise error
         return _by_eager(gm, log, str(error))
 
@@ -184,71 +189,49 @@ def _by_eager(gm: GraphModule, log: AotLog, reason: str) -> Run:
 
 
 def _compile(
+    settings: _Settings,
+    late: LateNeeds,
     gm: GraphModule,
     example_inputs: Sequence[Any],
-    *,
-    forward_compiler: Compiler,
-    backward_compiler: Compiler,
-    decompositions: Decompositions | None,
-    partition: Partitioner,
-    compile_backward_now: bool,
-    function_mode: Callable[[], Any] | None,
-    rewrite: Callable[[GraphModule], GraphModule] | None,
     wrapping: Wrapping | None,
-    late: LateNeeds,
-    log: AotLog,
-) -> tuple[JointGraph, Callable[..., tuple[Any, ...]]]:
+) -> tuple[JointGraph, Run]:
     joint = trace_joint(
-        gm if rewrite is None else rewrite(gm),
+        gm if settings.rewrite is None else settings.rewrite(gm),
         example_inputs,
-        decompositions=decompositions,
-        function_mode=function_mode,
+        decompositions=settings.decompositions,
+        function_mode=settings.function_mode,
         wrapping=wrapping,
     )
-    parts = partition(joint)
+    parts = settings.partition(joint)
     if parts.backward is None:
         tell_what_is_overwritten(parts, len(example_inputs))
     forward = for_custom_operators(
-        forward_compiler(parts.forward, example_values(parts.forward)), parts.forward
+        settings.forward_compiler(parts.forward, example_values(parts.forward)), parts.forward
     )
-    unresolved = [
-        i
-        for i, v in enumerate((*example_inputs, *joint.constants_lifted))
-        if isinstance(v, Tensor) and (v.is_conj() or v.is_neg())
-    ]
+    inputs = (*example_inputs, *joint.constants_lifted)
+    tensors = [(i, v) for i, v in enumerate(inputs) if isinstance(v, Tensor)]
+    unresolved = [i for i, v in tensors if v.is_conj() or v.is_neg()]
     if parts.backward is None:
-        forward = resolving(forward, unresolved)
         # The captured operators must not be recorded by autograd (a Plan would not be, but the
         # forward may be any callable).
-        shield = torch.is_grad_enabled() and any(
-            isinstance(v, Tensor) and v.requires_grad
-            for v in (*example_inputs, *joint.constants_lifted)
-        )
-        return joint, compile_inference(joint, parts, forward, shield)
-    log.saved.append(saved_set(parts))
+        shield = torch.is_grad_enabled() and any(v.requires_grad for _, v in tensors)
+        return joint, compile_inference(joint, parts, resolving(forward, unresolved), shield)
+    settings.log.saved.append(saved_set(parts))
     ends = (*_sizes_of(parts.forward), *_sizes_of(parts.backward))
     symbolic = any(isinstance(v, (torch.SymInt, torch.SymFloat)) for v in ends)
-    lazy = LazyBackward(parts, backward_compiler, log, MAX_VARIANTS, symbolic)
-    if compile_backward_now or symbolic:
+    lazy = LazyBackward(parts, settings.backward_compiler, settings.log, MAX_VARIANTS, symbolic)
+    if settings.compile_backward_now or symbolic:
         # What the backward's compiler assumes of symbolic sizes must be known to the guards,
         # which are made when this function returns.
         lazy.variant(0)
 
-    def compile_second(second: GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+    def compile_second(second: GraphModule, examples: Sequence[Any]) -> Run:
         with torch.enable_grad():
-            return aot_compile(
-                second,
-                examples,
-                forward_compiler=forward_compiler,
-                backward_compiler=backward_compiler,
-                decompositions=decompositions,
-                partition=partition,
-                function_mode=function_mode,
-                log=log,
-            )
+            again = replace(settings, compile_backward_now=False, rewrite=None)
+            return _compile_with(again, second, examples)
 
     cut = unreached_inputs(joint, parts, example_inputs)
-    double = DoubleBackward(gm, joint, compile_second, log, cut)
+    double = DoubleBackward(gm, joint, compile_second, settings.log, cut)
     run = compile_training(joint, parts, forward, lazy, double, late, unresolved, example_inputs)
     return joint, run
 

@@ -66,8 +66,6 @@ from dovetail_autograd_aot.tracer import Tracer
 from dovetail_autograd_aot.user_gradients import UserGradients
 from dovetail_autograd_aot.values import attribute_of
 
-aten = torch.ops.aten
-
 Decompositions = Mapping[OpOverload, Callable[..., Any]]
 
 
@@ -326,7 +324,7 @@ class JointTrace:
             tracer.stack_trace = node.meta.get("stack_trace")
             tracer.checkpoint = node.meta.get("checkpoint")
             tracer.policy = node.meta.get("checkpoint_policy")
-            self.tracer.running = node.name
+            tracer.running = node.name
             op = node.op
             if op == "placeholder":
                 env[node] = next(inputs)
@@ -342,34 +340,15 @@ class JointTrace:
                 continue
             args = torch.fx.node.map_arg(node.args, value)
             if op == "output":
-                self.tracer.running = None
+                tracer.running = None
                 outputs = args[0]
                 if isinstance(outputs, (list, tuple)):
                     return list(outputs)
                 raise TraceError("the captured graph must return a tuple")
             kwargs = torch.fx.node.map_arg(node.kwargs, value) if node.kwargs else {}
-            if node.target in STATES:
-                _state(*args)
-            elif node.target is COND:
-                predicate, *branches, operands = args
-                env[node] = trace_conditional(
-                    tracer, predicate, branches, operands, self._trace_branch
-                )
-            elif node.target is WHILE:
-                carried, additional = args[2:]
-                graphs = args[:2]
-                env[node] = trace_loop(tracer, graphs, carried, additional, self._trace_branch)
-            elif isinstance(node.target, GradientHook):
-                env[node] = self.user_gradients.hooked(node.target, *args)
-            elif op == "call_function":
-                env[node] = DIRECT_CALLS.get(node.target, node.target)(*args, **kwargs)
-            elif op == "call_method":
-                env[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
-            else:
-                env[node] = self.gm.get_submodule(node.target)(*args, **kwargs)
+            env[node] = results = self._call(node, args, kwargs)
             if self.wrapping is not None:
                 self.wrapping.look_at_inputs()
-            results = env.get(node)
             for result in results if isinstance(results, (tuple, list)) else (results,):
                 if isinstance(result, Tensor):
                     grad_fn = grad_fn_of(result)
@@ -377,6 +356,26 @@ class JointTrace:
                     if self.locate and grad_fn is not None:
                         self._note_backward(node.name, grad_fn)
         raise TraceError("the captured graph has no output")
+
+    def _call(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a node of the captured graph gives."""
+        target: Any = node.target
+        if target in STATES:
+            _state(*args)
+            return None
+        if target is COND:
+            predicate, *branches, operands = args
+            return trace_conditional(self.tracer, predicate, branches, operands, self._trace_branch)
+        if target is WHILE:
+            carried, additional = args[2:]
+            return trace_loop(self.tracer, args[:2], carried, additional, self._trace_branch)
+        if isinstance(target, GradientHook):
+            return self.user_gradients.hooked(target, *args)
+        if node.op == "call_function":
+            return DIRECT_CALLS.get(target, target)(*args, **kwargs)
+        if node.op == "call_method":
+            return getattr(args[0], target)(*args[1:], **kwargs)
+        return self.gm.get_submodule(target)(*args, **kwargs)
 
     def _trace_branch(self, branch: GraphModule, operands: Sequence[Any]) -> JointGraph:
         """A branch of a conditional, traced as a graph by itself."""
@@ -422,13 +421,19 @@ class JointTrace:
         root = torch.nn.Module()
         for name, value in (*self.tracer.constants.items(), *self.tracer.subgraphs.items()):
             hold(root, name, value)
-        joint = _LazyGraphModule(root, self.graph, "Joint")
-        lifted = tuple(self.lifted.values())
         return JointGraph(
-            joint, signature, lifted, tuple(self.storages), self.reached, self.carriers,
-            tuple(self.apart), self.additive, self.user_gradients.seen, tuple(self.counted),
-            points if has_backward else (),
-        )  # fmt: skip
+            _LazyGraphModule(root, self.graph, "Joint"),
+            signature,
+            constants_lifted=tuple(self.lifted.values()),
+            storages=tuple(self.storages),
+            reached=self.reached,
+            carriers=self.carriers,
+            apart=tuple(self.apart),
+            additive=self.additive,
+            user_code=self.user_gradients.seen,
+            counted=tuple(self.counted),
+            points=points if has_backward else (),
+        )
 
     def _placeholders_first(self) -> None:
         """Tangents were made after the forward; the graph takes its inputs first."""

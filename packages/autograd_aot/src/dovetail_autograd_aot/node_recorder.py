@@ -95,16 +95,9 @@ class NodeRecorder:
             if len(args) == 1:  # t of t
                 return args[0]
         if func in _OPPOSITE and type(args[0]) is Node:
-            if args[0].target is func:
-                base: Any = args[0].args[0]
-                if same_metadata(args[0].meta["val"], base.meta["val"]):
-                    return base
-                # What has gaps came to lie without them.
-                return self.emit(
-                    aten.clone.default, (base,), {"memory_format": torch.preserve_format}
-                )
-            if func is not aten.neg.default and not args[0].meta["val"]._dtype.is_complex:
-                return args[0]  # (the kernel would return its argument)
+            undone = self._undone(func, args[0])
+            if undone is not None:
+                return undone
         key: Any = None
         if merge and func not in _UNINITIALISED:
             key = (func, merge_key(args), merge_key(tuple(kwargs.items())) if kwargs else None)
@@ -137,6 +130,19 @@ class NodeRecorder:
         if key is not None:
             self._known[key] = result
         return result
+
+    def _undone(self, func: Any, node: Node) -> Any:
+        """What an operator that is its own opposite gives of a node that it made, or that it does
+        nothing to; None if it made no such node."""
+        value = node.meta["val"]
+        if node.target is func:
+            base: Any = node.args[0]
+            if same_metadata(value, base.meta["val"]):
+                return base
+            # What has gaps came to lie without them.
+            return self.emit(aten.clone.default, (base,), {"memory_format": torch.preserve_format})
+        does_nothing = func is not aten.neg.default and not value._dtype.is_complex
+        return node if does_nothing else None  # (the kernel would return its argument)
 
     def parts(self, node: Node) -> tuple[Any, ...]:
         """The nodes of several results; lists among them are taken apart, too."""

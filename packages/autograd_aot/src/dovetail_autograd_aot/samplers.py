@@ -96,8 +96,8 @@ def _limits(dtype: torch.dtype, args: tuple[Any, ...]) -> tuple[int, int] | None
     return None if high is None else (low, high)
 
 
-def _canvas(tensor: FakeTensor, sizes: Any, dtype: torch.dtype | None = None) -> Tensor:
-    return torch.empty(list(sizes), dtype=dtype or tensor._dtype, device=tensor._device)
+def _canvas(tensor: FakeTensor, sizes: Any) -> Tensor:
+    return torch.empty(list(sizes), dtype=tensor._dtype, device=tensor._device)
 
 
 def _by_memory(tensor: FakeTensor, args: tuple[Any, ...], draw: Draw) -> Tensor:

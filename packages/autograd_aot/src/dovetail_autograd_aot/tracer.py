@@ -14,7 +14,8 @@ import torch
 import torch.utils.checkpoint
 from dovetail_guards.shape_env import ShapeEnv
 from dovetail_prims.dispatch_mode import DispatchMode
-from dovetail_prims.fake_tensor import FakeMemo, FakeTensor, from_real, has_other_types, propagate
+from dovetail_prims.fake_tensor import FakeTensor, has_other_types, propagate
+from dovetail_prims.from_real import FakeMemo, from_real
 from dovetail_prims.shape_rules.layout import dense_order
 from torch import Tensor
 from torch._ops import OpOverload

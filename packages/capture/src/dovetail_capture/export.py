@@ -12,12 +12,12 @@ import torch
 from dovetail_guards.clauses import TensorIs
 from dovetail_guards.evaluate import MISSING, FrameView, evaluate
 from dovetail_guards.guard_set import GuardSet
-from dovetail_guards.source import LocalSource
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from dovetail_capture.captured_frame import CapturedFrame
 from dovetail_capture.errors import CaptureError, GraphBreakError, place_of
+from dovetail_capture.interpreter.input_relations import is_of_keywords
 from dovetail_capture.options import CaptureOptions
 from dovetail_capture.recipe import (
     Const,
@@ -208,12 +208,7 @@ def _refuse_outside_effect(effect: Effect, func: FunctionType) -> None:
 
 def _is_own_kwargs(target: Recipe, func: FunctionType) -> bool:
     """Is it the frame's `**kwargs` dict, which every call makes anew?"""
-    code = func.__code__
-    if not code.co_flags & inspect.CO_VARKEYWORDS:
-        return False
-    place = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
-    own = LocalSource(code.co_varnames[place])
-    return isinstance(target, Fetch) and target.source == own
+    return isinstance(target, Fetch) and is_of_keywords(target.source, func.__code__)
 
 
 class _Mark:
@@ -271,54 +266,67 @@ def _assemble(
     names: Mapping[int, str],
 ) -> GraphModule:
     """A new graph: one placeholder per input leaf, attributes for all other tensors."""
-    graph = Graph()
-    attributes: dict[str, Any] = {}
-    placeholders = [graph.placeholder(f"arg{place}") for place in range(len(leaves))]
-    of_object = {
-        id(leaf): node
-        for leaf, node in zip(leaves, placeholders, strict=True)
-        if isinstance(leaf, torch.Tensor)
-    }
-
-    def node_of(tensor: torch.Tensor) -> Node:
-        """The placeholder or attribute that holds a tensor known at capture."""
-        found = of_object.get(id(tensor))
-        if found is None:
-            name = names.get(id(tensor), f"_tensor_{len(attributes)}")
-            attributes[name] = tensor
-            found = of_object[id(tensor)] = graph.create_node("get_attr", name)
-        return found
-
-    new: dict[Node, Node] = {}
-    if frame.graph is not None:
-        inputs = iter(frame.inputs)
-        for node in frame.graph.graph.nodes:
-            if node.op == "placeholder":
-                example = next(inputs).example
-                if not isinstance(example, torch.Tensor):
-                    raise CaptureError(f"cannot export: graph input {node.name} is not a tensor")
-                new[node] = node_of(example)
-                new[node].meta.update(node.meta)
-            elif node.op == "get_attr":
-                value: Any = frame.graph
-                for part in str(node.target).split("."):
-                    value = getattr(value, part)
-                if isinstance(value, GraphModule):  # one that a node chooses
-                    attributes[str(node.target)] = value
-                    new[node] = graph.create_node("get_attr", node.target)
-                    continue
-                if not isinstance(value, torch.Tensor):
-                    raise CaptureError(f"cannot export: {node.target} is not a tensor")
-                new[node] = node_of(value)
-            elif node.op != "output":
-                new[node] = graph.node_copy(node, lambda old: new[old])
+    assembly = _Assembly(leaves, names)
+    new = assembly.copied(frame)
     results = []
     for leaf in out_leaves:
         if isinstance(leaf, _Mark):
             results.append(new[outputs[leaf.index]])
         elif isinstance(leaf, torch.Tensor):
-            results.append(node_of(leaf))
+            results.append(assembly.node_of(leaf))
         else:
             results.append(leaf)
-    graph.output(tuple(results))
-    return GraphModule(attributes, graph)
+    assembly.graph.output(tuple(results))
+    return GraphModule(assembly.attributes, assembly.graph)
+
+
+class _Assembly:
+    """The graph while it is put together."""
+
+    def __init__(self, leaves: Sequence[Any], names: Mapping[int, str]) -> None:
+        self.graph = Graph()
+        self.names = names
+        self.attributes: dict[str, Any] = {}
+        placeholders = [self.graph.placeholder(f"arg{place}") for place in range(len(leaves))]
+        self._of_object = {
+            id(leaf): node
+            for leaf, node in zip(leaves, placeholders, strict=True)
+            if isinstance(leaf, torch.Tensor)
+        }
+
+    def node_of(self, tensor: torch.Tensor) -> Node:
+        """The placeholder or attribute that holds a tensor known at capture."""
+        found = self._of_object.get(id(tensor))
+        if found is None:
+            name = self.names.get(id(tensor), f"_tensor_{len(self.attributes)}")
+            self.attributes[name] = tensor
+            found = self._of_object[id(tensor)] = self.graph.create_node("get_attr", name)
+        return found
+
+    def copied(self, frame: CapturedFrame) -> dict[Node, Node]:
+        """Copy the captured graph, if there is one: its nodes, and what they are here."""
+        new: dict[Node, Node] = {}
+        inputs = iter(frame.inputs)
+        for node in () if frame.graph is None else frame.graph.graph.nodes:
+            if node.op == "placeholder":
+                example = next(inputs).example
+                if not isinstance(example, torch.Tensor):
+                    raise CaptureError(f"cannot export: graph input {node.name} is not a tensor")
+                new[node] = self.node_of(example)
+                new[node].meta.update(node.meta)
+            elif node.op == "get_attr":
+                new[node] = self._attribute(frame.graph, str(node.target))
+            elif node.op != "output":
+                new[node] = self.graph.node_copy(node, lambda old: new[old])
+        return new
+
+    def _attribute(self, module: Any, name: str) -> Node:
+        value = module
+        for part in name.split("."):
+            value = getattr(value, part)
+        if isinstance(value, GraphModule):  # one that a node chooses
+            self.attributes[name] = value
+            return self.graph.create_node("get_attr", name)
+        if not isinstance(value, torch.Tensor):
+            raise CaptureError(f"cannot export: {name} is not a tensor")
+        return self.node_of(value)

@@ -110,7 +110,7 @@ def _span(value: FloatLike, name: str, hint: int) -> Span | None:
         return None if span is None else _unary(value.op, value.args[0], span, name, hint)
     left, right = value.args
     if value.op == "truediv" and isinstance(left, e.Expr) and isinstance(right, e.Expr):
-        return _quotient(left, right, name, hint)
+        return _quotient(left, right, hint)
     if _number(right) is not None:
         span = _span(left, name, hint)
         return None if span is None else _by_number(value.op, _number(right), span)
@@ -141,7 +141,7 @@ def _coefficients(value: e.Expr) -> tuple[int, int] | None:
     return factor, rest
 
 
-def _quotient(left: e.Expr, right: e.Expr, name: str, hint: int) -> Span | None:
+def _quotient(left: e.Expr, right: e.Expr, hint: int) -> Span | None:
     """`(a*x + b) / (c*x + d)` where the divisor keeps its sign; Python rounds it correctly."""
     over, under = _coefficients(left), _coefficients(right)
     if over is None or under is None:

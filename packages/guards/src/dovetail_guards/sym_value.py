@@ -16,6 +16,7 @@ from dovetail_guards.shape_env import DataDependentError, ShapeEnv
 
 Text = str  # inside the class, `str` is the method that torch calls
 Value = e.Expr | rel.BoolExpr | FloatExpr | int | float | bool
+_GUESS = 1024  # what a size that depends on data counts as, where a number is wanted
 
 
 class SymValue:
@@ -86,7 +87,7 @@ class SymValue:
             return None if loose else expr.evaluate(self.env.hints)
         return expr
 
-    def hint_or_guess(self, guess: int = 1024) -> int:
+    def hint_or_guess(self) -> int:
         """The value of an integer in the call being compiled; what depends on data as if large."""
         known = self.hint
         if known is not None:
@@ -94,7 +95,7 @@ class SymValue:
         assert isinstance(self.expr, e.Expr)
         loose = self.env.typical_values(self.expr.free_symbols())
         for name, value in loose.items():
-            loose[name] = max(min(guess, value), self.env.lower_bound(name))
+            loose[name] = max(min(_GUESS, value), self.env.lower_bound(name))
         return self.expr.evaluate({**self.env.hints, **loose})
 
     def has_hint(self) -> bool:

@@ -124,7 +124,7 @@ class _Absorber:
         self.graph = graph
         self.constant = constant
         self.product = product
-        self.weight_at, self.bias_at, self.weight_dim, self.channel_dim = _PRODUCTS[product.target]
+        self.weight_at, _, self.weight_dim, self.channel_dim = _PRODUCTS[product.target]
 
     def run(self, bias: Node | None) -> None:
         value = fake_of(self.product)

@@ -292,18 +292,7 @@ def emit_plan(graph: KernelGraph, memory: MemoryPlan, options: InductorOptions, 
                 writer.steps.append(Free((*sorted(own, key=_number), *views)))
         if position + 1 < len(graph.steps):
             writer.steps += [FreeSlab(*place) for place in given_back.get(position, ())]
-    outputs = tuple(
-        writer.name_of(out, exact=True)
-        if isinstance(out, Strided)
-        else size_expr(out)
-        if isinstance(out, Dim)
-        else FloatOf(out.bits)
-        if isinstance(out, FloatSize)
-        else FloatOf(float_bits(out))
-        if isinstance(out, float)
-        else out
-        for out in graph.outputs
-    )
+    outputs = tuple(_output(writer, out) for out in graph.outputs)  # (views are steps)
     return Plan(
         name=name,
         target="cuda" if on_gpu else "cpu",
@@ -317,6 +306,19 @@ def emit_plan(graph: KernelGraph, memory: MemoryPlan, options: InductorOptions, 
         definitions=tuple(graph.definitions.items()),
         mutated=tuple(n for n in graph.inputs if n and n in memory.written_over.values()),
     )
+
+
+def _output(
+    writer: _Writer, out: Strided | FloatSize | float | None
+) -> str | Size | FloatOf | None:
+    """An output of the plan: the name of a tensor, or a number."""
+    if isinstance(out, Strided):
+        return writer.name_of(out, exact=True)
+    if isinstance(out, Dim):
+        return size_expr(out)
+    if isinstance(out, FloatSize):
+        return FloatOf(out.bits)
+    return FloatOf(float_bits(out)) if isinstance(out, float) else out
 
 
 def _places(memory: MemoryPlan) -> list[tuple[str, int]]:

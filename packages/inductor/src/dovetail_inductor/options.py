@@ -22,7 +22,6 @@ class Gpu:
 class InductorOptions:
     """How a graph is compiled.
 
-    fuse: merge loop nests into kernels; off, every nest is a kernel of its own (for debugging).
     min_rows, max_columns: a kernel that handles a row at a time is not made when there are fewer
         rows than `min_rows` and more columns than `max_columns`: nothing would run in parallel.
     max_nests, max_buffers: limits on the size of one kernel.
@@ -42,7 +41,6 @@ class InductorOptions:
         graph is on none.
     """
 
-    fuse: bool = True
     min_rows: int = 16
     max_columns: int = 8192
     max_nests: int = 48

@@ -4,16 +4,15 @@ from dovetail_prims.dialect import Dialect, VerifyError, verify
 from dovetail_prims.fake_mode import FakeMode, fake_arguments
 from dovetail_prims.fake_tensor import (
     DataDependentError,
-    FakeMemo,
     FakeStorage,
     FakeTensor,
     FakeTensorError,
     TensorMeta,
     UnsupportedTensorError,
-    from_real,
     propagate,
     tensor_meta,
 )
+from dovetail_prims.from_real import FakeMemo, from_real
 from dovetail_prims.record import trace_aten
 from dovetail_prims.sdpa import choose_backend
 

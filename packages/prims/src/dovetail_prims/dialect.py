@@ -223,12 +223,12 @@ def _name(target: Callable[..., Any] | str) -> str:
     return target if isinstance(target, str) else getattr(target, "__name__", repr(target))
 
 
-def neighbourhood(node: Node, around: int = 3) -> str:
+def neighbourhood(node: Node) -> str:
     """The node between its neighbours in the graph, as text; an arrow marks it."""
     nodes = list(node.graph.nodes)
     at = nodes.index(node)
     lines = []
-    for other in nodes[max(0, at - around) : at + around + 1]:
+    for other in nodes[max(0, at - 3) : at + 4]:
         mark = "-->" if other is node else "   "
         lines.append(f"{mark} {other.format_node()}  # {_describe(other.meta.get('val'))}")
     trace = node.meta.get("stack_trace")

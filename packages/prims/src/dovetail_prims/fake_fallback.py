@@ -123,6 +123,22 @@ class _Twins:
             return type(value)(self.to_twins(v) for v in value)
         return value
 
+    def to_fakes(self, value: Any, device: torch.device, views: bool, func: Any) -> Any:
+        """The fakes, on `device`, of what `func` has given; with `views` they may share storages
+        with its arguments."""
+        if isinstance(value, Tensor):
+            fake = self.to_fake.get(id(value))
+            if fake is not None:
+                return fake
+            if value.layout is not torch.strided:
+                raise UnsupportedTensorError(f"no fake for layout {value.layout} ({func})")
+            storage = _shared_storage(value, self) if views else None
+            sizes, strides, offset = tuple(value.shape), value.stride(), value.storage_offset()
+            return make(sizes, strides, value.dtype, device, offset, storage)
+        if isinstance(value, (list, tuple)):
+            return type(value)(self.to_fakes(v, device, views, func) for v in value)
+        return value
+
 
 def run_on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`func(*args, **kwargs)` on fakes through PyTorch's meta kernel."""
@@ -142,7 +158,6 @@ def run_on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         if type(value) is torch.dtype and value in _QUANTIZED:
             raise UnsupportedTensorError(f"no fake for dtype {value} ({func})")
     twins = _Twins()
-    meta_kwargs = dict(kwargs)
     explicit = kwargs.get("device")
     if any(a.name == "device" for a in func._schema.arguments):
         explicit = _find_device(func, args, kwargs)
@@ -163,29 +178,7 @@ def run_on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
             result = NotImplemented
     if result is NotImplemented:
         return _taken_apart(func, args, kwargs)
-    device = explicit or twins.device or _CPU
-
-    def wrap(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            fake = twins.to_fake.get(id(value))
-            if fake is not None:
-                return fake
-            if value.layout is not torch.strided:
-                raise UnsupportedTensorError(f"no fake for layout {value.layout} ({func})")
-            storage = _shared_storage(value, twins) if views else None
-            return make(
-                tuple(value.shape),
-                value.stride(),
-                value.dtype,
-                device,
-                value.storage_offset(),
-                storage,
-            )
-        if isinstance(value, (list, tuple)):
-            return type(value)(wrap(v) for v in value)
-        return value
-
-    wrapped = wrap(result)
+    wrapped = twins.to_fakes(result, explicit or twins.device or _CPU, views, func)
     if written:
         _update_written(func, args, kwargs, written, twins)
     return wrapped

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from dovetail_prims.dispatch_mode import DispatchMode
-from dovetail_prims.fake_tensor import FakeMemo, FakeTensor, from_real, has_other_types, propagate
+from dovetail_prims.fake_tensor import FakeTensor, has_other_types, propagate
+from dovetail_prims.from_real import FakeMemo, from_real
 from dovetail_prims.random_ops import draws
 
 

@@ -187,7 +187,7 @@ def _make_symbolic(
     offset: Size,
     storage: FakeStorage | None,
 ) -> FakeTensor:
-    """A fake whose C++ object carries hints and asks us about sizes (24 µs -> 3 µs)."""
+    """A fake whose C++ object carries hints and asks us about sizes."""
     fake: FakeTensor = _make_wrapper(
         FakeTensor,
         tuple(hint_of(s) for s in sizes),
@@ -264,7 +264,7 @@ def propagate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         from dovetail_prims.fake_fallback import run_on_meta
 
         result = run_on_meta(func, args, kwargs)
-    if func in _LAZY_OPS or (args and type(args[0]) is FakeTensor and _is_lazy(args[0])):
+    if func in _LAZY_OPS or (args and type(args[0]) is FakeTensor and is_lazy(args[0])):
         _keep_lazy(func, args[0], result)
     return result
 
@@ -273,7 +273,8 @@ _HAVE_STRIDES = (None, torch.strided)
 _LAZY_OPS = frozenset({torch.ops.aten._conj.default, torch.ops.aten._neg_view.default})
 
 
-def _is_lazy(t: Tensor) -> bool:
+def is_lazy(t: Tensor) -> bool:
+    """Whether a tensor's values are not what its memory holds (see `set_lazy`)."""
     return t.is_conj() or t.is_neg()
 
 
@@ -305,6 +306,8 @@ def _fakify(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Replace real tensors by fakes of their own; refuse if the op would write to one."""
+    from dovetail_prims.from_real import FakeMemo, from_real
+
     memo = FakeMemo()
     written = {
         i for i, a in enumerate(func._schema.arguments) if a.alias_info and a.alias_info.is_write
@@ -326,119 +329,6 @@ def _fakify(
         tuple(convert(a, i in written) for i, a in enumerate(args)),
         {k: convert(v, k in written_names) for k, v in kwargs.items()},
     )
-
-
-class FakeMemo:
-    """Which fake stands for which real tensor, and which `FakeStorage` for which storage.
-
-    It keeps the real objects alive, so that an id cannot come to mean another object.
-    """
-
-    def __init__(self) -> None:
-        self._tensors: dict[int, tuple[Tensor, FakeTensor]] = {}
-        self._storages: dict[int, tuple[Any, FakeStorage]] = {}
-
-    def get(self, real: Tensor) -> FakeTensor | None:
-        """The fake already made for this very tensor object."""
-        entry = self._tensors.get(id(real))
-        return None if entry is None else entry[1]
-
-    def put(self, real: Tensor, fake: FakeTensor) -> None:
-        """Record `fake` as the one for `real`."""
-        self._tensors[id(real)] = (real, fake)
-
-    def storage_of(self, real: Tensor) -> FakeStorage:
-        """The `FakeStorage` for the storage of `real`."""
-        storage = real.untyped_storage()
-        entry = self._storages.get(storage._cdata)
-        if entry is None:
-            entry = self._storages[storage._cdata] = (storage, FakeStorage(storage.nbytes()))
-        return entry[1]
-
-
-def from_real(
-    t: Tensor, *, sizes: Sequence[Size] | None = None, memo: FakeMemo | None = None
-) -> FakeTensor:
-    """The fake of a real tensor: strides, offset, dtype, device, requires_grad, leaf-ness kept.
-
-    `sizes` replaces the sizes (with symbols); the strides of a dense tensor are then expressed
-    through them. With a `memo`, one tensor gives one fake and one storage one `FakeStorage`.
-    """
-    if type(t) is FakeTensor:
-        return t
-    if memo is not None and (known := memo.get(t)) is not None:
-        return known
-    is_param = isinstance(t, torch.nn.Parameter)
-    if type(t) is not Tensor and type(t) is not torch.nn.Parameter:
-        # (A parameter may be a tensor of the user's own kind, that says it is one.)
-        own = type(t).__torch_dispatch__ is not Tensor.__torch_dispatch__
-        if own or not (is_param or type(t) is torch.nn.Buffer):
-            raise UnsupportedTensorError(f"no fake for the tensor subclass {type(t).__name__}")
-    if t.layout is not torch.strided or t.is_quantized:
-        raise UnsupportedTensorError(f"no fake for layout {t.layout}, dtype {t.dtype}")
-    if not torch._C._has_storage(t):
-        raise UnsupportedTensorError(f"no fake for a tensor of {t.device} that has no storage")
-    strides: Sizes = t.stride()
-    if sizes is None:
-        new_sizes: Sizes = tuple(t.shape)
-    else:
-        new_sizes = tuple(sizes)
-        strides = _symbolic_strides(tuple(t.shape), strides, new_sizes)
-    storage = FakeStorage(t.untyped_storage().nbytes()) if memo is None else memo.storage_of(t)
-    if any(type(s) is not int for s in new_sizes):
-        _express(storage, t, new_sizes, strides)
-    fake = make(new_sizes, strides, t.dtype, t.device, t.storage_offset(), storage)
-    if _is_lazy(t):
-        set_lazy(fake, t.is_conj(), t.is_neg())
-    if t.requires_grad:
-        fake.requires_grad_()
-        if not t.is_leaf:
-            with torch.enable_grad():
-                fake = _NonLeaf.apply(fake)
-    if is_param:
-        fake._is_param = True
-    if memo is not None:
-        memo.put(t, fake)
-    return fake
-
-
-def _express(storage: FakeStorage, t: Tensor, sizes: Sizes, strides: Sizes) -> None:
-    """Say how large the storage of a tensor is in symbols, if the tensor is all of it."""
-    whole = storage.made_for == t.numel() * t.dtype.itemsize and t.storage_offset() == 0
-    storage.made_for = (sizes, strides, 0, t.dtype) if whole else None
-
-
-def _symbolic_strides(real_sizes: Sizes, real_strides: Sizes, sizes: Sizes) -> Sizes:
-    """Strides of a dense (permuted) tensor written as products of the new sizes.
-
-    A stride that is not the product of the sizes inside it stays the number it was.
-    """
-    order = sorted(range(len(sizes)), key=lambda d: (real_strides[d], real_sizes[d]))
-    strides: list[Size] = list(real_strides)
-    expected_real: Size = 1
-    expected: Size = 1
-    for d in order:
-        if real_strides[d] == expected_real:
-            strides[d] = expected
-            expected_real = expected_real * real_sizes[d]
-            expected = expected * sizes[d]
-        elif real_sizes[d] != 1:
-            break
-    return tuple(strides)
-
-
-class _NonLeaf(torch.autograd.Function):
-    """Gives a fake that is not a leaf, with the metadata and storage of its input."""
-
-    @staticmethod
-    def forward(ctx: Any, x: FakeTensor) -> FakeTensor:
-        made = make(x._sizes, x._strides, x._dtype, x._device, x._offset, x._storage)
-        set_lazy(made, x.is_conj(), x.is_neg())
-        return made
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad
 
 
 def tensor_meta(t: Tensor) -> TensorMeta:

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from dovetail_prims.dispatch_mode import DispatchMode
-from dovetail_prims.fake_tensor import FakeMemo, FakeTensor, from_real, propagate
+from dovetail_prims.fake_tensor import FakeTensor, propagate
+from dovetail_prims.from_real import FakeMemo, from_real
 
 
 class _Recorder(DispatchMode):  # type: ignore[no-untyped-call]

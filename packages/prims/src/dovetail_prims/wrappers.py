@@ -14,12 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail_prims.fake_tensor import (
-    FakeMemo,
-    FakeTensor,
-    UnsupportedTensorError,
-    from_real,
-)
+from dovetail_prims.fake_tensor import FakeTensor, UnsupportedTensorError
+from dovetail_prims.from_real import FakeMemo, from_real
 
 _TORCHS_OWN = ("torch.distributed", "torch.nested", "torch.masked", "torch.sparse")
 

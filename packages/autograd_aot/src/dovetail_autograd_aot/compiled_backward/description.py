@@ -15,38 +15,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from dovetail_prims.dispatch_mode import DispatchMode
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from dovetail_autograd_aot import training
+from dovetail_autograd_aot.compiled_backward.node_state import (
+    ASK_IF_KEPT,
+    dropout_scale,
+    saved_names,
+    tells_its_state,
+)
 from dovetail_autograd_aot.native import nodes_module
 
 _TENSOR_TYPES = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _CONSTANTS = (
     bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
 )  # fmt: skip
-# Nodes with state that Python does not see, nor follows from what it sees. (Hidden dtypes, devices
-# and sizes are those of gradients, which are told as the metadata of the next nodes.)
-_HIDDEN_STATE = frozenset(
-    {
-        "AsStridedBackward0", "AsStridedBackward0_copy", "AsStridedBackward1",
-        "AsStridedScatterBackward0", "BlockDiagBackward0", "ToDenseBackward0",
-    }
-)  # fmt: skip
-# Nodes that do otherwise where the graph is kept: what they hand to their kernel is a copy then.
-_ASK_IF_KEPT = frozenset(
-    {
-        "BatchNormNoUpdateBackward0", "BatchNormWithUpdateBackward0", "CudnnBatchNormBackward0",
-        "CudnnRnnBackward0", "MiopenRnnBackward0",
-    }
-)  # fmt: skip
-# Nodes that torch does not generate; of these two, edges and metadata tell everything.
-_PLAIN = frozenset({"CopyBackwards", "UndefinedGradBackward"})
-_OTHERS = frozenset(
-    {"CopySlices", "DelayedError", "Error", "NotImplemented", "SendRpcBackward", "UndefinedGrad"}
-)
 
 
 class NotCapturable(Exception):
@@ -168,44 +153,6 @@ def edge_of(value: Any) -> tuple[Any, int]:
         return value.grad_fn, value.output_nr
     edge = get_gradient_edge(value)
     return edge.node, edge.output_nr
-
-
-@functools.cache
-def _saved_names(kind: type) -> tuple[tuple[str, str | None], ...]:
-    """The attributes of a kind of node that hold its state, each with that of the raw value."""
-    names = [n for n in dir(kind) if n.startswith("_saved_")]
-    return tuple((n, "_raw" + n if hasattr(kind, "_raw" + n) else None) for n in names)
-
-
-def _tells_its_state(kind: type) -> bool:
-    """Whether Python sees all that the backward of such a node depends on."""
-    name = kind.__name__
-    if name in _HIDDEN_STATE or name in _OTHERS:
-        return False
-    return name in _PLAIN or getattr(torch._C._functions, name, None) is kind
-
-
-class _DropoutScale(DispatchMode):  # type: ignore[no-untyped-call]
-    """Catches the factor that dropout's backward is called with; nothing is computed."""
-
-    scale = 1.0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func is not torch.ops.aten.native_dropout_backward.default:
-            return func(*args, **(kwargs or {}))
-        self.scale = float(args[2])
-        return args[0]
-
-
-def _dropout_scale(node: Any) -> float:
-    """Whether dropout was training is not told, but shows in what its node does."""
-    meta, *others = node._input_metadata
-    gradient = torch.empty((), dtype=meta.dtype, device=meta.device).expand(meta.shape)
-    with _DropoutScale() as caught, torch.no_grad():  # type: ignore[no-untyped-call]
-        node(gradient, *[None for _ in others])
-    return float(caught.scale)
 
 
 def _autocast() -> tuple[Any, ...]:
@@ -340,20 +287,20 @@ class _Describer:
             if name == "CatBackward0" and sum(n is None for n, _ in self.edges[node]) > 1:
                 raise NotCapturable("the sizes of what was concatenated cannot be seen")
             self._saved(node)
-            if name in _ASK_IF_KEPT:
+            if name in ASK_IF_KEPT:
                 self.structure.append(self.call.keep_graph)
         self._hooks(node)
 
     def _saved(self, node: Any) -> None:
         kind: Any = type(node)
-        if not _tells_its_state(kind):
+        if not tells_its_state(kind):
             raise NotCapturable(f"the state of {node.name()} cannot be seen")
-        for name, raw in _saved_names(kind):
+        for name, raw in saved_names(kind):
             if raw is not None:
                 self._check_unhooked(getattr(node, raw))
             self._value(getattr(node, name))
         if kind.__name__ == "NativeDropoutBackward0":
-            self._value(_dropout_scale(node))
+            self._value(dropout_scale(node))
 
     def _written_view(self, node: Any) -> None:
         """The backward of a write to a view holds that of the operator that wrote."""

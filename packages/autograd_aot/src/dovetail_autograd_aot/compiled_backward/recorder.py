@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from dovetail_prims.dispatch_mode import DispatchMode
-from dovetail_prims.fake_tensor import from_real
+from dovetail_prims.from_real import from_real
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Graph, Node

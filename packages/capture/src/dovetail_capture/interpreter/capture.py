@@ -3,6 +3,7 @@ the capture just before it."""
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import CodeType, FunctionType
@@ -22,11 +23,12 @@ from dovetail_capture.captured_frame import CapturedFrame, GraphBreak, GraphInpu
 from dovetail_capture.collector import collector_paused
 from dovetail_capture.errors import GraphBreakError, NotCapturable
 from dovetail_capture.function_stack import no_function_modes
-from dovetail_capture.interpreter import effects, generators, value_checks
+from dovetail_capture.interpreter import effects, generators, iterator_recipes, value_checks
 from dovetail_capture.interpreter.aliasing import storage_guards, writes, writes_to_inputs
 from dovetail_capture.interpreter.frame import BreakHere, Frame
+from dovetail_capture.interpreter.input_relations import relate_inputs
 from dovetail_capture.interpreter.late_reads import share_memory
-from dovetail_capture.interpreter.machine import Interpreter, source_line
+from dovetail_capture.interpreter.machine import Interpreter
 from dovetail_capture.interpreter.protocols.class_attributes import MISSING
 from dovetail_capture.interpreter.recipes import Rebuilder
 from dovetail_capture.interpreter.recorder import UNKNOWN_SIZE_HINT, Recorder
@@ -266,8 +268,8 @@ class _Attempt:
                     raise CannotRebuild("a lock that is held")
                 end = self._broken_end(rebuilder)
             effects.changes(rebuilder)
-            rebuilder.iterator_steps()
-            rebuilder.check_iterators()
+            iterator_recipes.replay_steps(rebuilder)
+            iterator_recipes.check_iterators(rebuilder)
             rebuilder.check_caches()
             rebuilder.check_hooks()
             rebuilder.check_late_reads()
@@ -391,8 +393,8 @@ class _Attempt:
                 fakes = {g.name: value.node.meta.get("val") for g, value in self.session.inputs}
                 module.meta[INPUTS] = share_memory([fakes[g.name] for g in used], late)
                 module.meta[OUTPUTS] = share_memory([n.meta.get("val") for n in nodes], late)
-        self.session.relate_inputs(
-            [i for i in used if not i.static and isinstance(i.example, torch.Tensor)]
+        relate_inputs(
+            self.session, [i for i in used if not i.static and isinstance(i.example, torch.Tensor)]
         )
         kept = set(map(id, used))
         tensors = [
@@ -451,9 +453,9 @@ def _message(vm: Interpreter, error: ProgramException) -> str:
 
 
 def _graph_break(signal: GraphBreakSignal) -> GraphBreak:
-    where = getattr(signal, "where", [])
+    where = signal.where or []
     filename, lineno, _ = where[-1] if where else ("?", 0, "?")
     frames = tuple(f"{name} ({file}:{line})" for file, line, name in where)
     return GraphBreak(
-        signal.reason, filename, lineno, source_line(filename, lineno), signal.hint, frames
+        signal.reason, filename, lineno, linecache.getline(filename, lineno), signal.hint, frames
     )

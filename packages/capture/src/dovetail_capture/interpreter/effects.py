@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from dovetail_capture import recipe as r
+from dovetail_capture.interpreter.object_recipes import set_slot
 from dovetail_capture.interpreter.protocols import dicts
 from dovetail_capture.interpreter.recipes import Rebuilder
 from dovetail_capture.interpreter.values.base import Constant, Lazy
@@ -86,7 +87,7 @@ def _object_changes(rebuilder: Rebuilder, value: ObjectValue) -> None:
         for key in gone:
             rebuilder.effects.append(r.DelAttr(target, key, raw=True))
     for name in sorted(value.slots_mutated):
-        rebuilder.set_slot(value, rebuilder.recipe(value), name, value.slots[name])
+        set_slot(rebuilder, value, rebuilder.recipe(value), name, value.slots[name])
     native = value.native
     if native is not None and getattr(native, "mutated", False):
         target = rebuilder.recipe(value)

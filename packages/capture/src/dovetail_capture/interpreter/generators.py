@@ -11,6 +11,7 @@ from dovetail_capture.interpreter.frame import (
     Frame,
     lets_generator_exit_pass,
 )
+from dovetail_capture.interpreter.protocols import raising
 from dovetail_capture.interpreter.signals import CannotRebuild, GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, is_none
 from dovetail_capture.interpreter.values.functions import GeneratorValue
@@ -58,7 +59,7 @@ def _run_generator(vm: Interpreter, frame: Frame) -> int:
         return frame.run()
     except ProgramException as error:
         if issubclass(error.value.python_type(), StopIteration):
-            vm.raise_for_stop(error.value)
+            raising.raise_for_stop(vm, error.value)
         raise
 
 
@@ -109,10 +110,10 @@ def throw_into(vm: Interpreter, generator: GeneratorValue, error: ObjectValue) -
         if unhandled is not None:
             frame.current = frame.decoded.instructions[frame.next_index - 1]
             if frame.handled is not None:  # by the generator, where it waits
-                vm.set_context(unhandled, frame.handled)
+                raising.set_context(vm, unhandled, frame.handled)
             if not frame._unwind(ProgramException(unhandled)):
                 if issubclass(unhandled.cls, StopIteration):
-                    vm.raise_for_stop(unhandled)
+                    raising.raise_for_stop(vm, unhandled)
                 raise ProgramException(unhandled)
         left = _run_generator(vm, frame)
     finally:

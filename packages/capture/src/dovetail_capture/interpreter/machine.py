@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import linecache
 import operator
 import weakref
 from collections.abc import Iterator
-from types import CodeType, FunctionType
+from types import CodeType
 from typing import Any, NoReturn
 
 import torch
-from dovetail_guards.torch_state import READERS
 
 from dovetail_capture.interpreter import bytecode, folding, generators, value_checks
 from dovetail_capture.interpreter import wrap as wrapping
@@ -21,28 +19,27 @@ from dovetail_capture.interpreter.protocols import (
     assignment,
     attributes,
     calls,
-    class_attributes,
     constants,
     dicts,
     iteration,
+    raising,
+    sequences,
     subscripts,
     truth_and_length,
 )
 from dovetail_capture.interpreter.recorder import NotAGraphArgument
 from dovetail_capture.interpreter.session import Session
-from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
+from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value
 from dovetail_capture.interpreter.values.checks import TruthOf
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
     ListValue,
     TupleValue,
-    hash_key,
 )
 from dovetail_capture.interpreter.values.functions import (
     CellValue,
     GeneratorValue,
-    TracebackValue,
     TransformValue,
 )
 from dovetail_capture.interpreter.values.objects import ObjectValue
@@ -127,98 +124,29 @@ class Interpreter:
 
     def raise_exception(self, cls: type, args: list[Value]) -> NoReturn:
         """Raise `cls(*args)` in the program."""
-        value = ObjectValue(cls)
-        value.base_new = cls
-        value.slots["args"] = TupleValue(args)
-        if issubclass(cls, StopIteration):
-            value.slots["value"] = args[0] if args else NONE
-        self.note_context(value)
-        raise ProgramException(value)
-
-    def note_context(self, error: ObjectValue) -> None:
-        """Set what an exception knows when it is raised: the exception being handled, the place."""
-        handled = self._handled()
-        if handled is not None:
-            self.set_context(error, handled)
-        if error.real is None:
-            places = tuple((frame.code, frame.current.offset) for frame in self.frames)
-            before = error.slots.get("__traceback__")
-            if isinstance(before, TracebackValue):  # it is raised once more, by name
-                places += before.places[before.first :]
-            error.slots["__traceback__"] = TracebackValue(error, places)
-
-    def set_context(self, error: ObjectValue, handled: Value) -> None:
-        """Let an exception be one that was raised while another was handled."""
-        if handled is not error:
-            self._cut_context(handled, error)
-            error.slots["__context__"] = handled
-            if error.real is not None:
-                error.slots_mutated.add("__context__")
-
-    def _cut_context(self, handled: Value, error: ObjectValue) -> None:
-        """As Python does when it raises, take `error` out of the chain of contexts that it is about
-        to head; a chain that goes round elsewhere is left as it is."""
-        met: set[int] = set()
-        link = handled
-        while isinstance(link, ObjectValue) and id(link) not in met:
-            met.add(id(link))
-            context = attributes.get_attr(self, link, "__context__")
-            if context is error:
-                link.slots["__context__"] = NONE
-                if link.real is not None:
-                    link.slots_mutated.add("__context__")
-            link = context
+        raising.raise_exception(self, cls, args)
 
     def raise_error(
         self, cls: type, text: str, name: str | None = None, obj: Value | None = None
     ) -> NoReturn:
         """Raise `cls(text)` in the program, with what is set of the fields `name` and `obj`."""
-        try:
-            self.raise_exception(cls, [Constant(text)])
-        except ProgramException as error:
-            assert isinstance(error.value, ObjectValue)
-            if name is not None:
-                error.value.slots["name"] = Constant(name)
-            if obj is not None:
-                error.value.slots["obj"] = obj
-            raise
-
-    def raise_for_stop(self, stop: Value) -> NoReturn:
-        """Raise what a generator raises that lets a StopIteration out."""
-        try:
-            self.raise_error(RuntimeError, "generator raised StopIteration")
-        except ProgramException as error:
-            assert isinstance(error.value, ObjectValue)
-            error.value.slots.update(__cause__=stop, __context__=stop)
-            error.value.slots["__suppress_context__"] = Constant(True)
-            raise
+        raising.raise_error(self, cls, text, name, obj)
 
     def raise_real(self, error: Exception) -> NoReturn:
         """Raise an exception that a folded call gave."""
-        args = [self.constant(arg) for arg in error.args]
-        self.raise_exception(type(error), args)
+        raising.raise_exception(self, type(error), [self.constant(arg) for arg in error.args])
+
+    def note_context(self, error: ObjectValue) -> None:
+        """Set what an exception knows when it is raised: the exception being handled, the place."""
+        raising.note_context(self, error)
 
     def as_exception(self, value: Value, what: str = "exceptions") -> ObjectValue:
         """What `raise value` raises."""
-        if isinstance(value, Constant) and isinstance(value.value, type):
-            if BaseException in value.value.__mro__:
-                value = self.call(value, [], {})
-        if not isinstance(value, ObjectValue) or BaseException not in value.cls.__mro__:
-            self.raise_error(TypeError, f"{what} must derive from BaseException")
-        assert isinstance(value, ObjectValue)
-        return value
+        return raising.as_exception(self, value, what)
 
     def handled_exception(self) -> Value | None:
         """`sys.exception()`: the innermost exception being handled."""
-        handled = self._handled()
-        if handled is None:
-            if READERS["handles_exception"]():
-                raise GraphBreakSignal("a question for the exception handled around the frame")
-            self.session.guard_state("handles_exception", False)
-        return handled
-
-    def _handled(self) -> Value | None:
-        return next((f.handled for f in reversed(self.frames) if f.handled is not None), None)
+        return raising.handled_exception(self)
 
     # --- protocols -----------------------------------------------------------------------------
 
@@ -317,91 +245,7 @@ class Interpreter:
         """`str(value)` or `repr(value)`, as `how` names it."""
         return library.to_text(self, value, how)
 
-    # --- containers ----------------------------------------------------------------------------
-
-    def list_item(self, value: ListValue, index: int) -> Value:
-        """The item of a list at an index that is known to exist."""
-        item = value.items[index]
-        if item.__class__ is Lazy:
-            item = value.items[index] = self.wrap(item.real, item.source)
-        return item  # type: ignore[no-any-return]
-
-    def list_items(self, value: ListValue) -> list[Value]:
-        """All items, looked at."""
-        return [self.list_item(value, index) for index in range(len(value.items))]
-
-    def tuple_item(self, value: TupleValue, index: int) -> Value:
-        """The item of a tuple at an index that is known to exist."""
-        item = value.items[index]
-        if item.__class__ is Lazy:
-            item = value.items[index] = self.wrap(item.real, item.source)
-        return item  # type: ignore[no-any-return]
-
-    def list_extend(self, target: ListValue, items: Value) -> None:
-        """`target.extend(items)`."""
-        if self.native(items) is target:
-            target.items.extend(list(target.items))
-        else:
-            for item in self.iterate(items):
-                target.items.append(item)
-        target.mutated = True
-
-    def dict_item(self, dictionary: DictValue, key: Value) -> Value:
-        """The value at a key that is there."""
-        value = dicts.get(self, dictionary, hash_key(key))
-        assert value is not None
-        return value
-
-    def dict_lookup(self, dictionary: DictValue, key: Value) -> Value:
-        """`dictionary[key]`, with a defaultdict's factory and KeyError."""
-        value = dicts.get(self, dictionary, hash_key(key))
-        if value is not None:
-            return value
-        factory = dictionary.default_factory
-        if factory is not None and not (isinstance(factory, Constant) and factory.value is None):
-            value = self.call(factory, [], {})
-            dicts.put(self, dictionary, key, value)
-            return value
-        return self.raise_exception(KeyError, [key])
-
-    def dict_update(self, target: DictValue, mapping: Value) -> None:
-        """`target.update(mapping)`."""
-        native = self.native(mapping)
-        if isinstance(native, DictValue) and not self._iterates_by_itself(mapping):
-            for key, value in dicts.items(self, native):
-                dicts.put(self, target, key, value)
-            return
-        keys = self.find_attr(mapping, "keys") if isinstance(mapping, ObjectValue) else None
-        if keys is not None:
-            for key in self.iterate(self.call(keys, [], {})):
-                dicts.put(self, target, key, self.getitem(mapping, key))
-            return
-        if isinstance(mapping, Constant) and hasattr(mapping.value, "items"):
-            for real_key, real in mapping.value.items():
-                dicts.put(self, target, self.held(real_key), self.held(real))
-            return
-        for place, pair in enumerate(self.iterate(mapping)):
-            try:
-                parts = list(self.iterate(pair))
-            except ProgramException as error:
-                if not issubclass(error.value.python_type(), TypeError):
-                    raise
-                text = f"cannot convert dictionary update sequence element #{place} to a sequence"
-                self.raise_error(TypeError, text)
-            if len(parts) != 2:
-                self.raise_error(
-                    ValueError,
-                    f"dictionary update sequence element #{place} has length {len(parts)}; "
-                    "2 is required",
-                )
-            dicts.put(self, target, *parts)
-
-    def _iterates_by_itself(self, mapping: Value) -> bool:
-        """Has its class an `__iter__` of Python's? Such a dictionary is asked for its keys."""
-        if mapping.__class__ is not ObjectValue:
-            return False
-        _, found = class_attributes.class_lookup(self, mapping.python_type(), "__iter__")
-        return isinstance(found, FunctionType)
+    # --- variables ------------------------------------------------------------------------------
 
     def resolve_cell(self, cell: CellValue) -> Value:
         """The content of a cell that is not empty."""
@@ -451,10 +295,8 @@ class Interpreter:
 
     def _look_into(self, value: Value) -> None:
         value = self.native(value)
-        if isinstance(value, ListValue):
-            children = self.list_items(value)
-        elif isinstance(value, TupleValue):
-            children = [self.tuple_item(value, index) for index in range(len(value.items))]
+        if isinstance(value, (ListValue, TupleValue)):
+            children = sequences.items(self, value)
         elif isinstance(value, DictValue):
             children = [child for _, child in dicts.items(self, value)]
         else:
@@ -489,7 +331,7 @@ class Interpreter:
         """`tensor.as_subclass(cls)`."""
         return library.as_subclass(self, [tensor, Constant(cls)], {})
 
-    def is_pure(self, fn: Any, args: list[Value]) -> bool:
+    def is_pure(self, fn: Any) -> bool:
         """May `fn` be run at capture when all its arguments are known?"""
         return library.is_pure(fn)
 
@@ -536,8 +378,8 @@ class Interpreter:
 
     def note_break(self, signal: GraphBreakSignal) -> None:
         """Remember where a break arose, the first time it passes by."""
-        if not hasattr(signal, "where"):
-            signal.where = [  # type: ignore[attr-defined]
+        if signal.where is None:
+            signal.where = [
                 (frame.code.co_filename, frame.line(), frame.code.co_qualname)
                 for frame in self.frames
             ]
@@ -549,8 +391,3 @@ class Interpreter:
             code = frame.code
             lines.append(f'File "{code.co_filename}", line {frame.line()}, in {code.co_name}')
         return "\n".join(lines)
-
-
-def source_line(filename: str, lineno: int) -> str:
-    """A line of source, or an empty string."""
-    return linecache.getline(filename, lineno)

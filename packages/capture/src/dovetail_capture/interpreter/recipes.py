@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import functools
 import inspect
-import os
 import types
-import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,9 +20,11 @@ from dovetail_capture import rebuild
 from dovetail_capture import recipe as r
 from dovetail_capture._frame_hook import Switched
 from dovetail_capture.interpreter import cached_calls
+from dovetail_capture.interpreter.iterator_recipes import iterator_recipe
 from dovetail_capture.interpreter.late_reads import state_of
 from dovetail_capture.interpreter.machine import Interpreter
-from dovetail_capture.interpreter.protocols import dicts, truth_and_length
+from dovetail_capture.interpreter.object_recipes import object_recipe
+from dovetail_capture.interpreter.protocols import dicts
 from dovetail_capture.interpreter.session import CallForEffect
 from dovetail_capture.interpreter.signals import CannotRebuild, InnerTensor
 from dovetail_capture.interpreter.values.arrays import ArrayValue
@@ -58,10 +57,6 @@ from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 from dovetail_capture.interpreter.values.texts import LateText
 
-_OWN_FILES = os.path.dirname(os.path.abspath(rebuild.__file__)) + os.sep
-# Exceptions that have fields besides `args`, which C code sets.
-_WITH_FIELDS = (StopIteration, SystemExit, ImportError, OSError, SyntaxError, UnicodeError)
-
 
 class Rebuilder:
     """Writes recipes. `outputs` are the graph nodes that the recipes use, in output order;
@@ -75,7 +70,7 @@ class Rebuilder:
         self._open: set[int] = set()
         self._keep_alive: list[Value] = []
         self._positions: dict[Node, int] = {}
-        self._at_places: list[tuple[r.Recipe, IteratorValue]] = []
+        self.at_places: list[tuple[r.Recipe, IteratorValue]] = []
         self._called: dict[int, r.Recipe] = {}
         self._calls = False  # is the recipe of a call for its effect being made?
 
@@ -108,12 +103,12 @@ class Rebuilder:
             return self.recipe(known)
         made = self._made.get(id(item.source))
         if made is None:
-            self._check_lasts(item.real)
+            self.check_lasts(item.real)
             self._check_source(item.source)
             made = self._made[id(item.source)] = r.Fetch(item.source)
         return made
 
-    def _check_lasts(self, real: Any) -> None:
+    def check_lasts(self, real: Any) -> None:
         """Refuse a class that was made for this capture only, and what belongs to it."""
         born = self.vm.session.stand_ins.get(id(real))
         if born is not None:
@@ -127,7 +122,7 @@ class Rebuilder:
                 if base is None:
                     return
                 source = base
-            self._check_lasts(source.obj)
+            self.check_lasts(source.obj)
 
     def _cycle(self, item: Value) -> r.Recipe:
         if isinstance(item, (ListValue, DictValue, SetValue)) and item.python_type() in (
@@ -137,7 +132,7 @@ class Rebuilder:
             return new
         raise CannotRebuild(f"{item.describe()} that contains itself")
 
-    def _remember(self, item: Value, new: r.Recipe) -> r.Recipe:
+    def remember(self, item: Value, new: r.Recipe) -> r.Recipe:
         """Make `new` the recipe before the parts are visited, so that cycles find it."""
         self._made[id(item)] = new
         return new
@@ -158,11 +153,12 @@ class Rebuilder:
         return tuple(self.recipe(item) for item in items)
 
     def _make(self, item: Value) -> r.Recipe:
+        """What is constant, the graph gives or existed before; or else what the frame made."""
         if isinstance(item, LateText):
             parts = self.recipes(item.parts)
             return r.CallFunction(r.Const(item.template.format), parts)
         if isinstance(item, Constant):
-            self._check_lasts(item.value)
+            self.check_lasts(item.value)
             return r.Const(item.value)
         source = item.source
         if isinstance(item, DictValue) and item.is_instance_dict:
@@ -177,17 +173,15 @@ class Rebuilder:
             return self._number(item)
         if source is not None:
             self._check_source(source)
-            if isinstance(source, ObjectSource):
-                return r.Const(source.obj)
-            return r.Fetch(source)
+            return r.Const(source.obj) if isinstance(source, ObjectSource) else r.Fetch(source)
+        return self._make_anew(item)
+
+    def _make_anew(self, item: Value) -> r.Recipe:
         if isinstance(item, ArrayValue):
             array = r.CallFunction(r.Const(rebuild.as_array), (self.recipe(item.tensor),))
-            empty = r.Build("tuple", ())
-            return (
-                r.CallFunction(r.GetAttr(array, "__getitem__"), (empty,))
-                if item.is_scalar
-                else array
-            )
+            if not item.is_scalar:
+                return array
+            return r.CallFunction(r.GetAttr(array, "__getitem__"), (r.Build("tuple", ()),))
         if isinstance(item, TupleValue):
             built = r.Build("tuple", self.recipes(item.items))
             return built if item.cls is tuple else r.CallFunction(r.Const(item.cls), (built,))
@@ -205,14 +199,14 @@ class Rebuilder:
         if isinstance(item, SliceValue):
             return r.Build("slice", self.recipes((item.start, item.stop, item.step)))
         if isinstance(item, ObjectValue):
-            return self._object(item)
+            return object_recipe(self, item)
         if isinstance(item, BoundMethod):
             parts = (self.recipe(item.function), self.recipe(item.receiver))
             return r.CallFunction(r.Const(types.MethodType), parts)
         if isinstance(item, NativeMethod):
             return self._native_method(item)
         if isinstance(item, SuperValue):
-            self._check_lasts(item.cls)
+            self.check_lasts(item.cls)
             return r.CallFunction(r.Const(super), (r.Const(item.cls), self.recipe(item.receiver)))
         if isinstance(item, DictView):
             return r.CallFunction(r.GetAttr(self.recipe(item.dictionary), item.kind))
@@ -227,7 +221,7 @@ class Rebuilder:
             transform = r.Const(item.transform)
             return r.CallFunction(transform, (self.recipe(item.function),), options)
         if isinstance(item, IteratorValue) and (item.plain or item.over is not None):
-            return self._iterator(item)
+            return iterator_recipe(self, item)
         if isinstance(item, GeneratorValue) and item.finished:
             return r.CallFunction(r.Const(rebuild.ended_generator), (r.Const(item.frame.code),))
         if isinstance(item, HandleValue) and item.late is not None and not item.removed:
@@ -254,60 +248,6 @@ class Rebuilder:
             if call is wanted:
                 break
         return self._called[id(wanted)]
-
-    def _iterator(self, item: IteratorValue) -> r.Recipe:
-        """What is left of an iterator, over the same container or of the same parts."""
-        over = item.over[0] if item.plain and item.over else None
-        if isinstance(over, Constant) and type(over.value) in (range, str, bytes):
-            # Of a range only its ends are written down: it may be long.
-            left = over.value[:0] if item.ended else over.value[item.taken :]
-            return r.CallFunction(r.Const(iter), (r.Const(left),))
-        if item.plain or item.ended or item.over is None:
-            rest = r.Build("tuple", () if item.ended else self.recipes(list(item.iterator)))
-            return r.CallFunction(r.Const(iter), (rest,))
-        if item.cls is enumerate:
-            iterator, start = item.over
-            count = r.Const(self.vm.as_python(start) + item.taken)
-            return r.CallFunction(r.Const(enumerate), (self.recipe(iterator), count))
-        new = r.CallFunction(r.Const(item.remake), self.recipes(item.over))
-        if item.size is None:
-            return new
-        container = self.vm.native(item.over[0])
-        if isinstance(container, DictView):
-            container = self.vm.native(container.dictionary)
-        if isinstance(container, ListValue) and container.cls is list:
-            place = item.taken if item.remake is iter else item.size - 1 - item.taken
-        elif truth_and_length.length(self.vm, container) == item.size and self._as_begun(
-            item, container
-        ):
-            place = item.taken
-        else:
-            raise CannotRebuild(f"{item.describe()}, whose container has changed,", item.born)
-        found = r.CallFunction(r.Const(rebuild.go_on), (new, r.Const(place)))
-        if isinstance(container, SetValue):  # one made anew may have another order
-            assert item.members is not None
-            left = r.Build("tuple", self.recipes(member for _, member in item.members[place:]))
-            parts = (self.recipe(item.over[0]), left, r.Const(item.size))
-            found = r.CallFunction(r.Const(rebuild.rest_of_set), parts)
-        if item.over[0].source is not None or container is not item.over[0]:
-            self._at_places.append((found, item))
-        return found
-
-    def _as_begun(self, item: IteratorValue, container: Value) -> bool:
-        """Has the container that an iterator goes through the members of when it began?"""
-        if isinstance(container, (DictValue, ListValue, SetValue)) and container.left != item.left:
-            return False
-        keys = [key for key, _ in item.members or ()]
-        if isinstance(container, DictValue):
-            return list(dicts.materialise(self.vm, container)) == keys
-        return not isinstance(container, SetValue) or container.items.keys() == set(keys)
-
-    def iterator_steps(self) -> None:
-        """The steps of iterators that existed before come first: no change is seen by them."""
-        self.effects[:0] = [
-            r.RunCall(r.CallFunction(r.Const(rebuild.advance), (self.recipe(it), r.Const(count))))
-            for it, count in self.vm.session.iterator_steps
-        ]
 
     def check_caches(self) -> None:
         """What a cache keeps stays inside, and as it was made."""
@@ -336,16 +276,6 @@ class Rebuilder:
         outside += [node.meta.get("val") for node in self.outputs]
         for copied in self.vm.session.copied_views:
             copied.check(outside)
-
-    def check_iterators(self) -> None:
-        """An iterator over what existed before goes on where it is once all changes are made: no
-        effect may need it before."""
-        uses: dict[int, int] = {}
-        if self._at_places:
-            r.below(self.effects, uses)
-        for found, item in self._at_places:
-            if id(found) in uses:
-                raise CannotRebuild(f"{item.describe()}, kept in what existed before,", item.born)
 
     def _native_method(self, item: NativeMethod) -> r.Recipe:
         """A C method bound to its receiver: by name, unless (through `super`) another has it."""
@@ -382,7 +312,7 @@ class Rebuilder:
         given: r.Recipe = r.GraphOutput(position)
         if item.cls is not torch.Tensor and not is_wrapper_type(item.cls):
             given = r.CallFunction(r.Const(as_class), (given, r.Const(item.cls)))
-        new = self._remember(item, given)
+        new = self.remember(item, given)
         for name, value in item.attributes.items():
             self.effects.append(r.SetAttr(new, name, self.recipe(value)))
         return new
@@ -404,7 +334,7 @@ class Rebuilder:
         self.outputs.append(node)
         output = r.GraphOutput(len(self.outputs) - 1)
         parts = (output, r.Const(wanted))
-        new = self._remember(item, r.CallFunction(r.Const(torch.nn.Parameter), parts))
+        new = self.remember(item, r.CallFunction(r.Const(torch.nn.Parameter), parts))
         for name, value in item.attributes.items():
             self.effects.append(r.SetAttr(new, name, self.recipe(value)))
         return new
@@ -440,84 +370,6 @@ class Rebuilder:
         pairs = tuple(r.Build("tuple", (flat[i], flat[i + 1])) for i in range(0, len(flat), 2))
         return r.CallFunction(r.Const(item.cls), (r.Build("list", pairs),))
 
-    def _object(self, item: ObjectValue) -> r.Recipe:
-        self._check_lasts(item.cls)
-        if item.base_new is functools.partial:
-            return self._partial(item)
-        if item.base_new is types.MappingProxyType:
-            mapping = self.recipe(item.slots["mapping"])
-            return r.CallFunction(r.Const(types.MappingProxyType), (mapping,))
-        if item.base_new is weakref.ReferenceType:
-            target = self.recipe(item.slots["target"])
-            return r.CallFunction(r.Const(weakref.ref), (target,))
-        native = item.native
-        args_: tuple[r.Recipe, ...] = ()
-        if isinstance(native, TupleValue):
-            args_ = (r.Build("tuple", self.recipes(native.items)),)
-        elif issubclass(item.cls, BaseException):
-            found = item.slots.get("args")
-            args_ = self.recipes(found.items) if isinstance(found, TupleValue) else ()
-        new = self._remember(item, self._new(item, args_))
-        if issubclass(item.cls, _WITH_FIELDS):
-            base = next(base for base in item.cls.__mro__ if base.__module__ == "builtins")
-            init = r.CallFunction(r.Const(base.__init__), (new, *args_))  # type: ignore[misc]
-            self.effects.append(r.RunCall(init))
-        if isinstance(native, ListValue):
-            self.effects.append(r.ReplaceContents(new, "list", self.recipes(native.items)))
-        elif isinstance(native, SetValue):
-            self.effects.append(r.ReplaceContents(new, "set", self.recipes(native.items.values())))
-        elif isinstance(native, DictValue):
-            self.fill_dict(new, native)
-        for key, value in dicts.materialise(self.vm, item.fields).values():
-            name = self.vm.as_python(key)
-            self.effects.append(r.SetAttr(new, name, self.recipe(value), raw=True))
-        made = ("args", "value") if issubclass(item.cls, BaseException) else ()
-        for name, slot in item.slots.items():
-            if name not in made and not _is_own_traceback(item, slot):
-                self.set_slot(item, new, name, slot)
-        return new
-
-    def _partial(self, item: ObjectValue) -> r.Recipe:
-        """A partial, of a subclass maybe, and the attributes that were set on it."""
-        function, args, keywords = (item.slots[n] for n in ("func", "args", "keywords"))
-        assert isinstance(args, TupleValue) and isinstance(keywords, DictValue)
-        new = r.CallFunction(
-            r.Const(functools.partial.__new__),
-            (r.Const(item.cls), self.recipe(function), *self.recipes(args.items)),
-            tuple(
-                (self.vm.as_python(key), self.recipe(value))
-                for key, value in dicts.items(self.vm, keywords)
-            ),
-        )
-        self._remember(item, new)
-        for key, value in dicts.materialise(self.vm, item.fields).values():
-            name = self.vm.as_python(key)
-            self.effects.append(r.SetAttr(new, name, self.recipe(value), raw=True))
-        return new
-
-    def set_slot(self, item: ObjectValue, target: r.Recipe, name: str, slot: Value) -> None:
-        """Write a `__slots__` member, or a C field of an exception."""
-        if issubclass(item.cls, BaseException):
-            parts = (target, r.Const(name), self.recipe(slot))
-            self.effects.append(r.RunCall(r.CallFunction(r.Const(object.__setattr__), parts)))
-        else:
-            raw = not issubclass(item.cls, torch._C._FunctionBase)  # its fields are C functions
-            self.effects.append(r.SetAttr(target, name, self.recipe(slot), raw=raw))
-
-    def _new(self, item: ObjectValue, args: tuple[r.Recipe, ...]) -> r.Recipe:
-        """A new object with the parts that its class's `__new__` takes."""
-        new = r.NewObject(item.cls, item.base_new, args)
-        traceback = item.slots.get("__traceback__")
-        if not isinstance(traceback, TracebackValue) or traceback.error is not item:
-            return new
-        passed = traceback.places[traceback.first :]
-        places = tuple(
-            rebuild.place_of_error(code, offset)
-            for code, offset in passed
-            if not code.co_filename.startswith(_OWN_FILES)  # C code, said in Python by us
-        )
-        return r.CallFunction(r.Const(rebuild.with_traceback), (new, r.Const(places)))
-
     def change_dict(self, target: r.Recipe, item: DictValue) -> None:
         """The contents of a dictionary that existed before. Where keys left, and some came, they do
         so again, one by one: iterators over it may be under way, and a key that is back has another
@@ -537,7 +389,7 @@ class Rebuilder:
         self.effects.append(r.ReplaceContents(target, item.cls.__name__, tuple(flat)))
 
     def _cell(self, item: CellValue) -> r.Recipe:
-        new = self._remember(item, r.NewCell())
+        new = self.remember(item, r.NewCell())
         if item.content is not None:
             self.effects.append(r.SetCell(new, self.recipe(item.content)))
         return new
@@ -554,7 +406,7 @@ class Rebuilder:
             self.recipes(item.closure),
             None if item.annotations is None else self.recipe(item.annotations),
         )
-        self._remember(item, new)
+        self.remember(item, new)
         if item.attributes is not None:
             self.effects.append(r.SetAttr(new, "__dict__", self.recipe(item.attributes)))
         for name, value in item.special.items():
@@ -564,8 +416,3 @@ class Rebuilder:
 
 def _needs_gradient(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
-
-
-def _is_own_traceback(item: ObjectValue, slot: Value) -> bool:
-    """Is it the traceback of this very exception? It is rebuilt together with it."""
-    return isinstance(slot, TracebackValue) and slot.error is item

@@ -14,7 +14,8 @@ from dovetail_guards.shape_env import DataDependentError as UnknownSizeError
 from dovetail_guards.shape_env import ShapeEnv
 from dovetail_prims.data_sizes import data_symbols
 from dovetail_prims.fake_mode import FakeMode
-from dovetail_prims.fake_tensor import DataDependentError, FakeTensor, from_real
+from dovetail_prims.fake_tensor import DataDependentError, FakeTensor
+from dovetail_prims.from_real import from_real
 from dovetail_prims.size_nodes import SizeNodes
 from dovetail_prims.symbolic_forms import symbolic_form
 from dovetail_prims.wrappers import is_wrapper, wrapper_of_fakes
@@ -60,6 +61,12 @@ def _in_place(name: str, pairs: Sequence[Any], keyword_pairs: Mapping[str, Any])
     """May a dropout have written to its argument? (They take `input, p, training, inplace`.)"""
     at = pairs[3][1] if len(pairs) > 3 else keyword_pairs.get("inplace", (False, False))[1]
     return "dropout" in name and bool(at)
+
+
+def _name_of(kind: str, target: Any) -> str:
+    """The name of what a node calls: of a method, or of a function."""
+    name: str = target if kind == "call_method" else getattr(target, "__name__", str(target))
+    return name
 
 
 UNKNOWN_SIZE_HINT = "say with torch._check(...) what holds of the size, or avoid the question"
@@ -109,7 +116,6 @@ class Recorder:
         self._normal: set[int] = set()  # ids of fake storages of tensors made outside of one
         self._last_placeholder: Node | None = None
         self._layouts = InputLayouts()
-        self._names: set[str] = set()
 
     # --- inputs ------------------------------------------------------------------------------
 
@@ -210,7 +216,7 @@ class Recorder:
             args, kwargs = self._made_safe(kind, target, args, kwargs)
         pairs = [self.argument(arg) for arg in args]
         keyword_pairs = {name: self.argument(arg) for name, arg in kwargs.items()}
-        name = target if kind == "call_method" else getattr(target, "__name__", str(target))
+        name = _name_of(kind, target)
         function = getattr(torch.Tensor, target, None) if kind == "call_method" else target
         if run is None:
             run = (
@@ -218,18 +224,21 @@ class Recorder:
                 if callable(function)
                 else lambda first, *rest, **named: getattr(first, target)(*rest, **named)
             )
+
+        def result_on_fakes(env: ShapeEnv | None) -> Any:
+            with self.fake_mode, data_symbols(env):
+                return _run_on_fakes(function, run, pairs, keyword_pairs)
+
         try:
             result = None
             if self.data and has_known_number(self.data, name, pairs, keyword_pairs):
                 try:
-                    with self.fake_mode, data_symbols(None):
-                        result = _run_on_fakes(function, run, pairs, keyword_pairs)
+                    result = result_on_fakes(None)
                 except (DataDependentError, UnknownSizeError):  # it asks for the data: for sizes
                     pairs, keyword_pairs = known_numbers_for(self.data, name, pairs, keyword_pairs)
             elif self.data_env is not None and may_ask(name, args, kwargs):
                 try:
-                    with self.fake_mode, data_symbols(None):
-                        result = _run_on_fakes(function, run, pairs, keyword_pairs)
+                    result = result_on_fakes(None)
                 except (DataDependentError, UnknownSizeError):
                     # It would ask for the data by itself: the graph does so before.
                     first = 0 if name in SIZED_MAKERS else 1
@@ -237,8 +246,7 @@ class Recorder:
                     kwargs = {key: numbers_in(self, value) for key, value in kwargs.items()}
                     return self.record(kind, target, args, kwargs, run)
             if result is None:
-                with self.fake_mode, data_symbols(self.data_env):
-                    result = _run_on_fakes(function, run, pairs, keyword_pairs)
+                result = result_on_fakes(self.data_env)
         except UnknownSizeError as error:
             if name in SIZES_AGREE and assume_equal(self, error):
                 return self.record(kind, target, args, kwargs, run)
@@ -248,6 +256,19 @@ class Recorder:
                 f"`{name}` cannot run without tensor data: {type(error).__name__}: {error}",
                 "compute the value outside of the compiled function, or keep it a tensor",
             ) from error
+        return self._recorded(kind, target, run, pairs, keyword_pairs, result)
+
+    def _recorded(
+        self,
+        kind: str,
+        target: Any,
+        run: Callable[..., Any],
+        pairs: list[Any],
+        keyword_pairs: dict[str, Any],
+        result: Any,
+    ) -> Value:
+        """The value of what an operation has given on fakes, and its node if it needs one."""
+        name = _name_of(kind, target)
         if isinstance(result, torch.Tensor):
             known = self.values.get(id(result))
             if (
@@ -290,7 +311,7 @@ class Recorder:
     ) -> tuple[list[Value], dict[str, Value]]:
         """Arguments with harmless ones in place of what a GPU may not be given, where what was
         checked before does not hold."""
-        name = target if kind == "call_method" else getattr(target, "__name__", "")
+        name = _name_of(kind, target)
         args, kwargs = list(args), dict(kwargs)
         for place, keyword in places_of(name):
             if place < len(args):
@@ -314,13 +335,13 @@ class Recorder:
     def _add(self, kind: str, target: Any, pairs: Any, keyword_pairs: Any, result: Any) -> Node:
         why = self.refused.get(self.operations)
         if why is not None:
-            name = target if kind == "call_method" else getattr(target, "__name__", str(target))
+            name = _name_of(kind, target)
             raise GraphBreakSignal(
                 f"the backend cannot compile `{name}`: {why}",
                 "call it outside of the compiled function, or compile with another backend",
             )
         if self.checked:
-            name = target if kind == "call_method" else getattr(target, "__name__", str(target))
+            name = _name_of(kind, target)
             given = [pair[1] for pair in (*pairs, *keyword_pairs.values())]
             if may_fault(name, given, self._safe):
                 raise GraphBreakSignal(

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import abc
-import inspect
 import re
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import CodeType
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import torch
 from dovetail_guards import clauses as c
 from dovetail_guards.expr import Expr
 from dovetail_guards.float_expr import key_of
-from dovetail_guards.iterators import over
 from dovetail_guards.ranges import Range
 from dovetail_guards.source import (
     ClosureCellSource,
-    ClosureSource,
     InstanceAttrSource,
     ItemSource,
-    LocalSource,
     ObjectSource,
     Source,
 )
+from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.wrappers import is_wrapper, overrides_functions
+from torch.fx import Node
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from dovetail_capture.captured_frame import GraphInput
@@ -35,10 +33,10 @@ from dovetail_capture.interpreter.recorder import Recorder
 from dovetail_capture.interpreter.shapes import InputShapes
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.sources import SourceTable
-from dovetail_capture.interpreter.values.arrays import ArraySource, CopiedView
+from dovetail_capture.interpreter.values.arrays import CopiedView
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value
 from dovetail_capture.interpreter.values.checks import PendingChecks
-from dovetail_capture.interpreter.values.containers import DictValue, ListValue, SetValue
+from dovetail_capture.interpreter.values.containers import DictValue
 from dovetail_capture.interpreter.values.draws import DrawSource
 from dovetail_capture.interpreter.values.functions import HeldIterator
 from dovetail_capture.interpreter.values.hooks import Hooked, LateState
@@ -271,10 +269,7 @@ class Session:
         try:
             clause = tensor_clause(real, source)
             fake = self.recorder.from_real(real, sizes)
-            if sizes is not None:
-                fixed = tuple(size if type(size) is int else None for size in fake._sizes)
-                strides = self.shapes.relate_strides(fake, source)
-                clause = replace(clause, sizes=fixed, strides=strides)
+            clause = self._of_symbols(clause, fake, sizes, source)
         except (RuntimeError, NotImplementedError) as error:  # a subclass, vmap's tensors, sparse
             raise GraphBreakSignal(f"a {type(real).__name__} as an input: {error}") from error
         except Exception as error:
@@ -284,8 +279,7 @@ class Session:
         self.clauses.append(clause)
         if wraps:
             self._guard_inside(real, source)
-        name = _input_name(source, len(self.inputs))
-        node = self.recorder.placeholder(name, fake)
+        node = self._placeholder(source, fake)
         node.meta["static"] = static
         value = TensorValue(node, fake, type(real), source, real)
         self.recorder.bind(value)
@@ -293,6 +287,18 @@ class Session:
         self.keep_alive.append(real)
         self.inputs.append((GraphInput(node.name, source, real, static), value))
         return value
+
+    def _of_symbols(
+        self, clause: c.TensorIs, fake: FakeTensor, sizes: Any, source: Source
+    ) -> c.TensorIs:
+        """The guard of a tensor whose `sizes` hold symbols (None: they do not)."""
+        if sizes is None:
+            return clause
+        fixed = tuple(size if type(size) is int else None for size in fake._sizes)
+        return replace(clause, sizes=fixed, strides=self.shapes.relate_strides(fake, source))
+
+    def _placeholder(self, source: Source, value: Any) -> Node:
+        return self.recorder.placeholder(_input_name(source, len(self.inputs)), value)
 
     def _is_to_be_plain(self, real: torch.Tensor) -> bool:
         if overrides_functions(type(real)):
@@ -323,12 +329,9 @@ class Session:
                 fake = self.recorder.from_real(leaf, sizes)
             except (RuntimeError, NotImplementedError) as error:  # it is sparse, say
                 raise GraphBreakSignal(f"a {type(real).__name__} as an input: {error}") from error
-            if sizes is not None:
-                fixed = tuple(size if type(size) is int else None for size in fake._sizes)
-                strides = self.shapes.relate_strides(fake, source)
-                clause = replace(clause, sizes=fixed, strides=strides)
+            clause = self._of_symbols(clause, fake, sizes, source)
         self.clauses.append(clause)
-        node = self.recorder.placeholder(_input_name(source, len(self.inputs)), fake)
+        node = self._placeholder(source, fake)
         node.meta["static"] = False
         value = TensorValue(node, fake, type(real), source, real)
         value.overrides = is_asked(type(real))
@@ -360,7 +363,7 @@ class Session:
         known = self.numbers.get(source)
         if known is None:
             self.guard(c.TypeIs, source, type(real))
-            node = self.recorder.placeholder(_input_name(source, len(self.inputs)), size)
+            node = self._placeholder(source, size)
             known = self.numbers[source] = NumberInput(node, size, source)
             self.inputs.append((GraphInput(node.name, source, real, False), known))
         return known
@@ -370,7 +373,7 @@ class Session:
         size = self.shapes.env.symint(expr)
         if not isinstance(size, torch.SymInt):
             return
-        node = self.recorder.placeholder(_input_name(source, len(self.inputs)), size)
+        node = self._placeholder(source, size)
         value = NumberInput(node, size, source)
         self.computed.append(value)
         self.inputs.append((GraphInput(node.name, source, example, False), value))
@@ -397,7 +400,7 @@ class Session:
         else:
             keys = None if limits is None else Range(*map(key_of, limits))
             size = env.symfloat(env.create_unbacked_float(keys))
-        node = self.recorder.placeholder(_input_name(source, len(self.inputs)), size)
+        node = self._placeholder(source, size)
         value = NumberInput(node, size, source)
         self.inputs.append((GraphInput(node.name, source, example, False), value))
         return value
@@ -405,7 +408,7 @@ class Session:
     def array_input(self, tensor: torch.Tensor, source: Source) -> TensorValue:
         """The tensor over the memory of a pre-existing array: an input of fixed sizes."""
         fake = self.recorder.from_real(tensor)
-        node = self.recorder.placeholder(_input_name(source, len(self.inputs)), fake)
+        node = self._placeholder(source, fake)
         value = self.recorder.bind(TensorValue(node, fake, torch.Tensor, source, tensor))
         self.inputs.append((GraphInput(node.name, source, tensor, False), value))
         return value
@@ -419,100 +422,6 @@ class Session:
         count = steps.pop()[1] if steps and steps[-1][0] is iterator else 0
         steps.append((iterator, count + 1))
 
-    def _relate_iterators(self) -> None:
-        """What iterators go through is none of what the frame changes, unless it is now: only then
-        do they still give what they were seen to have left."""
-        for iterator in self.stepped.values():
-            container = over(iterator.real)
-            if container is None:
-                continue
-            place = self.sources.iterator_part(iterator.origin, "over")
-            for changed, source in self._changed_places(isinstance(container, dict)):
-                if changed != id(container):
-                    self.distinct(place, source)
-
-    def _relate_dictionaries(self) -> None:
-        """A dictionary that was passed is no object's `__dict__`, unless it is now: a change to
-        one of both would be a change to the other."""
-        holders = [fields.holder for fields in self.instance_dicts.values()]
-        for value in self.known.values():
-            if not _is_passed_dict(value) or self._is_of_this_call(value.source):
-                continue
-            others: list[Source] = []
-            for holder in holders:
-                assert isinstance(holder, ObjectValue) and holder.source is not None
-                if not (value.mutated or holder.fields.mutated):
-                    continue
-                if holder.pinned:
-                    attributes = object.__getattribute__(holder.real, "__dict__")
-                    others.append(self.sources.held(attributes))
-                else:
-                    self.distinct(value.source, self.sources.attr(holder.source, "__dict__"))
-            if others and value.source is not None:
-                self.clauses.append(c.DistinctObjects((value.source, *others)))
-
-    def _relate_keys(self) -> None:
-        """Guard that objects which a dictionary or set took for different ones stay different."""
-        keys: dict[type, list[Value]] = {}
-        for value in self.known.values():
-            if getattr(value, "hashed", False) and self.can_relate(value.source, value.source):
-                keys.setdefault(value.python_type(), []).append(value)
-        for values in keys.values():
-            if all(getattr(value, "pinned", False) for value in values):
-                continue  # each is a very object
-            sources = tuple(value.source for value in values if value.source is not None)
-            if len(sources) > 1:
-                self.clauses.append(c.DistinctObjects(sources))
-
-    def _is_of_this_call(self, source: Source | None) -> bool:
-        """Is it the dictionary that Python makes of keyword arguments?"""
-        code = self.code
-        if not (code.co_flags & inspect.CO_VARKEYWORDS and isinstance(source, LocalSource)):
-            return False
-        place = code.co_argcount + code.co_kwonlyargcount
-        place += bool(code.co_flags & inspect.CO_VARARGS)
-        return source.name == code.co_varnames[place]
-
-    def _changed_places(self, namespaces: bool) -> Iterator[tuple[int, Source | None]]:
-        """The ids and sources of what existed before and has changed: containers, and with
-        `namespaces` what holds attributes and globals."""
-        for key, value in self.known.items():
-            if not _is_changed(value):
-                continue
-            yield key, value.source
-            if namespaces and _attributes_changed(value):
-                assert value.source is not None
-                held = object.__getattribute__(value.real, "__dict__")
-                yield id(held), self.sources.attr(value.source, "__dict__")
-        if namespaces:
-            for globals_ in self.global_dicts.values():
-                yield id(globals_), self.sources.held(globals_)
-
-    def relate_inputs(self, inputs: list[GraphInput]) -> None:
-        """Guard that different inputs stay different tensors."""
-        if len(inputs) > 1:
-            sources = [
-                i.source.base if isinstance(i.source, (ArraySource, PlainSource)) else i.source
-                for i in inputs
-            ]
-            self.clauses.append(c.DistinctObjects(tuple(sources)))
-        changed = [value for value in self.known.values() if _is_changed(value)]
-        self._relate_iterators()
-        self._relate_dictionaries()
-        self._relate_keys()
-        for cls in {value.python_type() for value in changed}:
-            # A change to one of them must not be a change to another.
-            sources = [
-                value.source
-                for value in self.known.values()
-                if value.python_type() is cls
-                and value.source is not None
-                and not isinstance(value.source, (ObjectSource, ClosureCellSource))
-                and not getattr(value, "pinned", False)
-            ]
-            if len(sources) > 1:
-                self.clauses.append(c.DistinctObjects(tuple(sources)))
-
 
 class NumberInput(SymbolicNumber):
     """A symbolic int or float that is an input of the graph."""
@@ -522,49 +431,6 @@ class NumberInput(SymbolicNumber):
     def __init__(self, node: Any, value: Any, source: Source) -> None:
         super().__init__(value, source)
         self.node = node
-
-
-def _is_changed(value: Value) -> bool:
-    """Has the frame written to this pre-existing object?"""
-    if isinstance(value, (ListValue, DictValue, SetValue)):
-        return value.mutated
-    if isinstance(value, TensorValue):
-        return value.data is not None
-    if isinstance(value, ObjectValue):
-        native = value.native
-        return bool(
-            value.fields.mutated
-            or value.slots_mutated
-            or (native is not None and _is_changed(native))
-        )
-    return False
-
-
-def _is_passed_dict(value: Value) -> TypeGuard[DictValue]:
-    return isinstance(value, DictValue) and isinstance(value.source, (LocalSource, ClosureSource))
-
-
-def _attributes_changed(value: Value) -> TypeGuard[ObjectValue]:
-    if not isinstance(value, ObjectValue):
-        return False
-    return value.fields.mutated and value.fields.is_instance_dict
-
-
-def changed_container(session: Session, container: Any) -> bool:
-    """Has the frame changed this container, which existed before?"""
-    known = session.known.get(id(container))
-    if known is not None and _is_changed(known):
-        return True
-    if not isinstance(container, dict):
-        return False
-    if session.attribute_writes or any(
-        globals_ is container for globals_ in session.global_dicts.values()
-    ):
-        return True
-    return any(
-        _attributes_changed(value) and object.__getattribute__(value.real, "__dict__") is container
-        for value in session.known.values()
-    )
 
 
 def tensor_clause(real: torch.Tensor, source: Source) -> c.TensorIs:

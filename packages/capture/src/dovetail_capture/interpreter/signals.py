@@ -9,12 +9,16 @@ if TYPE_CHECKING:
 
 
 class GraphBreakSignal(Exception):
-    """Capture cannot go on past the construct at hand; the frame is restarted to end before it."""
+    """Capture cannot go on past the construct at hand; the frame is restarted to end before it.
+
+    `where` are the interpreted frames that it arose in, outermost first: (file, line, function).
+    """
 
     def __init__(self, reason: str, hint: str = "") -> None:
         super().__init__(reason)
         self.reason = reason
         self.hint = hint or "move the construct out of the compiled function"
+        self.where: list[tuple[str, int, str]] | None = None
 
 
 class CannotRebuild(Exception):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import linecache
 import types
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -31,7 +32,7 @@ from torch.fx import Graph, Node
 from dovetail_capture.captured_frame import ValueChecks
 from dovetail_capture.interpreter.aliasing import written_by
 from dovetail_capture.interpreter.library.checks import truth_number
-from dovetail_capture.interpreter.library.transforms import InnerRecorder
+from dovetail_capture.interpreter.library.inner_recorder import InnerRecorder
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue
@@ -94,8 +95,6 @@ def opposite(truth: TruthOf) -> TruthOf:
 
 def take(vm: Interpreter, condition: Value, wanted: bool) -> bool:
     """Let it be checked at the graph's end that a condition is as wanted; False if it cannot be."""
-    from dovetail_capture.interpreter.machine import source_line
-
     if isinstance(vm.session.recorder, InnerRecorder) or vm.handles_exceptions():
         return False
     truth = truth_of(vm, condition)
@@ -112,7 +111,7 @@ def take(vm: Interpreter, condition: Value, wanted: bool) -> bool:
     pending.holds[device] = holds
     frame = vm.frames[-1]
     file, line = frame.code.co_filename, frame.line()
-    pending.places.append(f"`{source_line(file, line).strip()}` ({file}:{line})")
+    pending.places.append(f"`{linecache.getline(file, line).strip()}` ({file}:{line})")
     if device.type != "cpu":
         recorder.checked[device] = holds
     truth.known = wanted

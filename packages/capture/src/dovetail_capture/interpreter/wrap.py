@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import collections
 import enum
-import functools
 import inspect
-import re
 import threading
 import types
-import typing
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from dovetail_guards import clauses as c
@@ -28,6 +25,12 @@ from dovetail_guards.source import (
     Source,
 )
 
+from dovetail_capture.interpreter.known_types import (
+    EQUALITY_TYPES,
+    IDENTITY_TYPES,
+    is_fixed_member,
+    is_numpy,
+)
 from dovetail_capture.interpreter.session import Session
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import (
@@ -56,41 +59,12 @@ from dovetail_capture.interpreter.values.objects import ObjectValue, StandIn
 from dovetail_capture.marks import is_marked
 from dovetail_capture.skip import module_of
 
-
-def is_numpy(cls: type, name: str) -> bool:
-    """Is `cls` numpy's class of this name, or a subclass? (numpy need not be installed.)"""
-    return any(base.__module__ == "numpy" and base.__name__ == name for base in cls.__mro__)
-
-
-# Compared by value in a guard.
-EQUALITY_TYPES: tuple[type, ...] = (
-    bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout,
-    torch.memory_format, type(Ellipsis), type(NotImplemented), range,
-)  # fmt: skip
-
-# The kinds of names in `typing`, without parameters and with.
-_BARE = [vars(typing)[name] for name in ("Sized", "Tuple", "Callable", "Optional", "Literal")]
-_GIVEN = (typing.Iterable[int], _BARE[3][int], typing.Callable[[int], int], typing.Literal[1])
-_TYPING_KINDS = {type(name) for name in (*_BARE, *_GIVEN)}
-
-# Pinned by identity in a guard.
-IDENTITY_TYPES: tuple[type, ...] = (
-    types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType,
-    types.WrapperDescriptorType, types.MethodWrapperType, types.ClassMethodDescriptorType,
-    types.GetSetDescriptorType, types.MemberDescriptorType, types.ModuleType, types.CodeType,
-    types.GenericAlias, types.UnionType, type, functools._lru_cache_wrapper, property, staticmethod,
-    classmethod, torch._ops.OpOverload, torch._ops.OpOverloadPacket,
-    torch.Generator, re.Pattern, re.Match, torch.torch_version.TorchVersion, typing.TypeVar,
-    typing.ParamSpec, typing.TypeVarTuple,
-    *_TYPING_KINDS,
-)  # fmt: skip
-
-
 _CONTAINERS = (tuple, list, dict, set, frozenset, collections.deque)
 _RECEIVERS = (torch.Tensor, list, dict, set, collections.deque, tuple, str, torch.device)
 
 
 Wrapper = Callable[[Session, Any, Source], Value]
+V = TypeVar("V", bound=Value)
 
 
 def wrap(session: Session, real: Any, source: Source) -> Value:
@@ -196,7 +170,7 @@ def _function(session: Session, real: types.FunctionType, source: Source) -> Val
         _cell(session, cell, sources.item(base, index))  # type: ignore[misc]
         for index, cell in enumerate(real.__closure__ or ())
     )
-    return _remember(session, real, value)  # type: ignore[no-any-return]
+    return _remember(session, real, value)
 
 
 def _builtin_method(session: Session, real: Any, source: Source) -> Value:
@@ -238,7 +212,7 @@ def _array(session: Session, real: Any, source: Source) -> Value:
             place = session.sources.attr(place, name)
         session.guard(c.ConstantIs, place, expected)
     value = ArrayValue(session.array_input(tensor, ArraySource(source)), type(real), source)
-    return _remember(session, real, value)  # type: ignore[no-any-return]
+    return _remember(session, real, value)
 
 
 def _known(session: Session, real: Any, source: Source) -> Value | None:
@@ -249,7 +223,7 @@ def _known(session: Session, real: Any, source: Source) -> Value | None:
     return known
 
 
-def _remember(session: Session, real: Any, value: Any) -> Any:
+def _remember(session: Session, real: Any, value: V) -> V:
     session.known[id(real)] = value
     session.keep_alive.append(real)
     return value
@@ -269,7 +243,7 @@ def _tuple(session: Session, real: Any, source: Source) -> Value:
         return known
     item = session.sources.item
     children = [Lazy(child, item(source, index)) for index, child in enumerate(real)]
-    return _remember(session, real, TupleValue(children, type(real), source))  # type: ignore[no-any-return]
+    return _remember(session, real, TupleValue(children, type(real), source))
 
 
 def _list(session: Session, real: Any, source: Source) -> Value:
@@ -283,7 +257,7 @@ def _list(session: Session, real: Any, source: Source) -> Value:
     value = ListValue(children, type(real), source)
     if type(real) is collections.deque:
         value.maxlen = real.maxlen
-    return _remember(session, real, value)  # type: ignore[no-any-return]
+    return _remember(session, real, value)
 
 
 def _dict(session: Session, real: Any, source: Source) -> Value:
@@ -303,31 +277,20 @@ def _dict(session: Session, real: Any, source: Source) -> Value:
         value.default_factory = wrap(
             session, real.default_factory, session.sources.attr(source, "default_factory")
         )
-    return _remember(session, real, value)  # type: ignore[no-any-return]
+    return _remember(session, real, value)
 
 
 def _set(session: Session, real: Any, source: Source) -> Value:
     known = _known(session, real, source)
     if known is not None:
         return known
-    if not all(_is_fixed_member(item) for item in real):
+    if not all(is_fixed_member(item) for item in real):
         raise GraphBreakSignal("a set whose members are not constants")
     if type(source) is not ObjectSource:
         session.guard(c.ConstantIs, source, type(real)(real))
     members = [Constant(item) for item in real]
     value = SetValue(members, type(real), source, copied=frozenset(real))
-    return _remember(session, real, value)  # type: ignore[no-any-return]
-
-
-def _is_fixed_member(item: Any) -> bool:
-    """Is it the same in each program that meets it? (A closure is known by its parts.)"""
-    if isinstance(item, types.FunctionType):
-        return "<locals>" not in item.__code__.co_qualname
-    functions = (
-        types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
-        types.MethodWrapperType, torch._ops.OpOverload, torch._ops.OpOverloadPacket,
-    )  # fmt: skip
-    return isinstance(item, (*EQUALITY_TYPES, type, enum.Enum, *functions))
+    return _remember(session, real, value)
 
 
 def _slice(session: Session, real: Any, source: Source) -> Value:
@@ -355,7 +318,7 @@ def _cell(session: Session, real: Any, source: Source) -> Value:
         if isinstance(known.source, ClosureCellSource) and isinstance(known.content, Lazy):
             session.same(known.content.source, session.sources.cell(source))
         return known
-    return _remember(session, real, cell_value(session, real, source))  # type: ignore[no-any-return]
+    return _remember(session, real, cell_value(session, real, source))
 
 
 def cell_value(
@@ -409,7 +372,7 @@ def _object(session: Session, real: Any, source: Source) -> Value:
     if issubclass(cls, _CONTAINERS):
         base = next(base for base in _CONTAINERS if issubclass(cls, base))
         value.native = _native_part(session, real, source, base)
-    return _remember(session, real, value)  # type: ignore[no-any-return]
+    return _remember(session, real, value)
 
 
 def _mapping_proxy(session: Session, real: Any, source: Source) -> Value:
@@ -428,7 +391,7 @@ def _iterator(session: Session, real: Any, source: Source) -> Value:
     if known is not None:
         return known
     _guard_type(session, real, source)
-    return _remember(session, real, HeldIterator(real, source))  # type: ignore[no-any-return]
+    return _remember(session, real, HeldIterator(real, source))
 
 
 def _view(session: Session, real: Any, source: Source) -> Value:
@@ -440,7 +403,7 @@ def _view(session: Session, real: Any, source: Source) -> Value:
     place = session.sources.iterator_part(source, "viewed")
     value = DictView(wrap(session, iterators.viewed(real), place), iterators.VIEWS[type(real)])
     value.source = source
-    return _remember(session, real, value)  # type: ignore[no-any-return]
+    return _remember(session, real, value)
 
 
 def _thread_local(session: Session, real: threading.local, source: Source) -> Value:
@@ -451,7 +414,7 @@ def _thread_local(session: Session, real: threading.local, source: Source) -> Va
     fields = wrap(session, real.__dict__, session.sources.attr(source, "__dict__"))
     assert isinstance(fields, DictValue)
     value.fields = fields
-    return _remember(session, real, value)  # type: ignore[no-any-return]
+    return _remember(session, real, value)
 
 
 def _has_another_dict(real: Any) -> bool:

@@ -105,59 +105,68 @@ class Loops:
             return
         vector, n = self.shape.vector, self.shape.lanes
         assert vector is not None
-        block = self.shape.block
-        name = f"i{vector.id}"
-        size = vector.size
-        whole = is_symbolic(size) or block is not None or size >= n
-        unrolled = 0
-        if reducing and self.shape.unroll > 1 and block is None:
-            step = n * self.shape.unroll
-            unrolled = size // step * step
-            w.open([vector])
-            body()
-            lines = w.close()
-            self.wrap(
-                f"for (int64_t base = 0; base < {unrolled}; base += {step})",
-                [
-                    f"for (int64_t u = 0, {name} = base; u < {self.shape.unroll}; "
-                    f"++u, {name} += {n}) {{",
-                    *(f"  {line}" for line in lines),
-                    "}",
-                ],
-            )
-            w.line("{ constexpr int64_t u = 0;")
-            whole = is_symbolic(size) or size - unrolled >= n
-        if whole:
-            w.open([vector])
-            body()
-            if block is not None and is_multiple(size, block):
-                head = f"for (int64_t u = 0, {name} = first; u < {block // n}; ++u, {name} += {n})"
-            elif block is not None:
-                head = (
-                    f"for (int64_t u = 0, {name} = first; {name} + {n} <= last; ++u, {name} += {n})"
-                )
-            else:
-                last = size // n * n
-                head = f"for (int64_t {name} = {unrolled}; {name} < {last}; {name} += {n})"
-            self.wrap(head, w.close())
+        size, block = vector.size, self.shape.block
+        unrolls = reducing and self.shape.unroll > 1 and block is None
+        unrolled = self._unrolled(vector, body) if unrolls else 0
+        if is_symbolic(size) or block is not None or size - unrolled >= n:
+            self._whole_vectors(vector, body, unrolled)
         if not is_multiple(size, n):
-            w.open([vector])
-            w.tail = True
-            body()
-            w.tail = False
-            lines = w.close()
-            if block is not None:
-                start = f"last - {size % n}"
-                lines = [f"const int64_t u = ({name} - first) / {n};", *lines]
-                head = f"if (last == {size})"
-            else:
-                start, head = str(size // n * n), ""
-            if is_symbolic(size):  # there may be no rest
-                head = f"if ({f'last == {size} && ' if block is not None else ''}{size % n} != 0)"
-            lines = [f"const int64_t {name} = {start};", f"const int n = {size % n};", *lines]
-            self.wrap(head, lines)
-        if reducing and self.shape.unroll > 1 and block is None:
+            self._rest(vector, body)
+        if unrolls:
             w.line("}")
+
+    def _unrolled(self, vector: Var, body: Callable[[], None]) -> int:
+        """Several vectors a turn, each with accumulators of its own; gives where that ends. What
+        follows it is a block in which there is one (`u` is 0)."""
+        w, n, unroll = self.writer, self.shape.lanes, self.shape.unroll
+        name, step = f"i{vector.id}", self.shape.lanes * self.shape.unroll
+        end: int = vector.size // step * step
+        w.open([vector])
+        body()
+        lines = w.close()
+        self.wrap(
+            f"for (int64_t base = 0; base < {end}; base += {step})",
+            [
+                f"for (int64_t u = 0, {name} = base; u < {unroll}; ++u, {name} += {n}) {{",
+                *(f"  {line}" for line in lines),
+                "}",
+            ],
+        )
+        w.line("{ constexpr int64_t u = 0;")
+        return end
+
+    def _whole_vectors(self, vector: Var, body: Callable[[], None], start: int) -> None:
+        w, n, block = self.writer, self.shape.lanes, self.shape.block
+        name, size = f"i{vector.id}", vector.size
+        w.open([vector])
+        body()
+        if block is not None and is_multiple(size, block):
+            head = f"for (int64_t u = 0, {name} = first; u < {block // n}; ++u, {name} += {n})"
+        elif block is not None:
+            head = f"for (int64_t u = 0, {name} = first; {name} + {n} <= last; ++u, {name} += {n})"
+        else:
+            head = f"for (int64_t {name} = {start}; {name} < {size // n * n}; {name} += {n})"
+        self.wrap(head, w.close())
+
+    def _rest(self, vector: Var, body: Callable[[], None]) -> None:
+        """What does not fill a vector."""
+        w, n, block = self.writer, self.shape.lanes, self.shape.block
+        name, size = f"i{vector.id}", vector.size
+        w.open([vector])
+        w.tail = True
+        body()
+        w.tail = False
+        lines = w.close()
+        if block is not None:
+            start = f"last - {size % n}"
+            lines = [f"const int64_t u = ({name} - first) / {n};", *lines]
+            head = f"if (last == {size})"
+        else:
+            start, head = str(size // n * n), ""
+        if is_symbolic(size):  # there may be no rest
+            head = f"if ({f'last == {size} && ' if block is not None else ''}{size % n} != 0)"
+        lines = [f"const int64_t {name} = {start};", f"const int n = {size % n};", *lines]
+        self.wrap(head, lines)
 
     def _in_steps(self, v: Var, step: int, body: Sequence[str], after: Sequence[str]) -> None:
         """A loop that does `after` every `step` times; what it does in between stays a nest of

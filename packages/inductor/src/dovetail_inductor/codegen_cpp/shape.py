@@ -79,8 +79,8 @@ def host_simd_bytes() -> int:
     return 32 if {"avx2", "fma", "f16c"} <= flags else 16
 
 
-def choose_shape(kernel: FusedKernel, simd_bytes: int, threads: int | None = None) -> KernelShape:
-    """Decide the loops of a kernel, for so many threads (None: as many as torch uses now)."""
+def choose_shape(kernel: FusedKernel, simd_bytes: int) -> KernelShape:
+    """Decide the loops of a kernel, for as many threads as torch uses now."""
     vector = _choose_vector(kernel)
     lanes = 1
     if vector is not None:
@@ -95,28 +95,17 @@ def choose_shape(kernel: FusedKernel, simd_bytes: int, threads: int | None = Non
         if by_row:
             assert vector is not None
             others = hint_of(prod(v.size for v in items))
-            wanted = -(-2 * (threads or torch.get_num_threads()) // max(1, others))
+            wanted = -(-2 * torch.get_num_threads() // max(1, others))
             block = lanes * _blocks_per_item(vector.size, lanes, kernel, wanted)
             per_item *= min(block, hint_of(vector.size))
         if vector is not None:
             loops = (*loops, vector)
     elif any(nest.scatter is not None for nest in kernel.nests):
-        items, loops, block = _scatter_loops(kernel, vector, lanes, threads)
+        items, loops, block = _scatter_loops(kernel, vector, lanes)
         own = (v for v in kernel.rows if v not in items)
         per_item = min(hint_of(prod(v.size for v in own)), block or 2**62)
     else:
-        rest = [v for v in kernel.rows if v is not vector]
-        inner: list[Var] = []
-        per_item = 1 if vector is None else hint_of(vector.size)
-        if vector is not None and hint_of(vector.size) > BLOCK + lanes:
-            block, per_item = BLOCK, BLOCK
-        while rest and per_item < ITEM_ELEMENTS and hint_of(prod(v.size for v in rest)) > 2:
-            if per_item * hint_of(rest[-1].size) > 64 * ITEM_ELEMENTS and per_item > 64:
-                break
-            inner.insert(0, rest.pop())
-            per_item *= hint_of(inner[0].size)
-        items = tuple(rest)
-        loops = (*inner, vector) if vector is not None else tuple(inner)
+        items, loops, block, per_item = _pointwise_loops(kernel, vector, lanes)
     unroll = 4 if not by_row and vector is not None and _reduces_cheaply(kernel, vector) else 1
     tile = _choose_tile(kernel, vector, lanes) if vector is not None and block is None else None
     if any(nest.scatter is not None for nest in kernel.nests):
@@ -132,11 +121,33 @@ def choose_shape(kernel: FusedKernel, simd_bytes: int, threads: int | None = Non
         assert vector is not None
         work *= -(-vector.size // block)
     grain = max(1, GRAIN_COST // max(1, per_item * cost))
-    return KernelShape(items, loops, vector, lanes, block, by_row, work, grain, unroll, tile)
+    return KernelShape(
+        items, loops, vector, lanes, block, by_row, work=work, grain=grain, unroll=unroll, tile=tile
+    )
+
+
+def _pointwise_loops(
+    kernel: FusedKernel, vector: Var | None, lanes: int
+) -> tuple[tuple[Var, ...], tuple[Var, ...], int | None, int]:
+    """The items, the loops, the block and how many elements an item has, of a kernel without
+    columns: as many inner variables as give an item enough to do."""
+    rest = [v for v in kernel.rows if v is not vector]
+    inner: list[Var] = []
+    block: int | None = None
+    per_item = 1 if vector is None else hint_of(vector.size)
+    if vector is not None and hint_of(vector.size) > BLOCK + lanes:
+        block, per_item = BLOCK, BLOCK
+    while rest and per_item < ITEM_ELEMENTS and hint_of(prod(v.size for v in rest)) > 2:
+        if per_item * hint_of(rest[-1].size) > 64 * ITEM_ELEMENTS and per_item > 64:
+            break
+        inner.insert(0, rest.pop())
+        per_item *= hint_of(inner[0].size)
+    loops = (*inner, vector) if vector is not None else tuple(inner)
+    return tuple(rest), loops, block, per_item
 
 
 def _scatter_loops(
-    kernel: FusedKernel, vector: Var | None, lanes: int, threads: int | None
+    kernel: FusedKernel, vector: Var | None, lanes: int
 ) -> tuple[tuple[Var, ...], tuple[Var, ...], int | None]:
     """The items, the loops and the block of a kernel with a scatter: what several points write to
     one place is combined in order, within one item."""
@@ -144,7 +155,7 @@ def _scatter_loops(
     for nest in kernel.nests:
         if nest.scatter is not None:
             apart &= distinct_variables(nest.index)
-    threads = threads or torch.get_num_threads()
+    threads = torch.get_num_threads()
     items = tuple(v for v in kernel.rows if v in apart and v is not vector) if threads > 1 else ()
     loops = tuple(v for v in kernel.rows if v not in items and v is not vector)
     if vector is None:

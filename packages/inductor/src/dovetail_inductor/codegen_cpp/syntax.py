@@ -131,9 +131,3 @@ def op_text(
         limit = literal(torch.finfo(dtype).max, torch.float64)
         return f"cast<{target}>(dv_{op}({', '.join(wide)}, {limit}))"
     return f"{_CALLS[op]}({', '.join(args)})"
-
-
-def supported_ops() -> set[str]:
-    """The scalar ops that `op_text` can spell."""
-    other = {"neg", "bitwise_not", "reciprocal", "check_index", "cast", "from_bits"}
-    return set(_INFIX) | set(_BITS) | set(_COMPARE) | set(_CALLS) | set(LOOPING) | other

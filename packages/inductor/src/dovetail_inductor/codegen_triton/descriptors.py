@@ -15,7 +15,6 @@ from dovetail_inductor.codegen_triton.body import Lines
 from dovetail_inductor.loop_ir.loops import Buffer, Strided
 
 ALIGNMENT = 16  # bytes
-LONGEST = 256  # elements of a tile along a dimension
 
 
 @dataclass(frozen=True)
@@ -66,4 +65,4 @@ def described(operand: Strided, buffers: Mapping[str, Buffer]) -> Described | No
     return Described(shape, stride, operand.offset, turned)
 
 
-__all__ = ["LONGEST", "Described", "described"]
+__all__ = ["Described", "described"]

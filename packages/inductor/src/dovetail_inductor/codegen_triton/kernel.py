@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import prod
 from typing import ClassVar
 
 from dovetail_inductor.codegen_triton.accumulators import Accumulator, Accumulators
@@ -22,6 +21,7 @@ from dovetail_inductor.codegen_triton.assemble import (
     assemble,
     passed_by_value,
 )
+from dovetail_inductor.codegen_triton.axes import define_axis, define_grid
 from dovetail_inductor.codegen_triton.body import BodyEmitter, Lines
 from dovetail_inductor.codegen_triton.online import online_softmax
 from dovetail_inductor.codegen_triton.ops import NARROW, TRITON_TYPES
@@ -35,7 +35,7 @@ from dovetail_inductor.codegen_triton.passes import (
 )
 from dovetail_inductor.codegen_triton.quotients import rough_quotients
 from dovetail_inductor.codegen_triton.reductions import rounded_product
-from dovetail_inductor.codegen_triton.tiling import Axis, Tiling, choose
+from dovetail_inductor.codegen_triton.tiling import Tiling, choose
 from dovetail_inductor.loop_ir.expr import Apply, Constant, Expr, Load, walk
 from dovetail_inductor.loop_ir.handlers import count, interpret
 from dovetail_inductor.loop_ir.loops import Buffer, Combine, LoopNest
@@ -122,7 +122,7 @@ class Emission:
 
     def run(self) -> KernelBody:
         """Emit everything."""
-        self._grid_indices()
+        define_grid(self.lines, self.tiling, self.wide)
         if self.tiling.columns and not self.tiling.looped:
             self._column_index("0")
         if self.tiling.looped:
@@ -139,16 +139,18 @@ class Emission:
                 self._in_one_block(nest)
         return self._body(self._kind())
 
-    def run_at(self, starts: Sequence[str], given: Mapping[str, str], kind: str) -> KernelBody:
-        """After what `lines` holds already: the nests at one tile, which begins at `starts` along
-        the axes. `given` are blocks that stand for what is loaded from some buffers."""
-        for position, (axis, start) in enumerate(zip(self.tiling.axes, starts, strict=True)):
-            self._axis_index(position, axis, start)
+    def run_at(self, starts: Sequence[str], given: Mapping[str, str]) -> KernelBody:
+        """Of a product, after what `lines` holds already: the nests at one tile, which begins at
+        `starts` along the axes. `given` are blocks that stand for what is loaded from some
+        buffers."""
+        assert len(starts) == len(self.tiling.axes)
+        for position, start in enumerate(starts):
+            define_axis(self.lines, self.tiling, self.wide, position, start)
         self.rows |= given
         self.row_memo = self.memo
         for nest in self.kernel.nests:
             self._row(nest)
-        return self._body(kind)
+        return self._body("product")
 
     def _body(self, kind: str) -> KernelBody:
         return KernelBody(
@@ -165,54 +167,9 @@ class Emission:
             return "pointwise" if len(self.tiling.axes) == 1 else "transpose"
         return "reduce_looped" if self.tiling.looped else "reduce_persistent"
 
-    # --- indices -----------------------------------------------------------------------------
-
-    def _shape_of(self, position: int) -> str:
-        rank = len(self.tiling.axes)
-        return "[" + ", ".join(":" if i == position else "None" for i in range(rank)) + "]"
-
-    def _grid_indices(self) -> None:
-        if self.wide:
-            self.lines.add("pid = pid.to(tl.int64)")
-        rest = "pid"
-        for position, axis in reversed(list(enumerate(self.tiling.grid_axes))):
-            if position == 0:
-                self._axis_index(position, axis, scaled(rest, axis.block))
-            else:
-                self._axis_index(position, axis, scaled(f"({rest} % {axis.blocks})", axis.block))
-                rest = f"{rest} // {axis.blocks}"
-
     def _column_index(self, start: str) -> None:
-        position = len(self.tiling.axes) - 1
-        self._axis_index(position, self.tiling.axes[position], start)
-
-    def _axis_index(self, position: int, axis: Axis, start: str) -> None:
-        """Define the axis's flat index, its mask and its variables."""
-        name = axis.name
-        spread = "" if len(self.tiling.axes) == 1 else self._shape_of(position)
-        if axis.block == 1:  # a number and no block: what depends on it alone is computed once
-            self.lines.add(f"{name} = {start}")
-        elif axis.name == "r" and self.tiling.folds > 1:
-            width = axis.block // self.tiling.folds
-            self.lines.add(
-                f"{name} = {start} + {width} * tl.arange(0, {self.tiling.folds})[:, None] "
-                f"+ tl.arange(0, {width})[None, :]"
-            )
-            if self.wide:
-                self.lines.add(f"{name} = {name}.to(tl.int64)")
-        else:
-            lanes = f"tl.arange(0, {axis.block}){spread}"
-            wide = ".to(tl.int64)" if self.wide else ""
-            self.lines.add(f"{name} = {start} + {lanes}{wide}")
-        if axis.masked:
-            self.lines.add(f"{axis.mask} = {name} < {axis.size}")
-        first = sum(len(a.vars) for a in self.tiling.axes[:position])
-        for offset, var in enumerate(axis.vars):
-            below = prod(v.size for v in axis.vars[offset + 1 :])
-            text = name if below == 1 else f"({name} // {below})"
-            if offset:
-                text = f"{text} % {var.size}"
-            self.lines.add(f"v{first + offset} = {text}")
+        last = len(self.tiling.axes) - 1
+        define_axis(self.lines, self.tiling, self.wide, last, start)
 
     # --- phases ------------------------------------------------------------------------------
 
@@ -462,11 +419,6 @@ class Emission:
 
 def _no_reads(expr: object) -> str:
     raise AssertionError("the index of a store, or a position, reads no memory")
-
-
-def scaled(number: str, factor: int) -> str:
-    """The text of a product."""
-    return number if factor == 1 else f"({number}) * {factor}"
 
 
 __all__ = ["Emission", "emit_body", "emit_kernel"]

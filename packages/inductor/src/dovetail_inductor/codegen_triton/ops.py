@@ -6,6 +6,7 @@ interpreter; a kernel's source carries the helpers that it uses and no others.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -230,17 +231,52 @@ def helper_source(names: set[str]) -> str:
     return "".join(f"@triton.jit\n{known[name][1]}\n\n\n" for name in ordered)
 
 
-_INFIX = {
-    "add": "+", "sub": "-", "mul": "*", "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^",
-    "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
+# The forms of ops, by the kind of their operands; names that begin with `dv_` are helpers.
+_OF_BOOLEANS = {
+    "add": "({0} | {1})", "mul": "({0} & {1})", "maximum": "({0} | {1})", "minimum": "({0} & {1})",
+    "abs": "{0}", "bitwise_not": "({0} == 0)",
 }  # fmt: skip
 
-_FLOAT_CALLS = {
-    "floor": "tl.floor", "ceil": "tl.ceil", "rsqrt": "tl.rsqrt", "exp": "tl.exp",
-    "exp2": "tl.exp2", "log": "tl.log", "log2": "tl.log2", "sin": "tl.sin", "cos": "tl.cos",
-    "erf": "tl.erf", "expm1": "dv_expm1", "log1p": "dv_log1p", "tanh": "dv_tanh",
-    "round": "dv_round", "trunc": "dv_trunc", "sigmoid": "tl.sigmoid",
+_OF_FLOAT32 = {"sqrt": "tl.sqrt_rn({0})", "reciprocal": "tl.div_rn(1.0, {0})"}
+
+_OF_FLOAT64 = {"tanh": "dv_tanh64({0})"}
+
+_OF_FLOATS = {
+    "maximum": "dv_max({0}, {1})", "minimum": "dv_min({0}, {1})",
+    "truncdiv": "dv_trunc(dv_div({0}, {1}))", "floordiv": "dv_floordiv({0}, {1})",
+    "remainder": "dv_remainder({0}, {1})", "fmod": "dv_fmod({0}, {1})",
 }  # fmt: skip
+
+_OF_ALL = {
+    **{
+        name: f"({{0}} {sign} {{1}})"
+        for name, sign in {
+            "add": "+", "sub": "-", "mul": "*", "bitwise_and": "&", "bitwise_or": "|",
+            "bitwise_xor": "^", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">",
+            "ge": ">=",
+        }.items()
+    },
+    "cast": "{0}.to({result})", "from_bits": "{0}.to(tl.float64, bitcast=True)",
+    "round_bf16": "{0}.to(tl.bfloat16).to(tl.float32)",
+    "round_f16": "{0}.to(tl.float16).to(tl.float32)",
+    "where": "tl.where({0}, {1}, {2})", "neg": "(-{0})", "abs": "tl.abs({0})",
+    "sign": "(({0} > 0).to({result}) - ({0} < 0).to({result}))",
+    "maximum": "tl.maximum({0}, {1})", "minimum": "tl.minimum({0}, {1})",
+    "relu": "tl.where({0} < 0, 0, {0}).to({result})", "bitwise_not": "(~{0})",
+    "shift_left": "dv_shift_left({0}, {1})", "shift_right": "dv_shift_right({0}, {1})",
+    "div": "dv_div({0}, {1})", "truncdiv": "({0} // {1})", "floordiv": "dv_ifloordiv({0}, {1})",
+    "remainder": "dv_iremainder({0}, {1})", "fmod": "({0} - ({0} // {1}) * {1})",
+    "isnan": "({0} != {0})", "isinf": "(tl.abs({0}) == float('inf'))",
+    "sqrt": "tl.sqrt({0})", "reciprocal": "(1.0 / {0})", "log10": "libdevice.log10({0})",
+    "floor": "tl.floor({0})", "ceil": "tl.ceil({0})", "rsqrt": "tl.rsqrt({0})",
+    "exp": "tl.exp({0})", "exp2": "tl.exp2({0})", "log": "tl.log({0})", "log2": "tl.log2({0})",
+    "sin": "tl.sin({0})", "cos": "tl.cos({0})", "erf": "tl.erf({0})",
+    "expm1": "dv_expm1({0})", "log1p": "dv_log1p({0})", "tanh": "dv_tanh({0})",
+    "round": "dv_round({0})", "trunc": "dv_trunc({0})", "sigmoid": "tl.sigmoid({0})",
+}  # fmt: skip
+
+# Forms on float32 whose error is below what 2 bytes tell apart.
+NARROW = {"erf": "dv_erf_narrow({0})", "tanh": "dv_tanh_narrow({0})"}
 
 # Rare functions come from CUDA's device library; Triton's interpreter does not have them.
 _LIBDEVICE = {
@@ -270,10 +306,6 @@ class UnsupportedOp(NotImplementedError):
     """A scalar op that has no Triton form; the graph's op stays a library call."""
 
 
-# Forms whose error is below what 2 bytes tell apart.
-NARROW = {"erf": "dv_erf_narrow", "tanh": "dv_tanh_narrow"}
-
-
 def emit_op(
     op: str,
     args: Sequence[str],
@@ -287,85 +319,33 @@ def emit_op(
 
     Raises UnsupportedOp for an op without a Triton form.
     """
-    floating = operand.is_floating_point
-    a = args[0]
-    b = args[1] if len(args) > 1 else ""
-
-    def helper(name: str) -> str:
-        use(name)
-        return f"{name}({', '.join(args)})"
-
-    if op in _INFIX:
-        if operand is torch.bool and op in ("add", "mul"):
-            return f"({a} | {b})" if op == "add" else f"({a} & {b})"
-        return f"({a} {_INFIX[op]} {b})"
-    if op == "cast":
-        if result is torch.bool:
-            return f"({a} != 0)"
-        return f"{a}.to({TRITON_TYPES[result]})"
-    if op == "from_bits":
-        return f"{a}.to(tl.float64, bitcast=True)"
-    if op == "round_bf16":
-        return f"{a}.to(tl.bfloat16).to(tl.float32)"
-    if op == "round_f16":
-        return f"{a}.to(tl.float16).to(tl.float32)"
-    if op == "where":
-        return f"tl.where({a}, {b}, {args[2]})"
-    if op == "neg":
-        return f"(-{a})"
-    if op == "abs":
-        return a if operand is torch.bool else f"tl.abs({a})"
-    if op == "sign":
-        return f"(({a} > 0).to({TRITON_TYPES[result]}) - ({a} < 0).to({TRITON_TYPES[result]}))"
-    if op in ("maximum", "minimum"):
-        if operand is torch.bool:
-            return f"({a} {'|' if op == 'maximum' else '&'} {b})"
-        if floating:
-            return helper("dv_max" if op == "maximum" else "dv_min")
-        return f"tl.{op}({a}, {b})"
-    if op == "relu":
-        return f"tl.where({a} < 0, 0, {a}).to({TRITON_TYPES[result]})"
-    if op == "bitwise_not":
-        return f"({a} == 0)" if operand is torch.bool else f"(~{a})"
-    if op in ("shift_left", "shift_right"):
-        return helper(f"dv_{op}")
-    if op == "div":
-        return helper("dv_div")
-    if op == "truncdiv":
-        if floating:
-            use("dv_trunc")
-            use("dv_div")
-            return f"dv_trunc(dv_div({a}, {b}))"
-        return f"({a} // {b})"
-    if op == "floordiv":
-        return helper("dv_floordiv" if floating else "dv_ifloordiv")
-    if op == "remainder":
-        return helper("dv_remainder") if floating else helper("dv_iremainder")
-    if op == "fmod":
-        return helper("dv_fmod") if floating else f"({a} - ({a} // {b}) * {b})"
-    if op == "isnan":
-        return f"({a} != {a})"
-    if op == "isinf":
-        return f"(tl.abs({a}) == float('inf'))"
-    if op == "sqrt":
-        return f"tl.sqrt_rn({a})" if operand is torch.float32 else f"tl.sqrt({a})"
-    if op == "reciprocal":
-        return f"tl.div_rn(1.0, {a})" if operand is torch.float32 else f"(1.0 / {a})"
-    if op == "log10":
-        return f"libdevice.log10({a})"
-    if narrow and operand is torch.float32 and op in NARROW:
-        return helper(NARROW[op])
-    if op == "tanh" and operand is torch.float64:
-        return helper("dv_tanh64")
-    if op in _FLOAT_CALLS:
-        name = _FLOAT_CALLS[op]
-        return helper(name) if name in HELPERS else f"{name}({a})"
+    form = "({0} != 0)" if op == "cast" and result is torch.bool else _form(op, operand, narrow)
+    if form is not None:
+        for name in re.findall(r"dv_\w+", form):
+            use(name)
+        return form.format(*args, result=TRITON_TYPES[result])
     if op in LOOPING:
         use(f"dv_{op}")
         kind = operand if op in OF_OWN_TYPE else torch.float64
         wide = [f"{arg}.to({TRITON_TYPES[kind]})" for arg in args]
         limit = repr(torch.finfo(operand).max)
         return f"dv_{op}({', '.join(wide)}, {limit}).to({TRITON_TYPES[result]})"
-    if op in _LIBDEVICE and floating:
+    if op in _LIBDEVICE and operand.is_floating_point:
         return f"libdevice.{op}({', '.join(args)})"
     raise UnsupportedOp(f"{op} on {operand} has no Triton form")
+
+
+def _form(op: str, operand: torch.dtype, narrow: bool) -> str | None:
+    """The form of an op that has one of its own for operands of this dtype, or for any."""
+    tables = [_OF_ALL]
+    if operand is torch.bool:
+        tables.insert(0, _OF_BOOLEANS)
+    if operand.is_floating_point:
+        tables.insert(0, _OF_FLOATS)
+    if operand is torch.float64:
+        tables.insert(0, _OF_FLOAT64)
+    if operand is torch.float32:
+        tables.insert(0, _OF_FLOAT32)
+        if narrow:
+            tables.insert(0, NARROW)
+    return next((table[op] for table in tables if op in table), None)

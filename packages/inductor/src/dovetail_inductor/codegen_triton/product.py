@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from textwrap import indent
 
 from dovetail_inductor.codegen_triton.assemble import EmittedKernel, KernelBody, assemble
+from dovetail_inductor.codegen_triton.axes import scaled
 from dovetail_inductor.codegen_triton.body import Lines
 from dovetail_inductor.codegen_triton.descriptors import Described, described
-from dovetail_inductor.codegen_triton.kernel import Emission, scaled
+from dovetail_inductor.codegen_triton.kernel import Emission
 from dovetail_inductor.codegen_triton.tiling import Axis, Tiling
 from dovetail_inductor.loop_ir.loops import Buffer, Strided
 from dovetail_inductor.scheduler.kernels import ProductKernel
@@ -129,7 +130,7 @@ def product_text(product: ProductKernel, buffers: Mapping[str, Buffer]) -> Produ
         if not columns:
             emission.lines.add(f"{acc} = tl.sum({acc}, 1)[:, None]")
         given[sums] = emission.lines.define(f"{acc}[None, :, :]") if outer else acc
-    use = emission.run_at(starts, given, "product")
+    use = emission.run_at(starts, given)
     once = "".join(f"{line}\n" for line in before.text)
     return ProductText(once, "\n".join(multiply.text), use)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -71,28 +71,8 @@ def extern_call(
         laid_out = _layouts(target, args, kwargs)
     val = node.meta.get("val") if val is None else val
     results = _flat(val) if isinstance(val, tuple | list) else [val] if returns else []
-    values: list[Value | int | float | None] = []
-    binds: list[tuple[str, str, int | None]] = []
-    outputs: list[str | None] = []
-    for result in results:
-        if result is None or isinstance(result, bool | int | float):
-            values.append(result)  # a number was known when the graph was traced
-            outputs.append(None)
-            continue
-        if not hasattr(result, "dtype"):
-            raise UnsupportedGraph(f"{node.name}: {name} returns {type(result).__name__}")
-        value = value_like(result, node.name)
-        stride = laid_out[len(outputs)] if laid_out else value.stride
-        buffer = Buffer(f"buf{len(ctx.buffers)}", value.dtype, value.device, value.shape, stride)
-        ctx.buffers[buffer.name] = buffer
-        for dim, size in enumerate(result._sizes if isinstance(result, FakeTensor) else ()):
-            bound = ctx.bind(size, buffer.name, dim)
-            if bound is not None:
-                binds.append(bound)
-        value.stored = Strided(buffer.name, value.shape, buffer.stride, 0)
-        values.append(value)
-        outputs.append(buffer.name)
-    only = values[0] if len(values) == 1 else None
+    found = _in_memory(ctx, node, results, laid_out, name)
+    only = found.values[0] if len(found.values) == 1 else None
     out_variant = (
         name in OUT_VARIANTS and isinstance(only, Value) and is_dense(only.shape, only.stride)
     )
@@ -101,16 +81,53 @@ def extern_call(
             OUT_VARIANTS[name] if out_variant else name,
             new_args,
             new_kwargs,
-            tuple(outputs),
+            tuple(found.outputs),
             out_variant,
             node.name,
-            binds=tuple(binds),
+            binds=tuple(found.binds),
         )
     )
     if isinstance(val, tuple | list) or not returns:
-        return _as_nested(iter(values), val or ())
+        return _as_nested(iter(found.values), val or ())
     assert isinstance(only, Value)
     return only
+
+
+@dataclass
+class _Results:
+    """What a call gives; the names of the buffers that it is in, of a number None; and what of the
+    sizes is known from then on."""
+
+    values: list[Value | int | float | None] = field(default_factory=list)
+    outputs: list[str | None] = field(default_factory=list)
+    binds: list[tuple[str, str, int | None]] = field(default_factory=list)
+
+
+def _in_memory(
+    ctx: Context, node: fx.Node, results: list[Any], laid_out: list[tuple[int, ...]], name: str
+) -> _Results:
+    """The results of a call in buffers of their own, laid out so where they do not lie as they
+    say."""
+    found = _Results()
+    for result in results:
+        if result is None or isinstance(result, bool | int | float):
+            found.values.append(result)  # a number was known when the graph was traced
+            found.outputs.append(None)
+            continue
+        if not hasattr(result, "dtype"):
+            raise UnsupportedGraph(f"{node.name}: {name} returns {type(result).__name__}")
+        value = value_like(result, node.name)
+        stride = laid_out[len(found.outputs)] if laid_out else value.stride
+        buffer = Buffer(f"buf{len(ctx.buffers)}", value.dtype, value.device, value.shape, stride)
+        ctx.buffers[buffer.name] = buffer
+        for dim, size in enumerate(result._sizes if isinstance(result, FakeTensor) else ()):
+            bound = ctx.bind(size, buffer.name, dim)
+            if bound is not None:
+                found.binds.append(bound)
+        value.stored = Strided(buffer.name, value.shape, buffer.stride, 0)
+        found.values.append(value)
+        found.outputs.append(buffer.name)
+    return found
 
 
 def _flat(results: Sequence[Any]) -> list[Any]:

@@ -31,9 +31,6 @@ from dovetail_inductor.lowering.values import (
 
 Rule = Callable[[Context, fx.Node, Sequence[Any], dict[str, Any]], Any]
 
-# How the elements' expression follows from the operands'.
-Combine = Callable[[Context, list[Expr], dict[str, Any]], Expr]
-
 
 def pointwise(
     ctx: Context,

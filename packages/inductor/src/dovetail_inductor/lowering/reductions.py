@@ -50,11 +50,10 @@ def reduce_into(
     dims: tuple[int, ...],
     reduction: str,
     element: Callable[[Indices], Expr],
-    dtype: torch.dtype | None = None,
 ) -> None:
     """Compute `value` (shaped like `source` with `dims` of size 1 or dropped) by a reduction.
 
-    `element(indices of source)` is the expression to reduce. `dtype` overrides the buffer's.
+    `element(indices of source)` is the expression to reduce.
     """
     keep = [d for d in range(len(source.shape)) if d not in dims]
     keepdim = len(value.shape) == len(source.shape)
@@ -65,7 +64,7 @@ def reduce_into(
     for position, d in enumerate(keep):
         at[d] = variable(variables[d if keepdim else position])
     body = element(tuple(at[d] for d in range(len(source.shape))))
-    buffer = ctx.new_buffer(value, dtype)
+    buffer = ctx.new_buffer(value)
     chosen = _chosen(ctx.builder, body, reduce_variables) if reduction == "sum" else None
     if chosen is not None:
         ctx.write(value, buffer, variables, (), None, chosen)

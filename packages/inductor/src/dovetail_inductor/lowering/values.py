@@ -199,9 +199,9 @@ class Context:
         return [b.dtype.itemsize for b in read if hint_of(prod(b.shape)) >= least]
 
     @staticmethod
-    def loop_indices(shape: tuple[int, ...], first: int = 0) -> tuple[tuple[Var, ...], Indices]:
+    def loop_indices(shape: tuple[int, ...]) -> tuple[tuple[Var, ...], Indices]:
         """A loop variable for each dimension, and the indices they give."""
-        variables = tuple(Var(first + i, n) for i, n in enumerate(shape))
+        variables = tuple(Var(i, n) for i, n in enumerate(shape))
         return variables, tuple(variable(v) for v in variables)
 
     def float_value(self, value: FloatSize) -> Expr:
@@ -231,13 +231,13 @@ class Context:
 
     # --- making -----------------------------------------------------------------------------------
 
-    def new_buffer(self, like: Value, dtype: torch.dtype | None = None) -> Buffer:
+    def new_buffer(self, like: Value) -> Buffer:
         """A buffer laid out as `like` promises (row-major if that leaves gaps)."""
         stride = like.stride
         if not is_dense(like.shape, stride):
             stride = contiguous_strides(like.shape)
         name = f"buf{len(self.buffers)}"
-        buffer = Buffer(name, dtype or like.dtype, like.device, like.shape, stride)
+        buffer = Buffer(name, like.dtype, like.device, like.shape, stride)
         self.buffers[name] = buffer
         return buffer
 
@@ -329,7 +329,7 @@ def stride_of(val: torch.Tensor, what: str) -> tuple[int, ...]:
     return static_shape(val._strides if isinstance(val, FakeTensor) else val.stride(), what)
 
 
-def value_like(val: torch.Tensor, origin: str, loader: Loader | None = None) -> Value:
+def value_like(val: torch.Tensor, origin: str) -> Value:
     """A value with the metadata of a fake tensor."""
     return Value(
         shape_of(val, origin),
@@ -337,5 +337,4 @@ def value_like(val: torch.Tensor, origin: str, loader: Loader | None = None) -> 
         val.dtype,
         val.device,
         origin,
-        loader,
     )

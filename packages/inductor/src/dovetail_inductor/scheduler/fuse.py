@@ -10,20 +10,15 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping
-from math import prod
 
-import torch
-
-from dovetail_inductor.codegen_triton.tiling import SIDE
 from dovetail_inductor.loop_ir.index import Index, Var
-from dovetail_inductor.loop_ir.loops import ExternCall, LoopGraph, LoopNest, Strided
-from dovetail_inductor.loop_ir.sizes import hint_of
+from dovetail_inductor.loop_ir.loops import ExternCall, LoopGraph, Strided
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.kernels import FusedKernel, KernelGraph, Step
 from dovetail_inductor.scheduler.loops import merge_vars, piece_index, replace_vars
 from dovetail_inductor.scheduler.match import Group, Match, columns_in_order, match, turned
 from dovetail_inductor.scheduler.order import draws
-from dovetail_inductor.scheduler.split_reductions import rule_for
+from dovetail_inductor.scheduler.profit import Profit, step
 from dovetail_inductor.scheduler.topological import TopologicalOrder
 from dovetail_inductor.scheduler.units import Unit, fill_accesses, of_group, scans, unit_of
 
@@ -33,6 +28,7 @@ class _Fuser:
         self.graph = graph
         self.options = options
         self.builder = graph.builder
+        self.profit = Profit(graph.buffers, options)
         self.units: dict[int, Unit] = {}
         self.writer: dict[str, int] = {}
         self.readers: dict[str, set[int]] = {}
@@ -94,7 +90,7 @@ class _Fuser:
     def merge(self, a: Unit, b: Unit) -> Unit | None:
         """The unit of both, or None if they cannot be one kernel."""
         assert a.group is not None and b.group is not None
-        if self._device(a) != self._device(b) or not self._may_scatter(a, b):
+        if self.profit.device(a) != self.profit.device(b) or not self._may_scatter(a, b):
             return None
         for access_a, access_b in self._common_accesses(a, b):
             merged = self._merged_by(a, b, access_a, access_b)
@@ -106,7 +102,7 @@ class _Fuser:
         """The unit of both, whose loops are matched by a common access."""
         assert a.group is not None and b.group is not None
         found = match(a.group, b.group, access_a, access_b)
-        if found is None or not self._profitable(found, a, b):
+        if found is None or not self.profit.pays(found, a, b, self._for_it_alone(a, b)):
             return None
         indices_a = {v: piece_index(p) for v, p in found.pieces_a.items()}
         indices_b = {v: piece_index(p) for v, p in found.pieces_b.items()}
@@ -118,7 +114,7 @@ class _Fuser:
         """The unit of both where what one writes the other reads from the end, as the gradient of
         a running sum does: if one's loops can run the other way."""
         assert a.group is not None and b.group is not None
-        if not a.writes & b.reads or (self._on_gpu(a) and not (scans(a) or scans(b))):
+        if not a.writes & b.reads or (self.profit.on_gpu(a) and not (scans(a) or scans(b))):
             return None
         for access_a, access_b in self._common_accesses(a, b):
             group_a = turned(self.builder, a.group, access_b, access_a)
@@ -140,6 +136,10 @@ class _Fuser:
             return False
         return not whole or self.options.on_gpu(self.graph.buffers[next(iter(whole))].device)
 
+    def _for_it_alone(self, a: Unit, b: Unit) -> bool:
+        """True if a unit's results are read by another alone."""
+        return all(n not in self.kept and self.readers.get(n) == {b.uid} for n in a.writes)
+
     def _common_accesses(self, a: Unit, b: Unit) -> Iterable[tuple[Index, Index]]:
         produced = sorted(b.reads & a.writes, key=lambda n: (-self.graph.buffers[n].nbytes, n))
         for name in produced:
@@ -152,12 +152,6 @@ class _Fuser:
             for first in list(dict.fromkeys(a.accesses[name]))[:2]:
                 for second in list(dict.fromkeys(b.accesses[name]))[:2]:
                     yield first, second
-
-    def _device(self, unit: Unit) -> torch.device:
-        return self.graph.buffers[next(iter(unit.writes))].device
-
-    def _on_gpu(self, unit: Unit) -> bool:
-        return self.options.on_gpu(self._device(unit))
 
     def _same_points(
         self,
@@ -174,73 +168,6 @@ class _Fuser:
                 if index.substitute(lambda v: indices_b[v], lambda e: e) != stored:
                     return False
         return True
-
-    def _profitable(self, found: Match, a: Unit, b: Unit) -> bool:
-        rows = prod(hint_of(v.size) for v in found.rows)
-        columns = prod(hint_of(v.size) for v in found.columns)
-        if found.columns and (a.whole or b.whole):
-            return False  # a scatter does each point once, and a later pass may do it again
-        few = rows < self.options.min_rows and columns > self.options.max_columns
-        if found.columns and few and not (scans(a) or scans(b)):
-            return False  # no parallelism would be left
-        if found.columns and (self._serializes(found, a, b) or self._strides(found, a, b)):
-            return False
-        assert a.group is not None and b.group is not None
-        if len(a.group.nests) + len(b.group.nests) > self.options.max_nests:
-            return False
-        return len(a.reads | a.writes | b.reads | b.writes) <= self.options.max_buffers
-
-    def _serializes(self, found: Match, a: Unit, b: Unit) -> bool:
-        """True if a pointwise nest that a GPU could spread over all its points would be walked row
-        by row, with few rows: where a reduction would be cut in two stages."""
-        rule = rule_for(self.graph.buffers[next(iter(a.writes))], self.options)
-        rows = prod(hint_of(v.size) for v in found.rows)
-        columns = prod(hint_of(v.size) for v in found.columns)
-        if not self._on_gpu(a) or rows * columns < rule.elements:
-            return False
-        reduces = any(u.group is not None and u.group.columns for u in (a, b))
-        for unit, pieces in ((a, found.pieces_a), (b, found.pieces_b)):
-            group = unit.group
-            assert group is not None
-            if group.columns or prod(hint_of(v.size) for v in group.rows) < rows * columns:
-                continue
-            if unit is a and self._for_it_alone(a, b):
-                enough = rule.enough_tasks  # it need not even be written
-            else:
-                # Of very long rows more are too few: what each of the others has left is longer;
-                # and more yet where there is no reduction whose elements are at hand.
-                enough = rule.aim if columns >= 2 * rule.result else rule.enough_tasks
-                enough = enough if reduces else 2 * rule.aim
-            mine = [v for v in group.rows if pieces[v][-1] in found.rows]
-            across = any(n.index.coefficient(v) == 1 for v in mine for n in group.nests)
-            tasks = -(-rows // rule.side_by_side) if across else rows
-            if not across and any(_reads_along(nest, v) for v in mine for nest in group.nests):
-                across, tasks = True, -(-rows // SIDE)
-            least = rule.result_across if across else rule.result
-            if tasks < enough and columns >= least:
-                return True
-        return False
-
-    def _for_it_alone(self, a: Unit, b: Unit) -> bool:
-        """True if a unit's results are read by another alone."""
-        return all(n not in self.kept and self.readers[n] == {b.uid} for n in a.writes)
-
-    def _strides(self, found: Match, a: Unit, b: Unit) -> bool:
-        """True if, for the sake of a small pointwise nest, a CPU would walk through a large one
-        with its neighbours in memory in the outer loop."""
-        assert a.group is not None and b.group is not None
-        if a.group.columns or b.group.columns:
-            return False
-        if self._on_gpu(a):
-            return False
-        for group, pieces in ((a.group, found.pieces_a), (b.group, found.pieces_b)):
-            for nest in group.nests:
-                steps = {v: _step(nest.index, v) for v in nest.vars}
-                columns = [s for v, s in steps.items() if pieces[v][-1] in found.columns]
-                rows = [s for v, s in steps.items() if pieces[v][-1] in found.rows]
-                if columns and rows and max(columns) > min(rows):
-                    return True
-        return False
 
     def _merged(
         self,
@@ -270,26 +197,9 @@ class _Fuser:
         )
         fill_accesses(unit)
         unit.across = a.across or b.across
-        if self._scratch_bytes(group) > self.options.max_scratch_bytes:
+        if self.profit.scratch_bytes(group) > self.options.max_scratch_bytes:
             return None
         return unit
-
-    def _scratch_bytes(self, group: Group) -> int:
-        """Bytes a row needs for values that a later pass over the columns reads again."""
-        if not group.columns:
-            return 0
-        kernel = FusedKernel("", group.rows, group.columns, group.nests)
-        phases = kernel.phases()
-        total = 0
-        for nest in group.nests:
-            if kernel.is_full(nest) and any(
-                nest.buffer in reader.reads() and phases[reader.buffer] > phases[nest.buffer]
-                for reader in group.nests
-            ):
-                total += (
-                    hint_of(kernel.column_points) * self.graph.buffers[nest.buffer].dtype.itemsize
-                )
-        return total
 
     # --- the greedy loop --------------------------------------------------------------------------
 
@@ -406,22 +316,6 @@ def fuse(graph: LoopGraph, options: InductorOptions) -> KernelGraph:
     )
 
 
-def _reads_along(nest: LoopNest, var: Var) -> bool:
-    """Whether a nest reads an element of its own at each point, neighbours of which in memory are
-    neighbours along `var`."""
-    return any(
-        load.index.coefficient(var) == 1 and set(nest.vars) <= load.index.variables()
-        for load in nest.loads
-        if not load.index.indirects()
-    )
-
-
-def _step(index: Index, var: Var) -> int:
-    """How far an access moves with a variable, in the call that is compiled."""
-    coefficient = index.coefficient(var)
-    return 0 if coefficient is None else abs(hint_of(coefficient))
-
-
 def _merge_order(group: Group) -> list[tuple[Var, ...]]:
     """Rows and columns, each ordered as the main access steps through memory, outermost first;
     the columns of a scan as they are."""
@@ -430,13 +324,13 @@ def _merge_order(group: Group) -> list[tuple[Var, ...]]:
         best = 0
         for nest in group.nests:
             if not columns and nest.scatter is None:
-                best = max(best, _step(nest.index, var))
+                best = max(best, step(nest.index, var))
                 if best:
                     break
             else:
                 for load in nest.loads:
-                    best = max(best, _step(load.index, var))
-                best = max(best, _step(nest.index, var))
+                    best = max(best, step(load.index, var))
+                best = max(best, step(nest.index, var))
         return -best
 
     return [

@@ -20,7 +20,8 @@ from torch.fx.node import map_arg
 
 from dovetail_prims.dialect import Dialect
 from dovetail_prims.dispatch_mode import DispatchMode
-from dovetail_prims.fake_tensor import FakeTensor, from_real, propagate
+from dovetail_prims.fake_tensor import FakeTensor, propagate
+from dovetail_prims.from_real import from_real
 
 from .tables import core_aten_table, prims_table
 

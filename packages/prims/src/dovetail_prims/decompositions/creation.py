@@ -18,32 +18,20 @@ Layout = torch.layout | None
 Format = torch.memory_format | None
 
 
-def _full(size: Sequence[int], value: Number, dtype: torch.dtype | None, device: Device) -> Tensor:
-    return aten.full.default(size, value, dtype=dtype or torch.get_default_dtype(), device=device)
+def _filled(value: Number) -> Callable[..., Tensor]:
+    def filled(
+        size: Sequence[int],
+        *,
+        dtype: torch.dtype | None = None,
+        layout: Layout = None,
+        device: Device = None,
+        pin_memory: bool | None = None,
+    ) -> Tensor:
+        dtype = dtype or torch.get_default_dtype()
+        return aten.full.default(size, value, dtype=dtype, device=device)
 
-
-def zeros(
-    size: Sequence[int],
-    *,
-    dtype: torch.dtype | None = None,
-    layout: Layout = None,
-    device: Device = None,
-    pin_memory: bool | None = None,
-) -> Tensor:
-    """0 everywhere"""
-    return _full(size, 0, dtype, device)
-
-
-def ones(
-    size: Sequence[int],
-    *,
-    dtype: torch.dtype | None = None,
-    layout: Layout = None,
-    device: Device = None,
-    pin_memory: bool | None = None,
-) -> Tensor:
-    """1 everywhere"""
-    return _full(size, 1, dtype, device)
+    filled.__doc__ = f"{value} everywhere"
+    return filled
 
 
 def _physical_order(x: Tensor) -> list[int]:
@@ -104,30 +92,20 @@ def full_like(
     )
 
 
-def zeros_like(
-    self: Tensor,
-    *,
-    dtype: torch.dtype | None = None,
-    layout: Layout = None,
-    device: Device = None,
-    pin_memory: bool | None = None,
-    memory_format: Format = None,
-) -> Tensor:
-    """0 everywhere"""
-    return full_like(self, 0, dtype=dtype, device=device, memory_format=memory_format)
+def _filled_like(value: Number) -> Callable[..., Tensor]:
+    def filled_like(
+        self: Tensor,
+        *,
+        dtype: torch.dtype | None = None,
+        layout: Layout = None,
+        device: Device = None,
+        pin_memory: bool | None = None,
+        memory_format: Format = None,
+    ) -> Tensor:
+        return full_like(self, value, dtype=dtype, device=device, memory_format=memory_format)
 
-
-def ones_like(
-    self: Tensor,
-    *,
-    dtype: torch.dtype | None = None,
-    layout: Layout = None,
-    device: Device = None,
-    pin_memory: bool | None = None,
-    memory_format: Format = None,
-) -> Tensor:
-    """1 everywhere"""
-    return full_like(self, 1, dtype=dtype, device=device, memory_format=memory_format)
+    filled_like.__doc__ = f"{value} everywhere"
+    return filled_like
 
 
 def empty_like(
@@ -164,30 +142,20 @@ def new_full(
     )
 
 
-def new_zeros(
-    self: Tensor,
-    size: Sequence[int],
-    *,
-    dtype: torch.dtype | None = None,
-    layout: Layout = None,
-    device: Device = None,
-    pin_memory: bool | None = None,
-) -> Tensor:
-    """0 everywhere, row-major"""
-    return new_full(self, size, 0, dtype=dtype, device=device)
+def _new_filled(value: Number) -> Callable[..., Tensor]:
+    def new_filled(
+        self: Tensor,
+        size: Sequence[int],
+        *,
+        dtype: torch.dtype | None = None,
+        layout: Layout = None,
+        device: Device = None,
+        pin_memory: bool | None = None,
+    ) -> Tensor:
+        return new_full(self, size, value, dtype=dtype, device=device)
 
-
-def new_ones(
-    self: Tensor,
-    size: Sequence[int],
-    *,
-    dtype: torch.dtype | None = None,
-    layout: Layout = None,
-    device: Device = None,
-    pin_memory: bool | None = None,
-) -> Tensor:
-    """1 everywhere, row-major"""
-    return new_full(self, size, 1, dtype=dtype, device=device)
+    new_filled.__doc__ = f"{value} everywhere, row-major"
+    return new_filled
 
 
 def new_empty(
@@ -306,16 +274,16 @@ def triu(self: Tensor, diagonal: int = 0) -> Tensor:
 
 
 TABLE: Family = {
-    "zeros.default": zeros,
-    "_efficientzerotensor.default": zeros,  # no lazy zero reaches a graph
-    "ones.default": ones,
+    "zeros.default": _filled(0),
+    "_efficientzerotensor.default": _filled(0),  # no lazy zero reaches a graph
+    "ones.default": _filled(1),
     "full_like.default": full_like,
-    "zeros_like.default": zeros_like,
-    "ones_like.default": ones_like,
+    "zeros_like.default": _filled_like(0),
+    "ones_like.default": _filled_like(1),
     "empty_like.default": empty_like,
     "new_full.default": new_full,
-    "new_zeros.default": new_zeros,
-    "new_ones.default": new_ones,
+    "new_zeros.default": _new_filled(0),
+    "new_ones.default": _new_filled(1),
     "new_empty.default": new_empty,
     "new_empty_strided.default": new_empty_strided,
     "arange.default": arange_end,

@@ -81,14 +81,6 @@ def _additive(name: str) -> dict[str, Callable[..., Any]]:
     """add and sub: a list or tensor comes with alpha"""
     op = _op(f"{name}.Tensor")
 
-    def with_number(self: Tensors, scalar: Number) -> list[Tensor]:
-        """One number for all"""
-        return [op(x, scalar) for x in self]
-
-    def with_numbers(self: Tensors, scalars: Sequence[Number]) -> list[Tensor]:
-        """A number each"""
-        return [op(x, n) for x, n in zip(self, scalars, strict=True)]
-
     def with_list(self: Tensors, other: Tensors, *, alpha: Number = 1) -> list[Tensor]:
         """A tensor each"""
         return [op(x, y, alpha=alpha) for x, y in zip(self, other, strict=True)]
@@ -97,12 +89,8 @@ def _additive(name: str) -> dict[str, Callable[..., Any]]:
         """One 0-dim tensor for all"""
         return [op(x, other, alpha=alpha) for x in self]
 
-    return {
-        "Scalar": with_number,
-        "ScalarList": with_numbers,
-        "List": with_list,
-        "Tensor": with_tensor,
-    }
+    numbers = _binary(f"{name}.Tensor", f"{name}.Tensor")
+    return {**numbers, "List": with_list, "Tensor": with_tensor}
 
 
 def _three(name: str) -> dict[str, Callable[..., Any]]:

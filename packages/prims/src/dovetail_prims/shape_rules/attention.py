@@ -31,11 +31,9 @@ def _blhd(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> FakeTensor:
     return make((batch, heads, length, width), strides, dtype, device)
 
 
-def _like_transposed(x: FakeTensor, width: Size | None = None) -> FakeTensor:
-    """`empty_like(x.transpose(1, 2)).transpose(1, 2)`, perhaps with another last size."""
-    sizes = x._sizes if width is None else (*x._sizes[:3], width)
-    if width is not None and width != x._sizes[3]:
-        return _blhd(sizes, x._dtype, x._device)
+def _like_transposed(x: FakeTensor) -> FakeTensor:
+    """`empty_like(x.transpose(1, 2)).transpose(1, 2)`."""
+    sizes = x._sizes
     turned = make(_swap(sizes), _swap(x._strides), x._dtype, x._device)
     return make(sizes, _swap(empty_like_strides(turned)), x._dtype, x._device)
 

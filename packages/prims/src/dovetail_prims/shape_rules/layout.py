@@ -213,7 +213,7 @@ def empty_like_strides(t: FakeTensor) -> Sizes:
 
 def infer_dense_strides(sizes: Sizes, strides: Sizes) -> Sizes:
     """Dense strides in the order of a tensor that is not dense (gaps or overlaps)."""
-    return _permuted_strides(sizes, (strides,), ambiguous_by_size=True)
+    return _permuted_strides(sizes, (strides,))
 
 
 # --- the pointwise iterator -----------------------------------------------------------------------
@@ -244,16 +244,15 @@ def broadcast(shapes: Sequence[Sizes]) -> Sizes:
     return tuple(out)
 
 
-def _should_swap(
-    d0: int, d1: int, strides_list: Sequence[Sequence[Size]], sizes: Sizes, by_size: bool
-) -> int:
-    """1 if d0 (inner) should be outside d1, -1 if the order is right, 0 if no input tells."""
+def _should_swap(d0: int, d1: int, strides_list: Sequence[Sequence[Size]], sizes: Sizes) -> int:
+    """1 if d0 (inner) should be outside d1, -1 if the order is right, 0 if no input tells: by the
+    strides or, where those are equal, by the sizes."""
     for strides in strides_list:
         s0, s1 = strides[d0], strides[d1]
         if (type(s0) is int and s0 == 0) or (type(s1) is int and s1 == 0):
             continue  # a broadcast dimension says nothing
         if s0 is s1 or settled(s0 == s1):
-            if by_size and settled(sizes[d0] > sizes[d1]):
+            if settled(sizes[d0] > sizes[d1]):
                 return 1
         elif settled(s0 < s1):
             return -1
@@ -262,16 +261,14 @@ def _should_swap(
     return 0
 
 
-def _permuted_strides(
-    sizes: Sizes, strides_list: Sequence[Sequence[Size]], ambiguous_by_size: bool = True
-) -> Sizes:
+def _permuted_strides(sizes: Sizes, strides_list: Sequence[Sequence[Size]]) -> Sizes:
     """Dense strides in the order that the inputs' strides suggest, first input first."""
     n = len(sizes)
     perm = list(range(n - 1, -1, -1))  # innermost first
     for i in range(1, n):
         d1 = i
         for d0 in range(i - 1, -1, -1):
-            verdict = _should_swap(perm[d0], perm[d1], strides_list, sizes, ambiguous_by_size)
+            verdict = _should_swap(perm[d0], perm[d1], strides_list, sizes)
             if verdict > 0:
                 perm[d0], perm[d1] = perm[d1], perm[d0]
                 d1 = d0

@@ -160,8 +160,8 @@ def binary_of_floats(a: Any, b: Any) -> FakeTensor:
     return binary_float(a, b)
 
 
-def polar(a: FakeTensor, b: FakeTensor) -> FakeTensor:
-    """Complex numbers by size and angle."""
+def complex_of(a: FakeTensor, b: FakeTensor) -> FakeTensor:
+    """Complex numbers by their parts, or by size and angle."""
     if a._dtype is not b._dtype or a._dtype not in (torch.float32, torch.float64):
         return NotImplemented  # type: ignore[no-any-return]
     return pointwise_out((a, b), a._dtype.to_complex(), computed_in=a._dtype)
@@ -387,7 +387,7 @@ def rules() -> dict[str, Callable[..., Any]]:
     table["ldexp_.default"] = in_place_checked(times_power_of_two)
     table["pow_.Tensor"] = in_place_checked(binary)
     table["where.self"] = where
-    table["polar.default"] = polar
+    table["complex.default"] = table["polar.default"] = complex_of
     for name in ("clamp", "clamp_min", "clamp_max"):
         table[f"{name}.default"] = table[f"{name}.Tensor"] = clamp
         table[f"{name}_.default"] = table[f"{name}_.Tensor"] = clamp_in_place

@@ -21,7 +21,6 @@ from dovetail_prims.shape_rules.layout import (
     fresh,
     has_zero,
     insisted,
-    pointwise_out,
     suggests_channels_last,
     wrap_dim,
 )
@@ -228,13 +227,6 @@ def glu_backward(grad: FakeTensor, x: FakeTensor, dim: int) -> FakeTensor:
     return fresh(x._sizes, x._dtype, x._device)
 
 
-def complex_of(real: FakeTensor, imaginary: FakeTensor) -> FakeTensor:
-    """Complex numbers by their parts."""
-    if real._dtype is not imaginary._dtype or real._dtype not in (torch.float32, torch.float64):
-        return NotImplemented  # type: ignore[no-any-return]
-    return pointwise_out((real, imaginary), real._dtype.to_complex(), computed_in=real._dtype)
-
-
 def diag_embed(x: FakeTensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> FakeTensor:
     """Rows as diagonals of matrices in two new dimensions: row-major."""
     rank = len(x._sizes) + 1
@@ -286,7 +278,6 @@ def rules() -> dict[str, Callable[..., Any]]:
         "multilabel_margin_loss_backward.default": margin_backward,
         "fractional_max_pool2d_backward.default": fractional_pool_backward,
         "fractional_max_pool3d_backward.default": fractional_pool_backward,
-        "complex.default": complex_of,
         "diag_embed.default": diag_embed,
         "dist.default": dist,
         "renorm.default": renorm,

@@ -10,22 +10,28 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from dovetail_prims.graph_in_backward import GraphInBackward
-from torch.autograd.function import _SingleLevelFunction, once_differentiable
+from torch.autograd.function import _SingleLevelFunction
 from torch.fx import GraphModule
 
 from dovetail_capture.interpreter.changes import no_changes
 from dovetail_capture.interpreter.late_reads import LateReads, share_memory, watching
+from dovetail_capture.interpreter.library.autograd_function_nodes import (
+    Backward,
+    Pieces,
+    is_once_differentiable,
+    target_in_transform,
+    target_of,
+)
 from dovetail_capture.interpreter.library.handlers import Args, Handler, Kwargs
-from dovetail_capture.interpreter.library.transforms import InnerRecorder
+from dovetail_capture.interpreter.library.inner_recorder import InnerRecorder, transforms_around
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.recorder import NotAGraphArgument
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
-from dovetail_capture.interpreter.values.base import NONE, Constant, Value
+from dovetail_capture.interpreter.values.base import NONE, Constant, Value, is_none
 from dovetail_capture.interpreter.values.containers import TupleValue
 from dovetail_capture.interpreter.values.hooks import LateState
 from dovetail_capture.interpreter.values.tensors import TensorValue
@@ -35,8 +41,6 @@ if TYPE_CHECKING:
 
 
 _WAY = "keep it on the context in forward (ctx.name = ...)"
-
-# --- interpreted ----------------------------------------------------------------------------------
 
 
 class _Context:
@@ -83,165 +87,6 @@ def _run_backward(function: Any, ctx: Any, *gradients: Any) -> Any:
     return function.backward(ctx, *gradients)
 
 
-# --- the node -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Backward:
-    """A backward: its graph, and what that takes of the forward's tensors (and what of it forward
-    did not say it saves)."""
-
-    code: GraphInBackward
-    saved: list[Value]
-    unsaved: list[Value]
-
-
-@dataclass(frozen=True)
-class _Pieces:
-    """The graphs of a function on the `given` tensors among its arguments, and then `captured`.
-
-    `forward` gives `count` `results` (one by itself if not `many`), then what is saved; `backward`
-    takes the gradients of the results and what was saved, and gives a gradient, or None, for each
-    tensor among the arguments; without it `original` applies the function itself. `dirty` and
-    `plain` are the places of arguments that forward writes to, and of results that are not
-    differentiable. `returned` are the results, and what it gives besides that is no tensor.
-    """
-
-    cls: Any
-    forward: GraphModule
-    results: list[Value]
-    backward: _Backward | None
-    captured: list[Value]
-    original: Callable[[Any], Any]
-    given: int
-    count: int
-    many: bool
-    dirty: tuple[int, ...]
-    plain: tuple[int, ...]
-    returned: list[Value]
-
-
-@dataclass(frozen=True, eq=False)
-class _Around:
-    """What a function takes from around it: nothing that autograd looks at."""
-
-    values: tuple[Any, ...]
-
-
-_SAVED = object()
-
-
-def _is_kept(part: Any, around: _Around) -> bool:
-    """Is it kept for backward as it is? (Autograd watches over what it saves.)"""
-    return not isinstance(part, torch.Tensor) or any(part is value for value in around.values)
-
-
-def _requires_grad(arg: Any) -> bool:
-    return isinstance(arg, torch.Tensor) and arg.requires_grad
-
-
-def _has_one_backward(cls: Any) -> bool:
-    """Does a function of autograd define `backward` or `vjp`, which are two names of one thing, but
-    not both?"""
-    base = torch.autograd.Function
-    return cls.backward is base.backward or cls.vjp is base.vjp
-
-
-def _is_once_differentiable(function: Any) -> bool:
-    code = once_differentiable(_run_backward).__code__
-    while function is not None:
-        if getattr(function, "__code__", None) is code:
-            return True
-        function = getattr(function, "__wrapped__", None)
-    return False
-
-
-def _target_in_transform(pieces: _Pieces, places: list[tuple[str, int]]) -> Callable[..., Any]:
-    """What a node inside of a transformed function calls: a function of autograd that torch's
-    transforms take apart by their own rules. `places` say which input or result each part is that
-    backward is given."""
-    cls, count = pieces.cls, pieces.count
-    run_forward, backward_piece = pieces.forward.forward, pieces.backward
-    assert backward_piece is not None
-    run_backward = backward_piece.code.run
-
-    def forward(*inputs: Any) -> Any:
-        results = run_forward(*inputs)[:count]
-        return tuple(results) if pieces.many else results[0]
-
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        results = output if pieces.many else (output,)
-        kinds = {"input": inputs, "result": results}
-        ctx.save_for_backward(*(kinds[kind][place] for kind, place in places))
-        if pieces.plain:
-            ctx.mark_non_differentiable(*(results[place] for place in pieces.plain))
-
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        found = run_backward(gradients, ctx.saved_tensors)
-        return (*found, *[None] * len(pieces.captured))
-
-    once = _is_once_differentiable(cls.backward)
-    members = {
-        "forward": staticmethod(forward),
-        "setup_context": staticmethod(setup_context),
-        "backward": staticmethod(once_differentiable(backward) if once else backward),
-        "generate_vmap_rule": True,
-    }
-    made: Any = type(cls.__name__, (torch.autograd.Function,), members)
-    return _named(cls, lambda *args: made.apply(*args))
-
-
-def _named(cls: Any, target: Any) -> Callable[..., Any]:
-    """The target of a node, with a name that the graph's text can have."""
-    target.__name__ = f"{cls.__name__}_apply"
-    target.__qualname__ = f"{cls.__qualname__}.apply"
-    target.__module__ = f"apply.{cls.__module__}"  # fx looks up what says that it is torch's
-    return target  # type: ignore[no-any-return]
-
-
-def _target(pieces: _Pieces) -> Callable[..., Any]:
-    """What the node calls."""
-    cls, count = pieces.cls, pieces.count
-    run_forward = pieces.forward.forward
-
-    def forward(ctx: Any, around: _Around, *tensors: Any) -> Any:
-        found = run_forward(*tensors, *around.values)
-        results, saved = found[:count], found[count:]
-        kept = [_is_kept(part, around) for part in saved]
-        ctx.save_for_backward(*(p for p, keep in zip(saved, kept, strict=True) if not keep))
-        ctx.kept = [(part if keep else _SAVED) for part, keep in zip(saved, kept, strict=True)]
-        if pieces.dirty:
-            ctx.mark_dirty(*(tensors[place] for place in pieces.dirty))
-        if pieces.plain:
-            ctx.mark_non_differentiable(*(results[place] for place in pieces.plain))
-        return tuple(results) if pieces.many else results[0]
-
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        assert pieces.backward is not None
-        tensors = iter(ctx.saved_tensors)
-        saved = [next(tensors) if part is _SAVED else part for part in ctx.kept]
-        return (None, *pieces.backward.code.run(gradients, saved))
-
-    once = _is_once_differentiable(getattr(cls, "backward", None))
-    members = {
-        "forward": staticmethod(forward),
-        "backward": staticmethod(once_differentiable(backward) if once else backward),
-    }
-    made: Any = type(cls.__name__, (torch.autograd.Function,), members)
-    apply: Any = made.apply
-
-    def target(*args: Any) -> Any:
-        given, around = args[: pieces.given], _Around(args[pieces.given :])
-        if pieces.backward is None and torch.is_grad_enabled() and any(map(_requires_grad, given)):
-            return pieces.original(given)  # a graph that was captured for inference
-        return apply(around, *given)
-
-    return _named(cls, target)
-
-
-# --- capture --------------------------------------------------------------------------------------
-
-
 class _FunctionRecorder(InnerRecorder):
     """Records a forward, or a backward inside of what its forward recorded."""
 
@@ -268,8 +113,9 @@ def _attribute(vm: Interpreter, ctx: Value, name: str) -> list[Value]:
 
 def _results_of(result: Value) -> tuple[list[Value], bool]:
     """What a forward gives, and whether it is several."""
-    many = isinstance(result, TupleValue) and result.cls is tuple
-    returned: list[Value] = list(result.items) if many else [result]  # type: ignore[attr-defined]
+    returned, many = [result], False
+    if isinstance(result, TupleValue) and result.cls is tuple:
+        returned, many = list(result.items), True
     if not any(isinstance(one, TensorValue) for one in returned):
         raise GraphBreakSignal("a function of autograd that gives no tensor")
     if not all(isinstance(one, (TensorValue, Constant)) for one in returned):
@@ -277,7 +123,7 @@ def _results_of(result: Value) -> tuple[list[Value], bool]:
     return returned, many
 
 
-def _with_constants(vm: Interpreter, pieces: _Pieces, found: Value) -> Value:
+def _with_constants(vm: Interpreter, pieces: Pieces, found: Value) -> Value:
     """The results that the node gives, and the constants among them."""
     if len(pieces.returned) == len(pieces.results):
         return found
@@ -288,7 +134,7 @@ def _with_constants(vm: Interpreter, pieces: _Pieces, found: Value) -> Value:
 
 def _capture(
     vm: Interpreter, fn: Value, cls: Any, args: Args, wanted: bool, everything: bool = False
-) -> _Pieces:
+) -> Pieces:
     """The pieces of a function on its arguments; with its backward if it is `wanted`, for
     `everything` or for what requires a gradient."""
     session = vm.session
@@ -314,7 +160,7 @@ def _capture(
             tuple(_place(marked, among) for marked in _attribute(vm, ctx, name))
             for name, among in (("dirty_tensors", tensors), ("non_differentiable", results))
         )
-        backward: _Backward | None = None
+        backward: Backward | None = None
         if wanted:
             if len(results) > 1 and not vm.truth(vm.get_attr(ctx, "materialize_grads")):
                 raise GraphBreakSignal("a function of autograd that tells absent gradients apart")
@@ -326,11 +172,20 @@ def _capture(
         raise GraphBreakSignal(f"a function of autograd that gives {error}") from None
     finally:
         session.recorder = outer
-    forward = inner.module()
-    captured: list[Value] = list(inner.captured)
-    original, counts = _original(vm, cls, args), (len(tensors), len(results))
-    made = forward, list[Value](results), backward, captured, original
-    return _Pieces(cls, *made, *counts, many, dirty, plain, returned)
+    return Pieces(
+        cls,
+        forward=inner.module(),
+        results=list(results),
+        backward=backward,
+        captured=list(inner.captured),
+        original=_original(vm, cls, args),
+        given=len(tensors),
+        count=len(results),
+        many=many,
+        dirty=dirty,
+        plain=plain,
+        returned=returned,
+    )
 
 
 def _original(vm: Interpreter, cls: Any, args: Args) -> Callable[[Any], Any]:
@@ -352,6 +207,13 @@ def _original(vm: Interpreter, cls: Any, args: Args) -> Callable[[Any], Any]:
     return original
 
 
+def _has_one_backward(cls: Any) -> bool:
+    """Does a function of autograd define `backward` or `vjp`, which are two names of one thing, but
+    not both?"""
+    base = torch.autograd.Function
+    return cls.backward is base.backward or cls.vjp is base.vjp
+
+
 def _needs_gradient(arg: Value) -> bool:
     return isinstance(arg, TensorValue) and bool(arg.fake.requires_grad)
 
@@ -363,10 +225,6 @@ def _is_real(arg: Value) -> bool:
     return bool(arg.fake.is_floating_point() or arg.fake.is_complex())
 
 
-def _is_none(value: Value) -> bool:
-    return isinstance(value, Constant) and value.value is None
-
-
 def _place(value: Value, among: list[Any]) -> int:
     for place, one in enumerate(among):
         if one is value:
@@ -376,18 +234,18 @@ def _place(value: Value, among: list[Any]) -> int:
 
 def _capture_backward(
     vm: Interpreter, fn: Value, cls: Any, ctx: Value, given: Args, results: list[Value]
-) -> _Backward:
+) -> Backward:
     """What backward is."""
     session = vm.session
     graph, taken, late = _backward_graph(vm, fn, ctx, given, results, [], False)
     count, reads, recording = len(taken), late.reads, None
-    if late.asks_grad_mode and not _is_once_differentiable(cls.backward):
+    if late.asks_grad_mode and not is_once_differentiable(cls.backward):
         recording, taken, late = _backward_graph(vm, fn, ctx, given, results, taken, True)
         reads = [*reads, *late.reads]
     saved = _attribute(vm, ctx, "saved_tensors")
     unsaved = [value for value in taken if value not in saved]
     session.late_found += reads
-    return _Backward(GraphInBackward(graph, count, tuple(reads), recording), taken, unsaved)
+    return Backward(GraphInBackward(graph, count, tuple(reads), recording), taken, unsaved)
 
 
 def _backward_graph(
@@ -428,15 +286,14 @@ def _backward_graph(
     finally:
         session.recorder = forward
         session.made_leaves = leaves
-    several = isinstance(found, TupleValue)
-    parts = list(found.items) if several else [found]  # type: ignore[attr-defined]
-    while len(parts) > len(given) and _is_none(parts[-1]):
+    parts = list(found.items) if isinstance(found, TupleValue) else [found]
+    while len(parts) > len(given) and is_none(parts[-1]):
         parts.pop()
     if len(parts) != len(given):
         raise GraphBreakSignal("a backward that gives not as many gradients as there are arguments")
     outputs = []
     for arg, part in zip(given, parts, strict=True):
-        absent = _is_none(part)
+        absent = is_none(part)
         if not absent and not (isinstance(arg, TensorValue) and isinstance(part, TensorValue)):
             raise GraphBreakSignal(f"a backward that gives {part.describe()} as a gradient")
         if isinstance(arg, TensorValue):
@@ -470,17 +327,6 @@ def _defaults(vm: Interpreter, cls: Any, given: int) -> Args:
     return left
 
 
-def _transforms_around(vm: Interpreter) -> set[str]:
-    """What the transforms do inside of whose functions the program is."""
-    recorder = vm.session.recorder
-    found: set[str] = set()
-    while isinstance(recorder, InnerRecorder):
-        if recorder.transforms:
-            found.add(recorder.how)
-        recorder = recorder.outer
-    return found
-
-
 def _apply_in_transform(
     vm: Interpreter, fn: Value, cls: Any, given: Args, transforms: set[str]
 ) -> Value:
@@ -502,12 +348,12 @@ def _apply_in_transform(
     if places is None:
         raise GraphBreakSignal(f"{what}, which saves other tensors than its inputs and results")
     tensors = [arg for arg in given if isinstance(arg, TensorValue)]
-    target = _target_in_transform(pieces, places)
+    target = target_in_transform(pieces, places)
     found = vm.record("call_function", target, [*tensors, *pieces.captured], {})
     return _with_constants(vm, pieces, found)
 
 
-def _places_of_saved(pieces: _Pieces) -> list[tuple[str, int]] | None:
+def _places_of_saved(pieces: Pieces) -> list[tuple[str, int]] | None:
     """Which inputs and results the parts are that are saved; None if one is neither."""
     graph = pieces.forward.graph
     nodes: Any = next(node for node in graph.nodes if node.op == "output").args[0]
@@ -531,7 +377,7 @@ def apply(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if kwargs:
         raise GraphBreakSignal(f"{cls.__name__}.apply with keyword arguments")
     given += _defaults(vm, cls, len(given))
-    transforms = _transforms_around(vm)
+    transforms = transforms_around(vm.session.recorder)
     if transforms:
         return _apply_in_transform(vm, fn, cls, given, transforms)
     wanted = torch.is_grad_enabled() and any(map(_needs_gradient, given))
@@ -546,12 +392,12 @@ def apply(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         vm.session.applied_functions = True
     pieces = _capture(vm, fn, cls, given, wanted)
     tensors = [arg for arg in given if isinstance(arg, TensorValue)]
-    found = vm.record("call_function", _target(pieces), [*tensors, *pieces.captured], {})
+    found = vm.record("call_function", target_of(pieces), [*tensors, *pieces.captured], {})
     _watch(vm, cls, pieces, found)
     return _with_constants(vm, pieces, found)
 
 
-def _watch(vm: Interpreter, cls: Any, pieces: _Pieces, found: Value) -> None:
+def _watch(vm: Interpreter, cls: Any, pieces: Pieces, found: Value) -> None:
     """Nobody may write to what backward reads that forward did not save: it would read what has
     been written (of what is saved, autograd says so)."""
     if pieces.backward is None:

@@ -119,7 +119,7 @@ def namespace_init(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     target = args[0]
     assert isinstance(target, ObjectValue)
     for other in args[1:]:
-        vm.dict_update(target.fields, other)
+        dicts.update(vm, target.fields, other)
     for name, value in kwargs.items():
         dicts.put(vm, target.fields, Constant(name), value)
     return NONE

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils.checkpoint as torch_checkpoint
@@ -82,7 +82,7 @@ class _Selection:
 
 def _checkpoint(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if not args:
-        return PASS  # type: ignore[no-any-return]  # a decorator
+        return PASS  # a decorator
     recorder = vm.session.recorder
     before = recorder.checkpoint, recorder.policy
     policy = _policy(vm, kwargs)
@@ -91,7 +91,7 @@ def _checkpoint(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         recorder.checkpoint, recorder.policy = recorder.operations, policy
     try:
         with _draws_once(vm, kwargs.get("preserve_rng_state")):
-            return inlining.inline(vm, cast(types.FunctionType, body), args, kwargs)
+            return inlining.inline(vm, body, args, kwargs)
     finally:
         recorder.checkpoint, recorder.policy = before
 
@@ -169,7 +169,7 @@ def _policy(vm: Interpreter, kwargs: Kwargs) -> Policy | None:
 def _contexts(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`create_selective_checkpoint_contexts(policy_or_operators)`, called by a `context_fn`."""
     if not vm.session.selects or not (args or "policy_fn_or_list" in kwargs):
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     given = args[0] if args else kwargs["policy_fn_or_list"]
     real = real_object(vm, given)
     if isinstance(real, list):

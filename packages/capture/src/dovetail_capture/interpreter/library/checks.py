@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
@@ -83,12 +84,12 @@ def item(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(tensor, TensorValue) and known is not UNKNOWN:
         return vm.constant(known.item())
     if not isinstance(tensor, TensorValue) or tensor.fake.dtype is not torch.bool:
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     truth = vm.truth_of(tensor)
     if truth is not None:
         return truth
     if vm.session.recorder.data_env is None or tensor.fake.numel() != 1:
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     return truth_number(vm, tensor)
 
 
@@ -99,14 +100,14 @@ def tolist(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(known, torch.Tensor):
         return vm.constant(known.tolist())
     if not isinstance(tensor, TensorValue) or vm.session.recorder.data_env is None:
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     if any(vm.depends_on_data(vm.constant(size)) for size in tensor.sizes):
         raise GraphBreakSignal(
             "tolist() of a tensor whose length only the data tells",
             "say what it is before: torch._check(counts.shape[0] == n)",
         )
     if tensor.fake.numel() > _MOST_NUMBERS:
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     return _numbers(vm, tensor)
 
 
@@ -121,10 +122,8 @@ def _numbers(vm: Interpreter, tensor: TensorValue) -> Value:
 def require_truth(vm: Interpreter, condition: Value, wanted: bool) -> bool:
     """Check in the graph that a condition that only data tells is as wanted: what `assert` says.
     False if a graph cannot."""
-    from dovetail_capture.interpreter.machine import source_line
-
     frame = vm.frames[-1]
-    line = source_line(frame.code.co_filename, frame.line()).strip()
+    line = linecache.getline(frame.code.co_filename, frame.line()).strip()
     message = f"`{line}` does not hold ({frame.code.co_filename}:{frame.line()})"
     if isinstance(condition, TensorValue):
         if condition.fake.numel() != 1:
@@ -143,9 +142,9 @@ def _check(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if args and isinstance(args[0], TruthOf) and vm.check_later(args[0], True):
         return NONE
     if not args or not isinstance(args[0], SymbolicNumber):
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     if not isinstance(args[0].value, torch.SymBool):
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     done = require_relation(vm, args[0].value, _said(vm, args, kwargs))
     return PASS if done is None else done
 
@@ -157,7 +156,7 @@ def _check_with(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 def _check_is_size(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if not args or not isinstance(args[0], SymbolicNumber):
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     done = require_relation(vm, args[0].value >= 0, "a size is not negative")
     limit = kwargs.get("max")
     if done is not None and limit is not None and isinstance(limit, (Constant, SymbolicNumber)):
@@ -170,7 +169,7 @@ def _split(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     tensor, sizes = args[0], args[1] if len(args) > 1 else None
     dim = args[2] if len(args) > 2 else kwargs.get("dim", Constant(0))
     if not isinstance(sizes, (ListValue, TupleValue)) or not isinstance(tensor, TensorValue):
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     whole = vm.constant(tensor.sizes[vm.as_python(dim)])
     total: Value = Constant(0)
     for size in vm.iterate(sizes):
@@ -181,7 +180,7 @@ def _split(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
             require_relation(vm, total.value <= whole.value, "parts are no more than the whole")  # type: ignore[attr-defined]
     if vm.depends_on_data(total) or vm.depends_on_data(whole):
         require_relation(vm, total.value == whole.value, "the parts are together the whole")  # type: ignore[attr-defined]
-    return PASS  # type: ignore[no-any-return]
+    return PASS
 
 
 def _view(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -194,7 +193,7 @@ def _view(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
             relation = (size.value >= 0).node
             if relation.env.statically_known(relation.expr) is None:
                 require_relation(vm, size.value >= 0, "a size is not negative")
-    return PASS  # type: ignore[no-any-return]
+    return PASS
 
 
 _CHECKS: tuple[Callable[..., Any], ...] = (

@@ -13,13 +13,13 @@ operator runs.
 
 from __future__ import annotations
 
-import types
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dovetail_capture.interpreter.library.handlers import Args, Kwargs
+from dovetail_capture.interpreter.library.inner_recorder import InnerRecorder
 from dovetail_capture.interpreter.library.structures import filled
 from dovetail_capture.interpreter.library.subgraphs import (
     Subgraph,
@@ -28,8 +28,8 @@ from dovetail_capture.interpreter.library.subgraphs import (
     metadata_difference,
     operands_of,
     same_structure,
+    told_as,
 )
-from dovetail_capture.interpreter.library.transforms import InnerRecorder
 from dovetail_capture.interpreter.protocols import inlining
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Value
@@ -129,17 +129,12 @@ def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     pred, recorder = given.get("pred"), vm.session.recorder
     if not isinstance(pred, TensorValue) or not {"true_fn", "false_fn"} <= given.keys():
-        return inlining.inline(vm, cast(types.FunctionType, cond), args, kwargs)
+        return inlining.inline(vm, cond, args, kwargs)
     if isinstance(recorder, InnerRecorder) and recorder.transforms:
         raise GraphBreakSignal("torch.cond inside of a transformed function")
     functions = [given["true_fn"], given["false_fn"]]
-    try:
+    with told_as(_NO_NODE, _HINT):
         return _as_node(vm, pred, functions, given.get("operands", vm.constant(())))
-    except GraphBreakSignal as signal:
-        if not signal.reason.startswith(_NO_NODE):
-            signal.reason = f"{_NO_NODE}: {signal.reason}"
-            signal.hint = _HINT
-        raise
 
 
 _NO_NODE = "a torch.cond that cannot be part of a graph"

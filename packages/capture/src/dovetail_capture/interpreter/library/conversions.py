@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -58,9 +58,6 @@ def _whole_number(tensor: torch.Tensor) -> Any:
     return number.to(torch.int64).item()
 
 
-_WHOLE = cast(types.FunctionType, _whole_number)
-
-
 def number(cls: type, special: str) -> Handler:
     """`int(x)` and `float(x)`."""
 
@@ -70,14 +67,14 @@ def number(cls: type, special: str) -> Handler:
                 return vm.fold(cls, args, kwargs)
             if vm.session.recorder.data_env:
                 if cls is int and args[0].fake.is_floating_point():
-                    return inlining.inline(vm, _WHOLE, args, {})
+                    return inlining.inline(vm, _whole_number, args, {})
                 args = [vm.record("call_method", "item", args, {})]
         if len(args) == 1 and isinstance(args[0], SymbolicNumber):
             if cls is int and isinstance(args[0].value, torch.SymFloat):
                 if vm.depends_on_data(args[0]):
                     dtype: Kwargs = {"dtype": Constant(torch.float64)}
                     made = vm.record("call_function", torch.scalar_tensor, args, dtype)
-                    return inlining.inline(vm, _WHOLE, [made], {})
+                    return inlining.inline(vm, _whole_number, [made], {})
             return vm.constant(_SYMBOLIC_CONVERSIONS[cls](args[0].value))
         if args and isinstance(args[0], TensorValue):
             raise GraphBreakSignal(
@@ -207,7 +204,7 @@ def dict_of(cls: type) -> Handler:
     def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         new = DictValue(cls)
         if args:
-            vm.dict_update(new, args[0])
+            dicts.update(vm, new, args[0])
         for name, value in kwargs.items():
             dicts.put(vm, new, Constant(name), value)
         return new

@@ -17,7 +17,7 @@ from torch.nn import Module, Parameter
 
 from dovetail_capture.interpreter.library.handlers import Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.parameters import parameter
-from dovetail_capture.interpreter.protocols import dicts, operands
+from dovetail_capture.interpreter.protocols import dicts, operands, sequences
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value, is_none
 from dovetail_capture.interpreter.values.containers import (
@@ -49,7 +49,7 @@ def copy_copy(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(value, TupleValue) or _is_shared(value):
         return value
     if isinstance(value, ListValue):
-        return ListValue(vm.list_items(value), value.cls)
+        return ListValue(sequences.items(vm, value), value.cls)
     if isinstance(value, DictValue):
         dicts.note_no_attributes(vm, value)
         return dicts.copy_entries(vm, value)
@@ -90,7 +90,7 @@ def _deep(vm: Interpreter, value: Value, memo: Copies) -> Value:
         new = ListValue([], value.cls)
         memo[id(value)] = value, new
         new.maxlen = value.maxlen
-        new.items = [_deep(vm, item, memo) for item in vm.list_items(value)]
+        new.items = [_deep(vm, item, memo) for item in sequences.items(vm, value)]
     elif isinstance(value, DictValue):
         dicts.note_no_attributes(vm, value)
         new = DictValue(value.cls)

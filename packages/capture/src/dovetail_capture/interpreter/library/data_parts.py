@@ -31,17 +31,17 @@ def narrow(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     the program checks to lie within."""
     given = _given(("input", "dim", "start", "length"), args, kwargs)
     if given is None or len(given) != 4:
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     tensor, start, length = given["input"], given["start"], given["length"]
     dim = vm.as_python(given["dim"])
     if not isinstance(tensor, TensorValue) or not -len(tensor.sizes) <= dim < len(tensor.sizes):
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     if isinstance(start, TensorValue) and not start.fake.dim():
         start = vm.call(vm.get_attr(start, "item"), [], {})
     if not isinstance(start, SymbolicNumber) or not vm.depends_on_data(start):
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     if not isinstance(length, (Constant, SymbolicNumber)):
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     size = tensor.sizes[dim]
     position = wrapped(start.value, size)
     end = position + length.value
@@ -53,7 +53,7 @@ def narrow(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         (end <= size, "narrow: start + length exceeds the dimension's size"),
     ):
         if isinstance(holds, torch.SymBool) and require_relation(vm, holds, message) is None:
-            return PASS  # type: ignore[no-any-return]
+            return PASS
     bounds = [Constant(dim), vm.constant(position), vm.constant(end)]
     return vm.record("call_function", torch.ops.aten.slice.Tensor, [tensor, *bounds], {})
 
@@ -64,7 +64,7 @@ def tensor_split(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     named = kwargs.get("tensor_indices_or_sections")
     places = args[1] if len(args) > 1 else named
     if not isinstance(places, TensorValue) or places.fake.dim() != 1:
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     numbers = vm.call(vm.get_attr(places, "tolist"), [], {})
     if named is None:
         args = [args[0], numbers, *args[2:]]

@@ -56,7 +56,7 @@ def dict_getitem(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         handler = operands.dunder(vm, args[0], "__missing__")
         if handler is not None:
             return vm.call(handler, [args[1]], {})
-    return value if value is not None else vm.dict_lookup(dictionary, args[1])
+    return value if value is not None else dicts.lookup(vm, dictionary, args[1])
 
 
 def dict_setitem(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -101,7 +101,7 @@ def dict_popitem(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 def dict_update(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     dictionary = _dict(vm, args[0])
     if len(args) > 1:
-        vm.dict_update(dictionary, args[1])
+        dicts.update(vm, dictionary, args[1])
     for name, value in kwargs.items():
         dicts.put(vm, dictionary, Constant(name), value)
     return NONE
@@ -153,7 +153,7 @@ def dict_move_to_end(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 def dict_fromkeys(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     cls = vm.as_python(args[0])
     if cls not in DICT_TYPES:
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     new = DictValue(cls)
     for key in vm.iterate(args[1]):
         dicts.put(vm, new, key, args[2] if len(args) > 2 else NONE)

@@ -8,7 +8,6 @@ Python and captured like the program's own code.
 from __future__ import annotations
 
 import inspect
-import types
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,10 +18,10 @@ from dovetail_guards.torch_state import READERS
 
 from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.hooks import is_used, too_late
-from dovetail_capture.interpreter.library.transforms import InnerRecorder
+from dovetail_capture.interpreter.library.inner_recorder import InnerRecorder
 from dovetail_capture.interpreter.protocols import inlining
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.base import NONE, Constant, Value
+from dovetail_capture.interpreter.values.base import NONE, Constant, Value, is_none
 from dovetail_capture.interpreter.values.containers import DictValue, TupleValue
 from dovetail_capture.interpreter.values.functions import HandleValue
 from dovetail_capture.interpreter.values.hooks import Hooked
@@ -95,7 +94,7 @@ def _tangents(vm: Interpreter, roots: list[TensorValue], given: Value) -> list[V
     """The gradients of the roots: those given, and ones for scalars."""
     if isinstance(given, TensorValue):
         items: list[Value] = [given]
-    elif given is NONE or (isinstance(given, Constant) and given.value is None):
+    elif is_none(given):
         items = [NONE] * len(roots)
     else:
         items = list(vm.iterate(given))
@@ -262,7 +261,7 @@ def _leaf_gradients(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def _backward(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return inlining.inline(vm, cast(types.FunctionType, backward), args, kwargs)
+    return inlining.inline(vm, backward, args, kwargs)
 
 
 _GRAD_SIGNATURE = inspect.signature(torch.autograd.grad)
@@ -273,7 +272,7 @@ def _grad(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     bound = _GRAD_SIGNATURE.bind(*args, **kwargs).arguments
     option = {name: bound.get(name, NONE) for name in _GRAD_SIGNATURE.parameters}
     if _flag(vm, option["is_grads_batched"], False):
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     roots, inputs = _tensors(vm, option["outputs"]), _tensors(vm, option["inputs"])
     _check(vm, roots, inputs)
     for value in inputs:
@@ -285,7 +284,7 @@ def _grad(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     create = _flag(vm, option["create_graph"], False)
     zeros = _flag(vm, option["materialize_grads"], False)
     if zeros and not _flag(vm, option["allow_unused"], True):
-        return PASS  # type: ignore[no-any-return]  # a ValueError
+        return PASS  # a ValueError
     unused = _flag(vm, option["allow_unused"], zeros) or zeros
     flags = (_flag(vm, option["retain_graph"], create), create, unused)
     found = _differentiated(vm, roots, tangents, inputs, flags)

@@ -22,7 +22,7 @@ from dovetail_guards.source import ObjectSource, Source
 from dovetail_capture import rebuild
 from dovetail_capture import recipe as r
 from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
-from dovetail_capture.interpreter.library.transforms import InnerRecorder
+from dovetail_capture.interpreter.library.inner_recorder import InnerRecorder
 from dovetail_capture.interpreter.session import Session
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value
@@ -53,7 +53,7 @@ def _draw(name: str) -> Handler:
     def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         generator = args[0] if args else None
         if not isinstance(generator, ObjectValue) or generator.cls is not random.Random:
-            return PASS  # type: ignore[no-any-return]  # a subclass has methods of its own
+            return PASS  # a subclass has methods of its own
         return _called(vm, name, generator, args[1:], kwargs)
 
     return handler

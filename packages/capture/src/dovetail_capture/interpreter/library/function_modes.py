@@ -21,7 +21,14 @@ from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, K
 from dovetail_capture.interpreter.library.own_functions import ask, asked_classes
 from dovetail_capture.interpreter.recorder import NotAGraphArgument, Recorder
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
+from dovetail_capture.interpreter.values.base import (
+    NONE,
+    Constant,
+    Value,
+    boolean,
+    is_none,
+    is_not_implemented,
+)
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
     ListValue,
@@ -108,7 +115,7 @@ def _ask(vm: Interpreter, call: Args) -> Value:
     answer = vm.get_attr(modes[-1], "__torch_function__")
     with _without_innermost(vm):
         result = vm.call(answer, call, {})
-    if isinstance(result, Constant) and result.value is NotImplemented:
+    if is_not_implemented(result):
         raise GraphBreakSignal("a torch function mode that answers NotImplemented")
     return result
 
@@ -140,7 +147,7 @@ def _without_innermost(vm: Interpreter) -> Iterator[None]:
 
 
 def _is_none(value: Value | None) -> bool:
-    return value is None or (isinstance(value, Constant) and value.value is None)
+    return value is None or is_none(value)
 
 
 def _given(recorder: Recorder, run: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
@@ -232,7 +239,7 @@ def _default_device(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
             if known.index is None and known.type not in ("cpu", "meta"):
                 raise GraphBreakSignal("the number of the default device")
             return device
-    return PASS  # type: ignore[no-any-return]
+    return PASS
 
 
 HANDLERS: dict[Any, Handler] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from dovetail_capture.interpreter.values.base import Value
 
@@ -15,4 +15,4 @@ Args = list[Value]
 Kwargs = dict[str, Value]
 Handler = Callable[["Interpreter", Args, Kwargs], Value]
 # What a handler returns to leave the call to the general rules.
-PASS: Any = NotImplemented
+PASS = cast(Value, NotImplemented)

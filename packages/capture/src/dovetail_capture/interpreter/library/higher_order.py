@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import types
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._higher_order_ops.associative_scan import associative_scan as torch_associative_scan
@@ -116,13 +116,13 @@ def _unrolled(function: Any, position: int) -> Handler:
             if isinstance(count, torch.SymInt):
                 count = count.node.hint  # (the loop ties a symbolic size to its number)
             if type(count) is int and 0 < count <= MOST_UNROLLED:
-                return inlining.inline(vm, cast(types.FunctionType, function), args, kwargs)
+                return inlining.inline(vm, function, args, kwargs)
         return PASS
 
     return handler
 
 
-_MARKING = {
+_MARKING: dict[str, Callable[..., Any]] = {
     "invoke_quant": marked,
     "invoke_quant_packed": marked,
     "flex_gemm": matrix_product,
@@ -142,7 +142,7 @@ def _called(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     name = getattr(getattr(called, "real", None), "_name", called.describe())
     plain = _MARKING.get(name)
     if plain is not None and not (plain is matrix_product and _has_gradients(vm, args)):
-        return inlining.inline(vm, cast(types.FunctionType, plain), args[1:], kwargs)
+        return inlining.inline(vm, plain, args[1:], kwargs)
     raise GraphBreakSignal(
         f"the higher-order operator `{name}`, which runs by itself",
         "write it in plain Python: an `if` or a loop over tensors is captured as it is",
@@ -150,7 +150,7 @@ def _called(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def _switch(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return inlining.inline(vm, cast(types.FunctionType, switch), args, kwargs)
+    return inlining.inline(vm, switch, args, kwargs)
 
 
 def _associative_scan(vm: Interpreter, args: Args, kwargs: Kwargs) -> Any:
@@ -158,7 +158,7 @@ def _associative_scan(vm: Interpreter, args: Args, kwargs: Kwargs) -> Any:
     names = list(inspect.signature(torch_associative_scan).parameters)
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     given["combine_mode"] = Constant("generic")
-    return inlining.inline(vm, cast(types.FunctionType, torch_associative_scan), [], given)
+    return inlining.inline(vm, torch_associative_scan, [], given)
 
 
 def _newer_operators() -> dict[Any, Handler]:

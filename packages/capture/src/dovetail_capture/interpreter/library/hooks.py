@@ -28,8 +28,8 @@ from dovetail_capture.interpreter.aliasing import may_write
 from dovetail_capture.interpreter.changes import no_changes
 from dovetail_capture.interpreter.late_reads import LASTING, NUMBERS, LateReads, watching
 from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
-from dovetail_capture.interpreter.library.transforms import InnerRecorder
-from dovetail_capture.interpreter.protocols import dicts
+from dovetail_capture.interpreter.library.inner_recorder import InnerRecorder
+from dovetail_capture.interpreter.protocols import dicts, sequences
 from dovetail_capture.interpreter.protocols.attributes import resolve
 from dovetail_capture.interpreter.recorder import NotAGraphArgument
 from dovetail_capture.interpreter.session import CallForEffect
@@ -83,7 +83,7 @@ def _check_lasts(vm: Interpreter, hook: Value, cells: list[tuple[CellValue, Any]
     if isinstance(hook, NativeMethod) and isinstance(hook.receiver, TensorValue):
         return
     if isinstance(hook, TupleValue):
-        parts = [vm.tuple_item(hook, i) for i in range(len(hook.items))]
+        parts = sequences.items(vm, hook)
     elif isinstance(hook, FunctionValue) and hook.attributes is None:
         parts = [resolve(vm, default) for default in hook.defaults]
         if hook.kwdefaults is not None:
@@ -186,7 +186,7 @@ def _register(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`tensor.register_hook(hook)`."""
     tensor = args[0]
     if not isinstance(tensor, TensorValue) or len(args) + len(kwargs) != 2:
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     hook = args[1] if len(args) > 1 else kwargs["hook"]
     if _is_input(vm, tensor):
         return _register_late(vm, torch.Tensor.register_hook, tensor, hook)
@@ -235,7 +235,7 @@ def _register_post_accumulate(vm: Interpreter, args: Args, kwargs: Kwargs) -> Va
     """`tensor.register_post_accumulate_grad_hook(hook)`: of leaves, which others see."""
     tensor = args[0]
     if not isinstance(tensor, TensorValue) or len(args) + len(kwargs) != 2:
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     if not _is_input(vm, tensor) or not tensor.fake.is_leaf:
         raise GraphBreakSignal(
             "a hook on what is accumulated in a leaf: it outlives the graph", _WAY
@@ -285,7 +285,7 @@ def _remove(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`handle.remove()`."""
     handle = args[0]
     if not isinstance(handle, HandleValue):
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     calls = vm.session.calls_for_effect
     if handle.late is not None and not handle.removed:
         calls[:] = [call for call in calls if call is not handle.late]

@@ -23,6 +23,7 @@ from dovetail_capture.interpreter.protocols import (
     iteration,
     operands,
     operators,
+    sequences,
     truth_and_length,
 )
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
@@ -170,7 +171,7 @@ def _backwards(vm: Interpreter, items: ListValue, size: int, left: int) -> Itera
             iteration.check_deque(vm, items, size, left)
         if not 0 <= index < len(items.items):  # the list may change while it is iterated
             return
-        yield vm.list_item(items, index)
+        yield sequences.item(vm, items, index)
         index -= 1
 
 

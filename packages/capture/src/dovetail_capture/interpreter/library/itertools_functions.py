@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from dovetail_guards import iterators
 
@@ -227,13 +226,12 @@ def _in_python(
     """The iterator `cls`, whose steps are those of the generator function `said`, of the arguments
     that are `iterables`. `begun` sets what it goes on with, once it has given an item."""
     signature = inspect.signature(said)
-    function = cast(types.FunctionType, said)
 
     def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError:
-            return inlining.inline(vm, function, args, kwargs)  # raises it
+            return inlining.inline(vm, said, args, kwargs)  # raises it
         bound.apply_defaults()
         given: Kwargs = {
             name: value if isinstance(value, Value) else Constant(value)
@@ -241,7 +239,7 @@ def _in_python(
         }
         for name in iterables:
             given[name] = vm.get_iter(given[name])
-        steps = inlining.inline(vm, function, [], given)
+        steps = inlining.inline(vm, said, [], given)
 
         def step() -> Value | None:
             item = vm.next_value(steps)

@@ -18,7 +18,7 @@ from dovetail_capture.interpreter.library.sized_methods import (
     sequence_getitem,
     sequence_setitem,
 )
-from dovetail_capture.interpreter.protocols import comparison, operators, subscripts
+from dovetail_capture.interpreter.protocols import comparison, operators, sequences, subscripts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, is_none
@@ -61,7 +61,7 @@ def list_popleft(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 def list_extend(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     target = _list(vm, args[0])
-    vm.list_extend(target, args[1])
+    sequences.extend(vm, target, args[1])
     if target.maxlen is not None:
         over = max(0, len(target.items) - target.maxlen)
         target.left += over
@@ -87,7 +87,7 @@ def list_pop(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         if target.cls is collections.deque:
             vm.raise_error(IndexError, "pop from an empty deque")
         vm.raise_error(IndexError, "pop index out of range" if count else "pop from empty list")
-    value = vm.list_item(target, index % count)
+    value = sequences.item(vm, target, index % count)
     del target.items[index]
     target.left += 1
     target.mutated = True
@@ -105,7 +105,7 @@ def _position(vm: Interpreter, items: Args, wanted: Value) -> int:
 
 def list_remove(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     target = _list(vm, args[0])
-    index = _position(vm, vm.list_items(target), args[1])
+    index = _position(vm, sequences.items(vm, target), args[1])
     if index < 0:
         # The message is that of the type in question; a deque's alone says what was looked for.
         named = issubclass(target.cls, collections.deque)
@@ -152,7 +152,7 @@ def list_clear(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 def list_copy(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     target = _list(vm, args[0])
-    new = ListValue(vm.list_items(target), target.cls)
+    new = ListValue(sequences.items(vm, target), target.cls)
     new.maxlen = target.maxlen
     return new
 
@@ -168,7 +168,7 @@ def list_sort(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     target = _list(vm, args[0])
     if len(args) > 1:
         vm.raise_error(TypeError, "sort() takes no positional arguments")
-    items = list(vm.list_items(target))
+    items = list(sequences.items(vm, target))
     target.items, target.mutated = [], True  # what the keys see meanwhile
     try:
         items = list(sorted_items(vm, items, kwargs))

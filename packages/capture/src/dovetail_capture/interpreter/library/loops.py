@@ -13,12 +13,12 @@ A loop that Python's numbers decide is a loop in Python, and unrolled.
 
 from __future__ import annotations
 
-import types
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from dovetail_capture.interpreter.library.handlers import Args, Kwargs
+from dovetail_capture.interpreter.library.inner_recorder import InnerRecorder
 from dovetail_capture.interpreter.library.structures import Slot
 from dovetail_capture.interpreter.library.subgraphs import (
     Subgraph,
@@ -27,8 +27,8 @@ from dovetail_capture.interpreter.library.subgraphs import (
     metadata_difference,
     operands_of,
     same_sizes,
+    told_as,
 )
-from dovetail_capture.interpreter.library.transforms import InnerRecorder
 from dovetail_capture.interpreter.protocols import inlining
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Value
@@ -123,17 +123,12 @@ def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     carried = _carried(vm, given.get("carried_inputs"))
     if carried is None or given.keys() != set(names):
-        return inlining.inline(vm, cast(types.FunctionType, while_loop), args, kwargs)
+        return inlining.inline(vm, while_loop, args, kwargs)
     recorder = vm.session.recorder
-    try:
+    with told_as(_NO_NODE, _HINT):
         if isinstance(recorder, InnerRecorder) and recorder.transforms:
             raise GraphBreakSignal("it is inside of a transformed function")
         return _as_node(vm, given["cond_fn"], given["body_fn"], carried)
-    except GraphBreakSignal as signal:
-        if not signal.reason.startswith(_NO_NODE):
-            signal.reason = f"{_NO_NODE}: {signal.reason}"
-            signal.hint = _HINT
-        raise
 
 
 _NO_NODE = "a torch.while_loop that cannot be part of a graph"

@@ -3,8 +3,7 @@ of batches; here the weight of a batch in the averages stays a tensor."""
 
 from __future__ import annotations
 
-import types
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -50,10 +49,10 @@ def cumulative(module: Any, input: Any) -> Any:
 
 def _forward(vm: Interpreter, real: Any, args: Args, kwargs: Kwargs) -> Value | None:
     """`_BatchNorm.forward(module, input)`; None for PyTorch's own."""
-    asked = inlining.inline(vm, cast(types.FunctionType, is_cumulative), args[:1], {})
+    asked = inlining.inline(vm, is_cumulative, args[:1], {})
     if not vm.truth(asked):
         return None
-    return inlining.inline(vm, cast(types.FunctionType, cumulative), args, kwargs)
+    return inlining.inline(vm, cumulative, args, kwargs)
 
 
 CODE_HANDLERS = {_BatchNorm.forward.__code__: _forward}

@@ -78,7 +78,7 @@ def tensor_of(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if not args or not isinstance(args[0], ArrayValue):
         named = with_dtype_of_scalars(vm, args[0], kwargs) if args else kwargs
         if named is kwargs:
-            return PASS  # type: ignore[no-any-return]
+            return PASS
         return vm.record("call_function", torch.as_tensor, args, named)
     if len(args) > 1 or args[0].is_scalar or not set(kwargs) <= {"dtype"}:
         raise GraphBreakSignal("a conversion of a numpy array with further arguments", HINT)
@@ -90,7 +90,7 @@ def tensor_of(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 def tolist(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`array.tolist()`."""
     if not isinstance(args[0], ArrayValue) or args[0].tensor.fake.dtype is torch.bool:
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     return vm.call(vm.get_attr(args[0].tensor, "tolist"), [], {})
 
 
@@ -98,7 +98,7 @@ def item(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`array.item()` of one element."""
     array = args[0]
     if not isinstance(array, ArrayValue) or len(args) > 1 or kwargs:
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     return vm.call(vm.get_attr(array.tensor, "item"), [], {})
 
 
@@ -106,7 +106,7 @@ def astype(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`array.astype(dtype)`."""
     array = args[0]
     if not isinstance(array, ArrayValue):  # of a subclass
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     like = ask(vm, lambda a, *rest, **named: a.astype(*rest, **named), args, kwargs)
     dtype = Constant(torch_dtype(like.dtype))
     if _is_uncopied(vm, kwargs) and array.tensor.fake.dtype is dtype.value:

@@ -90,7 +90,7 @@ def mapped(
 
     def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         if not any(holds_array(vm, arg) for arg in (*args, *kwargs.values())):
-            return PASS  # type: ignore[no-any-return]
+            return PASS
         try:
             takes.bind(*args, **kwargs)
         except TypeError as error:
@@ -340,7 +340,7 @@ _CONVERT: set[Any] = set()
 def _where(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`np.where(condition, x, y)`: the condition keeps its dtype."""
     if not any(isinstance(arg, ArrayValue) for arg in args):
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     if len(args) != 3 or kwargs:
         raise GraphBreakSignal("`where` whose result's shape depends on data", HINT)
     like = ask(vm, np.where, args, kwargs)
@@ -378,7 +378,7 @@ def _about_shapes(fn: Any) -> Handler:
 
     def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         if not any(isinstance(arg, ArrayValue) for arg in (*args, *kwargs.values())):
-            return PASS  # type: ignore[no-any-return]
+            return PASS
         return vm.constant(ask(vm, fn, args, kwargs))
 
     return handler
@@ -389,7 +389,7 @@ def _about_dtypes(fn: Any) -> Handler:
 
     def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         if any(holds_array(vm, arg) for arg in (*args, *kwargs.values())):
-            return PASS  # type: ignore[no-any-return]
+            return PASS
         return vm.fold(fn, args, kwargs)
 
     return handler

@@ -7,8 +7,7 @@ a plain number as a factor get such a tensor there: they are spelled out.
 from __future__ import annotations
 
 import contextlib
-import types
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.optim._adafactor import adafactor
@@ -19,7 +18,7 @@ from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from dovetail_capture.interpreter.library import optimizer_steps
 from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
-from dovetail_capture.interpreter.protocols import inlining
+from dovetail_capture.interpreter.protocols import inlining, sequences
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant
 from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
@@ -85,10 +84,10 @@ def group_tensors(tensorlistlist: Any, with_indices: Any = False) -> Any:
 
 def _holds_tensor(vm: Any, value: Any) -> bool:
     if isinstance(value, ListValue):
-        return any(isinstance(item, TensorValue) for item in vm.list_items(value))
+        return any(isinstance(item, TensorValue) for item in sequences.items(vm, value))
     if isinstance(value, TupleValue):
         return any(
-            isinstance(vm.tuple_item(value, i), TensorValue) for i in range(len(value.items))
+            isinstance(sequences.item(vm, value, i), TensorValue) for i in range(len(value.items))
         )
     return isinstance(value, TensorValue)
 
@@ -102,14 +101,13 @@ def _spelled_out(function: Any, position: int, *names: str) -> Handler:
         given += args[position : position + 1]
         if not any(_holds_tensor(vm, value) for value in given):
             return PASS
-        return inlining.inline(vm, cast(types.FunctionType, function), args, kwargs)
+        return inlining.inline(vm, function, args, kwargs)
 
     return handler
 
 
 def _optimizer_step(vm: Any, real: Any, args: Args, kwargs: Kwargs) -> Any:
-    function = cast(types.FunctionType, in_grad_mode_of)
-    return inlining.inline(vm, function, [vm.held(real.__wrapped__), *args], kwargs)
+    return inlining.inline(vm, in_grad_mode_of, [vm.held(real.__wrapped__), *args], kwargs)
 
 
 def _undisabled(vm: Any, real: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -123,7 +121,7 @@ def _said(function: Any) -> Handler:
     """`function`, interpreted, in place of what it is the handler of."""
 
     def handler(vm: Any, args: Args, kwargs: Kwargs) -> Any:
-        return inlining.inline(vm, cast(types.FunctionType, function), args, kwargs)
+        return inlining.inline(vm, function, args, kwargs)
 
     return handler
 

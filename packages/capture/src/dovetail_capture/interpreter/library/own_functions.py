@@ -21,7 +21,13 @@ from torch.overrides import get_default_nowrap_functions
 from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.parameters import parameter
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
+from dovetail_capture.interpreter.values.base import (
+    NONE,
+    Constant,
+    Value,
+    boolean,
+    is_not_implemented,
+)
 from dovetail_capture.interpreter.values.containers import DictValue, ListValue, TupleValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.plain import is_asked
@@ -97,7 +103,7 @@ def ask(vm: Interpreter, classes: list[type], call: Args) -> Value:
     """What the first of the classes that answers makes of `call`: function, types, arguments."""
     for cls in classes:
         result = vm.call(vm.get_attr(vm.held(cls), "__torch_function__"), list(call), {})
-        if not (isinstance(result, Constant) and result.value is NotImplemented):
+        if not is_not_implemented(result):
             return result
     raise GraphBreakSignal("an operation to which no `__torch_function__` has an answer")
 
@@ -198,7 +204,7 @@ def as_subclass(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     tensor, cls = args[0], vm.as_python(args[1] if len(args) > 1 else kwargs["cls"])
     known = isinstance(cls, type) and issubclass(cls, torch.Tensor)
     if not known or not isinstance(tensor, TensorValue):
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     plain = cls.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
     if not plain or issubclass(cls, (torch.nn.Parameter, torch.nn.Buffer)):
         raise GraphBreakSignal(f"a tensor as one of the class {cls.__name__}")
@@ -249,7 +255,7 @@ def _handle(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     function, relevant, *given = args
     classes = _asked_objects(vm, [relevant])
     if not classes:
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     named = _as_dict(kwargs)
     asked = [vm.held(cls) for cls in classes]
     if any(isinstance(v, TensorValue) and v.cls is torch.Tensor for v in vm.iterate(relevant)):

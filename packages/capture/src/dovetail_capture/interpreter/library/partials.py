@@ -55,7 +55,7 @@ def partial_of_class(vm: Interpreter, cls: type, args: Args, kwargs: Kwargs) -> 
     if _is_taken_apart(vm, function.python_type()) and not _has_attributes(function):
         parts = _partial_parts(vm, function)
         function, first = parts[0], [*vm.iterate(parts[1]), *first]
-        vm.dict_update(keywords, parts[2])
+        dicts.update(vm, keywords, parts[2])
     for name, item in kwargs.items():
         dicts.put(vm, keywords, Constant(name), item)
     value.slots.update(func=function, args=TupleValue(first), keywords=keywords)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail_guards import clauses as c
 
-from dovetail_capture.interpreter.library.handlers import Args, Handler, Kwargs
+from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import (
     comparison,
     containment,
@@ -202,11 +202,11 @@ def pickle_dumps(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     arguments. Two equal strings in it may be one object, which the bytes tell: not those."""
     real = vm.as_python(args[0]) if len(args) == 1 and not kwargs else UNKNOWN
     if type(real) is not dict:
-        return NotImplemented  # type: ignore[no-any-return]
+        return PASS
     parts = [*real, *real.values()]
     texts = [part for part in parts if type(part) is str]
     if any(type(part) not in _PICKLED for part in parts) or len(set(texts)) < len(texts):
-        return NotImplemented  # type: ignore[no-any-return]
+        return PASS
     return Constant(pickle.dumps(real))
 
 

@@ -7,7 +7,8 @@ takes from around it (and the sizes that these do not tell) are `captured`: they
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,8 +20,8 @@ from torch.fx import GraphModule, Node
 
 from dovetail_capture.interpreter.aliasing import written_by
 from dovetail_capture.interpreter.changes import no_changes
+from dovetail_capture.interpreter.library.inner_recorder import InnerRecorder
 from dovetail_capture.interpreter.library.structures import template_of
-from dovetail_capture.interpreter.library.transforms import InnerRecorder
 from dovetail_capture.interpreter.recorder import NotAGraphArgument, Recorder
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.base import Value
@@ -30,6 +31,18 @@ from dovetail_capture.interpreter.values.tensors import TensorValue
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
     from dovetail_capture.interpreter.session import Session
+
+
+@contextmanager
+def told_as(what: str, hint: str) -> Iterator[None]:
+    """Let a graph break inside say that for its reason an operator is no node, and what helps."""
+    try:
+        yield
+    except GraphBreakSignal as signal:
+        if not signal.reason.startswith(what):  # by an operator inside
+            signal.reason = f"{what}: {signal.reason}"
+            signal.hint = hint
+        raise
 
 
 class SubgraphRecorder(InnerRecorder):

@@ -90,11 +90,11 @@ def tensor_size(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`x.size()` and `x.size(dim)`."""
     obj = args[0]
     if not isinstance(obj, TensorValue):
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     dim = args[1] if len(args) > 1 else kwargs.get("dim", NONE)
     shape = tuple(obj.sizes)
     if not isinstance(dim, Constant):
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     if dim.value is None:
         return TupleValue([vm.constant(size) for size in shape], torch.Size)
     if not -len(shape) <= dim.value < len(shape):
@@ -110,7 +110,7 @@ def tensor_storage_offset(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         inputs = [value for _, value in vm.session.inputs if isinstance(value, TensorValue)]
         if any(obj.fake._storage is value.fake._storage for value in inputs):
             raise GraphBreakSignal("storage_offset() of an input or of a view of one")
-    return PASS  # type: ignore[no-any-return]
+    return PASS
 
 
 def tensor_of_storage(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -120,7 +120,7 @@ def tensor_of_storage(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         inputs = [value for _, value in vm.session.inputs if isinstance(value, TensorValue)]
         if obj.source is not None or any(obj.fake._storage is v.fake._storage for v in inputs):
             raise GraphBreakSignal("a question about the storage of an input or of a view of one")
-    return PASS  # type: ignore[no-any-return]
+    return PASS
 
 
 def tensor_data(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -141,14 +141,14 @@ def tensor_detach(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     obj = args[0]
     if isinstance(obj, TensorValue) and obj.data is not None:
         return vm.record("call_method", "detach", [obj.data], {})
-    return PASS  # type: ignore[no-any-return]
+    return PASS
 
 
 def tensor_new(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`x.new(sizes)`: a graph's text has tuples for sizes, and in these `new` sees data."""
     if len(args) == 2 and isinstance(args[1], TupleValue) and args[1].cls is torch.Size:
         return vm.call(Constant(torch.Tensor.new_empty), args, kwargs)
-    return PASS  # type: ignore[no-any-return]
+    return PASS
 
 
 def tensor_iter(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import types
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dovetail_capture.interpreter.known_types import is_numpy
 from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import inlining
 from dovetail_capture.interpreter.signals import GraphBreakSignal
@@ -17,7 +17,6 @@ from dovetail_capture.interpreter.values.base import NONE, Constant, Value, is_n
 from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
-from dovetail_capture.interpreter.wrap import is_numpy
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 def inlined(vm: Interpreter, function: Callable[..., Any], args: Args, kwargs: Kwargs) -> Value:
     """A call of a function of ours, interpreted in place of what the program called."""
-    return inlining.inline(vm, cast(types.FunctionType, function), args, kwargs)
+    return inlining.inline(vm, function, args, kwargs)
 
 
 def make_tensor(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -50,7 +49,7 @@ def make_tensor(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
             return vm.record("call_function", torch.full, [TupleValue([]), args[0]], options)
     if kwargs is not told:
         return vm.record("call_function", torch.tensor, args, kwargs)
-    return PASS  # type: ignore[no-any-return]
+    return PASS
 
 
 def with_dtype_of_scalars(vm: Interpreter, data: Value, kwargs: Kwargs) -> Kwargs:
@@ -103,7 +102,7 @@ def new_tensor(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`x.new_tensor(numbers)`."""
     given = args[1] if len(args) > 1 else kwargs.get("data", NONE)
     if set(kwargs) - {"data", "dtype", "device"} or not _is_found_in_data(vm, given):
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     assert isinstance(args[0], TensorValue)
     fake = args[0].fake
     named: Kwargs = {"dtype": Constant(fake.dtype), "device": Constant(fake.device)}
@@ -156,7 +155,7 @@ def as_array(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     data = args[0] if args else kwargs.get("obj", NONE)
     named = with_dtype_of_scalars(vm, data, kwargs)
     if named is kwargs:
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     return vm.record("call_function", torch.asarray, args, named)
 
 
@@ -205,9 +204,9 @@ def tensor_type(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`x.type(torch.HalfTensor)`: a graph's text has names for these classes."""
     wanted = args[1] if len(args) > 1 else kwargs.get("dtype")
     if not isinstance(wanted, Constant) or not isinstance(wanted.value, type):
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     if wanted.value not in _LEGACY:
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     name = Constant(f"torch.{wanted.value.__name__}")
     others = {key: value for key, value in kwargs.items() if key != "dtype"}
     return vm.record("call_method", "type", [args[0], name, *args[2:]], others)
@@ -226,7 +225,7 @@ def of_numbers(fn: Callable[..., Any]) -> Handler:
 
     def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         if not args or not all(isinstance(arg, (Constant, SymbolicNumber)) for arg in args):
-            return PASS  # type: ignore[no-any-return]
+            return PASS
         if isinstance(kwargs.get("out"), TensorValue):
             first = vm.call(Constant(torch.tensor), [Constant(vm.as_python(args[0]))], {})
             return vm.call(Constant(fn), [first, *args[1:]], kwargs)

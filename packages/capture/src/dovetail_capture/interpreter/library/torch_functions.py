@@ -54,7 +54,7 @@ def set_grad_enabled(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     _note_grad_mode(vm)
     mode = vm.as_python(args[0] if args else kwargs["mode"])
     if type(mode) is not bool:
-        return PASS  # type: ignore[no-any-return]  # torch's own raises
+        return PASS  # torch's own raises
     if mode != torch.is_grad_enabled():
         _C._set_grad_enabled(mode)
         vm.session.recorder.state_change(_C._set_grad_enabled, mode)
@@ -146,7 +146,7 @@ def module_call(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`nn.Module.__call__`: straight to `forward` when a guard says there are no hooks."""
     module = args[0]
     if not isinstance(module, ObjectValue):
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     if not vm.session.global_hooks_guarded:
         sources = vm.session.sources
         base = sources.held(_module_globals, "module torch.nn.modules.module")
@@ -249,7 +249,7 @@ def descriptor_get(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`torch.Tensor.shape.__get__(tensor)`."""
     if len(args) > 1 and isinstance(args[0], Constant) and isinstance(args[1], TensorValue):
         return vm.get_attr(args[1], args[0].value.__name__)
-    return PASS  # type: ignore[no-any-return]
+    return PASS
 
 
 _FOLDED: tuple[Any, ...] = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -152,7 +152,7 @@ def _decorate(vm: Any, args: Args, kwargs: Kwargs) -> Any:
     """`torch.no_grad()(function)` and its like; a class is left to Python."""
     if args[1].python_type() not in (types.FunctionType, types.MethodType):
         return PASS
-    return inlining.inline(vm, cast(types.FunctionType, decorated_by_context), args, kwargs)
+    return inlining.inline(vm, decorated_by_context, args, kwargs)
 
 
 def detect_is_causal_mask(mask: Any, is_causal: Any = None, size: Any = None) -> bool:

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from dovetail_guards.torch_state import READERS
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.library.inner_recorder import InnerRecorder, transforms_around
 from dovetail_capture.interpreter.library.structures import (
     Slot,
     count_slots,
@@ -28,12 +29,11 @@ from dovetail_capture.interpreter.library.structures import (
     template_of,
 )
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
-from dovetail_capture.interpreter.recorder import NotAGraphArgument, Recorder
+from dovetail_capture.interpreter.recorder import NotAGraphArgument
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value, boolean
 from dovetail_capture.interpreter.values.containers import TupleValue
 from dovetail_capture.interpreter.values.functions import TransformValue
-from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
@@ -50,75 +50,6 @@ _HOW: dict[Any, str] = {
     torch.func.grad_and_value: "reverse", torch.func.jacrev: "reverse",
     torch.func.jacfwd: "forward", torch.func.hessian: "forward",
 }  # fmt: skip
-
-
-class InnerRecorder(Recorder):
-    """Records the graph of a transformed function inside of another graph."""
-
-    differentiates = False  # may it ask for derivatives?
-    transforms = True  # does the function run inside of a transform?
-    how: str = ""  # what the transform does: "vmap", or "reverse" or "forward" derivatives
-
-    def __init__(self, outer: Recorder) -> None:
-        super().__init__(outer.stack_trace)
-        self.outer = outer
-        self.checked = outer.checked
-        # Fakes and what they stand for are known throughout; inputs belong to the outermost graph.
-        self.fake_mode = outer.fake_mode
-        self.values = outer.values
-        self.captured: list[Value] = []
-        self.mapped: set[Node] = set()
-        self._inner: dict[Node, Node] = {}
-
-    def placeholder(self, name: str, fake: Any) -> Node:
-        return self.outer.placeholder(name, fake)
-
-    def argument_placeholder(self, index: int, fake: Any) -> Node:
-        """An argument of the transformed function."""
-        return super().placeholder(f"arg{index}", fake)
-
-    def argument(self, value: Any) -> tuple[Any, Any]:
-        if value.__class__ is TensorValue and value.data is not None:
-            raise GraphBreakSignal("a tensor whose data was replaced, in a transformed function")
-        if value.__class__ is TensorValue and value.node.graph is not self.graph:
-            if not self.outer.owns(value.node):
-                raise NotAGraphArgument("a tensor of another transformed function")
-            node = self._inner.get(value.node)
-            if node is None:
-                node = super().placeholder(f"captured{len(self.captured)}", value.fake)
-                self._inner[value.node] = node
-                self.captured.append(value)
-            return node, value.fake
-        if isinstance(value, SymbolicNumber):
-            return self._number(value)
-        return super().argument(value)
-
-    def capture_first(self, values: list[Value]) -> None:
-        """Take these from around it, in their order, before it takes anything else."""
-        for value in values:
-            self.argument(value)
-        if list(map(id, self.captured)) != list(map(id, values)):
-            raise GraphBreakSignal("another order of sizes in the second graph of a backward")
-
-    def _number(self, value: SymbolicNumber) -> tuple[Any, Any]:
-        """A number that the sizes of the arguments tell, or that comes from around."""
-        try:
-            return super().argument(value)
-        except (NotImplementedError, RuntimeError):
-            self.outer.argument(value)  # may raise as well
-        node = super().placeholder(f"captured{len(self.captured)}", value.value)
-        self.captured.append(value)
-        return node, value.value
-
-    def owns(self, node: Node) -> bool:
-        return node.graph is self.graph or self.outer.owns(node)
-
-    def module(self) -> GraphModule:
-        # A transform knows the method, not the operator: `vmap` has no rule for that.
-        for node in self.graph.nodes:
-            if self.transforms and node.target is torch.ops.aten.sym_size.int:
-                node.op, node.target = "call_method", "size"
-        return super().module()
 
 
 def _options(vm: Interpreter, transform: Any, args: Args, kwargs: Kwargs) -> dict[str, Any]:
@@ -140,7 +71,7 @@ def transform_of(transform: Any) -> Handler:
 
     def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         if not args or (isinstance(args[0], Constant) and not callable(args[0].value)):
-            return PASS  # type: ignore[no-any-return]
+            return PASS
         options = _options(vm, transform, args, kwargs)
         try:
             transform(_nothing, **options)
@@ -388,7 +319,7 @@ def vjp_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     the value."""
     has_aux = _has_aux(vm, kwargs)
     if has_aux is None or not args:
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     inner = _on_primals(vm, args[0], args[1:], "reverse")
     count = len(args) - 1
     mapped = TransformValue(_vjp, args[0], {"count": count, "has_aux": has_aux}, inner)
@@ -407,7 +338,7 @@ def linearize_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`torch.func.linearize`: the value, and a function of what is to be pushed forward. To the
     latter all that is known beforehand is a constant: nothing but the tangents has a gradient."""
     if kwargs or not args:
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     inner = _on_primals(vm, args[0], args[1:], "forward")
     options = {"count": len(args) - 1}
     value = _apply(vm, _value, options, inner, [])
@@ -431,7 +362,7 @@ def jvp_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`torch.func.jvp(function, primals, tangents, has_aux=False)`."""
     has_aux = _has_aux(vm, kwargs)
     if has_aux is None or len(args) != 3:
-        return PASS  # type: ignore[no-any-return]
+        return PASS
     primals, tangents = list(vm.iterate(args[1])), list(vm.iterate(args[2]))
     inner = _capture(vm, _value, args[0], {}, primals, {}, "forward")
     return _apply(vm, _jvp, {"count": len(primals), "has_aux": has_aux}, inner, tangents)
@@ -447,11 +378,8 @@ def _has_aux(vm: Interpreter, kwargs: Kwargs) -> bool | None:
 
 def _are_active(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """Whether a transform is active: one that is captured, or one around the whole call."""
-    recorder = vm.session.recorder
-    while isinstance(recorder, InnerRecorder):
-        if recorder.transforms:
-            return boolean(True)
-        recorder = recorder.outer
+    if transforms_around(vm.session.recorder):
+        return boolean(True)
     around = READERS["function_transforms"]()
     vm.session.guard_state("function_transforms", around)
     return boolean(around)

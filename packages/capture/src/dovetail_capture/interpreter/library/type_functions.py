@@ -14,7 +14,7 @@ from dovetail_guards.evaluate import counts_as
 
 from dovetail_capture.interpreter.library import local_classes
 from dovetail_capture.interpreter.library.handlers import Args, Kwargs
-from dovetail_capture.interpreter.protocols import attributes, class_attributes, operands
+from dovetail_capture.interpreter.protocols import attributes, class_attributes, operands, sequences
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.protocols.returned import returned
 from dovetail_capture.interpreter.signals import GraphBreakSignal
@@ -39,7 +39,7 @@ def is_instance(vm: Interpreter, value: Value, classinfo: Value) -> bool:
     """`isinstance(value, classinfo)`."""
     if isinstance(classinfo, TupleValue):
         return any(
-            is_instance(vm, value, vm.tuple_item(classinfo, index))
+            is_instance(vm, value, sequences.item(vm, classinfo, index))
             for index in range(len(classinfo.items))
         )
     if not isinstance(classinfo, Constant):

@@ -12,7 +12,7 @@ from dovetail_capture.interpreter.opcodes.rows import (
     UNTIL_312,
     Row,
 )
-from dovetail_capture.interpreter.protocols import dicts
+from dovetail_capture.interpreter.protocols import dicts, raising, sequences
 from dovetail_capture.interpreter.protocols.operators import unary
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value
@@ -117,17 +117,17 @@ def call_intrinsic_1(frame: Frame, inst: Instruction) -> None:
     if inst.arg == 5:
         frame.stack.append(unary(frame.vm, "+", value))
     elif inst.arg == 6:
-        frame.stack.append(TupleValue(frame.vm.list_items(value)))
+        frame.stack.append(TupleValue(sequences.items(frame.vm, value)))
     elif inst.arg == 3:  # an exception leaves a generator; StopIteration becomes RuntimeError
         if issubclass(value.python_type(), StopIteration):
-            frame.vm.raise_for_stop(value)
+            raising.raise_for_stop(frame.vm, value)
         frame.stack.append(value)
     else:
         raise GraphBreakSignal(f"the intrinsic {inst.arg} (type parameters, async generators)")
 
 
 def list_to_tuple(frame: Frame, inst: Instruction) -> None:
-    frame.stack.append(TupleValue(frame.vm.list_items(frame.stack.pop())))
+    frame.stack.append(TupleValue(sequences.items(frame.vm, frame.stack.pop())))
 
 
 ROWS = (

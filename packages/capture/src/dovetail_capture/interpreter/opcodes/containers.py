@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail_capture.interpreter.bytecode import Instruction
 from dovetail_capture.interpreter.opcodes.rows import ALWAYS, FROM_313, UNTIL_312, Row
-from dovetail_capture.interpreter.protocols import dicts, truth_and_length
+from dovetail_capture.interpreter.protocols import dicts, sequences, truth_and_length
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
@@ -99,7 +99,7 @@ def map_add(frame: Frame, inst: Instruction) -> None:
 
 def list_extend(frame: Frame, inst: Instruction) -> None:
     items = frame.stack.pop()
-    frame.vm.list_extend(frame.stack[-inst.arg], items)
+    sequences.extend(frame.vm, frame.stack[-inst.arg], items)
 
 
 def set_update(frame: Frame, inst: Instruction) -> None:
@@ -111,7 +111,7 @@ def set_update(frame: Frame, inst: Instruction) -> None:
 
 def dict_update(frame: Frame, inst: Instruction) -> None:
     mapping = frame.stack.pop()
-    frame.vm.dict_update(frame.stack[-inst.arg], mapping)
+    dicts.update(frame.vm, frame.stack[-inst.arg], mapping)
 
 
 def dict_merge(frame: Frame, inst: Instruction) -> None:
@@ -125,7 +125,7 @@ def dict_merge(frame: Frame, inst: Instruction) -> None:
                 vm.raise_error(
                     TypeError, f"got multiple values for keyword argument {key.describe()}"
                 )
-    vm.dict_update(target, mapping)
+    dicts.update(vm, target, mapping)
 
 
 def unpack_sequence(frame: Frame, inst: Instruction) -> None:

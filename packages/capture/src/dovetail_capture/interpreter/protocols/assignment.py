@@ -12,7 +12,7 @@ from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_capture.interpreter.bytecode import VERSION
 from dovetail_capture.interpreter.protocols import attributes, class_attributes, dicts
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
+from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean, is_none
 from dovetail_capture.interpreter.values.containers import DictValue, TupleValue
 from dovetail_capture.interpreter.values.functions import CellValue, FunctionValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
@@ -74,7 +74,7 @@ def set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> None:
 def _fits_grad(obj: TensorValue, value: Value) -> bool:
     """Can `value` become the gradient of a leaf, or of what the frame made? (What cannot, PyTorch
     refuses.)"""
-    if isinstance(value, Constant) and value.value is None:
+    if is_none(value):
         return True
     if not isinstance(value, TensorValue) or value is obj:
         return False

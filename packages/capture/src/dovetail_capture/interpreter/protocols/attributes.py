@@ -16,7 +16,7 @@ import torch
 from dovetail_guards import clauses as c
 from dovetail_prims.wrappers import is_wrapper_type
 
-from dovetail_capture.interpreter.protocols import dicts
+from dovetail_capture.interpreter.protocols import dicts, sequences
 from dovetail_capture.interpreter.protocols.class_attributes import (
     C_METHODS,
     MISSING,
@@ -207,7 +207,7 @@ def _native_attr(vm: Interpreter, obj: Value, name: str) -> Value:
         except (TypeError, AttributeError):
             position = None
         if isinstance(position, int):
-            return vm.tuple_item(obj, position)
+            return sequences.item(vm, obj, position)
     if isinstance(obj, SliceValue) and name in ("start", "stop", "step"):
         return getattr(obj, name)  # type: ignore[no-any-return]
     if isinstance(obj, CellValue) and name == "cell_contents":
@@ -284,9 +284,7 @@ def _function_attr(vm: Interpreter, obj: FunctionValue, name: str) -> Value:
             return TupleValue(obj.closure) if obj.closure else NONE
         case "__annotations__":
             if isinstance(obj.annotations, TupleValue):  # names and values in turn
-                flat = [
-                    vm.tuple_item(obj.annotations, i) for i in range(len(obj.annotations.items))
-                ]
+                flat = sequences.items(vm, obj.annotations)
                 obj.annotations = DictValue()
                 for of_what, annotation in zip(flat[::2], flat[1::2], strict=True):
                     dicts.put(vm, obj.annotations, of_what, annotation)

@@ -40,17 +40,16 @@ _WITHOUT_ALIAS = ("builtins", "collections")
 
 def call(vm: Interpreter, fn: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """`fn(*args, **kwargs)`."""
-    cls = fn.__class__
-    if cls is BoundMethod:
-        return call(vm, fn.function, [fn.receiver, *args], kwargs)  # type: ignore[attr-defined]
-    if cls is Constant:
-        real = fn.value  # type: ignore[attr-defined]
+    if type(fn) is BoundMethod:
+        return call(vm, fn.function, [fn.receiver, *args], kwargs)
+    if type(fn) is Constant:
+        real = fn.value
         kind = type(real)
         substitute = substitute_of(real)
         if substitute is not None:
             return call(vm, vm.held(substitute), args, kwargs)
         if kind is types.FunctionType:
-            return call_function(vm, fn, real, args, kwargs)  # type: ignore[arg-type]
+            return call_function(vm, fn, real, args, kwargs)
         if isinstance(real, type):
             return instantiate(vm, real, args, kwargs, fn)
         if kind is types.GenericAlias and real.__origin__.__module__ in _WITHOUT_ALIAS:
@@ -67,20 +66,20 @@ def call(vm: Interpreter, fn: Value, args: list[Value], kwargs: dict[str, Value]
         if callable(real):
             return call_native(vm, real, args, kwargs)
         return vm.raise_error(TypeError, f"'{kind.__name__}' object is not callable")
-    if cls is NativeMethod:
-        receiver = fn.receiver  # type: ignore[attr-defined]
-        substitute = substitute_of(fn.descriptor)  # type: ignore[attr-defined]
+    if type(fn) is NativeMethod:
+        receiver = fn.receiver
+        substitute = substitute_of(fn.descriptor)
         if substitute is not None:
             return call(vm, vm.held(substitute), [receiver, *args], kwargs)
-        return call_native(vm, fn.descriptor, [receiver, *args], kwargs)  # type: ignore[attr-defined]
-    if cls is FunctionValue:
-        return call_made_function(vm, fn, args, kwargs)  # type: ignore[arg-type]
-    if cls is ObjectValue:
-        owner, method = class_attributes.class_lookup(vm, fn.cls, "__call__")  # type: ignore[attr-defined]
+        return call_native(vm, fn.descriptor, [receiver, *args], kwargs)
+    if type(fn) is FunctionValue:
+        return call_made_function(vm, fn, args, kwargs)
+    if type(fn) is ObjectValue:
+        owner, method = class_attributes.class_lookup(vm, fn.cls, "__call__")
         if method is class_attributes.MISSING:
             name = fn.python_type().__name__
             return vm.raise_error(TypeError, f"'{name}' object is not callable")
-        inner = _inner_function(vm, fn)  # type: ignore[arg-type]
+        inner = _inner_function(vm, fn)
         if inner is not None:
             return call(vm, inner, args, kwargs)
         known = fn.python_type().__call__
@@ -90,8 +89,8 @@ def call(vm: Interpreter, fn: Value, args: list[Value], kwargs: dict[str, Value]
         return call(
             vm, object_attributes.bind_to_instance(vm, fn, owner, "__call__", method), args, kwargs
         )
-    if cls is TransformValue:
-        return vm.call_transformed(fn, args, kwargs)  # type: ignore[arg-type]
+    if type(fn) is TransformValue:
+        return vm.call_transformed(fn, args, kwargs)
     raise GraphBreakSignal(f"a call of {fn.describe()}")
 
 

@@ -21,7 +21,7 @@ from dovetail_capture.interpreter.protocols.operator_tables import COMPARE
 from dovetail_capture.interpreter.protocols.truth_and_length import truth
 from dovetail_capture.interpreter.value_ranges import decided
 from dovetail_capture.interpreter.values.arrays import ArrayValue
-from dovetail_capture.interpreter.values.base import Constant, Value, boolean
+from dovetail_capture.interpreter.values.base import Constant, Value, boolean, is_not_implemented
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
     DictView,
@@ -52,7 +52,7 @@ def _is_itself_alone(vm: Interpreter, value: Value) -> bool:
 
 def compare(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
     """`left <symbol> right`."""
-    fn, name, reflected = COMPARE[symbol]
+    fn = COMPARE[symbol][0]
     left_class, right_class = left.__class__, right.__class__
     if isinstance(left, Constant) and isinstance(right, Constant):
         return fold(vm, fn, left.value, right.value)
@@ -68,22 +68,39 @@ def compare(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
         if isinstance(other, Constant) and isinstance(other.value, (int, float)):
             return compare(vm, symbol, concrete(left), concrete(right))
     if left_class is TensorValue or right_class is TensorValue:
-        other = right if left_class is TensorValue else left
-        if isinstance(other, Constant) and not isinstance(other.value, (int, float, complex)):
-            if symbol in ("==", "!="):  # a tensor never equals None, a string, a class ...
-                return boolean(symbol == "!=")
-        answer = None
-        if isinstance(other, Constant):
-            tensor = left if left_class is TensorValue else right
-            answer = decided(symbol, tensor, other.value, tensor is right)  # type: ignore[arg-type]
-        result = record_call(vm, fn, [left, right])
-        if answer is not None and isinstance(result, TensorValue):
-            result.answer = answer
-        return result
+        return _compare_tensor(vm, symbol, left, right)
     if symbol in ("==", "!=") and _PROXY in (left.python_type(), right.python_type()):
         behind = vm.behind_proxy(left), vm.behind_proxy(right)
         if behind[0] is not left or behind[1] is not right:
             return compare(vm, symbol, *behind)
+    answer = _answer_of_methods(vm, symbol, left, right)
+    if answer is not None:
+        return answer
+    if symbol in ("==", "!="):
+        refuse_opaque(symbol, *(v for v in (left, right) if not _is_itself_alone(vm, v)))
+        equal_now = _equal(vm, vm.native(left), vm.native(right))
+        return boolean(equal_now == (symbol == "=="))
+    refuse_opaque(symbol, left, right)
+    return _order(vm, symbol, vm.native(left), vm.native(right))
+
+
+def _compare_tensor(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
+    tensor, other = (left, right) if left.__class__ is TensorValue else (right, left)
+    if isinstance(other, Constant) and not isinstance(other.value, (int, float, complex)):
+        if symbol in ("==", "!="):  # a tensor never equals None, a string, a class ...
+            return boolean(symbol == "!=")
+    answer = None
+    if isinstance(other, Constant):
+        answer = decided(symbol, tensor, other.value, tensor is right)  # type: ignore[arg-type]
+    result = record_call(vm, COMPARE[symbol][0], [left, right])
+    if answer is not None and isinstance(result, TensorValue):
+        result.answer = answer
+    return result
+
+
+def _answer_of_methods(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value | None:
+    """What the special methods of the program's classes answer; None if they do not."""
+    _, name, reflected = COMPARE[symbol]
     asked = [(left, name, right), (right, reflected, left)]
     left_type, right_type = left.python_type(), right.python_type()
     if left_type is not right_type and left_type in right_type.__mro__:
@@ -93,20 +110,15 @@ def compare(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
             _, method = class_attributes.class_lookup(vm, receiver.python_type(), method_name)
             if isinstance(method, types.FunctionType):
                 result = vm.call(vm.held(method), [receiver, other], {})
-                if not (isinstance(result, Constant) and result.value is NotImplemented):
+                if not is_not_implemented(result):
                     return result
             elif method is object.__ne__:  # it inverts `__eq__`
                 _, equal = class_attributes.class_lookup(vm, receiver.python_type(), "__eq__")
                 if isinstance(equal, types.FunctionType):
                     result = vm.call(vm.held(equal), [receiver, other], {})
-                    if not (isinstance(result, Constant) and result.value is NotImplemented):
+                    if not is_not_implemented(result):
                         return boolean(not truth(vm, result))
-    if symbol in ("==", "!="):
-        refuse_opaque(symbol, *(v for v in (left, right) if not _is_itself_alone(vm, v)))
-        equal_now = _equal(vm, vm.native(left), vm.native(right))
-        return boolean(equal_now == (symbol == "=="))
-    refuse_opaque(symbol, left, right)
-    return _order(vm, symbol, vm.native(left), vm.native(right))
+    return None
 
 
 def _equal(vm: Interpreter, left: Value, right: Value) -> bool:

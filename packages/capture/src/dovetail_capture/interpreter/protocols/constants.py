@@ -7,7 +7,8 @@ import enum
 import types
 from typing import TYPE_CHECKING, Any
 
-from dovetail_capture.interpreter.protocols import dicts
+from dovetail_capture.interpreter.known_types import is_numpy
+from dovetail_capture.interpreter.protocols import dicts, sequences
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
@@ -20,7 +21,6 @@ from dovetail_capture.interpreter.values.containers import (
 from dovetail_capture.interpreter.values.functions import IteratorValue
 from dovetail_capture.interpreter.values.symbolic import SYMBOLIC_TYPES, SymbolicNumber
 from dovetail_capture.interpreter.values.texts import LateText
-from dovetail_capture.interpreter.wrap import is_numpy
 from dovetail_capture.skip import module_of
 
 if TYPE_CHECKING:
@@ -54,12 +54,12 @@ def _container(vm: Interpreter, value: Any) -> Any:
     """A copy of a container, or UNKNOWN."""
     cls = value.__class__
     if cls is TupleValue:
-        items = [as_python(vm, vm.tuple_item(value, i)) for i in range(len(value.items))]
+        items = [as_python(vm, item) for item in sequences.items(vm, value)]
         if UNKNOWN in _by_identity(items):
             return UNKNOWN
         return value.cls(items)
     if cls is ListValue:
-        items = [as_python(vm, item) for item in vm.list_items(value)]
+        items = [as_python(vm, item) for item in sequences.items(vm, value)]
         if UNKNOWN in _by_identity(items):
             return UNKNOWN
         return value.cls(items, value.maxlen) if value.cls is collections.deque else items

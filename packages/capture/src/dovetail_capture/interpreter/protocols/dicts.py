@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from dovetail_guards import clauses as c
 from dovetail_guards.evaluate import ordered_keys
 
-from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value
+from dovetail_capture.interpreter.protocols.class_attributes import class_lookup
+from dovetail_capture.interpreter.signals import ProgramException
+from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value, is_none
 from dovetail_capture.interpreter.values.containers import DictValue, IdentityKey, hash_key
+from dovetail_capture.interpreter.values.objects import ObjectValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
@@ -198,6 +202,60 @@ def items(vm: Interpreter, dictionary: DictValue) -> list[tuple[Value, Value]]:
 def keys(vm: Interpreter, dictionary: DictValue) -> list[Value]:
     """All keys in order; values are not looked at."""
     return [key for key, _ in materialise(vm, dictionary).values()]
+
+
+def lookup(vm: Interpreter, dictionary: DictValue, key: Value) -> Value:
+    """`dictionary[key]`, with a defaultdict's factory and KeyError."""
+    value = get(vm, dictionary, hash_key(key))
+    if value is not None:
+        return value
+    factory = dictionary.default_factory
+    if factory is not None and not is_none(factory):
+        value = vm.call(factory, [], {})
+        put(vm, dictionary, key, value)
+        return value
+    return vm.raise_exception(KeyError, [key])
+
+
+def update(vm: Interpreter, target: DictValue, mapping: Value) -> None:
+    """`target.update(mapping)`."""
+    native = vm.native(mapping)
+    if isinstance(native, DictValue) and not _iterates_by_itself(vm, mapping):
+        for key, value in items(vm, native):
+            put(vm, target, key, value)
+        return
+    own_keys = vm.find_attr(mapping, "keys") if isinstance(mapping, ObjectValue) else None
+    if own_keys is not None:
+        for key in vm.iterate(vm.call(own_keys, [], {})):
+            put(vm, target, key, vm.getitem(mapping, key))
+        return
+    if isinstance(mapping, Constant) and hasattr(mapping.value, "items"):
+        for real_key, real in mapping.value.items():
+            put(vm, target, vm.held(real_key), vm.held(real))
+        return
+    for place, pair in enumerate(vm.iterate(mapping)):
+        try:
+            parts = list(vm.iterate(pair))
+        except ProgramException as error:
+            if not issubclass(error.value.python_type(), TypeError):
+                raise
+            text = f"cannot convert dictionary update sequence element #{place} to a sequence"
+            vm.raise_error(TypeError, text)
+        if len(parts) != 2:
+            vm.raise_error(
+                ValueError,
+                f"dictionary update sequence element #{place} has length {len(parts)}; "
+                "2 is required",
+            )
+        put(vm, target, *parts)
+
+
+def _iterates_by_itself(vm: Interpreter, mapping: Value) -> bool:
+    """Has its class an `__iter__` of Python's? Such a dictionary is asked for its keys."""
+    if mapping.__class__ is not ObjectValue:
+        return False
+    _, found = class_lookup(vm, mapping.python_type(), "__iter__")
+    return isinstance(found, FunctionType)
 
 
 def clear(vm: Interpreter, dictionary: DictValue) -> None:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from dovetail_guards import clauses as c
 from dovetail_guards import iterators
 
+from dovetail_capture.interpreter.input_relations import changed_container
 from dovetail_capture.interpreter.protocols import operators
-from dovetail_capture.interpreter.session import changed_container
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
+from dovetail_capture.interpreter.values.base import Constant, Lazy, Value, is_none
 from dovetail_capture.interpreter.values.containers import TupleValue
 from dovetail_capture.interpreter.values.functions import HeldIterator
 
@@ -141,7 +141,7 @@ def mapped(vm: Interpreter, fn: Value, children: list[Value]) -> ValueStep:
 
 def filtered(vm: Interpreter, fn: Value, child: Value) -> ValueStep:
     """The steps of a `filter`."""
-    plain = isinstance(fn, Constant) and fn.value is None
+    plain = is_none(fn)
 
     def step() -> Value | None:
         while True:

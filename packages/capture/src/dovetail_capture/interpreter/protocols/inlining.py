@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import types
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -75,7 +76,7 @@ def call_function(
         result = call_handler(vm, handler, real, args, kwargs)
         if result is not NotImplemented:
             return result
-    if vm.is_pure(real, args) and all(
+    if vm.is_pure(real) and all(
         vm.as_python(arg) is not UNKNOWN for arg in (*args, *kwargs.values())
     ):
         return vm.fold(real, args, kwargs)
@@ -136,9 +137,10 @@ def _record_whole(vm: Interpreter, real: Any, args: list[Value], kwargs: dict[st
 
 
 def inline(
-    vm: Interpreter, real: types.FunctionType, args: list[Value], kwargs: dict[str, Value]
+    vm: Interpreter, function: Callable[..., Any], args: list[Value], kwargs: dict[str, Value]
 ) -> Value:
     """Interpret a pre-existing Python function's body."""
+    real = cast(types.FunctionType, function)
     code = real.__code__
     if code.co_flags & _ASYNC:
         raise GraphBreakSignal(f"a call of the coroutine function {code.co_qualname}")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import types
 import typing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from dovetail_prims.wrappers import is_wrapper_type
 from torch import nn
 
+from dovetail_capture.interpreter.known_types import is_numpy
 from dovetail_capture.interpreter.protocols import class_attributes
 from dovetail_capture.interpreter.protocols.inlining import inline
 from dovetail_capture.interpreter.protocols.native_calls import (
@@ -23,7 +24,6 @@ from dovetail_capture.interpreter.values.base import Value
 from dovetail_capture.interpreter.values.containers import TupleValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
-from dovetail_capture.interpreter.wrap import is_numpy
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
@@ -62,25 +62,40 @@ def instantiate(
     owner, new = class_attributes.class_lookup(vm, cls, "__new__")
     if isinstance(new, staticmethod):
         new = new.__func__
+    own_new = isinstance(new, types.FunctionType)
     if issubclass(cls, torch.Tensor):
-        flagged = issubclass(cls, (nn.Parameter, nn.Buffer)) and cls is not nn.Parameter
-        plain = not is_wrapper_type(cls) and not flagged
-        own_new = isinstance(new, types.FunctionType)
-        given = len(args) == 1 and isinstance(args[0], TensorValue) and not kwargs
-        if not plain or not (own_new or given):
-            raise GraphBreakSignal(
-                f"creation of a {cls.__name__}", "create it before the compiled function runs"
-            )
-        if not own_new:
-            instance = vm.tensor_of_class(args[0], cls)
-        else:
-            instance = vm.call(vm.held(new), [class_value, *args], kwargs)
-    elif isinstance(new, types.FunctionType):
+        _check_tensor_class(cls, own_new, args, kwargs)
+    if own_new:
         instance = vm.call(vm.held(new), [class_value, *args], kwargs)
+    elif issubclass(cls, torch.Tensor):
+        instance = vm.tensor_of_class(args[0], cls)
     else:
         instance = native_new(vm, owner, cls, args, kwargs)
-    if cls not in instance.python_type().__mro__:  # a metaclass's __subclasscheck__ is not asked
-        return instance
+    if cls in instance.python_type().__mro__:  # a metaclass's __subclasscheck__ is not asked
+        _initialise(vm, cls, instance, new, args, kwargs)
+    return instance
+
+
+def _check_tensor_class(
+    cls: type, own_new: bool, args: list[Value], kwargs: dict[str, Value]
+) -> None:
+    """Only a tensor by its class's own `__new__`, or of one tensor, can be made in a graph."""
+    flagged = issubclass(cls, (nn.Parameter, nn.Buffer)) and cls is not nn.Parameter
+    given = len(args) == 1 and isinstance(args[0], TensorValue) and not kwargs
+    if is_wrapper_type(cls) or flagged or not (own_new or given):
+        raise GraphBreakSignal(
+            f"creation of a {cls.__name__}", "create it before the compiled function runs"
+        )
+
+
+def _initialise(
+    vm: Interpreter,
+    cls: type,
+    instance: Value,
+    new: Any,
+    args: list[Value],
+    kwargs: dict[str, Value],
+) -> None:
     # `__new__` may have made one of a subclass, whose `__init__` it is then.
     init_owner, init = class_attributes.class_lookup(vm, instance.python_type(), "__init__")
     if isinstance(init, types.FunctionType):
@@ -90,7 +105,6 @@ def instantiate(
         call_native(vm, init, [instance, *args], kwargs)
     elif (args or kwargs) and new is object.__new__:
         vm.raise_error(TypeError, f"{cls.__name__}() takes no arguments")
-    return instance
 
 
 def native_new(

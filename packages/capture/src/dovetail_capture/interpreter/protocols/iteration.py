@@ -11,6 +11,7 @@ from dovetail_capture.interpreter.protocols import (
     dicts,
     held_iterators,
     object_attributes,
+    sequences,
     truth_and_length,
 )
 from dovetail_capture.interpreter.protocols.constants import from_python
@@ -23,6 +24,7 @@ from dovetail_capture.interpreter.values.containers import (
     ListValue,
     SetValue,
     TupleValue,
+    hash_key,
 )
 from dovetail_capture.interpreter.values.functions import (
     GeneratorValue,
@@ -42,34 +44,32 @@ _DEQUE_ITERATOR: type = type(iter(collections.deque()))
 
 def get_iter(vm: Interpreter, value: Value) -> Value:
     """`iter(value)`."""
-    cls = value.__class__
-    if cls is ArrayValue:
+    if type(value) is ArrayValue:
         return vm.arrays.iterate(vm, value)  # type: ignore[no-any-return]
-    if cls is IteratorValue or cls is GeneratorValue or cls is HeldIterator:
+    if isinstance(value, (IteratorValue, GeneratorValue, HeldIterator)):
         return value
-    if cls is TupleValue:
-        return IteratorValue(_tuple_items(vm, value), type(iter(())), True)  # type: ignore[arg-type]
-    if cls is ListValue:
-        kind = _DEQUE_ITERATOR if value.cls is collections.deque else _LIST_ITERATOR  # type: ignore[attr-defined]
-        size = len(value.items)  # type: ignore[attr-defined]
-        left = value.left  # type: ignore[attr-defined]
-        items = _list_items(vm, value, size, left)  # type: ignore[arg-type]
+    if type(value) is TupleValue:
+        return IteratorValue(_tuple_items(vm, value), type(iter(())), True)
+    if type(value) is ListValue:
+        kind = _DEQUE_ITERATOR if value.cls is collections.deque else _LIST_ITERATOR
+        size, left = len(value.items), value.left
+        items = _list_items(vm, value, size, left)
         made = IteratorValue(items, kind, over=[value], size=size)
         made.left = left
         return made
     if isinstance(value, (DictValue, DictView)):
         return dict_iterator(vm, value, backwards=False)
-    if cls is SetValue:
-        return _set_iterator(vm, value)  # type: ignore[arg-type]
-    if cls is TensorValue:
-        if value.overrides:  # type: ignore[attr-defined]
+    if type(value) is SetValue:
+        return _set_iterator(vm, value)
+    if type(value) is TensorValue:
+        if value.overrides:
             vm.call_method(value, "dim", [])  # which its class is asked, too
-        if not len(value.sizes):  # type: ignore[attr-defined]
+        if not len(value.sizes):
             vm.raise_error(TypeError, "iteration over a 0-d tensor")
         unbound = vm.record("call_method", "unbind", [value, Constant(0)], {})
         return get_iter(vm, unbound)
-    if cls is ObjectValue:
-        return _object_iter(vm, value)  # type: ignore[arg-type]
+    if type(value) is ObjectValue:
+        return _object_iter(vm, value)
     if isinstance(value, Constant):
         return _constant_iter(vm, value)
     return vm.raise_error(TypeError, f"'{value.python_type().__name__}' object is not iterable")
@@ -136,7 +136,7 @@ def _by_index(vm: Interpreter, value: Value) -> Iterator[Value]:
 
 def _tuple_items(vm: Interpreter, value: TupleValue) -> Iterator[Value]:
     for index in range(len(value.items)):
-        yield vm.tuple_item(value, index)
+        yield sequences.item(vm, value, index)
 
 
 def _list_items(vm: Interpreter, value: ListValue, count: int, left: int) -> Iterator[Value]:
@@ -146,7 +146,7 @@ def _list_items(vm: Interpreter, value: ListValue, count: int, left: int) -> Ite
             check_deque(vm, value, count, left)
         if index >= len(value.items):
             return
-        yield vm.list_item(value, index)
+        yield sequences.item(vm, value, index)
         index += 1
 
 
@@ -232,7 +232,8 @@ def _dict_items(
         if kind == "keys":
             yield value
         else:
-            item = vm.dict_item(dictionary, value)
+            item = dicts.get(vm, dictionary, hash_key(value))
+            assert item is not None
             yield item if kind == "values" else TupleValue([value, item])
 
 
@@ -255,16 +256,15 @@ def _place_after(
 
 def next_value(vm: Interpreter, iterator: Value) -> Value | None:
     """The next item, or None at the end."""
-    cls = iterator.__class__
-    if cls is IteratorValue:
-        item: Value | None = next(iterator.iterator, None)  # type: ignore[attr-defined]
-        iterator.taken += item is not None  # type: ignore[attr-defined]
-        iterator.ended |= item is None  # type: ignore[attr-defined]
+    if type(iterator) is IteratorValue:
+        item: Value | None = next(iterator.iterator, None)
+        iterator.taken += item is not None
+        iterator.ended |= item is None
         return item
-    if cls is GeneratorValue:
-        return vm.resume(iterator, None)  # type: ignore[arg-type]
-    if cls is HeldIterator:
-        return held_iterators.next_item(vm, iterator)  # type: ignore[arg-type,no-any-return]
+    if type(iterator) is GeneratorValue:
+        return vm.resume(iterator, None)
+    if type(iterator) is HeldIterator:
+        return held_iterators.next_item(vm, iterator)  # type: ignore[no-any-return]
     if _is_native_iterator(vm, iterator):
         raise held_iterators.cannot_step(iterator)
     try:

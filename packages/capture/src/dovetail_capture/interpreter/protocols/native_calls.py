@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from dovetail_prims.functional_twins import has_functional_twin
 
+from dovetail_capture.interpreter.known_types import is_numpy
 from dovetail_capture.interpreter.protocols import class_attributes
 from dovetail_capture.interpreter.recorder import NotAGraphArgument
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Value
 from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
-from dovetail_capture.interpreter.wrap import is_numpy
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
@@ -187,7 +187,7 @@ def call_native(vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str,
             return vm.record("call_function", real, args, kwargs)
         except NotAGraphArgument as error:
             raise GraphBreakSignal(f"`{real.__name__}` called with {error}") from None
-    if vm.is_pure(real, args) or (is_numpy(type(real), "ufunc") and "out" not in kwargs):
+    if vm.is_pure(real) or (is_numpy(type(real), "ufunc") and "out" not in kwargs):
         return vm.fold(real, args, kwargs)
     if isinstance(real, types.MethodWrapperType) and real.__name__ == "__get__":
         owner = real.__self__

@@ -10,7 +10,7 @@ import torch
 from dovetail_guards import clauses as c
 from dovetail_guards.source import Source
 
-from dovetail_capture.interpreter.protocols import dicts
+from dovetail_capture.interpreter.protocols import dicts, sequences
 from dovetail_capture.interpreter.protocols.class_attributes import (
     C_METHODS,
     MISSING,
@@ -205,7 +205,7 @@ def _member(vm: Interpreter, obj: ObjectValue, name: str, attr: Any) -> Value:
     if type(attr) is _NAMED_TUPLE_FIELD:
         assert isinstance(obj.native, TupleValue)
         index: Any = attr.__reduce__()[1][0]
-        return vm.tuple_item(obj.native, index)
+        return sequences.item(vm, obj.native, index)
     if name in obj.slots:
         return obj.slots[name]
     if obj.real is not None and obj.source is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
-from dovetail_capture.interpreter.protocols import class_attributes, dicts
+from dovetail_capture.interpreter.protocols import class_attributes, dicts, sequences
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python
 from dovetail_capture.interpreter.protocols.operands import (
     concrete,
@@ -24,7 +24,7 @@ from dovetail_capture.interpreter.protocols.operator_tables import BINARY, INPLA
 from dovetail_capture.interpreter.protocols.subscripts import index_of
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue
-from dovetail_capture.interpreter.values.base import Constant, Value
+from dovetail_capture.interpreter.values.base import Constant, Value, is_not_implemented
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
     DictView,
@@ -162,7 +162,7 @@ def by_methods(
         if isinstance(method, class_attributes.C_METHODS) and native:
             if receiver.__class__ is TensorValue and not _unknown_to_tensors(vm, other):
                 result = vm.call(dunder(vm, receiver, special), [other], {})  # type: ignore[arg-type]
-                if not (isinstance(result, Constant) and result.value is NotImplemented):
+                if not is_not_implemented(result):
                     return result
                 continue
             if receiver is left and (is_number_method or special.startswith("__i")):
@@ -176,7 +176,7 @@ def by_methods(
         elif not is_object:
             continue
         result = vm.call(dunder(vm, receiver, special), [other], {})  # type: ignore[arg-type]
-        if not (isinstance(result, Constant) and result.value is NotImplemented):
+        if not is_not_implemented(result):
             return result
     return None
 
@@ -204,17 +204,16 @@ def _container_operation(
     if symbol == "+":
         if isinstance(left_native, ListValue):
             if inplace:
-                vm.list_extend(left_native, right)
+                sequences.extend(vm, left_native, right)
                 return left
             if isinstance(right_native, ListValue) and left_native.cls is right_native.cls:
-                items = vm.list_items(left_native) + vm.list_items(right_native)
+                items = sequences.items(vm, left_native) + sequences.items(vm, right_native)
                 return _new_list(left, left_native, items)
         if isinstance(left_native, TupleValue) and isinstance(right_native, TupleValue):
             for one, other in ((left, right), (right, left)):
                 if _is_tuple(one) and other.python_type() is tuple and not one.items:
                     return other
-            items = [vm.tuple_item(left_native, i) for i in range(len(left_native.items))]
-            items += [vm.tuple_item(right_native, i) for i in range(len(right_native.items))]
+            items = sequences.items(vm, left_native) + sequences.items(vm, right_native)
             both = left_native.cls is right_native.cls
             size = _SIZE_KEEPS and left_native.cls is torch.Size
             size |= _SIZE_TAKES and right_native.cls is torch.Size and left_native.cls is tuple
@@ -227,20 +226,20 @@ def _container_operation(
             times = right_native.value
             if isinstance(left_native, ListValue):
                 if inplace:
-                    left_native.items = vm.list_items(left_native) * times
+                    left_native.items = sequences.items(vm, left_native) * times
                     left_native.mutated = True
                     return left
-                return _new_list(left, left_native, vm.list_items(left_native) * times)
+                return _new_list(left, left_native, sequences.items(vm, left_native) * times)
             if isinstance(left_native, TupleValue):
                 count = len(left_native.items)
                 if _is_tuple(left) and (times == 1 or not count):
                     return left
-                items = [vm.tuple_item(left_native, i) for i in range(count)] * times
+                items = sequences.items(vm, left_native) * times
                 size = _SIZE_KEEPS_TIMES and left_native.cls is torch.Size
                 return TupleValue(items, torch.Size if size else tuple)
     elif symbol == "|" and isinstance(left_native, DictValue):
         if inplace and not isinstance(right, Constant):
-            vm.dict_update(left_native, right)
+            dicts.update(vm, left_native, right)
             return left
         if isinstance(right_native, DictValue):
             if (left_native.cls, right_native.cls) != (dict, dict) and (
@@ -248,7 +247,7 @@ def _container_operation(
             ):
                 raise GraphBreakSignal("`|` of dictionaries of different classes")
             merged = dicts.copy_entries(vm, left_native)
-            vm.dict_update(merged, right)
+            dicts.update(vm, merged, right)
             return merged
     elif symbol in "|&-^":
         return _set_operation(vm, symbol, left_native, right_native, inplace)

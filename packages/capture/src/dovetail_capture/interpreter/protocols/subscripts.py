@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dovetail_capture.interpreter.protocols import dicts
+from dovetail_capture.interpreter.protocols import dicts, sequences
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python
 from dovetail_capture.interpreter.protocols.operands import concrete, dunder, fold, record_call
 from dovetail_capture.interpreter.protocols.returned import returned
@@ -52,7 +52,7 @@ def getitem(vm: Interpreter, obj: Value, key: Value) -> Value:
     if isinstance(obj, (ListValue, TupleValue)):
         return _sequence_item(vm, obj, key)
     if isinstance(obj, DictValue):
-        return vm.dict_lookup(obj, key)
+        return dicts.lookup(vm, obj, key)
     if isinstance(obj, Constant):
         real = obj.value
         real_key = as_python(vm, key)
@@ -94,12 +94,12 @@ def _sequence_item(vm: Interpreter, obj: ListValue | TupleValue, key: Value) -> 
     if isinstance(key, SliceValue):
         where = slice_of(vm, key)
         if isinstance(obj, ListValue):
-            return ListValue(vm.list_items(obj)[where])
+            return ListValue(sequences.items(vm, obj)[where])
         count = len(obj.items)
         chosen = range(count)[where]
         if obj.cls is tuple and chosen == range(count):
             return obj
-        items = [vm.tuple_item(obj, i) for i in chosen]
+        items = [sequences.item(vm, obj, i) for i in chosen]
         keeps = obj.cls.__name__ == "Size"
         return TupleValue(items, obj.cls if keeps else tuple)
     kind = obj.python_type().__name__
@@ -108,7 +108,7 @@ def _sequence_item(vm: Interpreter, obj: ListValue | TupleValue, key: Value) -> 
     if not -count <= index < count:
         vm.raise_error(IndexError, f"{kind} index out of range")
     index %= count
-    return vm.list_item(obj, index) if isinstance(obj, ListValue) else vm.tuple_item(obj, index)
+    return sequences.item(vm, obj, index)
 
 
 def slice_of(vm: Interpreter, key: SliceValue) -> slice:

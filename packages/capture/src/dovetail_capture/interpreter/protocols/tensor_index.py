@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Node
 
+from dovetail_capture.interpreter.protocols import sequences
 from dovetail_capture.interpreter.protocols.operands import record_call
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue
@@ -34,7 +35,7 @@ def tensor_key(vm: Interpreter, obj: TensorValue, key: Value) -> Value:
         key = _of_array(vm, key) if _rank_of_array(key) == 1 else key
         _check(vm, obj, [key])
         return key
-    items = [_of_array(vm, vm.tuple_item(key, i)) for i in range(len(key.items))]
+    items = [_of_array(vm, item) for item in sequences.items(vm, key)]
     _check(vm, obj, items)
     for i, item in enumerate(items):
         if isinstance(item, (ListValue, TupleValue)):
@@ -78,7 +79,7 @@ def at_symbolic_numbers(vm: Interpreter, obj: TensorValue, key: Value) -> tuple[
     """
     items = [key]
     if isinstance(key, TupleValue):
-        items = [vm.tuple_item(key, i) for i in range(len(key.items))]
+        items = sequences.items(vm, key)
     if not any(isinstance(item, SymbolicNumber) for item in items):
         return obj, key
     widths = [_width(item) for item in items]
@@ -108,7 +109,7 @@ def by_mapped_number(vm: Interpreter, key: Value) -> tuple[Value, int] | None:
         return None
     items = [key]
     if isinstance(key, TupleValue):
-        items = [vm.tuple_item(key, i) for i in range(len(key.items))]
+        items = sequences.items(vm, key)
     tensors = [place for place, item in enumerate(items) if isinstance(item, TensorValue)]
     basic = all(isinstance(item, (SliceValue, Constant, TensorValue)) for item in items)
     if len(tensors) != 1 or not basic:

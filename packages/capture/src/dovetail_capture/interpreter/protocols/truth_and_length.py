@@ -33,29 +33,28 @@ if TYPE_CHECKING:
 
 def truth(vm: Interpreter, value: Value) -> bool:
     """`bool(value)`."""
-    cls = value.__class__
-    if cls is ArrayValue:
+    if type(value) is ArrayValue:
         raise GraphBreakSignal(f"a branch on {value.describe()}", "use np.where")
     if isinstance(value, (Constant, SymbolicNumber)):
         return bool(value.value)
-    if cls is TensorValue:
+    if type(value) is TensorValue:
         known = vm.data_of(value)
         if known is not UNKNOWN and known.numel() == 1:
             return bool(known)
-        answer: bool | None = value.answer  # type: ignore[attr-defined]
-        if answer is not None and value.fake.numel() == 1:  # type: ignore[attr-defined]
+        answer: bool | None = value.answer
+        if answer is not None and value.fake.numel() == 1:
             return answer
         raise GraphBreakSignal(
             "a branch on a tensor's value",
             "use torch.where, or make the condition a Python value",
         )
-    if cls in (ListValue, TupleValue, SetValue):
-        return bool(value.items)  # type: ignore[attr-defined]
+    if isinstance(value, (ListValue, TupleValue, SetValue)):
+        return bool(value.items)
     if isinstance(value, DictValue):
         return bool(dicts.length(vm, value))
-    if cls is DictView:
+    if type(value) is DictView:
         return bool(length(vm, value))
-    if cls is ObjectValue:
+    if type(value) is ObjectValue:
         method = dunder(vm, value, "__bool__")
         if method is None:
             return dunder(vm, value, "__len__") is None or bool(length(vm, value))

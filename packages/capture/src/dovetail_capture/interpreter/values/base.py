@@ -73,6 +73,11 @@ def is_none(value: Value) -> bool:
     return isinstance(value, Constant) and value.value is None
 
 
+def is_not_implemented(value: Value) -> bool:
+    """Is it what a special method answers that leaves an operation to the other operand?"""
+    return isinstance(value, Constant) and value.value is NotImplemented
+
+
 def boolean(flag: bool) -> Constant:
     """The shared constant for a truth value."""
     return TRUE if flag else FALSE

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import reduce
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
 from itertools import product
 from math import prod
 from typing import Any
@@ -38,6 +39,90 @@ _MOST_COMPARED = 9
 _MOST_HITS = 3
 
 
+@dataclass(frozen=True)
+class _Windows:
+    """The windows of `source` that the elements of a maximum, of type `dtype`, are the largest
+    of."""
+
+    ctx: Context
+    source: Value
+    dims: Sequence[Dim]
+    dtype: torch.dtype
+
+    @property
+    def counts(self) -> list[int]:
+        """How many elements a window has along each dimension, at the most."""
+        return [dim.reads for dim in self.dims]
+
+    def _places(self) -> Iterator[Indices]:
+        """Those of the elements of a window, in order."""
+        for place in product(*(range(n) for n in self.counts)):
+            yield tuple(map(constant, place))
+
+    def _lowest(self) -> Expr:
+        floating = self.dtype.is_floating_point
+        lowest = -torch.inf if floating else torch.iinfo(self.dtype).min
+        return number(self.ctx, lowest, self.dtype, False)
+
+    def element(
+        self, indices: Indices, place: Indices, mask: Expr | None
+    ) -> tuple[Indices, Expr, Expr | None]:
+        """Where an element of a window lies, whether that is inside, and the element (None: it is
+        nowhere inside)."""
+        rank = len(self.dims)
+        own = zip(self.dims, indices[-rank:], place, strict=True)
+        at, inside = places(self.ctx, [dim.element(self.ctx, i, k) for dim, i, k in own])
+        may = both(self.ctx, inside, mask)
+        return at, inside, masked_load(self.ctx, self.source, (*indices[:-rank], *at), may)
+
+    def candidate(self, indices: Indices, place: Indices, mask: Expr | None) -> Expr:
+        """An element of a window, or nothing larger than what is inside."""
+        nothing = self._lowest()
+        _, inside, found = self.element(indices, place, mask)
+        return nothing if found is None else self._where(inside, found, nothing)
+
+    def largest(self, indices: Indices, mask: Expr | None) -> Expr:
+        """The largest element, by itself."""
+        elements = [self.candidate(indices, place, mask) for place in self._places()]
+        return reduce(lambda x, y: self.ctx.builder.apply("maximum", [x, y]), elements)
+
+    def largest_and_number(self, indices: Indices, mask: Expr | None) -> tuple[Expr, Expr]:
+        """(From last to first, so that even -inf is found where nothing is larger.)"""
+        b = self.ctx.builder
+        largest = self._lowest()
+        which: Expr = b.constant(0, torch.int64)
+        for place in reversed(list(self._places())):
+            at, inside, found = self.element(indices, place, mask)
+            if found is None:
+                continue
+            better = b.apply("ge", [found, largest])
+            if self.dtype.is_floating_point:
+                first_nan = [b.apply("isnan", [found]), b.apply("eq", [largest, largest])]
+                better = b.apply("bitwise_or", [better, b.apply("bitwise_and", first_nan)])
+            better = both(self.ctx, better, inside)
+            largest = self._where(better, found, largest)
+            which = self._where(better, element_number(self.ctx, self.dims, at), which)
+        return largest, which
+
+    def hit(self, largest: Value, indices: Indices, place: Indices, mask: Expr | None) -> Expr:
+        """The number of what equals the largest; of NaN, less the number, as the last one is
+        meant."""
+        b = self.ctx.builder
+        at, inside, found = self.element(indices, place, mask)
+        far = b.constant(FAR, torch.int64)
+        if found is None:
+            return far
+        own = element_number(self.ctx, self.dims, at)
+        wanted = self.ctx.load(largest, indices, mask)
+        equal = self._where(b.apply("eq", [found, wanted]), own, far)
+        if self.dtype.is_floating_point:
+            equal = self._where(b.apply("isnan", [found]), b.apply("neg", [own]), equal)
+        return self._where(inside, equal, far)
+
+    def _where(self, condition: Expr, a: Expr, b: Expr) -> Expr:
+        return self.ctx.builder.apply("where", [condition, a, b])
+
+
 def _maximum(ctx: Context, node: fx.Node, source: Value, dims: Sequence[Dim] | None) -> Any:
     """The largest element of a window and its number: the first of equal ones, the last NaN if
     there is one."""
@@ -45,77 +130,25 @@ def _maximum(ctx: Context, node: fx.Node, source: Value, dims: Sequence[Dim] | N
     value, index = value_like(best, node.name), value_like(chosen, node.name)
     if dims is None or value.numel == 0:
         return NotImplemented
-    rank, counts = len(dims), [dim.reads for dim in dims]
-    if ctx.library_on_cpu and (prod(counts) > _MOST_COMPARED or isinstance(dims[0], Shares)):
+    windows = _Windows(ctx, source, dims, value.dtype)
+    reads = prod(windows.counts)
+    if ctx.library_on_cpu and (reads > _MOST_COMPARED or isinstance(dims[0], Shares)):
         return NotImplemented
     numbered = any(n.args[1] == 1 and n.users for n in node.users)
-    lowest = -torch.inf if value.dtype.is_floating_point else torch.iinfo(value.dtype).min
-    b = ctx.builder
-
-    def element(
-        indices: Indices, place: Indices, mask: Expr | None
-    ) -> tuple[Indices, Expr, Expr | None]:
-        own = zip(dims, indices[-rank:], place, strict=True)
-        at, inside = places(ctx, [dim.element(ctx, i, k) for dim, i, k in own])
-        found = masked_load(ctx, source, (*indices[:-rank], *at), both(ctx, inside, mask))
-        return at, inside, found
-
-    def candidate(indices: Indices, place: Indices, mask: Expr | None) -> Expr:
-        nothing = number(ctx, lowest, value.dtype, False)
-        _, inside, found = element(indices, place, mask)
-        return nothing if found is None else b.apply("where", [inside, found, nothing])
-
-    def largest_alone(indices: Indices, mask: Expr | None) -> Expr:
-        elements = [
-            candidate(indices, tuple(map(constant, place)), mask)
-            for place in product(*(range(n) for n in counts))
-        ]
-        return reduce(lambda x, y: b.apply("maximum", [x, y]), elements)
-
-    def folded(indices: Indices, mask: Expr | None) -> tuple[Expr, Expr]:
-        """(From last to first, so that even -inf is found where nothing is larger.)"""
-        largest = number(ctx, lowest, value.dtype, False)
-        which: Expr = b.constant(0, torch.int64)
-        for place in reversed(list(product(*(range(n) for n in counts)))):
-            at, inside, found = element(indices, tuple(map(constant, place)), mask)
-            if found is None:
-                continue
-            better = b.apply("ge", [found, largest])
-            if value.dtype.is_floating_point:
-                first_nan = [b.apply("isnan", [found]), b.apply("eq", [largest, largest])]
-                better = b.apply("bitwise_or", [better, b.apply("bitwise_and", first_nan)])
-            better = both(ctx, better, inside)
-            largest = b.apply("where", [better, found, largest])
-            which = b.apply("where", [better, element_number(ctx, dims, at), which])
-        return largest, which
-
-    if prod(counts) <= MOST_READS:
-        in_memory_if_costly(ctx, source, prod(counts))
-        value.loader = largest_alone
+    if reads <= MOST_READS:
+        in_memory_if_costly(ctx, source, reads)
+        value.loader = windows.largest
         if numbered:
-            value.loader = lambda indices, mask: folded(indices, mask)[0]
-        index.loader = lambda indices, mask: folded(indices, mask)[1]
+            value.loader = lambda indices, mask: windows.largest_and_number(indices, mask)[0]
+        index.loader = lambda indices, mask: windows.largest_and_number(indices, mask)[1]
     else:
         ctx.realize(source)
-
-        def hit(indices: Indices, place: Indices, mask: Expr | None) -> Expr:
-            """The number of what equals the largest; of NaN, less the number, as the last one is
-            meant."""
-            at, inside, found = element(indices, place, mask)
-            far = b.constant(FAR, torch.int64)
-            if found is None:
-                return far
-            own, largest = element_number(ctx, dims, at), ctx.load(value, indices, mask)
-            equal = b.apply("where", [b.apply("eq", [found, largest]), own, far])
-            if value.dtype.is_floating_point:
-                is_nan = b.apply("isnan", [found])
-                equal = b.apply("where", [is_nan, b.apply("neg", [own]), equal])
-            return b.apply("where", [inside, equal, far])
-
-        reduced(ctx, value, counts, "max", candidate)
+        reduced(ctx, value, windows.counts, "max", windows.candidate)
         signed = Value(index.shape, index.stride, index.dtype, index.device, index.origin)
-        reduced(ctx, signed, counts, "min", hit)
-        index.loader = lambda indices, mask: b.apply("abs", [ctx.load(signed, indices, mask)])
+        reduced(ctx, signed, windows.counts, "min", partial(windows.hit, value))
+        index.loader = lambda indices, mask: ctx.builder.apply(
+            "abs", [ctx.load(signed, indices, mask)]
+        )
     if numbered:
         # One kernel makes both.
         ctx.realize(value)

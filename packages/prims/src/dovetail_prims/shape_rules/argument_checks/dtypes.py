@@ -69,14 +69,10 @@ def _rounded(name: str) -> Check:
     return every(_not_of_bools(name), _not_of_complex(name))
 
 
-def _in_place(name: str) -> Check:
+def _in_place(x: FakeTensor, *rest: Any, **kwargs: Any) -> None:
     """What is written to may not be of whole numbers."""
-
-    def check(x: FakeTensor, *rest: Any, **kwargs: Any) -> None:
-        if is_whole(x._dtype):
-            check_cast(torch.get_default_dtype(), x._dtype)
-
-    return check
+    if is_whole(x._dtype):
+        check_cast(torch.get_default_dtype(), x._dtype)
 
 
 def _no_kernel(error: type[Exception], text: str) -> Check:
@@ -268,7 +264,7 @@ TABLE: Mapping[str, Check] = {
         for overload in ("Scalar", "ScalarList", "Tensor")
     },
     **{f"{name}.default": _not_of_complex(name) for name in _NOT_OF_COMPLEX},
-    **{f"{name}_.default": _in_place(name) for name in _OF_FLOATS_IN_PLACE},
+    **{f"{name}_.default": _in_place for name in _OF_FLOATS_IN_PLACE},
     **{f"{name}.default": _rounded(name) for name in ("ceil", "floor", "round", "trunc")},
     **{
         f"{name}.{overload}": _of_bits(name)

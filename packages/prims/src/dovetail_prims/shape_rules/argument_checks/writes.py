@@ -60,11 +60,11 @@ def _placed(x: FakeTensor, dim: int, index: FakeTensor, value: Any, **kwargs: An
     check_number(value, x._dtype)
 
 
-def _same_types(at: int, text: str) -> Check:
-    """The argument number `at` must be of the dtype of what it is written to."""
+def _same_types(text: str) -> Check:
+    """The third argument must be of the dtype of what it is written to."""
 
     def check(x: FakeTensor, *rest: Any, **kwargs: Any) -> None:
-        source = rest[at - 1] if len(rest) >= at else kwargs.get("src", kwargs.get("source"))
+        source = rest[2] if len(rest) > 2 else kwargs.get("src", kwargs.get("source"))
         dtype = dtype_of(source)
         if dtype is not None and dtype is not x._dtype:
             own, given = (str(d).removeprefix("torch.") for d in (x._dtype, dtype))
@@ -277,23 +277,22 @@ TABLE: Mapping[str, Check] = {
     "index_add.default": every(
         _slices,
         _same_types(
-            3, "index_add_(): self ({own}) and source ({given}) must have the same scalar type"
+            "index_add_(): self ({own}) and source ({given}) must have the same scalar type"
         ),
     ),
     "where.self": _condition,
     "index_select.default": _positions,
-    "scatter_reduce.two": every(_ranks, _reduce, _same_types(3, _SCATTERED)),
-    "scatter.src": every(_ranks, _same_types(3, _SCATTERED)),
-    "scatter_add.default": every(_ranks, _same_types(3, _SCATTERED)),
+    "scatter_reduce.two": every(_ranks, _reduce, _same_types(_SCATTERED)),
+    "scatter.src": every(_ranks, _same_types(_SCATTERED)),
+    "scatter_add.default": every(_ranks, _same_types(_SCATTERED)),
     "index_copy.default": every(
         _copied,
         _same_types(
-            3,
             "index_copy_(): self and source expected to have the same dtype, but got (self) {own} "
-            "and (source) {given}",
+            "and (source) {given}"
         ),
     ),
-    "scatter.reduce": every(_ranks, _reduce_by, _same_types(3, _SCATTERED)),
+    "scatter.reduce": every(_ranks, _reduce_by, _same_types(_SCATTERED)),
     "scatter.value_reduce": every(_ranks, _reduce_by, _placed),
     "scatter.value": every(_ranks, _placed),
     "index_fill.int_Scalar": _placed,

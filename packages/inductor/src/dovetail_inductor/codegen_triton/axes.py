@@ -1,0 +1,62 @@
+"""The indices of a tile: of each axis the flat index, its mask and its loop variables."""
+
+from __future__ import annotations
+
+from math import prod
+
+from dovetail_inductor.codegen_triton.body import Lines
+from dovetail_inductor.codegen_triton.tiling import Tiling
+
+
+def define_grid(lines: Lines, tiling: Tiling, wide: bool) -> None:
+    """Define the axes that the grid goes through, from the number of the program; `wide`: in 64
+    bits."""
+    if wide:
+        lines.add("pid = pid.to(tl.int64)")
+    rest = "pid"
+    for position, axis in reversed(list(enumerate(tiling.grid_axes))):
+        if position == 0:
+            define_axis(lines, tiling, wide, position, scaled(rest, axis.block))
+        else:
+            start = scaled(f"({rest} % {axis.blocks})", axis.block)
+            define_axis(lines, tiling, wide, position, start)
+            rest = f"{rest} // {axis.blocks}"
+
+
+def define_axis(lines: Lines, tiling: Tiling, wide: bool, position: int, start: str) -> None:
+    """Define an axis's flat index, which begins at `start`, its mask and its variables."""
+    axis = tiling.axes[position]
+    name = axis.name
+    if axis.block == 1:  # a number and no block: what depends on it alone is computed once
+        lines.add(f"{name} = {start}")
+    elif axis.name == "r" and tiling.folds > 1:
+        width = axis.block // tiling.folds
+        lines.add(
+            f"{name} = {start} + {width} * tl.arange(0, {tiling.folds})[:, None] "
+            f"+ tl.arange(0, {width})[None, :]"
+        )
+        if wide:
+            lines.add(f"{name} = {name}.to(tl.int64)")
+    else:
+        spread = "" if len(tiling.axes) == 1 else _shape_of(tiling, position)
+        in_64_bits = ".to(tl.int64)" if wide else ""
+        lines.add(f"{name} = {start} + tl.arange(0, {axis.block}){spread}{in_64_bits}")
+    if axis.masked:
+        lines.add(f"{axis.mask} = {name} < {axis.size}")
+    first = sum(len(a.vars) for a in tiling.axes[:position])
+    for offset, var in enumerate(axis.vars):
+        below = prod(v.size for v in axis.vars[offset + 1 :])
+        text = name if below == 1 else f"({name} // {below})"
+        if offset:
+            text = f"{text} % {var.size}"
+        lines.add(f"v{first + offset} = {text}")
+
+
+def _shape_of(tiling: Tiling, position: int) -> str:
+    rank = len(tiling.axes)
+    return "[" + ", ".join(":" if i == position else "None" for i in range(rank)) + "]"
+
+
+def scaled(number: str, factor: int) -> str:
+    """The text of a product."""
+    return number if factor == 1 else f"({number}) * {factor}"

@@ -1,0 +1,132 @@
+"""Whether one kernel for two units is faster than theirs, beyond the bytes that need not move: what
+of the parallelism is left, and whether memory is still walked through in order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from dovetail_inductor.codegen_triton.tiling import SIDE
+from dovetail_inductor.loop_ir.index import Index, Var
+from dovetail_inductor.loop_ir.loops import Buffer, LoopNest
+from dovetail_inductor.loop_ir.sizes import hint_of
+from dovetail_inductor.options import InductorOptions
+from dovetail_inductor.scheduler.kernels import FusedKernel
+from dovetail_inductor.scheduler.match import Group, Match
+from dovetail_inductor.scheduler.split_reductions import rule_for
+from dovetail_inductor.scheduler.units import Unit, scans
+
+
+@dataclass(frozen=True)
+class Profit:
+    """What is gained or lost, for buffers of these sizes."""
+
+    buffers: Mapping[str, Buffer]
+    options: InductorOptions
+
+    def device(self, unit: Unit) -> torch.device:
+        """Where it runs."""
+        return self.buffers[next(iter(unit.writes))].device
+
+    def on_gpu(self, unit: Unit) -> bool:
+        """Whether kernels for a GPU are written for it."""
+        return self.options.on_gpu(self.device(unit))
+
+    def pays(self, found: Match, a: Unit, b: Unit, alone: bool) -> bool:
+        """Whether the kernel of both is no slower than theirs; `alone`: b alone reads
+        what a computes."""
+        rows = prod(hint_of(v.size) for v in found.rows)
+        columns = prod(hint_of(v.size) for v in found.columns)
+        if found.columns and (a.whole or b.whole):
+            return False  # a scatter does each point once, and a later pass may do it again
+        few = rows < self.options.min_rows and columns > self.options.max_columns
+        if found.columns and few and not (scans(a) or scans(b)):
+            return False  # no parallelism would be left
+        if found.columns and (self._serializes(found, a, b, alone) or self._strides(found, a, b)):
+            return False
+        assert a.group is not None and b.group is not None
+        if len(a.group.nests) + len(b.group.nests) > self.options.max_nests:
+            return False
+        return len(a.reads | a.writes | b.reads | b.writes) <= self.options.max_buffers
+
+    def _serializes(self, found: Match, a: Unit, b: Unit, alone: bool) -> bool:
+        """True if a pointwise nest that a GPU could spread over all its points would be walked row
+        by row, with few rows: where a reduction would be cut in two stages."""
+        rule = rule_for(self.buffers[next(iter(a.writes))], self.options)
+        rows = prod(hint_of(v.size) for v in found.rows)
+        columns = prod(hint_of(v.size) for v in found.columns)
+        if not self.on_gpu(a) or rows * columns < rule.elements:
+            return False
+        reduces = any(u.group is not None and u.group.columns for u in (a, b))
+        for unit, pieces in ((a, found.pieces_a), (b, found.pieces_b)):
+            group = unit.group
+            assert group is not None
+            if group.columns or prod(hint_of(v.size) for v in group.rows) < rows * columns:
+                continue
+            if unit is a and alone:
+                enough = rule.enough_tasks  # it need not even be written
+            else:
+                # Of very long rows more are too few: what each of the others has left is longer;
+                # and more yet where there is no reduction whose elements are at hand.
+                enough = rule.aim if columns >= 2 * rule.result else rule.enough_tasks
+                enough = enough if reduces else 2 * rule.aim
+            mine = [v for v in group.rows if pieces[v][-1] in found.rows]
+            across = any(n.index.coefficient(v) == 1 for v in mine for n in group.nests)
+            tasks = -(-rows // rule.side_by_side) if across else rows
+            if not across and any(_reads_along(nest, v) for v in mine for nest in group.nests):
+                across, tasks = True, -(-rows // SIDE)
+            least = rule.result_across if across else rule.result
+            if tasks < enough and columns >= least:
+                return True
+        return False
+
+    def _strides(self, found: Match, a: Unit, b: Unit) -> bool:
+        """True if, for the sake of a small pointwise nest, a CPU would walk through a large one
+        with its neighbours in memory in the outer loop."""
+        assert a.group is not None and b.group is not None
+        if a.group.columns or b.group.columns:
+            return False
+        if self.on_gpu(a):
+            return False
+        for group, pieces in ((a.group, found.pieces_a), (b.group, found.pieces_b)):
+            for nest in group.nests:
+                steps = {v: step(nest.index, v) for v in nest.vars}
+                columns = [s for v, s in steps.items() if pieces[v][-1] in found.columns]
+                rows = [s for v, s in steps.items() if pieces[v][-1] in found.rows]
+                if columns and rows and max(columns) > min(rows):
+                    return True
+        return False
+
+    def scratch_bytes(self, group: Group) -> int:
+        """Bytes a row needs for values that a later pass over the columns reads again."""
+        if not group.columns:
+            return 0
+        kernel = FusedKernel("", group.rows, group.columns, group.nests)
+        phases = kernel.phases()
+        total = 0
+        for nest in group.nests:
+            if kernel.is_full(nest) and any(
+                nest.buffer in reader.reads() and phases[reader.buffer] > phases[nest.buffer]
+                for reader in group.nests
+            ):
+                total += hint_of(kernel.column_points) * self.buffers[nest.buffer].dtype.itemsize
+        return total
+
+
+def _reads_along(nest: LoopNest, var: Var) -> bool:
+    """Whether a nest reads an element of its own at each point, neighbours of which in memory are
+    neighbours along `var`."""
+    return any(
+        load.index.coefficient(var) == 1 and set(nest.vars) <= load.index.variables()
+        for load in nest.loads
+        if not load.index.indirects()
+    )
+
+
+def step(index: Index, var: Var) -> int:
+    """How far an access moves with a variable, in the call that is compiled."""
+    coefficient = index.coefficient(var)
+    return 0 if coefficient is None else abs(hint_of(coefficient))
