@@ -91,11 +91,13 @@ class OutputInfo:
 class MutatedInput:
     """Input `index` gets a new value; `data_only` when the write happens under no_grad or the
     input does not require grad (a plain `copy_` outside autograd); `silent` when its version
-    counter does not tell (a write through `.data`, batch norm's statistics)."""
+    counter does not tell (a write through `.data`, batch norm's statistics). `lost`: the error of
+    the backward of its new value, if there is none (empty if there is)."""
 
     index: int
     data_only: bool
     silent: bool = False
+    lost: str = ""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.node_error import blame
 
-from dovetail_autograd_aot.autograd_facts import grad_flags, seen_base
+from dovetail_autograd_aot.autograd_facts import grad_flags, grad_fn_of, seen_base
 from dovetail_autograd_aot.graphs import (
     MutatedInput,
     OutputKind,
@@ -58,7 +58,7 @@ def mutated_inputs(trace: JointTrace) -> list[MutatedInput]:
         if trace.leaves[index] is None:
             continue
         storage = track_of(primal).storage
-        if storage.version == 0:
+        if storage.version == 0 and not _has_new_history(trace, index, primal):
             continue
         try:
             found = _mutated(trace, index, primal, storage)
@@ -69,6 +69,14 @@ def mutated_inputs(trace: JointTrace) -> list[MutatedInput]:
         if found is not None:
             mutated.append(found)
     return mutated
+
+
+def _has_new_history(trace: JointTrace, index: int, primal: FakeTensor) -> bool:
+    """Whether autograd saw a write to an input that left it as it was (`conj_physical_` of real
+    numbers does)."""
+    node = grad_fn_of(primal)
+    moved = node is not None and node is not trace.grad_fns[index]
+    return moved and id(primal) not in trace.tracer.reshaped
 
 
 def _mutated(

@@ -44,9 +44,15 @@ def output_maker(info: OutputInfo, signature: Signature) -> Maker:
         return _view_of_written(make, info, writes) if of_input and signature.mutated else make
 
     def lost(inputs: Sequence[Any], results: Sequence[Any], outputs: list[Any]) -> Any:
-        anchor = torch.empty((), requires_grad=True)
-        return _Lost.apply(anchor, make(inputs, results, outputs), info.lost)
+        return lost_tensor(make(inputs, results, outputs), info.lost)
 
+    return lost
+
+
+def lost_tensor(tensor: torch.Tensor, why: str) -> torch.Tensor:
+    """A tensor that requires a gradient, the backward of which raises an error."""
+    anchor = torch.empty((), requires_grad=True)
+    lost: torch.Tensor = _Lost.apply(anchor, tensor, why)
     return lost
 
 

@@ -133,18 +133,17 @@ def unreached_inputs(
 ) -> list[int]:
     """Of the inputs that require a gradient, those that get none from any output; if others do, so
     that the outputs require gradients all the same. (The user's own backward code may use such an
-    input, and so give it a gradient of second order. What is written to gets a new history. What
-    comes a second time got its gradient the first time.)"""
+    input, and so give it a gradient of second order. What comes a second time got its gradient the
+    first time.)"""
     masks = parts.gradient_tangents
     if joint.user_code or not any(masks):
         return []
-    written = {m.index for m in joint.signature.mutated}
     first: dict[int, int] = {}
     found: list[int] = []
     for i, value in enumerate(examples):
         if getattr(value, "requires_grad", False):
             known = first.setdefault(id(value), i)
-            if (known in found) if known != i else (not masks[i] and i not in written):
+            if (known in found) if known != i else not masks[i]:
                 found.append(i)
     return found
 
@@ -281,7 +280,7 @@ def make_autograd_function(
             if others is not None:
                 found = added(found, others)
             missing = CompiledFunction.lacks(gradients)
-            if missing and not all(way & ~missing for way in ways):
+            if not all(way & ~missing for way in ways):
                 of_tensors = (g for g, is_tensor in zip(found, tensors, strict=True) if is_tensor)
                 edges = zip(ctx.next_functions, of_tensors, strict=True)
                 unreached = [n for (n, _), g in edges if g is None and n is not None]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from dovetail_autograd_aot.graphs import PartitionedGraph, ReshapedInput, Signature
+from dovetail_autograd_aot.output_makers import lost_tensor
 
 aten = torch.ops.aten
 
@@ -21,7 +22,7 @@ def make_write_back(
     pairs = [(m, (m.index, start + i)) for i, m in enumerate(signature.mutated)]
     hidden = [pair for m, pair in pairs if m.data_only and m.silent]
     data = [pair for m, pair in pairs if m.data_only and not m.silent]
-    graded = [pair for m, pair in pairs if not m.data_only]
+    graded = [(m, pair) for m, pair in pairs if not m.data_only]
     if not signature.mutated:
         return None
     # Copies of one dtype and device go to the GPU in few launches. Both are as when first called.
@@ -48,7 +49,7 @@ def make_write_back(
     first = graded if hidden or data else []
 
     def write_back(inputs: Sequence[Any], results: Sequence[Any]) -> None:
-        for index, result in first:
+        for _, (index, result) in first:
             if _is_part_of_leaf(inputs[index]):  # autograd refuses, before anything is written
                 inputs[index].copy_(results[result])
         if hidden:
@@ -59,8 +60,9 @@ def make_write_back(
                 torch._C._autograd._unsafe_set_version_counter(kept, versions)
         if data:
             copy(False, inputs, results)
-        for index, result in graded:
-            inputs[index].copy_(results[result])
+        for mutated, (index, result) in graded:
+            value = results[result]
+            inputs[index].copy_(lost_tensor(value, mutated.lost) if mutated.lost else value)
 
     return write_back
 
