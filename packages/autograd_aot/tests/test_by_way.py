@@ -393,3 +393,22 @@ def test_random_programs(first: int) -> None:
     """A small budget; `output_asks.py` runs any number."""
     counts = output_asks.run_seeds(first, first + 100, output_asks.compiled_alone)
     assert counts["different"] == 0 and counts["equal"] > 5, dict(counts)
+
+
+def test_asked_twice_where_a_write_changes_nothing() -> None:
+    """The run by eager counts no write to the caller's tensor."""
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        v = x.t()
+        with torch.no_grad():
+            x.conj_physical_()  # (of real numbers: it is counted as a write)
+        return v, (v * v).sin()
+
+    answers = []
+    for is_ours in (False, True):
+        x = torch.linspace(-1, 1, 6).view(2, 3).requires_grad_().clone()
+        run = aot_compile(as_graph(fn, 1), [x], forward_compiler=run_fx) if is_ours else fn
+        v, out = run(x)
+        found = [torch.autograd.grad(out.sum(), [v, x], retain_graph=True) for _ in range(2)]
+        answers.append([*found[0], *found[1], x._version])
+    same(answers[1], answers[0])

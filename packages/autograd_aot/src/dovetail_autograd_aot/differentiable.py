@@ -61,11 +61,11 @@ def gradient_graph(
     tangents = [graph.placeholder(f"gradient_{len(primals) + n}") for n in range(len(given))]
     modes = torch.amp.autocast_mode
     # (What is written to was overwritten by the forward; its old contents do not matter.)
-    for mutation in joint.signature.mutated:
-        if mutation.index >= len(primals):
-            raise NotOneGraph("an attribute of the graph is written to")
-    written = {m.index: graph.call_method("clone", (primals[m.index],))
-               for m in joint.signature.mutated}  # fmt: skip
+    signature = joint.signature
+    overwritten = (*(m.index for m in signature.mutated), *signature.bumped)
+    if any(i >= len(primals) for i in overwritten):
+        raise NotOneGraph("an attribute of the graph is written to")
+    written = {i: graph.call_method("clone", (primals[i],)) for i in overwritten}
     for position, node in enumerate(n for n in gm.graph.nodes if n.op == "placeholder"):
         env[node] = written.get(position, env[node])
     entered = [

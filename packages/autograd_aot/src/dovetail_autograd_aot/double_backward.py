@@ -299,7 +299,8 @@ class DoubleBackward:
             others = [s for s, value in zip(sources, inputs, strict=True) if s is not value]
             for source in {id(source): source for source in others}.values():
                 change(source)
-        copies = {id(sources[i]): sources[i].clone() for i in self.mutated if i < own}
+        written = (*self.mutated, *self.signature.bumped)
+        copies = {id(sources[i]): sources[i].clone() for i in written if i < own}
         return sources, [copies.get(id(v), v) for v in sources]
 
     def forward(self, aliases: list[Any], note: Callable[[Node, Any], None] | None) -> list[Any]:
