@@ -8,7 +8,7 @@ import torch
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.node_error import blame
 
-from dovetail_autograd_aot.autograd_facts import grad_flags, grad_fn_of, seen_base
+from dovetail_autograd_aot.autograd_facts import grad_flags, grad_fn_of
 from dovetail_autograd_aot.graphs import (
     MutatedInput,
     OutputKind,
@@ -31,6 +31,7 @@ from dovetail_autograd_aot.storage import (
     refusal,
     track_of,
 )
+from dovetail_autograd_aot.version_counters import share_counter
 
 if TYPE_CHECKING:
     from dovetail_autograd_aot.joint import JointTrace
@@ -124,7 +125,7 @@ def _need_storage_if_overlapped(trace: JointTrace, index: int, writer: str | Non
         if memory_overlaps(example, other):
             raise StorageNeededError(index, writer)
         trace.apart.append((index, number))
-        if seen_base(example) is seen_base(other):
+        if share_counter(example, other):
             trace.counted.append(number)
 
 
