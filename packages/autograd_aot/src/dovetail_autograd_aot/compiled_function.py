@@ -216,23 +216,6 @@ def _compile(
         for i, v in enumerate((*example_inputs, *joint.constants_lifted))
         if isinstance(v, Tensor) and (v.is_conj() or v.is_neg())
     ]
-    if parts.backward is None:
-        forward = resolving(forward, unresolved)
-        # The captured operators must not be recorded by autograd (a Plan would not be, but the
-        # forward may be any callable).
-        shield = torch.is_grad_enabled() and any(
-            isinstance(v, Tensor) and v.requires_grad
-            for v in (*example_inputs, *joint.constants_lifted)
-        )
-        return joint, compile_inference(joint, parts, forward, shield)
-    log.saved.append(saved_set(parts))
-    ends = (*_sizes_of(parts.forward), *_sizes_of(parts.backward))
-    symbolic = any(isinstance(v, (torch.SymInt, torch.SymFloat)) for v in ends)
-    lazy = LazyBackward(parts, backward_compiler, log, MAX_VARIANTS, symbolic)
-    if compile_backward_now or symbolic:
-        # What the backward's compiler assumes of symbolic sizes must be known to the guards,
-        # which are made when this function returns.
-        lazy.variant(0)
 
     def compile_second(second: GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
         with torch.enable_grad():
@@ -246,6 +229,25 @@ def _compile(
                 function_mode=function_mode,
                 log=log,
             )
+
+    if parts.backward is None:
+        forward = resolving(forward, unresolved)
+        # The captured operators must not be recorded by autograd (a Plan would not be, but the
+        # forward may be any callable).
+        shield = torch.is_grad_enabled() and any(
+            isinstance(v, Tensor) and v.requires_grad
+            for v in (*example_inputs, *joint.constants_lifted)
+        )
+        by_eager = DoubleBackward(gm, joint, compile_second, log, []) if joint.points else None
+        return joint, compile_inference(joint, parts, forward, shield, by_eager)
+    log.saved.append(saved_set(parts))
+    ends = (*_sizes_of(parts.forward), *_sizes_of(parts.backward))
+    symbolic = any(isinstance(v, (torch.SymInt, torch.SymFloat)) for v in ends)
+    lazy = LazyBackward(parts, backward_compiler, log, MAX_VARIANTS, symbolic)
+    if compile_backward_now or symbolic:
+        # What the backward's compiler assumes of symbolic sizes must be known to the guards,
+        # which are made when this function returns.
+        lazy.variant(0)
 
     cut = unreached_inputs(joint, parts, example_inputs)
     double = DoubleBackward(gm, joint, compile_second, log, cut)

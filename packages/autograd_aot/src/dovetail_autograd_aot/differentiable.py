@@ -62,10 +62,11 @@ def gradient_graph(
     modes = torch.amp.autocast_mode
     # (What is written to was overwritten by the forward; its old contents do not matter.)
     signature = joint.signature
-    overwritten = (*(m.index for m in signature.mutated), *signature.bumped)
-    if any(i >= len(primals) for i in overwritten):
+    changed = {m.index for m in signature.mutated} | {r.index for r in signature.reshaped}
+    changed.update(signature.bumped)
+    if any(i >= len(primals) for i in changed):
         raise NotOneGraph("an attribute of the graph is written to")
-    written = {i: graph.call_method("clone", (primals[i],)) for i in overwritten}
+    written = {i: graph.call_method("clone", (primals[i],)) for i in sorted(changed)}
     for position, node in enumerate(n for n in gm.graph.nodes if n.op == "placeholder"):
         env[node] = written.get(position, env[node])
     entered = [

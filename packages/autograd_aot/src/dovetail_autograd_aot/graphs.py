@@ -67,7 +67,8 @@ class OutputInfo:
     base begins, not from the beginning of its storage. `detached`: for autograd it is no view of
     the base, but of what so many steps of `view` lead to (of nothing, if these are all), which is
     user output number `view_of`, if that is one. Without `detached`, `view_of` is the view of the
-    same base that it was taken of, through which its gradient goes.
+    same base that it was taken of, through which its gradient goes. `of_reshaped`: it is taken of
+    an input after that has changed its shape in place.
     """
 
     kind: OutputKind
@@ -85,6 +86,7 @@ class OutputInfo:
     from_base: bool = False
     detached: int | None = None
     view_of: int | None = None
+    of_reshaped: bool = False
 
 
 @dataclass(frozen=True)
@@ -168,11 +170,12 @@ class GradientPoint:
     """A tensor that a call hands out or writes to, as a place in autograd's graph.
 
     It is forward output number `forward`, or, if that is None, a view that is user output number
-    `output`. A forward output is a user output, a new value of the input `written`, or, with None
-    for both, a hidden base. `source` tells where the tensor is found after the call. `direct` are
-    the points that autograd has a way to from it with no other in between, `below` all that it has
-    a way to. `stage` tells when it gets its node, or is made: the nodes of stage 0 come before
-    inputs are written to, then the views of stage 0, the nodes of stage 1, and so on.
+    `output`, or the input `written`, which changes its shape in place. A forward output is a user
+    output, a new value of the input `written`, or, with None for both, a hidden base. `source`
+    tells where the tensor is found after the call. `direct` are the points that autograd has a way
+    to from it with no other in between, `below` all that it has a way to. `stage` tells when it
+    gets its node, or is made: the nodes of stage 0 come first, then the inputs of stage 0 are
+    written to and its views made, then come the nodes of stage 1, and so on.
     """
 
     forward: int | None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -155,6 +157,29 @@ def refuse_reshaped_writes(trace: JointTrace) -> None:
         if grad_flags(tensor)[0] or (base is not None and grad_flags(base)[0]):
             why = "a write to a view after a change of shape in place, with gradients"
             raise refusal(why, writer)
+
+
+def take_views_of_reshaped(
+    trace: JointTrace, result: Classified, reshaped: Sequence[ReshapedInput]
+) -> None:
+    """Let the views of an input that has a history and changes its shape be taken after that, with
+    the steps that are left then: its gradient goes by way of the input in its new shape. One that
+    was taken before is refused: autograd takes it again by strides."""
+    for number, info in enumerate(result.infos):
+        if info.kind is not OutputKind.VIEW_OF_INPUT or info.is_leaf or not info.requires_grad:
+            continue
+        base = info.base
+        assert base is not None
+        primal = trace.primals[base]
+        if base not in {r.index for r in reshaped} or grad_fn_of(primal) is None:
+            continue
+        before = trace.chains.get(base, ())
+        changes = track_of(primal).chain[len(before) :]
+        if info.view[: len(changes)] != changes or info.detached is not None:
+            why = f"input {base} changes its shape in place, and a view of before that is returned"
+            raise refusal(why, trace.tracer.reshapers[id(primal)])
+        left = info.view[len(changes) :]
+        result.infos[number] = replace(info, view=left, of_reshaped=True)
 
 
 def refuse_untracked_views(trace: JointTrace, result: Classified) -> None:

@@ -218,7 +218,9 @@ class JointTrace:
             gradients = trace_backward(self, result)
             points: tuple[GradientPoint, ...] = ()
             if self.wrapping is None:
-                points = gradient_points(outputs, self.primals, result, mutated)
+                reshaped = input_changes.reshaped_inputs(self)
+                input_changes.take_views_of_reshaped(self, result, reshaped)
+                points = gradient_points(outputs, self.primals, result, mutated, reshaped)
                 result.infos = through_others(result.infos, points)
         return self._finish(result, mutated, gradients, points)
 
@@ -427,7 +429,7 @@ class JointTrace:
         return JointGraph(
             joint, signature, lifted, tuple(self.storages), self.reached, self.carriers,
             tuple(self.apart), self.additive, self.user_gradients.seen, tuple(self.counted),
-            points if has_backward else (),
+            points if self.backward_error is None else (),
         )  # fmt: skip
 
     def _placeholders_first(self) -> None:

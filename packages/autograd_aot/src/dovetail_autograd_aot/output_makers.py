@@ -153,15 +153,13 @@ def _tracked_maker(info: OutputInfo, signature: Signature) -> Maker:
     one_of_several = torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE
 
     def regenerate(inputs: Sequence[Any], results: Sequence[Any], outputs: list[Any]) -> Any:
-        if view_of is None:
-            tensor = (inputs if from_input else results)[base]
-        else:
-            tensor = outputs[view_of]
+        origin = (inputs if from_input else results)[base]
+        tensor = origin if view_of is None else outputs[view_of]
         if not tracked and (tensor.requires_grad or not info.view):
             tensor = tensor.detach()
         elif not info.view:
             tensor = tensor.view_as(tensor)
-        tensor = view(tensor, results)
+        tensor = view(tensor, results, origin)
         if several and tensor._is_view():
             set_creation_meta(tensor, one_of_several)
         return tensor.requires_grad_() if leaf else tensor
@@ -179,13 +177,14 @@ def _detached_maker(info: OutputInfo, signature: Signature) -> Maker:
     after = make_view(replace(info, view=info.view[detached:]), signature)
 
     def regenerate(inputs: Sequence[Any], results: Sequence[Any], outputs: list[Any]) -> Any:
+        origin = (inputs if from_input else results)[base]
         if view_of is None:
-            tensor = before((inputs if from_input else results)[base].detach(), results).detach()
+            tensor = before(origin.detach(), results, origin).detach()
         elif detached == len(info.view):
             tensor = outputs[view_of].view_as(outputs[view_of])  # of all of it, but another tensor
         else:
             tensor = outputs[view_of]
-        tensor = after(tensor, results)
+        tensor = after(tensor, results, origin)
         return tensor.requires_grad_() if leaf else tensor
 
     return regenerate
@@ -205,7 +204,7 @@ def _in_memory(info: OutputInfo, signature: Signature) -> Maker:
         if info.is_leaf:
             made = made.detach().requires_grad_()
         base = (results if primal is None else inputs)[number]
-        made.data = view(base.detach(), results)
+        made.data = view(base.detach(), results, base)
         return made
 
     return maker
@@ -226,9 +225,9 @@ def _real_parts(steps: tuple[ViewStep, ...]) -> tuple[ViewStep, ...]:
     return tuple(found)
 
 
-def make_view(info: OutputInfo, signature: Signature) -> Callable[[Any, Sequence[Any]], Any]:
-    """The function that leads from an output's base to the output, given the forward outputs for
-    sizes."""
+def make_view(info: OutputInfo, signature: Signature) -> Callable[[Any, Sequence[Any], Any], Any]:
+    """The function that leads from an output's base, or a view of it, to the output, given the
+    forward outputs for sizes and the base for where the storage is counted from."""
     steps = _real_parts(info.view)
     first_size = signature.num_forward_outputs - signature.sizes
     places = info.from_base and any(step.op is aten.as_strided.default for step in steps)
@@ -243,15 +242,15 @@ def make_view(info: OutputInfo, signature: Signature) -> Callable[[Any, Sequence
     if signature.sizes == 0 and not places and all(s.grad_mode for s in steps):
         static = [(s.op, s.args, dict(s.kwargs)) for s in steps]
 
-        def static_view(tensor: Any, results: Sequence[Any]) -> Any:
+        def static_view(tensor: Any, results: Sequence[Any], base: Any) -> Any:
             for op, args, kwargs in static:
                 tensor = op(tensor, *args, **kwargs)
             return tensor
 
         return static_view
 
-    def view(tensor: Any, results: Sequence[Any]) -> Any:
-        start = tensor.storage_offset() if places else 0
+    def view(tensor: Any, results: Sequence[Any], base: Any) -> Any:
+        start = base.storage_offset() if places else 0
         for step in steps:
             args = [number(a, results) for a in step.args]
             kwargs = {k: number(v, results) for k, v in step.kwargs}

@@ -18,8 +18,10 @@ from dovetail_autograd_aot.epilogue import make_epilogue
 from dovetail_autograd_aot.graph_calls import (
     Compiled,
     below_autograd,
+    context_of,
     cutting,
     extension,
+    graph_is_kept,
     resolving,
     run_consuming,
     unrecorded,
@@ -32,8 +34,6 @@ from dovetail_autograd_aot.tangents import Tangents, is_batched
 from dovetail_autograd_aot.unreached_hooks import call_only_with_gradients
 from dovetail_autograd_aot.values import example_values
 from dovetail_autograd_aot.write_back import count_writes, write_ahead
-
-_graph_is_kept = torch._C._autograd._get_current_graph_task_keep_graph
 
 
 @dataclass(frozen=True)
@@ -106,10 +106,10 @@ def compile_training(
         results = apply(*(inputs if gates is None else gates.stand_ins(inputs)))
         context = None
         if late.outputs or joint.counted or gates is not None:
-            context = _context(results)
+            context = context_of(results)
         if gates is not None and context is not None:
             assert epilogue is not None  # (it gives the outputs that lead to gates their nodes)
-            context.replay = gates.with_history(context.replay, inputs)
+            context.replay = gates.with_history(context.replay, double.in_shape(inputs))
             outputs = epilogue(inputs, results, gates.open(inputs, results))
         else:
             outputs = results if epilogue is None else epilogue(inputs, results)
@@ -120,12 +120,6 @@ def compile_training(
         return outputs
 
     return run
-
-
-def _context(results: Sequence[Any]) -> Any:
-    """The context of a compiled function that gave these, if autograd recorded it."""
-    nodes = (result.grad_fn for result in results if isinstance(result, Tensor))
-    return next((node for node in nodes if node is not None), None)
 
 
 def unreached_inputs(
@@ -203,7 +197,7 @@ def make_autograd_function(
     def compiled_backward(
         ctx: Any, gradients: Sequence[Any], frees: bool = True
     ) -> tuple[Any, ...]:
-        frees = frees and not _graph_is_kept()
+        frees = frees and not graph_is_kept()
         found = [gradients[i] for i in differentiable]
         missing = _missing(found)
         if missing == all_tangents:  # (what is freed may be asked, too: eager has no such edge)
