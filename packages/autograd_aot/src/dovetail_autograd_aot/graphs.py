@@ -127,7 +127,8 @@ class Signature:
     `differentiable` are the indices of the forward outputs that carry gradients, in the order of
     the tangents. `hidden` and `sizes` count the forward outputs of those kinds. `backward_error`
     is what eager's backward would raise: then there is none. `bumped` are inputs that are not
-    mutated, but whose version counters tell of a write.
+    mutated, but whose version counters tell of a write. `writes` are (input, how many writes its
+    version counter tells of besides that of its new value).
     """
 
     num_primals: int
@@ -140,6 +141,7 @@ class Signature:
     reshaped: tuple[ReshapedInput, ...] = ()
     backward_error: str | None = None
     bumped: tuple[int, ...] = ()
+    writes: tuple[tuple[int, int], ...] = ()
 
     @property
     def needs_backward(self) -> bool:

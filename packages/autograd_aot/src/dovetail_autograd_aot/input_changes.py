@@ -203,6 +203,17 @@ def _tells(trace: JointTrace, index: int) -> bool:
     return index in trace.versions and trace.primals[index]._version != trace.versions[index]
 
 
+def counted_writes(trace: JointTrace, mutated: list[MutatedInput]) -> tuple[tuple[int, int], ...]:
+    """For inputs whose version counters tell of writes besides that of a new value, how many."""
+    new_values = {m.index for m in mutated if not m.silent}
+    found = []
+    for index, before in trace.versions.items():
+        count = trace.primals[index]._version - before - (index in new_values)
+        if count > 0:
+            found.append((index, count))
+    return tuple(found)
+
+
 def bumped_inputs(trace: JointTrace, mutated: list[MutatedInput]) -> tuple[int, ...]:
     """The inputs whose version counters tell of a write though none of them is in `mutated`."""
     written = {m.index for m in mutated}

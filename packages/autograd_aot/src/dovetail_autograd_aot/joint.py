@@ -420,6 +420,7 @@ class JointTrace:
             reshaped=input_changes.reshaped_inputs(self),
             backward_error=self.backward_error,
             bumped=input_changes.bumped_inputs(self, mutated),
+            writes=input_changes.counted_writes(self, mutated),
         )
         root = torch.nn.Module()
         for name, value in (*self.tracer.constants.items(), *self.tracer.subgraphs.items()):

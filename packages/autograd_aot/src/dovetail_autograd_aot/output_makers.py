@@ -40,7 +40,7 @@ def output_maker(info: OutputInfo, signature: Signature) -> Maker:
         return _untracked_view(info, signature)
     make = _tracked_maker(info, signature)
     if not info.lost:
-        writes = len(signature.mutated) + len(signature.bumped)
+        writes = len(signature.mutated) + sum(count for _, count in signature.writes)
         return _view_of_written(make, info, writes) if of_input and signature.mutated else make
 
     def lost(inputs: Sequence[Any], results: Sequence[Any], outputs: list[Any]) -> Any:

@@ -86,14 +86,16 @@ def make_seen_writes(signature: Signature, stages: Mapping[int, int]) -> list[Wr
 
 
 def count_writes(signature: Signature, inputs: Sequence[Any]) -> None:
-    """Let the version counters of inputs that are not mutated tell of the writes to them, and of
-    changes of their shapes: before such an input is saved, so that what is written after that is
-    noticed, and before outputs are made (a view that is older than a write is lost to autograd)."""
-    counted = {*signature.bumped, *(m.index for m in signature.mutated if not m.silent)}
-    reshaped = [r.index for r in signature.reshaped if _counts(r, counted)]
-    for index in (*signature.bumped, *reshaped):
+    """Let the version counters of inputs tell of the writes to them, but for those of new values,
+    and of changes of their shapes: before such an input is saved, so that what is written after
+    that is noticed, and before outputs are made (a view that is older than a write is lost to
+    autograd)."""
+    counted = {i for i, _ in signature.writes}
+    counted.update(m.index for m in signature.mutated if not m.silent)
+    reshaped = [(r.index, 1) for r in signature.reshaped if _counts(r, counted)]
+    for index, times in (*signature.writes, *reshaped):
         if not inputs[index].is_inference():
-            torch.autograd.graph.increment_version(inputs[index])
+            torch.autograd.graph.increment_version([inputs[index]] * times)
 
 
 def _is_part_of_leaf(tensor: torch.Tensor) -> bool:
