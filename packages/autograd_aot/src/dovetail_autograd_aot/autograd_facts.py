@@ -41,6 +41,12 @@ def one_of_several(tensor: FakeTensor) -> bool:
     return tensor._is_view() and bool(torch._C._autograd._get_creation_meta(tensor) == several)
 
 
+def made_by_user(tensor: FakeTensor) -> bool:
+    """Whether it is a view that an `autograd.Function` of the user's made, or a view of one."""
+    in_function = torch._C._autograd.CreationMeta.IN_CUSTOM_FUNCTION
+    return tensor._is_view() and bool(torch._C._autograd._get_creation_meta(tensor) == in_function)
+
+
 def seen_base(tensor: torch.Tensor) -> Any:
     """What autograd takes for the base of views of a tensor."""
     return tensor if tensor._base is None else tensor._base

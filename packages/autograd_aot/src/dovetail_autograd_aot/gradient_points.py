@@ -42,7 +42,10 @@ def gradient_points(
             point = GradientPoint(index, None, primal, PointSource.INPUT)
             tensors.append(primals[primal])
         else:
-            point = GradientPoint(index, _output_of(result.infos, index), None, PointSource.RESULT)
+            output = _output_of(result.infos, index)
+            by_user = output is not None and result.infos[output].by_user
+            source = PointSource.OUTPUT if by_user else PointSource.RESULT
+            point = GradientPoint(index, output, None, source)
             tensors.append(root)
         found.append(point)
     forward = len(found)
@@ -109,8 +112,7 @@ def _taken_of(points: Sequence[GradientPoint], infos: Sequence[OutputInfo]) -> l
     found: list[int | None] = []
     for point in points:
         base = None
-        if point.source is PointSource.OUTPUT:
-            assert point.output is not None
+        if point.forward is None and point.output is not None:
             info = infos[point.output]
             of_result = info.kind is OutputKind.VIEW_OF_OUTPUT
             base = (results if of_result else inputs).get(info.base)

@@ -68,7 +68,8 @@ class OutputInfo:
     the base, but of what so many steps of `view` lead to (of nothing, if these are all), which is
     user output number `view_of`, if that is one. Without `detached`, `view_of` is the view of the
     same base that it was taken of, through which its gradient goes. `of_reshaped`: it is taken of
-    an input after that has changed its shape in place.
+    an input after that has changed its shape in place. `by_user`: for autograd, what has a `memory`
+    is a view of it that a Function of the user's made, which nobody may write to.
     """
 
     kind: OutputKind
@@ -87,6 +88,7 @@ class OutputInfo:
     detached: int | None = None
     view_of: int | None = None
     of_reshaped: bool = False
+    by_user: bool = False
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,21 @@ class _Lost(torch.autograd.Function):
         raise RuntimeError(ctx.why)
 
 
+class _UserView(torch.autograd.Function):
+    """`made`, with its gradient, as a view of `base` that nobody may write to."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, base: torch.Tensor, made: torch.Tensor, view: Callable[[torch.Tensor], Any]
+    ) -> Any:
+        ctx.set_materialize_grads(False)
+        return view(base)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> Any:
+        return None, gradient, None
+
+
 def output_maker(info: OutputInfo, signature: Signature) -> Maker:
     """The function that makes one user output from inputs, forward outputs, earlier outputs; one
     with a version counter that is not its base's takes a base that has it as the only input."""
@@ -204,6 +219,8 @@ def _in_memory(info: OutputInfo, signature: Signature) -> Maker:
         if info.is_leaf:
             made = made.detach().requires_grad_()
         base = (results if primal is None else inputs)[number]
+        if info.by_user and made.requires_grad:
+            return _UserView.apply(base, made, lambda tensor: view(tensor, results, base))
         made.data = view(base.detach(), results, base)
         return made
 

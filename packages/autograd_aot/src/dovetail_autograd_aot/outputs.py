@@ -13,6 +13,7 @@ from torch.fx import Node
 
 from dovetail_autograd_aot.autograd_facts import (
     grad_flags,
+    made_by_user,
     one_of_several,
     seen_base,
     why_lost,
@@ -164,6 +165,10 @@ def classify_outputs(
                 and not track_of(primals[plan.primal]).storage.shared,
                 detached=detached,
                 view_of=view_of,
+                by_user=memory is not None
+                and requires_grad
+                and not is_leaf
+                and made_by_user(value),
             )
         )
     for index, tensor in enumerate(tensors):
