@@ -243,5 +243,23 @@ def test_gradients_by_way_of_a_view_by_a_function_of_the_user() -> None:
         torch.testing.assert_close(ours, theirs)
 
 
+def test_penalty_by_way_of_views_by_a_function_of_the_user() -> None:
+    """They lie in the memory of a result that is not returned."""
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        view = Doubling.apply(x * 2)
+        return view, view[1:], view.pow(3).sum()
+
+    run = aot_compile(as_graph(fn, 1), [_history()], forward_compiler=run_fx)
+    answers = []
+    for call in (fn, run):
+        x = _history()
+        outputs = call(x)
+        (first,) = torch.autograd.grad(outputs[2], outputs[0], create_graph=True)
+        answers.append((first.detach(), *torch.autograd.grad(first.square().sum(), x)))
+    for ours, theirs in zip(answers[1], answers[0], strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def _history() -> Tensor:
     return torch.linspace(0.5, 1.5, 4).view(2, 2).requires_grad_() * 1

@@ -146,6 +146,6 @@ def _root(
         if info.base == index and info.kind is OutputKind.FRESH:
             return value  # type: ignore[no-any-return]
     for info, value in zip(signature.outputs, results, strict=True):
-        if info.base == index and info.kind is OutputKind.VIEW_OF_OUTPUT:
+        if info.lies_in(index):
             return graph.call_function(_whole, (value,))
     raise NotOneGraph("an output's base is not found")

@@ -343,11 +343,9 @@ class DoubleBackward:
         if 0 <= mutation < len(signature.mutated):
             return aliases[signature.mutated[mutation].index]  # type: ignore[no-any-return]
         for info, value in zip(signature.outputs, outputs, strict=True):
-            if info.base != index:
-                continue
-            if info.kind is OutputKind.FRESH:
+            if info.kind is OutputKind.FRESH and info.base == index:
                 return value  # type: ignore[no-any-return]
-            if info.kind is OutputKind.VIEW_OF_OUTPUT and value._base is not None:
+            if info.lies_in(index) and value._base is not None:
                 return value._base  # type: ignore[no-any-return]
         raise RuntimeError("an output's base was not found in the differentiable run")
 

@@ -90,6 +90,12 @@ class OutputInfo:
     of_reshaped: bool = False
     by_user: bool = False
 
+    def lies_in(self, forward: int) -> bool:
+        """Whether it is another tensor in the memory of forward output number `forward`."""
+        if self.kind is OutputKind.VIEW_OF_OUTPUT:
+            return self.base == forward
+        return self.memory is not None and self.memory[1] == forward
+
 
 @dataclass(frozen=True)
 class MutatedInput:
@@ -265,6 +271,11 @@ class PartitionedGraph:
 GIVEN_WITH = "given_with"
 """Metadata of a node: the tangents, as a bit set, of which a call must have one for the node's
 value, a gradient, to be there at all."""
+
+
+SAVES_NOTHING = "saves_nothing"
+"""Metadata of a node of the backward: whether autograd's node that it is of saves no tensors, and
+so can run again after it is freed."""
 
 
 def hold(root: torch.nn.Module, name: str, value: Any) -> None:
