@@ -56,6 +56,30 @@ def test_one_of_two_views_is_written_to(
     torch.testing.assert_close(outcome(compiled), outcome(function))
 
 
+@pytest.mark.parametrize("part", ["detached part", "part of what is detached", "empty"])
+def test_one_of_two_that_are_views_of_nothing_in_common_is_written_to(part: str) -> None:
+    """A detached tensor has the counter of what it was detached from."""
+
+    def function(a: Tensor, b: Tensor, w: Tensor) -> Tensor:
+        with torch.no_grad():
+            a.add_(1)
+        return (b * w).sum()
+
+    def outcome(call: Callable[[Tensor, Tensor, Tensor], Tensor]) -> list[Any]:
+        whole, w = torch.arange(4.0), torch.ones(2, requires_grad=True)
+        a, b = whole[:2], whole.detach()[2:]
+        if part == "detached part":
+            b = whole[2:].detach().requires_grad_()
+        elif part == "empty":
+            a = torch.zeros(0, 2)
+            b = a.detach().requires_grad_()
+        call(a, b, w).backward()
+        return [a, w.grad, b.grad, a._version, b._version]
+
+    compiled = dovetail.compile(function, fullgraph=True)
+    torch.testing.assert_close(outcome(compiled), outcome(function))
+
+
 class Counting(torch.autograd.Function):
     """Counts its backwards in a tensor that it saved."""
 

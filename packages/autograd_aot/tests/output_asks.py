@@ -21,7 +21,7 @@ import torch
 from aot_testing import as_graph
 from dovetail_autograd_aot import TraceError, aot_compile
 from torch import Tensor
-from view_functions import ALL_META, Rng
+from view_functions import Rng
 from view_programs import Program, apply, as_function, make_inputs, random_program
 
 ASKS = ("gradients", "retained", "hooks", "changing hooks", "penalty", "visits")
@@ -96,25 +96,23 @@ def ask(program: Program, run: Run, question: str, seed: int) -> list[Any]:
 
 def is_asked(program: Program) -> bool:
     """Whether autograd is to be asked about a program: not if it cannot differentiate it, nor where
-    what it has depends on more than this is about: inputs that change their shape in place, or of
-    which several, or one that is a view, get a history by writes; views taken under no_grad, or at
-    a place in the storage.
-    """
-    if any(step.name in (*ALL_META, "as_strided") for step in program.steps):
-        return False
+    an input that is a view gets a history by a write, or one that shares its memory with another is
+    written to: what views of the other, or of the base, get then."""
     inputs, _ = make_inputs(program)
+    versions = [value._version for value in inputs]
     before = [value.grad_fn for value in inputs]
     views = [value._is_view() for value in inputs]
     values: list[Any] = list(inputs)
-    for step in program.steps:
-        apply(step, values)
-        if step.no_grad and values[-1] is not None and values[-1]._is_view():
-            return False
-    written = [v.grad_fn is not node for v, node in zip(inputs, before, strict=True)]
-    if sum(written) > 1 or any(map(operator.and_, written, views)):
-        return False
-    tracked = [values[i] for i in program.outputs if values[i].requires_grad]
     try:
+        for step in program.steps:
+            apply(step, values)
+        written = [v.grad_fn is not node for v, node in zip(inputs, before, strict=True)]
+        if any(map(operator.and_, written, views)):
+            return False
+        counted = [v._version != known for v, known in zip(inputs, versions, strict=True)]
+        if any(c and spec.of is not None for c, spec in zip(counted, program.inputs, strict=True)):
+            return False
+        tracked = [values[i] for i in program.outputs if values[i].requires_grad]
         _value([o for o in tracked if not o.is_leaf], Rng(0)).backward()
     except RuntimeError as error:
         return "does not require grad" in str(error)

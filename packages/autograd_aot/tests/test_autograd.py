@@ -453,6 +453,45 @@ def test_ambient_autocast_is_baked_in():
     assert w.grad.dtype == torch.float32
 
 
+SAVING_NOTHING = {
+    "flip": lambda x: x.flip(0), "roll": lambda x: x.roll(1, 0), "mean": lambda x: x.mean(0),
+    "unbind": lambda x: x.unbind(0)[1] - 3, "diagonal": lambda x: x.diagonal(),
+    "unfold": lambda x: x.unfold(0, 2, 1), "tril": lambda x: x.tril(),
+    "cumsum": lambda x: x.cumsum(0), "chunk": lambda x: torch.cat(x.chunk(2, 1)[::-1]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("table", ["aten", "core"])
+@pytest.mark.parametrize("shared", SAVING_NOTHING.values(), ids=SAVING_NOTHING)
+def test_backwards_after_one_another_that_share_what_saves_nothing(shared, table):
+    """Eager's nodes of it can run again, though they were freed."""
+
+    def fn(x):
+        h = shared(x)
+        return h.sin(), h.cos()
+
+    gradients = []
+    for run in (fn, compiled(fn, torch.ones(4, 4, requires_grad=True), table=table)):
+        x = torch.linspace(-1, 1, 16).view(4, 4).requires_grad_()
+        for output in run(x):
+            output.sum().backward()
+        gradients.append(x.grad)
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
+@pytest.mark.parametrize("shared", [torch.exp, lambda x: x * x, lambda x: x.max()])
+def test_backwards_after_one_another_that_share_what_saves_are_refused(shared):
+    def fn(x):
+        h = shared(x)
+        return h.sin(), h.cos()
+
+    x = torch.linspace(-1, 1, 16).view(4, 4).requires_grad_()
+    first, second = compiled(fn, x)(x)
+    first.sum().backward()
+    with pytest.raises(RuntimeError, match="a second time"):
+        second.sum().backward()
+
+
 def test_importing_and_tracing_leaves_the_compilers_alone():
     import subprocess
     import sys

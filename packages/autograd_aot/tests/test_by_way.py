@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from aot_testing import as_graph, run_fx
-from dovetail_autograd_aot import AotLog, aot_compile, compiled_autograd
+from dovetail_autograd_aot import AotLog, TraceError, aot_compile, compiled_autograd
 from torch import Tensor
 from torch.fx import symbolic_trace
 
@@ -388,8 +388,162 @@ def test_compiled_autograd_passes_them() -> None:
     same(found, (x.grad, w.grad))
 
 
+def leaves(count: int) -> list[Tensor]:
+    return [torch.linspace(0.5, 1.5, 4).view(2, 2).requires_grad_() for _ in range(count)]
+
+
+def everywhere(o: Any, i: Any) -> Any:
+    """Gradients of inputs and outputs, by way of one another."""
+    loss = sum(one.sum() * n for n, one in enumerate(o, 2)) + i[0].sum()
+    return torch.autograd.grad(loss, [*i, *o], allow_unused=True)
+
+
+def with_hooks(o: Any, i: Any) -> Any:
+    for one in dict.fromkeys((*i, *o)):
+        one.register_hook(lambda g: g * 2)
+    return everywhere(o, i)
+
+
+def with_penalty(o: Any, i: Any) -> Any:
+    found = torch.autograd.grad(o[-1].sum(), [*i, *o[:-1]], create_graph=True, allow_unused=True)
+    real = [g for g in found if g is not None and g.requires_grad]
+    if not real:
+        return found
+    return torch.autograd.grad(sum(g.square().sum() for g in real), i, allow_unused=True)
+
+
+def written_by_way_of_another(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    y.add_(1)
+    x.add_(y, alpha=3)
+    return y * 2, x * 3 + y
+
+
+def written_by_way_of_a_view_of_a_result(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    h = y.exp()
+    part = h[1:]
+    x[1:].add_(part * 2)
+    return part, h.t(), x * 3
+
+
+def written_by_way_of_a_view_of_an_input(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    part = y[1:]
+    x[1:].add_(part.sin())
+    return part, x * 2
+
+
+def written_by_way_of_a_view_of_a_written(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    y.add_(1)
+    part = y[1:]
+    x[1:].add_(part, alpha=2)
+    return part, x * 2, x.sum() + part.sum()
+
+
+def reshaped(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    before = x.exp()
+    x.unsqueeze_(0)
+    return before, x * x * y, x[0], x[0].sin() * y
+
+
+def reshaped_and_one_result(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    x.t_()
+    return (x * x * y,)
+
+
+def reshaped_and_written_from(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    x.unsqueeze_(0)
+    y.add_(x[0], alpha=2)
+    return x * 2, y * 3
+
+
+def strided_view_of_a_view(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    part = (x * y)[1:]
+    strided = part.as_strided((2,), (1,))
+    return part, strided, strided * y[0]
+
+
+def nothing_leads_to_inputs(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    with torch.no_grad():
+        view = x[:]  # it requires a gradient, but gives none on
+    part = view[0]
+    return part, part * part
+
+
+CHANGING = [
+    written_by_way_of_another, written_by_way_of_a_view_of_a_result,
+    written_by_way_of_a_view_of_an_input, written_by_way_of_a_view_of_a_written, reshaped,
+    reshaped_and_one_result, reshaped_and_written_from, strided_view_of_a_view,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("question", [everywhere, with_hooks, with_penalty])
+@pytest.mark.parametrize("fn", CHANGING, ids=lambda fn: fn.__name__)
+def test_by_way_of_what_changes_in_place_and_of_views(fn: Function, question: Function) -> None:
+    run = aot_compile(as_graph(fn, 2), [one * 1 for one in leaves(2)], forward_compiler=run_fx)
+    answers = []
+    for each in (fn, run):
+        inputs = [one * 1 for one in leaves(2)]
+        answers.append(question(each(*inputs), inputs))
+    same(answers[1], answers[0])
+
+
+@pytest.mark.parametrize("question", [everywhere, with_hooks])
+def test_by_way_of_what_leads_to_no_input(question: Function) -> None:
+    test_by_way_of_what_changes_in_place_and_of_views(nothing_leads_to_inputs, question)
+
+
+def test_view_of_an_input_of_before_that_changes_its_shape_is_refused() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        row = x[0]
+        x.t_()
+        return row, x * 2
+
+    with pytest.raises(TraceError, match="a view of before that is returned"):
+        aot_compile(as_graph(fn, 1), [leaves(1)[0] * 1], forward_compiler=run_fx)
+
+
+def test_hook_on_an_input_that_no_output_leads_to_is_not_called() -> None:
+    x, y = (one * 1 for one in leaves(2))
+    run = aot_compile(as_graph(nothing_leads_to_inputs, 2), [x, y], forward_compiler=run_fx)
+    calls: list[Any] = []
+    x.register_hook(calls.append)
+    run(x, y)[1].sum().backward()
+    assert not calls
+
+
+def test_penalty_by_way_of_what_no_input_leads_to_is_refused() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            view = x[:]
+        a = view.clone()
+        return a, a * a, x * 2
+
+    x = leaves(1)[0] * 1
+    a, b, _ = aot_compile(as_graph(fn, 1), [x], forward_compiler=run_fx)(x)
+    with pytest.raises(RuntimeError, match="by way of another that no input leads to"):
+        torch.autograd.grad(b.sum(), a, create_graph=True)
+
+
 @pytest.mark.parametrize("first", range(0, 400, 100))
 def test_random_programs(first: int) -> None:
     """A small budget; `output_asks.py` runs any number."""
     counts = output_asks.run_seeds(first, first + 100, output_asks.compiled_alone)
     assert counts["different"] == 0 and counts["equal"] > 5, dict(counts)
+
+
+def test_asked_twice_where_a_write_changes_nothing() -> None:
+    """The run by eager counts no write to the caller's tensor."""
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        v = x.t()
+        with torch.no_grad():
+            x.conj_physical_()  # (of real numbers: it is counted as a write)
+        return v, (v * v).sin()
+
+    answers = []
+    for is_ours in (False, True):
+        x = torch.linspace(-1, 1, 6).view(2, 3).requires_grad_().clone()
+        run = aot_compile(as_graph(fn, 1), [x], forward_compiler=run_fx) if is_ours else fn
+        v, out = run(x)
+        found = [torch.autograd.grad(out.sum(), [v, x], retain_graph=True) for _ in range(2)]
+        answers.append([*found[0], *found[1], x._version])
+    same(answers[1], answers[0])

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from aot_testing import run_fx
+from aot_testing import as_graph, run_fx
 from dovetail_autograd_aot import aot_compile, compiled_autograd
 from torch import Tensor
 from torch.fx import symbolic_trace
+
+Function = Callable[..., Any]
 
 
 def graph(y: Tensor, z: Tensor, w: Tensor) -> tuple[Tensor, ...]:
@@ -138,3 +140,142 @@ def test_the_same_tensor_given_twice_in_a_run_by_eager() -> None:
     example = torch.ones(3, requires_grad=True)
     run = aot_compile(symbolic_trace(fn), [example, example], forward_compiler=run_fx)
     same(list(gradients(run)), list(gradients(fn)))
+
+
+def written_by_autograd(y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+    y.mul_(2)
+    return z * 2, y * z
+
+
+def overwritten(y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+    y.copy_(z)
+    return z * 2, y * z
+
+
+def written_under_no_grad(y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+    c, d = z * 2, y.exp()
+    with torch.no_grad():
+        y.add_(1)
+    return c, d
+
+
+def written_and_not_used(y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+    with torch.no_grad():
+        y.add_(1)
+    return z * 2, z.sin()
+
+
+def written_and_not_used_with_one_output(y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+    with torch.no_grad():
+        y.add_(1)
+    return (z * 2,)
+
+
+def reshaped(y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+    c = z * 2
+    y.unsqueeze_(0)
+    return c, y * z
+
+
+def of_one_output(number: int) -> Callable[..., Any]:
+    def question(o: Any, i: Any) -> None:
+        o[number].sum().backward()
+
+    return question
+
+
+def of_the_written(o: Any, i: Any) -> None:
+    if i[0].requires_grad:
+        i[0].sum().backward()
+
+
+def of_everything(o: Any, i: Any) -> None:
+    (sum(one.sum() for one in o) + i[0].sum()).backward()
+
+
+WRITING = [
+    written_by_autograd, overwritten, written_under_no_grad, written_and_not_used,
+    written_and_not_used_with_one_output, reshaped,
+]  # fmt: skip
+
+
+class Seen(torch.autograd.Function):
+    """Notes each gradient that comes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seen: list[Any]) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.seen = seen
+        return x * 1.5
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        ctx.seen.append(gradient)
+        return None if gradient is None else gradient * 1.5, None
+
+
+def with_history(seen: tuple[list[Any], ...] = ([], [])) -> tuple[list[Tensor], list[Tensor]]:
+    leaves = [torch.linspace(0.5, 1.5, 3, requires_grad=True) for _ in seen]
+    return leaves, [Seen.apply(leaf, each) for leaf, each in zip(leaves, seen, strict=True)]
+
+
+@pytest.mark.parametrize(
+    "question", [of_one_output(0), of_one_output(-1), of_the_written, of_everything]
+)
+@pytest.mark.parametrize("fn", WRITING, ids=lambda fn: fn.__name__)
+def test_inputs_that_are_written_to(fn: Function, question: Function) -> None:
+    """What they were computed from is come to as in eager, and with the same gradients."""
+    run = aot_compile(as_graph(fn, 2), with_history()[1], forward_compiler=run_fx)
+    answers = []
+    for each in (fn, run):
+        seen: tuple[list[Any], list[Any]] = ([], [])
+        leaves, inputs = with_history(seen)
+        question(each(*inputs), inputs)
+        answers.append([len(seen[0]), *seen[0], *seen[1], *(leaf.grad for leaf in leaves)])
+    same(answers[1], answers[0])
+
+
+def test_hook_on_a_written_input_that_gets_no_gradient() -> None:
+    examples = [torch.ones(3, requires_grad=True) * 1 for _ in range(2)]
+    run = aot_compile(as_graph(written_and_not_used, 2), examples, forward_compiler=run_fx)
+    y, z = examples
+    calls: list[Any] = []
+    y.register_hook(calls.append)
+    outputs = run(y, z)
+    (outputs[0].sum() + outputs[1].sum()).backward()
+    assert not calls
+
+
+def test_written_input_whose_gradient_cannot_be_computed() -> None:
+    """Only the backwards that come to it fail."""
+
+    def fn(y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+        y.mul_(y)
+        return z * 2, z.sin()
+
+    run = aot_compile(as_graph(fn, 2), with_history()[1], forward_compiler=run_fx)
+    answers = []
+    for each in (fn, run):
+        leaves, inputs = with_history()
+        outputs = each(*inputs)
+        (outputs[0].sum() + outputs[1].sum()).backward()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            inputs[0].sum().backward()
+        answers.append([inputs[0].detach(), leaves[1].grad])
+    same(answers[1], answers[0])
+
+
+def test_write_that_changes_nothing_gives_an_input_a_new_history() -> None:
+    def fn(y: Tensor) -> tuple[Tensor, ...]:
+        before = y * 2
+        y.conj_physical_()  # (of real numbers)
+        return before, y * 3
+
+    run = aot_compile(as_graph(fn, 1), with_history()[1][:1], forward_compiler=run_fx)
+    answers = []
+    for each in (fn, run):
+        leaves, inputs = with_history()
+        outputs = each(inputs[0])
+        loss = outputs[0].sum() + outputs[1].sum()
+        answers.append(list(torch.autograd.grad(loss, [inputs[0], leaves[0]])))
+    same(answers[1], answers[0])

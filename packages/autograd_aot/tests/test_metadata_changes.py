@@ -132,12 +132,29 @@ def test_input_that_changes_its_shape_is_saved_as_it_was() -> None:
     check(fn, [torch.randn(3, 1, 4, requires_grad=True) * 1])
 
 
-def test_create_graph_through_a_graph_that_changes_the_shape_of_an_input_is_refused() -> None:
+def test_create_graph_through_a_graph_that_changes_the_shape_of_an_input() -> None:
     def fn(x: Tensor) -> tuple[Tensor, ...]:
-        return (x.t_().square(),)
+        return (x.t_().pow(3),)
+
+    leaf = torch.randn(3, 4, requires_grad=True)
+    run = aot_compile(as_graph(fn, 1), [leaf * 1], forward_compiler=run_fx)
+    for call in (fn, run):
+        x = leaf * 1
+        (out,) = call(x)
+        (first,) = torch.autograd.grad(out.sum(), leaf, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), leaf, retain_graph=True)
+        (again,) = torch.autograd.grad(first.square().sum(), leaf)
+        assert x.shape == (4, 3)
+        torch.testing.assert_close(second, 36 * leaf**3)
+        torch.testing.assert_close(again, second)
+
+
+def test_create_graph_through_a_graph_that_changes_where_an_input_lies_is_refused() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        return (x.as_strided_((2, 2), (1, 2)).square(),)
 
     leaf = torch.randn(3, 4, requires_grad=True)
     run = aot_compile(as_graph(fn, 1), [leaf * 1], forward_compiler=run_fx)
     (out,) = run(leaf * 1)
-    with pytest.raises(RuntimeError, match="changes the shape of an input"):
+    with pytest.raises(RuntimeError, match="changes in place where an input lies"):
         torch.autograd.grad(out.sum(), leaf, create_graph=True)

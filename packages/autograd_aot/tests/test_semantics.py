@@ -642,3 +642,30 @@ def test_input_that_is_written_to_with_what_it_holds_and_saved() -> None:
     compiled = aot_compile(as_graph(fn, 1), [x], forward_compiler=run_fx)
     (g,) = torch.autograd.grad(compiled(x)[0].sum(), x, create_graph=True)
     torch.testing.assert_close(torch.autograd.grad(g.sum(), x)[0], torch.full((3,), 2.0))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_version_counters_tell_of_each_write(grad: bool) -> None:
+    def fn(
+        x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, w: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        x.add_(1).mul_(2)[0] = 3
+        y.mul_(2)
+        y.add_(x)
+        z.t_()
+        z.unsqueeze_(0).mul_(2)
+        x.data.add_(1)
+        z[:0].mul_(2)  # of no element
+        return x * y * w, x[1:]
+
+    def inputs() -> list[torch.Tensor]:
+        w = torch.ones(4, requires_grad=grad)
+        return [torch.ones(4), torch.ones(4) * w, torch.ones(2, 2), w]
+
+    run = aot_compile(as_graph(fn, 4), inputs(), forward_compiler=run_fx)
+    counts = []
+    for each in (fn, run):
+        given = inputs()
+        _, view = each(*given)
+        counts.append([t._version for t in (*given, view)])
+    assert counts[1] == counts[0]

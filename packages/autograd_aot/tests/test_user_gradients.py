@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from aot_testing import TABLES, as_graph, run_fx
 from dovetail_autograd_aot import aot_compile
 from dovetail_prims.gradient_hooks import GradientHook, remove_hook
 from dovetail_prims.graph_in_backward import GraphInBackward
+from torch import Tensor
 
 
 class Fixed(torch.autograd.Function):
@@ -194,3 +196,70 @@ def test_second_derivatives_of_what_is_not_linear_are_refused():
     torch.testing.assert_close(slopes[0], slopes[1])
     with pytest.raises(RuntimeError, match="not linear in the gradient"):
         slopes[0][0].sum().backward()
+
+
+class Doubling(torch.autograd.Function):
+    """A view whose gradient is doubled."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view(-1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return 2 * gradient.view(2, 2)
+
+
+def views_by_user(x: Tensor) -> tuple[Tensor, ...]:
+    view = Doubling.apply(x)
+    h = x.exp()
+    of_result = Doubling.apply(h)
+    return view, view[1:], (view * view).sum(), h, of_result, of_result.sin()
+
+
+def test_view_by_a_function_of_the_user_is_one_that_nobody_may_write_to() -> None:
+    run = aot_compile(as_graph(views_by_user, 1), [_history()], forward_compiler=run_fx)
+    for call in (views_by_user, run):
+        x = _history()
+        outputs = call(x)
+        assert [o._is_view() for o in outputs] == [True, True, False, False, True, False]
+        assert outputs[0]._base is x and outputs[4]._base is outputs[3]
+        for number in (0, 1, 4):
+            with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
+                outputs[number].mul_(2)
+
+
+def test_gradients_by_way_of_a_view_by_a_function_of_the_user() -> None:
+    run = aot_compile(as_graph(views_by_user, 1), [_history()], forward_compiler=run_fx)
+    answers = []
+    for call in (views_by_user, run):
+        x = _history()
+        outputs = call(x)
+        loss = sum(o.sum() * n for n, o in enumerate(outputs, 1))
+        found = torch.autograd.grad(loss, [x, *outputs], retain_graph=True)
+        outputs[0].register_hook(lambda g: g * 3)
+        answers.append([*found, *torch.autograd.grad(loss, [x, outputs[0], outputs[3]])])
+    for ours, theirs in zip(answers[1], answers[0], strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_penalty_by_way_of_views_by_a_function_of_the_user() -> None:
+    """They lie in the memory of a result that is not returned."""
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        view = Doubling.apply(x * 2)
+        return view, view[1:], view.pow(3).sum()
+
+    run = aot_compile(as_graph(fn, 1), [_history()], forward_compiler=run_fx)
+    answers = []
+    for call in (fn, run):
+        x = _history()
+        outputs = call(x)
+        (first,) = torch.autograd.grad(outputs[2], outputs[0], create_graph=True)
+        answers.append((first.detach(), *torch.autograd.grad(first.square().sum(), x)))
+    for ours, theirs in zip(answers[1], answers[0], strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def _history() -> Tensor:
+    return torch.linspace(0.5, 1.5, 4).view(2, 2).requires_grad_() * 1

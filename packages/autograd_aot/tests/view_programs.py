@@ -528,7 +528,7 @@ class Ran:
     outputs: list[Any]
     inputs: list[Tensor]
     leaves: list[Tensor]
-    versions: list[bool]
+    versions: list[int]  # how many writes the inputs' counters tell of
     # How far results may be apart: a kernel may leave out a rounding to half, of what then cancels.
     near: float
 
@@ -538,7 +538,7 @@ def _run(fn: Callable[..., Any], program: Program) -> Ran:
     before = [t._version for t in inputs]
     with torch.set_grad_enabled(program.grad_mode):
         outputs = list(fn(*inputs))
-    bumped = [t._version > v for t, v in zip(inputs, before, strict=True) if t.numel()]
+    bumped = [t._version - v for t, v in zip(inputs, before, strict=True) if t.numel()]
     halves = any(torch.float16 in step.args for step in program.steps)
     return Ran(outputs, inputs, leaves, bumped, 2e-3 if halves else 1e-5)
 

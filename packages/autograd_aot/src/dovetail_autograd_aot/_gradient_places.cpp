@@ -240,6 +240,12 @@ PyObject* redirect(PyObject*, PyObject* args) {
         stack.push_back(edge.function.get());
         continue;
       }
+      // (The engine would not come to it. See `put_above`, which puts inputs there, but not what
+      // comes from none.)
+      TORCH_CHECK(
+          node->topological_nr() > found->second->topological_nr(),
+          "create_graph=True, for the gradient of one output of a compiled graph by way of another "
+          "that no input leads to: leave it uncompiled");
       edge = Edge(found->second, 0);
       if (write != nullptr && i > 0) {
         write->fn->next_edges()[i] = edge; // (which it compares)

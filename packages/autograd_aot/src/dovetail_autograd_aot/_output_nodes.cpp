@@ -47,7 +47,7 @@ enum class Source { RESULT, INPUT, OUTPUT };
 // What is known of a point when compiling.
 struct Point {
   long forward = -1; // the result that gets the node; none if negative: the tensor has one
-  long stage = 0; // when: 0 before inputs are written and outputs made of results, or 1 after
+  long stage = 0; // when it gets the node, or is made after that of its stage
   Source source = Source::RESULT; // where the tensor is whose gradient may be asked for
   size_t index = 0;
   std::vector<size_t> direct; // the points that it is computed from with no other in between
@@ -354,6 +354,9 @@ PyObject* give_nodes(PyObject*, PyObject* args) {
       NodePointer node = Pointers<NodePointer>::make<OutputNode>(std::move(next), call, number);
       node->add_input_metadata(*made);
       torch::autograd::impl::set_gradient_edge(*made, Edge(std::move(node), 0));
+    }
+    if (point.source == Source::INPUT && point.stage >= stage) {
+      continue; // (it has its old place yet)
     }
     const Tensor* seen = tensor_at(given[static_cast<size_t>(point.source)], point.index);
     if (seen == nullptr || !seen->requires_grad() || !seen->grad_fn()) {

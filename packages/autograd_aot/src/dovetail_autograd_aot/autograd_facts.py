@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from dovetail_prims.fake_tensor import FakeTensor
+from torch.autograd.function import BackwardCFunction
 
 
 def grad_flags(tensor: FakeTensor) -> tuple[bool, bool]:
@@ -39,6 +41,27 @@ def one_of_several(tensor: FakeTensor) -> bool:
     """Whether it is a view that an operator made together with others (split, unbind)."""
     several = torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE
     return tensor._is_view() and bool(torch._C._autograd._get_creation_meta(tensor) == several)
+
+
+def saves_nothing(node: Any) -> bool:
+    """Whether a node of autograd's graph has nothing to save for its backward; None stands for the
+    sums of gradients, of which there is no node."""
+    if node is None:
+        return True
+    kind = type(node)
+    return not issubclass(kind, BackwardCFunction) and _kind_saves_nothing(kind)
+
+
+@functools.cache
+def _kind_saves_nothing(kind: Any) -> bool:
+    of_others = kind.__name__ == "CopySlices"  # (the operator that wrote saves)
+    return not of_others and not any(name.startswith("_raw_saved") for name in dir(kind))
+
+
+def made_by_user(tensor: FakeTensor) -> bool:
+    """Whether it is a view that an `autograd.Function` of the user's made, or a view of one."""
+    in_function = torch._C._autograd.CreationMeta.IN_CUSTOM_FUNCTION
+    return tensor._is_view() and bool(torch._C._autograd._get_creation_meta(tensor) == in_function)
 
 
 def seen_base(tensor: torch.Tensor) -> Any:

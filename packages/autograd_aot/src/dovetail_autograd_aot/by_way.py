@@ -109,7 +109,8 @@ class ByWay:
         return run
 
     def _check(self, replay: Replay) -> None:
-        self.double.check(replay, _WHAT)
+        double = self.double
+        double.check(replay, _WHAT, double.mutated_matters or double.values_matter)
         why = ""
         if not self.double.joint.additive:
             user_code = "a hook, or a backward of a torch.autograd.Function,"

@@ -211,11 +211,21 @@ def _compile(
     inputs = (*example_inputs, *joint.constants_lifted)
     tensors = [(i, v) for i, v in enumerate(inputs) if isinstance(v, Tensor)]
     unresolved = [i for i, v in tensors if v.is_conj() or v.is_neg()]
+
+    def compile_second(second: GraphModule, examples: Sequence[Any]) -> Run:
+        with torch.enable_grad():
+            again = replace(settings, compile_backward_now=False, rewrite=None)
+            return _compile_with(again, second, examples)
+
     if parts.backward is None:
+        forward = resolving(forward, unresolved)
         # The captured operators must not be recorded by autograd (a Plan would not be, but the
         # forward may be any callable).
         shield = torch.is_grad_enabled() and any(v.requires_grad for _, v in tensors)
-        return joint, compile_inference(joint, parts, resolving(forward, unresolved), shield)
+        by_eager = None
+        if joint.points:
+            by_eager = DoubleBackward(gm, joint, compile_second, settings.log, [])
+        return joint, compile_inference(joint, parts, forward, shield, by_eager)
     settings.log.saved.append(saved_set(parts))
     ends = (*_sizes_of(parts.forward), *_sizes_of(parts.backward))
     symbolic = any(isinstance(v, (torch.SymInt, torch.SymFloat)) for v in ends)
@@ -224,11 +234,6 @@ def _compile(
         # What the backward's compiler assumes of symbolic sizes must be known to the guards,
         # which are made when this function returns.
         lazy.variant(0)
-
-    def compile_second(second: GraphModule, examples: Sequence[Any]) -> Run:
-        with torch.enable_grad():
-            again = replace(settings, compile_backward_now=False, rewrite=None)
-            return _compile_with(again, second, examples)
 
     cut = unreached_inputs(joint, parts, example_inputs)
     double = DoubleBackward(gm, joint, compile_second, settings.log, cut)

@@ -61,11 +61,12 @@ def gradient_graph(
     tangents = [graph.placeholder(f"gradient_{len(primals) + n}") for n in range(len(given))]
     modes = torch.amp.autocast_mode
     # (What is written to was overwritten by the forward; its old contents do not matter.)
-    for mutation in joint.signature.mutated:
-        if mutation.index >= len(primals):
-            raise NotOneGraph("an attribute of the graph is written to")
-    written = {m.index: graph.call_method("clone", (primals[m.index],))
-               for m in joint.signature.mutated}  # fmt: skip
+    signature = joint.signature
+    changed = {m.index for m in signature.mutated} | {r.index for r in signature.reshaped}
+    changed.update(signature.bumped)
+    if any(i >= len(primals) for i in changed):
+        raise NotOneGraph("an attribute of the graph is written to")
+    written = {i: graph.call_method("clone", (primals[i],)) for i in sorted(changed)}
     for position, node in enumerate(n for n in gm.graph.nodes if n.op == "placeholder"):
         env[node] = written.get(position, env[node])
     entered = [
@@ -145,6 +146,6 @@ def _root(
         if info.base == index and info.kind is OutputKind.FRESH:
             return value  # type: ignore[no-any-return]
     for info, value in zip(signature.outputs, results, strict=True):
-        if info.base == index and info.kind is OutputKind.VIEW_OF_OUTPUT:
+        if info.lies_in(index):
             return graph.call_function(_whole, (value,))
     raise NotOneGraph("an output's base is not found")

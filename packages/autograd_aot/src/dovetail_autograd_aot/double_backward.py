@@ -9,7 +9,8 @@ and autograd differentiates that run: slower, counted in the log with the reason
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -25,7 +26,7 @@ from torch.fx import GraphModule, Node
 from dovetail_autograd_aot.aot_log import AotLog
 from dovetail_autograd_aot.differentiable import Autocast, NotOneGraph, gradient_graph, run_engine
 from dovetail_autograd_aot.graphs import JointGraph, OutputKind
-from dovetail_autograd_aot.op_info import draws_in_backward, draws_random_numbers
+from dovetail_autograd_aot.op_info import CHANGES_OF_SHAPE, draws_in_backward, draws_random_numbers
 
 # Read at every forward, for every input: by a C loop.
 _version = attrgetter("_version")
@@ -98,7 +99,19 @@ class DoubleBackward:
         self.mutated = {m.index for m in self.signature.mutated}
         # The history of these is about to go through this graph, which would hold itself.
         self.overtaken = [m.index for m in self.signature.mutated if not m.data_only]
-        self.mutated_matters = _mutated_matters(joint)
+        reshaped = self.signature.reshaped
+        self.reshaped = [r.index for r in reshaped]
+        # (A copy has other strides, and none of what lies beside it.)
+        self.moved = any(step.op not in CHANGES_OF_SHAPE for r in reshaped for step in r.steps)
+        count = self.signature.num_forward_outputs
+        everything: Any = joint.gm.graph.output_node().args[0]
+        self.mutated_matters = _depends_on_written(joint, everything[count:])
+        # What an output from which no input gets a gradient gives others is told by no gradient.
+        known = functools.reduce(int.__or__, joint.reached, 0)
+        differentiable = self.signature.differentiable
+        outputs = [everything[i] for i in differentiable]
+        all_known = known == (1 << len(differentiable)) - 1
+        self.values_matter = not all_known and _depends_on_written(joint, outputs)
         needed = enumerate(joint.signature.primals_require_grad)
         self.wanted = [i for i, is_needed in needed if is_needed]
 
@@ -111,6 +124,7 @@ class DoubleBackward:
         versions = self._versions(inputs)
         if self.overtaken:
             inputs = self._without_history(inputs)
+        inputs = self.in_shape(inputs)
         return Replay(inputs, versions, random_state, cuda)
 
     def counted_again(self, replay: Replay) -> Replay:
@@ -133,12 +147,20 @@ class DoubleBackward:
             kept[i] = inputs[i].detach().requires_grad_(inputs[i].requires_grad)
         return tuple(kept)
 
+    def in_shape(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The inputs, of those that are about to change their shape others in the one they have."""
+        if not self.reshaped:
+            return inputs
+        with torch.enable_grad():
+            views = {id(inputs[i]): inputs[i].view_as(inputs[i]) for i in self.reshaped}
+        return tuple(views.get(id(value), value) for value in inputs)
+
     def _tensors(self, inputs: tuple[Any, ...]) -> list[Tensor]:
         return [i for i in inputs if isinstance(i, Tensor)]
 
     def run(self, replay: Replay, tangents: list[Tensor | None]) -> Gradients:
         """The gradients of the inputs, differentiable."""
-        self.check(replay, "backward with create_graph=True")
+        self.check(replay, "backward with create_graph=True", self.mutated_matters)
         if all(t is None for t in tangents):
             return (None,) * len(replay.inputs)
         replay = self.whole(replay)
@@ -162,9 +184,9 @@ class DoubleBackward:
                   for i, v in enumerate(replay.inputs)]  # fmt: skip
         return replace(replay, inputs=tuple(inputs))
 
-    def check(self, replay: Replay, what: str) -> None:
+    def check(self, replay: Replay, what: str, needs_overwritten: bool) -> None:
         """Raise an error if the captured graph cannot be run again for `what`, such as a backward
-        with `create_graph`."""
+        with `create_graph`: it may need what was overwritten."""
         if any(map(draws_in_backward, self.joint.gm.graph.nodes)):
             raise RuntimeError(
                 f"{what} through a compiled graph that draws random numbers in its backward"
@@ -174,14 +196,14 @@ class DoubleBackward:
                 f"{what} through a compiled graph whose inputs are tensor "
                 "subclasses that wrap tensors"
             )
-        if self.mutated_matters:
+        if needs_overwritten:
             raise RuntimeError(
                 f"{what} through a compiled graph that overwrites an "
                 "input its gradients depend on: the old contents are gone"
             )
-        if self.signature.reshaped:
+        if self.moved:
             raise RuntimeError(
-                f"{what} through a compiled graph that changes the shape of an input in place"
+                f"{what} through a compiled graph that changes in place where an input lies"
             )
         tensors = [(i, v) for i, v in enumerate(replay.inputs) if isinstance(v, Tensor)]
         for (i, value), version in zip(tensors, replay.versions, strict=True):
@@ -299,7 +321,8 @@ class DoubleBackward:
             others = [s for s, value in zip(sources, inputs, strict=True) if s is not value]
             for source in {id(source): source for source in others}.values():
                 change(source)
-        copies = {id(sources[i]): sources[i].clone() for i in self.mutated if i < own}
+        written = {*self.mutated, *self.signature.bumped, *self.reshaped}
+        copies = {id(sources[i]): sources[i].clone() for i in written if i < own}
         return sources, [copies.get(id(v), v) for v in sources]
 
     def forward(self, aliases: list[Any], note: Callable[[Node, Any], None] | None) -> list[Any]:
@@ -320,11 +343,9 @@ class DoubleBackward:
         if 0 <= mutation < len(signature.mutated):
             return aliases[signature.mutated[mutation].index]  # type: ignore[no-any-return]
         for info, value in zip(signature.outputs, outputs, strict=True):
-            if info.base != index:
-                continue
-            if info.kind is OutputKind.FRESH:
+            if info.kind is OutputKind.FRESH and info.base == index:
                 return value  # type: ignore[no-any-return]
-            if info.kind is OutputKind.VIEW_OF_OUTPUT and value._base is not None:
+            if info.lies_in(index) and value._base is not None:
                 return value._base  # type: ignore[no-any-return]
         raise RuntimeError("an output's base was not found in the differentiable run")
 
@@ -380,16 +401,13 @@ def _devices(node: Node) -> list[torch.device]:
     return [v.device for v in values if isinstance(v, Tensor)]
 
 
-def _mutated_matters(joint: JointGraph) -> bool:
-    """Whether a gradient depends on the old contents of an input that is written to."""
-    signature = joint.signature
-    nodes = list(joint.gm.graph.nodes)
-    placeholders = [n for n in nodes if n.op == "placeholder"]
-    mutated = {placeholders[m.index] for m in signature.mutated}
+def _depends_on_written(joint: JointGraph, values: Sequence[Any]) -> bool:
+    """Whether some values depend on the old contents of an input that is written to."""
+    placeholders = [n for n in joint.gm.graph.nodes if n.op == "placeholder"]
+    mutated = {placeholders[m.index] for m in joint.signature.mutated}
     if not mutated:
         return False
-    gradients = nodes[-1].args[0][signature.num_forward_outputs :]
-    stack = [g for g in gradients if isinstance(g, Node)]
+    stack = [value for value in values if isinstance(value, Node)]
     seen: set[Node] = set()
     while stack:
         node = stack.pop()

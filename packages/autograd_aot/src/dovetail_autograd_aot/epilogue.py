@@ -7,7 +7,13 @@ from typing import Any
 
 import torch
 
-from dovetail_autograd_aot.gradient_points import Gates, Give, node_giver, output_stages
+from dovetail_autograd_aot.gradient_points import (
+    Gates,
+    Give,
+    node_giver,
+    output_stages,
+    written_stages,
+)
 from dovetail_autograd_aot.graphs import (
     GradientPoint,
     OutputInfo,
@@ -16,7 +22,7 @@ from dovetail_autograd_aot.graphs import (
     Signature,
 )
 from dovetail_autograd_aot.output_makers import output_maker
-from dovetail_autograd_aot.write_back import make_write_back
+from dovetail_autograd_aot.write_back import make_seen_writes, make_write_back
 
 aten = torch.ops.aten
 
@@ -39,6 +45,8 @@ def make_epilogue(
     ):
         return None if give is None else _only_nodes(give)
     write_back = make_write_back(signature)
+    written = written_stages(points)
+    writes = make_seen_writes(signature, written)
     makers = [(output_maker(info, signature), info.counter) for info in signature.outputs]
     apart = {
         info.counter: (info.kind is OutputKind.VIEW_OF_INPUT, info.base)
@@ -46,37 +54,39 @@ def make_epilogue(
         if info.counter is not None and info.base is not None
     }
     stages = output_stages(signature.outputs, points)
-    later = range(1, len(stages))
+    writes += [None] * (len(stages) - len(writes))
+    reshapes = [
+        [r for r in signature.reshaped if written.get(r.index, len(stages) - 1) == stage]
+        for stage in range(len(stages))
+    ]
+    steps = list(zip(writes, stages, reshapes, strict=True))
     plain = all(_is_plain(o) for o in signature.outputs)
     fresh = signature.num_fresh
 
     def epilogue(
         inputs: Sequence[Any], results: Sequence[Any], opened: tuple[Any, ...] = ()
     ) -> tuple[Any, ...]:
-        if give is not None:
-            give(0, results, None, None, opened)
         if write_back is not None:
             write_back(inputs, results)
-        if plain:
-            outputs = list(results[:fresh])
+        outputs = list(results[:fresh]) if plain else [None] * len(makers)
+        others: dict[int, Any] = {}
+        for stage, (write, numbers, reshaped) in enumerate(steps):
             if give is not None:
-                for stage in later:
-                    give(stage, results, inputs, outputs, opened)
-        else:
-            outputs = [None] * len(makers)
-            others = {
-                number: (inputs if from_input else results)[base].data
-                for number, (from_input, base) in apart.items()
-            }
-            for stage, numbers in enumerate(stages):
-                if stage and give is not None:
-                    give(stage, results, inputs, outputs, opened)
+                give(stage, results, inputs, outputs, opened)
+            if write is not None:
+                write(inputs, results)
+            if apart and not stage:
+                others = {
+                    number: (inputs if from_input else results)[base].data
+                    for number, (from_input, base) in apart.items()
+                }
+            if not plain:
                 for i in numbers:
                     make, counter = makers[i]
                     bases = inputs if counter is None else (others[counter],)
                     outputs[i] = make(bases, results, outputs)
-        for reshaped in signature.reshaped:
-            _reshape(inputs[reshaped.index], reshaped)
+            for change in reshaped:
+                _reshape(inputs[change.index], change)
         return tuple(outputs)
 
     return epilogue

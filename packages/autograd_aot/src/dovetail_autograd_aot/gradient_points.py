@@ -4,11 +4,10 @@ that it writes to. Some of these points are computed from others."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from dovetail_autograd_aot.autograd_facts import grad_fn_of
@@ -18,6 +17,7 @@ from dovetail_autograd_aot.graphs import (
     OutputInfo,
     OutputKind,
     PointSource,
+    ReshapedInput,
 )
 from dovetail_autograd_aot.native import nodes_module
 from dovetail_autograd_aot.outputs import Classified
@@ -26,7 +26,11 @@ _VIEWS = (OutputKind.VIEW_OF_INPUT, OutputKind.VIEW_OF_OUTPUT)
 
 
 def gradient_points(
-    outputs: Sequence[Any], primals: Sequence[Any], result: Classified, mutated: list[MutatedInput]
+    outputs: Sequence[Any],
+    primals: Sequence[Any],
+    result: Classified,
+    mutated: Sequence[MutatedInput],
+    reshaped: Sequence[ReshapedInput],
 ) -> tuple[GradientPoint, ...]:
     """The points of a trace: none if there is one only, or nothing to be told apart."""
     fresh = sum(info.kind is OutputKind.FRESH for info in result.infos)
@@ -38,7 +42,10 @@ def gradient_points(
             point = GradientPoint(index, None, primal, PointSource.INPUT)
             tensors.append(primals[primal])
         else:
-            point = GradientPoint(index, _output_of(result.infos, index), None, PointSource.RESULT)
+            output = _output_of(result.infos, index)
+            by_user = output is not None and result.infos[output].by_user
+            source = PointSource.OUTPUT if by_user else PointSource.RESULT
+            point = GradientPoint(index, output, None, source)
             tensors.append(root)
         found.append(point)
     forward = len(found)
@@ -46,6 +53,10 @@ def gradient_points(
         if info.kind in _VIEWS and _has_own_place(info) and grad_fn_of(outputs[number]) is not None:
             found.append(GradientPoint(None, number, None, PointSource.OUTPUT))
             tensors.append(outputs[number])
+    for primal in {r.index for r in reshaped} - {m.index for m in mutated if not m.data_only}:
+        if grad_fn_of(primals[primal]) is not None:
+            found.append(GradientPoint(None, None, primal, PointSource.INPUT))
+            tensors.append(primals[primal])
     # In the order of their nodes in the trace, which is that of the engine: hooks are called in it.
     by_time = sorted(range(len(found)), key=lambda k: _time(tensors[k]))
     found, tensors = [found[k] for k in by_time], [tensors[k] for k in by_time]
@@ -76,75 +87,75 @@ def _has_own_place(info: OutputInfo) -> bool:
 def _placed(
     points: list[GradientPoint], tensors: list[Tensor], infos: Sequence[OutputInfo]
 ) -> tuple[GradientPoint, ...]:
-    """The points with what they are computed from, and when they get their nodes. What is written
-    to an input needs its node before: a view cannot be below it then (such a view is no point; nor
-    is one of a result that is computed from it), nor an input that is written to (which is asked at
-    the result that is written, instead)."""
+    """The points with what they are computed from, and when they get their nodes or are made. (A
+    view of what is computed from it is no point: it is made later.)"""
     while True:
         direct = nodes_module().dependencies(tensors)
         below = _closure(direct)
-        written = [k for k, p in enumerate(points) if p.written is not None]
-        early = {*written, *(i for k in written for i in below[k])}
-        late = {i for k in early for i in direct[k] if points[i].source is not PointSource.RESULT}
-        for k, p in enumerate(points):
-            if p.forward is not None:
-                views = (i for i in below[k] if points[i].forward is None)
-                late |= {i for i in views if _base_of(points[i], infos) == p.forward}
+        taken_of = _taken_of(points, infos)
+        late = {k for k, base in enumerate(taken_of) if base is not None and k in below[base]}
         if not late:
             break
-        for k in late:
-            if points[k].written is not None:
-                points[k] = replace(points[k], source=PointSource.RESULT)
-        kept = [k for k, p in enumerate(points) if k not in late or p.forward is not None]
+        kept = [k for k in range(len(points)) if k not in late]
         points, tensors = [points[k] for k in kept], [tensors[k] for k in kept]
-    stages = _stages(points, direct, early, infos)
+    stages = _stages(points, direct, taken_of, infos)
     return tuple(
         replace(p, stage=stages[k], direct=tuple(direct[k]), below=tuple(sorted(below[k])))
         for k, p in enumerate(points)
     )
 
 
+def _taken_of(points: Sequence[GradientPoint], infos: Sequence[OutputInfo]) -> list[int | None]:
+    """The point that each one that is a view is taken of at run time."""
+    results: dict[Any, int] = {p.forward: k for k, p in enumerate(points)}
+    inputs: dict[Any, int] = {p.written: k for k, p in enumerate(points) if p.written is not None}
+    found: list[int | None] = []
+    for point in points:
+        base = None
+        if point.forward is None and point.output is not None:
+            info = infos[point.output]
+            of_result = info.kind is OutputKind.VIEW_OF_OUTPUT
+            base = (results if of_result else inputs).get(info.base)
+        found.append(base)
+    return found
+
+
 def _stages(
     points: Sequence[GradientPoint],
     direct: Sequence[Sequence[int]],
-    early: set[int],
+    taken_of: Sequence[int | None],
     infos: Sequence[OutputInfo],
 ) -> list[int]:
-    """When each point gets its node (those `early` at once), or is made of a result that has it."""
-    made_of = {point.forward: k for k, point in enumerate(points)}
-    found = dict.fromkeys(early, 0)
-
-    def before(k: int) -> list[int]:
-        """The points that come before it."""
-        if points[k].forward is not None:
-            return list(direct[k])
-        base = made_of.get(_base_of(points[k], infos))
-        return [] if base is None else [base]
-
+    """When each point gets its node, or is made. Within a stage nodes come first, then inputs are
+    written to, then views are made, then inputs change their shape."""
+    found: dict[int, int] = {}
+    begun: set[int] = set()
     for point in range(len(points)):
         stack = [point]
         while stack:
             k = stack[-1]
-            missing = [other for other in before(k) if other not in found]
-            if k in found or not missing:
+            base = taken_of[k]
+            before = [*direct[k], *(() if base is None else (base,))]
+            missing = [other for other in before if other not in begun]
+            begun.add(k)
+            if k not in found and not missing:
+                number = points[k].output  # (of results: they come later than what is none)
+                later = points[k].forward is not None or (
+                    number is not None and infos[number].of_reshaped
+                )
+                found[k] = max(
+                    (
+                        found[i] + (later and points[i].source is not PointSource.RESULT)
+                        for i in before
+                        if i in found
+                    ),
+                    default=0,
+                )
+            if k in found:
                 stack.pop()
-                later = points[k].forward is not None  # than what is no result
-                stages = [
-                    found[i] + (later and points[i].source is not PointSource.RESULT)
-                    for i in before(k)
-                ]
-                found.setdefault(k, max(stages, default=0))
             else:
                 stack += missing
     return [found[k] for k in range(len(points))]
-
-
-def _base_of(point: GradientPoint, infos: Sequence[OutputInfo]) -> int:
-    """The forward output that a view is made of; -1 for one of an input."""
-    assert point.output is not None
-    info = infos[point.output]
-    of_result = info.kind is OutputKind.VIEW_OF_OUTPUT and info.base is not None
-    return info.base if of_result else -1  # type: ignore[return-value]
 
 
 def through_others(
@@ -157,15 +168,12 @@ def through_others(
         if point.forward is not None or len(point.direct) != 1:
             continue
         other = points[point.direct[0]]
-        if other.forward is not None:
+        if other.source is not PointSource.OUTPUT:
             continue
         assert point.output is not None and other.output is not None
         info, seen = infos[point.output], infos[other.output]
-        steps = info.view[len(seen.view) :]
         same = (info.kind, info.base) == (seen.kind, seen.base)
-        if not same or info.view[: len(seen.view)] != seen.view:
-            continue
-        if not any(step.op is torch.ops.aten.as_strided.default for step in steps):
+        if same and info.view[: len(seen.view)] == seen.view:
             made[point.output] = replace(info, view_of=other.output)
     return made
 
@@ -173,7 +181,9 @@ def through_others(
 def output_stages(infos: Sequence[OutputInfo], points: Sequence[GradientPoint]) -> list[list[int]]:
     """The outputs in the order in which they can be made, by the stages of the points: views after
     the nodes of what they are taken of, and what is made of other outputs after them."""
-    stage_of = {point.forward: point.stage for point in points}
+    results = {point.forward: point.stage for point in points}
+    inputs: Mapping[Any, int] = written_stages(points)
+    views = {p.output: p.stage for p in points if p.source is PointSource.OUTPUT}
 
     def rank(number: int) -> tuple[int, bool, int, int]:
         info = infos[number]
@@ -181,15 +191,28 @@ def output_stages(infos: Sequence[OutputInfo], points: Sequence[GradientPoint]) 
             assert info.base is not None
             stage, *_ = rank(info.base)
             return stage, True, 0, number
-        depth = 0 if info.view_of is None else rank(info.view_of)[2] + 1
-        of_output = info.kind is OutputKind.VIEW_OF_OUTPUT
-        return stage_of.get(info.base, 0) if of_output else 0, False, depth, number
+        if info.kind is OutputKind.VIEW_OF_OUTPUT:
+            stage = results.get(info.base, 0)
+        else:
+            stage = inputs.get(info.base, 0) if info.kind is OutputKind.VIEW_OF_INPUT else 0
+            stage += info.of_reshaped
+        stage = max(stage, views.get(number, 0))
+        depth = 0
+        if info.view_of is not None:
+            other, _, depth, _ = rank(info.view_of)
+            stage, depth = max(stage, other), depth + 1
+        return stage, False, depth, number
 
     last = max((point.stage for point in points), default=0)
     found: list[list[int]] = [[] for _ in range(last + 1)]
     for number in sorted(range(len(infos)), key=rank):
         found[rank(number)[0]].append(number)
     return found
+
+
+def written_stages(points: Sequence[GradientPoint]) -> dict[int, int]:
+    """The stages in which inputs are written to, or change their shape."""
+    return {point.written: point.stage for point in points if point.written is not None}
 
 
 def _closure(direct: Sequence[Sequence[int]]) -> list[set[int]]:

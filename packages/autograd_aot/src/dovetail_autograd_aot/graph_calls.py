@@ -16,6 +16,7 @@ from dovetail_autograd_aot.op_info import is_custom
 Compiler = Callable[[GraphModule, list[Any]], Callable[..., Any]]
 Compiled = Callable[..., Sequence[Any]]
 
+graph_is_kept = torch._C._autograd._get_current_graph_task_keep_graph
 below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
 _grad_enabled = torch.is_grad_enabled
 _set_grad = torch._C._set_grad_enabled
@@ -41,28 +42,35 @@ def for_custom_operators(run: Compiled, gm: GraphModule) -> Compiled:
     if not any(is_custom(node.target) for node in gm.graph.nodes):
         return run
 
-    def detached(*inputs: Any) -> Any:
-        return run(*map(_detached, inputs))
+    def run_detached(*inputs: Any) -> Any:
+        return run(*map(detached, inputs))
 
     if hasattr(run, "run_consuming"):
 
         def consume(inputs: list[Any]) -> Any:
-            inputs[:] = map(_detached, inputs)
+            inputs[:] = map(detached, inputs)
             return run_consuming(run, inputs)
 
-        setattr(detached, "run_consuming", consume)  # noqa: B010
-    return detached
+        setattr(run_detached, "run_consuming", consume)  # noqa: B010
+    return run_detached
 
 
-def _detached(value: Any) -> Any:
+def detached(value: Any) -> Any:
+    """A tensor that requires no gradient; any other value as it is."""
     return value.detach() if isinstance(value, Tensor) and value.requires_grad else value
+
+
+def context_of(results: Sequence[Any]) -> Any:
+    """The context of a compiled function that gave these, if autograd recorded it."""
+    nodes = (result.grad_fn for result in results if isinstance(result, Tensor))
+    return next((node for node in nodes if node is not None), None)
 
 
 def cutting(run: Callable[..., Any], unreached: list[int]) -> Callable[..., Any]:
     """`run`, given those inputs without their history: no gradient goes back to it, and as an edge
     of autograd's graph it would be kept alive, and its freed nodes be asked for gradients. (So it
     is with a state that goes from call to call, and that the graph detaches.)"""
-    return _changing(run, unreached, _detached)
+    return _changing(run, unreached, detached)
 
 
 def resolving(run: Callable[..., Any], unresolved: list[int]) -> Callable[..., Any]:

@@ -67,7 +67,9 @@ class OutputInfo:
     base begins, not from the beginning of its storage. `detached`: for autograd it is no view of
     the base, but of what so many steps of `view` lead to (of nothing, if these are all), which is
     user output number `view_of`, if that is one. Without `detached`, `view_of` is the view of the
-    same base that it was taken of, through which its gradient goes.
+    same base that it was taken of, through which its gradient goes. `of_reshaped`: it is taken of
+    an input after that has changed its shape in place. `by_user`: for autograd, what has a `memory`
+    is a view of it that a Function of the user's made, which nobody may write to.
     """
 
     kind: OutputKind
@@ -85,17 +87,27 @@ class OutputInfo:
     from_base: bool = False
     detached: int | None = None
     view_of: int | None = None
+    of_reshaped: bool = False
+    by_user: bool = False
+
+    def lies_in(self, forward: int) -> bool:
+        """Whether it is another tensor in the memory of forward output number `forward`."""
+        if self.kind is OutputKind.VIEW_OF_OUTPUT:
+            return self.base == forward
+        return self.memory is not None and self.memory[1] == forward
 
 
 @dataclass(frozen=True)
 class MutatedInput:
     """Input `index` gets a new value; `data_only` when the write happens under no_grad or the
     input does not require grad (a plain `copy_` outside autograd); `silent` when its version
-    counter does not tell (a write through `.data`, batch norm's statistics)."""
+    counter does not tell (a write through `.data`, batch norm's statistics). `lost`: the error of
+    the backward of its new value, if there is none (empty if there is)."""
 
     index: int
     data_only: bool
     silent: bool = False
+    lost: str = ""
 
 
 @dataclass(frozen=True)
@@ -123,7 +135,8 @@ class Signature:
     `differentiable` are the indices of the forward outputs that carry gradients, in the order of
     the tangents. `hidden` and `sizes` count the forward outputs of those kinds. `backward_error`
     is what eager's backward would raise: then there is none. `bumped` are inputs that are not
-    mutated, but whose version counters tell of a write.
+    mutated, but whose version counters tell of a write. `writes` are (input, how many writes its
+    version counter tells of besides that of its new value).
     """
 
     num_primals: int
@@ -136,6 +149,7 @@ class Signature:
     reshaped: tuple[ReshapedInput, ...] = ()
     backward_error: str | None = None
     bumped: tuple[int, ...] = ()
+    writes: tuple[tuple[int, int], ...] = ()
 
     @property
     def needs_backward(self) -> bool:
@@ -166,11 +180,12 @@ class GradientPoint:
     """A tensor that a call hands out or writes to, as a place in autograd's graph.
 
     It is forward output number `forward`, or, if that is None, a view that is user output number
-    `output`. A forward output is a user output, a new value of the input `written`, or, with None
-    for both, a hidden base. `source` tells where the tensor is found after the call. `direct` are
-    the points that autograd has a way to from it with no other in between, `below` all that it has
-    a way to. `stage` tells when it gets its node, or is made: the nodes of stage 0 come before
-    inputs are written to, then the views of stage 0, the nodes of stage 1, and so on.
+    `output`, or the input `written`, which changes its shape in place. A forward output is a user
+    output, a new value of the input `written`, or, with None for both, a hidden base. `source`
+    tells where the tensor is found after the call. `direct` are the points that autograd has a way
+    to from it with no other in between, `below` all that it has a way to. `stage` tells when it
+    gets its node, or is made: the nodes of stage 0 come first, then the inputs of stage 0 are
+    written to and its views made, then come the nodes of stage 1, and so on.
     """
 
     forward: int | None
@@ -256,6 +271,11 @@ class PartitionedGraph:
 GIVEN_WITH = "given_with"
 """Metadata of a node: the tangents, as a bit set, of which a call must have one for the node's
 value, a gradient, to be there at all."""
+
+
+SAVES_NOTHING = "saves_nothing"
+"""Metadata of a node of the backward: whether autograd's node that it is of saves no tensors, and
+so can run again after it is freed."""
 
 
 def hold(root: torch.nn.Module, name: str, value: Any) -> None:

@@ -8,28 +8,46 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dovetail_autograd_aot.by_way import ByWay
+from dovetail_autograd_aot.double_backward import DoubleBackward
 from dovetail_autograd_aot.epilogue import Epilogue, make_epilogue
-from dovetail_autograd_aot.graph_calls import Compiled, extension, unrecorded
-from dovetail_autograd_aot.graphs import JointGraph, PartitionedGraph, Signature
+from dovetail_autograd_aot.graph_calls import (
+    Compiled,
+    context_of,
+    detached,
+    extension,
+    graph_is_kept,
+    unrecorded,
+)
+from dovetail_autograd_aot.graphs import GradientPoint, JointGraph, PartitionedGraph, Signature
 from dovetail_autograd_aot.write_back import count_writes
 
 
 def compile_inference(
-    joint: JointGraph, parts: PartitionedGraph, forward: Compiled, shield: bool
+    joint: JointGraph,
+    parts: PartitionedGraph,
+    forward: Compiled,
+    shield: bool,
+    double: DoubleBackward | None,
 ) -> Callable[..., tuple[Any, ...]]:
-    """Nothing to differentiate: the compiled forward, and what has to be done after it."""
-    signature = parts.signature
+    """No input gets a gradient: the compiled forward, and what has to be done after it. (Outputs
+    may get gradients by way of others: `double` is for the run by eager that tells those.)"""
     extend = extension(joint)
-    run = _run_forward(signature, forward, shield)
+    run = _run_forward(joint, parts.signature, forward, shield, double)
     if extend is None:
         return run
     return lambda *inputs: run(*extend(inputs))
 
 
 def _run_forward(
-    signature: Signature, forward: Compiled, shield: bool
+    joint: JointGraph,
+    signature: Signature,
+    forward: Compiled,
+    shield: bool,
+    double: DoubleBackward | None,
 ) -> Callable[..., tuple[Any, ...]]:
-    epilogue = _epilogue(signature)
+    points = () if double is None or not shield else joint.points
+    epilogue = _epilogue(signature, points)
     no_autocast = torch._C._is_any_autocast_enabled()
 
     def without_autocast(*inputs: Any) -> Sequence[Any]:
@@ -54,11 +72,20 @@ def _run_forward(
         return with_epilogue
 
     if signature.differentiable:
-        apply = _without_gradients(target, signature).apply
+        by_way = ByWay(double, points) if double is not None and points else None
+        apply = _without_gradients(target, signature, by_way).apply
+        anchor = torch.empty((), requires_grad=True)
 
         def recorded(*inputs: Any) -> tuple[Any, ...]:
-            results = apply(*inputs)
-            return results if epilogue is None else epilogue(inputs, results)
+            # (The engine is not to come to inputs: there is nothing for them.)
+            results = apply(anchor, *map(detached, inputs))
+            context = context_of(results) if by_way is not None else None
+            if context is not None and double is not None:
+                context.replay = double.remember(inputs)
+            outputs = results if epilogue is None else epilogue(inputs, results)
+            if context is not None and double is not None:
+                context.replay = double.counted_again(context.replay)
+            return outputs
 
         return recorded
 
@@ -71,9 +98,9 @@ def _run_forward(
     return shielded
 
 
-def _epilogue(signature: Signature) -> Epilogue | None:
-    made = make_epilogue(signature)
-    if not signature.bumped and not signature.reshaped:
+def _epilogue(signature: Signature, points: Sequence[GradientPoint]) -> Epilogue | None:
+    made = make_epilogue(signature, points)
+    if not signature.writes and not signature.reshaped:
         return made
 
     def counting(inputs: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
@@ -83,17 +110,21 @@ def _epilogue(signature: Signature) -> Epilogue | None:
     return counting
 
 
-def _without_gradients(target: Compiled, signature: Signature) -> type[torch.autograd.Function]:
+def _without_gradients(
+    target: Compiled, signature: Signature, points: ByWay | None
+) -> type[torch.autograd.Function]:
     """For results that require grad in eager though no input gets a gradient (the 0-norm's), or
-    none can be computed."""
+    none can be computed: over an anchor, which makes them require it, and the inputs. `points` are
+    those of its outputs that have nodes of their own."""
     differentiable = signature.differentiable
 
     class CompiledFunction(torch.autograd.Function):
         """A compiled forward; its backward reaches nothing."""
 
         @staticmethod
-        def forward(ctx: Any, *inputs: Any) -> tuple[Any, ...]:
-            ctx.count = len(inputs)
+        def forward(ctx: Any, anchor: Tensor, *inputs: Any) -> tuple[Any, ...]:
+            ctx.count = len(inputs) + 1
+            ctx.replay = None
             results = tuple(unrecorded(target, *inputs))
             ctx.mark_non_differentiable(
                 *[
@@ -109,6 +140,16 @@ def _without_gradients(target: Compiled, signature: Signature) -> type[torch.aut
         def backward(ctx: Any, *gradients: Any) -> tuple[None, ...]:
             if signature.backward_error is not None:
                 raise RuntimeError(signature.backward_error)
+            if points is not None:
+                points.taken(ctx)
+                if not graph_is_kept():
+                    ctx.replay = None
             return (None,) * int(ctx.count)
+
+        @staticmethod
+        def by_way(*args: Any) -> list[Tensor | None]:
+            """`ByWay.parts`, for the nodes of the outputs."""
+            assert points is not None
+            return points.parts(*args)
 
     return CompiledFunction

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.node_error import blame
 
-from dovetail_autograd_aot.autograd_facts import grad_flags, seen_base
+from dovetail_autograd_aot.autograd_facts import grad_flags, grad_fn_of
 from dovetail_autograd_aot.graphs import (
     MutatedInput,
     OutputKind,
@@ -31,6 +33,7 @@ from dovetail_autograd_aot.storage import (
     refusal,
     track_of,
 )
+from dovetail_autograd_aot.version_counters import share_counter
 
 if TYPE_CHECKING:
     from dovetail_autograd_aot.joint import JointTrace
@@ -58,7 +61,7 @@ def mutated_inputs(trace: JointTrace) -> list[MutatedInput]:
         if trace.leaves[index] is None:
             continue
         storage = track_of(primal).storage
-        if storage.version == 0:
+        if storage.version == 0 and not _has_new_history(trace, index, primal):
             continue
         try:
             found = _mutated(trace, index, primal, storage)
@@ -69,6 +72,14 @@ def mutated_inputs(trace: JointTrace) -> list[MutatedInput]:
         if found is not None:
             mutated.append(found)
     return mutated
+
+
+def _has_new_history(trace: JointTrace, index: int, primal: FakeTensor) -> bool:
+    """Whether autograd saw a write to an input that left it as it was (`conj_physical_` of real
+    numbers does)."""
+    node = grad_fn_of(primal)
+    moved = node is not None and node is not trace.grad_fns[index]
+    return moved and id(primal) not in trace.tracer.reshaped
 
 
 def _mutated(
@@ -116,7 +127,7 @@ def _need_storage_if_overlapped(trace: JointTrace, index: int, writer: str | Non
         if memory_overlaps(example, other):
             raise StorageNeededError(index, writer)
         trace.apart.append((index, number))
-        if seen_base(example) is seen_base(other):
+        if share_counter(example, other):
             trace.counted.append(number)
 
 
@@ -148,6 +159,29 @@ def refuse_reshaped_writes(trace: JointTrace) -> None:
             raise refusal(why, writer)
 
 
+def take_views_of_reshaped(
+    trace: JointTrace, result: Classified, reshaped: Sequence[ReshapedInput]
+) -> None:
+    """Let the views of an input that has a history and changes its shape be taken after that, with
+    the steps that are left then: its gradient goes by way of the input in its new shape. One that
+    was taken before is refused: autograd takes it again by strides."""
+    for number, info in enumerate(result.infos):
+        if info.kind is not OutputKind.VIEW_OF_INPUT or info.is_leaf or not info.requires_grad:
+            continue
+        base = info.base
+        assert base is not None
+        primal = trace.primals[base]
+        if base not in {r.index for r in reshaped} or grad_fn_of(primal) is None:
+            continue
+        before = trace.chains.get(base, ())
+        changes = track_of(primal).chain[len(before) :]
+        if info.view[: len(changes)] != changes or info.detached is not None:
+            why = f"input {base} changes its shape in place, and a view of before that is returned"
+            raise refusal(why, trace.tracer.reshapers[id(primal)])
+        left = info.view[len(changes) :]
+        result.infos[number] = replace(info, view=left, of_reshaped=True)
+
+
 def refuse_untracked_views(trace: JointTrace, result: Classified) -> None:
     """A view that is taken under no_grad of an input that changes its shape: eager takes it
     after the change, and autograd refuses it if it was taken before."""
@@ -167,6 +201,17 @@ def refuse_untracked_views(trace: JointTrace, result: Classified) -> None:
 def _tells(trace: JointTrace, index: int) -> bool:
     """Whether an input's version counter tells of a write."""
     return index in trace.versions and trace.primals[index]._version != trace.versions[index]
+
+
+def counted_writes(trace: JointTrace, mutated: list[MutatedInput]) -> tuple[tuple[int, int], ...]:
+    """For inputs whose version counters tell of writes besides that of a new value, how many."""
+    new_values = {m.index for m in mutated if not m.silent}
+    found = []
+    for index, before in trace.versions.items():
+        count = trace.primals[index]._version - before - (index in new_values)
+        if count > 0:
+            found.append((index, count))
+    return tuple(found)
 
 
 def bumped_inputs(trace: JointTrace, mutated: list[MutatedInput]) -> tuple[int, ...]:

@@ -36,6 +36,7 @@ class InputGates:
 
     gates: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
     same: dict[int, int]
+    overtaken: frozenset[int] = frozenset()
     left: OfPass[_Left] = field(default_factory=OfPass)
 
     def stand_ins(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -53,7 +54,8 @@ class InputGates:
         and not what stood for them."""
         kept = list(replay.inputs)
         for i in (*(i for own, _ in self.gates for i in own), *self.same):
-            kept[i] = inputs[i]
+            if i not in self.overtaken:
+                kept[i] = inputs[i]
         return replace(replay, inputs=tuple(kept))
 
     def open(self, inputs: tuple[Any, ...], results: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -77,7 +79,7 @@ def input_gates(parts: PartitionedGraph, examples: Sequence[Any]) -> InputGates 
     """The gates of a graph with these inputs, if it has any."""
     signature = parts.signature
     everything = (1 << len(signature.differentiable)) - 1
-    changed = {m.index for m in signature.mutated} | {r.index for r in signature.reshaped}
+    overtaken = {m.index for m in signature.mutated if not m.data_only}
     first: dict[int, int] = {}
     same: dict[int, int] = {}
     by_outputs: dict[int, list[int]] = {}
@@ -88,14 +90,14 @@ def input_gates(parts: PartitionedGraph, examples: Sequence[Any]) -> InputGates 
             same[i] = first[id(value)]
             continue
         mask = parts.gradient_tangents[i]
-        if 0 < mask < everything and i not in changed:
+        if 0 < mask < everything:
             by_outputs.setdefault(mask, []).append(i)
     gated = {i for own in by_outputs.values() for i in own}
     same = {i: other for i, other in same.items() if other in gated}
-    if not gated or changed & same.keys():
+    if not gated:
         return None
     gates = []
     for mask, own in by_outputs.items():
         outputs = [o for t, o in enumerate(signature.differentiable) if mask >> t & 1]
         gates.append((tuple(own), tuple(outputs)))
-    return InputGates(tuple(gates), same)
+    return InputGates(tuple(gates), same, frozenset(overtaken))

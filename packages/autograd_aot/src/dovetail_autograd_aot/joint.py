@@ -216,7 +216,9 @@ class JointTrace:
             gradients = trace_backward(self, result)
             points: tuple[GradientPoint, ...] = ()
             if self.wrapping is None:
-                points = gradient_points(outputs, self.primals, result, mutated)
+                reshaped = input_changes.reshaped_inputs(self)
+                input_changes.take_views_of_reshaped(self, result, reshaped)
+                points = gradient_points(outputs, self.primals, result, mutated, reshaped)
                 result.infos = through_others(result.infos, points)
         return self._finish(result, mutated, gradients, points)
 
@@ -417,6 +419,7 @@ class JointTrace:
             reshaped=input_changes.reshaped_inputs(self),
             backward_error=self.backward_error,
             bumped=input_changes.bumped_inputs(self, mutated),
+            writes=input_changes.counted_writes(self, mutated),
         )
         root = torch.nn.Module()
         for name, value in (*self.tracer.constants.items(), *self.tracer.subgraphs.items()):
@@ -432,7 +435,7 @@ class JointTrace:
             additive=self.additive,
             user_code=self.user_gradients.seen,
             counted=tuple(self.counted),
-            points=points if has_backward else (),
+            points=points if self.backward_error is None else (),
         )
 
     def _placeholders_first(self) -> None:

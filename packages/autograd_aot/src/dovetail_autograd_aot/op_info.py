@@ -15,6 +15,15 @@ from torch.fx import Node
 
 aten = torch.ops.aten
 
+# What changes a tensor's shape in place, whatever its strides are.
+CHANGES_OF_SHAPE = frozenset(
+    {
+        aten.t_.default, aten.transpose_.default, aten.swapaxes_.default, aten.swapdims_.default,
+        aten.squeeze_.default, aten.squeeze_.dim, aten.squeeze_.dims, aten.unsqueeze_.default,
+        aten.detach_.default,
+    }
+)  # fmt: skip
+
 
 class OpKind(Enum):
     """How the tracer treats an operator."""

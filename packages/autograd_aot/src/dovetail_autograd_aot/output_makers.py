@@ -30,6 +30,21 @@ class _Lost(torch.autograd.Function):
         raise RuntimeError(ctx.why)
 
 
+class _UserView(torch.autograd.Function):
+    """`made`, with its gradient, as a view of `base` that nobody may write to."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, base: torch.Tensor, made: torch.Tensor, view: Callable[[torch.Tensor], Any]
+    ) -> Any:
+        ctx.set_materialize_grads(False)
+        return view(base)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> Any:
+        return None, gradient, None
+
+
 def output_maker(info: OutputInfo, signature: Signature) -> Maker:
     """The function that makes one user output from inputs, forward outputs, earlier outputs; one
     with a version counter that is not its base's takes a base that has it as the only input."""
@@ -40,13 +55,19 @@ def output_maker(info: OutputInfo, signature: Signature) -> Maker:
         return _untracked_view(info, signature)
     make = _tracked_maker(info, signature)
     if not info.lost:
-        writes = len(signature.mutated) + len(signature.bumped)
+        writes = len(signature.mutated) + sum(count for _, count in signature.writes)
         return _view_of_written(make, info, writes) if of_input and signature.mutated else make
 
     def lost(inputs: Sequence[Any], results: Sequence[Any], outputs: list[Any]) -> Any:
-        anchor = torch.empty((), requires_grad=True)
-        return _Lost.apply(anchor, make(inputs, results, outputs), info.lost)
+        return lost_tensor(make(inputs, results, outputs), info.lost)
 
+    return lost
+
+
+def lost_tensor(tensor: torch.Tensor, why: str) -> torch.Tensor:
+    """A tensor that requires a gradient, the backward of which raises an error."""
+    anchor = torch.empty((), requires_grad=True)
+    lost: torch.Tensor = _Lost.apply(anchor, tensor, why)
     return lost
 
 
@@ -147,15 +168,13 @@ def _tracked_maker(info: OutputInfo, signature: Signature) -> Maker:
     one_of_several = torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE
 
     def regenerate(inputs: Sequence[Any], results: Sequence[Any], outputs: list[Any]) -> Any:
-        if view_of is None:
-            tensor = (inputs if from_input else results)[base]
-        else:
-            tensor = outputs[view_of]
+        origin = (inputs if from_input else results)[base]
+        tensor = origin if view_of is None else outputs[view_of]
         if not tracked and (tensor.requires_grad or not info.view):
             tensor = tensor.detach()
         elif not info.view:
             tensor = tensor.view_as(tensor)
-        tensor = view(tensor, results)
+        tensor = view(tensor, results, origin)
         if several and tensor._is_view():
             set_creation_meta(tensor, one_of_several)
         return tensor.requires_grad_() if leaf else tensor
@@ -173,13 +192,14 @@ def _detached_maker(info: OutputInfo, signature: Signature) -> Maker:
     after = make_view(replace(info, view=info.view[detached:]), signature)
 
     def regenerate(inputs: Sequence[Any], results: Sequence[Any], outputs: list[Any]) -> Any:
+        origin = (inputs if from_input else results)[base]
         if view_of is None:
-            tensor = before((inputs if from_input else results)[base].detach(), results).detach()
+            tensor = before(origin.detach(), results, origin).detach()
         elif detached == len(info.view):
             tensor = outputs[view_of].view_as(outputs[view_of])  # of all of it, but another tensor
         else:
             tensor = outputs[view_of]
-        tensor = after(tensor, results)
+        tensor = after(tensor, results, origin)
         return tensor.requires_grad_() if leaf else tensor
 
     return regenerate
@@ -199,7 +219,9 @@ def _in_memory(info: OutputInfo, signature: Signature) -> Maker:
         if info.is_leaf:
             made = made.detach().requires_grad_()
         base = (results if primal is None else inputs)[number]
-        made.data = view(base.detach(), results)
+        if info.by_user and made.requires_grad:
+            return _UserView.apply(base, made, lambda tensor: view(tensor, results, base))
+        made.data = view(base.detach(), results, base)
         return made
 
     return maker
@@ -220,9 +242,9 @@ def _real_parts(steps: tuple[ViewStep, ...]) -> tuple[ViewStep, ...]:
     return tuple(found)
 
 
-def make_view(info: OutputInfo, signature: Signature) -> Callable[[Any, Sequence[Any]], Any]:
-    """The function that leads from an output's base to the output, given the forward outputs for
-    sizes."""
+def make_view(info: OutputInfo, signature: Signature) -> Callable[[Any, Sequence[Any], Any], Any]:
+    """The function that leads from an output's base, or a view of it, to the output, given the
+    forward outputs for sizes and the base for where the storage is counted from."""
     steps = _real_parts(info.view)
     first_size = signature.num_forward_outputs - signature.sizes
     places = info.from_base and any(step.op is aten.as_strided.default for step in steps)
@@ -237,15 +259,15 @@ def make_view(info: OutputInfo, signature: Signature) -> Callable[[Any, Sequence
     if signature.sizes == 0 and not places and all(s.grad_mode for s in steps):
         static = [(s.op, s.args, dict(s.kwargs)) for s in steps]
 
-        def static_view(tensor: Any, results: Sequence[Any]) -> Any:
+        def static_view(tensor: Any, results: Sequence[Any], base: Any) -> Any:
             for op, args, kwargs in static:
                 tensor = op(tensor, *args, **kwargs)
             return tensor
 
         return static_view
 
-    def view(tensor: Any, results: Sequence[Any]) -> Any:
-        start = tensor.storage_offset() if places else 0
+    def view(tensor: Any, results: Sequence[Any], base: Any) -> Any:
+        start = base.storage_offset() if places else 0
         for step in steps:
             args = [number(a, results) for a in step.args]
             kwargs = {k: number(v, results) for k, v in step.kwargs}

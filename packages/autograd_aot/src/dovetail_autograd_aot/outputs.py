@@ -13,6 +13,7 @@ from torch.fx import Node
 
 from dovetail_autograd_aot.autograd_facts import (
     grad_flags,
+    made_by_user,
     one_of_several,
     seen_base,
     why_lost,
@@ -42,9 +43,10 @@ class Classified:
     """The outputs of a trace.
 
     `forward` are the nodes of the forward outputs; `roots` the tensors gradients flow back from,
-    and `differentiable` their indices in `forward`.
+    and `differentiable` their indices in `forward`. `mutated` are the inputs that are written to.
     """
 
+    mutated: list[MutatedInput]
     infos: list[OutputInfo] = field(default_factory=list)
     forward: list[Any] = field(default_factory=list)
     roots: list[FakeTensor] = field(default_factory=list)
@@ -56,18 +58,25 @@ class Classified:
         """Let the roots number ... have no gradient, but the errors of their backward; False if one
         of them is not a result by itself."""
         found: dict[int, str] = {}
+        written: dict[int, str] = {}
+        fresh = sum(info.kind is OutputKind.FRESH for info in self.infos)
         for number, error in errors.items():
             index = self.differentiable[number]
+            if fresh <= index < fresh + len(self.mutated):
+                written[index - fresh] = error
+                continue
             users = [i for i, info in enumerate(self.infos) if _rests_on(info, index)]
             if len(users) != 1 or self.infos[users[0]].kind is not OutputKind.FRESH:
                 return False
             found[users[0]] = error
         for place, error in found.items():
             self.infos[place] = replace(self.infos[place], lost=error)
+        for place, error in written.items():
+            self.mutated[place] = replace(self.mutated[place], lost=error)
         kept = [i for i in range(len(self.roots)) if i not in errors]
         self.roots = [self.roots[i] for i in kept]
         self.differentiable = [self.differentiable[i] for i in kept]
-        return bool(found)
+        return bool(errors)
 
 
 def _rests_on(info: OutputInfo, forward: int) -> bool:
@@ -82,7 +91,7 @@ def classify_outputs(
     """Sort the user outputs into kinds and number the forward outputs."""
     planned = plan_outputs(tracer, outputs, inputs)
     primals = inputs.primals
-    result = Classified()
+    result = Classified(mutated)
     index_of: dict[int, int] = {}  # id of a base tensor -> its forward output
     tensors: list[FakeTensor | None] = []
 
@@ -156,6 +165,10 @@ def classify_outputs(
                 and not track_of(primals[plan.primal]).storage.shared,
                 detached=detached,
                 view_of=view_of,
+                by_user=memory is not None
+                and requires_grad
+                and not is_leaf
+                and made_by_user(value),
             )
         )
     for index, tensor in enumerate(tensors):

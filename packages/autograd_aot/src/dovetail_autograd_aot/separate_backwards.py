@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from dovetail_autograd_aot.graphs import GIVEN_WITH, PartitionedGraph
+from dovetail_autograd_aot.graphs import GIVEN_WITH, SAVES_NOTHING, PartitionedGraph
 from dovetail_autograd_aot.lazy_backward import LazyBackward
 
 aten = torch.ops.aten
 
-# A shared part of the forward whose backward is made of these saved nothing: eager's nodes of it
-# can run several times.
+# A shared part of the forward whose backward is made of these, or of what autograd's nodes are told
+# to do that save nothing, saved nothing: eager's nodes of it can run several times.
 _WITHOUT_SAVED = frozenset(
     {aten.add, aten.neg, aten.sum, aten.view, aten.permute, aten.expand, aten.squeeze}
     | {aten.unsqueeze, aten.clone, aten._to_copy}
@@ -140,7 +140,8 @@ def _ends(graph: Graph) -> set[Node]:
     """Nodes after which only sums and layouts are left."""
     found: set[Node] = set()
     for node in reversed(graph.nodes):
-        if getattr(node.target, "overloadpacket", None) in _WITHOUT_SAVED:
+        plain = getattr(node.target, "overloadpacket", None) in _WITHOUT_SAVED
+        if plain or node.meta.get(SAVES_NOTHING):
             if all(user.op == "output" or user in found for user in node.users):
                 found.add(node)
     return found

@@ -18,8 +18,10 @@ from dovetail_autograd_aot.epilogue import make_epilogue
 from dovetail_autograd_aot.graph_calls import (
     Compiled,
     below_autograd,
+    context_of,
     cutting,
     extension,
+    graph_is_kept,
     resolving,
     run_consuming,
     unrecorded,
@@ -32,8 +34,6 @@ from dovetail_autograd_aot.tangents import Tangents, is_batched
 from dovetail_autograd_aot.unreached_hooks import call_only_with_gradients
 from dovetail_autograd_aot.values import example_values
 from dovetail_autograd_aot.write_back import count_writes, write_ahead
-
-_graph_is_kept = torch._C._autograd._get_current_graph_task_keep_graph
 
 
 @dataclass(frozen=True)
@@ -106,10 +106,10 @@ def compile_training(
         results = apply(*(inputs if gates is None else gates.stand_ins(inputs)))
         context = None
         if late.outputs or joint.counted or gates is not None:
-            context = _context(results)
+            context = context_of(results)
         if gates is not None and context is not None:
             assert epilogue is not None  # (it gives the outputs that lead to gates their nodes)
-            context.replay = gates.with_history(context.replay, inputs)
+            context.replay = gates.with_history(context.replay, double.in_shape(inputs))
             outputs = epilogue(inputs, results, gates.open(inputs, results))
         else:
             outputs = results if epilogue is None else epilogue(inputs, results)
@@ -122,29 +122,22 @@ def compile_training(
     return run
 
 
-def _context(results: Sequence[Any]) -> Any:
-    """The context of a compiled function that gave these, if autograd recorded it."""
-    nodes = (result.grad_fn for result in results if isinstance(result, Tensor))
-    return next((node for node in nodes if node is not None), None)
-
-
 def unreached_inputs(
     joint: JointGraph, parts: PartitionedGraph, examples: Sequence[Any]
 ) -> list[int]:
     """Of the inputs that require a gradient, those that get none from any output; if others do, so
     that the outputs require gradients all the same. (The user's own backward code may use such an
-    input, and so give it a gradient of second order. What is written to gets a new history. What
-    comes a second time got its gradient the first time.)"""
+    input, and so give it a gradient of second order. What comes a second time got its gradient the
+    first time.)"""
     masks = parts.gradient_tangents
     if joint.user_code or not any(masks):
         return []
-    written = {m.index for m in joint.signature.mutated}
     first: dict[int, int] = {}
     found: list[int] = []
     for i, value in enumerate(examples):
         if getattr(value, "requires_grad", False):
             known = first.setdefault(id(value), i)
-            if (known in found) if known != i else (not masks[i] and i not in written):
+            if (known in found) if known != i else not masks[i]:
                 found.append(i)
     return found
 
@@ -204,7 +197,7 @@ def make_autograd_function(
     def compiled_backward(
         ctx: Any, gradients: Sequence[Any], frees: bool = True
     ) -> tuple[Any, ...]:
-        frees = frees and not _graph_is_kept()
+        frees = frees and not graph_is_kept()
         found = [gradients[i] for i in differentiable]
         missing = _missing(found)
         if missing == all_tangents:  # (what is freed may be asked, too: eager has no such edge)
@@ -240,7 +233,7 @@ def make_autograd_function(
 
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> tuple[Any, ...]:
-            if signature.bumped or signature.reshaped:
+            if signature.writes or signature.reshaped:
                 count_writes(signature, inputs)
             ctx.replay = double.remember(inputs)
             # Below autograd's view tracking: a result that is a view of another must come out
@@ -281,7 +274,7 @@ def make_autograd_function(
             if others is not None:
                 found = added(found, others)
             missing = CompiledFunction.lacks(gradients)
-            if missing and not all(way & ~missing for way in ways):
+            if not all(way & ~missing for way in ways):
                 of_tensors = (g for g, is_tensor in zip(found, tensors, strict=True) if is_tensor)
                 edges = zip(ctx.next_functions, of_tensors, strict=True)
                 unreached = [n for (n, _), g in edges if g is None and n is not None]

@@ -11,6 +11,13 @@ from torch._C._autograd import _unsafe_set_version_counter
 from torch.autograd.graph import increment_version
 
 
+def share_counter(one: Tensor, other: Tensor) -> bool:
+    """Whether a write to one tensor is counted for the other."""
+    if one.is_inference() or other.is_inference():
+        return False
+    return bool(_sharing(one, [(other, None)], [0]))
+
+
 def counters_apart(outputs: Sequence[tuple[Tensor, Tensor | None]]) -> list[int | None]:
     """For each (output, the tensor that it is taken from), None if they share a version counter or
     it is taken from none, else a number: those of one number share one."""

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from dovetail_autograd_aot.graphs import PartitionedGraph, ReshapedInput, Signature
+from dovetail_autograd_aot.output_makers import lost_tensor
 
 aten = torch.ops.aten
 
 
-def make_write_back(
-    signature: Signature,
-) -> Callable[[Sequence[Any], Sequence[Any]], None] | None:
-    """New values into the mutated inputs. A write that autograd saw is a differentiable copy_,
-    the others are hidden from it; their version counters are bumped either way."""
+Write = Callable[[Sequence[Any], Sequence[Any]], None]
+
+
+def make_write_back(signature: Signature) -> Write | None:
+    """New values into the mutated inputs, hidden from autograd; their version counters are bumped.
+    (Those that autograd is to see are written by `make_seen_writes`.)"""
     start = signature.num_fresh
     pairs = [(m, (m.index, start + i)) for i, m in enumerate(signature.mutated)]
     hidden = [pair for m, pair in pairs if m.data_only and m.silent]
     data = [pair for m, pair in pairs if m.data_only and not m.silent]
     graded = [pair for m, pair in pairs if not m.data_only]
-    if not signature.mutated:
+    if not hidden and not data:
         return None
     # Copies of one dtype and device go to the GPU in few launches. Both are as when first called.
     groups: dict[bool, list[list[tuple[int, int]]]] = {}
@@ -45,10 +47,8 @@ def make_write_back(
                         [inputs[i] for i, _ in to_copy], [results[r] for _, r in to_copy]
                     )
 
-    first = graded if hidden or data else []
-
     def write_back(inputs: Sequence[Any], results: Sequence[Any]) -> None:
-        for index, result in first:
+        for index, result in graded:
             if _is_part_of_leaf(inputs[index]):  # autograd refuses, before anything is written
                 inputs[index].copy_(results[result])
         if hidden:
@@ -59,21 +59,43 @@ def make_write_back(
                 torch._C._autograd._unsafe_set_version_counter(kept, versions)
         if data:
             copy(False, inputs, results)
-        for index, result in graded:
-            inputs[index].copy_(results[result])
 
     return write_back
 
 
+def make_seen_writes(signature: Signature, stages: Mapping[int, int]) -> list[Write | None]:
+    """For each stage, the writes of new values into inputs that autograd is to see: differentiable
+    copies. `stages` are those of inputs, 0 where nothing is said."""
+    start = signature.num_fresh
+    found: list[list[tuple[int, int, str]]] = [
+        [] for _ in range(max(stages.values(), default=0) + 1)
+    ]
+    for i, mutated in enumerate(signature.mutated):
+        if not mutated.data_only:
+            found[stages.get(mutated.index, 0)].append((mutated.index, start + i, mutated.lost))
+
+    def writing(pairs: Sequence[tuple[int, int, str]]) -> Write:
+        def write(inputs: Sequence[Any], results: Sequence[Any]) -> None:
+            for index, result, lost in pairs:
+                value = results[result]
+                inputs[index].copy_(lost_tensor(value, lost) if lost else value)
+
+        return write
+
+    return [writing(pairs) if pairs else None for pairs in found]
+
+
 def count_writes(signature: Signature, inputs: Sequence[Any]) -> None:
-    """Let the version counters of inputs that are not mutated tell of the writes to them, and of
-    changes of their shapes: before such an input is saved, so that what is written after that is
-    noticed, and before outputs are made (a view that is older than a write is lost to autograd)."""
-    counted = {*signature.bumped, *(m.index for m in signature.mutated if not m.silent)}
-    reshaped = [r.index for r in signature.reshaped if _counts(r, counted)]
-    for index in (*signature.bumped, *reshaped):
+    """Let the version counters of inputs tell of the writes to them, but for those of new values,
+    and of changes of their shapes: before such an input is saved, so that what is written after
+    that is noticed, and before outputs are made (a view that is older than a write is lost to
+    autograd)."""
+    counted = {i for i, _ in signature.writes}
+    counted.update(m.index for m in signature.mutated if not m.silent)
+    reshaped = [(r.index, 1) for r in signature.reshaped if _counts(r, counted)]
+    for index, times in (*signature.writes, *reshaped):
         if not inputs[index].is_inference():
-            torch.autograd.graph.increment_version(inputs[index])
+            torch.autograd.graph.increment_version([inputs[index]] * times)
 
 
 def _is_part_of_leaf(tensor: torch.Tensor) -> bool:
