@@ -531,6 +531,9 @@ def apply(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if kwargs:
         raise GraphBreakSignal(f"{cls.__name__}.apply with keyword arguments")
     given += _defaults(vm, cls, len(given))
+    for arg in given:
+        if issubclass(arg.python_type(), torch.Tensor) and not isinstance(arg, TensorValue):
+            raise GraphBreakSignal(f"{cls.__name__}.apply with {arg.describe()}")
     transforms = _transforms_around(vm)
     if transforms:
         return _apply_in_transform(vm, fn, cls, given, transforms)

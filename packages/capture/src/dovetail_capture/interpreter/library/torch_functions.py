@@ -238,7 +238,7 @@ def refused(reason: str) -> Handler:
 
 
 def is_tensor(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return boolean(isinstance(args[0], TensorValue))
+    return boolean(issubclass(args[0].python_type(), torch.Tensor))
 
 
 def size_class(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
