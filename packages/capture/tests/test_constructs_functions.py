@@ -673,6 +673,38 @@ def test_a_wrapper_of_what_is_given_is_returned() -> None:
     torch.testing.assert_close(wrapper(torch.ones(2)), torch.full((2,), 3.0))
 
 
+_set_attribute, _of_dict, _PAIRS = (
+    object.__setattr__.__get__,
+    dict.get.__get__,
+    {("a", 1), ("b", 2)},
+)
+
+
+class _Frozen:
+    __slots__ = ("value", "other")
+
+    def __init__(self, value):
+        bound = _set_attribute(self)
+        bound("value", value)
+        bound("other", 2)
+
+    def __setattr__(self, name, value):
+        raise AttributeError(name)
+
+
+@construct()
+def bound_by_hand(x):
+    """As the initialisers do that attrs writes, of classes that are frozen."""
+    made = _Frozen(x * 2)
+    get = _of_dict({"k": x})
+    return made.value + made.other, get("k"), get("z", 3), list.append.__get__([1])(2)
+
+
+@construct()
+def members_that_are_tuples(x):
+    return x * (3 if ("a", 1) in _PAIRS else 2), ("a", 2) in _PAIRS, sorted(_PAIRS), len(_PAIRS)
+
+
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)
 def test_construct(case: Case) -> None:
     run_case(case)

@@ -341,6 +341,8 @@ def _set(session: Session, real: Any, source: Source) -> Value:
 
 def _is_fixed_member(item: Any) -> bool:
     """Is it the same in each program that meets it? (A closure is known by its parts.)"""
+    if type(item) in (tuple, frozenset):
+        return all(map(_is_fixed_member, item))
     if isinstance(item, types.FunctionType):
         return "<locals>" not in item.__code__.co_qualname
     functions = (
