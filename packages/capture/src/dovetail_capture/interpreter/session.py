@@ -27,6 +27,7 @@ from dovetail_guards.source import (
     Source,
 )
 from dovetail_prims.wrappers import is_wrapper, overrides_functions
+from torch.fx import Node
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from dovetail_capture.captured_frame import GraphInput
@@ -142,6 +143,8 @@ class Session:
         self.drawn_examples: dict[str, int] = {}
         self.checks = PendingChecks()  # of the data of tensors
         self.made_leaves: dict[int, int] = {}  # ids of values -> the step that made them leaves
+        # Of those whose data was replaced: what they were before.
+        self.left_nodes: dict[int, list[Node]] = {}
         # The program's stack of torch function modes, innermost last; those at the frame's start;
         # the one that answers at this moment.
         self.function_modes: list[Value] = []
