@@ -296,7 +296,13 @@ def insort_left(items: Any, x: Any, lo: Any = 0, hi: Any = None, *, key: Any = N
     items.insert(bisect.bisect_left(items, wanted, lo, hi, key=key), x)
 
 
+def view_isdisjoint(view: Any, other: Any) -> bool:
+    return not any(item in view for item in other)
+
+
 _C_FUNCTIONS: dict[Any, Any] = {
+    type({}.keys()).isdisjoint: view_isdisjoint,
+    type({}.items()).isdisjoint: view_isdisjoint,
     **{
         getattr(heapq, f.__name__): f
         for f in (heappush, heappop, heapreplace, heappushpop, heapify)

@@ -243,11 +243,14 @@ def _container_operation(
             vm.dict_update(left_native, right)
             return left
         if isinstance(right_native, DictValue):
-            if (left_native.cls, right_native.cls) != (dict, dict) and (
-                left is not left_native or left_native.cls is not right_native.cls
-            ):
-                raise GraphBreakSignal("`|` of dictionaries of different classes")
+            own = (left, right) != (left_native, right_native)
+            if (left_native.cls, right_native.cls) != (dict, dict) and own:
+                raise GraphBreakSignal("`|` of dictionaries of classes of the program")
             merged = dicts.copy_entries(vm, left_native)
+            if (
+                left_native.cls is dict
+            ):  # of an OrderedDict or defaultdict, `__ror__` is asked first
+                merged.cls, merged.default_factory = right_native.cls, right_native.default_factory
             vm.dict_update(merged, right)
             return merged
     elif symbol in "|&-^":
