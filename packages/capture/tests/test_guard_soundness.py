@@ -131,3 +131,53 @@ def test_a_setting_that_is_read_is_guarded():
         check(program, torch.ones(2), change=change)
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+class OwnSet(set):
+    pass
+
+
+class OwnFrozenSet(frozenset):
+    pass
+
+
+class Member:
+    pass
+
+
+def test_the_members_of_sets():
+    """Of classes of the program, too; and 1 is another member than True."""
+
+    def program(t, held):
+        return t * len(held), 2 in held, [type(item).__name__ for item in held]
+
+    one, two = Member(), Member()
+    kinds = (set, frozenset, OwnSet, OwnFrozenSet)
+    sets = [kind(items) for kind in kinds for items in ((1,), (True,), (1, 2), (one,), (one, two))]
+    run = optimize(program, run_graph, recompile_limit=100)
+    t = torch.ones(2)
+    for held in (*sets, *reversed(sets)):
+        assert str(run(t, held)) == str(program(t, held)), held
+    changing = OwnSet([1])
+    for item in (2, "a", one):
+        changing.add(item)
+        assert sorted(run(t, changing)[2]) == sorted(program(t, changing)[2])
+
+
+def test_a_set_of_objects_breaks_the_graph_where_it_is_used():
+    class Layers(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(2, 2)
+            self.seen = {self.linear}
+
+        def forward(self, t):
+            t = t.sin()
+            return self.linear(t) if self.linear in self.seen else t
+
+    graphs = []
+    layers = Layers()
+    run = optimize(layers, lambda gm, inputs: graphs.append(gm) or gm.forward)
+    assert torch.equal(run(torch.ones(2)), layers(torch.ones(2))) and len(graphs) == 2
+    layers.seen.clear()
+    assert torch.equal(run(torch.ones(2)), torch.ones(2).sin())

@@ -331,7 +331,7 @@ def _set(session: Session, real: Any, source: Source) -> Value:
     if known is not None:
         return known
     if not all(_is_fixed_member(item) for item in real):
-        raise GraphBreakSignal("a set whose members are not constants")
+        return _object(session, real, source)  # what is done with it breaks the graph
     if type(source) is not ObjectSource:
         session.guard(c.ConstantIs, source, type(real)(real))
     members = [Constant(item) for item in real]
@@ -491,8 +491,9 @@ def _has_another_dict(real: Any) -> bool:
     return own is not looked_up_by(real, "__dict__")
 
 
-def _native_part(session: Session, real: Any, source: Source, base: type) -> Value:
-    """The list, dict, tuple or set inside an instance of a subclass of one."""
+def _native_part(session: Session, real: Any, source: Source, base: type) -> Value | None:
+    """The list, dict, tuple or set inside an instance of a subclass of one; None for a set whose
+    members are not constants."""
     if base in (list, tuple, collections.deque):
         length = base.__len__(real)
         session.guard(c.LengthIs, source, length)
@@ -507,7 +508,12 @@ def _native_part(session: Session, real: Any, source: Source, base: type) -> Val
         kinds = (collections.OrderedDict, collections.defaultdict, dict)
         kind = next(kind for kind in kinds if isinstance(real, kind))
         return DictValue(kind, source, real)
-    return SetValue([Constant(item) for item in real], base, source, copied=frozenset(real))
+    members = iterators.members(real)
+    if not all(map(_is_fixed_member, members)):
+        return None
+    session.guard(c.ConstantIs, session.sources.iterator_part(source, "members"), members)
+    items = [Constant(item) for item in base.__iter__(real)]
+    return SetValue(items, base, source, copied=members)
 
 
 _WRAPPERS: dict[type, Wrapper] = {
