@@ -512,7 +512,8 @@ def _native_part(session: Session, real: Any, source: Source, base: type) -> Val
     if not all(map(_is_fixed_member, members)):
         return None
     session.guard(c.ConstantIs, session.sources.iterator_part(source, "members"), members)
-    items = [Constant(item) for item in base.__iter__(real)]
+    order = set.__iter__(real) if base is set else frozenset.__iter__(real)
+    items = [Constant(item) for item in order]
     return SetValue(items, base, source, copied=members)
 
 
