@@ -181,3 +181,17 @@ def test_a_set_of_objects_breaks_the_graph_where_it_is_used():
     assert torch.equal(run(torch.ones(2)), layers(torch.ones(2))) and len(graphs) == 2
     layers.seen.clear()
     assert torch.equal(run(torch.ones(2)), torch.ones(2).sin())
+
+
+def test_the_classes_that_are_derived_from_one():
+    class Base:
+        pass
+
+    def program(t):
+        return t * len([cls.__name__ for cls in Base.__subclasses__()])
+
+    run = optimize(program, run_graph, fullgraph=True)
+    derived = []
+    for _ in range(3):
+        assert torch.equal(run(torch.ones(2)), program(torch.ones(2)))
+        derived.append(type("Derived", (Base,), {}))

@@ -108,6 +108,7 @@ def test_the_members_of_sets() -> None:
         def __iter__(self) -> Any:
             raise AssertionError("asked")
 
+    assert READERS["subclasses"](Own) == () and Own in READERS["subclasses"](set)
     assert READERS["members"](Own({1, 2})) == {1, 2} == READERS["members"](frozenset({1, 2}))
     with pytest.raises(TypeError):
         READERS["members"]([1])
