@@ -5,8 +5,11 @@ which random functions; `guard_fuzz.py` runs many."""
 from __future__ import annotations
 
 import collections
+import copy
+import inspect
 import os
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -195,3 +198,66 @@ def test_the_classes_that_are_derived_from_one():
     for _ in range(3):
         assert torch.equal(run(torch.ones(2)), program(torch.ones(2)))
         derived.append(type("Derived", (Base,), {}))
+
+
+def test_modules_that_are_imported_by_the_function(monkeypatch):
+    def program(t):
+        import dovetail_test_module
+        from dovetail_test_module import inner, scale
+
+        return t * scale * dovetail_test_module.scale * inner.scale
+
+    run = optimize(program, run_graph, fullgraph=True)
+    for number in (2, 3, 5):
+        for name in ("dovetail_test_module", "dovetail_test_module.inner"):
+            module = types.ModuleType(name)
+            module.scale = number
+            monkeypatch.setitem(sys.modules, name, module)
+        sys.modules["dovetail_test_module"].inner = module
+        for _ in range(2):
+            assert torch.equal(run(torch.ones(2)), program(torch.ones(2)))
+
+
+def test_methods_that_copy():
+    class Copied:
+        scale = 2
+
+    def named(**attributes):
+        return lambda *_: types.SimpleNamespace(**attributes)
+
+    def program(t):
+        held.number = 1
+        return t * copy.copy(held).scale * copy.deepcopy(held).scale
+
+    held, run = Copied(), optimize(program, run_graph)
+    for change in (
+        lambda: setattr(Copied, "__copy__", named(scale=3)),
+        lambda: setattr(Copied, "__deepcopy__", named(scale=4)),
+        lambda: delattr(Copied, "__copy__"),
+        lambda: delattr(Copied, "__deepcopy__"),
+        lambda: setattr(Copied, "__reduce_ex__", lambda self, version: (named(scale=7), ())),
+    ):
+        assert torch.equal(run(torch.ones(2)), program(torch.ones(2)))
+        change()
+        assert torch.equal(run(torch.ones(2)), program(torch.ones(2)))
+
+
+def test_functions_that_are_unwrapped():
+    def double(t):
+        return t * 2
+
+    def wrapper(t):
+        return double(t)
+
+    def program(t):
+        return inspect.unwrap(wrapper)(t), inspect.unwrap(outer, stop=lambda fn: fn is wrapper)(t)
+
+    def outer(t):
+        return t * 100
+
+    wrapper.__wrapped__, outer.__wrapped__ = double, wrapper
+    run = optimize(program, run_graph, fullgraph=True)
+    for _ in range(2):
+        for ours, expected in zip(run(torch.ones(2)), program(torch.ones(2)), strict=True):
+            assert torch.equal(ours, expected)
+        wrapper.__wrapped__ = lambda t: t * 5
