@@ -92,16 +92,33 @@ def parameter_that_alone_needs_gradients(x: Tensor) -> Any:
     return nn.Parameter(torch.ones(3)) * x.detach()
 
 
+def leaves_that_leave(x: Tensor) -> Any:
+    loss = (x.detach() * 2).sum()
+    loss.requires_grad_()
+    filled = torch.empty(3, requires_grad=True)
+    with torch.no_grad():
+        filled.copy_(x).mul_(2)
+    replaced = torch.zeros(3, requires_grad=True)
+    replaced.data = x.detach() * 3
+    row = x.detach()[1:].requires_grad_()
+    return loss, [filled, filled], replaced, row, filled.detach(), x * 2, loss.is_leaf
+
+
 ONE_GRAPH = [
     parameter, parameter_over_memory, parameter_that_leaves, parameter_without_gradient, module,
     module_of_the_moment, attack, data_before_use, without_its_gradient, parts_of_complex_numbers,
-    parameter_that_alone_needs_gradients,
+    parameter_that_alone_needs_gradients, leaves_that_leave,
 ]  # fmt: skip
 
 
 def parameter_with_its_use(x: Tensor) -> Any:
     made = nn.Parameter(torch.ones(3))
     return made, made * x
+
+
+def leaf_with_its_use(x: Tensor) -> Any:
+    made = x.detach().requires_grad_()
+    return made, (made * 2).sum()
 
 
 def data_replaced_before_the_backward(x: Tensor) -> Any:
@@ -126,7 +143,7 @@ def hooks_of_a_tensor_with_a_hook(x: Tensor) -> Any:
 
 BROKEN = [
     parameter_with_its_use, data_replaced_before_the_backward, data_replaced_before_a_derivative,
-    hooks_of_a_tensor_with_a_hook,
+    hooks_of_a_tensor_with_a_hook, leaf_with_its_use,
 ]  # fmt: skip
 
 

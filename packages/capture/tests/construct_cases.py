@@ -220,6 +220,8 @@ def _same(left: Any, right: Any, seen: dict[tuple[int, int], tuple[Any, Any]]) -
     if left is right or (id(left), id(right)) in seen:
         return True
     seen[id(left), id(right)] = (left, right)
+    if isinstance(left, torch.Tensor) and left.layout is not torch.strided:
+        return left.layout == right.layout and _same(left.to_dense(), right.to_dense(), seen)
     if isinstance(left, torch.Tensor):
         return (
             left.dtype == right.dtype

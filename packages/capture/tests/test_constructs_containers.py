@@ -737,6 +737,29 @@ def the_order_of_a_set_that_was_there(x):
     return x * 2, list(_COLLIDING), list(mine), list(_COLLIDING | {40, 48, 56}), list({*_COLLIDING})
 
 
+@construct()
+def disjoint_views(x):
+    d = {"a": x, "b": 2}
+    return (
+        x * 2, d.keys().isdisjoint(["q"]), d.keys().isdisjoint({"b": 1}), d.keys().isdisjoint(d),
+        d.items().isdisjoint([("c", 2)]), {}.keys().isdisjoint([]), d.keys().isdisjoint(iter("xb")),
+    )  # fmt: skip
+
+
+@construct(graphs=0)
+def unions_of_dictionaries(x):
+    ordered = collections.OrderedDict(a=x, b=2)
+    listing = collections.defaultdict(list, {"x": x})
+    first, second = ordered | {"z": 1}, {"z": 1, "a": 0} | ordered
+    third, fourth = {"q": 1} | listing, listing | {"k": 2}
+    third["new"].append(3), fourth["newer"]
+    first.move_to_end("a")
+    mixed = ordered | listing, listing | ordered, ordered | ordered
+    mixed[1]["made"].append(1)
+    ordered |= {"k": 1}
+    return first, second, third, fourth, mixed, ordered
+
+
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)
 def test_construct(case: Case) -> None:
     run_case(case)

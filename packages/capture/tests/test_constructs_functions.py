@@ -673,6 +673,79 @@ def test_a_wrapper_of_what_is_given_is_returned() -> None:
     torch.testing.assert_close(wrapper(torch.ones(2)), torch.full((2,), 3.0))
 
 
+_set_attribute, _of_dict, _PAIRS = (
+    object.__setattr__.__get__,
+    dict.get.__get__,
+    {("a", 1), ("b", 2)},
+)
+
+
+class _Frozen:
+    __slots__ = ("value", "other")
+
+    def __init__(self, value):
+        bound = _set_attribute(self)
+        bound("value", value)
+        bound("other", 2)
+
+    def __setattr__(self, name, value):
+        raise AttributeError(name)
+
+
+@construct()
+def bound_by_hand(x):
+    """As the initialisers do that attrs writes, of classes that are frozen."""
+    made = _Frozen(x * 2)
+    get = _of_dict({"k": x})
+    return made.value + made.other, get("k"), get("z", 3), list.append.__get__([1])(2)
+
+
+@construct()
+def members_that_are_tuples(x):
+    return x * (3 if ("a", 1) in _PAIRS else 2), ("a", 2) in _PAIRS, sorted(_PAIRS), len(_PAIRS)
+
+
+def _only_by_place(a, b, /, c, *args, d=4, **others):
+    return a * b + c + sum(args) + d + sum(others.values())
+
+
+class _WithMethods:
+    def method(self, x, **others):
+        return x
+
+    @classmethod
+    def of_class(cls, x):
+        return x
+
+
+@construct()
+def calls_that_do_not_fit(x):
+    def local(x, y=1, *, z):
+        return x + z
+
+    found = []
+    for call in (
+        lambda: _only_by_place(a=1, b=2, c=3),
+        lambda: _only_by_place(1, **{"a": 2, "c": 3}),
+        lambda: _only_by_place(1, 2, 3, d=1, **{"d": 2}),
+        lambda: _only_by_place(x, 2, 3, a=1),
+        lambda: _WithMethods().method(1, q=1, **{"q": 2}),
+        lambda: _WithMethods.of_class(1, 2, 3),
+        lambda: _WithMethods(3),
+        lambda: local(1, 2, 3, z=1),
+        lambda: local(*[1], x=2, z=3),
+        lambda: local(1, **{"z": 1, "w": 3}),
+        lambda: local(1, **3),
+        lambda: dict(a=1, **{"a": 2}),
+        lambda: torch.add(x, other=1, **{"other": 2}),
+    ):
+        try:
+            found.append(call())
+        except TypeError as error:
+            found.append(str(error))
+    return found
+
+
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)
 def test_construct(case: Case) -> None:
     run_case(case)

@@ -333,6 +333,18 @@ def attributes_of_a_thread_over_a_break(x):
         return seen, str(error)
 
 
+@construct()
+def states_of_a_generator(x):
+    def numbers():
+        yield generator.gi_running
+        yield x * 2
+
+    generator = numbers()
+    found = [generator.gi_running, generator.gi_suspended, next(generator), generator.gi_suspended]
+    rest = list(generator)
+    return found, rest, generator.gi_frame, generator.gi_yieldfrom, generator.gi_code.co_name
+
+
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)
 def test_construct(case: Case) -> None:
     run_case(case)

@@ -104,6 +104,61 @@ def masks_without_dimensions(x):
     return x[torch.tensor(True)], x[torch.tensor(False)], x[torch.tensor(1)]
 
 
+@construct()
+def steps_of_a_solver(x):
+    """A grid of times that the frame makes, and results that are written beside it."""
+    times = torch.linspace(0, 1, 4)
+    found, place = torch.empty(4, 2, 3), 1
+    found[0] = x
+    assert (times[1:] > times[:-1]).all()
+    for before, after in zip(times[:-1], times[1:]):
+        x = x + (after - before)
+        while place < len(times) and after >= times[place]:
+            found[place] = x
+            place += 1
+    for time in times.unbind():
+        if ~(time > 0.5):
+            x = x * 2
+    first, second = times.chunk(2)
+    return found, x, first.tolist(), 1 if torch.isfinite(second).all() else 2
+
+
+@construct(graphs=None, breaks=None)
+def written_in_memory(x):
+    t, u, w = torch.zeros(3), torch.ones(2), torch.full((2,), 3.0)
+    t[1] = 2
+    if t.any():
+        x = x + 1
+    u[0].fill_(0)
+    if u.all():
+        x = x + 10
+    if (w == 3).all():
+        x = x * 7
+    n = torch.tensor([1, 2])
+    torch.relu_(n.view(2).neg_())
+    if n[0] == 0:
+        x = x + 100
+    sizes = torch.arange(x.shape[0])
+    twice = sizes * 2
+    sizes.add_(1)
+    if twice.sum() == 2:
+        x = x + 1000
+    torch._foreach_add_([w], 1)
+    if (w == 3).any():
+        x = x + 10000
+    return x
+
+
+@construct(graphs=1, breaks=0)
+def written_beside(x):
+    t = torch.ones(2)
+    y = x.clone()
+    y.add_(1)
+    y[0] = 3
+    torch.add(y, 1, out=y)
+    return y * 2 if t.all() else y
+
+
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)
 def test_construct(case: Case) -> None:
     run_case(case)

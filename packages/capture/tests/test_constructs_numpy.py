@@ -413,6 +413,25 @@ def options_and_questions(x):
     )  # fmt: skip
 
 
+@construct(make=lambda: (np.array([-1.0, 0, 0.5, 1, 1, 2.9, 3, 4, np.nan]),))
+def interpolation(a):
+    inf = float("inf")
+    return (
+        np.interp(a, [0, 1, 3], [1, 2, 5]), np.interp(a, np.arange(3), a[:3], left=-1, right=9),
+        np.interp(a, [1.0], [4.0]), np.interp(a, [0.0, 1, 1, 3], [1, 2, 3, 5]),
+        np.interp(a, [0, 1, 3], [inf, 1, inf]), np.interp(a, [-inf, 1, 3], [0, 1, 2]),
+        np.interp(0.3, a[1:4], a[:3]), np.interp([0.1, 7], a[1:4], [1, 2, 3]),
+    )  # fmt: skip
+
+
+@construct(make=lambda: (np.arange(3), np.arange(3, dtype=np.float32)))
+def arrays_beside_lists(a, b):
+    return (
+        np.concatenate([a, [1, 2]]), np.concatenate(([0.5], b, a), 0), np.stack([b, [1, 2, 3]]),
+        np.vstack([a, [1, 2, 3.0]]), np.hstack([b, 5]), np.column_stack([a, (1, 2, 3)]),
+    )  # fmt: skip
+
+
 def test_the_base_of_a_result_is_an_array() -> None:
     from construct_cases import CountingBackend
     from dovetail_capture import optimize

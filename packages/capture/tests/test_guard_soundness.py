@@ -5,8 +5,11 @@ which random functions; `guard_fuzz.py` runs many."""
 from __future__ import annotations
 
 import collections
+import copy
+import inspect
 import os
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -131,3 +134,130 @@ def test_a_setting_that_is_read_is_guarded():
         check(program, torch.ones(2), change=change)
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+class OwnSet(set):
+    pass
+
+
+class OwnFrozenSet(frozenset):
+    pass
+
+
+class Member:
+    pass
+
+
+def test_the_members_of_sets():
+    """Of classes of the program, too; and 1 is another member than True."""
+
+    def program(t, held):
+        return t * len(held), 2 in held, [type(item).__name__ for item in held]
+
+    one, two = Member(), Member()
+    kinds = (set, frozenset, OwnSet, OwnFrozenSet)
+    sets = [kind(items) for kind in kinds for items in ((1,), (True,), (1, 2), (one,), (one, two))]
+    run = optimize(program, run_graph, recompile_limit=100)
+    t = torch.ones(2)
+    for held in (*sets, *reversed(sets)):
+        assert str(run(t, held)) == str(program(t, held)), held
+    changing = OwnSet([1])
+    for item in (2, "a", one):
+        changing.add(item)
+        assert sorted(run(t, changing)[2]) == sorted(program(t, changing)[2])
+
+
+def test_a_set_of_objects_breaks_the_graph_where_it_is_used():
+    class Layers(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(2, 2)
+            self.seen = {self.linear}
+
+        def forward(self, t):
+            t = t.sin()
+            return self.linear(t) if self.linear in self.seen else t
+
+    graphs = []
+    layers = Layers()
+    run = optimize(layers, lambda gm, inputs: graphs.append(gm) or gm.forward)
+    assert torch.equal(run(torch.ones(2)), layers(torch.ones(2))) and len(graphs) == 2
+    layers.seen.clear()
+    assert torch.equal(run(torch.ones(2)), torch.ones(2).sin())
+
+
+def test_the_classes_that_are_derived_from_one():
+    class Base:
+        pass
+
+    def program(t):
+        return t * len([cls.__name__ for cls in Base.__subclasses__()])
+
+    run = optimize(program, run_graph, fullgraph=True)
+    derived = []
+    for _ in range(3):
+        assert torch.equal(run(torch.ones(2)), program(torch.ones(2)))
+        derived.append(type("Derived", (Base,), {}))
+
+
+def test_modules_that_are_imported_by_the_function(monkeypatch):
+    def program(t):
+        import dovetail_test_module
+        from dovetail_test_module import inner, scale
+
+        return t * scale * dovetail_test_module.scale * inner.scale
+
+    run = optimize(program, run_graph, fullgraph=True)
+    for number in (2, 3, 5):
+        for name in ("dovetail_test_module", "dovetail_test_module.inner"):
+            module = types.ModuleType(name)
+            module.scale = number
+            monkeypatch.setitem(sys.modules, name, module)
+        sys.modules["dovetail_test_module"].inner = module
+        for _ in range(2):
+            assert torch.equal(run(torch.ones(2)), program(torch.ones(2)))
+
+
+def test_methods_that_copy():
+    class Copied:
+        scale = 2
+
+    def named(**attributes):
+        return lambda *_: types.SimpleNamespace(**attributes)
+
+    def program(t):
+        held.number = 1
+        return t * copy.copy(held).scale * copy.deepcopy(held).scale
+
+    held, run = Copied(), optimize(program, run_graph)
+    for change in (
+        lambda: setattr(Copied, "__copy__", named(scale=3)),
+        lambda: setattr(Copied, "__deepcopy__", named(scale=4)),
+        lambda: delattr(Copied, "__copy__"),
+        lambda: delattr(Copied, "__deepcopy__"),
+        lambda: setattr(Copied, "__reduce_ex__", lambda self, version: (named(scale=7), ())),
+    ):
+        assert torch.equal(run(torch.ones(2)), program(torch.ones(2)))
+        change()
+        assert torch.equal(run(torch.ones(2)), program(torch.ones(2)))
+
+
+def test_functions_that_are_unwrapped():
+    def double(t):
+        return t * 2
+
+    def wrapper(t):
+        return double(t)
+
+    def program(t):
+        return inspect.unwrap(wrapper)(t), inspect.unwrap(outer, stop=lambda fn: fn is wrapper)(t)
+
+    def outer(t):
+        return t * 100
+
+    wrapper.__wrapped__, outer.__wrapped__ = double, wrapper
+    run = optimize(program, run_graph, fullgraph=True)
+    for _ in range(2):
+        for ours, expected in zip(run(torch.ones(2)), program(torch.ones(2)), strict=True):
+            assert torch.equal(ours, expected)
+        wrapper.__wrapped__ = lambda t: t * 5

@@ -431,3 +431,17 @@ def test_checks_beside_random_numbers_and_tensors_without_data() -> None:
     shape = torch.empty(3, device="meta")
     for x in (GOOD, BAD):
         same(outcome(compiled, x, shape), outcome(drawn_after_a_check, x, shape))
+
+
+def test_what_only_looks_like_a_write_is_none() -> None:
+    """`operator.and_` ends as functions do that write."""
+
+    def both(first: Tensor, second: Tensor) -> Tensor:
+        assert first.any()
+        return first & second | first
+
+    compiled = optimize(both, CountingBackend(), fullgraph=True)
+    first, second = torch.tensor([True, False]), torch.tensor([True, True])
+    assert torch.equal(compiled(first, second), both(first, second))
+    guards = compiled.capture_context.explain_guards()
+    assert "storage" not in guards

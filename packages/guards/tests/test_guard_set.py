@@ -63,6 +63,7 @@ def test_a_source_that_is_not_there_fails_and_never_raises() -> None:
 def test_constants_compare_by_type_and_value() -> None:
     different = [1, True, 1.0, 0, False, 0.0, -0.0, None, "1", b"1", (1,), (True,), (1.0,), 1 + 0j]
     different += [frozenset({1}), frozenset({True}), slice(1), slice(True), torch.float32, "", ()]
+    different += [{1}, {True}, {1.0, 2}, set()]
     for i, a in enumerate(different):
         for j, b in enumerate(different):
             assert constants_equal(a, b) == (i == j), (a, b)

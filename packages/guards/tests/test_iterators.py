@@ -12,7 +12,7 @@ from dovetail_guards import clauses as c
 from dovetail_guards import source as s
 from dovetail_guards.evaluate import FrameView
 from dovetail_guards.guard_set import GuardSet
-from dovetail_guards.iterators import MOST_COPIED, MOST_READ, over, parts, rest
+from dovetail_guards.iterators import MOST_COPIED, MOST_READ, READERS, over, parts, rest
 
 TABLE = {"a": 1, "b": 2, "c": 3}
 
@@ -101,6 +101,27 @@ def test_what_iterators_go_through() -> None:
             rest(unknown)
         with pytest.raises(TypeError):
             parts(unknown)
+
+
+def test_the_members_of_sets() -> None:
+    class Own(set[int]):
+        def __iter__(self) -> Any:
+            raise AssertionError("asked")
+
+    assert READERS["subclasses"](Own) == () and Own in READERS["subclasses"](set)
+    assert READERS["members"](Own({1, 2})) == {1, 2} == READERS["members"](frozenset({1, 2}))
+    with pytest.raises(TypeError):
+        READERS["members"]([1])
+
+    def function(held: Any) -> None: ...
+
+    assert isinstance(function, FunctionType)
+    members = s.IteratorSource(s.LocalSource("held"), "members")
+    guards = GuardSet([c.ConstantIs(members, frozenset({1, 2}))])
+    check = guards.compile(function.__code__)
+    for held, holds in ((Own({1, 2}), True), (Own({1}), False), ({True, 2}, False), ([1], False)):
+        assert guards.check_slow(FrameView((held,), function)) is holds
+        assert check((held,), function) is holds
 
 
 def test_guards_on_what_is_left() -> None:

@@ -56,6 +56,7 @@ from dovetail_capture.skip import (
     runs_with_capture_off,
 )
 from dovetail_capture.stance import breaks_are_errors, current_stance
+from dovetail_capture.unwinding import leave_blocks
 
 Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 Capture = Callable[..., CapturedFrame]
@@ -168,6 +169,16 @@ class CaptureContext:
     # --- a miss ----------------------------------------------------------------------------------
 
     def _on_miss(self, code: CodeType, func: FunctionType, args: tuple[Any, ...]) -> Any:
+        try:
+            return self._answer(code, func, args)
+        except BaseException as error:
+            unwinding = self._continuations.unwinding(code)
+            if unwinding is not None:
+                leave_blocks(error, unwinding, func.__globals__, func.__closure__, *args)
+            raise
+
+    def _answer(self, code: CodeType, func: FunctionType, args: tuple[Any, ...]) -> Any:
+        """What the hook is to do with a frame that it has no entry for."""
         if runs_with_capture_off(code):
             return _frame_hook.OFF
         if opens_checkpoint(code):
@@ -277,8 +288,8 @@ class CaptureContext:
         else:
             compiled = self._run_backend(code, frame) if has_graph else None
             try:
-                blocks = self._continuations.open_blocks(code)
-                replacement = build_replacement(frame, compiled, resumption, blocks)
+                unwinding = self._continuations.unwinding(code)
+                replacement = build_replacement(frame, compiled, resumption, unwinding)
             except Exception as error:
                 raise InternalError(
                     f"internal error while replacing {place_of(code)}: {error!r}"

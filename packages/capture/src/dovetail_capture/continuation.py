@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any
 
+from dovetail_capture._frame_hook import skip_code
 from dovetail_capture.bytecode import (
     NO_POSITIONS,
     Handler,
@@ -47,7 +48,6 @@ from dovetail_capture.continuation_state import (
     VALUE,
     CannotResume,
     Start,
-    blocks_around,
     exit_to_handler,
     exits_after,
     instruction_group,
@@ -57,6 +57,7 @@ from dovetail_capture.continuation_state import (
     stores_loop_variable,
 )
 from dovetail_capture.recipe import FrameEnd
+from dovetail_capture.unwinding import place_of_errors, unwinding_code
 
 
 class Resume(tuple[Any, ...]):
@@ -86,10 +87,11 @@ class Resumption:
 @dataclass(frozen=True)
 class _Root:
     """Where a continuation came from: the user's code, and which of its instructions each
-    instruction of the continuation is."""
+    instruction of the continuation is; the code that leaves the blocks it starts in, if any."""
 
     code: CodeType
     origins: tuple[int | None, ...]
+    unwinding: CodeType | None
 
 
 class ContinuationCache:
@@ -98,8 +100,7 @@ class ContinuationCache:
     def __init__(self) -> None:
         self._roots: dict[int, _Root] = {}
         self._resumptions: dict[tuple[int, Start], Resumption] = {}
-        self._continuations: dict[tuple[int, Start], CodeType] = {}
-        self._blocks: dict[int, tuple[str, ...]] = {}
+        self._continuations: dict[tuple[int, Start, int], CodeType] = {}
         self._keep: list[CodeType] = []  # the codes whose ids the tables use
 
     def root_code(self, code: CodeType) -> CodeType:
@@ -111,10 +112,10 @@ class ContinuationCache:
         """Was this code made here?"""
         return id(code) in self._roots
 
-    def open_blocks(self, code: CodeType) -> tuple[str, ...]:
-        """The parameters of a continuation that hold the `__exit__` of the `with` blocks it starts
-        in, innermost first."""
-        return self._blocks.get(id(code), ())
+    def unwinding(self, code: CodeType) -> CodeType | None:
+        """The code that leaves the blocks which a continuation starts in, see `unwinding.py`."""
+        root = self._roots.get(id(code))
+        return None if root is None else root.unwinding
 
     def resume(self, code: CodeType, end: FrameEnd) -> Resumption:
         """How to go on after `end`, a break in a frame of `code`; raises `CannotResume`."""
@@ -139,16 +140,20 @@ class ContinuationCache:
             found = replace(found, from_cells=frozenset(), nested=True)
         return found
 
-    def continuation(self, code: CodeType, start: Start) -> CodeType:
-        """The code that goes on in `code` (a user's) from `start`."""
-        key = (id(code), start)
+    def continuation(self, code: CodeType, start: Start, broken: int) -> CodeType:
+        """The code that goes on in `code` (a user's) from `start`, after the break at `broken`."""
+        body = decode(code)
+        place = place_of_errors(body, broken, start.index)
+        key = (id(code), start, place)
         found = self._continuations.get(key)
         if found is None:
             maker = CodeMaker(code, start)
             found = self._continuations[key] = maker.finish()
             origins = tuple(instruction.origin for instruction in maker.body.instructions)
-            self._roots[id(found)] = _Root(code, origins)
-            self._blocks[id(found)] = blocks_around(decode(code), start)
+            unwinding = unwinding_code(code, start, place)
+            if unwinding is not None:
+                skip_code(unwinding)
+            self._roots[id(found)] = _Root(code, origins, unwinding)
         return found
 
 
@@ -169,7 +174,7 @@ def _make_resumption(cache: ContinuationCache, code: CodeType, start: Start) -> 
     positions = maker.original[last].positions
     tails: list[Instruction] = []
     for leaving in exits:
-        tail = _tail(maker, cache.continuation(code, leaving.start), leaving.start, positions)
+        tail = _tail(maker, cache.continuation(code, leaving.start, last), leaving.start, positions)
         if leaving.is_jump and maker.original[last].name == "FOR_ITER":
             tail = [*(Instruction(name, 0, None, positions) for name in AFTER_LOOP), *tail]
         tails += tail
@@ -187,7 +192,7 @@ def _make_resumption(cache: ContinuationCache, code: CodeType, start: Start) -> 
             branch.name = branch.name.replace("_BACKWARD", "_FORWARD")
             branch.target = tail[0]
     if caught is not None:
-        tail = _tail(maker, cache.continuation(code, caught.start), caught.start, positions)
+        tail = _tail(maker, cache.continuation(code, caught.start, last), caught.start, positions)
         tails += tail
         assert caught.handler is not None
         _catch(maker, caught.handler, first, last, tail[0])

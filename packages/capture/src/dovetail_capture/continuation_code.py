@@ -8,6 +8,7 @@ from types import CodeType
 from typing import Any
 
 from dovetail_capture.bytecode import (
+    Handler,
     Instruction,
     Positions,
     decode,
@@ -82,9 +83,16 @@ class CodeMaker:
             result += [instruction, second]
         self.body.instructions[:] = result
 
-    def finish(self, tails: list[Instruction] | None = None) -> CodeType:
-        """Put prologue, body and tails together."""
+    def finish(
+        self, tails: list[Instruction] | None = None, raises_into: Handler | None = None
+    ) -> CodeType:
+        """Put prologue, body and tails together. With `raises_into`, the code raises its last
+        parameter, an error, into that handler."""
         code = self.code
+        count = len(self.parameters)
+        if raises_into is not None:
+            self.varnames.insert(count, ".error")
+            count += 1
         self._rename_slots()
         target = self.original[self.start.index]
         prologue = []
@@ -104,7 +112,16 @@ class CodeMaker:
             if kind == HANDLER:
                 handler = place
                 prologue += [Instruction("PUSH_EXC_INFO"), Instruction("POP_TOP")]
-        prologue.append(Instruction("JUMP_FORWARD", 0, target))
+        if raises_into is None:
+            prologue.append(Instruction("JUMP_FORWARD", 0, target))
+        else:
+            error = Instruction("LOAD_FAST", count - 1)
+            prologue += [error, Instruction("DELETE_FAST", count - 1)]
+            prologue.append(Instruction("RAISE_VARARGS", 1))
+            row, first = raises_into, self.body.instructions[0]
+            self.body.handlers.insert(
+                0, Handler(error, first, row.target, row.depth, row.push_lasti)
+            )
         for instruction in prologue:
             instruction.positions = (target.positions[0], None, None, None)
         self.body.instructions[:0] = prologue
@@ -118,7 +135,7 @@ class CodeMaker:
         self.body.instructions += tails or []
         return code.replace(
             co_consts=tuple(self.constants),
-            co_argcount=len(self.parameters),
+            co_argcount=count,
             co_posonlyargcount=0,
             co_kwonlyargcount=0,
             co_nlocals=len(self.varnames),

@@ -56,20 +56,7 @@ def kind_of(item: Recipe | None) -> str:
     return VALUE
 
 
-def blocks_around(body: Body, start: Start) -> tuple[str, ...]:
-    """Where a continuation that starts here has the `__exit__` of each `with` block around it."""
-    found: list[str] = []
-    place: int | None = start.index
-    while place is not None:
-        row = _row_around(body, place)
-        place = None if row is None else row.target.origin
-        if row is not None and place is not None:
-            if body.instructions[place + 1].name == "WITH_EXCEPT_START":
-                found.append(f".s{row.depth - 1}")
-    return tuple(found)
-
-
-def _row_around(body: Body, index: int) -> Handler | None:
+def row_around(body: Body, index: int) -> Handler | None:
     """The row of the exception table that an instruction lies in."""
     for row in body.handlers:
         end = len(body.instructions) if row.end is None else row.end.origin
@@ -82,18 +69,14 @@ def _row_around(body: Body, index: int) -> Handler | None:
 def exit_to_handler(body: Body, start: Start) -> Exit | None:
     """Where an exception that the instructions of a step raise goes, if to an `except` or `with`
     after which the function may go on; what only cleans up runs in the step."""
-    index = start.index
-    for row in body.handlers:
-        assert row.start.origin is not None
-        end = len(body.instructions) if row.end is None else row.end.origin
-        assert end is not None and row.target.origin is not None
-        if not row.start.origin <= index < end:
-            continue
-        if row.target.name != "PUSH_EXC_INFO" or not _goes_on(body, row.target.origin):
-            return None
-        kinds = (*start.kinds[: row.depth], *(VALUE,) * (1 + row.push_lasti))
-        return Exit(Start(row.target.origin, kinds, start.locals_), handler=row)
-    return None
+    row = row_around(body, start.index)
+    if row is None or row.target.name != "PUSH_EXC_INFO":
+        return None
+    assert row.target.origin is not None
+    if not _goes_on(body, row.target.origin):
+        return None
+    kinds = (*start.kinds[: row.depth], *(VALUE,) * (1 + row.push_lasti))
+    return Exit(Start(row.target.origin, kinds, start.locals_), handler=row)
 
 
 def _goes_on(body: Body, target: int) -> bool:

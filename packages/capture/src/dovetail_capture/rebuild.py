@@ -62,19 +62,6 @@ def advance(iterator: Iterator[Any], steps: int) -> None:
         next(iterator, None)
 
 
-def leave_blocks(error: BaseException, *leaves: Any) -> None:
-    """Leave the `with` blocks that a graph has raised in, as the exception passes them. One that
-    would swallow it cannot: where in the program it was raised is not known."""
-    first = error
-    for leave in leaves:
-        try:
-            leave(type(error), error, error.__traceback__)
-        except BaseException as raised:
-            error = raised
-    if error is not first:
-        raise error
-
-
 def as_array(tensor: Any) -> Any:
     """The array of a tensor's memory. Its base is an array, too: programs look into that."""
     return tensor.numpy().view()

@@ -40,6 +40,7 @@ from dovetail_capture.recipe import (
     below,
 )
 from dovetail_capture.replacement_values import PLACEHOLDER, ValueWriter, in_pairs
+from dovetail_capture.unwinding import leave_blocks
 
 _VARARGS, _VARKEYWORDS = 0x04, 0x08
 
@@ -66,12 +67,12 @@ def build_replacement(
     frame: CapturedFrame,
     compiled: Callable[..., Any] | None,
     resumption: Resumption | None = None,
-    blocks: tuple[str, ...] = (),
+    unwinding: CodeType | None = None,
 ) -> Replacement:
     """The replacement of `frame`, whose graph was compiled to `compiled` (all inputs positional,
-    a sequence of outputs); `resumption` says how to go on when the frame ends in a break; `blocks`
-    are the parameters with the `__exit__` of the `with` blocks that the frame begins in."""
-    writer = _FrameWriter(frame.code, blocks)
+    a sequence of outputs); `resumption` says how to go on when the frame ends in a break;
+    `unwinding` is the code that leaves the blocks which the frame, a continuation, begins in."""
+    writer = _FrameWriter(frame.code, unwinding)
     writer.write_frame(frame, compiled, resumption)
     line = frame.code.co_firstlineno if resumption is None else resumption.line
     return Replacement(writer.compile(line), writer.text())
@@ -80,9 +81,9 @@ def build_replacement(
 class _FrameWriter(ValueWriter):
     """Writes the replacement function: draws, fetched sources, the graph, effects, the end."""
 
-    def __init__(self, code: CodeType, blocks: tuple[str, ...] = ()) -> None:
+    def __init__(self, code: CodeType, unwinding: CodeType | None = None) -> None:
         super().__init__(code)
-        self._blocks = blocks
+        self._unwinding = unwinding
 
     def effect(self, effect: Effect) -> None:
         """One statement that replays an effect."""
@@ -168,25 +169,33 @@ class _FrameWriter(ValueWriter):
             self.temporaries += outputs
             targets = ", ".join(outputs)
             call = f"{targets}{',' if count == 1 else ''} = {call}"
-        leaves = [self.arguments[name] for name in self._blocks]
         undo = _undone(frame)
+        passes = self._where_errors_pass(undo)
         if frame.checks is not None:
-            self._run_checked(call, frame.checks, undo)
+            self._run_checked(call, frame.checks, undo, passes)
             return
-        if not leaves and not undo:
-            self.emit(call)
-            return
-        base, leave = self.constant(BaseException), self.constant(rebuild.leave_blocks)
-        set_mode = self.constant(torch._C._set_grad_enabled)
-        self.emit("try:")
-        self.emit(f"    {call}")
-        self.emit(f"except {base} as _dt_error:")
-        for mode in undo:
-            self.emit(f"    {set_mode}({mode})")
-        self.emit(f"    {leave}({', '.join(['_dt_error', *leaves])})")
-        self.emit("    raise")
+        for line in ["try:", f"    {call}", *passes] if passes else [call]:
+            self.emit(line)
 
-    def _run_checked(self, call: str, checks: ValueChecks, undo: tuple[bool, ...]) -> None:
+    def _where_errors_pass(self, undo: tuple[bool, ...]) -> list[str]:
+        """What becomes of an error that the graph raises, if anything is to be put in order."""
+        if self._unwinding is None and not undo:
+            return []
+        base, set_mode = self.constant(BaseException), self.constant(torch._C._set_grad_enabled)
+        end = "raise" if self._unwinding is None else self._leave_blocks(self._unwinding)
+        lines = [*(f"{set_mode}({mode})" for mode in undo), end]
+        return [f"except {base} as _dt_error:", *(f"    {line}" for line in lines)]
+
+    def _leave_blocks(self, unwinding: CodeType) -> str:
+        leave, code = self.constant(leave_blocks), self.constant(unwinding)
+        globals_ = f"{self.constant(globals, 'globals')}()"
+        closure = self.build("tuple", [self.cell(name) for name in self.free])
+        arguments = ["_dt_error", code, globals_, closure, *self.arguments.values()]
+        return f"{leave}({', '.join(arguments)})"
+
+    def _run_checked(
+        self, call: str, checks: ValueChecks, undo: tuple[bool, ...], passes: list[str]
+    ) -> None:
         """Run the graph; where a check of its data fails, the frame runs again, by Python."""
         hold, again = self.constant(rebuild.all_hold), self.constant(rebuild.uncaptured)
         code = self.constant(self.code, f"code of {self.code.co_qualname}")
@@ -203,9 +212,11 @@ class _FrameWriter(ValueWriter):
             self.emit(f"_dt_random = {states}({', '.join(map(repr, checks.random))})")
         test = f"{hold}({', '.join(f'_dt_out{place}' for place in checks.outputs)})"
         lines = [call, f"_dt_error = None if {test} else {hold}"]
-        if checks.catches:
+        if checks.catches or passes:
             lines = ["try:", *(f"    {line}" for line in lines)]
+        if checks.catches:
             lines += [f"except {error} as _dt_raised:", "    _dt_error = _dt_raised"]
+        lines += passes
         lines.append("if _dt_error is not None:")
         lines += [f"    {set_mode}({mode})" for mode in undo]
         lines += [f"    {put_back}(_dt_random)"] * bool(checks.random)

@@ -67,7 +67,7 @@ def constants_equal(seen: Any, value: Any) -> bool:
         return len(value) == len(seen) and all(
             constants_equal(a, b) for a, b in zip(seen, value, strict=True)
         )
-    if type(value) is frozenset:
+    if type(value) in (set, frozenset):
         return {constant_key(e) for e in seen} == {constant_key(e) for e in value}
     if type(value) is slice or type(value) is range:
         return all(

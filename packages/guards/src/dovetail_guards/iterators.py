@@ -1,4 +1,5 @@
-"""Reads what built-in iterators have still to give, without moving them, and what views show.
+"""Reads what built-in iterators have still to give, without moving them, what views show, what sets
+hold, and which classes are derived from one.
 
 `__reduce__` of an iterator tells what it goes through and where it is; `gc.get_referents` tells the
 dictionary or set of an iterator that has only copies of its items to show. Each reader raises
@@ -137,5 +138,23 @@ def viewed(view: Any) -> Any:
     return dictionary
 
 
-READERS: dict[str, Reader] = {"rest": rest, "over": over, "parts": parts, "viewed": viewed}
+def members(container: Any) -> frozenset[Any]:
+    """The members of a set, or of an instance of a class of sets, which is not asked."""
+    base = set if isinstance(container, set) else frozenset
+    return frozenset(base.__iter__(container))
+
+
+def subclasses(cls: Any) -> tuple[type, ...]:
+    """The classes that are derived from a class now."""
+    return tuple(type.__subclasses__(cls))
+
+
+READERS: dict[str, Reader] = {
+    "rest": rest,
+    "over": over,
+    "parts": parts,
+    "viewed": viewed,
+    "members": members,
+    "subclasses": subclasses,
+}
 """The parts that an `IteratorSource` names."""

@@ -21,6 +21,8 @@ _IN_PLACE = {"setitem", "__setitem__"} | {
     for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
     for prefix, suffix in (("", ""), ("__", "__"))
 }
+# Of module `operator`, whose names only look like those of functions that write.
+_IN_NO_PLACE = {"and_", "or_", "not_", "is_"}
 
 
 def writes(graph: Graph, fakes: Iterable[Any]) -> bool:
@@ -66,6 +68,8 @@ def _writes_unseen(node: Node) -> bool:
         return False
     if isinstance(node.target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return _schema_writes(node.target)
+    if name in _IN_NO_PLACE:
+        return False
     return "out" in node.kwargs or (name.endswith("_") and not name.endswith("__"))
 
 

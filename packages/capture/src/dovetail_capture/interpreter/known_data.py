@@ -2,7 +2,7 @@
 
 `torch.tensor(3)`, `torch.div(seq_len, 2)` and small arithmetic on such tensors have the same data
 in each run of a graph, so that `int(t)`, `t.tolist()`, `if t:` and sizes given as tensors need not
-ask for it. A write to any tensor forgets all of it: a view of what was written may be among it.
+ask for it. A write to the memory of one of them forgets all of it: of others there may be views.
 
 Of numbers that are sizes, or change from call to call, the data is computed when it is asked for
 and not before: that fixes them to what they are now.
@@ -17,14 +17,16 @@ import torch
 from torch.fx import Node
 from torch.utils._pytree import tree_flatten, tree_map
 
-from dovetail_capture.interpreter.aliasing import may_write
+from dovetail_capture.interpreter.aliasing import may_write, written_by
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.symbolic import SYMBOLIC_TYPES
 from dovetail_capture.skip import module_of
 
 _MOST_ELEMENTS = 64
 _NUMBERS = (torch.bool, torch.int8, torch.int16, torch.int32, torch.int64)
-_MAKERS = frozenset({"tensor", "as_tensor", "scalar_tensor", "arange"})
+_MAKERS = frozenset(
+    {"tensor", "as_tensor", "scalar_tensor", "arange", "linspace", "zeros", "ones", "full"}
+)
 SIZED_MAKERS = frozenset({"zeros", "ones", "full", "empty", "rand", "randn", "eye", "arange"})
 _ARITHMETIC = frozenset(
     {"add", "sub", "mul", "div", "truediv", "floordiv", "true_divide", "floor_divide", "remainder",
@@ -32,7 +34,9 @@ _ARITHMETIC = frozenset(
      "cumsum", "amax", "amin", "getitem", "cat", "stack", "to", "long", "int", "float", "bool",
      "item", "eq", "ne", "lt", "le", "gt", "ge", "all", "any", "logical_not", "floor", "ceil",
      "round", "trunc", "sqrt", "view", "reshape", "flatten", "squeeze", "unsqueeze", "clone",
-     "detach", "contiguous", "flip", "diff"}
+     "detach", "contiguous", "flip", "diff", "invert", "bitwise_not", "and_", "or_", "xor",
+     "logical_and", "logical_or", "logical_xor", "isfinite", "isnan", "isinf", "unbind", "split",
+     "chunk"}
 )  # fmt: skip
 
 
@@ -45,6 +49,7 @@ class KnownData:
         self._numbers: dict[int, Any] = {}
         # What computes the data of those that are made from symbolic numbers.
         self._later: dict[int, Callable[[], None]] = {}
+        self._storages: set[int] = set()  # ids of the memory of all these fakes
 
     def __bool__(self) -> bool:
         return bool(self._of or self._later)
@@ -57,12 +62,21 @@ class KnownData:
         return self._of.get(id(fake))
 
     def forget_if_written(self, node: Node) -> None:
-        """Forget everything if the operation that was recorded may write to a tensor."""
-        if not self or not (may_write(node) or _is_foreign(node.target)):
+        """Forget everything if the operation that was recorded may write to what is known."""
+        if not self or not self._may_be_written(node):
             return
         self._of.clear()
         self._numbers.clear()
         self._later.clear()
+        self._storages.clear()
+
+    def _may_be_written(self, node: Node) -> bool:
+        if _is_foreign(node.target):
+            return True
+        if not may_write(node):
+            return False
+        written = [getattr(part.meta.get("val"), "_storage", None) for part in written_by(node)]
+        return not written or any(w is None or id(w) in self._storages for w in written)
 
     def has_number(self, fake: Any) -> bool:
         """Would `with_numbers` change this argument? (If so, it may have to compute.)"""
@@ -102,14 +116,15 @@ class KnownData:
     def note(
         self, name: str, run: Callable[..., Any], args: Any, kwargs: dict[str, Any], result: Any
     ) -> None:
-        """Learn the data of an operation's result from that of its arguments."""
+        """Learn the data of an operation's result, or results, from that of its arguments."""
         if name not in _MAKERS and not (self and name in _ARITHMETIC):  # nearly all there are
             return
         leaves = tree_flatten((args, kwargs))[0]
         tensors = [v for v in leaves if isinstance(v, torch.Tensor)]
         if not self._knows(tensors) or name not in (_ARITHMETIC if tensors else _MAKERS):
             return
-        if result.device.type != "cpu" or not _is_small(result._sizes):
+        parts = list(result) if isinstance(result, (tuple, list)) else [result]
+        if any(part.device.type != "cpu" or not _is_small(part._sizes) for part in parts):
             return
 
         symbolic = [v for v in leaves if isinstance(v, SYMBOLIC_TYPES)]
@@ -117,30 +132,39 @@ class KnownData:
             return  # only data tells
 
         def compute() -> None:
-            self._compute(name, run, args, kwargs, result)
+            self._compute(name, run, args, kwargs, parts)
 
+        self._storages.update(id(part._storage) for part in parts)
         if symbolic or any(id(v) in self._later for v in tensors):
-            self._later[id(result)] = compute
+            self._later.update((id(part), compute) for part in parts)
         else:
             compute()
 
     def _compute(
-        self, name: str, run: Callable[..., Any], args: Any, kwargs: dict[str, Any], result: Any
+        self,
+        name: str,
+        run: Callable[..., Any],
+        args: Any,
+        kwargs: dict[str, Any],
+        results: list[Any],
     ) -> None:
-        """Compute the data of a result. Raises GraphBreakSignal where the operation fails for it:
+        """Compute the data of results. Raises GraphBreakSignal where the operation fails for it:
         the program may handle that, and so not the graph is to raise it."""
         real_args, real_kwargs = tree_map(self._real, (args, kwargs))
         try:
             with torch.no_grad():
-                real = run(*real_args, **real_kwargs)
+                found = run(*real_args, **real_kwargs)
         except Exception as error:
             text = f"`{name}`, which fails for this data: {type(error).__name__}: {error}"
             raise GraphBreakSignal(text) from error
-        if isinstance(real, torch.Tensor) and tuple(real.shape) == tuple(result._sizes):
-            self._of[id(result)] = real
-            # (As an index, uint8 is a mask.)
-            if real.numel() == 1 and real.dtype in _NUMBERS:
-                self._numbers[id(result)] = real.item()  # an index of True is not one of 1
+        reals = [found] if isinstance(found, torch.Tensor) else list(found)
+        for result, real in zip(results, reals, strict=True):
+            self._later.pop(id(result), None)
+            if tuple(real.shape) == tuple(result._sizes):
+                self._of[id(result)] = real
+                # (As an index, uint8 is a mask.)
+                if real.numel() == 1 and real.dtype in _NUMBERS:
+                    self._numbers[id(result)] = real.item()  # an index of True is not one of 1
 
     def _real(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

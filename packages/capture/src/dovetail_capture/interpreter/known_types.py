@@ -42,6 +42,8 @@ def is_numpy(cls: type, name: str) -> bool:
 
 def is_fixed_member(item: Any) -> bool:
     """Is it the same in each program that meets it? (A closure is known by its parts.)"""
+    if type(item) in (tuple, frozenset):
+        return all(map(is_fixed_member, item))
     if isinstance(item, types.FunctionType):
         return "<locals>" not in item.__code__.co_qualname
     functions = (

@@ -6,7 +6,7 @@ import collections
 import contextlib
 import inspect
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -298,13 +298,12 @@ class Rebuilder:
         if not self.vm.session.recorder.owns(item.node):
             raise InnerTensor
         if item.cls is torch.nn.Parameter:
-            return self._parameter(item)
-        if id(item) in self.vm.session.made_leaves:
-            born = self.vm.session.made_leaves[id(item)]
-            raise CannotRebuild("a leaf that requires a gradient, made here", born)
+            return self._leaf(item, torch.nn.Parameter)
         for hooked in self.vm.session.hooks:
             if hooked.tensor is item:
                 hooked.refuse(hooked.kind)
+        if id(item) in self.vm.session.made_leaves:
+            return self._leaf(item, torch.Tensor.requires_grad_)
         position = self._positions.get(item.node)
         if position is None:
             position = self._positions[item.node] = len(self.outputs)
@@ -317,24 +316,25 @@ class Rebuilder:
             self.effects.append(r.SetAttr(new, name, self.recipe(value)))
         return new
 
-    def _parameter(self, item: TensorValue) -> r.Recipe:
-        """A parameter made in the frame (a copy of one): of what the graph gives, a leaf is made.
-        What has been computed from it would not know that leaf."""
+    def _leaf(self, item: TensorValue, make: Callable[..., Any]) -> r.Recipe:
+        """A parameter made in the frame (a copy of one), or what `requires_grad_()` made a leaf: of
+        what the graph gives, a leaf is made. What has been computed from it would not know that
+        leaf."""
         wanted = item.fake.requires_grad
         if wanted:
-            for user in item.node.users:
+            nodes = [item.node, *self.vm.session.left_nodes.get(id(item), ())]
+            for user in (user for node in nodes for user in node.users):
                 made = pytree.tree_leaves(user.meta.get("val"))
                 if any(_needs_gradient(part) and part is not item.fake for part in made):
                     born = self.vm.session.made_leaves[id(item)]
-                    raise CannotRebuild("a parameter made here, and what is computed with it", born)
+                    raise CannotRebuild("a leaf made here, and what is computed with it", born)
         recorder = self.vm.session.recorder
         node = recorder.graph.call_method("detach", (item.node,))
         with recorder.fake_mode:
             node.meta["val"] = item.fake.detach()
         self.outputs.append(node)
         output = r.GraphOutput(len(self.outputs) - 1)
-        parts = (output, r.Const(wanted))
-        new = self.remember(item, r.CallFunction(r.Const(torch.nn.Parameter), parts))
+        new = self.remember(item, r.CallFunction(r.Const(make), (output, r.Const(wanted))))
         for name, value in item.attributes.items():
             self.effects.append(r.SetAttr(new, name, self.recipe(value)))
         return new

@@ -285,7 +285,7 @@ class Recorder:
                 # A number that only the data tells: this call is where it comes from.
                 self.sizes.bind(result, self._add(kind, target, pairs, keyword_pairs, result))
             return self.fold(result)
-        if type(result) is FakeTensor:
+        if all(type(part) is FakeTensor for part in _parts(result)):
             named = {key: pair[1] for key, pair in keyword_pairs.items()}
             self.data.note(name, run, [pair[1] for pair in pairs], named, result)
         node = self._add(kind, target, pairs, keyword_pairs, result)
@@ -499,6 +499,10 @@ def _run_on_fakes(function: Any, run: Callable[..., Any], pairs: Any, keyword_pa
     kwargs = {key: pair[1] for key, pair in keyword_pairs.items()}
     result = symbolic_form(function, args, kwargs)
     return run(*args, **kwargs) if result is NotImplemented else result
+
+
+def _parts(result: Any) -> Sequence[Any]:
+    return result if type(result) in (tuple, list) else (result,)
 
 
 def _holds_tensor(result: Any) -> bool:

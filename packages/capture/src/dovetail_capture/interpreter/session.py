@@ -140,6 +140,8 @@ class Session:
         self.drawn_examples: dict[str, int] = {}
         self.checks = PendingChecks()  # of the data of tensors
         self.made_leaves: dict[int, int] = {}  # ids of values -> the step that made them leaves
+        # Of those whose data was replaced: what they were before.
+        self.left_nodes: dict[int, list[Node]] = {}
         # The program's stack of torch function modes, innermost last; those at the frame's start;
         # the one that answers at this moment.
         self.function_modes: list[Value] = []

@@ -48,6 +48,12 @@ class SourceTable:
         """`base.name`."""
         return self._get((1, id(base), name), AttrSource, base, name)
 
+    def attrs(self, base: Source, path: str) -> Source:
+        """`base.a.b`, for the path "a.b"."""
+        for name in path.split("."):
+            base = self.attr(base, name)
+        return base
+
     def flattened(self, base: Source) -> Source:
         return self._get((6, id(base)), FlattenSource, base)
 

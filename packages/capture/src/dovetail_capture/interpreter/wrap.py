@@ -8,6 +8,7 @@ import inspect
 import threading
 import types
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import torch
@@ -34,10 +35,10 @@ from dovetail_capture.interpreter.known_types import (
 from dovetail_capture.interpreter.session import Session
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import (
+    FEW_KERNELS,
     ArraySource,
     ArrayValue,
     array_parts,
-    check_dtype,
 )
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
 from dovetail_capture.interpreter.values.containers import (
@@ -84,7 +85,7 @@ def wrap(session: Session, real: Any, source: Source) -> Value:
 def _wrapper_for(real: Any, cls: type) -> Wrapper:
     """What makes the values of objects of a class that is none of those in the table."""
     if isinstance(real, torch.Tensor):
-        return Session.tensor_input
+        return _tensor
     if isinstance(real, (type, types.ModuleType, torch._ops.OpOverloadPacket)):
         return _identity
     if isinstance(real, enum.Enum) or (
@@ -103,6 +104,17 @@ def _wrapper_for(real: Any, cls: type) -> Wrapper:
     if module_of(cls).partition(".")[0] == "numpy" and is_numpy(cls, "dtype"):
         return _equality
     return _object
+
+
+def _tensor(session: Session, real: torch.Tensor, source: Source) -> Value:
+    """A tensor: an input of the graph, if a graph can have it. A sparse or quantized one is an
+    object: what is done with it breaks the graph, where it is done."""
+    own = type(real) not in (torch.Tensor, torch.nn.Parameter)
+    if own or (real.layout is torch.strided and not real.is_quantized):
+        return session.tensor_input(real, source)
+    for name in ("layout", "dtype"):  # for one that a graph can have, another version is compiled
+        session.guard(c.ConstantIs, session.sources.attr(source, name), getattr(real, name))
+    return _object(session, real, source)
 
 
 def _equality(session: Session, real: Any, source: Source) -> Value:
@@ -194,25 +206,33 @@ def _builtin_method(session: Session, real: Any, source: Source) -> Value:
 
 
 def _array(session: Session, real: Any, source: Source) -> Value:
-    """A NumPy array: in the graph it is the tensor over its memory."""
+    """A NumPy array: in the graph it is the tensor over its memory. One that torch has no tensor
+    for is an object: what is done with it breaks the graph, where it is done."""
     known = _known(session, real, source)
     if known is not None:
         return known
-    if not real.flags.writeable:
-        raise GraphBreakSignal("a numpy array that is read-only", "copy it first")
-    try:
-        tensor = torch.from_numpy(real)
-    except (TypeError, ValueError) as error:  # an odd dtype, negative strides
-        raise GraphBreakSignal(f"a numpy array as an input: {error}") from None
-    check_dtype(tensor.dtype)
     _guard_type(session, real, source)
+    tensor = _tensor_over(real)
+    if tensor is None:
+        for path in ("dtype.str", "strides", "flags.writeable"):
+            place = session.sources.attrs(source, path)
+            session.guard(c.ConstantIs, place, attrgetter(path)(real))
+        return _object(session, real, source)
     for path, expected in array_parts(real):
-        place = source
-        for name in path.split("."):
-            place = session.sources.attr(place, name)
-        session.guard(c.ConstantIs, place, expected)
+        session.guard(c.ConstantIs, session.sources.attrs(source, path), expected)
     value = ArrayValue(session.array_input(tensor, ArraySource(source)), type(real), source)
     return _remember(session, real, value)
+
+
+def _tensor_over(real: Any) -> torch.Tensor | None:
+    """The tensor over the memory of an array, for a graph to read and to write."""
+    if not real.flags.writeable:
+        return None
+    try:
+        tensor = torch.from_numpy(real)
+    except (TypeError, ValueError):  # an odd dtype, negative strides
+        return None
+    return None if tensor.dtype in FEW_KERNELS else tensor
 
 
 def _known(session: Session, real: Any, source: Source) -> Value | None:
@@ -285,7 +305,7 @@ def _set(session: Session, real: Any, source: Source) -> Value:
     if known is not None:
         return known
     if not all(is_fixed_member(item) for item in real):
-        raise GraphBreakSignal("a set whose members are not constants")
+        return _object(session, real, source)  # what is done with it breaks the graph
     if type(source) is not ObjectSource:
         session.guard(c.ConstantIs, source, type(real)(real))
     members = [Constant(item) for item in real]
@@ -432,8 +452,9 @@ def _has_another_dict(real: Any) -> bool:
     return own is not looked_up_by(real, "__dict__")
 
 
-def _native_part(session: Session, real: Any, source: Source, base: type) -> Value:
-    """The list, dict, tuple or set inside an instance of a subclass of one."""
+def _native_part(session: Session, real: Any, source: Source, base: type) -> Value | None:
+    """The list, dict, tuple or set inside an instance of a subclass of one; None for a set whose
+    members are not constants."""
     if base in (list, tuple, collections.deque):
         length = base.__len__(real)
         session.guard(c.LengthIs, source, length)
@@ -448,7 +469,13 @@ def _native_part(session: Session, real: Any, source: Source, base: type) -> Val
         kinds = (collections.OrderedDict, collections.defaultdict, dict)
         kind = next(kind for kind in kinds if isinstance(real, kind))
         return DictValue(kind, source, real)
-    return SetValue([Constant(item) for item in real], base, source, copied=frozenset(real))
+    members = iterators.members(real)
+    if not all(map(is_fixed_member, members)):
+        return None
+    session.guard(c.ConstantIs, session.sources.iterator_part(source, "members"), members)
+    order = set.__iter__(real) if base is set else frozenset.__iter__(real)
+    items = [Constant(item) for item in order]
+    return SetValue(items, base, source, copied=members)
 
 
 _WRAPPERS: dict[type, Wrapper] = {

@@ -377,6 +377,9 @@ def apply(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if kwargs:
         raise GraphBreakSignal(f"{cls.__name__}.apply with keyword arguments")
     given += _defaults(vm, cls, len(given))
+    for arg in given:
+        if issubclass(arg.python_type(), torch.Tensor) and not isinstance(arg, TensorValue):
+            raise GraphBreakSignal(f"{cls.__name__}.apply with {arg.describe()}")
     transforms = transforms_around(vm.session.recorder)
     if transforms:
         return _apply_in_transform(vm, fn, cls, given, transforms)

@@ -44,6 +44,7 @@ from dovetail_capture.interpreter.library.type_functions import (
     id_,
     isinstance_,
     issubclass_,
+    subclasses,
     super_,
     type_,
 )
@@ -128,6 +129,7 @@ def namespace_init(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 HANDLERS: dict[Any, Handler] = {
     type.__call__: type_call, types.SimpleNamespace.__init__: namespace_init,
     isinstance: isinstance_, issubclass: issubclass_, type: type_, super: super_,
+    type.__subclasses__: subclasses,
     callable: callable_, id: id_, hash: hash_, getattr: getattr_, hasattr: hasattr_,
     setattr: setattr_, delattr: delattr_, vars: vars_, locals: locals_, globals: globals_,
     object.__getattribute__: object_getattribute, object.__setattr__: object_setattr,

@@ -17,7 +17,7 @@ from torch.nn import Module, Parameter
 
 from dovetail_capture.interpreter.library.handlers import Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.parameters import parameter
-from dovetail_capture.interpreter.protocols import dicts, operands, sequences
+from dovetail_capture.interpreter.protocols import class_attributes, dicts, operands, sequences
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value, is_none
 from dovetail_capture.interpreter.values.containers import (
@@ -59,7 +59,7 @@ def copy_copy(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         method = operands.dunder(vm, value, "__copy__")
         if method is not None:
             return vm.call(method, [], {})
-        if _is_copied_by_parts(value):
+        if _is_copied_by_parts(vm, value):
             return _by_parts(vm, value, ObjectValue(value.cls), None)
     raise GraphBreakSignal(f"copy.copy of {value.describe()}")
 
@@ -101,11 +101,9 @@ def _deep(vm: Interpreter, value: Value, memo: Copies) -> Value:
             dicts.put(vm, new, _deep(vm, key, memo), _deep(vm, item, memo))
     elif isinstance(value, SetValue):
         new = SetValue([_deep(vm, item, memo) for item in value.items.values()], value.cls)
-    elif isinstance(value, ObjectValue) and hasattr(value.cls, "__deepcopy__"):
-        method = operands.dunder(vm, value, "__deepcopy__")
-        assert method is not None
+    elif isinstance(value, ObjectValue) and (method := operands.dunder(vm, value, "__deepcopy__")):
         new = vm.call(method, [MemoValue(memo, vm.frames[0].steps)], {})
-    elif isinstance(value, ObjectValue) and _is_copied_by_parts(value):
+    elif isinstance(value, ObjectValue) and _is_copied_by_parts(vm, value):
         made = ObjectValue(value.cls)
         memo[id(value)] = value, made
         new = _by_parts(vm, value, made, memo)
@@ -195,12 +193,15 @@ def _is_updated(setter: Any, state: DictValue) -> bool:
 _OF_MODULES = vars(Module()).keys() - {"training"}
 _POINTER = struct.calcsize("P")
 _COPY_HOOKS = ("__reduce_ex__", "__reduce__")
+_STATE_HOOKS = ("__new__", "__getnewargs__", "__getnewargs_ex__", "__getstate__", "__setstate__")
 _GETSTATE = object.__getstate__
 
 
-def _is_copied_by_parts(value: ObjectValue) -> bool:
+def _is_copied_by_parts(vm: Interpreter, value: ObjectValue) -> bool:
     """Is a copy of this object made of copies of its attributes and slots?"""
     cls = value.cls
+    for name in (*_COPY_HOOKS, *_STATE_HOOKS):
+        class_attributes.class_lookup(vm, cls, name)  # (guards that it stays so)
     if value.native is not None or issubclass(cls, BaseException):
         return False
     made_by_object = cls.__new__ is object.__new__

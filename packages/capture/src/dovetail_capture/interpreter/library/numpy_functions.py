@@ -44,6 +44,7 @@ from dovetail_capture.interpreter.library.numpy_names import (
     FUNCTIONS,
     METHODS,
     NEED_TENSORS,
+    OF_SEQUENCES,
     OPERATORS,
     SAME_NAMES,
     TORCH_NAMES,
@@ -349,6 +350,31 @@ def _where(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return as_array(vm, "where", vm.call(Constant(torch.where), [condition, *parts], {}), like)
 
 
+def _of_arrays(fn: Any, count: int) -> Handler:
+    """A function that first makes arrays of its arguments, of so many; of a `count` of 0, of what
+    its first argument holds."""
+    of_arrays = HANDLERS[fn]
+
+    def array_of(vm: Interpreter, value: Value) -> Value:
+        number = isinstance(value, Constant) and isinstance(value.value, (bool, int, float))
+        if number or isinstance(value, (TupleValue, ListValue)):
+            return HANDLERS[np.asarray](vm, [value], {})
+        return value
+
+    def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+        if not any(holds_array(vm, arg) for arg in args):
+            return PASS
+        if count:
+            given = [array_of(vm, arg) for arg in args[:count]]
+            return of_arrays(vm, [*given, *args[count:]], kwargs)
+        if isinstance(args[0], (TupleValue, ListValue)):
+            parts = TupleValue([array_of(vm, item) for item in vm.iterate(args[0])])
+            args = [parts, *args[1:]]
+        return of_arrays(vm, args, kwargs)
+
+    return handler
+
+
 def _like(fn: Any) -> Handler:
     """`np.ones_like` and its kind, which take a tensor for the array over its memory."""
     of_arrays = HANDLERS[fn]
@@ -413,6 +439,10 @@ def _fill_tables() -> None:
     likes: tuple[Any, ...] = (np.zeros_like, np.ones_like, np.full_like, np.empty_like)
     for like in likes:
         HANDLERS[like] = _like(like)
+    HANDLERS[np.interp] = mapped(np.interp, twins.interp)
+    HANDLERS[np.interp] = _of_arrays(np.interp, 3)
+    for name in OF_SEQUENCES:
+        HANDLERS[getattr(np, name)] = _of_arrays(getattr(np, name), 0)
     for name, (twin, computes) in METHODS.items():
         HANDLERS[getattr(np.ndarray, name)] = mapped(getattr(np.ndarray, name), twin, computes)
     _CONVERT.update((np.array, np.asarray))

@@ -66,6 +66,8 @@ FUNCTIONS: dict[str, tuple[Any, bool]] = {
     "count_nonzero": (twins.count_nonzero, False), "inner": (twins.inner, True),
     "ptp": (twins.ptp, True), "round": (twins.round_, True), "around": (twins.round_, True),
 }  # fmt: skip
+# Functions of a sequence of arrays, or of what becomes an array.
+OF_SEQUENCES = ("concatenate", "stack", "vstack", "hstack", "dstack", "column_stack")
 METHODS: dict[str, tuple[Any, bool]] = {
     **{name: FUNCTIONS[name] for name in (
         "sum", "mean", "std", "var", "prod", "max", "min", "argmax", "argmin", "all", "any",

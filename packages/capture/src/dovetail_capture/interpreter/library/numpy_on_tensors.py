@@ -318,6 +318,24 @@ def round_(a: Any, decimals: int = 0) -> Any:
     return torch.round(a / 10.0**-decimals) * 10.0**-decimals
 
 
+def interp(x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None) -> Any:
+    """The segment of each point is the one that begins at or before it. (As NumPy does, from its
+    other end where the first formula gives no number: at an end that is infinite, say.)"""
+    last = xp.shape[0] - 1
+    place = torch.clamp(torch.searchsorted(xp, x, right=True) - 1, 0, max(last - 1, 0))
+    after = torch.clamp(place + 1, max=last)
+    x0, x1, y0, y1 = (torch.take(of, at) for of in (xp, fp) for at in (place, after))
+    slope = (y1 - y0) / (x1 - x0)
+    found = slope * (x - x0) + y0
+    found = torch.where(torch.isnan(found), slope * (x - x1) + y1, found)
+    found = torch.where(torch.isnan(found) & (y0 == y1), y0, found)
+    found = torch.where(x == x0, y0, found)
+    found = torch.where(torch.isnan(x), x, found)
+    found = torch.where((x >= xp[last]) | (last == 0), fp[last], found)
+    found = torch.where(x < xp[0], fp[0] if left is None else left, found)
+    return torch.where(x > xp[last], fp[last] if right is None else right, found)
+
+
 def fftshift(x: Any, axes: Any = None) -> Any:
     return torch.fft.fftshift(x, axes)
 

@@ -13,6 +13,7 @@ import dataclasses
 import enum
 import functools
 import heapq
+import inspect
 import itertools
 import operator
 import reprlib
@@ -296,7 +297,24 @@ def insort_left(items: Any, x: Any, lo: Any = 0, hi: Any = None, *, key: Any = N
     items.insert(bisect.bisect_left(items, wanted, lo, hi, key=key), x)
 
 
+def unwrap(func: Any, *, stop: Any = None) -> Any:
+    seen = [func]
+    while (stop is None or not stop(func)) and hasattr(func, "__wrapped__"):
+        func = func.__wrapped__
+        if any(func is one for one in seen):
+            raise ValueError(f"wrapper loop when unwrapping {seen[0]!r}")
+        seen.append(func)
+    return func
+
+
+def view_isdisjoint(view: Any, other: Any) -> bool:
+    return not any(item in view for item in other)
+
+
 _C_FUNCTIONS: dict[Any, Any] = {
+    inspect.unwrap: unwrap,
+    type({}.keys()).isdisjoint: view_isdisjoint,
+    type({}.items()).isdisjoint: view_isdisjoint,
     **{
         getattr(heapq, f.__name__): f
         for f in (heappush, heappop, heapreplace, heappushpop, heapify)

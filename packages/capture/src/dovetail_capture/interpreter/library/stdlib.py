@@ -325,7 +325,7 @@ PURE_FUNCTIONS: frozenset[Any] = frozenset(
         inspect.isfunction, inspect.ismethod, inspect.isclass, inspect.getmodule, re.match,
         re.search, re.sub, re.compile, re.fullmatch, re.split, re.findall, math.prod,
         type.mro, type.__or__, type.__ror__, object.__format__, object.__hash__,
-        object.__reduce_ex__, type.__subclasses__, inspect.unwrap, inspect.getfullargspec,
+        object.__reduce_ex__, inspect.getfullargspec,
         inspect.isgeneratorfunction, inspect.iscoroutinefunction, os.fspath,
         *(vars(cls)["__getitem__"] for cls in _SUBSCRIPTED),
         # What is installed does not change while a program runs.

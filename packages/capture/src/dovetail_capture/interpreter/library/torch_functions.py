@@ -16,8 +16,9 @@ from dovetail_capture.interpreter.protocols import dicts, inlining, object_attri
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.session import OpenMode
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
+from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean, is_none
 from dovetail_capture.interpreter.values.containers import DictValue, TupleValue
+from dovetail_capture.interpreter.values.functions import NativeMethod
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
@@ -238,7 +239,7 @@ def refused(reason: str) -> Handler:
 
 
 def is_tensor(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return boolean(isinstance(args[0], TensorValue))
+    return boolean(issubclass(args[0].python_type(), torch.Tensor))
 
 
 def size_class(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -250,6 +251,16 @@ def descriptor_get(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if len(args) > 1 and isinstance(args[0], Constant) and isinstance(args[1], TensorValue):
         return vm.get_attr(args[1], args[0].value.__name__)
     return PASS
+
+
+def method_get(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`object.__setattr__.__get__(obj)`."""
+    method = vm.as_python(args[0])
+    if len(args) != 2 or is_none(args[1]) or method is UNKNOWN:
+        return PASS
+    if not issubclass(args[1].python_type(), method.__objclass__):
+        return PASS
+    return NativeMethod(method, args[1], method.__name__)
 
 
 _FOLDED: tuple[Any, ...] = (
@@ -305,6 +316,8 @@ HANDLERS: dict[Any, Handler] = {
     torch.is_tensor: is_tensor,
     torch.Size: size_class,
     types.GetSetDescriptorType.__get__: descriptor_get,
+    types.MethodDescriptorType.__get__: method_get,
+    types.WrapperDescriptorType.__get__: method_get,
     torch.compiler.is_compiling: is_compiling,
     torch.compiler.is_dynamo_compiling: is_compiling,
     torch.compiler.is_exporting: always(False),

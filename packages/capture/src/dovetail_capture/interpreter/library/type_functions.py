@@ -10,6 +10,8 @@ import typing
 from typing import TYPE_CHECKING, Any
 
 import torch
+from dovetail_guards import clauses as c
+from dovetail_guards import iterators
 from dovetail_guards.evaluate import counts_as
 
 from dovetail_capture.interpreter.library import local_classes
@@ -19,7 +21,7 @@ from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.protocols.returned import returned
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value, boolean
-from dovetail_capture.interpreter.values.containers import TupleValue
+from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
 from dovetail_capture.interpreter.values.functions import (
     BoundMethod,
     FunctionValue,
@@ -225,3 +227,17 @@ def _hash_of(number: int) -> int:
     """The hash of an object whose `__hash__` gives this number."""
     fits = -sys.maxsize - 1 <= number <= sys.maxsize
     return -2 if number == -1 else int(number) if fits else hash(number)
+
+
+def subclasses(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`cls.__subclasses__()`: others may be derived at any time."""
+    session = vm.session
+    cls = vm.as_python(args[0])
+    if cls is UNKNOWN:
+        raise GraphBreakSignal(f"the classes derived from {args[0].describe()}")
+    found = iterators.subclasses(cls)
+    if any(id(one) in session.stand_ins for one in found):
+        raise GraphBreakSignal(f"the classes derived from {cls.__qualname__}, one made here")
+    place = session.sources.iterator_part(session.sources.held(cls), "subclasses")
+    session.guard(c.ConstantIs, place, found)
+    return ListValue([vm.held(one) for one in found])

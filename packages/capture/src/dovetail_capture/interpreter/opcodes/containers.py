@@ -119,13 +119,25 @@ def dict_merge(frame: Frame, inst: Instruction) -> None:
     mapping = frame.stack.pop()
     target = frame.stack[-inst.arg]
     native = vm.native(mapping)
+    called = frame.stack[-inst.arg - 2] or frame.stack[-inst.arg - 3]  # the first may be a NULL
     if isinstance(native, DictValue):
         for key in dicts.keys(vm, native):
             if dicts.contains(vm, target, hash_key(key)):
-                vm.raise_error(
-                    TypeError, f"got multiple values for keyword argument {key.describe()}"
-                )
+                text = f"got multiple values for keyword argument {key.describe()}"
+                vm.raise_error(TypeError, f"{_function_text(vm, called)} {text}")
+    elif vm.find_attr(mapping, "keys") is None:
+        text = f"argument after ** must be a mapping, not {mapping.python_type().__name__}"
+        vm.raise_error(TypeError, f"{_function_text(vm, called)} {text}")
     dicts.update(vm, target, mapping)
+
+
+def _function_text(vm: Interpreter, function: Value) -> str:
+    """What CPython calls a function in the error of a call."""
+    names = [vm.find_attr(function, name) for name in ("__module__", "__qualname__")]
+    module, name = (None if value is None else vm.as_python(value) for value in names)
+    if not isinstance(name, str):
+        return vm.to_text(function, "str")
+    return f"{name}()" if module in (None, "builtins") else f"{module}.{name}()"
 
 
 def unpack_sequence(frame: Frame, inst: Instruction) -> None:

@@ -153,6 +153,12 @@ def import_name(frame: Frame, inst: Instruction) -> None:
             f"`import {absolute}` loads a module", "import it before the function is compiled"
         )
     module = __import__(inst.argval, frame.globals_, None, names or (), depth)
+    sources = vm.session.sources
+    for name in (absolute, inst.argval.partition(".")[0]):  # another may take its place
+        if name not in sys.modules:  # (of a relative import)
+            continue
+        place = sources.item(sources.held(sys.modules, "sys.modules"), name)
+        vm.session.pin(place, sys.modules[name])
     frame.stack.append(vm.held(module))
 
 

@@ -108,16 +108,23 @@ def _binding_error(
     kwargs: dict[str, Value],
 ) -> NoReturn:
     """Raise the TypeError of a call that does not fit the signature, in CPython's words: it is
-    made by such a call of an empty function of this signature, which fails before it runs."""
-    cells = tuple(types.CellType() for _ in code.co_freevars)
-    function = types.FunctionType(code, {}, code.co_name, (None,) * len(defaults), cells)
+    made by such a call of an empty function of this signature."""
+    count = code.co_argcount + code.co_kwonlyargcount
+    count += bool(code.co_flags & _VARARGS) + bool(code.co_flags & _VARKEYWORDS)
+    empty = (lambda: None).__code__
+    empty = empty.replace(
+        co_argcount=code.co_argcount,
+        co_posonlyargcount=code.co_posonlyargcount,
+        co_kwonlyargcount=code.co_kwonlyargcount,
+        co_flags=empty.co_flags | code.co_flags & (_VARARGS | _VARKEYWORDS),
+        co_varnames=code.co_varnames[:count],
+        co_nlocals=count,
+    )
+    function = types.FunctionType(empty, {}, code.co_name, (None,) * len(defaults))
     function.__kwdefaults__ = dict.fromkeys(kwdefaults)
     function.__qualname__ = code.co_qualname
     try:
-        inspect.signature(function).bind(*args, **kwargs)
-    except TypeError:
-        try:
-            function(*args, **kwargs)
-        except TypeError as error:
-            vm.raise_real(error)
+        function(*args, **kwargs)
+    except TypeError as error:
+        vm.raise_real(error)
     raise AssertionError(f"{code.co_qualname} does take these arguments")

@@ -133,6 +133,7 @@ def _set_data(vm: Interpreter, obj: TensorValue, value: TensorValue) -> None:
     if obj.source is None:
         if obj.fake.requires_grad:
             vm.record("call_method", "requires_grad_", [data], {})
+            vm.session.left_nodes.setdefault(id(obj), []).append(obj.node)
         values.pop(id(obj.fake), None)
         obj.node, obj.fake, obj.drawn, obj.answer = data.node, data.fake, None, None
     else:

@@ -35,7 +35,7 @@ from dovetail_capture.interpreter.protocols.object_attributes import (
 )
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.arrays import ArrayValue
-from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value
+from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value, boolean
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
     ListValue,
@@ -355,8 +355,17 @@ def _handle_attr(vm: Interpreter, obj: HandleValue, name: str) -> Value:
 
 
 def _generator_attr(vm: Interpreter, obj: GeneratorValue, name: str) -> Value:
-    if name in ("gi_running", "gi_frame", "gi_code", "gi_yieldfrom"):
-        raise GraphBreakSignal(f"a generator's {name}")
+    match name:
+        case "gi_code":
+            return Constant(obj.frame.code)
+        case "gi_running":
+            return boolean(obj.running)
+        case "gi_suspended":
+            return boolean(obj.started and not obj.running and not obj.finished)
+        case "gi_frame" | "gi_yieldfrom" if obj.finished:
+            return NONE
+        case "gi_frame" | "gi_yieldfrom":
+            raise GraphBreakSignal(f"a generator's {name}")
     return _native_attr(vm, obj, name)
 
 

@@ -190,9 +190,11 @@ def call_native(vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str,
     if vm.is_pure(real) or (is_numpy(type(real), "ufunc") and "out" not in kwargs):
         return vm.fold(real, args, kwargs)
     if isinstance(real, types.MethodWrapperType) and real.__name__ == "__get__":
-        owner = real.__self__
+        owner: Any = real.__self__
         if isinstance(owner, types.GetSetDescriptorType) and isinstance(args[0], TensorValue):
             return vm.get_attr(args[0], owner.__name__)  # `torch.Tensor.shape.__get__(tensor)`
+        if type(owner) in class_attributes.C_METHODS:  # `object.__setattr__.__get__(self)`
+            return call_native(vm, type(owner).__get__, [vm.held(owner), *args], kwargs)
     if isinstance(real, types.MethodWrapperType) and real.__name__ == "__call__":
         return vm.call(vm.held(real.__self__), args, kwargs)
     _, method = class_attributes.class_lookup(vm, type(real), "__call__")

@@ -242,11 +242,12 @@ def _container_operation(
             dicts.update(vm, left_native, right)
             return left
         if isinstance(right_native, DictValue):
-            if (left_native.cls, right_native.cls) != (dict, dict) and (
-                left is not left_native or left_native.cls is not right_native.cls
-            ):
-                raise GraphBreakSignal("`|` of dictionaries of different classes")
+            own = (left, right) != (left_native, right_native)
+            if (left_native.cls, right_native.cls) != (dict, dict) and own:
+                raise GraphBreakSignal("`|` of dictionaries of classes of the program")
             merged = dicts.copy_entries(vm, left_native)
+            if left_native.cls is dict:  # `__ror__` of an OrderedDict or defaultdict is asked first
+                merged.cls, merged.default_factory = right_native.cls, right_native.default_factory
             dicts.update(vm, merged, right)
             return merged
     elif symbol in "|&-^":

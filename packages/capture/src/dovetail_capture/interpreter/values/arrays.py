@@ -69,12 +69,12 @@ class CopiedView:
             raise CannotRebuild("a view of a numpy array that torch cannot make", self.born)
 
 
-_FEW_KERNELS = (torch.uint16, torch.uint32, torch.uint64)
+FEW_KERNELS = (torch.uint16, torch.uint32, torch.uint64)
 
 
 def check_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of an array, if torch computes with it as NumPy does."""
-    if dtype in _FEW_KERNELS:
+    if dtype in FEW_KERNELS:
         raise GraphBreakSignal(f"a numpy array of {dtype}, for which torch has few functions")
     return dtype
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from dovetail_guards.source import Source
 
 from dovetail_capture.interpreter.values.base import Value
@@ -52,6 +53,8 @@ class ObjectValue(Value):
         return self.cls
 
     def describe(self) -> str:
+        if issubclass(self.cls, torch.Tensor) and self.real is not None:
+            return f"a {self.real.layout} tensor"
         return f"an object of type {self.cls.__module__}.{self.cls.__qualname__}"
 
     def __repr__(self) -> str:
