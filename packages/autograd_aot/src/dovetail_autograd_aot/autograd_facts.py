@@ -48,7 +48,7 @@ def saves_nothing(node: Any) -> bool:
     sums of gradients, of which there is no node."""
     if node is None:
         return True
-    kind = type(node)
+    kind: Any = type(node)
     return not issubclass(kind, BackwardCFunction) and _kind_saves_nothing(kind)
 
 
