@@ -132,10 +132,13 @@ def test_a_graph_of_them_is_refused():
     ],
 )  # fmt: skip
 def test_what_out_must_be(call):
-    with pytest.raises((RuntimeError, ValueError)):
+    try:
         call()
-    with FakeMode(), pytest.raises((RuntimeError, ValueError)):
-        call()
+    except (RuntimeError, ValueError):
+        with FakeMode(), pytest.raises((RuntimeError, ValueError)):
+            call()
+    else:  # (torch 2.11 takes one tensor for two results)
+        assert torch.__version__ < "2.12"
 
 
 INTO = {
