@@ -530,6 +530,12 @@ def scaled(x, by):
     return x * by
 
 
+@functools.singledispatch
+def dispatched(x):
+    return x * 3
+
+
+dispatched.register(int, abs)
 LAYER = nn.Linear(8, 8)
 FRAMELESS = {
     "function in C": (torch.add, 2),
@@ -543,6 +549,10 @@ FRAMELESS = {
     "partial of Python": (functools.partial(scaled, by=torch.ones(8)), 1),
     "partial of a module": (functools.partial(LAYER), 1),
     "module's forward": (LAYER.forward, 1),
+    "function by the type of its argument": (dispatched, 1),
+    "getter of an item": (operator.itemgetter(slice(2, 5)), 1),
+    "getter of attributes": (operator.attrgetter("real", "data"), 1),
+    "caller of a method": (operator.methodcaller("sum", dim=0), 1),
 }
 
 

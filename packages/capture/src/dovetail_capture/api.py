@@ -155,7 +155,9 @@ def _has_frame_of_its_own(target: Any) -> bool:
     if isinstance(target, (OpOverload, OpOverloadPacket)):
         return False
     codes = _root_codes(target)
-    return bool(codes) and codes[0] not in TRANSFORMED
+    if not codes or codes[0].co_filename == functools.__file__:  # (`singledispatch` makes such)
+        return False
+    return codes[0] not in TRANSFORMED
 
 
 def _called(target: Callable[..., Any]) -> FunctionType:

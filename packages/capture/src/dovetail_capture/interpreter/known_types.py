@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import operator
 import re
 import types
 import typing
@@ -31,7 +32,7 @@ IDENTITY_TYPES: tuple[type, ...] = (
     classmethod, torch._ops.OpOverload, torch._ops.OpOverloadPacket,
     torch.Generator, re.Pattern, re.Match, torch.torch_version.TorchVersion, typing.TypeVar,
     typing.ParamSpec, typing.TypeVarTuple,
-    *_TYPING_KINDS,
+    operator.itemgetter, operator.attrgetter, operator.methodcaller, *_TYPING_KINDS,
 )  # fmt: skip
 
 

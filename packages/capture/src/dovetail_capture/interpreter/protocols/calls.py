@@ -30,6 +30,7 @@ from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.marks import reason_of, substitute_of
 
 if TYPE_CHECKING:
+    from dovetail_capture.interpreter.library.handlers import Handler
     from dovetail_capture.interpreter.machine import Interpreter
 
 _SCRIPTED = "_torchdynamo_inline"  # what torch.jit calls the Python function behind a script
@@ -64,6 +65,9 @@ def call(vm: Interpreter, fn: Value, args: list[Value], kwargs: dict[str, Value]
             bound = [vm.held(real.__self__), *args]
             return call(vm, vm.held(real.__func__), bound, kwargs)
         if callable(real):
+            handler = _handler_of_calls(vm, kind)
+            if handler is not None:
+                return handler(vm, [fn, *args], kwargs)
             return call_native(vm, real, args, kwargs)
         return vm.raise_error(TypeError, f"'{kind.__name__}' object is not callable")
     if type(fn) is NativeMethod:
@@ -82,8 +86,7 @@ def call(vm: Interpreter, fn: Value, args: list[Value], kwargs: dict[str, Value]
         inner = _inner_function(vm, fn)
         if inner is not None:
             return call(vm, inner, args, kwargs)
-        known = fn.python_type().__call__
-        handler = vm.handlers.get(known) if isinstance(known, Hashable) else None
+        handler = _handler_of_calls(vm, fn.python_type())
         if handler is not None:
             return handler(vm, [fn, *args], kwargs)
         return call(
@@ -92,6 +95,12 @@ def call(vm: Interpreter, fn: Value, args: list[Value], kwargs: dict[str, Value]
     if type(fn) is TransformValue:
         return vm.call_transformed(fn, args, kwargs)
     raise GraphBreakSignal(f"a call of {fn.describe()}")
+
+
+def _handler_of_calls(vm: Interpreter, cls: type) -> Handler | None:
+    """What is done instead of a call of a `cls`, if anything is."""
+    method = getattr(cls, "__call__", None)  # noqa: B004
+    return vm.handlers.get(method) if isinstance(method, Hashable) else None
 
 
 def _call_cached(vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
