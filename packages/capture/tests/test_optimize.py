@@ -567,3 +567,12 @@ def test_targets_without_python_frames_are_captured(name):
     assert len(backend.graphs) == backend.runs == 1
     exported = dc.export(target, tuple(inputs))
     torch.testing.assert_close(exported(*inputs), target(*inputs))
+
+
+def test_parts_of_an_optimized_container():
+    layers = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    compiled = dc.optimize(layers, Counting())
+    assert compiled[0] is layers[0] and compiled[-1] is layers[1]
+    assert list(compiled[:1]) == [layers[0]] and len(compiled) == 2
+    with pytest.raises(TypeError, match="not subscriptable"):
+        dc.optimize(layers[0], Counting())[0]

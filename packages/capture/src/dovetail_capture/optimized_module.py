@@ -91,6 +91,9 @@ class OptimizedModule(torch.nn.Module):
     def __len__(self) -> int:
         return len(self._orig_mod)  # type: ignore[arg-type]
 
+    def __getitem__(self, place: Any) -> Any:
+        return self._orig_mod[place]  # type: ignore[index]
+
     def __bool__(self) -> bool:
         return True
 
