@@ -28,7 +28,10 @@ FUNCTIONS = (
     "(rows > 0).count_nonzero() * rows",
     "rows[torch.tril_indices(4, 4)[0]]",
     "torch.deg2rad(rows) + torch.special.i0e(rows) + torch.special.entr(target)",
-    "torch.addmv(rows[:, 0], rows, rows[0])",
+    "torch.addmv(rows[:, 0], rows, rows[0]) + torch.addr(rows, rows[:, 0], rows[0]).sum()",
+    "torch.hann_window(6) * torch.normal(0.0, 1.0, (4, 6)) * rows",
+    "torch.block_diag(rows, rows)",
+    "torch._weight_norm(rows, rows[:, :1].detach().clone(), 0)",
     "torch.view_as_complex(rows.view(4, 3, 2)).abs()",
     "torch.view_as_complex(rows.view(4, 3, 2)).std(0)",
 )

@@ -222,6 +222,29 @@ def normal(mean: Any, std: Any = 1.0, *rest: Any, **options: Any) -> FakeTensor:
     return fresh(sizes, tensors[0]._dtype, tensors[0]._device)
 
 
+def normal_of_numbers(
+    mean: float, std: float, size: Sequence[Size], *, generator: Any = None, **options: Any
+) -> Any:
+    """`normal` of two numbers."""
+    return empty(size, **options) if std >= 0 else NotImplemented
+
+
+def window(
+    window_length: Size, *rest: Any, dtype: torch.dtype | None = None, **options: Any
+) -> Any:
+    """`hann_window` and its like."""
+    floating = dtype is None or dtype.is_floating_point
+    if type(window_length) is not int or window_length < 0 or not floating:
+        return NotImplemented
+    return empty((window_length,), dtype=dtype, **options)
+
+
+_WINDOWS = {
+    "bartlett_window": (), "blackman_window": (), "hann_window": (), "kaiser_window": ("beta",),
+    "hamming_window": ("periodic_alpha", "periodic_alpha_beta"),
+}  # fmt: skip
+
+
 def in_place(x: FakeTensor, *rest: Any, **options: Any) -> FakeTensor:
     """A sampler that overwrites its argument."""
     return x
@@ -259,6 +282,7 @@ def rules() -> dict[str, Callable[..., Any]]:
         "normal.Tensor_Tensor": normal,
         "normal.Tensor_float": normal,
         "normal.float_Tensor": normal,
+        "normal.float_float": normal_of_numbers,
         "uniform.default": sample_like,
         "exponential.default": sample_like,
         "bernoulli_.float": in_place,
@@ -273,4 +297,7 @@ def rules() -> dict[str, Callable[..., Any]]:
     for name in ("empty", "zeros", "ones", "full", "rand", "randn", "randint"):
         table[f"{name}_like.default"] = like
     table["randint_like.low_dtype"] = like
+    for name, overloads in _WINDOWS.items():
+        for overload in ("default", "periodic", *overloads):
+            table[f"{name}.{overload}"] = window
     return table

@@ -216,6 +216,18 @@ def group_norm_backward(
     )
 
 
+# --- weights -------------------------------------------------------------------------------------
+
+
+def weight_norm(v: FakeTensor, g: FakeTensor, dim: int = 0) -> _Results:
+    """`_weight_norm_interface`: weights, and their norms before."""
+    if not _of_one_kind(v, g) or g._dtype not in (torch.float32, torch.float64):
+        return NotImplemented  # type: ignore[no-any-return]
+    if dim not in (0, len(v._sizes) - 1) or not is_canonical(g):
+        return NotImplemented  # type: ignore[no-any-return]
+    return fresh(v._sizes, v._dtype, v._device), fresh(g._sizes, g._dtype, g._device)
+
+
 # --- places and counts ----------------------------------------------------------------------------
 
 
@@ -288,6 +300,31 @@ def matrix_times_vector_plus(
     return fresh((rows,), x._dtype, x._device)
 
 
+def outer_product_plus(
+    x: FakeTensor, column: FakeTensor, row: FakeTensor, **numbers: Any
+) -> FakeTensor:
+    """`addr`."""
+    if not _of_one_kind(x, column, row) or not is_canonical(x):
+        return NotImplemented  # type: ignore[no-any-return]
+    if (len(column._sizes), len(row._sizes)) != (1, 1):
+        return NotImplemented  # type: ignore[no-any-return]
+    if not equal_sizes(x._sizes, (*column._sizes, *row._sizes)):
+        return NotImplemented  # type: ignore[no-any-return]
+    return fresh(x._sizes, x._dtype, x._device)
+
+
+def block_diagonal(tensors: Sequence[FakeTensor]) -> FakeTensor:
+    """`block_diag` of matrices."""
+    fits = tensors and all(len(t._sizes) == 2 for t in tensors) and _of_one_kind(*tensors)
+    if not fits:
+        return NotImplemented  # type: ignore[no-any-return]
+    rows: Size = 0
+    columns: Size = 0
+    for t in tensors:
+        rows, columns = rows + t._sizes[0], columns + t._sizes[1]
+    return fresh((rows, columns), tensors[0]._dtype, tensors[0]._device)
+
+
 def drawn_in_place(x: FakeTensor, *parameters: Any, **options: Any) -> FakeTensor:
     """A sampler that writes to what it is given."""
     return x if x._dtype in FLOATING and is_canonical(x) else NotImplemented
@@ -325,5 +362,8 @@ def rules() -> dict[str, Callable[..., Any]]:
         "triu_indices.default": upper_places,
         "vdot.default": inner_product,
         "addmv.default": matrix_times_vector_plus,
+        "addr.default": outer_product_plus,
+        "block_diag.default": block_diagonal,
+        "_weight_norm_interface.default": weight_norm,
         **{f"{name}.default": drawn_in_place for name in ("cauchy_", "geometric_", "log_normal_")},
     }
