@@ -469,6 +469,14 @@ def in_a_callee(a: Tensor, b: Tensor) -> Tensor:
     return one_of_two(a, b) * one_of_three(b, a)
 
 
+def in_a_callee_that_only_checks(a: Tensor, b: Tensor) -> Tensor:
+    def check(name: str, a: Tensor) -> None:
+        assert a.all() or (~(a > 1)).all() or b.any(), f"{name} is wrong"
+
+    check("a", a)
+    return a - b
+
+
 def with_a_truth(a: Tensor, b: Tensor, told: bool = True) -> Tensor:
     assert a.all() or told
     return a * b
@@ -499,8 +507,8 @@ def in_a_loop_that_asks(a: Tensor, b: Tensor) -> Tensor:
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize(
     "program",
-    [one_of_two, one_of_three, none_of_both, in_a_callee, with_a_truth, that_changes_something,
-     that_may_fail, in_a_loop_that_asks],
+    [one_of_two, one_of_three, none_of_both, in_a_callee, in_a_callee_that_only_checks,
+     with_a_truth, that_changes_something, that_may_fail, in_a_loop_that_asks],
 )  # fmt: skip
 def test_one_of_several_conditions(program: Callable[..., Any], whole: bool) -> None:
     broken = program in (that_changes_something, that_may_fail, in_a_loop_that_asks)

@@ -163,12 +163,25 @@ def _asks_on(instructions: list[Instruction], jump: Instruction) -> bool | None:
             continue
         further = _ways(last)
         for then, goal in further.items():
-            if goal == ways[not truth]:
+            if _is_same_place(instructions, goal, ways[not truth]):
                 if _raises(instructions, further[not then]):
                     return truth
                 if _asks_on(instructions, last) is (not then):
                     return truth
     return None
+
+
+def _is_same_place(instructions: list[Instruction], first: int, second: int) -> bool:
+    """Is it one place, or do both return the same constant? (Python copies such ends.)"""
+    if first == second:
+        return True
+    ends = [
+        [(inst.opname, inst.arg) for inst in instructions[index : index + 2]]
+        for index in (first, second)
+    ]
+    if ends[0][0][0] == "RETURN_CONST":
+        return ends[0][0] == ends[1][0]
+    return ends[0] == ends[1] and [name for name, _ in ends[0]] == ["LOAD_CONST", "RETURN_VALUE"]
 
 
 _ASKS = ("LOAD_", "PUSH_NULL", "PRECALL", "CALL", "KW_NAMES", "BUILD_", "EXTENDED_ARG", "BINARY_",
