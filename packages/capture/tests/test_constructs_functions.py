@@ -16,7 +16,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from construct_cases import Case, Table, Version, run_case, same
+from construct_cases import Case, CountingBackend, Table, Version, run_case, same
 from dovetail_capture import optimize
 
 construct = Table()
@@ -749,3 +749,34 @@ def calls_that_do_not_fit(x):
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)
 def test_construct(case: Case) -> None:
     run_case(case)
+
+
+_GENERIC = """
+def program(x):
+    def inner[T: (int, str)](value: T, *rest: T) -> T:
+        return value
+
+    def plain(value):
+        return value
+
+    parameters = [fn.__type_params__ for fn in (inner, plain)]
+    return inner(x) * 2, [[one.__name__ for one in found] for found in parameters]
+"""
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="no such syntax")
+def test_the_type_parameters_of_functions() -> None:
+    namespace = {}
+    exec(_GENERIC, namespace)
+    program = namespace["program"]
+    compiled = optimize(program, CountingBackend())
+    for _ in range(2):
+        assert same(compiled(torch.ones(2)), program(torch.ones(2)))
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="they have them")
+def test_functions_without_type_parameters() -> None:
+    def program(x):
+        return x * (2 if hasattr(lambda: 0, "__type_params__") else 3)
+
+    assert optimize(program, CountingBackend())(torch.ones(1)).item() == 3

@@ -445,3 +445,88 @@ def test_what_only_looks_like_a_write_is_none() -> None:
     assert torch.equal(compiled(first, second), both(first, second))
     guards = compiled.capture_context.explain_guards()
     assert "storage" not in guards
+
+
+def one_of_two(a: Tensor, b: Tensor) -> Tensor:
+    assert a.all() or b.all()
+    return a + b
+
+
+def one_of_three(a: Tensor, b: Tensor) -> Tensor:
+    if not (a.all() or (b > a).any() or b.sum() == 4):
+        raise ValueError(f"no {a.shape}")
+    return a + b
+
+
+def none_of_both(a: Tensor, b: Tensor, told: bool = False) -> Tensor:
+    assert not a.any() or told or not b.any(), "both"
+    rising = a[1:] >= a[:-1]
+    assert rising.all() or (~rising).all()
+    return a + b
+
+
+def in_a_callee(a: Tensor, b: Tensor) -> Tensor:
+    return one_of_two(a, b) * one_of_three(b, a)
+
+
+def in_a_callee_that_only_checks(a: Tensor, b: Tensor) -> Tensor:
+    def check(name: str, a: Tensor) -> None:
+        assert a.all() or (~(a > 1)).all() or b.any(), f"{name} is wrong"
+
+    check("a", a)
+    return a - b
+
+
+def with_a_truth(a: Tensor, b: Tensor, told: bool = True) -> Tensor:
+    assert a.all() or told
+    return a * b
+
+
+def that_changes_something(a: Tensor, b: Tensor) -> tuple[Tensor, list[int], Tensor]:
+    noted: list[int] = []
+    rest = iter([1, 0, 1])
+    assert a.all() or noted.append(1) is None
+    assert a.all() or next(rest)
+    assert a.all() or b.add_(1).all()
+    assert a.all() or torch.rand(2).sum() >= 0
+    assert a.all() or noted.append(len(list(rest))) is None
+    return a + b, noted, torch.rand(1)
+
+
+def that_may_fail(a: Tensor, b: Tensor) -> Tensor:
+    assert a.all() or b.absent  # type: ignore[attr-defined]
+    return a + b
+
+
+def in_a_loop_that_asks(a: Tensor, b: Tensor) -> Tensor:
+    while not (a.all() or b.all()):
+        a = a + 1
+    return a + b
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize(
+    "program",
+    [one_of_two, one_of_three, none_of_both, in_a_callee, in_a_callee_that_only_checks,
+     with_a_truth, that_changes_something, that_may_fail, in_a_loop_that_asks],
+)  # fmt: skip
+def test_one_of_several_conditions(program: Callable[..., Any], whole: bool) -> None:
+    broken = program in (that_changes_something, that_may_fail, in_a_loop_that_asks)
+    if whole and broken:
+        return
+    backend = CountingBackend()
+    compiled = optimize(program, backend, fullgraph=whole)
+    values = (torch.zeros(4), torch.ones(4), torch.arange(4.0), -torch.arange(4.0))
+    for first in values:
+        for second in values:
+            seen = []
+            for call in (program, compiled):
+                torch.manual_seed(0)
+                given = first.clone(), second.clone()
+                try:
+                    found = call(*given)
+                except (AssertionError, ValueError, AttributeError) as error:
+                    found = type(error), str(error)
+                seen.append(str((found, given)))
+            assert seen[0] == seen[1], (first, second)
+    assert len(backend.graphs) == 1 or broken

@@ -288,7 +288,7 @@ class CaptureContext:
         else:
             compiled = self._run_backend(code, frame) if has_graph else None
             try:
-                unwinding = self._continuations.unwinding(code)
+                unwinding = self._continuations.unwinding(code) if has_graph else None
                 replacement = build_replacement(frame, compiled, resumption, unwinding)
             except Exception as error:
                 raise InternalError(

@@ -87,11 +87,13 @@ class Resumption:
 @dataclass(frozen=True)
 class _Root:
     """Where a continuation came from: the user's code, and which of its instructions each
-    instruction of the continuation is; the code that leaves the blocks it starts in, if any."""
+    instruction of the continuation is; where it starts, and as which instruction it raises what
+    is no error of the program's."""
 
     code: CodeType
     origins: tuple[int | None, ...]
-    unwinding: CodeType | None
+    start: Start
+    place: int
 
 
 class ContinuationCache:
@@ -101,6 +103,7 @@ class ContinuationCache:
         self._roots: dict[int, _Root] = {}
         self._resumptions: dict[tuple[int, Start], Resumption] = {}
         self._continuations: dict[tuple[int, Start, int], CodeType] = {}
+        self._unwindings: dict[int, CodeType | None] = {}
         self._keep: list[CodeType] = []  # the codes whose ids the tables use
 
     def root_code(self, code: CodeType) -> CodeType:
@@ -115,7 +118,14 @@ class ContinuationCache:
     def unwinding(self, code: CodeType) -> CodeType | None:
         """The code that leaves the blocks which a continuation starts in, see `unwinding.py`."""
         root = self._roots.get(id(code))
-        return None if root is None else root.unwinding
+        if root is None or not root.code.co_exceptiontable:
+            return None
+        if id(code) not in self._unwindings:
+            found = unwinding_code(root.code, root.start, root.place)
+            if found is not None:
+                skip_code(found)
+            self._unwindings[id(code)] = found
+        return self._unwindings[id(code)]
 
     def resume(self, code: CodeType, end: FrameEnd) -> Resumption:
         """How to go on after `end`, a break in a frame of `code`; raises `CannotResume`."""
@@ -150,10 +160,7 @@ class ContinuationCache:
             maker = CodeMaker(code, start)
             found = self._continuations[key] = maker.finish()
             origins = tuple(instruction.origin for instruction in maker.body.instructions)
-            unwinding = unwinding_code(code, start, place)
-            if unwinding is not None:
-                skip_code(unwinding)
-            self._roots[id(found)] = _Root(code, origins, unwinding)
+            self._roots[id(found)] = _Root(code, origins, start, place)
         return found
 
 

@@ -212,10 +212,10 @@ class Interpreter:
         """Does a frame of the program handle what is raised here?"""
         return any(map(value_checks.handles, self.frames))
 
-    def check_later(self, condition: Value, wanted: bool) -> bool:
-        """Let it be read behind the graph whether the condition is as wanted; False if that cannot
-        be."""
-        return value_checks.take(self, condition, wanted)
+    def check_later(self, *conditions: tuple[Value, bool]) -> bool:
+        """Let it be read behind the graph whether one of the conditions is as wanted; False if that
+        cannot be."""
+        return value_checks.take(self, conditions)
 
     def truth_of(self, value: Value) -> TruthOf | None:
         """The truth of a tensor, if it may yet be checked behind the graph."""

@@ -93,17 +93,25 @@ def opposite(truth: TruthOf) -> TruthOf:
     return found
 
 
-def take(vm: Interpreter, condition: Value, wanted: bool) -> bool:
-    """Let it be checked at the graph's end that a condition is as wanted; False if it cannot be."""
+def take(vm: Interpreter, conditions: Sequence[tuple[Value, bool]]) -> bool:
+    """Let it be checked at the graph's end that one of these conditions is as wanted; False if that
+    cannot be."""
     if isinstance(vm.session.recorder, InnerRecorder) or vm.handles_exceptions():
         return False
-    truth = truth_of(vm, condition)
-    if truth is None or truth.known is not None:
-        return False
-    session, recorder, holds = vm.session, vm.session.recorder, truth.tensor
+    truths = [(truth_of(vm, condition), wanted) for condition, wanted in conditions]
+    session, recorder = vm.session, vm.session.recorder
+    holds: TensorValue | None = None
+    for truth, wanted in truths:
+        if truth is None or truth.known is not None:
+            return False
+        one = truth.tensor
+        if wanted == truth.negated:
+            one = recorder.aside(torch.logical_not, [one])
+        if holds is not None and holds.fake.device != one.fake.device:
+            return False
+        holds = one if holds is None else recorder.aside(torch.logical_or, [holds, one])
+    assert holds is not None
     session.guard_state("function_transforms", False)
-    if wanted == truth.negated:
-        holds = recorder.aside(torch.logical_not, [holds])
     device, pending = holds.fake.device, session.checks
     known = pending.holds.get(device)
     if known is not None:
@@ -114,7 +122,8 @@ def take(vm: Interpreter, condition: Value, wanted: bool) -> bool:
     pending.places.append(f"`{linecache.getline(file, line).strip()}` ({file}:{line})")
     if device.type != "cpu":
         recorder.checked[device] = holds
-    truth.known = wanted
+    if len(truths) == 1 and truths[0][0] is not None:
+        truths[0][0].known = truths[0][1]
     return True
 
 

@@ -139,7 +139,7 @@ def require_truth(vm: Interpreter, condition: Value, wanted: bool) -> bool:
 
 
 def _check(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    if args and isinstance(args[0], TruthOf) and vm.check_later(args[0], True):
+    if args and isinstance(args[0], TruthOf) and vm.check_later((args[0], True)):
         return NONE
     if not args or not isinstance(args[0], SymbolicNumber):
         return PASS

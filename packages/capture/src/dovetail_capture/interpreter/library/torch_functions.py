@@ -342,7 +342,7 @@ HANDLERS: dict[Any, Handler] = {
 
 def _torch_assert(vm: Interpreter, args: Args) -> Value:
     """`torch._assert(condition, message)`; a tensor is checked at the graph's end."""
-    if vm.check_later(args[0], True):
+    if vm.check_later((args[0], True)):
         return NONE
     if not vm.truth(args[0]):
         vm.raise_exception(AssertionError, args[1:])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dis
+import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dovetail_capture.interpreter.bytecode import VERSION, Instruction
+from dovetail_capture.interpreter.changes import no_changes
 from dovetail_capture.interpreter.frame import RETURN
 from dovetail_capture.interpreter.opcodes.rows import (
     ALWAYS,
@@ -16,11 +19,13 @@ from dovetail_capture.interpreter.opcodes.rows import (
     Row,
 )
 from dovetail_capture.interpreter.opcodes.stack import constant_value, nothing
-from dovetail_capture.interpreter.protocols import held_iterators
+from dovetail_capture.interpreter.protocols import comparison, held_iterators
+from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value, boolean
 from dovetail_capture.interpreter.values.checks import TruthOf
-from dovetail_capture.interpreter.values.functions import HeldIterator, IteratorValue
+from dovetail_capture.interpreter.values.containers import SliceValue
+from dovetail_capture.interpreter.values.functions import HeldIterator, IteratorValue, NativeMethod
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
@@ -45,14 +50,144 @@ def branch_truth(frame: Frame, value: Value) -> bool:
     depends = vm.depends_on_data(value)
     if not depends and not isinstance(value, (TensorValue, TruthOf, ArrayValue)):
         return vm.truth(value)
-    wanted = _must_be(frame)
-    if wanted is None or vm.handles_exceptions():
+    if vm.handles_exceptions():
         return vm.truth(value)
-    if vm.check_later(value, wanted) or (vm.depends_on_data(value) and vm.require(value, wanted)):
+    wanted = _must_be(frame)
+    if wanted is None:
+        return _one_of_several(frame, value)
+    if vm.check_later((value, wanted)) or (depends and vm.require(value, wanted)):
         return wanted
     return vm.truth(value)
 
 
+def _one_of_several(frame: Frame, value: Value) -> bool:
+    """The truth of the first of the conditions of which one has to hold, as in `assert a or b`: the
+    others are computed, too, which must change nothing, and the graph checks that one does."""
+    vm, jump, place = frame.vm, frame.current, frame.next_index
+    asks = _asks_on(frame.decoded.instructions, _jump_of(frame))
+    if asks is None or not vm.session.checks.allowed:
+        return vm.truth(value)
+    conditions, satisfied = [(value, not asks)], False
+    try:
+        held = [item for one in vm.frames for item in (*one.slots, *one.stack, *one.closure)]
+        with no_changes(vm, held, _CHANGES):
+            start: int | None = _ways(_jump_of(frame))[asks]
+            while start is not None and not satisfied:
+                condition = _condition_from(frame, start)
+                way = _must_be(frame)
+                on = (
+                    None if way is not None else _asks_on(frame.decoded.instructions, frame.current)
+                )
+                wanted = not on if way is None else way
+                if isinstance(condition, (TensorValue, TruthOf, ArrayValue)):
+                    conditions.append((condition, wanted))
+                else:
+                    satisfied = vm.truth(condition) is wanted
+                start = None if on is None else _ways(frame.current)[on]
+    except ProgramException:
+        raise GraphBreakSignal(_CHANGES) from None
+    finally:
+        frame.current, frame.next_index = jump, place
+    if satisfied or vm.check_later(*conditions):
+        return not asks
+    return vm.truth(value)
+
+
+_CHANGES = "a condition on a tensor's value, with others of which one has to hold"
+
+
+def _condition_from(frame: Frame, index: int) -> Value:
+    """Run the code from here, which only asks something, to its jump, and give what it asks."""
+    instructions = frame.decoded.instructions
+    while True:
+        inst = frame.current = instructions[index]
+        frame.next_index = index = index + 1
+        if _is_conditional(inst) or inst.opname == "TO_BOOL":
+            frame.current = _jump_of(frame)
+            return frame.stack.pop()  # type: ignore[no-any-return]
+        if inst.opname == "COMPARE_OP":  # from 3.13 on, it may want the truth
+            right, left = frame.stack.pop(), frame.stack.pop()
+            symbol = dis.cmp_op[inst.arg >> COMPARE_SHIFT]
+            frame.stack.append(comparison.compare(frame.vm, symbol, left, right))
+            continue
+        if inst.opname.startswith("CALL"):
+            parts = frame.stack[-inst.arg - 2 :]
+            if inst.opname != "CALL" or not all(map(_may_be_called, parts)):
+                raise GraphBreakSignal(_CHANGES)
+        elif inst.opname == "BINARY_SUBSCR" and not isinstance(
+            frame.stack[-1], (Constant, SliceValue)
+        ):
+            raise GraphBreakSignal(_CHANGES)  # on a GPU, an index that is no place ends the process
+        inst.handler(frame, inst)
+
+
+def _may_be_called(part: Value | None) -> bool:
+    """Is it, of what a call takes from the stack, a tensor, a constant or a function that only
+    looks at tensors?"""
+    if isinstance(part, NativeMethod):
+        return isinstance(part.receiver, TensorValue) and part.name in _LOOKS
+    if isinstance(part, Constant) and callable(part.value):
+        written_in_c = not isinstance(part.value, types.FunctionType)
+        return written_in_c and getattr(part.value, "__name__", "") in _LOOKS
+    return part is None or isinstance(part, (TensorValue, Constant))
+
+
+_LOOKS = frozenset(
+    {"all", "any", "item", "sum", "min", "max", "amin", "amax", "abs", "isnan", "isinf", "isfinite",
+     "isclose", "allclose", "equal", "eq", "ne", "lt", "le", "gt", "ge", "logical_not", "numel",
+     "logical_and", "logical_or", "dim", "size", "len", "bool", "isinstance", "is_floating_point"}
+)  # fmt: skip
+
+
+def _is_conditional(inst: Instruction) -> bool:
+    return "IF_TRUE" in inst.opname or "IF_FALSE" in inst.opname
+
+
+def _ways(jump: Instruction) -> dict[bool, int]:
+    """Where a conditional jump goes, by the truth of the condition."""
+    return {"IF_TRUE" in jump.opname: jump.target, "IF_FALSE" in jump.opname: jump.index + 1}
+
+
+def _asks_on(instructions: list[Instruction], jump: Instruction) -> bool | None:
+    """The truth of a jump's condition for which the program asks for another one, that leads to
+    where the opposite leads at once, or to others or an exception; None if it does not."""
+    if not _is_conditional(jump):
+        return None
+    ways = _ways(jump)
+    for truth in (True, False):
+        index = ways[truth]
+        while instructions[index].opname.startswith(_ASKS):
+            index += 1
+        last = instructions[index]
+        if not _is_conditional(last) or last.index < jump.index:  # (a loop asks again)
+            continue
+        further = _ways(last)
+        for then, goal in further.items():
+            if _is_same_place(instructions, goal, ways[not truth]):
+                if _raises(instructions, further[not then]):
+                    return truth
+                if _asks_on(instructions, last) is (not then):
+                    return truth
+    return None
+
+
+def _is_same_place(instructions: list[Instruction], first: int, second: int) -> bool:
+    """Is it one place, or do both return the same constant? (Python copies such ends.)"""
+    if first == second:
+        return True
+    ends = [
+        [(inst.opname, inst.arg) for inst in instructions[index : index + 2]]
+        for index in (first, second)
+    ]
+    if ends[0][0][0] == "RETURN_CONST":
+        return ends[0][0] == ends[1][0]
+    return ends[0] == ends[1] and [name for name, _ in ends[0]] == ["LOAD_CONST", "RETURN_VALUE"]
+
+
+_ASKS = ("LOAD_", "PUSH_NULL", "PRECALL", "CALL", "KW_NAMES", "BUILD_", "EXTENDED_ARG", "BINARY_",
+         "NOP", "COPY", "SWAP", "UNARY_", "COMPARE_OP", "IS_OP", "CONTAINS_OP",
+         "TO_BOOL")  # fmt: skip
+COMPARE_SHIFT = {(3, 11): 0, (3, 12): 4, (3, 13): 5}[VERSION]
 # What may stand between a jump and the `raise` that it leads to: the making of the exception.
 _MAKES_VALUES = ("LOAD_", "PUSH_NULL", "PRECALL", "CALL", "KW_NAMES", "BUILD_", "FORMAT_",
                  "CONVERT_", "EXTENDED_ARG", "BINARY_", "NOP", "COPY", "SWAP", "STORE_", "POP_TOP",
@@ -64,14 +199,20 @@ def _must_be(frame: Frame) -> bool | None:
     """What the condition of the jump at hand has to be for the program not to raise there, as in
     `assert condition`; None if both ways go on."""
     instructions = frame.decoded.instructions
-    jump = frame.current
-    while jump.opname in ("COMPARE_OP", "TO_BOOL", "EXTENDED_ARG"):
-        jump = instructions[jump.index + 1]
-    if "IF_TRUE" not in jump.opname and "IF_FALSE" not in jump.opname:
+    jump = _jump_of(frame)
+    if not _is_conditional(jump):
         return None
-    ways = {"IF_TRUE" in jump.opname: jump.target, "IF_FALSE" in jump.opname: jump.index + 1}
+    ways = _ways(jump)
     raising = [truth for truth, start in ways.items() if _raises(instructions, start)]
     return not raising[0] if len(raising) == 1 else None
+
+
+def _jump_of(frame: Frame) -> Instruction:
+    """The jump that asks for the truth which the current instruction needs."""
+    jump = frame.current
+    while jump.opname in ("COMPARE_OP", "TO_BOOL", "EXTENDED_ARG"):
+        jump = frame.decoded.instructions[jump.index + 1]
+    return jump
 
 
 def _raises(instructions: list[Instruction], index: int) -> bool:

@@ -6,7 +6,7 @@ import dis
 from typing import TYPE_CHECKING
 
 from dovetail_capture.interpreter.bytecode import VERSION, Instruction
-from dovetail_capture.interpreter.opcodes.jumps import branch_truth
+from dovetail_capture.interpreter.opcodes.jumps import COMPARE_SHIFT, branch_truth
 from dovetail_capture.interpreter.opcodes.rows import ALWAYS, FROM_312, UNTIL_311, Handler, Row
 from dovetail_capture.interpreter.protocols import (
     comparison,
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 # Operator numbers of BINARY_OP, in the order of CPython's headers (same on all versions).
 _SYMBOLS = ("+", "&", "//", "<<", "@", "*", "%", "|", "**", ">>", "-", "/", "^")
-_COMPARE_SHIFT = {(3, 11): 0, (3, 12): 4, (3, 13): 5}[VERSION]
 
 
 def binary_op(frame: Frame, inst: Instruction) -> None:
@@ -55,7 +54,7 @@ def unary_not(frame: Frame, inst: Instruction) -> None:
 def compare_op(frame: Frame, inst: Instruction) -> None:
     right = frame.stack.pop()
     left = frame.stack.pop()
-    symbol = dis.cmp_op[inst.arg >> _COMPARE_SHIFT]
+    symbol = dis.cmp_op[inst.arg >> COMPARE_SHIFT]
     result = comparison.compare(frame.vm, symbol, left, right)
     if VERSION >= (3, 13) and inst.arg & 16:
         result = boolean(branch_truth(frame, result))

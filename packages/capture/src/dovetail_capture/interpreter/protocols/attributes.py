@@ -9,6 +9,7 @@ classes are in `class_attributes`, those of objects in `object_attributes`; here
 from __future__ import annotations
 
 import collections
+import sys
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -248,7 +249,8 @@ def _native_method_attr(vm: Interpreter, obj: NativeMethod, name: str) -> Value:
 
 
 # What no guard of a function that is given speaks of before it is read.
-_OF_GIVEN = ("__name__", "__qualname__", "__doc__", "__module__")
+_GENERIC = ("__type_params__",) if sys.version_info >= (3, 12) else ()
+_OF_GIVEN = ("__name__", "__qualname__", "__doc__", "__module__", *_GENERIC)
 
 
 def _function_attr(vm: Interpreter, obj: FunctionValue, name: str) -> Value:
@@ -291,7 +293,7 @@ def _function_attr(vm: Interpreter, obj: FunctionValue, name: str) -> Value:
             elif obj.annotations is None:
                 obj.annotations = _own_dict(vm, obj, name)
             return obj.annotations
-        case "__type_params__":
+        case "__type_params__" if _GENERIC:
             return TupleValue([])
         case "__class__":
             return Constant(types.FunctionType)
