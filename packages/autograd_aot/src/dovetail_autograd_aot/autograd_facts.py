@@ -49,7 +49,7 @@ def saves_nothing(node: Any) -> bool:
     if node is None:
         return True
     kind = type(node)
-    return not issubclass(kind, BackwardCFunction) and _kind_saves_nothing(kind)
+    return not issubclass(kind, BackwardCFunction) and _kind_saves_nothing(kind)  # type: ignore[arg-type]
 
 
 @functools.cache

@@ -30,7 +30,7 @@ from dovetail_autograd_aot.graphs import JointGraph, PartitionedGraph
 from dovetail_autograd_aot.input_gates import InputGates, input_gates
 from dovetail_autograd_aot.lazy_backward import LazyBackward
 from dovetail_autograd_aot.separate_backwards import SeparateBackwards
-from dovetail_autograd_aot.tangents import Tangents, is_batched
+from dovetail_autograd_aot.tangents import BatchedBackward, Tangents, is_batched
 from dovetail_autograd_aot.unreached_hooks import call_only_with_gradients
 from dovetail_autograd_aot.values import example_values
 from dovetail_autograd_aot.write_back import count_writes, write_ahead
@@ -327,7 +327,9 @@ def make_autograd_function(
             shapes = ctx.shapes if tangents.kept else {}
             with below_autograd(), torch._C._DisableAutocast():
                 arguments = [*values, *tangents.prepare(found, values, takes, shapes)]
-                return reached(run_plainly(graph)(*arguments), missing)
+                batched = any(map(is_batched, found))
+                run = BatchedBackward(graph).run if batched else run_plainly(graph)
+                return reached(run(*arguments), missing)
 
         @staticmethod
         def lacks(gradients: Sequence[Any]) -> int:
