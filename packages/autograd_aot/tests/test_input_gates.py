@@ -279,3 +279,47 @@ def test_write_that_changes_nothing_gives_an_input_a_new_history() -> None:
         loss = outputs[0].sum() + outputs[1].sum()
         answers.append(list(torch.autograd.grad(loss, [inputs[0], leaves[0]])))
     same(answers[1], answers[0])
+
+
+class Squared(torch.autograd.Function):
+    """Its backward multiplies by what it takes besides, and gives that no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: Tensor) -> Tensor:
+        ctx.save_for_backward(x, factor)
+        return x * x * factor
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        x, factor = ctx.saved_tensors
+        return 2 * gradient * x * factor, None
+
+
+def function_of_one(y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+    return Squared.apply(y, y.detach()), z.detach() + 1
+
+
+def function_of_both(y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+    return Squared.apply(y, z), y.sin()
+
+
+@pytest.mark.parametrize("second_order", [False, True])
+@pytest.mark.parametrize("fn", [function_of_one, function_of_both], ids=lambda fn: fn.__name__)
+def test_inputs_without_gradient_beside_a_function_of_the_user(
+    fn: Function, second_order: bool
+) -> None:
+    """They are come to if the function takes them, and get gradients of second order."""
+    run = aot_compile(as_graph(fn, 2), with_history()[1], forward_compiler=run_fx)
+    answers = []
+    for each in (fn, run):
+        seen: tuple[list[Any], list[Any]] = ([], [])
+        leaves, inputs = with_history(seen)
+        outputs = each(*inputs)
+        if second_order:
+            (first,) = torch.autograd.grad(outputs[0].sum(), inputs[0], create_graph=True)
+            first.sum().backward()
+        else:
+            outputs[0].sum().backward()
+        visits = [len(each) for each in seen]
+        answers.append([*visits, *(leaf.grad for leaf in leaves)])
+    same(answers[1], answers[0])

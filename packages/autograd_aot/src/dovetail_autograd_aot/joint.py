@@ -177,6 +177,7 @@ class JointTrace:
         self.backward_error: str | None = None
         self.additive = True
         self.reached: tuple[int, ...] = ()
+        self.paths: tuple[bool, ...] = ()
         self.versions: dict[int, int] = {}  # of the primals, before the graph runs
 
     def trace(self, function_mode: Callable[[], Any] | None) -> JointGraph:
@@ -430,7 +431,7 @@ class JointTrace:
         return JointGraph(
             joint, signature, lifted, tuple(self.storages), self.reached, self.carriers,
             tuple(self.apart), self.additive, self.user_gradients.seen, tuple(self.counted),
-            points if self.backward_error is None else (),
+            points if self.backward_error is None else (), self.paths,
         )  # fmt: skip
 
     def _placeholders_first(self) -> None:

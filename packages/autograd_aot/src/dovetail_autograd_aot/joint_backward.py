@@ -38,6 +38,7 @@ def trace_backward(trace: JointTrace, result: Classified) -> list[Node | None]:
     tangents = [_tangent(trace, number, root) for number, root in enumerate(result.roots)]
     wanted = [leaf for leaf in leaves if leaf is not None]
     trace.reached = reached_roots(leaves, result.roots)
+    trace.paths = tuple(map(bool, trace.reached))
     for root in result.roots:  # (an input that was written to may be nobody's result)
         trace.derivatives.visit(root.grad_fn)
     trace.tracer.in_backward = True

@@ -80,7 +80,7 @@ def compile_training(
     with."""
     signature = parts.signature
     extend = extension(joint)
-    gates = input_gates(parts, examples) if joint.points else None
+    gates = input_gates(joint, parts, examples, double.cut)
     epilogue = make_epilogue(signature, joint.points, gates.gates if gates is not None else ())
     separate = SeparateBackwards(parts, lazy, joint.additive)
     by_way = ByWay(double, joint.points) if joint.points else None
@@ -108,9 +108,9 @@ def compile_training(
         if late.outputs or joint.counted or gates is not None:
             context = context_of(results)
         if gates is not None and context is not None:
-            assert epilogue is not None  # (it gives the outputs that lead to gates their nodes)
             context.replay = gates.with_history(context.replay, double.in_shape(inputs))
-            outputs = epilogue(inputs, results, gates.open(inputs, results))
+            opened = gates.open(inputs, results)
+            outputs = results if epilogue is None else epilogue(inputs, results, opened)
         else:
             outputs = results if epilogue is None else epilogue(inputs, results)
         if context is not None:
