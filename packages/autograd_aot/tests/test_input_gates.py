@@ -260,6 +260,8 @@ def test_written_input_whose_gradient_cannot_be_computed() -> None:
         outputs = each(*inputs)
         (outputs[0].sum() + outputs[1].sum()).backward()
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad(inputs[0].sum(), leaves[0], retain_graph=True, allow_unused=True)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             inputs[0].sum().backward()
         answers.append([inputs[0].detach(), leaves[1].grad])
     same(answers[1], answers[0])
@@ -323,3 +325,38 @@ def test_inputs_without_gradient_beside_a_function_of_the_user(
         visits = [len(each) for each in seen]
         answers.append([*visits, *(leaf.grad for leaf in leaves)])
     same(answers[1], answers[0])
+
+
+def test_gradients_by_way_where_no_whole_backward_can_be_computed() -> None:
+    """What the error is not on the way of is told."""
+
+    def fn(y: Tensor) -> tuple[Tensor, ...]:
+        h = y * 2
+        k = h.sin()
+        h.add_(1)  # `sin` saved it
+        return h, h * 3, k + h
+
+    run = aot_compile(as_graph(fn, 1), with_history()[1][:1], forward_compiler=run_fx)
+    for each in (fn, run):
+        leaves, inputs = with_history()
+        h, part, broken = each(inputs[0])
+        (found,) = torch.autograd.grad(part.sum(), h, retain_graph=True)
+        torch.testing.assert_close(found, torch.full((3,), 3.0))
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad(broken.sum(), leaves[0], allow_unused=True)
+
+
+def test_gradients_by_way_of_a_written_input_where_no_backward_can_be_computed() -> None:
+    def fn(y: Tensor) -> tuple[Tensor, ...]:
+        y.add_(y.sin())
+        return (y * 3,)
+
+    run = aot_compile(as_graph(fn, 1), with_history()[1][:1], forward_compiler=run_fx)
+    for each in (fn, run):
+        _, inputs = with_history()
+        try:
+            found = torch.autograd.grad(each(inputs[0])[0].sum(), inputs[0])
+        except RuntimeError as error:
+            assert each is run and "by way of another" in str(error)
+        else:
+            torch.testing.assert_close(found[0], torch.full((3,), 3.0))

@@ -431,7 +431,7 @@ class JointTrace:
         return JointGraph(
             joint, signature, lifted, tuple(self.storages), self.reached, self.carriers,
             tuple(self.apart), self.additive, self.user_gradients.seen, tuple(self.counted),
-            points if self.backward_error is None else (), self.paths,
+            points, self.paths,
         )  # fmt: skip
 
     def _placeholders_first(self) -> None:
