@@ -360,3 +360,27 @@ def test_gradients_by_way_of_a_written_input_where_no_backward_can_be_computed()
             assert each is run and "by way of another" in str(error)
         else:
             torch.testing.assert_close(found[0], torch.full((3,), 3.0))
+
+
+def test_views_of_a_result_whose_gradient_cannot_be_computed() -> None:
+    """Only the backwards that come to it fail."""
+
+    def fn(y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+        h = y * z
+        broken = h.sin() * 2
+        with torch.no_grad():
+            h.add_(1)  # `sin` saved it
+        return broken[1:], broken[:2], z * 3, broken
+
+    run = aot_compile(as_graph(fn, 2), with_history()[1], forward_compiler=run_fx)
+    answers = []
+    for each in (fn, run):
+        leaves, inputs = with_history()
+        outputs = each(*inputs)
+        outputs[2].sum().backward()
+        for number in (0, 1, 3):
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                outputs[number].sum().backward(retain_graph=True)
+        shared = outputs[0].untyped_storage().data_ptr() == outputs[3].untyped_storage().data_ptr()
+        answers.append([shared, leaves[1].grad, *(o.detach() for o in outputs)])
+    same(answers[1], answers[0])

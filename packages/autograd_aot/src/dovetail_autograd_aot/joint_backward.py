@@ -86,7 +86,7 @@ def _forget_backward(trace: JointTrace) -> None:
 
 def _without_lost_roots(trace: JointTrace, result: Classified, wanted: Sequence[Tensor]) -> bool:
     """Take the outputs whose gradient cannot be computed from those that have one, if there are
-    others and each of them is a result by ittrace."""
+    others."""
     errors: dict[int, str] = {}
     for number, root in enumerate(result.roots):
         try:
@@ -95,7 +95,10 @@ def _without_lost_roots(trace: JointTrace, result: Classified, wanted: Sequence[
         except RuntimeError as error:
             errors[number] = str(error)
         _forget_backward(trace)
-    return len(errors) < len(result.roots) and result.lose(errors)
+    if not 0 < len(errors) < len(result.roots):
+        return False
+    result.lose(errors)
+    return True
 
 
 def _pieces(trace: JointTrace, position: int, gradient: Tensor | None) -> list[Node]:
