@@ -864,3 +864,18 @@ def test_gradients_of_feature_maps() -> None:
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
     for mine, theirs in zip(ours.buffers(), eager.buffers(), strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+def test_gradients_of_inputs_of_which_one_leads_to_another() -> None:
+    """The engine goes from one to the other by what was computed before the compiled function."""
+
+    def function(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad((a * a).sum() + (b * b).sum(), [a, b], retain_graph=True)
+
+    compiled = dovetail.compile(function, backend="aot_eager")
+    for _ in range(2):
+        leaf = torch.linspace(-1, 1, 3, requires_grad=True)
+        between = leaf * 2
+        for pair in ((between, between.sin()), (leaf, between.exp()), (between, leaf)):
+            for ours, theirs in zip(compiled(*pair), function(*pair), strict=True):
+                torch.testing.assert_close(ours, theirs)

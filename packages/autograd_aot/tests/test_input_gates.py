@@ -260,6 +260,8 @@ def test_written_input_whose_gradient_cannot_be_computed() -> None:
         outputs = each(*inputs)
         (outputs[0].sum() + outputs[1].sum()).backward()
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad(inputs[0].sum(), leaves[0], retain_graph=True, allow_unused=True)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             inputs[0].sum().backward()
         answers.append([inputs[0].detach(), leaves[1].grad])
     same(answers[1], answers[0])
@@ -278,4 +280,107 @@ def test_write_that_changes_nothing_gives_an_input_a_new_history() -> None:
         outputs = each(inputs[0])
         loss = outputs[0].sum() + outputs[1].sum()
         answers.append(list(torch.autograd.grad(loss, [inputs[0], leaves[0]])))
+    same(answers[1], answers[0])
+
+
+class Squared(torch.autograd.Function):
+    """Its backward multiplies by what it takes besides, and gives that no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: Tensor) -> Tensor:
+        ctx.save_for_backward(x, factor)
+        return x * x * factor
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        x, factor = ctx.saved_tensors
+        return 2 * gradient * x * factor, None
+
+
+def function_of_one(y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+    return Squared.apply(y, y.detach()), z.detach() + 1
+
+
+def function_of_both(y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+    return Squared.apply(y, z), y.sin()
+
+
+@pytest.mark.parametrize("second_order", [False, True])
+@pytest.mark.parametrize("fn", [function_of_one, function_of_both], ids=lambda fn: fn.__name__)
+def test_inputs_without_gradient_beside_a_function_of_the_user(
+    fn: Function, second_order: bool
+) -> None:
+    """They are come to if the function takes them, and get gradients of second order."""
+    run = aot_compile(as_graph(fn, 2), with_history()[1], forward_compiler=run_fx)
+    answers = []
+    for each in (fn, run):
+        seen: tuple[list[Any], list[Any]] = ([], [])
+        leaves, inputs = with_history(seen)
+        outputs = each(*inputs)
+        if second_order:
+            (first,) = torch.autograd.grad(outputs[0].sum(), inputs[0], create_graph=True)
+            first.sum().backward()
+        else:
+            outputs[0].sum().backward()
+        visits = [len(each) for each in seen]
+        answers.append([*visits, *(leaf.grad for leaf in leaves)])
+    same(answers[1], answers[0])
+
+
+def test_gradients_by_way_where_no_whole_backward_can_be_computed() -> None:
+    """What the error is not on the way of is told."""
+
+    def fn(y: Tensor) -> tuple[Tensor, ...]:
+        h = y * 2
+        k = h.sin()
+        h.add_(1)  # `sin` saved it
+        return h, h * 3, k + h
+
+    run = aot_compile(as_graph(fn, 1), with_history()[1][:1], forward_compiler=run_fx)
+    for each in (fn, run):
+        leaves, inputs = with_history()
+        h, part, broken = each(inputs[0])
+        (found,) = torch.autograd.grad(part.sum(), h, retain_graph=True)
+        torch.testing.assert_close(found, torch.full((3,), 3.0))
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad(broken.sum(), leaves[0], allow_unused=True)
+
+
+def test_gradients_by_way_of_a_written_input_where_no_backward_can_be_computed() -> None:
+    def fn(y: Tensor) -> tuple[Tensor, ...]:
+        y.add_(y.sin())
+        return (y * 3,)
+
+    run = aot_compile(as_graph(fn, 1), with_history()[1][:1], forward_compiler=run_fx)
+    for each in (fn, run):
+        _, inputs = with_history()
+        try:
+            found = torch.autograd.grad(each(inputs[0])[0].sum(), inputs[0])
+        except RuntimeError as error:
+            assert each is run and "by way of another" in str(error)
+        else:
+            torch.testing.assert_close(found[0], torch.full((3,), 3.0))
+
+
+def test_views_of_a_result_whose_gradient_cannot_be_computed() -> None:
+    """Only the backwards that come to it fail."""
+
+    def fn(y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+        h = y * z
+        broken = h.sin() * 2
+        with torch.no_grad():
+            h.add_(1)  # `sin` saved it
+        return broken[1:], broken[:2], z * 3, broken
+
+    run = aot_compile(as_graph(fn, 2), with_history()[1], forward_compiler=run_fx)
+    answers = []
+    for each in (fn, run):
+        leaves, inputs = with_history()
+        outputs = each(*inputs)
+        outputs[2].sum().backward()
+        for number in (0, 1, 3):
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                outputs[number].sum().backward(retain_graph=True)
+        shared = outputs[0].untyped_storage().data_ptr() == outputs[3].untyped_storage().data_ptr()
+        answers.append([shared, leaves[1].grad, *(o.detach() for o in outputs)])
     same(answers[1], answers[0])

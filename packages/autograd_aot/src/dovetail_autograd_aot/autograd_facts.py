@@ -37,6 +37,14 @@ def grad_fn_of(tensor: torch.Tensor) -> Any:
         return None
 
 
+def has_history(value: Any) -> bool:
+    """Whether it is a tensor that autograd may be asked for a gradient of."""
+    try:
+        return isinstance(value, torch.Tensor) and value.requires_grad
+    except RuntimeError:  # it lost track of it
+        return False
+
+
 def one_of_several(tensor: FakeTensor) -> bool:
     """Whether it is a view that an operator made together with others (split, unbind)."""
     several = torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE

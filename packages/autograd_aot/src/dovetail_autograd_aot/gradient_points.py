@@ -180,7 +180,8 @@ def through_others(
 
 def output_stages(infos: Sequence[OutputInfo], points: Sequence[GradientPoint]) -> list[list[int]]:
     """The outputs in the order in which they can be made, by the stages of the points: views after
-    the nodes of what they are taken of, and what is made of other outputs after them."""
+    the nodes of what they are taken of, and what is made of other outputs after them.
+    What autograd has lost track of comes last."""
     results = {point.forward: point.stage for point in points}
     inputs: Mapping[Any, int] = written_stages(points)
     views = {p.output: p.stage for p in points if p.source is PointSource.OUTPUT}
@@ -189,19 +190,19 @@ def output_stages(infos: Sequence[OutputInfo], points: Sequence[GradientPoint]) 
         info = infos[number]
         if info.kind is OutputKind.DUPLICATE:
             assert info.base is not None
-            stage, *_ = rank(info.base)
-            return stage, True, 0, number
+            stage, _, depth, _ = rank(info.base)
+            return stage, True, depth, number
         if info.kind is OutputKind.VIEW_OF_OUTPUT:
             stage = results.get(info.base, 0)
         else:
             stage = inputs.get(info.base, 0) if info.kind is OutputKind.VIEW_OF_INPUT else 0
             stage += info.of_reshaped
         stage = max(stage, views.get(number, 0))
-        depth = 0
+        at_last, depth = bool(info.lost), 0
         if info.view_of is not None:
-            other, _, depth, _ = rank(info.view_of)
-            stage, depth = max(stage, other), depth + 1
-        return stage, False, depth, number
+            other, after, depth, _ = rank(info.view_of)
+            stage, at_last, depth = max(stage, other), at_last or after, depth + 1
+        return (last if at_last else stage), at_last, depth, number
 
     last = max((point.stage for point in points), default=0)
     found: list[list[int]] = [[] for _ in range(last + 1)]

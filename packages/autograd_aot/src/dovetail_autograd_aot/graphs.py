@@ -208,7 +208,8 @@ class JointGraph:
     have. It is not `additive` if the user's own backwards make of a sum of gradients something else
     than the sum of what they make of each. `user_code`: it holds such backwards, or hooks. The
     `counted` primals are not written to, but have the version counter of one that is. `points` are
-    the places of outputs in autograd's graph, where there are several.
+    the places of outputs in autograd's graph, where there are several. `paths` tell for each primal
+    whether autograd has a way to it from an output, be there a gradient or none.
     """
 
     gm: GraphModule
@@ -222,6 +223,7 @@ class JointGraph:
     user_code: bool = False
     counted: tuple[int, ...] = ()
     points: tuple[GradientPoint, ...] = ()
+    paths: tuple[bool, ...] = ()
 
     def as_text(self) -> str:
         """The signature, then the graph as Python text."""

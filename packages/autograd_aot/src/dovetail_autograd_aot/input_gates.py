@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from dovetail_autograd_aot.double_backward import Gradients, Replay
-from dovetail_autograd_aot.graphs import PartitionedGraph
+from dovetail_autograd_aot.graphs import JointGraph, PartitionedGraph
 from dovetail_autograd_aot.native import nodes_module
 from dovetail_autograd_aot.pass_state import OfPass
 
@@ -32,19 +32,21 @@ class _Left:
 @dataclass(frozen=True)
 class InputGates:
     """The gates of one compiled graph: (inputs, forward outputs that lead to them) of each. `same`
-    are other inputs that are the very tensors, with the numbers of those."""
+    are other inputs that are the very tensors, with the numbers of those. No output leads to those
+    `apart`; derivatives of second order may. The history of those `overtaken` is about to go
+    through this graph."""
 
     gates: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
     same: dict[int, int]
+    apart: tuple[int, ...] = ()
     overtaken: frozenset[int] = frozenset()
     left: OfPass[_Left] = field(default_factory=OfPass)
 
     def stand_ins(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """The inputs for the compiled function: leaves in place of those behind gates."""
         given = list(inputs)
-        for own, _ in self.gates:
-            for i in own:
-                given[i] = inputs[i].detach().requires_grad_()
+        for i in self.behind():
+            given[i] = inputs[i].detach().requires_grad_()
         for i, other in self.same.items():
             given[i] = given[other]
         return tuple(given)
@@ -53,10 +55,14 @@ class InputGates:
         """What a forward leaves for a differentiable backward, with the inputs as they were given
         and not what stood for them."""
         kept = list(replay.inputs)
-        for i in (*(i for own, _ in self.gates for i in own), *self.same):
+        for i in (*self.behind(), *self.same):
             if i not in self.overtaken:
                 kept[i] = inputs[i]
         return replace(replay, inputs=tuple(kept))
+
+    def behind(self) -> list[int]:
+        """The inputs for which others stand in the compiled function."""
+        return [*(i for own, _ in self.gates for i in own), *self.apart]
 
     def open(self, inputs: tuple[Any, ...], results: tuple[Any, ...]) -> tuple[Any, ...]:
         """The gates of one call."""
@@ -65,6 +71,8 @@ class InputGates:
 
     def leave(self, ctx: Any, found: Gradients) -> Gradients:
         """Of the gradients of a pass, leave the gates theirs; gives the others."""
+        if not self.gates:
+            return found
         own = {i: found[i] for inputs, _ in self.gates for i in inputs}
         self.left.keep(ctx, _Left(own))
         return tuple(None if i in own else gradient for i, gradient in enumerate(found))
@@ -75,14 +83,17 @@ class InputGates:
         return None if left is None else [left.gradients[i] for i in self.gates[gate][0]]
 
 
-def input_gates(parts: PartitionedGraph, examples: Sequence[Any]) -> InputGates | None:
-    """The gates of a graph with these inputs, if it has any."""
+def input_gates(
+    joint: JointGraph, parts: PartitionedGraph, examples: Sequence[Any], cut: Sequence[int]
+) -> InputGates | None:
+    """The gates of a graph with these inputs, of which some are `cut` off, if it has any."""
     signature = parts.signature
     everything = (1 << len(signature.differentiable)) - 1
     overtaken = {m.index for m in signature.mutated if not m.data_only}
     first: dict[int, int] = {}
     same: dict[int, int] = {}
     by_outputs: dict[int, list[int]] = {}
+    apart: list[int] = []
     for i, value in enumerate(examples):
         if not isinstance(value, Tensor) or not value.requires_grad or value.is_leaf:
             continue
@@ -90,9 +101,11 @@ def input_gates(parts: PartitionedGraph, examples: Sequence[Any]) -> InputGates 
             same[i] = first[id(value)]
             continue
         mask = parts.gradient_tangents[i]
-        if 0 < mask < everything:
+        if 0 < mask < everything and joint.points:
             by_outputs.setdefault(mask, []).append(i)
-    gated = {i for own in by_outputs.values() for i in own}
+        elif not mask and not joint.paths[i] and i not in cut:
+            apart.append(i)
+    gated = {*(i for own in by_outputs.values() for i in own), *apart}
     same = {i: other for i, other in same.items() if other in gated}
     if not gated:
         return None
@@ -100,4 +113,4 @@ def input_gates(parts: PartitionedGraph, examples: Sequence[Any]) -> InputGates 
     for mask, own in by_outputs.items():
         outputs = [o for t, o in enumerate(signature.differentiable) if mask >> t & 1]
         gates.append((tuple(own), tuple(outputs)))
-    return InputGates(tuple(gates), same, frozenset(overtaken))
+    return InputGates(tuple(gates), same, tuple(apart), frozenset(overtaken))

@@ -93,10 +93,11 @@ class NonLeaf(torch.autograd.Function):
         storage: TracedStorage,
         chain: tuple[ViewStep, ...],
     ) -> FakeTensor:
+        ctx.set_materialize_grads(False)  # (a user's function may give None)
         return wrap(node, storage, chain)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, None, None, None]:
         return gradient, None, None, None
 
 

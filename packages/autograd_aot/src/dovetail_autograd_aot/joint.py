@@ -175,6 +175,7 @@ class JointTrace:
         self.backward_error: str | None = None
         self.additive = True
         self.reached: tuple[int, ...] = ()
+        self.paths: tuple[bool, ...] = ()
         self.versions: dict[int, int] = {}  # of the primals, before the graph runs
 
     def trace(self, function_mode: Callable[[], Any] | None) -> JointGraph:
@@ -435,7 +436,8 @@ class JointTrace:
             additive=self.additive,
             user_code=self.user_gradients.seen,
             counted=tuple(self.counted),
-            points=points if self.backward_error is None else (),
+            points=points,
+            paths=self.paths,
         )
 
     def _placeholders_first(self) -> None:

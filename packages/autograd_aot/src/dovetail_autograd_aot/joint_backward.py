@@ -38,6 +38,7 @@ def trace_backward(trace: JointTrace, result: Classified) -> list[Node | None]:
     tangents = [_tangent(trace, number, root) for number, root in enumerate(result.roots)]
     wanted = [leaf for leaf in leaves if leaf is not None]
     trace.reached = reached_roots(leaves, result.roots)
+    trace.paths = tuple(map(bool, trace.reached))
     for root in result.roots:  # (an input that was written to may be nobody's result)
         trace.derivatives.visit(root.grad_fn)
     trace.tracer.in_backward = True
@@ -85,7 +86,7 @@ def _forget_backward(trace: JointTrace) -> None:
 
 def _without_lost_roots(trace: JointTrace, result: Classified, wanted: Sequence[Tensor]) -> bool:
     """Take the outputs whose gradient cannot be computed from those that have one, if there are
-    others and each of them is a result by ittrace."""
+    others."""
     errors: dict[int, str] = {}
     for number, root in enumerate(result.roots):
         try:
@@ -94,7 +95,10 @@ def _without_lost_roots(trace: JointTrace, result: Classified, wanted: Sequence[
         except RuntimeError as error:
             errors[number] = str(error)
         _forget_backward(trace)
-    return len(errors) < len(result.roots) and result.lose(errors)
+    if not 0 < len(errors) < len(result.roots):
+        return False
+    result.lose(errors)
+    return True
 
 
 def _pieces(trace: JointTrace, position: int, gradient: Tensor | None) -> list[Node]:

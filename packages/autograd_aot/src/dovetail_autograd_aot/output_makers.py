@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from dovetail_autograd_aot.autograd_facts import has_history
 from dovetail_autograd_aot.graphs import OutputInfo, OutputKind, Signature, SizeOutput, ViewStep
 
 aten = torch.ops.aten
@@ -18,10 +19,12 @@ Maker = Callable[[Sequence[Any], Sequence[Any], list[Any]], Any]
 
 class _Lost(torch.autograd.Function):
     """A tensor that autograd lost track of: eager refuses to compute with it, here the backward
-    through what is computed from it raises."""
+    through what is computed from it raises: any that is to come to one of `others`, too."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, tensor: torch.Tensor, why: str) -> torch.Tensor:
+    def forward(
+        ctx: Any, anchor: torch.Tensor, tensor: torch.Tensor, why: str, *others: torch.Tensor
+    ) -> torch.Tensor:
         ctx.why = why
         return tensor.detach()
 
@@ -59,15 +62,18 @@ def output_maker(info: OutputInfo, signature: Signature) -> Maker:
         return _view_of_written(make, info, writes) if of_input and signature.mutated else make
 
     def lost(inputs: Sequence[Any], results: Sequence[Any], outputs: list[Any]) -> Any:
-        return lost_tensor(make(inputs, results, outputs), info.lost)
+        tensor = make(inputs, results, outputs)
+        others = [o for o in outputs if o is not tensor and has_history(o)]
+        return lost_tensor(tensor, info.lost, [*filter(has_history, inputs), *others])
 
     return lost
 
 
-def lost_tensor(tensor: torch.Tensor, why: str) -> torch.Tensor:
-    """A tensor that requires a gradient, the backward of which raises an error."""
+def lost_tensor(tensor: torch.Tensor, why: str, others: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A tensor that requires a gradient, the backward of which, to `others` and in all, raises an
+    error."""
     anchor = torch.empty((), requires_grad=True)
-    lost: torch.Tensor = _Lost.apply(anchor, tensor, why)
+    lost: torch.Tensor = _Lost.apply(anchor, tensor, why, *others)
     return lost
 
 

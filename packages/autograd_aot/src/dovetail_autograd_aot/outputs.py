@@ -54,35 +54,27 @@ class Classified:
     hidden: int = 0
     sizes: int = 0
 
-    def lose(self, errors: Mapping[int, str]) -> bool:
-        """Let the roots number ... have no gradient, but the errors of their backward; False if one
-        of them is not a result by itself."""
-        found: dict[int, str] = {}
-        written: dict[int, str] = {}
+    def lose(self, errors: Mapping[int, str]) -> None:
+        """Let the roots number ... have no gradient, but the errors of their backward: and the
+        outputs that have theirs through them."""
         fresh = sum(info.kind is OutputKind.FRESH for info in self.infos)
         for number, error in errors.items():
             index = self.differentiable[number]
             if fresh <= index < fresh + len(self.mutated):
-                written[index - fresh] = error
-                continue
-            users = [i for i, info in enumerate(self.infos) if _rests_on(info, index)]
-            if len(users) != 1 or self.infos[users[0]].kind is not OutputKind.FRESH:
-                return False
-            found[users[0]] = error
-        for place, error in found.items():
-            self.infos[place] = replace(self.infos[place], lost=error)
-        for place, error in written.items():
-            self.mutated[place] = replace(self.mutated[place], lost=error)
+                place = index - fresh
+                self.mutated[place] = replace(self.mutated[place], lost=error)
+            for place, info in enumerate(self.infos):
+                if _has_gradient_of(info, index):
+                    self.infos[place] = replace(info, lost=error)
         kept = [i for i in range(len(self.roots)) if i not in errors]
         self.roots = [self.roots[i] for i in kept]
         self.differentiable = [self.differentiable[i] for i in kept]
-        return bool(errors)
 
 
-def _rests_on(info: OutputInfo, forward: int) -> bool:
-    """Whether an output is made of forward output number `forward`."""
+def _has_gradient_of(info: OutputInfo, forward: int) -> bool:
+    """Whether an output's gradient is that of forward output number `forward`."""
     own = info.kind in (OutputKind.FRESH, OutputKind.VIEW_OF_OUTPUT) and info.base == forward
-    return own or (info.memory is not None and info.memory[1] == forward)
+    return own and info.requires_grad and not info.is_leaf
 
 
 def classify_outputs(

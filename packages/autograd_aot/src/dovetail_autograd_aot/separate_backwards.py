@@ -60,7 +60,7 @@ class SeparateBackwards:
         self.all = (1 << lazy.count) - 1
         self.additive = additive
         self.possible = lazy.count > 1
-        self.groups: tuple[int, ...] | None = None
+        self.groups: tuple[tuple[int, ...], int] | None = None
         self.needed: dict[int, frozenset[int]] = {}
 
     def keep(self, ctx: Any, values: Sequence[Any], present: int) -> bool:
@@ -69,8 +69,11 @@ class SeparateBackwards:
         rest: _Rest | None = getattr(ctx, "rest", None)
         left = self.all if rest is None else rest.left
         if self.possible and present != left:
-            for group in self._groups():
+            groups, again = self._groups()
+            again &= left
+            for group in groups:
                 left &= ~group if group & present else -1
+            left |= again
         else:
             left = 0
         if not left:
@@ -96,7 +99,7 @@ class SeparateBackwards:
         rest: _Rest | None = getattr(ctx, "rest", None)
         return None if rest is None else (f"left: {rest.left}", *rest.checked())
 
-    def _groups(self) -> tuple[int, ...]:
+    def _groups(self) -> tuple[tuple[int, ...], int]:
         if self.groups is None:
             self.groups = _groups(self.parts, self.lazy.count, not self.additive)
         return self.groups
@@ -113,9 +116,12 @@ class SeparateBackwards:
         return found
 
 
-def _groups(parts: PartitionedGraph, count: int, meet_in_user_code: bool) -> tuple[int, ...]:
-    """The tangents as bit sets of those that meet on the way to the gradients; all that a node of
-    the user's is reached by may be said to meet there."""
+def _groups(
+    parts: PartitionedGraph, count: int, meet_in_user_code: bool
+) -> tuple[tuple[int, ...], int]:
+    """The tangents as bit sets of those that meet on the way to the gradients, and those that come
+    again and again, as nothing was saved on their way; all that a node of the user's is reached by
+    may be said to meet there."""
     assert parts.backward is not None
     graph = parts.backward.graph
     tangents = [node for node in graph.nodes if node.op == "placeholder"][len(parts.saved) :]
@@ -133,7 +139,8 @@ def _groups(parts: PartitionedGraph, count: int, meet_in_user_code: bool) -> tup
         if mine:
             met = _union([group for group in groups if group & mine])
             groups = [group for group in groups if not group & mine] + ([met] if met else [])
-    return tuple(groups)
+    again = (all(u.op == "output" or u in ends for u in tangent.users) for tangent in tangents)
+    return tuple(groups), sum(1 << i for i, may in enumerate(again) if may)
 
 
 def _ends(graph: Graph) -> set[Node]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from dovetail_prims.conditionals import PlainControlFlow
 from torch import Tensor
 
 from dovetail_autograd_aot.graphs import PartitionedGraph
@@ -72,6 +73,15 @@ class Tangents:
         if order is None:
             order = self.orders[index] = _order_of(self.values[index])
         return order
+
+
+class BatchedBackward(PlainControlFlow):
+    """Runs a backward on gradients of which each stands for several."""
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target is torch.ops.aten.alias.default:  # (for which there is no rule of batches)
+            return args[0]
+        return super().call_function(target, args, kwargs)
 
 
 def is_batched(gradient: Any) -> bool:

@@ -30,7 +30,7 @@ from dovetail_autograd_aot.graphs import JointGraph, PartitionedGraph
 from dovetail_autograd_aot.input_gates import InputGates, input_gates
 from dovetail_autograd_aot.lazy_backward import LazyBackward
 from dovetail_autograd_aot.separate_backwards import SeparateBackwards
-from dovetail_autograd_aot.tangents import Tangents, is_batched
+from dovetail_autograd_aot.tangents import BatchedBackward, Tangents, is_batched
 from dovetail_autograd_aot.unreached_hooks import call_only_with_gradients
 from dovetail_autograd_aot.values import example_values
 from dovetail_autograd_aot.write_back import count_writes, write_ahead
@@ -80,7 +80,7 @@ def compile_training(
     with."""
     signature = parts.signature
     extend = extension(joint)
-    gates = input_gates(parts, examples) if joint.points else None
+    gates = input_gates(joint, parts, examples, double.cut)
     epilogue = make_epilogue(signature, joint.points, gates.gates if gates is not None else ())
     separate = SeparateBackwards(parts, lazy, joint.additive)
     by_way = ByWay(double, joint.points) if joint.points else None
@@ -108,9 +108,9 @@ def compile_training(
         if late.outputs or joint.counted or gates is not None:
             context = context_of(results)
         if gates is not None and context is not None:
-            assert epilogue is not None  # (it gives the outputs that lead to gates their nodes)
             context.replay = gates.with_history(context.replay, double.in_shape(inputs))
-            outputs = epilogue(inputs, results, gates.open(inputs, results))
+            opened = gates.open(inputs, results)
+            outputs = results if epilogue is None else epilogue(inputs, results, opened)
         else:
             outputs = results if epilogue is None else epilogue(inputs, results)
         if context is not None:
@@ -327,7 +327,9 @@ def make_autograd_function(
             shapes = ctx.shapes if tangents.kept else {}
             with below_autograd(), torch._C._DisableAutocast():
                 arguments = [*values, *tangents.prepare(found, values, takes, shapes)]
-                return reached(run_plainly(graph)(*arguments), missing)
+                batched = any(map(is_batched, found))
+                run = BatchedBackward(graph).run if batched else run_plainly(graph)
+                return reached(run(*arguments), missing)
 
         @staticmethod
         def lacks(gradients: Sequence[Any]) -> int:

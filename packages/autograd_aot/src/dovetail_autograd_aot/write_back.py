@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from dovetail_autograd_aot.autograd_facts import has_history
 from dovetail_autograd_aot.graphs import PartitionedGraph, ReshapedInput, Signature
 from dovetail_autograd_aot.output_makers import lost_tensor
 
@@ -78,7 +79,9 @@ def make_seen_writes(signature: Signature, stages: Mapping[int, int]) -> list[Wr
         def write(inputs: Sequence[Any], results: Sequence[Any]) -> None:
             for index, result, lost in pairs:
                 value = results[result]
-                inputs[index].copy_(lost_tensor(value, lost) if lost else value)
+                if lost:
+                    value = lost_tensor(value, lost, [*filter(has_history, inputs)])
+                inputs[index].copy_(value)
 
         return write
 

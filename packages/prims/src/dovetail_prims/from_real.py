@@ -124,10 +124,11 @@ class _NonLeaf(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: FakeTensor) -> FakeTensor:
+        ctx.set_materialize_grads(False)
         made = make(x._sizes, x._strides, x._dtype, x._device, x._offset, x._storage)
         set_lazy(made, x.is_conj(), x.is_neg())
         return made
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor | None) -> Tensor | None:
         return grad

@@ -146,8 +146,9 @@ class _NonLeafWrapper(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, leaf: Tensor, make: Callable[[], Tensor]) -> Tensor:
+        ctx.set_materialize_grads(False)
         return make()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, None]:
         return gradient, None

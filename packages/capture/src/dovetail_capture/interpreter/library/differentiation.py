@@ -158,6 +158,14 @@ def _check(vm: Interpreter, roots: list[TensorValue], inputs: list[TensorValue])
                 "a backward that goes on past the inputs of the compiled function",
                 "compile the whole of what is differentiated, or detach the input",
             )
+    given = {id(v): v for v in inputs if v.source is not None and v.fake.requires_grad}
+    if len(given) > 1 and not all(v.fake.is_leaf for v in given.values()):
+        # (What one has from before the frame may lead to another: no guard tells.)
+        raise GraphBreakSignal(
+            "gradients of several inputs of the compiled function, of which one was computed "
+            "from something: from another, perhaps",
+            "compile the whole of what is differentiated, or detach the inputs",
+        )
 
 
 def gradients_of(
