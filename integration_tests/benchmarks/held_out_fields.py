@@ -12,6 +12,7 @@ import math
 import torch
 import torch.nn.functional as F
 from held_out import mean_square, own_loss, token_ids
+from held_out_wide import language_model
 from torch import Tensor, nn
 
 from dovetail.bench.models import Case
@@ -229,23 +230,11 @@ def modernbert(small: bool) -> Case:
     return Case(ModernBertForMaskedLM(config), {"input_ids": ids, "labels": ids.clone()}, own_loss)
 
 
-def mamba2(small: bool) -> Case:
-    """State spaces by chunks, as transformers writes them out."""
-    from transformers import Mamba2Config, Mamba2ForCausalLM
-
-    config = Mamba2Config(
-        vocab_size=1000 if small else 32000,
-        hidden_size=64 if small else 512,
-        num_hidden_layers=2 if small else 4,
-        num_heads=8 if small else 16,
-        head_dim=16 if small else 64,
-        state_size=16 if small else 64,
-        n_groups=1,
-        chunk_size=16 if small else 128,
-        use_cache=False,
-    )
-    ids = token_ids(1, 32, 1000) if small else token_ids(4, 512, 32000)
-    return Case(Mamba2ForCausalLM(config), {"input_ids": ids, "labels": ids.clone()}, own_loss)
+# State spaces by chunks, as transformers writes them out.
+mamba2 = language_model(
+    "Mamba2", 4, 512, hidden_size=512, num_hidden_layers=4, num_heads=16, head_dim=64,
+    state_size=64, n_groups=1, chunk_size=128,
+)  # fmt: skip
 
 
 class _GraphAttention(nn.Module):

@@ -47,7 +47,7 @@ mobileone = timm_case("mobileone_s1", 64)
 # --- text, sound and series -----------------------------------------------------------------------
 
 
-def _language_model(kind: str, batch: int, length: int, **sizes: Any) -> Builder:
+def language_model(kind: str, batch: int, length: int, **sizes: Any) -> Builder:
     """`{kind}ForCausalLM` of transformers with its loss."""
 
     def build(small: bool) -> Case:
@@ -62,26 +62,26 @@ def _language_model(kind: str, batch: int, length: int, **sizes: Any) -> Builder
     return build
 
 
-phi3 = _language_model(
+phi3 = language_model(
     "Phi3", 4, 512, hidden_size=1024, intermediate_size=4096, num_hidden_layers=6,
     num_attention_heads=16, num_key_value_heads=16, pad_token_id=0,
 )  # fmt: skip
-falcon = _language_model(
+falcon = language_model(
     "Falcon", 4, 512, hidden_size=1024, num_hidden_layers=6, num_attention_heads=16
 )
-gptj = _language_model("GPTJ", 4, 512, n_embd=1024, n_layer=6, n_head=16, rotary_dim=32)
-mamba = _language_model("Mamba", 2, 64, hidden_size=512, num_hidden_layers=4)
-qwen3_moe = _language_model(
+gptj = language_model("GPTJ", 4, 512, n_embd=1024, n_layer=6, n_head=16, rotary_dim=32)
+mamba = language_model("Mamba", 2, 64, hidden_size=512, num_hidden_layers=4)
+qwen3_moe = language_model(
     "Qwen3Moe", 4, 128, hidden_size=1024, intermediate_size=2048, num_hidden_layers=4,
     num_attention_heads=16, num_key_value_heads=4, moe_intermediate_size=512, num_experts=8,
     num_experts_per_tok=2,
 )  # fmt: skip
-deepseek_v3 = _language_model(
+deepseek_v3 = language_model(
     "DeepseekV3", 4, 256, hidden_size=1024, intermediate_size=2048, moe_intermediate_size=512,
     num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=8, n_routed_experts=8,
     n_group=2, topk_group=1, num_experts_per_tok=2, first_k_dense_replace=1,
 )  # fmt: skip
-olmo2 = _language_model(
+olmo2 = language_model(
     "Olmo2", 4, 512, hidden_size=1024, intermediate_size=4096, num_hidden_layers=6,
     num_attention_heads=16,
 )  # fmt: skip

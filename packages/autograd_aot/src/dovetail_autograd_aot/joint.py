@@ -35,6 +35,7 @@ from dovetail_autograd_aot.graphs import (
     GradientPoint,
     JointGraph,
     MutatedInput,
+    ReshapedInput,
     Signature,
     ViewStep,
     hold,
@@ -215,13 +216,13 @@ class JointTrace:
                 if type(tensor) is FakeTensor
             }
             gradients = trace_backward(self, result)
+            reshaped = input_changes.reshaped_inputs(self)
             points: tuple[GradientPoint, ...] = ()
             if self.wrapping is None:
-                reshaped = input_changes.reshaped_inputs(self)
                 input_changes.take_views_of_reshaped(self, result, reshaped)
                 points = gradient_points(outputs, self.primals, result, mutated, reshaped)
                 result.infos = through_others(result.infos, points)
-        return self._finish(result, mutated, gradients, points)
+        return self._finish(result, mutated, reshaped, gradients, points)
 
     # --- inputs -----------------------------------------------------------------------------------
 
@@ -399,6 +400,7 @@ class JointTrace:
         self,
         result: Classified,
         mutated: list[MutatedInput],
+        reshaped: tuple[ReshapedInput, ...],
         gradients: list[Node | None],
         points: tuple[GradientPoint, ...],
     ) -> JointGraph:
@@ -417,7 +419,7 @@ class JointTrace:
             differentiable=tuple(result.differentiable),
             hidden=result.hidden,
             sizes=result.sizes,
-            reshaped=input_changes.reshaped_inputs(self),
+            reshaped=reshaped,
             backward_error=self.backward_error,
             bumped=input_changes.bumped_inputs(self, mutated),
             writes=input_changes.counted_writes(self, mutated),
