@@ -187,7 +187,8 @@ def test_few_numbers_wait_for_launches() -> None:
 
 @pytest.mark.observes
 def test_what_launches_bound_is_recorded_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as alone:  # on a GPU that others use, too, launches do not seem to take the time
+    # On a GPU that others use, too, launches do not seem to take the time.
+    with monkeypatch.context() as alone:
         alone.setattr(Timing, "gpu_seconds", lambda timing: timing.seconds)
         check_recorded_by_itself()
     busy = GraphedArtifact(load(chain(6)), GraphPool(), only_launch_bound=True)
