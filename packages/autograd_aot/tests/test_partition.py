@@ -107,6 +107,28 @@ def test_of_equal_values_what_is_in_memory_anyway_is_saved():
     assert "relu_default" in parts.saved and "mm_default" not in parts.saved
 
 
+def test_rows_are_gathered_again_from_what_is_there() -> None:
+    """The edges of a graph network: more of them than nodes."""
+    edges = torch.randint(0, 4, (50,))
+
+    def messages(x, w, s, numbers):
+        return ((x @ w)[numbers] * s,)
+
+    parts = min_cut_partition(joint(messages, p(4, 8), p(8, 16), p(50, 16), edges))
+    assert "mm_default" in parts.saved and not any("index" in name for name in parts.saved)
+    assert parts.saved_bytes == 4 * 16 * 4
+    # Short rows come from all over memory; which are true is known on the way only.
+    parts = min_cut_partition(joint(messages, p(4, 8), p(8, 2), p(50, 2), edges))
+    assert any("index" in name for name in parts.saved)
+
+
+def test_rows_of_weights_are_kept_as_eager_does() -> None:
+    """An embedding's weight may be written to before the backward."""
+    tokens = torch.randint(0, 100, (5,))
+    parts = min_cut_partition(joint(lambda w, s, t: (w[t] * s,), p(100, 16), p(5, 16), tokens))
+    assert 0 not in parts.saved_primals and parts.saved_bytes == 5 * 16 * 4
+
+
 def test_views_are_never_saved():
     def fn(a, w):
         b = a @ w

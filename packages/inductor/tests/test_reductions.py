@@ -193,7 +193,8 @@ def test_a_variance_in_pieces_reads_once_and_is_exact(name, triton):
         got = load(plan)(x)
     for ours, eager, exact in zip(got, fn(x), fn(x.double()), strict=True):
         error, eagers = ((t - exact).abs().max() for t in (ours, eager))
-        assert error <= 2 * eagers + 1e-6 * exact.abs().max() + 1e-12 * x.square().max()
+        # (Where a vector holds 8 numbers, a lane adds 128 of them.)
+        assert error <= 2 * eagers + 2e-6 * exact.abs().max() + 1e-12 * x.square().max()
 
 
 def test_long_rows_of_several_results_are_read_once(monkeypatch):

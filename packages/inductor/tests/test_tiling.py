@@ -74,6 +74,26 @@ def test_rows_that_begin_within_lines_are_stored_in_longer_pieces(side: int, til
     assert tile in source_of(compiled(lambda x: (x * 2).contiguous(), x))
 
 
+def test_gathered_rows_are_read_and_added_along_themselves() -> None:
+    """Neighbours among the weights are other heads of an edge; in the rows of nodes, which are all
+    the bytes, they lie side by side."""
+    source, target = torch.randint(0, 30, (2, 100))
+    weights = torch.rand(100, 8)
+
+    def fn(x: Tensor) -> Tensor:
+        messages = x[source] * weights[..., None]
+        return torch.zeros(30, 8, 32).index_add(0, target, messages)
+
+    x = torch.randn(30, 8, 32)
+    plan = compiled(fn, x)
+    (text,) = (k.source for k in plan.kernels if "tl.atomic_add" in k.source)  # type: ignore[union-attr]
+    along = re.search(r"(v\d+) = x % 32\n", text)
+    heads = re.search(r"(v\d+) = \(x // 32\) % 8\n", text)
+    assert along is not None and heads is not None
+    assert f"32 * {heads[1]} + {along[1]} + 256 * t" in text
+    check(fn, x, plan)
+
+
 def test_as_many_pieces_as_wanted_where_sizes_have_no_divisors() -> None:
     """254 = 2 * 127: pieces of equal size would be 4 or far too many."""
 

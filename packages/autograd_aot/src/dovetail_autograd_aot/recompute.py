@@ -1,4 +1,5 @@
-"""What may be computed again in the backward although it costs, to save memory: in which order.
+"""What may be computed again in the backward although it costs, to save memory: in which order;
+and what costs no more than to read a saved copy.
 
 An `activation_memory_budget` below one lets operators run twice that otherwise do not: those
 first that cost least for each byte of their result.
@@ -20,6 +21,8 @@ from dovetail_autograd_aot.values import hint, value_bytes
 aten = torch.ops.aten
 
 _NEVER = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+_NUMBERS = (torch.int64, torch.int32)
+SECTOR = 32  # bytes that memory gives at least
 # The dimension that a product sums over, of its first factor; and which argument that is.
 _PRODUCTS: dict[Any, int] = {
     aten.mm.default: 0,
@@ -38,6 +41,23 @@ def may_run_twice(node: Node) -> bool:
     if target.namespace not in ("aten", "prims") or any(t in target.tags for t in _NEVER):
         return False
     return not draws_random_numbers(node) and "checked" not in node.meta
+
+
+def gathers_rows(node: Node) -> bool:
+    """Whether a node reads whole rows by their numbers, as a graph network does its nodes' for each
+    edge: read from where they lie, they cost what reading a copy of them would."""
+    arguments: Any = node.args
+    if node.target is aten.index.Tensor:
+        source, numbers = arguments[:2]
+    elif node.target is aten.index_select.default:
+        source, numbers = arguments[0], [*[None] * arguments[1], arguments[2]]
+    else:
+        return False
+    if any(isinstance(i, Node) and i.meta["val"].dtype not in _NUMBERS for i in numbers):
+        return False  # how many are true is known on the way only
+    value = source.meta["val"]
+    row = math.prod(hint(n) for n in value._sizes[len(numbers) :]) * value.dtype.itemsize
+    return row >= SECTOR and bool(value.is_contiguous())
 
 
 def work_for_a_byte(node: Node) -> float:

@@ -23,6 +23,7 @@ from dovetail_autograd_aot.copies import is_copy_of_input
 from dovetail_autograd_aot.graphs import GIVEN_WITH, JointGraph
 from dovetail_autograd_aot.op_info import draws_in_backward, draws_random_numbers
 from dovetail_autograd_aot.outputs import is_view_node, view_root
+from dovetail_autograd_aot.recompute import gathers_rows
 
 aten = torch.ops.aten
 
@@ -57,10 +58,12 @@ class Roles:
         # needed of it is saved as a copy, too.
         end = len(self.primals) - joint.carriers
         self.mutated |= set(self.primals[end - len(joint.storages) : end])
+        graded = signature.primals_require_grad
+        self.graded = {n for n, wanted in zip(self.primals, graded, strict=True) if wanted}
         self.numbers = {  # inputs of one element that get no gradient
             node
-            for node, graded in zip(self.primals, signature.primals_require_grad, strict=True)
-            if not graded
+            for node in self.primals
+            if node not in self.graded
             and isinstance(node.meta["val"], FakeTensor)
             and not node.meta["val"]._sizes
         }
@@ -136,7 +139,19 @@ class Roles:
         if node in self.regions and not is_view_node(node):
             if self.kept.get(node) is not CheckpointPolicy.PREFER_SAVE:
                 return node in self.inside
-        return node not in self.exact and not is_copy_of_input(node) and may_recompute(node)
+        if node in self.exact or is_copy_of_input(node):
+            return False
+        return may_recompute(node) or self._gathers_rows(node)
+
+    def _gathers_rows(self, node: Node) -> bool:
+        """Whether a node gathers rows of what is in memory. Not of weights: eager keeps none of
+        them, and so lets them be written to before the backward."""
+        if not gathers_rows(node):
+            return False
+        source = view_root(node.args[0])  # type: ignore[arg-type]
+        if source.op == "placeholder":
+            return source not in self.graded
+        return not may_recompute(source)
 
     def _regions(self) -> dict[Node, int]:
         """The checkpointed region that each node belongs to; what the backward makes of values of

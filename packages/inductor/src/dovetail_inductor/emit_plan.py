@@ -37,7 +37,7 @@ from dovetail_inductor.codegen_triton.assemble import EmittedKernel
 from dovetail_inductor.codegen_triton.combined import emit_combined
 from dovetail_inductor.codegen_triton.kernel import emit_kernel as emit_triton
 from dovetail_inductor.codegen_triton.product import emit_product
-from dovetail_inductor.loop_ir.loops import Buffer, ExternArg, ExternCall, Strided
+from dovetail_inductor.loop_ir.loops import PART, Buffer, ExternArg, ExternCall, Strided
 from dovetail_inductor.loop_ir.sizes import Dim, FloatSize, size_expr
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.rebase import rebase, rebase_combined
@@ -91,7 +91,7 @@ class _Writer:
     slab_of: dict[str, tuple[str, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.buffers |= self.graph.buffers
+        self.buffers |= {name: b.as_real() for name, b in self.graph.buffers.items()}
         for slab, place in zip(self.memory.slabs, _places(self.memory), strict=True):
             self.slab_of |= dict.fromkeys(slab.offsets, place)
 
@@ -105,12 +105,17 @@ class _Writer:
             return self.instead.get(buffer.name, buffer.name)
         if tensor not in self.views:
             name = f"view{len(self.views)}"
+            begin = buffer.offset + tensor.offset
+            if tensor.dtype not in (None, buffer.dtype):
+                begin = tensor.offset + (
+                    2 * buffer.offset if tensor.dtype in PART.values() else buffer.offset // 2
+                )
             spec = TensorSpec(
                 _sizes(tensor.shape),
                 _sizes(tensor.stride),
-                buffer.dtype,
+                tensor.dtype or buffer.dtype,
                 buffer.device,
-                size_expr(buffer.offset + tensor.offset),
+                size_expr(begin),
             )
             self.steps.append(View(name, self.instead.get(buffer.name, buffer.name), spec))
             self.views[tensor] = name
@@ -228,7 +233,7 @@ class _Writer:
         if isinstance(kernel, ProductKernel):
             self.launch_triton(emit_product(kernel, self.buffers))
             return
-        place = (self.graph.builder, self.graph.buffers, self.name_of)
+        place = (self.graph.builder, self.buffers, self.name_of)
         if isinstance(kernel, CombinedKernel):
             kernel, parts = rebase_combined(kernel, *place)
             self.buffers |= parts

@@ -11,6 +11,7 @@ from dovetail_runtime import CompiledArtifact, Plan, load
 from torch.fx import GraphModule
 
 from dovetail_inductor.autotune.choose import Tuner, choose_products
+from dovetail_inductor.complex_parts import complex_parts
 from dovetail_inductor.emit_plan import emit_plan
 from dovetail_inductor.lowering.lower import lower
 from dovetail_inductor.options import InductorOptions
@@ -80,8 +81,10 @@ def compile_graph(
 
     # Before anything is in memory: fewer whole tensors that differ in a part.
     read = passes.run("read_parts", lambda: read_parts(gm))
+    # Before ops become loops, which know no complex numbers.
+    split = passes.run("complex_parts", lambda: complex_parts(read, chosen))
     # Ops become loop nests over buffers; views become index arithmetic.
-    loops = passes.run("lower", lambda: lower(read, chosen.triton, chosen.everywhere, branch))
+    loops = passes.run("lower", lambda: lower(split, chosen.triton, chosen.everywhere, branch))
     # Before anything looks at loops: drop what no one needs.
     loops = passes.run("remove_dead", lambda: remove_dead(loops))
     # After this, most indices are affine, so that loops can be compared.

@@ -35,7 +35,7 @@ def rebase(
     for name, start in starts.items():
         buffer = buffers[name]
         length = buffer.extent - start
-        part = name_of(Strided(name, (length,), (1,), start))
+        part = name_of(Strided(name, (length,), (1,), start, buffer.dtype))
         names[name] = part
         parts[part] = replace(
             buffer, name=part, shape=(length,), stride=(1,), offset=buffer.offset + start

@@ -240,7 +240,10 @@ class _Run:
         if not isinstance(argument, str):
             return self._int(argument)
         tensor = self._tensor(argument)
-        return tensor if kind.startswith("*") else element(tensor)
+        if not kind.startswith("*"):
+            return element(tensor)
+        # (Kernels, which get an address, know no complex numbers but pairs of real ones.)
+        return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
     def _call_aten(self, step: CallAten) -> None:
         args = [python_value(a, self.tensors, self.symbols) for a in step.args]

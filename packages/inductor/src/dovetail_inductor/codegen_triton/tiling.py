@@ -145,21 +145,23 @@ def choose(kernel: FusedKernel, buffers: Mapping[str, Buffer], shared: bool = Fa
 def _weights(
     kernel: FusedKernel, buffers: Mapping[str, Buffer], variables: tuple[Var, ...]
 ) -> dict[Var, int]:
-    """Bytes of the accesses that are contiguous along each variable; those of one buffer that are
-    but few elements apart read the same lines of memory, and count once."""
+    """Bytes of the accesses that are contiguous along each variable, as rows are that are found by
+    their numbers in memory; those of one buffer that are but few elements apart read the same lines
+    of memory, and count once."""
     weight: dict[Var, int] = {}
     seen: dict[tuple[str, Index], list[int]] = {}
     for name, index in accesses(kernel):
-        if index.indirects():
-            continue
         places = seen.setdefault((name, index - index.const), [])
         const = hint_of(index.const)
         if any(abs(const - place) < LINE for place in places):
             continue
         places.append(const)
-        var = contiguous_var(index, variables)
+        choosing = {
+            v for v in variables if any(a.value.free >> v.id & 1 for a in index.indirects())
+        }
+        var = contiguous_var(index, tuple(v for v in variables if v not in choosing))
         if var is not None:
-            points = prod(hint_of(v.size) for v in index.variables())
+            points = prod(hint_of(v.size) for v in index.variables() | choosing)
             weight[var] = weight.get(var, 0) + points * buffers[name].dtype.itemsize
     return weight
 

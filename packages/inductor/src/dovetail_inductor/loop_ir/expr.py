@@ -210,6 +210,10 @@ class Builder:
             for a, b in ((first, args[1]), (args[1], first)):
                 if isinstance(a, Constant):
                     return b if a.value else a
+        elif op in _INDEX_COMPARE and isinstance(first, Constant):
+            if isinstance(args[1], Constant) and first.dtype is torch.int64:
+                compare = _INDEX_COMPARE[op]
+                return self.constant(compare(int(first.value), int(args[1].value)), torch.bool)
         elif op in _INDEX_COMPARE and isinstance(first, IndexValue):
             if isinstance(args[1], Constant):
                 truth = _settled(op, first.index, int(args[1].value))

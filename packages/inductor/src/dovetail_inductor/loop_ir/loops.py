@@ -16,6 +16,9 @@ from dovetail_inductor.loop_ir.handlers import Printer, dtype_name, interpret
 from dovetail_inductor.loop_ir.index import Index, Var
 from dovetail_inductor.loop_ir.sizes import FloatSize, any_symbolic, hint_of
 
+# The dtype of a complex number's parts.
+PART = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+
 
 @dataclass(frozen=True)
 class Buffer:
@@ -46,20 +49,31 @@ class Buffer:
         """True if its size is known at run time only."""
         return any_symbolic((*self.shape, *self.stride))
 
+    def as_real(self) -> Buffer:
+        """The memory as loops see it, which know no complex numbers: as pairs of real ones."""
+        part = PART.get(self.dtype)
+        if part is None:
+            return self
+        stride = (*(2 * s for s in self.stride), 1)
+        return Buffer(self.name, part, self.device, (*self.shape, 2), stride, 2 * self.offset)
+
 
 @dataclass(frozen=True)
 class Strided:
-    """A tensor that lies in a buffer; `offset` counts in elements from the buffer's first."""
+    """A tensor that lies in a buffer; `offset` counts in elements from the buffer's first. With a
+    `dtype` they are of another than the buffer's: parts of complex numbers, or such of parts."""
 
     buffer: str
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
+    dtype: torch.dtype | None = None
 
     def covers(self, buffer: Buffer) -> bool:
         """True if this is the whole buffer, as it lies."""
         return (
             self.offset == 0
+            and self.dtype in (None, buffer.dtype)
             and self.shape == buffer.shape
             and same_strides(self.shape, self.stride, buffer.stride)
         )

@@ -192,7 +192,7 @@ def _call(
         # Loops cannot hold its elements; but of what is in memory it may be a matter of strides.
         ctx.realize(args[0])
         view = rule(ctx, node, args, kwargs)
-        if view.stored is not None:
+        if view is not NotImplemented and view.stored is not None:
             return view
     if linear.is_outer(rule_name(node), args) and _is_loop_like(ctx, node, args):
         return linear.outer_product(ctx, node, args)

@@ -17,6 +17,7 @@ from dovetail_inductor.loop_ir.loops import Strided
 from dovetail_inductor.loop_ir.sizes import (
     any_symbolic,
     hint_of,
+    is_multiple,
     is_stretched,
     is_symbolic,
     known_le,
@@ -54,7 +55,10 @@ def make_view(
     def lies(stored: Strided) -> Strided | None:
         # (a symbolic size may come out in another form than the one that other rules have it in)
         found = restride(stored)
-        return None if found is None else replace(found, shape=value.shape)
+        if found is None:
+            return None
+        same = ctx.buffers[found.buffer].dtype is value.dtype
+        return replace(found, shape=value.shape, dtype=None if same else value.dtype)
 
     if base.stored is not None:
         value.stored = lies(base.stored)
@@ -350,8 +354,38 @@ def _unfold(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, 
     return make_view(ctx, node, base, reindex, restride)
 
 
-def _as_strided(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+def _view_as_real(
+    ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Value:
+    def restride(s: Strided) -> Strided:
+        strides = (*(2 * n for n in s.stride), 1)
+        return Strided(s.buffer, (*s.shape, 2), strides, 2 * s.offset)
+
+    return make_view(ctx, node, args[0], None, restride)
+
+
+def _view_as_complex(
+    ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
     base: Value = args[0]
+
+    def restride(s: Strided) -> Strided:
+        strides = tuple(n // 2 for n in s.stride[:-1])
+        return Strided(s.buffer, s.shape[:-1], strides, s.offset // 2)
+
+    s = ctx.realize(base)
+    begin = ctx.buffers[s.buffer].offset
+    even = all(is_multiple(n, 2) for n in (*s.stride[:-1], s.offset, begin))
+    # (Else it lies otherwise than the program says; a copy will not.)
+    return (
+        make_view(ctx, node, base, None, restride) if even and s.stride[-1] == 1 else NotImplemented
+    )
+
+
+def _as_strided(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    base: Value = args[0]
+    if base.stored is not None and base.stored.dtype is not None:
+        return NotImplemented  # (its memory counts in other elements)
     size, stride = tuple(args[1]), tuple(args[2])
     offset = args[3] if len(args) > 3 else None
 
@@ -370,6 +404,8 @@ def _as_strided(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[s
 
 RULES: dict[str, Rule] = {
     "view.default": _view,
+    "view_as_real.default": _view_as_real,
+    "view_as_complex.default": _view_as_complex,
     "_unsafe_view.default": _view,
     "permute.default": _permute,
     "expand.default": _expand,

@@ -10,7 +10,7 @@ from math import prod
 import torch
 
 from dovetail_inductor.codegen_triton.tiling import SIDE
-from dovetail_inductor.loop_ir.index import Index, Var
+from dovetail_inductor.loop_ir.index import Index, Indirect, Var
 from dovetail_inductor.loop_ir.loops import Buffer, LoopNest
 from dovetail_inductor.loop_ir.sizes import hint_of
 from dovetail_inductor.options import InductorOptions
@@ -127,6 +127,11 @@ def _reads_along(nest: LoopNest, var: Var) -> bool:
 
 
 def step(index: Index, var: Var) -> int:
-    """How far an access moves with a variable, in the call that is compiled."""
+    """How far an access moves with a variable, in the call that is compiled; at least so far where
+    the variable says which number of a row is read, and that tells the place."""
     coefficient = index.coefficient(var)
-    return 0 if coefficient is None else abs(hint_of(coefficient))
+    found = 0 if coefficient is None else abs(hint_of(coefficient))
+    for atom, apart in index.terms:
+        if isinstance(atom, Indirect) and atom.value.free >> var.id & 1:
+            found = max(found, abs(hint_of(apart)))
+    return found

@@ -3,7 +3,8 @@ concatenated, becomes a shorter loop that computes all parts.
 
 A rotation of pairs (rotary embeddings) computes `cat(-x[half:], x[:half])`: every element is read
 and computed once for its own place and once, behind a mask, for its partner's. With both halves in
-one turn of a loop half as long there are no masks, and what the parts share is computed once.
+one turn of a loop half as long there are no masks, and what the parts share is computed once. So it
+is with pairs side by side, as those of a complex number's parts: there is no loop over them then.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dovetail_inductor.loop_ir.expr import (
     rename,
     walk,
 )
-from dovetail_inductor.loop_ir.index import Index, Var, variable
+from dovetail_inductor.loop_ir.index import Index, Var, constant, variable
 from dovetail_inductor.loop_ir.loops import Buffer, LoopNest
 from dovetail_inductor.loop_ir.ops import COMBINING
 from dovetail_inductor.loop_ir.sizes import hint_of, is_symbolic
@@ -85,6 +86,8 @@ def _part_width(kernel: FusedKernel, var: Var) -> int | None:
     if not found:
         return None
     width = gcd(var.size, *found)
+    if var.size == 2:
+        return width
     return width if width >= LEAST_WIDTH and var.size // width <= MOST_PARTS else None
 
 
@@ -110,7 +113,9 @@ def _cut(
     builder: Builder, kernel: FusedKernel, var: Var, width: int, buffers: dict[str, Buffer]
 ) -> FusedKernel:
     part = Var(var.id, width)
-    places = [variable(part) + k * width for k in range(var.size // width)]
+    turns = () if width == 1 else (part,)
+    begin = variable(part) if turns else constant(0)
+    places = [begin + k * width for k in range(var.size // width)]
     # What is handed over in registers has a register for each part.
     names: list[dict[str, str]] = [{} for _ in places]
     for nest in kernel.nests:
@@ -134,12 +139,12 @@ def _cut(
 
     nests: list[LoopNest] = []
     for nest in kernel.nests:
-        shorter = tuple(part if v == var else v for v in nest.vars)
+        shorter = _with(nest.vars, var, turns)
         if var in nest.reduce_vars:
             body = placed(nest.body, 0)
             for k in range(1, len(places)):
                 body = builder.apply(COMBINING[nest.reduction or ""], [body, placed(nest.body, k)])
-            columns = tuple(part if v == var else v for v in nest.reduce_vars)
+            columns = _with(nest.reduce_vars, var, turns)
             nests.append(replace(nest, reduce_vars=columns, body=body))
         elif var in nest.vars:
             for k, own in enumerate(names):
@@ -158,8 +163,13 @@ def _cut(
     internal = (kernel.internal - replaced).union(*(own.values() for own in names))
     return FusedKernel(
         kernel.name,
-        tuple(part if v == var else v for v in kernel.rows),
-        tuple(part if v == var else v for v in kernel.columns),
+        _with(kernel.rows, var, turns),
+        _with(kernel.columns, var, turns),
         tuple(nests),
         internal,
     )
+
+
+def _with(loops: tuple[Var, ...], var: Var, turns: tuple[Var, ...]) -> tuple[Var, ...]:
+    """The loops with one replaced by what is left of it."""
+    return tuple(v for loop in loops for v in (turns if loop == var else (loop,)))
