@@ -225,6 +225,7 @@ def sam_encoder(small: bool) -> Case:
         window_size=2 if small else 14,
         global_attn_indexes=[1] if small else [2, 5],
         output_channels=32,
+        initializer_range=0.02,  # (its own is 1e-10)
         mlp_dim=128 if small else 1536,
     )
     side = config.image_size

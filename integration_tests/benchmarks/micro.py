@@ -61,6 +61,17 @@ def rms_norm_rotary(x: Tensor, w: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return normed * cos + turned * sin
 
 
+def complex_rotary(x: Tensor, rotation: Tensor) -> Tensor:
+    """A rotation of pairs as products of complex numbers."""
+    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * rotation).flatten(-2).type_as(x)
+
+
+def messages(x: Tensor, weights: Tensor, source: Tensor, target: Tensor) -> Tensor:
+    """Rows gathered for the edges of a graph, weighted and added up."""
+    return torch.zeros_like(x).index_add(0, target, x[source] * weights[..., None])
+
+
 def squared_differences(x: Tensor, y: Tensor) -> Tensor:
     return ((x - y) ** 2).sum()
 
@@ -90,7 +101,9 @@ def cases(device: str, dtype: torch.dtype) -> dict[str, tuple[Fn, tuple[Tensor, 
 
     heads, width = (32, 128) if gpu else (8, 128)
     angles = torch.randn(rows // 4 if gpu else rows, 1, width, device=device, dtype=dtype)
+    halves = angles[..., : width // 2]
     target = torch.randint(0, vocabulary, (tokens,), device=device)
+    nodes, edges = (20000, 200000) if gpu else (500, 5000)
     return {
         "softmax": (softmax, (new(rows, columns),)),
         "layer_norm_gelu": (layer_norm_gelu, (new(rows, columns), new(columns), new(columns))),
@@ -98,6 +111,13 @@ def cases(device: str, dtype: torch.dtype) -> dict[str, tuple[Fn, tuple[Tensor, 
         "rms_norm_rotary": (
             rms_norm_rotary,
             (new(angles.shape[0], heads, width), new(width), angles.cos(), angles.sin()),
+        ),
+        "complex_rotary": (
+            complex_rotary,
+            (
+                new(angles.shape[0], heads, width),
+                torch.polar(torch.ones(halves.shape, device=device), halves.float()),
+            ),
         ),
         "squared_differences": (squared_differences, (new(rows, columns), new(rows, columns))),
         "cross_entropy": (cross_entropy, (new(tokens, vocabulary), target)),
@@ -107,6 +127,14 @@ def cases(device: str, dtype: torch.dtype) -> dict[str, tuple[Fn, tuple[Tensor, 
         "written_attention": (
             written_attention,
             tuple(new(*((64, 12, 197, 64) if gpu else (2, 4, 64, 32))) for _ in range(3)),
+        ),
+        "messages": (
+            messages,
+            (
+                new(nodes, 8, 32),
+                new(edges, 8),
+                *torch.randint(0, nodes, (2, edges), device=device),
+            ),
         ),
     }
 
@@ -219,6 +247,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default=None, help="bfloat16 on a GPU, float32 on a CPU")
     parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--only", nargs="+", default=[], help="some of the kernels")
     parser.add_argument("--json", default=None)
     arguments = parser.parse_args()
     torch.manual_seed(0)
@@ -227,6 +256,8 @@ def main() -> None:
     lines = []
     dtype = arguments.dtype or ("bfloat16" if arguments.device == "cuda" else "float32")
     for name, (fn, inputs) in cases(arguments.device, getattr(torch, dtype)).items():
+        if arguments.only and name not in arguments.only:
+            continue
         line = measure(name, fn, inputs, arguments.device, arguments.rounds)
         lines.append(line)
         print(line.as_text(), flush=True)
