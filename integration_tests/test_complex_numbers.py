@@ -134,3 +134,24 @@ def test_trained_in_the_interpreter(name: str) -> None:
     backend = TritonBackend()
     check(name, "cpu", 1, lambda module: dovetail.compile(module, backend=backend, fullgraph=True))
     assert len(backend.plans) == 2
+
+
+def filtered(spectrum: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    out = torch.zeros_like(spectrum)
+    out[..., :2, :3] = low
+    out[..., -2:, :3] = high * 1j
+    return torch.cat([out * spectrum, spectrum.conj()], -1).mT, torch.view_as_real(out)[..., 1]
+
+
+def test_of_any_size() -> None:
+    """One plan serves several sizes."""
+    backend = TritonBackend()
+    compiled = dovetail.compile(filtered, backend=backend, dynamic=True, fullgraph=True)
+    for n in (2, 3, 5):
+        inputs = [
+            torch.randn(n, 4, *shape, dtype=torch.complex64) for shape in ((6, 5), (2, 3), (2, 3))
+        ]
+        for ours, eager in zip(compiled(*inputs), filtered(*inputs), strict=True):
+            assert ours.stride() == eager.stride()
+            torch.testing.assert_close(ours, eager)
+    assert len(backend.plans) == 1 and not backend.per_size

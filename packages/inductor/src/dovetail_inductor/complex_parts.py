@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from dovetail_prims.fake_tensor import FakeTensor, is_lazy
-from dovetail_prims.shape_rules.layout import dense_order, is_canonical
+from dovetail_prims.shape_rules.layout import contiguous, dense_order, is_canonical
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
@@ -257,7 +257,11 @@ class _Copier:
 
     def filled(self, sizes: Any, value: float, dtype: torch.dtype, device: torch.device) -> Node:
         """A part that is the same everywhere."""
-        return self.call(aten.full.default, sizes, value, dtype=dtype, device=device)
+        options: dict[str, Any] = {"dtype": dtype, "device": device}
+        node = self.graph.call_function(aten.full.default, (sizes, value), options)
+        known = [n.meta["val"] if isinstance(n, Node) else n for n in sizes]
+        node.meta["val"] = FakeTensor.make(known, contiguous(tuple(known)), dtype, device)
+        return node
 
 
 def _laid_out(sizes: Any, strides: Any, like: FakeTensor) -> FakeTensor:
