@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from dovetail_autograd_aot.graphs import SharedStorage, ViewStep
 from dovetail_autograd_aot.storage import TracedStorage, TraceError, reaches_into_itself, wrap
+from dovetail_autograd_aot.version_counters import share_counter
 
 aten = torch.ops.aten
 
@@ -159,12 +161,13 @@ def places(shared: Sequence[SharedStorage], inputs: Sequence[Any]) -> tuple[Any,
             t = inputs[index]
             number = order.setdefault(storage_key(t), len(order))
             found.append((number, *_place(t)))
+        found += [share_counter(inputs[a], inputs[b]) for a, b in combinations(storage.members, 2)]
     return tuple(found)
 
 
 def overlapping(apart: Sequence[tuple[int, int]], inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """How those inputs lie that overlap although those of the first call did not, and which of the
-    others are views of one tensor."""
+    """How those inputs lie that overlap although those of the first call did not, which of the
+    others are views of one tensor, and which share a version counter."""
     found: list[Any] = []
     for pair in apart:
         a, b = (inputs[index] for index in pair)
@@ -174,6 +177,8 @@ def overlapping(apart: Sequence[tuple[int, int]], inputs: Sequence[Any]) -> tupl
             found.append((*pair, _place(a), _place(b)))
         elif are_relatives(a, b):
             found.append(pair)
+        if share_counter(a, b):
+            found.append("counted together")
     return tuple(found)
 
 

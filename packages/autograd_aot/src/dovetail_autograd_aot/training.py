@@ -233,7 +233,7 @@ def make_autograd_function(
 
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> tuple[Any, ...]:
-            if signature.writes or signature.reshaped:
+            if signature.writes:
                 count_writes(signature, inputs)
             ctx.replay = double.remember(inputs)
             # Below autograd's view tracking: a result that is a view of another must come out
