@@ -127,9 +127,6 @@ def _need_storage_if_overlapped(trace: JointTrace, index: int, writer: str | Non
         if memory_overlaps(example, other):
             raise StorageNeededError(index, writer)
         trace.apart.append((index, number))
-        counters = trace.counter_of
-        if index in counters and counters[index] == counters.get(number):
-            trace.counted.append(number)
 
 
 def reshaped_inputs(trace: JointTrace) -> tuple[ReshapedInput, ...]:
@@ -227,6 +224,13 @@ def counted_writes(
 def _writes_told(trace: JointTrace, index: int) -> int:
     """How many writes an input's version counter tells of."""
     return int(trace.primals[index]._version) - trace.versions[index]
+
+
+def counted_inputs(trace: JointTrace, mutated: list[MutatedInput]) -> tuple[int, ...]:
+    """The inputs with the version counter of one that gets a new value, but which get none."""
+    new_values = {m.index: trace.counter_of.get(m.index) for m in mutated if not m.silent}
+    written = set(new_values.values())
+    return tuple(i for i, c in trace.counter_of.items() if c in written and i not in new_values)
 
 
 def _told_no_more_than(trace: JointTrace, mutated: list[MutatedInput]) -> list[MutatedInput]:

@@ -160,7 +160,6 @@ class JointTrace:
                 self.in_storage.setdefault(storage_key(example), []).append(position)
         self.storages = input_changes.shared_storages(self, by_storage)
         self.apart: list[tuple[int, int]] = []
-        self.counted: list[int] = []  # inputs with the version counter of one that is written to
         self.chains: dict[int, tuple[ViewStep, ...]] = {}  # of inputs that are views of storages
         self.base_of = {  # the input that is its storage, by input
             member: self.num_examples + i
@@ -222,7 +221,7 @@ class JointTrace:
             }
             gradients = trace_backward(self, result)
             reshaped = input_changes.reshaped_inputs(self)
-            self.moved = moved_inputs(self, mutated, result.infos)
+            self.moved = moved_inputs(self, mutated, reshaped, result.infos)
             points: tuple[GradientPoint, ...] = ()
             if self.wrapping is None:
                 input_changes.take_views_of_reshaped(self, result, reshaped)
@@ -453,7 +452,7 @@ class JointTrace:
             apart=tuple(self.apart),
             additive=self.additive,
             user_code=self.user_gradients.seen,
-            counted=tuple(self.counted),
+            counted=input_changes.counted_inputs(self, mutated),
             points=points,
             paths=self.paths,
             moved=self.moved,
