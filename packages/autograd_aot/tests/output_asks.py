@@ -21,7 +21,7 @@ import torch
 from aot_testing import as_graph
 from dovetail_autograd_aot import TraceError, aot_compile
 from torch import Tensor
-from view_functions import Rng
+from view_functions import ALL_WRITES, Rng
 from view_programs import Input, Program, apply, as_function, make_inputs, random_program
 
 ASKS_AT_OUTPUTS = ("gradients", "retained", "hooks", "changing hooks", "penalty", "visits")
@@ -163,7 +163,11 @@ def with_views(program: Program) -> Program:
 
 
 def is_asked(program: Program) -> bool:
-    """Whether autograd is to be asked about a program: not if it cannot differentiate it."""
+    """Whether autograd is to be asked about a program: not if it cannot differentiate it, nor where
+    something is written to by its `.data`: what eager kept of it then changes unseen."""
+    names = [step.name for step in program.steps]
+    if "copy_data" in names and not ALL_WRITES.keys().isdisjoint(names):
+        return False
     inputs, _ = make_inputs(program)
     values: list[Any] = list(inputs)
     try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import combinations
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from dovetail_autograd_aot.graphs import SharedStorage, ViewStep
 from dovetail_autograd_aot.storage import TracedStorage, TraceError, reaches_into_itself, wrap
-from dovetail_autograd_aot.version_counters import share_counter
+from dovetail_autograd_aot.version_counters import first_sharing, share_counter
 
 aten = torch.ops.aten
 
@@ -152,8 +151,8 @@ def place_in(example: Tensor) -> ViewStep:
 
 
 def places(shared: Sequence[SharedStorage], inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """How the members lie in storages: a graph that was made for it holds only for that. (It knows
-    their sizes by number, whatever is symbolic elsewhere.)"""
+    """How the members lie in storages, and which share a version counter: a graph that was made for
+    it holds only for that. (It knows their sizes by number, whatever is symbolic elsewhere.)"""
     order: dict[int, int] = {}
     found: list[Any] = []
     for storage in shared:
@@ -161,7 +160,11 @@ def places(shared: Sequence[SharedStorage], inputs: Sequence[Any]) -> tuple[Any,
             t = inputs[index]
             number = order.setdefault(storage_key(t), len(order))
             found.append((number, *_place(t)))
-        found += [share_counter(inputs[a], inputs[b]) for a, b in combinations(storage.members, 2)]
+        counters: list[int] = []  # a member for each
+        for index in storage.members:
+            first = first_sharing(index, counters, inputs)
+            found.append(first)
+            counters += [index] if first == index else []
     return tuple(found)
 
 
