@@ -153,7 +153,14 @@ def _compile_as_placed(
             raise error
         return _by_eager(gm, log, str(error))
 
-    return _Variants(placed, of_any_size, log, {placed(example_inputs): run})
+    variants = _Variants(placed, of_any_size, log, {placed(example_inputs): run})
+    if storages or apart:
+        return variants
+
+    def unless_moved(*inputs: Any) -> tuple[Any, ...]:
+        return variants(*inputs) if with_other_places(moved, inputs) else run(*inputs)
+
+    return unless_moved
 
 
 def _sizes_and_numbers(inputs: Sequence[Any]) -> tuple[Any, ...]:

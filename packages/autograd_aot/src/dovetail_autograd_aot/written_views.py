@@ -85,4 +85,8 @@ def gets_other_places(moved: MovedInput, value: torch.Tensor) -> bool:
 
 def with_other_places(moved: Sequence[MovedInput], inputs: Sequence[Any]) -> tuple[int, ...]:
     """Those inputs of a call that a compiled graph does not hold for."""
-    return tuple(m.index for m in moved if gets_other_places(m, inputs[m.index]))
+    found: tuple[int, ...] = ()
+    for one in moved:
+        if inputs[one.index]._is_view() and gets_other_places(one, inputs[one.index]):
+            found = (*found, one.index)
+    return found
