@@ -18,12 +18,16 @@ import dovetail
 sys.path.append(str(Path(__file__).parents[1] / "packages" / "autograd_aot" / "tests"))
 
 from output_asks import Run, run_seeds
-from view_programs import Program, as_function
+from view_programs import Program, as_function, make_inputs
 
 
-def compiled(program: Program, backend: str) -> Run:
-    """The program, compiled as a user's function is."""
-    return dovetail.compile(as_function(program), backend=backend, dynamic=False)
+def compiled(program: Program, first: Program, backend: str) -> Run:
+    """The program, compiled as a user's function is, and first called with the inputs of
+    `first`."""
+    run = dovetail.compile(as_function(program), backend=backend, dynamic=False)
+    if first != program:
+        run(*make_inputs(first)[0])
+    return run
 
 
 if __name__ == "__main__":

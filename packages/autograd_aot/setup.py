@@ -23,6 +23,7 @@ setup(
                 "src/dovetail_autograd_aot/_autograd_nodes.cpp",
                 "src/dovetail_autograd_aot/_output_nodes.cpp",
                 "src/dovetail_autograd_aot/_gradient_places.cpp",
+                "src/dovetail_autograd_aot/_version_counters.cpp",
             ],
             depends=["src/dovetail_autograd_aot/_nodes.h"],
             include_dirs=[include, os.path.join(include, "torch", "csrc", "api", "include")],

@@ -1,7 +1,7 @@
 """Random questions to autograd about the outputs of random programs, compiled and eager.
 
 Gradients of outputs by way of others, hooks and `retain_grad()` on them, gradients of gradients:
-whatever the programs of `view_programs.py` give.
+whatever the programs of `view_programs.py` give; and the same at inputs and what they are views of.
 
 `python output_asks.py FIRST LAST` runs seeds and prints what differs. (Through capture and kernels,
 `integration_tests/output_asks_compiled.py` does.)
@@ -9,22 +9,24 @@ whatever the programs of `view_programs.py` give.
 
 from __future__ import annotations
 
-import operator
 import sys
 import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from aot_testing import as_graph
 from dovetail_autograd_aot import TraceError, aot_compile
 from torch import Tensor
-from view_functions import Rng
-from view_programs import Program, apply, as_function, make_inputs, random_program
+from view_functions import ALL_WRITES, Rng
+from view_programs import Input, Program, apply, as_function, make_inputs, random_program
 
-ASKS = ("gradients", "retained", "hooks", "changing hooks", "penalty", "visits")
+ASKS_AT_OUTPUTS = ("gradients", "retained", "hooks", "changing hooks", "penalty", "visits")
+ASKS_AT_INPUTS = ("at inputs", "at inputs alone", "retained before", "hooks before")
+ASKS = (*ASKS_AT_OUTPUTS, *ASKS_AT_INPUTS)
 # What is refused with an error that says so.
 REFUSED = (
     "by way of",
@@ -56,8 +58,10 @@ def ask(program: Program, run: Run, question: str, seed: int) -> list[Any]:
             number = len(visits)
             visits[number] = 0
             node.register_prehook(lambda _, number=number: visits.update({number: 1}))
+    if question in ASKS_AT_INPUTS:
+        return _asked_at_inputs(inputs, leaves, run, question, rng)
     outputs = [o for o in run(*inputs) if isinstance(o, Tensor)]
-    tracked = list({id(o): o for o in outputs if o.requires_grad and not o.is_leaf}.values())
+    tracked = _tracked(outputs)
     if len(tracked) < 2:
         return []
     asked = [o for o in tracked if rng.random() < 0.5] or [tracked[0]]
@@ -94,24 +98,81 @@ def ask(program: Program, run: Run, question: str, seed: int) -> list[Any]:
     return answers
 
 
+def _tracked(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Those that were computed from something, each once."""
+    return list({id(o): o for o in tensors if o.requires_grad and not o.is_leaf}.values())
+
+
+def _asked_at_inputs(
+    inputs: Sequence[Tensor], leaves: Sequence[Tensor], run: Run, question: str, rng: Rng
+) -> list[Any]:
+    """What autograd answers at inputs, at what they are views of, and at other views of that."""
+    bases = [value._base for value in inputs if value._base is not None]
+    older = [base.view_as(base) for base in bases]
+    seen: list[list[Tensor]] = []
+    before = _tracked([*inputs, *bases])
+    for value in before:
+        if question == "hooks before":
+            seen.append([])
+            value.register_hook(lambda g, seen=seen[-1]: seen.append(g.detach().clone()))
+        elif question == "retained before" and value.grad_fn is not None:
+            value.retain_grad()
+    outputs = [o for o in run(*inputs) if isinstance(o, Tensor)]
+    tracked = _tracked(outputs)
+    if not tracked:
+        return []
+    newer = [base.view_as(base) for base in bases]
+    wanted = [*inputs, *bases, *older, *newer]
+    answers: list[Any] = [torch.tensor([t.requires_grad, t.is_leaf]) for t in wanted]
+    answers += [torch.tensor(t._version - bases[0]._version) for t in inputs if bases]
+    loss = _value([o for o in tracked if rng.random() < 0.6] or [tracked[-1]], rng)
+    if question.startswith("at inputs"):
+        wanted = _tracked(wanted)
+        chosen = [w for w in wanted if rng.random() < 0.4] if "alone" in question else wanted
+        chosen = chosen if "alone" in question else [*chosen, *leaves]
+        if chosen:
+            answers += torch.autograd.grad(loss, chosen, allow_unused=True)
+        return answers
+    if rng.random() < 0.5:
+        loss = loss + _value(_tracked([*inputs, *newer]), rng)
+    loss.backward()
+    for gradients in seen:
+        answers += [torch.tensor(len(gradients)), *gradients]
+    answers += [leaf.grad for leaf in leaves]
+    if question == "retained before":
+        answers += [value.grad for value in before if not value.is_leaf]
+    return answers
+
+
+def with_views(program: Program) -> Program:
+    """The program of inputs some of which are views, of what has a history or has none."""
+    rng = Rng(program.seed + 11)
+
+    def changed(spec: Input) -> Input:
+        dense = spec.of is None and spec.layout == "dense"
+        if not dense or not (spec.dtype.is_floating_point or spec.dtype.is_complex):
+            return spec
+        kinds = {
+            "none": ["none", "row of plain", "view of plain"],
+            "leaf": ["leaf", "row of leaf", "row of nonleaf"],
+            "nonleaf": ["row of nonleaf", "view of nonleaf", "one of several", "under no_grad"],
+        }
+        return replace(spec, grad=rng.choice(kinds[spec.grad]))
+
+    return replace(program, inputs=tuple(map(changed, program.inputs)))
+
+
 def is_asked(program: Program) -> bool:
     """Whether autograd is to be asked about a program: not if it cannot differentiate it, nor where
-    an input that is a view gets a history by a write, or one that shares its memory with another is
-    written to: what views of the other, or of the base, get then."""
+    something is written to by its `.data`: what eager kept of it then changes unseen."""
+    names = [step.name for step in program.steps]
+    if "copy_data" in names and not ALL_WRITES.keys().isdisjoint(names):
+        return False
     inputs, _ = make_inputs(program)
-    versions = [value._version for value in inputs]
-    before = [value.grad_fn for value in inputs]
-    views = [value._is_view() for value in inputs]
     values: list[Any] = list(inputs)
     try:
         for step in program.steps:
             apply(step, values)
-        written = [v.grad_fn is not node for v, node in zip(inputs, before, strict=True)]
-        if any(map(operator.and_, written, views)):
-            return False
-        counted = [v._version != known for v, known in zip(inputs, versions, strict=True)]
-        if any(c and spec.of is not None for c, spec in zip(counted, program.inputs, strict=True)):
-            return False
         tracked = [values[i] for i in program.outputs if values[i].requires_grad]
         _value([o for o in tracked if not o.is_leaf], Rng(0)).backward()
     except RuntimeError as error:
@@ -158,34 +219,51 @@ def compare(program: Program, compiled: Run, seed: int) -> Counter[str]:
     return counts
 
 
-def compiled_alone(program: Program) -> Run:
-    """The program by `aot_compile`, with no capture: one node of a graph."""
-    inputs, _ = make_inputs(program)
+def compiled_alone(program: Program, first: Program) -> Run:
+    """The program by `aot_compile`, with no capture: one node of a graph. Compiled for the inputs
+    of `first`."""
+    inputs, _ = make_inputs(first)
     gm = as_graph(as_function(program), len(inputs))
     return aot_compile(gm, inputs, forward_compiler=lambda graph, _: graph)
 
 
-def run_seeds(first: int, last: int, compile_program: Callable[[Program], Run]) -> Counter[str]:
-    """All questions of all programs of the seeds; prints what differs."""
+def run_seeds(
+    first: int, last: int, compile_program: Callable[[Program, Program], Run]
+) -> Counter[str]:
+    """All questions of all programs of the seeds, as they are and with views for inputs; prints
+    what differs. What has views for inputs is compiled for these, or for inputs that are none."""
     counts: Counter[str] = Counter()
     for seed in range(first, last):
         program = random_program(seed)
         if program is None or not program.grad_mode:
             continue
-        if not is_asked(program):
-            continue
-        try:
-            counts += compare(program, compile_program(program), seed)
-        except TraceError:
-            counts["not compiled"] += 1
-        except Exception as error:
-            if type(error).__name__ == "BackendError":
-                counts["not compiled"] += 1
-                continue
-            counts["different"] += 1
-            print(f"seed {seed}: {program}")
-            traceback.print_exc(limit=-3, file=sys.stdout)
+        _compare_seed(program, program, compile_program, counts)
+        viewed = with_views(program)
+        if viewed != program:
+            compiled_for = program if seed % 2 else viewed
+            _compare_seed(viewed, compiled_for, compile_program, counts)
     return counts
+
+
+def _compare_seed(
+    program: Program,
+    compiled_for: Program,
+    compile_program: Callable[[Program, Program], Run],
+    counts: Counter[str],
+) -> None:
+    if not is_asked(program):
+        return
+    try:
+        counts += compare(program, compile_program(program, compiled_for), program.seed)
+    except TraceError:
+        counts["not compiled"] += 1
+    except Exception as error:
+        if type(error).__name__ == "BackendError":
+            counts["not compiled"] += 1
+            return
+        counts["different"] += 1
+        print(f"seed {program.seed}: {program}")
+        traceback.print_exc(limit=-3, file=sys.stdout)
 
 
 if __name__ == "__main__":

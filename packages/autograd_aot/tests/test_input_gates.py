@@ -110,6 +110,16 @@ def test_answers_are_eagers(question: Callable[..., Any]) -> None:
     same(asked(compiled(), question), asked(graph, question))
 
 
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda q: q.__name__)
+def test_answers_are_eagers_of_what_was_compiled_for_leaves(question: Callable[..., Any]) -> None:
+    examples = [torch.ones(3, requires_grad=True) for _ in range(3)]
+    run = aot_compile(symbolic_trace(graph), examples, forward_compiler=run_fx)
+    same(asked(run, question), asked(graph, question))
+    outputs = run(*examples)
+    outputs[0].sum().backward()
+    assert examples[0].grad is not None and examples[1].grad is None
+
+
 def test_compiled_autograd_comes_through_gates() -> None:
     context = compiled_autograd(lambda gm, _: gm)
     run = compiled()

@@ -48,7 +48,7 @@ class Input:
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
     layout: str = "dense"  # dense, transposed, strided, offset, expanded
-    grad: str = "none"  # none, leaf, nonleaf
+    grad: str = "none"  # none, leaf, nonleaf, or one of VIEWS
     of: int | None = None
     relation: str = ""
 
@@ -112,12 +112,35 @@ def make_inputs(program: Program) -> tuple[list[Tensor], list[Tensor]]:
             inputs.append(_aliased(inputs[spec.of], spec.relation))
             continue
         t = _made(spec, generator)
-        if spec.grad != "none":
+        if spec.grad in VIEWS:
+            t = _as_view(spec.grad, t, leaves)
+        elif spec.grad != "none":
             leaf = t.detach().requires_grad_()
             leaves.append(leaf)
             t = leaf.clone(memory_format=torch.preserve_format) if spec.grad == "nonleaf" else leaf
         inputs.append(t)
     return inputs, leaves
+
+
+VIEWS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+    "row of leaf": ("leaf", lambda base: base[0]),
+    "row of nonleaf": ("nonleaf", lambda base: base[0]),
+    "row of plain": ("none", lambda base: base[0]),
+    "view of nonleaf": ("nonleaf", lambda base: base.view(-1)[: base[0].numel()].view_as(base[0])),
+    "view of plain": ("none", lambda base: base.view(-1)[: base[0].numel()].view_as(base[0])),
+    "one of several": ("nonleaf", lambda base: base.unbind()[0]),
+    "under no_grad": ("nonleaf", torch.no_grad()(lambda base: base[0])),
+}
+"""What makes an input that is a view: of a leaf, of what has a history, of what has no gradient."""
+
+
+def _as_view(kind: str, t: Tensor, leaves: list[Tensor]) -> Tensor:
+    of, view = VIEWS[kind]
+    base = torch.stack([t, t.flip(tuple(range(t.dim())))])
+    if of != "none":
+        leaves.append(base.detach().requires_grad_())
+        base = leaves[-1] if of == "leaf" else leaves[-1].clone()
+    return view(base)
 
 
 def _made(spec: Input, generator: torch.Generator) -> Tensor:

@@ -1,5 +1,5 @@
 // Nodes of autograd's graph: how torch holds them, and what Python calls (see `_output_nodes.cpp`,
-// `_gradient_places.cpp`).
+// `_gradient_places.cpp`, `_version_counters.cpp`).
 #pragma once
 
 #include <torch/csrc/autograd/function.h>
@@ -68,6 +68,8 @@ inline NodePointer pointer_to(PyObject* object) {
 }
 
 // Python's functions; what they do and take is told where they are defined.
+PyObject* shares_counter(PyObject*, PyObject* args);
+PyObject* give_counter(PyObject*, PyObject* args);
 PyObject* dependencies(PyObject*, PyObject* tensors);
 PyObject* output_plan(PyObject*, PyObject* points);
 PyObject* give_nodes(PyObject*, PyObject* args);

@@ -72,7 +72,8 @@ class AotLog:
     `by_way` counts backwards that ran eager's operators because somebody asked for the gradient of
     one output by way of another. `plain_backwards` counts backwards for calls in which some outputs
     had no gradient that were not compiled, by reason; `eager_calls` calls that ran eager's
-    operators because nothing can be compiled for how their inputs share memory.
+    operators because nothing can be compiled for how their inputs share memory, or for inputs that
+    are views.
     `saved` has an entry for each graph with a backward.
     """
 

@@ -35,6 +35,7 @@ from dovetail_autograd_aot.subclasses import Wrapping, compile_around
 from dovetail_autograd_aot.training import LateNeeds, compile_training, unreached_inputs
 from dovetail_autograd_aot.values import example_values
 from dovetail_autograd_aot.write_back import tell_what_is_overwritten
+from dovetail_autograd_aot.written_views import with_other_places
 
 # Graphs that are kept of one captured graph, each for another way in which inputs share memory.
 MAX_PLACEMENTS = 8
@@ -115,13 +116,16 @@ def _compile_as_placed(
     joint, run = _compile(settings, late, gm, example_inputs, wrapping)
     own = len(example_inputs)
     apart = [pair for pair in joint.apart if max(pair) < own]
-    if not joint.storages and not apart:
+    moved = [m for m in joint.moved if m.index < own]
+    if not joint.storages and not apart and not moved:
         return run
-    # What the graph knows of how inputs lie in storages is not guarded: one graph for each way.
+    # What the graph knows of how inputs lie in storages, and of which are views, is not guarded:
+    # one graph for each way.
     storages = joint.storages
 
     def placed(inputs: Sequence[Any]) -> tuple[Any, ...]:
-        return places(storages, inputs) + overlapping(apart, inputs)
+        other = with_other_places(moved, inputs) if moved else ()
+        return places(storages, inputs) + overlapping(apart, inputs) + other
 
     def of_any_size(inputs: Sequence[Any]) -> Run:
         try:
@@ -149,7 +153,14 @@ def _compile_as_placed(
             raise error
         return _by_eager(gm, log, str(error))
 
-    return _Variants(placed, of_any_size, log, {placed(example_inputs): run})
+    variants = _Variants(placed, of_any_size, log, {placed(example_inputs): run})
+    if storages or apart:
+        return variants
+
+    def unless_moved(*inputs: Any) -> tuple[Any, ...]:
+        return variants(*inputs) if with_other_places(moved, inputs) else run(*inputs)
+
+    return unless_moved
 
 
 def _sizes_and_numbers(inputs: Sequence[Any]) -> tuple[Any, ...]:

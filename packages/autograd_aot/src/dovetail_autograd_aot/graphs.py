@@ -167,6 +167,16 @@ class Signature:
         return self.num_fresh + len(self.mutated) + self.hidden + self.sizes
 
 
+@dataclass(frozen=True)
+class MovedInput:
+    """Input `index`, whose version counter tells of a write. `with_views`: a view of it is returned
+    that autograd may be asked for the gradient of; `graded`: autograd saw the write."""
+
+    index: int
+    graded: bool
+    with_views: bool
+
+
 class PointSource(Enum):
     """Among what the tensor of a point is found after a call."""
 
@@ -209,7 +219,9 @@ class JointGraph:
     than the sum of what they make of each. `user_code`: it holds such backwards, or hooks. The
     `counted` primals are not written to, but have the version counter of one that is. `points` are
     the places of outputs in autograd's graph, where there are several. `paths` tell for each primal
-    whether autograd has a way to it from an output, be there a gradient or none.
+    whether autograd has a way to it from an output, be there a gradient or none. The graph holds
+    for inputs `moved` only if a write gives them no other places in autograd's graph than those it
+    knows (see `written_views.py`).
     """
 
     gm: GraphModule
@@ -224,6 +236,7 @@ class JointGraph:
     counted: tuple[int, ...] = ()
     points: tuple[GradientPoint, ...] = ()
     paths: tuple[bool, ...] = ()
+    moved: tuple[MovedInput, ...] = ()
 
     def as_text(self) -> str:
         """The signature, then the graph as Python text."""

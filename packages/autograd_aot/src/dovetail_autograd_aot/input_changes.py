@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,6 @@ from dovetail_autograd_aot.storage import (
     refusal,
     track_of,
 )
-from dovetail_autograd_aot.version_counters import share_counter
 
 if TYPE_CHECKING:
     from dovetail_autograd_aot.joint import JointTrace
@@ -71,7 +71,7 @@ def mutated_inputs(trace: JointTrace) -> list[MutatedInput]:
             raise
         if found is not None:
             mutated.append(found)
-    return mutated
+    return _told_no_more_than(trace, mutated)
 
 
 def _has_new_history(trace: JointTrace, index: int, primal: FakeTensor) -> bool:
@@ -127,8 +127,6 @@ def _need_storage_if_overlapped(trace: JointTrace, index: int, writer: str | Non
         if memory_overlaps(example, other):
             raise StorageNeededError(index, writer)
         trace.apart.append((index, number))
-        if share_counter(example, other):
-            trace.counted.append(number)
 
 
 def reshaped_inputs(trace: JointTrace) -> tuple[ReshapedInput, ...]:
@@ -200,18 +198,55 @@ def refuse_untracked_views(trace: JointTrace, result: Classified) -> None:
 
 def _tells(trace: JointTrace, index: int) -> bool:
     """Whether an input's version counter tells of a write."""
-    return index in trace.versions and trace.primals[index]._version != trace.versions[index]
+    return index in trace.versions and _writes_told(trace, index) != 0
 
 
-def counted_writes(trace: JointTrace, mutated: list[MutatedInput]) -> tuple[tuple[int, int], ...]:
-    """For inputs whose version counters tell of writes besides that of a new value, how many."""
-    new_values = {m.index for m in mutated if not m.silent}
+def counted_writes(
+    trace: JointTrace, mutated: list[MutatedInput], reshaped: Sequence[ReshapedInput]
+) -> tuple[tuple[int, int], ...]:
+    """For inputs whose version counters tell of writes besides those of new values, how many: the
+    first of those that share a counter. A change of shape is one."""
+    new_values = Counter(
+        trace.counter_of[m.index] for m in mutated if not m.silent and m.index in trace.counter_of
+    )
     found = []
-    for index, before in trace.versions.items():
-        count = trace.primals[index]._version - before - (index in new_values)
+    for index in dict.fromkeys(trace.counter_of.values()):
+        count = _writes_told(trace, index) - new_values[index]
         if count > 0:
             found.append((index, count))
+    for change in reshaped:
+        told = _tells(trace, change.index)
+        if not told and any(step.op is not aten.detach_.default for step in change.steps):
+            found.append((change.index, 1))
     return tuple(found)
+
+
+def _writes_told(trace: JointTrace, index: int) -> int:
+    """How many writes an input's version counter tells of."""
+    return int(trace.primals[index]._version) - trace.versions[index]
+
+
+def counted_inputs(trace: JointTrace, mutated: list[MutatedInput]) -> tuple[int, ...]:
+    """The inputs with the version counter of one that gets a new value, but which get none."""
+    new_values = {m.index: trace.counter_of.get(m.index) for m in mutated if not m.silent}
+    written = set(new_values.values())
+    return tuple(i for i, c in trace.counter_of.items() if c in written and i not in new_values)
+
+
+def _told_no_more_than(trace: JointTrace, mutated: list[MutatedInput]) -> list[MutatedInput]:
+    """With those silent whose new values would be more writes than a counter that inputs share
+    tells of: some were written behind it."""
+    left = {index: _writes_told(trace, index) for index in trace.counter_of.values()}
+    found = []
+    for one in mutated:
+        counter = trace.counter_of.get(one.index)
+        if counter is not None and not one.silent:
+            left[counter] -= 1
+            if left[counter] < 0 and one.data_only:
+                left[counter] += 1
+                one = replace(one, silent=True)
+        found.append(one)
+    return found
 
 
 def bumped_inputs(trace: JointTrace, mutated: list[MutatedInput]) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
+from torch.nn import Parameter
 
 from dovetail_autograd_aot.double_backward import Gradients, Replay
 from dovetail_autograd_aot.graphs import JointGraph, PartitionedGraph
@@ -83,12 +84,37 @@ class InputGates:
         return None if left is None else [left.gradients[i] for i in self.gates[gate][0]]
 
 
+def _may_be_behind(
+    joint: JointGraph, parts: PartitionedGraph, index: int, cut: Sequence[int]
+) -> bool:
+    """Whether only some outputs lead to an input, or none, and it is not `cut` off."""
+    everything = (1 << len(parts.signature.differentiable)) - 1
+    mask = parts.gradient_tangents[index]
+    if 0 < mask < everything:
+        return bool(joint.points)
+    return not mask and not joint.paths[index] and index not in cut
+
+
+def maybe_gated(
+    joint: JointGraph, parts: PartitionedGraph, examples: Sequence[Any], cut: Sequence[int]
+) -> tuple[int, ...]:
+    """The inputs that are behind gates if they have a history, and not if they are leaves.
+    (Parameters are leaves.)"""
+    return tuple(
+        i
+        for i, value in enumerate(examples)
+        if isinstance(value, Tensor)
+        and value.requires_grad
+        and not isinstance(value, Parameter)
+        and _may_be_behind(joint, parts, i, cut)
+    )
+
+
 def input_gates(
     joint: JointGraph, parts: PartitionedGraph, examples: Sequence[Any], cut: Sequence[int]
 ) -> InputGates | None:
     """The gates of a graph with these inputs, of which some are `cut` off, if it has any."""
     signature = parts.signature
-    everything = (1 << len(signature.differentiable)) - 1
     overtaken = {m.index for m in signature.mutated if not m.data_only}
     first: dict[int, int] = {}
     same: dict[int, int] = {}
@@ -100,11 +126,9 @@ def input_gates(
         if first.setdefault(id(value), i) != i:
             same[i] = first[id(value)]
             continue
-        mask = parts.gradient_tangents[i]
-        if 0 < mask < everything and joint.points:
-            by_outputs.setdefault(mask, []).append(i)
-        elif not mask and not joint.paths[i] and i not in cut:
-            apart.append(i)
+        if _may_be_behind(joint, parts, i, cut):
+            mask = parts.gradient_tangents[i]
+            (by_outputs.setdefault(mask, []) if mask else apart).append(i)
     gated = {*(i for own in by_outputs.values() for i in own), *apart}
     same = {i: other for i, other in same.items() if other in gated}
     if not gated:

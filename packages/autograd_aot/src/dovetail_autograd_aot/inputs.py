@@ -19,6 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from dovetail_autograd_aot.graphs import SharedStorage, ViewStep
 from dovetail_autograd_aot.storage import TracedStorage, TraceError, reaches_into_itself, wrap
+from dovetail_autograd_aot.version_counters import first_sharing, share_counter
 
 aten = torch.ops.aten
 
@@ -150,8 +151,8 @@ def place_in(example: Tensor) -> ViewStep:
 
 
 def places(shared: Sequence[SharedStorage], inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """How the members lie in storages: a graph that was made for it holds only for that. (It knows
-    their sizes by number, whatever is symbolic elsewhere.)"""
+    """How the members lie in storages, and which share a version counter: a graph that was made for
+    it holds only for that. (It knows their sizes by number, whatever is symbolic elsewhere.)"""
     order: dict[int, int] = {}
     found: list[Any] = []
     for storage in shared:
@@ -159,12 +160,17 @@ def places(shared: Sequence[SharedStorage], inputs: Sequence[Any]) -> tuple[Any,
             t = inputs[index]
             number = order.setdefault(storage_key(t), len(order))
             found.append((number, *_place(t)))
+        counters: list[int] = []  # a member for each
+        for index in storage.members:
+            first = first_sharing(index, counters, inputs)
+            found.append(first)
+            counters += [index] if first == index else []
     return tuple(found)
 
 
 def overlapping(apart: Sequence[tuple[int, int]], inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """How those inputs lie that overlap although those of the first call did not, and which of the
-    others are views of one tensor."""
+    """How those inputs lie that overlap although those of the first call did not, which of the
+    others are views of one tensor, and which share a version counter."""
     found: list[Any] = []
     for pair in apart:
         a, b = (inputs[index] for index in pair)
@@ -174,6 +180,8 @@ def overlapping(apart: Sequence[tuple[int, int]], inputs: Sequence[Any]) -> tupl
             found.append((*pair, _place(a), _place(b)))
         elif are_relatives(a, b):
             found.append(pair)
+        if share_counter(a, b):
+            found.append("counted together")
     return tuple(found)
 
 

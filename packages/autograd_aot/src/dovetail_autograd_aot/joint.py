@@ -34,6 +34,7 @@ from dovetail_autograd_aot.gradient_points import gradient_points, through_other
 from dovetail_autograd_aot.graphs import (
     GradientPoint,
     JointGraph,
+    MovedInput,
     MutatedInput,
     ReshapedInput,
     Signature,
@@ -66,6 +67,8 @@ from dovetail_autograd_aot.subclasses import BOUNDARY_FUNCTIONS, Wrapping
 from dovetail_autograd_aot.tracer import Tracer
 from dovetail_autograd_aot.user_gradients import UserGradients
 from dovetail_autograd_aot.values import attribute_of
+from dovetail_autograd_aot.version_counters import first_sharing, give_counter
+from dovetail_autograd_aot.written_views import moved_inputs
 
 Decompositions = Mapping[OpOverload, Callable[..., Any]]
 
@@ -157,7 +160,6 @@ class JointTrace:
                 self.in_storage.setdefault(storage_key(example), []).append(position)
         self.storages = input_changes.shared_storages(self, by_storage)
         self.apart: list[tuple[int, int]] = []
-        self.counted: list[int] = []  # inputs with the version counter of one that is written to
         self.chains: dict[int, tuple[ViewStep, ...]] = {}  # of inputs that are views of storages
         self.base_of = {  # the input that is its storage, by input
             member: self.num_examples + i
@@ -178,6 +180,8 @@ class JointTrace:
         self.reached: tuple[int, ...] = ()
         self.paths: tuple[bool, ...] = ()
         self.versions: dict[int, int] = {}  # of the primals, before the graph runs
+        self.counter_of: dict[int, int] = {}  # of the primals: the first that has the same counter
+        self.moved: tuple[MovedInput, ...] = ()
 
     def trace(self, function_mode: Callable[[], Any] | None) -> JointGraph:
         """Run the forward and the engine, once; `function_mode` is as for `trace_joint`."""
@@ -217,6 +221,7 @@ class JointTrace:
             }
             gradients = trace_backward(self, result)
             reshaped = input_changes.reshaped_inputs(self)
+            self.moved = moved_inputs(self, mutated, reshaped, result.infos)
             points: tuple[GradientPoint, ...] = ()
             if self.wrapping is None:
                 input_changes.take_views_of_reshaped(self, result, reshaped)
@@ -304,7 +309,17 @@ class JointTrace:
         self.leaves.append(leaf)
         self.grad_fns.append(primal.grad_fn)
         if not primal.is_inference():
+            self._count_as_given(index, primal)
             self.versions[index] = primal._version
+
+    def _count_as_given(self, index: int, primal: FakeTensor) -> None:
+        """Let a primal share the version counter that its example does with those before it."""
+        before = [i for i in self.in_storage[storage_key(self.examples[index])] if i < index]
+        known = [i for i in before if i in self.versions]
+        first = first_sharing(index, known, self.examples)
+        self.counter_of[index] = self.counter_of.get(first, index)
+        if first != index:
+            give_counter(primal, self.primals[first])
 
     # --- forward ----------------------------------------------------------------------------------
 
@@ -422,7 +437,7 @@ class JointTrace:
             reshaped=reshaped,
             backward_error=self.backward_error,
             bumped=input_changes.bumped_inputs(self, mutated),
-            writes=input_changes.counted_writes(self, mutated),
+            writes=input_changes.counted_writes(self, mutated, reshaped),
         )
         root = torch.nn.Module()
         for name, value in (*self.tracer.constants.items(), *self.tracer.subgraphs.items()):
@@ -437,9 +452,10 @@ class JointTrace:
             apart=tuple(self.apart),
             additive=self.additive,
             user_code=self.user_gradients.seen,
-            counted=tuple(self.counted),
+            counted=input_changes.counted_inputs(self, mutated),
             points=points,
             paths=self.paths,
+            moved=self.moved,
         )
 
     def _placeholders_first(self) -> None:

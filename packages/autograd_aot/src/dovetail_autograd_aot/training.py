@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,7 @@ from dovetail_autograd_aot.graph_calls import (
     unrecorded,
 )
 from dovetail_autograd_aot.graphs import JointGraph, PartitionedGraph
-from dovetail_autograd_aot.input_gates import InputGates, input_gates
+from dovetail_autograd_aot.input_gates import InputGates, input_gates, maybe_gated
 from dovetail_autograd_aot.lazy_backward import LazyBackward
 from dovetail_autograd_aot.separate_backwards import SeparateBackwards
 from dovetail_autograd_aot.tangents import BatchedBackward, Tangents, is_batched
@@ -78,9 +79,40 @@ def compile_training(
     """The compiled forward as an autograd function, and what has to be done after it; `unresolved`
     are the inputs that are lazy conjugates or negatives, `examples` inputs such as it is called
     with."""
+    make = functools.partial(
+        _make_run, joint, parts, forward, lazy, double, late, unresolved, examples
+    )
+    maybe = maybe_gated(joint, parts, examples, double.cut)
+    run = make(input_gates(joint, parts, examples, double.cut))
+    if not maybe:
+        return run
+    # Which inputs are leaves is not guarded.
+    known = {tuple(examples[i].is_leaf for i in maybe): run}
+
+    def by_leaves(*inputs: Any) -> tuple[Any, ...]:
+        leaves = tuple([inputs[i].is_leaf for i in maybe])
+        chosen = known.get(leaves)
+        if chosen is None:
+            chosen = known[leaves] = make(input_gates(joint, parts, inputs, double.cut))
+        return chosen(*inputs)
+
+    return by_leaves
+
+
+def _make_run(
+    joint: JointGraph,
+    parts: PartitionedGraph,
+    forward: Compiled,
+    lazy: LazyBackward,
+    double: DoubleBackward,
+    late: LateNeeds,
+    unresolved: list[int],
+    examples: Sequence[Any],
+    gates: InputGates | None,
+) -> Callable[..., tuple[Any, ...]]:
+    """As `compile_training`, with these gates."""
     signature = parts.signature
     extend = extension(joint)
-    gates = input_gates(joint, parts, examples, double.cut)
     epilogue = make_epilogue(signature, joint.points, gates.gates if gates is not None else ())
     separate = SeparateBackwards(parts, lazy, joint.additive)
     by_way = ByWay(double, joint.points) if joint.points else None
@@ -233,7 +265,7 @@ def make_autograd_function(
 
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> tuple[Any, ...]:
-            if signature.writes or signature.reshaped:
+            if signature.writes:
                 count_writes(signature, inputs)
             ctx.replay = double.remember(inputs)
             # Below autograd's view tracking: a result that is a view of another must come out

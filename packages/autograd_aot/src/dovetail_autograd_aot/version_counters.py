@@ -10,12 +10,24 @@ from torch import Tensor
 from torch._C._autograd import _unsafe_set_version_counter
 from torch.autograd.graph import increment_version
 
+from dovetail_autograd_aot.native import nodes_module
+
 
 def share_counter(one: Tensor, other: Tensor) -> bool:
     """Whether a write to one tensor is counted for the other."""
-    if one.is_inference() or other.is_inference():
-        return False
-    return bool(_sharing(one, [(other, None)], [0]))
+    return bool(nodes_module().shares_counter(one, other))
+
+
+def first_sharing(number: int, among: Sequence[int], tensors: Sequence[Tensor]) -> int:
+    """The first of the tensors `among` others that shares the counter of tensor `number`; this
+    itself if none does."""
+    own = tensors[number]
+    return next((i for i in among if share_counter(own, tensors[i])), number)
+
+
+def give_counter(tensor: Tensor, of: Tensor) -> None:
+    """Let a tensor, of which no views were taken yet, have the version counter of another."""
+    nodes_module().give_counter(tensor, of)
 
 
 def counters_apart(outputs: Sequence[tuple[Tensor, Tensor | None]]) -> list[int | None]:

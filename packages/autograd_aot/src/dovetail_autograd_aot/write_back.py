@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dovetail_autograd_aot.autograd_facts import has_history
-from dovetail_autograd_aot.graphs import PartitionedGraph, ReshapedInput, Signature
+from dovetail_autograd_aot.graphs import PartitionedGraph, Signature
 from dovetail_autograd_aot.output_makers import lost_tensor
 
 aten = torch.ops.aten
@@ -93,10 +93,7 @@ def count_writes(signature: Signature, inputs: Sequence[Any]) -> None:
     and of changes of their shapes: before such an input is saved, so that what is written after
     that is noticed, and before outputs are made (a view that is older than a write is lost to
     autograd)."""
-    counted = {i for i, _ in signature.writes}
-    counted.update(m.index for m in signature.mutated if not m.silent)
-    reshaped = [(r.index, 1) for r in signature.reshaped if _counts(r, counted)]
-    for index, times in (*signature.writes, *reshaped):
+    for index, times in signature.writes:
         if not inputs[index].is_inference():
             torch.autograd.graph.increment_version([inputs[index]] * times)
 
@@ -166,9 +163,3 @@ def _grouped(
         alone = pair if target.is_conj() or target.is_neg() else None
         groups.setdefault((target.dtype, target.device, alone), []).append(pair)
     return list(groups.values())
-
-
-def _counts(reshaped: ReshapedInput, counted: set[int]) -> bool:
-    """Whether a change of shape counts as a write, and is not counted as one yet."""
-    steps = [step for step in reshaped.steps if step.op is not aten.detach_.default]
-    return bool(steps) and reshaped.index not in counted
