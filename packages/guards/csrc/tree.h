@@ -154,14 +154,9 @@ inline Outcome constants_equal(PyObject* seen, PyObject* value, Mode mode) {
   return outcome;
 }
 
-// Dict keys: the same object, or an equal one of the same type.
+// Dict keys: the same object, or one that is equal as constants are.
 inline Outcome keys_equal(PyObject* seen, PyObject* key, Mode mode) {
-  if (seen == key) return Pass;
-  if (Py_TYPE(seen) != Py_TYPE(key)) return Fail;
-  if (PyUnicode_CheckExact(key)) return PyUnicode_Compare(seen, key) == 0 ? Pass : Fail;
-  if (!PyLong_CheckExact(key) && mode == Mode::Pure) return Impure;
-  int equal = PyObject_RichCompareBool(seen, key, Py_EQ);
-  return equal < 0 ? swallow_exception() : equal ? Pass : Fail;
+  return seen == key ? Pass : constants_equal(seen, key, mode);
 }
 
 // Finds a key; nullptr with no exception when absent. The reference is borrowed.
@@ -413,9 +408,26 @@ inline Outcome evaluate_sequence(Node& node, PyObject* value, Mode mode, Slots s
   return Pass;
 }
 
+// The names of a class made by a `class` statement. Assigning them does not change its version tag.
+inline PyObject** class_name_place(PyObject* value, PyObject* name) {
+  PyTypeObject* meta = Py_TYPE(value);
+  if (meta->tp_getattro != PyType_Type.tp_getattro) return nullptr;
+  if (!PyType_HasFeature(reinterpret_cast<PyTypeObject*>(value), Py_TPFLAGS_HEAPTYPE)) return nullptr;
+  auto* class_ = reinterpret_cast<PyHeapTypeObject*>(value);
+  PyObject** place = PyUnicode_CompareWithASCIIString(name, "__name__") == 0 ? &class_->ht_name
+      : PyUnicode_CompareWithASCIIString(name, "__qualname__") == 0          ? &class_->ht_qualname
+                                                                             : nullptr;
+  if (!place) return nullptr;
+  PyObject* found = _PyType_Lookup(meta, name);  // a metaclass may have its own
+  bool usual = found && Py_IS_TYPE(found, &PyGetSetDescr_Type) && PyDescr_TYPE(found) == &PyType_Type;
+  return usual ? place : nullptr;
+}
+
 // Where `getattr` reads one pointer and does nothing else: a member of `__slots__`, a function's
-// code. It stays there as long as the value's class does not change. nullptr: not such a case.
+// code, a class's name. It stays there as long as the value's class does not change. nullptr: not
+// such a case.
 inline PyObject** attribute_place(PyObject* value, PyObject* name) {
+  if (PyType_Check(value)) return class_name_place(value, name);
   PyTypeObject* type = Py_TYPE(value);
   if (type->tp_getattro != PyObject_GenericGetAttr) return nullptr;
   if (PyFunction_Check(value) && PyUnicode_CompareWithASCIIString(name, "__code__") == 0) {

@@ -112,6 +112,9 @@ def test_the_members_of_sets() -> None:
     assert READERS["members"](Own({1, 2})) == {1, 2} == READERS["members"](frozenset({1, 2}))
     with pytest.raises(TypeError):
         READERS["members"]([1])
+    with pytest.raises(TypeError):
+        READERS["order"]([1])
+    assert READERS["order"](Own([8, 0])) == (8, 0) and READERS["order"]({0, 8}) == (0, 8)
 
     def function(held: Any) -> None: ...
 

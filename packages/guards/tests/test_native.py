@@ -453,3 +453,65 @@ def test_answers_about_abstract_classes_are_asked_again() -> None:
     Abstract.register(Second)
     assert not both(guards, raw(0))
     assert "a class was registered" in str(guards.explain_failure(FrameView(raw(0), f)))
+
+
+def test_names_of_classes() -> None:
+    class Named:
+        pass
+
+    class Meta(type):
+        __name__ = property(lambda cls: "its own")  # type: ignore[assignment]
+
+    class Own(metaclass=Meta):
+        pass
+
+    held = s.ObjectSource(Named, "Named")
+    guards = GuardSet(
+        [
+            c.ConstantIs(s.AttrSource(held, "__name__"), "Named"),
+            c.ConstantIs(s.AttrSource(held, "__qualname__"), Named.__qualname__),
+            c.ConstantIs(s.AttrSource(s.ObjectSource(int, "int"), "__name__"), "int"),
+            c.ConstantIs(s.AttrSource(s.ObjectSource(Own, "Own"), "__name__"), "its own"),
+        ]
+    )
+    guard = guards.compile(f.__code__)
+    for _ in range(300):
+        assert guard(raw(0), f)
+    Named.__name__ = "".join(["Nam", "ed"])  # an equal one
+    assert guard(raw(0), f) and both(guards, raw(0))
+    Named.__qualname__ = "Other"
+    assert not guard(raw(0), f) and not both(guards, raw(0))
+
+
+def test_a_class_s_name_takes_no_call() -> None:
+    names = [type(f"Named{i}", (), {}) for i in range(50)]
+    guards = GuardSet(
+        [
+            c.ConstantIs(s.AttrSource(s.ObjectSource(cls, cls.__name__), "__name__"), cls.__name__)
+            for cls in names
+        ]
+    )
+    guard = guards.compile(f.__code__)
+    for _ in range(300):
+        assert guard(raw(0), f)
+    assert guard.is_traced
+    names[-1].__name__ = "Other"
+    assert not guard(raw(0), f)
+
+
+@pytest.mark.parametrize(
+    ("key", "other"),
+    [
+        (0.0, -0.0),
+        ((True,), (1,)),
+        ((1,), (1.0,)),
+        (((0.0,),), ((-0.0,),)),
+        (complex(0.0, 0.0), complex(-0.0, 0.0)),
+        (frozenset({1}), frozenset({True})),
+    ],
+)
+def test_keys_that_only_look_equal(key: Any, other: Any) -> None:
+    guards = GuardSet([c.DictKeysAre(X, (key,))])
+    equal = eval(repr(key))
+    assert both(guards, raw({key: 1})) and both(guards, raw({equal: 1}))
+    assert not both(guards, raw({other: 1}))

@@ -98,13 +98,8 @@ def constant_key(value: Any) -> Any:
 
 
 def keys_equal(seen: Any, key: Any) -> bool:
-    """Dict keys as guards compare them: the same object, or an equal one of the same type."""
-    if seen is key:
-        return True
-    try:
-        return type(seen) is type(key) and bool(seen == key)
-    except Exception:
-        return False
+    """Dict keys as guards compare them: the same object, or one that is equal as constants are."""
+    return seen is key or constants_equal(seen, key)
 
 
 _TYPE_DICT: Any = type.__dict__["__dict__"]

@@ -144,6 +144,12 @@ def members(container: Any) -> frozenset[Any]:
     return frozenset(base.__iter__(container))
 
 
+def order(container: Any) -> tuple[Any, ...]:
+    """The members of a set in the order in which it is iterated: equal sets may differ in it."""
+    base = set if isinstance(container, set) else frozenset
+    return tuple(base.__iter__(container))
+
+
 def subclasses(cls: Any) -> tuple[type, ...]:
     """The classes that are derived from a class now."""
     return tuple(type.__subclasses__(cls))
@@ -155,6 +161,7 @@ READERS: dict[str, Reader] = {
     "parts": parts,
     "viewed": viewed,
     "members": members,
+    "order": order,
     "subclasses": subclasses,
 }
 """The parts that an `IteratorSource` names."""

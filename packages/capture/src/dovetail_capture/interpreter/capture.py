@@ -274,6 +274,7 @@ class _Attempt:
             rebuilder.check_hooks()
             rebuilder.check_late_reads()
             rebuilder.check_copied_views()
+            rebuilder.check_messages()
             self._check_made_leaves(rebuilder)
             effects.under_locks(rebuilder)
             effects.modes(rebuilder)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+from functools import partial
 from typing import Any
 
 import torch
 
 from dovetail_capture import recipe as r
+from dovetail_capture.interpreter.messages import is_said_first
 from dovetail_capture.interpreter.object_recipes import set_slot
 from dovetail_capture.interpreter.protocols import dicts
 from dovetail_capture.interpreter.recipes import Rebuilder
@@ -20,6 +23,8 @@ from dovetail_capture.interpreter.values.tensors import TensorValue
 def changes(rebuilder: Rebuilder) -> None:
     """Effects for everything pre-existing that the frame changed."""
     session = rebuilder.vm.session
+    for call in itertools.takewhile(partial(is_said_first, session), session.calls_for_effect):
+        rebuilder.call_for_effect(call)
     for value in list(session.known.values()):
         if isinstance(value, ListValue) and value.mutated:
             kind = value.cls.__name__

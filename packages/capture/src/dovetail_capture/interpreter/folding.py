@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import inspect
 import math
 import operator
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from dovetail_prims.number_functions import NUMBER_FUNCTIONS
 
-from dovetail_capture.interpreter.protocols import constants, operands
+from dovetail_capture.interpreter.protocols import class_attributes, constants, operands
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.containers import ListValue
@@ -80,6 +81,14 @@ _ITERATED = (GeneratorValue, HeldIterator, IteratorValue)
 _MUTABLE = (list, dict, set, collections.deque, bytearray)
 
 
+# Methods of constants, the members of enumerations say, that C functions may call: those of the
+# program are not for a capture to run. Of these functions it is known that they call none.
+_ASKED = ("__index__", "__int__", "__float__", "__round__", "__format__", "__str__", "__repr__",
+          "__len__", "__iter__", "__getitem__", "__bool__", "__trunc__", "__floor__",
+          "__ceil__")  # fmt: skip
+_ASK_NOTHING = frozenset({issubclass, hash, inspect.isfunction, inspect.ismethod, inspect.isclass})
+
+
 def _has_value(fn: Any, numbers: list[Any]) -> bool:
     """Is it known, by a guard, that `fn` does not raise? False for too few or many numbers."""
     try:
@@ -112,6 +121,9 @@ def fold(vm: Interpreter, fn: Any, args: list[Value], kwargs: dict[str, Value]) 
         if real is constants.UNKNOWN:
             name = getattr(fn, "__qualname__", None) or repr(fn)
             raise GraphBreakSignal(f"a call of `{name}` with {value.describe()}")
+        class_attributes.note_classes(vm, real)
+        if fn not in _ASK_NOTHING and operands.has_own(vm, value, *_ASKED):
+            raise GraphBreakSignal(f"a call of `{fn}` with {value.describe()}")
     copies = [c for c in (*real_args, *real_kwargs.values()) if isinstance(c, _MUTABLE)]
     before = [_parts(copy) for copy in copies]
     try:

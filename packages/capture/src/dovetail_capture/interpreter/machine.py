@@ -70,6 +70,7 @@ class Interpreter:
         self.class_attributes: dict[tuple[type, str], tuple[Any, Any]] = {}
         # What was read of classes before the frame changed any: (class, name) -> raw attribute
         self.class_reads: dict[tuple[type, str], Any] = {}
+        self.classes_read: dict[type, None] = {}
         self.function_defaults: dict[Any, tuple[list[Any], dict[str, Any]]] = {}
         self.global_values: dict[tuple[int, str], Value] = {}
         self.copied: set[int] = set()  # the containers that `as_python` is in

@@ -270,6 +270,11 @@ class Rebuilder:
         for state in self.vm.session.late_states:
             state.check(self._made, state_of)
 
+    def check_messages(self) -> None:
+        """What a message shows is, when it is written, what it was when the program wrote it."""
+        for message in self.vm.session.messages:
+            message.check(self.vm.session)
+
     def check_copied_views(self) -> None:
         """What stands for a view of a NumPy array shows what the array holds."""
         outside = [getattr(value, "fake", None) for _, value in self.vm.session.inputs]

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from dovetail_prims.late_reads import LateRead
 
     from dovetail_capture.interpreter.late_reads import LateReads
+    from dovetail_capture.interpreter.messages import Message
 
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9]+")
 _PLACE = re.compile(r" at 0x[0-9a-f]+>")  # another one in each process
@@ -133,6 +134,7 @@ class Session:
         self.attribute_writes: dict[int, tuple[Value, DictValue]] = {}
         # (function, arguments, keyword arguments): messages, written after the graph has run
         self.calls_for_effect: list[CallForEffect] = []
+        self.messages: list[Message] = []  # those of them that show something
         # Calls for random numbers, made before the graph runs; the ints among what they give, by
         # their symbols
         self.draws: list[CallFunction] = []

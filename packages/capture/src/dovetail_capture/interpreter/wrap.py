@@ -277,6 +277,7 @@ def _list(session: Session, real: Any, source: Source) -> Value:
     value = ListValue(children, type(real), source)
     if type(real) is collections.deque:
         value.maxlen = real.maxlen
+        session.guard(c.ConstantIs, session.sources.attr(source, "maxlen"), real.maxlen)
     return _remember(session, real, value)
 
 
@@ -307,10 +308,17 @@ def _set(session: Session, real: Any, source: Source) -> Value:
     if not all(is_fixed_member(item) for item in real):
         return _object(session, real, source)  # what is done with it breaks the graph
     if type(source) is not ObjectSource:
-        session.guard(c.ConstantIs, source, type(real)(real))
+        session.guard(c.TypeIs, source, type(real))
+        _guard_order(session, real, source)
     members = [Constant(item) for item in real]
     value = SetValue(members, type(real), source, copied=frozenset(real))
     return _remember(session, real, value)
+
+
+def _guard_order(session: Session, real: Any, source: Source) -> None:
+    """Guard the members of a set, in the order in which it gives them."""
+    place = session.sources.iterator_part(source, "order")
+    session.guard(c.ConstantIs, place, iterators.order(real))
 
 
 def _slice(session: Session, real: Any, source: Source) -> Value:
@@ -469,13 +477,12 @@ def _native_part(session: Session, real: Any, source: Source, base: type) -> Val
         kinds = (collections.OrderedDict, collections.defaultdict, dict)
         kind = next(kind for kind in kinds if isinstance(real, kind))
         return DictValue(kind, source, real)
-    members = iterators.members(real)
+    members = iterators.order(real)
     if not all(map(is_fixed_member, members)):
         return None
-    session.guard(c.ConstantIs, session.sources.iterator_part(source, "members"), members)
-    order = set.__iter__(real) if base is set else frozenset.__iter__(real)
-    items = [Constant(item) for item in order]
-    return SetValue(items, base, source, copied=members)
+    _guard_order(session, real, source)
+    items = [Constant(item) for item in members]
+    return SetValue(items, base, source, copied=iterators.members(real))
 
 
 _WRAPPERS: dict[type, Wrapper] = {

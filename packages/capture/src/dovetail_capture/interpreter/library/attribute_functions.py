@@ -13,7 +13,6 @@ from dovetail_capture.interpreter.protocols import (
     dicts,
     object_attributes,
 )
-from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
 from dovetail_capture.interpreter.values.containers import DictValue
 
@@ -127,7 +126,4 @@ def locals_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def globals_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    real = vm.frames[-1].globals_
-    if any(place == id(real) for place, _ in vm.session.global_writes):
-        raise GraphBreakSignal("globals() where a global was assigned in this graph")
-    return vm.held(real)
+    return attributes.global_names(vm, vm.frames[-1].globals_)

@@ -80,10 +80,11 @@ def number(cls: type, special: str) -> Handler:
             raise GraphBreakSignal(
                 f"{cls.__name__}() of a tensor", "keep the value a tensor, or compute it outside"
             )
-        if args and isinstance(args[0], ObjectValue):
+        is_own = bool(args) and operands.has_own(vm, args[0], special)
+        if args and (is_own or isinstance(args[0], ObjectValue)):
             method = operands.dunder(vm, args[0], special)
             if method is not None:
-                of = "" if cls is int else f"{args[0].cls.__name__}."
+                of = "" if cls is int else f"{args[0].python_type().__name__}."
                 text = f"{of}{special} returned non-{cls.__name__} (type {{}})"
                 return returned(vm, vm.call(method, [], {}), cls, text)
         return vm.fold(cls, args, kwargs)
@@ -94,13 +95,17 @@ def number(cls: type, special: str) -> Handler:
 def to_text(vm: Interpreter, value: Value, how: str, within: tuple[Value, ...] = ()) -> str:
     """`str(value)` or `repr(value)`; `within`: the containers that the value is in."""
     special = "__str__" if how == "str" else "__repr__"
-    if isinstance(value, ObjectValue):
+    is_own = operands.has_own(vm, value, special, "__repr__")
+    if is_own or isinstance(value, ObjectValue):
         for name in (special, "__repr__"):
-            _, method = class_attributes.class_lookup(vm, value.cls, name)
+            _, method = class_attributes.class_lookup(vm, value.python_type(), name)
             if isinstance(method, types.FunctionType):
                 text = f"{name} returned non-string (type {{}})"
                 made = returned(vm, vm.call(vm.held(method), [value], {}), str, text)
                 return str(vm.as_python(made))
+            if is_own and name == special and method is not object.__str__:
+                break
+    if isinstance(value, ObjectValue):
         if issubclass(value.cls, BaseException):
             usual = (BaseException.__str__, KeyError.__str__)
             if value.real is not None and how == "str" and value.cls.__str__ not in usual:
@@ -111,13 +116,22 @@ def to_text(vm: Interpreter, value: Value, how: str, within: tuple[Value, ...] =
                 if issubclass(value.cls, KeyError):
                     plain = KeyError(*parts)
                 text = str(plain) if how == "str" else repr(parts)
+                class_attributes.read_names(vm, value.cls)
                 return text if how == "str" else f"{value.cls.__name__}({text[1:-1]})"
     if isinstance(value, TensorValue):
         raise GraphBreakSignal("a tensor's text", "do not format tensors in compiled code")
     real = vm.as_python(value)
-    if real is UNKNOWN:
+    if real is UNKNOWN or _holds_own_texts(vm, value):
         return _container_text(vm, value, within)
+    class_attributes.note_classes(vm, real)
     return str(real) if how == "str" else repr(real)
+
+
+def _holds_own_texts(vm: Interpreter, value: Value) -> bool:
+    """Does a list or tuple hold a constant whose text is the program's?"""
+    return isinstance(value, (ListValue, TupleValue)) and any(
+        operands.has_own(vm, part, "__repr__") for part in vm.iterate(value)
+    )
 
 
 def _container_text(vm: Interpreter, value: Value, within: tuple[Value, ...]) -> str:
@@ -142,11 +156,13 @@ def _container_text(vm: Interpreter, value: Value, within: tuple[Value, ...]) ->
 def format_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`format(value, spec)`, which f-strings call."""
     value = args[0]
-    if not isinstance(value, (ObjectValue, TensorValue)) and vm.as_python(value) is not UNKNOWN:
+    is_own = operands.has_own(vm, value, "__format__", "__str__", "__repr__")
+    is_object = is_own or isinstance(value, (ObjectValue, TensorValue))
+    if not is_object and vm.as_python(value) is not UNKNOWN:
         return vm.fold(format, args, kwargs)
     spec = args[1] if len(args) > 1 else Constant("")
-    if isinstance(value, ObjectValue):
-        _, method = class_attributes.class_lookup(vm, value.cls, "__format__")
+    if is_own or isinstance(value, ObjectValue):
+        _, method = class_attributes.class_lookup(vm, value.python_type(), "__format__")
         if isinstance(method, types.FunctionType):
             text = "__format__ must return a str, not {}"
             return returned(vm, vm.call(vm.held(method), [value, spec], {}), str, text)

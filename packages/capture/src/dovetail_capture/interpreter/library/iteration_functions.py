@@ -75,7 +75,9 @@ def iter_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         if not vm.truth(vm.call(Constant(callable), [args[0]], {})):
             vm.raise_real(error_of(lambda: iter(1, None)))  # type: ignore[call-overload]
         until: Any = polyfills.iterate_until
-        return inlining.inline(vm, until, args, kwargs)
+        items = inlining.inline(vm, until, args, kwargs)
+        steps = Steps(lambda: vm.next_value(items))
+        return IteratorValue(steps, type(iter(int, 1)), over=list(args), remake=iter)
     return vm.get_iter(args[0])
 
 

@@ -20,6 +20,7 @@ from dovetail_capture.interpreter.library.sized_methods import (
 )
 from dovetail_capture.interpreter.protocols import comparison, operators, sequences, subscripts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
+from dovetail_capture.interpreter.protocols.operands import has_own
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, is_none
 from dovetail_capture.interpreter.values.containers import ListValue
@@ -202,7 +203,8 @@ def sorted_items(vm: Interpreter, items: Args, kwargs: Kwargs) -> Args:
         keys.append(vm.as_python(key))
         key_values.append(key)
     descending = "reverse" in kwargs and vm.truth(kwargs["reverse"])
-    if any(real is UNKNOWN for real in keys):
+    own = any(has_own(vm, key, "__lt__") for key in key_values)
+    if own or any(real is UNKNOWN for real in keys):
         return _sorted_by_comparison(vm, items, key_values, descending)
     try:
         order = sorted(range(len(items)), key=lambda index: keys[index], reverse=descending)

@@ -164,8 +164,11 @@ def dispatch(registry: Any, cls: Any) -> Any:
 def iterate_until(function: Any, sentinel: Any) -> Iterator[Any]:
     """`iter(function, sentinel)`."""
     while True:
-        item = function()
-        if item == sentinel:
+        try:
+            item = function()
+        except StopIteration:
+            return
+        if sentinel is item or sentinel == item:
             return
         yield item
 

@@ -23,11 +23,14 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail_guards import clauses as c
 
+from dovetail_capture.interpreter import messages
 from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import (
+    class_attributes,
     comparison,
     containment,
     identity,
+    inlining,
     operators,
     subscripts,
 )
@@ -35,7 +38,7 @@ from dovetail_capture.interpreter.protocols.attributes import resolve
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
-from dovetail_capture.interpreter.values.functions import FunctionValue
+from dovetail_capture.interpreter.values.functions import BoundMethod, FunctionValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
 
 if TYPE_CHECKING:
@@ -112,11 +115,9 @@ def reduce_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 # --- messages: written after the graph has run ---------------------------------------------------
 
 
-def deferred(fn: Any) -> Handler:
-    """A call whose only effect is a message: made after the graph, in order."""
-
+def _deferred(fn: Any) -> Handler:
     def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-        vm.session.calls_for_effect.append((fn, list(args), dict(kwargs)))
+        messages.defer(vm, fn, args, kwargs)
         return NONE
 
     return handler
@@ -215,12 +216,12 @@ def inspect_signature(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     real = _real_callable(vm, target) or _function_like(vm, target)
     if real is None:
         raise GraphBreakSignal(f"inspect.signature of {target.describe()}")
+    function = target.function if isinstance(target, BoundMethod) else target
+    _note_signature(vm, function)
     return vm.held(inspect.signature(real))
 
 
 def _real_callable(vm: Interpreter, target: Value) -> Any:
-    from dovetail_capture.interpreter.values.functions import BoundMethod
-
     if isinstance(target, Constant):
         return target.value
     if isinstance(target, ObjectValue) and target.real is not None:
@@ -230,6 +231,27 @@ def _real_callable(vm: Interpreter, target: Value) -> Any:
         if function is not None:
             return function.__get__(object(), object)
     return None
+
+
+def _note_signature(vm: Interpreter, function: Value) -> None:
+    """Guard what `inspect` looks at: the function, or those that a class is called by, whether it
+    says of itself what its signature is, or which function has it."""
+    real = vm.as_python(function)
+    if isinstance(real, type):
+        for cls, name in ((type(real), "__call__"), (real, "__new__"), (real, "__init__")):
+            found = class_attributes.class_lookup(vm, cls, name)[1]
+            if isinstance(found, types.FunctionType):
+                _note_signature(vm, vm.held(found))
+        class_attributes.class_lookup(vm, real, "__signature__")
+        return
+    wrapped: Value | None = function if isinstance(real, types.FunctionType) else None
+    while wrapped is not None:
+        real = vm.as_python(wrapped)
+        if isinstance(real, types.FunctionType):
+            inlining.read_function(vm, real)
+        if vm.find_attr(wrapped, "__signature__") is not None:
+            return
+        wrapped = vm.find_attr(wrapped, "__wrapped__")
 
 
 def _function_like(vm: Interpreter, target: Value) -> Any:
@@ -264,9 +286,10 @@ def _annotations(vm: Interpreter, function: FunctionValue) -> Any:
 def warn(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`warnings.warn`: said after the graph, when filters that hold at this line may not."""
     calls = vm.session.calls_for_effect
-    if any(function is _FILTERS_CHANGED for function, _, _ in calls):
+    if any(function is messages.FILTERS_CHANGED for function, _, _ in calls):
         raise GraphBreakSignal("a warning behind a change of the filters for warnings")
-    return deferred(warnings.warn)(vm, args, kwargs)
+    messages.defer(vm, warnings.warn, args, kwargs)
+    return NONE
 
 
 def cast_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -281,8 +304,6 @@ _SYMBOLS = {
 _INPLACE = {name: f"i{name.rstrip('_')}" for name in _SYMBOLS}
 _COMPARISONS = {"lt": "<", "le": "<=", "eq": "==", "ne": "!=", "gt": ">", "ge": ">="}
 
-_FILTERS_CHANGED: Any = getattr(warnings, "_filters_mutated", None)  # forgets what was decided
-
 HANDLERS: dict[Any, Handler] = {
     **{getattr(operator, name): _binary(symbol) for name, symbol in _SYMBOLS.items()},
     **{getattr(operator, _INPLACE[n]): _binary(symbol, True) for n, symbol in _SYMBOLS.items()},
@@ -294,7 +315,7 @@ HANDLERS: dict[Any, Handler] = {
     operator.not_: op_not, operator.truth: op_truth, operator.is_: op_is,
     operator.is_not: op_is_not, operator.index: op_index,
     functools.reduce: reduce_,
-    warnings.warn: warn, _FILTERS_CHANGED: deferred(_FILTERS_CHANGED),
+    warnings.warn: warn, messages.FILTERS_CHANGED: _deferred(messages.FILTERS_CHANGED),
     dataclasses.fields: dataclass_fields, dataclasses.is_dataclass: is_dataclass,
     inspect.signature: inspect_signature, pickle.dumps: pickle_dumps,
     contextvars.ContextVar.get: context_get, weakref.ReferenceType.__call__: weakref_call,
@@ -304,7 +325,7 @@ HANDLERS: dict[Any, Handler] = {
     typing.cast: cast_,
 }  # fmt: skip
 for _name in ("debug", "info", "warning", "error", "critical", "log", "exception"):
-    HANDLERS[getattr(logging.Logger, _name)] = deferred(getattr(logging.Logger, _name))
+    HANDLERS[getattr(logging.Logger, _name)] = _deferred(getattr(logging.Logger, _name))
 
 # The kinds of names in `typing` that take parameters: `List[int]`, `Optional[int]`.
 _NAMES = ("Sized", "Tuple", "Callable", "Optional", "Literal")

@@ -57,6 +57,8 @@ def is_instance(vm: Interpreter, value: Value, classinfo: Value) -> bool:
         if isinstance(check, types.FunctionType) and not _asks_by_class(type(wanted), check):
             return vm.truth(vm.call(vm.held(check), [classinfo, value], {}))
     if isinstance(value, Constant):
+        class_attributes.read_mro(vm, cls)
+        _note_abstract(vm, cls, wanted)
         real = "" if isinstance(value, LateText) else value.value  # one text is as good as another
         try:
             return isinstance(real, wanted)
@@ -65,6 +67,8 @@ def is_instance(vm: Interpreter, value: Value, classinfo: Value) -> bool:
     if not isinstance(wanted, type):
         vm.raise_error(TypeError, "isinstance() arg 2 must be a type, a tuple of types, or a union")
     if isinstance(value, TensorValue):
+        if cls not in (torch.Tensor, torch.nn.Parameter):
+            class_attributes.read_mro(vm, cls)
         flag = None if issubclass(cls, wanted) else _FLAGS.get(wanted)
         if flag is not None and _is_flagged(vm, value, flag):
             return True
@@ -79,10 +83,10 @@ def is_instance(vm: Interpreter, value: Value, classinfo: Value) -> bool:
     if cls is wanted:
         return True
     if getattr(wanted, "_is_protocol", False):
+        names = sorted(_protocol_members(wanted))
+        has_all = all([_has_member(vm, value, cls, name) for name in names])
         real = getattr(value, "real", None)
-        if real is not None:
-            return isinstance(real, wanted)
-        return all(vm.find_attr(value, name) is not None for name in _protocol_members(wanted))
+        return has_all if real is None else isinstance(real, wanted)
     _note_abstract(vm, cls, wanted)
     return issubclass(cls, wanted)
 
@@ -122,6 +126,13 @@ def _protocol_members(cls: Any) -> set[str]:
     return set(_get_protocol_attrs(cls))
 
 
+def _has_member(vm: Interpreter, value: Value, cls: type, name: str) -> bool:
+    """Has an object an attribute, its class's or its own? A property is not run for that."""
+    if class_attributes.class_lookup(vm, cls, name)[1] is not class_attributes.MISSING:
+        return True
+    return vm.find_attr(value, name) is not None
+
+
 def isinstance_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return boolean(is_instance(vm, args[0], args[1]))
 
@@ -132,12 +143,22 @@ def _note_abstract(vm: Interpreter, cls: type, wanted: Any) -> None:
         for part in wanted:
             _note_abstract(vm, cls, part)
     elif isinstance(wanted, abc.ABCMeta) and wanted not in class_attributes.read_mro(vm, cls):
+        class_attributes.class_lookup(vm, wanted, "__subclasshook__")
         if id(cls) not in vm.session.stand_ins:  # whose classes are others in each call
-            vm.session.abstract_answers[cls, wanted] = counts_as(cls, wanted)
+            said = counts_as(cls, wanted)
+            if not said or class_attributes.is_changeable(vm, cls):  # else it stays registered
+                vm.session.abstract_answers[cls, wanted] = said
 
 
 def issubclass_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    if len(args) == 2 and isinstance(args[1], TupleValue):
+        parts = (sequences.item(vm, args[1], index) for index in range(len(args[1].items)))
+        return boolean(any(vm.truth(issubclass_(vm, [args[0], part], {})) for part in parts))
     cls, wanted = vm.as_python(args[0]), vm.as_python(args[-1])
+    if isinstance(wanted, type) and type(wanted) is not type:
+        check = class_attributes.class_lookup(vm, type(wanted), "__subclasscheck__")[1]
+        if isinstance(check, types.FunctionType) and not _asks_by_class(type(wanted), check):
+            return boolean(vm.truth(vm.call(vm.held(check), [args[1], args[0]], {})))
     if isinstance(cls, type):
         class_attributes.read_mro(vm, cls)
         _note_abstract(vm, cls, wanted)

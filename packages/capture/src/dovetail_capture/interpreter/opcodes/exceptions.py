@@ -43,7 +43,9 @@ def check_exc_match(frame: Frame, inst: Instruction) -> None:
         frame.vm.raise_error(
             TypeError, "catching classes that do not inherit from BaseException is not allowed"
         )
-    frame.stack.append(boolean(issubclass(frame.stack[-1].python_type(), wanted)))
+    raised = frame.stack[-1].python_type()
+    caught = any(class_attributes.is_subclass(frame.vm, raised, cls) for cls in classes)
+    frame.stack.append(boolean(caught))
 
 
 def load_assertion_error(frame: Frame, inst: Instruction) -> None:

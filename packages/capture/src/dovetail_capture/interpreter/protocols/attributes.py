@@ -35,6 +35,7 @@ from dovetail_capture.interpreter.protocols.object_attributes import (
     object_attr,
 )
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
+from dovetail_capture.interpreter.stored_names import is_settled
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value, boolean
 from dovetail_capture.interpreter.values.containers import (
@@ -103,7 +104,15 @@ def _constant_attr(vm: Interpreter, obj: Constant, name: str) -> Value:
         return BoundMethod(method_of_class(vm, attr), vm.held(type(real)))
     if kind is staticmethod:
         return vm.held(attr.__func__)
+    if kind is property and type(attr.fget) is types.FunctionType:
+        if not is_settled(attr.fget.__module__ or ""):
+            return vm.call(vm.held(attr.fget), [obj], {})
     source = obj.source if obj.source is not None else vm.session.sources.held(real)
+    if attr is MISSING and name not in getattr(real, "__dict__", ()):
+        getter = class_lookup(vm, type(real), "__getattr__")[1]
+        if type(getter) is types.FunctionType and not is_settled(getter.__module__ or ""):
+            vm.session.guard(c.HasInstanceAttr, source, name, False)
+            return vm.call(vm.held(getter), [obj, Constant(name)], {})
     try:
         found = getattr(real, name)
     except AttributeError:
@@ -248,6 +257,13 @@ def _native_method_attr(vm: Interpreter, obj: NativeMethod, name: str) -> Value:
     return _native_attr(vm, obj, name)
 
 
+def global_names(vm: Interpreter, real: dict[str, Any]) -> Value:
+    """The dictionary of a module's globals."""
+    if any(place == id(real) for place, _ in vm.session.global_writes):
+        raise GraphBreakSignal("globals() where a global was assigned in this graph")
+    return vm.held(real)
+
+
 # What no guard of a function that is given speaks of before it is read.
 _GENERIC = ("__type_params__",) if sys.version_info >= (3, 12) else ()
 _OF_GIVEN = ("__name__", "__qualname__", "__doc__", "__module__", *_GENERIC)
@@ -282,6 +298,8 @@ def _function_attr(vm: Interpreter, obj: FunctionValue, name: str) -> Value:
             return TupleValue(obj.defaults) if obj.defaults else NONE
         case "__kwdefaults__":
             return obj.kwdefaults or NONE
+        case "__globals__":
+            return global_names(vm, obj.globals_)
         case "__closure__":
             return TupleValue(obj.closure) if obj.closure else NONE
         case "__annotations__":

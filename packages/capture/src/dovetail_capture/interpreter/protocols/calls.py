@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dovetail_capture.interpreter import cached_calls
+from dovetail_capture.interpreter import cached_calls, messages
 from dovetail_capture.interpreter.protocols import class_attributes, object_attributes
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.protocols.inlining import call_function, call_made_function
@@ -58,7 +58,7 @@ def call(vm: Interpreter, fn: Value, args: list[Value], kwargs: dict[str, Value]
         if kind is functools._lru_cache_wrapper:
             if args and issubclass(args[0].python_type(), logging.Logger):
                 # "Warn once": the cache is what makes it once, so the cached call itself is made.
-                vm.session.calls_for_effect.append((real, list(args), dict(kwargs)))
+                messages.defer(vm, real, args, kwargs)
                 return NONE
             return _call_cached(vm, real, args, kwargs)
         if kind is types.MethodType:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import enum
 import threading
 import types
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dovetail_guards.clauses import MRO
+from dovetail_guards.clauses import MRO, ConstantIs, LengthIs
 
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value
@@ -40,6 +41,7 @@ def class_lookup(vm: Interpreter, cls: type, name: str) -> tuple[Any, Any]:
                 break
         vm.class_attributes[key] = found
         vm.class_reads.setdefault(key, found[1])
+        vm.classes_read[cls] = None
     return found
 
 
@@ -48,6 +50,58 @@ def read_mro(vm: Interpreter, cls: type) -> tuple[type, ...]:
     mro: tuple[type, ...] = type.__dict__["__mro__"].__get__(cls)
     vm.class_reads[(cls, MRO)] = mro
     return mro
+
+
+def is_changeable(vm: Interpreter, cls: type) -> bool:
+    """Can a class that was there before be another in another call? One written in C cannot."""
+    return not cls.__flags__ & _IMMUTABLE_TYPE and id(cls) not in vm.session.stand_ins
+
+
+def read_names(vm: Interpreter, cls: type) -> None:
+    """Guard the names of a class."""
+    if not is_changeable(vm, cls):
+        return
+    session = vm.session
+    held = session.sources.held(cls)
+    for name in _NAMES:
+        session.guard(ConstantIs, session.sources.attr(held, name), getattr(cls, name))
+
+
+def read_members(vm: Interpreter, cls: type) -> None:
+    """Guard how many members an enumeration has, if the class is one: packages add members."""
+    names = cls.__dict__.get("_member_names_") if isinstance(cls, enum.EnumMeta) else None
+    if isinstance(names, list) and is_changeable(vm, cls):
+        place = vm.session.sources.instance_attr(vm.session.sources.held(cls), "_member_names_")
+        vm.session.guard(LengthIs, place, len(names))
+
+
+def read_names_in(vm: Interpreter, text: str) -> None:
+    """Guard the names of the classes that the text of an error speaks of."""
+    for cls in vm.classes_read:
+        if is_changeable(vm, cls) and cls.__name__ in text:
+            read_names(vm, cls)
+
+
+def is_subclass(vm: Interpreter, cls: type, other: Any) -> bool:
+    """Is `other` in the MRO of a class? What a metaclass would say is not asked."""
+    return other in read_mro(vm, cls)
+
+
+def note_classes(vm: Interpreter, real: Any) -> None:
+    """Guard what a function may ask of the classes that it is given: their names and bases."""
+    if isinstance(real, type):
+        read_names(vm, real)
+        read_mro(vm, real)
+        read_members(vm, real)
+    elif type(real) in (tuple, list, set, frozenset):
+        for part in real:
+            note_classes(vm, part)
+    elif type(real) is dict:
+        note_classes(vm, tuple(real))
+        note_classes(vm, tuple(real.values()))
+
+
+_NAMES = ("__name__", "__qualname__")
 
 
 def is_data_descriptor(vm: Interpreter, attr: Any) -> bool:
@@ -123,6 +177,12 @@ def _of_own_getter(vm: Interpreter, attr: Any, obj: Value, meta: type) -> Value 
 
 def _class_metadata(vm: Interpreter, cls: type, name: str) -> Value:
     """`__name__`, `__mro__`, `__bases__`, `__dict__` ... of a class."""
+    if name in _NAMES:
+        read_names(vm, cls)
+    elif name in ("__mro__", "__bases__", "__base__"):
+        read_mro(vm, cls)
+    else:
+        class_lookup(vm, cls, name)
     try:
         return vm.held(getattr(cls, name))
     except AttributeError:

@@ -12,6 +12,7 @@ from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python
 from dovetail_capture.interpreter.protocols.operands import (
     concrete,
     fold,
+    has_own,
     is_number,
     record_call,
     refuse_opaque,
@@ -54,7 +55,8 @@ def compare(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
     """`left <symbol> right`."""
     fn = COMPARE[symbol][0]
     left_class, right_class = left.__class__, right.__class__
-    if isinstance(left, Constant) and isinstance(right, Constant):
+    own = _has_own_comparison(vm, symbol, left, right)
+    if isinstance(left, Constant) and isinstance(right, Constant) and not own:
         return fold(vm, fn, left.value, right.value)
     if left_class is ArrayValue or right_class is ArrayValue:
         return vm.arrays.compare(vm, symbol, left, right)  # type: ignore[no-any-return]
@@ -84,6 +86,13 @@ def compare(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
     return _order(vm, symbol, vm.native(left), vm.native(right))
 
 
+def _has_own_comparison(vm: Interpreter, symbol: str, left: Value, right: Value) -> bool:
+    """Has one of two operands a comparison of the program's, though it is a constant?"""
+    _, name, reflected = COMPARE[symbol]
+    equal = ("__eq__",) if symbol == "!=" else ()
+    return has_own(vm, left, name, *equal) or has_own(vm, right, reflected, *equal)
+
+
 def _compare_tensor(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
     tensor, other = (left, right) if left.__class__ is TensorValue else (right, left)
     if isinstance(other, Constant) and not isinstance(other.value, (int, float, complex)):
@@ -106,7 +115,7 @@ def _answer_of_methods(vm: Interpreter, symbol: str, left: Value, right: Value) 
     if left_type is not right_type and left_type in right_type.__mro__:
         asked.reverse()
     for receiver, method_name, other in asked:
-        if receiver.__class__ is ObjectValue:
+        if receiver.__class__ is ObjectValue or has_own(vm, receiver, method_name, "__eq__"):
             _, method = class_attributes.class_lookup(vm, receiver.python_type(), method_name)
             if isinstance(method, types.FunctionType):
                 result = vm.call(vm.held(method), [receiver, other], {})

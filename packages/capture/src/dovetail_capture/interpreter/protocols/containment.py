@@ -6,9 +6,10 @@ import operator
 from typing import TYPE_CHECKING, Any
 
 from dovetail_capture.interpreter.protocols import dicts
+from dovetail_capture.interpreter.protocols.class_attributes import class_lookup
 from dovetail_capture.interpreter.protocols.comparison import compare, is_same
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python
-from dovetail_capture.interpreter.protocols.operands import dunder
+from dovetail_capture.interpreter.protocols.operands import dunder, has_own
 from dovetail_capture.interpreter.protocols.truth_and_length import truth
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value
@@ -43,7 +44,8 @@ def contains(vm: Interpreter, container: Value, item: Value) -> bool:
         return hash_key(item) in container.items
     if isinstance(container, DictView) and container.kind == "keys":
         return contains(vm, vm.native(container.dictionary), item)
-    if isinstance(container, Constant):
+    own = has_own(vm, container, "__contains__", "__iter__")
+    if isinstance(container, Constant) and not own:
         real = as_python(vm, item)
         if real is not UNKNOWN:
             try:
@@ -62,7 +64,10 @@ def contains(vm: Interpreter, container: Value, item: Value) -> bool:
             return False
     if isinstance(container, TensorValue):
         raise GraphBreakSignal("`in` of a tensor")
-    if isinstance(container, ObjectValue):
+    if own or isinstance(container, ObjectValue):
+        if class_lookup(vm, container.python_type(), "__contains__")[1] is None:
+            name = container.python_type().__name__
+            vm.raise_error(TypeError, f"'{name}' object is not a container")
         method = dunder(vm, container, "__contains__")
         if method is not None:
             return truth(vm, vm.call(method, [item], {}))

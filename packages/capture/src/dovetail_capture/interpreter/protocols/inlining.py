@@ -102,6 +102,14 @@ def call_function(
     return inline(vm, real, args, kwargs)
 
 
+def read_function(vm: Interpreter, real: types.FunctionType) -> tuple[list[Any], dict[str, Any]]:
+    """The defaults of a function whose code and defaults are guarded from now on."""
+    known = vm.function_defaults.get(real)
+    if known is None:
+        known = vm.function_defaults[real] = defaults_of(vm, real)
+    return known
+
+
 def _tells_of_method(real: Any) -> bool:
     """Does a function of torch's have the name of the method that it wraps? (`Tensor.__pow__`)"""
     return str(real.__qualname__).startswith("TensorBase.")
@@ -153,10 +161,7 @@ def inline(
     if own is not None:
         return own(vm, args, kwargs)  # type: ignore[no-any-return]
     sources = vm.session.sources
-    known = vm.function_defaults.get(real)
-    if known is None:
-        known = vm.function_defaults[real] = defaults_of(vm, real)
-    positional, keyword = known
+    positional, keyword = read_function(vm, real)
     slots = bind(vm, code, positional, keyword, args, kwargs)
     closure: tuple[CellValue, ...] = ()
     if real.__closure__:

@@ -112,6 +112,7 @@ def native_new(
 ) -> Value:
     """`owner.__new__(cls, *args)` where `owner` is a C class."""
     if owner is object:
+        class_attributes.class_lookup(vm, cls, "__abstractmethods__")
         if getattr(cls, "__abstractmethods__", None):
             try:
                 object.__new__(cls)

@@ -15,6 +15,7 @@ from dovetail_capture.interpreter.protocols import (
     truth_and_length,
 )
 from dovetail_capture.interpreter.protocols.constants import from_python
+from dovetail_capture.interpreter.protocols.operands import has_own
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value
@@ -68,7 +69,7 @@ def get_iter(vm: Interpreter, value: Value) -> Value:
             vm.raise_error(TypeError, "iteration over a 0-d tensor")
         unbound = vm.record("call_method", "unbind", [value, Constant(0)], {})
         return get_iter(vm, unbound)
-    if type(value) is ObjectValue:
+    if type(value) is ObjectValue or has_own(vm, value, "__iter__"):
         return _object_iter(vm, value)
     if isinstance(value, Constant):
         return _constant_iter(vm, value)
@@ -81,7 +82,7 @@ def _constant_iter(vm: Interpreter, value: Constant) -> Value:
         _owner, method = class_attributes.class_lookup(vm, type(real), "__iter__")
         if method is class_attributes.MISSING:
             return vm.raise_error(TypeError, f"'{type(real).__name__}' object is not iterable")
-        # An Enum class: its members are fixed.
+        class_attributes.read_members(vm, real)
         return IteratorValue(
             iter([vm.held(item) for item in list(cast(Any, real))]), _LIST_ITERATOR, True
         )
@@ -103,14 +104,14 @@ def _is_native_iterator(vm: Interpreter, value: Value) -> bool:
     return isinstance(step, class_attributes.C_METHODS)
 
 
-def _object_iter(vm: Interpreter, value: ObjectValue) -> Value:
-    if _is_native_iterator(vm, value):
+def _object_iter(vm: Interpreter, value: Value) -> Value:
+    if isinstance(value, ObjectValue) and _is_native_iterator(vm, value):
         return value
-    owner, method = class_attributes.class_lookup(vm, value.cls, "__iter__")
+    owner, method = class_attributes.class_lookup(vm, value.python_type(), "__iter__")
     if method is class_attributes.MISSING or method is None:
-        _, getitem = class_attributes.class_lookup(vm, value.cls, "__getitem__")
-        if getitem is class_attributes.MISSING:
-            name = value.cls.__name__
+        _, getitem = class_attributes.class_lookup(vm, value.python_type(), "__getitem__")
+        if getitem is class_attributes.MISSING or method is None:
+            name = value.python_type().__name__
             return vm.raise_error(TypeError, f"'{name}' object is not iterable")
         return IteratorValue(_by_index(vm, value), _LIST_ITERATOR)
     bound = object_attributes.bind_to_instance(vm, value, owner, "__iter__", method)

@@ -15,6 +15,7 @@ from dovetail_capture.interpreter.protocols import class_attributes, object_attr
 from dovetail_capture.interpreter.protocols.constants import from_python
 from dovetail_capture.interpreter.recorder import NotAGraphArgument
 from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.stored_names import is_settled
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber, floor_divide, power
@@ -103,6 +104,21 @@ def dunder(vm: Interpreter, obj: Value, name: str) -> Value | None:
     if method is class_attributes.MISSING or method is None:
         return None
     return object_attributes.bind_to_instance(vm, obj, owner, name, method)
+
+
+def has_own(vm: Interpreter, value: Value, *names: str) -> bool:
+    """Has the class of a constant one of these special methods in the program's Python: a member of
+    an enumeration, a class with a metaclass? Then that is captured, not asked."""
+    if value.__class__ is not Constant:
+        return False
+    cls = value.python_type()
+    if cls.__flags__ & _IMMUTABLE_TYPE or id(cls) in vm.session.stand_ins:
+        return False
+    found = (class_attributes.class_lookup(vm, cls, name)[1] for name in names)
+    return any(
+        isinstance(method, types.FunctionType) and not is_settled(method.__module__ or "")
+        for method in found
+    )
 
 
 def is_opaque(value: Value) -> bool:

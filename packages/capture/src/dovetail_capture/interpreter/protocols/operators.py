@@ -13,6 +13,7 @@ from dovetail_capture.interpreter.protocols.operands import (
     concrete,
     dunder,
     fold,
+    has_own,
     is_number,
     is_opaque,
     plain_number,
@@ -50,7 +51,14 @@ def binary(vm: Interpreter, symbol: str, left: Value, right: Value, inplace: boo
     """`left <symbol> right`, or the augmented assignment's value."""
     fn = BINARY[symbol][0]
     left_class, right_class = left.__class__, right.__class__
-    if isinstance(left, Constant) and isinstance(right, Constant):
+    own = _has_own_operator(vm, symbol, left, right)
+    if symbol == "*" and any(has_own(vm, side, "__index__") for side in (left, right)):
+        counted = None if own else _repeated(vm, left, right)
+        if counted is not None:
+            return binary(vm, symbol, *counted, inplace)
+    if symbol == "%" and _is_formatted(vm, left, right):
+        raise GraphBreakSignal(f"a text formatted with {right.describe()}")
+    if isinstance(left, Constant) and isinstance(right, Constant) and not own:
         folded = INPLACE[symbol] if inplace else fn  # constants do not change: errors tell of it
         return fold(vm, folded, left.value, right.value)
     if isinstance(left, SymbolicNumber) or isinstance(right, SymbolicNumber):
@@ -65,7 +73,7 @@ def binary(vm: Interpreter, symbol: str, left: Value, right: Value, inplace: boo
             return record_call(vm, INPLACE[symbol], [left, right])
         if left_class is not ObjectValue and right_class is not ObjectValue:
             return record_call(vm, fn, [left, right])
-    if left_class is ObjectValue or right_class is ObjectValue:
+    if own or left_class is ObjectValue or right_class is ObjectValue:
         found = by_methods(vm, symbol, BINARY[symbol][1], left, right, inplace)
         if found is not None:
             return found
@@ -104,14 +112,27 @@ def _type_name(value: Value) -> str:
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 
 
+def _has_own_operator(vm: Interpreter, symbol: str, left: Value, right: Value) -> bool:
+    """Has one of two operands an operator of the program's, though it is a constant?"""
+    name = BINARY[symbol][1]
+    return has_own(vm, left, f"__{name}__", f"__i{name}__") or has_own(vm, right, f"__r{name}__")
+
+
+def _is_formatted(vm: Interpreter, left: Value, right: Value) -> bool:
+    """Is a text formatted with a constant whose text is the program's?"""
+    parts = right.items if isinstance(right, TupleValue) else [right]
+    return issubclass(left.python_type(), (str, bytes)) and any(
+        isinstance(part, Value) and has_own(vm, part, "__str__", "__repr__") for part in parts
+    )
+
+
 def _repeated(vm: Interpreter, left: Value, right: Value) -> tuple[Value, Value] | None:
     """The operands of a sequence repeated as often as the `__index__` of an object says."""
     sides = [left, right]
     for place, value in enumerate(sides):
         sequence = sides[1 - place].python_type()
-        if isinstance(value, ObjectValue) and issubclass(
-            sequence, (list, tuple, deque, str, bytes)
-        ):
+        is_object = isinstance(value, ObjectValue) or has_own(vm, value, "__index__")
+        if is_object and issubclass(sequence, (list, tuple, deque, str, bytes)):
             if dunder(vm, value, "__index__") is not None:
                 sides[place] = Constant(index_of(vm, value))
                 return sides[0], sides[1]
@@ -157,7 +178,7 @@ def by_methods(
     for receiver, method, special, other in _attempts(vm, name, left, right, inplace):
         if method is class_attributes.MISSING or method is None:
             continue
-        is_object = receiver.__class__ is ObjectValue
+        is_object = receiver.__class__ is ObjectValue or has_own(vm, receiver, special)
         native = not is_object or vm.native(receiver) is not receiver
         if isinstance(method, class_attributes.C_METHODS) and native:
             if receiver.__class__ is TensorValue and not _unknown_to_tensors(vm, other):
@@ -304,7 +325,7 @@ def unary(vm: Interpreter, symbol: str, operand: Value) -> Value:
     fn, name = UNARY[symbol]
     if isinstance(operand, SymbolicNumber) and (symbol == "~" or operand.python_type() is bool):
         operand = concrete(operand)
-    if isinstance(operand, (Constant, SymbolicNumber)):
+    if isinstance(operand, (Constant, SymbolicNumber)) and not has_own(vm, operand, name):
         return fold(vm, fn, plain_number(operand))
     if isinstance(operand, TensorValue):
         return record_call(vm, fn, [operand])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from dovetail_guards.torch_state import READERS
 
-from dovetail_capture.interpreter.protocols import attributes
+from dovetail_capture.interpreter.protocols import attributes, class_attributes
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value
 from dovetail_capture.interpreter.values.containers import TupleValue
@@ -32,6 +32,7 @@ def raise_error(
     vm: Interpreter, cls: type, text: str, name: str | None = None, obj: Value | None = None
 ) -> NoReturn:
     """Raise `cls(text)` in the program, with what is set of the fields `name` and `obj`."""
+    class_attributes.read_names_in(vm, text)
     try:
         raise_exception(vm, cls, [Constant(text)])
     except ProgramException as error:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import operator
+import types
 from typing import TYPE_CHECKING
 
 import torch
 
 from dovetail_capture.interpreter.protocols import dicts, sequences
+from dovetail_capture.interpreter.protocols.class_attributes import class_lookup
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python
-from dovetail_capture.interpreter.protocols.operands import concrete, dunder, fold, record_call
+from dovetail_capture.interpreter.protocols.operands import (
+    concrete,
+    dunder,
+    fold,
+    has_own,
+    record_call,
+)
 from dovetail_capture.interpreter.protocols.returned import returned
 from dovetail_capture.interpreter.protocols.tensor_index import (
     at_symbolic_numbers,
@@ -17,6 +25,7 @@ from dovetail_capture.interpreter.protocols.tensor_index import (
     tensor_key,
 )
 from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.stored_names import is_settled
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.containers import (
@@ -53,7 +62,7 @@ def getitem(vm: Interpreter, obj: Value, key: Value) -> Value:
         return _sequence_item(vm, obj, key)
     if isinstance(obj, DictValue):
         return dicts.lookup(vm, obj, key)
-    if isinstance(obj, Constant):
+    if isinstance(obj, Constant) and not _has_own_items(vm, obj):
         real = obj.value
         real_key = as_python(vm, key)
         if real_key is not UNKNOWN:
@@ -68,10 +77,21 @@ def getitem(vm: Interpreter, obj: Value, key: Value) -> Value:
     return vm.call(method, [key], {})
 
 
+def _has_own_items(vm: Interpreter, obj: Constant) -> bool:
+    """Has a constant items by a method of the program's?"""
+    if not isinstance(obj.value, type):
+        return has_own(vm, obj, "__getitem__")
+    method = class_lookup(vm, obj.value, "__class_getitem__")[1]
+    function = getattr(method, "__func__", None)
+    by_class = isinstance(function, types.FunctionType) and not is_settled(function.__module__)
+    return by_class or has_own(vm, obj, "__getitem__")
+
+
 def index_of(vm: Interpreter, key: Value, of: str = "list") -> int:
     """An integer index (`__index__`) of a sequence, or with an empty `of` an integer argument."""
     key = concrete(key)
-    if isinstance(key, Constant) and hasattr(key.value, "__index__"):
+    own = has_own(vm, key, "__index__")
+    if isinstance(key, Constant) and hasattr(key.value, "__index__") and not own:
         return operator.index(key.value)
     if isinstance(key, TensorValue):
         known = vm.data_of(key)
@@ -113,6 +133,13 @@ def _sequence_item(vm: Interpreter, obj: ListValue | TupleValue, key: Value) -> 
 
 def slice_of(vm: Interpreter, key: SliceValue) -> slice:
     """A slice of known bounds."""
+    parts = (key.start, key.stop, key.step)
+    if any(has_own(vm, part, "__index__") for part in parts):
+        asked = (
+            Constant(index_of(vm, part)) if has_own(vm, part, "__index__") else part
+            for part in parts
+        )
+        key = SliceValue(*asked)
     real = as_python(vm, key)
     if real is UNKNOWN:
         raise GraphBreakSignal("a slice whose bounds are not known")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import operator
 from typing import TYPE_CHECKING
 
-from dovetail_capture.interpreter.protocols import dicts
+from dovetail_capture.interpreter.protocols import class_attributes, dicts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
-from dovetail_capture.interpreter.protocols.operands import dunder, fold
+from dovetail_capture.interpreter.protocols.operands import dunder, fold, has_own
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Value
@@ -35,7 +35,10 @@ def truth(vm: Interpreter, value: Value) -> bool:
     """`bool(value)`."""
     if type(value) is ArrayValue:
         raise GraphBreakSignal(f"a branch on {value.describe()}", "use np.where")
-    if isinstance(value, (Constant, SymbolicNumber)):
+    own = has_own(vm, value, "__bool__", "__len__")
+    if isinstance(value, (Constant, SymbolicNumber)) and not own:
+        if value.value is NotImplemented:
+            raise GraphBreakSignal("the truth of NotImplemented, which warns")
         return bool(value.value)
     if type(value) is TensorValue:
         known = vm.data_of(value)
@@ -54,7 +57,7 @@ def truth(vm: Interpreter, value: Value) -> bool:
         return bool(dicts.length(vm, value))
     if type(value) is DictView:
         return bool(length(vm, value))
-    if type(value) is ObjectValue:
+    if own or type(value) is ObjectValue:
         method = dunder(vm, value, "__bool__")
         if method is None:
             return dunder(vm, value, "__len__") is None or bool(length(vm, value))
@@ -80,7 +83,9 @@ def length(vm: Interpreter, value: Value) -> int:
         if not len(value.sizes):
             vm.raise_error(TypeError, "len() of a 0-d tensor")
         return value.sizes[0]  # type: ignore[no-any-return]
-    if isinstance(value, Constant):
+    if isinstance(value, Constant) and not has_own(vm, value, "__len__"):
+        if isinstance(value.value, type):
+            class_attributes.read_members(vm, value.value)
         folded = fold(vm, len, value.value)
         assert isinstance(folded, Constant)
         return int(folded.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 from dovetail_guards.source import Source
@@ -44,10 +45,13 @@ class Constant(Value):
         return type(self.value)
 
     def describe(self) -> str:
+        tells = type(type(self.value).__repr__) is not types.FunctionType
         try:
-            return f"{self.value!r:.80}"
+            if tells or type(self.value).__repr__.__module__ == "enum":
+                return f"{self.value!r:.80}"
         except Exception:  # an object that is not finished yet may not be able to tell
-            return f"an object of type {type(self.value).__qualname__}"
+            pass
+        return f"an object of type {type(self.value).__qualname__}"
 
     def __repr__(self) -> str:
         return f"Constant({self.value!r:.60})"
