@@ -100,7 +100,7 @@ def test_a_spectral_convolution_copies_no_spectrum() -> None:
 
 
 CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
-    "sums": (lambda x, y: (x + y, x - y, -x, x + 2, x - 1j), (c(4, 5), c(4, 5))),
+    "sums": (lambda x, y: (x + y, x - y, -x, x + 2, x - 1j, 1j - x, 3 - x), (c(4, 5), c(4, 5))),
     "products": (lambda x, y: (x * y, x * 2.5, x * (1 + 2j), x * y.conj()), (c(4, 5), c(5))),
     "a real factor": (lambda x, r: (x * r, r * x, x + r), (c(4, 5), torch.randn(4, 1))),
     "whole factors": (lambda x, n: x * n, (c(4, 5), torch.arange(5))),

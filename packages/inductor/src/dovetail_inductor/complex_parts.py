@@ -93,8 +93,12 @@ def _is_computed(node: Node) -> bool:
         (source,) = node.all_input_nodes
         if source.meta["val"].device != fake_of(node).device:
             return False
+    if any(isinstance(a, complex) for a in node.args[2:]):
+        return False  # (a complex factor of what is added)
     if node.target in _APART:
         return node.kwargs.keys() <= _PLAIN
+    if node.target is aten.rsub.Scalar and len(node.args) > 2:
+        return False
     return node.target in _COMPUTED and node.kwargs.keys() <= {"dtype", *_PLAIN}
 
 
@@ -295,6 +299,17 @@ def _product(copier: _Copier, node: Node) -> Parts:
     )
 
 
+def _difference(copier: _Copier, node: Node) -> Parts:
+    """What is subtracted comes first, then a number."""
+    parts, numbers = (copier.operand(operand, node) for operand in node.args)
+
+    def less(part: int) -> Node:
+        negative = copier.call(aten.neg.default, parts[part])
+        return copier.call(aten.add.Tensor, negative, numbers[part])
+
+    return less(0), less(1)
+
+
 def _conjugate(copier: _Copier, node: Node) -> Parts:
     real, imag = copier.operand(node.args[0], node)
     return copier.call(aten.clone.default, real), copier.call(aten.neg.default, imag)
@@ -329,6 +344,7 @@ def _filled(copier: _Copier, node: Node) -> Parts:
 _COMPUTED: dict[Any, Callable[[_Copier, Node], Parts]] = {
     aten.mul.Tensor: _product,
     aten.mul.Scalar: _product,
+    aten.rsub.Scalar: _difference,
     aten._conj_physical.default: _conjugate,
     aten.conj_physical.default: _conjugate,
     aten.where.self: _where,
