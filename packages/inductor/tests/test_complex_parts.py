@@ -158,6 +158,17 @@ def test_computed_pairs_are_read_as_numbers_where_they_lie() -> None:
     check(fn, torch.randn(3, 4, 2), library=["aten::exp"])
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_halves_are_seen_as_pairs() -> None:
+    """No arithmetic is done on them; their parts are."""
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        z = x.to(torch.complex32)
+        return z, torch.view_as_real(z) * 2, torch.view_as_complex(torch.view_as_real(z) + 1)
+
+    check(fn, c(3, 4), library=["aten::_to_copy"])
+
+
 def test_infinite_factors_as_eager() -> None:
     values = torch.tensor([complex(float("inf"), 0), complex(0, float("nan")), 1 + 1j, -0.0])
     check(lambda x: (x * 2, x * x, x + 1, -x), values)

@@ -29,6 +29,8 @@ from dovetail_inductor.options import InductorOptions
 
 aten = torch.ops.aten
 
+# (The library rounds products of halves once; parts would be rounded one by one.)
+_COMPUTED_DTYPES = frozenset({torch.complex64, torch.complex128})
 # What shows the same elements otherwise: of each part as of the whole.
 _VIEWS = frozenset(
     {
@@ -77,7 +79,7 @@ def _is_on_gpu(node: Node, options: InductorOptions) -> bool:
 def _is_complex(node: Any) -> bool:
     """Whether a node is a complex tensor whose parts lie in memory as they are."""
     value = node.meta.get("val") if isinstance(node, Node) else None
-    return isinstance(value, FakeTensor) and value.dtype in PART and not is_lazy(value)
+    return isinstance(value, FakeTensor) and value.dtype in _COMPUTED_DTYPES and not is_lazy(value)
 
 
 def _is_computed(node: Node) -> bool:
@@ -107,7 +109,8 @@ def _is_known(node: Node) -> bool:
     value = node.meta.get("val")
     if not isinstance(value, Tensor):
         return True
-    return not is_lazy(value) and (value.dtype in PART or not value.dtype.is_complex)
+    known = value.dtype in _COMPUTED_DTYPES or not value.dtype.is_complex
+    return known and not is_lazy(value)
 
 
 def _is_dense(value: FakeTensor) -> bool:

@@ -17,7 +17,11 @@ from dovetail_inductor.loop_ir.index import Index, Var
 from dovetail_inductor.loop_ir.sizes import FloatSize, any_symbolic, hint_of
 
 # The dtype of a complex number's parts.
-PART = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+PART = {
+    torch.complex32: torch.float16,
+    torch.complex64: torch.float32,
+    torch.complex128: torch.float64,
+}
 
 
 @dataclass(frozen=True)
