@@ -97,6 +97,16 @@ def same(ours: Any, eager: Any, what: str, *, exact: bool, strides: bool = True)
         )
 
 
+def same_answers(ours: list[Any], eager: list[Any]) -> None:
+    """What autograd answered: gradients, Nones, counts."""
+    assert len(ours) == len(eager)
+    for one, other in zip(ours, eager, strict=True):
+        if isinstance(other, Tensor):
+            torch.testing.assert_close(one, other)
+        else:
+            assert one == other
+
+
 def check(
     fn: Callable[..., Any],
     inputs: Sequence[Any],

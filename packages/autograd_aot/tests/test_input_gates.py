@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from aot_testing import as_graph, run_fx
+from aot_testing import as_graph, run_fx, same_answers
 from dovetail_autograd_aot import aot_compile, compiled_autograd
 from torch import Tensor
 from torch.fx import symbolic_trace
@@ -90,15 +90,6 @@ def asked(run: Callable[..., Any], question: Callable[..., Any]) -> list[Any]:
     return [*found, *(leaf.grad for leaf in leaves), Counted.calls]
 
 
-def same(ours: list[Any], eager: list[Any]) -> None:
-    assert len(ours) == len(eager)
-    for one, other in zip(ours, eager, strict=True):
-        if isinstance(other, Tensor):
-            torch.testing.assert_close(one, other)
-        else:
-            assert one == other
-
-
 def compiled() -> Callable[..., Any]:
     examples = [torch.ones(3, requires_grad=True) * 1 for _ in range(2)]
     examples.append(torch.ones(3, requires_grad=True))
@@ -107,14 +98,14 @@ def compiled() -> Callable[..., Any]:
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda q: q.__name__)
 def test_answers_are_eagers(question: Callable[..., Any]) -> None:
-    same(asked(compiled(), question), asked(graph, question))
+    same_answers(asked(compiled(), question), asked(graph, question))
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda q: q.__name__)
 def test_answers_are_eagers_of_what_was_compiled_for_leaves(question: Callable[..., Any]) -> None:
     examples = [torch.ones(3, requires_grad=True) for _ in range(3)]
     run = aot_compile(symbolic_trace(graph), examples, forward_compiler=run_fx)
-    same(asked(run, question), asked(graph, question))
+    same_answers(asked(run, question), asked(graph, question))
     outputs = run(*examples)
     outputs[0].sum().backward()
     assert examples[0].grad is not None and examples[1].grad is None
@@ -129,7 +120,7 @@ def test_compiled_autograd_comes_through_gates() -> None:
             (o[0].sum() + o[1].sum()).backward()
 
     for _ in range(3):
-        same(asked(run, in_context)[:-1], asked(graph, together_of_two)[:-1])
+        same_answers(asked(run, in_context)[:-1], asked(graph, together_of_two)[:-1])
     assert context.report.compiled == 2 and not context.report.on_engine
 
 
@@ -149,7 +140,7 @@ def test_the_same_tensor_given_twice_in_a_run_by_eager() -> None:
 
     example = torch.ones(3, requires_grad=True)
     run = aot_compile(symbolic_trace(fn), [example, example], forward_compiler=run_fx)
-    same(list(gradients(run)), list(gradients(fn)))
+    same_answers(list(gradients(run)), list(gradients(fn)))
 
 
 def written_by_autograd(y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
@@ -242,7 +233,7 @@ def test_inputs_that_are_written_to(fn: Function, question: Function) -> None:
         leaves, inputs = with_history(seen)
         question(each(*inputs), inputs)
         answers.append([len(seen[0]), *seen[0], *seen[1], *(leaf.grad for leaf in leaves)])
-    same(answers[1], answers[0])
+    same_answers(answers[1], answers[0])
 
 
 def test_hook_on_a_written_input_that_gets_no_gradient() -> None:
@@ -274,7 +265,7 @@ def test_written_input_whose_gradient_cannot_be_computed() -> None:
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             inputs[0].sum().backward()
         answers.append([inputs[0].detach(), leaves[1].grad])
-    same(answers[1], answers[0])
+    same_answers(answers[1], answers[0])
 
 
 def test_write_that_changes_nothing_gives_an_input_a_new_history() -> None:
@@ -290,7 +281,7 @@ def test_write_that_changes_nothing_gives_an_input_a_new_history() -> None:
         outputs = each(inputs[0])
         loss = outputs[0].sum() + outputs[1].sum()
         answers.append(list(torch.autograd.grad(loss, [inputs[0], leaves[0]])))
-    same(answers[1], answers[0])
+    same_answers(answers[1], answers[0])
 
 
 class Squared(torch.autograd.Function):
@@ -334,7 +325,7 @@ def test_inputs_without_gradient_beside_a_function_of_the_user(
             outputs[0].sum().backward()
         visits = [len(each) for each in seen]
         answers.append([*visits, *(leaf.grad for leaf in leaves)])
-    same(answers[1], answers[0])
+    same_answers(answers[1], answers[0])
 
 
 def test_gradients_by_way_where_no_whole_backward_can_be_computed() -> None:
@@ -393,4 +384,4 @@ def test_views_of_a_result_whose_gradient_cannot_be_computed() -> None:
                 outputs[number].sum().backward(retain_graph=True)
         shared = outputs[0].untyped_storage().data_ptr() == outputs[3].untyped_storage().data_ptr()
         answers.append([shared, leaves[1].grad, *(o.detach() for o in outputs)])
-    same(answers[1], answers[0])
+    same_answers(answers[1], answers[0])

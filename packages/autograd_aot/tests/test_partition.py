@@ -107,12 +107,14 @@ def test_of_equal_values_what_is_in_memory_anyway_is_saved():
     assert "relu_default" in parts.saved and "mm_default" not in parts.saved
 
 
-def test_rows_are_gathered_again_from_what_is_there() -> None:
+@pytest.mark.parametrize("select", [False, True])
+def test_rows_are_gathered_again_from_what_is_there(select: bool) -> None:
     """The edges of a graph network: more of them than nodes."""
     edges = torch.randint(0, 4, (50,))
 
     def messages(x, w, s, numbers):
-        return ((x @ w)[numbers] * s,)
+        h = x @ w
+        return ((h.index_select(0, numbers) if select else h[numbers]) * s,)
 
     parts = min_cut_partition(joint(messages, p(4, 8), p(8, 16), p(50, 16), edges))
     assert "mm_default" in parts.saved and not any("index" in name for name in parts.saved)
@@ -122,10 +124,11 @@ def test_rows_are_gathered_again_from_what_is_there() -> None:
     assert any("index" in name for name in parts.saved)
 
 
-def test_rows_of_weights_are_kept_as_eager_does() -> None:
-    """An embedding's weight may be written to before the backward."""
-    tokens = torch.randint(0, 100, (5,))
-    parts = min_cut_partition(joint(lambda w, s, t: (w[t] * s,), p(100, 16), p(5, 16), tokens))
+@pytest.mark.parametrize("graded", [False, True])
+def test_rows_of_inputs_are_kept_as_eager_does(graded: bool) -> None:
+    """An embedding's weight, or a bank of what was seen, may be written to before the backward."""
+    tokens, table = torch.randint(0, 100, (5,)), p(100, 16).detach().requires_grad_(graded)
+    parts = min_cut_partition(joint(lambda w, s, t: (w[t] * s,), table, p(5, 16), tokens))
     assert 0 not in parts.saved_primals and parts.saved_bytes == 5 * 16 * 4
 
 

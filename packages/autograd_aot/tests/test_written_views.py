@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from aot_testing import as_graph, run_fx
+from aot_testing import as_graph, run_fx, same_answers
 from dovetail_autograd_aot import AotLog, TraceError, aot_compile
 from dovetail_prims.node_error import blamed
 from torch import Tensor
@@ -128,15 +128,6 @@ def _asked(run: Run, base_of: str, view: str, ask: str) -> list[Any]:
     return [*answers, leaf.grad, w.grad, *([x.grad, base.grad] if ask == "retained" else [])]
 
 
-def _same(ours: list[Any], eager: list[Any]) -> None:
-    assert len(ours) == len(eager)
-    for one, other in zip(ours, eager, strict=True):
-        if isinstance(other, Tensor):
-            torch.testing.assert_close(one, other)
-        else:
-            assert one == other
-
-
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 @pytest.mark.parametrize("write", WRITES, ids=lambda w: w.__name__)
 @pytest.mark.parametrize("base_of", BASES)
@@ -170,7 +161,7 @@ def test_what_autograd_says_is_eagers(
                 except RuntimeError as error:
                     assert "overwrites an input" in str(error), (name, view, ask)
                     continue
-                _same(ours, eager)
+                same_answers(ours, eager)
                 asked += 1
         if write is _nothing:
             assert not log.eager_calls
@@ -223,7 +214,7 @@ def test_what_autograd_has_no_place_for_stays_compiled(needs_grad: bool) -> None
         outputs = call(part, key)
         sum(o.sum() for o in outputs).backward()
         found.append([*outputs, key.grad, part])
-    _same(found[1], found[0])
+    same_answers(found[1], found[0])
     assert not log.eager_calls and not log.placements
 
 
@@ -256,13 +247,13 @@ def test_a_view_is_taken_anew_where_another_input_with_its_counter_is_written_to
     run = aot_compile(graph, inputs(Tensor.detach), forward_compiler=run_fx, log=log)
     assert asked(_view_beside_a_write, Tensor.detach)[-2] is None
     for calls in range(2):
-        _same(asked(run, Tensor.detach), asked(_view_beside_a_write, Tensor.detach))
+        same_answers(asked(run, Tensor.detach), asked(_view_beside_a_write, Tensor.detach))
         eager = asked(_view_beside_a_write, lambda whole: whole.data)  # (has its own counter)
         if overlaps:
             with pytest.raises(RuntimeError, match="inputs share memory"):
                 asked(run, lambda whole: whole.data)
         else:
-            _same(asked(run, lambda whole: whole.data), eager)
+            same_answers(asked(run, lambda whole: whole.data), eager)
         assert log.placements == 1, calls
 
 

@@ -58,12 +58,10 @@ class Roles:
         # needed of it is saved as a copy, too.
         end = len(self.primals) - joint.carriers
         self.mutated |= set(self.primals[end - len(joint.storages) : end])
-        graded = signature.primals_require_grad
-        self.graded = {n for n, wanted in zip(self.primals, graded, strict=True) if wanted}
         self.numbers = {  # inputs of one element that get no gradient
             node
-            for node in self.primals
-            if node not in self.graded
+            for node, graded in zip(self.primals, signature.primals_require_grad, strict=True)
+            if not graded
             and isinstance(node.meta["val"], FakeTensor)
             and not node.meta["val"]._sizes
         }
@@ -144,14 +142,12 @@ class Roles:
         return may_recompute(node) or self._gathers_rows(node)
 
     def _gathers_rows(self, node: Node) -> bool:
-        """Whether a node gathers rows of what is in memory. Not of weights: eager keeps none of
-        them, and so lets them be written to before the backward."""
+        """Whether a node gathers rows of what is in memory. Not of inputs: eager keeps none of
+        them, and so lets weights, or a bank of what was seen, be written to before the backward."""
         if not gathers_rows(node):
             return False
         source = view_root(node.args[0])  # type: ignore[arg-type]
-        if source.op == "placeholder":
-            return source not in self.graded
-        return not may_recompute(source)
+        return source.op != "placeholder" and not may_recompute(source)
 
     def _regions(self) -> dict[Node, int]:
         """The checkpointed region that each node belongs to; what the backward makes of values of

@@ -375,11 +375,9 @@ def _view_as_complex(
 
     s = ctx.realize(base)
     begin = ctx.buffers[s.buffer].offset
-    even = all(is_multiple(n, 2) for n in (*s.stride[:-1], s.offset, begin))
-    # (Else it lies otherwise than the program says; a copy will not.)
-    return (
-        make_view(ctx, node, base, None, restride) if even and s.stride[-1] == 1 else NotImplemented
-    )
+    if s.stride[-1] != 1 or not all(is_multiple(n, 2) for n in (*s.stride[:-1], s.offset, begin)):
+        return NotImplemented  # it lies otherwise than the program says; a copy will not
+    return make_view(ctx, node, base, None, restride)
 
 
 def _as_strided(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
