@@ -27,9 +27,14 @@ def test_halves_are_multiplied_in_float32_and_rounded() -> None:
     with float32_products():
         widened = products(a, b)
         compiled = dovetail.compile(lambda a, b: torch.relu(a @ b))(a, b)
-    for one, other in zip(plain, widened, strict=True):
+    # What eager's own gradient is worth depends on what the CPU knows of halves.
+    image_out = torch.nn.functional.conv2d(image.float(), weight.detach().float()).bfloat16()
+    slopes = (2 * image_out.float()).bfloat16().float()
+    grad = torch.nn.grad.conv2d_weight(image.float(), weight.shape, slopes).bfloat16()
+    wanted = (*plain[:-1], grad)
+    for one, other, near in zip(plain, widened, wanted, strict=True):
         assert one.dtype == other.dtype and one.stride() == other.stride()
-        torch.testing.assert_close(one, other)
+        torch.testing.assert_close(near, other)
     exact = (a.float() @ b.float()).bfloat16()
     assert torch.equal(widened[1], exact) and torch.equal(compiled, exact.relu())
     calls: list[str] = []

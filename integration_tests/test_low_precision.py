@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -123,5 +124,11 @@ def test_recurrent_layers_under_autocast_are_one_graph(kind: type[torch.nn.Modul
     compiled = dovetail.compile(layer, fullgraph=True)
     for enabled in (True, False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-            mine, theirs = compiled(x)[0], layer(x)[0]
+            try:
+                theirs = layer(x)[0]
+            except RuntimeError as error:  # (eager's LSTM, on a CPU that knows no halves)
+                with pytest.raises(RuntimeError, match=re.escape(str(error).splitlines()[0])):
+                    compiled(x)
+                continue
+            mine = compiled(x)[0]
         torch.testing.assert_close(mine, theirs, rtol=3e-2, atol=3e-2)
