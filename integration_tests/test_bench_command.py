@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,7 +15,9 @@ import pytest
 import torch
 
 from dovetail.bench import measure
+from dovetail.bench.draws import Errors, over_draws
 from dovetail.bench.driver import Failure, Row
+from dovetail.bench.models import Case
 from dovetail.bench.table import ratios, render
 from dovetail.bench.worker import Figures
 from dovetail.cli import main
@@ -104,6 +108,36 @@ def test_errors_are_scaled_by_each_tensor() -> None:
     assert measure.mean_error(values, [one, large]) == pytest.approx(root)
     with pytest.raises(ValueError, match="2 values beside 1"):
         measure.mean_error(values, [one])
+
+
+def test_what_is_not_a_number_is_no_small_error() -> None:
+    one = torch.tensor([1.0, -1.0])
+    wrong = torch.tensor([1.0, float("nan")])
+    assert measure.largest_error([wrong, one], [one, one]) == math.inf
+    assert measure.mean_error([wrong, one], [one, one]) == math.inf
+    assert measure.mean_error([one, wrong], [one, one]) == math.inf
+
+
+def test_errors_are_means_over_draws() -> None:
+    linear, norm = torch.nn.Linear(4, 4), torch.nn.LayerNorm(4)
+    model = torch.nn.Sequential(linear, norm)
+    inputs = {"input": torch.rand(8, 4), "mask": torch.tensor([0.0, -math.inf])}
+    case = Case(model, inputs, torch.sum)
+    twin = Case(copy.deepcopy(model), inputs, torch.sum)
+    seen: list[torch.Tensor] = []
+
+    def errors() -> tuple[Errors, ...]:
+        for own, other in zip(model.parameters(), twin.model.parameters(), strict=True):
+            assert torch.equal(own, other)
+        assert torch.equal(model(inputs["input"]), twin.model(inputs["input"]))
+        assert 0 <= inputs["input"].min() and inputs["input"].max() <= 1
+        assert torch.equal(norm.weight, torch.ones(4)) and inputs["mask"].isinf().any()
+        seen.append(linear.weight.detach().clone())
+        return (Errors(float(len(seen)), 1.0), Errors(0.0, 2.0 * len(seen)))
+
+    assert over_draws(case, twin, 3, errors) == (Errors(2.0, 1.0), Errors(0.0, 4.0))
+    assert not torch.equal(seen[0], seen[1]) and not torch.equal(seen[1], seen[2])
+    assert over_draws(case, twin, 3, lambda: None) is None
 
 
 def test_an_error_of_what_is_nearly_zero_is_not_relative_to_it() -> None:

@@ -7,7 +7,8 @@
 Each system has a process of its own, with eager interleaved in each. With `--gpus N`, N cases run
 at once, each on a GPU of its own. With `--jobs N`, N processes a GPU prepare at once and then time
 in turns: steady state is measured alone, first calls are not (they compare systems only, on a
-machine with cores to spare).
+machine with cores to spare). Errors against float64 are means over `--draws` draws of weights and
+inputs.
 """
 
 from __future__ import annotations
@@ -50,15 +51,7 @@ LONGEST_TO_TUNE = ("resnet50-64",)
 def geometric_means(rows: Sequence[Row | Failure], on_gpu: bool) -> str:
     """Steady state and first call beside torch.compile, over the cases where both ran; the case
     with the worst steady state; and the lowest ratio to eager."""
-    found: dict[tuple[str, bool], dict[str, Row]] = {}
-    for row in rows:
-        if isinstance(row, Row):
-            found.setdefault((row.model, row.train), {})[row.system] = row
-    both = {
-        case: (systems["dovetail"], systems["torch.compile"])
-        for case, systems in found.items()
-        if {"dovetail", "torch.compile"} <= set(systems)
-    }
+    both = _under_both(rows)
     if not both:
         return "no case ran under both"
     steady = {c: steady_ratio(o, t, on_gpu) for c, (o, t) in both.items()}
@@ -71,6 +64,39 @@ def geometric_means(rows: Sequence[Row | Failure], on_gpu: bool) -> str:
         f"{_title(*worst)} {steady[worst]:.2f}x; lowest beside eager {_title(*against_eager)} "
         f"{both[against_eager][0].figures.speedup:.2f}x"
     )
+
+
+def _under_both(rows: Sequence[Row | Failure]) -> dict[tuple[str, bool], tuple[Row, Row]]:
+    """Dovetail's row and torch.compile's, of each case where both ran."""
+    found: dict[tuple[str, bool], dict[str, Row]] = {}
+    for row in rows:
+        if isinstance(row, Row):
+            found.setdefault((row.model, row.train), {})[row.system] = row
+    return {
+        case: (systems["dovetail"], systems["torch.compile"])
+        for case, systems in found.items()
+        if {"dovetail", "torch.compile"} <= set(systems)
+    }
+
+
+def above(rows: Sequence[Row | Failure]) -> str:
+    """The cases where an error against float64 or the peak is above torch.compile's, or the peak
+    above eager's, with both figures."""
+    lines = []
+    for case, (ours, theirs) in _under_both(rows).items():
+        o, t = ours.figures, theirs.figures
+        pairs: tuple[tuple[str, float | None, float | None], ...] = (
+            ("largest error", o.error_float64, t.error_float64),
+            ("rms error", o.mean_float64, t.mean_float64),
+            ("peak bytes", o.peak_bytes, t.peak_bytes),
+            ("peak bytes beside eager's", o.peak_bytes, o.eager_peak_bytes),
+        )
+        lines += [
+            f"{_title(*case)}: {what} {own:.6g} above {other:.6g}"
+            for what, own, other in pairs
+            if own is not None and other is not None and own > other
+        ]
+    return "\n".join(lines or ["no error and no peak is above torch.compile's"])
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -110,6 +136,7 @@ def run_mode(mode: str, arguments: argparse.Namespace) -> list[Row | Failure]:
                 steady_s=arguments.seconds,
                 overhead=False,
                 turns=str(Path(turns) / f"gpu{gpu}") if arguments.jobs > 1 else None,
+                draws=arguments.draws,
             )
             return measure_case(
                 spec,
@@ -138,6 +165,7 @@ def main() -> int:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--small", action="store_true", help="test-sized models")
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--draws", type=int, default=6, help="of weights and inputs, for errors")
     parser.add_argument("--seconds", type=float, default=1.5)
     parser.add_argument("--timeout", type=float, default=600.0)
     parser.add_argument("--gpus", type=int, default=1, help="cases at once, each on its own GPU")
@@ -157,6 +185,7 @@ def main() -> int:
         failed |= any(isinstance(row, Failure) for row in rows)
         print(f"\n## {mode}, {arguments.dtype}\n\n{render(rows)}\n{ratios(rows, on_gpu)}")
         print(geometric_means(rows, on_gpu), flush=True)
+        print(above(rows), flush=True)
         data = {"machine": machine(arguments.device), "command": command}
         path = folder / f"{mode}.json"
         path.write_text(json.dumps({**data, "rows": [asdict(row) for row in rows]}, indent=1))

@@ -1,46 +1,53 @@
-"""What a process takes of the GPU's memory while it runs a model, pools of CUDA graphs included.
+"""What a model takes of the GPU's memory: eager, torch.compile and Dovetail.
 
-python integration_tests/benchmarks/held_memory.py bert-base-1 resnet50-64 [--mode reduce-overhead]
-    [--train] [--jobs N]
+    python integration_tests/benchmarks/held_memory.py [MODEL ...] [--what inference training]
+        [--mode reduce-overhead | --unrecorded] [--gpus N] [--jobs N]
 
-Each system has a process of its own; needs a GPU. After some steps what nothing uses is given back
-to the driver; `held` is what torch's allocator has reserved then (the graphs' pools, gradients),
-`most` the most that it has reserved while two more steps run; MiB above the parameters and inputs.
+Each system has a process of its own; the cases are the suite's unless named. After some steps what
+nothing uses is given back to the driver; `held` is what torch's allocator has reserved then (pools
+of CUDA graphs, gradients), `most` the most that it has reserved while two more steps run; above the
+parameters and inputs. With `--unrecorded`, `most` is instead the peak of one step in the default
+mode without CUDA graphs, whose pools hide what a step needs, as the allocator counts its tensors.
+Names at the end the cases where Dovetail takes most.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 
 import torch
+from gpu_suite import MODELS
 
+from dovetail.bench.measure import peak_bytes
 from dovetail.bench.worker import SYSTEMS, Spec, build_case, compile_by, step_of
 
 STEPS = 12
 """Until every graph that is to be recorded is."""
 
 
-def measured(spec: Spec) -> str:
-    """The line of one system."""
+def measured(spec: Spec, recorded: bool) -> tuple[int, int]:
+    """Bytes held between steps and the most of a step."""
     case = build_case(spec)
-    call = case.model if spec.system == "eager" else compile_by(spec, case.model)
+    call = compile_by(spec, case.model, recorded)
     before = _reserved()
     step = step_of(case, call, spec)
-    for _ in range(STEPS):
+    for _ in range(STEPS if recorded else 3):
         step()
         torch.cuda.synchronize()
     held = _reserved() - before
+    if not recorded:
+        return held, peak_bytes(step, spec.device)
     torch.cuda.reset_peak_memory_stats()
     for _ in range(2):
         step()
     torch.cuda.synchronize()
-    most = torch.cuda.max_memory_reserved() - before
-    kind = "training" if spec.train else "inference"
-    return f"{spec.model} {kind}: {spec.system}: held {_mib(held)}, most {_mib(most)}"
+    return held, torch.cuda.max_memory_reserved() - before
 
 
 def _reserved() -> int:
@@ -50,41 +57,69 @@ def _reserved() -> int:
     return torch.cuda.memory_reserved()
 
 
-def _mib(count: int) -> str:
-    return f"{count / 2**20:.0f} MiB"
-
-
 def main() -> None:
     """Print a line for each case and system."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("models", nargs="+")
+    parser.add_argument("models", nargs="*")
+    both = ("inference", "training")
+    parser.add_argument("--what", nargs="+", choices=both, default=both)
     parser.add_argument("--mode", default="reduce-overhead")
-    parser.add_argument("--train", action="store_true")
-    parser.add_argument("--jobs", type=int, default=3, help="processes at once")
+    parser.add_argument("--unrecorded", action="store_true", help="in the default mode")
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=3, help="processes at once, of a GPU")
     parser.add_argument("--system", choices=SYSTEMS, help="of this process alone")
     given = parser.parse_args()
     if given.system is not None:
-        mode = None if given.mode == "default" else given.mode
-        for model in given.models:
-            spec = Spec(
-                given.system, model, given.train, "cuda", mode, "bfloat16", False, 0.0, False
-            )
-            print(measured(spec), flush=True)
-        return
-    command = [sys.executable, __file__, "--mode", given.mode]
-    if given.train:
-        command.append("--train")
-
-    def run(model: str, system: str) -> None:
-        line = subprocess.run(
-            [*command, "--system", system, model], check=True, stdout=subprocess.PIPE, text=True
+        mode = None if given.mode == "default" or given.unrecorded else given.mode
+        train = given.what == ["training"]
+        spec = Spec(
+            given.system, given.models[0], train, "cuda", mode, "bfloat16", False, 0.0, False
         )
-        print(line.stdout, end="", flush=True)
+        print(*measured(spec, not given.unrecorded))
+        return
+    cases = [
+        (model, "training" if train else "inference")
+        for model, train in MODELS
+        if not given.models or model in given.models
+    ]
+    cases += [(model, what) for model in given.models for what in both if model not in dict(MODELS)]
+    gpus: SimpleQueue[int] = SimpleQueue()
+    for slot in range(given.gpus * given.jobs):
+        gpus.put(slot % given.gpus)
 
-    with ThreadPoolExecutor(given.jobs) as pool:
-        futures = [pool.submit(run, model, system) for model in given.models for system in SYSTEMS]
-        for future in futures:
-            future.result()
+    command = [sys.executable, __file__, "--mode", given.mode]
+    if given.unrecorded:
+        command.append("--unrecorded")
+
+    def run(case: tuple[str, str], system: str) -> tuple[int, int]:
+        gpu = gpus.get()
+        try:
+            done = subprocess.run(
+                [*command, "--system", system, "--what", case[1], "--", case[0]],
+                check=True, stdout=subprocess.PIPE, text=True,
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": str(gpu)},
+            )  # fmt: skip
+        finally:
+            gpus.put(gpu)
+        held, most = map(int, done.stdout.split()[-2:])
+        print(
+            f"{case[0]} {case[1]}: {system}: held {held / 2**20:.2f} MiB, most {most / 2**20:.2f}",
+            flush=True,
+        )
+        return held, most
+
+    with ThreadPoolExecutor(gpus.qsize()) as pool:
+        found = {
+            (case, system): pool.submit(run, case, system)
+            for case in cases
+            if case[1] in given.what
+            for system in SYSTEMS
+        }
+        most = {key: future.result()[1] for key, future in found.items()}
+    for case in dict.fromkeys(case for case, _ in most):
+        other = min(most[case, system] for system in SYSTEMS if system != "dovetail")
+        if most[case, "dovetail"] > other:
+            print(f"above the others: {' '.join(case)}: {most[case, 'dovetail']} beside {other}")
 
 
 if __name__ == "__main__":

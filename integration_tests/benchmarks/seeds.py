@@ -13,70 +13,35 @@ that is not recorded as a CUDA graph, whose pool no call counts.
 from __future__ import annotations
 
 import argparse
-import copy
 import statistics
-from typing import Any
-
-import torch
-from torch import Tensor
 
 from dovetail.bench import measure
-from dovetail.bench.models import Case
+from dovetail.bench.draws import errors_of, mean_errors, redraw, spreads_of
 from dovetail.bench.worker import SYSTEMS, Spec, build_case, compile_by, reference, step_of
 from dovetail.options import MODES
-
-
-def redraw(case: Case, spread: dict[str, tuple[float, float]], seed: int) -> None:
-    """Draw weights anew, each parameter with its own mean and deviation, and tokens."""
-    torch.manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in case.model.named_parameters():
-            mean, deviation = spread[name]
-            if deviation > 0:
-                noise = torch.randn_like(parameter, dtype=torch.float32)
-                parameter.copy_(noise * deviation + mean)
-        for value in case.inputs.values():
-            if isinstance(value, Tensor) and value.dtype == torch.int64 and value.max() > 1:
-                value.copy_(torch.randint(0, int(value.max()) + 1, value.shape))
-
-
-def _spread(parameter: Tensor) -> tuple[float, float]:
-    wide = parameter.detach().double()
-    return float(wide.mean()), float(wide.std()) if wide.numel() > 1 else 0.0
-
-
-def _compiled(spec: Spec, model: Any) -> Any:
-    if spec.system == "eager":
-        return model
-    if spec.system == "dovetail" and spec.mode is None:
-        import dovetail
-
-        return dovetail.compile(model, options={"launch_bound_cudagraphs": False})
-    return compile_by(spec, model)
 
 
 def measured(spec: Spec, seeds: int) -> tuple[str, list[float]]:
     """One row: the means of both errors, and the peak in MiB; and each seed's mean error."""
     case = build_case(spec)
-    spread = {name: _spread(parameter) for name, parameter in case.model.named_parameters()}
-    step = step_of(case, _compiled(spec, case.model), spec)
-    means, largest = [], []
+    spreads = spreads_of(case)
+    step = step_of(case, compile_by(spec, case.model, recorded=False), spec)
+    errors = []
     for seed in range(seeds):
         if seed:
-            redraw(case, spread, seed)
-        exact = reference(Case(copy.deepcopy(case.model), case.inputs, case.loss), spec)
+            redraw(case, spreads, seed)
+        exact = reference(case, spec)
         if exact is None:
             raise SystemExit(f"{spec.model}: no reference in float64")
-        got = step()
-        means.append(measure.mean_error(got, exact))
-        largest.append(measure.largest_error(got, exact))
-        del exact, got
+        errors.append(errors_of(step(), exact))
+        del exact
     peak = measure.peak_bytes(step, spec.device) / 2**20
-    errors = f"{statistics.mean(means):.3e} | {statistics.mean(largest):.3e}"
+    mean = mean_errors(errors)
     row = (
-        f"| {spec.model}{' train' if spec.train else ''} | {spec.system} | {errors} | {peak:.1f} |"
+        f"| {spec.model}{' train' if spec.train else ''} | {spec.system} | {mean.rms:.3e} | "
+        f"{mean.largest:.3e} | {peak:.1f} |"
     )
-    return row, means
+    return row, [e.rms for e in errors]
 
 
 def ratio(first: list[float], other: list[float]) -> str:

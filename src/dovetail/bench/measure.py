@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -145,6 +146,8 @@ def largest_error(values: Sequence[Tensor], references: Sequence[Tensor]) -> flo
             continue
         scale = max(float(reference.detach().abs().max()), floor)
         difference = (value.detach().double() - reference.detach().double()).abs().max()
+        if difference.isnan():  # which no comparison finds to be large
+            return math.inf
         worst = max(worst, float(difference) / scale)
     return worst
 
@@ -163,5 +166,5 @@ def mean_error(values: Sequence[Tensor], references: Sequence[Tensor]) -> float:
 
     pairs = [(v, r) for v, r in zip(values, references, strict=True) if r.numel()]
     floor = max(1e-3 * max((size(r) for _, r in pairs), default=0.0), 1e-6)
-    errors = (size(v.detach().double() - r) / max(size(r), floor) for v, r in pairs)
-    return max(errors, default=0.0)
+    errors = [size(v.detach().double() - r) / max(size(r), floor) for v, r in pairs]
+    return math.inf if any(map(math.isnan, errors)) else max(errors, default=0.0)

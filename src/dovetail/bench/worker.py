@@ -11,7 +11,7 @@ import fcntl
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from dovetail.bench import measure
+from dovetail.bench.draws import Errors, errors_of, over_draws
 from dovetail.bench.models import Case, resolve
 
 SYSTEMS = ("eager", "torch.compile", "dovetail")
@@ -30,7 +31,8 @@ class Spec:
     """What one worker measures. `dtype` is the model's own, or "autocast": float32 weights under
     bfloat16 autocast. A later process of a case is not `thorough`: errors and peak
     memory are known, and a short look at the steady state is enough. `turns` is a file by which
-    workers that run at once take turns: they prepare together, and time alone."""
+    workers that run at once take turns: they prepare together, and time alone. Errors are means
+    over `draws` draws of weights and inputs."""
 
     system: str
     model: str
@@ -43,6 +45,7 @@ class Spec:
     overhead: bool
     thorough: bool = True
     turns: str | None = None
+    draws: int = 1
 
 
 @dataclass(frozen=True)
@@ -108,13 +111,17 @@ def step_of(case: Case, call: Any, spec: Spec) -> Step:
     return train if spec.train else infer
 
 
-def compile_by(spec: Spec, target: Any) -> Any:
-    """`target` compiled by the system of `spec`, which is not eager."""
+def compile_by(spec: Spec, target: Any, recorded: bool = True) -> Any:
+    """`target` compiled by the system of `spec`; as it is, if that is eager. Without `recorded`, no
+    CUDA graphs are made in the default mode of what waits for the CPU."""
+    if spec.system == "eager":
+        return target
     if spec.system == "torch.compile":
         return torch.compile(target, mode=spec.mode)  # noqa: TID251
     import dovetail
 
-    return dovetail.compile(target, mode=spec.mode)
+    options = {} if recorded or spec.mode else {"launch_bound_cudagraphs": False}
+    return dovetail.compile(target, mode=spec.mode, options=options)
 
 
 def _overhead_us(spec: Spec) -> float:
@@ -164,15 +171,6 @@ def reference(case: Case, spec: Spec) -> list[Tensor] | None:
         return None
 
 
-def _errors(
-    values: list[Tensor], reference: list[Tensor] | None
-) -> tuple[float | None, float | None]:
-    """The largest and the mean error, where there is a reference."""
-    if reference is None:
-        return None, None
-    return measure.largest_error(values, reference), measure.mean_error(values, reference)
-
-
 def eager_figures(
     steady_s: float, peak_bytes: int | None, error: float | None, mean: float | None
 ) -> Figures:
@@ -191,6 +189,17 @@ def eager_figures(
         eager_error_float64=error,
         eager_mean_float64=mean,
     )
+
+
+def _errors(spec: Spec, case: Case, twin: Case, steps: Sequence[Step]) -> list[Errors | None]:
+    """Against float64, of each of `steps`, which run `case` or its `twin`."""
+
+    def of_draw() -> tuple[Errors, ...] | None:
+        exact = reference(case, spec)
+        return None if exact is None else tuple(errors_of(step(), exact) for step in steps)
+
+    found = over_draws(case, twin, spec.draws, of_draw) if spec.thorough else None
+    return list(found or [None] * len(steps))
 
 
 @contextmanager
@@ -219,23 +228,24 @@ def _measured(spec: Spec, alone: Callable[[], None]) -> Figures:
     case = build_case(spec)
     twin = Case(copy.deepcopy(case.model), case.inputs, case.loss)
     eager = step_of(twin, twin.model, spec)
-    reference64 = reference(case, spec) if spec.thorough else None
-    expected = [t.clone() for t in eager()] if spec.thorough else []
-    eager_error, eager_mean = _errors(expected, reference64)
     if spec.system == "eager":
+        (error,) = _errors(spec, case, twin, [eager])
         alone()
         steady = measure.median_seconds(eager, spec.device, spec.steady_s / 2)
         peak = measure.peak_bytes(eager, spec.device)
-        return eager_figures(steady, peak, eager_error, eager_mean)
+        return eager_figures(steady, peak, *_numbers(error))
+    expected = [t.clone() for t in eager()] if spec.thorough else []
     start = time.perf_counter()  # imports of the compiler count: a user waits for them too
     compiled = compile_by(spec, case.model)
     step = step_of(case, compiled, spec)
     got = step()
     measure.synchronize(spec.device)
     first = time.perf_counter() - start
-    got = [t.clone() for t in got]
+    error_eager = measure.largest_error(got, expected) if spec.thorough else None
+    del got, expected
     for _ in range(3):  # what a mode still does in its first calls (recording graphs)
         step()
+    of_eager, error = _errors(spec, case, twin, [eager, step])
     alone()
     eager_s, steady, speedup = measure.interleaved(
         eager,
@@ -245,23 +255,27 @@ def _measured(spec: Spec, alone: Callable[[], None]) -> Figures:
         least=4 if spec.thorough else 2,
     )
     counts = _counts(compiled, case) if spec.system == "dovetail" else {}
-    own_peak = measure.peak_bytes(step, spec.device) if spec.thorough else None
-    error, mean = _errors(got, reference64)
+    largest, rms = _numbers(error)
+    eager_largest, eager_rms = _numbers(of_eager)
     return Figures(
         first_s=first,
         steady_s=steady,
         eager_s=eager_s,
         speedup=speedup,
         overhead_us=_overhead_us(spec) if spec.overhead else None,
-        peak_bytes=own_peak,
+        peak_bytes=measure.peak_bytes(step, spec.device) if spec.thorough else None,
         eager_peak_bytes=measure.peak_bytes(eager, spec.device) if spec.thorough else None,
-        error_eager=measure.largest_error(got, expected) if spec.thorough else None,
-        error_float64=error,
-        mean_float64=mean,
-        eager_error_float64=eager_error,
-        eager_mean_float64=eager_mean,
+        error_eager=error_eager,
+        error_float64=largest,
+        mean_float64=rms,
+        eager_error_float64=eager_largest,
+        eager_mean_float64=eager_rms,
         **counts,
     )
+
+
+def _numbers(errors: Errors | None) -> tuple[float | None, float | None]:
+    return (None, None) if errors is None else (errors.largest, errors.rms)
 
 
 def _counts(compiled: Any, case: Case) -> dict[str, Any]:
