@@ -121,6 +121,17 @@ def test_arithmetic_stays_symbolic() -> None:
     assert count(arithmetic, TEN) == 2
 
 
+def in_order(x: torch.Tensor) -> Any:
+    inwards = sorted(range(2), key=lambda d: x.size(d), reverse=True)
+    pairs = sorted([(x.size(0), "rows"), (x.size(1), "columns")])
+    return x.permute(inwards) * sorted(x.shape)[0] + len(pairs[0][1])
+
+
+def test_sizes_are_sorted_by_comparisons() -> None:
+    assert count(in_order, [(n + 3, n) for n in range(4, 14)]) == 2
+    assert count(in_order, [(8, 4), (9, 5), (10, 6), (6, 10), (7, 11), (8, 12)]) == 3
+
+
 def branches(x: torch.Tensor) -> Any:
     if x.size(0) > 4 and x.size(1) <= 128:
         return x + 1

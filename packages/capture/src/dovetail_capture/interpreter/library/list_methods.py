@@ -23,7 +23,8 @@ from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.protocols.operands import has_own
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, is_none
-from dovetail_capture.interpreter.values.containers import ListValue
+from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
+from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
@@ -190,27 +191,32 @@ def error_of(call: Callable[[], Any]) -> TypeError:
 
 
 def sorted_items(vm: Interpreter, items: Args, kwargs: Kwargs) -> Args:
-    """Items in sorted order by known keys."""
+    """Items in sorted order: by known keys, or as comparisons say, which symbolic ones answer
+    without being fixed."""
     key_function = kwargs.get("key", NONE)
     for name in kwargs:
         if name not in ("key", "reverse"):
             vm.raise_real(error_of(functools.partial([].sort, **{name: None})))
-    keys, key_values = [], []
-    for item in items:
-        key = item
-        if not is_none(key_function):
-            key = vm.call(key_function, [item], {})
-        keys.append(vm.as_python(key))
-        key_values.append(key)
+    values = items
+    if not is_none(key_function):
+        values = [vm.call(key_function, [item], {}) for item in items]
     descending = "reverse" in kwargs and vm.truth(kwargs["reverse"])
-    own = any(has_own(vm, key, "__lt__") for key in key_values)
-    if own or any(real is UNKNOWN for real in keys):
-        return _sorted_by_comparison(vm, items, key_values, descending)
+    if any(has_own(vm, value, "__lt__") or _holds_symbol(value) for value in values):
+        return _sorted_by_comparison(vm, items, values, descending)
+    keys = [vm.as_python(value) for value in values]
+    if any(real is UNKNOWN for real in keys):
+        return _sorted_by_comparison(vm, items, values, descending)
     try:
         order = sorted(range(len(items)), key=lambda index: keys[index], reverse=descending)
     except TypeError as error:
         return vm.raise_real(error)
     return [items[index] for index in order]
+
+
+def _holds_symbol(value: Any) -> bool:
+    if isinstance(value, (TupleValue, ListValue)):
+        return any(map(_holds_symbol, value.items))
+    return isinstance(value, SymbolicNumber)
 
 
 def _sorted_by_comparison(vm: Interpreter, items: Args, keys: Args, descending: bool) -> Args:

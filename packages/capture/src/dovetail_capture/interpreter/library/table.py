@@ -16,6 +16,7 @@ from dovetail_capture.interpreter.library import (
     data_parts,
     differentiation,
     draws,
+    flex,
     function_modes,
     getters,
     higher_order,
@@ -48,6 +49,7 @@ from dovetail_capture.interpreter.protocols import class_attributes
 __all__ = [
     "CODE_HANDLERS",
     "HANDLERS",
+    "NAMED_HANDLERS",
     "NEW_HANDLERS",
     "PURE_CLASSES",
     "call_transformed",
@@ -107,6 +109,8 @@ CODE_HANDLERS = {
     **transforms.CODE_HANDLERS,
     **normalisation.CODE_HANDLERS,
 }
+# By module and name: functions of modules that are not to be imported for them.
+NAMED_HANDLERS: dict[tuple[str, str], Handler] = {**flex.NAMED_HANDLERS}
 NEW_HANDLERS = {
     **builtin_functions.NEW_HANDLERS,
     **tensor_creation.NEW_HANDLERS,

@@ -235,6 +235,13 @@ def infer_size(a: Any, b: Any) -> Any:
     return torch.Size(sizes)
 
 
+def compiled(model: Any = None, **options: Any) -> Any:
+    """`torch.compile` in what is being compiled: the function itself, whose calls are captured."""
+    if model is None:
+        return lambda model: model
+    return model
+
+
 _CONSTRAINTS: dict[Any, Any] = {
     type(constraints.symmetric).check: check_symmetric,
     type(constraints.positive_semidefinite).check: check_semidefinite,
@@ -245,6 +252,7 @@ HANDLERS: dict[Any, Handler] = {
     **{original: interpreted(function) for original, function in _CONSTRAINTS.items()},
     torch_transformer._detect_is_causal_mask: _causal_hint,
     torch.utils._contextlib._DecoratorContextManager.__call__: _decorate,
+    torch.compile: interpreted(compiled),  # noqa: TID251
     torch.Size.numel: interpreted(numel),
     F.pad: _pad,
     torch._C._infer_size: interpreted(infer_size),

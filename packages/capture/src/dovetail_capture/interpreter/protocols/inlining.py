@@ -157,7 +157,13 @@ def inline(
         handled: Value | None = by_code(vm, real, args, kwargs)
         if handled is not None:
             return handled
-    own = _OWN_API.get((real.__module__, code.co_qualname))
+    name = (real.__module__, code.co_qualname)
+    by_name = vm.named_handlers.get(name)
+    if by_name is not None:
+        result = by_name(vm, args, kwargs)
+        if result is not NotImplemented:
+            return result
+    own = _OWN_API.get(name)
     if own is not None:
         return own(vm, args, kwargs)  # type: ignore[no-any-return]
     sources = vm.session.sources
