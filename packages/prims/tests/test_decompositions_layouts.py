@@ -79,6 +79,9 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "tril": lambda x: x.tril(),
     "triu": lambda x: x.triu(),
     "roll": lambda x: x.roll(1, 2),
+    "roll by nothing": lambda x: [
+        x.roll(*to) for to in ((0, 1), (1, 0), ((0, 0), (1, 2)), ((0, 1), (1, 2)), ((1, 0), (1, 2)))
+    ],
     "flip": lambda x: x.flip(1),
     "logsigmoid": F.logsigmoid,
     "gelu": F.gelu,
