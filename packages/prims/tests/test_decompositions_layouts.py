@@ -158,6 +158,19 @@ def test_layouts_of_gradients(name: str) -> None:
     assert not mode.different
 
 
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "trilinear"])
+@pytest.mark.parametrize("scale", [2, 1.6])
+def test_gradients_of_resized_volumes(mode: str, scale: float) -> None:
+    compare = Compare()
+    with compare:
+        for batch in (1, 2):
+            x = torch.randn(batch, 4, 5, 6, 3).permute(0, 4, 1, 2, 3).requires_grad_()
+            result = F.interpolate(x, scale_factor=scale, mode=mode)
+            for tangent in (torch.randn_like(result), torch.randn(result.shape)):
+                torch.autograd.grad(result, x, tangent, retain_graph=True)
+    assert not compare.different
+
+
 TWO = "xlogy special_xlog1py logaddexp logaddexp2 heaviside fmax fmin".split()
 BACKWARD = [
     "leaky_relu_backward(x, y, 0.1, False)", "threshold_backward(x, y, 0.5)",
