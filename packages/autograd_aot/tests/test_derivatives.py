@@ -73,11 +73,27 @@ def test_the_gradient_of_a_product_of_one_number(dim, keep):
     check_layouts(lambda x: (x.prod(dim, keep),), [torch.randn(2, 3, requires_grad=True)])
 
 
-def test_gradients_of_reflections():
+REFLECTIONS = {
+    "product": lambda v, f, x: torch.linalg.householder_product(v, f) * x.sum(),
+    "times": lambda v, f, x: torch.ormqr(v, f, x),
+    "transposed": lambda v, f, x: torch.ormqr(v, f, x.mT, left=False, transpose=True),
+}
+REFLECTED = {
+    "dense": lambda x: x,
+    "transposed": lambda x: x.permute(2, 1, 0).contiguous().permute(2, 1, 0),
+    "repeated": lambda x: x[:1].expand(x.shape),
+    "gaps": lambda x: torch.cat([x, x], -1)[..., ::2],
+}
+
+
+@pytest.mark.parametrize("layout", REFLECTED)
+@pytest.mark.parametrize("name", REFLECTIONS)
+def test_gradients_of_reflections(name, layout):
     torch.manual_seed(0)
-    vectors, factors = torch.randn(5, 4).t().contiguous().t().requires_grad_(), torch.randn(3)
+    lay = REFLECTED[layout]
+    inputs = lay(torch.randn(2, 5, 4)), lay(torch.randn(2, 1, 4))[:, 0], lay(torch.randn(2, 5, 3))
     check_layouts(
-        lambda v, f: (torch.linalg.householder_product(v, f),), [vectors, factors.requires_grad_()]
+        lambda *given: (REFLECTIONS[name](*given),), [x.detach().requires_grad_() for x in inputs]
     )
 
 
