@@ -13,7 +13,6 @@ from dovetail_prims.shape_rules.data_bounds import known_truth
 from ._common import (
     Family,
     aten,
-    contiguous,
     format_on_cpu,
     formatted,
     iota,
