@@ -124,7 +124,9 @@ REFUSED = {
     "unpool": lambda: aten.max_unpool2d(torch.ones(1, 2, 2), torch.ones(1, 2, 2), [4, 4]),
     "sum of many dimensions": lambda: torch.ones([1] * 65).sum(-1),
     **{
-        f"{name} of nothing, {dim}": lambda f=getattr(torch, name), a=dim: f(torch.ones(0, 2), *a)
+        f"{name} of nothing, {dim}": lambda name=name, dim=dim: getattr(torch, name)(
+            torch.ones(0, 2), *dim
+        )
         for name in ("amax", "amin", "max", "min", "argmax", "argmin", "hash_tensor")
         for dim in ((), (0,))
     },
