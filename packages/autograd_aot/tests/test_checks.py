@@ -66,3 +66,45 @@ def test_lazy_conjugates_are_as_eager_has_them(make, graded, written):
     for ours, eager in zip(*reversed(results), strict=True):
         torch.testing.assert_close(ours, eager)
         assert ours.is_conj() == eager.is_conj()
+
+
+LAZY = {
+    "conjugate": lambda x: x.conj(),
+    "negative": lambda x: x.conj().imag,
+    "both": lambda x: torch._neg_view(x.conj()),
+}
+PLACES = {
+    "expanded": lambda x: x[:1].expand(6, 2),
+    "windows": lambda x: x.flatten().unfold(0, 4, 1),
+    "gaps": lambda x: x[1:, ::2],
+}
+
+
+@pytest.mark.parametrize("leaf", [True, False])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("lazy", LAZY)
+def test_the_gradient_of_a_lazy_input_is_that_of_each_element(lazy, place, leaf):
+    """Wherever in memory those lie."""
+
+    def fn(x):
+        weights = torch.arange(1.0, x.numel() + 1).view(x.shape)
+        return (x * x * weights,)
+
+    torch.manual_seed(0)
+    start = torch.randn(6, 2, dtype=torch.complex64, requires_grad=True)
+    results = []
+    for compiled in (False, True):
+        x = LAZY[lazy](PLACES[place](start))
+        if leaf:
+            x = x.detach().requires_grad_()
+        assert x.is_conj() or x.is_neg()
+        run = aot_compile(as_graph(fn, 1), [x], forward_compiler=run_fx) if compiled else fn
+        tangent = torch.linspace(-1, 1, x.numel()).view(x.shape) * (1 + 1j if x.is_complex() else 1)
+        to = x if leaf else start
+        (first,) = torch.autograd.grad(run(x)[0], to, tangent)
+        (again,) = torch.autograd.grad(run(x)[0], to, tangent, create_graph=True)
+        (second,) = torch.autograd.grad(again.abs().square().sum(), to)
+        results.append((first, again, second))
+    for ours, eager in zip(*reversed(results), strict=True):
+        torch.testing.assert_close(ours, eager)
+        assert ours.stride() == eager.stride()

@@ -73,11 +73,27 @@ def test_the_gradient_of_a_product_of_one_number(dim, keep):
     check_layouts(lambda x: (x.prod(dim, keep),), [torch.randn(2, 3, requires_grad=True)])
 
 
-def test_gradients_of_reflections():
+REFLECTIONS = {
+    "product": lambda v, f, x: torch.linalg.householder_product(v, f) * x.sum(),
+    "times": lambda v, f, x: torch.ormqr(v, f, x),
+    "transposed": lambda v, f, x: torch.ormqr(v, f, x.mT, left=False, transpose=True),
+}
+REFLECTED = {
+    "dense": lambda x: x,
+    "transposed": lambda x: x.permute(2, 1, 0).contiguous().permute(2, 1, 0),
+    "repeated": lambda x: x[:1].expand(x.shape),
+    "gaps": lambda x: torch.cat([x, x], -1)[..., ::2],
+}
+
+
+@pytest.mark.parametrize("layout", REFLECTED)
+@pytest.mark.parametrize("name", REFLECTIONS)
+def test_gradients_of_reflections(name, layout):
     torch.manual_seed(0)
-    vectors, factors = torch.randn(5, 4).t().contiguous().t().requires_grad_(), torch.randn(3)
+    lay = REFLECTED[layout]
+    inputs = lay(torch.randn(2, 5, 4)), lay(torch.randn(2, 1, 4))[:, 0], lay(torch.randn(2, 5, 3))
     check_layouts(
-        lambda v, f: (torch.linalg.householder_product(v, f),), [vectors, factors.requires_grad_()]
+        lambda *given: (REFLECTIONS[name](*given),), [x.detach().requires_grad_() for x in inputs]
     )
 
 
@@ -121,3 +137,34 @@ def test_the_gradient_of_a_scaled_bessel_function_is_rounded_once():
     (exact,) = torch.autograd.grad(torch.special.i1e(wide).sum(), wide)
     assert (ours - exact.float()).abs().max() <= 2**-25  # (half a last place of 1/2)
     check_layouts(lambda x: (torch.special.i1e(x),), [x])
+
+
+PARTS = {
+    "chunk": lambda x: x.chunk(2, 1),
+    "one chunk": lambda x: x[:1].chunk(2),
+    "two of three": lambda x: x.split([1, 2, 3], 1)[1:],
+    "split": lambda x: x.split(2, 2),
+    "unbind": lambda x: tuple(part.transpose(0, 1) for part in x.unbind(1)),
+    "parts of a part": lambda x: (lambda a, b: (*a.chunk(3, 1), b))(*x.chunk(2, 1)),
+    "parts of a value": lambda x: (x * 2).chunk(2, 1),
+    "detached": lambda x: (*x.detach().chunk(2), *x.chunk(2)),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_that_are_returned_have_their_gradients_through_one_node(name):
+    """Of autograd's, as in eager: their gradients are joined, not filled up with zeros."""
+    function = PARTS[name]
+    x = torch.randn(2, 6, 4, 4).contiguous(memory_format=torch.channels_last).requires_grad_()
+    compiled = aot_compile(as_graph(function, 1), [x], forward_compiler=run_fx)
+    found = []
+    for run in (function, compiled):
+        parts = run(x)
+        learning = [p for p in parts if p.requires_grad]
+        torch.manual_seed(1)
+        tangents = [torch.randn_like(p) for p in learning]
+        nodes = {id(p.grad_fn.next_functions[0][0]) for p in learning}
+        gradient = torch.autograd.grad(learning, x, tangents)
+        found.append((len(nodes), type(parts[-1].grad_fn).__name__, *gradient, *parts))
+    for ours, eager in zip(found[1], found[0], strict=True):
+        same(ours, eager, "part", exact=True)

@@ -385,3 +385,19 @@ def test_views_of_a_result_whose_gradient_cannot_be_computed() -> None:
         shared = outputs[0].untyped_storage().data_ptr() == outputs[3].untyped_storage().data_ptr()
         answers.append([shared, leaves[1].grad, *(o.detach() for o in outputs)])
     same_answers(answers[1], answers[0])
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_what_eagers_backward_raises_is_raised_on_the_way_to_an_input(again):
+    """Not that the input were unused."""
+
+    def fn(x, y):
+        result = x * y * x
+        y.add_(1)
+        return (result,)
+
+    x, y = torch.ones(3, requires_grad=True), torch.ones(3)
+    run = aot_compile(as_graph(fn, 2), [x, y], forward_compiler=run_fx)
+    for one in (run, fn):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad(one(x, y)[0].sum(), x, create_graph=again)

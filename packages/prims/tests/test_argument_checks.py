@@ -123,6 +123,17 @@ REFUSED = {
     "avg_pool2d": lambda: aten.avg_pool2d(torch.ones(1, 3, 3), [2, 2], [], 0, False, True, 0),
     "unpool": lambda: aten.max_unpool2d(torch.ones(1, 2, 2), torch.ones(1, 2, 2), [4, 4]),
     "sum of many dimensions": lambda: torch.ones([1] * 65).sum(-1),
+    **{
+        f"{name} of nothing, {dim}": lambda name=name, dim=dim: getattr(torch, name)(
+            torch.ones(0, 2), *dim
+        )
+        for name in ("amax", "amin", "max", "min", "argmax", "argmin", "hash_tensor")
+        for dim in ((), (0,))
+    },
+    **{
+        f"hash_tensor of {dtype}": lambda d=dtype: torch.hash_tensor(torch.ones(2, dtype=d))
+        for dtype in (torch.complex64, torch.uint16, torch.float8_e5m2)
+    },
     "amax of many dimensions": lambda: torch.ones([1] * 65).amax(-1),
 }
 

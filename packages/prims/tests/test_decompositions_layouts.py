@@ -79,6 +79,9 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "tril": lambda x: x.tril(),
     "triu": lambda x: x.triu(),
     "roll": lambda x: x.roll(1, 2),
+    "roll by nothing": lambda x: [
+        x.roll(*to) for to in ((0, 1), (1, 0), ((0, 0), (1, 2)), ((0, 1), (1, 2)), ((1, 0), (1, 2)))
+    ],
     "flip": lambda x: x.flip(1),
     "logsigmoid": F.logsigmoid,
     "gelu": F.gelu,
@@ -153,6 +156,19 @@ def test_layouts_of_gradients(name: str) -> None:
             torch.autograd.grad([r.sum() for r in results], leaf)
             torch.autograd.grad(GRADIENTS[name](leaf), leaf, [torch.randn_like(r) for r in results])
     assert not mode.different
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "trilinear"])
+@pytest.mark.parametrize("scale", [2, 1.6])
+def test_gradients_of_resized_volumes(mode: str, scale: float) -> None:
+    compare = Compare()
+    with compare:
+        for batch in (1, 2):
+            x = torch.randn(batch, 4, 5, 6, 3).permute(0, 4, 1, 2, 3).requires_grad_()
+            result = F.interpolate(x, scale_factor=scale, mode=mode)
+            for tangent in (torch.randn_like(result), torch.randn(result.shape)):
+                torch.autograd.grad(result, x, tangent, retain_graph=True)
+    assert not compare.different
 
 
 TWO = "xlogy special_xlog1py logaddexp logaddexp2 heaviside fmax fmin".split()

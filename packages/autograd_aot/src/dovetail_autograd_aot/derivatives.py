@@ -31,7 +31,12 @@ def _contiguous(node: Any, gradient: Tensor, given: Tensor) -> Tensor:
 
 def _as(saved: str) -> Mend:
     """Zeros like a saved tensor, which are filled."""
-    return lambda node, gradient, given: _like(gradient, getattr(node, saved))
+
+    def filled(node: Any, gradient: Tensor, given: Tensor) -> Tensor:
+        with torch.no_grad():  # (only their layout is taken: nothing computes them)
+            return _like(gradient, torch.empty_like(getattr(node, saved)))
+
+    return filled
 
 
 def _quotient(node: Any, gradient: Tensor, given: Tensor) -> Tensor:
@@ -82,7 +87,7 @@ _MENDS: Mapping[str, tuple[Mend, ...]] = {
     "ProdBackward0": (_quotient,),
     "ProdBackward1": (_quotient,),
     "LinalgHouseholderProductBackward0": (_as("_saved_input"), _as("_saved_tau")),
-    "OrmqrBackward0": (_as("_saved_self"),),
+    "OrmqrBackward0": (_as("_saved_self"), _as("_saved_input2")),
     "SpecialI1EBackward0": (_scaled_bessel,),
 }
 

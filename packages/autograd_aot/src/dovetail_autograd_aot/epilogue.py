@@ -21,7 +21,7 @@ from dovetail_autograd_aot.graphs import (
     ReshapedInput,
     Signature,
 )
-from dovetail_autograd_aot.output_makers import output_maker
+from dovetail_autograd_aot.output_makers import CallOutputs, output_maker
 from dovetail_autograd_aot.write_back import make_seen_writes, make_write_back
 
 aten = torch.ops.aten
@@ -68,7 +68,7 @@ def make_epilogue(
     ) -> tuple[Any, ...]:
         if write_back is not None:
             write_back(inputs, results)
-        outputs = list(results[:fresh]) if plain else [None] * len(makers)
+        outputs = CallOutputs(results[:fresh] if plain else [None] * len(makers))
         others: dict[int, Any] = {}
         for stage, (write, numbers, reshaped) in enumerate(steps):
             if give is not None:

@@ -98,14 +98,15 @@ def _resolved(lazy: Tensor) -> Tensor:
     """The values of a lazy conjugate or negative, which lie in memory as it does: kernels and
     views address them so."""
     values = lazy.resolve_conj().resolve_neg()
-    if values.stride() == lazy.stride() and lazy.storage_offset() == 0:
+    if values is lazy or (values.stride() == lazy.stride() and lazy.storage_offset() == 0):
         return values
     # It has gaps or overlaps or does not begin its memory, all of which a copy loses: copy the
-    # memory that it lies in.
+    # memory that it lies in. (Its gradient is that of each element, wherever those lie.)
     last = sum((n - 1) * s for n, s in zip(lazy.shape, lazy.stride(), strict=True))
     end = lazy.storage_offset() + (last + 1 if lazy.numel() else 0)
-    flat = lazy.as_strided((end,), (1,), 0).resolve_conj().resolve_neg()
-    return flat.as_strided(lazy.shape, lazy.stride(), lazy.storage_offset())
+    memory = lazy.detach().as_strided((end,), (1,), 0).resolve_conj().resolve_neg()
+    values.data = memory.as_strided(lazy.shape, lazy.stride(), lazy.storage_offset())
+    return values
 
 
 def extension(joint: JointGraph) -> Callable[[tuple[Any, ...]], tuple[Any, ...]] | None:

@@ -40,14 +40,28 @@ class SizeOutput:
 
 
 @dataclass(frozen=True)
+class ViewsAtOnce:
+    """The call, by its number in the trace, of an operator that takes `count` views of a tensor at
+    once (`split`, `unbind`); `args` are those after the tensor."""
+
+    op: OpOverload
+    args: tuple[object, ...]
+    count: int
+    call: int
+
+
+@dataclass(frozen=True)
 class ViewStep:
     """One view operator: applied to a base with `args` and `kwargs` after the tensor, in this
-    `grad_mode`. (A view that is taken under no_grad has no gradient to give on.)"""
+    `grad_mode`. (A view that is taken under no_grad has no gradient to give on.) `of` is the call
+    that the view is number `index` of, if it was taken together with others."""
 
     op: OpOverload
     args: tuple[object, ...]
     kwargs: tuple[tuple[str, object], ...] = ()
     grad_mode: bool = field(default=True, compare=False)
+    of: ViewsAtOnce | None = field(default=None, compare=False)
+    index: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)

@@ -77,8 +77,10 @@ def _run_forward(
         anchor = torch.empty((), requires_grad=True)
 
         def recorded(*inputs: Any) -> tuple[Any, ...]:
-            # (The engine is not to come to inputs: there is nothing for them.)
-            results = apply(anchor, *map(detached, inputs))
+            # (The engine is not to come to inputs, but to raise an error on the way to them: there
+            # is nothing for them.)
+            raises = signature.backward_error is not None
+            results = apply(anchor, *(inputs if raises else map(detached, inputs)))
             context = context_of(results) if by_way is not None else None
             if context is not None and double is not None:
                 context.replay = double.remember(inputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,18 @@ from dovetail_autograd_aot.graphs import OutputInfo, OutputKind, Signature, Size
 
 aten = torch.ops.aten
 
-Maker = Callable[[Sequence[Any], Sequence[Any], list[Any]], Any]
+
+class CallOutputs(list[Any]):
+    """The outputs of a call, as far as they are made. `together` are the views that one operator
+    took at once, of which several are outputs, by its call in the trace and the id of the tensor
+    that all of them were taken of, by way of others or not; with that tensor."""
+
+    def __init__(self, outputs: Iterable[Any]) -> None:
+        super().__init__(outputs)
+        self.together: dict[tuple[int, int], tuple[Any, Sequence[Any]]] = {}
+
+
+Maker = Callable[[Sequence[Any], Sequence[Any], CallOutputs], Any]
 
 
 class _Lost(torch.autograd.Function):
@@ -61,7 +72,7 @@ def output_maker(info: OutputInfo, signature: Signature) -> Maker:
         writes = len(signature.mutated) + sum(count for _, count in signature.writes)
         return _view_of_written(make, info, writes) if of_input and signature.mutated else make
 
-    def lost(inputs: Sequence[Any], results: Sequence[Any], outputs: list[Any]) -> Any:
+    def lost(inputs: Sequence[Any], results: Sequence[Any], outputs: CallOutputs) -> Any:
         tensor = make(inputs, results, outputs)
         others = [o for o in outputs if o is not tensor and has_history(o)]
         return lost_tensor(tensor, info.lost, [*filter(has_history, inputs), *others])
@@ -97,7 +108,7 @@ def _view_of_written(make: Maker, info: OutputInfo, most: int) -> Maker:
     assert primal is not None
     under_no_grad = torch._C._autograd.CreationMeta.NO_GRAD_MODE
 
-    def view(inputs: Sequence[Any], results: Sequence[Any], outputs: list[Any]) -> Any:
+    def view(inputs: Sequence[Any], results: Sequence[Any], outputs: CallOutputs) -> Any:
         try:
             return make(inputs, results, outputs)
         except RuntimeError:
@@ -122,7 +133,7 @@ def _untracked_view(info: OutputInfo, signature: Signature) -> Maker:
     assert base is not None
     if info.kind is OutputKind.FRESH:
 
-        def of_nothing(inputs: Sequence[Any], results: Sequence[Any], outputs: list[Any]) -> Any:
+        def of_nothing(inputs: Sequence[Any], results: Sequence[Any], outputs: CallOutputs) -> Any:
             hidden = results[base].detach().requires_grad_()
             with torch.no_grad():
                 return hidden.view_as(hidden)
@@ -130,11 +141,11 @@ def _untracked_view(info: OutputInfo, signature: Signature) -> Maker:
         return of_nothing
     make = _tracked_maker(replace(info, requires_grad=True, is_leaf=False), signature)
 
-    def untracked(inputs: Sequence[Any], results: Sequence[Any], outputs: list[Any]) -> Any:
+    def untracked(inputs: Sequence[Any], results: Sequence[Any], outputs: CallOutputs) -> Any:
         with torch.no_grad():
             return make(inputs, results, outputs)
 
-    def stale(inputs: Sequence[Any], results: Sequence[Any], outputs: list[Any]) -> Any:
+    def stale(inputs: Sequence[Any], results: Sequence[Any], outputs: CallOutputs) -> Any:
         with _before_the_write(inputs[base]):
             return untracked(inputs, results, outputs)
 
@@ -173,14 +184,14 @@ def _tracked_maker(info: OutputInfo, signature: Signature) -> Maker:
     set_creation_meta = torch._C._autograd._set_creation_meta
     one_of_several = torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE
 
-    def regenerate(inputs: Sequence[Any], results: Sequence[Any], outputs: list[Any]) -> Any:
+    def regenerate(inputs: Sequence[Any], results: Sequence[Any], outputs: CallOutputs) -> Any:
         origin = (inputs if from_input else results)[base]
         tensor = origin if view_of is None else outputs[view_of]
         if not tracked and (tensor.requires_grad or not info.view):
             tensor = tensor.detach()
         elif not info.view:
             tensor = tensor.view_as(tensor)
-        tensor = view(tensor, results, origin)
+        tensor = view(tensor, results, origin, outputs)
         if several and tensor._is_view():
             set_creation_meta(tensor, one_of_several)
         return tensor.requires_grad_() if leaf else tensor
@@ -197,15 +208,15 @@ def _detached_maker(info: OutputInfo, signature: Signature) -> Maker:
     before = make_view(replace(info, view=info.view[:detached]), signature)
     after = make_view(replace(info, view=info.view[detached:]), signature)
 
-    def regenerate(inputs: Sequence[Any], results: Sequence[Any], outputs: list[Any]) -> Any:
+    def regenerate(inputs: Sequence[Any], results: Sequence[Any], outputs: CallOutputs) -> Any:
         origin = (inputs if from_input else results)[base]
         if view_of is None:
-            tensor = before(origin.detach(), results, origin).detach()
+            tensor = before(origin.detach(), results, origin, outputs).detach()
         elif detached == len(info.view):
             tensor = outputs[view_of].view_as(outputs[view_of])  # of all of it, but another tensor
         else:
             tensor = outputs[view_of]
-        tensor = after(tensor, results, origin)
+        tensor = after(tensor, results, origin, outputs)
         return tensor.requires_grad_() if leaf else tensor
 
     return regenerate
@@ -220,14 +231,14 @@ def _in_memory(info: OutputInfo, signature: Signature) -> Maker:
     own = info.base
     view = make_view(info, signature)
 
-    def maker(inputs: Sequence[Any], results: Sequence[Any], outputs: list[Any]) -> Any:
+    def maker(inputs: Sequence[Any], results: Sequence[Any], outputs: CallOutputs) -> Any:
         made = results[own]
         if info.is_leaf:
             made = made.detach().requires_grad_()
         base = (results if primal is None else inputs)[number]
         if info.by_user and made.requires_grad:
-            return _UserView.apply(base, made, lambda tensor: view(tensor, results, base))
-        made.data = view(base.detach(), results, base)
+            return _UserView.apply(base, made, lambda tensor: view(tensor, results, base, outputs))
+        made.data = view(base.detach(), results, base, outputs)
         return made
 
     return maker
@@ -248,9 +259,12 @@ def _real_parts(steps: tuple[ViewStep, ...]) -> tuple[ViewStep, ...]:
     return tuple(found)
 
 
-def make_view(info: OutputInfo, signature: Signature) -> Callable[[Any, Sequence[Any], Any], Any]:
+def make_view(
+    info: OutputInfo, signature: Signature
+) -> Callable[[Any, Sequence[Any], Any, CallOutputs], Any]:
     """The function that leads from an output's base, or a view of it, to the output, given the
-    forward outputs for sizes and the base for where the storage is counted from."""
+    forward outputs for sizes, the base for where the storage is counted from, and the outputs that
+    are made."""
     steps = _real_parts(info.view)
     first_size = signature.num_forward_outputs - signature.sizes
     places = info.from_base and any(step.op is aten.as_strided.default for step in steps)
@@ -262,25 +276,40 @@ def make_view(info: OutputInfo, signature: Signature) -> Callable[[Any, Sequence
             return [number(v, results) for v in value]
         return value
 
-    if signature.sizes == 0 and not places and all(s.grad_mode for s in steps):
+    several = [(i, s.of.call, s.index) for i, s in enumerate(steps) if s.of is not None][::-1]
+    if not several and signature.sizes == 0 and not places and all(s.grad_mode for s in steps):
         static = [(s.op, s.args, dict(s.kwargs)) for s in steps]
 
-        def static_view(tensor: Any, results: Sequence[Any], base: Any) -> Any:
+        def static_view(
+            tensor: Any, results: Sequence[Any], base: Any, outputs: CallOutputs
+        ) -> Any:
             for op, args, kwargs in static:
                 tensor = op(tensor, *args, **kwargs)
             return tensor
 
         return static_view
 
-    def view(tensor: Any, results: Sequence[Any], base: Any) -> Any:
+    def view(tensor: Any, results: Sequence[Any], base: Any, outputs: CallOutputs) -> Any:
         start = base.storage_offset() if places else 0
-        for step in steps:
-            args = [number(a, results) for a in step.args]
+        origin, done = tensor, 0
+        for i, call, index in several:  # (all that comes of one call has come the same way to it)
+            made = outputs.together.get((call, id(origin)))
+            if made is not None:
+                tensor, done = made[1][index], i + 1
+                break
+        for step in steps[done:]:
+            of = step.of
+            args = [number(a, results) for a in (step if of is None else of).args]
             kwargs = {k: number(v, results) for k, v in step.kwargs}
             if places and step.op is aten.as_strided.default:
                 args[2] += start
             with torch.set_grad_enabled(step.grad_mode and torch.is_grad_enabled()):
-                tensor = step.op(tensor, *args, **kwargs)
+                if of is None:
+                    tensor = step.op(tensor, *args, **kwargs)
+                    continue
+                views = of.op(tensor, *args)
+                outputs.together[of.call, id(origin)] = origin, views
+                tensor = views[step.index]
         return tensor
 
     return view

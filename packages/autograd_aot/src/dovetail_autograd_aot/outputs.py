@@ -115,7 +115,7 @@ def classify_outputs(
             result.hidden += 1
     _separate(tracer, result.forward, tensors)
 
-    sizes = _Sizes(result)
+    sizes = _Sizes(result, _taken_together(planned))
     fresh = 0
     apart = counters_apart([(plan.value, _taken_from(plan, primals)) for plan in planned])
     views = (OutputKind.VIEW_OF_INPUT, OutputKind.VIEW_OF_OUTPUT)
@@ -168,6 +168,22 @@ def classify_outputs(
             result.roots.append(tensor)
             result.differentiable.append(index)
     return result
+
+
+def _taken_together(planned: list[Planned]) -> set[int]:
+    """The calls of operators that took several views of which several outputs have their gradients:
+    one node of autograd's joins those, which the views' own nodes would fill up and add."""
+    views = (OutputKind.VIEW_OF_INPUT, OutputKind.VIEW_OF_OUTPUT)
+    taken: dict[int, set[int]] = {}
+    whole: set[int] = set()  # (of which there is one view)
+    for plan in planned:
+        if plan.kind in views and grad_flags(plan.value) == (True, False):
+            for step in plan.chain:
+                if step.of is not None:
+                    taken.setdefault(step.of.call, set()).add(step.index)
+                    if step.of.count == 1:
+                        whole.add(step.of.call)
+    return whole.union(call for call, parts in taken.items() if len(parts) > 1)
 
 
 def _taken_from(plan: Planned, primals: list[Any]) -> FakeTensor | None:
@@ -228,16 +244,21 @@ def _untracked(plan: Planned, primals: list[Any]) -> bool:
 
 
 class _Sizes:
-    """Numbers the size outputs that view steps need."""
+    """Numbers the size outputs that view steps need. `together` are the calls of operators whose
+    views are taken again at once, not each by an operator for one."""
 
-    def __init__(self, result: Classified) -> None:
+    def __init__(self, result: Classified, together: set[int]) -> None:
         self.result = result
+        self.together = together
         self.known: dict[Node, SizeOutput] = {}
 
     def replace(self, step: ViewStep) -> ViewStep:
         kwargs = tuple((k, self._value(v)) for k, v in step.kwargs)
         args = tuple(self._value(a) for a in step.args)
-        return replace(step, args=args, kwargs=kwargs)
+        of = step.of if step.of is not None and step.of.call in self.together else None
+        if of is not None:
+            of = replace(of, args=tuple(self._value(a) for a in of.args))
+        return replace(step, args=args, kwargs=kwargs, of=of)
 
     def _value(self, value: Any) -> Any:
         if isinstance(value, Node):

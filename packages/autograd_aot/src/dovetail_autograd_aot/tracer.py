@@ -108,6 +108,7 @@ class Tracer(NodeRecorder, DispatchMode):
         # Tensors that were written to after one of their storage changed its shape in place, by
         # which node.
         self.written_reshaped: list[tuple[FakeTensor, str | None]] = []
+        self.views_at_once = 0  # calls of operators that take several views
         self._own_copies: dict[Node, Node] = {}
         self._constant_of: dict[int, tuple[Tensor, FakeTensor]] = {}
 

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from dovetail_autograd_aot.constants import untraced
 from dovetail_autograd_aot.copies import views_memory
-from dovetail_autograd_aot.graphs import ViewStep
+from dovetail_autograd_aot.graphs import ViewsAtOnce, ViewStep
 from dovetail_autograd_aot.op_info import OpInfo
 from dovetail_autograd_aot.storage import (
     ConstantWrittenError,
@@ -72,14 +72,9 @@ def take_view(
     if not isinstance(args[0], Tensor):  # a number, of which autograd takes the conjugate
         return func(torch.tensor(args[0]), *args[1:]).resolve_conj()
     base = tracer.traced(args[0])
-    if func in (aten.split.Tensor, aten.unsafe_split.Tensor):
-        return _split(tracer, base, *args[1:], **kwargs)
-    if func in (aten.split_with_sizes.default, aten.unsafe_split_with_sizes.default):
-        return _split_sizes(tracer, base, *args[1:], **kwargs)
-    if func is aten.unbind.int:
-        dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
-        count = base._sizes[dim]
-        return [take_step(tracer, base, aten.select.int, (dim, i)) for i in range(int(count))]
+    several = _SEVERAL.get(func)
+    if several is not None:
+        return _take_several(tracer, base, func, several(base, *args[1:], **kwargs), args, kwargs)
     if func is aten.as_strided.default:
         return _as_strided(tracer, base, *args[1:], **kwargs)
     # (The gradient of what was written through `.real` of a lazy conjugate is not one itself.)
@@ -94,10 +89,11 @@ def take_step(
     func: OpOverload,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any] | None = None,
+    of: tuple[ViewsAtOnce | None, int] = (None, 0),
 ) -> FakeTensor:
     """The view that one more step makes of `base`."""
     args = tuple(tracer.nodes(a) for a in args)
-    step = ViewStep(func, args, tuple((kwargs or {}).items()), torch.is_grad_enabled())
+    step = ViewStep(func, args, tuple((kwargs or {}).items()), torch.is_grad_enabled(), *of)
     value = read(tracer, base)
     node = tracer.apply_view(step, value)
     track = track_of(base)
@@ -109,29 +105,64 @@ def take_step(
     return wrap(node, track.storage, (*track.chain, step), like)
 
 
-def _split(tracer: Tracer, base: FakeTensor, size: Any, dim: int = 0) -> list[FakeTensor]:
+Single = tuple[OpOverload, tuple[Any, ...]]
+"""A view operator with its arguments after the tensor."""
+
+
+def _take_several(
+    tracer: Tracer,
+    base: FakeTensor,
+    func: OpOverload,
+    singles: list[Single],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> list[FakeTensor]:
+    """The views that one operator takes at once, each by an operator for one."""
+    tracer.views_at_once += 1
+    given = (*args[1:], *kwargs.values())  # (the schemas' order: at most `dim` has a name)
+    numbers = tuple(tracer.nodes(a) for a in given)
+    call = ViewsAtOnce(func, numbers, len(singles), tracer.views_at_once)
+    known = None if func in _NO_VIEWS else call
+    return [
+        take_step(tracer, base, op, rest, of=(known, i)) for i, (op, rest) in enumerate(singles)
+    ]
+
+
+def _split(base: FakeTensor, size: Any, dim: int = 0) -> list[Single]:
     total = base._sizes[dim]
     if total == 0 or size == 0:
-        return [take_step(tracer, base, aten.slice.Tensor, (dim, 0, total))]
-    pieces: list[FakeTensor] = []
+        return [(aten.slice.Tensor, (dim, 0, total))]
+    pieces: list[Single] = []
     start: Any = 0
     while start < total:  # (symbolic sizes: how many pieces there are becomes a guard)
         end = start + size
-        piece = (dim, start, total if end > total else end)
-        pieces.append(take_step(tracer, base, aten.slice.Tensor, piece))
+        pieces.append((aten.slice.Tensor, (dim, start, total if end > total else end)))
         start = end
     return pieces
 
 
-def _split_sizes(
-    tracer: Tracer, base: FakeTensor, sizes: list[int], dim: int = 0
-) -> list[FakeTensor]:
-    parts = []
-    start = 0
+def _split_sizes(base: FakeTensor, sizes: list[Any], dim: int = 0) -> list[Single]:
+    pieces: list[Single] = []
+    start: Any = 0
     for size in sizes:
-        parts.append(take_step(tracer, base, aten.slice.Tensor, (dim, start, start + size)))
+        pieces.append((aten.slice.Tensor, (dim, start, start + size)))
         start = start + size
-    return parts
+    return pieces
+
+
+def _unbind(base: FakeTensor, dim: int = 0) -> list[Single]:
+    return [(aten.select.int, (dim, i)) for i in range(int(base._sizes[dim]))]
+
+
+_SEVERAL: Mapping[OpOverload, Callable[..., list[Single]]] = {
+    aten.split.Tensor: _split,
+    aten.unsafe_split.Tensor: _split,
+    aten.split_with_sizes.default: _split_sizes,
+    aten.unsafe_split_with_sizes.default: _split_sizes,
+    aten.unbind.int: _unbind,
+}
+# Autograd does not take their results for views.
+_NO_VIEWS = frozenset({aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default})
 
 
 def _as_strided(

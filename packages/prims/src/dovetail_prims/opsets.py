@@ -113,7 +113,7 @@ EXTERN = (
     "median.dim", "nanmedian.default", "nanmedian.dim", "kthvalue.default", "mode.default",
     "searchsorted.Scalar", "bucketize.Scalar", "histc.default", "index_reduce.default",
     "_embedding_bag.default", "_embedding_bag_dense_backward.default",
-    "_euclidean_dist.default",
+    "_euclidean_dist.default", "hash_tensor.default",
     "_ctc_loss.default", "_ctc_loss_backward.default",
     "tril_indices.default", "triu_indices.default", "_int_mm.default", "_assert_async.msg",
 )  # fmt: skip

@@ -175,6 +175,7 @@ template <class X> DV E<X> hsum(X x) { return fold(x, [](E<X> a, E<X> b) -> E<X>
 template <class X> DV E<X> hprod(X x) { return fold(x, [](E<X> a, E<X> b) -> E<X> { return a * b; }); }
 template <class X> DV E<X> hmax(X x) { return fold(x, [](E<X> a, E<X> b) -> E<X> { return vmax(a, b); }); }
 template <class X> DV E<X> hmin(X x) { return fold(x, [](E<X> a, E<X> b) -> E<X> { return vmin(a, b); }); }
+template <class X> DV E<X> hxor(X x) { return fold(x, [](E<X> a, E<X> b) -> E<X> { return a ^ b; }); }
 template <class M> DV bool hany(M m) { return any(m); }
 template <class M> DV bool hall(M m) { return !any(~m); }
 

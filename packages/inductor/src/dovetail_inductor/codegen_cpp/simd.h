@@ -38,6 +38,7 @@ template <class To, class From> DV To bits(From x) {
     return y;
   } else return (To)x;
 }
+template <class X> DV auto to_bits(X x) { return bits<like<int64_t, X>>(x); }
 // Write a vector anywhere. (GCC 12 gets constant ones of 64 bytes wrong that memcpy writes: it
 // repeats their first lanes.)
 template <class X> DV void put(void* p, X x) {

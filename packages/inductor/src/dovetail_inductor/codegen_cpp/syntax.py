@@ -120,6 +120,8 @@ def op_text(
         return f"check_index({args[0]}, {attr})"
     if op == "from_bits":
         return f"bits<double>({args[0]})"
+    if op == "to_bits":
+        return f"to_bits({args[0]})"
     if op == "cast":
         if dtype is torch.bool:
             return f"mask({args[0]} != 0)"

@@ -257,6 +257,7 @@ _OF_ALL = {
         }.items()
     },
     "cast": "{0}.to({result})", "from_bits": "{0}.to(tl.float64, bitcast=True)",
+    "to_bits": "{0}.to(tl.int64, bitcast=True)",
     "round_bf16": "{0}.to(tl.bfloat16).to(tl.float32)",
     "round_f16": "{0}.to(tl.float16).to(tl.float32)",
     "where": "tl.where({0}, {1}, {2})", "neg": "(-{0})", "abs": "tl.abs({0})",

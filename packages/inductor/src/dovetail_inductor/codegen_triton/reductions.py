@@ -26,6 +26,8 @@ def reduced(
     if reduction in ("any", "all") or dtype is torch.bool:
         kind = "max" if reduction in ("any", "max") else "min"
         return f"(tl.{kind}({value}.to(tl.int32), {along}) != 0)"
+    if reduction == "xor":
+        return f"tl.xor_sum({value}, {along})"
     if reduction == "prod":
         use("dv_mul")
         return f"tl.reduce({value}, {along}, dv_mul)"

@@ -28,7 +28,7 @@ class ScalarOp:
 
 # The op that makes one of two partial results of a reduction or a scan.
 COMBINING = {
-    "sum": "add", "prod": "mul", "any": "bitwise_or", "all": "bitwise_and",
+    "sum": "add", "prod": "mul", "any": "bitwise_or", "all": "bitwise_and", "xor": "bitwise_xor",
     "max": "maximum", "min": "minimum",
 }  # fmt: skip
 
@@ -74,6 +74,7 @@ SCALAR_OPS: dict[str, ScalarOp] = {
     "round_bf16": ScalarOp(1, cost=2),
     # the float64 that an int64 holds the bits of; of values that no loop variable changes
     "from_bits": ScalarOp(1, "attr"),
+    "to_bits": ScalarOp(1, "attr"),  # the int64 that has the bits of a float64
     # the argument if it lies in 0 .. attr-1, else the kernel raises IndexError
     "check_index": ScalarOp(1),
     # floating point only
@@ -121,11 +122,11 @@ SCALAR_OPS: dict[str, ScalarOp] = {
 def neutral_element(reduction: str, dtype: torch.dtype) -> float | int | bool:
     """The element of a type that leaves a reduction as it is.
 
-    A reduction is a sum, prod, max, min, any, all, or argmax or argmin: these two give the int64
-    position of the first extreme element along the flattened reduction variables (NaN is extreme
-    in both).
+    A reduction is a sum, prod, max, min, any, all, xor, or argmax or argmin: these two give the
+    int64 position of the first extreme element along the flattened reduction variables (NaN is
+    extreme in both).
     """
-    if reduction in ("sum", "any"):
+    if reduction in ("sum", "any", "xor"):
         return False if dtype is torch.bool else 0
     if reduction in ("prod", "all"):
         return True if dtype is torch.bool else 1

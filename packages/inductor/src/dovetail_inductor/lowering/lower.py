@@ -47,6 +47,7 @@ from dovetail_inductor.lowering.in_memory import (
 )
 from dovetail_inductor.lowering.promises import as_promised
 from dovetail_inductor.lowering.promotion import rounded
+from dovetail_inductor.lowering.reductions import SEEN_AS_ANOTHER_DTYPE
 from dovetail_inductor.lowering.rules import RULES, rule_name
 from dovetail_inductor.lowering.values import (
     Context,
@@ -219,7 +220,8 @@ def _is_loop_like(ctx: Context, node: fx.Node, args: list[Any]) -> bool:
     """
     val = node.meta.get("val")
     results = [v for v in (val if isinstance(val, tuple | list) else (val,)) if v is not None]
-    if any(v.dtype not in STORED_DTYPES for v in results):
+    held = rule_name(node) in SEEN_AS_ANOTHER_DTYPE
+    if not held and any(v.dtype not in STORED_DTYPES for v in results):
         return False
     device = results[0].device
     if ctx.on_gpu and not has_triton_form(rule_name(node), results[0].dtype):

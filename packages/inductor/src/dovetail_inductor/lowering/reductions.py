@@ -26,6 +26,7 @@ from dovetail_inductor.lowering.values import (
     tensor_of,
     value_like,
 )
+from dovetail_inductor.lowering.views import make_view
 
 # A value that several reductions of one op read is put in memory when it costs more than this.
 _REREAD_COST = 4
@@ -189,6 +190,29 @@ def _truth(reduction: str) -> Rule:
     return rule
 
 
+def _hash(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Exclusive or of the bits that elements have as float64 or int64. Loops hold the result as
+    int64; it is seen as unsigned in memory."""
+    source: Value = args[0]
+    if kwargs.get("mode", 0) != 0:
+        return NotImplemented  # the library's error
+    ctx.realize(source)  # what is hashed has the bits that are in memory, however it was computed
+    hashed = value_like(tensor_of(node), node.name)
+    value = replace(hashed, dtype=torch.int64, _memo={})
+    dims = normal_dims(args[1] if len(args) > 1 else None, len(source.shape))
+    b = ctx.builder
+
+    def element(indices: Indices) -> Expr:
+        expr = ctx.load(source, indices)
+        if not source.dtype.is_floating_point:
+            return b.apply("cast", [expr], torch.int64)
+        expr = b.apply("cast", [cast(ctx, expr, source.dtype)], torch.float64)
+        return b.apply("to_bits", [expr], torch.int64)
+
+    reduce_into(ctx, value, source, dims, "xor", element)
+    return make_view(ctx, node, value, None, lambda stored: stored)
+
+
 def _position(reduction: str) -> Rule:
     def rule(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
         source: Value = args[0]
@@ -297,4 +321,7 @@ RULES: dict[str, Rule] = {
     "all.dim": _truth("all"),
     "all.default": _truth("all"),
     "var_mean.correction": _var_mean,
+    "hash_tensor.default": _hash,
 }
+# Their results are memory of another dtype than their loops hold.
+SEEN_AS_ANOTHER_DTYPE = frozenset({"hash_tensor.default"})

@@ -345,7 +345,7 @@ def _resize_backward(
         ]
         if all(copies) and 1 < math.prod(n or 0 for n in copies) <= 2 * MOST_READERS:
             out = _sum_of_copies(out, first, [n or 0 for n in copies])
-            return formatted(cast(out, grad.dtype), suggested_format(grad))
+            return formatted(cast(out, grad.dtype), kind.format_of_gradient(grad))
     for k, scale in enumerate(scales):
         dim = first + k
         size = list(out.shape)
@@ -363,18 +363,22 @@ def _resize_backward(
             part = out if weight is None else aten.mul.Tensor(out, along(weight, dim, rank))
             total = aten.index_put.default(total, [*[None] * dim, place], part, True)
         out = total
-    keeps = suggested_format(grad) if kind.keeps_format else torch.contiguous_format
-    return formatted(cast(out, grad.dtype), keeps)
+    return formatted(cast(out, grad.dtype), kind.format_of_gradient(grad))
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """A way of resizing: what each output reads, and within which reach (None: far); whether the
-    gradient has its own gradient's memory format (or is row-major)."""
+    """A way of resizing: what each output reads, and within which reach (None: far); of up to how
+    many dimensions a gradient has its own gradient's memory format (or is row-major)."""
 
     taps: Callable[[bool], Taps]
     reach: Reach | None
-    keeps_format: bool = True
+    keeps_format: int = 5
+
+    def format_of_gradient(self, grad: Tensor) -> torch.memory_format:
+        """The memory format of the gradient that is made of `grad`."""
+        keeps = grad.dim() <= self.keeps_format
+        return suggested_format(grad) if keeps else torch.contiguous_format
 
 
 def _pair(name: str, kind: _Kind, rank: int) -> Family:
@@ -396,8 +400,8 @@ def _pair(name: str, kind: _Kind, rank: int) -> Family:
     }
 
 
-_NEAREST = _Kind(lambda align: _nearest, Reach(0, 0))
-_NEAREST_EXACT = _Kind(lambda align: _nearest_exact, Reach(0, 0, 0.5))
+_NEAREST = _Kind(lambda align: _nearest, Reach(0, 0), 4)
+_NEAREST_EXACT = _Kind(lambda align: _nearest_exact, Reach(0, 0, 0.5), 4)
 _LINEAR = _Kind(_linear, Reach(0, 1, 0.5, 0.5))
 _KINDS: tuple[tuple[str, _Kind, int], ...] = (
     *((f"upsample_nearest{n}d", _NEAREST, n) for n in (1, 2, 3)),
@@ -405,9 +409,9 @@ _KINDS: tuple[tuple[str, _Kind, int], ...] = (
     ("upsample_linear1d", _LINEAR, 1),
     ("upsample_bilinear2d", _LINEAR, 2),
     ("upsample_trilinear3d", _LINEAR, 3),
-    ("upsample_bicubic2d", _Kind(_cubic, Reach(1, 2, 0.5, 0.5), False), 2),
+    ("upsample_bicubic2d", _Kind(_cubic, Reach(1, 2, 0.5, 0.5), 0), 2),
     ("_upsample_bilinear2d_aa", _Kind(_antialiased(_triangle, 1.0), None), 2),
-    ("_upsample_bicubic2d_aa", _Kind(_antialiased(_bell, 2.0), None, False), 2),
+    ("_upsample_bicubic2d_aa", _Kind(_antialiased(_bell, 2.0), None, 0), 2),
 )
 TABLE: Family = {
     op: of_known_sizes(entry) if "_aa" in op else entry

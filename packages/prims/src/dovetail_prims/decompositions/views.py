@@ -13,7 +13,6 @@ from dovetail_prims.shape_rules.data_bounds import known_truth
 from ._common import (
     Family,
     aten,
-    contiguous,
     format_on_cpu,
     formatted,
     iota,
@@ -129,7 +128,7 @@ def roll(self: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tenso
         flat = reshape(self, [-1])
         return aten.view.default(roll(flat, shifts, [0]), self.shape)
     out = self
-    joined = False
+    laid = False  # (in memory as eager's steps on the CPU lay it)
     for shift, dim in zip(shifts, dims, strict=True):
         length = self.shape[dim]
         turned = None if known_truth(length == 0) is None else (length - shift) % max(length, 1)
@@ -146,15 +145,16 @@ def roll(self: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tenso
             out = (
                 aten.clone.default(out, memory_format=_ROW_MAJOR)
                 if out is self
-                else contiguous(out)
+                else formatted(out, _ROW_MAJOR)
             )
+            laid = True
             continue
         tail = aten.slice.Tensor(out, dim, cut, length)
         out = aten.cat.default([tail, aten.slice.Tensor(out, dim, 0, cut)], dim)
-        joined = True
+        laid = True
     if out is self:
         return aten.clone.default(out)
-    if self.device.type == "cpu" and joined:
+    if self.device.type == "cpu" and laid:
         return out  # (channels-last as long as both parts were)
     return formatted(out, format_on_cpu(self))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,10 +47,13 @@ def _check_not_empty(x: FakeTensor, dims: Any, op: str) -> None:
     if dims is None or (isinstance(dims, (list, tuple)) and not dims):
         if all(insisted(size != 0) for size in sizes):
             return
-        raise RuntimeError(f"{op}(): Expected reduction dim to be specified for input.numel() == 0")
+        text = f"{op}: Expected reduction dim to be specified for input.numel() == 0."
+        if op.startswith("arg"):
+            raise IndexError(text)
+        raise RuntimeError(f"{text} Specify the reduction dim with the 'dim' argument.")
     for d in (dims,) if isinstance(dims, int) else dims:
         if not insisted(sizes[wrap_dim(d, len(sizes))] != 0):
-            raise IndexError(f"{op}(): Expected reduction dim {d} to have non-zero size.")
+            raise IndexError(f"{op}: Expected reduction dim {d} to have non-zero size.")
 
 
 def sum_(x: FakeTensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> FakeTensor:
@@ -79,32 +83,45 @@ def mean_all(x: FakeTensor, *, dtype: Any = None) -> FakeTensor:
     return mean(x, dtype=dtype)
 
 
-def same_dtype_reduction(x: FakeTensor, dim: Any = (), keepdim: bool = False) -> FakeTensor:
+def same_dtype_reduction(
+    x: FakeTensor, dim: Any = (), keepdim: bool = False, *, op: str
+) -> FakeTensor:
     """`amax`, `amin`."""
-    _check_not_empty(x, dim, "amax")
+    _check_not_empty(x, dim, op)
     return fresh(reduced_sizes(x._sizes, dim, keepdim), x._dtype, x._device)
 
 
-def reduce_all(x: FakeTensor) -> FakeTensor:
+def reduce_all(x: FakeTensor, *, op: str) -> FakeTensor:
     """`max`, `min` over everything."""
-    _check_not_empty(x, None, "max")
+    _check_not_empty(x, None, op)
     return fresh((), x._dtype, x._device)
 
 
-def arg_reduction(x: FakeTensor, dim: Any = None, keepdim: bool = False) -> FakeTensor:
+def arg_reduction(x: FakeTensor, dim: Any = None, keepdim: bool = False, *, op: str) -> FakeTensor:
     """`argmax`, `argmin`."""
-    _check_not_empty(x, dim, "argmax")
+    _check_not_empty(x, dim, op)
     if dim is None:
         sizes = (1,) * len(x._sizes) if keepdim else ()
         return fresh(sizes, torch.int64, x._device)
     return fresh(reduced_sizes(x._sizes, dim, keepdim), torch.int64, x._device)
 
 
-def with_index(x: FakeTensor, dim: int, keepdim: bool = False) -> tuple[FakeTensor, FakeTensor]:
+def with_index(
+    x: FakeTensor, dim: int, keepdim: bool = False, *, op: str
+) -> tuple[FakeTensor, FakeTensor]:
     """`max.dim`, `min.dim`: values and indices."""
-    _check_not_empty(x, dim, "max")
+    _check_not_empty(x, dim, op)
     sizes = reduced_sizes(x._sizes, dim, keepdim)
     return fresh(sizes, x._dtype, x._device), fresh(sizes, torch.int64, x._device)
+
+
+def hash_tensor(
+    x: FakeTensor, dim: Sequence[int] = (), *, keepdim: bool = False, mode: int = 0
+) -> FakeTensor:
+    """`hash_tensor`: exclusive or of 64 bits for each element."""
+    sizes = reduced_sizes(x._sizes, dim, keepdim)
+    _check_not_empty(x, dim, "hash_tensor")
+    return fresh(sizes, torch.uint64, x._device)
 
 
 def truth(x: FakeTensor, dim: Any = None, keepdim: bool = False) -> FakeTensor:
@@ -241,14 +258,6 @@ def rules() -> dict[str, Callable[..., Any]]:
         "prod.default": sum_all,
         "mean.dim": mean,
         "mean.default": mean_all,
-        "amax.default": same_dtype_reduction,
-        "amin.default": same_dtype_reduction,
-        "max.default": reduce_all,
-        "min.default": reduce_all,
-        "max.dim": with_index,
-        "min.dim": with_index,
-        "argmax.default": arg_reduction,
-        "argmin.default": arg_reduction,
         "var.correction": var,
         "std.correction": var,
         "var_mean.correction": var_mean,
@@ -265,10 +274,16 @@ def rules() -> dict[str, Callable[..., Any]]:
         "cumprod.default": cumulative,
         "cummax.default": cumulative_with_index,
         "cummin.default": cumulative_with_index,
+        "hash_tensor.default": hash_tensor,
         "sort.default": sort,
         "sort.stable": sort_stable,
         "topk.default": topk,
     }
+    for name in ("max", "min"):
+        table[f"a{name}.default"] = partial(same_dtype_reduction, op=f"a{name}()")
+        table[f"{name}.default"] = partial(reduce_all, op=f"{name}()")
+        table[f"{name}.dim"] = partial(with_index, op=f"{name}()")
+        table[f"arg{name}.default"] = partial(arg_reduction, op=f"arg{name}()")
     for name in ("any", "all"):
         table[f"{name}.default"] = truth_all
         table[f"{name}.dim"] = table[f"{name}.dims"] = truth

@@ -101,7 +101,16 @@ def _between(x: FakeTensor, low: Any = None, high: Any = None, **named: Any) -> 
         raise NotImplementedError("\"clamp_cpu\" not implemented for 'Bool'")
 
 
+_HASHED = frozenset(
+    {
+        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+        torch.float16, torch.bfloat16, torch.float32, torch.float64,
+    }
+)  # fmt: skip
+
+
 TABLE: Mapping[str, Check] = {
+    "hash_tensor.default": _no_kernel("xor_sum_cpu", lambda dtype: dtype not in _HASHED),
     "clamp.Tensor": _between,
     **{
         name: _no_kernel(name.partition(".")[0], _every(*tests)) for name, tests in _MISSING.items()
