@@ -16,6 +16,7 @@ from dovetail_inductor.emit_plan import emit_plan
 from dovetail_inductor.lowering.lower import lower
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.read_parts import read_parts
+from dovetail_inductor.scatter_sums import scatter_sums
 from dovetail_inductor.scheduler.cleanup import remove_dead, sort_reductions, split_divisions
 from dovetail_inductor.scheduler.combine import combine
 from dovetail_inductor.scheduler.few_rows import multiply_few_rows
@@ -81,8 +82,10 @@ def compile_graph(
 
     # Before anything is in memory: fewer whole tensors that differ in a part.
     read = passes.run("read_parts", lambda: read_parts(gm))
+    # Before scatters have memory of their own.
+    summed = passes.run("scatter_sums", lambda: scatter_sums(read))
     # Before ops become loops, which know no complex numbers.
-    split = passes.run("complex_parts", lambda: complex_parts(read, chosen))
+    split = passes.run("complex_parts", lambda: complex_parts(summed, chosen))
     # Ops become loop nests over buffers; views become index arithmetic.
     loops = passes.run("lower", lambda: lower(split, chosen.triton, chosen.everywhere, branch))
     # Before anything looks at loops: drop what no one needs.
