@@ -67,7 +67,7 @@ def after_a_product(x: Tensor, w: Tensor, rows: Tensor, values: Tensor) -> Tenso
 def before_a_product(x: Tensor, w: Tensor, rows: Tensor, values: Tensor) -> Tensor:
     """The scatter is there first: what is added to it comes too late to begin with."""
     early = scattered(rows, values, x.dtype)
-    return early + (x + early.sum()) @ w
+    return early + (x + early[:1, :32]) @ w
 
 
 def read_twice(x: Tensor, w: Tensor, rows: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

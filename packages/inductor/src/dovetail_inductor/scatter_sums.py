@@ -37,6 +37,8 @@ def scatter_sums(gm: GraphModule) -> GraphModule:
 
 def _scatter_into_sum(graph: Graph, total: Node, places: dict[Node, int]) -> None:
     """Let the scatter that `total` adds, the later one of two, begin as the other addend."""
+    first: Any
+    second: Any
     first, second = total.args[:2]
     pairs = [(first, second), (second, first)]
     found = [(base, part, chain) for base, part in pairs if (chain := _chain(part, total))]
@@ -114,8 +116,8 @@ def _is_zero(node: Node) -> bool:
         return _is_zero(node.all_input_nodes[0])
     if node.target in (aten.zeros.default, aten.zeros_like.default):
         return True
-    filled = node.target is aten.full.default
-    return filled and type(node.args[1]) in (int, float) and node.args[1] == 0
+    number = node.args[1] if node.target is aten.full.default else None
+    return isinstance(number, int | float) and number == 0
 
 
 def _alike(a: Node, b: Node) -> bool:
