@@ -26,6 +26,7 @@ from dovetail_inductor.scheduler.kernels import KernelGraph
 from dovetail_inductor.scheduler.live_bytes import live_bytes
 from dovetail_inductor.scheduler.memory import plan_memory
 from dovetail_inductor.scheduler.order import order
+from dovetail_inductor.scheduler.round_at_peak import round_at_peak
 from dovetail_inductor.scheduler.split_reductions import split_reductions
 from dovetail_inductor.scheduler.unpadded import write_unpadded
 from dovetail_inductor.scheduler.unroll_parts import unroll_parts
@@ -100,6 +101,9 @@ def compile_graph(
     # Before steps are moved for other reasons, which is then done within bounds.
     owned = _owned(gm, kernels)
     kernels = passes.run("order", lambda: order(kernels, owned))
+    # Needs the order of steps; before the forms of kernels are chosen, for which types count.
+    ordered = kernels
+    kernels = passes.run("round_at_peak", lambda: round_at_peak(ordered, owned, chosen))
     # While kernels that may follow a product in one kernel have launches of their own: first what
     # needs no measuring.
     kernels = passes.run("write_unpadded", lambda: write_unpadded(kernels, chosen))
