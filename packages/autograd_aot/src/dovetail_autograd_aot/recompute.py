@@ -24,6 +24,7 @@ aten = torch.ops.aten
 _NEVER = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 _NUMBERS = (torch.int64, torch.int32)
 SECTOR = 32  # bytes that memory gives at least
+LARGE_BYTES = 1 << 16
 # The dimension that a product sums over, of its first factor; and which argument that is.
 _PRODUCTS: dict[Any, int] = {
     aten.mm.default: 0,
@@ -71,9 +72,10 @@ def _gathered(node: Node) -> tuple[Node, list[Node | None]] | None:
 
 
 def is_backwards_own(node: Node) -> bool:
-    """Whether eager's backward computes a node, and what may run twice: no other needs it, or it
-    gathers what the forward has gathered, as the gradient of an interpolation does."""
-    if ASKED_BY_BACKWARD not in node.meta:
+    """Whether eager's backward computes a node, of some size, and what may run twice: no other
+    needs it, or it gathers what the forward has gathered, as the gradient of an interpolation
+    does. (To save the smaller ones is a launch less.)"""
+    if ASKED_BY_BACKWARD not in node.meta or value_bytes(node.meta.get("val")) < LARGE_BYTES:
         return False
     return _gathered(node) is not None or ("in_backward" in node.meta and may_run_twice(node))
 
